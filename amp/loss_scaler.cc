@@ -51,7 +51,7 @@ LossScaler::Outcome LossScaler::update(bool found_inf) {
       return Outcome::skipped;
     }
     if (state_.cur_scale <= options_.min_scale) return Outcome::exhausted;
-    // The hysteresis stays used up: the next overflow halves at once.
+    // The hysteresis stays used up, so that the next overflow halves the scale immediately.
     state_.cur_scale = std::max(state_.cur_scale / 2, options_.min_scale);
     state_.last_overflow_iter = iteration;
     ++state_.cur_iter;

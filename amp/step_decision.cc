@@ -7,7 +7,8 @@ StepDecider::StepDecider(const Config& config, double average)
       average_(average),
       check_overflow_(config.precision.check_grad_overflow ||
                       config.precision.param_dtype != DType::bf16) {
-  if (config.precision.param_dtype == DType::fp16) scaler_.emplace(config.precision.loss_scaler);
+  const bool scales = config.precision.param_dtype == DType::fp16 || config.precision.scales_loss;
+  if (scales) scaler_.emplace(config.precision.loss_scaler);
 }
 
 StepDecision StepDecider::decide(double norm, bool finite) {

@@ -4,17 +4,17 @@
 
 namespace zerorun {
 
-// The factor that brings a gradient of global L2 norm `norm` to at most `max_norm`; 1 when
-// `max_norm` is 0 (clipping off). As torch.nn.utils.clip_grad_norm_, whose 1e-6 keeps it finite; a
-// norm that is not a number stays visible as such.
+// Returns the factor that scales a gradient with global L2 norm `norm` down to at most `max_norm`;
+// 1 if `max_norm` is 0 (no clipping). Same formula as torch.nn.utils.clip_grad_norm_, where 1e-6
+// avoids a division by zero. If `norm` is NaN, so is the result.
 constexpr double clip_factor(double norm, double max_norm) {
   if (max_norm <= 0.0) return 1.0;
   const double factor = max_norm / (norm + 1e-6);
   return factor > 1.0 ? 1.0 : factor;
 }
 
-// A StepRule's decision about a reduced gradient of norm `sum_norm`. Kernels make it too, compiled
-// without fused operations.
+// The decision of a StepRule about a reduced gradient with norm `sum_norm`. GPU kernels compute it,
+// too, compiled without fused multiply-add, to get the same bits.
 struct StepVerdict {
   constexpr StepVerdict(const StepRule& rule, double sum_norm, bool finite)
       : applied(finite || !rule.check_overflow),
@@ -23,9 +23,9 @@ struct StepVerdict {
         factor(static_cast<float>(rule.average * clip)) {}
 
   bool applied;
-  double norm;  // of the average
+  double norm;  // norm of the averaged gradient
   double clip;
-  float factor;  // of the reduced gradient
+  float factor;  // factor of the reduced gradient
 };
 
 }  // namespace zerorun

@@ -8,8 +8,9 @@
 
 namespace zerorun {
 
-// Rounds to one of the two neighbours in 16 bits, to each with a probability that makes the
-// expected value exact. The random bits depend on nothing but the members and the element.
+// Stochastic rounding to 16 bits: a value becomes one of its two neighbours, with probabilities
+// that make the expected value exact. The random bits depend only on the members and on the index
+// of the element.
 struct StochasticRounding {
   uint64_t seed = 0;
   int64_t step = 0;
@@ -29,7 +30,7 @@ struct StochasticRounding {
     return {static_cast<uint32_t>(first), static_cast<uint32_t>(first >> 32) << 2 | tensor,
             static_cast<uint32_t>(parameter), static_cast<uint32_t>(step)};
   }
-  // 16 bits.
+  // Returns 16 random bits for an element.
   constexpr uint32_t bits(int64_t element) const {
     const int64_t row = element % kGroup / kColumns;
     Philox::Block block = counter(element / kGroup);
@@ -39,7 +40,8 @@ struct StochasticRounding {
   }
 };
 
-// `random`: 16 uniform bits. What 16-bit floats hold exactly, infinities included, stays as it is.
+// Rounds `value` with 16 uniform random bits. Values that are representable in 16 bits, including
+// infinities, do not change.
 constexpr Bf16 round_to_bf16(float value, uint32_t random) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7f800000U) == 0x7f800000U) return to_bf16(value);
@@ -50,7 +52,7 @@ constexpr Fp16 round_to_fp16(float value, uint32_t random) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & 0x7fffffffU;
   if (magnitude >= 0x47800000U) return to_fp16(value);  // 2^16: infinity, or nan
-  const uint32_t drawn = random >> 3;                   // of the 13 bits that are dropped
+  const uint32_t drawn = random >> 3;  // random value of the 13 bits that are dropped
   const auto sign = static_cast<uint16_t>(bits >> 16 & 0x8000U);
   if (magnitude >= 0x38800000U) {
     return {static_cast<uint16_t>(sign | ((magnitude + drawn - 0x38000000U) >> 13))};

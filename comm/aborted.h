@@ -14,10 +14,12 @@
 
 namespace zerorun {
 
-// The error of every call of a communicator of one rank, after an abort of it or of its family.
+// The error state of one rank's communicator. After an abort of this communicator, or of another
+// one in its family (see comm/family.h), check() throws the same CommError on every call. Any
+// thread may call it.
 class Aborted {
  public:
-  // `rank`: its number in the job.
+  // `rank`: this rank's number in the job, for the text of the error.
   Aborted(int rank, std::shared_ptr<Family> family) : rank_(rank), family_(std::move(family)) {}
 
   void abort(std::string_view reason) noexcept {

@@ -11,30 +11,31 @@
 
 namespace zerorun {
 
-// Marks the errors that Agreement::run throws: every rank has the same.
+// Base of the errors that Agreement::run throws. A handler that catches it knows that every rank
+// has thrown the same error, so that ranks need not agree about it again.
 struct OnEveryRank {
   virtual ~OnEveryRank() = default;
 };
 
-// Runs the steps of one set-up, save, load or export on all ranks, so that a step that fails on one
-// rank is the same error on every rank, and shares small numbers among them. All methods are
-// collective.
+// Keeps ranks together during set-up, saves, loads and exports. If a step fails on one rank, every
+// rank throws the same error, so none waits in a collective that another has left. Also shares
+// small integers between ranks. All methods are collective.
 class Agreement {
  public:
-  // `stream` carries the collectives; both must outlive this object.
+  // The collectives run on `stream`. Both arguments must outlive this object.
   Agreement(Communicator& comm, Stream& stream) : comm_(comm), stream_(stream) {}
 
   int rank() const { return comm_.rank(); }
   int world_size() const { return comm_.world_size(); }
 
-  // Runs `step` on this rank and returns when every rank has run its own. If it threw anywhere, the
-  // error of the lowest such rank is thrown on all of them, with its type and text, as OnEveryRank.
+  // Runs `step` on this rank and returns when all ranks have run theirs. If a step threw, all ranks
+  // throw the error of the lowest rank that failed, with its type and text, as an OnEveryRank.
   void run(std::string_view label, const std::function<void()>& step);
 
   int64_t reduce(int64_t value, ReduceOp op);
-  // Rank 0's value.
+  // Returns rank 0's value on every rank.
   int64_t broadcast(int64_t value);
-  // The words of all ranks, in rank order; all give equally many.
+  // Concatenates the words of all ranks in rank order. All ranks pass the same number of words.
   std::vector<int64_t> gather(std::span<const int64_t> words);
 
  private:

@@ -8,7 +8,8 @@
 
 namespace zerorun {
 
-// The base of all communicators: it checks and counts each call, and a transport runs it.
+// The base class of all communicators. It checks the arguments of each call, counts it, informs
+// observers, and passes it to submit(), which a transport implements. It also implements split().
 class CallCommunicator : public Communicator {
  public:
   int rank() const final { return options_.rank; }
@@ -29,21 +30,22 @@ class CallCommunicator : public Communicator {
   }
 
  protected:
-  // Without a store in `options`, split() makes one for ranks of a host.
+  // If `options` has no store, split() makes one, which works for ranks of one host only.
   explicit CallCommunicator(GroupOptions options)
       : options_(std::move(options)), ledger_(std::make_shared<CallLedger>(options_.parent)) {}
 
  private:
-  // Makes the communicator of some of the ranks.
+  // Makes the communicator of a subset of the ranks, for split().
   virtual std::shared_ptr<Communicator> make_group(const GroupOptions& options) = 0;
   // Submits the collective of `call`, which has been checked, to the stream.
   virtual void submit(CollectiveCall call, Stream& stream) = 0;
 
   Event start(CollectiveCall call, Stream& stream);
-  // submit, between two looks at the clock.
+  // Calls submit() and records when the collective started and ended, for observers.
   void submit_observed(CollectiveCall call, Stream& stream);
 
-  // The options of the group of this color; of nobody when there is none.
+  // The options of the group of all ranks with this color. `words` has the color and key of each
+  // rank.
   GroupOptions group_of(const std::vector<int64_t>& words, int color) const;
 
   const GroupOptions options_;

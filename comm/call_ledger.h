@@ -10,17 +10,17 @@
 
 namespace zerorun {
 
-// The count of a communicator's calls, and who observes them; calls of a group also count for the
-// communicator that it was split from, and its observers learn of them.
+// Counts a communicator's calls and informs its observers. Calls of a communicator made by split()
+// also count for its parent, whose observers are informed too. Safe to use from several threads.
 class CallLedger {
  public:
-  // `parent` may be null.
+  // `parent`: the ledger of the communicator that was split; null if there is none.
   explicit CallLedger(std::shared_ptr<CallLedger> parent) : parent_(std::move(parent)) {}
 
   void add(const CollectiveCall& call);
   CommStats stats() const;
   Subscription observe(CollectiveObserver observer) { return observers_.add(std::move(observer)); }
-  // False when nobody observes calls.
+  // False if neither this ledger nor a parent has observers; then the caller can skip taking times.
   bool asked() const { return observers_.asked() || (parent_ && parent_->asked()); }
   void tell(const CollectiveSpan& span);
 

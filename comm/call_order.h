@@ -9,8 +9,9 @@
 
 namespace zerorun {
 
-// Keeps the collectives of one rank in order when they are spread over several streams: calls run
-// in the order in which they took their turns, each on the thread of its own stream.
+// Runs the collectives of one rank in the order in which they were submitted, even if they are on
+// several streams. take() is called at submission. Each Turn then runs on the thread of its own
+// stream, after all earlier turns have ended.
 class CallOrder : public std::enable_shared_from_this<CallOrder> {
  public:
   class Turn {
@@ -19,8 +20,8 @@ class CallOrder : public std::enable_shared_from_this<CallOrder> {
         : order_(std::move(order)), number_(number), dropped_(std::move(dropped)) {}
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
-    // A turn that was never run (its stream failed, or ended) calls `dropped`, which must not
-    // throw, and lets later turns run.
+    // If the turn was never run (its stream failed or ended), calls `dropped`, which must not
+    // throw. Later turns then need not wait for this one.
     ~Turn();
 
     // Waits until all earlier turns have ended, then runs `body`.
@@ -55,7 +56,7 @@ class CallOrder : public std::enable_shared_from_this<CallOrder> {
   std::condition_variable changed_;
   uint64_t taken_ = 0;
   uint64_t ended_ = 0;
-  bool stopped_ = false;  // a turn was dropped: the others need not wait
+  bool stopped_ = false;  // a turn was dropped, so the others need not wait
 };
 
 }  // namespace zerorun

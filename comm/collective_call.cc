@@ -44,14 +44,13 @@ void check_overlap(const CollectiveCall& call, TensorView whole, TensorView part
 void check_reducible(const CollectiveCall& call) {
   const DType in = call.in.dtype;
   const DType out = call.out.dtype;
-  const bool exact = in == DType::fp32 || in == DType::int64;
-  const bool dtypes = in != DType::uint8 &&
-                      (out == in || (out == DType::fp32 && in != DType::int64)) &&
-                      (exact || call.reduce == ReduceOp::sum);
+  const auto is_float = [](DType dtype) { return dtype != DType::int64 && dtype != DType::uint8; };
+  const bool exact = in == out && (in == DType::fp32 || in == DType::int64);
+  const bool converts = is_float(in) && is_float(out) && call.reduce == ReduceOp::sum;
   ZR_CHECK(
-      dtypes,
-      "{} '{}': cannot reduce {} to {}; sums take fp32, bf16, fp16 and int64 to the same dtype "
-      "or fp32, max and min take fp32 and int64",
+      exact || converts,
+      "{} '{}': cannot reduce {} to {}; sums take fp32, bf16 and fp16 to any of these and int64 to "
+      "int64, max and min take fp32 and int64 to the same",
       name_of(call.op), call.label, name_of(in), name_of(out));
 }
 

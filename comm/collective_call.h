@@ -10,7 +10,8 @@
 
 namespace zerorun {
 
-// One call of a communicator. broadcast has its tensor as both `in` and `out`, barrier has none.
+// The arguments of one call of a communicator. In a broadcast `in` and `out` are the same tensor; a
+// barrier has no tensors.
 struct CollectiveCall {
   Collective op = Collective::barrier;
   TensorView in;
@@ -19,20 +20,21 @@ struct CollectiveCall {
   Output output = Output::overwrite;
   Sync sync = Sync::collective;
   int root = 0;
-  uint64_t number = 0;  // of the operation that this is a part of; 0: of none
+  uint64_t number = 0;  // of the operation that this call is a part of; 0: it is no part
   std::string label;
 };
 
-// Throws InternalError unless sizes, dtypes and overlaps are as zerorun/communicator.h allows.
+// Throws InternalError unless sizes, dtypes and overlaps of the tensors are as
+// include/zerorun/communicator.h allows.
 void check_call(const CollectiveCall& call, int rank, int world_size);
 
-// Runs `body`, which does the call, of a communicator that has `error` until now. A first CommError
-// that is not about this call, since its cause is in another group of ranks, also says what this
-// rank was in.
+// Runs `body`, which performs `call`. `error` is the communicator's earlier error, or empty. If
+// `body` throws the first CommError of the communicator and the cause is in another group of ranks,
+// the text also names the call that this rank was in.
 void run_call(const CollectiveCall& call, std::string_view error,
               const std::function<void()>& body);
 
-// The count that CommStats adds for the call.
+// Calls and bytes that CommStats counts for `call`.
 CollectiveCount count_of(const CollectiveCall& call);
 
 }  // namespace zerorun

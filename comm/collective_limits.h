@@ -7,9 +7,9 @@
 
 namespace zerorun {
 
-// Bytes per second of the full tensor that large collectives of all ranks reach, each by itself, on
-// `device`; 0 for operations that were not tried, as all are where there is one rank. Takes a tenth
-// of a second as a rule. Collective.
+// Measures the rate of large collectives on `device`, one kind at a time, with all ranks taking
+// part: bytes of the full tensor per second, indexed by Collective. The rate is 0 for kinds that
+// were not measured, and for all kinds if there is one rank. Usually takes 0.1 s. Collective.
 std::array<double, kCollectives> measure_collectives(Communicator& comm, Device& device);
 
 }  // namespace zerorun

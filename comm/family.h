@@ -10,23 +10,26 @@
 
 namespace zerorun {
 
-// The communicators of one rank that come from one another by split(): an error of one is an error
-// of all. So it reaches every rank that waits in any group of a rank that met it.
+// All communicators of one rank that were made from one another by split(). An error of one of them
+// becomes the error of all. So if a rank fails in one group, ranks that wait for it in any other
+// group get the error, too, and do not wait until the deadline.
 class Family : public std::enable_shared_from_this<Family> {
  public:
-  // A communicator. Its functions must not throw.
+  // A communicator of the family, as two functions. They must not throw.
   struct Member {
-    // Makes a text its error, unless it has one.
+    // Sets the communicator's error unless it already has one.
     std::function<void(std::string_view error)> tell;
-    // The error that it has, or that a peer has given it; empty: none.
+    // Returns the communicator's error, also one that a peer has reported to it. Empty: no error.
     std::function<std::string()> ask;
   };
 
-  // Until the result is dropped.
+  // Adds a member. It leaves the family when the result is destroyed.
   [[nodiscard]] std::shared_ptr<void> join(Member member);
-  // Tells all. May be called by any thread, and by `tell`; only the first call counts.
+  // Sets `error` on all members. Only the first call has an effect. Any thread may call it, also
+  // from within `tell`.
   void fail(std::string_view error) noexcept;
-  // Asks all, and tells all what one has: for those who wait, while the error is in another group.
+  // Asks all members for an error and sets the first one found on all of them. Called by ranks
+  // while they wait, because the error may be in another group.
   void look();
 
  private:

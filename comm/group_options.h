@@ -11,18 +11,19 @@
 
 namespace zerorun {
 
-// The options of a communicator of all ranks of a job, or of a group of them that split() makes.
+// The options of a communicator of all ranks of a job, or of a group of ranks made by split().
+// `rank` and `world_size` count within the group.
 struct GroupOptions : CommunicatorOptions {
   explicit GroupOptions(CommunicatorOptions options)
       : CommunicatorOptions(std::move(options)), job_size(world_size) {}
 
-  std::string group;         // its name in errors; empty: all ranks of the job
-  std::vector<int> numbers;  // of its ranks in the job; empty: the same
+  std::string group;         // the group's name in errors; empty: all ranks of the job
+  std::vector<int> numbers;  // by rank of the group: the rank in the job; empty: the same
   int job_size;
   std::shared_ptr<Family> family = std::make_shared<Family>();
-  std::shared_ptr<CallLedger> parent;  // null: of all ranks
+  std::shared_ptr<CallLedger> parent;  // of the communicator that was split; null: none
 
-  // A rank's number as messages have it: in the job.
+  // The rank in the job of `peer`, a rank of the group. Error messages name ranks by it.
   int number(int peer) const { return numbers.empty() ? peer : numbers[static_cast<size_t>(peer)]; }
   int own_number() const { return number(rank); }
 };

@@ -8,10 +8,12 @@
 
 namespace zerorun {
 
-// Makes a communicator for host memory; the transport follows from where the ranks are.
+// Makes a communicator for host memory. The transport depends on where the ranks are: a copy for
+// one rank, shared memory for ranks of one host, and shared memory with Gloo links for ranks of
+// several hosts.
 std::shared_ptr<Communicator> make_host_communicator(const GroupOptions& options);
 
-// The base of communicators for host memory: each call is one task of a CpuStream.
+// The base class of communicators for host memory. Each call is one task of a CpuStream.
 class HostCommunicator : public CallCommunicator {
  protected:
   using CallCommunicator::CallCommunicator;

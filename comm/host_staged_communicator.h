@@ -6,10 +6,10 @@
 
 namespace zerorun {
 
-// Makes a communicator for the memory of options.device, of any kind, that stages in host memory:
-// inputs are copied D2H, ranks of one host reduce them in shared memory, outputs are copied H2D.
-// For ranks that share one GPU (tests, debugging); sums are those of the shared-memory transport,
-// bit for bit.
+// Makes a communicator for the memory of options.device, of any kind, that goes through host
+// memory: inputs are copied D2H, ranks of one host reduce them in shared memory, outputs are copied
+// H2D. It is for ranks that share one GPU (tests, debugging). Results are bitwise identical to
+// those of the shared-memory transport.
 std::shared_ptr<Communicator> make_host_staged_communicator(const CommunicatorOptions& options);
 
 }  // namespace zerorun

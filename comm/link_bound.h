@@ -4,18 +4,19 @@
 
 namespace zerorun {
 
-// A Communicator whose sums cross links between hosts, and may do so in fewer bytes.
+// Interface of a Communicator that sums over links between hosts and can send those sums in fewer
+// bytes.
 class LinkBound {
  public:
   virtual ~LinkBound() = default;
-  // All ranks call it before the first sum that it concerns, or none does. Sums of values of
-  // `dtype`, a 16-bit one, then cross the link in it, rounded for each host: half of the bytes, but
-  // their bits depend on the layout of hosts. Without it a host's sum of several ranks crosses in
-  // fp32.
+  // After this call, sums of values of `dtype`, a 16-bit type, are sent between hosts in `dtype`:
+  // each host rounds the fp32 sum of its ranks once. That halves the bytes, but the result then
+  // depends on which ranks share a host. Without it such sums are sent in fp32. Either all ranks
+  // call it, before the first sum that it concerns, or none does.
   virtual void bound_link(DType dtype) = 0;
 };
 
-// Does nothing where no sum crosses a link in other bytes than the transport's own.
+// Calls bound_link() if the communicator is a LinkBound, else does nothing.
 inline void bound_link(Communicator& communicator, DType dtype) {
   if (auto* const links = dynamic_cast<LinkBound*>(&communicator)) links->bound_link(dtype);
 }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,37 +12,43 @@
 
 namespace zerorun {
 
-// A message that is on its way. Its memory must outlive it.
+// A message that was started by Links::send or receive. Its memory must outlive it.
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  // Returns when the memory may be used again. Throws CommError when the connection broke, and
-  // after Links::cancel.
+  // Returns when the memory may be used again. Throws CommError if the connection broke, and after
+  // Links::cancel.
   virtual void wait() = 0;
 };
 
-// The connections of one rank with ranks of other hosts. One thread uses them, any may cancel.
+// The point-to-point connections of one rank to ranks of other hosts. One thread uses them; any
+// thread may cancel.
 class Links {
  public:
   virtual ~Links() = default;
-  // Messages that are on their way from one rank to another have different tags. The receiver asks
-  // for as many bytes as are sent.
+  // Messages in flight between the same two ranks, in one direction, have different tags. The
+  // receiver has to ask for exactly as many bytes as are sent.
   virtual std::unique_ptr<Transfer> send(int peer, uint64_t tag,
                                          std::span<const std::byte> bytes) = 0;
   virtual std::unique_ptr<Transfer> receive(int peer, uint64_t tag, std::span<std::byte> bytes) = 0;
-  // Current and later waits end by a CommError.
+  // Makes all current and later waits throw CommError.
   virtual void cancel() noexcept = 0;
 };
 
 struct LinkOptions {
   int rank = 0;
   int world_size = 1;
-  std::vector<int> peers;                        // ascending; each names this rank as well
+  std::vector<int> peers;                        // ascending; each has this rank as a peer
   std::function<std::string(int)> name_of_rank;  // for errors
   std::shared_ptr<Store> store;
   std::string prefix;   // of the store's keys
-  std::string address;  // of this host, as numbers
-  std::chrono::milliseconds timeout{0};
+  std::string address;  // of this host, a numeric IP address
+  // Waits for a value that `peer` writes to the store.
+  std::function<std::string(int peer, const std::string& key)> get;
+  // Runs `connect`, which waits for `peer`. `cancel` ends that wait; another thread may call it.
+  std::function<void(int peer, const std::function<void()>& connect,
+                     const std::function<void()>& cancel)>
+      run;
 };
 
 }  // namespace zerorun

@@ -6,7 +6,7 @@
 
 namespace zerorun {
 
-// Makes the communicator of a group of one rank: an ordinary one, whose collectives copy.
+// Makes a communicator of one rank, whose collectives copy their inputs.
 std::shared_ptr<Communicator> make_self_communicator(const GroupOptions& options);
 
 }  // namespace zerorun

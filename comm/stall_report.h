@@ -10,38 +10,41 @@
 
 namespace zerorun {
 
-// The activity of a rank when collectives stalled.
+// What one rank was doing when a wait in a collective reached its deadline.
 struct RankActivity {
   int rank = 0;
   int pid = 0;
   std::string host;
   std::string state;      // "waits", or of its process: "runs", "sleeps", "is stopped", "has ended"
   std::string operation;  // its last one; "none"
-  std::string label;      // of that: a bucket, a parameter
+  std::string label;      // of that operation: a bucket, a parameter
   std::optional<int> waits_for;  // a rank
   double waited_s = 0;
-  ProcessStacks stacks{};  // of a rank that waits for nobody
+  ProcessStacks stacks{};  // of a rank that waits for no other rank
 };
 
-// The state of a process of this host that waits in no collective.
+// Returns RankActivity::state for a process of this host that waits in no collective.
 std::string state_of(const ProcessIdentity& process);
 
-// Why a job stands still: one line for each rank, and the stacks of those that the others wait for.
+// The report of a job whose collectives make no progress: one line per rank, and the stacks of the
+// ranks that others wait for.
 class StallReport {
  public:
-  // `reason`: the error of the rank that waited too long, in a group of so many ranks of the job's.
+  // `reason`: the error of the rank whose wait reached the deadline. `world_size`: ranks of its
+  // group; `job_size`: ranks of the job.
   StallReport(std::string reason, int world_size, int job_size)
       : reason_(std::move(reason)), world_size_(world_size), job_size_(job_size) {}
 
   void add(const std::vector<RankActivity>& ranks);
 
-  // For people. Of ranks that wait it shows some; stacks are those of the others.
+  // A table as text. It lists only some of the waiting ranks, and the stacks of ranks that wait for
+  // no other rank.
   std::string table() const;
-  // All of it, for programs.
+  // The whole report as JSON.
   std::string json() const;
-  // Prints the table on standard error and writes the JSON to ZERORUN_STALL_FILE or to a new file
-  // in the folder of temporary files, which the last line names.
-  // `rank`: this rank's number in the job, which begins each line.
+  // Prints the table on stderr and writes the JSON to ZERORUN_STALL_FILE or to a new file in the
+  // directory for temporary files; the last line names it. `rank`: this rank's number in the job,
+  // which begins each line.
   void write(int rank) const;
 
  private:
@@ -51,7 +54,8 @@ class StallReport {
   std::vector<RankActivity> ranks_;  // ascending
 };
 
-// The ranks of a host on their way through a store. `decode` throws CommError.
+// Convert the activities of a host's ranks to and from a value of a Store. decode_activities throws
+// CommError for other text.
 std::string encode_activities(const std::vector<RankActivity>& ranks);
 std::vector<RankActivity> decode_activities(const std::string& text);
 

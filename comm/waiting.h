@@ -4,17 +4,17 @@
 
 namespace zerorun {
 
-// Says when one wait has become long enough to be told: after 10 s, and then each time that it has
+// Decides when a rank that waits prints a notice: after 10 s, and again each time the wait has
 // doubled.
 class WaitingNotice {
  public:
-  // True once for each of those times.
+  // True once for each of these times that `waited` has reached.
   bool due(std::chrono::steady_clock::duration waited) {
     if (waited < next_) return false;
     while (next_ <= waited) next_ *= 2;
     return true;
   }
-  // From the beginning of the wait to the coming notice.
+  // The time from the beginning of the wait to the next notice.
   std::chrono::steady_clock::duration next() const { return next_; }
 
  private:

@@ -9,8 +9,8 @@
 #include "core/check.h"
 #include "zerorun/config.h"
 
-// train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks, and what
-// follows when some of them are not given (DeepSpeed 0.19, runtime/config.py).
+// Computes missing batch sizes from train_batch_size = train_micro_batch_size_per_gpu x
+// gradient_accumulation_steps x ranks (rules of DeepSpeed 0.19, runtime/config.py).
 
 namespace zerorun {
 
@@ -28,7 +28,8 @@ int64_t multiply(int64_t a, int64_t b) {
   return product;
 }
 
-// The two multiples of `unit`, at least `unit`, that are nearest to `value`; the nearest first.
+// Returns the two multiples of `unit`, at least `unit`, that are nearest to `value`; the nearest
+// first.
 std::array<int64_t, 2> nearest_multiples(int64_t value, int64_t unit) {
   const int64_t below = std::max<int64_t>(value / unit, 1);
   const bool has_above = below < std::numeric_limits<int64_t>::max() / unit;
@@ -50,7 +51,7 @@ std::string describe(const BatchConfig& batch, const BatchConfig& given, int wor
       multiply(multiply(batch.micro_batch_size, batch.accumulation_steps), world_size));
 }
 
-// The quotient of the given total and `unit`, or an error that offers totals which divide.
+// Returns the given total divided by `unit`, or throws an error that suggests divisible totals.
 int64_t divide_total(const BatchConfig& given, int world_size, int64_t unit,
                      int64_t BatchConfig::*inferred, std::string_view inferred_name) {
   if (given.train_batch_size % unit == 0) return given.train_batch_size / unit;

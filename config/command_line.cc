@@ -76,7 +76,7 @@ bool reads_as(const std::string& text, T low, T high) {
   T value = {};
   const char* const last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), last, value);
-  return error == std::errc() && end == last && value >= low && value <= high;  // not so for NaN
+  return error == std::errc() && end == last && value >= low && value <= high;  // false for NaN
 }
 
 std::string expected_but_got(const std::string& expected, const std::string& text) {
@@ -155,7 +155,8 @@ CLI::Option* add_accelerator(CLI::App& app, Accelerator& accelerator) {
   };
   return takes_one_of(
       app.add_option_function<std::string>(
-          "--accelerator", set, "What computes. Default: auto, which is CUDA where there is a GPU"),
+          "--accelerator", set,
+          "Device of the ranks. Default: auto, which is cuda if there is a GPU, else cpu"),
       {"auto", "cpu", "cuda"});
 }
 

@@ -12,31 +12,33 @@ class App;
 class Option;
 }  // namespace CLI
 
-// The command lines of the launcher, the tools and train share these checks and this form of help.
+// Checks and help format that the command lines of the launcher, the tools and train share.
 namespace zerorun {
 
-// "--num-gpus=a-b" -> "--num_gpus=a-b"; what is no option stays.
+// Replaces - by _ in the name of an option: "--num-gpus=a-b" -> "--num_gpus=a-b". Other arguments
+// are returned unchanged.
 std::string with_underscores(const std::string& argument);
 
-// Makes the app's --help, and that of subcommands added later, plain: one name and a word for the
-// value of each option, defaults in words, lines of at most 100 columns.
+// Sets the help format of the app and of subcommands that are added later: each option has one name
+// and a word for its value, defaults are in the text, and lines have at most 100 columns.
 void use_plain_help(CLI::App& app);
 
-// These give an option a check of its value, and the word that its help shows for it.
+// These functions add a check of an option's value and set the word that its help shows for the
+// value.
 CLI::Option* takes_integer(CLI::Option* option, const std::string& word, int64_t low,
                            int64_t high = std::numeric_limits<int64_t>::max());
 CLI::Option* takes_number(CLI::Option* option, const std::string& word, double low, double high);
-// Any text but the empty one.
+// Accepts any text except the empty one.
 CLI::Option* takes_text(CLI::Option* option, const std::string& word);
 CLI::Option* takes_one_of(CLI::Option* option, const std::vector<std::string>& choices);
-// The choices of such an option; of others nothing.
+// Returns the choices of an option of takes_one_of; empty for other options.
 std::vector<std::string> choices_of(const CLI::Option& option);
 
-// --accelerator auto|cpu|cuda.
+// Adds the option --accelerator auto|cpu|cuda.
 CLI::Option* add_accelerator(CLI::App& app, Accelerator& accelerator);
 
-// Throws ConfigError that names the nearest option of the app, or `help`, the command that lists
-// them.
+// Throws ConfigError about an unknown option that suggests the nearest option of the app, or else
+// `help`, the command that lists the options.
 [[noreturn]] void fail_unknown_option(const CLI::App& app, const std::string& given,
                                       const std::string& help);
 

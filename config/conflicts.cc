@@ -45,53 +45,12 @@ void check_dtypes(const GivenKeys& keys, ConfigProblems& problems) {
   const DType model = model_dtype(keys);
   if (param != nullptr && parse_dtype(param->text) != model) {
     problems.add(kParamDtype, param->where,
-                 "\"{}\" contradicts {} and {}, by which parameters are {}; remove this key",
+                 "\"{}\" contradicts {} and {}, which make parameters {}; remove this key",
                  param->text, kBf16, kFp16, name_of(model));
   }
 }
 
-constexpr std::string_view kAutocastDtypes = "bfloat16|bf16|torch.bfloat16";
-
-void check_autocast(const GivenKeys& keys, ConfigProblems& problems) {
-  constexpr std::string_view kDtype = "/torch_autocast/dtype";
-  const JsonNode* enabled = given_value(keys, "/torch_autocast/enabled");
-  const JsonNode* dtype = given_value(keys, kDtype);
-  if (enabled == nullptr || !enabled->boolean || dtype == nullptr) return;
-  for (const std::string_view name : split_choices(kAutocastDtypes)) {
-    if (dtype->text == name) return;
-  }
-  problems.add(kDtype, dtype->where,
-               "got {}, expected \"bfloat16\": float16 needs a loss scale, which the section fp16 "
-               "has",
-               to_text(*dtype));
-}
-
-void check_accumulation(const GivenKeys& keys, const PrecisionConfig& precision,
-                        ConfigProblems& problems) {
-  constexpr std::string_view kAccumulation = "/data_types/grad_accum_dtype";
-  const JsonNode* node = given_value(keys, kAccumulation);
-  const DType sent = precision.communication_dtype.value_or(precision.param_dtype);
-  const DType kept = precision.grad_accum_dtype.value_or(sent);
-  if (node == nullptr) return;
-  if (const auto problem = accumulation_problem(kept, sent)) {
-    problems.add(kAccumulation, node->where, "{}", *problem);
-  }
-}
-
-void check_division(const GivenKeys& keys, ConfigProblems& problems) {
-  constexpr std::string_view kPredivide = "/gradient_predivide_factor";
-  constexpr std::string_view kPrescale = "/prescale_gradients";
-  const JsonNode* predivide = given_value(keys, kPredivide);
-  const JsonNode* prescale = given_value(keys, kPrescale);
-  if (predivide == nullptr || prescale == nullptr || !prescale->boolean) return;
-  if (predivide->number == 1.0) return;
-  problems.add(kPredivide, predivide->where,
-               "{} contradicts {} true at {}:{}, which divides by the world size before the sum; "
-               "remove one of them",
-               to_text(*predivide), kPrescale, prescale->where.line, prescale->where.column);
-}
-
-// torch.optim.SGD refuses the same.
+// torch.optim.SGD rejects the same combination.
 void check_nesterov(const GivenKeys& keys, const OptimizerConfig& optimizer,
                     ConfigProblems& problems) {
   constexpr std::string_view kNesterov = "/optimizer/params/nesterov";
@@ -109,9 +68,10 @@ void check_loss_scale(const GivenKeys& keys, const LossScalerOptions& scaler,
   const JsonNode* least = given_value(keys, kMin);
   const double first = std::ldexp(1.0, scaler.initial_scale_power);
   if (least == nullptr || scaler.static_scale > 0 || scaler.min_scale <= first) return;
-  problems.add(kMin, least->where,
-               "got {}, expected at most 2^{} = {:g}, which /fp16/initial_scale_power starts with",
-               scaler.min_scale, scaler.initial_scale_power, first);
+  problems.add(
+      kMin, least->where,
+      "got {}, expected at most 2^{} = {:g}, the initial scale that /fp16/initial_scale_power sets",
+      scaler.min_scale, scaler.initial_scale_power, first);
 }
 
 // The limits of the trust ratio; either may be the default.
@@ -133,7 +93,7 @@ void check_offload(const GivenKeys& keys, const Config& config, ConfigProblems& 
                          const std::optional<std::string>& path, int least_stage) {
     const std::string pointer = fmt::format("/zero_optimization/{}/device", block);
     const auto given = keys.find(pointer);
-    // Its older form has no block; the engine checks the stage then.
+    // The older form of the key has no block; the engine checks the stage in that case.
     if (device == OffloadDevice::none || given == keys.end()) return;
     const auto& where = given->second.node->where;
     if (config.zero.stage < least_stage) {
@@ -170,14 +130,14 @@ void check_groups(const GivenKeys& keys, int stage, ConfigProblems& problems) {
   for (const auto& [pointer, node] : {std::pair(kSize, size), std::pair(kMics, mics)}) {
     if (stage != 0 || !asks(node)) continue;
     problems.add(pointer, node->where,
-                 "{} needs /zero_optimization/stage 1, 2 or 3, got 0, at which nothing is sharded",
+                 "{} needs /zero_optimization/stage 1, 2 or 3, got 0, which shards nothing",
                  to_text(*node));
   }
   constexpr std::string_view kSecondary = "/zero_optimization/zero_hpz_partition_size";
   const JsonNode* secondary = given_value(keys, kSecondary);
   if (secondary != nullptr && secondary->number > 1 && stage != 3) {
     problems.add(kSecondary, secondary->where,
-                 "{} needs /zero_optimization/stage 3, got {}, at which parameters are not sharded",
+                 "{} needs /zero_optimization/stage 3, got {}, which does not shard parameters",
                  to_text(*secondary), stage);
   }
   for (const auto& [pointer, node] : {std::pair(kSize, size), std::pair(kMics, mics)}) {
@@ -210,7 +170,7 @@ void check_schedule(const GivenKeys& keys, const SchedulerConfig& scheduler,
                     ConfigProblems& problems) {
   for (const KeyProblem& problem : schedule_problems(scheduler)) {
     auto key = keys.find(problem.pointer);
-    if (key == keys.end()) key = keys.find("/scheduler/type");  // a default is what contradicts
+    if (key == keys.end()) key = keys.find("/scheduler/type");  // a default contradicts
     problems.add(problem.pointer, key->second.node->where, "{}", problem.text);
   }
 }
@@ -227,14 +187,6 @@ void check_micro_batch(const GivenKeys& keys, ConfigProblems& problems) {
 }
 
 }  // namespace
-
-std::optional<std::string> accumulation_problem(DType kept, DType sent) {
-  if (kept == DType::fp32 || kept == sent) return std::nullopt;
-  return fmt::format(
-      "{}, but gradients are reduced in {} (/communication_data_type, or the parameters' dtype); "
-      "expected fp32 or that dtype",
-      name_of(kept), name_of(sent));
-}
 
 ScheduleLengths lengths_of(std::string_view type) {
   const bool has_total = type == "WarmupDecayLR" || type == "WarmupCosineLR" || type == "cosine" ||
@@ -272,9 +224,6 @@ std::vector<KeyProblem> schedule_problems(const SchedulerConfig& config) {
 void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems& problems) {
   check_precision(keys, problems);
   check_dtypes(keys, problems);
-  check_autocast(keys, problems);
-  check_accumulation(keys, config.precision, problems);
-  check_division(keys, problems);
   check_nesterov(keys, config.optimizer, problems);
   check_lamb(keys, config.optimizer, problems);
   check_loss_scale(keys, config.precision.loss_scaler, problems);

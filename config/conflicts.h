@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,17 +9,13 @@
 
 namespace zerorun {
 
-// Makes problems of values that are right by themselves and contradict each other.
+// Reports values that are valid by themselves but contradict each other.
 void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems& problems);
 
-// Says why gradients that travel as `sent` cannot be kept as `kept`: ranks are summed into the
-// dtype that they travel in, or into fp32.
-std::optional<std::string> accumulation_problem(DType kept, DType sent);
-
-// Stands in SchedulerConfig where the file says "auto" and nobody has resolved it.
+// Value in SchedulerConfig for a number of steps that is "auto" and not resolved yet.
 inline constexpr int64_t kAutoSteps = -1;
 
-// The lengths that a type of schedule has.
+// Which numbers of steps a type of schedule uses.
 struct ScheduleLengths {
   bool warmup = false;
   bool total = false;
@@ -32,7 +27,7 @@ struct KeyProblem {
   std::string text;
 };
 
-// Lengths that contradict each other; those not known yet are left out.
+// Returns contradictions between numbers of steps, ignoring those that are not known yet.
 std::vector<KeyProblem> schedule_problems(const SchedulerConfig& config);
 
 }  // namespace zerorun

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "config/conflicts.h"
 #include "config/elasticity.h"
@@ -41,7 +42,18 @@ void apply_values(const KeyTable& table, const GivenKeys& keys, Config& config) 
   }
 }
 
-// DeepSpeed 0.19, precision_config.py: these keys concern the dtype of their block only.
+// Gradients of what autocast computes in fp16 underflow as those of an fp16 model do. The loss
+// scaler has the rules of torch.amp.GradScaler, which DeepSpeed 0.19 uses here.
+void derive_autocast(const GivenKeys& keys, DType params, PrecisionConfig& precision) {
+  const JsonNode* dtype = given_value(keys, "/torch_autocast/dtype");
+  if (dtype == nullptr || !is_true(keys, "/torch_autocast/enabled")) return;
+  if (params == DType::fp16 || parse_dtype(dtype->text) != DType::fp16) return;
+  precision.scales_loss = true;
+  precision.loss_scaler = {
+      .window = 2000, .hysteresis = 1, .min_scale = std::numeric_limits<float>::min()};
+}
+
+// As in DeepSpeed 0.19, precision_config.py, these keys apply only to the dtype of their block.
 void derive_precision(const GivenKeys& keys, PrecisionConfig& precision) {
   const DType dtype = model_dtype(keys);
   precision.master_is_param =
@@ -50,6 +62,7 @@ void derive_precision(const GivenKeys& keys, PrecisionConfig& precision) {
   if (dtype == DType::bf16 && is_true(keys, "/bf16/bf16_optimizer_states")) {
     precision.state_dtype = DType::bf16;
   }
+  derive_autocast(keys, dtype, precision);
 }
 
 // DeepSpeed 0.19, engine.py, _muon_param_groups: muon_lr and adam_lr override lr.
@@ -59,13 +72,16 @@ void derive_muon(const GivenKeys& keys, OptimizerConfig& optimizer) {
     if (!is_given(keys, "/optimizer/params/muon_lr")) optimizer.muon_lr = optimizer.lr;
     if (!is_given(keys, "/optimizer/params/adam_lr")) optimizer.adam_lr = optimizer.lr;
   }
-  optimizer.lr = optimizer.muon_lr;  // what parameter groups start from
+  optimizer.lr = optimizer.muon_lr;  // initial lr of parameter groups
 }
 
-// PyTorch's AdamW, which torch_adam asks for, decays weights where its fused stand-in does not.
+// torch_adam selects PyTorch's AdamW, which has another default of weight_decay than DeepSpeed's
+// fused one.
 void derive_torch_adam(const GivenKeys& keys, OptimizerConfig& optimizer) {
   constexpr float kTorchDecay = 0.01F;
-  if (optimizer.type == "AdamW" && is_true(keys, "/optimizer/params/torch_adam") &&
+  const bool is_adamw =
+      optimizer.type == "AdamW" || (optimizer.type == "Adam" && optimizer.adam_w_mode);
+  if (is_adamw && is_true(keys, "/optimizer/params/torch_adam") &&
       !is_given(keys, "/optimizer/params/weight_decay")) {
     optimizer.weight_decay = kTorchDecay;
   }
@@ -93,7 +109,8 @@ void derive_groups(const GivenKeys& keys, ZeroConfig& zero) {
     zero.hpz_partition_size = kRanksOfHost;
   }
   const JsonNode* loco = given_value(keys, "/zero_optimization/zeropp_loco_param");
-  // With its defaults. (A configuration that is shown has keys that are null.)
+  // An empty block turns LoCo on with its defaults. (The output of `zerorun config show` has keys
+  // that are null.)
   if (loco != nullptr && loco->children.empty() && zero.quantized_gradients) {
     zero.loco.emplace();
   }
@@ -104,7 +121,7 @@ void derive_scheduler(const GivenKeys& keys, float lr, SchedulerConfig& schedule
   if (says_auto(keys, "/scheduler/params/warmup_num_steps")) {
     scheduler.warmup_num_steps = kAutoSteps;
   }
-  // Hugging Face's Trainer does the same. The shortest decimal number is the one in the file.
+  // Same as Hugging Face's Trainer. The shortest decimal number is the one in the file.
   if (says_auto(keys, "/scheduler/params/warmup_max_lr")) {
     scheduler.warmup_max_lr = {std::stod(fmt::format("{}", lr))};
   }
@@ -112,8 +129,9 @@ void derive_scheduler(const GivenKeys& keys, float lr, SchedulerConfig& schedule
 
 constexpr std::string_view kTrainSteps = "/zerorun/train/steps";
 
-// The source of a key's "auto". Bucket sizes follow transformers 5.23,
-// integrations/deepspeed.py, trainer_config_finalize; without the model they keep their default.
+// How to resolve "auto" for a key. Bucket sizes are those of transformers 5.23,
+// integrations/deepspeed.py, trainer_config_finalize; if the model is unknown they have their
+// default.
 struct AutoRule {
   std::string_view pointer;
   std::optional<int64_t> (*value)(const RunFacts& facts);
@@ -155,7 +173,7 @@ void set_integer(ParsedConfig& parsed, ConfigValue& value, int64_t integer) {
   value.value = std::to_string(integer);
 }
 
-// The steps of the bundled train program, where the file says them.
+// Adds the number of steps of the bundled train program, if the file has it.
 RunFacts with_train_steps(const ParsedConfig& parsed, RunFacts facts) {
   for (const ConfigValue& value : parsed.values) {
     if (facts.total_steps == 0 && value.pointer == kTrainSteps && !value.is_default) {
@@ -167,7 +185,8 @@ RunFacts with_train_steps(const ParsedConfig& parsed, RunFacts facts) {
 
 JsonPosition place_of(const ConfigValue& value) { return {value.line, value.column}; }
 
-// The place of what decides about batch sizes: elasticity, or the first size that is given.
+// Returns the key that determines the batch sizes, with its position: elasticity, or the first
+// given size.
 std::pair<std::string, JsonPosition> batch_place(const ParsedConfig& parsed, bool is_elastic) {
   for (const ConfigValue& value : parsed.values) {
     const bool decides = is_elastic
@@ -233,7 +252,7 @@ Config derive_config(const KeyTable& table, const GivenKeys& keys) {
   derive_offload(keys, config.offload);
   derive_groups(keys, config.zero);
   derive_scheduler(keys, config.optimizer.lr, config.scheduler);
-  if (is_true(keys, "/elasticity/enabled")) config.batch = {};  // it computes them
+  if (is_true(keys, "/elasticity/enabled")) config.batch = {};  // elasticity computes them
   return config;
 }
 
@@ -244,7 +263,7 @@ void mark_unresolved(ParsedConfig& parsed) {
 }
 
 std::vector<const ConfigValue*> resolve_known(ParsedConfig& parsed, const RunFacts& given) {
-  constexpr int64_t kMaxHiddenSize = int64_t{1} << 31;  // its square fits
+  constexpr int64_t kMaxHiddenSize = int64_t{1} << 31;  // its square fits into 64 bits
   if (given.hidden_size < 0 || given.hidden_size > kMaxHiddenSize) {
     fail<ConfigError>("hidden size: got {}, expected 0 (not known) to {}", given.hidden_size,
                       kMaxHiddenSize);

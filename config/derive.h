@@ -13,17 +13,17 @@ namespace zerorun {
 inline constexpr std::array<std::string_view, 3> kBatchKeys = {
     "/train_batch_size", "/train_micro_batch_size_per_gpu", "/gradient_accumulation_steps"};
 
-// The typed form of a file's keys: their values, defaults that depend on other keys, and members
-// that follow from several keys. Ignores values that are not valid.
+// Converts the keys of a file to a Config: their values, defaults that depend on other keys, and
+// members that depend on several keys. Ignores invalid values.
 Config derive_config(const KeyTable& table, const GivenKeys& keys);
 
-// The dtype of the parameters, by the keys that decide it.
+// Returns the dtype of the parameters that the keys select.
 DType model_dtype(const GivenKeys& keys);
 
-// Writes "auto" as the value of each key that only resolve_auto can set, because it has no default.
+// Sets the value of each key to "auto" that has no default, so that only resolve_auto can set it.
 void mark_unresolved(ParsedConfig& parsed);
 
-// Does what resolve_auto does, without an error for what is left over: returns those values.
+// Like resolve_auto, but returns the values that remain unresolved instead of throwing.
 std::vector<const ConfigValue*> resolve_known(ParsedConfig& parsed, const RunFacts& facts);
 
 }  // namespace zerorun

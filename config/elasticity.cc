@@ -20,7 +20,7 @@ namespace zerorun {
 
 namespace {
 
-constexpr double kHostRules = 0.2;  // the version
+constexpr double kHostRules = 0.2;  // version of the rules that count whole hosts
 
 // Numbers with more divisors than all smaller ones (OEIS A002182).
 constexpr auto kHighlyComposite = std::to_array<int64_t>(
@@ -57,13 +57,14 @@ int64_t least_micro_batch(const Elasticity& section) {
   return *std::ranges::min_element(section.micro_batch_sizes);
 }
 
-// Batches to choose from: each micro-batch, and the least common multiple of all, times the
-// largest number with many divisors that the limit allows.
+// Returns the batch sizes to choose from: each micro-batch size, and the least common multiple of
+// all, times the largest highly composite number that the limit allows.
 std::set<int64_t> candidates(const std::vector<int64_t>& micro_batches, int64_t limit) {
   std::vector<int64_t> bases = micro_batches;
   int64_t common = 1;
   for (const int64_t size : micro_batches) {
-    common = std::lcm(common, size);  // both are within the limit, so the product fits
+    // both are within the limit, so that the product fits into 64 bits
+    common = std::lcm(common, size);
     if (common > limit) break;
   }
   if (common <= limit) bases.push_back(common);
@@ -74,7 +75,7 @@ std::set<int64_t> candidates(const std::vector<int64_t>& micro_batches, int64_t 
   return batches;
 }
 
-// Numbers from `least` to `most` that divide a batch into whole micro-batches.
+// Returns the numbers of ranks from `least` to `most` that divide a batch into whole micro-batches.
 std::set<int64_t> divisors(int64_t batch, const std::vector<int64_t>& micro_batches, int64_t least,
                            int64_t most) {
   std::set<int64_t> counts;
@@ -93,7 +94,7 @@ std::set<int64_t> divisors(int64_t batch, const std::vector<int64_t>& micro_batc
   return counts;
 }
 
-// Version 0.1: the candidate that most numbers of ranks (or hosts) divide.
+// Version 0.1: returns the candidate that is divisible by the most numbers of ranks (or hosts).
 ElasticBatch most_divisible(const Elasticity& section, int64_t limit, int64_t least, int64_t most) {
   const int64_t smallest = least_micro_batch(section);
   if (*std::ranges::max_element(section.micro_batch_sizes) > limit) {
@@ -118,8 +119,8 @@ ElasticBatch most_divisible(const Elasticity& section, int64_t limit, int64_t le
   return best;
 }
 
-// Version 0.2: whole hosts. A number of ranks that does not divide the batch gets the nearest one
-// to the limit that it does.
+// Version 0.2 counts whole hosts. For a number of ranks that does not divide the batch size,
+// returns the divisible batch size that is nearest to the limit.
 ElasticBatch by_hosts(const Elasticity& section, int64_t world_size) {
   const int64_t per_host = section.num_gpus_per_node / section.model_parallel_size;
   ElasticBatch batch = most_divisible(section, section.max_train_batch_size / per_host,
@@ -213,7 +214,7 @@ Elasticity elasticity_of(const GivenKeys& keys) {
 
 Elasticity elasticity_of(const ParsedConfig& parsed) {
   constexpr std::string_view kBlock = "/elasticity/";
-  std::vector<JsonNode> nodes;  // their keys are the names
+  std::vector<JsonNode> nodes;  // the keys of the nodes are the names
   for (const ConfigValue& value : parsed.values) {
     if (!value.pointer.starts_with(kBlock) || value.value == "null") continue;
     ConfigProblems problems(value.pointer);

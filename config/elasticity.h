@@ -9,9 +9,9 @@
 
 namespace zerorun {
 
-// The section elasticity: a batch size that many numbers of ranks divide, so that a job may go on
-// with more or fewer of them. The rules are DeepSpeed's (0.19.7, elasticity/elasticity.py), which
-// 0.19.8 dropped.
+// The section elasticity: computes a batch size that is divisible by many numbers of ranks, so that
+// a job may continue with more or fewer ranks. The rules are those of DeepSpeed 0.19.7
+// (elasticity/elasticity.py); 0.19.8 removed them.
 struct Elasticity {
   bool enabled = false;
   int64_t max_train_batch_size = 2000;
@@ -21,39 +21,42 @@ struct Elasticity {
   int64_t num_gpus_per_node = 1;
   int64_t model_parallel_size = 1;
   bool prefer_larger_batch = true;
-  double version = 0.2;  // of the rules
+  double version = 0.2;  // version of the rules
 };
 
-// The result of the rules.
+// The batch size that the rules of elasticity give.
 struct ElasticBatch {
   int64_t train_batch_size = 0;
-  std::vector<int64_t> world_sizes;  // data-parallel ranks that have this batch, ascending
-  int64_t micro_batch_size = 0;      // the largest for the world size asked for; 0: none
+  // numbers of data-parallel ranks with this batch size, ascending
+  std::vector<int64_t> world_sizes;
+  // the largest micro-batch size for the requested world size; 0: none
+  int64_t micro_batch_size = 0;
 };
 
-// The section of a file's keys, or of what parsing made of them.
+// Reads the section from the keys of a file or from a parsed configuration.
 Elasticity elasticity_of(const GivenKeys& keys);
 Elasticity elasticity_of(const ParsedConfig& parsed);
 
-// Notes the problems of a section that is enabled, alone and beside the batch sizes.
+// Reports problems of an enabled section, also in combination with the batch sizes.
 void check_elasticity(const GivenKeys& keys, ConfigProblems& problems);
 
-// True if the section counts as versions 0.2 of the rules do: hosts, of `num_gpus_per_node` ranks.
+// True if the rules (version 0.2) count whole hosts with `num_gpus_per_node` ranks each.
 bool counts_hosts(const Elasticity& elasticity);
 
-// The batch, for any world size where it is 0: version 0.2 makes batches for others than the
-// listed ones, which have to be asked for. Throws ConfigError where no batch is possible.
+// Computes the batch size. If `world_size` is 0, the result is for the listed world sizes. For
+// other world sizes, which version 0.2 supports, it has to be given. Throws ConfigError if no batch
+// size is possible.
 ElasticBatch elastic_batch(const Elasticity& elasticity, int64_t world_size);
 
-// Throws ConfigError where DEEPSPEED_ELASTICITY_CONFIG, by which a resource scheduler counts, is
-// another section.
+// Throws ConfigError if DEEPSPEED_ELASTICITY_CONFIG, which a resource scheduler uses, differs from
+// the section.
 void check_scheduler(const Elasticity& elasticity);
 
-// The batch sizes on that many ranks: those that are given or follow, or elasticity's. Throws
-// ConfigError where they do not suit it, or as check_scheduler does.
+// Returns the batch sizes for `world_size` ranks: those of the batch keys, or those of elasticity.
+// Throws ConfigError if they do not match this number of ranks, or as check_scheduler does.
 BatchConfig batch_for(const ParsedConfig& parsed, int world_size);
 
-// One line: the batch and the numbers of ranks that it suits.
+// Returns a line with the batch size and the numbers of ranks that divide it.
 std::string describe_elasticity(const ParsedConfig& parsed);
 
 }  // namespace zerorun

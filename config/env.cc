@@ -23,76 +23,83 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"LOCAL_WORLD_SIZE", "number of ranks on this host"},
     {"MASTER_ADDR", "host on which rank 0 listens for its peers"},
     {"MASTER_PORT", "port on which rank 0 listens for its peers"},
-    {"OMP_NUM_THREADS", "threads of one rank; the launcher divides the cores when it is unset"},
-    {"CUDA_VISIBLE_DEVICES", "base set of GPUs; --include and --exclude select within it"},
-    {"ZERORUN_JOB_SECRET", "shared by the ranks of one job; peers that do not know it are dropped"},
+    {"OMP_NUM_THREADS",
+     "number of threads of a rank; if it is unset, the launcher divides the cores among the ranks"},
+    {"CUDA_VISIBLE_DEVICES", "GPUs that a job may use; --include and --exclude select among them"},
+    {"ZERORUN_JOB_SECRET", "secret of a job; connections of peers that do not know it are dropped"},
     {"ZERORUN_SHARE_GPUS",
-     "1: more ranks than GPUs may run, sharing them; nccl: through NCCL all the same; 0: no; for "
-     "tests"},
+     "for tests. 1: allow more ranks than GPUs, which then share GPUs; nccl: the same, and "
+     "communicate through NCCL; 0: do not allow it"},
     {"ZERORUN_COMM_TIMEOUT",
-     "seconds after which a wait for other ranks is an error, instead of zerorun.comm_timeout"},
+     "timeout in seconds of waits for other ranks; overrides zerorun.comm_timeout"},
     {"ZERORUN_STALL_FILE",
-     "where a job that stands still writes what its ranks do, as JSON; the launcher sets it with "
-     "--log_dir. Default: a new file in the folder of temporary files"},
+     "file for the report of a stalled job: what each rank is doing, as JSON. The launcher sets it "
+     "with --log_dir. Default: a new file in the folder for temporary files"},
     {"GLOO_SOCKET_IFNAME",
-     "of Gloo: the network interface, or this host's address, of CPU ranks' traffic with other "
+     "of Gloo: network interface, or address of this host, that CPU ranks use to reach other "
      "hosts"},
     {"ZERORUN_STORE_FD",
-     "set by the launcher for rank 0: the socket that holds MASTER_PORT for it"},
+     "set by the launcher for rank 0: descriptor of the socket that is bound to MASTER_PORT"},
     {"ZERORUN_RESTART_REASON",
-     "set by the launcher after a restart: what had failed, as in 'rank 1 on host-b failed with "
-     "exit code 3'"},
+     "set by the launcher after a restart: the failure that caused it, as in 'rank 1 on host-b "
+     "failed with exit code 3'"},
     {"TORCHELASTIC_RESTART_COUNT",
-     "set by launchers: how often the job was started again; then train goes on from its last "
+     "set by launchers: number of restarts of the job; if it is not 0, train resumes from its last "
      "checkpoint"},
-    {"TORCHELASTIC_RUN_ID", "set by launchers: the name of the run (--rdzv_id)"},
-    {"ZERORUN_COMPAT", "0: the deepspeed module of zerorun is not put in front of programs"},
+    {"TORCHELASTIC_RUN_ID", "set by launchers: name of the run (--rdzv_id)"},
+    {"ZERORUN_COMPAT", "0: `import deepspeed` never gives zerorun's replacement"},
     {"ZERORUN_PYTHON",
-     "the python that runs Python programs; a wheel's command sets it to that of its environment"},
-    {"PATH", "where the launcher looks for programs"},
-    {"VIRTUAL_ENV", "without ZERORUN_PYTHON: the environment whose python runs Python programs"},
-    {"PYTHONPATH", "extended with the working directory for Python programs"},
-    {"HOME", "the user's directory"},
-    {"TMPDIR", "folder of temporary files, such as the report of a job that stands still"},
-    {"NCCL_LAUNCH_ORDER_IMPLICIT", "of NCCL; set to 1 for jobs with GPUs when it is unset"},
-    {"CUDA_DEVICE_MAX_CONNECTIONS", "of CUDA; set to 32 for jobs with GPUs when it is unset"},
-    {"TORCHELASTIC_USE_AGENT_STORE", "True: torchrun serves the store at which Python ranks meet"},
-    {"LOCAL_SIZE", "of DeepSpeed's launcher: the same as LOCAL_WORLD_SIZE"},
+     "path of the Python that runs Python programs; the command of a wheel sets it to that of its "
+     "environment"},
+    {"PATH", "folders in which the launcher looks for programs"},
+    {"VIRTUAL_ENV",
+     "without ZERORUN_PYTHON: the virtual environment whose Python runs Python programs"},
+    {"PYTHONPATH", "for Python programs; the launcher adds the working directory"},
+    {"HOME", "home directory of the user"},
+    {"TMPDIR", "folder for temporary files, such as the report of a stalled job"},
+    {"NCCL_LAUNCH_ORDER_IMPLICIT",
+     "of NCCL; if it is unset, the launcher sets it to 1 for jobs with GPUs"},
+    {"CUDA_DEVICE_MAX_CONNECTIONS",
+     "of CUDA; if it is unset, the launcher sets it to 32 for jobs with GPUs"},
+    {"TORCHELASTIC_USE_AGENT_STORE", "True: the ranks meet at the store that torchrun provides"},
+    {"LOCAL_SIZE", "of DeepSpeed's launcher: same as LOCAL_WORLD_SIZE"},
     {"PET_NPROC_PER_NODE",
-     "of Kubernetes' PyTorchJob: the ranks of a pod. The launcher takes all of torchrun's PET_*"},
-    {"DS_ENV_FILE", "another name for .deepspeed_env, whose variables go to all hosts of a job"},
+     "of Kubernetes' PyTorchJob: number of ranks of a pod. The launcher reads all of torchrun's "
+     "PET_* variables"},
+    {"DS_ENV_FILE",
+     "name of the file to use as .deepspeed_env, whose variables are passed to all hosts of a job"},
     {"DEEPSPEED_ELASTICITY_CONFIG",
-     "of schedulers of elastic jobs: the section elasticity that they count by, as JSON; another "
-     "one in the configuration is an error"},
-    {"SLURM_JOB_ID", "of Slurm: the allocation; the port at which ranks meet comes from it"},
+     "of schedulers of elastic jobs: the section elasticity that they use, as JSON; a different "
+     "section in the configuration is an error"},
+    {"SLURM_JOB_ID", "of Slurm: ID of the allocation; determines the port at which ranks meet"},
     {"SLURM_JOB_NODELIST", "of Slurm: the hosts of the allocation"},
-    {"SLURM_NODELIST", "of Slurm: an older name for that"},
-    {"SLURM_TASKS_PER_NODE", "of Slurm: how many tasks each host has"},
-    {"SLURM_NTASKS", "of Slurm: the number of tasks, which are ranks where srun starts them"},
-    {"SLURM_STEP_ID", "of Slurm: a number for what srun has started"},
-    {"SLURM_STEP_NUM_TASKS", "of Slurm: the tasks of that"},
-    {"SLURM_STEP_NODELIST", "of Slurm: its hosts; rank 0 is on the first"},
-    {"SLURM_STEP_TASKS_PER_NODE", "of Slurm: how many of its tasks each host has"},
+    {"SLURM_NODELIST", "of Slurm: older name of SLURM_JOB_NODELIST"},
+    {"SLURM_TASKS_PER_NODE", "of Slurm: number of tasks of each host"},
+    {"SLURM_NTASKS", "of Slurm: number of tasks, which are ranks if srun starts them"},
+    {"SLURM_STEP_ID", "of Slurm: ID of the job step that srun started"},
+    {"SLURM_STEP_NUM_TASKS", "of Slurm: number of tasks of the step"},
+    {"SLURM_STEP_NODELIST", "of Slurm: hosts of the step; rank 0 is on the first"},
+    {"SLURM_STEP_TASKS_PER_NODE", "of Slurm: number of tasks of the step on each host"},
     {"SLURM_PROCID", "of Slurm: the number of this task"},
-    {"SLURM_LOCALID", "of Slurm: its number on its host"},
+    {"SLURM_LOCALID", "of Slurm: number of this task on its host"},
     {"SLURM_NODEID", "of Slurm: the number of this host among those of the step"},
-    {"SLURMD_NODENAME", "of Slurm: its name for this host"},
+    {"SLURMD_NODENAME", "of Slurm: name of this host"},
     {"OMPI_COMM_WORLD_RANK", "of Open MPI: the number of this process"},
     {"OMPI_COMM_WORLD_SIZE", "of Open MPI: the number of processes"},
     {"OMPI_COMM_WORLD_LOCAL_RANK", "of Open MPI: the number of this process on its host"},
     {"OMPI_COMM_WORLD_LOCAL_SIZE", "of Open MPI: the processes on this host"},
-    {"MV2_COMM_WORLD_RANK", "of MVAPICH, as the four of Open MPI"},
-    {"MV2_COMM_WORLD_SIZE", "of MVAPICH"},
-    {"MV2_COMM_WORLD_LOCAL_RANK", "of MVAPICH"},
-    {"MV2_COMM_WORLD_LOCAL_SIZE", "of MVAPICH"},
+    {"MV2_COMM_WORLD_RANK", "of MVAPICH: the number of this process"},
+    {"MV2_COMM_WORLD_SIZE", "of MVAPICH: the number of processes"},
+    {"MV2_COMM_WORLD_LOCAL_RANK", "of MVAPICH: the number of this process on its host"},
+    {"MV2_COMM_WORLD_LOCAL_SIZE", "of MVAPICH: the processes on this host"},
     {"PMI_RANK", "of MPICH and Intel MPI: the number of this process"},
     {"PMI_SIZE", "of MPICH and Intel MPI: the number of processes"},
     {"PMIX_RANK", "of PMIx: the number of this process"},
     {"MPI_LOCALRANKID", "of MPICH and Intel MPI: the number of this process on its host"},
     {"MPI_LOCALNRANKS", "of MPICH and Intel MPI: the processes on this host"},
     {"PALS_LOCAL_RANKID", "of Cray's PALS: the number of this process on its host"},
-    {"PMIX_NAMESPACE", "of PMIx: the name of the job; the port at which ranks meet comes from it"},
-    {"PMI_JOBID", "of MPICH: the name of the job, as that of PMIx"},
+    {"PMIX_NAMESPACE", "of PMIx: name of the job; determines the port at which ranks meet"},
+    {"PMI_JOBID", "of MPICH: name of the job; used like PMIX_NAMESPACE"},
 });
 
 }  // namespace
@@ -131,7 +138,7 @@ bool hides_all_gpus() {
 bool is_on(std::string_view value) { return !value.empty() && value != "0"; }
 
 void check_thread_count(std::string_view value) {
-  // More hinder each other so much that a run seems to stand still.
+  // With more threads a run is so slow that it seems to hang.
   const int max_threads = std::max(256, 16 * static_cast<int>(std::thread::hardware_concurrency()));
   if (value.empty()) return;
   std::string_view rest = value;
@@ -153,11 +160,15 @@ void check_thread_count(std::string_view value) {
 std::optional<long> read_environment_int(std::string_view name, long low, long high) {
   const std::optional<std::string> text = read_environment(name);
   if (!text) return std::nullopt;
+  return parse_environment_int(name, *text, low, high);
+}
+
+long parse_environment_int(std::string_view name, std::string_view text, long low, long high) {
   long value = 0;
-  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
-  if (error != std::errc() || end != text->data() + text->size() || value < low || value > high) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
     fail<ConfigError>("environment variable {}='{}': expected an integer from {} to {}", name,
-                      printable(*text), low, high);
+                      printable(text), low, high);
   }
   return value;
 }

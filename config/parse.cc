@@ -53,7 +53,7 @@ std::vector<ConfigValue> list_values(const KeyTable& table, const GivenKeys& key
   return values;
 }
 
-// DeepSpeed's OneCycle warns about optimizers without betas too.
+// DeepSpeed's OneCycle warns about optimizers without betas, too.
 void warn_of_momentum(const KeyTable& table, ParsedConfig& parsed) {
   const SchedulerConfig& scheduler = parsed.config.scheduler;
   const std::string& optimizer = parsed.config.optimizer.type;
@@ -65,7 +65,7 @@ void warn_of_momentum(const KeyTable& table, ParsedConfig& parsed) {
   }
 }
 
-// Warns of batch keys that /elasticity/ignore_non_elastic_batch_info lets pass.
+// Warns about batch keys that are ignored because of /elasticity/ignore_non_elastic_batch_info.
 void warn_of_elasticity(const GivenKeys& keys, ParsedConfig& parsed) {
   if (!elasticity_of(keys).enabled) return;
   for (const std::string_view key : kBatchKeys) {

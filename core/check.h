@@ -8,7 +8,7 @@
 
 namespace zerorun {
 
-// throw E with a formatted message.
+// Throws an exception of type E with a formatted message.
 template <typename E, typename... Args>
 [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
   throw E(fmt::format(format, std::forward<Args>(args)...));
@@ -16,7 +16,8 @@ template <typename E, typename... Args>
 
 }  // namespace zerorun
 
-// Broken invariant: a bug in zerorun or a call out of order. The message names what was violated.
+// Throws InternalError unless `condition` holds: a bug in zerorun or a call out of order. The
+// message says what was violated.
 #define ZR_CHECK(condition, ...)                                                         \
   do {                                                                                   \
     if (!(condition)) [[unlikely]] {                                                     \

@@ -8,7 +8,8 @@
 
 namespace zerorun {
 
-// A positive term of an ExactSum: what it adds to three neighbouring digits. Kernels use it too.
+// A positive term of an ExactSum as the values that it adds to three consecutive digits. GPU
+// kernels use it, too.
 struct ExactTerm {
   static constexpr int kDigitBits = 32;
 
@@ -34,11 +35,11 @@ struct ExactTerm {
   }
 };
 
-// Nearest double below or at the sum that `words`, as ExactSum's, hold.
+// Returns the largest double that is not above the sum in `words`, which are those of an ExactSum.
 constexpr double exact_value(const int64_t* words) {
-  // Carry, so that digits are unique whatever the order of additions; then three digits from the
-  // highest non-zero one hold at least 65 significant bits.
-  // No array of them: kernels would keep it in memory.
+  // Propagating carries makes the digits independent of the order of additions. The three digits
+  // from the highest non-zero one then hold at least 65 significant bits. The digits are not stored
+  // in an array, which GPU kernels would keep in memory.
   int64_t carry = 0;
   int64_t below[2] = {};  // the digits below the one at i
   int64_t leading[3] = {};

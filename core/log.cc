@@ -11,7 +11,7 @@ void Logger::write(LogLevel level, std::string_view text) const {
   const std::string who = world_size_ > 1 ? fmt::format(" {}/{}", rank_, world_size_) : "";
   const std::string line =
       fmt::format("[zerorun{}] {}{}\n", who, kPrefix[static_cast<size_t>(level)], text);
-  // A log line that cannot be written is dropped: there is nowhere left to say so.
+  // A log line that cannot be written is dropped, since there is no other place to report it.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 

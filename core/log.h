@@ -10,8 +10,8 @@ namespace zerorun {
 
 enum class LogLevel { info, warning, error };
 
-// Writes lines to stderr, each with one call so that lines of several ranks do not mix:
-// "[zerorun 1/2] warning: text". `Logger` is a value; there is no global one.
+// Writes lines like "[zerorun 1/2] warning: text" to stderr, each with one system call so that
+// lines of several ranks do not mix. `Logger` is a value; there is no global logger.
 class Logger {
  public:
   Logger() = default;

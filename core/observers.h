@@ -11,20 +11,20 @@
 
 namespace zerorun {
 
-// Seconds of the clock that spans of time are told in.
+// Returns the time in seconds of the clock that is used for all spans of time.
 inline double steady_seconds() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration<double>(now).count();
 }
 
-// Functions that are told of things as they happen, on any thread. Where nobody asks, asking costs
-// one load.
+// A list of callbacks that are called when something happens, on any thread. Without observers,
+// checking for them costs one load.
 template <typename Thing>
 class Observers {
  public:
   using Observer = std::function<void(const Thing&)>;
 
-  // The observer is told until what is returned goes.
+  // Adds an observer, which is called until the returned handle is released.
   std::shared_ptr<void> add(Observer observer) {
     auto kept = std::make_shared<const Observer>(std::move(observer));
     const std::lock_guard lock(mutex_);
@@ -34,7 +34,8 @@ class Observers {
     return std::const_pointer_cast<Observer>(kept);
   }
 
-  // False when nobody has asked, or all that did are gone and were told of that.
+  // False if there is no observer. May remain true after the last one was released, until the next
+  // tell().
   bool asked() const { return asked_.load(std::memory_order_relaxed); }
 
   void tell(const Thing& thing) {

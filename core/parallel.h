@@ -17,9 +17,9 @@ inline int max_threads() {
 #endif
 }
 
-// Calls body(begin, end) on disjoint ranges that cover [0, count), on up to OMP_NUM_THREADS
-// threads. Range limits are multiples of `grain`, so results that depend only on grains do not
-// depend on threads. `body` must not throw.
+// Calls body(begin, end) for disjoint ranges that cover [0, count), on up to OMP_NUM_THREADS
+// threads. Ranges begin and end at multiples of `grain` (or at `count`), so results that depend
+// only on grains do not depend on the number of threads. `body` must not throw.
 template <typename Body>
 void parallel_for(int64_t count, int64_t grain, const Body& body) {
   if (count <= 0) return;

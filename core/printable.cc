@@ -11,7 +11,7 @@ namespace {
 
 bool is_tail(char byte) { return (static_cast<uint8_t>(byte) & 0xc0U) == 0x80U; }
 
-// Moves the character that `text` begins with to the end of `out`, escaped if need be.
+// Moves the first character of `text` to the end of `out`, escaped if necessary.
 void move_character(std::string_view& text, std::string& out) {
   const size_t size = printable_size(text);
   if (size > 0) {
@@ -46,7 +46,8 @@ size_t printable_size(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   if (size == 1 && (byte(0) < 0x20 || byte(0) == 0x7f)) return 0;
   if (size == 2 && byte(0) == 0xc2 && byte(1) < 0xa0) return 0;  // control characters of two bytes
-  // U+200E, U+200F, U+202A to U+202E and U+2066 to U+2069 turn the direction of what follows.
+  // U+200E, U+200F, U+202A to U+202E and U+2066 to U+2069 change the direction of the text that
+  // follows.
   if (size == 3 && byte(0) == 0xe2) {
     const bool mark = byte(1) == 0x80 && (byte(2) == 0x8e || byte(2) == 0x8f);
     const bool embedding = byte(1) == 0x80 && byte(2) >= 0xaa && byte(2) <= 0xae;

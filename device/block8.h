@@ -10,24 +10,26 @@
 
 namespace zerorun {
 
-// Optimizer states in 8 bits: each kStateBlock elements share an fp32 scale, their largest
-// magnitude, and an element is an 8-bit float relative to it (Dettmers et al. 2022, "8-bit
-// optimizers via block-wise quantization", with floats in the place of its table: they convert by
-// shifts, and their relative error of at most 1/16 is that of the table's larger half).
+// The format of 8-bit optimizer states. Each kStateBlock elements share an fp32 scale, which is
+// their largest magnitude; an element is an 8-bit float relative to the scale. This is the
+// block-wise quantization of Dettmers et al. 2022, "8-bit optimizers via block-wise quantization",
+// with floats instead of its table: floats are converted by shifts, and their relative error of at
+// most 1/16 is that of the larger half of the table.
 //
-// A signed code has 1 sign, 4 exponent and 3 mantissa bits; one of values that are never negative,
-// 5 and 3. The largest code is the scale itself, code 0 is zero. What is too small becomes zero
-// when signed; otherwise the smallest code, since a mean square that is zero would make a step
-// infinite. Code and scale of what was decoded are what they were.
+// A signed code has 1 sign bit, 4 exponent bits and 3 mantissa bits; an unsigned code, for values
+// that are never negative, has 5 exponent bits and 3 mantissa bits. The largest code is the scale
+// itself, code 0 is zero. A signed value that is too small becomes zero. An unsigned one becomes
+// the smallest code, because a mean square of zero would make a step infinite. Encoding decoded
+// values gives the same codes and scale.
 struct Block8 {
   bool is_signed = true;
 
-  // The bits of a decoded float, shifted, less its code.
+  // Difference between the shifted bits of a decoded float and its code.
   constexpr uint32_t offset() const { return is_signed ? 1016 - 127 : 1016 - 255; }
   constexpr uint32_t largest() const { return is_signed ? 127 : 255; }
   static constexpr int kShift = 20;
-  // With a smaller scale, small codes would decode to less than fp32's normal numbers; such a block
-  // becomes zero.
+  // Minimum scale. With a smaller one, small codes would decode to subnormal fp32 numbers; such a
+  // block becomes zero.
   static constexpr float kMinScale = 0x1p-94F;
 
   ZR_HOST_DEVICE float decode(uint8_t code, float scale) const {
@@ -37,7 +39,8 @@ struct Block8 {
     return (is_signed && (code & 0x80U) != 0 ? -relative : relative) * scale;
   }
 
-  // The largest magnitude, as the scale of a block. Larger than all: infinity, then nan.
+  // Returns the scale of a block from its largest magnitude; infinity counts as larger than all
+  // numbers, and nan as larger than infinity.
   static float scale_of(std::span<const float> values) {
     uint32_t largest = 0;
     for (const float value : values) {
@@ -45,7 +48,7 @@ struct Block8 {
     }
     return scale_of_magnitude(largest);
   }
-  // The same of the bits of the largest magnitude.
+  // Same as above, from the bits of the largest magnitude.
   static constexpr float scale_of_magnitude(uint32_t largest_bits) {
     const float scale = std::bit_cast<float>(largest_bits);
     return scale < kMinScale ? 0.0F : scale;
@@ -56,7 +59,7 @@ struct Block8 {
     if (!std::isfinite(scale)) return static_cast<uint8_t>(largest());  // decodes to it
     if (scale == 0.0F || value == 0.0F) return 0;
     const uint32_t bits = std::bit_cast<uint32_t>(std::abs(value) * (1.0F / scale));
-    // To nearest; a tie away from zero.
+    // Rounds to nearest, ties away from zero.
     const uint32_t rounded = (bits + (1U << (kShift - 1))) >> kShift;
     const uint32_t least = is_signed ? 0 : 1;
     const uint32_t code = rounded < offset() + least ? least : rounded - offset();

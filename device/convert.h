@@ -4,7 +4,7 @@
 
 namespace zerorun {
 
-// Scalar conversions under one name for all floating storage types.
+// Scalar conversions with the same name for all floating storage types.
 constexpr float widen(float value) { return value; }
 constexpr float widen(Bf16 value) { return to_float(value); }
 constexpr float widen(Fp16 value) {
@@ -32,7 +32,7 @@ constexpr void narrow(float value, Fp16* to) {
 
 [[noreturn]] void fail_not_floating(DType dtype);
 
-// Calls `call` with a null pointer of the dtype's storage type.
+// Calls `call` with a null pointer to the storage type of `dtype`, to select a template.
 template <typename Call>
 void with_floating(DType dtype, const Call& call) {
   switch (dtype) {

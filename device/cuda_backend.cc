@@ -12,8 +12,8 @@ namespace {
 const CudaBackend& load_backend() {
   if (!ZERORUN_HAVE_CUDA) {
     fail<DeviceError>(
-        "CUDA: this build of zerorun has no CUDA backend; build it where nvcc is with "
-        "-DZERORUN_CUDA=ON (cmake says what it misses)");
+        "CUDA: this build of zerorun has no CUDA backend; build it with -DZERORUN_CUDA=ON on a "
+        "system with nvcc (cmake reports what is missing)");
   }
   try {
     return plugin_entry<CudaBackend>(open_plugin(kCudaLibrary), kCudaBackendEntry);
@@ -50,7 +50,7 @@ std::vector<std::string> describe_cuda() {
   try {
     for (std::string& line : load_backend().report()) lines.push_back(std::move(line));
   } catch (const DeviceError& error) {
-    constexpr std::string_view kPrefix = "CUDA: ";  // the line's name says it already
+    constexpr std::string_view kPrefix = "CUDA: ";  // the name of the line already says it
     const std::string_view problem = error.what();
     lines.push_back("backend: missing: " +
                     std::string(problem.substr(problem.starts_with(kPrefix) ? kPrefix.size() : 0)));

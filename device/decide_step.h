@@ -11,14 +11,15 @@
 
 namespace zerorun {
 
-// Device::decide, with the data of its tensors; the bits of StepDecider, compiled without fused
-// operations.
+// Implements Device::decide on the data of its tensors. Compiled without fused multiply-add, so
+// that the bits are those of StepDecider on the host.
 ZR_HOST_DEVICE inline void decide_step(const int64_t* words, const int64_t* votes,
                                        const int64_t* same, int64_t ranks, const StepRule& rule,
                                        float* decision) {
   const StepVerdict verdict(rule, sqrt(exact_value(words)), words[ExactSum::kDigits] == 0);
-  // Equal numbers have the square of their mean as the mean of their squares. The products wrap,
-  // which a few hundred ranks do not reach, and the host tells the error.
+  // Numbers are equal exactly if the mean of their squares is the square of their mean. The
+  // products may wrap with very many ranks (not with a few hundred); the host detects the error
+  // then.
   const auto sum = static_cast<uint64_t>(same[0]);
   const bool agreed = static_cast<uint64_t>(ranks) * static_cast<uint64_t>(same[1]) == sum * sum;
   const bool taken = verdict.applied && votes[0] > 0 && votes[1] == 0 && agreed;

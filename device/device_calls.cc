@@ -24,7 +24,7 @@ bool is_step(UpdateRule rule) {
   return rule != UpdateRule::lamb_direction && rule != UpdateRule::muon_direction;
 }
 
-// At least; sgd may have one.
+// Returns the minimum number of states of a rule; sgd may have one more.
 int states_of(UpdateRule rule) {
   switch (rule) {
     case UpdateRule::sgd:
@@ -132,7 +132,7 @@ void check_add(TensorView src, TensorView dst) {
 }
 
 void check_copy(std::span<const TensorCopy> copies) {
-  for (const TensorCopy& one : copies) check_add(one.src, one.dst);  // in both cases
+  for (const TensorCopy& one : copies) check_add(one.src, one.dst);  // also valid for a cast
 }
 
 void check_decide(const StepEvidence& evidence, TensorView decision) {

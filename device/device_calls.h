@@ -4,8 +4,9 @@
 
 #include "zerorun/device.h"
 
-// The contracts of Device's functions of the same names, as every device checks them: each throws
-// InternalError for dtypes and sizes that zerorun/device.h does not allow.
+// Checks of arguments that all devices share. Each function checks the arguments of the Device
+// function with the same name, and throws InternalError for dtypes and sizes that zerorun/device.h
+// does not allow.
 namespace zerorun {
 
 void check_cast(TensorView src, TensorView dst);

@@ -2,7 +2,7 @@
 
 namespace zerorun {
 
-// Waits for a stream or event before memory goes that its work uses, whatever has become of it.
+// Waits for a stream or event before memory that its work uses is freed, and ignores its errors.
 template <typename Work>
 void drain(Work& work) noexcept {
   try {

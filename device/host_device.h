@@ -1,6 +1,6 @@
 #pragma once
 
-// Marks functions that kernels call too.
+// Marks functions that GPU kernels call, too.
 #ifdef __CUDACC__
 #define ZR_HOST_DEVICE __host__ __device__
 #else

@@ -10,24 +10,24 @@
 
 namespace zerorun {
 
-// Memory that is asked for; `purpose` is a word for messages.
+// A request for memory; `purpose` is a word for messages.
 struct MemoryRequest {
   size_t nbytes = 0;
   MemoryCategory category = MemoryCategory::other;
   std::string_view purpose;
 };
 
-// Live and peak bytes of each memory category. Safe to use from several threads.
+// Counts live and peak bytes of each memory category. Thread-safe.
 class MemoryLedger {
  public:
   void add(size_t nbytes, MemoryCategory category);
   void remove(size_t nbytes, MemoryCategory category) noexcept;
   MemoryUse use(MemoryCategory category) const;
-  // "parameters 12 MiB, gradients 0 B, ...", for messages.
+  // Returns "parameters 12 MiB, gradients 0 B, ...", for messages.
   std::string summary() const;
-  // In the device's own memory, without what is kept.
+  // Returns the bytes in use in the device's memory, without cached memory (MemoryCategory::kept).
   int64_t live_bytes() const;
-  // A request that `missing` bytes are missing for.
+  // Describes a failed request that lacks `missing` bytes.
   MemoryShortage shortage(const MemoryRequest& request, size_t missing) const;
 
  private:

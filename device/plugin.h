@@ -6,18 +6,18 @@
 #include "core/build_id.h"
 #include "os/shared_library.h"
 
-// Libraries of zerorun's own that are opened at run time, so that one build runs on machines with
-// and without CUDA. They exchange C++ objects with the program, so both must be of one build. An
-// entry point is a C function that returns a pointer to a constant struct, whose first member is
-// the build that the library is of.
+// Plugins: libraries of zerorun that are opened at run time, so that one build runs on machines
+// with and without CUDA. They exchange C++ objects with the program, so both must come from the
+// same build. An entry point is a C function that returns a pointer to a constant struct, whose
+// first member is the BuildId of the library.
 namespace zerorun {
 
-// Opens the library: beside this code, in an installation's library folder seen from bin/ and
-// libexec/zerorun/, in the build tree's lib/, or in an environment's lib/ seen from its Python
-// packages. Throws DeviceError when it is missing there or cannot be opened.
+// Opens a plugin. Searches the folder of this code, the library folder of the installation
+// (relative to bin/ and libexec/zerorun/), lib/ of the build tree, and lib/ of the environment
+// (relative to its Python packages). Throws DeviceError if it is not found or cannot be opened.
 SharedLibrary open_plugin(std::string_view name);
 
-// Throws DeviceError that names both files unless `build` is this program's.
+// Throws DeviceError that names both files unless `build` is the build of this program.
 void check_plugin_build(const SharedLibrary& library, const BuildId& build);
 
 template <typename Entry>

@@ -11,18 +11,20 @@
 
 namespace zerorun {
 
-// Floats as integers of 8 or 4 bits, as ZeRO++ sends them (Wang et al. 2023, arXiv 2306.10209,
-// section 3: "block-based quantization"). A group of neighbours shares a scale, and an element
-// becomes its nearest multiple of it, a tie the even one.
+// The format in which ZeRO++ communicates floats as integers of 8 or 4 bits (Wang et al. 2023,
+// arXiv 2306.10209, section 3: "block-based quantization"). A group of consecutive elements shares
+// a scale. An element becomes the nearest multiple of the scale, ties to even.
 //
-// 8 bits: groups of 256, a scale in fp32, the largest magnitude over 127. An element is off by half
-// a scale at most, but for the rounding of fp32. 4 bits: groups of 32, a scale in bf16, the value
-// of the largest magnitude over -8. So that value takes the integer that has no opposite, and all
-// sixteen are in use; a value near its opposite is off by up to a scale, others by half a one.
+// 8 bits: groups of 256, with an fp32 scale, the largest magnitude divided by 127. The error of an
+// element is at most half the scale, apart from rounding in fp32. 4 bits: groups of 32, with a bf16
+// scale, the value of the largest magnitude divided by -8. So that value takes the integer without
+// an opposite, and all sixteen integers are used. A value near its opposite has an error of up to
+// one scale, others of at most half a scale.
 //
-// In memory a block of kQuantizedBlock is its scales and then its integers in two's complement; of
-// two in a byte the first has the lower bits. A group in which something is not finite becomes nan
-// as a whole: a step with such gradients is skipped, wherever the group has gone.
+// In memory a block of kQuantizedBlock elements is its scales and then its integers in two's
+// complement; of two integers in a byte the first is in the lower bits. If an element is not
+// finite, its whole group decodes to nan, so that a step with such gradients is skipped on all
+// ranks.
 template <int kBits>
 struct Quantized {
   static_assert(kBits == 8 || kBits == 4);
@@ -34,15 +36,16 @@ struct Quantized {
   static_assert(kNbytes == kCodesBegin + kQuantizedBlock * kBits / 8);
   static constexpr float kLeast = kBits == 4 ? -8 : -127;
   static constexpr float kMost = kBits == 4 ? 7 : 127;
-  // With a smaller largest magnitude, one over the scale is not a float; such a group becomes zero.
+  // Minimum of the largest magnitude. With a smaller one, 1 / scale would overflow; such a group
+  // becomes zero.
   static constexpr float kMin = 0x1p-118F;
 
   // Orders values by their magnitude; of two equal ones the negative is larger.
   ZR_HOST_DEVICE static uint32_t key_of(float value) {
     return std::rotl(std::bit_cast<uint32_t>(value), 1);
   }
-  // The scale of a group whose largest key this is. Infinity is larger than all numbers, and nan
-  // than it.
+  // Returns the scale of a group from its largest key; infinity counts as larger than all numbers,
+  // and nan as larger than infinity.
   ZR_HOST_DEVICE static Scale scale_of(uint32_t largest_key) {
     const float largest = std::bit_cast<float>(std::rotr(largest_key, 1));
     const float magnitude = fabsf(largest);
@@ -58,7 +61,7 @@ struct Quantized {
   }
   ZR_HOST_DEVICE static int encode(float value, float inverse) {
     const float scaled = value * inverse;
-    if (!(scaled >= kLeast)) return static_cast<int>(kLeast);  // a nan's code says nothing
+    if (!(scaled >= kLeast)) return static_cast<int>(kLeast);  // the code of nan does not matter
     return static_cast<int>(nearbyintf(fminf(scaled, kMost)));
   }
   ZR_HOST_DEVICE static float decode(int code, float scale) {
@@ -66,16 +69,18 @@ struct Quantized {
   }
 };
 
-// The block that a block of the source becomes: matrices of runs are transposed.
+// Returns the index of the output block of a source block; the matrix of runs is transposed
+// (Quantization::rows).
 ZR_HOST_DEVICE inline int64_t quantized_place(int64_t block, int64_t blocks, int64_t rows,
                                               int64_t columns) {
-  const int64_t run = blocks / (rows * columns);  // blocks of one
+  const int64_t run = blocks / (rows * columns);  // blocks per run
   const int64_t row = block / run / columns;
   const int64_t column = block / run % columns;
   return (column * rows + row) * run + block % run;
 }
 
-// The loss that is kept after this block.
+// Returns the quantization error to keep (LoCo), from the earlier error `lost` and the new error
+// `now`.
 ZR_HOST_DEVICE inline float next_loss(float lost, float now, float beta) {
   return beta * lost + (1.0F - beta) * now;
 }

@@ -8,27 +8,27 @@
 
 namespace zerorun {
 
-// Slots of memory that are used in turn. Each is free again after an event, which the stream of the
-// next user waits for.
+// Slots of memory that are used in turn. A slot becomes free with an event; the stream of the next
+// user waits for that event.
 class SlotRing {
  public:
-  // The memory must outlive the ring, or is the ring's.
+  // Adds a slot. A view's memory must outlive the ring; a Buffer becomes property of the ring.
   void add(TensorView memory);
   void add(Buffer memory);
   size_t size() const { return slots_.size(); }
 
-  // Takes the next slot; `stream` waits until it is free.
+  // Returns the next slot and makes `stream` wait until it is free.
   size_t take(Stream& stream);
-  // The slot that was taken last.
+  // Returns the slot that was taken last.
   size_t last() const { return last_; }
-  // A view of the slot's first elements. Throws InternalError when the slot is smaller.
+  // Returns a view of the first elements of the slot. Throws InternalError if the slot is smaller.
   TensorView view(size_t slot, int64_t numel, DType dtype) const;
   void release(size_t slot, Event free_after);
 
   size_t nbytes(size_t slot) const { return slots_.at(slot).memory.nbytes(); }
   // Blocks until the slot is free.
   void synchronize(size_t slot) const { slots_.at(slot).free.synchronize(); }
-  // Gives a slot that is free other memory.
+  // Replaces the memory of a free slot.
   void replace(size_t slot, Buffer memory);
 
  private:

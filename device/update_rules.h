@@ -1,8 +1,8 @@
-// The update of one element by each rule: the only place that holds the formulas.
+// The update of one element by each rule. All devices use these formulas.
 //
 // Code that is compiled once per instruction set (hwy/foreach_target.h) includes this file once per
-// set, into that set's namespace; all other code includes it as usual. Hence the guard, which is
-// that of Highway's own -inl.h files.
+// set, into the namespace of that set; other code includes it as usual. That is why it has the
+// include guard of Highway's -inl.h files.
 #if defined(ZERORUN_DEVICE_UPDATE_RULES_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZERORUN_DEVICE_UPDATE_RULES_H_
 #undef ZERORUN_DEVICE_UPDATE_RULES_H_
@@ -23,10 +23,10 @@ namespace zerorun {
 namespace HWY_NAMESPACE {
 #endif
 
-// The operations that formulas need, each correctly rounded to fp32 (IEEE 754). A GPU or a vector
-// unit brings its own; results are the same bits everywhere as long as no operation is approximate
-// and none are contracted into a fused multiply-add. (Not fused: some instruction sets have no
-// such operation, and emulating it would cost more than it saves in a bandwidth-bound kernel.)
+// The operations of the formulas, each correctly rounded to fp32 (IEEE 754). GPUs and vector units
+// have their own implementation. Results are bitwise identical everywhere if no operation is
+// approximate and none are contracted into a fused multiply-add. (Some instruction sets have no
+// fused multiply-add, and emulating it would cost more than it saves in a bandwidth-bound kernel.)
 struct ScalarMath {
   float set(float value) const { return value; }
   float add(float a, float b) const { return a + b; }
@@ -38,9 +38,9 @@ struct ScalarMath {
   float sign(float a) const { return std::abs(a) > 0.0F ? std::copysign(1.0F, a) : a; }
 };
 
-// A rule is constructed from the step's scalars, which it rounds to fp32 once, and called per
-// element. It changes master and states and returns what the parameter becomes. A rule that does
-// not step (kSteps) leaves the master alone and returns a direction.
+// Base of the rules. A rule is constructed from the scalars of the step, which it rounds to fp32
+// once, and is called for each element. It updates master and states and returns the new parameter.
+// A rule with kSteps false does not change the master and returns an update direction.
 template <int kStateCount>
 struct Rule {
   static constexpr int kStates = kStateCount;
@@ -49,7 +49,8 @@ struct Rule {
   static constexpr bool kSteps = true;
 };
 
-// Weight decay: decoupled, of the weights themselves, or an L2 term of the gradient.
+// Weight decay: either decoupled, which scales the weights, or an L2 term that is added to the
+// gradient.
 struct Decay {
   explicit Decay(const UpdateScalars& s)
       : decoupled(s.decoupled), factor(s.decoupled ? s.lr * s.weight_decay : s.weight_decay) {}
@@ -88,8 +89,8 @@ struct Moments {
   float one_minus_beta2;
 };
 
-// Order of operations of torch.optim.Adam and AdamW (torch/optim/adam.py, _single_tensor_adam),
-// which implement Kingma & Ba 2015, algorithm 1, and Loshchilov & Hutter 2019, algorithm 2.
+// Adam and AdamW: Kingma & Ba 2015, algorithm 1, and Loshchilov & Hutter 2019, algorithm 2, with
+// the order of operations of torch.optim.Adam and AdamW (torch/optim/adam.py, _single_tensor_adam).
 struct AdamRule : Rule<2> {
   explicit AdamRule(const UpdateScalars& s = {})
       : grad_scale(s.grad_scale),
@@ -119,9 +120,9 @@ struct AdamRule : Rule<2> {
   float step_size;
 };
 
-// torch.optim.SGD (torch/optim/sgd.py, _single_tensor_sgd), whose first step takes the gradient for
-// the momentum buffer, undampened. With decoupled decay (which PyTorch's has not), Muon's last
-// pass. kMomentum: false has no state.
+// SGD as in torch.optim.SGD (torch/optim/sgd.py, _single_tensor_sgd), whose first step sets the
+// momentum buffer to the gradient without dampening. With decoupled weight decay, which PyTorch's
+// SGD does not have, it is the second pass of Muon. Without kMomentum it has no state.
 template <bool kMomentum>
 struct SgdRule : Rule<kMomentum ? 1 : 0> {
   explicit SgdRule(const UpdateScalars& s = {})
@@ -155,7 +156,8 @@ struct SgdRule : Rule<kMomentum ? 1 : 0> {
   float lr;
 };
 
-// torch.optim.Adagrad (torch/optim/adagrad.py, _single_tensor_adagrad); Duchi et al. 2011.
+// Adagrad (Duchi et al. 2011) as in torch.optim.Adagrad (torch/optim/adagrad.py,
+// _single_tensor_adagrad).
 struct AdagradRule : Rule<1> {
   explicit AdagradRule(const UpdateScalars& s = {})
       : grad_scale(s.grad_scale), weight_decay(s.weight_decay), eps(s.eps), lr(s.lr) {}
@@ -177,8 +179,8 @@ struct AdagradRule : Rule<1> {
   float lr;
 };
 
-// Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2. (DeepSpeed's
-// kernels take sign(0) for 1, so weights drift that get no gradient.)
+// Lion (Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2). (In
+// DeepSpeed's kernels sign(0) is 1, so weights without gradient drift.)
 struct LionRule : Rule<1> {
   explicit LionRule(const UpdateScalars& s = {})
       : grad_scale(s.grad_scale),
@@ -206,9 +208,9 @@ struct LionRule : Rule<1> {
   float lr;
 };
 
-// You et al. 2020, "Large batch optimization for deep learning", as DeepSpeed's FusedLamb has it
-// (csrc/lamb/fused_lamb_cuda_kernel.cu): the trust ratio is taken of moments without bias
-// correction, and the corrections scale the step.
+// First pass of Lamb (You et al. 2020, "Large batch optimization for deep learning") as in
+// DeepSpeed's FusedLamb (csrc/lamb/fused_lamb_cuda_kernel.cu): the trust ratio is computed from
+// moments without bias correction, and the corrections scale the step.
 struct LambDirection : Rule<2> {
   static constexpr bool kSteps = false;
 
@@ -260,8 +262,9 @@ struct LambRule : Rule<2> {
   float lr;
 };
 
-// Jordan 2024, "Muon", before its orthogonalization: Nesterov momentum of a running mean, as in
-// torch.optim.Muon and DeepSpeed (runtime/zero/muon/original_muon.py, muon_update).
+// First pass of Muon (Jordan 2024, "Muon"), before orthogonalization: Nesterov momentum of a
+// running mean, as in torch.optim.Muon and DeepSpeed (runtime/zero/muon/original_muon.py,
+// muon_update).
 struct MuonDirection : Rule<1> {
   static constexpr bool kSteps = false;
 
@@ -284,7 +287,8 @@ struct MuonDirection : Rule<1> {
   float one_minus_momentum;
 };
 
-// Calls `call` with a null pointer of the rule's type. `has_state`: sgd has momentum.
+// Calls `call` with a null pointer to the type of the rule, to select a template. `has_state` says
+// whether sgd has momentum.
 template <typename Call>
 inline void with_rule(UpdateRule rule, bool has_state, const Call& call) {
   switch (rule) {

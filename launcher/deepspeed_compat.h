@@ -9,20 +9,19 @@
 
 namespace zerorun {
 
-// The folders of zerorun's stand-in for DeepSpeed, which Python programs find through the
-// environment.
+// The folders of zerorun's package `deepspeed`, which Python programs find through the environment.
 struct CompatFolders {
-  std::filesystem::path site;   // holds the package, for PYTHONPATH
-  std::filesystem::path bin;    // holds the command deepspeed, for PATH
-  std::filesystem::path start;  // holds what every Python program of a job begins with
+  std::filesystem::path site;   // has the package, for PYTHONPATH
+  std::filesystem::path bin;    // has the command deepspeed, for PATH
+  std::filesystem::path start;  // has the module that every Python program of a job imports first
 };
 
-// In the installation or build tree that the launcher belongs to.
+// Finds the folders in the installation or build tree of the launcher.
 std::optional<CompatFolders> find_compat(const std::filesystem::path& launcher_directory);
 
-// The folders for a Python program: when they are `wanted`, and when it would find no DeepSpeed
-// otherwise. Throws ConfigError when they are wanted and not there. ZERORUN_COMPAT=0 turns them
-// off.
+// The folders for a Python program: if they are `wanted` (--deepspeed_compat), or if the program
+// would otherwise find no DeepSpeed. Throws ConfigError if they are wanted and missing.
+// ZERORUN_COMPAT=0 turns them off.
 std::optional<CompatFolders> choose_compat(const Program& program, bool wanted,
                                            const ProgramSearch& search,
                                            const Environment& environment);

@@ -15,18 +15,18 @@
 
 namespace zerorun {
 
-// A job ready to be started on this host: everything decided, nothing running.
+// How one rank of this host will be started.
 
 struct RankPlan {
   std::vector<std::string> command;
-  Environment variables;  // on top of the inherited environment
-  std::vector<int> cpus;  // to bind to; empty = not bound
+  Environment variables;  // override the inherited environment
+  std::vector<int> cpus;  // CPUs to bind to; empty = not bound
   RankStreams streams;
   std::string error_file;  // where PyTorch's @record writes an exception
 };
 
-// The address at which the ranks of a job meet, and the secret that proves who belongs to it. The
-// launcher of the first host decides, and tells the others.
+// The address at which the ranks of a job meet, and the secret that proves that a rank belongs to
+// the job. The launcher of the first host decides both and tells the other launchers.
 struct Meeting {
   std::string master_addr{};  // empty: this launcher decides
   uint16_t master_port = 0;
@@ -45,18 +45,18 @@ struct Job {
   std::string note;          // one line for the user, or empty
   std::string log_dir;       // empty = none
   std::string error_folder;  // of the ranks' error files; not made yet
-  // The socket that holds MASTER_PORT; rank 0 inherits it. Null on other hosts than the first.
+  // The socket that reserves MASTER_PORT; rank 0 inherits it. Null except on the first host.
   std::shared_ptr<FileDescriptor> rendezvous;
   // The time between a request to end and SIGKILL.
   std::chrono::milliseconds grace_period{30000};
 };
 
-// The part of this host in a job whose hosts are decided: those of `cluster` all have slots, and on
-// other hosts than the first `meeting` says where. Throws ConfigError.
+// Plans this host's part of a job. All hosts of `cluster` have slots. On hosts other than the
+// first, `meeting` has the address. Throws ConfigError.
 Job plan_job(const LaunchOptions& options, const ThisHost& here, const Cluster& cluster,
              const Meeting& meeting);
 
-// The text of --dry_run: per rank the variables that are set, the CPUs and the command.
+// The text of --dry_run: for each rank its variables, CPUs and command.
 std::string describe_job(const Job& job);
 
 }  // namespace zerorun

@@ -25,6 +25,7 @@
 #include "launcher/program.h"
 #include "launcher/ranks/guardian.h"
 #include "launcher/ranks/pid_file.h"
+#include "launcher/ranks/signals.h"
 #include "launcher/ranks/supervisor.h"
 #include "os/address.h"
 #include "os/process_identity.h"
@@ -38,12 +39,17 @@ int run_here(Job job, const LaunchOptions& options, const ThisHost& here,
              const FileDescriptor& guardian, const sigset_t& original_mask) {
   const Cluster cluster = job.cluster;
   Meeting meeting = job.meeting;
+  OutputQueues output;
+  const FileDescriptor signals = open_signals();
   for (;;) {
-    const RunEnd end = Supervisor(std::move(job), guardian, original_mask).run();
-    if (!end.report.empty()) fmt::print(stderr, "{}", end.report);
+    const RunEnd end = Supervisor(std::move(job), guardian, original_mask, output).run();
+    output.errors.append(-1, end.report);
+    std::optional<int> stopped;
+    if (end.cause == RunEnd::Cause::request) stopped = end.code - 128;
+    stopped = write_rest(output, signals, guardian, stopped);
     const bool again =
-        end.cause == RunEnd::Cause::failure && meeting.restarts < cluster.max_restarts;
-    if (!again) return end.code;
+        end.cause == RunEnd::Cause::failure && !stopped && meeting.restarts < cluster.max_restarts;
+    if (!again) return stopped && end.code == 0 ? 128 + *stopped : end.code;
     ++meeting.restarts;
     meeting.restart_reason = end.summary;
     Logger().info("restart {} of {}: {}", meeting.restarts, cluster.max_restarts, end.summary);

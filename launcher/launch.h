@@ -7,9 +7,9 @@
 
 namespace zerorun {
 
-// Runs the job that `options` ask for, on this host or on several; `arguments` are what they were
-// parsed from. Returns the job's exit code, in the launcher's guardian as in the process that it
-// forks: the caller ends with it. Throws ConfigError and CommError.
+// Runs a job on this host or on several. `arguments`: the command line from which `options` were
+// parsed. Forks (see run_guarded in launcher/ranks/guardian.h) and returns the job's exit code in
+// both processes; the caller has to exit with it. Throws ConfigError and CommError.
 int launch(const std::vector<std::string>& arguments, const LaunchOptions& options);
 
 }  // namespace zerorun

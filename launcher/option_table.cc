@@ -16,7 +16,7 @@ struct ForeignOption {
   std::string_view advice;
 };
 constexpr auto kForeign = std::to_array<ForeignOption>({
-    {"--autotuning", "it stands before a Python script; 'zerorun tune --help' tunes any program"},
+    {"--autotuning", "write it before a Python script; to tune other programs use 'zerorun tune'"},
     {"--run_path", "name the script as PROGRAM"},
     {"--logs_specs", "use --log_dir, --redirects and --tee"},
     {"--event_log_handler", "the launcher records no events; use --log_dir"},
@@ -34,53 +34,51 @@ struct IdleOption {
 };
 constexpr auto kIdle = std::to_array<IdleOption>({
     {"--bind_cores_to_rank", "", false},
-    {"--monitor_interval", "the end of a rank is noticed at once", true},
-    {"--start_method", "ranks are programs of their own", true},
+    {"--monitor_interval", "the launcher notices the end of a rank at once", true},
+    {"--start_method", "every rank is a separate program", true},
     {"--numa_binding", "ranks are bound to CPUs beside their GPU anyway", true},
 });
 
 constexpr std::string_view kDescription =
-    "Starts PROGRAM on every rank of a job and stays until all have ended.\n\n"
-    "PROGRAM is a bundled program (train), a .py file, or an executable; its arguments follow it.\n"
-    "Options come before it, and may be written with - or _ between words. Those of DeepSpeed's\n"
-    "launcher and of torchrun are taken too.";
+    "Starts PROGRAM on every rank of a job and waits until all ranks have ended.\n\nPROGRAM is a "
+    "bundled program (train), a .py file, or an executable; its arguments follow it.\nOptions come "
+    "before PROGRAM, and may be written with - or _ between words. The options of\nDeepSpeed's "
+    "launcher and of torchrun are accepted, too.";
 
 constexpr std::string_view kFooter =
-    "Examples:\n"
-    "  zerorun --num_gpus 2 train\n"
-    "  zerorun --num_gpus 2 train --config ds_config.json --data my_text/ --save out/\n"
-    "  zerorun --include localhost:0,2 --module my.train --deepspeed ds_config.json\n"
-    "  CUDA_VISIBLE_DEVICES=4,5,6,7 zerorun --exclude localhost:1 train.py    (GPUs 4, 6 and 7)\n"
-    "  zerorun --accelerator cpu --num_gpus 4 torchrun_style.py\n"
-    "  zerorun --hostfile hosts --include 'worker-1@worker-2:0,1' train.py\n"
-    "  zerorun --nnodes 2 --node_rank 0 --master_addr worker-1 train.py       (and 1 on the "
-    "other)\n"
-    "  srun --ntasks-per-node=1 zerorun train.py\n"
-    "  zerorun --dry_run --num_gpus 2 train\n\n"
-    "Exit code: that of the first rank that failed, 128 + the signal's number if one killed it or\n"
-    "ended the job, 2 for a command line that cannot be followed, 1 for other errors.";
+    "Examples:\n  zerorun --num_gpus 2 train\n  zerorun --num_gpus 2 train --config ds_config.json "
+    "--data my_text/ --save out/\n  zerorun --include localhost:0,2 --module my.train --deepspeed "
+    "ds_config.json\n  CUDA_VISIBLE_DEVICES=4,5,6,7 zerorun --exclude localhost:1 train.py    "
+    "(GPUs 4, 6 and 7)\n  zerorun --accelerator cpu --num_gpus 4 torchrun_style.py\n  zerorun "
+    "--hostfile hosts --include 'worker-1@worker-2:0,1' train.py\n  zerorun --nnodes 2 --node_rank "
+    "0 --master_addr worker-1 train.py       (and 1 on the other)\n  srun --ntasks-per-node=1 "
+    "zerorun train.py\n  zerorun --dry_run --num_gpus 2 train\n\nExit code: that of the first rank "
+    "that failed; 128 + the signal's number if a signal killed that\nrank or ended the job; 2 for "
+    "an invalid command line; 1 for other errors.";
 
 constexpr double kYear = 366.0 * 86400.0;
 
 void add_ranks(CLI::App& app, LaunchOptions& options) {
   app.option_defaults()->group("Ranks");
   RankRequest& request = options.request;
-  takes_text(app.add_option("--num_gpus,--num_accelerators,--nproc_per_node", request.count,
-                            "Ranks on each host: the first N GPUs, or N CPU ranks; also auto (all "
-                            "GPUs, else one rank per CPU), gpu, cpu, or -1 for the default. "
-                            "Default: all GPUs, else one CPU rank per NUMA node"),
-             "N");
-  app.add_option("-i,--include", request.include,
-                 "Use only these slots, as in localhost:0,2 or worker-1@worker-2:0; a host without "
-                 "slots means all. Slots count the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs "
-                 "without it; one named twice counts once, and \"\" is no filter")
+  takes_text(
+      app.add_option("--num_gpus,--num_accelerators,--nproc_per_node", request.count,
+                     "Number of ranks on each host: they use the first N GPUs, or are N CPU ranks. "
+                     "Also auto (all GPUs; without GPUs one rank per CPU), gpu, cpu, or -1 for the "
+                     "default. Default: all GPUs; without GPUs one CPU rank per NUMA node"),
+      "N");
+  app.add_option(
+         "-i,--include", request.include,
+         "Use only these slots (GPUs or CPU ranks), as in localhost:0,2 or worker-1@worker-2:0; a "
+         "host without slots means all its slots. Slots are numbered within CUDA_VISIBLE_DEVICES "
+         "if it is set. Duplicates are ignored, and \"\" means no filter")
       ->type_name("HOST:SLOTS");
-  app.add_option("-e,--exclude", request.exclude, "Use all slots but these")
+  app.add_option("-e,--exclude", request.exclude, "Use all slots except these")
       ->type_name("HOST:SLOTS");
   add_accelerator(app, request.accelerator);
   app.add_flag_callback(
       "--no_bind", [&options] { options.cpus.bind = false; },
-      "Do not bind ranks to their share of the CPUs");
+      "Do not bind each rank to its share of the CPUs");
   takes_text(app.add_option("--bind_core_list", options.cpus.list,
                             "The CPUs to divide among the ranks of a host, as in 0-3,8"),
              "CPUS");
@@ -89,7 +87,8 @@ void add_ranks(CLI::App& app, LaunchOptions& options) {
 void add_program(CLI::App& app, LaunchOptions& options) {
   app.option_defaults()->group("Program");
   app.add_flag("-m,--module", options.program.module, "PROGRAM is a Python module (python -m)");
-  app.add_flag("--no_python", options.program.no_python, "Execute PROGRAM itself, also a .py file");
+  app.add_flag("--no_python", options.program.no_python,
+               "Execute PROGRAM directly, even if it is a .py file");
   const auto set_local_rank = [&options](const std::string& name) {
     options.program.local_rank = name == "always"  ? LocalRank::always
                                  : name == "never" ? LocalRank::never
@@ -97,18 +96,18 @@ void add_program(CLI::App& app, LaunchOptions& options) {
   };
   takes_one_of(app.add_option_function<std::string>(
                    "--local_rank", set_local_rank,
-                   "Whether Python programs get --local_rank=N, as from DeepSpeed's launcher. "
-                   "Default: auto, those whose source mentions it; the variable LOCAL_RANK says "
-                   "the same to all"),
+                   "Whether Python programs get the argument --local_rank=N, as from DeepSpeed's "
+                   "launcher. Default: auto, only programs whose source mentions it. All programs "
+                   "have the variable LOCAL_RANK"),
                {"always", "auto", "never"});
   app.add_flag_callback(
       "--no_local_rank,--use_env", [&options] { options.program.local_rank = LocalRank::never; },
-      "The same as --local_rank never");
+      "Same as --local_rank never");
   app.add_flag("--deepspeed_compat", options.deepspeed_compat,
-               "Python programs get zerorun's stand-in for DeepSpeed also where DeepSpeed is "
-               "installed; where it is not, they get it in any case");
+               "`import deepspeed` gives zerorun's replacement even if DeepSpeed is installed. If "
+               "it is not installed, programs get the replacement without this option");
   takes_text(app.add_option("--role", options.role,
-                            "torchrun's name for these ranks, which ROLE_NAME tells them"),
+                            "Name of these ranks, passed to them as ROLE_NAME, as by torchrun"),
              "NAME");
 }
 
@@ -116,42 +115,48 @@ void add_hosts(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   app.option_defaults()->group("Hosts");
   HostRequest& hosts = options.hosts;
   takes_text(app.add_option("-H,--hostfile", hosts.hostfile,
-                            "File with a line 'HOST slots=N' for each host. Default: "
-                            "/job/hostfile if there is one; without it this host alone"),
+                            "File with a line 'HOST slots=N' for each host. Default: /job/hostfile "
+                            "if it exists, else only this host"),
              "FILE");
-  takes_text(app.add_option("--num_nodes,--nnodes", hosts.count,
-                            "Use the first N hosts; MIN:MAX lets the job go on with fewer"),
-             "N");
+  takes_text(
+      app.add_option(
+          "--num_nodes,--nnodes", hosts.count,
+          "Use the first N hosts; with MIN:MAX the job continues on fewer hosts if one is lost"),
+      "N");
   constexpr int64_t kMaxNodes = 65536;
-  takes_integer(app.add_option("--node_rank", hosts.node_rank,
-                               "This host's number, where the command is started on each by hand"),
-                "N", 0, kMaxNodes);
+  takes_integer(
+      app.add_option("--node_rank", hosts.node_rank,
+                     "Number of this host, if you start the command on every host by hand"),
+      "N", 0, kMaxNodes);
   takes_text(app.add_option("--master_addr", hosts.master_addr,
-                            "Address of the first host. Default: 127.0.0.1, with several hosts the "
-                            "first one's name"),
+                            "Address of the first host. Default: 127.0.0.1; with several hosts the "
+                            "name of the first"),
              "ADDRESS");
-  takes_integer(app.add_option("--master_port", hosts.master_port,
-                               "Its port. Default: a free one; 29500 where hosts are started by "
-                               "hand"),
-                "PORT", 0, std::numeric_limits<uint16_t>::max());
+  takes_integer(
+      app.add_option(
+          "--master_port", hosts.master_port,
+          "Port on the first host. Default: a free port; 29500 if hosts are started by hand"),
+      "PORT", 0, std::numeric_limits<uint16_t>::max());
   takes_text(app.add_option("--interface", options.remote.interface,
-                            "Network interface through which ranks reach other hosts"),
+                            "Network interface that ranks use to reach other hosts"),
              "NAME");
   takes_text(app.add_option("--local_addr", hosts.local_addr,
-                            "Address under which the other hosts reach this one"),
+                            "Address at which other hosts reach this host"),
              "ADDRESS");
-  app.add_flag("--standalone", hosts.standalone, "This host alone, whatever else is said");
+  app.add_flag("--standalone", hosts.standalone, "Use only this host, whatever other options say");
   takes_one_of(
-      app.add_option("--rdzv_backend", hosts.backend,
-                     "torchrun's way to meet; both mean the same here: at --rdzv_endpoint"),
+      app.add_option(
+          "--rdzv_backend", hosts.backend,
+          "torchrun's rendezvous; both values mean the same here: hosts meet at --rdzv_endpoint"),
       {"static", "c10d"});
   takes_text(app.add_option("--rdzv_endpoint", hosts.endpoint,
-                            "Where hosts meet: both of --master_addr and --master_port"),
+                            "Where hosts meet; sets both --master_addr and --master_port"),
              "HOST:PORT");
-  takes_text(app.add_option("--rdzv_id", hosts.run_id, "Name of the run, for TORCHELASTIC_RUN_ID"),
+  takes_text(app.add_option("--rdzv_id", hosts.run_id,
+                            "Name of the run, passed to ranks as TORCHELASTIC_RUN_ID"),
              "NAME");
   takes_text(app.add_option("--rdzv_conf", raw.rdzv_conf,
-                            "timeout=SECONDS: the time that all hosts have to come"),
+                            "timeout=SECONDS: how long to wait for all hosts at the start"),
              "KEY=VALUE,...");
 }
 
@@ -161,29 +166,29 @@ void add_remote(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   RemoteRequest& remote = options.remote;
   takes_one_of(
       app.add_option("--launcher", hosts.launcher,
-                     "What starts zerorun there. Default: ssh, in an allocation of Slurm "
-                     "slurm; those of MPI but openmpi on one host only"),
+                     "Program that starts zerorun on the other hosts. Default: ssh; in a Slurm "
+                     "allocation slurm. mpich, impi and mvapich support one host only"),
       {"ssh", "pdsh", "slurm", "openmpi", "mpich", "impi", "mvapich", "standard", "nossh"});
-  takes_text(
-      app.add_option("--launcher_args", raw.launcher_arguments, "More options for it, in one word"),
-      "ARGUMENTS");
+  takes_text(app.add_option("--launcher_args", raw.launcher_arguments,
+                            "More options for that program, as one word"),
+             "ARGUMENTS");
   takes_integer(app.add_option("--ssh_port", remote.ssh_port, "Port of ssh"), "PORT", 1,
                 std::numeric_limits<uint16_t>::max());
   app.add_flag_callback(
-      "--no_ssh_check", [&remote] { remote.check = false; }, "Do not try ssh on every host first");
-  app.add_flag("--no_ssh", hosts.by_hand,
-               "Start nothing there: the same command is started on every host, with --node_rank");
-  app.add_flag("--force_multi", hosts.force_multi,
-               "Start through --launcher also where this is the only host");
+      "--no_ssh_check", [&remote] { remote.check = false; }, "Do not test ssh to every host first");
+  app.add_flag(
+      "--no_ssh", hosts.by_hand,
+      "Start nothing on other hosts: you start the same command on every host, with --node_rank");
+  app.add_flag("--force_multi", hosts.force_multi, "Use --launcher even if this is the only host");
   app.add_option_function<std::string>(
          "--export", [&remote](const std::string& name) { remote.exports.push_back(name); },
-         "Variable that goes to the other hosts too; may be given several times. Those of NCCL, "
-         "UCX, Python and the like do, and those in .deepspeed_env")
+         "Environment variable to pass to the other hosts; may be repeated. Those of NCCL, UCX, "
+         "Python and similar libraries and those in .deepspeed_env are always passed")
       ->type_name("NAME")
       ->trigger_on_parse();
-  takes_text(
-      app.add_option("--venv_script", remote.venv_script, "File that shells there read first"),
-      "FILE");
+  takes_text(app.add_option("--venv_script", remote.venv_script,
+                            "Shell script to source on the other hosts first"),
+             "FILE");
 }
 
 void add_failures(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
@@ -191,34 +196,39 @@ void add_failures(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   RestartRequest& restarts = options.restarts;
   constexpr int64_t kMany = 1'000'000;
   takes_integer(app.add_option("--max_restarts", restarts.max_restarts,
-                               "Restart a job that failed so often. Default: 0"),
+                               "Maximum number of restarts of a job that failed. Default: 0"),
                 "N", 0, kMany);
   app.add_flag("--elastic_training", raw.elastic,
                "As in DeepSpeed: restart up to 100 times, with --min_elastic_nodes to "
                "--max_elastic_nodes hosts");
-  takes_integer(app.add_option("--min_elastic_nodes", restarts.min_nodes, "The least hosts"), "N",
-                -1, kMany);
-  takes_integer(app.add_option("--max_elastic_nodes", restarts.max_nodes, "The most hosts"), "N",
-                -1, kMany);
+  takes_integer(
+      app.add_option("--min_elastic_nodes", restarts.min_nodes, "Minimum number of hosts"), "N", -1,
+      kMany);
+  takes_integer(
+      app.add_option("--max_elastic_nodes", restarts.max_nodes, "Maximum number of hosts"), "N", -1,
+      kMany);
   takes_number(app.add_option("--grace_period,--shutdown_timeout", raw.grace_seconds,
-                              "Time that ranks have to save and end after Ctrl-C or SIGTERM; a "
-                              "second Ctrl-C ends them at once. Default: 30"),
+                              "Time for ranks to save and exit after Ctrl-C or SIGTERM; a second "
+                              "Ctrl-C kills them at once. Default: 30"),
                "SECONDS", 0.0, 86400.0);
   takes_number(app.add_option("--comm_timeout", options.hosts.comm_timeout_s,
-                              "Longest wait of a rank for others. Default: zerorun.comm_timeout "
-                              "of the configuration, 600"),
+                              "How long a rank waits for other ranks before it fails. Default: "
+                              "zerorun.comm_timeout of the configuration, else 600"),
                "SECONDS", 1e-3, kYear);
-  takes_text(app.add_option("--signals_to_handle", raw.signals,
-                            "Signals that end the job: SIGTERM,SIGINT,SIGHUP,SIGQUIT always do"),
-             "NAMES");
+  takes_text(
+      app.add_option("--signals_to_handle", raw.signals,
+                     "Additional signals that end the job, besides SIGTERM,SIGINT,SIGHUP,SIGQUIT"),
+      "NAMES");
 }
 
 void add_output(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   app.option_defaults()->group("Output");
   OutputRequest& output = options.output;
-  takes_text(app.add_option("--log_dir", output.log_dir,
-                            "Append the output of rank R to DIR/rankR.log; rank 0 still prints"),
-             "DIR");
+  takes_text(
+      app.add_option(
+          "--log_dir", output.log_dir,
+          "Append the output of rank R to DIR/rankR.log; only rank 0 also prints to the terminal"),
+      "DIR");
   app.add_option_function<std::string>(
          "--enable_each_rank_log",
          [&output](const std::string& folder) {
@@ -226,22 +236,25 @@ void add_output(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
            output.log_dir = folder;
            output.redirects = "3";
          },
-         "The same, and nothing is printed")
+         "Same as --log_dir, but rank 0 does not print either")
       ->type_name("DIR");
   takes_text(app.add_option("-r,--redirects", output.redirects,
-                            "Streams that go to these files alone: 1 (stdout), 2 (stderr), 3 "
-                            "(both), or by local rank, as in 0:1,1:3"),
+                            "Streams to write only to the log files: 1 (stdout), 2 (stderr), 3 "
+                            "(both), or per local rank, as in 0:1,1:3"),
              "STREAMS");
-  takes_text(app.add_option("-t,--tee", output.tee, "Streams that go to files and are printed"),
+  takes_text(app.add_option("-t,--tee", output.tee,
+                            "Streams to write to the log files and to print, in the same notation"),
              "STREAMS");
   takes_text(app.add_option("--local_ranks_filter", raw.shown_ranks,
-                            "Print only what these ranks of each host say, as in 0,2"),
+                            "Print only the output of these local ranks of each host, as in 0,2"),
              "RANKS");
-  app.add_flag("-q,--quiet", output.quiet, "The launcher says only what is wrong");
-  takes_one_of(app.add_option("--log_level", raw.log_level, "warning and above are as --quiet"),
-               {"debug", "info", "warning", "error", "critical"});
+  app.add_flag("-q,--quiet", output.quiet, "Print only the launcher's errors and warnings");
+  takes_one_of(
+      app.add_option("--log_level", raw.log_level,
+                     "Level of the launcher's messages; warning and higher levels mean --quiet"),
+      {"debug", "info", "warning", "error", "critical"});
   app.add_flag("--save_pid", options.save_pid,
-               "Write the launcher's process number to /tmp/PID.deepspeed while the job runs");
+               "Write the launcher's process ID to /tmp/PID.deepspeed while the job runs");
   app.add_flag("--dry_run", options.dry_run,
                "Print each rank's environment, CPUs and command; start nothing");
   app.add_flag("-h,--help", options.help, "Print this text");
@@ -279,8 +292,10 @@ void define_options(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   add_output(app, options, raw);
   add_idle(app, options);
   app.option_defaults()->group("Arguments");
-  app.add_option("PROGRAM", options.program.name, "What to run")->type_name("");
-  app.add_option("ARGUMENTS", options.program.arguments, "Its arguments, untouched")->type_name("");
+  app.add_option("PROGRAM", options.program.name, "Program to run")->type_name("");
+  app.add_option("ARGUMENTS", options.program.arguments,
+                 "Arguments of PROGRAM, passed on unchanged")
+      ->type_name("");
 }
 
 std::string_view advice_on_foreign(std::string_view name) {

@@ -11,7 +11,7 @@ class App;
 
 namespace zerorun {
 
-// Text of the options that need a check beyond their type.
+// The values of options whose text is checked after parsing.
 struct RawOptions {
   double grace_seconds = 30;
   std::string launcher_arguments{};
@@ -22,11 +22,11 @@ struct RawOptions {
   bool elastic = false;
 };
 
-// Defines the launcher's options, grouped by subject as its help shows them: zerorun's own, those
-// of DeepSpeed's launcher and those of torchrun.
+// Defines the launcher's options in the groups that its help shows: zerorun's own options, those of
+// DeepSpeed's launcher and those of torchrun.
 void define_options(CLI::App& app, LaunchOptions& options, RawOptions& raw);
 
-// The advice for an option of another launcher that cannot work here; empty for other names.
+// Advice for an option of another launcher that zerorun cannot support; empty for other names.
 std::string_view advice_on_foreign(std::string_view name);
 
 }  // namespace zerorun

@@ -10,12 +10,12 @@
 
 namespace zerorun {
 
-// The program that every rank runs, found on this machine.
+// The program that every rank runs, as found on this machine.
 struct Program {
   std::vector<std::string> command;    // up to the program: {"/usr/bin/python3", "-u", "train.py"}
-  std::vector<std::string> arguments;  // the user's, untouched
+  std::vector<std::string> arguments;  // of the user, unchanged
   bool python = false;
-  std::string local_rank;  // the option that gets the rank's number, before its arguments; or ""
+  std::string local_rank;  // the option for the local rank, before the arguments; or ""
 };
 
 struct ProgramRequest {
@@ -24,32 +24,32 @@ struct ProgramRequest {
   bool module = false;     // `name` is a Python module
   bool no_python = false;  // execute `name` itself, also when it ends in .py
   LocalRank local_rank = LocalRank::automatic;
-  std::vector<std::string> commands{};  // of zerorun's, which a name that is nowhere may have meant
+  std::vector<std::string> commands{};  // commands of zerorun, to suggest for an unknown name
 };
 
-// The places in which programs are searched for.
+// Where programs are searched.
 struct ProgramSearch {
   std::filesystem::path launcher_directory;  // of the running zerorun
   std::string path;                          // PATH
   std::string python;                        // ZERORUN_PYTHON
   std::string virtual_env;                   // VIRTUAL_ENV
 
-  // This process's.
+  // The values for this process.
   static ProgramSearch here();
 };
 
-// Names of the programs that come with zerorun, in ../libexec/zerorun/ of an installation as of a
-// build.
+// Names of the programs that are installed with zerorun, in ../libexec/zerorun/ of an installation
+// or a build.
 std::vector<std::string> bundled_programs(const std::filesystem::path& launcher_directory);
 
-// An executable file in one of the folders of `path`, which are joined by ':'.
+// Finds an executable file in one of the folders of `path`, which are separated by ':'.
 std::optional<std::filesystem::path> find_in_path(const std::string& name, std::string_view path);
 
-// True if that is what the request names.
+// True if the request names a bundled program.
 bool is_bundled(const ProgramRequest& request, const ProgramSearch& search);
 
-// A bundled program, a .py file, or an executable by path or in PATH, in this order. Throws
-// ConfigError that says where was looked.
+// Finds a bundled program, a .py file, or an executable by path or in PATH, in this order. Throws
+// ConfigError that lists the places searched.
 Program find_program(const ProgramRequest& request, const ProgramSearch& search);
 
 // The command that rank `local_rank` executes.

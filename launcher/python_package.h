@@ -11,17 +11,17 @@ namespace zerorun {
 
 // Python packages on this machine, looked for as files: no Python is started for that.
 
-// lib/python3.X/site-packages and Debian's lib/python3/dist-packages below `prefix`.
+// The folders lib/python3.X/site-packages, and Debian's lib/python3/dist-packages, below `prefix`.
 std::vector<std::filesystem::path> package_folders(const std::filesystem::path& prefix);
 
-// True when `python` finds the package: in its site-packages, the user's, or on PYTHONPATH.
+// True if `python` finds the package in its site-packages, in the user's, or on PYTHONPATH.
 bool has_package(const std::filesystem::path& python, const std::string& name,
                  const Environment& environment);
 
-// zerorun's own package in an installation or a build tree.
+// zerorun's Python package in an installation or a build tree.
 struct OwnPackage {
-  std::filesystem::path folder;  // holds zerorun/
-  std::filesystem::path python;  // that it was installed or built for; it may be gone
+  std::filesystem::path folder;  // contains zerorun/
+  std::filesystem::path python;  // that it was installed or built for; may no longer exist
 };
 std::optional<OwnPackage> find_own_package(const std::filesystem::path& launcher_directory);
 

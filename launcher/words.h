@@ -10,11 +10,11 @@ namespace zerorun {
 
 // "a,,b" -> {"a", "", "b"}; the empty text is one empty part.
 std::vector<std::string_view> split(std::string_view text, char separator);
-// Without blanks at both ends.
+// `text` without blanks at both ends.
 std::string_view trim(std::string_view text);
-// Separated by blanks, none of them empty.
+// The words of `text`, which are separated by blanks.
 std::vector<std::string_view> split_words(std::string_view text);
-// Nothing unless the whole text is a number.
+// nullopt unless the whole text is a number.
 std::optional<int> parse_number(std::string_view text);
 
 }  // namespace zerorun

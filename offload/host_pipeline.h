@@ -10,11 +10,12 @@
 
 namespace zerorun {
 
-// Work on offloaded memory, beside the device's: device-to-host copies, kernels of the host's cores
-// and host-to-device copies run on a stream each, so that a step takes as long as the longest.
+// Processes offloaded states while the device works. Device-to-host copies, kernels on the host's
+// cores and host-to-device copies have a stream each and overlap, so a step takes as long as the
+// slowest of the three.
 class HostPipeline {
  public:
-  // Staging for copies in one direction: `slots` views of `slot_nbytes` each.
+  // The staging buffers of one direction: `slots` buffers of `slot_nbytes` bytes each.
   struct Staging {
     int slots = 0;
     size_t slot_nbytes = 0;
@@ -22,34 +23,37 @@ class HostPipeline {
   };
   HostPipeline(Device& device, PinnedArena& arena, Staging to_host, Staging to_device);
 
-  // The device of the host's cores, and its stream for offloaded states.
+  // The device of the host's cores, and its stream that computes on offloaded states.
   Device& host() const { return device_.host(); }
   Stream& stream() { return *compute_; }
 
-  // Copies to host memory that outlives the copy, after what `after` has done.
+  // Copies `src` on the device to `dst` in host memory, after `after`. `dst` has to outlive the
+  // copy.
   Event fetch(TensorView src, TensorView dst, const Event& after);
-  // The same to staging; stream() waits for it. Read it before the `slots`th next call.
+  // Copies `src` to a staging buffer; stream() waits for the copy. The result is valid until the
+  // `slots`th next call.
   TensorView fetch(TensorView src, const Event& after);
-  // stream() is done with what the last fetch to staging returned.
+  // Called when stream() has been given all work that reads the last staging buffer.
   void fetched();
 
-  // Staging for stream() to write to, and the copy of it to the device. One at a time.
+  // outgoing() returns a staging buffer for stream() to write; send() copies it to the device. One
+  // buffer at a time.
   TensorView outgoing(int64_t numel, DType dtype);
   Event send(TensorView staged, TensorView dst);
 
-  // Everything fetched, or sent, so far.
+  // Events after which everything fetched, or sent, so far is complete.
   Event received() { return to_host_->record(); }
   Event sent() { return to_device_->record(); }
-  // Waits for all three streams; rethrows their first error.
+  // Waits for all three streams and rethrows their first error.
   void synchronize();
-  // The same before memory goes that their work uses, whatever has become of it.
+  // Waits for all three streams before memory that they use is freed; ignores errors.
   void drain() noexcept;
 
  private:
   Device& device_;
   SlotRing incoming_;
   SlotRing outgoing_;
-  // Last, so that their work is done before what it uses goes.
+  // Declared last, so that their work has completed before the memory it uses is freed.
   std::unique_ptr<Stream> to_host_;
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> to_device_;

@@ -8,12 +8,12 @@
 
 namespace zerorun {
 
-// Throws ConfigError when `limits` do not leave `nbytes` for each of `ranks` ranks on this host,
-// naming the limit, the bytes that are missing, and `purpose`.
+// Throws ConfigError if `limits` do not allow `nbytes` bytes for each of `ranks` ranks on this
+// host. The error names the limit, the missing bytes, and `purpose`.
 void check_host_memory(const HostLimits& limits, size_t nbytes, int ranks,
                        std::string_view purpose);
-// Advice for the user when `limits` do not let each of `ranks` ranks lock `nbytes`; empty when they
-// do.
+// Advice for the user if `limits` do not allow each of `ranks` ranks to lock `nbytes` bytes;
+// otherwise empty.
 std::string locking_advice(const HostLimits& limits, size_t nbytes, int ranks);
 
 }  // namespace zerorun

@@ -8,19 +8,19 @@
 
 namespace zerorun {
 
-// All the pinned host memory of an engine: one block of exactly the size that was worked out
-// beforehand, from which views are cut. Nothing is allocated or freed after construction.
+// All pinned host memory of an engine: one block of exactly the size that was computed beforehand,
+// from which views are taken. Nothing is allocated or freed after construction.
 class PinnedArena {
  public:
-  // Zero-filled.
+  // Allocates the block, zero-filled.
   PinnedArena(Device& device, size_t nbytes);
 
-  // InternalError beyond the size of the arena.
+  // Takes the next view. Throws InternalError beyond the size of the arena.
   TensorView take(int64_t numel, DType dtype);
   size_t nbytes() const { return buffer_.nbytes(); }
   size_t taken() const { return taken_; }
 
-  // The bytes that `numel` elements take up.
+  // The bytes of the arena that `numel` elements take.
   static constexpr size_t nbytes_of(int64_t numel, DType dtype) {
     constexpr size_t kAlignment = 64;
     const size_t nbytes = static_cast<size_t>(numel) * size_of(dtype);

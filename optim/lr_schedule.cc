@@ -49,7 +49,8 @@ Factory find_factory(std::string_view type) {
   fail<ConfigError>("/scheduler/type: got '{}', expected one of {}", type, fmt::join(names, ", "));
 }
 
-// Lists of one value for all groups or one per group; the optional ones may be empty.
+// Checks a list that must have one value for all groups or one per group; optional lists may be
+// empty.
 void check_list(std::string_view name, const std::vector<double>& values, size_t groups,
                 std::vector<std::string>& problems) {
   if (values.size() <= 1 || values.size() == groups) return;
@@ -98,7 +99,7 @@ void check(const SchedulerConfig& config, size_t groups) {
 ScheduledValues LrSchedule::values(int64_t applied_steps, int group) const {
   ZR_CHECK(group >= 0 && group < groups(), "parameter group {} of {}", group, groups());
   ZR_CHECK(applied_steps >= 0, "{} applied steps", applied_steps);
-  // DeepSpeed's constructors leave the groups alone when they are told to continue somewhere.
+  // DeepSpeed's constructors do not change the groups if last_batch_iteration is given.
   if (applied_steps == 0 && first_ != -1) return {base_lr(group)};
   return at(first_ + applied_steps, group);
 }

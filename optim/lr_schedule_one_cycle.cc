@@ -27,7 +27,8 @@ class OneCycle final : public LrSchedule {
         is_rising ? config_.first_stair_count
                   : config_.second_stair_count.value_or(config_.first_stair_count));
     if (stairs > 0.0) {
-      // From whole steps: a rounded height just below a stair would drop to the next one.
+      // Computed from whole steps: a height that rounding puts just below a stair would become the
+      // next lower stair.
       return std::floor(in_cycle <= first_ ? in_cycle * stairs / first_
                                            : (total - in_cycle) * stairs / second_) /
              stairs;
@@ -36,13 +37,13 @@ class OneCycle final : public LrSchedule {
     return is_rising ? position(step) / ratio : (position(step) - 1.0) / (ratio - 1.0);
   }
 
-  // The part of the cycle that is over.
+  // Returns the fraction of the cycle that is completed.
   double position(double step) const {
     const double cycles = step / (first_ + second_);
     return 1.0 + cycles - std::floor(1.0 + cycles);
   }
 
-  // Decay intervals after the cycle; 0 when there is no decay.
+  // Returns the number of decay intervals since the end of the cycle; 0 if there is no decay.
   double intervals(int64_t iteration) const {
     if (config_.decay_step_size == 0) return 0.0;
     return (static_cast<double>(iteration) - (first_ + second_) + 1.0) /
@@ -53,7 +54,7 @@ class OneCycle final : public LrSchedule {
     const double low = value_for(config_.min_momentum, group);
     const double high = value_for(config_.max_momentum, group);
     if (iteration < 0)
-      return low;  // what DeepSpeed's constructor sets, though the cycle starts high
+      return low;  // DeepSpeed's constructor sets this, although the cycle starts high
     if (is_in_cycle(iteration)) return high - (high - low) * height(iteration);
     return high * (1.0 + config_.decay_momentum_rate * intervals(iteration));
   }
@@ -77,7 +78,7 @@ class OneCycle final : public LrSchedule {
   }
 
   const OneCycleConfig config_;
-  const double first_;  // steps of the halves
+  const double first_;  // number of steps of each half
   const double second_;
 };
 

@@ -7,7 +7,7 @@
 
 namespace zerorun {
 
-// The families of schedules. make_lr_schedule has checked the configuration.
+// Factories for the kinds of schedules. make_lr_schedule has already checked the configuration.
 
 // WarmupLR, WarmupDecayLR.
 std::unique_ptr<LrSchedule> make_warmup_schedule(const SchedulerConfig& config,
@@ -22,7 +22,8 @@ std::unique_ptr<LrSchedule> make_one_cycle_schedule(const SchedulerConfig& confi
 std::unique_ptr<LrSchedule> make_ratio_schedule(const SchedulerConfig& config,
                                                 std::vector<double> base_lrs);
 
-// The value for a group of a list that holds one for all groups or one per group.
+// Returns the value of a parameter group from a list with one value for all groups or one per
+// group.
 inline double value_for(const std::vector<double>& values, int group) {
   return values.size() == 1 ? values.front() : values[static_cast<size_t>(group)];
 }

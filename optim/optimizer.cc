@@ -13,7 +13,7 @@ namespace zerorun {
 
 namespace {
 
-// The seed of stochastic rounding: results must not depend on anything else.
+// Fixed seed of stochastic rounding, so that results are reproducible.
 constexpr uint64_t kRoundingSeed = 0x7a65726f72756eULL;
 
 struct Type {
@@ -62,7 +62,8 @@ float bias_correction(bool enabled, double beta, int64_t step) {
   return enabled ? static_cast<float>(1.0 - std::pow(beta, static_cast<double>(step))) : 1.0F;
 }
 
-// The learning rate of the parameters that AdamW updates beside Muon, over that of Muon's matrices.
+// Returns the learning rate of the parameters that AdamW updates, divided by that of Muon's
+// matrices.
 double rest_of_muon(const OptimizerConfig& config) {
   if (config.adam_lr == config.muon_lr) return 1.0;
   if (config.muon_lr == 0.0F) {
@@ -163,8 +164,8 @@ UpdateScalars Optimizer::muon_scalars(int64_t step, const ParameterGroup& group,
   UpdateScalars s = scalars(step, 1.0F, group);
   s.rule = UpdateRule::sgd;
   s.decoupled = true;
-  // Jordan's scale, which keeps the update's size per output; DeepSpeed and torch.optim.Muon
-  // ("original") have the same.
+  // Jordan's scale, which keeps the size of the update per output feature; same as in DeepSpeed and
+  // torch.optim.Muon ("original").
   s.grad_scale = static_cast<float>(
       std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(cols))));
   return s;

@@ -11,32 +11,36 @@
 
 namespace zerorun {
 
-// An update rule: which states it keeps per element, and how the scalars of a step follow from
-// configuration, parameter group and step. It holds no state of its own: the states live in a
-// StateStore, so they can be sharded, offloaded and saved without the rule knowing.
+// An update rule: describes the states per element and computes the scalars of a step from
+// configuration, parameter group and step number. The states themselves are in a StateStore, so
+// that sharding, offloading and saving are independent of the rule.
 class Optimizer {
  public:
-  // How a step goes over the parameters: in one pass, or with something to do between two.
+  // Whether a step is one pass over the parameters, or two passes with other work in between.
   enum class Passes : uint8_t { one, lamb, muon };
 
-  // Throws ConfigError naming the types that exist, or settings that contradict each other.
+  // Throws ConfigError that lists the existing types, or names settings that contradict each other.
   Optimizer(const OptimizerConfig& config, const PrecisionConfig& precision, double lr_ratio = 1.0);
 
-  // Engine::step takes the caller's update (kExternalOptimizer).
+  // True if the caller of Engine::step provides the update (kExternalOptimizer).
   bool is_external() const { return external_; }
   Passes passes() const;
   std::span<const StateSpec> states() const { return states_; }
-  // Parameters must begin at multiples of this within a shard.
+  // Parameters must begin at multiples of this number of elements within a shard.
   int64_t alignment() const { return block_ > 1 ? block_ : 1; }
-  // Master or states are rounded stochastically: updates must name parameter and element.
+  // True if master or states are rounded stochastically, so that updates must specify parameter and
+  // element.
   bool rounds_stochastically() const { return stochastic_; }
 
-  // Scalars of the first pass. `step` counts from 1; `grad_scale` multiplies the gradient.
+  // Returns the scalars of the first pass. `step` counts from 1; `grad_scale` is the factor of the
+  // gradient.
   UpdateScalars scalars(int64_t step, float grad_scale, const ParameterGroup& group) const;
-  // Scalars of Lamb's second pass, for a parameter and a direction of these L2 norms.
+  // Returns the scalars of Lamb's second pass for a parameter and an update direction with these L2
+  // norms.
   UpdateScalars lamb_scalars(int64_t step, const ParameterGroup& group, double parameter_norm,
                              double direction_norm) const;
-  // Scalars of Muon's second pass, which takes the orthogonalized direction for the gradient.
+  // Returns the scalars of Muon's second pass, in which the orthogonalized direction replaces the
+  // gradient.
   UpdateScalars muon_scalars(int64_t step, const ParameterGroup& group, int64_t rows,
                              int64_t cols) const;
   int newton_schulz_steps() const { return config_.ns_steps; }
@@ -45,7 +49,7 @@ class Optimizer {
   OptimizerConfig config_;
   bool external_ = false;
   UpdateRule rule_ = UpdateRule::adam;
-  // Multiplies a group's lr, which is meant for Muon, where AdamW updates the parameters beside it.
+  // factor of a group's lr, for the AdamW that updates the parameters that Muon does not
   double lr_ratio_ = 1.0;
   bool decoupled_ = false;
   bool stochastic_ = false;
@@ -53,12 +57,12 @@ class Optimizer {
   std::vector<StateSpec> states_;
 };
 
-// The name of the formula that a type and its settings ask for: states of one are of no use to
-// another. Adam and AdamW are the same but for adam_w_mode false.
+// Returns the name of the formula that a type and its settings select. States of one formula cannot
+// be used with another. Adam and AdamW have the same formula unless adam_w_mode is false.
 std::string rule_name(const OptimizerConfig& config);
 
-// By ParameterSpec::use_muon: what updates parameters without it and, when the type is Muon, with
-// it.
+// Returns the optimizers, indexed by ParameterSpec::use_muon: the one for parameters without it
+// and, if the type is Muon, the one for parameters with it.
 std::vector<Optimizer> make_optimizers(const OptimizerConfig& config,
                                        const PrecisionConfig& precision);
 

@@ -68,7 +68,7 @@ Address source_towards(const std::string& host) {
   Address source;
   if (!socket || ::connect(socket.get(), target.get(), target.size) != 0 ||
       getsockname(socket.get(), source.get(), &source.size) != 0) {
-    fail<CommError>("this host has no way to '{}': {}", host, std::strerror(errno));
+    fail<CommError>("this host has no route to '{}': {}", host, std::strerror(errno));
   }
   return source;
 }

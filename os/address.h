@@ -4,27 +4,26 @@
 
 namespace zerorun {
 
-// True for addresses that every host takes for itself, and names that mean one ("localhost"). A
-// host's own name may have such an address on that host alone, so names are not looked up.
+// True for loopback addresses and for "localhost". Other names are not resolved, because a host may
+// resolve its own name to a loopback address that no other host could use.
 bool is_loopback(const std::string& host);
 
-// True when this host looks `host` up as an address of the loopback. Throws CommError when it has
-// no address.
+// True if this host resolves `host` to a loopback address. Throws CommError if it has no address.
 bool resolves_to_loopback(const std::string& host);
 
-// True if `host`, a name or address, is of this machine. A name that nobody knows is not.
+// True if `host`, a name or address, is this machine. False for a name that cannot be resolved.
 bool is_own_address(const std::string& host);
 
-// The address that means all of this host's, of the family of `host`.
+// Returns the wildcard address (all addresses of this host) of the address family of `host`.
 std::string any_address_like(const std::string& host);
 
-// This host's address on the way to `host`, which other hosts reach as well: not its loopback
-// unless that is what `host` says. Throws CommError when there is no way.
+// Returns the address of this host from which it reaches `host`, and at which other hosts can reach
+// it. It is a loopback address only if `host` is one. Throws CommError if there is no route.
 std::string own_address_towards(const std::string& host);
 
-// The address of a network interface of this host, or the one that `name` says if it is this
-// host's; as numbers. Of an interface with several, one of the family of `like` if that is not
-// empty, and IPv4 before IPv6. Throws CommError for anything else.
+// Returns the numeric address of a network interface `name` of this host, or `name` itself if it is
+// an address of this host. If the interface has several addresses, prefers the address family of
+// `like` unless that is empty, then IPv4. Throws CommError for any other name.
 std::string own_address_of(const std::string& name, const std::string& like);
 
 }  // namespace zerorun

@@ -7,21 +7,21 @@
 
 namespace zerorun {
 
-// The control group in which this process runs, as the kernel accounts for it. Both versions of the
-// interface are read; `root` replaces "/" in tests.
+// Reads the limits of the control group in which this process runs. Supports cgroup versions 1 and
+// 2. `root` replaces "/" in tests.
 class ControlGroup {
  public:
   explicit ControlGroup(std::filesystem::path root = "/");
 
-  // The number of processes that the out-of-memory killer has ended so far: in this group if that
-  // is known, else on the whole machine.
+  // Returns how many processes the out-of-memory killer has killed so far: in this group if that is
+  // known, else on the machine.
   std::optional<int64_t> oom_kills() const;
-  // The smallest limit of memory, in bytes, of this group and the groups that hold it.
+  // Returns the smallest memory limit in bytes of this group and its ancestors.
   std::optional<int64_t> memory_limit() const;
-  // Bytes that these limits leave, the smallest of all: limit - use, where the cache of files does
-  // not count as used, because the kernel drops it before it refuses memory.
+  // Returns the smallest number of bytes that is left below these limits. The page cache does not
+  // count as used, because the kernel drops it before an allocation fails.
   std::optional<int64_t> memory_available() const;
-  // The number of CPUs whose time this group may use.
+  // Returns how many CPUs' worth of time this group may use.
   std::optional<double> cpu_quota() const;
 
  private:
@@ -29,7 +29,7 @@ class ControlGroup {
     int64_t limit = 0;
     int64_t available = 0;
   };
-  // One entry for each group with a limit, from this process's own up to the root.
+  // Returns one entry for each group with a limit, from that of this process up to the root.
   std::vector<MemoryUse> memory_uses() const;
 
   std::filesystem::path root_;

@@ -5,9 +5,9 @@
 
 namespace zerorun {
 
-// The mangled name of the function at an offset from where a program or library is loaded, from its
-// symbol table; also of functions that it does not export. Empty: it has none, or it is no ELF file
-// of this machine.
+// Returns the mangled name of the function at `offset` from the load address of a program or
+// library, from its symbol table, including functions that are not exported. Returns "" if there is
+// no such symbol or `path` is not an ELF file for this machine.
 std::string elf_symbol_at(const std::string& path, uint64_t offset);
 
 }  // namespace zerorun

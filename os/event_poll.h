@@ -16,18 +16,20 @@ class EventPoll {
   // Throws IoError.
   EventPoll();
 
-  // Readable while one of the watched descriptors is ready, so that poll() can wait for all.
+  // Returns a descriptor that is readable while one of the watched descriptors is ready, for use
+  // with poll().
   int fd() const { return epoll_.get(); }
 
-  // `events` (EPOLLIN, EPOLLOUT, or 0: errors and hang-ups only) of the descriptor are reported
-  // with `subject`. Throws IoError.
+  // Reports `events` of the descriptor (EPOLLIN, EPOLLOUT, or 0 for errors and hang-ups only)
+  // together with `subject`. Throws IoError.
   void watch(int descriptor, uint32_t events, void* subject);
   void change(int descriptor, uint32_t events, void* subject);
-  // Before the descriptor is closed: a copy of it in a child process would keep it in the set.
+  // Stops watching. Must be called before the descriptor is closed, because a copy of it in a child
+  // process would keep it in the set.
   void forget(int descriptor);
 
-  // Those that are ready within `milliseconds` (-1: without limit), at most 64, until the next
-  // call; none after a signal. Throws IoError.
+  // Waits up to `milliseconds` (-1: no limit) and returns the events, at most 64; none after a
+  // signal. They are valid until the next call. Throws IoError.
   std::span<const epoll_event> wait(int milliseconds);
 
  private:

@@ -6,7 +6,7 @@
 
 namespace zerorun {
 
-// Move-only owner of an open file, socket or the like.
+// Move-only owner of an open file descriptor (file, socket, ...).
 class FileDescriptor {
  public:
   FileDescriptor() = default;
@@ -23,7 +23,7 @@ class FileDescriptor {
 
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
-  // The caller closes it.
+  // Gives up ownership; the caller has to close the descriptor.
   int release() { return std::exchange(fd_, -1); }
   void close() {
     if (fd_ >= 0) ::close(std::exchange(fd_, -1));

@@ -6,8 +6,7 @@
 
 namespace zerorun {
 
-// Bytes that may still be written on the file system that holds `path`; nothing where the system
-// does not know.
+// Returns the free bytes of the file system that contains `path`; nullopt if unknown.
 std::optional<uint64_t> free_space(const std::filesystem::path& path);
 
 }  // namespace zerorun

@@ -6,11 +6,12 @@
 
 namespace zerorun {
 
-// Sleeps until the word is woken, but only if it still holds `expected`, and at most for `timeout`.
-// May return early. Works between processes that share the word's memory.
+// Sleeps until futex_wake is called for `word`, but only if `word` still has the value `expected`,
+// and at most for `timeout`. May return early. Works between processes that share the memory of
+// `word`.
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected,
                 std::chrono::nanoseconds timeout);
-// Wakes all sleepers.
+// Wakes all threads that sleep in futex_wait for `word`.
 void futex_wake(const std::atomic<uint32_t>& word);
 
 }  // namespace zerorun

@@ -7,16 +7,16 @@
 
 namespace zerorun {
 
-// Memory that this process can still get. The one reader of it: whoever asks for the memory of a
-// host asks here.
+// Memory that this process can still allocate. All other code gets the memory of a host from here.
 struct HostLimits {
-  std::optional<int64_t> available{};        // on the machine, without swapping
-  std::optional<int64_t> group_available{};  // in its control group and those that hold it
-  // The limit of locked memory (`ulimit -l`) for this user's processes, where there is one: buffers
-  // that io_uring keeps mapped count, memory that CUDA pins does not.
+  std::optional<int64_t> available{};        // free on the machine without swapping
+  std::optional<int64_t> group_available{};  // left in its control group and the ancestors of that
+  // Limit of locked memory (`ulimit -l`), if there is one. Registered buffers of io_uring count
+  // towards it; memory pinned by CUDA does not.
   std::optional<int64_t> lockable{};
 
-  // The smaller of the two that are known; the largest number when none is.
+  // Returns the smaller of `available` and `group_available`, or the largest size_t if neither is
+  // known.
   size_t available_bytes() const;
 };
 // `root` replaces "/" in tests.

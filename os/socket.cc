@@ -208,7 +208,8 @@ void send_frame(const FileDescriptor& socket, const std::string& payload, Deadli
   const std::string frame = frame_of(payload);
   size_t sent = 0;
   while (sent < frame.size()) {
-    if (!wait_ready(socket, POLLOUT, deadline)) fail<CommError>("rank 0 does not take a message");
+    if (!wait_ready(socket, POLLOUT, deadline))
+      fail<CommError>("rank 0 does not read a message before the deadline");
     const ssize_t count =
         ::send(socket.get(), frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
     if (count < 0 && errno != EAGAIN && errno != EINTR) {

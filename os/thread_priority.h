@@ -2,8 +2,8 @@
 
 namespace zerorun {
 
-// From now on the calling thread gets about a tenth of a core that others of this process want too,
-// and all of one that nobody wants. For work beside the training.
+// Lowers the priority of the calling thread, for background work during training: it gets about a
+// tenth of a core that other threads also use, and all of an idle core.
 void lower_thread_priority() noexcept;
 
 }  // namespace zerorun

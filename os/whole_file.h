@@ -5,23 +5,22 @@
 
 namespace zerorun {
 
-// Writes a file as a whole. A regular file, or one that does not exist yet, gets all of the new
-// content or keeps what it had, also after a power failure or on a full disk; its permissions stay.
-// Links are followed. What is no regular file (a pipe, a terminal, /dev/null, /dev/stdout) is
-// written to, never replaced. Throws IoError naming the path and the system's reason.
+// Writes a file atomically. A regular or new file gets all of the new content or keeps its old
+// content, even after a power failure or on a full disk; its permissions do not change. Symbolic
+// links are followed. Anything but a regular file (a pipe, a terminal, /dev/null, /dev/stdout) is
+// written to, never replaced. Throws IoError that names the path and the system's reason.
 void write_whole_file(const std::filesystem::path& path, std::string_view text);
 
-// Finds what would keep a program from writing a file later: makes its folder if there is none.
-// Throws IoError that begins with `what`.
+// Checks that a file can be written later, and creates its folder if it is missing. Throws IoError
+// that begins with `what`.
 void prepare_output_file(const std::filesystem::path& path, std::string_view what);
 
-// The same in steps, for a writer that makes the new file beside the old one by itself:
+// The steps of write_whole_file, for code that writes the new file itself:
 //
-// The path behind the links of `path`, whether something is there or not; the link to an open file,
-// as /dev/stdout, is the end. Throws IoError for links in a circle.
+// Follows the symbolic links of `path` and returns the resulting path, which need not exist. Does
+// not follow links to open files such as /dev/stdout. Throws IoError for circular links.
 std::filesystem::path follow_links(std::filesystem::path path);
-// Gives an open file the permissions, and where possible the owner, of the file at `old`, if there
-// is one.
+// Gives an open file the permissions and, if possible, the owner of the file `old`, if that exists.
 void copy_permissions(const std::filesystem::path& old, int descriptor);
 
 }  // namespace zerorun

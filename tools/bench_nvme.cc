@@ -12,10 +12,11 @@ namespace zerorun {
 
 namespace {
 
-constexpr uint64_t kMemory = uint64_t{64} << 20;  // that blocks come from and go to
+constexpr uint64_t kMemory = uint64_t{64} << 20;  // memory of the blocks
 constexpr double kGB = 1e9;
 
-// All of the file once, in blocks of `block` bytes, `depth` at a time; bytes per second.
+// Transfers the whole file once in blocks of `block` bytes, `depth` at a time. Returns bytes per
+// second.
 double measure(const DirectFile& file, std::span<std::byte> memory, Transfer direction,
                int64_t block, int depth, std::string& way) {
   const std::vector<std::span<std::byte>> all = {memory};
@@ -38,7 +39,8 @@ void bench_nvme(const std::string& folder, uint64_t nbytes,
                1.0F);
   const std::span<std::byte> memory(buffer.data(), kMemory);
   std::string way;
-  // Blocks that were never written cost less to read, and more to write.
+  // Writes the file first, because blocks that were never written are faster to read and slower to
+  // write.
   measure(file, memory, Transfer::write, 1 << 20, 8, way);
   print(fmt::format("{}: {:.1f} GB, direct I/O through {}", folder,
                     static_cast<double>(nbytes) / kGB, way));
@@ -67,10 +69,10 @@ void bench_nvme(const std::string& folder, uint64_t nbytes,
   constexpr double kStateBytes = 12e9;
   print(fmt::format("best: \"aio\": {{\"block_size\": {}, \"queue_depth\": {}}}", best_block,
                     best_depth));
-  print(fmt::format(
-      "a step of Adam costs about {:.1f} s for each billion parameters offloaded from this host "
-      "(12 GB read in {:.1f} s, 12 GB written in {:.1f} s)",
-      kStateBytes / best_both, kStateBytes / best_read, kStateBytes / best_write));
+  print(
+      fmt::format("a step of Adam takes about {:.1f} s per billion parameters that this host "
+                  "offloads (12 GB read in {:.1f} s, 12 GB written in {:.1f} s)",
+                  kStateBytes / best_both, kStateBytes / best_read, kStateBytes / best_write));
 }
 
 }  // namespace zerorun

@@ -6,10 +6,10 @@
 
 namespace zerorun {
 
-// Measures a folder's disk the way NVMe offload uses it: direct reads and writes by size and
-// number of requests, then what a step costs for each billion parameters. `print` gets a line at a
-// time. Uses `nbytes` of the disk while it runs. Throws ConfigError when the folder is no place to
-// offload to.
+// Measures the disk of a folder as NVMe offloading uses it: direct reads and writes with several
+// sizes and numbers of requests, and the resulting time of a step per billion parameters. Calls
+// `print` for each line. Uses `nbytes` of the disk while it runs. Throws ConfigError if the folder
+// cannot be used for offloading.
 void bench_nvme(const std::string& folder, uint64_t nbytes,
                 const std::function<void(const std::string&)>& print);
 

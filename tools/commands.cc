@@ -26,7 +26,8 @@ std::vector<std::string> names_of(const CLI::App& tool) {
   return names;
 }
 
-// Says of what tool an argument is wrong, and what was meant; CLI11 says neither.
+// Throws ConfigError that names the tool of the wrong argument and a suggestion, which CLI11's
+// message lacks.
 [[noreturn]] void fail_parsing(const CLI::App& tools, const std::vector<std::string>& arguments,
                                const CLI::ParseError& error) {
   const CLI::App* tool = &tools;
@@ -40,12 +41,12 @@ std::vector<std::string> names_of(const CLI::App& tool) {
   }
   const std::vector<std::string> names = names_of(*tool);
   if (!names.empty() && argument == arguments.end()) {
-    fail<ConfigError>("{} what? It has {}; see {} --help", command, fmt::join(names, ", "),
+    fail<ConfigError>("{} needs a command: {}; see {} --help", command, fmt::join(names, ", "),
                       command);
   }
   if (!names.empty() && !argument->starts_with('-')) {
     const std::string nearest = nearest_name(*argument, names);
-    fail<ConfigError>("{} has no '{}'; {}", command, printable(*argument),
+    fail<ConfigError>("{} has no command '{}'; {}", command, printable(*argument),
                       nearest.empty() ? fmt::format("it has {}", fmt::join(names, ", "))
                                       : fmt::format("did you mean '{}'?", nearest));
   }
@@ -74,7 +75,7 @@ std::optional<int> run_tool(const std::vector<std::string>& given) {
     print_help({given.begin() + 1, given.end()});
     return 0;
   }
-  if (first == "completion" && second == "--words") {  // what the shells ask
+  if (first == "completion" && second == "--words") {  // request of the completion scripts
     print_text(candidates_text({given.begin() + 2, given.end()}));
     return 0;
   }

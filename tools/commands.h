@@ -8,9 +8,9 @@ namespace zerorun {
 
 std::vector<std::string> command_names();
 
-// The tools beside the launcher: zerorun config, ckpt, env, ... `arguments` without the
-// launcher's own name. Returns the exit code, or nothing when the first word is not a tool's name.
-// Throws ConfigError for arguments that cannot be meant, and what the tools themselves throw.
+// Runs a tool: zerorun config, ckpt, env, ... `arguments` do not include the program's name.
+// Returns the exit code, or nullopt if the first word is not the name of a tool. Throws ConfigError
+// for invalid arguments, and the exceptions of the tools.
 std::optional<int> run_tool(const std::vector<std::string>& arguments);
 
 }  // namespace zerorun

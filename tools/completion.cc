@@ -26,7 +26,7 @@ const CLI::Option* find_option(const CLI::App& app, const std::string& word) {
   return app.get_option_no_throw(with_underscores(word.substr(0, word.find('='))));
 }
 
-// True if the next word is the value of the option in this one.
+// True if the word is an option whose value is the next word.
 bool expects_value(const CLI::App& app, const std::string& word) {
   const CLI::Option* option = find_option(app, word);
   return option != nullptr && option->get_items_expected_min() > 0 &&
@@ -42,7 +42,7 @@ void add_values(const CLI::Option& option, const std::string& lead, const std::s
 
 void add_options(const CLI::App& app, const std::string& prefix, Candidates& found) {
   for (const CLI::Option* option : app.get_options()) {
-    if (option->get_group().empty()) continue;  // not in the help either
+    if (option->get_group().empty()) continue;  // hidden from the help, too
     for (const std::string& name : option->get_lnames()) {
       const std::string word = "--" + name;
       if (word.starts_with(prefix)) found.push_back({word, option->get_description()});
@@ -50,7 +50,7 @@ void add_options(const CLI::App& app, const std::string& prefix, Candidates& fou
   }
 }
 
-// The last word as an option of `app`, or as the value of one.
+// Completes the last word as an option of `app` or as the value of one.
 Candidates complete_option(const CLI::App& app, Words words) {
   Candidates found;
   const std::string& last = words.back();
@@ -62,7 +62,7 @@ Candidates complete_option(const CLI::App& app, Words words) {
     add_values(*find_option(app, words[words.size() - 2]), "", last, found);
   } else if (last.starts_with('-')) {
     add_options(app, last == "-" ? "--" : with_underscores(last), found);
-  } else {  // the choices of what has no name, such as the shell of `completion`
+  } else {  // choices of positional arguments, such as the shell of `completion`
     for (const CLI::Option* argument : app.get_options()) {
       if (!argument->nonpositional()) add_values(*argument, "", last, found);
     }
@@ -92,7 +92,7 @@ Candidates complete_tool(const CLI::App& tools, Words words) {
   return found;
 }
 
-// The place of PROGRAM, or of the last word.
+// Returns the index of PROGRAM, or of the last word.
 size_t find_program_word(const CLI::App& launcher, Words words) {
   size_t i = 0;
   while (i + 1 < words.size() && words[i].starts_with('-')) {
@@ -120,7 +120,7 @@ Candidates complete_job(const CLI::App& tools, Words words) {
   Candidates found;
   if (words.size() == 1) add_tools(tools, last, found);
   for (const std::string& name : bundled_programs(ProgramSearch::here().launcher_directory)) {
-    if (name.starts_with(last)) found.push_back({name, "A program that comes with zerorun"});
+    if (name.starts_with(last)) found.push_back({name, "A bundled program"});
   }
   return found;
 }

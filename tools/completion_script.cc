@@ -8,8 +8,8 @@ namespace zerorun {
 
 namespace {
 
-// The words up to the cursor come from the line, since bash itself also cuts at '=' and ':'; it
-// replaces only what stands behind the last of these.
+// The words up to the cursor are taken from the line, because bash also splits at '=' and ':'. bash
+// replaces only the part after the last of these.
 constexpr std::string_view kBash = R"(_zerorun() {
   local line=${COMP_LINE:0:COMP_POINT} cut candidate words
   read -ra words <<<"$line"

@@ -4,7 +4,7 @@
 
 namespace zerorun {
 
-// The script that makes bash, zsh or fish ask `zerorun completion --words` for candidates.
+// Returns the script that makes bash, zsh or fish call `zerorun completion --words` for candidates.
 std::string completion_script(const std::string& shell);
 
 }  // namespace zerorun

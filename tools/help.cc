@@ -19,7 +19,7 @@ std::string list_commands() {
   ToolArguments values;
   CLI::App tools("", "zerorun");
   define_tools(tools, values);
-  std::string text = "Commands (a name is one only as the first word; each has its own --help):\n";
+  std::string text = "Commands (recognised only as the first word; each has its own --help):\n";
   std::string task;
   const auto add = [&text](const std::string& name, const CLI::App& tool) {
     text += fmt::format("    {:<24}{}\n", "zerorun " + name, tool.get_description());
@@ -36,7 +36,7 @@ std::string list_commands() {
 void print_help(const std::vector<std::string>& topic) {
   if (topic.empty()) {
     return print_text(list_commands() +
-                      "Topics of zerorun help: each of these, launcher (its options), train, "
+                      "Topics of zerorun help: these commands, launcher (its options), train, "
                       "environment (variables)");
   }
   const std::string& first = topic.front();
@@ -46,7 +46,7 @@ void print_help(const std::vector<std::string>& topic) {
   std::vector<std::string> command = topic;
   command.emplace_back("--help");
   if (!run_tool(command)) {
-    fail<ConfigError>("zerorun help has nothing on '{}'; zerorun help lists what there is",
+    fail<ConfigError>("zerorun help has no topic '{}'; zerorun help lists the topics",
                       printable(first));
   }
 }

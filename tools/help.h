@@ -5,11 +5,11 @@
 
 namespace zerorun {
 
-// Every command in a line, grouped by task.
+// Lists all commands, one per line, grouped by task.
 std::string list_commands();
 
-// Prints what there is to say about a topic: a command in one or two words, launcher, train or
-// environment; without one the list. Throws ConfigError for other words.
+// Prints the help for a topic: a command of one or two words, launcher, train or environment;
+// without a topic lists the commands. Throws ConfigError for other topics.
 void print_help(const std::vector<std::string>& topic);
 
 }  // namespace zerorun

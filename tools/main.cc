@@ -45,7 +45,7 @@ int run(const std::vector<std::string>& arguments) {
 int main(int argc, char** argv) {
   try {
     const int code = run(std::vector<std::string>(argv + 1, argv + argc));
-    // The buffer's content is written only now.
+    // Buffered output is written only now.
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
       fail<IoError>("cannot write to standard output: {}", std::strerror(errno));
     }

@@ -18,8 +18,8 @@ namespace zerorun {
 
 namespace {
 
-// An option of such a tool, for completion; the tool itself reads it. `value` is empty for a
-// switch.
+// An option of a Python tool, for completion; the tool itself parses it. `value` is empty for a
+// flag.
 struct PythonOption {
   const char* name;
   const char* value;
@@ -27,37 +27,37 @@ struct PythonOption {
   std::vector<std::string> choices{};
 };
 
-// The words before a tool's own arguments, and the module that runs it.
+// A tool that is written in Python: its command words, and the module that runs it.
 struct PythonTool {
   std::vector<std::string> words;
   std::string module;
   const char* about;
   std::vector<PythonOption> options;
-  bool keeps_words = false;     // the module reads them too
-  bool starts_zerorun = false;  // it gets this command's path
+  bool keeps_words = false;     // the module also parses the command words
+  bool starts_zerorun = false;  // it needs the path of this command
 };
 
 std::vector<PythonOption> report_options() {
-  return {{"--output", "FILE", "The page"},
+  return {{"--output", "FILE", "File for the page"},
           {"--trace", "FILE", "Timeline of the run"},
-          {"--serve", "", "Serve a page that follows the runs"},
-          {"--port", "PORT", "Of --serve"}};
+          {"--serve", "", "Serve a page that follows the runs instead of writing one"},
+          {"--port", "PORT", "Port for --serve"}};
 }
 
 std::vector<PythonOption> monitor_options() {
-  return {{"--tensorboard", "DIR", "Event files for TensorBoard"},
-          {"--csv", "DIR", "A CSV file for each scalar"},
-          {"--wandb", "PROJECT", "A run of Weights & Biases"},
-          {"--comet", "PROJECT", "An experiment of Comet"},
-          {"--follow", "", "Go on until the run has ended"},
-          {"--quiet", "SECONDS", "With --follow: end when nothing came for so long"}};
+  return {{"--tensorboard", "DIR", "Write event files for TensorBoard to this folder"},
+          {"--csv", "DIR", "Write a CSV file for each scalar to this folder"},
+          {"--wandb", "PROJECT", "Report to a run of this project of Weights & Biases"},
+          {"--comet", "PROJECT", "Report to an experiment of this project of Comet"},
+          {"--follow", "", "Follow the file until the run has ended"},
+          {"--quiet", "SECONDS", "With --follow: stop if the file has not grown for this time"}};
 }
 
 std::vector<PythonOption> tune_options() {
-  return {{"--model", "MODEL", "As of zerorun plan"},
-          {"--gpu_memory", "SIZE", "As of zerorun plan"},
-          {"--host_memory", "SIZE", "As of zerorun plan"},
-          {"--trial_seconds", "N", "End a trial after so long"},
+  return {{"--model", "MODEL", "The model, as for zerorun plan"},
+          {"--gpu_memory", "SIZE", "Memory of each GPU, as for zerorun plan"},
+          {"--host_memory", "SIZE", "Memory of each host, as for zerorun plan"},
+          {"--trial_seconds", "N", "End a trial after this time"},
           {"--run", "", "Train with the best configuration afterwards"}};
 }
 
@@ -67,23 +67,23 @@ const std::vector<std::string>& dtypes() {
 }
 
 std::vector<PythonOption> import_options() {
-  return {{"--dtype", "DTYPE", "Of the parameters", dtypes()},
-          {"--offload", "DIR", "Local disk for states, to save memory"},
-          {"--tag", "TAG", "Default: what was saved last"}};
+  return {{"--dtype", "DTYPE", "dtype of the parameters", dtypes()},
+          {"--offload", "DIR", "Folder on a local disk to keep states in, to save memory"},
+          {"--tag", "TAG", "Tag of the checkpoint. Default: the last one saved"}};
 }
 
 std::vector<PythonOption> export_options() {
-  return {{"--to", "FORMAT", "Of the model", {"safetensors", "bin", "dcp"}},
-          {"--dtype", "DTYPE", "Of the parameters", dtypes()},
-          {"--max_shard_size", "SIZE", "Of a file"},
-          {"--tag", "TAG", "Default: what was saved last"}};
+  return {{"--to", "FORMAT", "File format of the model", {"safetensors", "bin", "dcp"}},
+          {"--dtype", "DTYPE", "dtype of the parameters", dtypes()},
+          {"--max_shard_size", "SIZE", "Maximum size of a file"},
+          {"--tag", "TAG", "Tag of the checkpoint. Default: the last one saved"}};
 }
 
 const std::vector<PythonTool>& python_tools() {
   static const std::vector<PythonTool> tools = {
       {{"report"},
        "zerorun.report",
-       "Makes a page about runs; --serve follows them",
+       "Writes an HTML page about runs; --serve follows them",
        report_options()},
       {{"monitor"},
        "zerorun.monitor",
@@ -91,29 +91,29 @@ const std::vector<PythonTool>& python_tools() {
        monitor_options()},
       {{"top"},
        "zerorun.top",
-       "Shows the ranks of a running job",
-       {{"--interval", "SECONDS", "Between two looks"}}},
+       "Shows the last step of each rank in the terminal, live",
+       {{"--interval", "SECONDS", "Time between two updates"}}},
       {{"tune"},
        "zerorun.tune",
-       "Finds the fastest configuration by short runs",
+       "Finds the fastest configuration with short trial runs",
        tune_options(),
        false,
        true},
       {{"ckpt", "import"},
        "zerorun",
-       "Makes a checkpoint of DeepSpeed's, FSDP2's or Hugging Face's files",
+       "Converts files of DeepSpeed, FSDP2 or Hugging Face to a checkpoint",
        import_options(),
        true},
       {{"ckpt", "export"},
        "zerorun",
-       "Writes a model for Hugging Face or FSDP2",
+       "Exports the model of a checkpoint for Hugging Face or FSDP2",
        export_options(),
        true},
   };
   return tools;
 }
 
-// DeepSpeed's `--autotuning tune|run` among the launcher's options, before the script.
+// True if DeepSpeed's `--autotuning tune|run` is among the launcher's options before the script.
 bool asks_for_tuning(const std::vector<std::string>& arguments) {
   const auto script = std::find_if(arguments.begin(), arguments.end(),
                                    [](const std::string& word) { return word.ends_with(".py"); });
@@ -123,14 +123,14 @@ bool asks_for_tuning(const std::vector<std::string>& arguments) {
          });
 }
 
-// Lets the tool find the package. Throws ConfigError.
+// Selects a Python that has the package. Throws ConfigError if there is none.
 void choose_python(PythonCommand& command, const std::string& tool, const ProgramSearch& search) {
   std::string& python = command.words.front();
   if (has_package(python, "zerorun", command.environment)) return;
   const std::optional<OwnPackage> own = find_own_package(search.launcher_directory);
   if (!own || ::access(own->python.c_str(), X_OK) != 0) {
     fail<ConfigError>(
-        "zerorun {} is written in Python, and {} does not have the package zerorun{}; activate the "
+        "zerorun {} is written in Python, but {} does not have the package zerorun{}; activate an "
         "environment that has it, or pip install zerorun into this one",
         tool, python, own ? fmt::format(", nor is there {}", own->python.string()) : "");
   }

@@ -22,13 +22,13 @@ constexpr int64_t kMaxRanks = 1 << 20;
 constexpr int64_t kMaxCount = int64_t{1} << 40;
 
 void define_elastic(CLI::App& config, ToolArguments& arguments) {
-  CLI::App* tool =
-      add_tool(config, "elastic", "Prints the batch of the section elasticity, and its ranks",
-               "Example:\n  zerorun config elastic ds_config.json --world_size 8");
+  CLI::App* tool = add_tool(config, "elastic",
+                            "Prints the batch size and numbers of ranks of the section elasticity",
+                            "Example:\n  zerorun config elastic ds_config.json --world_size 8");
   takes_text(tool->add_option("FILE,-c,--config", arguments.path, "A ds_config.json"), "")
       ->required();
   takes_integer(tool->add_option("-w,--world_size", arguments.elastic_ranks,
-                                 "Ranks of the job, for their batch sizes"),
+                                 "Number of ranks of the job, to print its batch sizes"),
                 "N", 0, kMaxRanks);
   tool->callback(
       [&arguments] { print_text(elasticity_report(arguments.path, arguments.elastic_ranks)); });
@@ -41,15 +41,17 @@ void define_config(CLI::App& tools, ToolArguments& arguments) {
                               "  zerorun config show ds_config.json --world_size 8\n"
                               "  zerorun config schema > ds_config.schema.json");
   config->require_subcommand(1);
-  CLI::App* check = add_tool(*config, "check", "Says what a file asks for, and everything wrong",
-                             "Example:\n  zerorun config check ds_config.json");
+  CLI::App* check =
+      add_tool(*config, "check", "Summarizes a configuration and reports all of its problems",
+               "Example:\n  zerorun config check ds_config.json");
   takes_text(check->add_option("FILE", arguments.path, "A ds_config.json"), "")->required();
   check->callback([&arguments] { print_text(check_report(arguments.path)); });
-  CLI::App* show = add_tool(*config, "show", "Prints every setting in effect",
+  CLI::App* show = add_tool(*config, "show", "Prints the resolved value of every setting",
                             "Example:\n  zerorun config show ds_config.json --world_size 8");
   takes_text(show->add_option("FILE", arguments.path, "A ds_config.json"), "")->required();
-  takes_integer(show->add_option("--world_size", arguments.facts.world_size, "Ranks of the job"),
-                "N", 1, kMaxRanks)
+  takes_integer(
+      show->add_option("--world_size", arguments.facts.world_size, "Number of ranks of the job"),
+      "N", 1, kMaxRanks)
       ->capture_default_str();
   takes_integer(show->add_option("--hidden_size", arguments.facts.hidden_size,
                                  "Width of the model, for bucket sizes that are \"auto\""),
@@ -70,52 +72,58 @@ void define_config(CLI::App& tools, ToolArguments& arguments) {
 }
 
 void define_plan_limits(CLI::App& tool, PlanOptions& plan) {
-  takes_text(tool.add_option("--gpu_memory", plan.device_memory,
-                             "Memory of each GPU, with its unit (80GB, 24GiB): says what fits"),
+  takes_text(tool.add_option(
+                 "--gpu_memory", plan.device_memory,
+                 "Memory of each GPU, with its unit (80GB, 24GiB), to print which settings fit"),
              "SIZE");
-  takes_text(tool.add_option("--host_memory", plan.host_memory, "Memory of each host (512GiB)"),
-             "SIZE");
-  takes_text(tool.add_option("--disk", plan.disk, "Room on the local disk of each host (2TB)"),
+  takes_text(
+      tool.add_option("--host_memory", plan.host_memory, "Memory of each host (512GiB), likewise"),
+      "SIZE");
+  takes_text(tool.add_option("--disk", plan.disk,
+                             "Free space on the local disk of each host (2TB), likewise"),
              "SIZE");
   takes_text(tool.add_option("--nvme_path", plan.nvme_path,
-                             "Folder that the configuration of --fit may offload to"),
+                             "Folder on NVMe to which the configuration of --fit may offload"),
              "DIR");
-  takes_text(tool.add_option("--fit", plan.fit,
-                             "Write the fastest configuration that fits to this file, with its "
-                             "micro-batch"),
-             "FILE");
+  takes_text(
+      tool.add_option(
+          "--fit", plan.fit,
+          "Write the fastest configuration that fits, with its micro-batch size, to this file"),
+      "FILE");
 }
 
 void define_simulation(CLI::App& tool, PlanOptions& plan) {
   takes_text(
       tool.add_option("--simulate", plan.simulate,
-                      "Instead of ranks: a cluster. Says what a step costs there, what grows "
-                      "with it, and which shard groups and stages cost least"),
+                      "Simulate a cluster (replaces --world_size): print the time of a step there, "
+                      "what grows with the cluster, and which shard groups and stages are fastest"),
       "hosts=H,gpus=G");
-  takes_text(tool.add_option("--link", plan.link, "Rate of a host's link, each way (400Gbit)"),
-             "RATE");
-  takes_text(tool.add_option("--nvlink", plan.nvlink,
-                             "Rate of a GPU's links within its host, each way (450GB/s)"),
+  takes_text(tool.add_option("--link", plan.link,
+                             "Bandwidth of a host's network link per direction (400Gbit)"),
              "RATE");
   takes_text(
-      tool.add_option("--link_cpu", plan.link_cpu,
-                      "With cpus=: rate at which a host's cores send and receive, each "
-                      "way, when they do nothing else (1GB/s); that time is added to a step"),
+      tool.add_option("--nvlink", plan.nvlink,
+                      "Bandwidth between the GPUs of a host, per GPU and direction (450GB/s)"),
       "RATE");
-  takes_number(
-      tool.add_option("--latency_us", plan.latency_us, "Microseconds of a message between hosts"),
-      "N", 0, 1e6)
+  takes_text(
+      tool.add_option("--link_cpu", plan.link_cpu,
+                      "With cpus=: bandwidth per direction at which a host's cores can send and "
+                      "receive if they do nothing else (1GB/s); this time is added to a step"),
+      "RATE");
+  takes_number(tool.add_option("--latency_us", plan.latency_us,
+                               "Latency of a message between hosts, in microseconds"),
+               "N", 0, 1e6)
       ->capture_default_str();
-  takes_number(tool.add_option("--tflops", plan.tflops,
-                               "10^12 operations a second of a GPU, as the model reaches them: "
-                               "computation hides communication. Needs --micro_batch and "
-                               "--seq_len"),
-               "N", 0, 1e6);
+  takes_number(
+      tool.add_option("--tflops", plan.tflops,
+                      "10^12 operations per second that the model reaches on a GPU, to overlap "
+                      "computation with communication. Needs --micro_batch and --seq_len"),
+      "N", 0, 1e6);
 }
 
 void define_plan(CLI::App& tools, PlanOptions& plan) {
   CLI::App* tool = add_tool(
-      tools, "plan", "Predicts the bytes of each rank for a configuration and a model",
+      tools, "plan", "Predicts the memory of each rank for a configuration and a model",
       "Examples:\n"
       "  zerorun plan ds_config.json --model gpt2-xl --world_size 8\n"
       "  zerorun plan --model 7B --world_size 8 --gpu_memory 80GB --host_memory 512GiB\n"
@@ -131,21 +139,23 @@ void define_plan(CLI::App& tools, PlanOptions& plan) {
                                   "qwen3, gemma, phi3), or a number of parameters (1.3B)"),
              "MODEL")
       ->required();
-  takes_integer(tool->add_option("--world_size", plan.world_size, "Ranks of the job"), "N", 1,
-                kMaxRanks)
+  takes_integer(tool->add_option("--world_size", plan.world_size, "Number of ranks of the job"),
+                "N", 1, kMaxRanks)
       ->capture_default_str();
-  takes_integer(
-      tool->add_option("--ranks_per_host", plan.ranks_per_host, "Ranks on a host. Default: all"),
-      "N", 1, kMaxRanks);
-  tool->add_flag("--cpu", plan.cpu, "CPU ranks: everything is in host memory");
+  takes_integer(tool->add_option("--ranks_per_host", plan.ranks_per_host,
+                                 "Number of ranks per host. Default: all"),
+                "N", 1, kMaxRanks);
+  tool->add_flag("--cpu", plan.cpu, "Plan for CPU ranks, which keep everything in host memory");
   takes_integer(tool->add_option("--micro_batch", plan.micro_batch,
-                                 "Sequences of a rank in a micro-step. Default: the file's, else "
-                                 "8 for train's models"),
+                                 "Sequences per rank in a micro-step. Default: that of FILE, else "
+                                 "8 for the models of train"),
                 "N", 1, kMaxCount);
-  takes_integer(tool->add_option("--seq_len", plan.seq_len,
-                                 "Tokens of a sequence: counts the activations of train's models"),
-                "N", 1, kMaxCount);
-  tool->add_flag("--recompute", plan.recompute, "Activations are computed again in backward");
+  takes_integer(
+      tool->add_option("--seq_len", plan.seq_len,
+                       "Tokens per sequence, to include the activations of the models of train"),
+      "N", 1, kMaxCount);
+  tool->add_flag("--recompute", plan.recompute,
+                 "Assume that activations are recomputed in backward");
   define_plan_limits(*tool, plan);
   define_simulation(*tool, plan);
   tool->add_flag("--json", plan.json, "Print the table as JSON, the fastest setting first");
@@ -158,12 +168,12 @@ void define_bench(CLI::App& tools, ToolArguments& arguments) {
   bench->require_subcommand(1);
   CLI::App* nvme =
       add_tool(*bench, "nvme",
-               "Measures a disk as NVMe offload uses it, and what a step would cost", kExample);
+               "Measures a disk as NVMe offloading uses it, and what a step would take", kExample);
   takes_text(nvme->add_option("DIR", arguments.path, "A folder on the disk"), "")->required();
-  constexpr double kMinGib = 0.25;  // 32 of the largest blocks, as many as are in flight at once
+  constexpr double kMinGib = 0.25;  // 32 of the largest blocks, the maximum in flight
   constexpr double kMaxGib = 1024;
-  takes_number(nvme->add_option("--gib", arguments.bench_gib, "GiB to write and read"), "N",
-               kMinGib, kMaxGib)
+  takes_number(nvme->add_option("--gib", arguments.bench_gib, "Amount to write and read, in GiB"),
+               "N", kMinGib, kMaxGib)
       ->capture_default_str();
   nvme->callback([&arguments] {
     const auto mib = static_cast<uint64_t>(arguments.bench_gib * 1024);
@@ -172,18 +182,18 @@ void define_bench(CLI::App& tools, ToolArguments& arguments) {
 }
 
 void define_shell(CLI::App& tools, ToolArguments& arguments) {
-  // Its topics are names of tools, which CLI11 would take for tools: commands.cc reads them.
-  add_tool(tools, "help", "Explains a command, the launcher, train or the environment",
+  // Topics are names of tools, which CLI11 would parse as tools, so commands.cc parses them.
+  add_tool(tools, "help", "Explains a command, the launcher, train or environment variables",
            "Examples:\n"
            "  zerorun help ckpt verify\n"
            "  zerorun help environment");
-  CLI::App* completion =
-      add_tool(tools, "completion", "Prints what makes a shell complete zerorun's commands",
-               "Examples:\n"
-               "  eval \"$(zerorun completion bash)\"                   # in ~/.bashrc\n"
-               "  eval \"$(zerorun completion zsh)\"                    # in ~/.zshrc\n"
-               "  zerorun completion fish > ~/.config/fish/completions/zerorun.fish");
-  takes_one_of(completion->add_option("SHELL", arguments.shell, "The shell that reads it"),
+  CLI::App* completion = add_tool(
+      tools, "completion", "Prints a script that makes a shell complete zerorun's commands",
+      "Examples:\n"
+      "  eval \"$(zerorun completion bash)\"                   # in ~/.bashrc\n"
+      "  eval \"$(zerorun completion zsh)\"                    # in ~/.zshrc\n"
+      "  zerorun completion fish > ~/.config/fish/completions/zerorun.fish");
+  takes_one_of(completion->add_option("SHELL", arguments.shell, "Shell for which the script is"),
                {"bash", "zsh", "fish"})
       ->required();
   completion->callback([&arguments] { print_text(completion_script(arguments.shell)); });
@@ -194,11 +204,12 @@ void define_shell(CLI::App& tools, ToolArguments& arguments) {
 
 void define_host(CLI::App& tools, ToolArguments& arguments) {
   define_bench(tools, arguments);
-  add_tool(tools, "env", "Describes this machine, this build, and the variables zerorun reads", "")
+  add_tool(tools, "env", "Describes this machine, this build and the variables that zerorun reads",
+           "")
       ->callback([] { print_text(host_report()); });
 }
 
-// Says what the tools that were added since the last call are for.
+// Sets the task of the tools that were added since the last call.
 void name_task(CLI::App& tools, const char* task) {
   const auto is_new = [](const CLI::App* tool) { return tool->get_group() == kNoTask; };
   for (CLI::App* tool : tools.get_subcommands(is_new)) tool->group(task);
@@ -215,11 +226,11 @@ void define_tools(CLI::App& tools, ToolArguments& arguments) {
   define_ckpt(tools, arguments.ckpt);
   name_task(tools, "Checkpoints");
   define_python_tools(tools);
-  name_task(tools, "Looking at runs and tuning them");
+  name_task(tools, "Observing and tuning runs");
   define_host(tools, arguments);
   name_task(tools, "This machine");
   define_shell(tools, arguments);
-  name_task(tools, "The command itself");
+  name_task(tools, "About this command");
 }
 
 }  // namespace zerorun

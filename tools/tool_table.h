@@ -8,7 +8,7 @@
 
 namespace zerorun {
 
-// Values of the tools' arguments; must outlive the parsing.
+// Values of the arguments of tools. Must exist until parsing has finished.
 struct ToolArguments {
   std::string path{};
   RunFacts facts{.world_size = 1};
@@ -19,7 +19,7 @@ struct ToolArguments {
   std::string shell{};
 };
 
-// Defines the tools, each in the group of the task that it is for, as the help shows them.
+// Defines the tools in the groups (tasks) that the help shows.
 void define_tools(CLI::App& tools, ToolArguments& arguments);
 
 }  // namespace zerorun

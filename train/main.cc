@@ -36,7 +36,7 @@ int report(const std::exception& error) {
   return exit_code(error);
 }
 
-// The command line, or why it cannot be followed.
+// The parsed command line, or the error.
 struct Parsed {
   CommandLine line;
   std::exception_ptr problem;
@@ -52,8 +52,8 @@ Parsed parse(const std::vector<std::string>& arguments) {
   return parsed;
 }
 
-// True when all ranks have met the error: what concerns the input, the model or a checkpoint meets
-// them all, and so does what Agreement::run throws. A disk may fail one rank alone.
+// True if the error occurs on all ranks: errors about input, model or checkpoint, and errors that
+// Agreement::run throws. A disk may fail on a single rank.
 bool is_on_every_rank(const std::exception& error) {
   return dynamic_cast<const OnEveryRank*>(&error) != nullptr ||
          dynamic_cast<const ConfigError*>(&error) != nullptr ||
@@ -61,10 +61,10 @@ bool is_on_every_rank(const std::exception& error) {
          dynamic_cast<const NumericError*>(&error) != nullptr;
 }
 
-// Returns what `body` returns, or the exit code of its error. Of an error that all ranks have met,
-// rank 0 speaks and is the first to end, since the end of one rank ends the job; of others the
-// peers are told. Guards that hold an engine go around its use: an engine that is destroyed by an
-// error ends the communicator.
+// Returns the result of `body`, or the exit code of its error. If an error occurs on all ranks,
+// rank 0 prints it and exits first, because the exit of one rank ends the job; other errors are
+// sent to the peers. An engine that `body` uses must outlive the call, because an engine that is
+// destroyed by an error aborts the communicator.
 int guarded(Communicator& comm, Device& device, const std::function<int()>& body) {
   try {
     return body();
@@ -75,7 +75,7 @@ int guarded(Communicator& comm, Device& device, const std::function<int()>& body
       try {
         comm.barrier(device.inline_stream(), "rank 0 reports an error").synchronize();
       } catch (const CommError&) {
-        // Rank 0 is gone: it has spoken.
+        // Rank 0 has exited and printed the error.
       }
       return exit_code(error);
     }
@@ -83,8 +83,8 @@ int guarded(Communicator& comm, Device& device, const std::function<int()>& body
   }
 }
 
-// A run that its launcher has started again continues with its own last checkpoint, whatever it had
-// begun with. Rank 0 looks, so that all do the same.
+// A restarted run continues from its own last checkpoint, whatever it started from originally. Rank
+// 0 decides for all ranks.
 CommandLine after_restart(const Parsed& parsed, Agreement& agreement) {
   bool resumes = false;
   agreement.run("restart", [&] {
@@ -134,8 +134,8 @@ int run_connected(const Parsed& parsed, const RankInfo& rank, StopSignal& stop) 
 
 int run_program(const std::vector<std::string>& arguments) {
   try {
-    StopSignal stop;                // before any other thread
-    std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of write()
+    StopSignal stop;                // must exist before any other thread
+    std::signal(SIGXFSZ, SIG_IGN);  // write() reports an error if a file may not grow
     const RankInfo rank = rank_from_environment();
     const Parsed parsed = parse(arguments);
     if (!parsed.line.help.empty()) {

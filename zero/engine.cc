@@ -152,8 +152,8 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
     return {counts_.step_count, counts_.skipped_steps, control_.decider().scaler_state()};
   }
   void set_progress(const EngineProgress& progress) override {
+    control_.load_scaler_state(progress.loss_scaler);  // throws for what no scaler has
     counts_ = progress;
-    control_.load_scaler_state(progress.loss_scaler);
   }
   std::span<ParameterGroup> groups() override { return groups_; }
   DType master_dtype() const override { return context_.master_dtype(); }

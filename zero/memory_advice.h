@@ -5,7 +5,7 @@
 
 namespace zerorun {
 
-// The settings that bear on the memory of a device.
+// The settings that determine how much device memory an engine needs.
 struct MemorySettings {
   int stage = 0;
   bool offload_optimizer = false;
@@ -13,8 +13,9 @@ struct MemorySettings {
 };
 MemorySettings memory_settings(const Config& config);
 
-// Names the settings, beyond those in force, that would free the bytes that are missing: each that
-// is enough by itself, or else all of them where they are enough.
+// Makes the function that advises about settings after an allocation failed. Given the bytes that
+// are missing, it names each further setting that would free enough by itself or, if none would,
+// all of them if they would together.
 MemoryAdviser memory_adviser(const MemorySettings& settings);
 
 }  // namespace zerorun

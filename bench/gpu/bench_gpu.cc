@@ -1,88 +1,161 @@
-// The GPU's kernels that a step waits for, as a share of the rate at which this GPU copies memory.
-// Prints one line per kernel; exits 3 where there is no GPU.
-#include <fmt/format.h>
+// The GPU's kernels, as a share of the rate at which this GPU copies memory.
+//
+//   bench_gpu [--numel 268435456] [--repeats 20] [--accelerator cpu]
+//
+// Prints one line per kernel; exits 3 where there is no GPU. --accelerator cpu is a trial.
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <random>
+#include <vector>
 
-#include <algorithm>
-#include <chrono>
-#include <functional>
-
+#include "bench/gpu/rate_table.h"
+#include "config/command_line.h"
 #include "core/check.h"
 #include "device/cuda_backend.h"
 #include "zerorun/exact_sum.h"
+#include "zerorun/zerorun.h"
 
-namespace zerorun {
-namespace {
+namespace zerorun::bench {
 
-constexpr int64_t kNumel = int64_t{256} << 20;
-constexpr int kRepeats = 20;
-
-// Seconds of one call, the fewest of several.
-double seconds_of(Device& device, const std::function<void()>& call) {
-  Stream& stream = device.inline_stream();
-  double best = 1e9;
-  for (int round = 0; round < 5; ++round) {
-    call();
-    stream.synchronize();
-    const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < kRepeats; ++i) call();
-    stream.synchronize();
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    best = std::min(best, took.count() / kRepeats);
+GradientLike::GradientLike(Device& device, int64_t numel)
+    : device_(device), numel_(numel), values_(device.allocate(numel * 4, MemoryCategory::other)) {
+  std::mt19937_64 random(1);
+  std::normal_distribution<float> exponent(-4.0F, 1.0F);
+  std::vector<float> block(static_cast<size_t>(std::min<int64_t>(numel, int64_t{1} << 22)));
+  for (float& value : block) {
+    const float magnitude = std::pow(10.0F, exponent(random));
+    value = (random() & 1) != 0 ? magnitude : -magnitude;
   }
-  return best;
+  Stream& stream = device.inline_stream();
+  const auto length = std::ssize(block);
+  for (int64_t begin = 0; begin < numel; begin += length) {
+    const TensorView all = view_of(values_, DType::fp32, numel);
+    device.upload(stream, block.data(), all.slice(begin, std::min(length, numel - begin)));
+  }
+  stream.synchronize();
 }
 
-void run(Device& device) {
+Buffer GradientLike::in(DType dtype) {
+  Buffer buffer =
+      device_.allocate(static_cast<size_t>(numel_) * size_of(dtype), MemoryCategory::other);
+  device_.cast(device_.inline_stream(), view_of(values_, DType::fp32, numel_),
+               view_of(buffer, dtype, numel_));
+  return buffer;
+}
+
+namespace {
+
+constexpr UpdateScalars kAdamW = {.weight_decay = 0.1F};
+
+// AdamW with fp32 masters, with everything in bf16, and with 8-bit states.
+void show_updates(Device& device, int64_t numel, GradientLike& values, RateTable& table) {
   Stream& stream = device.inline_stream();
-  const auto make = [&](DType dtype) {
-    Buffer buffer = device.allocate(kNumel * size_of(dtype), MemoryCategory::other);
-    device.fill(stream, view_of(buffer, dtype, kNumel), 0.0F);
+  const auto bytes = static_cast<double>(numel);
+  const UpdateSegment step{.numel = numel, .scalars = kAdamW};
+  const Buffer grad = values.in(DType::bf16);
+  const Buffer param = values.in(DType::bf16);
+  const TensorView grads = view_of(grad, DType::bf16, numel);
+  const TensorView params = view_of(param, DType::bf16, numel);
+  const auto show = [&](std::string_view name, double each, const UpdateTensors& tensors) {
+    table.show(name, each * bytes, [&] { device.update(stream, tensors, {&step, 1}); });
+  };
+  // Second moments are not negative.
+  const auto zeros = [&](DType dtype, int64_t count) {
+    Buffer buffer =
+        device.allocate(static_cast<size_t>(count) * size_of(dtype), MemoryCategory::other);
+    device.fill(stream, view_of(buffer, dtype, count), 0.0F);
     return buffer;
   };
-  const Buffer buffers[] = {make(DType::fp32), make(DType::fp32), make(DType::fp32),
-                            make(DType::bf16), make(DType::bf16)};
-  const auto view = [&](size_t i) {
-    return view_of(buffers[i], i < 3 ? DType::fp32 : DType::bf16, kNumel);
-  };
+  {
+    const Buffer state[] = {zeros(DType::bf16, numel), zeros(DType::bf16, numel)};
+    show(
+        "stochastic AdamW, all in bf16", 14,
+        {.master = params,
+         .grad = grads,
+         .param = params,
+         .states = {view_of(state[0], DType::bf16, numel), view_of(state[1], DType::bf16, numel)}});
+  }
+  const Buffer master = values.in(DType::fp32);
+  const TensorView masters = view_of(master, DType::fp32, numel);
+  {
+    const int64_t blocks = (numel + kStateBlock - 1) / kStateBlock;
+    const Buffer state[] = {zeros(DType::uint8, numel), zeros(DType::uint8, numel)};
+    const Buffer scale[] = {zeros(DType::fp32, blocks), zeros(DType::fp32, blocks)};
+    show(
+        "8-bit AdamW, bf16 grad and param", 16,
+        {.master = masters,
+         .grad = grads,
+         .param = params,
+         .states = {view_of(state[0], DType::uint8, numel), view_of(state[1], DType::uint8, numel)},
+         .scales = {view_of(scale[0], DType::fp32, blocks),
+                    view_of(scale[1], DType::fp32, blocks)}});
+  }
+  const Buffer state[] = {zeros(DType::fp32, numel), zeros(DType::fp32, numel)};
+  show("AdamW, bf16 grad and param", 28,
+       {.master = masters,
+        .grad = grads,
+        .param = params,
+        .states = {view_of(state[0], DType::fp32, numel), view_of(state[1], DType::fp32, numel)}});
+}
+
+// Casts, additions and the norm, in every dtype.
+void show_elementwise(Device& device, int64_t numel, GradientLike& values, RateTable& table) {
+  Stream& stream = device.inline_stream();
+  const auto bytes = static_cast<double>(numel);
+  const Buffer source = values.in(DType::fp32);
+  const Buffer target = values.in(DType::fp32);
+  const TensorView from = view_of(source, DType::fp32, numel);
+  const TensorView to = view_of(target, DType::fp32, numel);
   const Buffer words = device.allocate(ExactSum::kWords * 8, MemoryCategory::other);
   const TensorView sum = view_of(words, DType::int64, ExactSum::kWords);
   device.fill(stream, sum, 0.0F);
+  const SquaresSegment squares{.numel = numel};
+  table.show("copy fp32", 8 * bytes, [&] { device.cast(stream, from, to); });
+  table.show("scale fp32", 8 * bytes, [&] { device.scale(stream, to, 1.0F); });
+  table.show("sum of squares fp32", 4 * bytes, [&] {
+    device.sum_of_squares(stream, from, {&squares, 1}, sum);
+  });
+  for (const DType dtype : {DType::bf16, DType::fp16}) {
+    const Buffer buffer = values.in(dtype);
+    const TensorView narrow = view_of(buffer, dtype, numel);
+    const auto show = [&](const std::string& name, double each, const std::function<void()>& call) {
+      table.show(name, each * bytes, call);
+    };
+    const std::string name(name_of(dtype));
+    show("cast fp32 to " + name, 6, [&] { device.cast(stream, from, narrow); });
+    show("cast " + name + " to fp32", 6, [&] { device.cast(stream, narrow, to); });
+    show("add " + name + " to fp32", 10, [&] { device.add(stream, narrow, to); });
+    show("sum of squares " + name, 2, [&] {
+      device.sum_of_squares(stream, narrow, {&squares, 1}, sum);
+    });
+  }
+}
 
-  double copy_rate = 0.0;
-  const auto report = [&](std::string_view name, double bytes, const std::function<void()>& call) {
-    const double rate = bytes * kNumel / seconds_of(device, call);
-    if (copy_rate == 0.0) copy_rate = rate;
-    fmt::print("{:<28} {:8.1f} GB/s  {:5.1f} % of copy\n", name, rate * 1e-9,
-               100 * rate / copy_rate);
-  };
-  fmt::print("{}, {} elements\n", device.name(), kNumel);
-  report("copy fp32", 8, [&] { device.cast(stream, view(0), view(1)); });
-  report("cast fp32 to bf16", 6, [&] { device.cast(stream, view(0), view(3)); });
-  report("add bf16 to fp32", 10, [&] { device.add(stream, view(3), view(0)); });
-  const SquaresSegment squares{.numel = kNumel};
-  report("sum of squares fp32", 4, [&] {
-    device.sum_of_squares(stream, view(0), {&squares, 1}, sum);
-  });
-  report("sum of squares bf16", 2, [&] {
-    device.sum_of_squares(stream, view(3), {&squares, 1}, sum);
-  });
-  const UpdateSegment step{.numel = kNumel};
-  report("AdamW, bf16 grad and param", 28, [&] {
-    device.update(
-        stream,
-        {.master = view(0), .grad = view(3), .param = view(4), .states = {view(1), view(2)}},
-        {&step, 1});
-  });
+void run(Device& device, int64_t numel, int repeats) {
+  RateTable table(device, repeats);
+  fmt::print("{}, {} elements\n", device.name(), numel);
+  GradientLike values(device, numel);
+  show_elementwise(device, numel, values, table);
+  show_updates(device, numel, values, table);
+  show_train_kernels(device, numel / 8, table);
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::bench
 
-int main() {
+int main(int argc, char** argv) {
+  int64_t numel = int64_t{256} << 20;
+  int repeats = 20;
+  zerorun::Accelerator accelerator = zerorun::Accelerator::cuda;
+  CLI::App app("The GPU's kernels beside a copy of memory");
+  app.add_option("--numel", numel)->check(CLI::Range(int64_t{1} << 16, int64_t{1} << 31));
+  app.add_option("--repeats", repeats)->check(CLI::Range(1, 1000));
+  zerorun::add_accelerator(app, accelerator);
+  CLI11_PARSE(app, argc, argv);
   const std::string problem = zerorun::why_no_cuda();
-  if (!problem.empty()) {
+  if (accelerator == zerorun::Accelerator::cuda && !problem.empty()) {
     fmt::print(stderr, "bench_gpu: {}\n", problem);
     return 3;
   }
-  zerorun::run(*zerorun::make_cuda_device());
+  zerorun::bench::run(*zerorun::make_device(accelerator), numel, repeats);
 }

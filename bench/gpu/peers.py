@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """A GPU's figures: kernels beside a copy, training GPT-2 beside PyTorch, and what offloading adds.
 
-    python bench/gpu/peers.py build/release/bench/gpu/bench_gpu [--part bandwidth rate offload]
+    python bench/gpu/peers.py build/release/bench/gpu/bench_gpu [--part bandwidth rate offload wide]
 
-- bandwidth: the kernels of a step, over the rate at which the GPU copies memory.
+- bandwidth: the kernels of a step and of `train`, over the rate at which the GPU copies memory, on
+  numbers with the spread of gradients.
 - rate: GPT-2 in bf16 on 16 x 1024 tokens, AdamW on fp32 masters, gradients clipped at 1; zerorun's
   `train` and PyTorch with torch.compile, scaled_dot_product_attention and the fused AdamW take
   turns, and the least time of a step counts. Operations are six for each parameter of a matrix
@@ -11,6 +12,8 @@
   tokens, a multiple of 64: other vocabularies would cost PyTorch more.
 - offload: gpt2-xl at stage 3 on 8 x 1024 tokens: the part of a step that parameters on the host
   add. With states there too the host's update is in the figure, so it has no target.
+- wide: the same for a model whose blocks exceed stage3_prefetch_bucket_size, and with the states on
+  disk, in the folder that the program is called in.
 
 bench_train is expected beside the program. Exits 4 when a target is missed, 3 without a GPU.
 """
@@ -23,11 +26,13 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+from targets import Targets
 from timing import least_ms
 
 TARGETS = {"kernel": 0.9, "matmul": 0.5, "pytorch": 1.1, "exposed": 0.1}
@@ -35,23 +40,10 @@ KERNELS = ("AdamW", "sum of squares")
 VOCABULARY = 50304
 
 
-class Targets:
-    """Prints figures, and remembers whether all that have a target reach it."""
-
-    def __init__(self) -> None:
-        self.missed = False
-
-    def show(self, text: str, value: float, name: str, most: bool = False) -> None:
-        target = TARGETS[name]
-        missed = value > target if most else value < target
-        self.missed |= missed
-        bound = f"{'at most' if most else 'at least'} {target}"
-        verdict = "MISSED" if missed else "met"
-        print(f"{text}: {value:.2f} (target {bound}: {verdict})", flush=True)
-
-
 def bandwidth(options: argparse.Namespace, targets: Targets) -> None:
-    job = subprocess.run([options.program], check=True, capture_output=True, text=True)
+    trial = ["--accelerator", "cpu", "--numel", "65536", "--repeats", "1"]
+    command = [options.program, *(trial if options.device == "cpu" else [])]
+    job = subprocess.run(command, check=True, capture_output=True, text=True)
     print(job.stdout, end="")
     for line in job.stdout.splitlines():
         name, _, rest = line.partition("  ")
@@ -159,19 +151,45 @@ def rate(options: argparse.Namespace, targets: Targets) -> None:
 
 
 def offload(options: argparse.Namespace, targets: Targets) -> None:
-    shape = ("--model", options.large, "--batch", options.batch // 2, "--seq_len", options.seq_len)
-    step = {}
-    for flags in ((), ("--offload_param",), ("--offload_param", "--offload_optimizer")):
+    choices = ((), ("--offload_param",), ("--offload_param", "--offload_optimizer"))
+    expose(options, options.large, options.large, choices, targets)
+
+
+def wide(options: argparse.Namespace, targets: Targets) -> None:
+    """12 times 2304 squared, 63.7 million, is more than the 50 million of the limit."""
+    width = 2304 if options.device == "cuda" else 64
+    config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": width}
+    config |= {"n_layer": 12, "n_head": width // 64, "n_positions": options.seq_len}
+    config |= {"vocab_size": VOCABULARY}
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        model = Path(folder) / "config.json"
+        model.write_text(json.dumps(config))
+        on_disk = ("--offload_optimizer", "--nvme", folder)
+        choices = ((), ("--offload_param",), on_disk)
+        expose(options, f"12 blocks of width {width}", model, choices, targets)
+
+
+def expose(
+    options: argparse.Namespace,
+    name: str,
+    model: str | Path,
+    choices: tuple[tuple[str, ...], ...],
+    targets: Targets,
+) -> None:
+    """Steps with nothing offloaded, with parameters on the host, and with what comes third."""
+    shape = ("--model", model, "--batch", options.batch // 2, "--seq_len", options.seq_len)
+    step = []
+    for flags in choices:
         row = bench_train(options, *shape, "--stages", 3, "--overlap", *flags)["step at stage 3"]
-        step[flags] = row["ms_min"]
-        name = " ".join(flags).replace("--", "") or "all on the device"
-        print(f"{options.large}, stage 3, {name}: {row['ms_min']:.0f} ms", flush=True)
-    here, parameters_there, _ = step.values()
-    exposed = max(0.0, 1 - here / parameters_there)
+        step.append(row["ms_min"])
+        where = [flag.replace("--", "") for flag in flags if flag.startswith("--")]
+        shown = " ".join(where) or "all on the device"
+        print(f"{name}, stage 3, {shown}: {row['ms_min']:.0f} ms", flush=True)
+    exposed = max(0.0, 1 - step[0] / step[1])
     targets.show("exposed copies of offload_param", exposed, "exposed", most=True)
 
 
-PARTS = {"bandwidth": bandwidth, "rate": rate, "offload": offload}
+PARTS = {"bandwidth": bandwidth, "rate": rate, "offload": offload, "wide": wide}
 
 
 def main() -> int:
@@ -187,7 +205,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--backend", default="inductor", help="torch.compile's")
     options = parser.parse_args()
-    targets = Targets()
+    targets = Targets(TARGETS)
     for part in options.part:
         try:
             PARTS[part](options, targets)

@@ -4,7 +4,7 @@
 //
 //   bench_train [--ranks 2] [--model gpt2] [--batch 1] [--seq_len 64] [--dtype bf16]
 //               [--vocabulary 256] [--stages 2 3] [--overlap] [--rounds 10] [--accelerator cpu]
-//               [--offload_optimizer] [--offload_param] [--threads 1]
+//               [--offload_optimizer] [--offload_param] [--nvme FOLDER] [--threads 1]
 //
 // "forward and backward" is the model alone, on parameters of its own; "step at stage N" is that
 // with an engine: gathers, reductions, norm, clipping, update. "tflops" counts the model's
@@ -47,6 +47,7 @@ struct Options {
   bool overlap = false;
   bool offload_optimizer = false;
   bool offload_param = false;
+  std::string nvme;
   int rounds = 10;
   int threads = 1;
 
@@ -114,8 +115,14 @@ class Step final : public Work {
     Config config;
     config.zero.stage = stage;
     config.zero.overlap_comm = options.overlap;
-    if (options.offload_optimizer) config.offload.optimizer.device = OffloadDevice::cpu;
-    if (options.offload_param) config.offload.param.device = OffloadDevice::cpu;
+    const bool on_disk = !options.nvme.empty();
+    const OffloadDevice home = on_disk ? OffloadDevice::nvme : OffloadDevice::cpu;
+    if (options.offload_optimizer) config.offload.optimizer.device = home;
+    if (options.offload_param) config.offload.param.device = home;
+    if (on_disk) {
+      config.offload.optimizer.nvme_path = config.offload.param.nvme_path = options.nvme;
+      config.offload.param.max_in_cpu = 0;
+    }
     config.precision.param_dtype = options.param_dtype();
     config.gradient_clipping = 1.0;
     config.batch = {options.batch * comm.world_size(), options.batch, 1};
@@ -233,6 +240,7 @@ int main(int argc, char** argv) {
   app.add_flag("--overlap", options.overlap, "overlap_comm");
   app.add_flag("--offload_optimizer", options.offload_optimizer, "masters and states on the host");
   app.add_flag("--offload_param", options.offload_param, "parameters of stage 3 on the host");
+  app.add_option("--nvme", options.nvme, "folder of what is offloaded, instead of host memory");
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 1000000));
   app.add_option("--threads", options.threads, "of each rank")->check(CLI::Range(1, 1024));
   CLI11_PARSE(app, argc, argv);

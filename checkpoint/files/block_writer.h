@@ -15,29 +15,30 @@
 
 namespace zerorun {
 
-// Writes a new file in large blocks: a long one on threads of its own, several at a time, while the
-// caller makes the next. Blocks go past the system's cache where the file system lets them: what is
-// written is not read again soon, and copying it there takes longer than a fast disk.
+// Writes a new file in large blocks. A long file is written by several threads, while the caller
+// prepares the next block. If the file system supports it, blocks bypass the page cache: the data
+// are not read again soon, and copying them there takes longer than a fast disk.
 class BlockWriter {
  public:
-  // Creates the file, of `nbytes`. `direct` false: through the cache.
+  // Creates the file, of `nbytes` bytes. `direct`: bypass the page cache.
   BlockWriter(const std::filesystem::path& path, uint64_t nbytes, bool direct = true);
   BlockWriter(const BlockWriter&) = delete;
   BlockWriter& operator=(const BlockWriter&) = delete;
 
   const std::filesystem::path& path() const { return file_.path(); }
-  // Between two multiples of it lies a block.
+  // Blocks begin at multiples of this.
   static constexpr size_t kBlockNbytes = size_t{4} << 20;
 
-  // Copies the bytes. Best in the order of the file. Throws IoError, also of blocks before.
+  // Copies the bytes and writes them. Fastest in the order of the file. Throws IoError, also for
+  // earlier blocks.
   void write(uint64_t offset, std::span<const std::byte> bytes);
-  // The same for bytes that stay as they are until flush() or finish() returns: those of whole
-  // pages are not copied where their addresses suit the disk. What follows them in the file and in
-  // memory joins them.
+  // As write(), for bytes that do not change until flush() or finish() returns. Whole pages among
+  // them are not copied if their addresses are suitably aligned. Consecutive calls whose bytes are
+  // adjacent both in the file and in memory are joined.
   void write_in_place(uint64_t offset, std::span<const std::byte> bytes);
-  // Returns when bytes that were given in place are the caller's again.
+  // Waits until bytes of write_in_place() may change again.
   void flush();
-  // Returns when all is on the disk.
+  // Waits until the whole file is on the disk.
   void finish();
 
  private:
@@ -56,7 +57,7 @@ class BlockWriter {
   void submit();
   bool takes_in_place(const std::byte* data) const;
   void end_run();
-  // Writes them on the next thread, or now.
+  // Writes the bytes on the next thread, or on this one.
   void start(uint64_t offset, std::span<const std::byte> bytes);
   void wait();
   void write_block(uint64_t offset, std::span<const std::byte> bytes);
@@ -66,13 +67,13 @@ class BlockWriter {
   FileDescriptor direct_;
   const bool has_threads_;
   std::atomic<bool> is_direct_;
-  std::atomic<bool> is_in_place_ = true;  // directly, from memory that begins within a page
-  std::span<const std::byte> run_;        // given in place, and not started
-  uint64_t run_begin_ = 0;                // in the file: a page's
-  uint64_t begin_ = 0;                    // of the current copied block, in the file
+  std::atomic<bool> is_in_place_ = true;  // unaligned memory can be written directly
+  std::span<const std::byte> run_;        // of write_in_place(), not yet started
+  uint64_t run_begin_ = 0;                // its begin in the file, a multiple of a page
+  uint64_t begin_ = 0;                    // begin of the current copied block in the file
   size_t filled_ = 0;
   size_t slot_ = 0;
-  std::array<Slot, kSlots> slots_;  // last: its threads use the others
+  std::array<Slot, kSlots> slots_;  // declared last: its threads use the others
 };
 
 }  // namespace zerorun

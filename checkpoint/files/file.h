@@ -10,10 +10,10 @@
 
 namespace zerorun {
 
-// Most disks ask of memory that it begins at a multiple of this, for direct transfers.
+// The alignment of memory that most disks require for direct I/O.
 inline constexpr size_t kMemoryAlignment = 512;
 
-// An open file. Every error is an IoError that names the path, what was tried and the system's
+// An open file. Every error is an IoError that names the path, the operation and the system's
 // reason.
 class File {
  public:
@@ -26,40 +26,43 @@ class File {
   int descriptor() const { return descriptor_.get(); }
   uint64_t size() const;
   void resize(uint64_t nbytes);
-  // Makes it so long, with room on the disk where the file system can promise that.
+  // Sets the size and, if the file system supports it, reserves the space on the disk.
   void reserve(uint64_t nbytes);
   void write(uint64_t offset, std::span<const std::byte> bytes);
-  // Bytes read: fewer than asked for only at the end of the file.
+  // Returns the number of bytes read, which is less than out.size() only at the end of the file.
   size_t read(uint64_t offset, std::span<std::byte> out) const;
-  // From now on reads of whole pages of the file, into memory that begins at a multiple of
-  // kMemoryAlignment, go past the system's cache, where the file system lets them.
+  // From now on, reads of whole pages of the file into memory aligned to kMemoryAlignment bypass
+  // the page cache, if the file system supports it.
   void go_past_cache() noexcept;
-  // Returns when everything written is on the device.
+  // Waits until everything written is on the disk.
   void sync();
-  // Asks the system to start bringing what was written to the device, without waiting.
+  // Asks the system to start writing this part to the disk. Does not wait.
   void start_sync(uint64_t offset, uint64_t nbytes) noexcept;
-  // Asks the system to start reading this into its cache, without waiting.
+  // Asks the system to start reading this part into the page cache. Does not wait.
   void start_read(uint64_t offset, uint64_t nbytes) const noexcept;
-  // Asks the system to give the memory back in which it keeps this file.
+  // Asks the system to drop this file from the page cache.
   void drop_cache() const noexcept;
 
  private:
   File(std::filesystem::path path, int flags);
 
   std::filesystem::path path_;
-  // Closing it has no error to report: those of delayed writes are reported by sync().
+  // Closing it reports no error; errors of delayed writes are reported by sync().
   FileDescriptor descriptor_;
 };
 
 // Creates the file, writes it and syncs it.
 void write_text(const std::filesystem::path& path, const std::string& text);
 
-// Makes the entries of a folder (files created in it, renamed, removed) survive a power failure.
+// Makes changes of a folder's entries (files created, renamed or removed) survive a power failure.
 void sync_folder(const std::filesystem::path& folder);
-// False also when the system does not let us look.
+// Also false if the system denies access.
 bool path_exists(const std::filesystem::path& path);
+// True also for a link that leads nowhere, and for what the system does not let us look at: what
+// opens it says which.
+bool entry_exists(const std::filesystem::path& path);
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
-// Creates the folder and its missing parents, so that they survive a power failure.
+// Creates the folder and its missing parents so that they survive a power failure.
 void create_folders(const std::filesystem::path& folder);
 
 }  // namespace zerorun

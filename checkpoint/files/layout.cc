@@ -62,7 +62,7 @@ int remove_entries(const fs::path& directory, const Wanted& wanted) {
   return removed;
 }
 
-bool holds_manifest(const fs::path& folder) { return path_exists(folder / kManifestName); }
+bool holds_manifest(const fs::path& folder) { return entry_exists(folder / kManifestName); }
 
 // Runs of digits compare by value, so that step9 < step10.
 bool natural_less(const std::string& a, const std::string& b) {
@@ -159,6 +159,11 @@ void check_tag(const std::string& tag) {
 }
 
 std::vector<std::string> list_tags(const fs::path& directory) {
+  std::error_code error;
+  const fs::directory_iterator readable(directory, error);
+  if (error == std::errc::permission_denied) {
+    fail<IoError>("cannot read the folder {}: {}", directory.string(), error.message());
+  }
   std::vector<std::string> tags = entries(directory);
   std::erase_if(tags, [&](const std::string& name) {
     return name.starts_with('.') || !holds_manifest(directory / name);
@@ -169,7 +174,7 @@ std::vector<std::string> list_tags(const fs::path& directory) {
 
 std::string read_latest(const fs::path& directory) {
   const fs::path path = directory / kLatestName;
-  if (!path_exists(path)) {
+  if (!entry_exists(path)) {
     fail_not_found(directory, fmt::format("{} does not exist", path.string()));
   }
   std::string tag = read_text(path, kMaxTagNbytes + 2);

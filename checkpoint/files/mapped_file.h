@@ -6,8 +6,8 @@
 
 namespace zerorun {
 
-// The bytes of a file, read from the disk as they are looked at. Writing to them is an error; so is
-// shortening the file meanwhile.
+// The bytes of a file, mapped into memory: they are read from the disk when they are accessed.
+// Writing to them is an error; so is truncating the file meanwhile.
 class MappedFile {
  public:
   // Throws IoError.

@@ -11,14 +11,14 @@ namespace zerorun {
 
 inline constexpr size_t kReadingThreads = 4;  // of a rank
 
-// A few threads that share out items of work which mostly wait for a disk or for memory. The
-// calling thread is one of them; the others start when there is work for them.
+// A few threads that process items which mostly wait for a disk or for memory. The calling thread
+// is one of them; the others start when there is work for them.
 class Workers {
  public:
   explicit Workers(size_t threads) : threads_(threads) {}
 
-  // Calls body(i) for each i below `count`, the lowest first, several at a time. Throws what the
-  // lowest one that failed has thrown; items after it may be left out.
+  // Calls body(i) for each i below `count`, in ascending order, several at a time. Rethrows the
+  // error of the lowest item that failed; later items may be skipped.
   void each(size_t count, const std::function<void(size_t)>& body);
 
  private:

@@ -10,13 +10,13 @@
 
 namespace zerorun {
 
-// The disks behind one path on all ranks: one that all see, or one for each host. The lowest rank
-// that sees a disk is its leader, who makes folders and copies there for all.
+// The disks behind the same path on all ranks: one that all ranks see, or one per host. The lowest
+// rank that sees a disk is its leader, which creates folders and copies there for all.
 class Disks {
  public:
-  // All ranks see one disk.
+  // For one disk that all ranks see.
   Disks(Communicator& comm, Stream& stream);
-  // Collective. Finds out which ranks see the same. Makes the directory where it is missing.
+  // Detects which ranks see the same disk. Creates the directory if it is missing. Collective.
   Disks(Communicator& comm, Stream& stream, const std::filesystem::path& directory);
 
   int leader_of(int rank) const { return leaders_[static_cast<size_t>(rank)]; }
@@ -24,12 +24,13 @@ class Disks {
 
   struct Copy {
     std::filesystem::path from;  // on the source
-    int source = 0;              // the same on all ranks, as is nbytes
-    uint64_t nbytes = 0;         // from its beginning on
-    std::filesystem::path to;    // where it is wanted
-    bool is_wanted = false;      // on this rank's disk; only leaders are asked
+    int source = 0;              // the rank that reads; the same on all ranks, like nbytes
+    uint64_t nbytes = 0;         // bytes to copy, from the beginning of the file
+    std::filesystem::path to;    // on the ranks that want it
+    bool is_wanted = false;      // this rank's disk needs it; only leaders are asked
   };
-  // Collective. The copy is complete, and on the disk, or not there.
+  // Copies a file between disks. Afterwards the copy is either complete and on the disk, or absent.
+  // Collective.
   void copy(const Copy& copy) const;
 
  private:
@@ -38,7 +39,7 @@ class Disks {
   std::vector<int> leaders_;  // by rank
 };
 
-// Collective. A text of rank `source` on all ranks.
+// Returns the text of rank `source` on all ranks. Collective.
 std::string share_text(Communicator& comm, Stream& stream, const std::string& text, int source);
 
 }  // namespace zerorun

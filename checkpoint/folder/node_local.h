@@ -10,17 +10,17 @@
 
 namespace zerorun {
 
-// Checkpoints whose files lie where they were written, on the disks of several hosts. Beside them
-// each disk has the manifest, the file of buffers, and the headers of the files that it lacks.
+// Checkpoints with use_node_local_storage: each file is on the disk of the host that wrote it. Each
+// disk also has the manifest, the file of buffers, and the headers of the files that it lacks.
 
-// Collective. Brings headers and buffers to the disks that lack them; `folder` holds the files of
-// `manifest`, each on some disk. Throws CheckpointError naming files of which there is no header.
+// Copies headers and buffers to the disks that lack them. `folder` has the files of `manifest`,
+// each on some disk. Throws CheckpointError that names files without a header. Collective.
 void bring_headers(Agreement& agreement, const Disks& disks, const Manifest& manifest,
                    const std::filesystem::path& folder);
 
-// Collective. The same for the files that ranks need, one flag for each; all ranks name the same
-// files. Throws CheckpointError naming those that no disk has, with the hosts where they were
-// written.
+// Copies the files that ranks need; `needed` has one flag per file. All ranks pass the same files.
+// Throws CheckpointError that names files that no disk has, with the hosts where they were written.
+// Collective.
 void bring_files(Agreement& agreement, const Disks& disks,
                  std::span<const Manifest::ShardFile> files, const std::filesystem::path& folder,
                  const std::vector<bool>& needed);

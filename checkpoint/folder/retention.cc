@@ -76,7 +76,7 @@ std::vector<SavedTag> superfluous_tags(const fs::path& directory, const Retentio
   std::vector<SavedTag> tags = saved_tags(directory);
   tags.resize(tags.size() - std::min(tags.size(), static_cast<size_t>(keep.last)));
   const std::string latest =
-      path_exists(directory / kLatestName) ? read_latest(directory) : std::string();
+      entry_exists(directory / kLatestName) ? read_latest(directory) : std::string();
   const std::set<std::string> named = linked(directory, list_tags(directory));
   std::erase_if(tags, [&](const SavedTag& saved) {
     return saved.tag == latest || named.contains(saved.tag) ||

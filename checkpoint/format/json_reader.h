@@ -10,16 +10,17 @@
 
 namespace zerorun {
 
-// Parses JSON that came from a file. What is not JSON, nested deeper than any of our formats, or
-// has one key twice in an object is a CheckpointError naming `file`; `offset` is where `text`
+// Parses JSON from a file. Throws CheckpointError that names `file` for text that is not JSON, is
+// nested deeper than any of our formats, or has a key twice in one object. `offset`: where `text`
 // begins in the file.
 nlohmann::json parse_json(std::string_view text, std::string_view file, uint64_t offset = 0);
 
-// One JSON object of a file. A member that is missing or not what was asked for is a
-// CheckpointError naming the file and the member.
+// Reads members of one JSON object of a file. Throws CheckpointError that names the file and the
+// member if it is missing or not of the requested kind.
 class JsonReader {
  public:
-  // `index` counts the objects of an array, -1 for others. All arguments must outlive the reader.
+  // `where`: the object's name in errors. `index`: its index in an array, or -1. All arguments must
+  // outlive the reader.
   JsonReader(const nlohmann::json& object, std::string_view file, std::string_view where,
              int64_t index = -1);
 
@@ -27,13 +28,13 @@ class JsonReader {
   const std::string& text(const char* key) const;
   int64_t integer(const char* key, int64_t low, int64_t high) const;
   uint64_t hash(const char* key) const;
-  float number(const char* key) const;  // that fp32 can hold
+  float number(const char* key) const;  // in the range of fp32
   double real(const char* key) const;
   bool boolean(const char* key) const;
   DType dtype(const char* key) const;
   const nlohmann::json::array_t& array(const char* key) const;
   std::vector<std::string> texts(const char* key) const;
-  // Sizes whose product, in bytes of `element_nbytes`, fits in an int64.
+  // A shape whose size in bytes, with `element_nbytes` per element, fits in an int64.
   std::vector<int64_t> shape(const char* key, size_t element_nbytes) const;
 
   // Throws the error: "<file>: <where>: <problem>".
@@ -49,7 +50,7 @@ class JsonReader {
   const int64_t index_;
 };
 
-// Product of the sizes, or -1 when one is negative or the product times `element_nbytes` exceeds
+// The product of the sizes, or -1 if one is negative or the product times `element_nbytes` exceeds
 // an int64.
 int64_t checked_numel(const std::vector<int64_t>& shape, size_t element_nbytes);
 

@@ -13,6 +13,7 @@
 #include "checkpoint/format/json_reader.h"
 #include "checkpoint/format/shard_file.h"
 #include "core/check.h"
+#include "zerorun/loss_scaler.h"
 #include "zerorun/version.h"
 
 namespace zerorun {
@@ -102,6 +103,11 @@ EngineProgress decode_progress(const JsonReader& top, const nlohmann::json& json
                           .cur_iter = scaler.integer("cur_iter", 0, kMax),
                           .last_overflow_iter = scaler.integer("last_overflow_iter", -1, kMax),
                           .cur_hysteresis = scaler.integer("cur_hysteresis", 1, kMax)};
+  try {
+    LossScaler({}).load_state(*progress.loss_scaler);
+  } catch (const ConfigError& error) {
+    scaler.fail(error.what());
+  }
   return progress;
 }
 

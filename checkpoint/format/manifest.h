@@ -13,7 +13,7 @@
 
 namespace zerorun {
 
-// The table of contents of one checkpoint: which model it holds, at which step, in which files.
+// The content of checkpoint.json: which model a checkpoint holds, at which step, in which files.
 // docs/checkpoint_format.md specifies its text.
 struct Manifest {
   struct Parameter {
@@ -23,7 +23,7 @@ struct Manifest {
     bool trainable = true;
     int group = 0;
     std::vector<int> states;  // ascending indices into the manifest's states; none when frozen
-    std::string alias_of{};   // not empty: only the name is set besides
+    std::string alias_of{};   // if not empty, only the name is set besides
     bool saved = true;        // false for frozen parameters that were left out
 
     int64_t numel() const;
@@ -33,18 +33,18 @@ struct Manifest {
     uint64_t nbytes = 0;
     uint64_t header_nbytes = 0;
     uint64_t header_hash = 0;
-    std::string host{};  // that it was written on, where each host keeps its own
+    std::string host{};  // that wrote it; only with use_node_local_storage
   };
 
   std::string zerorun_version;
   EngineProgress progress;
-  std::vector<StateSpec> states;  // masters and what the optimizer keeps: the kinds of records
+  std::vector<StateSpec> states;  // all kinds of states: masters and optimizer states
   std::vector<ParameterGroup> groups;
   std::vector<Parameter> parameters;
   std::string configuration;  // JSON text: the settings of the program that saved
   std::string client_state;
   std::vector<ShardFile> shards;     // one per rank of the job that saved
-  std::optional<ShardFile> buffers;  // when there are any
+  std::optional<ShardFile> buffers;  // if there are any
 };
 
 inline constexpr const char* kFormatName = "zerorun checkpoint";
@@ -52,19 +52,20 @@ inline constexpr int kFormatVersion = 4;
 inline constexpr uint64_t kMaxManifestNbytes = uint64_t{1} << 28;
 inline constexpr uint64_t kMaxClientStateNbytes = uint64_t{1} << 26;  // JSON may double it
 
-// The states that the optimizer keeps for a parameter.
+// Returns the optimizer states of a parameter.
 using StatesOf = std::function<std::span<const StateSpec>(ParameterId)>;
 
-// The table of a model's parameters and of what is kept for each.
+// The manifest of a model: its parameters and their states.
 Manifest describe_model(std::span<const ParameterSpec> specs, DType param_dtype, DType master_dtype,
                         const StatesOf& states_of);
-// Everything about the engine's model but the shards and the client state.
+// The manifest of an engine, without files and client state.
 Manifest describe_engine(EngineStates& engine);
 
-// Throws ConfigError when a name is not UTF-8 or a hyperparameter not finite (JSON has neither),
-// and when the text would be longer than a manifest may be.
+// Throws ConfigError if a name is not UTF-8 or a hyperparameter is not finite, which JSON cannot
+// represent, and if the text exceeds kMaxManifestNbytes.
 std::string encode_manifest(const Manifest& manifest);
-// Checks the text's own hash, then everything else; throws CheckpointError naming `file`.
+// Verifies the text's own hash first, then everything else. Throws CheckpointError that names
+// `file`.
 Manifest decode_manifest(std::string_view text, const std::string& file);
 
 }  // namespace zerorun

@@ -14,13 +14,13 @@
 
 namespace zerorun {
 
-// The content of a tensor, by its parameter: the values of a frozen one, or the master of a
-// trainable one; besides these, one of the optimizer's states by its name.
+// The kind of a tensor: `param`, the values of a frozen parameter; `master`, of a trainable one; or
+// the name of an optimizer state.
 inline constexpr const char* kParamKind = "param";
 inline constexpr const char* kMasterKind = "master";
 
-// Elements [begin, end) of one kind of one parameter. A state with one element for each block of
-// the parameter's counts its own.
+// Elements [begin, end) of one kind of one parameter. For a state with one element per block of the
+// parameter, they count elements of the state.
 struct ShardInterval {
   std::string parameter;
   std::string kind;
@@ -30,25 +30,25 @@ struct ShardInterval {
   // The tensor's name in the file: "h.0.weight.exp_avg[0:4096]".
   std::string name() const;
 };
-// Nothing when it is not the name of an interval.
+// Parses such a name; nullopt for other text.
 std::optional<ShardInterval> parse_interval(std::string_view name);
 
-// One rank's part of a save: a table, and the source of its bytes. Tensors lie in the file by the
-// size of their elements, the largest first, so that all are aligned to it.
+// What one rank saves: the list of tensors in its file, and access to their bytes. In the file,
+// tensors are sorted by element size, the largest first, so that all are aligned.
 class ShardPlan {
  public:
-  // `wanted`: which parameters.
+  // `wanted`: selects the parameters to save.
   using Wanted = std::function<bool(const ParameterSpec&)>;
   explicit ShardPlan(
       EngineStates& engine, Wanted wanted = [](const ParameterSpec&) { return true; });
 
-  uint64_t nbytes() const { return nbytes_; }  // of the file
-  // As they lie in the file, without hashes.
+  uint64_t nbytes() const { return nbytes_; }  // size of the file
+  // The tensors in the order of the file, without hashes.
   const std::vector<HashedTensor>& tensors() const { return tensors_; }
-  // True if read() calls with the tensors as they lie in the file.
+  // True if read() visits the tensors in the order of the file.
   bool is_read_in_order() const { return std::is_sorted(places_.begin(), places_.end()); }
-  // Calls use(tensor, data, on_host) once for each of the tensors, in any order. `data` is in
-  // memory of the host if that says so, and then only during the call; else in the engine's device.
+  // Calls use(tensor, data, on_host) once for each tensor, in any order. If `on_host`, `data` is in
+  // host memory and valid only during the call; else it is in memory of the engine's device.
   using Use = std::function<void(size_t tensor, TensorView data, bool on_host)>;
   void read(const Use& use) const;
 
@@ -59,7 +59,7 @@ class ShardPlan {
   EngineStates& engine_;
   const Wanted wanted_;
   std::vector<HashedTensor> tensors_;
-  std::vector<size_t> places_;  // index into tensors_, by visit
+  std::vector<size_t> places_;  // by order of visits: index into tensors_
   uint64_t nbytes_ = 0;
 };
 

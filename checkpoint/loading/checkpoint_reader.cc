@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <system_error>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -63,9 +62,7 @@ File CheckpointReader::open(int shard) const {
 
 File CheckpointReader::open(const Manifest::ShardFile& entry) const {
   const fs::path path = folder_ / entry.name;
-  std::error_code ignored;
-  // A link that leads nowhere is there, and so may be what this user must not see: opening says so.
-  if (fs::symlink_status(path, ignored).type() == fs::file_type::not_found) {
+  if (!entry_exists(path)) {
     fail<CheckpointError>(
         "{} is missing, although {} lists it{}", path.string(), kManifestName,
         entry.host.empty() ? "" : fmt::format(": it was written on the host {}", entry.host));

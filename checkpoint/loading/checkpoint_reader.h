@@ -13,13 +13,13 @@
 
 namespace zerorun {
 
-// One saved checkpoint: its manifest and where every element of every parameter is.
+// Reads one saved checkpoint: its manifest, and where each element of each parameter is.
 class CheckpointReader {
  public:
-  // A chunk: a run of bytes with a hash.
+  // One chunk of a tensor: consecutive bytes with a hash.
   struct Record {
     int parameter = 0;  // index into manifest().parameters
-    int kind = 0;       // 0 param, 1 + i for manifest().states[i]
+    int kind = 0;       // kParam, or 1 + i for manifest().states[i]
     int shard = 0;      // index into manifest().shards
     DType dtype = DType::fp32;
     int64_t begin = 0;
@@ -32,25 +32,25 @@ class CheckpointReader {
   };
   static constexpr int kParam = 0;
 
-  // Reads the manifest and the headers of all files. Throws CheckpointError unless they are
-  // undamaged and hold every element exactly once.
+  // Reads the manifest and the headers of all files. Throws CheckpointError unless they are intact
+  // and contain every element exactly once.
   explicit CheckpointReader(std::filesystem::path folder);
 
   const std::filesystem::path& folder() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
-  // Hash of the manifest's text: tells checkpoints apart.
+  // The hash of the manifest's text, which identifies the checkpoint.
   uint64_t id() const { return id_; }
-  // By parameter, kind and begin.
+  // All chunks, sorted by parameter, kind and begin.
   std::span<const Record> records() const { return records_; }
   std::span<const Record> records_of(int parameter, int kind, int64_t begin, int64_t end) const;
 
   File open(int shard) const;
-  // Throws CheckpointError unless these are the record's bytes.
+  // Throws CheckpointError unless `hash` is the hash of the record.
   void check_hash(const Record& record, uint64_t hash) const;
-  // Reads out.size() of the record's bytes, from its byte `offset` on.
+  // Reads out.size() bytes of the record, from its byte `offset` on.
   void read(const File& file, const Record& record, uint64_t offset,
             std::span<std::byte> out) const;
-  // Tensors besides the model's parameters. Their data is checked against its sums as it is read.
+  // The tensors that are not parameters. read_buffer() verifies their hashes.
   const std::vector<HashedTensor>& buffers() const { return buffers_; }
   void read_buffer(size_t index, std::span<std::byte> out) const;
   // "elements [0, 10) of h.0.weight (exp_avg)"

@@ -11,40 +11,40 @@
 
 namespace zerorun {
 
-// Blocks of pinned memory by which bytes pass between a GPU and the host, in order: the GPU copies
-// one while the host works on another. What is in host memory needs none, and its bytes are given
-// as they are.
+// Copies bytes between a GPU and the host in order, through blocks of pinned memory: the GPU copies
+// one block while the host works on another. Bytes that are in host memory are passed without a
+// copy.
 class DeviceCopies {
  public:
   static constexpr size_t kBlockNbytes = size_t{8} << 20;
 
   explicit DeviceCopies(Device& device) : device_(device) {}
-  // Waits for what is under way.
+  // Waits for copies in progress.
   ~DeviceCopies();
   DeviceCopies(const DeviceCopies&) = delete;
   DeviceCopies& operator=(const DeviceCopies&) = delete;
 
-  // Calls use(offset, bytes) with the view's bytes, in order, before the next call of download or
-  // finish returns. `on_host`: the view is in memory of the host, whatever the device.
+  // Calls use(offset, bytes) with all bytes of the view in order, at the latest during the next
+  // call of download() or finish(). `on_host`: the view is in host memory, whatever the device.
   using Use = std::function<void(uint64_t offset, std::span<const std::byte> bytes)>;
   void download(TensorView view, bool on_host, const Use& use);
-  // Calls fill(offset, bytes) to get the view's bytes, in order. They are on the device, for its
-  // inline stream, when this returns.
+  // Calls fill(offset, bytes) to get all bytes of the view in order. Work submitted to the device's
+  // inline stream after this call sees them.
   using Fill = std::function<void(uint64_t offset, std::span<std::byte> bytes)>;
   void upload(TensorView view, bool on_host, const Fill& fill);
-  // Uses what has come.
+  // Calls `use` for all bytes that were not passed yet.
   void finish();
 
  private:
   struct Block {
     Buffer memory;
     Event copied;
-    size_t nbytes = 0;  // that come from the device
+    size_t nbytes = 0;  // bytes copied from the device
     uint64_t offset = 0;
-    Use use;  // of them; none: they are used, or go to the device
+    Use use;  // empty: the bytes were used, or are copied to the device
   };
 
-  // Calls visit(offset, chunk) with pieces of the view, each of at most a block.
+  // Calls visit(offset, chunk) with consecutive parts of the view, each of at most a block.
   template <typename Visit>
   static void for_each_chunk(TensorView view, const Visit& visit);
   // The oldest block, free for the next copy.

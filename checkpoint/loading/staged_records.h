@@ -14,10 +14,10 @@
 
 namespace zerorun {
 
-// What a rank loads, between the disk and its place: all of it is checked before any of it is used.
-// As far as there is room, and memory comes faster than the disk, it waits in memory of the host;
-// the rest is only checked, and read again: what is not to be kept from the system's cache, where
-// there is room for all of it.
+// The records that a rank loads, between disk and engine: all are verified before any is used.
+// Records are kept in host memory as long as there is space and memory is allocated faster than the
+// disk reads. The rest are only verified and read again later; records of offloaded states are read
+// again from the page cache, if it has space for all of them.
 class StagedRecords {
  public:
   using Record = CheckpointReader::Record;
@@ -27,19 +27,19 @@ class StagedRecords {
   struct Room {
     Device& host;
     uint64_t nbytes = 0;
-    // That memory may take longer than the disk before no more of it is asked for.
+    // How much longer than the disk memory may take until no more is allocated.
     std::chrono::nanoseconds patience = std::chrono::milliseconds(5);
   };
-  // Reads and checks `kept`, for which the room is, and `passing`; both in the order of the files.
+  // Reads and verifies both lists, which are in the order of the files. Only `kept` may use `room`.
   // Throws CheckpointError.
   void read(std::span<const Record* const> kept, std::span<const Record* const> passing,
             const Room& room, ReadPath path, Workers& workers);
-  // Copies out.size() <= kReadNbytes of a record's bytes, from its byte `offset` on. For several
-  // threads.
+  // Copies out.size() <= kReadNbytes bytes of a record, from its byte `offset` on. Safe to use from
+  // several threads.
   using Source = std::function<void(uint64_t offset, std::span<std::byte> out)>;
-  // Of one that was read.
+  // The source of a record that was passed to read().
   Source source(const Record& record);
-  // Gives the memory back.
+  // Frees the memory.
   void clear();
 
  private:
@@ -48,11 +48,11 @@ class StagedRecords {
                   std::span<std::byte> out);
 
   const CheckpointReader& checkpoint_;
-  ReadPath again_ = ReadPath::cached;  // the way in which records are read again
-  bool caches_ = false;                // and are in the cache for that alone
+  ReadPath again_ = ReadPath::cached;  // how records are read again
+  bool caches_ = false;                // they are in the page cache only for that
   std::vector<Buffer> memory_;
-  std::unordered_map<const Record*, const std::byte*> places_;  // of the first byte of each
-  std::unordered_map<int, const File> files_;                   // by shard: those read again
+  std::unordered_map<const Record*, const std::byte*> places_;  // first byte of each record
+  std::unordered_map<int, const File> files_;                   // by shard: files read again
   ReadBlocks blocks_;
 };
 

@@ -6,11 +6,11 @@
 
 namespace zerorun {
 
-// Reads every byte of the checkpoint in `directory` or, if it holds several, of each, and checks
-// `latest`. Reports a line for each that is intact, as soon as it has been read, and then for
-// `latest`. Throws CheckpointError when there is none, and at the end, naming the damaged ones
-// only.
-// `progress` learns of bytes as they are read: of which checkpoint, how many, and of how many.
+// Reads and verifies every byte of the checkpoint in `directory` or, if it contains several, of
+// each, and checks `latest`. Calls `report` with a line for each intact checkpoint as soon as it
+// has been read, and then for `latest`. Throws CheckpointError if there is no checkpoint, and at
+// the end if any is damaged, naming the damaged ones.
+// `progress` is called as bytes are read, with the checkpoint, the bytes so far and the total.
 using VerifyProgress =
     std::function<void(const std::string& folder, uint64_t nbytes, uint64_t total)>;
 void verify_checkpoint(

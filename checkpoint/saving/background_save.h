@@ -17,48 +17,48 @@
 
 namespace zerorun {
 
-// One save whose files are written by a thread beside the training, on each rank. A rank's file
-// gets its name when it is complete, by which rank 0's thread knows that it may commit; so neither
-// needs the communicator, which belongs to the training. Where ranks do not see each other's files,
-// the training commits.
+// One asynchronous save. A thread of each rank writes the rank's file while training continues. A
+// file gets its final name when it is complete; rank 0's thread waits for all names and then
+// commits. So the threads do not need the communicator, which training uses. If ranks do not see
+// each other's files (use_node_local_storage), the training thread commits.
 class BackgroundSave {
  public:
   struct Job {
     int rank = 0;
     int world_size = 1;
-    SaveOptions options;  // whose buffers are rank 0's, and lie in `buffer_bytes`
+    SaveOptions options;  // its buffers are rank 0's and are in `buffer_bytes`
     std::vector<std::byte> buffer_bytes;
-    std::chrono::milliseconds peer_timeout{};  // of rank 0, for the files of the others
+    std::chrono::milliseconds peer_timeout{};  // how long rank 0 waits for files of other ranks
   };
-  // Of all saves, one after the other; they must outlive this.
+  // Shared by all saves, one after the other. They must outlive this object.
   struct Resources {
-    std::span<std::byte> memory;  // of the pieces of the snapshot
+    std::span<std::byte> memory;  // for the snapshot
     CpuStream& thread;
   };
   BackgroundSave(PreparedSave save, Job job, Resources resources);
-  // Waits for the thread; what is not committed by then is removed.
+  // Waits for the thread. Removes the files of a save that was not committed.
   ~BackgroundSave();
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
 
-  // Copies the engine's states; returns when they may change again.
+  // Copies the engine's states. Returns when they may change again.
   void take_snapshot(Device& device);
 
   bool is_done() const { return done_; }  // committed, or failed
   bool has_failed() const { return failed_; }
   std::string place() const { return save_.folder.place().string(); }
-  // Waits for this rank's file. Throws its error.
+  // Waits until this rank's file is written. Throws the error of writing it.
   void wait_written() { written_.get_future().get(); }
-  // Waits for the commit, which is rank 0's, and throws its error.
+  // Waits for the commit by rank 0's thread. Throws its error.
   void wait_committed() { committed_.get_future().get(); }
-  // True if the ranks have to call commit_together() once all have written: hosts do not see each
-  // other's files.
+  // True if the ranks have to call commit_together() after all have written, because hosts do not
+  // see each other's files.
   bool needs_all() const { return job_.options.node_local; }
-  // Collective, from the training's thread.
+  // Commits the save. Collective; called on the training thread.
   void commit_together(EngineStates& engine, Communicator& comm);
-  // Removes what ranks have written of a save that failed.
+  // Removes the files of a save that failed.
   void discard();
-  // The thread stops at the next piece.
+  // Makes the thread stop at the next piece.
   void cancel();
 
  private:

@@ -5,8 +5,8 @@
 
 namespace zerorun {
 
-// Collective. Makes what the ranks have written the checkpoint of its tag, on every disk; `own`:
-// this rank's file. Throws IoError on all ranks; what is written then is the caller's to discard.
+// Commits a save: its files become the checkpoint of its tag, on every disk. `own`: this rank's
+// file. Throws IoError on all ranks; then the caller has to discard the files. Collective.
 void commit_save(EngineStates& engine, Communicator& comm, PreparedSave& save,
                  const Manifest::ShardFile& own, const SaveOptions& options);
 

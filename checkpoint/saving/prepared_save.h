@@ -13,7 +13,7 @@
 
 namespace zerorun {
 
-// A save that all ranks have agreed on and that rank 0 has made a folder for, before it writes.
+// A save before it is written: all ranks have agreed on it, and rank 0 has created its folder.
 struct PreparedSave {
   Manifest manifest;  // without files
   ShardPlan plan;
@@ -21,11 +21,11 @@ struct PreparedSave {
   Disks disks;
 };
 
-// Collective. Throws ConfigError for options that cannot be followed, IoError for a disk; then
-// nothing is left behind.
+// Throws ConfigError for unusable options and IoError for errors of the disk; then nothing is left
+// behind. Collective.
 PreparedSave prepare_save(EngineStates& engine, Communicator& comm, const SaveOptions& options);
 
-// Writes the file of tensors besides the model's; nothing when there are none.
+// Writes the file of tensors that are not parameters; nullopt if there are none.
 std::optional<Manifest::ShardFile> write_buffers(const std::filesystem::path& path,
                                                  std::span<const NamedTensor> buffers);
 

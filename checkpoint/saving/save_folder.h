@@ -9,9 +9,9 @@
 
 namespace zerorun {
 
-// The folder of one save: temporary until its commit, which makes it the checkpoint of its tag.
-// All methods throw IoError that says what the disk has room for. Methods that change anything are
-// for rank 0.
+// The folder of one save. It has a temporary name until its commit, which makes it the checkpoint
+// of its tag. All methods throw IoError, which says how much space the disk has. Only rank 0 may
+// call methods that change anything.
 class SaveFolder {
  public:
   struct Names {
@@ -19,26 +19,28 @@ class SaveFolder {
     std::string tag;
     uint64_t id = 0;  // random, the same on all ranks
   };
-  // `needed`: bytes of the files of all ranks.
+  // `needed`: the bytes of the files of all ranks.
   SaveFolder(Names names, uint64_t needed);
 
   const std::filesystem::path& temporary() const { return temporary_; }
   std::filesystem::path shard(int rank) const;
   std::filesystem::path buffers() const;
-  std::filesystem::path place() const { return names_.directory / names_.tag; }  // once committed
+  std::filesystem::path place() const { return names_.directory / names_.tag; }  // after commit
   uint64_t id() const { return names_.id; }
   // "the checkpoint needs 10 bytes, out has 5 free"
   std::string disk_use() const;
 
-  // Removes what crashed saves left, and makes the folder if the disk has room for all files.
+  // Removes unfinished entries of crashed saves and creates the folder if the disk has space for
+  // all files.
   void make();
-  // Throws when this rank does not see what rank 0 made.
+  // Throws if this rank does not see the folder that rank 0 created.
   void check_seen() const;
-  // Until the rename in here, the previous checkpoint is the current one; from then on, the new.
-  // The files that the manifest lists must be complete.
+  // Commits the save with a single rename, before which the previous checkpoint is unchanged. The
+  // files that the manifest lists must be complete.
   void commit(const Manifest& manifest, bool update_latest);
   void discard() noexcept;
-  // After the commit. What cannot be removed stays, with a warning.
+  // Removes checkpoints that `keep` does not retain, after the commit. If one cannot be removed,
+  // prints a warning.
   void remove_superfluous(const Retention& keep) const;
 
  private:

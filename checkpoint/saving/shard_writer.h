@@ -13,29 +13,29 @@
 
 namespace zerorun {
 
-// Writes one file of a checkpoint, hashing what it writes.
+// Writes one file of a checkpoint and computes its hashes.
 class ShardWriter {
  public:
-  // Creates the file. `tensors`: with their places. Throws IoError, as all methods do.
+  // Creates the file. `tensors`: with their positions. All methods throw IoError.
   ShardWriter(const std::filesystem::path& path, std::vector<HashedTensor> tensors);
 
-  // The tensor's bytes from `offset` on. The pieces of a tensor come in order and before those of
-  // another.
+  // Writes the tensor's bytes from `offset` on. Tensors, and the parts of a tensor, have to be
+  // written in order.
   void write(size_t tensor, uint64_t offset, std::span<const std::byte> bytes);
-  // The same for bytes that stay as they are until flush() or finish() returns.
+  // As write(), for bytes that do not change until flush() or finish() returns.
   void write_in_place(size_t tensor, uint64_t offset, std::span<const std::byte> bytes);
   void flush() { file_.flush(); }
-  // Writes the header and brings all to the disk.
+  // Writes the header and syncs the file to the disk.
   Manifest::ShardFile finish();
 
  private:
-  // Checks that the bytes come next.
+  // Checks that these bytes are the next ones.
   HashedTensor& next(size_t tensor, uint64_t offset, size_t nbytes);
   void hash(HashedTensor& tensor, std::span<const std::byte> bytes);
 
   std::vector<HashedTensor> tensors_;
   BlockWriter file_;
-  Hash hash_;          // of the current chunk
+  Hash hash_;          // hash of the current chunk
   uint64_t done_ = 0;  // bytes of the current tensor
 };
 

@@ -12,43 +12,42 @@
 
 namespace zerorun {
 
-// Pieces of tensors on their way from the thread that copies them to the one that writes them, in
-// one block of memory that is used round and round. The first thread waits where it is full; the
-// second until then, or until all pieces are there, so that it does not take memory's and the
-// disk's time while the training waits for the first.
+// A queue of parts of tensors between the thread that copies them and the thread that writes them,
+// in one block of memory that is used as a ring. The copying thread waits while it is full. The
+// writing thread starts when the memory is full or all pieces are there, so that it does not
+// compete for memory and disk while training waits for the copies.
 class SnapshotQueue {
  public:
   struct Piece {
     size_t tensor = 0;
     uint64_t offset = 0;  // within the tensor
     std::span<const std::byte> bytes;
-    Event copied{};  // they are there from then on
+    Event copied{};  // the bytes are complete after this event
   };
-  // A piece begins in memory where it does in the file, but for a multiple of this, as disks ask of
-  // memory that they take directly. Pieces that come in the file's order lie side by side.
+  // The address of a piece is congruent to its position in the file modulo kAlignment, as direct
+  // I/O requires. Pieces that come in the order of the file are adjacent in memory.
   static constexpr size_t kAlignment = 512;
-  // Memory that a tensor of `nbytes` takes at most.
+  // The maximum bytes of memory for a tensor of `nbytes` bytes.
   static constexpr uint64_t memory_for(uint64_t nbytes) { return nbytes + kAlignment - 1; }
 
-  // The memory's size is a multiple of kAlignment, and not 0.
+  // The size of `memory` is a positive multiple of kAlignment.
   explicit SnapshotQueue(std::span<std::byte> memory) : memory_(memory) {}
 
-  // For the thread that copies. Waits for room for bytes of the file from `place` on: at most
-  // `wanted`, fewer only up to a multiple of kAlignment in the file. Nothing once the queue is
-  // closed.
+  // For the copying thread. Waits for memory for bytes of the file from `place` on. Returns at most
+  // `wanted` bytes; fewer only up to a multiple of kAlignment in the file; none after close().
   std::span<std::byte> reserve(size_t wanted, uint64_t place);
-  // The part that was reserved last is complete.
+  // Adds the piece in the memory that was reserved last.
   void push(const Piece& piece);
-  // No more pieces come.
+  // Announces that no more pieces come.
   void finish();
 
-  // For the thread that writes: waits for the next pieces, and gives up to kBatchNbytes; none when
-  // there will be none.
+  // For the writing thread. Waits for the next pieces and returns up to kBatchNbytes of them; none
+  // after the last one.
   std::vector<Piece> take();
-  // What was taken is written: its memory is free again.
+  // Frees the memory of the pieces that were taken, after they were written.
   void release();
 
-  // For any thread, when the other one shall not wait any more: pieces that are there are dropped.
+  // Ends all waits and drops the pieces in the queue. For any thread.
   void close();
 
  private:
@@ -65,11 +64,11 @@ class SnapshotQueue {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Stored> pieces_;
-  size_t taken_ = 0;       // of them
-  uint64_t begin_ = 0;     // of the oldest piece; positions count on and on
-  uint64_t end_ = 0;       // of the last one
-  uint64_t reserved_ = 0;  // where the next one begins
-  bool drains_ = false;    // the second thread's turn has come
+  size_t taken_ = 0;       // pieces taken
+  uint64_t begin_ = 0;     // position of the oldest piece; positions never wrap
+  uint64_t end_ = 0;       // end of the last piece
+  uint64_t reserved_ = 0;  // begin of the next piece
+  bool drains_ = false;    // the writing thread has started
   bool finished_ = false;
   bool closed_ = false;
 };

@@ -8,13 +8,13 @@
 
 namespace zerorun {
 
-// The connections of libzerorun_gloo.so, a plugin (device/plugin.h): Gloo's, whose functions have
-// the names of those in PyTorch's copy, so they are kept in a library of their own.
+// The entry point of libzerorun_gloo.so, a plugin (device/plugin.h) with Links over Gloo. It is a
+// library of its own because its copy of Gloo exports the same symbols as PyTorch's copy.
 struct GlooBackend {
   BuildId build;
-  // Collective. Throws CommError when a peer cannot be reached.
+  // As connect_with_gloo in comm/gloo/links.h.
   std::unique_ptr<Links> (*connect)(const LinkOptions& options);
-  // For `zerorun env`: the version.
+  // For `zerorun env`: Gloo's version.
   std::string (*describe)();
 };
 inline constexpr const char* kGlooBackendEntry = "zerorun_gloo_backend";

@@ -22,10 +22,9 @@ namespace {
 
 using gloo::transport::UnboundBuffer;
 
-// Waits are ended by cancel(): a deadline of Gloo's own would be another one.
+// Waits are ended by cancel(), connecting by LinkOptions::run: a deadline of Gloo's own would be
+// another one.
 constexpr std::chrono::hours kNever{24 * 365};
-// All ranks come here at once, so none needs longer to connect.
-constexpr std::chrono::milliseconds kConnectTime{60000};
 
 // The waits of a rank, so that another thread can end them.
 class Waits {
@@ -181,7 +180,7 @@ GlooLinks::GlooLinks(const LinkOptions& options) {
         "GLOO_SOCKET_IFNAME): {}",
         options.rank, options.address, text_of(error));
   }
-  context_->setTimeout(kConnectTime);
+  context_->setTimeout(kNever);
   connect(options);
 }
 
@@ -195,10 +194,15 @@ void GlooLinks::connect(const LinkOptions& options) {
     options.store->set(key(options.rank, peer), {address.begin(), address.end()});
   }
   for (const int peer : options.peers) {
-    const std::string address = options.store->get(key(peer, options.rank), options.timeout);
-    std::unique_ptr<gloo::transport::Pair>& pair = context_->getPair(peer);
+    const std::string address = options.get(peer, key(peer, options.rank));
+    gloo::transport::Pair& pair = *context_->getPair(peer);
     try {
-      pair->connect({address.begin(), address.end()});
+      options.run(
+          peer,
+          [&] {
+            pair.connect({address.begin(), address.end()});
+          },
+          [&] { pair.close(); });
     } catch (const gloo::Exception& error) {
       fail<CommError>(
           "rank {} at {} cannot connect with {} ({}): is this the network that the hosts share "

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/gloo/backend.h"
+#include "comm/hierarchical/connecting.h"
 #include "comm/hierarchical/interface.h"
 #include "comm/hierarchical/operation.h"
 #include "core/check.h"
@@ -75,6 +76,7 @@ Collectives::Collectives(const GroupOptions& options, Topology topology)
       alone_everywhere_(one_rank_each(topology_)),
       linked_(linked_ranks(topology_, options.rank)),
       local_(options_within(options, topology_)) {
+  const Connecting connecting(options_, topology_);
   try {
     links_ = open_gloo().connect(
         {.rank = rank_,
@@ -84,7 +86,9 @@ Collectives::Collectives(const GroupOptions& options, Topology topology)
          .store = options.store,
          .prefix = options.name + "/link/",
          .address = choose_address(options),
-         .timeout = options.timeout});
+         .get = [&](int peer, const std::string& key) { return connecting.get(peer, key); },
+         .run = [&](int peer, const auto& connect,
+                    const auto& cancel) { connecting.run(peer, connect, cancel); }});
     watch_ = std::make_unique<Watch>(options_, topology_, local_.control(), *links_);
     window_ = local_.allocate(size_t{2} * kHalves * kWindowBytes, Sharing::per_host);
   } catch (...) {

@@ -16,12 +16,13 @@
 
 namespace zerorun::hierarchical {
 
-// The collectives of ranks on several hosts, on the caller's thread: shared memory within a host,
-// links between hosts. Calls come one at a time, in the same order on every rank.
+// The collectives of ranks on several hosts: shared memory within a host, point-to-point links
+// between hosts. They run on the caller's thread, one at a time, in the same order on every rank.
 //
-// Each rank owns a slice of what is reduced or gathered. What the ranks of a host have to do with a
-// slice whose owner is elsewhere goes through one of them (Topology::relay), so it crosses the link
-// once for each host: on its way to the owner as the sum of the host's ranks, and on its way back.
+// Each rank owns a slice of the tensor that is reduced or gathered. For an owner on another host,
+// one rank of each host, the relay (Topology::relay), exchanges the data of its whole host with
+// that owner: it sends the sum of the host's ranks and receives the result. So each slice crosses
+// the link once per host in each direction.
 class Collectives {
  public:
   Collectives(const GroupOptions& options, Topology topology);
@@ -30,19 +31,19 @@ class Collectives {
   ~Collectives();
 
   void run(const CollectiveCall& call);
-  // Memory that the ranks of this host can read.
+  // Allocates memory that all ranks of this host can read.
   Buffer allocate(size_t nbytes);
 
-  // As LinkBound's.
+  // See LinkBound.
   void bound_link(DType dtype) { bound_ = dtype; }
 
-  // May be called by any thread.
+  // Makes all calls on all ranks throw CommError. Any thread may call it.
   void abort(std::string_view reason) noexcept;
-  // Makes `error` that of all ranks, unless there was one before.
+  // Makes `error` the error of all ranks, unless they already have one.
   void set_error(std::string_view error) noexcept { watch_->set_error(error); }
-  // The error of an earlier failure on this host; empty: there was none.
+  // The error of this host's ranks; empty: none.
   std::string error() { return local_.control().error(); }
-  // This rank takes part no more.
+  // Tells all peers that this rank makes no more calls.
   void leave() noexcept;
 
   const Topology& topology() const { return topology_; }
@@ -53,29 +54,29 @@ class Collectives {
  private:
   enum class Phase : uint64_t { greeting, scatter, gather };
   struct Operation;
-  // A chunk of an all_reduce on its way between the hosts.
+  // The messages between hosts for one chunk of an all_reduce.
   struct Crossing;
 
   bool alone() const { return local_world_size() == 1; }
   const std::vector<int>& local_ranks() const { return topology_.ranks_of(host_); }
   bool is_bound(DType in) const;
-  // The dtype in which sums of a host's ranks cross the link.
+  // The dtype in which the sum of a host's ranks is sent.
   DType wire_dtype(DType in) const;
-  // The dtype in which the whole sum does.
+  // The dtype in which the sum of all ranks is sent.
   DType result_dtype(const CollectiveCall& call) const;
-  // Tags of the messages of a chunk.
+  // The tags of the messages of one chunk.
   static uint64_t tag_in(uint64_t round, Phase phase, int64_t piece);
   uint64_t tag(Phase phase, int64_t piece = 0) const { return tag_in(round_, phase, piece); }
-  // The host's memory for sums of its ranks, and for results. Of the two halves of each, one is for
-  // the chunk that is on its way.
+  // The host's shared memory for sums of its ranks (partials) and for results. Each has two halves,
+  // so that one chunk can be reduced while the messages of the previous one are in flight.
   static constexpr int kHalves = 2;
   TensorView partials(int half, int64_t numel, DType dtype) const;
   TensorView results(int half, int64_t numel, DType dtype) const;
-  // Memory for what `host` sends.
+  // Memory for the message from `host`.
   TensorView received(int half, int host, int64_t numel, DType dtype);
 
-  // Tells the peers which operation it is; agree() waits until they have done the same. Before
-  // that nothing else may be received.
+  // begin() sends the peers the announcement of this operation; agree() waits for theirs and
+  // compares them. No other message may be received before agree() has returned.
   void begin(Operation& operation);
   void agree(Operation& operation);
   void all_reduce(Operation& operation);
@@ -83,16 +84,16 @@ class Collectives {
   void all_gather(Operation& operation);
   void all_to_all(Operation& operation);
   void broadcast(Operation& operation);
-  // The sum of `in` over this host's ranks, in `out` or, where that is the same, in place.
+  // Computes the sum of `in` over this host's ranks into `out`, which may be the same as `in`.
   TensorView sum_within_host(const Operation& operation, TensorView in, TensorView out);
   Crossing start_crossing(Operation& operation, int half, TensorView partial, TensorView result);
   void finish_crossing(const CollectiveCall& call, Crossing& crossing);
   void finish_chunk(const Operation& operation, Crossing& crossing, TensorView out);
-  // Finds Operation::outputs; all ranks of the host have announced theirs.
+  // Sets Operation::outputs. All ranks of this host have to have announced their outputs.
   void find_outputs(Operation& operation);
-  // Takes what the host's other ranks have received of the result.
+  // Copies the slices of the result that the other ranks of this host have received into `out`.
   void collect_result(const Operation& operation, TensorView out) const;
-  // Calls `body` for each owner on another host for which this rank is the relay.
+  // Calls `body(owner)` for each rank on another host for which this rank is the relay.
   template <typename Body>
   void for_owners(const Body& body) const;
   template <typename Body>
@@ -103,15 +104,15 @@ class Collectives {
   const int rank_;
   const int host_;  // of this rank
   const bool alone_everywhere_;
-  const std::vector<int> linked_;  // the ranks of other hosts with which this one has connections
+  const std::vector<int> linked_;  // ranks of other hosts to which this rank is connected
   shm::Collectives local_;
   std::unique_ptr<Links> links_;
   std::unique_ptr<Watch> watch_;
-  Buffer window_;                                         // of this host: partials() and results()
+  Buffer window_;                                         // memory of partials() and results()
   std::array<std::vector<std::byte>, kHalves> received_;  // by host
   std::atomic<DType> bound_ = DType::fp32;
-  uint64_t sequence_ = 0;  // how many operations began
-  uint64_t round_ = 0;     // how many chunks began
+  uint64_t sequence_ = 0;  // operations begun
+  uint64_t round_ = 0;     // chunks begun
 };
 
 }  // namespace zerorun::hierarchical

@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <exception>
 #include <utility>
 
 #include "comm/call_order.h"
 #include "comm/hierarchical/collectives.h"
+#include "comm/hierarchical/connecting.h"
 #include "comm/host_communicator.h"
 #include "comm/link_bound.h"
 
@@ -67,7 +69,12 @@ class HierarchicalCommunicator final : public HostCommunicator, public LinkBound
 
 std::shared_ptr<Communicator> make_hierarchical_communicator(const GroupOptions& options,
                                                              Topology topology) {
-  return std::make_shared<HierarchicalCommunicator>(options, std::move(topology));
+  try {
+    return std::make_shared<HierarchicalCommunicator>(options, std::move(topology));
+  } catch (const std::exception& error) {  // the peers wait for this rank
+    hierarchical::tell_peers(options, error.what());
+    throw;
+  }
 }
 
 }  // namespace zerorun

@@ -7,8 +7,9 @@
 
 namespace zerorun {
 
-// Joins the group of the store: ranks of several hosts, as `topology` says. Throws CommError when
-// they cannot meet, and DeviceError without Gloo.
+// Makes a communicator for host memory of ranks on several hosts. Collective: ranks meet through
+// options.store. Throws CommError if they cannot meet, and DeviceError if libzerorun_gloo.so cannot
+// be opened.
 std::shared_ptr<Communicator> make_hierarchical_communicator(const GroupOptions& options,
                                                              Topology topology);
 

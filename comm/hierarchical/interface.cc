@@ -10,7 +10,12 @@ namespace {
 
 std::string own_address(const CommunicatorOptions& options, const std::string& name) {
   try {
-    return own_address_of(name, options.master_addr);
+    std::string address = own_address_of(name, options.master_addr);
+    const bool far = !options.master_addr.empty() && !is_loopback(options.master_addr);
+    if (far && is_loopback(address)) {
+      fail<CommError>("'{}' has the address {}, which every host has for itself", name, address);
+    }
+    return address;
   } catch (const CommError& error) {
     fail<CommError>(
         "rank {} cannot exchange data with other hosts: {}; expected an interface or an address of "
@@ -22,10 +27,10 @@ std::string own_address(const CommunicatorOptions& options, const std::string& n
 }  // namespace
 
 std::string choose_address(const CommunicatorOptions& options) {
-  if (!options.interface.empty()) return own_address(options, options.interface);
-  if (const auto name = read_environment("GLOO_SOCKET_IFNAME")) {
-    return own_address(options, name->substr(0, name->find(',')));  // PyTorch's may be a list
-  }
+  std::string name = options.interface;
+  if (name.empty()) name = read_environment("GLOO_SOCKET_IFNAME").value_or("");
+  name = name.substr(0, name.find(','));  // PyTorch's may be a list
+  if (!name.empty()) return own_address(options, name);
   if (options.master_addr.empty()) return "127.0.0.1";
   return own_address_towards(options.master_addr);
 }

@@ -11,8 +11,8 @@
 
 namespace zerorun::hierarchical {
 
-// Messages of one operation that are on their way; they are waited for in the order in which they
-// began.
+// The messages in flight of one operation. wait() waits for them in the order in which they were
+// started.
 class Messages {
  public:
   // The arguments must outlive this.
@@ -25,7 +25,7 @@ class Messages {
   void receive(int peer, uint64_t tag, std::span<std::byte> bytes) {
     if (!bytes.empty()) add(peer, [&] { return links_.receive(peer, tag, bytes); });
   }
-  // Waits for the first `count` of them.
+  // Waits for the oldest `count` messages.
   void wait(size_t count) {
     for (; count > 0; --count) {
       watch_.wait(*pending_.front().transfer, pending_.front().peer, operation_);

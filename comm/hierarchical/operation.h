@@ -10,9 +10,10 @@
 
 namespace zerorun::hierarchical {
 
-// The size of a chunk in the host's memory: the steps between chunks cost little beside it.
+// Bytes of a chunk in the host's shared memory. At this size the synchronisation between chunks
+// costs little.
 inline constexpr size_t kWindowBytes = size_t{4} << 20;
-// The same where each rank is alone on its host and works in the caller's memory.
+// The same if each host has one rank, which then works in the caller's memory.
 inline constexpr size_t kDirectBytes = size_t{16} << 20;
 
 inline void copy(TensorView from, TensorView to) {
@@ -36,10 +37,10 @@ struct Collectives::Operation {
 
   const CollectiveCall& call;
   shm::Announcement announcement;
-  std::vector<shm::Announcement> peers;  // in the order of linked_
+  std::vector<shm::Announcement> peers;  // those received, in the order of linked_
   Messages greetings;
-  // The outputs of this host's ranks, in the order of their numbers there. Empty unless all of them
-  // are in shared memory and get the result as it comes.
+  // The outputs of this host's ranks, by local rank, if all of them are in shared memory; results
+  // are then written to them directly. Otherwise empty.
   std::vector<std::shared_ptr<std::byte>> outputs;
 };
 
@@ -48,9 +49,9 @@ struct Collectives::Crossing {
   int half = 0;
   TensorView partial;
   TensorView result;
-  Messages arriving;  // of other hosts' sums
+  Messages arriving;  // sums of other hosts, for slices of this host's ranks
   Messages leaving;
-  Messages finished;  // of other owners' results
+  Messages finished;  // results of slices whose owners are on other hosts
 };
 
 template <typename Body>

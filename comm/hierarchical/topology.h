@@ -7,23 +7,24 @@
 
 namespace zerorun {
 
-// Ranks and the hosts that they share. Hosts count from the one with rank 0 on, in the order of
-// their lowest ranks.
+// Which ranks are on which hosts. Hosts are numbered from 0 in the order of their lowest ranks, so
+// rank 0 is on host 0.
 class Topology {
  public:
-  // Collective: ranks tell each other through the store where they are. Throws CommError that names
-  // those who did not come.
+  // Collective: each rank publishes its host in options.store. Throws CommError that names the
+  // ranks that did not.
   static Topology discover(const GroupOptions& options);
-  // `names`: of the host of each rank.
+  // `names`: by rank, the name of its host.
   explicit Topology(const std::vector<std::string>& names);
 
   int hosts() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int>& ranks_of(int host) const { return ranks_[static_cast<size_t>(host)]; }
   int host_of(int rank) const { return places_[static_cast<size_t>(rank)].host; }
-  // The number of a rank among those of its host.
+  // The index of a rank among the ranks of its host.
   int local_rank(int rank) const { return places_[static_cast<size_t>(rank)].number; }
-  // The rank of `host` that sends and receives what its host has to do with `owner`, a rank of
-  // another one. So the ranks of a host share its traffic.
+  // The rank of `host` that exchanges data with `owner`, a rank of another host, on behalf of all
+  // ranks of `host`. Owners are distributed over the ranks of `host`, so that these share its
+  // traffic.
   int relay(int host, int owner) const {
     const std::vector<int>& ranks = ranks_of(host);
     return ranks[static_cast<size_t>(local_rank(owner)) % ranks.size()];
@@ -38,9 +39,9 @@ class Topology {
   };
   std::vector<std::vector<int>> ranks_;
   std::vector<Place> places_;
-  // By rank; empty where they did not tell each other.
-  std::vector<std::string> seen_as_;  // "123 on a"
-  std::vector<int> numbers_;          // in the job; empty: the same
+  // By rank; empty if the topology was not made by discover().
+  std::vector<std::string> seen_as_;  // pid and host: "123 on a"
+  std::vector<int> numbers_;          // rank in the job; empty: the same
 };
 
 }  // namespace zerorun

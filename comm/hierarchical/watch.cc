@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "comm/hierarchical/connecting.h"
 #include "core/check.h"
 #include "core/log.h"
 #include "os/socket.h"
@@ -103,7 +104,7 @@ void Watch::explain(int peer, const shm::Announcement& operation, const std::str
   const Clock::time_point until = Clock::now() + kReason;
   do {
     control_.check();
-    if (const auto error = find(key("error", 0))) fail(*error);
+    if (const auto error = find(error_key(options_))) fail(*error);
     std::this_thread::sleep_for(kPause);
   } while (Clock::now() < until);
   const bool left = find(key(kLeft, peer)).has_value();
@@ -131,7 +132,7 @@ void Watch::set_error(std::string_view text) noexcept {
 void Watch::spread(const std::string& text) noexcept {
   if (spread_.exchange(true)) return;
   try {
-    if (!find(key("error", 0))) options_.store->set(key("error", 0), text);
+    if (!find(error_key(options_))) options_.store->set(key("error", 0), text);
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): peers see closed connections
   }
   links_.cancel();
@@ -191,7 +192,7 @@ void Watch::ask_store() {
   }
   if (!waits && now - asked_ < kBeat) return;
   try {
-    if (const auto error = store_->find(key("error", 0))) return set_error(*error);
+    if (const auto error = store_->find(error_key(options_))) return set_error(*error);
     if (now - asked_ >= kBeat) {
       asked_ = now;
       if (options_.rank == 0) {
@@ -291,7 +292,7 @@ void Watch::report_stall(const std::string& reason) noexcept {
     const Clock::time_point until = Clock::now() + 2 * kAnswers;
     while (Clock::now() < until) {
       if (!control_.error().empty() || spread_) return;
-      if (const auto error = store_->find(key("error", 0))) return set_error(*error);
+      if (const auto error = store_->find(error_key(options_))) return set_error(*error);
       std::this_thread::sleep_for(kLook);
     }
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the store is gone
@@ -335,7 +336,7 @@ void Watch::write_stall_report() {
   StallReport report(reason, options_.world_size, options_.job_size);
   report.add(ranks);
   report.write(options_.own_number());
-  store_->set(key("error", 0), reason);
+  store_->set(error_key(options_), reason);
   std::this_thread::sleep_for(kHeard);
   set_error(reason);
 }

@@ -23,13 +23,15 @@
 
 namespace zerorun::hierarchical {
 
-// Lets no wait for a rank of another host be endless. A thread takes errors of this host to the
-// store and those of other hosts from it, looks whether other hosts are alive, says what a long
-// wait waits for, and ends one that is too long. The first rank of each host asks the store for
-// all; rank 0, which serves it, looks at the other hosts' signs of life.
+// Ends every wait for a rank of another host, at the latest at the deadline. A thread copies errors
+// of this host to the store and errors of other hosts from it, checks that other hosts are alive,
+// prints notices about long waits, and ends a wait at the deadline. The first rank of each host
+// reads the store for all ranks of its host. Rank 0, which serves the store, checks the heartbeats
+// of the other hosts.
 //
-// A wait that is too long is reported once: each host hands in what its ranks do, and rank 0 prints
-// it and makes the first host's reason the error of all.
+// A wait that reaches the deadline is reported once for the job: each host publishes the activity
+// of its ranks, and rank 0 prints the report and makes the first host's reason the error of all
+// ranks.
 class Watch {  // size: what it is given, what its thread remembers, what all threads share
  public:
   // The arguments must outlive this.
@@ -38,20 +40,21 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
   Watch& operator=(const Watch&) = delete;
   ~Watch();
 
-  // Waits for a message from or to `peer`, a part of `operation`. Throws CommError.
+  // Waits for `transfer`, a message of `operation` from or to `peer`. Throws CommError.
   void wait(Transfer& transfer, int peer, const shm::Announcement& operation);
 
-  // Throws the CommError of a connection with `peer` that broke; `text` says how.
+  // Throws the CommError for a broken connection to `peer`; `text` is the transport's message. If
+  // another error is the cause, throws that one.
   [[noreturn]] void explain(int peer, const shm::Announcement& operation, const std::string& text);
 
-  // Makes `text` the error of all ranks, unless there was one before; throws it.
+  // Makes `text` the error of all ranks, unless they already have one, and throws the error.
   [[noreturn]] void fail(const std::string& text);
   // The same without throwing.
   void set_error(std::string_view text) noexcept;
-  // Tells the peers that this rank takes part no more, and waits a moment for those with whom it is
-  // connected: what is on its way to them would be lost with the connection.
+  // Tells the peers that this rank makes no more calls, and waits a moment for connected peers,
+  // because closing a connection would lose messages in flight.
   void leave() noexcept;
-  // False in a forked child, which is no rank and has no thread.
+  // False in a forked child process, which is not a rank and does not have the thread.
   bool is_this_process() const { return process_ == getpid(); }
 
  private:
@@ -71,10 +74,11 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
   void ask_store();
   void look_at_hosts();
   void look_at_wait();
-  // False when a lower rank of this host waits for another host, too: it tells.
+  // True if this rank prints the notice about a long wait: no lower rank of this host waits for
+  // another host.
   bool tells() const;
-  // Hands this host's ranks in, and waits until rank 0 has reported. Where it does not, reports
-  // them alone.
+  // Publishes the activity of this host's ranks and waits until rank 0 has printed the report. If
+  // rank 0 does not, prints a report of this host alone.
   void report_stall(const std::string& reason) noexcept;
   void hand_in(const std::string& reason);
   bool was_handed_in();
@@ -86,14 +90,14 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
   const Topology& topology_;
   shm::Control& control_;
   Links& links_;
-  LookupStore* const store_;  // null: it cannot be asked
-  const bool leads_;          // the first rank of its host
+  LookupStore* const store_;  // null: the store has no find()
+  const bool leads_;          // this is the first rank of its host
   const pid_t process_ = getpid();
   // Used by the watching thread only.
-  std::vector<std::pair<std::string, Clock::time_point>> signs_;  // of life, by host
+  std::vector<std::pair<std::string, Clock::time_point>> signs_;  // last heartbeat, by host
   int64_t beats_ = 0;
   Clock::time_point asked_;
-  Clock::time_point gone_ = Clock::time_point::max();  // when the store was first found to be gone
+  Clock::time_point gone_ = Clock::time_point::max();  // when the store was first unreachable
   // Shared by all threads.
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -9,8 +9,8 @@
 
 namespace zerorun {
 
-// A view as NCCL can read it: itself, or a copy of host memory (control words of checkpoints and
-// hashes) on the device.
+// A tensor that NCCL can use: the tensor itself if it is in device memory, else a copy on the
+// device (control words of checkpoints, and hashes, are in host memory).
 class OnDevice {
  public:
   OnDevice(CudaDevice& device, CudaStream& stream, TensorView view);
@@ -22,26 +22,27 @@ class OnDevice {
   Buffer copy_;
 };
 
-// A collective on its way through NCCL, which takes device memory and one dtype. What has to be
-// done before is submitted to the stream when this is made, what comes after by finish().
+// One collective call as NCCL performs it. NCCL needs device memory and the same dtype for input
+// and output. The constructor submits preparatory copies and casts to the stream, enqueue() the
+// collective, and finish() the copies, casts or additions that follow it.
 class NcclCall {
  public:
-  // The size of the temporary for a reduction that is then cast or accumulated.
+  // Bytes of temporary memory, for a reduction whose result is then cast or accumulated.
   static size_t scratch_nbytes(const CollectiveCall& call);
 
-  // `word` is what a barrier reduces, `scratch` has scratch_nbytes(call).
+  // `word`: the element that a barrier reduces. `scratch`: scratch_nbytes(call) bytes.
   NcclCall(CudaDevice& device, CudaStream& stream, CollectiveCall call, TensorView word,
            std::byte* scratch);
 
   bool empty() const;        // nothing to send
   std::string name() const;  // for errors
   ncclResult_t enqueue(const NcclFunctions& nccl, ncclComm_t comm, int ranks) const;
-  // In the place of enqueue(), in a job of one rank.
+  // Replaces enqueue() in a job of one rank.
   void copy() const;
   void finish() const;
 
  private:
-  // all_to_all, as a group of messages.
+  // all_to_all as one NCCL group of sends and receives.
   ncclResult_t exchange(const NcclFunctions& nccl, ncclComm_t comm, int ranks) const;
 
   CudaDevice& device_;

@@ -6,13 +6,13 @@
 
 namespace zerorun {
 
-// Collectives on the memory of options.device, a CUDA device, by NCCL. A job of one rank needs
-// none, and has none unless a store is given: so NCCL can be tried where there is one GPU. Ranks
-// must have GPUs of their own. Throws CommError when they cannot meet.
+// Makes a communicator for the memory of options.device, a CUDA device, over NCCL. Each rank has to
+// have its own GPU. A job of one rank uses no NCCL unless options has a store, which lets tests use
+// NCCL on a machine with one GPU. Throws CommError if the ranks cannot meet.
 //
-// NCCL sums inputs of 16 bits in an order of its own and rounds to 16 bits. Where the output is in
-// fp32, that rounded sum is converted: reducing in fp32 (communication_data_type) costs twice the
-// bytes and is exact to fp32.
+// NCCL sums 16-bit inputs in an order of its own and rounds to 16 bits. An fp32 output of 16-bit
+// inputs is that rounded sum, converted. Reducing in fp32 (communication_data_type) avoids the
+// rounding and sends twice the bytes.
 std::shared_ptr<Communicator> make_nccl_communicator(const CommunicatorOptions& options);
 
 }  // namespace zerorun

@@ -20,12 +20,12 @@
 
 namespace zerorun {
 
-// One rank's membership in an NCCL communicator: made from a unique id that rank 0 puts into the
-// store, watched by a thread from the first call on, and ended in order, or aborted.
+// One rank's NCCL communicator. It is created from a unique id that rank 0 publishes in the store.
+// It ends either in order (ncclCommFinalize) or by an abort (ncclCommAbort).
 //
-// The thread looks for errors that NCCL meets on its own, for calls that wait for peers longer than
-// the deadline, for peers that died or left, and for what peers report. After the first error
-// everything fails with it.
+// From the first call on, a thread watches for asynchronous errors of NCCL, calls that wait for
+// peers beyond the deadline, peers that died or left, and errors that peers report. After the first
+// error every call throws it.
 class NcclGroup final : public CudaStream::Watched {
  public:
   explicit NcclGroup(const GroupOptions& options, int device);
@@ -35,24 +35,26 @@ class NcclGroup final : public CudaStream::Watched {
 
   void check() const override;
 
-  // Calls `function(functions, communicator)`, which enqueues a collective, and watches it until
-  // the point that `stream` has then reached. `what` names it in errors. It waits for peers from
-  // when `stream` has got there: what this rank still computes before is no delay.
+  // Calls `enqueue(functions, communicator)`, which enqueues one collective on `stream`, and
+  // watches it until the stream has completed it. `what` names it in errors. The deadline counts
+  // from when `stream` reaches the collective, so earlier computation of this rank does not count
+  // as waiting.
   using Enqueue = std::function<ncclResult_t(const NcclFunctions&, ncclComm_t)>;
   void run(const std::string& what, CudaStream& stream, const Enqueue& enqueue);
 
-  // Memory that NCCL can read without staging; empty where this is not supported. Making and
-  // freeing it may wait for the GPU, and so for peers: an abort must not have to wait for that.
+  // Allocates memory registered with NCCL, which it can use without staging. Empty if this is not
+  // supported. Allocating and freeing it may wait for the GPU, and so for peers; an abort must not
+  // wait for either.
   Buffer allocate(size_t nbytes, std::shared_ptr<NcclGroup> self);
 
   int ranks_of_this_host() const { return peers_.ranks_of_this_host(); }
-  // GPUs of other ranks that are threads of this process.
+  // Numbers of the GPUs of other ranks that are threads of this process.
   std::vector<int> devices_of_this_process() const { return peers_.devices_of_this_process(); }
 
   void abort(std::string_view reason) noexcept;
-  // Makes `error` that of all ranks, unless there was one before.
+  // Makes `error` the error of all ranks, unless they already have one.
   void set_error(std::string_view error) noexcept;
-  // The error of this rank, or one that a peer reports; empty: there is none.
+  // The error of this rank, or an error that a peer has reported; empty: none.
   std::string error() const;
 
  private:
@@ -60,12 +62,12 @@ class NcclGroup final : public CudaStream::Watched {
   // A call that may wait for peers.
   struct Call {
     std::string what;
-    int64_t number = 0;  // of this rank's collectives; 0: it is none
-    Event reached{};     // the stream has got there
+    int64_t number = 0;  // among this rank's collectives; 0: it is not a collective
+    Event reached{};     // the stream has reached the call
     Event done{};
-    std::optional<Clock::time_point> since{};  // from when on it was seen to wait
+    std::optional<Clock::time_point> since{};  // when it was first seen to wait
   };
-  // The state of the first call, as the watcher sees it.
+  // The state of the oldest pending call, as the watcher thread sees it.
   struct Look {
     std::string what;
     int64_t number = 0;
@@ -77,11 +79,11 @@ class NcclGroup final : public CudaStream::Watched {
 
   void join();
   void let_calls_block();
-  // NCCL's own function, without the lock: it may wait for peers, which an abort ends.
+  // Calls a function of NCCL without holding mutex_, because it may wait for peers until an abort.
   ncclResult_t call(const std::function<ncclResult_t(ncclComm_t)>& function);
   void begin(Call call);
-  // The end of a call that began, for which a communicator that does not block has to be asked.
-  // Throws CommError after an error of NCCL's, and when the watcher has ended the call.
+  // Waits until NCCL has finished a call of a non-blocking communicator. Throws CommError after an
+  // error of NCCL, and if the watcher thread has aborted the call.
   void finish_call(ncclResult_t result, std::string_view what);
   void* register_memory(void* data, size_t nbytes);
   void release(void* data, void* handle) noexcept;
@@ -99,12 +101,12 @@ class NcclGroup final : public CudaStream::Watched {
   const int device_;
   NcclPeers peers_;
   NcclStall stall_;
-  std::mutex calls_;          // held from a call of NCCL until NCCL is done with it
+  std::mutex calls_;          // held while NCCL processes a call
   int64_t made_ = 0;          // collectives; guarded by calls_
   mutable std::mutex mutex_;  // guards all below; never held for long
   std::condition_variable changed_;
   ncclComm_t comm_ = nullptr;    // null after an abort
-  std::optional<Call> calling_;  // NCCL is not done with it
+  std::optional<Call> calling_;  // the call that NCCL processes
   std::deque<Call> pending_;
   std::string error_;
   bool closing_ = false;

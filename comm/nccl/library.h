@@ -6,8 +6,9 @@
 
 namespace zerorun {
 
-// The functions of NCCL that are used here, of the copy that the process already has (PyTorch
-// brings one) or that the loader finds. Throws DeviceError when there is none.
+// The functions of NCCL that zerorun uses. open_nccl() takes them from the copy that the process
+// has already loaded (PyTorch has one), else from the one that the loader finds. It throws
+// DeviceError if there is none.
 struct NcclFunctions {
   decltype(&ncclGetVersion) version = nullptr;
   decltype(&ncclGetUniqueId) unique_id = nullptr;
@@ -34,7 +35,7 @@ struct NcclFunctions {
 };
 NcclFunctions open_nccl();
 
-// For `zerorun env`: version and file, or why there is none.
+// For `zerorun env`: version and file of NCCL, or why it cannot be used.
 std::string describe_nccl();
 
 }  // namespace zerorun

@@ -15,31 +15,30 @@
 
 namespace zerorun {
 
-// The side channel of an NCCL communicator's ranks, through the store: their arrival, their errors,
-// the operations that they wait for, and their departure. Safe to use from several threads.
+// The side channel of an NCCL communicator's ranks, through the store: who has joined, errors, the
+// operations that ranks wait for, and who has left. Safe to use from several threads.
 class NcclPeers {
  public:
-  // `options` must outlive this; `device` is this rank's GPU.
+  // `options` must outlive this object. `device`: the number of this rank's GPU.
   NcclPeers(const GroupOptions& options, int device);
 
-  // Announces this rank.
+  // Publishes this rank's process, host and GPU.
   void arrive();
-  // Passes rank 0's unique id to the others; while they wait they call `check`, which throws when
-  // there is a reason to give up.
+  // Pass rank 0's unique id of the communicator to the other ranks. While a rank waits, it calls
+  // `check`, which throws to give up.
   using Check = std::function<void()>;
   void give_id(const std::string& id);
   std::string wait_for_id(const Check& check) const;
-  // Waits until all have arrived, and learns who they are.
+  // Waits until all ranks have arrived and reads what they published.
   void meet(const Check& check);
   int ranks_of_this_host() const;
-  // The GPUs of other ranks that are threads of this process.
+  // Numbers of the GPUs of other ranks that are threads of this process.
   std::vector<int> devices_of_this_process() const;
 
-  // The first error that a peer reports in time.
+  // The first error that a peer has reported; waits for one up to `timeout`.
   std::optional<std::string> error(std::chrono::milliseconds timeout) const;
   void report(const std::string& error) noexcept;
-  // Reads or writes a named value that this rank shares with the others through the store. `write`
-  // throws CommError.
+  // Read and write a value that ranks share through the store. `write` throws CommError.
   std::optional<std::string> read(const std::string& what,
                                   std::chrono::milliseconds timeout) const {
     return find(key(what), timeout);
@@ -47,17 +46,18 @@ class NcclPeers {
   void write(const std::string& what, const std::string& value) {
     options_.store->set(key(what), value);
   }
-  // The process of a rank, if it has been met and this one sees it.
+  // The process of a rank, if it is known and this process can observe it.
   std::optional<ProcessIdentity> visible(int rank) const;
 
-  // Announces that this rank makes no calls beyond the `calls` that it has made.
+  // Announces that this rank leaves after its first `calls` calls.
   void leave(int64_t calls) noexcept;
-  // Rank 0's store goes with it: it stays until the others have left, for some seconds at most.
+  // Waits on rank 0, which serves the store, until the other ranks have left, for at most some
+  // seconds.
   void see_off() const noexcept;
-  // False in a forked child, which is no rank.
+  // False in a forked child process, which is not a rank.
   bool is_this_process() const { return own_.process.pid == getpid(); }
-  // The reason why some rank will never make its `call`th call, `what`, for which this rank waits;
-  // empty while all may.
+  // Explains why some rank will never make its `call`th call, named `what`, for which this rank
+  // waits. Empty while all ranks still may.
   std::string missing(int64_t call, const std::string& what) const;
 
  private:
@@ -66,8 +66,8 @@ class NcclPeers {
   struct Presence {
     ProcessIdentity process;
     int32_t device = 0;
-    uint64_t host = 0;       // that the options name; 0: by the process
-    int64_t calls = kStays;  // that it made before it left
+    uint64_t host = 0;       // hash of the host's name in the options; 0: take the process's
+    int64_t calls = kStays;  // calls that it made before it left
   };
 
   std::string key(const std::string& what) const { return options_.name + "/nccl/" + what; }
@@ -84,7 +84,7 @@ class NcclPeers {
   const GroupOptions& options_;
   Presence own_;
   std::vector<Presence> met_;  // by rank; empty until all have met
-  // When the store was first found to be gone, and rank 0 with it.
+  // When the store, and so rank 0, was first found to be unreachable.
   mutable std::atomic<Clock::time_point> gone_since_ = Clock::time_point::max();
 };
 

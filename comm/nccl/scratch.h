@@ -6,8 +6,9 @@
 
 namespace zerorun {
 
-// Temporary memory for NCCL's sums that are then cast or accumulated: one block, made when it is
-// first needed, as large as the largest operation needs, and kept for the next on any stream.
+// Temporary memory for sums by NCCL that are then cast or accumulated. It is one block, allocated
+// at first use, as large as the largest operation needs, and reused by later operations on any
+// stream.
 class NcclScratch {
  public:
   explicit NcclScratch(CudaDevice& device) : device_(device) {}
@@ -15,14 +16,14 @@ class NcclScratch {
   NcclScratch& operator=(const NcclScratch&) = delete;
   ~NcclScratch();
 
-  // A block of at least `nbytes`, for work that is submitted to `stream` before release().
+  // Returns at least `nbytes` bytes for work that is submitted to `stream` before release().
   std::byte* acquire(CudaStream& stream, size_t nbytes);
   void release(CudaStream& stream);
 
  private:
   CudaDevice& device_;
   Buffer block_;
-  Event free_;  // the work that used it last is done
+  Event free_;  // the last work that used the block has completed
 };
 
 }  // namespace zerorun

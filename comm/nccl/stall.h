@@ -12,22 +12,26 @@
 
 namespace zerorun {
 
-// Finds out, through the store, why a rank of an NCCL communicator waited too long. That rank asks
-// the others. The watcher thread of each answers with what its rank is doing, even when that rank
-// hangs. Rank 0 prints one report, whose text is the error of all ranks.
+// Finds out through the store why a rank of an NCCL communicator has waited until the deadline.
+// That rank asks the others. The watcher thread of each rank answers with what its rank is doing,
+// even if the rank itself hangs. Rank 0 prints one report, whose text becomes the error of all
+// ranks.
 class NcclStall {
  public:
-  // The arguments must outlive this.
+  // The arguments must outlive this object.
   NcclStall(const GroupOptions& options, NcclPeers& peers);
 
-  // This rank begins a call. By any thread; the functions below are the watcher's.
+  // Records that this rank begins a call. Any thread may call it. Only the watcher thread calls the
+  // functions below.
   void begin(const std::string& call);
-  // Says on stderr, on one rank, that the wait in the last call is long.
+  // Prints on stderr, on one rank, that the last call waits for long.
   void tell(double waited_s);
-  // Answers if a peer asks, which it looks for once a second. Returns the error of all, if rank 0
-  // has just reported; else nothing. `waited_s`: how long this rank waits in its last call.
+  // Checks once a second whether a peer asks, and answers. Returns the error of all ranks if rank 0
+  // has just reported, else an empty string. `waited_s`: how long this rank has waited in its last
+  // call.
   std::string answer(std::optional<double> waited_s);
-  // This rank has waited too long; returns the error that it ends with.
+  // Asks the other ranks, because this rank has waited until the deadline. Returns the error for
+  // this rank.
   std::string ask(const std::string& reason, std::optional<double> waited_s);
 
  private:
@@ -42,9 +46,9 @@ class NcclStall {
   bool handed_in_ = false;
   Clock::time_point looked_{};
   std::mutex mutex_;
-  // The call that began last. Guarded by mutex_, like the next.
+  // The last call that began. Guarded by mutex_, like the next two.
   std::string last_ = "none";
-  int64_t begun_ = 0;  // calls
+  int64_t begun_ = 0;  // calls that began
   WaitingNotice notice_;
 };
 

@@ -7,7 +7,8 @@
 
 namespace zerorun {
 
-// Makes a store for ranks that share a host and have met already, on a port of its own. Collective.
+// Makes a store for the ranks of `comm`, which are on one host; it is served on a free port.
+// Collective.
 std::shared_ptr<Store> make_host_store(Communicator& comm, Stream& stream,
                                        std::chrono::milliseconds timeout);
 

@@ -7,7 +7,7 @@
 
 namespace zerorun {
 
-// A Store that can also be asked for a key without waiting for it. Those of zerorun can.
+// A Store that can also look up a key without waiting for it. All stores of zerorun can.
 class LookupStore : public Store {
  public:
   virtual std::optional<std::string> find(const std::string& key) = 0;

@@ -12,14 +12,14 @@
 
 namespace zerorun {
 
-// A Store in this process's memory.
+// A Store in memory, for ranks that are threads of one process.
 class MemoryStore final : public LookupStore {
  public:
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
   std::optional<std::string> find(const std::string& key) override;
 
-  // The memory that the ranks of this store share.
+  // Memory segments that the ranks of this store share.
   const std::shared_ptr<LocalSegments>& segments() const { return segments_; }
 
  private:

@@ -17,13 +17,15 @@ std::string PatientGet::operator()(const std::string& key,
   WaitingNotice notice;
   while (true) {
     const auto waited = Clock::now() - started;
-    const auto until = std::min<Clock::duration>(options_.timeout, notice.next());
+    auto until = std::min<Clock::duration>(options_.timeout, notice.next());
+    if (look_) until = std::min<Clock::duration>(until, waited + kLook);
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - waited);
     try {
       return options_.store->get(key, std::max(left, std::chrono::milliseconds(1)));
     } catch (const Dropped&) {
       throw;
     } catch (const CommError& error) {
+      if (look_) look_();
       const auto now = Clock::now() - started;
       const double seconds = std::chrono::duration<double>(now).count();
       if (now >= options_.timeout) {

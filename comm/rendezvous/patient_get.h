@@ -1,25 +1,32 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "zerorun/communicator.h"
 
 namespace zerorun {
 
-// Waits for keys of a store up to the deadline of a communicator's ranks, and says so on stderr
-// when that takes long.
+// Waits for keys of a store, up to the deadline of the communicator, and prints a notice on stderr
+// if a wait is long.
 class PatientGet {
  public:
-  // `options` must outlive this.
-  explicit PatientGet(const CommunicatorOptions& options) : options_(options) {}
+  // The time between two calls of `look`.
+  static constexpr std::chrono::seconds kLook{1};
 
-  // The value of `key`; `what` says what this rank waits for. Throws CommError at the deadline, and
-  // at once when the store is gone.
+  // `options` must outlive this object. `look` is called during a wait and may throw to end it.
+  explicit PatientGet(const CommunicatorOptions& options, std::function<void()> look = {})
+      : options_(options), look_(std::move(look)) {}
+
+  // Returns the value of `key`. `what` names what this rank waits for. Throws CommError at the
+  // deadline, and at once if the store is unreachable.
   std::string operator()(const std::string& key, const std::function<std::string()>& what) const;
 
  private:
   const CommunicatorOptions& options_;
+  const std::function<void()> look_;  // or null
 };
 
 }  // namespace zerorun

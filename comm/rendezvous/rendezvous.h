@@ -7,10 +7,10 @@
 
 namespace zerorun {
 
-// The store through which the ranks of a job find each other: rank 0 serves it on MASTER_PORT, if
-// the launcher gave it a socket (ZERORUN_STORE_FD) on that one, and the others connect: to the
-// loopback when all ranks are on this host, else to MASTER_ADDR, and rank 0 serves all of its
-// host's addresses. Throws CommError when MASTER_ADDR leads nowhere.
+// Returns the store through which the ranks of a job find each other. Rank 0 serves it on
+// MASTER_PORT, or on the socket that the launcher passed (ZERORUN_STORE_FD). The other ranks
+// connect to loopback if all ranks are on this host, else to MASTER_ADDR; in the latter case rank 0
+// listens on all addresses of its host. Throws CommError if MASTER_ADDR cannot be reached.
 std::shared_ptr<Store> rendezvous(const RankInfo& info, std::chrono::milliseconds timeout);
 
 }  // namespace zerorun

@@ -150,8 +150,8 @@ uint16_t slurm_port() {
   constexpr uint32_t kFirstPort = 15000;
   constexpr uint32_t kPorts = 15000;
   const auto value = [](std::string_view name) {
-    const std::optional<std::string> text = read_environment(name);
-    return text ? parse_digits(*text).value_or(0) : 0;
+    constexpr long kMaxId = std::numeric_limits<uint32_t>::max();
+    return static_cast<uint32_t>(read_environment_int(name, 0, kMaxId).value_or(0));
   };
   // Steps of one job may run side by side.
   return static_cast<uint16_t>(

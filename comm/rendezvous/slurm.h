@@ -8,30 +8,32 @@
 
 namespace zerorun {
 
-// The texts that Slurm leaves in the environment of its jobs.
+// Parsers of the variables that Slurm sets in the environment of its jobs.
 
-// "n[1-3,5],login" -> {"n1", "n2", "n3", "n5", "login"}, with leading zeros as they are written.
-// Throws ConfigError for text of another form, or of more hosts than any cluster has.
+// Expands a host list: "n[1-3,5],login" -> {"n1", "n2", "n3", "n5", "login"}; leading zeros are
+// kept. Throws ConfigError if the text is malformed or lists more hosts than any cluster has.
 std::vector<std::string> expand_host_list(std::string_view list);
 
-// Tasks by node: "4(x2),3" -> {4, 4, 3}. Throws ConfigError for text of another form.
+// Expands numbers of tasks by node: "4(x2),3" -> {4, 4, 3}. Throws ConfigError if the text is
+// malformed.
 std::vector<int> expand_task_counts(std::string_view counts);
 
-// The step of srun that this process is a task of. A batch script, the shell of salloc and a
-// process outside Slurm are in none: they are one process, whatever the allocation has.
+// The srun step that this process belongs to. A batch script, the shell of salloc and a process
+// outside Slurm belong to none; they are a single process, whatever the allocation contains.
 struct SlurmStep {
-  int task = 0;        // number of this process
-  int tasks = 1;       // of the step
-  int local_task = 0;  // on this node
-  int node = 0;        // number of this node among those of the step
+  int task = 0;        // index of this process in the step
+  int tasks = 1;       // number of processes in the step
+  int local_task = 0;  // index of this process on its node
+  int node = 0;        // index of this node in the step
   std::vector<std::string> hosts;
-  std::vector<int> tasks_of;  // by host
+  std::vector<int> tasks_of;  // number of processes by host
 };
-// Throws ConfigError when the variables contradict each other.
+// The step of this process; nullopt if it belongs to none. Throws ConfigError if the variables
+// contradict each other.
 std::optional<SlurmStep> slurm_step();
 
-// The port on which the processes of this allocation, or of this step of it, meet unless they are
-// told another: the same for all of them, another one for other jobs most of the time.
+// The default port for the rendezvous of this allocation's processes, or of this step's. It is the
+// same for all of them and usually differs between jobs.
 uint16_t slurm_port();
 
 }  // namespace zerorun

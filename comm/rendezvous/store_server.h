@@ -18,10 +18,12 @@
 
 namespace zerorun {
 
-// The protocol of the TCP store's server and its clients: frames (os/socket.h). A client
-// begins with kHello and the secret; the answer is kGranted or kDenied. Then, any number of times:
-// kSet, length of the key (4 bytes), key, value -> kGranted; kGet, key -> kGranted, value, which
-// may take as long as nobody sets the key; kFind, key -> kGranted, value, or kAbsent at once.
+// The protocol between the TCP store's server and its clients. Messages are frames (os/socket.h). A
+// client first sends kHello and the secret; the server answers kGranted or kDenied. Then the client
+// sends any number of these requests:
+//   kSet, length of the key (4 bytes), key, value -> kGranted
+//   kGet, key -> kGranted, value; the answer waits until the key has a value
+//   kFind, key -> kGranted, value, or kAbsent, at once
 namespace store_protocol {
 inline constexpr std::string_view kHello = "zerorun store 1\n";
 inline constexpr char kGranted = 'g';
@@ -34,14 +36,15 @@ inline constexpr size_t kMaxHelloBytes = 4096;
 inline constexpr size_t kMaxBytes = size_t{1} << 20;
 }  // namespace store_protocol
 
-// Answers the peers of a TCP store, on a thread of its own. A request costs the same however many
-// clients there are.
+// Serves a TCP store on its own thread. The cost of a request does not depend on the number of
+// clients.
 //
-// Threat model: other users of the host, or of the network when the job binds more than loopback,
-// can connect. A client is authenticated by the job's secret, or, in a job without one, by being a
-// process of this user on this host. Unauthenticated clients are dropped, and the memory, the
-// connections and the time that they take are bounded. A program that can read the job's memory or
-// listen on its network is not kept out: the secret travels in clear text.
+// Threat model: other users of the host, or of the network if the job listens on more than
+// loopback, can connect. A client is authenticated by the job's secret or, in a job without one, by
+// being a process of the same user on this host. Unauthenticated clients are dropped, and the
+// memory, connections and time that they take are bounded. There is no protection from a program
+// that can read the job's memory or listen on its network, because the secret is sent in clear
+// text.
 class StoreServer {
  public:
   StoreServer(Listener listener, std::string secret, std::shared_ptr<MemoryStore> values);
@@ -50,49 +53,49 @@ class StoreServer {
   ~StoreServer();
 
   uint16_t port() const { return listener_.port; }
-  // Tells the thread that this process has set a value, for which a client may be waiting.
+  // Wakes the thread after this process has set a value for which a client may be waiting.
   void notify() const;
 
  private:
   struct Connection {
     FileDescriptor socket;
     Deadline opened;
-    bool known = false;    // it is authenticated
-    bool closing = false;  // once all is sent
-    uint32_t events = 0;   // that are waited for
+    bool known = false;    // authenticated
+    bool closing = false;  // close after to_send is sent
+    uint32_t events = 0;   // epoll events of the socket
     std::string received;
     std::string to_send;
-    std::optional<std::string> wanted;  // the key of a get that waits
+    std::optional<std::string> wanted;  // key of the kGet that waits
   };
 
   void run();
   void accept_new();
   void drop_unauthenticated();
-  // Takes what has come, answers it and sends what can be sent.
+  // Receives available bytes, answers complete requests and sends as much as the socket takes.
   void serve(Connection& connection);
   void receive(Connection& connection);
   void answer_requests(Connection& connection);
   void answer(Connection& connection, const std::string& request);
   void greet(Connection& connection, const std::string& request);
   void send(Connection& connection);
-  // Answers those that wait for the key, if it has a value now.
+  // Answers the connections that wait for the key, if it now has a value.
   void answer_waiting(const std::string& key);
   void drop(Connection& connection);
-  // Closes connections that are at their end: not while events about them may be pending.
+  // Closes finished connections. Not called while events about them may be pending.
   void close_done();
 
   Listener listener_;
   const std::string secret_;
   const std::shared_ptr<MemoryStore> values_;
   FileDescriptor wake_;
-  const pid_t process_;  // in which the thread runs
+  const pid_t process_;  // the process that has the thread
   std::atomic<bool> stopping_ = false;
   // Used by the thread only.
   EventPoll poll_;
   std::list<Connection> unauthenticated_;  // oldest first
   std::list<Connection> known_;
-  std::map<std::string, std::vector<Connection*>> waiting_;  // by the key that they want
-  bool has_done_ = false;                                    // a connection is at its end
+  std::map<std::string, std::vector<Connection*>> waiting_;  // by the key that they wait for
+  bool has_done_ = false;                                    // a connection has finished
   std::thread thread_;
 };
 

@@ -8,9 +8,10 @@
 
 namespace zerorun {
 
-// Rank 0's side of a TCP store, on a port that is reserved or listened on already.
+// Serves a TCP store on rank 0. `listener`: a socket on a port that is reserved or already listened
+// on. `secret`: authenticates clients; empty: see StoreServer.
 std::shared_ptr<Store> serve_tcp_store(Listener listener, std::string secret);
-// The other ranks' side, on a connection with rank 0's.
+// The store of the other ranks, over a connection to rank 0's server.
 std::shared_ptr<Store> join_tcp_store(const TcpStoreOptions& options, FileDescriptor connection);
 
 }  // namespace zerorun

@@ -10,7 +10,8 @@
 
 namespace zerorun::shm {
 
-// A Collective, or the making of memory. `join` is the step before the first.
+// What a rank is about to do: a collective, or the allocation of shared memory. `join` is the step
+// before the first operation.
 enum class Operation : uint8_t {
   join,
   all_reduce,
@@ -22,21 +23,21 @@ enum class Operation : uint8_t {
   allocate,
 };
 
-// The place of a view in memory that the ranks allocated together.
+// Where a tensor is within memory that the ranks allocated together.
 struct Location {
   static constexpr int64_t kPrivate = -1;
-  int64_t block = kPrivate;
-  uint64_t offset = 0;  // from the start of the rank's own part
+  int64_t block = kPrivate;  // kPrivate: the tensor is in other memory
+  uint64_t offset = 0;       // from the start of the rank's own part
 
   bool operator==(const Location&) const = default;
   bool shared() const { return block != kPrivate; }
 };
 
-// The operation that a rank is about to take part in. Ranks compare their announcements, so a
-// divergence is an error and not a wait.
-struct Announcement {     // size: all that ranks compare, and where their views are
-  uint64_t sequence = 0;  // how many operations of these ranks came before it
-  uint64_t number = 0;    // among those of the whole job, for messages; 0: the same
+// Describes the operation that a rank is about to perform. Ranks compare their announcements, so
+// ranks that diverge get an error instead of waiting for each other.
+struct Announcement {     // size: all that ranks compare, and where their tensors are
+  uint64_t sequence = 0;  // number among the operations of these ranks
+  uint64_t number = 0;    // among those of the whole job, for error messages; 0: the same
   int64_t numel = 0;
   uint64_t label_hash = 0;
   int32_t root = 0;
@@ -46,26 +47,26 @@ struct Announcement {     // size: all that ranks compare, and where their views
   ReduceOp reduce = ReduceOp::sum;
   Output output = Output::overwrite;
   Sharing sharing = Sharing::per_rank;
-  bool direct = false;    // peers read `in` where it lies; otherwise its rank stages it
+  bool direct = false;    // peers read `in` in place; otherwise its rank stages it
   bool in_place = false;  // `out` overwrites `in`
   Location in;
   Location out;
-  std::array<char, 64> label{};  // cut, for messages
+  std::array<char, 64> label{};  // truncated, for error messages
 };
 
-// Without label and places.
+// The announcement of `call`, without the label and the locations.
 Announcement announcement_of(const CollectiveCall& call);
 
-// Copies as much of `text` as fits and ends with a zero.
+// Copies as much of `text` as fits, zero-terminated.
 template <size_t kSize>
 void copy_cut(std::string_view text, std::array<char, kSize>& out) {
   out[text.copy(out.data(), kSize - 1)] = '\0';
 }
 
-// Sets the label: its hash, and as much of its text as fits.
+// Sets the label's hash and as much of its text as fits.
 void set_label(Announcement& announcement, std::string_view label);
 
-// True when two ranks announce the same operation; the places of their views may differ.
+// True if both ranks announce the same operation. The locations of their tensors may differ.
 bool same_operation(const Announcement& a, const Announcement& b);
 
 // "all_reduce(sum) #12 'grad norm' of 2 fp32"

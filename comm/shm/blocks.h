@@ -12,7 +12,8 @@
 
 namespace zerorun::shm {
 
-// Memory that the ranks allocated together: the same part for each rank, or one part for all.
+// Memory that the ranks allocated together: one part of equal size per rank, or one part that all
+// ranks share.
 struct Block {
   std::shared_ptr<Segment> segment;
   int64_t id = 0;     // the same on all ranks
@@ -22,19 +23,21 @@ struct Block {
   std::byte* part(int rank) const { return segment->data() + static_cast<size_t>(rank) * stride; }
 };
 
-// The blocks of one rank that its user still holds. Safe to use from several threads.
+// The blocks that one rank has allocated and not freed. Safe to use from several threads.
 class Blocks : public std::enable_shared_from_this<Blocks> {
  public:
   explicit Blocks(int rank) : rank_(rank) {}
 
-  // The owner of this rank's part; it may outlive the communicator.
+  // Adds a block and returns the Buffer that owns this rank's part. It may outlive the
+  // communicator.
   Buffer add(Block block);
-  // The location of [data, data + nbytes) in this rank's part of a block.
+  // The location of [data, data + nbytes) in this rank's part of a block; Location::kPrivate if it
+  // is in none.
   Location locate(const std::byte* data, size_t nbytes) const;
-  // Address of the same place in another rank's part; keeps the block mapped. Throws CommError when
-  // this rank has freed the block or the range exceeds it.
+  // The address of the same location in another rank's part. The result keeps the block mapped.
+  // Throws CommError if this rank has freed the block or the range exceeds it.
   std::shared_ptr<std::byte> address(const Location& location, size_t nbytes, int rank) const;
-  // True when all ranks see the same bytes at this location.
+  // True if the location is in a part that all ranks share.
   bool per_host(const Location& location) const;
 
  private:

@@ -10,25 +10,26 @@
 
 namespace zerorun::shm {
 
-// The collectives of ranks that share memory, on the caller's thread. Except for
-// gather_one_sided(), calls come one at a time, in the same order on every rank.
+// The collectives of ranks that share memory. They run on the caller's thread, one at a time, in
+// the same order on every rank, except gather_one_sided().
 class Collectives {
  public:
-  // With a MemoryStore in `options` the ranks are threads of this process, else processes of this
-  // host.
+  // If options.store is a MemoryStore, the ranks are threads of this process, else processes of
+  // this host.
   explicit Collectives(const GroupOptions& options);
 
   Control& control() { return control_; }
 
   void run(const CollectiveCall& call);
-  // all_gather without the peers' help, at any time and on any thread. The inputs must be in memory
-  // that the ranks allocated together: at the same offset of a per_rank block on every rank, or as
-  // neighbours in rank order in a per_host block. check_one_sided throws InternalError otherwise.
+  // An all_gather in which the peers need not take part: it may be called at any time and on any
+  // thread. The inputs have to be in memory that the ranks allocated together: at the same offset
+  // of a per_rank block on every rank, or adjacent in rank order in a per_host block.
+  // check_one_sided throws InternalError otherwise.
   void check_one_sided(const CollectiveCall& call) const;
   void gather_one_sided(const CollectiveCall& call);
   Buffer allocate(size_t nbytes, Sharing sharing);
-  // These two find memory that the ranks allocated together: this rank's, and the same place in a
-  // peer's.
+  // The location of a tensor of this rank in memory that the ranks allocated together, and the
+  // address of a location in the memory of `rank`.
   Location locate(TensorView view) const { return blocks_->locate(view.data, view.nbytes()); }
   std::shared_ptr<std::byte> address(const Location& location, size_t nbytes, int rank) const {
     return blocks_->address(location, nbytes, rank);

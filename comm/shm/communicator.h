@@ -6,8 +6,8 @@
 
 namespace zerorun {
 
-// Joins the group of the store: ranks of one host that share memory. Throws CommError when they
-// cannot meet.
+// Makes a communicator for host memory of ranks on one host, over shared memory. Collective: ranks
+// meet through options.store. Throws CommError if they cannot meet.
 std::shared_ptr<Communicator> make_shm_communicator(const GroupOptions& options);
 
 }  // namespace zerorun

@@ -19,31 +19,33 @@
 
 namespace zerorun::shm {
 
-// Keeps the ranks of one host in step, and tells all of them when one failed, left or died. Every
-// wait ends: by the peers, by a failure, or at the deadline.
+// Synchronises the ranks of one host through a shared control segment (comm/shm/layout.h). Informs
+// all of them if one failed, left or died. Every wait ends: by the peers, by a failure, or at the
+// deadline.
 class Control {
  public:
-  // Meets the peers through the store. `local` is null unless the ranks are threads of one process.
+  // Joins the peers through the store. `local`: null unless the ranks are threads of one process.
   Control(GroupOptions options, LocalSegments* local);
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
-  // The functions of this group are called by one thread at a time.
+  // The functions of this group must be called by one thread at a time.
   //
-  // Announces this rank's operation with the coming step. Fills in the sequence number.
+  // Publishes this rank's operation for the coming step. Sets its sequence number.
   void announce(Announcement announcement, std::string_view label);
-  // Counts a step and waits for the peers to do the same. Throws CommError.
+  // Completes a step and waits until all peers have completed it. Throws CommError.
   void advance();
-  // Throws CommError, on every rank, unless all announced the same.
+  // Throws CommError on every rank unless all announced the same operation.
   void check_agreement();
-  // The peer's announcement for the step just taken.
+  // The peer's announcement for the last step.
   Announcement announcement(int peer) const;
-  // This rank's memory for the coming step, and a peer's of the step just taken; kStageBytes each.
+  // This rank's staging memory for the coming step, and a peer's for the last step; kStageBytes
+  // each.
   std::byte* outbox() const { return stage(rank_, step_ + 1); }
   const std::byte* inbox(int peer) const { return stage(peer, step_); }
-  // Tell peers and reports of a wait outside of this class; `rank` is this rank's number in the
-  // job.
+  // Mark a wait outside of this class, so that peers and reports can name it. `rank`: the rank
+  // waited for, as the job numbers it.
   void begin_wait(int rank);
   void end_wait();
 
@@ -51,34 +53,33 @@ class Control {
   //
   // Throws the error of an earlier failure, if there was one.
   void check();
-  // Makes `text` the error of every rank, unless there was one before; throws it.
+  // Makes `text` the error of every rank, unless they already have one, and throws the error.
   [[noreturn]] void fail(const std::string& text);
   // The same without throwing.
   void set_error(std::string_view text) noexcept;
-  // The error of an earlier failure; empty: there was none.
+  // The error of an earlier failure; empty: none.
   std::string error() const;
-  // The same without throwing; `reason` is what the user says.
+  // As set_error(); `reason` is the caller's reason for aborting.
   void abort(std::string_view reason) noexcept;
-  // This rank takes no more steps: its own waits and those of its peers end.
+  // Announces that this rank takes no more steps. Its own waits and those of its peers end.
   void leave() noexcept;
   // "rank 1 (pid 123 on host a)"
   std::string name_of_rank(int peer) const;
 
-  // The functions of this group are for a wait that was too long.
+  // The functions of this group are for waits that reach the deadline.
   //
-  // `report` is called on one of the ranks, before the wait's error ends the job. Unless it is set,
-  // the report is of this host's ranks.
+  // `report` is called on one of the ranks before the wait's error ends the job. If none is set,
+  // the report covers this host's ranks.
   void on_stall(std::function<void(const std::string& reason)> report) {
     report_ = std::move(report);
   }
-  // True for the first rank that asks: it has to report.
+  // True for the first rank that calls it; that rank has to report.
   bool claim_report() { return header().stall_reported.exchange(1) == 0; }
-  // Ranks that find a report claimed wait so much longer for it.
+  // How long the other ranks wait for the report of the one that claimed it.
   static constexpr std::chrono::seconds kReportTime{15};
-  // The current activity of each rank of this host. May be called by any thread; takes a second or
-  // two.
+  // What each rank of this host is doing. Any thread may call it; it takes one or two seconds.
   std::vector<RankActivity> activities() const;
-  // The rank, as the job numbers it, that a rank of this host waits for.
+  // The rank that `peer`, a rank of this host, waits for, as the job numbers it.
   std::optional<int> waits_for(int peer) const;
   // How long this rank has been waiting.
   std::chrono::steady_clock::duration waited() const;
@@ -108,14 +109,14 @@ class Control {
   // Constant after construction.
   const int rank_;
   const int world_size_;
-  const int stride_;      // between the peers that it waits for one after the other
-  GroupOptions options_;  // the store: until the ranks have met
+  const int stride_;      // distance between the peers that it waits for one after the other
+  GroupOptions options_;  // the store is dropped when the ranks have met
   const ProcessIdentity process_;
   std::shared_ptr<Segment> segment_;
   std::function<void(const std::string&)> report_;
   // These belong to the thread that takes steps.
   uint32_t step_ = 0;
-  int looked_ = 0;  // the peer at which the next look at some of them begins
+  int looked_ = 0;  // the peer at which the next check of some peers begins
   uint64_t sequence_ = 0;
   Announcement current_;
   // These may be used by any thread.

@@ -13,34 +13,34 @@
 
 namespace zerorun::shm {
 
-// One collective in progress: it announces the call, and then brings the ranks' inputs to whoever
-// reads them. Inputs in shared memory are read where they lie; others pass through the stages of
-// their ranks, chunk by chunk.
+// The data exchange of one collective. It announces the call and then gives each rank the inputs of
+// the others. Inputs in shared memory are read in place; others are copied chunk by chunk through
+// the staging memory of their ranks.
 //
-// An input is a number of rows, one for each rank in a reduce_scatter or all_to_all and else
-// one; a rank reads the same row of all inputs.
+// An input has one row per rank in a reduce_scatter or all_to_all, and one row in all other
+// collectives. A rank reads the same row of all inputs.
 class Exchange {
  public:
   // Consecutive elements of the row that this rank reads.
   struct Chunk {
     int64_t begin = 0;
     int64_t numel = 0;
-    std::span<const std::byte* const> sources;  // of each giver, in rank order
+    std::span<const std::byte* const> sources;  // one per rank with input, in rank order
   };
 
-  // Returns when all ranks have arrived and agree.
+  // Returns when all ranks have arrived and their announcements agree.
   Exchange(Control& control, const Blocks& blocks, const CollectiveCall& call);
 
   // The announcement of `rank`.
   const Announcement& peer(int rank) const { return peers_[static_cast<size_t>(rank)]; }
   bool all(const std::function<bool(const Announcement&)>& condition) const;
-  // True when all outputs are the same bytes: one block for all ranks.
+  // True if all outputs are the same memory, in a block that all ranks share.
   bool one_output() const;
-  // Some input is read where it lies: a final step must tell its owner that this is over.
+  // True if an input is read in place. A final step must then tell its owner that reading is over.
   bool reads_inputs() const;
 
-  // All inputs pass through the stages, whatever was announced: outputs will overwrite inputs that
-  // peers still need.
+  // Stages all inputs, whatever was announced, because outputs will overwrite inputs that peers
+  // still need.
   void stage_all();
   // Calls `body` on each chunk of the row.
   void for_each_chunk(const std::function<void(const Chunk&)>& body);

@@ -10,12 +10,13 @@
 #include "comm/shm/announcement.h"
 #include "os/process_identity.h"
 
-// The control segment that all ranks of a shared-memory communicator map: a header, then one slot
-// per rank. A slot is written by its rank, except `sleepers`, which its peers count.
+// The layout of the control segment that all ranks of a shared-memory communicator map: a header,
+// then one slot per rank. A slot is written by its rank only, except `sleepers`, which its peers
+// count.
 namespace zerorun::shm {
 
-// A value that one rank writes while others may read it. A reader that comes too late gets a mix of
-// two values, never undefined behaviour.
+// A value that one rank writes while others may read it. A reader may see a mix of two values; the
+// race is never undefined behaviour.
 template <typename T>
 class SharedValue {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(uint64_t) == 0);
@@ -41,18 +42,20 @@ class SharedValue {
 
 enum class Membership : uint32_t { absent, joined, left };
 
-// A wait for another rank that has lasted for longer than ranks that are in step need.
+// A wait for another rank, recorded if it lasts longer than waits of ranks in step normally do.
 struct Wait {
   int64_t since_ns = 0;  // of std::chrono::steady_clock, which a host's processes share; 0: no wait
   int64_t rank = 0;      // its number in the job
 };
 
-// Payload that fits is staged here with the announcement; larger ones pass in chunks.
+// Bytes of a stage. Smaller inputs are staged together with the announcement; larger ones in
+// chunks.
 inline constexpr size_t kStageBytes = size_t{256} << 10;
 
-// Ranks advance in steps: each writes what the others need into the half of its stages that belongs
-// to the step, counts the step, and waits until all have counted it. A rank writes a half again two
-// steps later, after every peer has counted the step in between and so is done with reading.
+// Ranks advance in steps. In each step a rank writes the data for its peers into the half of its
+// stages that belongs to the step, increments `step`, and waits until all peers have incremented
+// theirs. It writes to the same half again two steps later. By then every peer has completed the
+// step in between and so has finished reading.
 struct RankSlot {
   alignas(64) std::atomic<uint32_t> step;  // also the futex that peers sleep on
   std::atomic<uint32_t> sleepers;          // peers that sleep on `step`
@@ -65,7 +68,7 @@ struct RankSlot {
 };
 using RankStages = std::array<std::array<std::byte, kStageBytes>, 2>;
 
-// The first failure of any rank; it becomes the error of all.
+// The first failure of any rank, which becomes the error of all.
 struct Failure {
   enum State : uint32_t { none, being_written, written };
   std::atomic<uint32_t> state;
@@ -76,12 +79,12 @@ struct ControlHeader {
   static constexpr uint64_t kMagic = 0x315f4d48'535f525a;  // "ZR_SHM_1"
   uint64_t magic;
   uint32_t world_size;
-  std::atomic<uint32_t> stall_reported;  // by one rank, for all
+  std::atomic<uint32_t> stall_reported;  // set by the rank that reports
   Failure failure;
 };
 
-// The header, the slots of all ranks side by side (every rank looks at all of them, so they should
-// be few pages), and their stages.
+// The segment has the header, the slots of all ranks, and their stages. Slots are adjacent because
+// every rank reads all of them, so they should cover few pages.
 constexpr size_t kPage = 4096;
 constexpr size_t kSlotsOffset = kPage;
 static_assert(sizeof(ControlHeader) <= kSlotsOffset && alignof(RankSlot) <= kSlotsOffset);

@@ -263,26 +263,31 @@ void reduce_any(const Reduction& reduction, TensorView out, int64_t begin, int64
   }
 }
 
+template <typename In>
+void sum_floats(const Reduction& reduction, TensorView out, int64_t begin, int64_t end,
+                bool stream) {
+  switch (out.dtype) {
+    case DType::bf16:
+      return reduce_range<In, Bf16, Sum>(reduction, out, begin, end, stream);
+    case DType::fp16:
+      return reduce_range<In, Fp16, Sum>(reduction, out, begin, end, stream);
+    default:
+      return reduce_range<In, float, Sum>(reduction, out, begin, end, stream);
+  }
+}
+
 void ReducePart(const Reduction& reduction, TensorView out, int64_t begin, int64_t end,
                 bool stream) {
-  const bool widens = out.dtype == DType::fp32;
   switch (reduction.dtype) {
     case DType::fp32:
-      if (out.dtype == DType::bf16) {
-        return reduce_range<float, Bf16, Sum>(reduction, out, begin, end, stream);
-      }
-      if (out.dtype == DType::fp16) {
-        return reduce_range<float, Fp16, Sum>(reduction, out, begin, end, stream);
-      }
-      return reduce_any<float>(reduction, out, begin, end, stream);
+      if (out.dtype == DType::fp32) return reduce_any<float>(reduction, out, begin, end, stream);
+      return sum_floats<float>(reduction, out, begin, end, stream);
     case DType::int64:
       return reduce_any<int64_t>(reduction, out, begin, end, stream);
     case DType::bf16:
-      if (widens) return reduce_range<Bf16, float, Sum>(reduction, out, begin, end, stream);
-      return reduce_range<Bf16, Bf16, Sum>(reduction, out, begin, end, stream);
+      return sum_floats<Bf16>(reduction, out, begin, end, stream);
     case DType::fp16:
-      if (widens) return reduce_range<Fp16, float, Sum>(reduction, out, begin, end, stream);
-      return reduce_range<Fp16, Fp16, Sum>(reduction, out, begin, end, stream);
+      return sum_floats<Fp16>(reduction, out, begin, end, stream);
     case DType::uint8:
       return;
   }
@@ -333,10 +338,8 @@ void reduce(const Reduction& reduction, TensorView out) {
   const bool exact = out.dtype == reduction.dtype &&
                      (reduction.dtype == DType::fp32 || reduction.dtype == DType::int64);
   const auto is_float = [](DType dtype) { return dtype != DType::int64 && dtype != DType::uint8; };
-  const bool converts =
-      out.dtype == reduction.dtype || out.dtype == DType::fp32 || reduction.dtype == DType::fp32;
-  const bool known = exact || (reduction.op == ReduceOp::sum && is_float(reduction.dtype) &&
-                               is_float(out.dtype) && converts);
+  const bool known =
+      exact || (reduction.op == ReduceOp::sum && is_float(reduction.dtype) && is_float(out.dtype));
   ZR_CHECK(known && !reduction.sources.empty(), "cannot reduce {} to {}", name_of(reduction.dtype),
            name_of(out.dtype));
   const bool in_place = std::find(reduction.sources.begin(), reduction.sources.end(), out.data) !=

@@ -6,8 +6,8 @@
 #include "zerorun/communicator.h"
 #include "zerorun/tensor.h"
 
-// The arithmetic of collectives in host memory, on the caller's thread and those of
-// core/parallel.h. Results do not depend on the instruction set or on the number of threads.
+// The arithmetic of collectives in host memory. It runs on the caller's thread and those of
+// core/parallel.h. Results do not depend on the instruction set or the number of threads.
 namespace zerorun {
 
 struct Reduction {
@@ -17,13 +17,16 @@ struct Reduction {
   Output output = Output::overwrite;
 };
 
-// out[i] = sources[0][i] op sources[1][i] op ... in fp32 (int64 for int64; sums wrap), rounded
-// once, in a fixed binary tree: the result of sources [0, n) is that of the first p op that of the
-// rest, where p is the largest power of two below n. So any aligned 2^k neighbours are a branch,
-// whose result may also be computed before, elsewhere, and stand as one source. accumulate: old
-// out[i] op that. `out` has the dtype of the sources, or one of the two is fp32 and the other has
-// 16 bits; it may be one of the sources. max and min (fp32 or int64 to the same) give NaN if any
-// input is.
+// Computes out[i] = sources[0][i] op sources[1][i] op ... in fp32 (int64 for int64; sums wrap),
+// rounded once at the end. With Output::accumulate the old out[i] is combined last.
+//
+// The order of operations is a fixed binary tree: the result of sources [0, n) is that of the first
+// p combined with that of the rest, where p is the largest power of two below n. So any aligned 2^k
+// neighbouring sources form a subtree, which can be reduced before, on another rank, and passed as
+// one source.
+//
+// `out` has any floating-point dtype if the sources have one. It may be one of the sources. max and
+// min (fp32 or int64, to the same dtype) give NaN if any input is NaN.
 void reduce(const Reduction& reduction, TensorView out);
 
 // Copies between ranges that do not overlap. Large copies bypass the caches.

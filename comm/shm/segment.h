@@ -12,7 +12,7 @@
 
 namespace zerorun {
 
-// Tells a peer how to map a segment. Trivially copyable.
+// What a peer needs to map a segment. Trivially copyable.
 struct SegmentTicket {
   ProcessIdentity owner;
   uint64_t device = 0;
@@ -20,19 +20,19 @@ struct SegmentTicket {
   uint64_t nbytes = 0;
   int32_t fd = -1;
 };
-// One line of text, for a Store.
+// Encodes a ticket as one line of text, for a Store.
 std::string encode(const SegmentTicket& ticket);
-// Throws CommError for text that encode() did not make.
+// Throws CommError for text that encode() did not produce.
 SegmentTicket decode_ticket(const std::string& text);
 
-// Memory that several processes map: a file without a name (memfd), so that nothing is left behind
-// however its users end, and the size of /dev/shm does not matter. Zero-filled.
+// Memory that several processes map. It is a file without a name (memfd), so it disappears with its
+// last user, however that ends, and does not depend on the size of /dev/shm. Zero-filled.
 class Segment {
  public:
-  // Throws DeviceError naming the size and what is available.
+  // Throws DeviceError that names the size and the available memory.
   static std::shared_ptr<Segment> create(size_t nbytes);
-  // Maps the segment of another process. Throws CommError when that is impossible: other host,
-  // other user, gone.
+  // Maps the segment of another process. Throws CommError if that is impossible because the process
+  // is on another host, belongs to another user or has ended.
   static std::shared_ptr<Segment> open(const SegmentTicket& ticket);
 
   Segment(const Segment&) = delete;
@@ -41,7 +41,8 @@ class Segment {
 
   std::byte* data() const { return data_; }
   const SegmentTicket& ticket() const { return ticket_; }
-  // Ends the use of the ticket, by the rank that made the segment; mappings stay.
+  // Called by the rank that created the segment: nobody can map it after this; existing mappings
+  // stay.
   void close_file() { file_.close(); }
 
  private:
@@ -52,15 +53,16 @@ class Segment {
   std::byte* data_ = nullptr;
 };
 
-// Gives the pages of `nbytes` bytes at `data` memory now, on this thread's NUMA node, instead of at
-// the first touch, where a lack of memory is a signal. Throws DeviceError.
+// Allocates the pages of [data, data + nbytes) now, on this thread's NUMA node. Otherwise they are
+// allocated at the first access, where a lack of memory raises a signal. Throws DeviceError.
 void reserve_pages(std::byte* data, size_t nbytes);
 
-// The segments of ranks that are threads of one process: all use one mapping, at one address.
+// The segments of ranks that are threads of one process. All of them use one mapping at one
+// address.
 class LocalSegments {
  public:
   void add(const std::shared_ptr<Segment>& segment);
-  // Throws CommError when its owner has dropped the segment.
+  // Throws CommError if the owner has dropped the segment.
   std::shared_ptr<Segment> find(const SegmentTicket& ticket);
 
  private:

@@ -33,7 +33,7 @@ class KeyChecker {
   KeyChecker(const KeyTable& table, ConfigProblems& problems)
       : table_(table), problems_(problems) {}
 
-  // `block` is the table's pointer, `written` the file's.
+  // `block` is the pointer in the table, `written` the pointer in the file.
   void check_block(std::string_view block, const std::string& written, JsonNode& node) {
     for (JsonNode& child : node.children) {
       const std::string pointer = append_pointer(written, child.key);
@@ -58,7 +58,8 @@ class KeyChecker {
   void check_key(const KeySpec& spec, const std::string& pointer, JsonNode& node) {
     const auto [known, is_new] =
         keys_.try_emplace(spec.pointer, GivenKey{&spec, &node, pointer, true});
-    if (!is_new && known->second.pointer != pointer) {  // the same name twice is reported already
+    // a duplicate of the same name is already reported
+    if (!is_new && known->second.pointer != pointer) {
       problems_.add(pointer, node.key_where, "the same setting as {} at {}:{}; keep one of them",
                     known->second.pointer, known->second.node->key_where.line,
                     known->second.node->key_where.column);
@@ -81,7 +82,7 @@ class KeyChecker {
   GivenKeys keys_;
 };
 
-// The keys by their names, each with a value that suits it or a problem.
+// Returns the keys of the file; each has a valid value, or a problem is reported.
 GivenKeys check_names_and_values(const KeyTable& table, JsonNode& root, ConfigProblems& problems) {
   if (root.kind != Kind::object) {
     problems.add("", root.where, "got {}, expected an object", to_short_text(root));
@@ -98,8 +99,8 @@ bool is_off(const JsonNode& object) {
   return (enabled->kind == Kind::boolean && !enabled->boolean) || enabled->text == "auto";
 }
 
-// True when the value is given and differs from the default. An object asks for nothing when it is
-// empty or says "enabled": false.
+// True if the value is given and differs from the default. An object that is empty or has
+// "enabled": false counts as the default.
 bool asks_for_something(const GivenKey& key) {
   const JsonNode* value = given_value(key);
   if (value == nullptr) return false;
@@ -109,7 +110,7 @@ bool asks_for_something(const GivenKey& key) {
   return text != key.spec->fallback && std::find(idle.begin(), idle.end(), text) == idle.end();
 }
 
-// True when the key is accepted and its value changes nothing.
+// True if the key is accepted but its value has no effect.
 bool is_without_effect(const GivenKey& key) {
   if (key.spec->status == KeyStatus::no_effect) return asks_for_something(key);
   return key.spec->status == KeyStatus::always_on && asks_for_something(key) && !key.node->boolean;
@@ -147,7 +148,7 @@ void check_deprecated(const KeyTable& table, const GivenKeys& keys, const GivenK
   }
 }
 
-// `key` is for PyTorch models.
+// Checks a key for PyTorch models: for other readers its value must be the default.
 void check_reader(const GivenKey& key, ConfigReader reader, ConfigProblems& problems) {
   if (reader == ConfigReader::pytorch || !key.spec->gate.empty() || !asks_for_something(key))
     return;
@@ -156,7 +157,7 @@ void check_reader(const GivenKey& key, ConfigReader reader, ConfigProblems& prob
                to_short_text(*key.node));
 }
 
-// Acts on KeyStatus.
+// Reports problems and warnings that follow from the status of keys.
 void check_statuses(const KeyTable& table, const GivenKeys& keys, ConfigProblems& problems,
                     std::vector<std::string>& warnings, ConfigReader reader) {
   std::vector<std::string_view> without_effect;
@@ -210,10 +211,10 @@ std::vector<std::string_view> names_used_by(const KeyTable& table, std::string_v
 void report_unused(const KeyTable& table, const GivenKey& key, std::string_view type,
                    ConfigProblems& problems) {
   if (type.empty()) {
-    problems.add(key.pointer, key.node->key_where, "asks for something, but {}/type is missing",
+    problems.add(key.pointer, key.node->key_where, "is set, but {}/type is missing",
                  block_of(*key.spec));
   } else {
-    problems.add(key.pointer, key.node->key_where, "{} does not take it; it takes {}", type,
+    problems.add(key.pointer, key.node->key_where, "{} has no such parameter; it has {}", type,
                  fmt::join(names_used_by(table, key.spec->parent(), type), ", "));
   }
 }
@@ -227,12 +228,12 @@ void check_required(const GivenKeys& keys, const KeySpec& spec, std::string_view
   }
   const auto type_key = keys.find(fmt::format("{}/type", block_of(spec)));
   const JsonNode& place =
-      found != keys.end() ? *found->second.node : *type_key->second.node;  // a type was given
+      found != keys.end() ? *found->second.node : *type_key->second.node;  // the file has a type
   problems.add(spec.pointer, place.where, "missing; {} needs it, expected {}", type,
                expected_value(spec));
 }
 
-// Parameters of an optimizer or scheduler depend on its type (KeySpec::used_by).
+// Checks parameters of an optimizer or scheduler, which depend on its type (KeySpec::used_by).
 void check_type_params(const KeyTable& table, const GivenKeys& keys, ConfigProblems& problems) {
   for (const KeySpec* spec : table.keys()) {
     if (spec->used_by.empty()) continue;

@@ -25,10 +25,10 @@ std::string normalized(std::string_view name) {
   return out;
 }
 
-// Typing errors that a name of this length may have.
+// Returns the maximum number of typing errors for a name of this length.
 size_t allowed_distance(std::string_view name) { return std::clamp<size_t>(name.size() / 3, 1, 3); }
 
-// Keeps what is nearest to a name.
+// Keeps the candidates that are nearest to a name.
 class Nearest {
  public:
   explicit Nearest(std::string_view name) : name_(name), best_(allowed_distance(name)) {}
@@ -36,7 +36,7 @@ class Nearest {
   void offer(std::string_view candidate, std::string_view shown) {
     if (name_.size() > kMaxNameBytes) return;
     const size_t distance = edit_distance(name_, candidate, best_);
-    // A name of which every letter would change is not near.
+    // A candidate in which every letter differs is not similar.
     if (distance > best_ || distance >= candidate.size()) return;
     if (distance < best_) found_.clear();
     best_ = distance;
@@ -110,7 +110,7 @@ size_t edit_distance(std::string_view a, std::string_view b, size_t limit) {
         row[j] = std::min(row[j], before[j - 2] + 1);
       }
     }
-    // Distances never shrink from two rows to the next.
+    // The minimum of two successive rows never decreases.
     const size_t least = std::min(*std::min_element(row.begin(), row.end()),
                                   *std::min_element(above.begin(), above.end()));
     if (least > limit) return least;

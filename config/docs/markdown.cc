@@ -16,29 +16,28 @@ the table that the parser uses: `zerorun config docs > docs/config.md`.
 
 - A file is JSON; comments (`//`, `#`, `/* */`) and trailing commas are allowed. Integers may be written
   as `5e8`.
-- Every problem of a file is reported at once, with its JSON pointer, line and column: unknown keys,
-  wrong types, keys given twice, values that contradict each other or are not supported yet.
-- Files in [Hjson](https://hjson.github.io) are read too, as DeepSpeed does: keys and strings without
-  quotes, lines without commas. Strings of several lines are not.
-- `null` is the same as leaving a key out; so is `"auto"`, for every key and for blocks inside a block.
-  Beyond that, bucket sizes that are `"auto"` follow the width of the model where the program says it,
-  as with Hugging Face's Trainer. Keys marked *auto* have no default then: the program, the run or
-  the next tool has to say the value. `gradient_clipping` refuses `null`, which could mean either
-  of its default and none.
-- `0` and `1` are taken for `false` and `true`.
-- Instead of a path, the URL-safe base64 text of a file may be given.
-- `zerorun config check FILE` checks a file, `zerorun config show FILE` prints what is in effect,
+- All problems of a file are reported at once, each with its JSON pointer, line and column: unknown keys,
+  wrong types, duplicate keys, contradictory values and unsupported values.
+- Files in [Hjson](https://hjson.github.io) are read, too, as DeepSpeed does: keys and strings without
+  quotes, lines without commas. Multi-line strings are not supported.
+- `null` and `"auto"` mean the same as leaving a key out, also for blocks inside a block, with three exceptions.
+  Bucket sizes that are `"auto"` follow the width of the model if the program knows it, as with Hugging Face's
+  Trainer. If a key marked *auto* is `"auto"`, it has no default: the program or the run has to set the
+  value. `gradient_clipping` rejects `null`, which could mean its default or no clipping.
+- `0` and `1` are accepted for `false` and `true`.
+- The URL-safe base64 text of a file is accepted in place of its path.
+- `zerorun config check FILE` checks a file, `zerorun config show FILE` prints the resolved value of every key,
   `zerorun config schema` prints a JSON Schema for editors.
 
 | status | meaning |
 |---|---|
-| works | does what it says |
-| PyTorch | does what it says for PyTorch models; an error in `zerorun train` and programs in C++ when it asks for something |
-| always on | what `true` asks for is always so; `false` has no effect |
-| no effect | accepted; there is nothing to do, for the reason given; a warning when it is not at its default |
+| works | supported |
+| PyTorch | supported for PyTorch models; for `zerorun train` and C++ programs a value other than the default is an error |
+| always on | zerorun always does what `true` asks for; `false` has no effect |
+| no effect | accepted, but does nothing, for the reason given; a value other than the default causes a warning |
 | deprecated | accepted under its older name, with a warning |
-| not yet | an error when the value asks for something, that is, differs from the default |
-| removed | as "not yet", and removed from DeepSpeed 0.19 too |
+| not yet | not supported: a value other than the default is an error |
+| removed | as "not yet"; DeepSpeed 0.19 has removed the key, too |
 )";
 
 // Escapes text for a table cell.
@@ -97,7 +96,7 @@ std::string meaning(const KeySpec& spec) {
       break;
   }
   if (!spec.used_by.empty()) {
-    text += fmt::format(" {} {}.", spec.is_required ? "Required by" : "Of",
+    text += fmt::format(" {} {}.", spec.is_required ? "Required by" : "Only for",
                         fmt::join(split_choices(spec.used_by), ", "));
   }
   for (const std::string_view entry : split_choices(spec.type_fallbacks)) {
@@ -146,12 +145,13 @@ std::string reason_to_refuse(const KeySpec& spec) {
   return reason;
 }
 
-// The settings that a file of DeepSpeed's users may ask for in vain, in one place.
+// Lists all settings of DeepSpeed that zerorun does not support, in one table.
 void add_refused(std::string& out) {
   out +=
-      "\n## What is refused\n\n"
-      "A file that asks for one of these is an error that names the key. All else that DeepSpeed "
-      "0.19.8 reads is taken.\n\n| key | what it asks for | reason |\n|---|---|---|\n";
+      "\n## Unsupported keys\n\n"
+      "A configuration that uses one of these gets an error that names the key. All other keys "
+      "that DeepSpeed "
+      "0.19.8 reads are accepted.\n\n| key | what it does in DeepSpeed | reason |\n|---|---|---|\n";
   for (const KeySpec* spec : key_table().keys()) {
     if (spec->is_unsupported()) {
       out += fmt::format("| `{}` | {} | {} |\n", block_title(spec->pointer), cell(spec->doc),
@@ -163,11 +163,13 @@ void add_refused(std::string& out) {
     }
   }
   out +=
-      "\nKeys that no part of DeepSpeed reads are errors as well, with the nearest name: at the "
-      "top "
-      "level, too, where DeepSpeed ignores them. Programs that import `deepspeed` get a warning "
-      "about those instead. `compile.disable` and `compile.backend`, which some templates have, "
-      "are such keys: DeepSpeed 0.19 refuses them in that section.\n";
+      "\nKeys that DeepSpeed does not read are errors as well, and the error suggests the nearest "
+      "key. This includes "
+      "keys at the top level, which DeepSpeed ignores; programs that import `deepspeed` get a "
+      "warning for those "
+      "instead. `compile.disable` and `compile.backend`, which some templates contain, are such "
+      "keys: DeepSpeed "
+      "0.19 rejects them, too.\n";
 }
 
 }  // namespace

@@ -19,13 +19,14 @@ namespace {
 
 constexpr std::string_view kAuto = R"("auto")";
 constexpr size_t kMaxListedRanks = 12;
-constexpr int64_t kMaxRanks = 1 << 20;  // more are not tried
+constexpr int64_t kMaxRanks = 1 << 20;  // larger numbers of ranks are not tried
 
 bool is_batch_given(const BatchConfig& batch) {
   return batch.train_batch_size != 0 || batch.micro_batch_size != 0;
 }
 
-// "1, 2, 4", "any number of". Throws ConfigError when no number suits.
+// Returns the possible numbers of ranks: "1, 2, 4", "any number of". Throws ConfigError if there
+// are none.
 std::string suitable_ranks(const ParsedConfig& parsed) {
   const BatchConfig& given = parsed.config.batch;
   if (given.train_batch_size == 0) return "any number of";
@@ -34,7 +35,8 @@ std::string suitable_ranks(const ParsedConfig& parsed) {
   int64_t samples = 0;
   if (__builtin_mul_overflow(micro, steps, &samples) || given.train_batch_size % samples != 0) {
     ParsedConfig alone = parsed;
-    resolve_known(alone, {.world_size = 1});  // throws, since they do not suit one rank either
+    // throws, since the batch sizes do not match one rank either
+    resolve_known(alone, {.world_size = 1});
   }
   const int64_t most = given.train_batch_size / samples;
   if (given.micro_batch_size != 0 && given.accumulation_steps != 0) return std::to_string(most);
@@ -46,8 +48,8 @@ std::string suitable_ranks(const ParsedConfig& parsed) {
   return fmt::format("{}{}", fmt::join(ranks, ", "), ranks.back() == most ? "" : ", ...");
 }
 
-// The line about batch sizes. Throws ConfigError where zerorun.initialize would: when none is
-// given. Those that are "auto" are the program's to give, and the bundled one has its own.
+// Returns the line about batch sizes. Throws ConfigError if none is given, as zerorun.initialize
+// would. Sizes that are "auto" are set by the program; the bundled program has defaults.
 std::string describe_batch(const ParsedConfig& parsed) {
   if (elasticity_of(parsed).enabled) return describe_elasticity(parsed);
   if (is_batch_given(parsed.config.batch)) {
@@ -75,7 +77,7 @@ const KeySpec& spec_of(const ConfigValue& value) {
   return *spec;
 }
 
-// A key of a block that nothing turns on, such as that of a block without its "device".
+// True for a key whose gate is not set, such as a key of an offload block without "device".
 bool waits_for_gate(const KeySpec& spec, const std::vector<ConfigValue>& values) {
   const bool may_act = spec.status == KeyStatus::works || spec.status == KeyStatus::pytorch;
   if (!may_act || spec.gate.empty()) return false;
@@ -86,7 +88,7 @@ bool waits_for_gate(const KeySpec& spec, const std::vector<ConfigValue>& values)
   });
 }
 
-// Why the value of a key changes nothing; empty for other keys.
+// Returns why the value of a key has no effect; "" if it has one.
 std::string reason_without_effect(const ConfigValue& value,
                                   const std::vector<ConfigValue>& values) {
   const KeySpec& spec = spec_of(value);
@@ -105,7 +107,7 @@ std::string reason_without_effect(const ConfigValue& value,
   return {};
 }
 
-// Lines of JSON whose commas follow from what comes next.
+// Lines of JSON; commas are added depending on the next line.
 class Listing {
  public:
   void open(std::string_view name) {

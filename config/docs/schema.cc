@@ -14,7 +14,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json string_list(const std::vector<std::string_view>& values) {
-  // Case does not matter to the parser, so a schema offers the usual spellings.
+  // The parser ignores case, so the schema lists the usual spellings.
   std::set<std::string> spellings;
   Json list = Json::array();
   const auto add = [&](std::string text) {
@@ -29,7 +29,7 @@ Json string_list(const std::vector<std::string_view>& values) {
   return list;
 }
 
-// `bound` without a fraction where it has none: 0, not 0.0.
+// Returns `bound` as an integer if it is one: 0, not 0.0.
 Json number(double bound) {
   constexpr double kExact = 0x1p53;
   if (std::abs(bound) <= kExact && std::trunc(bound) == bound) return static_cast<int64_t>(bound);
@@ -49,7 +49,7 @@ Json numeric(std::string_view type, const KeyRange& range) {
   return schema;
 }
 
-// The values that a key's type allows, one schema each.
+// Returns a schema for each type of value that a key accepts.
 std::vector<Json> alternatives(const KeySpec& spec) {
   const auto has = [&](unsigned type) { return (spec.type & type) != 0; };
   std::vector<Json> out;
@@ -81,7 +81,7 @@ std::vector<Json> alternatives(const KeySpec& spec) {
   return out;
 }
 
-// The values of a key that may not ask for anything yet.
+// Returns the schemas for an unsupported key, which allow only the default.
 std::vector<Json> nothing_asked(const KeySpec& spec) {
   if ((spec.type & (KeyType::free_form | KeyType::block)) == 0) {
     std::vector<Json> out = {{{"const", Json::parse(spec.fallback)}}};
@@ -104,7 +104,7 @@ Json block_schema(const KeySpec& spec) {
   schema["type"] = {"object", "null"};
   if (!spec.parent().empty()) {
     schema["type"].push_back("string");
-    schema["pattern"] = "^auto$";  // says nothing about values that are no strings
+    schema["pattern"] = "^auto$";  // does not restrict values that are not strings
   }
   if ((spec.type & KeyType::boolean) != 0) schema["type"].push_back("boolean");
   if (may_not_ask(spec)) schema["maxProperties"] = 0;

@@ -61,7 +61,7 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-// Why the library refuses a string literal.
+// Returns why the library rejects a string literal.
 std::string_view string_problem(std::string_view literal) {
   for (std::string_view rest = literal; !rest.empty(); rest.remove_prefix(utf8_size(rest))) {
     if (static_cast<unsigned char>(rest.front()) < 0x20) {
@@ -78,9 +78,9 @@ std::string_view without_spaces_at_end(std::string_view text) {
   return text.substr(0, last == std::string_view::npos ? 0 : last + 1);
 }
 
-// Reads by recursive descent. Positions, comments and what to say about broken text are its own;
-// the value of one string or number is the library's. Every reading function leaves a problem
-// behind when it returns false.
+// A recursive-descent parser, which handles positions, comments and error messages itself and
+// leaves the conversion of single strings and numbers to the library. Every reading function that
+// returns false has added a problem.
 class JsonReader {
  public:
   JsonReader(std::string_view text, ConfigProblems& problems, JsonDialect dialect)
@@ -122,7 +122,7 @@ class JsonReader {
     return is_hjson_ ? read_bare_value(node) : read_word(node);
   }
 
-  // Hjson's outermost object may do without braces.
+  // Reads Hjson's outermost object without braces.
   bool read_bare_object(JsonNode& root) {
     root.kind = Kind::object;
     root.where = where_;
@@ -137,8 +137,8 @@ class JsonReader {
     return true;
   }
 
-  // Hjson's value without quotes: a word of JSON up to a separator, a comment or the end of the
-  // line, or else a string, which is the rest of the line.
+  // Reads an unquoted value of Hjson: a JSON word up to a separator, a comment or the end of the
+  // line; otherwise a string, which is the rest of the line.
   bool read_bare_value(JsonNode& node) {
     if (text_.starts_with("\'\'\'")) return fail_at_token("a string of several lines; use \"...\"");
     if (text_.starts_with('\'')) {
@@ -249,7 +249,7 @@ class JsonReader {
     return true;
   }
 
-  // A number, or one of JSON's and Python's words for values.
+  // Reads a number, or a word for a value in JSON or Python.
   bool read_word(JsonNode& node) {
     const std::string_view token = token_of(text_);
     if (token == "NaN" || token == "Infinity" || token == "-Infinity") {
@@ -293,7 +293,7 @@ class JsonReader {
     return fail_at_token("invalid {}; expected a value", is_number ? "number" : "literal");
   }
 
-  // Also over comments.
+  // Skips white space and comments.
   bool skip_space() {
     while (true) {
       advance(std::min(text_.find_first_not_of(kSpaces), text_.size()));
@@ -330,7 +330,7 @@ class JsonReader {
     text_.remove_prefix(bytes);
   }
 
-  std::string_view text_;  // what is left to read
+  std::string_view text_;  // remaining text
   ConfigProblems& problems_;
   bool is_hjson_;
   JsonPosition where_{1, 1};

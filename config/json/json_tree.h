@@ -10,22 +10,23 @@ namespace zerorun {
 
 class ConfigProblems;
 
-// Some editors begin a file with it; it is not a part of the text.
+// Byte order mark, with which some editors begin a file; it is not part of the text.
 inline constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
-// A place in a text, from 1; columns count characters. Line 0: no place.
+// A position in a text. Lines and columns count from 1, columns in characters. Line 0 means no
+// position.
 struct JsonPosition {
   int line = 0;
   int column = 0;
 };
 
-// A JSON value that remembers where it stood in the file.
+// A JSON value with its position in the file.
 struct JsonNode {
   enum class Kind { null, boolean, integer, number, string, array, object };
 
   Kind kind = Kind::null;
   JsonPosition where;
-  std::string key;  // as a member of an object
+  std::string key;  // name, for a member of an object
   JsonPosition key_where;
   std::string text;  // kind string
   bool boolean = false;
@@ -38,32 +39,31 @@ inline constexpr size_t kMaxJsonBytes = size_t{16} << 20;
 inline constexpr size_t kMaxJsonDepth = 64;
 inline constexpr size_t kMaxJsonValues = 100'000;
 
-// json: as DeepSpeed users write it, with comments (//, #, /* */), trailing commas, and Python's
-// Infinity and NaN. hjson: beside that, as DeepSpeed reads it with the Hjson library: keys and
-// strings without quotes, no commas between lines, no outermost braces (https://hjson.github.io);
-// but for strings of several lines.
+// json: JSON with comments (//, #, /* */), trailing commas, and Python's Infinity and NaN. hjson:
+// in addition, Hjson (https://hjson.github.io), which DeepSpeed reads: keys and strings without
+// quotes, no commas between lines, no outermost braces; multi-line strings are not supported.
 enum class JsonDialect { json, hjson };
 
-// Duplicate keys become problems. Text that cannot be read at all, or that exceeds the limits
-// above, becomes a problem too and gives no tree.
+// Parses a text. Duplicate keys are added to the problems. If the text cannot be parsed or exceeds
+// the limits above, adds a problem and returns nullopt.
 std::optional<JsonNode> read_json(std::string_view text, ConfigProblems& problems,
                                   JsonDialect dialect = JsonDialect::json);
 
-// The member `key` of an object, or null.
+// Returns the member `key` of an object, or nullptr.
 const JsonNode* find_member(const JsonNode& object, std::string_view key);
 
-// The value as an integer when it is one: 1000000000, 1e9 and 5.0 are.
+// Returns the value as an integer if it is one; 1000000000, 1e9 and 5.0 are integers.
 std::optional<int64_t> as_integer(const JsonNode& node);
 
-// JSON text in one spelling per value, so that equal values have equal texts (1e9 and 1000000000).
+// Returns canonical JSON text: equal values (1e9 and 1000000000) have equal texts.
 std::string to_text(const JsonNode& node);
 std::string to_text(double number);
 std::string to_text(std::string_view string);
 
-// to_text for messages: cut to a readable length, without control characters.
+// Like to_text, for messages: shortened and without control characters.
 std::string to_short_text(const JsonNode& node);
 
-// `pointer`/`key` with JSON pointer escapes (RFC 6901).
+// Returns the JSON pointer `pointer`/`key`, with `key` escaped (RFC 6901).
 std::string append_pointer(std::string_view pointer, std::string_view key);
 void extend_pointer(std::string& pointer, std::string_view key);
 

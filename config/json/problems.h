@@ -11,7 +11,7 @@
 
 namespace zerorun {
 
-// Everything that is wrong with one configuration file, collected to be reported at once.
+// Collects all problems of a configuration file, so that they are reported at once.
 class ConfigProblems {
  public:
   explicit ConfigProblems(std::string source) : source_(std::move(source)) {}
@@ -26,9 +26,10 @@ class ConfigProblems {
   }
 
   bool empty() const { return count_ == 0; }
-  // More problems are counted, but no longer listed.
+  // True if further problems are only counted, not listed.
   bool is_full() const { return problems_.size() >= kMaxListed; }
-  // Throws ConfigError with a numbered list in the order of the file when there is a problem.
+  // If there are problems, throws ConfigError with a numbered list of them in the order of the
+  // file.
   void throw_if_any() const;
 
  private:

@@ -7,8 +7,8 @@
 
 namespace zerorun {
 
-// The reader of a configuration. A key that KeyStatus::pytorch marks is an error for programs in
-// C++, which parse_config and load_config are for.
+// Who reads a configuration. For C++ programs, which use parse_config and load_config, keys with
+// KeyStatus::pytorch are errors.
 enum class ConfigReader { cpp, pytorch };
 
 ParsedConfig parse_config_for(ConfigReader reader, std::string_view json, std::string source);

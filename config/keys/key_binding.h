@@ -10,7 +10,7 @@
 
 namespace zerorun {
 
-// How a key's value, already checked against its KeySpec, gets into a Config and back out.
+// Copies the value of a key, which was already checked against its KeySpec, into a Config and back.
 struct KeyBinding {
   void (*set)(Config& config, const JsonNode& value) = nullptr;
   std::string (*get)(const Config& config) = nullptr;  // JSON text
@@ -26,7 +26,7 @@ void read_value(const JsonNode& node, std::optional<bool>& out);
 void read_value(const JsonNode& node, std::optional<std::string>& out);
 void read_value(const JsonNode& node, std::optional<DType>& out);
 void read_value(const JsonNode& node, std::optional<int64_t>& out);
-void read_value(const JsonNode& node, std::vector<double>& out);  // a number or an array of them
+void read_value(const JsonNode& node, std::vector<double>& out);  // a number or an array of numbers
 void read_value(const JsonNode& node, GradientReduction& out);
 void read_value(const JsonNode& node, OffloadDevice& out);
 void read_value(const JsonNode& node, WarmupShape& out);
@@ -58,7 +58,7 @@ constexpr auto& follow(Object& object) {
   }
 }
 
-// The binding to a member of Config or of one of its parts.
+// Returns the binding to a member of Config or of one of its parts.
 template <auto... Members>
 constexpr KeyBinding bind_member() {
   return {
@@ -68,7 +68,7 @@ constexpr KeyBinding bind_member() {
   };
 }
 
-// The same for a number of which 0 means the default.
+// Like bind_member, for a number for which 0 means the default.
 template <auto... Members>
 constexpr KeyBinding bind_unless_zero() {
   KeyBinding binding = bind_member<Members...>();

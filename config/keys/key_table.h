@@ -10,16 +10,17 @@
 
 namespace zerorun {
 
-// Every key there is, in the order of the documentation. Immutable; pointers stay valid.
+// The table of all keys, in the order of the documentation. It is immutable; pointers into it stay
+// valid.
 class KeyTable {
  public:
   KeyTable();
   std::span<const KeySpec* const> keys() const { return keys_; }
-  // Finds a key by its pointer or alias; null when there is none.
+  // Returns the key with this pointer or alias, or nullptr.
   const KeySpec* find(std::string_view pointer) const;
-  // The key itself, or the one that replaced it.
+  // Returns the key itself or, if it is deprecated, the key that replaced it.
   const KeySpec& current(const KeySpec& spec) const;
-  // The keys directly below a block ("" is the top level).
+  // Returns the keys directly in a block ("" is the top level).
   std::span<const KeySpec* const> children(std::string_view block) const;
 
  private:
@@ -30,7 +31,7 @@ class KeyTable {
 
 const KeyTable& key_table();
 
-// The parts of the table.
+// The parts of the table, one per source file.
 std::span<const KeySpec> core_keys();
 std::span<const KeySpec> optimizer_keys();
 std::span<const KeySpec> scheduler_keys();

@@ -9,9 +9,9 @@ namespace zerorun {
 
 namespace {
 
-constexpr std::string_view kFormat = "zerorun writes a checkpoint format of its own";
+constexpr std::string_view kFormat = "zerorun writes its own checkpoint format";
 constexpr std::string_view kCaller =
-    "acts only on programs that call deepspeed.checkpointing; see /zerorun/train/recompute";
+    "it applies only to programs that call deepspeed.checkpointing; see /zerorun/train/recompute";
 constexpr std::string_view kNebula = "/nebula/enabled";
 
 constexpr KeySpec writer(std::string_view pointer, unsigned type, std::string_view fallback,
@@ -19,7 +19,7 @@ constexpr KeySpec writer(std::string_view pointer, unsigned type, std::string_vi
   return no_effect(pointer, type, fallback, doc, kFormat);
 }
 
-// DeepSpeed's ways to ask for saves beside the training.
+// DeepSpeed's keys for asynchronous saves.
 constexpr KeyBinding kDecoupled{
     .set =
         [](Config& config, const JsonNode& value) {
@@ -42,74 +42,76 @@ constexpr KeyBinding kDataStates{
 };
 
 constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
-    block("/checkpoint", "Saving and loading."),
+    block("/checkpoint", "Saving and loading of checkpoints."),
     with_choices(no_effect("/checkpoint/tag_validation", KeyType::string, R"("Warn")",
-                           "What to do when ranks disagree about a checkpoint's tag.",
-                           "all ranks save and load the tag that rank 0 names"),
+                           "What to do if ranks use different tags for a checkpoint.",
+                           "all ranks use the tag of rank 0"),
                  "Ignore|Warn|Fail"),
     no_effect("/checkpoint/load_universal", KeyType::boolean, "false",
               "Loads DeepSpeed's universal format.",
-              "load_checkpoint tells that format by its files"),
+              "load_checkpoint recognises that format by its files"),
     {.pointer = "/checkpoint/use_node_local_storage",
      .type = KeyType::boolean,
      .fallback = "false",
      .status = KeyStatus::pytorch,
-     .doc = "Each host keeps the files of its own ranks, for folders that hosts do not share. A "
-            "load copies what a rank needs from the host that has it."},
+     .doc = "For folders that hosts do not share: each host keeps the files of its own ranks. A "
+            "load copies the files that a rank needs from the host that has them."},
     {.pointer = "/checkpoint/pickle_client_state",
      .type = KeyType::boolean,
      .fallback = "false",
-     .doc = "Python: what JSON cannot hold of client_state and schedules is pickled, and a load "
-            "unpickles it, which runs code of the checkpoint."},
+     .doc = "Python: pickles those parts of client_state and of schedules that JSON cannot hold. A "
+            "load unpickles them, which can run code from the checkpoint."},
     {.pointer = "/checkpoint/async_save",
      .type = KeyType::boolean,
      .fallback = "false",
-     .doc = "A save returns when the states are copied; a thread hashes, writes and commits while "
-            "the training goes on. The next save waits for it, and its error is that of the next "
-            "step, the next save or the end.",
+     .doc = "A save returns when the states are copied; a thread hashes, writes and commits them "
+            "while training continues. The next save waits for it. An error of the thread is "
+            "raised by the next step, the next save or at the end.",
      .nickname = "asynchronous",
      .binding = bind_member<&Config::checkpoint, &CheckpointConfig::async_save>()},
     {.pointer = "/checkpoint/async_buffer_size",
      .type = KeyType::integer,
      .fallback = "0",
      .range = kNonNegative,
-     .doc = "Bytes of each rank's memory for the copy. What is larger passes through it piece by "
-            "piece, and the training waits for that. 0: what the rank saves, but at most 64 MiB "
-            "where its states are offloaded.",
+     .doc = "Bytes of each rank's buffer for that copy. If the states are larger, they pass "
+            "through the buffer piece by piece while the training waits. 0: the size of the rank's "
+            "states that are not offloaded, but at least 64 MiB.",
      .binding = bind_member<&Config::checkpoint, &CheckpointConfig::async_buffer_size>()},
     {.pointer = "/checkpoint/keep_last",
      .type = KeyType::integer,
      .fallback = "0",
      .range = kNonNegative,
-     .doc = "A save removes the older checkpoints of its folder but this many; 0: it removes none.",
+     .doc = "Number of checkpoints to keep in the folder: a save removes older ones. 0: keeps all.",
      .nickname = "save_total_limit",
      .binding = bind_member<&Config::checkpoint, &CheckpointConfig::keep_last>()},
     {.pointer = "/checkpoint/keep_every",
      .type = KeyType::integer,
      .fallback = "0",
      .range = kNonNegative,
-     .doc = "Beside keep_last: checkpoints whose step is a multiple of this stay.",
+     .doc = "With keep_last: also keeps checkpoints whose step is a multiple of this number.",
      .binding = bind_member<&Config::checkpoint, &CheckpointConfig::keep_every>()},
-    block("/checkpoint/parallel_write", "Which ranks write what."),
+    block("/checkpoint/parallel_write", "Which ranks write in parallel."),
     writer("/checkpoint/parallel_write/pipeline_stage", KeyType::boolean, "false",
-           "Ranks of a pipeline stage write in parallel."),
+           "Lets the ranks of a pipeline stage write in parallel."),
     writer("/checkpoint/checkpoint_serialization", KeyType::boolean, "true",
-           "PyTorch's zip serialization."),
+           "Uses PyTorch's zip serialization."),
     block("/checkpoint/writer", "DeepSpeed's fast checkpoint writer."),
     with_choices(writer("/checkpoint/writer/type", KeyType::string, "null", "Kind of writer."),
                  "FAST|PYTHON|MOCK"),
     writer("/checkpoint/writer/io_buffer_size", KeyType::integer, "67108864",
            "Bytes of the write buffer."),
-    writer("/checkpoint/writer/io_buffer_double", KeyType::boolean, "true", "Two write buffers."),
-    writer("/checkpoint/writer/io_multiplier", KeyType::integer, "1", "Writers per rank."),
+    writer("/checkpoint/writer/io_buffer_double", KeyType::boolean, "true",
+           "Uses two write buffers."),
+    writer("/checkpoint/writer/io_multiplier", KeyType::integer, "1",
+           "Number of writers per rank."),
     writer("/checkpoint/writer/show_statistics", KeyType::boolean, "false", "Logs write rates."),
     with_choices(writer("/checkpoint/writer/data_parallel", KeyType::string, "null",
-                        "Ranks that write in parallel."),
+                        "Which ranks write in parallel."),
                  "REPLICA|SOCKET|MACHINE"),
     {.pointer = "/checkpoint/writer/decoupled",
      .type = KeyType::boolean,
      .fallback = "false",
-     .doc = "DeepSpeed's name of /checkpoint/async_save.",
+     .doc = "DeepSpeed's name for /checkpoint/async_save.",
      .binding = kDecoupled},
 
     block("/nebula", "Azure's checkpoint service."),
@@ -121,18 +123,18 @@ constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
     gated(kNebula, "/nebula/persistent_time_interval", KeyType::integer, "100",
           "Seconds between two saves."),
     gated(kNebula, "/nebula/num_of_version_in_retention", KeyType::integer, "2",
-          "Checkpoints that are kept."),
+          "Number of checkpoints to keep."),
     {.pointer = "/datastates_ckpt",
      .type = KeyType::free_form,
-     .doc = "DeepSpeed's DataStates: turns /checkpoint/async_save on, with host_cache_size GiB as "
-            "its buffer.",
+     .doc = "DeepSpeed's DataStates: turns /checkpoint/async_save on, with a buffer of "
+            "host_cache_size GiB.",
      .binding = kDataStates},
 
     block("/activation_checkpointing", "Recomputing activations in the backward pass."),
     no_effect("/activation_checkpointing/partition_activations", KeyType::boolean, "false",
-              "Shards kept activations over model-parallel ranks.", kCaller),
+              "Shards the kept activations over model-parallel ranks.", kCaller),
     no_effect("/activation_checkpointing/number_checkpoints", KeyType::integer, "null",
-              "Kept activations of a model.", kCaller),
+              "Number of activations to keep.", kCaller),
     no_effect("/activation_checkpointing/contiguous_memory_optimization", KeyType::boolean, "false",
               "Keeps activations in one buffer.", kCaller),
     no_effect("/activation_checkpointing/synchronize_checkpoint_boundary", KeyType::boolean,

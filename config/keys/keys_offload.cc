@@ -49,49 +49,54 @@ constexpr KeySpec works_with(std::string_view gate, std::string_view pointer, un
 }
 
 constexpr auto kOffloadKeys = std::to_array<KeySpec>({
-    block("/zero_optimization/offload_param", "Storage of parameters between uses (stage 3)."),
+    block("/zero_optimization/offload_param",
+          "Where parameters are stored while they are not in use (stage 3)."),
     device(kParam, bind_param<&OffloadParamConfig::device>(), "none|cpu|nvme",
-           "none: on the device of the rank. cpu: in host memory; CPU ranks of one host have them "
-           "once for all. nvme: in a file per rank, but for max_in_cpu elements; all ranks gather "
-           "the same modules in the same order."),
+           "none: on the rank's device. cpu: in host memory; CPU ranks of one host share one copy. "
+           "nvme: in one file per rank, except max_in_cpu elements; all ranks have to gather the "
+           "same modules in the same order."),
     works_with(kParam, kParamPath, KeyType::string, "null",
                bind_param<&OffloadParamConfig::nvme_path>(),
-               "Folder for parameters on NVMe. The file has no name and is gone with the process."),
+               "Folder on the NVMe disk for the parameters. The file has no name and disappears "
+               "when the process ends."),
     with_range(works_with(kParam, "/zero_optimization/offload_param/buffer_count", KeyType::integer,
                           "5", bind_param<&OffloadParamConfig::buffer_count>(),
-                          "Staging buffers between NVMe and memory: chunks that are read ahead."),
+                          "Number of staging buffers between NVMe and memory, that is, of chunks "
+                          "that can be read ahead."),
                {.low = 2, .high = 64}),
     with_range(
-        works_with(kParam, "/zero_optimization/offload_param/buffer_size", KeyType::integer,
-                   "100000000",
-                   bind_unless_zero<&Config::offload, &OffloadConfig::param,
-                                    &OffloadParamConfig::buffer_size>(),
-                   "Elements of a staging buffer, at most; 4 Mi are enough for any disk, and "
-                   "no buffer is larger than the largest chunk of a shard; 0: the default."),
+        works_with(
+            kParam, "/zero_optimization/offload_param/buffer_size", KeyType::integer, "100000000",
+            bind_unless_zero<&Config::offload, &OffloadConfig::param,
+                             &OffloadParamConfig::buffer_size>(),
+            "Maximum number of elements of a staging buffer; 0: the default. 4 Mi elements are "
+            "enough for any disk, and no buffer is larger than the largest chunk of a shard."),
         kNonNegative),
     with_range(works_with(kParam, "/zero_optimization/offload_param/max_in_cpu", KeyType::integer,
                           "1000000000", bind_param<&OffloadParamConfig::max_in_cpu>(),
-                          "With nvme: elements of each rank's shards that stay in host memory: "
-                          "chunks of up to 4 Mi, in the model's order, each that still fits; 0: "
-                          "none. The file holds the rest."),
+                          "With nvme: number of elements of each rank's shards that stay in host "
+                          "memory; 0: none. Chunks of up to 4 Mi elements are taken in the model's "
+                          "order as long as they fit. The file holds the rest."),
                kNonNegative),
     always_on("/zero_optimization/offload_param/pin_memory", "true", "Page-locked host memory."),
 
     block("/zero_optimization/offload_optimizer",
-          "Storage of masters, optimizer states and reduced gradients between steps (stages 1 to "
-          "3); the host's cores update what is stored there. The numbers are the same as without."),
+          "Where master parameters, optimizer states and reduced gradients are stored between "
+          "steps (stages 1 to 3). The host's cores update what is stored there. Results are "
+          "bitwise identical to those without offloading."),
     device(kOptimizer, bind_optimizer<&OffloadOptimizerConfig::device>(), "none|cpu|nvme",
-           "none: on the device of the rank. cpu: in host memory. nvme: masters and states in a "
-           "file, gradients in host memory."),
+           "none: on the rank's device. cpu: in host memory. nvme: master parameters and states in "
+           "a file, gradients in host memory."),
     works_with(kOptimizer, kOptimizerPath, KeyType::string, "null",
                bind_optimizer<&OffloadOptimizerConfig::nvme_path>(),
-               "Folder for optimizer states on NVMe. The file has no name and is gone with the "
-               "process."),
+               "Folder on the NVMe disk for the optimizer states. The file has no name and "
+               "disappears when the process ends."),
     with_range(
         works_with(kOptimizer, "/zero_optimization/offload_optimizer/buffer_count",
                    KeyType::integer, "4", bind_optimizer<&OffloadOptimizerConfig::buffer_count>(),
-                   "Staging buffers between NVMe and memory, of up to 4 Mi elements with all "
-                   "of their states each. 3 read, compute and write at the same time."),
+                   "Number of staging buffers between NVMe and memory. Each holds up to 4 Mi "
+                   "elements with all their states. With 3 or more, one can be read, one updated "
+                   "and one written at the same time."),
         {.low = 2, .high = 64}),
     always_on("/zero_optimization/offload_optimizer/pin_memory", "true",
               "Page-locked host memory."),
@@ -99,20 +104,22 @@ constexpr auto kOffloadKeys = std::to_array<KeySpec>({
               "Reads from NVMe while the optimizer computes."),
     always_on("/zero_optimization/offload_optimizer/pipeline_write", "false",
               "Writes to NVMe while the optimizer computes."),
-    always_on("/zero_optimization/offload_optimizer/pipeline", "false", "Both of the two above."),
+    always_on("/zero_optimization/offload_optimizer/pipeline", "false",
+              "Same as pipeline_read and pipeline_write."),
     always_on("/zero_optimization/offload_optimizer/fast_init", "false",
-              "States that are zero at the start are not written to NVMe."),
+              "Does not write initial states that are zero to NVMe."),
     with_range(works_with(kOptimizer, "/zero_optimization/offload_optimizer/ratio", KeyType::number,
                           "1", bind_optimizer<&OffloadOptimizerConfig::ratio>(),
-                          "Part of each shard's states that is offloaded, by elements; the rest "
-                          "stays on the device (stages 1 to 3)."),
+                          "Fraction of the elements of each shard whose states are offloaded; the "
+                          "rest stays on the device (stages 1 to 3)."),
                {.low = 0, .high = 1}),
     not_yet("/zero_optimization/offload_optimizer/super_offload", KeyType::boolean, "false",
-            "Steps ahead of the decision about the gradient, and takes them back.",
-            "remove it: the host's step already runs beside the copies"),
+            "Updates before it is known whether the gradient is finite, and undoes the update if "
+            "it is not.",
+            "remove it: the host's update already overlaps with the copies"),
     with_range(gated("/zero_optimization/offload_optimizer/super_offload",
                      "/zero_optimization/offload_optimizer/cpuadam_cores_perc", KeyType::number,
-                     "0.8", "Part of the cores for that."),
+                     "0.8", "Fraction of the cores that super_offload uses."),
                {.low = 0, .high = 1}),
 
     {.pointer = "/zero_optimization/cpu_offload",
@@ -137,52 +144,53 @@ constexpr auto kOffloadKeys = std::to_array<KeySpec>({
     {.pointer = kZenflow,
      .status = KeyStatus::not_yet,
      .doc = "Selective asynchronous optimizer step on the CPU, with stale gradients.",
-     .note = "remove it; offload_optimizer alone gives the numbers of a run without offload"},
+     .note = "remove it; offload_optimizer alone gives the results of a run without offloading"},
     gated(kZenflow, "/zero_optimization/zenflow/topk_ratio", KeyType::number, "0.1",
-          "Part of the gradients that is applied at once."),
+          "Fraction of the gradients that is applied immediately."),
     gated(kZenflow, "/zero_optimization/zenflow/select_strategy", KeyType::string, R"("auto")",
-          "What a selection interval counts."),
+          "Unit of the selection interval: steps or epochs."),
     gated(kZenflow, "/zero_optimization/zenflow/select_interval",
-          KeyType::integer | KeyType::string, R"("auto")", "Interval of a new selection."),
+          KeyType::integer | KeyType::string, R"("auto")", "Interval between two selections."),
     gated(kZenflow, "/zero_optimization/zenflow/update_interval",
           KeyType::integer | KeyType::string, R"("auto")", "Steps between two full updates."),
     gated(kZenflow, "/zero_optimization/zenflow/overlap_step", KeyType::boolean, "false",
-          "Updates beside the next step."),
+          "Overlaps the update with the next step."),
     gated(kZenflow, "/zero_optimization/zenflow/offload", KeyType::boolean, "false",
-          "Offloads the selected states too."),
+          "Also offloads the selected states."),
     gated(kZenflow, "/zero_optimization/zenflow/auto_ratio", KeyType::number, "0.99",
           "Threshold of the automatic interval."),
     gated(kZenflow, "/zero_optimization/zenflow/full_warm_up_rounds", KeyType::integer, "0",
-          "Full updates at the start."),
+          "Number of full updates at the start."),
     gated(kZenflow, "/zero_optimization/zenflow/pt_reserved_cores_perc", KeyType::number, "0.5",
-          "Part of the cores kept for PyTorch."),
+          "Fraction of the cores reserved for PyTorch."),
     gated(kZenflow, "/zero_optimization/zenflow/steps_per_epoch", KeyType::integer, "null",
           "Optimizer steps per epoch."),
 
     block("/aio", "Asynchronous file I/O of NVMe offload."),
-    with_range(works_with(kEither, "/aio/block_size", KeyType::integer, "1048576",
-                          bind_aio<&AioConfig::block_size>(),
-                          "Bytes per request: a multiple of 4096. `zerorun bench nvme` compares."),
-               {.low = 4096, .high = 1 << 28}),
+    with_range(
+        works_with(kEither, "/aio/block_size", KeyType::integer, "1048576",
+                   bind_aio<&AioConfig::block_size>(),
+                   "Bytes per request, a multiple of 4096. `zerorun bench nvme` compares values."),
+        {.low = 4096, .high = 1 << 28}),
     with_range(works_with(kEither, "/aio/queue_depth", KeyType::integer, "8",
-                          bind_aio<&AioConfig::queue_depth>(), "Requests in flight."),
+                          bind_aio<&AioConfig::queue_depth>(), "Number of requests in flight."),
                {.low = 1, .high = 1024}),
     with_range(works_with(kEither, "/aio/intra_op_parallelism", KeyType::integer, "1",
                           bind_aio<&AioConfig::threads>(),
-                          "Threads per transfer, where the kernel refuses io_uring: this many, or "
-                          "queue_depth when that is more."),
+                          "Threads per transfer if the kernel does not allow io_uring; at least "
+                          "queue_depth threads are used."),
                kThreads),
     {.pointer = "/aio/thread_count",
      .type = KeyType::integer,
      .fallback = "1",
      .range = kThreads,
      .status = KeyStatus::deprecated,
-     .doc = "Older name.",
+     .doc = "Older name of intra_op_parallelism.",
      .note = "/aio/intra_op_parallelism"},
     no_effect("/aio/single_submit", KeyType::boolean, "false", "Submits requests one by one.",
-              "requests are submitted as fast as the queue takes them"),
-    always_on("/aio/overlap_events", "true", "Submits while it waits for completions."),
-    not_yet("/aio/use_gds", KeyType::boolean, "false", "GPUDirect Storage."),
+              "requests are submitted as fast as the queue accepts them"),
+    always_on("/aio/overlap_events", "true", "Submits requests while it waits for completions."),
+    not_yet("/aio/use_gds", KeyType::boolean, "false", "Uses GPUDirect Storage."),
 });
 
 }  // namespace

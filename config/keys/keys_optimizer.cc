@@ -24,7 +24,7 @@ constexpr std::string_view kAdam = "Adam|AdamW|Adam8bit|AdamW8bit";
 constexpr std::string_view kWithBetas = "Adam|AdamW|Adam8bit|AdamW8bit|Lion|Lamb|Muon";
 constexpr std::string_view kFused = "the kernel is always fused";
 
-// A parameter of some optimizers only, with the member that holds it.
+// A parameter of some optimizers, with the member of OptimizerConfig that stores it.
 template <auto Member>
 constexpr KeySpec param(std::string_view types, std::string_view pointer, unsigned type,
                         std::string_view fallback, std::string_view doc, KeyRange range = {}) {
@@ -37,7 +37,7 @@ constexpr KeySpec param(std::string_view types, std::string_view pointer, unsign
           .binding = bind_member<&Config::optimizer, Member>()};
 }
 
-// A parameter of optimizers that are gone from DeepSpeed too.
+// A parameter of optimizers that DeepSpeed has removed, too.
 constexpr KeySpec gone(std::string_view pointer, unsigned type, std::string_view doc) {
   return removed(pointer, type, "null", doc, "remove it");
 }
@@ -50,27 +50,28 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
      .choices = "Adam|AdamW|SGD|Adagrad|Lion|Lamb|Muon|Adam8bit|AdamW8bit",
      .later = "OneBitAdam|OneBitLamb|ZeroOneAdam|MuAdam|MuAdamW|MuSGD|Adamax|NAdam|RAdam|Adadelta|"
               "Adafactor|ASGD|RMSprop|Rprop|SparseAdam|LBFGS",
-     .doc = "Which of the two update rules Adam and AdamW use depends on params.adam_w_mode alone, "
-            "as in DeepSpeed. Adam8bit and AdamW8bit are zerorun's: states in 8 bits, block-wise.",
+     .doc = "Name of the optimizer. params.adam_w_mode alone selects between the update rules of "
+            "Adam and AdamW, whichever name is given, as in DeepSpeed. Adam8bit and AdamW8bit are "
+            "specific to zerorun: block-wise 8-bit states.",
      .nickname = "name",
      .binding = bind_member<&Config::optimizer, &OptimizerConfig::type>()},
     no_effect("/optimizer/legacy_fusion", KeyType::boolean, "false",
-              "How DeepSpeed flattens fp16 groups without ZeRO.", "buffers are always flat"),
+              "Selects how DeepSpeed flattens fp16 groups without ZeRO.",
+              "buffers are always flat"),
     block("/optimizer/params", "Hyperparameters of the optimizer."),
     {.pointer = "/optimizer/params/lr",
      .type = KeyType::number,
      .fallback = "0.001",
      .range = kNonNegativeFloat,
-     .doc =
-         "Learning rate. Muon: of all parameters, where muon_lr and adam_lr do not say otherwise.",
+     .doc = "Learning rate. Muon: for all parameters, unless muon_lr or adam_lr is given.",
      .nickname = "learning_rate",
      .type_fallbacks = "Adagrad=0.01|Muon=0.02",
      .binding = bind_member<&Config::optimizer, &OptimizerConfig::lr>()},
     {.pointer = "/optimizer/params/betas",
      .type = KeyType::betas,
      .fallback = "[0.9,0.999]",
-     .doc = "Decay of the running means of the gradient and of its square. Muon: of the parameters "
-            "that AdamW updates, like eps.",
+     .doc = "Decay rates of the running means of the gradient and of its square. Muon: betas and "
+            "eps apply to the parameters that AdamW updates.",
      .nickname = "beta1",
      .used_by = kWithBetas,
      .type_fallbacks = "Muon=[0.9,0.95]",
@@ -79,7 +80,7 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
      .type = KeyType::number,
      .fallback = "1e-08",
      .range = kNonNegativeFloat,
-     .doc = "Added to the root of the mean square.",
+     .doc = "Added to the square root of the mean square, for numerical stability.",
      .nickname = "epsilon",
      .used_by = "Adam|AdamW|Adam8bit|AdamW8bit|Adagrad|Lamb|Muon",
      .type_fallbacks = "Adagrad=1e-10|Muon=1e-10",
@@ -88,12 +89,13 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
      .type = KeyType::number,
      .fallback = "0",
      .range = kNonNegativeFloat,
-     .doc = "Weight decay. Adam, AdamW: decoupled from the gradient unless adam_w_mode is false.",
+     .doc =
+         "Weight decay. Adam and AdamW: decoupled from the gradient unless adam_w_mode is false.",
      .binding = bind_member<&Config::optimizer, &OptimizerConfig::weight_decay>()},
     {.pointer = "/optimizer/params/bias_correction",
      .type = KeyType::boolean,
      .fallback = "true",
-     .doc = "Corrects the running means for their start at zero.",
+     .doc = "Corrects the bias of the running means that comes from their initial value, zero.",
      .used_by = "Adam|AdamW|Adam8bit|AdamW8bit|Lamb",
      .binding = bind_member<&Config::optimizer, &OptimizerConfig::bias_correction>()},
     {.pointer = "/optimizer/params/adam_w_mode",
@@ -106,61 +108,68 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
     {.pointer = "/optimizer/params/torch_adam",
      .type = KeyType::boolean,
      .fallback = "false",
-     .doc = "PyTorch's Adam in DeepSpeed. The fused kernel computes the same formula; of AdamW it "
-            "changes weight_decay, where that is not given, to PyTorch's 0.01."},
+     .doc = "Selects PyTorch's Adam in DeepSpeed. Here the fused kernel computes the same formula; "
+            "the key only changes the default weight_decay of AdamW (and of Adam with adam_w_mode) "
+            "to PyTorch's 0.01."},
     not_yet("/optimizer/params/amsgrad", KeyType::boolean, "false",
             "Uses the maximum of past mean squares."),
-    always_on("/optimizer/params/fp32_optimizer_states", "true", "Running means are kept in fp32."),
-    always_on("/optimizer/params/set_grad_none", "true", "Gradients are not zeroed by a pass."),
-    no_effect("/optimizer/params/fused", KeyType::boolean, "null", "PyTorch's fused kernel.",
+    always_on("/optimizer/params/fp32_optimizer_states", "true",
+              "Keeps the running means in fp32."),
+    always_on("/optimizer/params/set_grad_none", "true",
+              "Does not spend a pass on setting gradients to zero."),
+    no_effect("/optimizer/params/fused", KeyType::boolean, "null", "Uses PyTorch's fused kernel.",
               kFused),
     no_effect("/optimizer/params/foreach", KeyType::boolean, "null",
-              "PyTorch's multi-tensor kernel.", kFused),
-    removed("/optimizer/params/max_grad_norm", KeyType::number, "null", "Refused by DeepSpeed too.",
+              "Uses PyTorch's multi-tensor kernel.", kFused),
+    removed("/optimizer/params/max_grad_norm", KeyType::number, "null",
+            "Maximum norm of the gradient; DeepSpeed rejects this key, too.",
             "use /gradient_clipping"),
     {.pointer = "/optimizer/params/momentum",
      .type = KeyType::number,
      .fallback = "0",
      .range = {.low = 0, .high = 1},
-     .doc = "Decay of the running mean of the gradient.",
+     .doc = "Decay rate of the running mean of the gradient.",
      .used_by = "SGD|Muon",
      .type_fallbacks = "Muon=0.95",
      .binding = bind_member<&Config::optimizer, &OptimizerConfig::momentum>()},
-    param<&OptimizerConfig::dampening>("SGD", "/optimizer/params/dampening", KeyType::number, "0",
-                                       "Part of the gradient kept out of the running mean."),
+    param<&OptimizerConfig::dampening>(
+        "SGD", "/optimizer/params/dampening", KeyType::number, "0",
+        "Fraction of the gradient that is not added to the running mean."),
     {.pointer = "/optimizer/params/nesterov",
      .type = KeyType::boolean,
      .fallback = "false",
-     .doc = "Nesterov momentum.",
+     .doc = "Uses Nesterov momentum.",
      .used_by = "SGD|Muon",
      .type_fallbacks = "Muon=true",
      .binding = bind_member<&Config::optimizer, &OptimizerConfig::nesterov>()},
-    param<&OptimizerConfig::lr_decay>("Adagrad", "/optimizer/params/lr_decay", KeyType::number, "0",
-                                      "The learning rate is divided by 1 + this x steps.",
-                                      kNonNegative),
+    param<&OptimizerConfig::lr_decay>(
+        "Adagrad", "/optimizer/params/lr_decay", KeyType::number, "0",
+        "Divides the learning rate by 1 + lr_decay x (number of previous steps).", kNonNegative),
     param<&OptimizerConfig::eps_inside_sqrt>("Lamb", "/optimizer/params/eps_inside_sqrt",
-                                             KeyType::boolean, "false", "eps under the root."),
+                                             KeyType::boolean, "false",
+                                             "Adds eps before taking the square root, not after."),
     param<&OptimizerConfig::max_coeff>("Lamb", "/optimizer/params/max_coeff", KeyType::number, "10",
                                        "Upper limit of the trust ratio.", kNonNegativeFloat),
     param<&OptimizerConfig::min_coeff>("Lamb", "/optimizer/params/min_coeff", KeyType::number,
                                        "0.01", "Lower limit of the trust ratio.",
                                        kNonNegativeFloat),
-    param<&OptimizerConfig::muon_lr>("Muon", "/optimizer/params/muon_lr", KeyType::number, "0.02",
-                                     "Learning rate of the matrices. Not given: lr.",
-                                     kNonNegativeFloat),
+    param<&OptimizerConfig::muon_lr>(
+        "Muon", "/optimizer/params/muon_lr", KeyType::number, "0.02",
+        "Learning rate of the matrices, which Muon updates. Not given: lr.", kNonNegativeFloat),
     param<&OptimizerConfig::adam_lr>("Muon", "/optimizer/params/adam_lr", KeyType::number, "0.0003",
-                                     "Learning rate of the rest, which AdamW updates. Not given: "
-                                     "lr where it is given.",
+                                     "Learning rate of the other parameters, which AdamW updates. "
+                                     "Not given: lr, if that is given.",
                                      kNonNegativeFloat),
     param<&OptimizerConfig::ns_steps>("Muon", "/optimizer/params/ns_steps", KeyType::integer, "5",
-                                      "Newton-Schulz iterations.", {.low = 1, .high = 100}),
+                                      "Number of Newton-Schulz iterations.",
+                                      {.low = 1, .high = 100}),
     with_choices(no_effect("/optimizer/params/ns_method", KeyType::string, R"("gram")",
-                           "Muon: how the Newton-Schulz iteration is evaluated.",
-                           "both evaluate the same polynomial; zerorun does it in fp32"),
+                           "Muon: selects how the Newton-Schulz iteration is computed.",
+                           "both compute the same polynomial; zerorun does it in fp32"),
                  "gram|standard"),
     gone("/optimizer/params/freeze_step", KeyType::integer,
          "OneBitAdam, OneBitLamb: steps before compression."),
-    gone("/optimizer/params/cuda_aware", KeyType::boolean, "1-bit optimizers: CUDA-aware MPI."),
+    gone("/optimizer/params/cuda_aware", KeyType::boolean, "1-bit optimizers: use CUDA-aware MPI."),
     gone("/optimizer/params/comm_backend_name", KeyType::string, "1-bit optimizers: transport."),
     gone("/optimizer/params/var_freeze_step", KeyType::integer,
          "ZeroOneAdam: last step of variance updates."),

@@ -10,7 +10,7 @@ constexpr std::string_view kBf16Gate = "/bf16/enabled";
 constexpr std::string_view kFp16Gate = "/fp16/enabled";
 constexpr std::string_view kAutocast = "/torch_autocast/enabled";
 
-// `enabled` of the block for a dtype; the parameters are fp32 when none is.
+// `enabled` of the section for a dtype. If none is enabled, parameters are fp32.
 template <DType dtype>
 constexpr KeyBinding bind_enabled() {
   return {
@@ -28,7 +28,8 @@ constexpr KeyBinding bind_scaler() {
   return bind_member<&Config::precision, &PrecisionConfig::loss_scaler, Member>();
 }
 
-// Config holds what these mean for the dtype that is enabled (config/derive.cc).
+// These keys have no binding: config/derive.cc computes the members of Config for the enabled
+// dtype.
 constexpr KeySpec option(std::string_view gate, std::string_view pointer, std::string_view doc) {
   return {
       .pointer = pointer, .type = KeyType::boolean, .fallback = "false", .doc = doc, .gate = gate};
@@ -39,34 +40,34 @@ constexpr auto kPrecisionKeys = std::to_array<KeySpec>({
     {.pointer = kBf16Gate,
      .type = KeyType::boolean,
      .fallback = "false",
-     .doc = "Parameters and gradients in bf16 instead of fp32.",
+     .doc = "Keeps parameters and gradients in bf16 instead of fp32.",
      .binding = bind_enabled<DType::bf16>()},
     no_effect("/bf16/immediate_grad_update", KeyType::boolean, "false",
-              "Accumulates gradients in the backward hook.",
+              "Accumulates gradients in the hook of each parameter.",
               "a bucket is reduced as soon as its gradients are complete"),
     {.pointer = "/bf16/check_grad_overflow",
      .type = KeyType::boolean,
      .fallback = "true",
-     .doc = "Skips a step whose gradient is not finite.",
+     .doc = "Skips a step if its gradient is not finite.",
      .gate = kBf16Gate,
      .binding = bind_member<&Config::precision, &PrecisionConfig::check_grad_overflow>()},
     option(kBf16Gate, "/bf16/bf16_master_weights_and_grads",
-           "No fp32 master parameters: the optimizer updates the bf16 ones, rounding "
-           "stochastically."),
-    option(
-        kBf16Gate, "/bf16/bf16_optimizer_states",
-        "Optimizer states in bf16, rounded stochastically; needs bf16_master_weights_and_grads."),
+           "Keeps no fp32 master parameters: the optimizer updates the bf16 parameters with "
+           "stochastic rounding."),
+    option(kBf16Gate, "/bf16/bf16_optimizer_states",
+           "Keeps optimizer states in bf16 with stochastic rounding; requires "
+           "bf16_master_weights_and_grads."),
 
     block("/fp16", "Training in float16 with loss scaling."),
     {.pointer = kFp16Gate,
      .type = KeyType::boolean,
      .fallback = "false",
-     .doc = "Parameters and gradients in fp16 instead of fp32. The loss is scaled.",
+     .doc = "Keeps parameters and gradients in fp16 instead of fp32. The loss is scaled.",
      .binding = bind_enabled<DType::fp16>()},
     {.pointer = "/fp16/auto_cast",
      .type = KeyType::boolean,
      .fallback = "false",
-     .doc = "Casts a model's float inputs to fp16.",
+     .doc = "Casts the floating-point inputs of the model to fp16.",
      .gate = kFp16Gate,
      .binding = bind_member<&Config::precision, &PrecisionConfig::auto_cast_inputs>()},
     {.pointer = "/fp16/loss_scale",
@@ -80,52 +81,54 @@ constexpr auto kPrecisionKeys = std::to_array<KeySpec>({
      .type = KeyType::integer,
      .fallback = "16",
      .range = {.low = 0, .high = 1000},
-     .doc = "First dynamic loss scale, as a power of two.",
+     .doc = "Initial dynamic loss scale, as a power of two: 16 means 65536.",
      .gate = kFp16Gate,
      .binding = bind_scaler<&LossScalerOptions::initial_scale_power>()},
     {.pointer = "/fp16/loss_scale_window",
      .type = KeyType::integer,
      .fallback = "1000",
      .range = kPositive,
-     .doc = "Steps without overflow before the scale doubles.",
+     .doc = "Number of steps without overflow after which the loss scale doubles.",
      .gate = kFp16Gate,
      .binding = bind_scaler<&LossScalerOptions::window>()},
     {.pointer = "/fp16/hysteresis",
      .type = KeyType::integer,
      .fallback = "2",
      .range = kPositive,
-     .doc = "Overflows before the scale halves.",
+     .doc = "Number of overflows after which the loss scale is halved.",
      .gate = kFp16Gate,
      .binding = bind_scaler<&LossScalerOptions::hysteresis>()},
     {.pointer = "/fp16/consecutive_hysteresis",
      .type = KeyType::boolean,
      .fallback = "false",
-     .doc = "Every step without overflow refills the hysteresis, not only one that doubles the "
-            "scale.",
+     .doc = "Restarts counting the overflows of hysteresis after every step without overflow, not "
+            "only when the scale doubles.",
      .gate = kFp16Gate,
      .binding = bind_scaler<&LossScalerOptions::consecutive_hysteresis>()},
     {.pointer = "/fp16/min_loss_scale",
      .type = KeyType::number,
      .fallback = "1",
      .range = kAboveZero,
-     .doc = "Lowest dynamic loss scale; an overflow there ends the run.",
+     .doc = "Minimum dynamic loss scale; an overflow at the minimum ends the run.",
      .gate = kFp16Gate,
      .binding = bind_scaler<&LossScalerOptions::min_scale>()},
     option(kFp16Gate, "/fp16/fp16_master_weights_and_grads",
-           "No fp32 master parameters: the optimizer updates the fp16 ones, rounding "
-           "stochastically."),
+           "Keeps no fp32 master parameters: the optimizer updates the fp16 parameters with "
+           "stochastic rounding."),
 
     removed("/amp", KeyType::free_form, "null", "NVIDIA apex mixed precision.", "use bf16"),
 
     block("/torch_autocast", "PyTorch's autocast around the forward pass."),
     pytorch(kAutocast, KeyType::boolean, "false",
-            "Runs the engine's forward pass under autocast; parameters are fp32."),
-    with_gate(kAutocast, pytorch("/torch_autocast/dtype", KeyType::string, "null",
-                                 "dtype of autocast: bfloat16, which is the default here. float16 "
-                                 "needs a loss scale, which the section `fp16` has.")),
+            "Runs the engine's forward pass under autocast; parameters stay fp32."),
+    with_gate(kAutocast,
+              with_choices(pytorch("/torch_autocast/dtype", KeyType::string, R"("bfloat16")",
+                                   "dtype of autocast. With float16 the loss is scaled as "
+                                   "torch.amp.GradScaler does."),
+                           "bfloat16|bf16|torch.bfloat16|float16|fp16|half|torch.float16")),
     no_effect("/torch_autocast/lower_precision_safe_modules", KeyType::strings, "null",
               "Modules whose parameters are communicated in low precision.",
-              "communication_data_type decides, and fp32 gradients lose nothing"),
+              "communication_data_type determines the dtype; fp32 loses no precision"),
 });
 
 }  // namespace

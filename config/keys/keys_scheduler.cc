@@ -72,7 +72,8 @@ constexpr unsigned kPerGroup = KeyType::number | KeyType::numbers;
 constexpr KeyRange kMomentum{.low = 0, .high = 1};
 
 constexpr auto kSchedulerKeys = std::to_array<KeySpec>({
-    block("/scheduler", "Learning rate schedule; it advances with each step that is applied."),
+    block("/scheduler",
+          "Learning rate schedule. It advances with each applied step, not with skipped steps."),
     {.pointer = "/scheduler/type",
      .type = KeyType::string,
      .choices = "WarmupLR|WarmupDecayLR|WarmupCosineLR|OneCycle|LRRangeTest|cosine|linear|constant|"
@@ -80,21 +81,23 @@ constexpr auto kSchedulerKeys = std::to_array<KeySpec>({
      .later = "LambdaLR|MultiplicativeLR|StepLR|MultiStepLR|ConstantLR|LinearLR|ExponentialLR|"
               "PolynomialLR|CosineAnnealingLR|CosineAnnealingWarmRestarts|CyclicLR|OneCycleLR|"
               "ReduceLROnPlateau",
-     .doc = "The first five are DeepSpeed's, with its formulas. The others are zerorun's, with the "
-            "formulas of Hugging Face: a linear warm-up to the group's learning rate, then half a "
-            "cosine, a straight line, nothing, or a constant part and a decay at the end. Not "
-            "given: learning rates stay.",
+     .doc =
+         "Name of the schedule. The first five are DeepSpeed's, with its formulas. The others have "
+         "the formulas of Hugging Face: a linear warm-up to the group's learning rate, then half a "
+         "cosine (cosine), a straight line (linear), a constant rate (constant), or a constant "
+         "rate and a decay at the end (WSD). Not given: learning rates do not change.",
      .nickname = "name",
      .binding = kType},
     block("/scheduler/params",
-          "Parameters of the schedule. Arrays hold one value per parameter "
-          "group."),
+          "Parameters of the schedule. An array has one value per parameter group."),
     param(kWarmupLr, "/scheduler/params/warmup_min_lr", kPerGroup, "0",
-          "Learning rate at the start.", kNonNegative, bind<&SchedulerConfig::warmup_min_lr>()),
+          "Learning rate at the start of the warm-up.", kNonNegative,
+          bind<&SchedulerConfig::warmup_min_lr>()),
     {.pointer = "/scheduler/params/warmup_max_lr",
      .type = kPerGroup,
      .range = kNonNegative,
-     .doc = "Learning rate at the end of warm-up. Not given: the group's. auto: the optimizer's.",
+     .doc = "Learning rate at the end of the warm-up. Not given: that of the group. auto: that of "
+            "the optimizer.",
      .used_by = kWarmupLr,
      .type_fallbacks = "WarmupDecayLR=0.001",
      .binding = bind<&SchedulerConfig::warmup_max_lr>()},
@@ -102,8 +105,8 @@ constexpr auto kSchedulerKeys = std::to_array<KeySpec>({
      .type = KeyType::integer,
      .fallback = "1000",
      .range = kNonNegative,
-     .doc = "Steps of warm-up. DeepSpeed's types need at least 1 and use at least 2. auto: as the "
-            "program asks.",
+     .doc = "Number of warm-up steps. DeepSpeed's types require at least 1 and use at least 2. "
+            "auto: the program sets it.",
      .used_by = "WarmupLR|WarmupDecayLR|WarmupCosineLR|cosine|linear|constant|WSD",
      .type_fallbacks = "cosine=0|linear=0|constant=0|WSD=0",
      .auto_waits = true,
@@ -117,19 +120,20 @@ constexpr auto kSchedulerKeys = std::to_array<KeySpec>({
      .binding = bind<&SchedulerConfig::warmup_type>()},
     required(auto_waits(param("WarmupDecayLR|WarmupCosineLR|cosine|linear|WSD",
                               "/scheduler/params/total_num_steps", KeyType::integer, "null",
-                              "Steps until the lowest learning rate. auto: the steps of the run.",
+                              "Number of steps until the lowest learning rate is reached. auto: "
+                              "the number of steps of the run.",
                               kPositive, bind_steps<&SchedulerConfig::total_num_steps>()))),
     param(kCosine, "/scheduler/params/warmup_min_ratio", KeyType::number, "0",
-          "Part of the group's learning rate that warm-up starts from.", kNonNegative,
-          bind<&SchedulerConfig::warmup_min_ratio>()),
+          "Initial learning rate of the warm-up, as a fraction of the group's learning rate.",
+          kNonNegative, bind<&SchedulerConfig::warmup_min_ratio>()),
     param(kCosine, "/scheduler/params/cos_min_ratio", KeyType::number, "0.0001",
-          "Part of the group's learning rate at the end.", kNonNegative,
+          "Final learning rate, as a fraction of the group's learning rate.", kNonNegative,
           bind<&SchedulerConfig::cos_min_ratio>()),
     param("cosine|linear|WSD", "/scheduler/params/min_lr_ratio", KeyType::number, "0",
-          "Part of the group's learning rate at the end.", {.low = 0, .high = 1},
+          "Final learning rate, as a fraction of the group's learning rate.", {.low = 0, .high = 1},
           bind<&SchedulerConfig::min_lr_ratio>()),
     required(param(kWsd, "/scheduler/params/decay_num_steps", KeyType::integer, "null",
-                   "Steps of the decay at the end.", kPositive,
+                   "Number of steps of the decay at the end.", kPositive,
                    bind_steps<&SchedulerConfig::decay_num_steps>())),
     {.pointer = "/scheduler/params/decay_type",
      .type = KeyType::string,
@@ -140,18 +144,21 @@ constexpr auto kSchedulerKeys = std::to_array<KeySpec>({
      .binding = bind<&SchedulerConfig::decay_type>()},
     param("WarmupLR|WarmupDecayLR|WarmupCosineLR|OneCycle|LRRangeTest",
           "/scheduler/params/last_batch_iteration", KeyType::integer, "-1",
-          "Step to continue from; -1: the beginning.", {.low = -1},
+          "Step to continue from; -1: start at the beginning.", {.low = -1},
           bind<&SchedulerConfig::last_batch_iteration>()),
 
     param(kRangeTest, "/scheduler/params/lr_range_test_min_lr", kPerGroup, "0.001",
-          "First learning rate.", kNonNegative, bind_range_test<&LrRangeTestConfig::min_lr>()),
+          "Initial learning rate.", kNonNegative, bind_range_test<&LrRangeTestConfig::min_lr>()),
     param(kRangeTest, "/scheduler/params/lr_range_test_step_size", KeyType::integer, "2000",
-          "Steps in which the learning rate grows by step_rate times its first value.", kPositive,
-          bind_range_test<&LrRangeTestConfig::step_size>()),
+          "Number of steps in which the learning rate grows by lr_range_test_step_rate times its "
+          "initial value.",
+          kPositive, bind_range_test<&LrRangeTestConfig::step_size>()),
     param(kRangeTest, "/scheduler/params/lr_range_test_step_rate", KeyType::number, "1",
-          "Size of an increase.", kNonNegative, bind_range_test<&LrRangeTestConfig::step_rate>()),
+          "Increase per lr_range_test_step_size steps, relative to the initial learning rate.",
+          kNonNegative, bind_range_test<&LrRangeTestConfig::step_rate>()),
     param(kRangeTest, "/scheduler/params/lr_range_test_staircase", KeyType::boolean, "false",
-          "Increases in stairs.", {}, bind_range_test<&LrRangeTestConfig::staircase>()),
+          "Increases the learning rate in stairs instead of continuously.", {},
+          bind_range_test<&LrRangeTestConfig::staircase>()),
 
     required(param(kOneCycle, "/scheduler/params/cycle_min_lr", kPerGroup, "null",
                    "Lowest learning rate of the cycle.", kNonNegative,
@@ -160,31 +167,34 @@ constexpr auto kSchedulerKeys = std::to_array<KeySpec>({
                    "Highest learning rate of the cycle.", kNonNegative,
                    bind_cycle<&OneCycleConfig::max_lr>())),
     param(kOneCycle, "/scheduler/params/decay_lr_rate", KeyType::number, "0",
-          "Decay after the cycle.", kNonNegative, bind_cycle<&OneCycleConfig::decay_lr_rate>()),
+          "Decay rate of the learning rate after the cycle.", kNonNegative,
+          bind_cycle<&OneCycleConfig::decay_lr_rate>()),
     param(kOneCycle, "/scheduler/params/cycle_first_step_size", KeyType::integer, "2000",
-          "Steps of the rising half.", kPositive, bind_cycle<&OneCycleConfig::first_step_size>()),
+          "Number of steps of the first half, in which the learning rate rises.", kPositive,
+          bind_cycle<&OneCycleConfig::first_step_size>()),
     param(kOneCycle, "/scheduler/params/cycle_second_step_size", KeyType::integer, "null",
-          "Steps of the falling half. Not given: as many as the rising one.", kNonNegative,
-          bind_cycle<&OneCycleConfig::second_step_size>()),
+          "Number of steps of the second half, in which it falls. Not given: as many as in the "
+          "first half.",
+          kNonNegative, bind_cycle<&OneCycleConfig::second_step_size>()),
     param(kOneCycle, "/scheduler/params/cycle_first_stair_count", KeyType::integer, "0",
-          "Stairs of the rising half; 0: continuous.", kNonNegative,
+          "Number of stairs of the first half; 0: continuous.", kNonNegative,
           bind_cycle<&OneCycleConfig::first_stair_count>()),
     param(kOneCycle, "/scheduler/params/cycle_second_stair_count", KeyType::integer, "null",
-          "Stairs of the falling half. Not given: as many as the rising one.", kNonNegative,
-          bind_cycle<&OneCycleConfig::second_stair_count>()),
+          "Number of stairs of the second half. Not given: as many as in the first half.",
+          kNonNegative, bind_cycle<&OneCycleConfig::second_stair_count>()),
     param(kOneCycle, "/scheduler/params/decay_step_size", KeyType::integer, "0",
-          "Steps per decay after the cycle; 0: no decay.", kNonNegative,
+          "Number of steps between two decays after the cycle; 0: no decay.", kNonNegative,
           bind_cycle<&OneCycleConfig::decay_step_size>()),
     param(kOneCycle, "/scheduler/params/cycle_momentum", KeyType::boolean, "true",
-          "beta1 cycles too, against the learning rate, and beta2 becomes 0.99. Optimizers with "
-          "betas only.",
+          "Also cycles beta1, inversely to the learning rate, and sets beta2 to 0.99. Only for "
+          "optimizers with betas.",
           {}, bind_cycle<&OneCycleConfig::cycle_momentum>()),
-    param(kOneCycle, "/scheduler/params/cycle_min_mom", kPerGroup, "0.8", "Lowest beta1.",
+    param(kOneCycle, "/scheduler/params/cycle_min_mom", kPerGroup, "0.8", "Minimum of beta1.",
           kMomentum, bind_cycle<&OneCycleConfig::min_momentum>()),
-    param(kOneCycle, "/scheduler/params/cycle_max_mom", kPerGroup, "0.9", "Highest beta1.",
+    param(kOneCycle, "/scheduler/params/cycle_max_mom", kPerGroup, "0.9", "Maximum of beta1.",
           kMomentum, bind_cycle<&OneCycleConfig::max_momentum>()),
     param(kOneCycle, "/scheduler/params/decay_mom_rate", KeyType::number, "0",
-          "Growth of beta1 after the cycle.", kNonNegative,
+          "Growth rate of beta1 after the cycle.", kNonNegative,
           bind_cycle<&OneCycleConfig::decay_momentum_rate>()),
 });
 

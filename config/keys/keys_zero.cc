@@ -6,8 +6,9 @@ namespace zerorun {
 
 namespace {
 
-constexpr std::string_view kPython = "concerns Python modules only";
-constexpr std::string_view kSameCost = "a collective over a whole bucket already costs the least";
+constexpr std::string_view kPython = "applies only to Python modules";
+constexpr std::string_view kSameCost =
+    "zerorun's collectives over whole buckets already cost the least";
 
 template <auto Member>
 constexpr KeyBinding bind_zero() {
@@ -44,43 +45,43 @@ constexpr KeyBinding kMicsShardSize{
 constexpr auto kZeroKeys = std::to_array<KeySpec>({
     {.pointer = "/zero_optimization",
      .type = KeyType::block | KeyType::boolean,
-     .doc = "What is sharded over the ranks, and how it is communicated. The older form `true` "
+     .doc = "What is sharded over the ranks, and how it is communicated. `true`, an older form, "
             "means stage 1."},
     {.pointer = "/zero_optimization/stage",
      .type = KeyType::integer,
      .fallback = "0",
      .range = {.low = 0, .high = 3},
-     .doc = "0: every rank holds everything. 1: optimizer states are sharded. 2: gradients too. "
-            "3: parameters too.",
+     .doc = "0: nothing is sharded. 1: optimizer states are sharded. 2: gradients, too. 3: "
+            "parameters, too.",
      .nickname = "zero_stage",
      .binding = bind_zero<&ZeroConfig::stage>()},
     {.pointer = "/zero_optimization/reduce_bucket_size",
      .type = KeyType::integer,
      .fallback = "500000000",
      .range = kNonNegative,
-     .doc = "Elements of gradients in one reduction (stages 0 to 2); 0: each parameter by itself. "
-            "The default means 100 MB on GPUs.",
+     .doc = "Maximum number of gradient elements per reduction (stages 0 to 2); 0: each parameter "
+            "is reduced separately. On GPUs the default means 100 MB.",
      .binding = bind_zero<&ZeroConfig::reduce_bucket_size>()},
     {.pointer = "/zero_optimization/allgather_bucket_size",
      .type = KeyType::integer,
      .fallback = "500000000",
      .range = kNonNegative,
      .status = KeyStatus::no_effect,
-     .doc = "Elements of updated parameters in one gather (stages 1 and 2).",
+     .doc = "Maximum number of elements of updated parameters per gather (stages 1 and 2).",
      .note = "parameters are gathered in the buckets of reduce_bucket_size",
      .binding = bind_zero<&ZeroConfig::allgather_bucket_size>()},
     {.pointer = "/zero_optimization/overlap_comm",
      .type = KeyType::boolean,
      .fallback = "null",
-     .doc = "Reduces and gathers while the forward and backward pass compute. Not given: true on "
-            "GPUs, between hosts and at stage 3, else false.",
+     .doc = "Overlaps reductions and gathers with the computation of forward and backward. Not "
+            "given: true on GPUs, on several hosts and at stage 3; else false.",
      .binding = bind_zero<&ZeroConfig::overlap_comm>()},
     {.pointer = "/zero_optimization/stage3_prefetch_bucket_size",
      .type = KeyType::integer,
      .fallback = "50000000",
      .range = kNonNegative,
-     .doc = "Elements that are gathered ahead of their use (stage 3). The next module is, whatever "
-            "its size; with 0 nothing is.",
+     .doc = "Number of parameter elements to prefetch (stage 3). The next module is always "
+            "prefetched, whatever its size, unless this is 0.",
      .alias = "prefetch_bucket_size",
      .binding = bind_zero<&ZeroConfig::prefetch_bucket_size>()},
     {.pointer = "/zero_optimization/stage3_param_persistence_threshold",
@@ -94,14 +95,14 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
      .type = KeyType::integer,
      .fallback = "9223372036854775807",
      .range = kNonNegative,
-     .doc = "Elements of all parameters that stay gathered, at most (stage 3).",
+     .doc = "Maximum total number of elements of the parameters that stay gathered (stage 3).",
      .alias = "model_persistence_threshold",
      .binding = bind_zero<&ZeroConfig::model_persistence_threshold>()},
     {.pointer = "/zero_optimization/stage3_max_live_parameters",
      .type = KeyType::integer,
      .fallback = "1000000000",
      .range = kNonNegative,
-     .doc = "Elements that are gathered at one time, at most (stage 3).",
+     .doc = "Maximum number of elements that are gathered at the same time (stage 3).",
      .alias = "max_live_parameters",
      .binding = bind_zero<&ZeroConfig::max_live_parameters>()},
     {.pointer = "/zero_optimization/stage3_max_reuse_distance",
@@ -113,9 +114,9 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
      .binding = bind_zero<&ZeroConfig::max_reuse_distance>()},
 
     always_on("/zero_optimization/contiguous_gradients", "true",
-              "Gradients live in one contiguous buffer per bucket."),
+              "Keeps gradients in one contiguous buffer per bucket."),
     always_on("/zero_optimization/reduce_scatter", "true",
-              "Each rank receives only the reduced gradients that it keeps (stage 1 up)."),
+              "Each rank receives only the reduced gradients of its shard (stages 1 to 3)."),
     no_effect("/zero_optimization/use_multi_rank_bucket_allreduce", KeyType::boolean, "true",
               "Reduces a whole bucket instead of one owner's part at a time.", kSameCost),
     no_effect("/zero_optimization/allgather_partitions", KeyType::boolean, "true",
@@ -123,40 +124,40 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
     always_on("/zero_optimization/load_from_fp32_weights", "true",
               "A resumed job continues from the fp32 master parameters."),
     always_on("/zero_optimization/elastic_checkpoint", "false",
-              "Checkpoints load at another number of ranks, too."),
+              "Checkpoints can be loaded with another number of ranks."),
     {.pointer = "/zero_optimization/sub_group_size",
      .type = KeyType::integer,
      .fallback = "1000000000",
      .range = kNonNegative,
-     .doc = "Elements of offloaded states that are moved and updated at once, at most; never more "
-            "than 4 Mi, and at least 256; 0: the default. Without offload a step is one pass over "
-            "each shard.",
+     .doc = "Maximum number of elements of offloaded states that are copied and updated at once; "
+            "limited to the range from 256 to 4 Mi; 0: the default. Without offloading, a step is "
+            "one pass over each shard.",
      .binding = bind_unless_zero<&Config::offload, &OffloadConfig::sub_group_size>()},
     {.pointer = "/zero_optimization/stage3_gather_16bit_weights_on_model_save",
      .type = KeyType::boolean,
      .fallback = "false",
      .status = KeyStatus::always_on,
-     .doc = "The full model can be saved at every stage; no rank holds all of it for that.",
+     .doc = "The full model can be saved at every stage, without any rank holding all of it.",
      .alias = "gather_16bit_weights_on_model_save"},
     {.pointer = "/zero_optimization/stage3_gather_fp16_weights_on_model_save",
      .type = KeyType::boolean,
      .fallback = "false",
      .status = KeyStatus::deprecated,
-     .doc = "Older name.",
+     .doc = "Older name of stage3_gather_16bit_weights_on_model_save.",
      .note = "/zero_optimization/stage3_gather_16bit_weights_on_model_save"},
     {.pointer = "/zero_optimization/stage3_module_granularity_threshold",
      .type = KeyType::integer,
      .fallback = "0",
      .range = kNonNegative,
      .status = KeyStatus::pytorch,
-     .doc = "Modules that have at most so many elements for each module in them are gathered as a "
-            "whole, as leaf_module's; 0: none.",
+     .doc = "Modules with at most this many elements per contained module are gathered as a whole, "
+            "like those of leaf_module; 0: none.",
      .alias = "module_granularity_threshold"},
     {.pointer = "/zero_optimization/stage3_use_all_reduce_for_fetch_params",
      .type = KeyType::boolean,
      .fallback = "false",
      .status = KeyStatus::no_effect,
-     .doc = "Gathers by an all_reduce of zeros.",
+     .doc = "Gathers with an all_reduce instead of an all_gather.",
      .note = kSameCost,
      .alias = "use_all_reduce_for_fetch_params"},
     {.pointer = "/zero_optimization/stage3_allgather_sequential",
@@ -167,82 +168,83 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
      .note = "a module's parameters are one bucket",
      .alias = "allgather_sequential"},
     always_on("/zero_optimization/ignore_unused_parameters", "true",
-              "Parameters without a gradient count as zero, at every stage."),
+              "The gradient of an unused parameter counts as zero, at every stage."),
     removed("/zero_optimization/legacy_stage1", KeyType::boolean, "false",
             "DeepSpeed's first stage 1.", "use stage 1"),
     no_effect("/zero_optimization/round_robin_gradients", KeyType::boolean, "false",
-              "Interleaves parameters over ranks.", "every bucket is split evenly over all ranks"),
+              "Assigns parameters to ranks in turn.",
+              "every bucket is split evenly over all ranks"),
     {.pointer = "/zero_optimization/zero_hpz_partition_size",
      .type = KeyType::integer,
      .fallback = "1",
      .range = kNonNegative,
-     .doc = "ZeRO++ (hpZ): so many neighbouring ranks, as a rule those of a host, share a second "
-            "copy of the parameters (stage 3). The first gather after a step writes it, and later "
-            "ones stay among these ranks. The number divides that of the ranks that share the "
-            "first copy; 1: no second copy. \"auto\": the ranks of a host. No effect where all "
-            "ranks are on one host.",
+     .doc = "ZeRO++ (hpZ): number of neighbouring ranks, usually those of a host, that share a "
+            "second copy of the parameters (stage 3). The first gather after a step writes the "
+            "second copy; later gathers read it, so they communicate only among these ranks. The "
+            "value must divide the number of ranks that share the first copy. 1: no second copy. "
+            "\"auto\": the ranks of a host. No effect if all ranks are on one host.",
      .binding = bind_unless_zero<&Config::zero, &ZeroConfig::hpz_partition_size>()},
     {.pointer = "/zero_optimization/zero_quantized_weights",
      .type = KeyType::boolean,
      .fallback = "false",
-     .doc = "ZeRO++ (qwZ): gathers of parameters carry 8 bits for each element, and a scale for "
-            "each 256 (stage 3). Masters and shards keep theirs. No effect where all ranks are on "
-            "one host.",
+     .doc = "ZeRO++ (qwZ): gathers of parameters send 8 bits per element and a scale per 256 "
+            "elements (stage 3). Master parameters and shards keep their precision. No effect if "
+            "all ranks are on one host.",
      .binding = bind_zero<&ZeroConfig::quantized_weights>()},
     {.pointer = "/zero_optimization/zero_quantized_nontrainable_weights",
      .type = KeyType::boolean,
      .fallback = "false",
-     .doc = "The same for parameters that are not trained only. They are stored in their own dtype "
-            "(DeepSpeed stores 8 bits, too).",
+     .doc = "Same as zero_quantized_weights, for frozen parameters only. They are stored in their "
+            "own dtype (DeepSpeed stores 8 bits).",
      .binding = bind_zero<&ZeroConfig::quantized_nontrainable_weights>()},
     {.pointer = "/zero_optimization/zero_quantized_gradients",
      .type = KeyType::boolean,
      .fallback = "false",
-     .doc =
-         "ZeRO++ (qgZ): gradients are added within each host and then between hosts, which send "
-         "each other 4 bits for each element, and a scale for each 256 (stages 1 to 3). Sums are "
-         "in fp32. No effect where all ranks are on one host.",
+     .doc = "ZeRO++ (qgZ): gradients are added within each host and then between hosts, which send "
+            "each other 4 bits per element and a scale per 256 elements (stages 1 to 3). Sums are "
+            "computed in fp32. No effect if all ranks are on one host.",
      .binding = bind_zero<&ZeroConfig::quantized_gradients>()},
     block("/zero_optimization/zeropp_loco_param",
-          "LoCo: what quantized gradients lose is added to the next ones "
-          "(zero_quantized_gradients)."),
+          "LoCo: adds the quantization error of gradients to the next gradients (with "
+          "zero_quantized_gradients)."),
     {.pointer = "/zero_optimization/zeropp_loco_param/err_beta",
      .type = KeyType::number,
      .fallback = "null",
      .range = {.low = 0, .high = 1},
-     .doc = "The part of the earlier loss in the moving average that is added. Not given: 0.8.",
+     .doc = "Weight of earlier errors in the moving average of the error. Not given: 0.8.",
      .binding = bind_loco<&LocoConfig::err_beta>()},
     {.pointer = "/zero_optimization/zeropp_loco_param/reset_T",
      .type = KeyType::integer,
      .fallback = "null",
      .range = kPositive,
-     .doc = "Steps after which the loss is forgotten. Not given: 1024.",
+     .doc = "Number of steps after which the error is reset to zero. Not given: 1024.",
      .binding = bind_loco<&LocoConfig::reset_T>()},
     {.pointer = "/zero_optimization/mics_shard_size",
      .type = KeyType::integer,
      .fallback = "-1",
      .range = {.low = -1},
-     .doc = "MiCS: the same as /zerorun/shard_group_size; -1: all ranks.",
+     .doc = "MiCS: same as /zerorun/shard_group_size; -1: all ranks.",
      .binding = kMicsShardSize},
-    no_effect("/zero_optimization/mics_hierarchical_params_gather", KeyType::boolean, "false",
-              "MiCS: gathers inside a host first.",
-              "a byte crosses the link of a host once anyway, and NCCL has its own ways"),
+    no_effect(
+        "/zero_optimization/mics_hierarchical_params_gather", KeyType::boolean, "false",
+        "MiCS: gathers within each host first.",
+        "each byte already crosses the link of a host only once, and NCCL uses its own algorithms"),
     no_effect("/zero_optimization/memory_efficient_linear", KeyType::boolean, "true",
               "Replaces PyTorch's linear function (stage 3).", kPython),
     no_effect("/zero_optimization/pipeline_loading_checkpoint", KeyType::boolean, "false",
-              "Overlaps reading and copying of a checkpoint (stage 3).",
-              "each rank reads only what it keeps"),
+              "Overlaps reading a checkpoint with copying it (stage 3).",
+              "each rank reads only the data that it keeps"),
     no_effect("/zero_optimization/override_module_apply", KeyType::boolean, "true",
               "Gathers parameters in Module.apply (stage 3).", kPython),
     no_effect("/zero_optimization/log_trace_cache_warnings", KeyType::boolean, "false",
               "Warns when the order of gathers changes (stage 3).",
               "a changed order costs speed, not correctness"),
     pytorch("/zero_optimization/enable_sanity_checks", KeyType::boolean, "false",
-            "true: an error where a program changes parameters in GatheredParameters without a "
-            "modifier_rank, which has no effect outside of it (stage 3). Ranks compare every "
-            "collective they issue in any case."),
+            "true: raises an error if a program changes parameters in GatheredParameters without a "
+            "modifier_rank; such changes are lost (stage 3). Ranks compare every collective they "
+            "issue in any case."),
     not_yet("/zero_optimization/save_muon_momentum_buffer_in_memory", KeyType::boolean, "false",
-            "Muon under offload: momentum stays in memory."),
+            "Muon with offloading: keeps the momentum in memory."),
     always_on("/zero_optimization/compute_grad_norm", "true",
               "Computes the gradient norm in every step."),
     no_effect("/zero_optimization/parameter_alignment", KeyType::boolean, "false",
@@ -251,14 +253,14 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
     block("/zero_optimization/leaf_module", "Modules that are gathered as a whole (stage 3)."),
     {.pointer = "/zero_optimization/leaf_module/classes",
      .type = KeyType::string | KeyType::strings,
-     .doc = "Class names of such modules, with or without the module that defines them. Not given: "
-            "the mixture-of-experts blocks of Mixtral, Qwen2-MoE and Qwen3-MoE."},
+     .doc = "Class names of these modules, with or without the Python module that defines them. "
+            "Not given: the mixture-of-experts blocks of Mixtral, Qwen2-MoE and Qwen3-MoE."},
     {.pointer = "/zero_optimization/leaf_module/names",
      .type = KeyType::string | KeyType::strings,
-     .doc = "Names of such modules, as in named_modules()."},
+     .doc = "Names of these modules, as in named_modules()."},
     {.pointer = "/zero_optimization/leaf_module/name_suffixes",
      .type = KeyType::string | KeyType::strings,
-     .doc = "Last parts of such modules' names."},
+     .doc = "Suffixes of the names of these modules."},
 });
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Blocks of states in 8 bits, from and to fp32, with the bits of device/block8.h on every
-// instruction set.
+// Vectorised conversion of 8-bit state blocks from and to fp32, with the same bits as
+// device/block8.h on every instruction set.
 #if defined(ZERORUN_DEVICE_CPU_BLOCK8_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZERORUN_DEVICE_CPU_BLOCK8_INL_H_
 #undef ZERORUN_DEVICE_CPU_BLOCK8_INL_H_
@@ -61,7 +61,7 @@ float encode_block(const float* HWY_RESTRICT values, uint8_t* HWY_RESTRICT codes
   const float scale = found < Block8::kMinScale ? 0.0F : found;
   const bool usable = scale > 0.0F && std::isfinite(scale);
   const auto inverse = hn::Set(d, usable ? 1.0F / scale : 0.0F);
-  // An unusable scale decodes every value to zero or to that scale.
+  // With a scale of zero or one that is not finite, all codes are equal.
   const auto fixed = hn::Set(di, scale == 0.0F ? 0 : static_cast<int32_t>(kCode.largest()));
   const auto half = hn::Set(di, 1 << (Block8::kShift - 1));
   const auto offset = hn::Set(di, static_cast<int32_t>(kCode.offset()));

@@ -1,6 +1,6 @@
-// Vectors of fp32 from and to the storage dtypes, with the bits of include/zerorun/dtype.h on every
-// instruction set. Instructions that convert binary16 differ from it in NaNs only, and Highway's
-// replacements for them in rounding too.
+// Conversion of fp32 vectors from and to the storage dtypes, with the same bits as
+// include/zerorun/dtype.h on every instruction set. Hardware instructions for binary16 would differ
+// in NaNs, and Highway's emulation of them also in rounding.
 #if defined(ZERORUN_DEVICE_CPU_CONVERT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZERORUN_DEVICE_CPU_CONVERT_INL_H_
 #undef ZERORUN_DEVICE_CPU_CONVERT_INL_H_
@@ -20,7 +20,7 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// fp32 lanes that divide 32 elements, whatever the register width.
+// fp32 vectors whose number of lanes divides 32, for every register width.
 using F32 = hn::CappedTag<float, 16>;
 
 template <class D>

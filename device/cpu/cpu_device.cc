@@ -15,13 +15,13 @@ namespace zerorun {
 
 namespace {
 
-// The caller's segments end with the call, the work may be later.
+// Copies the caller's segments, which may be gone when the work runs.
 template <typename Segment>
 std::vector<Segment> copy_of(std::span<const Segment> segments) {
   return {segments.begin(), segments.end()};
 }
 
-// Gives the segments the factor that was decided about; false when the step is not taken.
+// Sets the factor of the decision in all segments; returns false if the step is skipped.
 bool decide_factor(const UpdateTensors& tensors, std::vector<UpdateSegment>& segments) {
   if (tensors.decision.data == nullptr) return true;
   const auto* decision = tensors.decision.as<const float>();
@@ -71,7 +71,8 @@ std::unique_ptr<Stream> CpuDevice::make_stream(std::string_view name) {
 
 void CpuDevice::upload(Stream& stream, const void* src, TensorView dst) {
   cpu_stream(stream).submit_work("upload", dst.nbytes(), [=] {
-    if (!dst.empty()) std::memcpy(dst.data, src, dst.nbytes());  // null when empty
+    // the pointer of an empty view may be null
+    if (!dst.empty()) std::memcpy(dst.data, src, dst.nbytes());
   });
 }
 

@@ -11,7 +11,7 @@
 
 namespace zerorun {
 
-// Host memory and the host's cores as a Device.
+// The Device of CPU ranks: host memory and the host's cores.
 class CpuDevice : public Device {
  public:
   explicit CpuDevice(const CpuDeviceOptions& options);
@@ -50,7 +50,8 @@ class CpuDevice : public Device {
 
  private:
   const CpuDeviceOptions options_;
-  const std::shared_ptr<MemoryLedger> ledger_;  // shared with the buffers, which may live longer
+  // shared with the buffers, which may outlive the device
+  const std::shared_ptr<MemoryLedger> ledger_;
   const CpuStream::WorkObservers observers_ = std::make_shared<Observers<WorkSpan>>();
   const std::unique_ptr<CpuStream> inline_stream_;
 };

@@ -29,12 +29,13 @@ class InlineStream final : public CpuStream {
   bool is_inline() const override { return true; }
 };
 
-// How far a worker stream has come. Events share it, so they outlive their stream.
+// Counts the finished tasks of a worker stream. Events share it, so that they may outlive the
+// stream.
 class Progress {
  public:
   using Then = std::function<void(std::exception_ptr)>;
 
-  // The next task is done or skipped; `error` is null unless it threw.
+  // Must be called when a task is done or skipped; `error` is null unless it threw.
   void advance(std::exception_ptr error) {
     std::vector<Then> due;
     {
@@ -167,12 +168,13 @@ class WorkerStream final : public CpuStream {
           error = std::current_exception();
         }
       }
-      task = nullptr;  // what it holds is gone before anyone learns that it is done
+      task = nullptr;  // the task's captures are destroyed before it is reported as done
       progress_->advance(std::move(error));
     }
   }
 
-  // Blocks; empty when the stream is being destroyed and all work is done.
+  // Waits for the next task. Returns an empty function if the stream is being destroyed and all
+  // work is done.
   std::function<void()> next_task() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return closing_ || !tasks_.empty(); });
@@ -183,7 +185,7 @@ class WorkerStream final : public CpuStream {
   }
 
   const std::shared_ptr<Progress> progress_;
-  mutable std::mutex mutex_;  // guards the members below, except worker_
+  mutable std::mutex mutex_;  // protects the members below, except worker_
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;
   uint64_t submitted_ = 0;

@@ -14,16 +14,16 @@
 
 namespace zerorun {
 
-// An event of a CPU stream, which can tell others when it happens.
+// An event of a CPU stream, which can call a function when it happens.
 class HostEvent : public Event::State {
  public:
-  // Calls `then` once, with the event's error or null: now if it has happened, else on the thread
-  // where it does, which `then` must not hold up. It must not throw.
+  // Calls `then` once, with the error of the event or null: immediately if the event has happened,
+  // else on the thread on which it happens. `then` must return quickly and must not throw.
   virtual void on_ready(std::function<void(std::exception_ptr)> then) = 0;
 };
 
-// A stream of host work. Transports that move data with the CPU submit their steps here, so that
-// they keep their place among the device's kernels.
+// A stream of work on the host. Transports that move data with the CPU submit their steps to it, so
+// that these are ordered with the device's kernels.
 class CpuStream : public Stream {
  public:
   using WorkObservers = std::shared_ptr<Observers<WorkSpan>>;
@@ -32,12 +32,12 @@ class CpuStream : public Stream {
   CpuStream(std::string_view name, WorkObservers observers)
       : name_(name), observers_(std::move(observers)) {}
 
-  // Runs `task` after everything submitted before it: now, on an inline stream; otherwise on the
-  // stream's worker thread. What a task throws is kept, skips all later tasks, and is rethrown by
-  // every later synchronize() of this stream and of events recorded on it (an inline stream throws
-  // at once and keeps nothing).
+  // Runs `task` after all tasks that were submitted before: immediately on an inline stream, else
+  // on the stream's worker thread. If a task throws, all later tasks are skipped, and the exception
+  // is rethrown by every later synchronize() of the stream and of events recorded on it. An inline
+  // stream throws immediately and does not keep the exception.
   virtual void submit(std::function<void()> task) = 0;
-  // The same; observers learn when it ran. `what` is a literal.
+  // Like submit, and reports to observers when the task ran. `what` must be a string literal.
   void submit_work(const char* what, size_t nbytes, std::function<void()> task);
   virtual bool is_inline() const = 0;
 
@@ -50,7 +50,7 @@ std::unique_ptr<CpuStream> make_inline_stream(const CpuStream::WorkObservers& ob
 std::unique_ptr<CpuStream> make_worker_stream(std::string_view name,
                                               const CpuStream::WorkObservers& observers = nullptr);
 
-// The stream as a CpuStream; throws InternalError for a stream of another device.
+// Casts a stream to CpuStream. Throws InternalError if it belongs to another device.
 CpuStream& cpu_stream(Stream& stream);
 
 }  // namespace zerorun

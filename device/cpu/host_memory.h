@@ -5,16 +5,16 @@
 
 namespace zerorun {
 
-// A block of host memory and how to give it back.
+// A block of host memory and the information needed to free it.
 struct HostBlock {
-  void* data = nullptr;  // null when the system refused
+  void* data = nullptr;  // null if the allocation failed
   std::function<void()> free;
 };
 
-// 64-byte aligned, from a page on page-aligned; uninitialised. Blocks of 2 MiB and more are mapped
-// on their own, aligned to and backed by huge pages where the system has them: kernels that stream
-// over several arrays spend much of their time in page walks otherwise, and freed blocks return to
-// the system at once.
+// Allocates uninitialised memory, 64-byte aligned, and page-aligned from the size of a page on.
+// Blocks of 2 MiB and more are mapped separately and use huge pages if available: otherwise kernels
+// that stream over several arrays spend much of their time in page walks. A freed mapping returns
+// to the system immediately.
 HostBlock allocate_host(size_t nbytes);
 
 }  // namespace zerorun

@@ -5,12 +5,13 @@
 #include "zerorun/device.h"
 #include "zerorun/tensor.h"
 
-// The arithmetic of the CPU device: contracts of Device's functions of the same names, done on the
-// caller's thread and those of core/parallel.h. The device has checked dtypes and sizes.
+// The arithmetic of the CPU device. The functions do what the Device functions with the same name
+// specify, on the caller's thread and those of core/parallel.h. The device has already checked
+// dtypes and sizes.
 namespace zerorun::kernels {
 
-// Elements of a thread's part, at least: for fewer, another thread costs more than it saves.
-// A multiple of kNormBlock.
+// Minimum number of elements per thread: with fewer, another thread costs more than it saves. A
+// multiple of kNormBlock.
 inline constexpr int64_t kGrain = 32768;
 
 void fill(TensorView dst, float value);

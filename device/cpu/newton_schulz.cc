@@ -14,9 +14,10 @@ namespace zerorun::kernels {
 
 namespace {
 
-// oneDNN 2.6 moves the stack pointer to the start of a heap block when `inner` exceeds 2048 (its
-// jit_avx_gemm_f32.cpp), so a signal handler on that thread, such as Python's for Ctrl-C, would
-// overwrite the heap. Products are added up in parts that stay below.
+// If `inner` exceeds 2048, oneDNN 2.6 moves the stack pointer to the start of a heap block
+// (jit_avx_gemm_f32.cpp), so that a signal handler on that thread, such as Python's for Ctrl-C,
+// would overwrite the heap. Therefore products are summed in parts with at most this inner
+// dimension.
 constexpr int64_t kInnerPart = 2048;
 
 // out = alpha * a * b + beta * out, all row-major; b transposed or not.
@@ -48,8 +49,8 @@ void transpose(const float* from, int64_t rows, int64_t cols, float* to) {
 
 }  // namespace
 
-// In fp32, which keeps the result independent of the instruction set's 16-bit products. The shorter
-// side is made the rows, for a smaller A.
+// Computes in fp32, so that the result does not depend on 16-bit products of the instruction set.
+// Transposes so that rows are the shorter side, which makes A smaller.
 void orthogonalize(TensorView matrix, int64_t rows, int64_t cols, int steps, TensorView work) {
   if (matrix.empty()) return;
   const bool tall = rows > cols;
@@ -78,7 +79,7 @@ void orthogonalize(TensorView matrix, int64_t rows, int64_t cols, int steps, Ten
   }
   float* result = matrix.as<float>();
   if (tall) {
-    // `x` may be the matrix's own memory.
+    // `x` may be the memory of the matrix.
     if (x == result) {
       std::copy_n(x, side * length, next);
       x = next;

@@ -24,10 +24,10 @@ HWY_INLINE hn::Vec<D> add_squares(D d, const T* HWY_RESTRICT values, hn::Vec<D> 
   return hn::MulAdd(value, value, sum);
 }
 
-// Element i of a chunk is added to lane i % 16, in order of i, and the lanes as a binary tree:
-// l and l + 8, then l and l + 4, and so on. The lanes are virtual: registers of any width give the
-// same sum. Squares of fp32 values are exact in double, so a fused multiply-add rounds like a
-// multiplication and an addition.
+// Element i of a chunk is added to lane i % 16, in ascending order of i; then the lanes are added
+// as a binary tree: l and l + 8, then l and l + 4, and so on. The lanes are virtual, so registers
+// of any width give the same sum. Squares of fp32 values are exact in double, so a fused
+// multiply-add gives the same result as a multiplication and an addition.
 template <typename T>
 double squares_of_chunk(const T* HWY_RESTRICT chunk) {
   constexpr int64_t kLanes = 16;
@@ -35,7 +35,7 @@ double squares_of_chunk(const T* HWY_RESTRICT chunk) {
   const hn::CappedTag<double, kColumns> d;
   HWY_ALIGN_MAX double columns[kColumns];
   for (int64_t column = 0; column < kColumns; column += static_cast<int64_t>(hn::Lanes(d))) {
-    auto sum0 = hn::Zero(d);  // four sums, so that additions need not wait for each other
+    auto sum0 = hn::Zero(d);  // four independent sums, to hide the latency of additions
     auto sum4 = hn::Zero(d);
     auto sum8 = hn::Zero(d);
     auto sum12 = hn::Zero(d);
@@ -56,7 +56,7 @@ void add_chunks(const T* values, int64_t count, ExactSum& sum) {
   int64_t i = 0;
   for (; i + kNormBlock <= count; i += kNormBlock) sum.add(squares_of_chunk(values + i));
   if (i == count) return;
-  T last[kNormBlock] = {};  // adding zeros changes no lane
+  T last[kNormBlock] = {};  // adding zeros does not change a lane
   std::copy(values + i, values + count, last);
   sum.add(squares_of_chunk(last));
 }
@@ -87,7 +87,7 @@ void sum_of_squares(TensorView src, std::span<const SquaresSegment> segments, Te
       HWY_DYNAMIC_DISPATCH(squares_range)(src.slice(begin, end - begin), part);
       int64_t* const words = sums.as<int64_t>() + segment.sum * ExactSum::kWords;
       const std::lock_guard lock(mutex);
-      // Integer additions: the order of threads does not matter.
+      // These are integer additions, so the order of threads does not matter.
       for (size_t i = 0; i < part.words.size(); ++i) words[i] += part.words[i];
     });
   });

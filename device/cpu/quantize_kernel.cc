@@ -65,7 +65,7 @@ void encode(const Values& values, Scales& scales, Codes& codes) {
   }
 }
 
-// Adds what the codes mean to `sum`.
+// Adds the decoded values to `sum`.
 template <int kBits>
 void add_decoded(const Codes& codes, const Scales& scales, Values& sum) {
   using Format = Quantized<kBits>;
@@ -117,7 +117,8 @@ void unpack(const std::byte* from, Scales& scales, Codes& codes) {
   }
 }
 
-// The lost part of a block that was quantized; forgotten in groups where something is not finite.
+// Updates the quantization errors of a block; sets them to zero in a group with an element that is
+// not finite.
 template <int kBits>
 void update_lost(const Values& values, const Codes& codes, const Scales& scales, float beta,
                  float* to) {

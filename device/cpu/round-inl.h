@@ -1,4 +1,4 @@
-// Stochastic rounding of vectors, with the bits of amp/stochastic_rounding.h on every
+// Vectorised stochastic rounding, with the same bits as amp/stochastic_rounding.h on every
 // instruction set.
 #if defined(ZERORUN_DEVICE_CPU_ROUND_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZERORUN_DEVICE_CPU_ROUND_INL_H_
@@ -88,7 +88,7 @@ HWY_INLINE void store_rounded(D d, hn::Vec<D> value, hn::Vec<U32Of<D>> random, F
   const auto normal =
       hn::ShiftRight<13>(hn::Sub(hn::Add(magnitude, drawn), hn::Set(du, 0x38000000U)));
   const auto is_subnormal = below(0x38800000U);
-  // Only of small values: a conversion to integers that does not fit is undefined.
+  // Only for small values, because a conversion to integers that overflows is undefined.
   const auto small = hn::IfThenElseZero(is_subnormal, magnitude);
   const auto units = hn::Mul(hn::BitCast(d, small), hn::Set(d, 0x1p24F));
   const auto fraction = hn::Mul(hn::ConvertTo(d, hn::BitCast(di, drawn)), hn::Set(d, 0x1p-13F));
@@ -99,7 +99,7 @@ HWY_INLINE void store_rounded(D d, hn::Vec<D> value, hn::Vec<U32Of<D>> random, F
   store_low_halves(d, hn::IfThenElse(below(0x47800000U), finite, quiet_or_infinite), &to->bits);
 }
 
-// Rounds kGroup values, of which the first is element group * kGroup.
+// Rounds kGroup values; the first is element group * kGroup.
 template <typename T>
 void round_group(const StochasticRounding& rounding, int64_t group,
                  const float* HWY_RESTRICT values, T* HWY_RESTRICT to) {

@@ -9,8 +9,8 @@
 
 namespace zerorun {
 
-// One thread's share of a call's segments: blocks [from, to) of all of them. Every segment begins
-// with a block of its own, and its last one may be short.
+// The part of a call's segments that one thread processes: blocks [from, to) of all segments
+// together. Every segment begins with a new block, and its last block may be short.
 template <typename Segment>
 struct Share {
   std::span<const Segment> segments;
@@ -18,7 +18,8 @@ struct Share {
   int64_t from = 0;
   int64_t to = 0;
 
-  // Calls body(segment, begin, end) with the first and last element of the tensors.
+  // Calls body(segment, begin, end) for each segment of the share, with the range of elements in
+  // the tensors.
   template <typename Body>
   void for_each(Body&& body) const {
     int64_t first = 0;  // block of the segment
@@ -33,8 +34,8 @@ struct Share {
   static int64_t blocks_of(int64_t numel, int64_t block) { return (numel + block - 1) / block; }
 };
 
-// Calls body(share) on the threads of core/parallel.h, which share the segments as one: many small
-// ones cost what a large one does.
+// Divides the segments among the threads of core/parallel.h as if they were one, and calls
+// body(share) on each thread. So many small segments cost about as much as one large segment.
 template <typename Segment, typename Body>
 void parallel_for_shares(std::span<const Segment> segments, int64_t block, const Body& body) {
   int64_t blocks = 0;

@@ -35,13 +35,13 @@ struct VectorMath {
   }
 };
 
-// A view's element and what follows.
+// Returns a pointer to an element of a view.
 template <typename T>
 T* at(TensorView view, int64_t i) {
   return view.data == nullptr ? nullptr : view.as<T>() + i;
 }
 
-// The parameter is the master copy itself: nothing more to write.
+// Marks that the parameter is the master itself, so that no further write is needed.
 struct InPlace {};
 
 template <typename Grad, typename Param>
@@ -57,7 +57,8 @@ struct Pointers {
 inline constexpr int64_t kTile = 32;
 inline constexpr uintptr_t kLine = 64;
 
-// Far enough ahead to cover a memory access, near enough to stay in the first-level cache.
+// Prefetch distance: far enough to hide a memory access, near enough to stay in the first-level
+// cache.
 template <class Rule, typename Grad, typename Param>
 HWY_INLINE void prefetch(const Pointers<Grad, Param>& p, int64_t i) {
   constexpr int64_t kAhead = 4 * kTile;
@@ -131,15 +132,15 @@ HWY_INLINE void update_element(const Rule& rule, const Pointers<Grad, Param>& p,
 
 template <class Rule, typename Grad, typename Param>
 void update_elements(const Rule& the_rule, const Pointers<Grad, Param>& pointers, int64_t count) {
-  // Copies that nothing else can refer to stay in registers across the stores.
+  // Local copies, to which no other pointer can refer, stay in registers across the stores.
   const Rule rule = the_rule;
   const Pointers<Grad, Param> p = pointers;
   int64_t i = 0;
   for (; i + kTile <= count; i += kTile) {
     prefetch<Rule>(p, i);
     update_tile(rule, p, i);
-    // One tile late: conversions that wait for this tile's divisions would fill the scheduler of an
-    // out-of-order core and keep the next tile's loads out of it.
+    // Written one tile later: conversions that wait for this tile's divisions would fill the
+    // scheduler of an out-of-order core and delay the loads of the next tile.
     if (Rule::kSteps && i > 0) write_params(p, i - kTile);
   }
   if (Rule::kSteps && i > 0) write_params(p, i - kTile);
@@ -164,15 +165,15 @@ void narrow_elements(const float* HWY_RESTRICT from, T* HWY_RESTRICT to, int64_t
   for (; i < count; ++i) narrow(from[i], to + i);
 }
 
-// One tensor of the update, kStateBlock elements at a time: fp32 where it lies, everything else
-// through a block in the first-level cache.
+// Access to one tensor of the update, kStateBlock elements at a time: fp32 in place, other dtypes
+// through a buffer in the first-level cache.
 class Stage {
  public:
-  // `tensor`: as in StochasticRounding. The second state is never negative.
+  // `tensor` is as in StochasticRounding. The second state is never negative.
   Stage(TensorView view, TensorView scales, uint32_t tensor)
       : view_(view), scales_(scales), rounding_{.tensor = tensor} {}
 
-  // Begins the segment: values that follow belong to it.
+  // Starts a segment, to which the following values belong.
   void start(const UpdateSegment& segment) {
     const UpdateScalars& s = segment.scalars;
     rounding_ = {s.seed, s.step, segment.parameter, rounding_.tensor};
@@ -191,7 +192,7 @@ class Stage {
     return block_;
   }
 
-  // `element`: of the parameter, at `begin`.
+  // `element` is the index within the parameter of the element at `begin`.
   void store(int64_t begin, int64_t count, int64_t element) {
     if (view_.dtype == DType::uint8) {
       encode(begin, count);
@@ -239,8 +240,8 @@ class Stage {
   HWY_ALIGN float block_[kStateBlock] = {};
 };
 
-// The update of elements [begin, end) of tensors that are all in fp32 but for gradient and
-// parameter, where they lie.
+// Updates elements [begin, end) in place, for tensors that are all fp32 except gradient and
+// parameter.
 template <class Rule, typename Grad, typename Param>
 void update_fused(const UpdateTensors& t, const UpdateSegment& segment, int64_t begin,
                   int64_t end) {
@@ -253,8 +254,8 @@ void update_fused(const UpdateTensors& t, const UpdateSegment& segment, int64_t 
   update_elements(Rule(segment.scalars), p, end - begin);
 }
 
-// The same update for any dtypes, of which gradient and parameter are converted block by block too:
-// an instance for each pair of theirs would take long to compile.
+// The same update for any dtypes. It also converts gradient and parameter block by block, because a
+// template instance for each pair of their dtypes would take long to compile.
 template <class Rule>
 class StagedUpdate {
  public:
@@ -322,7 +323,7 @@ void update_share(const UpdateTensors& t, const Share<UpdateSegment>& share) {
   with_rule(rule, t.states[0].data != nullptr, [&](auto* rule_type) {
     using Rule = std::remove_pointer_t<decltype(rule_type)>;
     if constexpr (std::is_same_v<Rule, AdamRule>) {
-      // The one worth an instance for every dtype.
+      // The only rule for which an instance per dtype is worthwhile.
       with_floating(t.grad.dtype, [&](auto* grad) {
         using Grad = std::remove_pointer_t<decltype(grad)>;
         if (t.param.data == t.master.data) return update_typed<Rule, Grad, InPlace>(t, share);

@@ -1,8 +1,8 @@
 // Fits y = sin(x) with a perceptron of one hidden layer, sharded over the ranks of the job:
 //   zerorun --num_gpus 2 ./mlp
 //   zerorun --num_gpus 2 ./mlp ds_config.json
-// Only the public API is used. The model is a handful of loops: zerorun asks for gradients and does
-// not care how they come about.
+// Uses only the public API. The model is a few loops: zerorun needs gradients, however they are
+// computed.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -23,8 +23,8 @@ constexpr char kDefaultConfig[] = R"({
   "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}
 })";
 
-// Weights start uniform in [-1, 1), biases at 0. A rank fills only what it holds, so the value of
-// an element depends on nothing but its parameter and its index.
+// Initial weights are uniform in [-1, 1), biases are 0. A rank fills only the elements that it
+// stores, so the value of an element must depend only on its parameter and index.
 void fill(zerorun::ParameterId id, int64_t begin, std::span<float> out) {
   std::minstd_rand random(static_cast<unsigned>(id) + 1);
   random.discard(static_cast<unsigned long long>(begin));
@@ -42,10 +42,10 @@ std::span<float> gradient(zerorun::Engine& engine, zerorun::ParameterId id) {
   return values;
 }
 
-// Forward and backward of one micro-batch; returns its mean squared error.
+// Runs forward and backward of a micro-batch; returns its mean squared error.
 float micro_step(zerorun::Engine& engine, std::span<const float> batch) {
   const auto scale = 1.0F / static_cast<float>(batch.size());
-  for (const int module : {0, 1}) engine.gather(module);  // below stage 3 this does nothing
+  for (const int module : {0, 1}) engine.gather(module);  // does nothing below stage 3
   std::array<std::span<float>, 4> p;                      // parameters
   std::array<std::span<float>, 4> d;                      // their gradients
   for (int id = 0; id < 4; ++id) {
@@ -70,7 +70,7 @@ float micro_step(zerorun::Engine& engine, std::span<const float> batch) {
       d[1][j] += d_hidden;
     }
   }
-  // A larger model does this as backward goes, so that reductions run beside it.
+  // A larger model calls this during backward, so that reductions overlap with it.
   for (int id = 3; id >= 0; --id) engine.grad_ready(id);
   for (const int module : {1, 0}) engine.release(module);
   return loss;
@@ -92,7 +92,7 @@ void train(const char* config_path) {
                               {{.lr = config.optimizer.lr}});
   engine->initialize_parameters(fill);
 
-  std::mt19937 random(static_cast<unsigned>(comm->rank()));  // every rank sees other samples
+  std::mt19937 random(static_cast<unsigned>(comm->rank()));  // every rank uses different samples
   std::uniform_real_distribution<float> uniform(-3.0F, 3.0F);
   std::vector<float> x(static_cast<size_t>(config.batch.micro_batch_size));
   for (int step = 1; step <= kSteps; ++step) {

@@ -1,7 +1,7 @@
-"""accelerate with peft, as it is written for DeepSpeed: nothing here knows zerorun.
+"""accelerate with peft: a script for DeepSpeed that does not mention zerorun.
 
-The prepared model is wrapped, and the wrapper is what is called, so the engine's own forward never
-runs. Where DeepSpeed is not installed, zerorun answers to its name:
+accelerate wraps the prepared model and calls the wrapper, so the engine's own forward never runs.
+If DeepSpeed is not installed, `import deepspeed` gives zerorun's replacement:
 
 python -m zerorun.compat -m accelerate.commands.launch --config_file accelerate_zero3.yaml \\
     accelerate_lora.py out

@@ -1,8 +1,8 @@
-"""A plain DistributedDataParallel script, as torch.distributed.launch and torchrun start it.
+"""A plain DistributedDataParallel script for torch.distributed.launch and torchrun.
 
 zerorun --nproc_per_node 2 ddp.py              # passes --local_rank=N
-zerorun --nproc_per_node 2 --use_env ddp.py    # LOCAL_RANK only, as torchrun
-zerorun --nproc_per_node 2 ddp.py --sharded    # AdamW's states sharded over the ranks
+zerorun --nproc_per_node 2 --use_env ddp.py    # LOCAL_RANK only, like torchrun
+zerorun --nproc_per_node 2 ddp.py --sharded    # shards AdamW's states over the ranks
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     sampler = DistributedSampler(data, shuffle=True, drop_last=True)
     loader = DataLoader(data, batch_size=8, sampler=sampler)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    if arguments.sharded:  # all that it takes
+    if arguments.sharded:  # the only difference
         import zerorun
 
         optimizer = zerorun.ShardedOptimizer(optimizer)
@@ -48,8 +48,8 @@ def main() -> None:
         dist.all_reduce(total)
         if dist.get_rank() == 0:
             print(f"epoch {epoch} loss {total.item() / dist.get_world_size():.4f}")
-    # PyTorch ends gloo's threads only when nothing refers to the group any more; a thread that is
-    # left aborts the interpreter's exit now and then.
+    # PyTorch stops gloo's threads when nothing refers to the group any more. A thread that is still
+    # running can abort the exit of the interpreter.
     del model
     gc.collect()
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A plain PyTorch loop, sharded: the four lines that name zerorun are the difference.
+"""A plain PyTorch loop, sharded: only the four lines with zerorun differ.
 
 zerorun --num_gpus 2 loop.py --stage 3
 """

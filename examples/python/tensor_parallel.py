@@ -1,9 +1,9 @@
-"""Tensor parallelism of PyTorch's with zerorun as its data-parallel side.
+"""PyTorch's tensor parallelism, combined with zerorun's data parallelism.
 
 zerorun --num_gpus 4 tensor_parallel.py
 
-Two neighbours hold each layer together; of the two that hold the same part each keeps half of the
-optimizer's states and gradients.
+Two neighbouring ranks share each layer. The two ranks that hold the same part of it each keep half
+of its optimizer states and gradients.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     engine = zerorun.shard(model, stage=stage, optimizer=optimizer, clip=1.0, device_mesh=mesh)
 
-    torch.manual_seed(engine.communicator.rank)  # the same data for the ranks of a layer
+    torch.manual_seed(engine.communicator.rank)  # same data on ranks that share a layer
     for step in range(STEPS):
         x = torch.randn(32, WIDTH)
         loss = F.mse_loss(engine(x), x.roll(1, -1))
@@ -49,7 +49,7 @@ def main() -> None:
             if dist.get_rank() == 0:
                 mean = total.item() / engine.communicator.world_size
                 print(f"step {step} loss {mean:.4f}", flush=True)
-    whole = engine.full_state_dict()  # rank 0's, without a DTensor
+    whole = engine.full_state_dict()  # on rank 0, without DTensors
     if whole is not None:
         print("saved tensors:", {name: tuple(values.shape) for name, values in whole.items()})
 

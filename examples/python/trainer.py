@@ -1,4 +1,4 @@
-"""A Hugging Face Trainer script as it is written for DeepSpeed: nothing here knows zerorun.
+"""A Hugging Face Trainer script for DeepSpeed that does not mention zerorun.
 
 zerorun --num_gpus 2 trainer.py --deepspeed ds_config_stage3.json --output_dir out
 """
@@ -40,7 +40,7 @@ class Bytes(torch.utils.data.Dataset):
 
 def main() -> None:
     parser = HfArgumentParser([TrainingArguments, DataArguments])
-    # Without it the Trainer takes CPU ranks for one process each.
+    # Without this the Trainer would treat each CPU rank as a job of its own.
     parser.set_defaults(use_cpu=not torch.cuda.is_available())
     arguments, data = parser.parse_args_into_dataclasses()
     config = GPT2Config(

@@ -16,30 +16,33 @@ namespace zerorun {
 
 // On-disk format: docs/checkpoint_format.md.
 
-// A tensor besides the model's parameters, such as a buffer of a module.
+// A tensor that is saved in addition to the model's parameters, such as a buffer of a module.
 struct NamedTensor {
   std::string name;
   std::string dtype;  // as safetensors spells it: "F32", "BF16", "BOOL", "I64", ...
   std::vector<int64_t> shape;
-  std::span<const std::byte> bytes;  // row-major; only rank 0's are saved
+  std::span<const std::byte> bytes;  // row-major; only those of rank 0 are saved
 };
 
-// The rule for checkpoints that stay after a save; those without an intact manifest always do.
+// Which checkpoints of a directory a save keeps; it removes the others. A checkpoint without an
+// intact manifest is never removed.
 struct Retention {
-  int64_t last = 0;   // this many; 0: all
-  int64_t every = 0;  // and those whose step is a multiple of it; 0: none of them
+  int64_t last = 0;   // number of the newest checkpoints to keep; 0: all
+  int64_t every = 0;  // also keep checkpoints whose step is a multiple of this; 0: none
 };
 
 struct SaveOptions {
-  std::string directory;     // holds one folder per tag and the file `latest`
-  std::string tag;           // default "step<N>"
-  std::string client_state;  // JSON text, at most 64 MiB, that load_checkpoint gives back unchanged
-  bool exclude_frozen = false;  // frozen parameters are not saved; a load leaves them as they are
-  bool update_latest = true;    // false: `latest` stays, so only a load that names the tag finds it
-  std::string configuration{};  // JSON text of the program's settings, for those who look at it
+  std::string directory;        // holds one folder per tag and the file `latest`
+  std::string tag;              // default "step<N>"
+  std::string client_state;     // JSON text, at most 64 MiB; load_checkpoint returns it unchanged
+  bool exclude_frozen = false;  // do not save frozen parameters; a load does not change them then
+  // false: leave `latest` as it is, so that only a load of this tag finds the checkpoint
+  bool update_latest = true;
+  std::string configuration{};  // JSON text of the program's settings, for information
   std::vector<NamedTensor> buffers{};
   Retention keep{};
-  bool node_local = false;  // each host keeps the files of its ranks; false: one shared file system
+  // true: each host keeps the files of its ranks; false: all ranks use one shared file system
+  bool node_local = false;
 };
 
 struct LoadedCheckpoint {
@@ -48,53 +51,58 @@ struct LoadedCheckpoint {
   int64_t step = 0;
 };
 
-// Collective. Writes <directory>/<tag> through a temporary folder (fsync, rename, then `latest`): a
-// crash at any instant leaves the previous checkpoint loadable, also when the tag exists and is
-// replaced. Throws IoError (full disk) on every rank, naming the one that failed. All ranks must
-// see the same file system, unless SaveOptions::node_local, and only one job at a time may save to
-// a directory.
+// Saves a checkpoint to <directory>/<tag>. Collective. The files are written to a temporary folder,
+// which is synced (fsync) and renamed before `latest` is updated: a crash at any instant leaves the
+// previous checkpoint loadable, even if an existing tag is replaced. Throws IoError (such as a full
+// disk) on every rank, naming the rank that failed. All ranks must see the same file system unless
+// SaveOptions::node_local is set. Only one job at a time may save to a directory.
 ZR_API void save_checkpoint(EngineStates& engine, Communicator& comm, const SaveOptions& options);
 
-// Bytes that this rank's part of a checkpoint takes, frozen parameters included.
+// Returns the size in bytes of this rank's part of a checkpoint, frozen parameters included.
 ZR_API uint64_t checkpoint_nbytes(EngineStates& engine);
 
 struct AsyncOptions {
-  // Memory for snapshots; 0: as much as this rank saves of what is not offloaded, and 64 MiB at
-  // least. What is larger passes through it piece by piece, and the training waits for that.
+  // Bytes of memory for the copy of the states. 0: the size of this rank's states that are not
+  // offloaded, at least 64 MiB but never more than all of its states. If the states are larger than
+  // this memory, they pass through the memory piece by piece while the training waits.
   uint64_t buffer_nbytes = 0;
   // How long rank 0 waits for the files of other ranks after its own.
   std::chrono::milliseconds peer_timeout = std::chrono::minutes(10);
 };
 inline constexpr uint64_t kMinSnapshotNbytes = uint64_t{64} << 20;
-// The memory that AsyncSaver takes with AsyncOptions::buffer_nbytes `asked`.
+// Returns the bytes that AsyncSaver allocates if AsyncOptions::buffer_nbytes is `asked`.
 ZR_API uint64_t snapshot_nbytes(EngineStates& engine, uint64_t asked = 0);
 
-// Saves beside the training: save() returns when the states are copied, and a thread hashes, writes
-// and commits. Files, promises and errors are those of save_checkpoint. Methods are for the
-// engine's thread, and all but state() and wait_alone() are collective.
+// Saves checkpoints while training continues: save() returns as soon as the states are copied; a
+// thread then hashes, writes and commits them. Files, guarantees and errors are those of
+// save_checkpoint. Call the methods on the engine's thread. All except state() and wait_alone() are
+// collective.
 class ZR_API AsyncSaver {
  public:
   enum class State : uint8_t { idle, saving, saved, failed };
 
-  // Takes its memory, pinned where there is a GPU. Engine and communicator must outlive it.
+  // Allocates the memory for the copy, pinned if there is a GPU. Engine and communicator must
+  // outlive this object.
   AsyncSaver(EngineStates& engine, Communicator& comm, const AsyncOptions& options = {});
-  // Abandons a save that nobody has waited for, and logs that.
+  // Abandons a save that has not been waited for, and logs an error.
   ~AsyncSaver();
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
-  // Waits for the save before, whose error it throws; then nothing new has begun.
+  // Starts a save. First waits for the previous save; if that failed, throws its error and starts
+  // nothing.
   void save(const SaveOptions& options);
-  // The state of this rank's part of the last save, until poll or wait has reported on it.
+  // Returns the state of this rank's part of the last save. After poll or wait has reported its
+  // result, the state is idle.
   State state() const;
-  // True when no save is under way on any rank. Throws the error of one that has failed on some
-  // rank, on all.
+  // Returns true if no save is in progress on any rank. If a save failed on some rank, throws its
+  // error on all ranks.
   bool poll();
-  // Waits for the last save and throws its error, on every rank.
+  // Waits for the last save. If it failed on some rank, throws its error on all ranks.
   void wait();
-  // The same for a program that ends, without its peers: rank 0 waits for their files. Collective
-  // after all with SaveOptions::node_local, where a checkpoint is complete only when poll or wait
-  // has said so.
+  // Like wait(), but not collective, for a program that is about to end: rank 0 waits for the files
+  // of the other ranks. With SaveOptions::node_local it is collective, because then only poll or
+  // wait can tell that a checkpoint is complete.
   void wait_alone();
 
  private:
@@ -102,37 +110,42 @@ class ZR_API AsyncSaver {
   std::unique_ptr<Impl> impl_;
 };
 
-// Collective, for a checkpoint of which each host keeps a part: brings to every disk what all ranks
-// read of it (its tables and buffers), so that each can load it, new hosts too. It is the one that
-// the lowest rank finds; returns its folder, or "" where no rank finds one. Throws CheckpointError
-// for tables that no host has.
+// Prepares the loading of a checkpoint of which each host keeps a part. Collective. Copies the
+// files that all ranks read (tables and buffers) to every disk, so that every host can load the
+// checkpoint, including new hosts. Uses the checkpoint that the lowest rank finds, and returns its
+// folder, or "" if no rank finds one. Throws CheckpointError if no host has the tables.
 ZR_API std::string share_checkpoint(EngineStates& engine, Communicator& comm,
                                     const std::string& directory, const std::string& tag = "");
 
-// Collective. `tag` empty: what `latest` names, or `directory` itself when it is one tag's folder.
-// Any world size and stage may load what any other saved. Brings back parameters, optimizer states,
-// the step, and the groups' lr and weight_decay. Throws CheckpointError when data is damaged,
-// missing, or of another model (first difference named) without having changed the engine.
-// Files that are on the disk of another host alone are copied from there if this rank needs them.
-// `strict` false: parameters that only the model has stay as they are, those that only the
-// checkpoint has are left out; what both have must be alike.
+// Loads a checkpoint. Collective. If `tag` is empty, loads the tag that `latest` names, or
+// `directory` itself if it is the folder of one tag. World size and stage may differ from those of
+// the run that saved it. Restores parameters, optimizer states, the step, and lr and weight_decay
+// of the parameter groups. Throws CheckpointError if data is damaged, missing, or of another model
+// (naming the first difference); the engine is unchanged then. Files that this rank needs and only
+// another host has are copied from there. With `strict` false, parameters that only the model has
+// keep their values, and those that only the checkpoint has are ignored; shapes and dtypes of
+// common parameters must still match.
 ZR_API LoadedCheckpoint load_checkpoint(EngineStates& engine, Communicator& comm,
                                         const std::string& directory, const std::string& tag = "",
                                         bool strict = true);
 
-// The model in a checkpoint of any world size, read without an engine.
+// Reads the model of a checkpoint without an engine. The checkpoint may have been saved by any
+// number of ranks.
 class ZR_API SavedModel {
  public:
   struct Parameter {
     std::string name;
     std::vector<int64_t> shape;
-    DType dtype = DType::fp32;  // that read() gives: of the master copy, where there is one
+    // dtype that read() returns: that of the master parameter if there is one
+    DType dtype = DType::fp32;
     bool trainable = true;
-    bool saved = true;       // false: frozen, and left out
-    std::string alias_of{};  // not empty: only the name is set besides
+    bool saved = true;  // false: the parameter is frozen and was not saved
+    // tied parameter: name of the parameter whose data it shares; other members are unset
+    std::string alias_of{};
   };
 
-  // As load_checkpoint finds it. Reads no data yet. Throws CheckpointError.
+  // Finds the checkpoint as load_checkpoint does. Does not read the parameters' data. Throws
+  // CheckpointError.
   explicit SavedModel(const std::string& directory, const std::string& tag = "");
   ~SavedModel();
   SavedModel(SavedModel&&) noexcept;
@@ -145,10 +158,12 @@ class ZR_API SavedModel {
   int64_t step() const;
   // The tensors of SaveOptions::buffers, without their bytes.
   const std::vector<NamedTensor>& buffers() const;
-  // Into memory of exactly the buffer's bytes; checked against its sums.
+  // Reads a buffer into `out`, which must have exactly the size of the buffer, and verifies its
+  // checksums.
   void read_buffer(size_t buffer, std::span<std::byte> out) const;
-  // All elements, flat, into host memory of exactly their bytes; what is read is checked against
-  // its sums. `parameter`: index into parameters() of one that has data.
+  // Reads all elements of a parameter, flattened, into host memory `out`, which must have exactly
+  // their size, and verifies the checksums. `parameter` is an index into parameters(); the
+  // parameter must have been saved.
   void read(size_t parameter, TensorView out) const;
 
  private:
@@ -157,21 +172,22 @@ class ZR_API SavedModel {
 };
 
 struct ExportTensor {
-  std::string name;            // name in the file
-  std::string parameter;       // engine's name
-  std::vector<int64_t> shape;  // shape in the file
+  std::string name;            // name of the tensor in the file
+  std::string parameter;       // name of the engine's parameter
+  std::vector<int64_t> shape;  // shape of the tensor in the file
 };
 
-// Collective. Writes the full model as one safetensors file; each rank writes the intervals it
-// holds, so none needs the whole model. `metadata_json`: object of strings for the file's header.
+// Writes the full model to one safetensors file. Collective. Each rank writes the intervals that it
+// holds, so no rank needs memory for the whole model. `metadata_json` is a JSON object of strings
+// for the file's header.
 ZR_API void export_safetensors(EngineStates& engine, Communicator& comm, const std::string& path,
                                const std::vector<ExportTensor>& tensors,
                                const std::string& metadata_json = "{}");
 
-// A memory-mapped safetensors file, or a Hugging Face folder with one or several of them.
+// Maps a safetensors file into memory, or all safetensors files of a Hugging Face folder.
 class ZR_API SafetensorsReader {
  public:
-  // Throws CheckpointError naming file and offset when the header is damaged.
+  // Throws CheckpointError naming file and offset if a header is damaged.
   explicit SafetensorsReader(const std::string& path);
   ~SafetensorsReader();
   SafetensorsReader(SafetensorsReader&&) noexcept;
@@ -182,9 +198,11 @@ class ZR_API SafetensorsReader {
     std::vector<int64_t> shape;
     TensorView data;
   };
-  // Read-only, valid as long as the reader. Tensors of a dtype that DType lacks are left out.
+  // Returns the tensors. Their data is read-only and valid as long as the reader. Tensors whose
+  // dtype is not in DType are omitted.
   const std::vector<Tensor>& tensors() const;
-  // nullptr when absent. Throws CheckpointError for a tensor of a dtype that DType lacks.
+  // Returns the tensor of that name, or nullptr if there is none. Throws CheckpointError if its
+  // dtype is not in DType.
   const Tensor* find(const std::string& name) const;
 
  private:

@@ -18,16 +18,16 @@ namespace zerorun {
 
 enum class ReduceOp : uint8_t { sum, max, min };
 
-// The fate of the output's previous content.
+// Whether a collective overwrites its output or adds to it.
 enum class Output : uint8_t { overwrite, accumulate };
 
-// collective: every rank takes part, inputs are read after all have arrived.
+// How the ranks of a gather work together.
+// collective: every rank takes part; inputs are read after all ranks have arrived.
 // one_sided: the caller promises that the inputs of all ranks were complete before the last
-// collective
-//   and stay unchanged until the next one. A transport that can read its peers' memory then needs
-//   no help from them, so ranks may ask for different things. The inputs must be in memory from
-//   Communicator::allocate: per_rank, at the same offset on every rank, or per_host, side by side
-//   in rank order.
+// collective and do not change until the next one. A transport that can read the memory of other
+// ranks then needs no help from them, so ranks may gather different things. The inputs must be in
+// memory from Communicator::allocate: with per_rank at the same offset on every rank, with per_host
+// one after the other in rank order.
 enum class Sync : uint8_t { collective, one_sided };
 
 enum class Collective : uint8_t {
@@ -43,8 +43,8 @@ ZR_API std::string_view name_of(Collective op);
 
 struct CollectiveCount {
   int64_t calls = 0;
-  int64_t elements = 0;  // of the full (unsharded) tensor
-  int64_t bytes = 0;     // of the full tensor, in the dtype of the input
+  int64_t elements = 0;  // elements of the full (unsharded) tensors
+  int64_t bytes = 0;     // bytes of the full tensors, in the dtype of the input
 };
 
 struct CommStats {
@@ -52,8 +52,8 @@ struct CommStats {
   const CollectiveCount& operator[](Collective op) const { return by_op[static_cast<size_t>(op)]; }
 };
 
-// A collective that has run. Times are seconds of std::chrono::steady_clock, which all processes of
-// a host share, and not a number on a GPU's stream, where the host does not know them.
+// A completed collective. Times are in seconds of std::chrono::steady_clock, which all processes of
+// a host share. On a GPU's stream the host does not know them, and they are NaN.
 struct CollectiveSpan {
   Collective op = Collective::barrier;
   std::string label;
@@ -61,22 +61,23 @@ struct CollectiveSpan {
   double begin_s = 0;
   double end_s = 0;
 };
-// Called as a WorkObserver is.
+// Same calling conventions as WorkObserver.
 using CollectiveObserver = std::function<void(const CollectiveSpan&)>;
 
-// Memory that peers can address.
+// How memory of Communicator::allocate is shared between ranks.
 enum class Sharing : uint8_t {
-  // Each rank has its own block; peers may read it during collectives.
+  // Each rank has its own block; other ranks may read it during collectives.
   per_rank,
-  // One block for all ranks, which must share a host; each sees the others' writes after the next
-  // collective.
+  // All ranks use one block and must be on one host; writes of a rank are visible to the others
+  // after the next collective.
   per_host,
 };
 
-// Collectives among the ranks of one job. Calls are enqueued on the stream in the order in which
-// every rank must make them; they return an event that has happened when the outputs are valid and
-// the inputs may be overwritten. Errors (CommError: a peer died, diverged or stalled) surface when
-// the event or the stream is synchronised; after one, every later call fails with the same error.
+// Collectives among the ranks of a job or of a group of its ranks. All ranks must make the same
+// calls in the same order. A call is enqueued on the stream and returns an event that completes
+// when the outputs are valid and the inputs may be overwritten. Errors (CommError: a peer died,
+// diverged or stalled) are thrown when the event or the stream is synchronised. After an error
+// every later call fails with the same error.
 //
 // `label` names the operation in errors ("bucket 3 (h.0 .. h.2)").
 class ZR_API Communicator {
@@ -85,68 +86,71 @@ class ZR_API Communicator {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  // How many of the ranks run on this host.
+  // Number of ranks on this host.
   virtual int local_world_size() const { return world_size(); }
-  // The memory or network that collectives use: "self", "shm" (shared memory), "gloo" (ranks that
-  // are each on a host of their own), "shm+gloo" (shared memory within hosts, Gloo between them),
-  // "nccl", or "host-staged" and one of the first four.
+  // Name of the transport: "self" (one rank), "shm" (shared memory), "gloo" (one rank per host),
+  // "shm+gloo" (shared memory within hosts, Gloo between them), "nccl", or "host-staged" followed
+  // by one of the first four (GPU ranks that communicate through host memory).
   virtual std::string transport() const = 0;
 
-  // Collective. Zero-filled, 64-byte aligned. per_host returns an empty optional when the ranks do
-  // not share one host's memory. Collectives on such memory read it in place; on any other memory
-  // they stage.
+  // Allocates memory that collectives can read in place; they copy any other memory first.
+  // Collective. The memory is zero-filled and 64-byte aligned. With Sharing::per_host returns an
+  // empty optional if the ranks are not on one host.
   virtual std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) = 0;
 
-  // out = sum over ranks of in, added in fp32 (int64 for int64) and rounded once. `in` fp32, bf16,
-  // fp16 or int64; `out` the same dtype or fp32. `in` and `out` may be the same view. int64 also
-  // takes max and min, fp32 too.
+  // out = sum of `in` over all ranks, computed in fp32 (int64 for int64) and rounded once. `in` and
+  // `out` each are fp32, bf16 or fp16, or both are int64; they may be the same view. int64 also
+  // supports ReduceOp::max and min, and so does fp32 if `out` is fp32.
   //
-  // In host memory ranks are added in a fixed binary tree: the sum of ranks [0, n) is that of the
-  // first p plus that of the rest, p being the largest power of two below n. The bits are the same
-  // on any layout of hosts that has equally many ranks on each, a power of two, side by side in
-  // rank order (the last host may have fewer). On other layouts each host's ranks are added in such
-  // a tree, then the hosts; so two layouts differ by at most 2 (log2 n + 2) 2^-24 times the sum of
-  // the inputs' magnitudes, before rounding.
+  // In host memory the order of additions is a fixed binary tree: the sum of ranks [0, n) is the
+  // sum of the first p ranks plus that of the rest, where p is the largest power of two below n.
+  // Results are bitwise identical for all layouts in which every host has the same number of ranks
+  // (the last may have fewer), this number is a power of two, and the ranks of a host are
+  // consecutive. In other layouts the ranks of each host are added in such a tree, then the hosts.
+  // Two such layouts differ by at most 2 (log2 n + 2) 2^-24 times the sum of the inputs'
+  // magnitudes, before rounding.
   virtual Event all_reduce(TensorView in, TensorView out, ReduceOp op, Output output,
                            Stream& stream, std::string_view label) = 0;
-  // out (numel = in.numel / world_size) = this rank's slice of that sum.
-  // `out` may be this rank's own slice of `in`.
+  // out (numel = in.numel / world_size) = this rank's slice of the sum, as all_reduce computes it.
+  // `out` may be this rank's slice of `in`.
   virtual Event reduce_scatter(TensorView in, TensorView out, Output output, Stream& stream,
                                std::string_view label) = 0;
-  // out (numel = in.numel * world_size) = the ranks' inputs, in rank order. `in` may be this rank's
-  // own slice of `out`; if `out` is per_host memory as well, nothing is copied.
+  // out (numel = in.numel * world_size) = the inputs of all ranks, in rank order. `in` may be this
+  // rank's slice of `out`; if `out` is also Sharing::per_host memory, nothing is copied.
   virtual Event all_gather(TensorView in, TensorView out, Sync sync, Stream& stream,
                            std::string_view label) = 0;
-  // `in` and `out`, of the same numel and dtype and apart, have a slice for each rank: slice r of
-  // `out` = this rank's slice of rank r's `in`.
+  // `in` and `out` have one slice per rank: slice r of `out` = this rank's slice of the `in` of
+  // rank r. They have the same numel and dtype and do not overlap.
   virtual Event all_to_all(TensorView in, TensorView out, Stream& stream,
                            std::string_view label) = 0;
   virtual Event broadcast(TensorView inout, int root, Stream& stream, std::string_view label) = 0;
   virtual Event barrier(Stream& stream, std::string_view label) = 0;
 
-  // The collectives that `calls` makes on `stream`, as one operation where that costs less. None
-  // may read what another one writes. The event is of all of them; their own say nothing.
+  // Runs the collectives that `calls` makes on `stream` as one operation if that is faster. None of
+  // them may read what another writes. The returned event completes with all of them; the events
+  // that they return themselves have no meaning.
   virtual Event coalesced(Stream& stream, const std::function<void()>& calls) {
     calls();
     return stream.record();
   }
 
-  // Collective. The communicator of the ranks that give the same color, numbered by key and then by
-  // their numbers here; null for a rank whose color is negative. `name` is the group's in errors,
-  // and begins the labels of its calls ("shard group 1: bucket 3"). Transport, deadline and device
-  // follow from this one's; an error of either is one of the other, on every rank that is in both.
+  // Returns the communicator of the ranks that pass the same color, ordered by key and then by
+  // their rank here; null for a rank whose color is negative. Collective. `name` names the group in
+  // errors and is the prefix of the labels of its calls ("shard group 1: bucket 3"). Timeout and
+  // device are those of this communicator. An error of one of the two is also an error of the
+  // other, on every rank that is in both.
   virtual std::shared_ptr<Communicator> split(int color, int key, std::string_view name) = 0;
 
-  // True when Sync::one_sided gathers need no help from the peers.
+  // True if Sync::one_sided gathers need no help from other ranks.
   virtual bool reads_peers() const = 0;
 
-  // Ends the job's collectives: every peer's current and later calls fail with `reason`.
+  // Aborts all collectives of the job: current and later calls fail with `reason` on every rank.
   virtual void abort(std::string_view reason) noexcept = 0;
 
-  // Counts of the calls of this communicator, and of the groups that come from it.
+  // Counts the calls of this communicator and of the groups that were split from it.
   virtual CommStats stats() const = 0;
 
-  // From now on `observer` learns of each of these calls.
+  // Calls `observer` for each of these calls from now on, until the subscription is released.
   virtual Subscription observe(CollectiveObserver observer) = 0;
 };
 
@@ -155,26 +159,27 @@ class ZR_API Store {
  public:
   virtual ~Store() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
-  // Waits for the key; throws CommError naming it after `timeout`.
+  // Waits until the key is set. Throws CommError naming the key after `timeout`.
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
 };
-// For ranks that are threads of one process.
+// Returns a store for ranks that are threads of one process.
 ZR_API std::shared_ptr<Store> make_memory_store();
 
 struct TcpStoreOptions {
   std::string host = "127.0.0.1";
   uint16_t port = 0;
-  bool serve = false;  // rank 0 listens; 0 as port picks a free one (see `bound_port`)
-  std::string secret;  // peers that do not know it are dropped
+  bool serve = false;  // true on rank 0, which listens; port 0 picks a free port (see bound_port)
+  std::string secret;  // connections of peers that do not know it are closed
   std::chrono::milliseconds timeout{60000};
 };
 ZR_API std::shared_ptr<Store> make_tcp_store(const TcpStoreOptions& options);
-// The port on which a TCP store is reached.
+// Returns the port of a TCP store.
 ZR_API uint16_t bound_port(const Store& store);
 
-// This process's place in the job, from RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-// MASTER_ADDR, MASTER_PORT and ZERORUN_JOB_SECRET. Without RANK and WORLD_SIZE: rank 0 of 1. Throws
-// ConfigError when they contradict each other.
+// The rank of this process and how to reach its peers, from the variables RANK, WORLD_SIZE,
+// LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and ZERORUN_JOB_SECRET. If RANK and
+// WORLD_SIZE are not set: rank 0 of 1. rank_from_environment throws ConfigError if they contradict
+// each other.
 struct RankInfo {
   int rank = 0;
   int world_size = 1;
@@ -191,21 +196,21 @@ struct CommunicatorOptions {
   int world_size = 1;
   std::shared_ptr<Store> store;  // required when world_size > 1
   std::string name = "world";    // prefix of the store's keys
-  // A wait for other ranks that is longer is an error that names them. A rank that died or left is
-  // one at once.
+  // A longer wait for other ranks is an error that names them. If a rank died or left, the error
+  // comes at once.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  // In whose memory and on whose streams collectives work; null: the CPU's.
+  // Device of the memory and streams that collectives use; null: the CPU.
   std::shared_ptr<Device> device{};
-  // The host that this rank is on: ranks that name the same one share memory, others are reached
-  // over the network. Empty: this machine, as far as its processes and interfaces can be seen.
+  // Name of this rank's host. Ranks with the same name share memory; others communicate over the
+  // network. Empty: the host is detected (machine, pid and network namespace).
   std::string host{};
-  // The network interface, or this host's address, of traffic with other hosts. Empty:
-  // GLOO_SOCKET_IFNAME, or else the interface that leads to `master_addr`.
+  // Network interface, or address of this host, for traffic with other hosts. Empty:
+  // GLOO_SOCKET_IFNAME, else the interface that leads to `master_addr`.
   std::string interface {};
   std::string master_addr{};
 };
 ZR_API std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions& options);
-// Store and communicator for this process, as the environment says. `device`: as in
+// Creates the store and the communicator of this process. `timeout` and `device` are as in
 // CommunicatorOptions.
 ZR_API std::shared_ptr<Communicator> connect(
     const RankInfo& info, std::chrono::milliseconds timeout = std::chrono::minutes(10),

@@ -30,8 +30,8 @@ constexpr size_t size_of(DType dtype) {
 // "fp32", "bf16", "fp16", "int64", "uint8".
 ZR_API std::string_view name_of(DType dtype);
 
-// Accepts the spellings of DeepSpeed and PyTorch ("bfloat16", "torch.float32", "half", ...).
-// Throws ConfigError naming the accepted spellings.
+// Parses the name of a dtype as DeepSpeed or PyTorch spell it ("bfloat16", "torch.float32", "half",
+// ...). Throws ConfigError that lists the accepted names.
 ZR_API DType parse_dtype(std::string_view name);
 
 // Storage type of bfloat16: the upper half of an IEEE binary32.

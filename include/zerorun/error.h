@@ -7,26 +7,26 @@
 
 namespace zerorun {
 
-// Every exception thrown by zerorun. Messages say what was found, what was expected, where
-// (rank, operation, parameter, JSON pointer, file) and what to do about it.
+// Base class of all exceptions that zerorun throws. Messages say what was found, what was expected,
+// where (rank, operation, parameter, JSON pointer, file) and what to do about it.
 class ZR_API Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// A configuration that cannot be meant: unknown key, wrong type, contradictory batch sizes.
+// An invalid configuration: unknown key, wrong type, contradictory batch sizes.
 class ZR_API ConfigError : public Error {
  public:
   using Error::Error;
 };
 
-// A collective that cannot complete: peer died, ranks diverged, deadline passed.
+// A collective that cannot complete: a peer died, ranks diverged, or a timeout passed.
 class ZR_API CommError : public Error {
  public:
   using Error::Error;
 };
 
-// The accelerator or host memory refused: out of memory, missing device.
+// A device or host memory that is not available: out of memory, missing device.
 class ZR_API DeviceError : public Error {
  public:
   using Error::Error;
@@ -44,13 +44,13 @@ class ZR_API CheckpointError : public Error {
   using Error::Error;
 };
 
-// Numbers with which training cannot go on: a gradient that overflows at the smallest loss scale.
+// Values with which training cannot continue: a gradient that overflows at the minimum loss scale.
 class ZR_API NumericError : public Error {
  public:
   using Error::Error;
 };
 
-// A broken invariant of zerorun itself, or an API call out of order: a bug, not bad input.
+// A violated invariant of zerorun, or API calls in the wrong order: a bug, not bad input.
 class ZR_API InternalError : public Error {
  public:
   using Error::Error;

@@ -8,11 +8,13 @@
 
 namespace zerorun {
 
-// Sum of non-negative doubles that does not depend on the order or grouping of the terms.
+// An exact sum of non-negative doubles, which does not depend on the order or grouping of the
+// terms.
 //
-// The value is held as base-2^32 digits in int64 words, so adding a term and merging two sums are
-// integer additions: associative and exact. Ranks merge theirs with an int64 all_reduce(sum).
-// Up to 2^30 terms in total. The last word counts terms that were inf or nan.
+// The value is stored as base-2^32 digits in int64 words. Adding a term and merging two sums are
+// therefore integer additions, which are associative and exact. Ranks merge their sums with an
+// int64 all_reduce. A sum may have up to 2^30 terms. The last word counts terms that were inf or
+// nan.
 struct ZR_API ExactSum {
   // Squares of fp32 values span 2^-298 .. 2^256; a sum of 2^30 of them stays below 2^320.
   static constexpr int kDigits = 21;
@@ -21,10 +23,10 @@ struct ZR_API ExactSum {
 
   std::array<int64_t, kWords> words{};
 
-  // `term` is zero or in [2^-298, 2^265); see kLowestExponent.
+  // Adds `term`, which must be zero or in [2^-298, 2^265); see kLowestExponent.
   void add(double term);
   void merge(const ExactSum& other);
-  // Nearest double below or at the exact sum (relative error below 2^-52).
+  // Returns the largest double that is not above the exact sum (relative error below 2^-52).
   double value() const;
   int64_t non_finite_terms() const { return words[kDigits]; }
   static ExactSum from_words(std::span<const int64_t> words);

@@ -18,25 +18,26 @@ struct ScheduledValues {
     double beta2 = 0.0;
   };
   double lr = 0.0;
-  std::optional<Betas> betas;  // OneCycle with cycle_momentum; for optimizers that have betas
+  std::optional<Betas> betas;  // set by OneCycle with cycle_momentum; for optimizers with betas
 };
 
-// A learning rate schedule: a function of the number of applied steps and nothing else, so that
-// skipped steps leave it alone and a resumed run continues it.
+// A learning rate schedule. It is a function of the number of applied steps only, so skipped steps
+// do not advance it, and a resumed run continues it.
 //
 //   values = schedule.values(engine.step_count(), group) -> set the group -> engine.step()
 //
-// A checkpoint needs the number of applied steps only; DeepSpeed's holds last_batch_iteration.
+// A checkpoint needs only the number of applied steps. DeepSpeed's checkpoints have
+// last_batch_iteration.
 class ZR_API LrSchedule {
  public:
   virtual ~LrSchedule() = default;
 
-  // For the step after `applied_steps` applied ones: 0 gives what the first step uses. Throws
-  // InternalError when there is no such group or the count is negative.
+  // Returns the values for the step that follows `applied_steps` applied steps; 0 gives those of
+  // the first step. Throws InternalError if there is no such group or the count is negative.
   ScheduledValues values(int64_t applied_steps, int group) const;
   int groups() const { return static_cast<int>(base_lrs_.size()); }
 
-  // The iteration that DeepSpeed's state_dict names after `applied_steps` applied steps.
+  // Returns last_batch_iteration of DeepSpeed's state_dict after `applied_steps` applied steps.
   int64_t last_batch_iteration(int64_t applied_steps) const { return first_ + applied_steps; }
 
  protected:
@@ -44,17 +45,19 @@ class ZR_API LrSchedule {
       : base_lrs_(std::move(base_lrs)), first_(first_iteration) {}
 
   double base_lr(int group) const { return base_lrs_[static_cast<size_t>(group)]; }
-  // `iteration` is DeepSpeed's last_batch_iteration, from -1: the one after which the values hold.
+  // Returns the values for the step after `iteration`, which counts like DeepSpeed's
+  // last_batch_iteration, from -1.
   virtual ScheduledValues at(int64_t iteration, int group) const = 0;
 
  private:
   const std::vector<double> base_lrs_;
-  const int64_t first_;  // iteration of 0 applied steps
+  const int64_t first_;  // iteration that corresponds to 0 applied steps
 };
 
-// `base_lrs`: the learning rates that the parameter groups start from, one per group. Without a
-// type the schedule gives these. Throws ConfigError naming the JSON pointers of what is missing,
-// was left to "auto" (resolve_auto), contradicts itself, or does not suit the number of groups.
+// Creates the schedule of a configuration. `base_lrs` has the initial learning rate of each
+// parameter group; without a type the schedule returns these. Throws ConfigError, naming JSON
+// pointers, if values are missing, "auto" and not resolved (resolve_auto), contradictory, or do not
+// match the number of groups.
 ZR_API std::unique_ptr<LrSchedule> make_lr_schedule(const SchedulerConfig& config,
                                                     std::vector<double> base_lrs);
 

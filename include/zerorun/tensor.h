@@ -11,8 +11,8 @@
 
 namespace zerorun {
 
-// Move-only owner of a block of memory. What frees it is part of the value, so device memory,
-// shared memory and a framework's own allocator look the same.
+// Move-only owner of a block of memory. It contains the function that frees the memory, so it can
+// own device memory, shared memory and memory of a framework's allocator alike.
 class Buffer {
  public:
   Buffer() = default;
@@ -65,7 +65,7 @@ struct TensorView {
   }
 };
 
-// View of `numel` elements of `buffer` from byte `offset` on.
+// Returns a view of `numel` elements of `buffer` that starts at byte `offset`.
 inline TensorView view_of(const Buffer& buffer, DType dtype, int64_t numel, size_t offset = 0) {
   return {buffer.data() + offset, numel, dtype};
 }
@@ -79,7 +79,7 @@ constexpr DType dtype_of() {
   if constexpr (std::is_same_v<T, uint8_t>) return DType::uint8;
 }
 
-// View of host memory that the caller keeps alive.
+// Returns a view of host memory, which the caller has to keep alive.
 template <typename T>
 TensorView view_of(std::span<T> values) {
   return {reinterpret_cast<std::byte*>(values.data()), static_cast<int64_t>(values.size()),

@@ -42,32 +42,33 @@ void ControlConnection::write_some() {
   }
 }
 
-std::vector<ControlMessage> ControlConnection::service() {
-  std::vector<ControlMessage> messages;
+void ControlConnection::service() {
   write_some();
   std::array<char, 65536> chunk;
-  bool ended = !open();
-  while (!ended) {
+  while (open() && received_.size() <= limit_) {  // else whole messages first
     const ssize_t count = ::recv(fd(), chunk.data(), chunk.size(), MSG_DONTWAIT);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && errno == EAGAIN) break;
-    if (count <= 0) {
-      ended = true;
-      break;
-    }
+    if (count < 0 && errno == EAGAIN) return;
+    if (count <= 0) return socket_.close();  // what came before is still there for next()
     received_.append(chunk.data(), static_cast<size_t>(count));
-    if (received_.size() > limit_) break;  // whole messages first
   }
+}
+
+std::optional<ControlMessage> ControlConnection::next() {
   try {
-    while (const auto frame = take_frame(received_, limit_)) {
-      messages.push_back(ControlMessage::decode(*frame));
-      heard_ = Clock::now();
-    }
+    const auto frame = take_frame(received_, limit_);
+    if (!frame) return std::nullopt;
+    heard_ = Clock::now();
+    return ControlMessage::decode(*frame);
   } catch (const CommError&) {
-    ended = true;  // not a launcher
+    close();  // not a launcher
+    return std::nullopt;
   }
-  if (ended) close();
-  return messages;
+}
+
+void ControlConnection::close() {
+  socket_.close();
+  received_.clear();
 }
 
 void ControlConnection::beat(Clock::time_point now) {

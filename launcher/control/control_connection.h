@@ -1,8 +1,8 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "launcher/control/control_message.h"
 #include "os/file_descriptor.h"
@@ -10,7 +10,7 @@
 namespace zerorun {
 
 // The connection between the coordinator and the launcher of one host. It never blocks: its owner
-// polls. Both sides say something at every beat, so that silence means a dead host or a cut link.
+// polls. Both sides send a heartbeat, so silence means that the host or the link is lost.
 class ControlConnection {
  public:
   using Clock = std::chrono::steady_clock;
@@ -22,22 +22,25 @@ class ControlConnection {
 
   int fd() const { return socket_.get(); }
   bool open() const { return static_cast<bool>(socket_); }
-  // The events that poll() should wait for.
+  // The events for poll().
   short events() const;
   void send(const ControlMessage& message);
-  // Moves bytes both ways, and returns the messages that are complete. A connection that ended, or
-  // over which something else came, is closed afterwards.
-  std::vector<ControlMessage> service();
-  // Says that this side lives, when it is time to.
+  // Sends and receives available bytes. Afterwards the connection is closed if it ended.
+  void service();
+  // The next complete message. Messages that were not taken stay for the next user of the
+  // connection. If the peer sent anything else, the connection is closed.
+  std::optional<ControlMessage> next();
+  // Sends a heartbeat if it is due.
   void beat(Clock::time_point now);
   bool silent(Clock::time_point now) const { return now - heard_ > kMaxSilence; }
-  // Forgives silence up to now.
+  // Resets the time of silence.
   void listen_anew() { heard_ = Clock::now(); }
-  // Sends what is left, for at most `timeout`.
+  // Sends the remaining bytes, for at most `timeout`.
   void flush(std::chrono::milliseconds timeout);
-  // A peer that is not known yet may only send little.
+  // Raises the limit of message sizes, after the peer was authenticated.
   void trust() { limit_ = kMaxTrustedBytes; }
-  void close() { socket_.close(); }
+  // Closes the connection and drops messages that were not taken.
+  void close();
 
  private:
   static constexpr size_t kMaxUnauthenticatedBytes = size_t{1} << 16;

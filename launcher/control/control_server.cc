@@ -21,7 +21,8 @@ ControlServer::ControlServer(Listener listener) : listener_(std::move(listener))
 std::vector<int> ControlServer::descriptors() const {
   std::vector<int> found = {listener_.socket.get()};
   for (const Unauthenticated& client : unauthenticated_) {
-    if (client.connection.open()) found.push_back(client.connection.fd());
+    // Who has said who it is waits until it is let in, whatever else it says.
+    if (client.said.empty()) found.push_back(client.connection.fd());
   }
   return found;
 }
@@ -42,8 +43,9 @@ std::vector<ControlServer::Arrival> ControlServer::service(const Accepts& accept
   std::vector<Arrival> arrivals;
   const auto now = ControlConnection::Clock::now();
   for (auto client = unauthenticated_.begin(); client != unauthenticated_.end();) {
-    for (ControlMessage& message : client->connection.service()) {
-      if (client->said.empty()) client->said.push_back(std::move(message));
+    client->connection.service();
+    if (client->said.empty()) {
+      if (auto message = client->connection.next()) client->said.push_back(*std::move(message));
     }
     const bool introduced = !client->said.empty() && client->said.front().is("join");
     if (introduced && client->connection.open() && accepts(client->said.front())) {

@@ -10,9 +10,9 @@
 
 namespace zerorun {
 
-// The socket at which the coordinator hears the launchers of the other hosts. A connection is
-// unauthenticated until its first message, which says who it is; unauthenticated ones are bounded
-// in number, bytes and time.
+// The socket on which the coordinator accepts launchers of other hosts. A connection is
+// unauthenticated until its first message, which says who it is. Unauthenticated connections are
+// bounded in number, bytes and time.
 class ControlServer {
  public:
   struct Arrival {
@@ -21,14 +21,13 @@ class ControlServer {
   };
   using Accepts = std::function<bool(const ControlMessage& join)>;
 
-  // `listener` is reserved; listens on it. Throws CommError.
+  // Listens on `listener`, whose port is reserved. Throws CommError.
   explicit ControlServer(Listener listener);
 
   uint16_t port() const { return listener_.port; }
-  // Its own socket and those of unauthenticated connections.
+  // Its listening socket and those of unauthenticated connections.
   std::vector<int> descriptors() const;
-  // Returns those whose message `accepts` takes; one whose time may still come is asked about
-  // again.
+  // Returns the connections whose message `accepts` accepts. Others are tried again in later calls.
   std::vector<Arrival> service(const Accepts& accepts);
 
  private:

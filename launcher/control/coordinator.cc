@@ -1,6 +1,5 @@
 #include "launcher/control/coordinator.h"
 
-#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -38,16 +37,12 @@ Coordinator::Coordinator(CoordinatedJob job, Listener listener, const FileDescri
                          const sigset_t& rank_signal_mask)
     : job_(std::move(job)),
       guardian_(guardian),
-      output_(STDOUT_FILENO),
-      errors_(STDERR_FILENO),
+      signals_(open_signals()),
       server_(std::move(listener)),
-      starters_(output_, errors_, rank_signal_mask) {
+      starters_(output_, rank_signal_mask) {
   for (const HostSlots& host : job_.cluster.hosts) nodes_.push_back(Node{.place = host});
   meeting_.run_id = job_.run_id;
   job_.endpoint_host = job_.cluster.endpoint_host;
-  const sigset_t signals = supervised_signals();
-  signals_ = FileDescriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!signals_) fail<IoError>("cannot open a signalfd: {}", std::strerror(errno));
   signal(SIGPIPE, SIG_IGN);
 }
 
@@ -64,7 +59,10 @@ int Coordinator::run() {
 
 void Coordinator::start_launchers() {
   for (const RemoteCommand& command : job_.commands) starters_.start(command, job_.inherited);
-  if (job_.cluster.node_rank < 0) return;
+  if (job_.cluster.node_rank >= 0) start_own_launcher();
+}
+
+void Coordinator::start_own_launcher() {
   const NodeArguments arguments = {
       .endpoint_host = "127.0.0.1", .endpoint_port = server_.port(), .index = "0"};
   RemoteCommand here{.words = arguments.words(), .nodes = {job_.cluster.node_rank}};
@@ -79,17 +77,11 @@ void Coordinator::wait_and_handle() {
     for (Node& node : nodes_) node.connection.close();  // which kills the ranks there
     finish(kFailureCode, "the launcher that coordinated the job was killed");
   });
-  if (output_.pending()) waits.add(output_.fd(), POLLOUT, [this] { output_.write_some(); });
-  if (errors_.pending()) waits.add(errors_.fd(), POLLOUT, [this] { errors_.write_some(); });
+  output_.add_to(waits);
   for (const int fd : server_.descriptors()) waits.add(fd, POLLIN, [] {});
   for (Node& node : nodes_) {
-    waits.add(node.connection.fd(), node.connection.events(), [this, &node] {
-      try {
-        for (const ControlMessage& message : node.connection.service()) handle(node, message);
-      } catch (const CommError& error) {
-        lose(node, error.what());
-      }
-    });
+    waits.add(node.connection.fd(), node.connection.events(),
+              [&node] { node.connection.service(); });
   }
   starters_.add_to(waits);
   waits.wait(ControlConnection::kBeat);
@@ -98,15 +90,24 @@ void Coordinator::wait_and_handle() {
     return join.text("program").empty() ? starters_.knows(token) : token == job_.secret;
   };
   for (ControlServer::Arrival& arrival : server_.service(accepts)) admit(std::move(arrival));
+  handle_messages();
   handle_time();
   if (phase_ == Phase::gathering) begin_if_ready();
   if (phase_ == Phase::running || phase_ == Phase::ending) conclude_if_ended();
 }
 
+void Coordinator::handle_messages() {
+  for (Node& node : nodes_) {
+    try {
+      while (const auto message = node.connection.next()) handle(node, *message);
+    } catch (const CommError& error) {
+      lose(node, error.what());
+    }
+  }
+}
+
 void Coordinator::handle_signals() {
-  signalfd_siginfo info{};
-  while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
-    const int signal = static_cast<int>(info.ssi_signo);
+  for (const int signal : take_signals(signals_)) {
     const SignalRole role = role_of(signal);
     if (role == SignalRole::child) {
       int status = 0;
@@ -119,7 +120,10 @@ void Coordinator::handle_signals() {
     } else if (role != SignalRole::none) {
       if (role == SignalRole::stop && !stop_signal_) {
         stop_signal_ = signal;
-        say(fmt::format("{}: ending the ranks of {} hosts", signal_name(signal), nodes_.size()));
+        say(phase_ == Phase::done
+                ? fmt::format("{}: output that nobody has read is lost", signal_name(signal))
+                : fmt::format("{}: ending the ranks of {} hosts", signal_name(signal),
+                              nodes_.size()));
       }
       tell_all(ControlMessage("signal").add("signal", signal));
       if (role == SignalRole::stop && phase_ == Phase::gathering) finish(128 + signal, "");
@@ -130,11 +134,14 @@ void Coordinator::handle_signals() {
 void Coordinator::handle_time() {
   const Clock::time_point now = Clock::now();
   for (Node& node : nodes_) {
+    const bool due = node.in(Node::State::absent) && node.call_at && now >= *node.call_at;
+    if (due && phase_ == Phase::gathering) call(node);
     if (!node.alive()) continue;
     node.connection.beat(now);
     if (!node.connection.open()) lose(node, "the connection to its launcher ended");
-    // Between messages of its own a launcher may look at its devices for a while.
-    const bool speaks = node.in(Node::State::running) || node.in(Node::State::ended);
+    // Before it is ready, and when it begins, a launcher may look at its devices for a while.
+    const bool speaks =
+        node.in(Node::State::ready) || node.in(Node::State::running) || node.in(Node::State::ended);
     if (speaks && node.connection.silent(now)) {
       lose(node, fmt::format("nothing was heard from it for {:.1f} s: the host, its launcher or "
                              "the link is down",
@@ -171,7 +178,10 @@ void Coordinator::note_absence(Clock::time_point now) {
       if (missing(node)) node.state = Node::State::gone;
     }
   } else if (waited > job_.join_timeout) {
-    refuse(fmt::format("not all hosts have joined within {} s; {}", job_.join_timeout.count(), who),
+    const std::string reason =
+        meeting_.restarts == 0 ? "" : "; the job was to start anew: " + meeting_.restart_reason;
+    refuse(fmt::format("not all hosts have joined within {} s; {}{}", job_.join_timeout.count(),
+                       who, reason),
            kFailureCode);
   } else if (waited > next_note_) {
     say(fmt::format("waiting for the launchers of all hosts since {:.0f} s; {}",
@@ -247,15 +257,14 @@ void Coordinator::handle(Node& node, const ControlMessage& message) {
 
 void Coordinator::lose(Node& node, const std::string& why) {
   node.connection.close();
-  const int number = static_cast<int>(&node - nodes_.data());
+  const int number = number_of(node);
   if (node.in(Node::State::lost) || node.in(Node::State::gone) || phase_ == Phase::done) return;
   starters_.drop(number);
   node.state = Node::State::lost;
   node.loss = fmt::format("host {} (node {}) was lost: {}", node.place.host, number, why);
   if (phase_ != Phase::gathering) return end_run();
-  if (present() >= needed_hosts()) {
-    node.state = Node::State::gone;
-    return say(node.loss + "; going on without it");
+  if (present() >= needed_hosts() || (meeting_.restarts > 0 && may_return(node))) {
+    return miss(node);
   }
   refuse(fmt::format("no launcher on host {} (node {}): {}", node.place.host, number,
                      why.empty() ? "it ended" : why),
@@ -303,7 +312,7 @@ void Coordinator::begin() {
 void Coordinator::begin_others(const ControlMessage& place) {
   meeting_.master_addr = place.text("master_addr");
   meeting_.master_port = static_cast<uint16_t>(place.number("master_port", 1, kMaxPort));
-  if (phase_ != Phase::running) return;
+  if (phase_ != Phase::running || stop_signal_) return;
   int node_rank = 0;
   for (Node& node : nodes_) {
     if (!node.in(Node::State::ready)) continue;
@@ -322,8 +331,10 @@ void Coordinator::end_run() {
 void Coordinator::conclude_if_ended() {
   const auto busy = [](const Node& node) { return node.runs(); };
   if (std::any_of(nodes_.begin(), nodes_.end(), busy)) return;
+  // Hosts that are not told to begin have nothing to end.
+  const bool may_begin = phase_ == Phase::running && !stop_signal_;
   const auto waits = [](const Node& node) { return node.in(Node::State::ready); };
-  if (phase_ == Phase::running && std::any_of(nodes_.begin(), nodes_.end(), waits)) return;
+  if (may_begin && std::any_of(nodes_.begin(), nodes_.end(), waits)) return;
   if (!last_word_.empty()) return finish(code_, last_word_);
   const std::optional<Verdict> verdict = judge(nodes_);
   if (!verdict) return finish(stop_signal_ ? 128 + *stop_signal_ : 0, "");
@@ -347,27 +358,30 @@ void Coordinator::tell_all(const ControlMessage& message) {
   for (Node& node : nodes_) node.connection.send(message);
 }
 
+// Launchers end when all that they have to say is passed on, so a slow reader holds them up, until
+// somebody asks to stop.
 int Coordinator::wind_up() {
   for (Node& node : nodes_) node.connection.flush(kHomewardTime);
-  const Clock::time_point deadline = Clock::now() + kHomewardTime;
-  while (starters_.any_running() && Clock::now() < deadline) {
+  bool alone = false;
+  Clock::time_point deadline = Clock::now() + kHomewardTime;
+  while (starters_.any_running() && Clock::now() < deadline && !alone) {
     PollSet waits;
     waits.add(signals_.get(), POLLIN, [this] { handle_signals(); });
-    if (output_.pending()) waits.add(output_.fd(), POLLOUT, [this] { output_.write_some(); });
-    if (errors_.pending()) waits.add(errors_.fd(), POLLOUT, [this] { errors_.write_some(); });
+    waits.add(guardian_.get(), POLLIN, [&alone] { alone = true; });
+    output_.add_to(waits);
     starters_.add_to(waits);
     waits.wait(ControlConnection::kBeat);
+    if (output_.pending() && !stop_signal_) deadline = Clock::now() + kHomewardTime;
   }
   const bool all_ended = end_descendants(kHomewardTime);
   starters_.finish();
   if (!all_ended) say("warning: some processes of the job do not react to SIGKILL");
   if (!last_word_.empty()) {
     const bool whole = last_word_.starts_with("[zerorun]");  // a report of several lines
-    errors_.append(-1, whole ? last_word_ : "[zerorun] error: " + last_word_ + "\n");
+    output_.errors.append(-1, whole ? last_word_ : "[zerorun] error: " + last_word_ + "\n");
   }
-  output_.drain();
-  errors_.drain();
-  return code_;
+  const auto stopped = write_rest(output_, signals_, guardian_, stop_signal_);
+  return stopped && code_ == 0 ? 128 + *stopped : code_;
 }
 
 }  // namespace zerorun

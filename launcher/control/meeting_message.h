@@ -6,10 +6,11 @@
 
 namespace zerorun {
 
-// A cluster and a meeting as the coordinator tells them to the launcher of one host.
+// Encode and decode the cluster and the meeting that the coordinator sends to the launcher of one
+// host.
 
 ControlMessage encode_begin(const Cluster& cluster, const Meeting& meeting, int node_rank);
-// Both throw CommError for what cannot be meant.
+// Both throw CommError for invalid messages.
 Cluster decode_cluster(const ControlMessage& begin);
 Meeting decode_meeting(const ControlMessage& message);
 

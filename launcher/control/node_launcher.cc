@@ -1,15 +1,10 @@
 #include "launcher/control/node_launcher.h"
 
 #include <fcntl.h>
-#include <poll.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <utility>
 
@@ -79,20 +74,31 @@ NodeLauncher::NodeLauncher(Introduction introduction, const FileDescriptor& guar
                            const sigset_t& rank_signal_mask)
     : introduction_(std::move(introduction)),
       guardian_(guardian),
-      rank_signal_mask_(rank_signal_mask) {
-  const sigset_t signals = supervised_signals();
-  signals_ = FileDescriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!signals_) fail<IoError>("cannot open a signalfd: {}", std::strerror(errno));
-  options_ = introduction_.by_hand;
-}
+      rank_signal_mask_(rank_signal_mask),
+      signals_(open_signals()),
+      options_(introduction_.by_hand) {}
 
 int NodeLauncher::run() {
+  int code = 1;
+  try {
+    code = take_part();
+  } catch (...) {
+    write_rest(output_, signals_, guardian_, stop_signal_);
+    throw;
+  }
+  const auto stopped = write_rest(output_, signals_, guardian_, stop_signal_);
+  return stopped && code == 0 ? 128 + *stopped : code;
+}
+
+int NodeLauncher::take_part() {
   if (const auto code = connect()) return *code;
   for (;;) {
     const Clock::time_point now = Clock::now();
     connection_.beat(now);
-    for (const ControlMessage& message : connection_.service()) {
-      if (const auto code = handle(message)) return *code;
+    connection_.service();
+    // One at a time: those that come with the order to begin are for the ranks' supervisor.
+    while (const auto message = connection_.next()) {
+      if (const auto code = handle(*message)) return *code;
     }
     if (!connection_.open() || connection_.silent(now)) {
       fail<CommError>(
@@ -140,14 +146,15 @@ std::optional<int> NodeLauncher::connect() {
 }
 
 std::optional<int> NodeLauncher::wait(std::chrono::milliseconds timeout) {
-  std::array<pollfd, 3> waits = {pollfd{signals_.get(), POLLIN, 0},
-                                 pollfd{guardian_.get(), POLLIN, 0},
-                                 pollfd{connection_.fd(), connection_.events(), 0}};
-  poll(waits.data(), waits.size(), static_cast<int>(timeout.count()));
-  if (waits[1].revents != 0) return 1;
-  signalfd_siginfo info{};
-  while (waits[0].revents != 0 && read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
-    const int signal = static_cast<int>(info.ssi_signo);
+  bool alone = false;
+  PollSet waits;
+  waits.add(signals_.get(), POLLIN, [] {});
+  waits.add(guardian_.get(), POLLIN, [&alone] { alone = true; });
+  waits.add(connection_.fd(), connection_.events(), [] {});
+  output_.add_to(waits);
+  waits.wait(timeout);
+  if (alone) return 1;
+  for (const int signal : take_signals(signals_)) {
     if (role_of(signal) != SignalRole::stop) continue;
     connection_.send(ControlMessage("stopping").add("signal", signal));
     connection_.flush(ControlConnection::kBeat);
@@ -200,7 +207,9 @@ void NodeLauncher::run_ranks(const ControlMessage& begin) {
   }
   connection_.send(ControlMessage("started"));
   connection_.listen_anew();
-  const RunEnd end = Supervisor(std::move(job), guardian_, rank_signal_mask_, &connection_).run();
+  const RunEnd end =
+      Supervisor(std::move(job), guardian_, rank_signal_mask_, output_, &connection_).run();
+  if (end.cause == RunEnd::Cause::request) stop_signal_ = end.code - 128;
   connection_.send(ControlMessage("ended")
                        .add("cause", static_cast<int>(end.cause))
                        .add("code", end.code)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -12,17 +13,20 @@
 
 namespace zerorun {
 
-// One host of a job, as the coordinator knows it.
+// The coordinator's record of one host of a job.
 struct Node {
-  // gone: lost in an earlier run, or it never came and the job went on without it.
+  // gone: lost in an earlier run, or never joined, and the job continues without it.
   enum class State : uint8_t { absent, joined, ready, starting, running, ended, lost, gone };
 
   HostSlots place;
   State state = State::absent;
   ControlConnection connection{};
   std::optional<ControlMessage> end{};  // how its ranks ended in this run
-  std::string loss{};                   // why it is lost
-  // The order in which the nodes failed in this run; 0 = it has not.
+  std::string loss{};                   // why it was lost
+  std::string said_loss{};              // the last loss that was reported
+  // When to try the command that starts its launcher again.
+  std::optional<std::chrono::steady_clock::time_point> call_at{};
+  // The position in the order in which nodes failed in this run; 0: it has not failed.
   int failure_order = 0;
 
   bool in(State wanted) const { return state == wanted; }
@@ -30,16 +34,15 @@ struct Node {
   bool runs() const { return state == State::starting || state == State::running; }
 };
 
-// The number in the cluster of the launcher that says `join`; nothing when there is no place for
-// it.
+// The number in the cluster of the launcher that sent `join`; nullopt if there is no place for it.
 std::optional<int> place_of(const ControlMessage& join, const std::vector<Node>& nodes,
                             const std::vector<RemoteCommand>& commands, int here);
 
-// Why a launcher cannot take part: it is of another build, or runs another program than `program`,
-// the first host's. Empty if it can.
+// Why a launcher cannot take part: it is another build, or runs another program than `program`,
+// that of the first host. Empty if it can.
 std::string mismatch(const ControlMessage& join, const std::string& program);
 
-// "host-b (node 1), host-c (node 2)": those in a state that `matches`.
+// Lists the nodes for which `matches` is true: "host-b (node 1), host-c (node 2)".
 template <typename Matches>
 std::string list_nodes(const std::vector<Node>& nodes, Matches matches) {
   std::string text;

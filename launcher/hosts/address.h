@@ -10,18 +10,18 @@ namespace zerorun {
 
 inline constexpr int64_t kMaxPort = 65535;
 
-// Reserves the port on which rank 0 will meet its peers, `port` or a free one for 0: the launcher
-// hands the socket to rank 0, so no other program can have the port meanwhile. All ranks run on
-// this host, so the socket is of the loopback interface; `host` must be an address of this machine,
-// since PyTorch meets there. Throws ConfigError when it is not, or the port is busy.
+// Reserves the port on which rank 0 will listen: `port`, or a free one for 0. The launcher passes
+// the socket to rank 0, so no other program can take the port meanwhile. The socket is bound to
+// loopback, because all ranks run on this host. `host` has to be an address of this machine,
+// because PyTorch uses it. Throws ConfigError if it is not, or if the port is in use.
 Listener reserve_master_port(const std::string& host, uint16_t port);
 
-// The same for a job of several hosts: the socket is of every interface, for ranks that come from
-// elsewhere; the job's secret keeps others out.
+// The same for a job of several hosts. The socket is bound to all interfaces, for ranks of other
+// hosts; the job's secret authenticates them.
 Listener reserve_open_port(uint16_t port);
 
-// "host:29500", "[::1]:29500" or "host", with `port` where none is written. Throws ConfigError for
-// other text, as the value of `option`.
+// Parses "host:29500", "[::1]:29500" or "host"; `port` is the default. Throws ConfigError for other
+// text, which names `option`.
 struct Endpoint {
   std::string host;
   uint16_t port = 0;

@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "comm/rendezvous/slurm.h"
+#include "config/env.h"
 #include "core/check.h"
 #include "core/printable.h"
 #include "launcher/hosts/address.h"
@@ -22,18 +23,25 @@ namespace {
 
 constexpr uint16_t kDefaultPort = 29500;  // DeepSpeed's and torchrun's
 constexpr const char* kDefaultHostfile = "/job/hostfile";
+constexpr int kMaxNodes = 65536;
 
 std::string variable(const ThisHost& here, const std::string& name) {
   return find_variable(here.environment, name).value_or("");
 }
 
+// An integer of the environment, or nothing when it is unset or empty.
+std::optional<int> number(const ThisHost& here, const std::string& name, int low, int high) {
+  const std::string text = variable(here, name);
+  if (text.empty()) return std::nullopt;
+  return static_cast<int>(parse_environment_int(name, text, low, high));
+}
+
 int node_number(std::string_view option, const std::string& text, std::string_view part) {
-  constexpr int kMaxNodes = 65536;
-  const std::optional<int> number = parse_number(part);
-  if (!number || *number < 1 || *number > kMaxNodes) {
+  const std::optional<int> nodes = parse_number(part);
+  if (!nodes || *nodes < 1 || *nodes > kMaxNodes) {
     fail<ConfigError>("{} '{}': expected a number of hosts, or MIN:MAX", option, printable(text));
   }
-  return *number;
+  return *nodes;
 }
 
 // The numbers of hosts that the command line allows; `given` is false where it says nothing.
@@ -112,7 +120,7 @@ std::optional<Pool> pool_of_hostfile(const LaunchOptions& options, const ThisHos
   if (path.empty()) return std::nullopt;
   auto hosts = read_hostfile(path);
   if (!hosts) {
-    note = fmt::format("hostfile {} does not exist: ranks run on this host alone", printable(path));
+    note = fmt::format("hostfile {} does not exist", printable(path));
     return std::nullopt;
   }
   Pool pool = {.hosts = *std::move(hosts)};
@@ -166,11 +174,28 @@ Endpoint given_endpoint(const HostRequest& hosts, const ThisHost& here) {
   if (!hosts.endpoint.empty()) return parse_endpoint("--rdzv_endpoint", hosts.endpoint, port);
   if (!hosts.master_addr.empty()) return {.host = hosts.master_addr, .port = port};
   if (variable(here, "RANK").empty() && !variable(here, "MASTER_ADDR").empty()) {
-    const int number = parse_number(variable(here, "MASTER_PORT")).value_or(0);
+    const int given = number(here, "MASTER_PORT", 0, kMaxPort).value_or(0);
     return {.host = variable(here, "MASTER_ADDR"),
-            .port = port != 0 ? port : static_cast<uint16_t>(number)};
+            .port = port != 0 ? port : static_cast<uint16_t>(given)};
   }
   return {.host = {}, .port = port};
+}
+
+// The others cannot reach the first host at an address that is not its own.
+void check_endpoint(const Endpoint& endpoint, const std::vector<HostSlots>& hosts) {
+  const std::string& first = hosts.front().host;
+  const bool of_another = std::any_of(hosts.begin() + 1, hosts.end(), [&](const HostSlots& host) {
+    return host.host == endpoint.host;
+  });
+  if (!is_loopback(endpoint.host) && !of_another) return;
+  fail<ConfigError>(
+      "the job's {} hosts are to meet at {} (--master_addr, --rdzv_endpoint, MASTER_ADDR), {}; "
+      "expected an address of the first host, {}, at which the others reach it; that is what is "
+      "taken where none is given",
+      hosts.size(), endpoint.host,
+      of_another ? "which is another host of the job than the first"
+                 : "an address that every host has for itself",
+      first);
 }
 
 ClusterChoice from_pool(const LaunchOptions& options, const ThisHost& here, const Pool& pool,
@@ -197,6 +222,13 @@ ClusterChoice from_pool(const LaunchOptions& options, const ThisHost& here, cons
     found->slots = select_ranks(local.request, here.resources).slots;
   }
   const Endpoint endpoint = given_endpoint(options.hosts, here);
+  if (!endpoint.host.empty() && hosts.size() > 1) check_endpoint(endpoint, hosts);
+  if (cluster.node_rank == 0 && !endpoint.host.empty() && !is_own_address(endpoint.host)) {
+    choice.note = fmt::format(
+        "the hosts are to meet at {} (--master_addr, --rdzv_endpoint, MASTER_ADDR), which is no "
+        "address of this host, the first: they wait unless something forwards it",
+        endpoint.host);
+  }
   cluster.endpoint_host = endpoint.host.empty() ? first_address(hosts) : endpoint.host;
   cluster.endpoint_port = endpoint.port;
   // The launcher that serves the port takes a free one, unless it is another one than this.
@@ -276,13 +308,13 @@ std::optional<ClusterChoice> within_step(const LaunchOptions& options, const Thi
     if (numbered.hosts.master_port == 0) numbered.hosts.master_port = slurm_port();
     return by_hand(numbered, here, std::move(hosts));
   }
-  const int processes = parse_number(variable(here, "OMPI_COMM_WORLD_SIZE")).value_or(1);
+  const int processes = number(here, "OMPI_COMM_WORLD_SIZE", 1, kMaxNodes).value_or(1);
   if (processes == 1) return std::nullopt;
-  if (parse_number(variable(here, "OMPI_COMM_WORLD_LOCAL_SIZE")).value_or(1) > 1) {
+  if (number(here, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxNodes).value_or(1) > 1) {
     refuse_tasks("mpirun", processes, "mpirun --map-by ppr:1:node zerorun ...");
   }
   LaunchOptions numbered = options;
-  numbered.hosts.node_rank = parse_number(variable(here, "OMPI_COMM_WORLD_RANK"));
+  numbered.hosts.node_rank = number(here, "OMPI_COMM_WORLD_RANK", 0, processes - 1);
   return by_hand(numbered, here, std::vector<HostSlots>(static_cast<size_t>(processes)));
 }
 
@@ -292,7 +324,6 @@ ClusterChoice choose_hosts(const LaunchOptions& options, const ThisHost& here,
   std::string note;
   const std::optional<Pool> pool = pool_of_hostfile(options, here, note);
   const bool hand = is_by_hand(options.hosts) || (range.max > 1 && !options.hosts.endpoint.empty());
-  ClusterChoice choice;
   if (hand && pool) {
     const std::string& own = pool->own.value_or(here.resources.name);
     const std::vector<HostSlots> hosts =
@@ -326,12 +357,12 @@ ClusterChoice choose_hosts(const LaunchOptions& options, const ThisHost& here,
   }
   if (range.min > 1) {
     fail<ConfigError>(
-        "--num_nodes {}: no host but this one is known; name them in a --hostfile, or start this "
-        "command on every host with --node_rank R and --master_addr",
-        options.hosts.count);
+        "--num_nodes {}: {}, so no host but this one is known; name them in a --hostfile, or start "
+        "this command on every host with --node_rank R and --master_addr",
+        options.hosts.count, note.empty() ? "there is no hostfile" : note);
   }
-  choice = this_host_alone(options, here, {});
-  choice.note = note;
+  ClusterChoice choice = this_host_alone(options, here, {});
+  if (!note.empty()) choice.note = note + ": ranks run on this host alone";
   return choice;
 }
 

@@ -6,14 +6,14 @@
 
 namespace zerorun {
 
-// A cluster, and one line that the user should know, or none.
+// A cluster, and a note of one line for the user, or none.
 struct ClusterChoice {
   Cluster cluster;
   std::string note{};
 };
 
-// The hosts of the job, from the options, the hostfile, and the environment of schedulers. Throws
-// ConfigError for what cannot be had.
+// Chooses the hosts of the job from the options, the hostfile, and the environment of schedulers.
+// Throws ConfigError if the request cannot be met.
 ClusterChoice choose_cluster(const LaunchOptions& options, const ThisHost& here);
 
 }  // namespace zerorun

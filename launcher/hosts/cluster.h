@@ -8,38 +8,42 @@ namespace zerorun {
 
 // One host of a job and the slots of it that the job uses.
 struct HostSlots {
-  std::string host;  // a name or address that the other hosts reach
-  // Numbers of GPUs, or of CPU ranks; one rank each, in this order. Empty where only the launcher
-  // on that host can tell: it chooses them by the same options, and the launchers tell each other.
+  std::string host;  // a name or address by which the other hosts reach it
+  // Numbers of GPUs, or of CPU ranks; one rank each, in this order. Empty if only the launcher on
+  // that host can know them; it then chooses them by the same options and tells the coordinator.
   std::vector<int> slots;
+  std::string user{};  // to log in as; empty: the default of ssh or pdsh
+
+  std::string login() const { return user.empty() ? host : user + "@" + host; }
 };
 
-// How a launcher on each host comes to run.
+// How the launchers on other hosts are started.
 enum class RemoteStart : uint8_t {
   none,     // the job has one host
-  by_hand,  // somebody starts this same command on every host (--nnodes N --node_rank R)
+  by_hand,  // the user starts the same command on every host (--nnodes N --node_rank R)
   ssh,
   pdsh,
   slurm,  // srun, once per host of the allocation
   openmpi,
 };
 
-// The hosts of a job in the order of their ranks, and how they are reached. The launchers meet at
-// `endpoint_host`:`endpoint_port`, served by the launcher of the first host; the ranks meet on a
-// port of their own there, which that launcher chooses and tells.
+// The hosts of a job in the order of their ranks, and how they are reached. Launchers meet at
+// `endpoint_host`:`endpoint_port`, which the launcher of the first host serves. Ranks meet there on
+// another port, which that launcher chooses.
 struct Cluster {
   std::vector<HostSlots> hosts;
   RemoteStart start = RemoteStart::none;
-  // The host that this launcher runs ranks on; -1 until the launchers meet: then those that
-  // were given no number (torchrun's c10d) get the free ones in the order in which they come.
+  // The number of this launcher's host. -1 until the launchers meet: launchers without a given
+  // number (torchrun's c10d) then get free numbers in the order in which they join.
   int node_rank = 0;
   bool coordinates = true;    // this launcher starts the others
-  std::string endpoint_host;  // what --master_addr or --rdzv_endpoint says, or the first host
+  std::string endpoint_host;  // from --master_addr or --rdzv_endpoint, or the first host
   uint16_t endpoint_port = 0;
   std::vector<std::string> start_arguments;  // extra words for ssh, pdsh, srun or mpirun
   int ssh_port = 0;                          // 0 = ssh's own default
   int max_restarts = 0;
-  // Hosts with which the job may run; both equal hosts.size() unless --nnodes MIN:MAX was given.
+  // The minimum and maximum number of hosts. Both equal hosts.size() unless --nnodes MIN:MAX was
+  // given.
   int min_hosts = 1;
   int max_hosts = 1;
 

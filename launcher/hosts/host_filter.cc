@@ -67,6 +67,25 @@ size_t find_host(const std::vector<HostSlots>& pool, std::string_view name, cons
                     name, pool.size(), fmt::join(names, ", "), pool.size() > kShown ? ", ..." : "");
 }
 
+// The filters of a text in which hosts may be written as in the hostfile, "user@host": the user is
+// no host, though '@' also stands between two of them.
+std::vector<HostFilter> filters_for(const std::vector<HostSlots>& pool, std::string_view option,
+                                    const std::string& text) {
+  std::vector<HostFilter> filters = parse_host_filter(option, text);
+  for (size_t i = 0; i + 1 < filters.size();) {
+    const bool is_user = filters[i].slots.empty() &&
+                         std::any_of(pool.begin(), pool.end(), [&](const HostSlots& host) {
+                           return host.user == filters[i].host && host.host == filters[i + 1].host;
+                         });
+    if (is_user) {
+      filters.erase(filters.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
+  }
+  return filters;
+}
+
 void check_slot(const HostSlots& host, int slot, std::string_view option, const std::string& text) {
   if (host.slots.empty() ||
       std::find(host.slots.begin(), host.slots.end(), slot) != host.slots.end()) {
@@ -81,7 +100,7 @@ std::vector<HostSlots> include_hosts(const std::vector<HostSlots>& pool, const s
   std::vector<std::set<int>> chosen(pool.size());
   std::vector<bool> named(pool.size(), false);
   std::vector<bool> whole(pool.size(), false);
-  for (const HostFilter& filter : parse_host_filter("--include", text)) {
+  for (const HostFilter& filter : filters_for(pool, "--include", text)) {
     const size_t host = find_host(pool, filter.host, here, "--include", text);
     named[host] = true;
     if (filter.slots.empty()) whole[host] = true;
@@ -101,7 +120,7 @@ std::vector<HostSlots> exclude_hosts(const std::vector<HostSlots>& pool, const s
                                      const std::string& here) {
   std::vector<HostSlots> hosts = pool;
   std::vector<bool> dropped(pool.size(), false);
-  for (const HostFilter& filter : parse_host_filter("--exclude", text)) {
+  for (const HostFilter& filter : filters_for(pool, "--exclude", text)) {
     const size_t host = find_host(pool, filter.host, here, "--exclude", text);
     if (filter.slots.empty()) dropped[host] = true;
     if (!filter.slots.empty() && pool[host].slots.empty()) {

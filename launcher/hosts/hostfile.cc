@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "core/check.h"
 #include "core/printable.h"
@@ -25,8 +26,10 @@ struct HostLine {
   std::string_view text;
 
   [[noreturn]] void refuse(const std::string& why) const {
-    fail<ConfigError>("hostfile {}:{}: {} in '{}'; expected HOST, HOST:N or HOST slots=N", file,
-                      number, why, printable(trim(text)));
+    fail<ConfigError>(
+        "hostfile {}:{}: {} in '{}'; expected HOST, HOST:N or HOST slots=N, where "
+        "HOST may be USER@HOST",
+        file, number, why, printable(trim(text)));
   }
 };
 
@@ -59,9 +62,23 @@ std::optional<int> take_count(const HostLine& line, std::string_view word, std::
   return parse_count(line, word, count.substr(1));
 }
 
+// Takes "user@" off the front of a word.
+std::string take_user(const HostLine& line, std::string_view& word) {
+  const size_t at = word.find('@');
+  if (at == std::string_view::npos) return {};
+  const std::string_view user = word.substr(0, at);
+  if (!is_host_name(user) || user.find_first_of(":%") != std::string_view::npos) {
+    line.refuse(fmt::format("'{}' is not the name of a user", printable(user)));
+  }
+  word.remove_prefix(at + 1);
+  return std::string(user);
+}
+
 HostSlots parse_line(const HostLine& line, const std::vector<std::string_view>& words) {
+  std::string_view first = words.front();
+  std::string user = take_user(line, first);
   std::string_view host;
-  std::optional<int> slots = take_count(line, words.front(), host);
+  std::optional<int> slots = take_count(line, first, host);
   if (!is_host_name(host)) {
     line.refuse(fmt::format("'{}' is not the name of a host", printable(host)));
   }
@@ -78,7 +95,8 @@ HostSlots parse_line(const HostLine& line, const std::vector<std::string_view>& 
       line.refuse(fmt::format("unknown word '{}'", printable(word)));
     }
   }
-  return {.host = std::string(host), .slots = first_slots(slots.value_or(0))};
+  return {
+      .host = std::string(host), .slots = first_slots(slots.value_or(0)), .user = std::move(user)};
 }
 
 }  // namespace

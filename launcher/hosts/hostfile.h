@@ -10,20 +10,21 @@
 
 namespace zerorun {
 
-// The list of hosts that DeepSpeed's launcher and MPI read: one host a line, as
+// Parses the list of hosts that DeepSpeed's launcher and MPI read, one host per line:
 //   worker-1 slots=4              # a comment
 //   worker-2 slots=4 max_slots=8
 //   worker-3:4
 //   [fe80::1]:4
-//   worker-4                      # as many slots as it has
-// Slots count from 0; without a number they are left for the host itself to tell (empty). Throws
-// ConfigError with `name` and the line for anything else, and for a file without hosts.
+//   me@worker-4                   # as many slots as it has; ssh and pdsh log in as "me"
+// Slots are numbered from 0; without a number the result has no slots, and the host itself chooses
+// them. Throws ConfigError that names `name` and the line for other text, and for a file without
+// hosts.
 std::vector<HostSlots> parse_hostfile(std::string_view text, const std::string& name);
 
-// Nothing when there is no such file. Throws ConfigError when it cannot be read, or is malformed.
+// nullopt if the file does not exist. Throws ConfigError if it cannot be read or is malformed.
 std::optional<std::vector<HostSlots>> read_hostfile(const std::filesystem::path& path);
 
-// True for what can be the name or address of a host: never an option of ssh, or words of a shell.
+// True if `name` can be the name or address of a host. False for options of ssh and shell syntax.
 bool is_host_name(std::string_view name);
 
 // {0, 1, ..., count - 1}.

@@ -41,12 +41,29 @@ std::string in_plain_shell(const std::string& script) {
   return "exec sh -c " + shell_quote(script);
 }
 
-std::string joined_hosts(const Cluster& cluster, const std::vector<int>& nodes) {
+template <typename Name>
+std::string joined_hosts(const Cluster& cluster, const std::vector<int>& nodes, const Name& name) {
   std::string names;
   for (const int node : nodes) {
-    names += (names.empty() ? "" : ",") + cluster.hosts[static_cast<size_t>(node)].host;
+    names += (names.empty() ? "" : ",") + name(cluster.hosts[static_cast<size_t>(node)]);
   }
   return names;
+}
+
+// A scheduler starts processes as the user who asks it.
+std::string name_without_user(const HostSlots& host) {
+  if (host.user.empty()) return host.host;
+  fail<ConfigError>(
+      "the hostfile has '{}', but srun and mpirun start launchers as the user who calls them: "
+      "leave "
+      "'{}@' out, or use --launcher ssh or pdsh",
+      host.login(), host.user);
+}
+
+// To pdsh what stands before a colon is the way to a host.
+std::string name_for_pdsh(const HostSlots& host) {
+  const bool colons = host.host.find(':') != std::string::npos;
+  return (colons ? "ssh:" : "") + host.login();
 }
 
 RemoteCommand ssh_command(const Cluster& cluster, const RemoteContext& context, int node,
@@ -60,7 +77,7 @@ RemoteCommand ssh_command(const Cluster& cluster, const RemoteContext& context, 
   }
   // Several questions for passwords at once could not be answered.
   ssh.words.insert(ssh.words.end(), {"-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"});
-  ssh.words.push_back(cluster.hosts[static_cast<size_t>(node)].host);
+  ssh.words.push_back(cluster.hosts[static_cast<size_t>(node)].login());
   ssh.words.push_back(in_plain_shell(node_script(context, command, "0", true)));
   return ssh;
 }
@@ -73,7 +90,7 @@ RemoteCommand pdsh_command(const Cluster& cluster, const RemoteContext& context,
   pdsh.variables["PDSH_SSH_ARGS_APPEND"] = ssh_arguments;
   const Words& given = cluster.start_arguments;
   pdsh.words.insert(pdsh.words.end(), given.begin(), given.end());
-  pdsh.words.insert(pdsh.words.end(), {"-w", joined_hosts(cluster, nodes)});
+  pdsh.words.insert(pdsh.words.end(), {"-w", joined_hosts(cluster, nodes, name_for_pdsh)});
   pdsh.words.push_back(in_plain_shell(node_script(context, 0, "%n", false)));
   return pdsh;
 }
@@ -83,8 +100,8 @@ RemoteCommand srun_command(const Cluster& cluster, const RemoteContext& context,
   const std::string count = std::to_string(nodes.size());
   RemoteCommand srun{
       .words = {"srun", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1",
-                "--nodelist=" + joined_hosts(cluster, nodes), "--overlap", "--cpu-bind=none",
-                "--input=none", "--unbuffered", "--kill-on-bad-exit=0"},
+                "--nodelist=" + joined_hosts(cluster, nodes, name_without_user), "--overlap",
+                "--cpu-bind=none", "--input=none", "--unbuffered", "--kill-on-bad-exit=0"},
       .nodes = nodes};
   const Words& given = cluster.start_arguments;
   srun.words.insert(srun.words.end(), given.begin(), given.end());
@@ -94,10 +111,10 @@ RemoteCommand srun_command(const Cluster& cluster, const RemoteContext& context,
 
 RemoteCommand mpirun_command(const Cluster& cluster, const RemoteContext& context,
                              const std::vector<int>& nodes) {
-  RemoteCommand mpirun{
-      .words = {"mpirun", "-np", std::to_string(nodes.size()), "--host",
-                joined_hosts(cluster, nodes), "--map-by", "ppr:1:node", "--bind-to", "none"},
-      .nodes = nodes};
+  RemoteCommand mpirun{.words = {"mpirun", "-np", std::to_string(nodes.size()), "--host",
+                                 joined_hosts(cluster, nodes, name_without_user), "--map-by",
+                                 "ppr:1:node", "--bind-to", "none"},
+                       .nodes = nodes};
   const Words& given = cluster.start_arguments;
   mpirun.words.insert(mpirun.words.end(), given.begin(), given.end());
   mpirun.words.insert(mpirun.words.end(), {"sh", "-c", node_script(context, 0, "openmpi", false)});

@@ -10,38 +10,38 @@
 
 namespace zerorun {
 
-// The settings that all commands which start launchers on other hosts share.
+// The settings of all commands that start launchers on other hosts.
 struct RemoteContext {
-  std::string launcher;     // this zerorun's path; where another host has none there, its PATH
+  std::string launcher;     // path of this zerorun; PATH is searched if a host does not have it
   std::string directory;    // to run in
   std::string venv_script;  // sourced first, or empty
   std::string endpoint_host;
   uint16_t endpoint_port = 0;
 };
 
-// A command that starts the launchers of some of the hosts and passes on what they print.
+// A command that starts the launchers of some of the hosts and prints their output.
 struct RemoteCommand {
-  std::vector<std::string> words;  // words[0] is looked for in PATH
+  std::vector<std::string> words;  // words[0] is searched in PATH
   std::map<std::string, std::string> variables{};
   std::vector<int> nodes;  // numbers of the hosts in the cluster
-  // Its standard input reaches the launcher, which ends when it closes.
+  // The launcher reads the command's standard input and ends when it is closed.
   bool lifeline = false;
 };
 
-// A launcher prints this first, before its token.
+// The first text that a launcher prints, before its token.
 inline constexpr std::string_view kTokenMark = "zerorun-node-token ";
 
-// One ssh for each host, or one pdsh, srun or mpirun for all: of every host of the cluster but
-// cluster.node_rank, whose launcher needs no help. Secrets are in none of them: a launcher that was
-// started prints a token of its own, by which it is known when it connects.
+// The commands that start the launchers of all hosts except cluster.node_rank: one ssh per host, or
+// one pdsh, srun or mpirun. They contain no secrets; a started launcher prints a random token, and
+// the coordinator recognizes it by the token when it connects.
 std::vector<RemoteCommand> remote_commands(const Cluster& cluster, const RemoteContext& context);
 
-// The arguments of the internal command `zerorun --node_launcher`, which is what those run.
+// The arguments of the internal command `zerorun --node_launcher`, which remote commands run.
 struct NodeArguments {
   std::string endpoint_host;
   uint16_t endpoint_port = 0;
-  int command = -1;   // which of the remote commands has started it; -1 = the coordinator itself
-  std::string index;  // of RemoteCommand::nodes: a number, or "slurm" or "openmpi", which know it
+  int command = -1;   // index of the remote command that started it; -1 = the coordinator
+  std::string index;  // into RemoteCommand::nodes, or "slurm" or "openmpi": ask the scheduler
   bool lifeline = false;
 
   std::vector<std::string> words() const;

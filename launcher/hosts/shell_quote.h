@@ -4,7 +4,7 @@
 
 namespace zerorun {
 
-// The word as a shell needs it.
+// Quotes a word for a shell.
 std::string shell_quote(const std::string& word);
 
 }  // namespace zerorun

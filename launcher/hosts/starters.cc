@@ -22,8 +22,8 @@ constexpr int kSourcesPerStarter = 2;
 
 }  // namespace
 
-Starters::Starters(OutputQueue& output, OutputQueue& errors, const sigset_t& signal_mask)
-    : output_(output), errors_(errors), signal_mask_(signal_mask) {}
+Starters::Starters(OutputQueues& output, const sigset_t& signal_mask)
+    : output_(output), signal_mask_(signal_mask) {}
 
 void Starters::start(const RemoteCommand& command, const Environment& environment) {
   spawn_starter(command, environment, false);
@@ -50,7 +50,7 @@ void Starters::spawn_starter(const RemoteCommand& command, const Environment& en
   Pipe errors = make_pipe();
   Pipe input = make_pipe();
   const FileDescriptor null_device(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  OutputRoute route{.queue = &output_, .source = source};
+  OutputRoute route{.queue = &output_.output, .source = source};
   route.taken = [this](std::string_view line) {
     if (!line.starts_with(kTokenMark)) return false;
     line.remove_prefix(kTokenMark.size());
@@ -59,7 +59,7 @@ void Starters::spawn_starter(const RemoteCommand& command, const Environment& en
   };
   starter.streams.emplace_back(std::move(output.read), std::move(route));
   starter.streams.emplace_back(std::move(errors.read),
-                               OutputRoute{.queue = &errors_, .source = source + 1});
+                               OutputRoute{.queue = &output_.errors, .source = source + 1});
   SpawnRequest request;
   request.command = command.words;
   request.command.front() = found->string();

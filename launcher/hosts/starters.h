@@ -17,27 +17,27 @@
 
 namespace zerorun {
 
-// The commands (ssh, pdsh, srun, mpirun) that started the launchers of a job's hosts, and this
-// host's own one: processes whose output is passed on, but for the tokens by which the launchers
-// will be known.
+// The processes (ssh, pdsh, srun, mpirun) that started the launchers of a job's hosts, and this
+// host's own launcher. Their output is printed, except for the tokens by which launchers are
+// recognized.
 class Starters {
  public:
-  Starters(OutputQueue& output, OutputQueue& errors, const sigset_t& signal_mask);
+  Starters(OutputQueues& output, const sigset_t& signal_mask);
 
-  // Throws ConfigError when the command is not there.
+  // Throws ConfigError if the command does not exist.
   void start(const RemoteCommand& command, const Environment& environment);
-  // The launcher of this host, which keeps standard input.
+  // Starts the launcher of this host, which keeps standard input.
   void start_here(const RemoteCommand& command, const Environment& environment);
   void add_to(PollSet& waits);
-  // Takes note of a process that has ended. The nodes that it was to start, if it was a starter.
+  // Records that a process has ended. Returns the nodes that it started, if it was a starter.
   std::vector<int> ended(pid_t pid, int status);
   bool knows(const std::string& token) const { return tokens_.contains(token); }
-  // The last thing that the starter of a node has said, and how it ended; or empty.
+  // The last line that the starter of a node printed, and how it ended; or empty.
   std::string last_words(int node) const;
   bool any_running() const;
-  // Ends the command that reaches the node: nothing is heard from it any more.
+  // Ends the command that started the node, which is lost.
   void drop(int node);
-  // Takes all that the processes have written.
+  // Reads and prints all remaining output.
   void finish();
 
  private:
@@ -52,8 +52,7 @@ class Starters {
 
   void spawn_starter(const RemoteCommand& command, const Environment& environment, bool here);
 
-  OutputQueue& output_;
-  OutputQueue& errors_;
+  OutputQueues& output_;
   sigset_t signal_mask_;
   std::list<Starter> starters_;
   std::set<std::string> tokens_;

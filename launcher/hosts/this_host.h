@@ -15,9 +15,9 @@ struct ThisHost {
   HostResources resources;
 };
 
-// Looks. `own_program`: the ranks use zerorun's own CUDA, which is asked where GPUs may be used;
-// other programs' is theirs. `core_list` limits the CPUs; empty = all that this process may use.
-// Throws ConfigError when it names one that it may not.
+// Examines this host. `own_program`: the ranks use zerorun's own CUDA backend, so check that it
+// works if GPUs may be used. `core_list` limits the CPUs; empty = all that this process may use.
+// Throws ConfigError if it names a CPU that this process may not use.
 ThisHost look_at_this_host(Accelerator accelerator, bool own_program, const std::string& core_list);
 
 }  // namespace zerorun

@@ -4,20 +4,19 @@
 
 namespace zerorun {
 
-// The temporary folder in which Python programs leave an exception for the failure report:
-// PyTorch's
-// @record writes it to the file that TORCHELASTIC_ERROR_FILE names.
+// The temporary folder for the exceptions that Python programs leave for the failure report:
+// PyTorch's @record writes them to the file that TORCHELASTIC_ERROR_FILE names.
 class ErrorFolder {
  public:
   ErrorFolder() = default;
-  // Makes the folder; without one (a full disk) there are no error files.
+  // Creates the folder. If that fails (a full disk), there are no error files.
   explicit ErrorFolder(std::string path);
   ErrorFolder(ErrorFolder&& other) noexcept;
   ErrorFolder& operator=(ErrorFolder&& other) noexcept;
-  // Removes it with all that is in it.
+  // Removes the folder and its content.
   ~ErrorFolder();
 
-  // A path below TMPDIR that no other job has.
+  // Chooses a unique path below TMPDIR.
   static std::string choose_path();
 
  private:

@@ -11,7 +11,7 @@ struct ErrorRecord {
   std::string traceback;  // or empty
 };
 
-// Nothing where there is no such file, or it is not what @record writes.
+// nullopt if the file does not exist or was not written by @record.
 std::optional<ErrorRecord> read_error_record(const std::string& path);
 
 }  // namespace zerorun

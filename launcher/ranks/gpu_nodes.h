@@ -8,8 +8,8 @@
 
 namespace zerorun {
 
-// The NUMA node that each GPU is attached to, as the driver and the kernel describe them; nothing
-// where they do not. GPUs are named as in CUDA_VISIBLE_DEVICES: by number or by UUID.
+// The NUMA node of each GPU, according to the driver and the kernel; nullopt if unknown. GPUs are
+// named as in CUDA_VISIBLE_DEVICES: by number or by UUID.
 std::vector<std::optional<int>> gpu_nodes(std::span<const std::string> gpus,
                                           const std::filesystem::path& root = "/");
 

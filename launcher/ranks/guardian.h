@@ -21,12 +21,12 @@ namespace zerorun {
 // `original_mask` is the signal mask for programs. Returns the exit code.
 using Supervise = std::function<int(const FileDescriptor& guardian, const sigset_t& original_mask)>;
 
-// Forks and returns in both processes: in the supervisor with the result of `supervise`, in the
-// guardian, which drops `supervise` and the descriptors that it holds, with the supervisor's exit
-// code. The caller ends with that code in either case.
+// Forks, and returns in both processes. The child is the supervisor: it runs `supervise` and
+// returns its result. The parent is the guardian: it drops `supervise` with the descriptors that it
+// holds and returns the supervisor's exit code. The caller has to exit with that code in both.
 //
-// With a `lifeline` (a pipe), the guardian kills everything when that has been closed for some
-// seconds and the supervisor has not ended: it may be stopped.
+// With a `lifeline` (the read end of a pipe), the guardian kills everything if the pipe has been
+// closed for some seconds and the supervisor has not ended, because it may be stopped.
 int run_guarded(Supervise supervise, FileDescriptor lifeline = {});
 
 }  // namespace zerorun

@@ -1,18 +1,19 @@
 #include "launcher/ranks/output.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <cstring>
 #include <utility>
 
 #include "core/check.h"
 #include "core/log.h"
+#include "launcher/ranks/signals.h"
 
 namespace zerorun {
 
@@ -69,12 +70,31 @@ void OutputQueue::lose_text() {
   written_ = bytes_.size();
 }
 
-void OutputQueue::drain() {
-  while (pending()) {
-    pollfd room = {fd_, POLLOUT, 0};
-    poll(&room, 1, -1);
-    write_some();
+void OutputQueues::add_to(PollSet& waits) {
+  for (OutputQueue* queue : {&output, &errors}) {
+    if (queue->pending()) waits.add(queue->fd(), POLLOUT, [queue] { queue->write_some(); });
   }
+}
+
+std::optional<int> write_rest(OutputQueues& queues, const FileDescriptor& signals,
+                              const FileDescriptor& guardian, std::optional<int> asked) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kMoment{2000};
+  Clock::time_point end = asked ? Clock::now() + kMoment : Clock::time_point::max();
+  bool alone = false;
+  while (queues.pending() && Clock::now() < end) {
+    PollSet waits;
+    queues.add_to(waits);
+    waits.add(signals.get(), POLLIN, [&] {
+      for (const int signal : take_signals(signals)) {
+        if (role_of(signal) == SignalRole::stop && !asked) asked = signal;
+      }
+    });
+    if (!alone) waits.add(guardian.get(), POLLIN, [&] { alone = true; });
+    waits.wait(std::chrono::milliseconds(100));
+    if (asked || alone) end = std::min(end, Clock::now() + kMoment);
+  }
+  return asked;
 }
 
 void LineRing::add(std::string_view line) {

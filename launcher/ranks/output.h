@@ -1,40 +1,44 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "launcher/ranks/poll_set.h"
 #include "launcher/ranks/process.h"
 
 namespace zerorun {
 
-// The output of ranks: passed on to the terminal, kept for the failure report, copied to log files.
+// The output of ranks: printed on the terminal, kept for the failure report, and copied to log
+// files.
 
-// Bytes waiting to be written to one of the launcher's own streams. The supervisor must not block
-// on a stopped terminal or a slow reader, so it writes only when poll() says that there is room.
+// A queue of bytes for stdout or stderr of the launcher. The supervisor must not block on a stopped
+// terminal or a slow reader, so it writes only when poll() reports space.
 class OutputQueue {
  public:
   explicit OutputQueue(int fd) : fd_(fd) {}
 
   int fd() const { return fd_; }
-  // Adds text of `source`; if another source has left a line unfinished, ends that line first.
+  // Adds text of `source`. If another source has left a line unfinished, ends that line first.
   void append(int source, std::string_view text);
   bool pending() const { return written_ < bytes_.size(); }
-  // So much is waiting that ranks should wait as well.
+  // True if so many bytes are waiting that reading from ranks should pause.
   bool full() const;
-  // Lines of `source` since text of another one, so at the end of what a reader sees.
+  // The number of lines of `source` since the last text of another source, that is, at the end of
+  // the output.
   size_t trailing_lines(int source) const { return source == last_source_ ? trailing_lines_ : 0; }
-  // The reader is gone: text is dropped. Where a disk is full text is lost, which is said once, and
-  // what comes later is tried again.
+  // True if the reader is gone; text is then dropped. If a disk is full, text is lost, a message
+  // says so once, and later text is tried again.
   bool broken() const { return broken_; }
-  // Writes as much as cannot block after poll() reported room.
+  // Writes as much as is possible without blocking, after poll() reported space.
   void write_some();
-  // Writes everything, blocking.
-  void drain();
 
  private:
   void lose_text();
@@ -49,8 +53,24 @@ class OutputQueue {
   bool warned_ = false;
 };
 
-// The last lines of a stream. Of text that overwrites itself with carriage returns (a progress bar)
-// only the final state counts.
+// The launcher's standard output and error.
+struct OutputQueues {
+  OutputQueue output{STDOUT_FILENO};
+  OutputQueue errors{STDERR_FILENO};
+
+  bool pending() const { return output.pending() || errors.pending(); }
+  // Adds both to the descriptors that are waited for, and writes when there is space.
+  void add_to(PollSet& waits);
+};
+
+// Writes the remaining text, when nothing else is left to do. A slow reader may take its time until
+// a signal in `signals` asks to stop (`asked`: one already has) or `guardian` reads end-of-file;
+// text that cannot be written within a moment after that is dropped. Returns the signal, if any.
+std::optional<int> write_rest(OutputQueues& queues, const FileDescriptor& signals,
+                              const FileDescriptor& guardian, std::optional<int> asked = {});
+
+// The last lines of a stream. If text overwrites itself with carriage returns (a progress bar),
+// only its final state is kept.
 class LineRing {
  public:
   static constexpr size_t kLines = 20;
@@ -66,9 +86,9 @@ class LineRing {
 // One rank's file under --log_dir, appended to by both of its streams.
 class LogFile {
  public:
-  // Throws ConfigError when the file cannot be opened.
+  // Throws ConfigError if the file cannot be opened.
   explicit LogFile(const std::string& path);
-  // False, once, when the file cannot be written any more (a full disk).
+  // Returns false, once, if the file cannot be written any more (a full disk).
   bool write(std::string_view text);
   const std::string& path() const { return path_; }
 
@@ -80,10 +100,10 @@ class LogFile {
 struct OutputRoute {
   OutputQueue* queue = nullptr;    // outlives the stream; null = nowhere
   int source = 0;                  // distinguishes streams that share the queue
-  std::string prefix{};            // of every line
-  bool immediate = false;          // unfinished lines are passed on too (prompts, progress bars)
+  std::string prefix{};            // printed before every line
+  bool immediate = false;          // print unfinished lines, too (prompts, progress bars)
   std::shared_ptr<LogFile> log{};  // or null
-  // Takes each line first; a line for which it returns true is not shown. May be null.
+  // Called with each line first. A line for which it returns true is not printed. May be null.
   std::function<bool(std::string_view line)> taken{};
 };
 
@@ -95,16 +115,16 @@ class RankStream {
   bool open() const { return static_cast<bool>(pipe_); }
   bool wants_data() const;
   int fd() const { return pipe_.get(); }
-  // Takes what poll() reported; closes at the end of the stream.
+  // Reads after poll() reported data. Closes the pipe at the end of the stream.
   void read_some();
-  // Takes everything that is there, without waiting for more, and closes.
+  // Reads everything that is available, without waiting for more, and closes the pipe.
   void finish();
   std::vector<std::string> last_lines() const { return ring_.lines(); }
-  // Nothing but them stands at the end of what the user reads.
+  // True if last_lines() are the last lines that the launcher has printed.
   bool last_lines_in_view() const;
 
  private:
-  // False when nothing more is to be had now.
+  // Returns false if no more data is available now.
   bool read_once();
   void consume(std::string_view text);
   void pass_line(std::string_view line);

@@ -4,11 +4,11 @@
 
 namespace zerorun {
 
-// The file /tmp/PID.deepspeed, with that number in it, while this exists: what DeepSpeed's launcher
-// writes with --save_pid for scripts that end it.
+// Creates the file /tmp/PID.deepspeed, which contains that number, for its lifetime. DeepSpeed's
+// launcher writes it with --save_pid, for scripts that end the launcher.
 class PidFile {
  public:
-  // Throws IoError when it cannot be written.
+  // Throws IoError if the file cannot be written.
   PidFile();
   PidFile(const PidFile&) = delete;
   PidFile& operator=(const PidFile&) = delete;
@@ -16,7 +16,7 @@ class PidFile {
 
  private:
   std::string path_;
-  int owner_;  // a child of the launcher leaves the file alone
+  int owner_;  // pid of the creator; child processes do not remove the file
 };
 
 }  // namespace zerorun

@@ -8,12 +8,12 @@
 
 namespace zerorun {
 
-// Descriptors to wait for, and what to do when they are ready.
+// File descriptors to wait for, with a handler for each.
 class PollSet {
  public:
   // Descriptors below zero are skipped.
   void add(int fd, short events, std::function<void()> handler);
-  // Waits, and calls the handlers of those that are ready. Throws IoError.
+  // Waits and calls the handlers of the descriptors that are ready. Throws IoError.
   void wait(std::chrono::milliseconds timeout);
 
  private:

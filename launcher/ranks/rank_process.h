@@ -11,12 +11,12 @@
 
 namespace zerorun {
 
-// A rank of this host as its supervisor sees it.
+// The supervisor's record of a rank of this host.
 struct RankProcess {
   pid_t pid = -1;
-  std::optional<int> status{};  // as waitpid gives it, once it has ended
+  std::optional<int> status{};  // from waitpid, after it has ended
   std::vector<RankStream> streams{};
-  bool stopped = false;  // by somebody else than the launcher
+  bool stopped = false;  // stopped (SIGSTOP), but not by the launcher
 };
 
 // The outputs and descriptors that all ranks of this host share.
@@ -28,7 +28,7 @@ struct RankSurroundings {
   const FileDescriptor& failure;  // see spawn()
 };
 
-// Starts rank `number` of this host, from 0. Throws ConfigError when a log file cannot be opened.
+// Starts the rank with local rank `number`. Throws ConfigError if a log file cannot be opened.
 RankProcess start_rank(const Job& job, int number, const RankSurroundings& surroundings);
 
 }  // namespace zerorun

@@ -1,8 +1,13 @@
 #include "launcher/ranks/signals.h"
 
 #include <fmt/format.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
+
+#include "core/check.h"
 
 namespace zerorun {
 
@@ -38,6 +43,22 @@ sigset_t supervised_signals() {
     sigdelset(&signals, SIGHUP);
   }
   return signals;
+}
+
+FileDescriptor open_signals() {
+  const sigset_t signals = supervised_signals();
+  FileDescriptor descriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!descriptor) fail<IoError>("cannot open a signalfd: {}", std::strerror(errno));
+  return descriptor;
+}
+
+std::vector<int> take_signals(const FileDescriptor& signals) {
+  std::vector<int> taken;
+  signalfd_siginfo info{};
+  while (read(signals.get(), &info, sizeof(info)) == sizeof(info)) {
+    taken.push_back(static_cast<int>(info.ssi_signo));
+  }
+  return taken;
 }
 
 std::string signal_name(int signal) {

@@ -23,12 +23,13 @@ struct RankStreams {
   bool operator==(const RankStreams&) const = default;
 };
 
-// The streams of a rank under --log_dir, --redirects, --tee and --local_ranks_filter. With
-// --log_dir alone all is logged and local rank 0 of the first host (`speaks`) still prints.
+// Plans the streams of a rank from --log_dir, --redirects, --tee and --local_ranks_filter. With
+// --log_dir alone, all output is logged, and only local rank 0 of the first host (`speaks`) also
+// prints.
 RankStreams plan_streams(const OutputRequest& request, int local_rank, bool speaks);
 
-// Throws ConfigError unless `value` of `option` is torchrun's: "3", or "0:1,2:3" by local rank,
-// where 0 is neither stream, 1 standard output, 2 standard error and 3 both.
+// Throws ConfigError unless `value` of `option` has torchrun's format: "3", or "0:1,2:3" by local
+// rank, where 0 is neither stream, 1 stdout, 2 stderr and 3 both.
 void check_streams(std::string_view option, const std::string& value);
 
 }  // namespace zerorun

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -39,24 +38,22 @@ bool succeeded(int status) { return WIFEXITED(status) && WEXITSTATUS(status) == 
 }  // namespace
 
 Supervisor::Supervisor(Job job, const FileDescriptor& guardian, const sigset_t& rank_signal_mask,
-                       ControlConnection* coordinator)
+                       OutputQueues& output, ControlConnection* coordinator)
     : job_(std::move(job)),
       rank_signal_mask_(rank_signal_mask),
       guardian_(guardian.get()),
       coordinator_(coordinator),
-      stdout_(STDOUT_FILENO),
-      stderr_(STDERR_FILENO),
+      signals_(open_signals()),
+      output_(output),
       ranks_(job_.ranks.size()),
       oom_kills_before_(cgroup_.oom_kills()) {
-  const sigset_t signals = supervised_signals();
-  signals_ = FileDescriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!signals_) fail<IoError>("cannot open a signalfd: {}", std::strerror(errno));
   signal(SIGPIPE, SIG_IGN);  // a reader that went away is an error of write()
 }
 
 RunEnd Supervisor::run() {
   try {
     start_ranks();
+    handle_coordinator();  // who may have said something already that came with the order to begin
     while (any_running() && phase_ != Phase::abandoned) wait_and_handle();
     if (phase_ == Phase::running) wait_for_leftovers();
   } catch (...) {
@@ -64,11 +61,13 @@ RunEnd Supervisor::run() {
     throw;
   }
   const bool all_ended = end_descendants(kEndTimeout);
-  finish_output();
-  if (!all_ended) {
-    stderr_.append(-1, "[zerorun] warning: some processes of the job do not react to SIGKILL\n");
+  for (RankProcess& rank : ranks_) {
+    for (RankStream& stream : rank.streams) stream.finish();
   }
-  stderr_.drain();
+  if (!all_ended) {
+    output_.errors.append(-1,
+                          "[zerorun] warning: some processes of the job do not react to SIGKILL\n");
+  }
   return conclude();
 }
 
@@ -81,8 +80,8 @@ void Supervisor::start_ranks() {
   error_folder_ = ErrorFolder(job_.error_folder);
   Pipe failure = make_pipe();
   const FileDescriptor null_device(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  const RankSurroundings surroundings = {.output = stdout_,
-                                         .errors = stderr_,
+  const RankSurroundings surroundings = {.output = output_.output,
+                                         .errors = output_.errors,
                                          .null_device = null_device,
                                          .signal_mask = rank_signal_mask_,
                                          .failure = failure.write};
@@ -113,8 +112,8 @@ void Supervisor::wait_and_handle() {
   };
   std::vector<pollfd> waits = {{signals_.get(), POLLIN, 0},
                                {guardian_, POLLIN, 0},
-                               {if_pending(stdout_), POLLOUT, 0},
-                               {if_pending(stderr_), POLLOUT, 0}};
+                               {if_pending(output_.output), POLLOUT, 0},
+                               {if_pending(output_.errors), POLLOUT, 0}};
   if (coordinator_ != nullptr) waits.push_back({coordinator_->fd(), coordinator_->events(), 0});
   const size_t first_stream = waits.size();
   std::vector<RankStream*> streams;
@@ -132,8 +131,8 @@ void Supervisor::wait_and_handle() {
   for (size_t i = 0; i < streams.size(); ++i) {
     if (waits[first_stream + i].revents != 0) streams[i]->read_some();
   }
-  if (waits[2].revents != 0) stdout_.write_some();
-  if (waits[3].revents != 0) stderr_.write_some();
+  if (waits[2].revents != 0) output_.output.write_some();
+  if (waits[3].revents != 0) output_.errors.write_some();
   if (waits[0].revents != 0) handle_signals();
   if (waits[1].revents != 0) {
     guardian_ = -1;
@@ -159,18 +158,16 @@ void Supervisor::handle_deadline() {
     return;
   }
   if (phase_ == Phase::stopping) {
-    stderr_.append(-1, fmt::format("[zerorun] warning: not all ranks have ended within {} s: they "
-                                   "are killed; --grace_period gives them longer\n",
-                                   job_.grace_period.count() / 1000.0));
+    output_.errors.append(
+        -1, fmt::format("[zerorun] warning: not all ranks have ended within {} s: they "
+                        "are killed; --grace_period gives them longer\n",
+                        job_.grace_period.count() / 1000.0));
   }
   kill_job();
 }
 
 void Supervisor::handle_signals() {
-  signalfd_siginfo info{};
-  while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
-    handle_signal(static_cast<int>(info.ssi_signo));
-  }
+  for (const int signal : take_signals(signals_)) handle_signal(signal);
 }
 
 void Supervisor::handle_signal(int signal) {
@@ -194,10 +191,11 @@ void Supervisor::handle_signal(int signal) {
 
 void Supervisor::handle_coordinator() {
   if (coordinator_ == nullptr || phase_ == Phase::killing || phase_ == Phase::abandoned) return;
-  for (const ControlMessage& message : coordinator_->service()) {
-    if (message.is("signal")) {
-      handle_signal(static_cast<int>(message.number("signal", 1, SIGRTMIN - 1)));
-    } else if (message.is("end") && (phase_ == Phase::running || phase_ == Phase::stopping)) {
+  coordinator_->service();
+  while (const auto message = coordinator_->next()) {
+    if (message->is("signal")) {
+      handle_signal(static_cast<int>(message->number("signal", 1, SIGRTMIN - 1)));
+    } else if (message->is("end") && (phase_ == Phase::running || phase_ == Phase::stopping)) {
       fate_.elsewhere = true;
       end_job();
     }
@@ -233,10 +231,10 @@ void Supervisor::note_state(RankProcess& rank, int status) {
   if (!WIFSTOPPED(status) || suspended_ || phase_ != Phase::running) return;
   rank.stopped = true;
   const auto number = job_.cluster.first_rank() + (&rank - ranks_.data());
-  stderr_.append(-1,
-                 fmt::format("[zerorun] warning: rank {} (pid {} on {}) was stopped by {}: its "
-                             "peers wait for it; kill -CONT {} lets it go on\n",
-                             number, rank.pid, job_.host, signal_name(WSTOPSIG(status)), rank.pid));
+  output_.errors.append(
+      -1, fmt::format("[zerorun] warning: rank {} (pid {} on {}) was stopped by {}: its "
+                      "peers wait for it; kill -CONT {} lets it go on\n",
+                      number, rank.pid, job_.host, signal_name(WSTOPSIG(status)), rank.pid));
 }
 
 void Supervisor::judge_ends(const std::vector<int>& ended) {
@@ -287,10 +285,10 @@ void Supervisor::stop_job(int signal) {
   if (coordinator_ != nullptr) {
     coordinator_->send(ControlMessage("stopping").add("signal", signal));
   } else {
-    stderr_.append(-1,
-                   fmt::format("[zerorun] {}: ending {} rank{} within {} s\n", signal_name(signal),
-                               ranks_.size(), ranks_.size() == 1 ? "" : "s",
-                               job_.grace_period.count() / 1000.0));
+    output_.errors.append(
+        -1, fmt::format("[zerorun] {}: ending {} rank{} within {} s\n", signal_name(signal),
+                        ranks_.size(), ranks_.size() == 1 ? "" : "s",
+                        job_.grace_period.count() / 1000.0));
   }
   // A terminal's signals reach whole process groups. SIGTERM does not: a data loader's workers must
   // live on while their rank saves.
@@ -333,20 +331,16 @@ void Supervisor::wait_for_leftovers() {
   for (const pid_t pid : descendants()) {
     names += fmt::format("{}{} (pid {})", names.empty() ? "" : ", ", process_name(pid), pid);
   }
-  stderr_.append(-1, fmt::format("[zerorun] the ranks have ended and left processes behind; they "
-                                 "have {} s to end: {}\n",
-                                 grace.count() / 1000.0, names));
+  output_.errors.append(-1, fmt::format("[zerorun] the ranks on {} have ended and left processes "
+                                        "behind; they have {} s to end: {}\n",
+                                        job_.host, grace.count() / 1000.0, names));
   if (!wait_until(started + grace)) {
-    stderr_.append(-1, "[zerorun] warning: they have not ended and are killed\n");
+    output_.errors.append(
+        -1,
+        fmt::format("[zerorun] warning: what the ranks on {} have left behind has not ended and "
+                    "is killed\n",
+                    job_.host));
   }
-}
-
-void Supervisor::finish_output() {
-  for (RankProcess& rank : ranks_) {
-    for (RankStream& stream : rank.streams) stream.finish();
-  }
-  stdout_.drain();
-  stderr_.drain();
 }
 
 RankFailure Supervisor::describe_failed_rank() const {

@@ -25,30 +25,31 @@ struct RunEnd {
   enum class Cause : uint8_t {
     success,
     failure,    // a rank of this host failed
-    request,    // a signal asked for it
-    elsewhere,  // the coordinator asked for it: a rank failed on another host
+    request,    // a signal ended it
+    elsewhere,  // the coordinator ended it, because a rank failed on another host
     orphaned,   // the guardian or the coordinator is gone
   };
   Cause cause = Cause::success;
   int code = 0;            // the first failing rank's, or 128 + signal
-  bool by_signal = false;  // it failed by one
-  std::string report{};    // for the end of the job's output
-  std::string summary{};   // of the failure, in a few words
+  bool by_signal = false;  // a signal ended the failing rank
+  std::string report{};    // the last lines of the job's output
+  std::string summary{};   // the failure in a few words
 };
 
-// Starts the ranks of a job, passes their output and the user's signals on, and ends all of them
-// when one fails, when asked to, or when the guardian dies. One thread, one poll() loop; everything
-// it waits for (signals included) is a file descriptor. Its process must be a subreaper and have
-// supervised_signals() blocked.
+// Runs the ranks of one host: starts them, prints their output, passes the user's signals to them,
+// and ends all of them if one fails, on request, or if the guardian dies. It is one thread with one
+// poll() loop; everything it waits for, including signals, is a file descriptor. Its process must
+// be a subreaper and have supervised_signals() blocked.
 class Supervisor {
  public:
-  // `guardian` reads end-of-file when the guardian is dead. `coordinator` is the connection to it
-  // in a job of several hosts, else null. Both outlive the supervisor. Throws ConfigError when a
-  // log file cannot be opened.
+  // `guardian`: a descriptor that reads end-of-file when the guardian has died. `coordinator`: the
+  // connection to it in a job of several hosts, else null. All references have to outlive the
+  // supervisor. Throws ConfigError if a log file cannot be opened.
   Supervisor(Job job, const FileDescriptor& guardian, const sigset_t& rank_signal_mask,
-             ControlConnection* coordinator = nullptr);
+             OutputQueues& output, ControlConnection* coordinator = nullptr);
 
-  // Until no process of the job is left. Throws ConfigError if the program cannot be executed.
+  // Runs until no process of the job is left. Some output may then still be in its queue, if the
+  // reader is slow. Throws ConfigError if the program cannot be executed.
   RunEnd run();
 
  private:
@@ -69,22 +70,21 @@ class Supervisor {
   void handle_coordinator();
   void reap();
   void note_state(RankProcess& rank, int status);
-  // Decides what the ranks that ended together mean for the job.
+  // Decides how ranks that ended at the same time affect the job.
   void judge_ends(const std::vector<int>& ended);
   bool ended_by_request(const RankProcess& rank) const;
   void fail_job(int rank);
-  // Gives all ranks a moment to end.
+  // Asks all ranks to end and gives them a moment.
   void end_job();
   void stop_job(int signal);
   void kill_job();
-  // To each rank that runs: its whole process group, or itself only.
+  // Sends a signal to each running rank: to its process group, or to the rank only.
   enum class Reach : uint8_t { group, rank };
   void signal_ranks(int signal, Reach reach);
 
   bool any_running() const;
-  // After success: a moment for processes that the ranks have left behind.
+  // After success, waits a moment for processes that the ranks have left behind.
   void wait_for_leftovers();
-  void finish_output();
   RunEnd conclude();
   RankFailure describe_failed_rank() const;
 
@@ -94,18 +94,17 @@ class Supervisor {
   int guardian_;  // -1 once it is dead
   ControlConnection* coordinator_;
   FileDescriptor signals_;
-  OutputQueue stdout_;
-  OutputQueue stderr_;
+  OutputQueues& output_;
   std::vector<RankProcess> ranks_;
   Phase phase_ = Phase::running;
   std::optional<Clock::time_point> deadline_;  // of the present phase
   // Why the ranks of this host ended.
   struct Fate {
-    std::optional<int> stop_signal;  // somebody asked for it
-    std::optional<int> failed_rank;  // the first one of this host, from 0
-    bool elsewhere = false;          // the coordinator said so
+    std::optional<int> stop_signal;  // the signal that asked for it
+    std::optional<int> failed_rank;  // local rank of the first one that failed
+    bool elsewhere = false;          // the coordinator asked for it
   } fate_;
-  bool suspended_ = false;  // by the user, with Ctrl-Z
+  bool suspended_ = false;  // suspended by the user, with Ctrl-Z
   ControlGroup cgroup_;
   std::optional<int64_t> oom_kills_before_;
 };

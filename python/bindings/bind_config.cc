@@ -59,7 +59,7 @@ std::optional<std::string> name_or_none(const std::optional<DType>& dtype) {
 }
 
 void register_loss_scaler(py::module_& m) {
-  read_only_struct<LossScalerOptions>(m, "LossScalerOptions", "Loss scaling of fp16 training.")
+  read_only_struct<LossScalerOptions>(m, "LossScalerOptions", "Loss scaling of training in fp16.")
       .def_readonly("static_scale", &LossScalerOptions::static_scale)
       .def_readonly("initial_scale_power", &LossScalerOptions::initial_scale_power)
       .def_readonly("window", &LossScalerOptions::window)
@@ -92,6 +92,7 @@ void register_precision(py::module_& m) {
       .def_readonly("gradient_predivide_factor", &PrecisionConfig::gradient_predivide_factor)
       .def_readonly("check_grad_overflow", &PrecisionConfig::check_grad_overflow)
       .def_readonly("auto_cast_inputs", &PrecisionConfig::auto_cast_inputs)
+      .def_readonly("scales_loss", &PrecisionConfig::scales_loss)
       .def_readonly("loss_scaler", &PrecisionConfig::loss_scaler);
 }
 

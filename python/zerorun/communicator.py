@@ -1,4 +1,4 @@
-"""The ranks of this job: how they find each other, and one communicator per engine."""
+"""The communicators of this job's ranks: how ranks find each other, and one for each engine."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def _connect_through(rank: int, world_size: int, group: Any, timeout_s: float) -
 def duplicate(
     parent: _C.Communicator, timeout_s: float = 600.0, gpu: _C.Gpu | None = None
 ) -> _C.Communicator:
-    """Another communicator of the same ranks, for an engine; on `gpu` if given (collective).
+    """Makes another communicator of the same ranks, for an engine; on `gpu` if given. Collective.
 
-    Engines run collectives on threads of their own; with a communicator each, those of two engines
-    cannot meet.
+    Engines run collectives on their own threads. With a communicator each, collectives of two
+    engines cannot be mixed up.
     """
     return parent.duplicate(timeout_s, gpu)

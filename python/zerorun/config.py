@@ -47,9 +47,9 @@ __all__ = [
 
 
 def parse(config: str | Mapping[str, Any], source: str | None = None) -> ParsedConfig:
-    """Checks a configuration given as JSON text or as a dictionary.
+    """Parses and checks a configuration given as JSON text or as a dictionary.
 
-    ``source`` names it in messages. Batch sizes stay as given until :func:`resolve_batch`.
+    `source`: its name in errors. Batch sizes are not completed; see :func:`resolve_batch`.
     """
     if isinstance(config, str):
         return _C.parse_config(config, source or "<string>")
@@ -75,17 +75,19 @@ def _to_plain(value: object) -> object:
 
 
 def load(path: str | os.PathLike[str]) -> ParsedConfig:
-    """Reads and checks a file, or the URL-safe base64 text of one where there is no such file."""
+    """Reads and checks the file `path`. If it does not exist, `path` may be its content as URL-safe
+    base64."""
     return _C.load_config(os.fspath(path))
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The content of what :func:`load` reads, comments left out; only duplicate keys are errors."""
+    """The content of the file that :func:`load` reads, without comments and unchecked, except that
+    duplicate keys are errors."""
     return json.loads(_C.plain_config_json(os.fspath(path)))
 
 
 def given_values(parsed: ParsedConfig, section: str) -> dict[str, Any]:
-    """The values that a configuration gives in a section, by the key below it (``"params/lr"``)."""
+    """The values that a configuration sets in a section, by their keys in it (``"params/lr"``)."""
     prefix = f"/{section}/"
     return {
         value.pointer.removeprefix(prefix): json.loads(value.value)
@@ -95,7 +97,7 @@ def given_values(parsed: ParsedConfig, section: str) -> dict[str, Any]:
 
 
 def value_of(parsed: ParsedConfig, pointer: str, default: Any = None) -> Any:
-    """A configuration's value for a key, `default` where it does not say or says "auto"."""
+    """A configuration's value for a key; `default` if it is not set or "auto"."""
     found = (value for value in parsed.values if value.pointer == pointer and value.is_given)
     value = next((json.loads(value.value) for value in found if not value.is_auto), None)
     return default if value is None else value
@@ -109,7 +111,7 @@ def resolve_auto(
     total_steps: int = 0,
     warmup_steps: int | None = None,
 ) -> ParsedConfig:
-    """Sets what the configuration leaves to ``"auto"`` from what the program knows (0: unknown)."""
+    """Replaces values of ``"auto"`` by those that follow from the arguments (0: unknown)."""
     return _C.resolve_auto(
         parsed,
         world_size=world_size,
@@ -128,8 +130,8 @@ def resolve_batch(given: BatchConfig, world_size: int) -> BatchConfig:
 
 
 def batch_for(parsed: ParsedConfig, world_size: int) -> BatchConfig:
-    """The batch sizes on that many data-parallel ranks: those that the configuration gives, as
-    :func:`resolve_batch` completes them, or those of its section ``elasticity``."""
+    """The batch sizes on `world_size` data-parallel ranks: those of the configuration, completed by
+    :func:`resolve_batch`, or those of its section ``elasticity``."""
     return _C.batch_for(parsed, world_size)
 
 

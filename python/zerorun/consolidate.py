@@ -1,10 +1,10 @@
-"""A model's files, or a state dict, out of a sharded checkpoint; needs no GPU, no job and no model.
+"""Writes the full model of a sharded checkpoint; needs no GPU, no job and no model.
 
     python -m zerorun.consolidate CHECKPOINT OUTPUT [--tag TAG] [--safe_serialization]
 
 CHECKPOINT is zerorun's, DeepSpeed's, or a folder of torch.distributed.checkpoint. Floating-point
-parameters come out in fp32 unless --dtype says otherwise, from the masters where training kept
-them. Nothing in the checkpoint is unpickled as code.
+parameters are written in fp32 unless --dtype is given, from the master parameters if training had
+them. No code from the checkpoint is run.
 """
 
 from __future__ import annotations
@@ -34,27 +34,31 @@ __all__ = ["fp32_state_dict", "lazy_state_dict", "main", "open_model", "save_mod
 
 
 def open_model(directory: str | os.PathLike[str], tag: str | None = None) -> Source:
-    """The model in a checkpoint of zerorun or of another program. Raises CheckpointError."""
+    """Opens the model in a checkpoint of zerorun or of another program. Raises CheckpointError."""
     folder = formats.find(os.fspath(directory), tag)
     if folder is None:
         check_whole(directory, tag)
         return open_own(directory, tag)
-    return formats.open_source(folder, optimizer_states=False)
+    source = formats.open_source(folder, optimizer_states=False)
+    source.check_files()
+    return source
 
 
 def lazy_state_dict(
     directory: str | os.PathLike[str], tag: str | None = None, *, exclude_frozen: bool = False
 ) -> dict[str, ModelTensor]:
-    """As fp32_state_dict, of tensors that are read by their ``contiguous()``."""
+    """As fp32_state_dict, with tensors that are read when ``contiguous()`` is called."""
     return model_tensors(open_model(directory, tag), exclude_frozen=exclude_frozen)
 
 
 def fp32_state_dict(
     directory: str | os.PathLike[str], tag: str | None = None, *, exclude_frozen: bool = False
 ) -> dict[str, torch.Tensor]:
-    """The parameters and buffers in fp32, under the names of the model that was saved.
+    """Returns the parameters and buffers in fp32, under the names of the saved model.
 
-    Tied parameters share one tensor. Raises CheckpointError for what is missing or damaged.
+    `directory`: a folder of checkpoints or one checkpoint. `tag`: default: the latest.
+    `exclude_frozen`: leave out frozen parameters. Tied parameters share one tensor. Raises
+    CheckpointError for missing or damaged files.
     """
     lazy = lazy_state_dict(directory, tag, exclude_frozen=exclude_frozen)
     read = {value.name: value.contiguous() for value in lazy.values()}
@@ -72,12 +76,12 @@ def save_model(  # noqa: PLR0913 - options of the command
     exclude_frozen: bool = False,
     progress: Progress = lambda _done, _total: None,
 ) -> list[str]:
-    """Writes the model into the folder `output` as Hugging Face names it; returns the files.
+    """Writes the model to the folder `output` with Hugging Face's file names; returns the files.
 
-    `dtype`: of floating-point tensors; None: as stored. `max_shard_size`: bytes, or text as "5GB",
-    of a file; several files come with an index. safetensors files (`safe_serialization`) are
-    written with one parameter in memory, others with one file. `progress` learns how many bytes
-    of how many are done. Raises CheckpointError, ConfigError.
+    `dtype`: of floating-point tensors; None: as stored. `max_shard_size`: of a file, in bytes or
+    as text ("5GB"); several files have an index. With `safe_serialization` safetensors files are
+    written, with one parameter in memory; else torch.save's, with one file in memory.
+    `progress(done, total)` is called with bytes. Raises CheckpointError, ConfigError.
     """
     limit = None if max_shard_size is None else nbytes_of(max_shard_size)
     source = open_model(directory, tag)

@@ -194,19 +194,27 @@ def main(arguments: list[str]) -> int:
     """`arguments`: after ``zerorun ckpt``. Errors are one line on standard error."""
     parser = Parser(prog="zerorun ckpt")
     commands = parser.add_subparsers(dest="command", required=True)
-    into = commands.add_parser("import", help="another program's checkpoint as one of zerorun's")
-    into.add_argument("source", help="folder of DeepSpeed, Hugging Face or torch's DCP")
+    into = commands.add_parser("import", help="convert a checkpoint of another program")
+    into.add_argument("source", help="folder saved by DeepSpeed, Hugging Face or PyTorch DCP")
     into.add_argument("directory", help="folder for the checkpoint")
-    into.add_argument("--dtype", choices=[*DTYPES], help="of the parameters; default: as saved")
-    into.add_argument("--offload", metavar="DIR", help="local disk for states, to save memory")
-    out = commands.add_parser("export", help="a checkpoint for other programs")
-    out.add_argument("directory", help="a checkpoint of zerorun, DeepSpeed or torch's DCP")
+    into.add_argument(
+        "--dtype", choices=[*DTYPES], help="dtype of the parameters; default: as saved"
+    )
+    into.add_argument(
+        "--offload", metavar="DIR", help="folder on a local disk to keep states in, to save memory"
+    )
+    out = commands.add_parser("export", help="convert a checkpoint for other programs")
+    out.add_argument("directory", help="checkpoint of zerorun, DeepSpeed or PyTorch DCP")
     out.add_argument("output", help="folder for the model")
     out.add_argument("--to", choices=["safetensors", "bin", "dcp"], default="safetensors")
-    out.add_argument("--dtype", choices=[*DTYPES], help="default: fp32, from the masters")
-    out.add_argument("--max_shard_size", default="5GB", help="of a file; default: 5GB")
+    out.add_argument(
+        "--dtype",
+        choices=[*DTYPES],
+        help="dtype of the parameters; default: fp32, from the master parameters",
+    )
+    out.add_argument("--max_shard_size", default="5GB", help="maximum size of a file; default: 5GB")
     for command in (into, out):
-        command.add_argument("--tag", help="default: what was saved last")
+        command.add_argument("--tag", help="tag of the checkpoint; default: the last one saved")
     options = parser.parse_args(arguments)
     try:
         with ProgressBar(f"{options.command}ing") as bar:

@@ -23,9 +23,10 @@ def make_dataloader(
     watch: AbstractContextManager[None] | None = None,
     **options: Any,
 ) -> DataLoader[Any]:
-    """Shuffled, a different part on every rank; call ``loader.sampler.set_epoch`` each epoch.
+    """A data loader with shuffled batches, of different samples on every rank.
 
-    `watch` is entered while a batch is waited for.
+    Call ``loader.sampler.set_epoch`` before each epoch. `watch`: a context manager that is entered
+    while the loader is waited for.
     """
     ranks = communicator.world_size
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, ranks, communicator.rank)
@@ -37,7 +38,7 @@ def make_dataloader(
 
 
 class WatchedLoader(DataLoader[Any]):
-    """A loader that tells when its batches are waited for."""
+    """A data loader that enters `watch` while its batches are waited for."""
 
     watch: AbstractContextManager[None] | None = None
 

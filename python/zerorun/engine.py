@@ -17,6 +17,7 @@ from zerorun.hooks.module_zero_grad import ModuleZeroGrad
 from zerorun.metrics import StepMeter
 from zerorun.monitor import MonitorMaster
 from zerorun.optimizers.optimizer import ZeroOptimizer
+from zerorun.profiling.flops import FlopsProfile
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.sharded_module import ShardedModule
 from zerorun.shards.shards import Shards
@@ -40,19 +41,22 @@ def _while_alive(method: Callable[[], Any]) -> Callable[[], Any]:
 
 
 class ZeroEngine(ShardedModule):
-    """Wraps a model for ZeRO training; made by :func:`zerorun.initialize`.
+    """Trains a sharded model; made by :func:`zerorun.initialize` or :func:`zerorun.shard`.
 
-    The model's hooks do the work, so it may be called through the engine or directly (`module`),
-    and backward may be the engine's or the loss's own. Per micro-step: forward, backward,
-    :meth:`step`, which updates the parameters when a batch of micro-steps is complete.
+    A micro-step is forward, backward and :meth:`step`. `step` updates the parameters when a batch
+    of micro-steps is complete. The hooks are on the model, so forward may call the engine or the
+    model itself (`module`), and backward :meth:`backward` or ``loss.backward()``.
     """
 
     optimizer_class: type[ZeroOptimizer] = ZeroOptimizer
     round_masters = False  # masters of 16-bit parameters begin at the unrounded values
+    flops_profile: FlopsProfile | None = None  # of `flops_profiler`, on rank 0
+    clips_as_torch = True  # torch.nn.utils.clip_grad_norm_ clips the engine's gradients
 
     def __init__(self, model: nn.Module, shards: Shards, batch: BatchConfig) -> None:
         super().__init__(model, shards)
         shards.finish_reduction = _while_alive(self.finish_reduction)
+        shards.clips_as_torch = self.clips_as_torch
         shards.until_closed(ModuleZeroGrad(model, _while_alive(self.zero_grad)))
         # A model whose engine is dropped keeps its gradients.
         weakref.finalize(self, _leave_gradients, weakref.ref(shards)).atexit = False
@@ -77,10 +81,13 @@ class ZeroEngine(ShardedModule):
         scale_wrt_gas: bool = True,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Gradients of a scalar loss, reduced over the ranks: one micro-step.
+        """Computes the gradients of `loss` and reduces them over the ranks. Collective.
 
-        `scale_wrt_gas`: the gradient is averaged over gradient_accumulation_steps; False when the
-        program has divided the loss itself. Returns the loss as averaged.
+        `loss`: a scalar tensor; it is multiplied by the loss scale (fp16). `retain_graph` and
+        `kwargs`: for ``torch.Tensor.backward``. `scale_wrt_gas`: average the gradient over
+        gradient_accumulation_steps; pass False if the program has divided the loss itself. Returns
+        the loss, divided by gradient_accumulation_steps if `scale_wrt_gas`. Raises ConfigError if
+        `loss` is not a scalar tensor.
         """
         steps = self.batch.accumulation_steps
         with self.meter.backward:
@@ -92,7 +99,10 @@ class ZeroEngine(ShardedModule):
         return loss / steps if scale_wrt_gas and steps > 1 else loss
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss times the loss scale, for programs that call backward() themselves."""
+        """Returns `loss` times the loss scale, for programs that call ``backward()`` themselves.
+
+        Raises ConfigError if `loss` is not a scalar tensor.
+        """
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss)
             raise _C.ConfigError(f"backward: got {got}, expected a loss, a scalar tensor")
@@ -103,8 +113,11 @@ class ZeroEngine(ShardedModule):
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Ends a micro-step; at the end of a batch updates the parameters. Collective.
 
-        A gradient that is not finite skips the update on every rank (`skipped_steps`). Where no
-        rank had a gradient since the last update nothing changes, with a warning.
+        If a gradient is not finite, all ranks skip the update, and `skipped_steps` counts it. If no
+        rank had a gradient since the last update, nothing changes, with a warning. `lr_kwargs`: for
+        the scheduler's ``step()``. Raises ConfigError without an optimizer, after a loss without
+        its scale, and if the model's parameters were replaced or added; raises the error of an
+        asynchronous save that failed.
         """
         steps_before = self.global_steps
         with self.meter.step:
@@ -155,12 +168,13 @@ class ZeroEngine(ShardedModule):
             )
 
     def finish_reduction(self) -> bool:
-        """True if reduced gradients are there: between a backward and the step. Collective."""
+        """Completes the reduction; True between a backward and the step, when gradients exist.
+        Collective."""
         self._reduce_open()
         return self.core.phase != "idle"
 
     def _reduce_open(self) -> None:
-        """Gradients of a backward that the program called itself go out."""
+        """Reduces the gradients of a backward that the program called itself."""
         if self.core.phase == "open":
             self.core.reduce_gradients()
 
@@ -171,14 +185,17 @@ class ZeroEngine(ShardedModule):
         return self.core.is_last_micro_step
 
     def set_batch(self, batch: BatchConfig) -> None:
-        """Other batch sizes from the next batch on. Call it between two batches, on every rank."""
+        """Changes the batch sizes from the next batch on. Call it between batches on every rank."""
         if self.core.batch_micro_steps > 0 or self.core.phase == "open":
             raise _C.ConfigError("set_batch: the current batch is not complete; step first")
         self.batch = resolve_batch(batch, data_parallel_size(self.communicator.world_size))
         self.core.accumulation_steps = self.batch.accumulation_steps
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Says so from now on, instead of counting micro-steps. Call it before backward."""
+        """Declares whether the current micro-step completes a batch, until the next call.
+
+        Replaces the counting of micro-steps. Call it before backward, on every rank.
+        """
         self._reduce_open()
         self.core.boundary = bool(is_boundary)
 
@@ -197,28 +214,28 @@ class ZeroEngine(ShardedModule):
     # --- gradients and figures ---
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets a backward that no step followed, if each step ends a batch. The model's own
-        method does so, too.
+        """Discards the gradients of a backward without a step, if every step ends a batch.
+        Collective in that case. The model's own ``zero_grad()`` does the same.
 
-        Accumulated micro-steps stay, since loops with accumulation call this between them; see
-        :meth:`drop_batch`. Collective then, like the backward.
+        Gradients of accumulated micro-steps are kept, because loops with accumulation call this
+        between micro-steps; to discard them use :meth:`drop_batch`. `set_to_none` has no effect.
         """
         counts = self.core.boundary is None and not self.core.no_sync
         if self.batch.accumulation_steps == 1 and counts:
             self.drop_batch()
 
     def drop_batch(self) -> None:
-        """Forgets all gradients since the last update. Collective."""
+        """Discards all gradients since the last update. Collective."""
         self.core.drop_batch()
         self.meter.drop_batch()
 
     def metrics(self) -> dict[str, Any] | None:
-        """The figures of the last step, by the names of docs/metrics.md; None before the first."""
+        """The metrics of the last step, by the names of docs/metrics.md; None before the first."""
         return self.meter.metrics()
 
     def measure_peak(self) -> None:
-        """Times products of large matrices on all ranks, so that the figures have `mfu` from here
-        on. `zerorun.metrics` in the configuration does it. Collective."""
+        """Measures products of large matrices on all ranks, so that later metrics contain `mfu`.
+        With `zerorun.metrics` in the configuration this is done automatically. Collective."""
         self.meter.work.measure_peak(self.communicator, self.device)
         self.meter.times.forget()
 
@@ -229,12 +246,12 @@ class ZeroEngine(ShardedModule):
     save_checkpoint.__doc__ = ShardedModule.save_checkpoint.__doc__
 
     def add_listener(self, listener: Callable[[dict[str, Any]], Any]) -> None:
-        """Calls `listener` with the figures of every step from now on, on this rank.
+        """Calls `listener` with the result of :meth:`metrics` after every later step of this rank.
 
-        They are those of :meth:`metrics`. A listener that raises gets no more, with a warning.
+        A listener that raises is removed, with a warning.
         """
         self.meter.add_listener(listener)
 
     def get_global_grad_norm(self) -> float | None:
-        """L2 norm of the averaged gradient of the last step, before clipping."""
+        """The L2 norm of the last step's averaged gradient before clipping; None before a step."""
         return None if self.last_step is None else self.last_step.grad_norm

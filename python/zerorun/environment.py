@@ -19,6 +19,7 @@ __all__ = [
     "may_share_gpus",
     "meets_at_torchrun",
     "prepend",
+    "rank",
     "set_python",
     "visible_gpus",
 ]
@@ -32,19 +33,19 @@ def adopt_scheduler(port: int | None = None) -> bool:
     """
     if "RANK" in os.environ:
         return True
-    rank = _C.rank_from_environment()
-    if rank.world_size == 1:
+    job = _C.rank_from_environment()
+    if job.world_size == 1:
         return False
     if port is not None:
         os.environ.setdefault("MASTER_PORT", str(port))
     os.environ.update(
-        RANK=str(rank.rank),
-        WORLD_SIZE=str(rank.world_size),
-        LOCAL_RANK=str(rank.local_rank),
-        LOCAL_WORLD_SIZE=str(rank.local_world_size),
-        MASTER_ADDR=rank.master_addr,
+        RANK=str(job.rank),
+        WORLD_SIZE=str(job.world_size),
+        LOCAL_RANK=str(job.local_rank),
+        LOCAL_WORLD_SIZE=str(job.local_world_size),
+        MASTER_ADDR=job.master_addr,
     )
-    os.environ.setdefault("MASTER_PORT", str(rank.master_port))
+    os.environ.setdefault("MASTER_PORT", str(job.master_port))
     return True
 
 
@@ -63,12 +64,21 @@ def local_rank() -> int | None:
     """LOCAL_RANK: the rank's number on its host. Raises ConfigError unless it is a number."""
     if "LOCAL_RANK" not in os.environ:
         adopt_scheduler()
-    text = os.environ.get("LOCAL_RANK")
+    return _number("LOCAL_RANK")
+
+
+def rank() -> int:
+    """RANK: the rank's number, 0 when it is not set. Raises ConfigError unless it is a number."""
+    return _number("RANK") or 0
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name)
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()):
         raise _C.ConfigError(
-            f"the environment variable LOCAL_RANK is '{text}', expected a number from 0 on: start "
+            f"the environment variable {name} is '{text}', expected a number from 0 on: start "
             "the program with zerorun or torchrun, which set it, or unset it"
         )
     return int(text)

@@ -1,8 +1,8 @@
-"""Expert parallelism: ranks that hold different experts of a layer, and those that hold the same.
+"""Expert parallelism: the experts of a layer are divided among ranks.
 
-A parameter with ``allreduce = False`` and a ``group_name`` (DeepSpeed's marks) is an expert's: its
-gradient is added over the ranks of that group that hold the same expert, and its states are sharded
-over them. Gradients are averaged over all ranks' data, as those of every parameter.
+A parameter with ``allreduce = False`` and a ``group_name``, as DeepSpeed marks them, belongs to an
+expert. Its gradient is reduced, and its states are sharded, over the ranks that hold the same
+expert. As for all parameters, the gradient is the average over the data of all ranks.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ _known: dict[str, ExpertGroups] = {}  # a process belongs to one job, as torch's
 
 @dataclass(frozen=True)
 class ExpertGroups:
-    """This rank's place among the ranks that hold the experts of a layer together."""
+    """This rank's groups: ranks that together hold all experts of a layer, and ranks that hold the
+    same experts."""
 
-    name: str  # as parameters say it in `group_name`
-    ranks: tuple[int, ...]  # of the job, which hold different experts, in the experts' order
-    data_ranks: tuple[int, ...]  # which hold the same experts as this rank
-    group: Any  # torch's process group of `ranks`: tokens go to their experts in it
-    data_group: Any  # of `data_ranks`
+    name: str  # the `group_name` of parameters
+    ranks: tuple[int, ...]  # ranks of the job that hold different experts, in the experts' order
+    data_ranks: tuple[int, ...]  # ranks of the job that hold the same experts as this rank
+    group: Any  # torch process group of `ranks`, for the exchange of tokens
+    data_group: Any  # torch process group of `data_ranks`
     data_first: bool = False  # neighbours hold the same experts
 
     @property
@@ -36,20 +37,22 @@ class ExpertGroups:
 
     @property
     def rank(self) -> int:
-        """Which of the experts this rank holds."""
+        """The index of this rank in `ranks`: which experts it holds."""
         return self.ranks.index(torch.distributed.get_rank())
 
 
 def is_expert(parameter: Any) -> bool:
-    """True if other ranks hold another expert in its place."""
+    """True if the parameter belongs to an expert (``allreduce = False``)."""
     return getattr(parameter, "allreduce", True) is False
 
 
 def start(size: int, *, data_first: bool = False) -> ExpertGroups:
-    """The groups named ``ep_size_<size>``, made at the first call. Collective then.
+    """Returns the groups named ``ep_size_<size>``; the first call makes them and is collective.
 
-    `size` neighbours hold the experts of a layer together. `data_first`: neighbours hold the same
-    experts instead, and every (world size / `size`)-th rank the others. Raises ConfigError.
+    `size`: the number of neighbouring ranks that together hold the experts of a layer.
+    `data_first`: neighbours hold the same experts instead, and every (world size / `size`)-th rank
+    holds different ones. Needs torch.distributed's default group. Raises ConfigError if `size` does
+    not divide the number of ranks, or if the groups exist with another `data_first`.
     """
     name = f"ep_size_{size}"
     if name in _known:
@@ -84,18 +87,18 @@ def start(size: int, *, data_first: bool = False) -> ExpertGroups:
 
 
 def _make(lists: list[tuple[int, ...]]) -> tuple[tuple[int, ...], Any]:
-    """Makes all groups, as every rank has to, and returns the one that this rank is in."""
+    """Makes all groups, as every rank has to, and returns this rank's group."""
     made = [(ranks, torch.distributed.new_group(list(ranks))) for ranks in lists]
     return next(pair for pair in made if torch.distributed.get_rank() in pair[0])
 
 
 def known() -> dict[str, ExpertGroups]:
-    """All that were made, by name."""
+    """All groups made by :func:`start`, by name."""
     return dict(_known)
 
 
 def named(name: Any, parameter: str) -> ExpertGroups:
-    """Raises ConfigError, which names the parameter that says so, for a name that is not known."""
+    """The groups of this name. Raises ConfigError that names the parameter for an unknown name."""
     if name in _known:
         return _known[name]
     raise _C.ConfigError(

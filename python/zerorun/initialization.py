@@ -53,25 +53,28 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
 ) -> tuple[ZeroEngine, ZeroOptimizer | None, Any, Any]:
     """Shards `model` over the ranks of the job; returns (engine, optimizer, dataloader, scheduler).
 
-    Collective: every rank calls it with the same model; parameters become rank 0's. A model on the
-    CPU is moved to this rank's GPU if it has one (``engine.device``).
-    - `config`: a ds_config.json (path) or its content (dict).
-    - `optimizer`: a torch optimizer on the model's parameters, or a function of `model_parameters`
-      that makes one. torch's Adam and AdamW run as the core's fused ones, others on flat fp32
-      shards. Without it the configuration's "optimizer"; without both the engine does not train.
-    - `model_parameters`: parameters or groups to train, for the configuration's optimizer.
-    - `training_data`: a dataset, for a data loader that gives each rank its part.
-    - `lr_scheduler`: a torch scheduler, or a function of the optimizer that makes one; it is
-      stepped with the engine. Schedulers that are not given here just change the groups' lr.
-    - `mpu`, `device_mesh`, `mesh_param`: one of them, where ranks hold different parts of the model
-      (tensor or pipeline parallelism); see :func:`zerorun.model.mesh.mesh_of`. States are sharded
-      and gradients averaged over the data-parallel ranks; norm, overflow and loss scale are the
-      job's.
-    - `units`: the modules that are gathered as one at stage 3; see :func:`zerorun.shard`.
+    The arguments are those of ``deepspeed.initialize``. Collective: every rank calls it with the
+    same model. All ranks get rank 0's values. A model on the CPU is moved to this rank's GPU if it
+    has one (``engine.device``).
 
-    A model of another engine leaves that one, which ends as with :meth:`ZeroEngine.destroy`. An
-    error leaves the model as it was, and is one on every rank from where parameters are sharded on.
-    Raises :class:`zerorun.ConfigError` for contradictions, naming the parameter or key.
+    - `config`: the path of a ds_config.json, or its content as a dict.
+    - `optimizer`: a torch optimizer on the model's parameters, or a function of `model_parameters`
+      that makes one. torch's Adam and AdamW run as the fused ones of the C++ core, others on flat
+      fp32 shards. None: the configuration's "optimizer"; without that the engine does not train.
+    - `model_parameters`: parameters or groups to train, for the configuration's optimizer.
+    - `training_data`: a dataset. The returned data loader gives each rank different samples.
+    - `lr_scheduler`: a torch scheduler, or a function of the optimizer that makes one. The engine
+      steps it. A scheduler that is not passed here also works, if the program steps it.
+    - `mpu`, `device_mesh`, `mesh_param`: one of these if ranks hold different parts of the model
+      (tensor or pipeline parallelism); see :func:`zerorun.model.mesh.mesh_of`. States are sharded
+      and gradients averaged over the data-parallel ranks; norm, overflow and loss scale are
+      computed over all ranks.
+    - `units`: the modules that are gathered as a whole at stage 3; see :func:`zerorun.shard`.
+
+    If the model belongs to another engine, that engine is destroyed first. If initialize fails, the
+    model is as before; an error after sharding has begun is raised on every rank. Raises
+    :class:`zerorun.ConfigError`, which names the parameter or key, if arguments are invalid or
+    contradict each other.
     """
     if not isinstance(model, nn.Module):
         raise _C.ConfigError(f"initialize: model is {type(model)}, expected a torch.nn.Module")
@@ -131,7 +134,9 @@ def _configure(
     """Gives the engine what the core does not do."""
     engine.config = given
     if configuration.value_of(parsed, "/torch_autocast/enabled", False):
-        engine.autocast = torch.bfloat16
+        name = configuration.value_of(parsed, "/torch_autocast/dtype", "bfloat16")
+        half = name.removeprefix("torch.") in {"float16", "fp16", "half"}
+        engine.autocast = torch.float16 if half else torch.bfloat16
     if not configuration.value_of(parsed, "/managed_gradient_accumulation", True):
         engine.core.boundary = True  # each step() ends a batch
     refuses_edits = edits_are_refused(parsed)

@@ -27,6 +27,7 @@ class _Engine(Protocol):
     meter: StepMeter
     optimizer: Any
     batch: Any
+    flops_profile: FlopsProfile | None
 
     def measure_peak(self) -> None: ...
     @property
@@ -75,7 +76,8 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> None:
     if rank > 0:
         return
     if engine.monitor.enabled:
-        scaled = parsed.config.precision.param_dtype == "fp16"
+        precision = parsed.config.precision
+        scaled = precision.param_dtype == "fp16" or precision.scales_loss
 
         def report(metrics: dict[str, Any]) -> None:
             engine.monitor.write_events(step_events(metrics, loss_scale=scaled, times=breakdown))
@@ -84,7 +86,7 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> None:
     if parsed.config.steps_per_print is not None or breakdown:
         add(ProgressLines(parsed.config.steps_per_print, breakdown, lambda: _momenta(engine)))
     if profile.pop("enabled", False):
-        FlopsProfile.during(engine, **profile)
+        engine.flops_profile = FlopsProfile.during(engine, **profile)
 
 
 def _table(engine: _Engine, section: dict[str, Any]) -> CollectiveTable | None:

@@ -157,7 +157,7 @@ def _decode_tensor(content: Any) -> torch.Tensor:
     if not isinstance(kind, torch.dtype):
         raise TypeError(f"torch.{dtype} is no dtype")
     if not data:
-        return torch.empty(shape, dtype=kind)
+        return torch.empty(0, dtype=kind).reshape(shape)
     return torch.frombuffer(bytearray(_data(data)), dtype=kind).reshape(shape)
 
 

@@ -39,9 +39,7 @@ def decode(text: str) -> dict[str, Any]:
     """The data; empty for the text of another program. Raises CheckpointError."""
     state = _read(text) or {}
     return {
-        name: plain_values.decode(value, allow_pickle=False)
-        for name, value in state.items()
-        if name != _OBJECTS
+        name: _value(value, allow_pickle=False) for name, value in state.items() if name != _OBJECTS
     }
 
 
@@ -56,14 +54,22 @@ def decode_objects(text: str, *, allow_pickle: bool) -> dict[str, Any]:
     objects = state.get(_OBJECTS)
     if not isinstance(objects, dict):
         raise _C.CheckpointError("the program's part of the checkpoint has no 'objects'")
-    return {
-        name: plain_values.decode(value, allow_pickle=allow_pickle)
-        for name, value in objects.items()
-    }
+    return {name: _value(value, allow_pickle=allow_pickle) for name, value in objects.items()}
+
+
+def _value(value: Any, *, allow_pickle: bool) -> Any:
+    try:
+        return plain_values.decode(value, allow_pickle=allow_pickle)
+    except RecursionError as error:
+        message = f"the program's part of the checkpoint is nested too deeply: {error}"
+        raise _C.CheckpointError(message) from error
 
 
 def _read(text: str) -> dict[str, Any] | None:
-    state = json.loads(text) if text else {}
+    try:
+        state = json.loads(text) if text else {}
+    except (ValueError, RecursionError) as error:
+        raise _C.CheckpointError(f"the program's part of the checkpoint: {error}") from error
     if not isinstance(state, dict) or "zerorun_python" not in state:
         return None
     version = state["zerorun_python"]

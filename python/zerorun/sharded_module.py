@@ -25,6 +25,7 @@ from zerorun.model.local_tensor import local_of, whole_of
 from zerorun.model.mesh import EngineRanks
 from zerorun.model.model_layout import ModelLayout
 from zerorun.optimizers.optimizer import ZeroOptimizer
+from zerorun.shards import clipping
 from zerorun.shards.shards import Shards
 
 __all__ = ["ShardedModule"]
@@ -37,7 +38,7 @@ def _load_whole(
     tag: str | None,
     **wanted: bool,
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """A checkpoint of zerorun's or of another program. Collective."""
+    """Loads a checkpoint of zerorun or of another program. Collective."""
     tag = checkpoint.shared_tag(shards, training, load_dir, tag)
     with all_or_none(shards.communicator, "load_checkpoint"):
         model_parts.check_whole(load_dir, tag)
@@ -48,14 +49,18 @@ def _load_whole(
 
 
 class ShardedModule(nn.Module):
-    """A module that is its `module` in all but the places where the shards show."""
+    """The part of an engine that is not its training loop: forward, state dicts, checkpoints.
+
+    Attributes that it does not have are those of the model, `module`.
+    """
 
     autocast: torch.dtype | None = None  # of the forward pass
-    pickle_objects = False  # save_checkpoint refuses what JSON has no form for
+    pickle_objects = False  # save_checkpoint rejects values that JSON cannot represent
 
     def __init__(self, model: nn.Module, shards: Shards) -> None:
         super().__init__()
         torch_state_dicts.serve()
+        clipping.serve()
         self.module = model
         self.shards = shards
         self.config: dict[str, Any] = {}
@@ -97,7 +102,7 @@ class ShardedModule(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the model, where its inputs belong."""
+        """The device of the model and of its inputs."""
         return self.shards.device
 
     def zero_optimization_stage(self) -> int:
@@ -132,18 +137,21 @@ class ShardedModule(nn.Module):
     def state_dict(  # type: ignore[override]
         self, *args: Any, keep_vars: bool = False, **kwargs: Any
     ) -> dict[str, Any]:
-        """The model's own. ConfigError at stage 3, where parameters are empty outside of a gather,
-        unless the parameters themselves are asked for (`keep_vars`)."""
+        """The model's ``state_dict()``, with the same arguments.
+
+        Raises ConfigError if a parameter is empty (at stage 3, outside of a gather), unless
+        `keep_vars` requests the parameters themselves.
+        """
         for parameter, name in self.layout.names.items():
             if not keep_vars and local_of(parameter).shape != self.layout.shapes[parameter]:
                 raise _C.ConfigError(f"state_dict: {name} is empty, since it is {EMPTY_PARAMETERS}")
         return self.module.state_dict(*args, keep_vars=keep_vars, **kwargs)
 
     def full_state_dict(self, *, rank0_only: bool = True) -> dict[str, torch.Tensor] | None:
-        """The model's own state dict with whole parameters, at every stage, in host memory.
+        """The model's state dict with full parameters in host memory, at every stage. Collective.
 
-        Collective. None on other ranks than 0, or with `rank0_only` False a copy on each. No more
-        than one unit is gathered at a time.
+        Returns None on ranks other than 0; with `rank0_only` False every rank gets a copy. Gathers
+        one unit at a time.
         """
         self._check_open("full_state_dict")
         return full_state_dict(self.module, self.ranks, everywhere=not rank0_only)
@@ -151,11 +159,11 @@ class ShardedModule(nn.Module):
     def iter_full_parameters(
         self, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and full values of each parameter, tied ones once, for an inference engine.
+        """Yields name and full values of each parameter, tied ones once, for inference engines.
 
         Collective: every rank iterates to the end, or all stop at the same parameter. The tensors
-        are copies, in `dtype` (floating-point ones; None: the model's) and on `device` (None: the
-        model's). One unit is gathered at a time, once.
+        are copies. `dtype`: of floating-point tensors; None: the model's. `device`: None: the
+        model's. Gathers each unit once, one at a time.
         """
         self._check_open("iter_full_parameters")
         check_one_model(self.module, self.ranks)
@@ -164,7 +172,10 @@ class ShardedModule(nn.Module):
             yield name, whole_of(parameter).to(device or parameter.device, kept, copy=True)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads into the model and its master copies; below stage 3."""
+        """The model's ``load_state_dict()``, which also updates the master parameters.
+
+        Raises ConfigError at stage 3.
+        """
         if self.shards.stage == 3:
             raise _C.ConfigError(
                 "load_state_dict: parameters are sharded at stage 3; use load_checkpoint, or copy "
@@ -182,7 +193,7 @@ class ShardedModule(nn.Module):
             )
 
     def drop_batch(self) -> None:
-        """Forgets all gradients since the last update. Collective."""
+        """Discards all gradients since the last update. Collective."""
         raise NotImplementedError
 
     def _training(self) -> checkpoint.Training:
@@ -206,16 +217,19 @@ class ShardedModule(nn.Module):
         *,
         blocking: bool | None = None,
     ) -> bool:
-        """Saves everything that training needs under `save_dir`/`tag`. Collective.
+        """Saves everything that is needed to continue training in `save_dir`/`tag`. Collective.
 
-        `tag`: rank 0's; default ``global_step<N>``. `client_state`: plain values, tensors, arrays,
-        returned by :meth:`load_checkpoint`; other objects need ``checkpoint.pickle_client_state``
-        in the configuration, else they are a ConfigError. `save_latest`: a load without tag takes
-        this one from now on. `exclude_frozen_parameters`: they are not saved, and a load leaves
-        them as they are. `blocking`: False returns when the states are copied, and a thread writes
-        while the training goes on; default: as ``checkpoint.async_save`` says. A save waits for the
-        one before. Raises CheckpointError or IoError on every rank, also of a save in the
-        background that has failed, as do :meth:`step` and :meth:`wait_for_checkpoint`.
+        - `tag`: default ``global_step<N>``; rank 0's is used.
+        - `client_state`: returned by :meth:`load_checkpoint`: plain values, tensors and arrays.
+          Other objects need ``checkpoint.pickle_client_state`` in the configuration.
+        - `save_latest`: later loads without a tag load this checkpoint.
+        - `exclude_frozen_parameters`: do not save frozen parameters; a load does not change them.
+        - `blocking`: False returns when the states are copied, and a thread writes them while
+          training continues. Default: ``checkpoint.async_save`` of the configuration.
+
+        A save waits for the previous one. Returns True. Raises ConfigError for a `client_state`
+        that cannot be saved, and CheckpointError or IoError on every rank, also for an earlier
+        asynchronous save that failed; so do :meth:`step` and :meth:`wait_for_checkpoint`.
         """
         save = model_parts.save if self.ranks.model_size > 1 else checkpoint.save
         save(
@@ -231,8 +245,8 @@ class ShardedModule(nn.Module):
         return True
 
     def wait_for_checkpoint(self) -> None:
-        """Returns when the last save is complete on disk, and raises its error on every rank if it
-        has failed. Collective; nothing to do after a blocking save."""
+        """Waits until the last save is complete on disk. Raises its error on every rank if it
+        failed. Collective. Does nothing after a blocking save."""
         self.shards.saver.wait()
 
     def load_checkpoint(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
@@ -245,16 +259,20 @@ class ShardedModule(nn.Module):
         load_module_only: bool = False,
         custom_load_fn: Any = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Continues from a checkpoint of any world size and stage. Collective.
+        """Loads a checkpoint, saved at any stage on any number of ranks. Collective.
 
-        `load_dir`: a folder of zerorun's, DeepSpeed's (stages 1 to 3, universal) or
-        torch.distributed.checkpoint's, or a model in Hugging Face's layout (docs/checkpoints.md).
-        Returns (path, client_state), or (None, None) when `load_dir` has no checkpoint. No code of
-        the checkpoint runs, unless ``checkpoint.pickle_client_state`` allows it to unpickle what
-        JSON does not hold. The model must be the saved one; a difference is a CheckpointError that
-        names it, and changes nothing. `load_module_strict` False: parameters that only one of
-        the two has, and buffers of another shape, stay as they are. `load_module_only`: everything
-        but the model does, counters included.
+        - `load_dir`: a folder of zerorun's, DeepSpeed's (stages 1 to 3, universal) or
+          torch.distributed.checkpoint's, or a model in Hugging Face's layout (docs/checkpoints.md).
+        - `tag`: None: the one that the file ``latest`` names, or `load_dir` itself.
+        - `load_module_strict`: False leaves parameters that only the model or only the checkpoint
+          has, and buffers of another shape, unchanged.
+        - `load_optimizer_states`, `load_lr_scheduler_states`: False leaves those unchanged.
+        - `load_module_only`: loads only the model, not even counters.
+        - `custom_load_fn`: not supported.
+
+        Returns (path, client_state), or (None, None) if `load_dir` has no checkpoint. Runs no code
+        from the checkpoint, unless ``checkpoint.pickle_client_state`` allows unpickling. Raises
+        CheckpointError, before anything changes, that names each difference from the saved model.
         """
         self._check_open("load_checkpoint")
         if custom_load_fn is not None:
@@ -279,16 +297,19 @@ class ShardedModule(nn.Module):
         save_filename: str = "pytorch_model.bin",
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """The whole model's state dict in one file, written by rank 0. Collective."""
+        """Saves the full model's state dict to one file, written by rank 0. Collective.
+
+        Floating-point values have the model's dtype. Returns True.
+        """
         save_full_state(self.module, self.ranks, save_dir, save_filename, exclude_frozen_parameters)
         return True
 
     def destroy(self) -> None:
-        """Gives the memory back and takes all hooks off the model, which stays usable.
+        """Frees the engine's memory and removes all hooks from the model, which stays usable.
 
-        Parameters become ordinary tensors; at stage 3 each rank keeps its part, as under zero.Init.
-        A second call does nothing. Collective at stage 3 where ranks do not share parameters (on
-        GPUs); else it only must not come while another rank is within a step.
+        Parameters become ordinary tensors; at stage 3 they stay sharded, as made by zero.Init.
+        A second call does nothing. Collective at stage 3 if ranks do not share parameters (on
+        GPUs); otherwise no other rank may be within a step meanwhile.
         """
         shards = self.__dict__.get("shards")
         if shards is not None:

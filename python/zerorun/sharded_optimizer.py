@@ -54,22 +54,23 @@ def _shards_of(optimizer: torch.optim.Optimizer) -> Shards:
 
 
 class ShardedOptimizer(ShardOptimizer):
-    """Shards the states of a torch optimizer over the ranks (ZeRO-1), in a DDP script or without.
+    """Shards the states of a torch optimizer over the ranks (ZeRO-1), with or without DDP.
 
     ::
 
         optimizer = zerorun.ShardedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
 
-    :meth:`step` averages the gradients over the ranks, which changes nothing where
-    DistributedDataParallel has done so, updates this rank's shards (fused for torch's Adam and
-    AdamW), and shares the new parameters. Parameters become rank 0's when it is made. A parameter
-    without a gradient is updated as with one of zeros. 16-bit parameters get fp32 masters. It works
-    where the parameters are; move the model first.
+    :meth:`step` averages the gradients over the ranks (no change if DistributedDataParallel has
+    averaged them), updates this rank's shards (fused for torch's Adam and AdamW), and gathers the
+    new parameters. The constructor gives all ranks rank 0's parameters; move the model to its
+    device before. A parameter without a gradient is updated with a gradient of zeros. 16-bit
+    parameters get fp32 masters.
 
-    A GradScaler needs gradients that are averaged already, as with DistributedDataParallel: it
-    looks for infinities in this rank's, and skips the step on this rank alone.
+    A GradScaler needs gradients that are already averaged, as with DistributedDataParallel. It
+    checks only this rank's gradients, and would otherwise skip the step on this rank alone.
 
-    Collective: making it, :meth:`step`, :meth:`consolidate_state_dict` and :meth:`load_state_dict`.
+    The constructor, :meth:`step`, :meth:`consolidate_state_dict` and :meth:`load_state_dict` are
+    collective. Raises ConfigError for an optimizer that cannot run on shards (docs/python.md).
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -86,7 +87,10 @@ class ShardedOptimizer(ShardOptimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Takes the gradients (`.grad` is None afterwards) and updates the parameters."""
+        """Takes the gradients (`.grad` is None afterwards) and updates the parameters. Collective.
+
+        `closure`: called once before the update; its loss is returned.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -105,7 +109,10 @@ class ShardedOptimizer(ShardOptimizer):
     # --- states ---
 
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """Brings all states to rank `to`, whose :meth:`state_dict` then gives them."""
+        """Collects all states on rank `to`, for its :meth:`state_dict`. Collective.
+
+        Call it again after further steps.
+        """
         shards = self.shards
         chunks: Chunks = {}
         for name, *chunk in _all_gather(self._chunks(), shards.communicator):
@@ -120,7 +127,11 @@ class ShardedOptimizer(ShardOptimizer):
         self._consolidated = {key: value for key, value in states.items() if value}
 
     def state_dict(self) -> dict[str, Any]:
-        """As the basic optimizer's, on the rank that consolidate_state_dict named."""
+        """The full states in the format of the wrapped optimizer.
+
+        Raises ConfigError except on the rank passed to :meth:`consolidate_state_dict`, and after a
+        step that followed it.
+        """
         if self._consolidated is None:
             raise _C.ConfigError(
                 "state_dict: each rank has its shards only; call consolidate_state_dict() on all "
@@ -135,9 +146,10 @@ class ShardedOptimizer(ShardOptimizer):
         return {"state": self._consolidated, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The whole states, the same on every rank; those of the basic optimizer fit too.
+        """Loads full states, the same on every rank, of this or of the wrapped optimizer.
+        Collective.
 
-        Raises CheckpointError on every rank, before anything changes, for those that do not fit.
+        Raises CheckpointError on every rank, before anything changes, for states that do not fit.
         """
         with all_or_none(self.shards.communicator, "load_state_dict"):
             self._check(state_dict)

@@ -47,35 +47,37 @@ def shard(  # noqa: PLR0913 - keywords
 ) -> ZeroEngine:
     """Shards `model` over the ranks of the job, in place, and returns the engine that trains it.
 
-    Collective: every rank calls it with the same model; parameters become rank 0's, and stay the
-    same objects. A model that is on the CPU is moved to this rank's GPU if it has one.
+    Implements the ZeRO stages (Rajbhandari et al., arXiv 1910.02054) and FSDP2's HSDP. Collective:
+    every rank calls it with the same model. All ranks get rank 0's values; parameters stay the same
+    objects. A model on the CPU is moved to this rank's GPU if it has one.
 
-    - `stage`: 0 replicates; 1 shards the optimizer's states, 2 also gradients, 3 also parameters.
-    - `shard_group_size`: neighbouring ranks that share one copy of what is sharded; gathers stay
-      among them. 0: all ranks; "auto": those of a host.
+    - `stage`: 0 replicates; 1 shards optimizer states, 2 also gradients, 3 also parameters.
+    - `shard_group_size`: number of neighbouring ranks that share one copy of what is sharded;
+      gathers stay within the group. 0: all ranks; "auto": the ranks of a host.
     - `optimizer`: a torch optimizer on the model's parameters, or a function of parameter groups
-      that makes one (``functools.partial(torch.optim.AdamW, lr=1e-3)``). From here on its
-      ``step()`` and ``zero_grad()`` are the engine's. None: the engine does not train.
-    - `dtype`: of parameters in forward and backward; masters are fp32. None: as the model has it.
-      Floating-point inputs of a 16-bit engine are cast. fp16 scales the loss:
-      ``engine.backward(loss)``.
-    - `reduce_dtype`: in which gradients are summed over the ranks; None: that of the parameters.
-    - `clip`: largest L2 norm of the whole gradient; None: no clipping.
-    - `accumulation_steps`: backward passes per update, over which the gradient is averaged. With 1
-      a step takes what all backward passes since the last one add up to, as torch's does.
-    - `units`: which modules are gathered as one at stage 3: a class, a name ("Block",
-      "layers.*"), several of them, or a function of (path, module). None: blocks of lists, and
-      modules of one class side by side.
-    - `init`, `weights`: for what is on the meta device. `init` writes a module's own parameters and
-      buffers, default its ``reset_parameters()``; `weights` has values by name as a state dict,
-      of which rank 0's are used. One module at a time has memory, so no rank holds a stage-3
-      model.
-    - `offload_optimizer`, `offload_params`: "cpu", or the folder of a local disk.
-    - `device_mesh`: torch's, whose dimensions have names, where `model` is divided over one of them
-      (``parallelize_module(model, mesh["tp"], plan)``): states are sharded over the others ("dp").
-    - `timeout`: seconds that a collective waits for the other ranks.
+      that makes one (``functools.partial(torch.optim.AdamW, lr=1e-3)``). After this call its
+      ``step()`` and ``zero_grad()`` call the engine. None: the engine does not train.
+    - `dtype`: dtype of parameters in forward and backward; 16-bit parameters get fp32 masters.
+      None: the model's. With 16 bits ``engine(...)`` casts floating-point inputs. With fp16 use
+      ``engine.backward(loss)``, which scales the loss.
+    - `reduce_dtype`: dtype in which gradients are added over the ranks. None: the parameters'.
+    - `clip`: maximum L2 norm of the whole gradient. None: no clipping.
+    - `accumulation_steps`: backward passes per update, over which the gradient is averaged. With 1,
+      a step applies the sum of all backward passes since the last step, as in torch.
+    - `units`: modules that are gathered as a whole at stage 3: a class, a name ("Block",
+      "layers.*"), several of them, or a function of (path, module). None: elements of module
+      lists, and siblings of one class.
+    - `init`, `weights`: only for models on the meta device. `init(module)` writes a module's own
+      parameters and buffers; default: ``module.reset_parameters()``. `weights` maps names to
+      tensors like a state dict; rank 0's is used. Modules get memory one at a time, so no rank
+      ever holds a full stage-3 model.
+    - `offload_optimizer`, `offload_params`: "cpu", or the path of a folder on a local disk.
+    - `device_mesh`: a torch DeviceMesh with dimension names, for a model that is divided over one
+      of them (``parallelize_module(model, mesh["tp"], plan)``). States are sharded over "dp".
+    - `timeout`: seconds that a collective waits for other ranks.
 
-    Raises :class:`zerorun.ConfigError`, a ValueError, for what contradicts itself, naming it.
+    Raises :class:`zerorun.ConfigError`, a ValueError, which names the argument or parameter, if
+    arguments are invalid or contradict each other.
     """
     if not isinstance(model, nn.Module):
         raise _C.ConfigError(f"shard: model is {type(model)}, expected a torch.nn.Module")

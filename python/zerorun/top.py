@@ -136,18 +136,21 @@ def table(found: Latest, name: str) -> list[str]:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="zerorun top",
-        description="Shows the last step of each rank of a run, live in a terminal, else once. "
-        "Times are milliseconds of the step.",
+        description="Shows the last step of each rank of a run: in a terminal it is updated, "
+        "otherwise printed once. Times are in milliseconds per step.",
     )
     parser.add_argument(
-        "run", type=Path, metavar="RUN", help="metrics file of a run, or a folder of its ranks'"
+        "run",
+        type=Path,
+        metavar="RUN",
+        help="metrics file of a run, or a folder with the files of its ranks",
     )
     parser.add_argument(
         "--interval",
         type=float,
         default=1.0,
         metavar="SECONDS",
-        help="between two looks (default: %(default)s)",
+        help="time between two updates (default: %(default)s)",
     )
     given = parser.parse_args(argv)
     if not 0.1 <= given.interval <= 3600.0:

@@ -216,6 +216,10 @@ TEST_F(Damage, ForgedManifestsAreRefused) {
   EXPECT_THAT(forged("\"lr\": ", "\"lr\": -1"), HasSubstr("'lr' is -1"));
   EXPECT_THAT(forged("\"step\": 0", "\"step\": 0,\n  \"step\": 7"),
               HasSubstr("'step' stands twice"));
+  EXPECT_THAT(forged("\"step\": 0",
+                     "\"step\": 0,\n  \"loss_scaler\": {\"cur_scale\": -2, \"cur_iter\": 1, "
+                     "\"last_overflow_iter\": 0, \"cur_hysteresis\": 1}"),
+              HasSubstr("loss scaler state: scale -2"));
   EXPECT_THAT(forged("\"name\": \"exp_avg\"", "\"name\": \"exp.avg\""), HasSubstr("has a '.'"));
   EXPECT_EQ(forged("\"step\": 0", "\"step\": 0"), "loaded");
 }

@@ -51,9 +51,11 @@ struct Dtypes {
   DType in;
   DType out;
 };
-constexpr std::array<Dtypes, 6> kReducible = {{{DType::fp32, DType::fp32},
+constexpr std::array<Dtypes, 8> kReducible = {{{DType::fp32, DType::fp32},
                                                {DType::bf16, DType::bf16},
+                                               {DType::fp32, DType::fp16},
                                                {DType::bf16, DType::fp32},
+                                               {DType::bf16, DType::fp16},
                                                {DType::fp16, DType::fp16},
                                                {DType::fp16, DType::fp32},
                                                {DType::int64, DType::int64}}};

@@ -171,7 +171,7 @@ TEST(Schedules, ProblemsNameTheKey) {
               HasSubstr("/scheduler/params/warmup_num_steps (2:27): got 0, expected an integer of "
                         "at least 1 for WarmupLR"));
   EXPECT_THAT(problems_of(R"({"scheduler": {"params": {"warmup_num_steps": 7}}})"),
-              HasSubstr("/scheduler/params/warmup_num_steps (1:27): asks for something, but "
+              HasSubstr("/scheduler/params/warmup_num_steps (1:27): is set, but "
                         "/scheduler/type is missing"));
   EXPECT_THAT(problems_of(R"({"scheduler": {"type": "WarmpLR", "params": {"cycle_min_lr": 7}}})"),
               AllOf(HasSubstr("1 problem\n"), HasSubstr("did you mean \"WarmupLR\"")));

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
+import argparse
+from typing import Any
 
 import lightning
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from program import mean, start, write
+from tiny import shared_folder
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -64,25 +67,45 @@ class Regression(lightning.LightningModule):
         }
 
 
+def make_trainer(given: argparse.Namespace, **changes: Any) -> lightning.Trainer:
+    settings = {"max_epochs": 2, "enable_checkpointing": False} | changes
+    return lightning.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=OnCpu(stage=given.stage),
+        precision="bf16-true" if given.bf16 else "32-true",
+        gradient_clip_val=0.5,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=shared_folder(),
+        **settings,
+    )
+
+
+def restored(given: argparse.Namespace, loader: DataLoader) -> dict[str, list[float]]:
+    """Figures of a checkpoint that is tested, and trained on by another module."""
+    module, folder = Regression(), shared_folder()
+    saver = ModelCheckpoint(dirpath=folder, save_last=True)
+    trainer = make_trainer(given, callbacks=[saver], enable_checkpointing=True)
+    trainer.fit(module, loader)
+    path = saver.last_model_path
+    figures = {"restored": [trainer.test(module, loader, path, verbose=False)[0]["test_loss"]]}
+    module = Regression()
+    make_trainer(given, max_epochs=3).fit(module, loader, ckpt_path=path)
+    return figures | {f"restored_{name}": values for name, values in module.figures.items()}
+
+
 def main() -> None:
     given = start()
     lightning.seed_everything(0)
     x = torch.randn(64, 8)
     loader = DataLoader(TensorDataset(x, x[:, :1] * x[:, 1:2]), batch_size=4)
+    if given.restore:
+        write(given, restored(given, loader))
+        return
     module = Regression()
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=OnCpu(stage=given.stage),
-        precision="bf16-true" if given.bf16 else "32-true",
-        max_epochs=2,
-        gradient_clip_val=0.5,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tempfile.mkdtemp(),
-        enable_checkpointing=False,
-    )
+    trainer = make_trainer(given)
     trainer.fit(module, loader, loader)
     figures = dict(module.figures)
     figures["val_loss"] = [trainer.validate(module, loader, verbose=False)[0]["val_loss"]]

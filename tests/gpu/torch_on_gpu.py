@@ -11,7 +11,6 @@ something differs or fails, 3 without a GPU.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))
+sys.path += [str(Path(__file__).parent), str(Path(__file__).resolve().parents[1] / "python")]
+from ranks_on_gpu import build_named, run_ranks
 from tied_model import VOCABULARY, Model
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS, BATCH = 2, 4
 BOUND = {"fp32": 1e-4, "bf16": 3e-2}  # relative, of losses; in fp32 of the parameters' norms too
 
@@ -135,16 +134,10 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("torch_on_gpu: PyTorch sees no GPU, so nothing was run", file=sys.stderr)
         return 3
-    build = Path(sys.argv[1] if sys.argv[1:] else ROOT / "build" / "release").resolve()
-    path = os.pathsep.join([str(build / "python"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path, "ZERORUN_SHARE_GPUS": "1"}
-    environment |= {"VIRTUAL_ENV": sys.prefix}  # where the launcher looks for Python
     failed = False
     for ranks in (1, 2):
         print(f"{ranks} ranks on one GPU", flush=True)
-        command = [build / "launcher" / "zerorun", "--num_gpus", str(ranks), "--no_local_rank"]
-        job = subprocess.run([*command, __file__, "rank"], env=environment, check=False)
-        failed |= job.returncode != 0
+        failed |= not run_ranks(build_named(sys.argv[1:]), ranks, __file__, "rank")
     return 1 if failed else 0
 
 

@@ -30,13 +30,15 @@ print("ready", flush=True)
 """
 HEAD = """# What ends a job, and how
 
-Written by `ZERORUN_WRITE_FAULTS=1 ./dev test --only hosts`: two hosts (network namespaces) with two
-ranks each, started by ssh. What happens, happens on the second host, but to *launcher* and *ssh*.
-Time is from the fault to the end of the last process on both hosts. The ranks of *hang* and of
-*rank, STOP* wait 2 and 4 s for rank 3 before they give up, those of *exception* and *exit 3* fail
-after 1 s, and the job of *ssh, STOP* ends by itself after 3 s.
+`ZERORUN_WRITE_FAULTS=1 ./dev test --only hosts` writes this page. The job runs on two hosts
+(network namespaces) with two ranks each and was started by ssh. The affected process is on the
+second host, except *launcher* and *ssh*, which run on the first. *Time to end* is the time from
+the fault to the end of the last process on both hosts. It includes delays of the test program: in
+*hang* and *rank, STOP* the other ranks wait 2 and 4 s for rank 3 before they give up, in
+*exception* and *exit 3* rank 3 fails after 1 s, and in *ssh, STOP* the program ends normally
+after 3 s. *Segments left* counts segments of shared memory.
 
-| what | event | time to end | exit code | processes left | segments left |
+| affected process | event | time to end | exit code | processes left | segments left |
 |---|---|---|---|---|---|
 """
 LINES: list[str] = []

@@ -38,7 +38,7 @@ inline std::string text_of(const Cluster& cluster) {
   constexpr auto kNames = std::to_array({"", "hand", "ssh", "pdsh", "slurm", "openmpi"});
   Words hosts;
   for (const HostSlots& host : cluster.hosts) {
-    hosts.push_back(fmt::format("{}:{}", host.host, fmt::join(host.slots, ",")));
+    hosts.push_back(fmt::format("{}:{}", host.login(), fmt::join(host.slots, ",")));
   }
   const std::string start = kNames[static_cast<size_t>(cluster.start)];
   return fmt::format("{}{}{}", fmt::join(hosts, " "), start.empty() ? "" : " by ", start);

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <csignal>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "launcher/ranks/cpus.h"
 #include "tests/launcher/launcher_process.h"
@@ -22,6 +24,7 @@ using ::testing::Not;
 using testing::Scratch;
 using testing::shell_ranks;
 using ::testing::StartsWith;
+using testing::wait_until_gone;
 using testing::zerorun_command;
 
 std::multiset<std::string> lines_of(const std::string& text) {
@@ -190,8 +193,8 @@ TEST(UsageError, HasExitCode2AndOneLine) {
   expect_usage_error({"plan", "--model", "gpt2", "--fit", ""}, "--fit: the value is empty");
   expect_usage_error({"plan", "--model", "gpt2", "--gpu_memory", "80"},
                      "--gpu_memory '80' has no unit: expected a size such as 80GB or 80GiB");
-  expect_usage_error({"bench"}, "zerorun bench what? It has nvme; see zerorun bench --help");
-  expect_usage_error({"bench", "foo"}, "zerorun bench has no 'foo'; it has nvme");
+  expect_usage_error({"bench"}, "zerorun bench needs a command: nvme; see zerorun bench --help");
+  expect_usage_error({"bench", "foo"}, "zerorun bench has no command 'foo'; it has nvme");
   expect_usage_error({"bench", "nvme"}, "DIR is required; see zerorun bench nvme --help");
   expect_usage_error({"bench", "nvme", "/no/such"}, "bench nvme: /no/such: ");
   expect_usage_error({"version", "x"}, "not expected: x");
@@ -327,6 +330,19 @@ TEST(Tools, EnvPrintsTheMachineAndTheVariables) {
   EXPECT_THAT(env.output(), HasSubstr("OMP_NUM_THREADS"));
   EXPECT_THAT(env.output(), HasSubstr("= 17"));
   EXPECT_THAT(env.output(), Not(HasSubstr("hidden")));
+}
+
+TEST(Launch, CtrlCEndsAJobWhoseOutputNobodyReads) {
+  const Scratch folder;
+  // More than a pipe holds, and less than the launcher does.
+  LauncherProcess job(shell_ranks(
+      1, "echo $$ > " + (folder.path() / "pid").string() + "; head -c 500000 /dev/zero"));
+  pid_t rank = 0;
+  while (!(std::istringstream(folder.read("pid")) >> rank)) std::this_thread::yield();
+  ASSERT_TRUE(wait_until_gone({rank}));
+  kill(job.pid(), SIGINT);
+  EXPECT_TRUE(wait_until_gone({job.pid()}));
+  EXPECT_EQ(job.wait(), 128 + SIGINT);
 }
 
 }  // namespace

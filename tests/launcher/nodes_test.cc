@@ -4,14 +4,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
 #include <sstream>
+#include <thread>
 
-#include "launcher/control/control_message.h"
+#include "launcher/control/control_connection.h"
 #include "launcher/environment.h"
 #include "launcher/hosts/address.h"
 #include "tests/launcher/launcher_process.h"
@@ -262,6 +264,42 @@ TEST_F(TwoHosts, ALostHostThatIsBackJoinsTheRestartedJob) {
   EXPECT_EQ(lines_of(job.output()),
             (std::multiset<std::string>{"0 of 4", "1 of 4", "2 of 4", "3 of 4"}));
   EXPECT_THAT(job.errors(), HasSubstr("for lost hosts to join again: 127.0.0.2 (node 1)"));
+}
+
+TEST_F(TwoHosts, AJobOfAFixedNumberOfHostsWaitsForALostOne) {
+  LauncherProcess job = start(kEndsAfterARestart, {"--max_restarts", "1"});
+  await_ranks(job, 4);
+  write("unreachable", "");
+  kill(ssh_pid(), SIGKILL);
+  while (!job.read_error_line().ends_with("no route; it is called again every 10 s")) {
+  }
+  std::filesystem::remove(path("unreachable"));
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(lines_of(job.output()),
+            (std::multiset<std::string>{"0 of 4", "1 of 4", "2 of 4", "3 of 4"}));
+}
+
+TEST_F(TwoHosts, ALostHostThatDoesNotComeBackIsNamedWithItsLoss) {
+  LauncherProcess job =
+      start(kEndsAfterARestart, {"--max_restarts", "1", "--rdzv_conf", "join_timeout=1"});
+  await_ranks(job, 4);
+  write("unreachable", "");
+  kill(ssh_pid(), SIGKILL);
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_THAT(job.errors(), HasSubstr("not all hosts have joined within 1 s; there: localhost"));
+  EXPECT_THAT(job.errors(), HasSubstr("missing: 127.0.0.2 (node 1)"));
+  EXPECT_THAT(job.errors(),
+              HasSubstr("the job was to start anew: host 127.0.0.2 (node 1) was lost"));
+  EXPECT_TRUE(wait_until_gone(job.members()));
+}
+
+TEST_F(TwoHosts, ASlowReaderLosesNothing) {
+  LauncherProcess job = start("head -c 700000 /dev/zero | tr '\\0' x | fold -w 99; echo");
+  // Longer than hosts may be silent.
+  std::this_thread::sleep_for(2 * ControlConnection::kMaxSilence);
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.errors(), "");
+  EXPECT_EQ(std::count(job.output().begin(), job.output().end(), 'x'), 4 * 700000);
 }
 
 TEST_F(TwoHosts, StartedByHandTheyMeet) {

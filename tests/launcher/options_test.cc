@@ -207,8 +207,8 @@ TEST(Options, OfTorchrunAreRead) {
   EXPECT_EQ(options.program.name, "pkg.mod");
   EXPECT_THAT(options.notes,
               ::testing::UnorderedElementsAre(
-                  HasSubstr("--monitor_interval has no meaning here: the end of a rank"),
-                  HasSubstr("--start_method has no meaning here: ranks are programs"),
+                  HasSubstr("--monitor_interval has no meaning here: the launcher notices the end"),
+                  HasSubstr("--start_method has no meaning here: every rank is a separate program"),
                   HasSubstr("--numa_binding has no meaning here: ranks are bound"),
                   HasSubstr("--rdzv_conf read_timeout: only timeout")));
 }
@@ -290,8 +290,8 @@ TEST(Options, HelpNamesEveryOption) {
     EXPECT_THAT(help, HasSubstr(name));
   }
   EXPECT_THAT(help, HasSubstr("\nStarting on other hosts:\n"));
-  EXPECT_THAT(help, HasSubstr("or -1"));
-  EXPECT_THAT(help, HasSubstr("\"\" is no filter"));
+  EXPECT_THAT(help, HasSubstr("-1 for the default"));
+  EXPECT_THAT(help, HasSubstr("\"\" means no filter"));
 }
 
 }  // namespace

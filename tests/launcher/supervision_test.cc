@@ -13,12 +13,14 @@
 #include <thread>
 #include <utility>
 
+#include "os/process_identity.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/scratch.h"
 
 namespace zerorun {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -181,8 +183,10 @@ TEST(End, DaemonsOfRanksThatSucceededDoNotSurvive) {
   LauncherProcess job(
       shell_ranks(2, "sleep 1000 & (setsid sleep 1000 &); exit 0", {"--grace_period", "0.5"}));
   EXPECT_EQ(job.wait(), 0);
-  EXPECT_THAT(job.errors(), HasSubstr("left processes behind; they have 0.5 s to end: sleep (pid"));
-  EXPECT_THAT(job.errors(), EndsWith("they have not ended and are killed\n"));
+  EXPECT_THAT(job.errors(),
+              AllOf(HasSubstr("[zerorun] the ranks on " + host_name()),
+                    HasSubstr("left processes behind; they have 0.5 s to end: sleep (pid")));
+  EXPECT_THAT(job.errors(), EndsWith("have left behind has not ended and is killed\n"));
   EXPECT_THAT(job.members(), IsEmpty());
 }
 

@@ -6,10 +6,12 @@ from ranks import cases_in
 
 FILES = (
     "training",
+    "compiled",
     "accumulation",
     "numbers",
     "packed_weights",
     "silence",
+    "clipping",
     "optimizers",
     "optimizer_states",
     "sharded_optimizer",
@@ -33,6 +35,7 @@ FILES = (
     "compat_engine",
     "compat_gradients",
     "compat_optimizer",
+    "compat_runtime",
     "compat_surface",
     "compat_tools",
     "compat_elasticity",
@@ -45,6 +48,7 @@ ALONE = (
     "training",
     "numbers",
     "packed_weights",
+    "clipping",
     "optimizers",
     "optimizer_states",
     "zero",
@@ -58,7 +62,9 @@ ALONE = (
 # Again at stage 3 alone, with memory of each rank's own for full parameters, as on GPUs.
 PRIVATE = (
     "training",
+    "compiled",
     "accumulation",
+    "clipping",
     "optimizers",
     "zero",
     "gathering",

@@ -22,6 +22,14 @@ def test_a_local_rank_that_is_none_is_an_error(monkeypatch: pytest.MonkeyPatch, 
         environment.local_rank()
 
 
+def test_a_rank_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert environment.rank() == 0
+    monkeypatch.setenv("RANK", "one")
+    with pytest.raises(zerorun.ConfigError, match="RANK is 'one', expected a number from 0 on"):
+        environment.rank()
+
+
 @pytest.mark.parametrize(("text", "shares"), [("", False), ("0", False), ("1", True)])
 def test_gpus_are_shared_when_asked(
     monkeypatch: pytest.MonkeyPatch, text: str, shares: bool

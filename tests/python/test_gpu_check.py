@@ -5,111 +5,12 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import sysconfig
 import tarfile
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
-
-PROGRAMS = [
-    "bin/zerorun",
-    "libexec/zerorun/train",
-    "tests/test_gpu",
-    "tests/test_gpu_train",
-    "bench/gpu/bench_gpu",
-    "bench/train/bench_train",
-    "lib/libzerorun_cuda.so",
-    "lib/libzerorun_train_cuda.so",
-]
-
-# Writes its call to $CALLS; where $FAIL is part of it, prints $MESSAGE and exits with $STATUS, and
-# where $HANG is, does not end. train writes its losses: those of $LOSSES for parts of its call.
-PROGRAM = """#!/bin/bash
-echo "${0##*/} $*" >>"$CALLS"
-[[ -z $KILLED ]] || exit 137
-loss=5.5
-while read -r other part; do [[ "$*" != *"$part"* ]] || loss=$other; done <<<"$LOSSES"
-while (($#)); do
-  if [[ $1 == --metrics ]]; then printf '{"step": 1, "loss": %s}' "$loss" >"$2"; fi
-  call+=" $1"
-  shift
-done
-[[ -z $HANG || "${0##*/}$call" != *"$HANG"* ]] || exec sleep 600
-if [[ -n $FAIL && "${0##*/}$call" == *"$FAIL"* ]]; then
-  echo "$MESSAGE"
-  exit "${STATUS:-1}"
-fi
-"""
-
-# What asks for PyTorch gets $TORCH_PROBLEM; scripts of the tree are programs, the rest is Python.
-PYTHON = f"""#!/bin/bash
-case $* in
-  *"import torch"*) echo "$TORCH_PROBLEM" ;;
-  *torch_on_gpu.py* | *peers.py*) source "${{BASH_SOURCE%/*}}/program" "$@" ;;
-  *) exec {sys.executable} "$@" ;;
-esac
-"""
-
-NVIDIA_SMI = """#!/bin/sh
-case $1 in
-  *name*) echo "NVIDIA H200, 9.0, 580.00" ;;
-  *) echo 9.0 ;;
-esac
-"""
-
-
-def write_program(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-
-
-class Machine:
-    """A copy of the script in an empty tree, a GPU that nvidia-smi shows, and packed programs."""
-
-    def __init__(self, root: Path, source: Path) -> None:
-        self.root = root
-        (root / "scripts").mkdir()
-        (root / "tests" / "gpu").mkdir(parents=True)
-        for file in ("scripts/gpu_check", "tests/gpu/same_losses.py"):
-            shutil.copy(source / file, root / file)
-        self.calls = root / "calls"
-        self.tools = root / "tools"
-        write_program(self.tools / "nvidia-smi", NVIDIA_SMI)
-        write_program(self.tools / "compute-sanitizer", PROGRAM)
-        write_program(self.tools / "program", PROGRAM)
-        write_program(self.tools / "python3", PYTHON)
-
-    def pack(self, programs: list[str]) -> Path:
-        folder = self.root / "packed"
-        folder.mkdir()
-        with tarfile.open(folder / "programs.tar.gz", "w:gz") as archive:
-            for program in programs:
-                write_program(self.root / "made" / program, PROGRAM)
-                archive.add(self.root / "made" / program, program)
-        return folder
-
-    def check(
-        self,
-        *options: object,
-        fail: str = "",
-        losses: Mapping[str, object] = MappingProxyType({"--tf32": 5.501}),
-        **variables: str,
-    ) -> subprocess.CompletedProcess:
-        path = f"{self.tools}:{os.environ['PATH']}"
-        own = {"PATH": path, "CALLS": str(self.calls), "FAIL": fail}
-        own["LOSSES"] = "\n".join(f"{loss} {part}" for part, loss in losses.items())
-        return subprocess.run(
-            [self.root / "scripts" / "gpu_check", *map(str, options)],
-            env=os.environ | {"TORCH_PROBLEM": "", "MESSAGE": "", "HANG": ""} | own | variables,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+from gpu_machine import PROGRAM, PROGRAMS, PYTHON, Machine, write_program
 
 
 @pytest.fixture
@@ -139,30 +40,54 @@ def test_runs_every_check_on_packed_programs(machine: Machine) -> None:
         "--tf32\n",
         "--attention_workspace 0\n",
         "torch_on_gpu.py build/gpu_check/programs\n",
+        "failures_on_gpu.py memory build/gpu_check/programs\n",
+        "failures_on_gpu.py gather build/gpu_check/programs\n",
+        "zerorun --accelerator cuda --num_gpus 1 python3 bench/gpu/nccl_calls.py\n",
+        "zerorun --accelerator cuda --num_gpus 2 python3 bench/gpu/nccl_calls.py\n",
+        "hf.py --build build/gpu_check/programs --trace build/gpu_check\n",
+        "ckpt diff build/gpu_check/first build/gpu_check/again\n",
         "compute-sanitizer --tool racecheck",
         "peers.py build/gpu_check/programs/bench/gpu/bench_gpu --part bandwidth",
         "bench_gpu --part rate",
         "bench_gpu --part offload",
+        "bench_gpu --part wide",
     ):
         assert call in calls
     # What tells most comes first.
-    order = ["Devices/*", "test_gpu_train \n", "named_rank", "--tf32", "clipped_stage2"]
-    order += ["torch_on_gpu", "Transports/*", "peers.py", "compute-sanitizer"]
+    order = ["Devices/*", "test_gpu_train \n", "named_rank", "gpu.py memory", "--tf32"]
+    order += ["clipped_stage2", "ckpt diff", "all_on_disk", "torch_on_gpu", "Transports/*"]
+    order += ["hf.py", "peers.py", "compute-sanitizer"]
     assert sorted(order, key=calls.index) == order
-    trajectories, single = 2 * 2, 3  # dtypes, ranks; TF32, workspace, clipping
+    trajectories, single = 2 * 2, 3 + 2  # dtypes, ranks; TF32, workspace, clipping; twice
+    offloaded, calls_of_nccl = 4, 2
     through_nccl = 1 + 2 * 4 + 1  # a first one; 2 and 4 ranks at every stage; the killed one
-    on_gpu = trajectories * 4 + single + through_nccl
-    assert calls.count("--accelerator cuda --num_gpus") == on_gpu
-    on_cpu = trajectories + 1 + 2  # clipped; beside NCCL
-    assert calls.count("--save ") == on_gpu + on_cpu  # to nowhere
-    bf16, clipped = (
+    on_gpu = trajectories * 4 + single + through_nccl + offloaded
+    assert calls.count("--accelerator cuda --num_gpus") == on_gpu + calls_of_nccl
+    on_cpu = trajectories + 1 + 2 + 1  # clipped; beside NCCL; nothing offloaded
+    saves = re.findall(r"--save (\S*)", calls)
+    assert len(saves) == on_gpu + on_cpu
+    assert set(saves) == {"", "build/gpu_check/first", "build/gpu_check/again"}
+    bf16, clipped, on_disk = (
         json.loads((machine.root / f"build/gpu_check/{name}.json").read_text())
-        for name in ("bf16_stage3", "clipped_stage2")
+        for name in ("bf16_stage3", "clipped_stage2", "all_on_disk_stage3")
     )
+    assert on_disk["zero_optimization"]["offload_param"]["device"] == "nvme"
+    assert Path(on_disk["zero_optimization"]["offload_optimizer"]["nvme_path"]).is_absolute()
     assert bf16["bf16"] == {"enabled": True}
     assert bf16["zero_optimization"] == {"stage": 3}
     assert clipped["gradient_accumulation_steps"] == 2
     assert clipped["gradient_clipping"] > 0
+
+
+def test_runs_of_one_configuration_that_differ_are_a_failure(machine: Machine) -> None:
+    options = ["--only", "trajectories", "--prebuilt", machine.pack(PROGRAMS)]
+    result = machine.check(*options, EQUAL="master of head.weight: 3 values differ")
+    assert result.returncode == 1
+    assert "- FAIL: the same run twice, bit for bit (exit 1" in result.stdout
+    assert "3 values differ" in result.stdout
+    result = machine.check(*options, losses={"--tf32": 5.501, "gpu_check/again": 5.500001})
+    failed = re.findall(r"- FAIL: (.*) \(exit 1,", result.stdout)
+    assert failed == ["losses: bf16 on the GPU, stage 3, again, beside bf16 on the GPU, stage 3"]
 
 
 GPU1, GPU2 = (f"cuda --num_gpus {ranks} train --config build/gpu_check" for ranks in (1, 2))
@@ -211,7 +136,8 @@ def test_quick_leaves_out_what_takes_long(machine: Machine) -> None:
     result = machine.check("--quick", "--dry-run", "--prebuilt", machine.pack(PROGRAMS))
     assert result.returncode == 0
     assert "compute-sanitizer" not in result.stdout
-    assert "bench" not in result.stdout
+    assert "bench_gpu" not in result.stdout
+    assert "hf.py" not in result.stdout
     assert "torch_on_gpu" in result.stdout
 
 
@@ -222,6 +148,15 @@ def test_only_the_parts_that_are_named_run(machine: Machine) -> None:
     calls = [line for line in machine.calls.read_text().splitlines() if "env" not in line]
     assert len(calls) == 6
     assert calls[0] == "test_gpu --gtest_filter=Devices/*"
+    quarters = ["device,nccl,memory", "trajectories,offload,torch,comm", "hf,figures", "sanitize"]
+    dry = [
+        machine.check("--dry-run", "--prebuilt", folder, "--only", parts).stdout.count("would run")
+        for parts in quarters
+    ]
+    unpacking = len(quarters) - 1
+    whole = machine.check("--dry-run", "--prebuilt", folder).stdout.count("would run")
+    assert sum(dry) - unpacking == whole  # as the usage says
+    assert all(f"--only {parts}" in machine.check("--help").stdout for parts in quarters)
     assert "--only: got devices, expected" in machine.check("--only", "devices").stderr
     with tarfile.open(machine.root / "out/r.md.tar.gz") as archive:
         assert {"out/r.md", "build/gpu_check/device_suite.log"} <= set(archive.getnames())
@@ -353,7 +288,11 @@ def test_a_pack_has_the_package_for_the_python_that_is_named(machine: Machine) -
     assert refused.returncode == 1
     assert "is for GPUs of 80, expected 90: ZERORUN_CUDA_ARCHITECTURES=90" in refused.stderr
     cache.write_text("ZERORUN_CUDA_ARCHITECTURES:STRING=80;90\n")
-    result = machine.check("--pack", "packed", "--python", "python3")
+    refused = machine.check("--pack", "packed", "--python", "python3")
+    assert refused.returncode == 1
+    assert "of other sources or settings" in refused.stderr  # it would refuse the packed backend
+    (cache.parent / "build_id.cc").write_text("of one build")
+    result = machine.check("--pack", "packed", "--python", machine.tools / "python3")
     assert result.returncode == 0, result.stderr
     assert "MiB for 80;90" in result.stdout
     assert Path(module).name in result.stdout

@@ -21,6 +21,7 @@ REGISTERS = {
     "update_vectors": 48,
     "update_blocks": 80,  # 8-bit states and stochastic rounding; 64 with one state
     "squares": 96,
+    "norm_backward": 80,  # 24 warps of a multiprocessor, with a row's 16 bytes each of x and dy
     "quantize_blocks": 48,
     "dequantize_blocks": 48,
     "attend": 128,

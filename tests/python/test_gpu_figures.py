@@ -1,13 +1,19 @@
 """bench/gpu/peers.py on a CPU: that it runs and says what it found, not how fast anything is."""
 
+import gzip
 import importlib
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from zerorun import _C
+
+FIGURE = re.compile(r"(.*): [\d.]+ \(target at (?:least|most) [\d.]+: (\w+)\)")
 
 
 def run(root: Path, build: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -18,17 +24,24 @@ def run(root: Path, build: Path, *options: str) -> subprocess.CompletedProcess[s
 
 def test_both_sides_of_every_figure_that_a_cpu_has(root: Path, build: Path) -> None:
     tiny = "--model nano --large nano --batch 2 --seq_len 8 --rounds 1 --turns 1 --backend eager"
-    job = run(root, build, "--device", "cpu", "--part", "rate", "offload", *tiny.split())
+    job = run(root, build, "--device", "cpu", *tiny.split())
     assert job.returncode in {0, 4}, job.stderr
-    figures = re.findall(r"(.*): [\d.]+ \(target at (?:least|most) [\d.]+: (\w+)\)", job.stdout)
-    assert [name.partition(" ")[0] for name, _ in figures] == ["over", "over", "exposed"]
+    figures = FIGURE.findall(job.stdout)
+    kernels = [name.partition(" over copy")[0] for name, _ in figures if "over copy" in name]
+    expected = [f"sum of squares {dtype}" for dtype in ("fp32", "bf16", "fp16")]
+    assert kernels == [*expected, "AdamW, bf16 grad and param"]
+    rest = [name.partition(" ")[0] for name, _ in figures if "over copy" not in name]
+    assert rest == ["over", "over", *["exposed"] * 2]
+    for kernel in ("add fp16 to fp32", "8-bit AdamW", "layer norm, backward", "weight gradient"):
+        assert re.search(f"^{kernel}.* [1-9]", job.stdout, re.MULTILINE)
     missed = any(verdict == "MISSED" for _, verdict in figures)
     assert job.returncode == (4 if missed else 0)
     rates = [float(rate) for rate in re.findall(r"([\d.]+) tokens/s", job.stdout)]
     assert "with torch.compile" in job.stdout
     assert len(rates) == 2
     assert min(rates) > 0
-    assert job.stdout.count(" ms") == 3
+    assert job.stdout.count(" ms\n") == 6 + 4
+    assert "12 blocks of width 64, stage 3, offload_optimizer nvme: " in job.stdout
 
 
 def test_where_nothing_compiles_pytorch_runs_without(root: Path, build: Path) -> None:
@@ -43,6 +56,81 @@ def test_the_peer_has_gpt2s_parameters(root: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(root / "bench" / "gpu")
     model = importlib.import_module("gpt2").Gpt2("gpt2", 50257, 1024)
     assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
+
+
+def test_a_hugging_face_model_beside_pytorch_and_fsdp2(
+    root: Path, build: Path, tmp_path: Path
+) -> None:
+    sides = ["torch", "fsdp2", "zerorun3"]
+    tiny = "--device cpu --shape nano --batch 1 --seq_len 8 --rounds 1 --turns 1"
+    script = root / "bench" / "gpu" / "hf.py"
+    command = [sys.executable, script, "--build", build, "--trace", tmp_path, *tiny.split()]
+    command += ["--sides", *sides]
+    job = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert job.returncode in {0, 4}, job.stderr
+    assert re.findall(r"^(\w+) +[\d.]+ +[\d.]+ ", job.stdout, re.MULTILINE) == sides
+    figures = FIGURE.findall(job.stdout)
+    plans = [verdict for name, verdict in figures if name.endswith("own memory over plan")]
+    assert plans == ["met"]
+    assert len(figures) == 2
+    missed = any(verdict == "MISSED" for _, verdict in figures)
+    assert job.returncode == (4 if missed else 0)
+    for side in sides:
+        with gzip.open(tmp_path / f"trace_{side}.json.gz") as file:
+            assert json.load(file)["traceEvents"]
+
+
+class FakeNccl:
+    """Calls take 20 questions on a communicator that does not block."""
+
+    def __init__(self) -> None:
+        self.questions, self.blocking, self.sums = 0, 1, []
+
+    def functions(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            ncclCommInitRankConfig=self.join,
+            ncclAllReduce=self.all_reduce,
+            ncclCommGetAsyncError=self.state,
+        )
+
+    def join(self, comm, ranks, unique, rank, config) -> int:
+        config = config._obj
+        assert (config.size, config.magic, config.version) == (24, 0xCAFEBEEF, 21400)
+        assert (ranks.value, rank.value, bytes(unique)) == (2, 1, b"u" * 128)
+        self.blocking = config.blocking
+        return self._result()
+
+    def all_reduce(self, *arguments) -> int:
+        given, taken, numel, dtype, operation, _comm, stream = (a.value for a in arguments)
+        assert given == taken
+        self.sums.append((given, numel, dtype, operation, stream))
+        return self._result()
+
+    def state(self, comm, state) -> int:
+        self.questions += 1
+        state._obj.value = 7 if self.questions % 20 else 0
+        return 0
+
+    def _result(self) -> int:
+        return 0 if self.blocking else 7
+
+
+def test_calls_of_nccl_are_asked_for_their_end_unless_they_block(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(root / "bench" / "gpu")
+    calls = importlib.import_module("nccl_calls")
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    tensor = torch.zeros(8)
+    for blocking in (True, False):
+        library = FakeNccl()
+        nccl = calls.Nccl(library.functions(), 2, 1, b"u" * 128, blocking)
+        assert calls.microseconds(nccl, tensor, 5) > 0
+        assert set(library.sums) == {(tensor.data_ptr(), 8, 7, 0, 5)}
+        made = len(library.sums) + 1  # and the communicator
+        assert library.questions == (0 if blocking else 20 * made)
+    with pytest.raises(RuntimeError, match="ncclAllReduce returned 3"):
+        nccl.finish(3, "ncclAllReduce")
 
 
 @pytest.mark.skipif(not _C.why_no_cuda(), reason="there is a GPU")

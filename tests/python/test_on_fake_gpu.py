@@ -82,3 +82,15 @@ def test_the_check_for_a_real_gpu_passes(
     job = launch(build, ranks, "--no_local_rank", *script, **variables)
     assert job.returncode == 0, job.stdout + job.stderr
     assert job.stdout.count("ok: stage") == 24
+
+
+@pytest.mark.parametrize(("mode", "ranks", "told"), [("memory", 1, 8), ("gather", 2, 2)])
+def test_the_checks_of_failures_on_a_real_gpu_pass(
+    build: Path, root: Path, tmp_path: Path, mode: str, ranks: int, told: int
+) -> None:
+    variables = fake_torch_cuda.make_package(build, tmp_path)
+    check = root / "tests" / "gpu" / "failures_on_gpu.py"
+    script = [HERE / "fake_torch_cuda.py", check, mode, "rank"]
+    job = launch(build, ranks, "--no_local_rank", *script, **variables)
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert job.stdout.count("ok: ") == told

@@ -138,6 +138,16 @@ def test_what_a_run_would_destroy_is_refused_before_it_begins(train, tmp_path):
     assert "--save link: a link to nowhere, which is not there" in errors
 
 
+def test_checkpoints_that_latest_does_not_name_are_another_runs(train, tmp_path):
+    assert train("--steps", 1, "--save", "run")[0] == 0
+    for left in (tmp_path / "run").iterdir():
+        if left.is_file():
+            left.unlink()
+    assert train("--steps", 2, "--save", "run")[0] == 0
+    assert sorted(p.name for p in (tmp_path / "run").iterdir() if p.is_dir()) == ["step2"]
+    assert (tmp_path / "run.1" / "step1" / "checkpoint.json").is_file()
+
+
 def test_a_changed_config_json_is_noticed(start, train, tmp_path):
     assert train("--steps", 1, "--save", "run")[0] == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text())

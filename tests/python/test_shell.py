@@ -169,4 +169,4 @@ def test_help_on_a_topic(zerorun: Path, topic: list[str], expected: str) -> None
 def test_help_on_nothing_known_says_where_to_look(zerorun: Path) -> None:
     job = subprocess.run([zerorun, "help", "nosuch"], capture_output=True, text=True, check=False)
     assert job.returncode == 2
-    assert "zerorun help has nothing on 'nosuch'; zerorun help lists what there is" in job.stderr
+    assert "zerorun help has no topic 'nosuch'; zerorun help lists the topics" in job.stderr

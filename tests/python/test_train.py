@@ -87,7 +87,7 @@ def interrupt(job):
         (["--data", "nowhere"], "cannot open nowhere"),
         (
             ["--config", "csv.json"],
-            "csv.json: /csv_monitor/enabled is true, which PyTorch programs",
+            "csv.json: /csv_monitor/enabled is true, which only PyTorch programs",
         ),
         (["--resume", "nowhere"], "--resume nowhere: no such folder"),
     ],

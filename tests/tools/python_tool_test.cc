@@ -63,7 +63,7 @@ TEST_F(PythonTool, WithoutThePackageItSaysWhichPythonLacksIt) {
     command();
     FAIL() << "expected an error";
   } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("zerorun ckpt import is written in Python, and " +
+    EXPECT_THAT(error.what(), HasSubstr("zerorun ckpt import is written in Python, but " +
                                         python_.string() + " does not have the package"));
   }
 }

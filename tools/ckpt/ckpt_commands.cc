@@ -25,7 +25,7 @@ Format format_of(const CkptArguments& arguments) {
 }
 
 void add_json(CLI::App& tool, CkptArguments& arguments) {
-  tool.add_flag("--json", arguments.json, "Print one JSON object, for scripts");
+  tool.add_flag("--json", arguments.json, "Print one JSON object, for use in scripts");
 }
 
 void add_directory(CLI::App& tool, CkptArguments& arguments) {
@@ -41,8 +41,9 @@ void check_folder(const std::string& path, const char* command) {
 }
 
 void define_ls(CLI::App& ckpt, CkptArguments& arguments) {
-  CLI::App* tool = add_tool(ckpt, "ls", "Lists checkpoints: step, time, size, ranks",
-                            "Example:\n  zerorun ckpt ls out/train");
+  CLI::App* tool =
+      add_tool(ckpt, "ls", "Lists checkpoints with their step, time, size and number of ranks",
+               "Example:\n  zerorun ckpt ls out/train");
   add_directory(*tool, arguments);
   add_json(*tool, arguments);
   tool->callback([&arguments] {
@@ -52,14 +53,15 @@ void define_ls(CLI::App& ckpt, CkptArguments& arguments) {
 }
 
 void define_show(CLI::App& ckpt, CkptArguments& arguments) {
-  CLI::App* tool = add_tool(
-      ckpt, "show", "Shows a checkpoint: its parameters with shapes, dtypes, states and norms",
-      "Examples:\n"
-      "  zerorun ckpt show out/train\n"
-      "  zerorun ckpt show out/train --tag step100 --no_norms");
+  CLI::App* tool = add_tool(ckpt, "show",
+                            "Shows a checkpoint's parameters with shapes, dtypes, states and norms",
+                            "Examples:\n"
+                            "  zerorun ckpt show out/train\n"
+                            "  zerorun ckpt show out/train --tag step100 --no_norms");
   add_directory(*tool, arguments);
-  takes_text(tool->add_option("--tag", arguments.tag, "Which one. Default: the latest"), "TAG");
-  tool->add_flag("--no_norms", arguments.no_norms, "Do not read the values");
+  takes_text(tool->add_option("--tag", arguments.tag, "Tag of the checkpoint. Default: the latest"),
+             "TAG");
+  tool->add_flag("--no_norms", arguments.no_norms, "Do not read the values to compute norms");
   add_json(*tool, arguments);
   tool->callback([&arguments] {
     check_folder(arguments.path, "show");
@@ -68,7 +70,7 @@ void define_show(CLI::App& ckpt, CkptArguments& arguments) {
   });
 }
 
-// With a bar for each checkpoint that takes its time.
+// Verifies with a progress bar for each checkpoint that takes long.
 void verify(const std::string& path, const std::function<void(const std::string& line)>& report) {
   std::optional<ProgressBar> bar;
   std::string shown;
@@ -85,7 +87,7 @@ void verify(const std::string& path, const std::function<void(const std::string&
       });
 }
 
-// Damage is in the object, and an error besides.
+// Prints damage in the JSON object, and also throws the error.
 void verify_as_json(const std::string& path) {
   nlohmann::ordered_json json = {{"ok", true}, {"intact", nlohmann::ordered_json::array()}};
   const auto print_json = [&json] {
@@ -104,7 +106,7 @@ void verify_as_json(const std::string& path) {
 
 void define_verify(CLI::App& ckpt, CkptArguments& arguments) {
   CLI::App* tool =
-      add_tool(ckpt, "verify", "Reads every byte of checkpoints and compares the checksums",
+      add_tool(ckpt, "verify", "Reads all bytes of checkpoints and checks their checksums",
                "Example:\n  zerorun ckpt verify out/train");
   add_directory(*tool, arguments);
   add_json(*tool, arguments);
@@ -118,9 +120,12 @@ void define_verify(CLI::App& ckpt, CkptArguments& arguments) {
 void define_diff(CLI::App& ckpt, CkptArguments& arguments) {
   CLI::App* tool = add_tool(ckpt, "diff", "Compares two checkpoints, parameter by parameter",
                             "Example:\n  zerorun ckpt diff out/train/step100 out/train/step200");
-  takes_text(tool->add_option("FIRST", arguments.path, "A checkpoint, or a folder: its latest"), "")
+  takes_text(tool->add_option("FIRST", arguments.path,
+                              "A checkpoint, or a folder of checkpoints: its latest"),
+             "")
       ->required();
-  takes_text(tool->add_option("SECOND", arguments.other, "Another one"), "")->required();
+  takes_text(tool->add_option("SECOND", arguments.other, "Another checkpoint or folder"), "")
+      ->required();
   add_json(*tool, arguments);
   tool->callback([&arguments] {
     for (const std::string& path : {arguments.path, arguments.other}) check_folder(path, "diff");
@@ -130,17 +135,18 @@ void define_diff(CLI::App& ckpt, CkptArguments& arguments) {
 
 void define_prune(CLI::App& ckpt, CkptArguments& arguments) {
   CLI::App* tool = add_tool(
-      ckpt, "prune", "Removes old checkpoints; never the latest, nor one that it cannot read",
+      ckpt, "prune", "Removes old checkpoints; keeps the latest and those that it cannot read",
       "Examples:\n"
       "  zerorun ckpt prune out/train --keep_last 3 --dry_run\n"
       "  zerorun ckpt prune out/train --keep_last 3 --keep_every 1000");
   add_directory(*tool, arguments);
-  takes_integer(tool->add_option("--keep_last", arguments.keep.last, "So many stay"), "N", 1)
-      ->required();
   takes_integer(
-      tool->add_option("--keep_every", arguments.keep.every, "And those after every N-th step"),
-      "N", 1);
-  tool->add_flag("--dry_run", arguments.dry_run, "Only say which");
+      tool->add_option("--keep_last", arguments.keep.last, "Number of checkpoints to keep"), "N", 1)
+      ->required();
+  takes_integer(tool->add_option("--keep_every", arguments.keep.every,
+                                 "Also keep the checkpoints of every N-th step"),
+                "N", 1);
+  tool->add_flag("--dry_run", arguments.dry_run, "Only print which checkpoints would be removed");
   add_json(*tool, arguments);
   tool->callback([&arguments] {
     check_folder(arguments.path, "prune");
@@ -153,7 +159,7 @@ void define_prune(CLI::App& ckpt, CkptArguments& arguments) {
 
 void define_ckpt(CLI::App& tools, CkptArguments& arguments) {
   CLI::App* ckpt =
-      add_tool(tools, "ckpt", "Lists, shows, checks, compares, removes and converts checkpoints",
+      add_tool(tools, "ckpt", "Lists, shows, verifies, compares, removes and converts checkpoints",
                "Examples:\n"
                "  zerorun ckpt ls out/train\n"
                "  zerorun ckpt verify out/train");

@@ -11,7 +11,7 @@ class App;
 
 namespace zerorun {
 
-// Values of the arguments of `zerorun ckpt`; must outlive the parsing.
+// Values of the arguments of `zerorun ckpt`. Must exist until parsing has finished.
 struct CkptArguments {
   std::string path;
   std::string other;
@@ -22,8 +22,8 @@ struct CkptArguments {
   bool json = false;
 };
 
-// Adds the subcommands ls, show, verify, diff and prune, which print what they have to say.
-// (import and export are Python's.)
+// Defines the subcommands ls, show, verify, diff and prune, which print their results. (import and
+// export are written in Python.)
 void define_ckpt(CLI::App& tools, CkptArguments& arguments);
 
 }  // namespace zerorun

@@ -20,14 +20,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// How the values of one parameter differ.
+// The difference between the values of a parameter in two checkpoints.
 struct Difference {
   std::string name;
-  std::string kind;      // of what cannot be compared: "only in ...", shapes
-  int64_t elements = 0;  // that differ
+  std::string kind;      // why values cannot be compared: "only in ...", shapes
+  int64_t elements = 0;  // number of elements that differ
   int64_t numel = 0;
-  double largest = 0;   // of the absolute differences; not finite: a value is not
-  double relative = 0;  // norm of the difference, by that of the first
+  double largest = 0;   // largest absolute difference; not finite if a value is not
+  double relative = 0;  // norm of the difference divided by that of the first
 };
 
 std::map<std::string, size_t> index_by_name(const SavedModel& model) {
@@ -57,7 +57,7 @@ std::string shape_text(const SavedModel::Parameter& parameter) {
                                     : "tied to " + printable(parameter.alias_of);
 }
 
-// Empty in `kind` and without elements: they are equal.
+// Compares a parameter. The values are equal if `kind` is empty and `elements` is 0.
 Difference compare_parameter(const SavedModel& one, size_t a, const SavedModel& other, size_t b) {
   const SavedModel::Parameter& first = one.parameters()[a];
   const SavedModel::Parameter& second = other.parameters()[b];

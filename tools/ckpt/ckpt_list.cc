@@ -78,7 +78,7 @@ std::vector<Entry> entries_of(const fs::path& directory) {
   for (const std::string& tag : list_tags(directory)) {
     entries.push_back(describe_entry(directory / tag, tag));
   }
-  if (entries.empty() && path_exists(directory / kManifestName)) {
+  if (entries.empty() && entry_exists(directory / kManifestName)) {
     entries.push_back(describe_entry(directory, directory.filename().string()));
   }
   if (entries.empty()) {
@@ -89,9 +89,9 @@ std::vector<Entry> entries_of(const fs::path& directory) {
 
 std::string latest_of(const fs::path& directory) {
   try {
-    return path_exists(directory / kLatestName) ? read_latest(directory) : std::string();
+    return entry_exists(directory / kLatestName) ? read_latest(directory) : std::string();
   } catch (const Error&) {
-    return {};  // `verify` says what is wrong with it
+    return {};  // `verify` reports the reason
   }
 }
 
@@ -140,8 +140,8 @@ std::string list_checkpoints(const std::string& directory, Format format) {
 
 std::string prune_checkpoints(const std::string& directory, const Retention& keep, bool dry_run,
                               Format format) {
-  entries_of(directory);  // says what is wrong with the folder
-  if (path_exists(fs::path(directory) / kManifestName)) {
+  entries_of(directory);  // throws if something is wrong with the folder
+  if (entry_exists(fs::path(directory) / kManifestName)) {
     fail<ConfigError>(
         "zerorun ckpt prune: {} is a checkpoint itself; expected the folder that holds it",
         directory);

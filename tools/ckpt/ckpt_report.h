@@ -4,23 +4,24 @@
 
 #include "zerorun/checkpoint.h"
 
-// Texts of `zerorun ckpt` about checkpoints: for people, or one JSON object for scripts.
+// The output of `zerorun ckpt`: text, or one JSON object for scripts.
 namespace zerorun {
 
 enum class Format { text, json };
 
-// The checkpoints of a folder: tag, step, when, size; those that cannot be read, with the reason.
+// Lists the checkpoints of a folder with tag, step, time and size, and those that cannot be read
+// with the reason.
 std::string list_checkpoints(const std::string& directory, Format format);
 
-// One checkpoint: where it came from, and its parameters, with the norms of their values unless
-// `norms` is false, for which all of them are read.
+// Describes a checkpoint: its origin and its parameters, with the norms of their values if `norms`
+// is true, for which all values are read.
 std::string show_checkpoint(const std::string& directory, const std::string& tag, bool norms,
                             Format format);
 
 // Lists the differences of two checkpoints, parameter by parameter.
 std::string compare_checkpoints(const std::string& one, const std::string& other, Format format);
 
-// Removes the checkpoints that the rule does not keep; with `dry_run` only says which.
+// Removes the checkpoints that `keep` does not keep; with `dry_run` only lists them.
 std::string prune_checkpoints(const std::string& directory, const Retention& keep, bool dry_run,
                               Format format);
 

@@ -7,15 +7,16 @@
 
 namespace zerorun {
 
-// The values of one parameter of a checkpoint: its master, where there is one.
+// The values of a parameter in a checkpoint, from its master if there is one.
 class SavedValues {
  public:
-  // Reads and checks them. Throws CheckpointError, IoError. `parameter`: one that has data.
+  // Reads and verifies the values of `parameter`, which must have data. Throws CheckpointError or
+  // IoError.
   SavedValues(const SavedModel& model, size_t parameter);
 
   int64_t numel() const { return numel_; }
   double value(int64_t element) const;
-  double norm() const;  // L2
+  double norm() const;  // L2 norm
   bool all_finite() const;
 
  private:
@@ -24,7 +25,7 @@ class SavedValues {
   std::vector<std::byte> bytes_;
 };
 
-// A parameter of which a checkpoint has values of its own.
+// True if the checkpoint has values of the parameter, that is, it is saved and not an alias.
 bool has_values(const SavedModel::Parameter& parameter);
 uint64_t nbytes_of(const SavedModel::Parameter& parameter);
 

@@ -68,13 +68,15 @@ Cluster cluster_of(const PlanOptions& options) {
   }
   Cluster cluster = parse_cluster(options.simulate);
   if (options.cpu && !cluster.cpu) {
-    fail<ConfigError>("--simulate {} is of GPUs: remove --cpu, or say cpus=", options.simulate);
+    fail<ConfigError>("--simulate {} describes GPUs: remove --cpu, or write cpus= instead of gpus=",
+                      options.simulate);
   }
   cluster.link = parse_rate(options.link, "--link");
   cluster.nvlink = parse_rate(options.nvlink, "--nvlink");
   if (!options.link_cpu.empty()) {
     if (!cluster.cpu) {
-      fail<ConfigError>("--link_cpu is of CPU ranks, whose cores also send: say cpus=");
+      fail<ConfigError>(
+          "--link_cpu applies only to CPU ranks: write cpus= instead of gpus= in --simulate");
     }
     cluster.link_cpu = parse_rate(options.link_cpu, "--link_cpu");
   }
@@ -85,8 +87,8 @@ Cluster cluster_of(const PlanOptions& options) {
 
 namespace {
 
-// The bytes that the ranks of a host's group send to other hosts, each once for each of these
-// (comm/hierarchical): sums to their owners, results and what is gathered from there.
+// Returns the bytes that the ranks of a group on one host send to other hosts, once per other host
+// (comm/hierarchical): sums to their owners, and results and gathered data from owners.
 double sent_by_host(const StepCall& call, const HostGroup& group) {
   const auto of = [&](int64_t bytes, int64_t ranks) {
     return static_cast<double>(bytes) * static_cast<double>(ranks) /
@@ -105,7 +107,8 @@ double sent_by_host(const StepCall& call, const HostGroup& group) {
   }
 }
 
-// Counts a ring, of which one rank of a host sends to another host; in an exchange each does.
+// Returns the bytes of a ring, in which one rank of a host sends to another host; in an all_to_all
+// every rank does.
 double sent_by_ring(const StepCall& call, const HostGroup& group, double sent) {
   if (group.hosts == 1) return 0;
   if (call.op != Collective::all_to_all) return sent;
@@ -124,7 +127,7 @@ CallCost cost_of(const StepCall& call, const Cluster& cluster) {
   CallCost cost;
   bool leaves = false;
   int64_t least_near = ranks;
-  double away = 0;  // over the link of the host that sends most
+  double away = 0;  // bytes over the link of the host that sends the most
   for (const auto& host : groups_on_hosts(call.ranks, cluster.ranks(), cluster.gpus)) {
     double bytes = 0;
     int64_t messages = 0;

@@ -21,7 +21,7 @@ std::vector<std::vector<HostGroup>> groups_on_hosts(const CallRanks& ranks, int 
     const HostGroup group{count, near, count / near};
     return {std::vector<HostGroup>(static_cast<size_t>(per_host / near), group)};
   }
-  // The pattern repeats itself where a host and a block begin together.
+  // The pattern repeats where a host and a block begin at the same rank.
   const int64_t period = std::min<int64_t>(world_size, std::lcm(per_host, block));
   std::map<int64_t, std::map<int64_t, int64_t>> near_of;  // by group, by host
   for (int64_t rank = 0; rank < period; ++rank) {

@@ -7,15 +7,15 @@
 
 namespace zerorun {
 
-// A group of ranks as one host of it sees it.
+// A group of ranks from the point of view of one of its hosts.
 struct HostGroup {
-  int64_t ranks = 1;  // of the group
-  int64_t near = 1;   // of these on the host
-  int64_t hosts = 1;  // that the group is on
+  int64_t ranks = 1;  // ranks of the group
+  int64_t near = 1;   // ranks of the group on this host
+  int64_t hosts = 1;  // hosts of the group
 };
 
-// The groups that the ranks of a job form for a collective, on each host: one entry for every kind
-// of host that there is. Groups of neighbours may begin on one host and end on another.
+// Returns the groups that the ranks of a job form for a collective, for each distinct kind of host.
+// Groups of neighbouring ranks may begin on one host and end on another.
 std::vector<std::vector<HostGroup>> groups_on_hosts(const CallRanks& ranks, int world_size,
                                                     int ranks_per_host);
 

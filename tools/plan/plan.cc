@@ -30,12 +30,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kTrainMicroBatch = 8;  // of the bundled program, where a file gives no batch
+constexpr int64_t kTrainMicroBatch = 8;  // default micro-batch size of the bundled program
 
 // The memory that a setting needs on each rank's device and on each host.
 struct Need {
   MemoryPlan plan;
-  int64_t snapshot = 0;  // of a rank, for asynchronous saves
+  int64_t snapshot = 0;  // memory of a rank for asynchronous saves
   int64_t device = 0;
   int64_t host = 0;
   int64_t disk = 0;
@@ -45,7 +45,7 @@ struct Limits {
   std::optional<int64_t> device, host, disk;
 
   bool any() const { return device || host || disk; }
-  // How many times the tightest limit is needed.
+  // Returns the maximum ratio of need to limit.
   double excess(const Need& need) const {
     const auto ratio = [](int64_t needed, const std::optional<int64_t>& limit) {
       return limit ? static_cast<double>(needed) / static_cast<double>(*limit) : 0.0;
@@ -59,11 +59,11 @@ struct Limits {
   }
 };
 
-// a * b; sizes beyond 64 bits are nobody's.
+// Returns a * b. Throws ConfigError if the product exceeds 64 bits.
 int64_t multiply(int64_t a, int64_t b) {
   int64_t product = 0;
   if (__builtin_mul_overflow(a, b, &product)) {
-    fail<ConfigError>("plan: {} ranks of {} bytes each are beyond 64 bits", b, a);
+    fail<ConfigError>("plan: {} ranks with {} bytes each exceed 64 bits", b, a);
   }
   return product;
 }
@@ -71,14 +71,15 @@ int64_t multiply(int64_t a, int64_t b) {
 int64_t add(int64_t a, int64_t b) {
   int64_t sum = 0;
   if (__builtin_add_overflow(a, b, &sum)) {
-    fail<ConfigError>("plan: {} and {} bytes are beyond 64 bits", a, b);
+    fail<ConfigError>("plan: the sum of {} and {} bytes exceeds 64 bits", a, b);
   }
   return sum;
 }
 
-// The micro-batch of the bundled program: by the options, else by the file, else its default.
+// The work of a micro-step: from the options, else from the file, else the default of the bundled
+// program.
 struct Workload {
-  int64_t micro_batch = 0;  // 0: the file's, which "auto" may leave open
+  int64_t micro_batch = 0;  // 0: that of the file, which may be "auto"
   int64_t seq_len = 0;      // 0: activations are not counted
   bool recompute = false;
 };
@@ -89,7 +90,7 @@ class Planner {
 
   std::string report() const;
   std::string json() const;
-  // Returns a line about what was written.
+  // Writes the file and returns a line about it.
   std::string write_fit() const;
 
  private:
@@ -111,7 +112,7 @@ class Planner {
   Workload work_;
   Limits limits_;
   int64_t activations_ = 0;
-  std::vector<std::string_view> without_effect_;  // keys that save nothing on one host
+  std::vector<std::string_view> without_effect_;  // keys without effect on one host
 };
 
 // Reads the keys of "zerorun.train" as `train` does.
@@ -149,12 +150,12 @@ Planner::Planner(const PlanOptions& options, ParsedConfig parsed)
   BatchConfig& batch = parsed.config.batch;
   if (work_.micro_batch > 0) {
     batch.micro_batch_size = work_.micro_batch;
-    if (batch.train_batch_size > 0) batch.accumulation_steps = 0;  // follows from the other two
+    if (batch.train_batch_size > 0) batch.accumulation_steps = 0;  // computed from the other two
   } else if (is_bundled && batch.micro_batch_size == 0 && batch.train_batch_size == 0 &&
              !elasticity_of(parsed).enabled) {
     batch.micro_batch_size = kTrainMicroBatch;
   }
-  // The schedule's length does not matter here.
+  // The length of the schedule does not matter here.
   resolve_auto(parsed, {.world_size = options.world_size,
                         .hidden_size = model_.hidden_size,
                         .total_steps = 1000,
@@ -202,7 +203,7 @@ Need Planner::need_of(const Setting& setting) const {
   return need_of(config);
 }
 
-// Describes the shard groups; empty where all ranks share one copy.
+// Describes the shard groups; "" if all ranks share one copy.
 std::string Planner::groups() const {
   const int64_t ranks = config_.zero.shard_group_size;
   if (ranks == 0 || ranks == options_.world_size) return {};
@@ -311,7 +312,8 @@ Setting Planner::fastest(const std::string& nvme_path) const {
       describe(*closest), text_of(need.device), text_of(need.host), text_of(need.disk));
 }
 
-// The file of --config with the setting, and with what decided about it.
+// Returns the configuration FILE with the setting, and with the micro-batch size and options for
+// which it fits.
 Json Planner::configuration(const Setting& setting, const std::string& nvme_path) const {
   Json json = options_.config.empty()
                   ? Json{{"bf16", {{"enabled", true}}}}
@@ -322,7 +324,7 @@ Json Planner::configuration(const Setting& setting, const std::string& nvme_path
     json["train_micro_batch_size_per_gpu"] = config_.batch.micro_batch_size;
     if (json.contains("train_batch_size")) json.erase("gradient_accumulation_steps");
     if (const Json::json_pointer train("/zerorun/train"); json.contains(train)) {
-      json[train].erase("micro_batch");  // the same
+      json[train].erase("micro_batch");  // same setting
     }
   }
   if (activations_ > 0) {
@@ -344,7 +346,7 @@ std::string Planner::write_fit() const {
           : options_.nvme_path;
   const Setting setting = fastest(path);
   const std::string text = configuration(setting, path).dump(2) + "\n";
-  // The file has to fit by itself, without the options.
+  // The file has to fit without the options of the command line.
   PlanOptions alone = options_;
   alone.micro_batch = alone.seq_len = 0;
   alone.recompute = false;
@@ -355,7 +357,7 @@ std::string Planner::write_fit() const {
   return fmt::format("{}: {}\n", options_.fit, describe(setting));
 }
 
-// Options that would not be followed are errors.
+// Throws ConfigError for options that would be ignored.
 void check_simulation(const PlanOptions& options) {
   if (options.simulate.empty()) {
     if (options.link.empty() && options.nvlink.empty() && options.link_cpu.empty() &&
@@ -363,18 +365,17 @@ void check_simulation(const PlanOptions& options) {
       return;
     }
     fail<ConfigError>(
-        "--link, --nvlink, --link_cpu and --tflops are of a cluster: give --simulate");
+        "--link, --nvlink, --link_cpu and --tflops describe a cluster: they need --simulate");
   }
-  if (options.json) fail<ConfigError>("--simulate has no JSON; remove --json");
+  if (options.json) fail<ConfigError>("--simulate has no output in JSON: remove --json");
   if (options.world_size > 1 || options.ranks_per_host > 0) {
     fail<ConfigError>(
-        "--simulate says how many ranks there are: remove --world_size and "
-        "--ranks_per_host");
+        "--simulate determines the number of ranks: remove --world_size and --ranks_per_host");
   }
   if (options.tflops > 0 && options.seq_len == 0) {
     fail<ConfigError>(
-        "--tflops needs --seq_len, and --micro_batch or the configuration's: the "
-        "tokens that are computed");
+        "--tflops needs the number of tokens per step: give --seq_len, and --micro_batch unless "
+        "the configuration has it");
   }
 }
 

@@ -13,7 +13,7 @@ LinkTraffic plan_link(const Config& config, std::span<const ParameterSpec> specs
                       const HostLayout& layout) {
   if (layout.hosts() == 1) return {};
   const ShardedModel model(config, specs, layout.world_size, layout.cpu);
-  // Rates matter to times only.
+  // Bandwidths only affect times, which are not used here.
   const Cluster cluster{.hosts = layout.hosts(),
                         .gpus = layout.ranks_per_host,
                         .cpu = layout.cpu,

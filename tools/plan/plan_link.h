@@ -9,27 +9,27 @@
 
 namespace zerorun {
 
-// The hosts of the ranks.
+// How ranks are distributed over hosts.
 struct HostLayout {
   int world_size = 1;
   int ranks_per_host = 1;
-  bool cpu = false;  // ranks on CPUs, else on GPUs
+  bool cpu = false;  // true: CPU ranks, false: GPU ranks
 
   int hosts() const { return (world_size + ranks_per_host - 1) / ranks_per_host; }
 };
 
-// Bytes of buckets that a step sends over the link of one host; it receives as many.
+// Bytes of buckets that a step sends over the link of one host. The host receives as many.
 struct LinkTraffic {
-  int64_t gradients = 0;   // with their sums
-  int64_t parameters = 0;  // gathered ones
+  int64_t gradients = 0;   // gradients and their sums
+  int64_t parameters = 0;  // gathered parameters
 };
 
-// On CPU ranks each byte crosses once for each host (comm/hierarchical). NCCL is taken to use
-// rings, each of which leaves a host once.
+// Computes the traffic. With CPU ranks each byte crosses the link of each host once
+// (comm/hierarchical). NCCL is assumed to use rings, each of which leaves a host once.
 LinkTraffic plan_link(const Config& config, std::span<const ParameterSpec> specs,
                       const HostLayout& layout);
 
-// The traffic at every stage; empty for one host.
+// Returns a table of the traffic at every stage; "" for a single host.
 std::string link_table(const Config& config, std::span<const ParameterSpec> specs,
                        const HostLayout& layout);
 

@@ -6,8 +6,8 @@
 
 namespace zerorun {
 
-// Bytes of the manifest of a checkpoint that the job would save: its tables of parameters and
-// files. The texts of the program that saves (configuration, client state) come on top.
+// Returns the bytes of the manifest of a checkpoint: its tables of parameters and files. Texts of
+// the program (configuration, client state) are not included.
 int64_t plan_manifest(const ShardedModel& model);
 
 }  // namespace zerorun

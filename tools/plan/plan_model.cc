@@ -123,7 +123,8 @@ std::optional<double> parse_count(const std::string& text) {
   return count;
 }
 
-// Blocks of 12 width^2 parameters, as wide as models of that size are: layers = width / 80.
+// Builds a typical shape from a number of parameters: blocks of 12 width^2 parameters with layers =
+// width / 80.
 PlanShape shape_of_count(double count) {
   PlanShape shape;
   shape.vocabulary = 1;

@@ -7,7 +7,7 @@
 
 namespace zerorun {
 
-// A stage and what is offloaded.
+// A stage and offload settings.
 struct Setting {
   int stage = 0;
   OffloadDevice optimizer = OffloadDevice::none;
@@ -17,10 +17,11 @@ struct Setting {
 
 const char* name_of(OffloadDevice device);
 std::string describe(const Setting& setting);
-// The rows of the table, and what --fit chooses from: nothing offloaded; then as little as
-// possible, in memory before on disk; a lower stage, which gathers less, before a higher one.
+// Returns the rows of the table, from which --fit chooses. Order: nothing offloaded first, then as
+// little as possible; memory before disk; lower stages, which gather less, before higher ones.
 std::vector<Setting> all_settings();
-// From the fastest to the slowest. Stage 1 sends as much as stage 0 and never needs more.
+// Returns the settings from the fastest to the slowest. (Stage 1 communicates as much as stage 0
+// and never needs more memory.)
 std::vector<Setting> by_speed();
 
 }  // namespace zerorun

@@ -16,7 +16,7 @@ namespace {
 
 using train::HfConfig;
 
-// A model_type, and what its file means by leaving keys out.
+// A model_type, and the defaults of keys that its file may omit.
 struct HfKind {
   std::string_view type;
   bool tied;
@@ -25,7 +25,7 @@ struct HfKind {
   bool head_norms = false;
 };
 
-// Models of the Llama kind whose parameters the formula covers, one by one; beside them gpt2.
+// Llama-like models whose parameters the formula covers; gpt2 is handled separately.
 constexpr auto kHfKinds = std::to_array<HfKind>({
     {"llama", false, false},
     {"mistral", false, false},
@@ -38,7 +38,7 @@ constexpr auto kHfKinds = std::to_array<HfKind>({
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxWidth = 1 << 24;
 
-// Widths of attention from the heads.
+// Computes the widths of attention from the heads.
 void set_heads(const HfConfig& config, int64_t heads, int64_t key_value_heads, int64_t head_width,
                const char* key, PlanShape& shape) {
   const int64_t width = head_width > 0 ? head_width : shape.width / heads;
@@ -53,7 +53,7 @@ void set_heads(const HfConfig& config, int64_t heads, int64_t key_value_heads, i
 }
 
 PlanShape shape_of_gpt2(const HfConfig& config) {
-  constexpr int64_t kVocabulary = 50257;  // of a file that does not say
+  constexpr int64_t kVocabulary = 50257;  // default of vocab_size
   train::GptConfig gpt = read_gpt_shape(config);
   if (gpt.layers > kMaxLayers) {
     config.fail_value("n_layer", fmt::format("an integer from 1 to {}", kMaxLayers));

@@ -10,8 +10,8 @@ namespace zerorun {
 
 namespace {
 
-// Masters and optimizer states that a rank saves out of its device's memory. At stage 0 it stores
-// all of them and saves its share.
+// Returns the bytes of masters and optimizer states that a rank saves from device memory. At stage
+// 0 it stores all of them and saves its share.
 int64_t resident_nbytes(const Config& config, std::span<const ParameterSpec> specs,
                         int world_size) {
   const MemoryPlan plan = plan_memory(config, specs, world_size, false);
@@ -27,7 +27,8 @@ int64_t resident_nbytes(const Config& config, std::span<const ParameterSpec> spe
                       static_cast<int64_t>(size_of(config.precision.param_dtype));
 }
 
-// By the option of the bundled program, else by DeepSpeed's block.
+// True if saves are asynchronous, by the option of the bundled program, else by the section
+// checkpoint.
 bool saves_beside_training(const Config& config) {
   const nlohmann::json train = nlohmann::json::parse(config.train_options, nullptr, false);
   return train.is_object() ? train.value("save_async", config.checkpoint.async_save)

@@ -8,8 +8,8 @@
 
 namespace zerorun {
 
-// Bytes of host memory that a rank keeps for asynchronous saves (checkpoint.async_save); 0 without
-// them. What AsyncSaver takes, but for the padding of its pieces.
+// Returns the bytes of host memory that a rank needs for asynchronous saves
+// (checkpoint.async_save); 0 without them. Equals the allocation of AsyncSaver except for padding.
 int64_t plan_snapshot(const Config& config, std::span<const ParameterSpec> specs, int world_size);
 
 }  // namespace zerorun

@@ -6,7 +6,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The block of that name with `device`; settings that the user has there are kept.
+// Sets `device` in the block of that name; keeps other keys of the block.
 void set_device(Json& zero, const char* block, OffloadDevice device) {
   if (device == OffloadDevice::none) {
     zero.erase(block);
@@ -20,7 +20,7 @@ void set_device(Json& zero, const char* block, OffloadDevice device) {
 
 void set_setting(Json& json, const Setting& setting, const std::string& nvme_path) {
   Json& zero = json["zero_optimization"];
-  if (!zero.is_object()) zero = Json::object();  // not there, or the older form, true or false
+  if (!zero.is_object()) zero = Json::object();  // missing, or the older form, true or false
   for (const char* key : {"cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory"}) {
     zero.erase(key);
   }
@@ -47,7 +47,7 @@ void set_setting(Json& json, const Setting& setting, const std::string& nvme_pat
   }
   if (setting.param == OffloadDevice::nvme) {
     zero["offload_param"]["nvme_path"] = nvme_path;
-    zero["offload_param"]["max_in_cpu"] = 0;  // all that can leave memory does
+    zero["offload_param"]["max_in_cpu"] = 0;  // everything that can be in the file is
   }
 }
 

@@ -7,8 +7,8 @@
 
 namespace zerorun {
 
-// Makes a configuration, an object, that of the setting. What its stage cannot have goes; other
-// keys stay.
+// Changes a configuration, a JSON object, to a setting. Removes keys that its stage does not allow;
+// keeps all others.
 void set_setting(nlohmann::ordered_json& json, const Setting& setting,
                  const std::string& nvme_path);
 

@@ -15,7 +15,7 @@ namespace zerorun {
 
 namespace {
 
-// The two streams of a rank.
+// The two streams of a rank: computation and collectives.
 class Streams {
  public:
   Streams(const Cluster& cluster, const ShardedModel& model, int64_t tokens)
@@ -32,18 +32,18 @@ class Streams {
     step_.messages += cost.messages;
     step_.communication_s += cost.seconds;
     const bool gathers = call.op == Collective::all_gather && call.phase != StepCall::Phase::step;
-    // A gather begins with the computation before the one that needs it.
+    // A gather starts together with the computation before the one that needs it.
     sent_ = std::max(sent_, gathers && overlaps_ ? last_begin_ : computed_) + cost.seconds;
     if (gathers) needed_ = sent_;
     if (!overlaps_) wait_for(sent_);
   }
-  // Forward (1) or backward (2 passes) of a bucket, after what was gathered for it.
+  // Simulates forward (1 pass) or backward (2 passes) of a bucket, after its gather.
   void compute(int bucket, int passes) {
     const int64_t numel = model_.buckets[static_cast<size_t>(bucket)].layout.numel();
     wait_for(needed_);
     last_begin_ = computed_;
     if (cluster_.flops <= 0) return;
-    constexpr double kPerPass = 2.0;  // a product and a sum for each element and token
+    constexpr double kPerPass = 2.0;  // one multiplication and one addition per element and token
     const double seconds = kPerPass * passes * static_cast<double>(numel) *
                            static_cast<double>(tokens_) / cluster_.flops;
     computed_ += seconds;
@@ -68,9 +68,9 @@ class Streams {
   const int64_t tokens_;
   const bool overlaps_;
   SimulatedStep step_;
-  double sent_ = 0.0;      // until when the stream of collectives is busy
-  double computed_ = 0.0;  // that of kernels
-  double needed_ = 0.0;    // when the last gather is there
+  double sent_ = 0.0;      // time until which the stream of collectives is busy
+  double computed_ = 0.0;  // time until which the stream of computation is busy
+  double needed_ = 0.0;    // time at which the last gather is complete
   double last_begin_ = 0.0;
 };
 
@@ -154,8 +154,8 @@ std::string table(std::vector<Choice> choices, std::optional<int64_t> device_mem
   return text;
 }
 
-// Sizes of shard groups that are worth a look: equal parts of a host, hosts, and equal parts of all
-// hosts.
+// Returns the sizes of shard groups to evaluate: equal parts of a host, whole hosts, and equal
+// parts of all hosts.
 std::vector<int64_t> group_sizes(const Cluster& cluster) {
   const int64_t ranks = cluster.ranks();
   std::vector<int64_t> sizes;
@@ -167,7 +167,8 @@ std::vector<int64_t> group_sizes(const Cluster& cluster) {
   return sizes;
 }
 
-// The part of the configuration's quantized traffic that shard groups of that size can have.
+// Returns the configuration with only those quantization settings that shard groups of this size
+// support.
 ZeroConfig fewer_bits(const ZeroConfig& zero, int64_t group, const Cluster& cluster) {
   ZeroConfig fewer = group > cluster.gpus ? zero : without_link_savings(zero);
   fewer.hpz_partition_size = 1;

@@ -11,27 +11,28 @@
 
 namespace zerorun {
 
-// A step of a rank on a cluster, as the same code that trains cuts and orders it.
+// The simulated step of a rank on a cluster. Buckets and their order come from the code that
+// trains.
 struct SimulatedStep {
-  int64_t link_bytes = 0;  // as CallCost
+  int64_t link_bytes = 0;  // as in CallCost
   int64_t link_messages = 0;
   int64_t near_bytes = 0;
   int64_t messages = 0;
   double compute_s = 0.0;
   double communication_s = 0.0;
-  double exposed_s = 0.0;  // of that, while no computation goes on
-  double sending_s = 0.0;  // of cores that send and receive instead of computing
+  double exposed_s = 0.0;  // time of communication that is not overlapped with computation
+  double sending_s = 0.0;  // time that cores spend on sending and receiving instead of computing
   double seconds() const { return compute_s + exposed_s + sending_s; }
 };
 
-// `tokens`: of a rank in a micro-step. The stream of collectives does one after the other: gathers
-// one module ahead of their use, reductions when backward has passed their bucket.
+// `tokens` is the number of tokens of a rank in a micro-step. Collectives run one after the other:
+// gathers one module ahead of their use, reductions when backward has passed their bucket.
 SimulatedStep simulate_step(const Config& config, std::span<const ParameterSpec> specs,
                             const Cluster& cluster, int64_t tokens);
 
-// The step at the configuration, what grows with the number of ranks, and the step with other
-// stages, shard groups and second copies, the fastest first. Settings that need more than
-// `device_memory` are left out.
+// Returns a report about the step with this configuration, costs that grow with the number of
+// ranks, and steps with other stages, shard groups and second copies, the fastest first. Settings
+// that need more than `device_memory` are omitted.
 std::string simulation_report(const Config& config, std::span<const ParameterSpec> specs,
                               const Cluster& cluster, int64_t tokens,
                               std::optional<int64_t> device_memory);

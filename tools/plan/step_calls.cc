@@ -60,7 +60,8 @@ class StepCalls {
                       .phase = phase,
                       .micro_step = micro_});
   }
-  // A reduction; `sum` and `result` are dtypes of what crosses between hosts of CPU ranks.
+  // Adds a reduction. `sum` and `result` are the dtypes in which sums and results are sent between
+  // hosts of CPU ranks.
   void add_reduction(Collective op, CallRanks ranks, const Bucket& bucket, int64_t numel,
                      DType dtype, DType sum, DType result) {
     if (ranks.count == 1) return;
@@ -68,7 +69,7 @@ class StepCalls {
     calls_.back().sums = bytes_of(numel, sum);
     calls_.back().results = bytes_of(numel, result);
   }
-  // All parameters may stay gathered until the next step.
+  // True if all parameters may stay gathered until the next step.
   bool all_stay() const {
     const ZeroConfig& zero = sharding_.zero;
     return gathered_ <= zero.max_live_parameters && 2 * gathered_ <= zero.max_reuse_distance;
@@ -118,7 +119,7 @@ class StepCalls {
   const int host_ranks_;
   const DType sum_dtype_;
   const DType result_dtype_;
-  int64_t gathered_ = 0;  // elements of stage 3's buckets
+  int64_t gathered_ = 0;  // elements of the buckets at stage 3
   int64_t micro_ = 0;
   std::vector<StepCall> calls_;
 };

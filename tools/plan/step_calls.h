@@ -8,31 +8,31 @@
 
 namespace zerorun {
 
-// The ranks of one collective among all of a job: so many, and their distance in rank order.
-// Neighbours are 1 apart.
+// The ranks of a collective: their number, and their distance in rank order (1: consecutive ranks).
 struct CallRanks {
   int count = 1;
   int distance = 1;
 };
 
-// A collective that every rank makes in a step, in groups of its own.
+// A collective of a step, which every rank makes within its group.
 struct StepCall {
   enum class Phase : uint8_t { forward, backward, step };
 
   Collective op = Collective::barrier;
   CallRanks ranks;
-  int64_t bytes = 0;  // of the full tensor, as CollectiveCount's
-  // The same of a reduction between hosts of CPU ranks: as sums of a host's ranks, and as results.
+  int64_t bytes = 0;  // bytes of the full tensor, as in CollectiveCount
+  // For a reduction between hosts of CPU ranks: the bytes as sums of a host's ranks, and as
+  // results.
   int64_t sums = 0;
   int64_t results = 0;
-  int bucket = -1;  // -1: of none
+  int bucket = -1;  // -1: no bucket
   Phase phase = Phase::step;
   int64_t micro_step = 0;
 };
 
-// All large collectives of a step in the order in which ranks make them: gathers before use,
-// reductions in backward, and gathers of updated parameters. (A step's norm and its barrier are
-// small.) `host_ranks`: neighbours on a host.
+// Returns all large collectives of a step in order: gathers before use, reductions in backward, and
+// gathers of updated parameters. (The norm and the barrier of a step are small.) `host_ranks` is
+// the number of ranks per host.
 std::vector<StepCall> step_calls(const ShardedModel& model, int host_ranks);
 
 }  // namespace zerorun

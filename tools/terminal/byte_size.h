@@ -5,14 +5,14 @@
 
 namespace zerorun {
 
-// Sizes beyond this are refused.
+// Larger sizes are rejected.
 inline constexpr double kMaxByteSize = 1e18;
 
-// "80GB" -> 80e9, "24GiB" or "24G" -> 24 * 2^30, in any case. Throws ConfigError naming `option`,
-// also without a unit.
+// Parses a size: "80GB" is 80e9, "24GiB" and "24G" are 24 * 2^30; case does not matter. Throws
+// ConfigError that names `option`, also if the unit is missing.
 int64_t parse_bytes(const std::string& text, const std::string& option);
 
-// "1.5 GiB", and "-" for nothing.
+// Returns "1.5 GiB", or "-" for 0.
 std::string text_of(int64_t nbytes);
 
 }  // namespace zerorun

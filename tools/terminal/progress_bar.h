@@ -7,11 +7,11 @@
 
 namespace zerorun {
 
-// A line on a terminal that says how much of some work is done, once that takes two seconds; on
-// anything but a terminal, nothing.
+// Shows the progress of some work in a line on a terminal once the work has taken two seconds.
+// Prints nothing if `file` is not a terminal.
 class ProgressBar {
  public:
-  // `total`: bytes. `after`: how long to wait with it.
+  // `total` is the work in bytes; `after` is the time before the line is shown.
   ProgressBar(std::string what, uint64_t total, std::FILE* file = stderr,
               std::chrono::milliseconds after = std::chrono::seconds(2));
   ~ProgressBar();
@@ -26,7 +26,7 @@ class ProgressBar {
   std::FILE* const file_;
   const bool is_terminal_;
   uint64_t done_ = 0;
-  std::chrono::steady_clock::time_point next_;  // when it is drawn
+  std::chrono::steady_clock::time_point next_;  // time of the next update
   bool is_drawn_ = false;
 };
 

@@ -29,9 +29,9 @@ const CLI::App* find_tool(const CLI::App& app, const std::string& name) {
 
 CLI::App* add_tool(CLI::App& tools, const char* name, const char* about, const char* examples) {
   constexpr const char* kExitCodes =
-      "Exit code: 0 when all is well, 2 for a command line or a configuration that cannot be used, "
-      "1 for\n"
-      "other errors, such as a full disk or a damaged checkpoint.";
+      "Exit code: 0 on success, 2 for an invalid command line or configuration, 1 for other "
+      "errors, such\n"
+      "as a full disk or a damaged checkpoint.";
   CLI::App* tool = tools.add_subcommand(name, about);
   tool->group(kNoTask);
   tool->footer(fmt::format("{}{}{}", examples, *examples == '\0' ? "" : "\n\n", kExitCodes));

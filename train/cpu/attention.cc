@@ -12,9 +12,9 @@ namespace zerorun::train {
 
 namespace {
 
-constexpr int64_t kQueries = 64;  // of one block
+constexpr int64_t kQueries = 64;  // queries per block
 
-// One head of one sequence: the position of its first element in each matrix, and strides.
+// One head of one sequence: positions of its first element in the matrices, and strides.
 struct Head {
   int64_t qkv = 0;
   int64_t out = 0;
@@ -32,7 +32,7 @@ Head head_of(const AttentionShape& shape, int64_t index) {
           row * shape.heads + head, width, 1.0F / std::sqrt(static_cast<float>(width))};
 }
 
-// Queries [begin, end) and the keys they see, [0, end).
+// Queries [begin, end), which attend to keys [0, end).
 struct QueryBlock {
   int64_t begin = 0;
   int64_t end = 0;
@@ -94,7 +94,8 @@ void attend_backward(const AttentionShape& shape, const Head& head, QueryBlock b
     std::fill(p + i * seen + position + 1, p + (i + 1) * seen, 0.0F);
     std::fill(ds + i * seen + position + 1, ds + (i + 1) * seen, 0.0F);
   }
-  // Blocks come last first, so the first one writes the gradients of all keys and values.
+  // Blocks are processed from the last to the first, so the first one processed overwrites the
+  // gradients of all keys and values.
   const float beta = seen == shape.seq_len ? 0.0F : 1.0F;
   float* const dqueries = dqkv + head.qkv + block.begin * stride;
   float* const dkeys = dqkv + head.qkv + shape.width;

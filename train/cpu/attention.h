@@ -2,8 +2,8 @@
 
 #include "train/model/kernels.h"
 
-// Causal multi-head attention in blocks of queries: scores exist for one block at a time, and
-// backward computes them again from the saved log-sums (Dao et al., arXiv:2205.14135).
+// Causal multi-head attention in blocks of queries. Scores are stored for one block at a time only,
+// and backward recomputes them from the saved log-sums (Dao et al., arXiv:2205.14135).
 namespace zerorun::train {
 
 void attention(const AttentionShape& shape, const float* qkv, float* log_sum, float* out);

@@ -64,7 +64,7 @@ void start_row_range(int64_t rows, TensorView bias, const float* residual, float
   });
 }
 
-// Blocks of rows are summed first: that bounds the rounding error.
+// Blocks of rows are summed first, which bounds the rounding error.
 void sum_columns(const float* x, int64_t stride, int64_t rows, int64_t cols, float* sums) {
   constexpr int64_t kBlockRows = 32;
   constexpr int64_t kBlockCols = 256;
@@ -139,7 +139,7 @@ HWY_EXPORT(gelu_backward_range);
 
 namespace {
 
-constexpr int64_t kElements = 4096;  // of one thread's smallest piece of work
+constexpr int64_t kElements = 4096;  // minimum number of elements per thread
 constexpr int64_t kColumns = 64;
 
 int64_t rows_per_piece(int64_t cols) { return std::max<int64_t>(1, kElements / cols); }

@@ -6,11 +6,11 @@
 #include "zerorun/engine.h"
 #include "zerorun/tensor.h"
 
-// Passes over matrices that are neither a product nor a normalisation.
+// Element-wise passes over matrices.
 namespace zerorun::train {
 
-// A row-major matrix inside a larger one, from the first element of `corner` on: rows lie `stride`
-// elements apart.
+// A row-major matrix within a larger one. It begins at the first element of `corner`; rows are
+// `stride` elements apart.
 struct StoredPanel {
   TensorView corner;
   int64_t stride = 0;
@@ -19,9 +19,9 @@ struct StoredPanel {
   }
 };
 
-// to[rows, cols] = from, exactly.
+// to[rows, cols] = from, converted to fp32 (exact).
 void widen(const StoredPanel& from, int64_t rows, int64_t cols, float* to);
-// to = from, or to += from, rounded to nearest even.
+// to = from, or to += from, rounded to nearest, ties to even.
 void round_into(const float* from, int64_t rows, int64_t cols, const StoredPanel& to,
                 bool accumulate);
 // to = from, or to += from, in the dtype of the view.
@@ -32,7 +32,7 @@ void start_rows(int64_t rows, int64_t width, TensorView bias, const float* resid
 // Sums of each column of x[rows, width].
 void column_sums(int64_t rows, int64_t width, const float* x, float* sums);
 
-// y = gelu(x), with tanh.
+// y = gelu(x), the tanh approximation.
 void gelu(int64_t numel, const float* x, float* y);
 // y = gelu(x); dy_to_dx *= gelu'(x).
 void gelu_backward(int64_t numel, const float* x, float* y, float* dy_to_dx);

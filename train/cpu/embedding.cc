@@ -11,7 +11,7 @@ namespace zerorun::train {
 
 namespace {
 
-constexpr int64_t kRows = 8;  // of one thread's smallest piece of work
+constexpr int64_t kRows = 8;  // minimum number of rows per thread
 
 GradientView row_of(const GradientView& gradient, int64_t row, int64_t width) {
   return {gradient.view.slice(row * width, width), gradient.accumulate};

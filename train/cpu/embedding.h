@@ -2,7 +2,7 @@
 
 #include "train/model/kernels.h"
 
-// Sum of a token's and a position's learned vectors.
+// Embedding: the sum of the learned vectors of a token and of its position.
 namespace zerorun::train {
 
 void embed(const TokenGrid& grid, TensorView wte, TensorView wpe, float* x);

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-// The fp32 matrix product of oneDNN.
+// fp32 matrix product by oneDNN.
 namespace zerorun::train {
 
 struct GemmSize {
@@ -11,7 +11,7 @@ struct GemmSize {
   int64_t inner = 0;
 };
 
-// A row-major matrix whose rows lie `stride` elements apart.
+// A row-major matrix whose rows are `stride` elements apart.
 struct GemmInput {
   const float* data = nullptr;
   int64_t stride = 0;
@@ -23,8 +23,8 @@ struct GemmOutput {
   int64_t stride = 0;
 };
 
-// out[rows, cols] = beta * out + alpha * a[rows, inner] * b[inner, cols]. Called from within a
-// parallel region it stays on the calling thread.
+// out[rows, cols] = beta * out + alpha * a[rows, inner] * b[inner, cols]. Within a parallel region
+// it runs on the calling thread only.
 void gemm(const GemmSize& size, GemmInput a, GemmInput b, GemmOutput out, float alpha = 1.0F,
           float beta = 0.0F);
 

@@ -87,8 +87,9 @@ HWY_EXPORT(norm_rows);
 HWY_EXPORT(norm_backward_rows);
 
 namespace {
-constexpr int64_t kRows = 32;  // whose gradients are summed first: bounds the rounding error
-}
+// rows whose gradients are summed first, which bounds the rounding error
+constexpr int64_t kRows = 32;
+}  // namespace
 
 void layer_norm(const LayerNormShape& shape, const float* x, LayerNormWeights weights,
                 float* moments, float* y) {

@@ -7,8 +7,8 @@
 namespace zerorun::train {
 
 // Products of activations with weights of any dtype, by oneDNN. fp32 weights are used in place.
-// 16-bit weights are widened panel by panel into scratch that stays in the cache, and gradients are
-// computed in fp32 tiles and rounded once.
+// 16-bit weights are converted to fp32 panel by panel in scratch memory that fits into the cache;
+// gradients are computed in fp32 tiles and rounded once.
 class Matmul {
  public:
   // y[rows, out] = beta * y + x[rows, in] * weight

@@ -19,7 +19,7 @@ HWY_INLINE float maximum(const float* row, int64_t numel) {
   const Floats d;
   auto largest = hn::Set(d, row[0]);
   for_vectors(numel, [&](int64_t i, auto part) HWY_ATTR {
-    // Lanes beyond a part must not win: they repeat the first score.
+    // Lanes beyond the part repeat the first score, so that they do not affect the maximum.
     largest = hn::Max(largest, keep(load(row + i, part), part, row[0]));
   });
   return hn::GetLane(hn::MaxOfLanes(d, largest));

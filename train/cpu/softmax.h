@@ -2,17 +2,17 @@
 
 #include <cstdint>
 
-// The softmax of a row of scores, for attention and cross entropy.
+// Softmax of a row of scores, for attention and cross entropy.
 namespace zerorun::train {
 
 struct SoftmaxSums {
-  float sum = 0;      // of the values written
+  float sum = 0;      // sum of the values written
   float log_sum = 0;  // log of the sum of exp(score)
 };
-// row = exp(row - maximum). Divided by the sum, the row is its softmax.
+// row = exp(row - maximum). Dividing the row by the returned sum gives the softmax.
 SoftmaxSums exponentiate(float* row, int64_t numel);
 
-// log of the sum of exp(row[i]).
+// Returns the logarithm of the sum of exp(row[i]).
 float log_sum_exp(const float* row, int64_t numel);
 
 // row = exp(row - log_sum) * factor

@@ -1,5 +1,5 @@
-// Vectors of floats from and to the dtypes in which parameters and gradients are stored. Compiled
-// once per instruction set: see Highway's foreach_target.h.
+// Loads and stores fp32 vectors from and to the dtypes of parameters and gradients. Compiled once
+// per instruction set; see Highway's foreach_target.h.
 #if defined(ZERORUN_TRAIN_CPU_STORAGE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZERORUN_TRAIN_CPU_STORAGE_INL_H_
 #undef ZERORUN_TRAIN_CPU_STORAGE_INL_H_
@@ -24,7 +24,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using Floats = hn::ScalableTag<float>;
 using FloatVector = hn::Vec<Floats>;
 
-// How much of a vector a loop body handles: all lanes, or the first `count` at the end of a row.
+// Which lanes of a vector a loop body processes: all, or the first `count` at the end of a row.
 struct Whole {};
 struct Part {
   int64_t count;
@@ -44,7 +44,7 @@ HWY_INLINE FloatVector load(const T* from, Whole /*whole*/) {
   return zerorun::HWY_NAMESPACE::load(Floats(), from);
 }
 
-// Lanes beyond the part are zero.
+// Lanes beyond the part are set to zero.
 template <typename T>
 HWY_INLINE FloatVector load(const T* from, Part part) {
   T lanes[HWY_MAX_BYTES / sizeof(float)] = {};
@@ -64,7 +64,7 @@ HWY_INLINE void store(FloatVector value, T* to, Part part) {
   std::copy_n(lanes, part.count, to);
 }
 
-// Replaces the lanes beyond the part.
+// Sets the lanes beyond the part to `rest`.
 HWY_INLINE FloatVector keep(FloatVector value, Whole /*whole*/, float /*rest*/ = 0.0F) {
   return value;
 }

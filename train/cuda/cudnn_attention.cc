@@ -86,7 +86,7 @@ class GraphBuilder {
   // Null, and a warning, when cuDNN has no kernel for it.
   Graph build(cudnnHandle_t handle) {
     int64_t workspace = 0;
-    auto result = graph_->build(handle, {fe::HeurMode_t::A});
+    auto result = graph_->build(handle, {fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK});
     if (result.is_good()) result = graph_->get_workspace_size(workspace);
     if (result.is_good()) return {std::move(graph_), static_cast<size_t>(workspace)};
     fmt::print(

@@ -8,9 +8,9 @@ namespace zerorun::train {
 
 namespace {
 
-constexpr int64_t kEvaluationPart = 20;  // one sequence in so many
+constexpr int64_t kEvaluationPart = 20;  // one of this many sequences is for evaluation
 
-// The last token of a sequence has the next sequence's first as its target.
+// The target of the last token of a sequence is the first token of the next sequence.
 int64_t count_sequences(const Corpus& corpus, const BatchShape& shape) {
   const int64_t count = (corpus.size() - 1) / shape.seq_len;
   if (count < 1) {

@@ -8,7 +8,8 @@
 
 namespace zerorun::train {
 
-// How a step's sequences are spread: over micro-steps, then ranks, then a rank's micro-batch.
+// How the sequences of a step are divided: among micro-steps, then ranks, then the sequences of a
+// micro-batch.
 struct BatchShape {
   int64_t micro_batch = 1;
   int64_t accumulation_steps = 1;
@@ -18,17 +19,19 @@ struct BatchShape {
   int64_t global_batch() const { return micro_batch * accumulation_steps * world_size; }
 };
 
-// Cuts a corpus into sequences of `seq_len` tokens, keeps the last 5 % of them (at least one, when
-// there are two) for evaluation, and serves this rank's share of every batch.
+// Cuts a corpus into sequences of `seq_len` tokens, reserves the last 5 % of them (at least one, if
+// there are two) for evaluation, and returns this rank's part of every batch.
 class Batches {
  public:
-  // Throws ConfigError when the text is shorter than a sequence or there are fewer sequences than
-  // ranks. The corpus must outlive this.
+  // Throws ConfigError if the text is shorter than a sequence or there are fewer sequences than
+  // ranks. The corpus must outlive this object.
   Batches(const Corpus& corpus, const BatchShape& shape, uint64_t seed);
 
-  // Tokens and targets of `first_sample` + this rank's part; valid until the next call.
+  // Returns tokens and targets of this rank's part of the batch that begins with `first_sample`;
+  // valid until the next call.
   Batch training(int64_t first_sample, int64_t micro_step);
-  // Sequences [first, first + micro_batch) of the evaluation part, fewer at its end, perhaps none.
+  // Returns sequences [first, first + micro_batch) of the evaluation part; fewer or none at its
+  // end.
   Batch evaluation(int64_t first);
 
   int64_t training_sequences() const { return training_; }

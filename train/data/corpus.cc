@@ -27,7 +27,7 @@ constexpr std::string_view kMagic = "ZRTOKENS";
 constexpr uint32_t kVersion = 1;
 constexpr int64_t kBytes = 256;
 constexpr int64_t kMaxVocabulary = 65536;
-constexpr size_t kSniffed = 8192;  // bytes looked at to tell text from other files
+constexpr size_t kSniffed = 8192;  // bytes that are inspected to distinguish text from other files
 // In tokens, of the hash.
 constexpr int64_t kHashedWhole = int64_t{64} << 20;
 constexpr int64_t kHashedPiece = int64_t{64} << 10;
@@ -223,7 +223,7 @@ void Corpus::read_segment(const Segment& segment, int64_t begin, std::span<int32
 }
 
 DefaultText find_default_text(const std::string& home) {
-  // Folders whose python3.N is a standard library: it holds os.py.
+  // Folders that may contain python3.N with the standard library (recognised by os.py).
   std::vector<fs::path> places = {"/usr/lib", "/usr/local/lib"};
   std::error_code error;
   if (!home.empty()) {

@@ -11,32 +11,32 @@
 
 namespace zerorun::train {
 
-// Data that turn out to be damaged while training: only the rank that reads them knows.
+// Damaged data that are discovered during training, by the rank that reads them.
 class DataError : public IoError {
  public:
   using IoError::IoError;
 };
 
-// The tokens of all data files as one sequence, in the order of their paths. A text file is one
-// token a byte; a .bin file holds 16-bit tokens (docs/data_format.md).
+// The tokens of all data files as one sequence, in the order of the paths. Each byte of a text file
+// is a token; a .bin file has 16-bit tokens (docs/data_format.md).
 class Corpus {
  public:
-  // Files and folders. Of a folder: all files below it in the order of their names, except hidden
-  // ones and those that are neither text nor tokens. Throws ConfigError or IoError naming the path
-  // when there is nothing to read, a .bin file is damaged, or text and tokens are mixed.
+  // `paths` are files and folders. All files below a folder are read in the order of their names,
+  // except hidden files and those that are neither text nor tokens. Throws ConfigError or IoError
+  // that names the path if there is nothing to read, a .bin file is damaged, or text and tokens are
+  // mixed.
   explicit Corpus(const std::vector<std::string>& paths);
 
   int64_t size() const { return size_; }
   int64_t file_count() const { return std::ssize(segments_); }
-  // Tokens are below it: 256 for text, what the header says for .bin files.
+  // Size of the vocabulary: 256 for text, that of the header for .bin files.
   int64_t vocabulary() const { return vocabulary_; }
   bool is_text() const { return is_text_; }
-  // Hashes the content, wherever its files lie: all of it up to 64 Mi tokens, else its size and
-  // evenly spaced pieces.
-  uint64_t hash() const;  // reads it the first time; not for several threads
+  // Returns a hash of the content, independent of paths: of all tokens if there are up to 64 Mi,
+  // else of the number of tokens and of evenly spaced pieces.
+  uint64_t hash() const;  // reads the data on the first call; not thread-safe
 
-  // Tokens [begin, begin + out.size()). Throws DataError for a token outside the
-  // vocabulary.
+  // Reads tokens [begin, begin + out.size()). Throws DataError for a token outside the vocabulary.
   void read(int64_t begin, std::span<int32_t> out) const;
 
  private:
@@ -52,7 +52,7 @@ class Corpus {
   void require_kind(const std::string& path, bool is_text, int64_t vocabulary);
   uint64_t computed_hash() const;
   void read_segment(const Segment& segment, int64_t begin, std::span<int32_t> out) const;
-  // The segment that holds this token.
+  // Returns the segment that contains this token.
   std::vector<Segment>::const_iterator segment_at(int64_t begin) const;
   size_t nbytes_of(int64_t tokens) const {
     return static_cast<size_t>(tokens) * (is_text_ ? 1 : sizeof(uint16_t));
@@ -65,14 +65,14 @@ class Corpus {
   bool is_text_ = true;
 };
 
-// The text to train on when nothing is given: the sources of Python's standard library, or
-// common licences.
+// The text to train on if no data is given: the source of Python's standard library, or common
+// licences.
 struct DefaultText {
   std::vector<std::string> paths;
   std::string description;
-  std::string prompt = "\n";  // what a sample of such text begins with
+  std::string prompt = "\n";  // prompt for generating such text
 };
-// Throws ConfigError naming the places that were searched. `home` may be empty.
+// Throws ConfigError that names the searched folders. `home` may be empty.
 DefaultText find_default_text(const std::string& home);
 
 }  // namespace zerorun::train

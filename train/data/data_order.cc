@@ -18,8 +18,9 @@ int64_t DataOrder::sequence(int64_t position) const {
   return permute(position / sequences_, position % sequences_);
 }
 
-// A Feistel network permutes [0, 2^(2 * half_bits_)); walking on until the result lies in
-// [0, sequences_) permutes that (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+// A Feistel network permutes [0, 2^(2 * half_bits_)). Applying it repeatedly until the result is in
+// [0, sequences_) permutes that range (cycle walking: Black and Rogaway, "Ciphers with arbitrary
+// finite domains", 2002).
 int64_t DataOrder::permute(int64_t epoch, int64_t index) const {
   constexpr uint64_t kRounds = 6;
   const uint64_t mask = (uint64_t{1} << half_bits_) - 1;

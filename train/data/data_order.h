@@ -4,13 +4,13 @@
 
 namespace zerorun::train {
 
-// The order in which sequences are trained on: every epoch visits each of them once, in an order
-// drawn from seed and epoch. It depends on nothing else, so neither on the number of ranks nor on
-// how a batch is split, and any position can be found without what came before.
+// The order in which sequences are used for training. Every epoch has each sequence once, in an
+// order that depends only on seed and epoch, not on the number of ranks or on how a batch is
+// divided. Any position can be computed without the previous ones.
 class DataOrder {
  public:
   DataOrder(int64_t sequences, uint64_t seed);
-  // Index in [0, sequences) of sample `position`, counted from the start of training.
+  // Returns the index in [0, sequences) of sample number `position` since the start of training.
   int64_t sequence(int64_t position) const;
 
  private:

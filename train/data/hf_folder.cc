@@ -57,7 +57,7 @@ void write_hf_weights(const std::string& folder, Engine& engine, Communicator& c
   for (const ParameterSpec& spec : engine.parameters()) {
     tensors.push_back({spec.name, spec.name, spec.shape});
   }
-  // transformers refuses files that do not say which framework's layout they have.
+  // transformers rejects files whose metadata does not name the framework.
   export_safetensors(engine.states(), comm, folder + "/model.safetensors", tensors,
                      R"({"format": "pt"})");
 }

@@ -6,7 +6,7 @@
 #include "train/model/gpt_config.h"
 #include "zerorun/device.h"
 
-// Activations: values that forward keeps for backward.
+// The memory of activations: values that forward stores for backward.
 namespace zerorun::train {
 
 // The memory that a model allocates for each token of a micro-batch, with activations in `dtype`; a
@@ -32,7 +32,7 @@ class Activation {
   DType dtype_ = DType::fp32;
 };
 
-// The values of one block; normalised ones and GELU's output are computed again in backward.
+// Activations of one block. Outputs of normalisations and of GELU are recomputed in backward.
 struct BlockActivations {
   BlockActivations(Device& device, const GptConfig& config, DType dtype, int64_t rows)
       : moments_1(device, DType::fp32, 2 * rows),
@@ -46,13 +46,13 @@ struct BlockActivations {
   Activation moments_1;
   Activation qkv;
   Activation log_sum;
-  Activation attended;  // attention's output, before its projection
+  Activation attended;  // output of attention, before its projection
   Activation middle;    // the residual stream between attention and feed-forward
   Activation moments_2;
-  Activation hidden;  // feed-forward, before GELU
+  Activation hidden;  // hidden values of the feed-forward part, before GELU
 };
 
-// Shared by all blocks.
+// Scratch memory that all blocks share.
 struct Scratch {
   Scratch(Device& device, const GptConfig& config, DType dtype, int64_t rows)
       : normal(device, dtype, rows * config.width),
@@ -60,13 +60,13 @@ struct Scratch {
         active(device, dtype, rows * config.inner),
         wide(device, dtype, rows * std::max(config.inner, 3 * config.width)) {}
 
-  Activation normal;   // a normalisation's output
-  Activation dnormal;  // its gradient, or that of attention's output
-  Activation active;   // GELU's output
-  Activation wide;     // the gradient of the hidden values, or of query, key and value
+  Activation normal;   // output of a normalisation
+  Activation dnormal;  // gradient of that, or of the output of attention
+  Activation active;   // output of GELU
+  Activation wide;     // gradient of the hidden values, or of query, key and value
 };
 
-// The values of the last normalisation and of the product with the embedding.
+// Activations of the last normalisation and of the product with the embedding.
 struct HeadActivations {
   HeadActivations(Device& device, int64_t logits_stride, DType dtype, int64_t rows)
       : stride(logits_stride),

@@ -7,8 +7,8 @@
 
 namespace zerorun::train {
 
-// Rows of the token grid that one pass computes: all rows of `batch` sequences, or of a single
-// sequence those from `first` on (the earlier ones were computed before).
+// The rows of the token grid that a pass computes: all rows of `batch` sequences, or the rows from
+// `first` on of a single sequence whose earlier rows were computed before.
 struct Rows {
   int64_t batch = 1;
   int64_t seq_len = 0;
@@ -25,11 +25,12 @@ class Block {
 
   ModuleId module() const { return module_; }
 
-  // Needs the module gathered. `x` and `out` hold all rows.
+  // The module must be gathered. `x` and `out` have all rows.
   void forward(const Rows& rows, TensorView x, BlockActivations& kept, TensorView out);
-  // Only what backward needs.
+  // Recomputes only the activations that backward needs.
   void forward_kept(const Rows& rows, TensorView x, BlockActivations& kept);
-  // dx: on entry the gradient of `out`, on return that of `x`. Completes the block's gradients.
+  // `dx` is the gradient of `out` on entry and that of `x` on return. Completes the gradients of
+  // the block's parameters.
   void backward(const Rows& rows, TensorView x, const BlockActivations& kept, TensorView dx);
 
  private:
@@ -47,7 +48,7 @@ class Block {
   void linear_gradients(const Layer& layer, const LinearShape& shape, TensorView x, TensorView dy);
   void norm_backward(const Layer& layer, int64_t rows, TensorView x, TensorView moments,
                      TensorView dx);
-  // Everything before the feed-forward part; returns its normalised input.
+  // Computes everything before the feed-forward part; returns the normalised input of that part.
   TensorView attend(const Rows& rows, TensorView x, BlockActivations& kept);
   void feed_forward_backward(int64_t rows, const BlockActivations& kept, TensorView dx);
   void attention_backward(const Rows& rows, TensorView x, const BlockActivations& kept,

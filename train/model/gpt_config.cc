@@ -38,7 +38,7 @@ constexpr auto kPresets = std::to_array<Preset>({
     {"gpt2-xl", 48, 1600, 25, 1024},
 });
 
-// Keys of GPT2Config that change the arithmetic, with the only value that this program computes.
+// Keys of GPT2Config that change the arithmetic, with the only value that this program supports.
 struct FixedKey {
   std::string_view name;
   Json value;
@@ -57,7 +57,7 @@ const std::array<FixedKey, 7>& fixed_keys() {
   return keys;
 }
 
-// Without which it is not the shape of a GPT-2; Hugging Face always writes them.
+// Keys that the shape of a GPT-2 requires; Hugging Face always writes them.
 constexpr auto kRequiredKeys =
     std::to_array<std::string_view>({"n_positions", "n_embd", "n_layer", "n_head"});
 constexpr auto kOptionalKeys =
@@ -65,8 +65,8 @@ constexpr auto kOptionalKeys =
 
 constexpr int64_t kMaxSize = 1 << 24;
 constexpr double kMaxParameters = 1e13;
-// A misspelt key stands among those with which other kinds of models are described: the nearest to
-// a key that is missing is taken for it.
+// Unknown keys are allowed, because other kinds of models have them. But if a known key is missing
+// and an unknown key is similar, that is reported as a misspelling.
 void check_keys(const HfConfig& config) {
   const Json& json = config.json();
   std::vector<std::string> unread;

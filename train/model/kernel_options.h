@@ -8,10 +8,10 @@
 namespace zerorun::train {
 
 struct KernelOptions {
-  DType dtype = DType::fp32;  // of parameters and gradients
-  bool tf32 = false;          // fp32 products in TF32: CUDA only
-  // Bytes that cuDNN may take for gradients of attention's probabilities; unset: what it likes.
-  // CUDA only, 16 bits only.
+  DType dtype = DType::fp32;  // dtype of parameters and gradients
+  bool tf32 = false;          // compute fp32 products in TF32; CUDA only
+  // Maximum bytes that cuDNN may use for gradients of attention's probabilities; unset: no limit.
+  // CUDA and 16 bits only.
   std::optional<int64_t> attention_workspace{};
 };
 

@@ -14,7 +14,7 @@ struct LinearShape {
   int64_t rows = 0;
   int64_t in = 0;
   int64_t out = 0;
-  int64_t x_stride = 0;  // elements from one row of x to the next; 0: `in`
+  int64_t x_stride = 0;  // elements between rows of x; 0: `in`
   int64_t stride() const { return x_stride == 0 ? in : x_stride; }
 };
 
@@ -24,7 +24,7 @@ struct LayerNormShape {
   float epsilon = 1e-5F;
 };
 
-// The parts of layer normalisation's forward that its backward needs.
+// Results of the forward of layer normalisation that its backward needs.
 struct LayerNormState {
   TensorView x;        // [rows, width]
   TensorView moments;  // fp32 [rows, 2]: mean and 1 / deviation
@@ -47,16 +47,16 @@ struct AttentionShape {
   int64_t width = 0;
 };
 
-// The part of attention's forward that its backward needs: one log of the softmax's denominator
-// per query and head. It is fp32 and laid out as the kernels please.
+// Results of the forward of attention that its backward needs. `log_sum` has the logarithm of the
+// softmax's denominator per query and head, in fp32; its layout depends on the kernels.
 struct AttentionState {
   TensorView qkv;      // [batch * seq_len, 3 * width]
   TensorView out;      // [batch * seq_len, width]
   TensorView log_sum;  // fp32 [batch * seq_len * heads]
 };
 
-// Rows of tokens in the device's memory, `seq_len` to a sequence, the first of each at position
-// `first`.
+// Rows of tokens in device memory, `seq_len` per sequence; the first token of each sequence is at
+// position `first`.
 struct TokenGrid {
   const int32_t* tokens = nullptr;  // [rows]
   int64_t rows = 0;
@@ -65,42 +65,42 @@ struct TokenGrid {
   int64_t width = 0;
 };
 
-// The order of a grid's tokens, in the device's memory: the rows of the i-th of the distinct
-// tokens are rows[begins[i]] to rows[begins[i + 1] - 1], ascending.
+// The rows of a grid sorted by token, in device memory: the i-th of the distinct tokens is in
+// rows[begins[i]] to rows[begins[i + 1] - 1], ascending.
 struct TokenOrder {
   const int32_t* rows = nullptr;    // [rows]
   const int32_t* begins = nullptr;  // [distinct + 1]
   int64_t distinct = 0;
 };
 
-// Scores of every token of the vocabulary; rows lie `stride` elements apart.
+// Shape of the logits of all tokens of the vocabulary; rows are `stride` elements apart.
 struct LogitsShape {
   int64_t rows = 0;
   int64_t vocabulary = 0;
   int64_t stride = 0;
 };
 
-// The arithmetic of a GPT on one device. Activations and their gradients lie in the device's memory
-// in activation_dtype(); parameters and their gradients have the engine's dtype (fp32, bf16 or
-// fp16); moments, log-sums and losses are fp32. All sums are fp32 or wider. Work is submitted to
-// the device's inline stream and only take_loss() waits for it. Results do not depend on where
-// tensors lie, so they are the same at every stage.
+// The arithmetic of a GPT on one device. Activations and their gradients are in device memory with
+// dtype activation_dtype(); parameters and their gradients have the engine's dtype (fp32, bf16 or
+// fp16); moments, log-sums and losses are fp32. Sums are computed in fp32 or wider. Work is
+// submitted to the device's inline stream; only take_loss() waits for it. Results do not depend on
+// the addresses of tensors, so they are the same at every stage.
 class Kernels {
  public:
   virtual ~Kernels() = default;
 
-  // The libraries that the kernels call, for the user's eyes; "" if nothing that matters.
+  // Returns the names of the libraries that the kernels use, for display; may be "".
   virtual std::string libraries() const = 0;
   virtual DType activation_dtype() const = 0;
-  // Elements between rows of logits: at least the vocabulary.
+  // Returns the number of elements between rows of logits, at least the vocabulary size.
   virtual int64_t logits_stride(int64_t vocabulary) const = 0;
 
   // y[rows, out] = residual + x[rows, in] * weight + bias; `residual` may be empty or y itself,
   // `bias` may be empty.
   virtual void linear(const LinearShape& shape, TensorView x, TensorView weight, TensorView bias,
                       TensorView residual, TensorView y) = 0;
-  // hidden = x * weight + bias; active = gelu(hidden), with tanh: "gelu_new" in Hugging Face's
-  // models.
+  // hidden = x * weight + bias; active = gelu(hidden), the tanh approximation ("gelu_new" in
+  // Hugging Face's models).
   virtual void linear_gelu(const LinearShape& shape, TensorView x, TensorView weight,
                            TensorView bias, TensorView hidden, TensorView active) = 0;
   // x[rows, in] = y[rows, out] * weight^T
@@ -113,7 +113,7 @@ class Kernels {
   virtual void linear_gradients(const LinearShape& shape, TensorView x, TensorView dy,
                                 const GradientView& weight, const GradientView& bias) = 0;
 
-  // `moments` receives mean and 1/deviation of each row.
+  // Writes mean and 1 / standard deviation of each row to `moments`.
   virtual void layer_norm(const LayerNormShape& shape, TensorView x, TensorView gain,
                           TensorView bias, TensorView moments, TensorView y) = 0;
   virtual void layer_norm_backward(const LayerNormShape& shape, const LayerNormState& state,
@@ -130,14 +130,14 @@ class Kernels {
   virtual void embed_backward(const TokenGrid& grid, const TokenOrder& order, TensorView dx,
                               const GradientView& wte, const GradientView& wpe) = 0;
 
-  // Adds the mean over the rows of -log softmax(logits)[target] to the loss. `targets` lie in the
-  // device's memory.
+  // Adds the mean over the rows of -log softmax(logits)[target] to the loss. `targets` are in
+  // device memory.
   virtual void cross_entropy(const LogitsShape& shape, const int32_t* targets,
                              TensorView logits) = 0;
-  // The same; replaces the logits by the gradient of loss_scale times the mean.
+  // Like cross_entropy; also replaces the logits by the gradient of loss_scale times the mean.
   virtual void cross_entropy_gradient(const LogitsShape& shape, const int32_t* targets,
                                       float loss_scale, TensorView logits) = 0;
-  // The losses added since the last call. Waits for them.
+  // Returns the sum of the losses that were added since the last call. Waits for them.
   virtual double take_loss() = 0;
 };
 

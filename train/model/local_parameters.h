@@ -9,8 +9,8 @@
 
 namespace zerorun::train {
 
-// Parameters and gradients of this process alone, without an engine: nothing is sharded, reduced or
-// updated. For tests, and for timing forward and backward by themselves.
+// Parameters and gradients of a single process without an engine: nothing is sharded, reduced or
+// updated. Used in tests and to time forward and backward alone.
 class LocalParameters final : public ParameterAccess {
  public:
   LocalParameters(std::vector<ParameterSpec> specs, DType dtype, Device& device);
@@ -28,7 +28,7 @@ class LocalParameters final : public ParameterAccess {
   TensorView parameter(ParameterId id) const override;
   GradientView gradient(ParameterId id) override;
   void grad_ready(ParameterId id) override;
-  // The gradient that backward wrote in the last micro-step.
+  // Returns the gradient that backward wrote in the last micro-step.
   TensorView gradient_view(ParameterId id) const;
 
  private:

@@ -131,7 +131,7 @@ std::span<const float> Model::logits(std::span<const int32_t> tokens, int64_t fi
   const int64_t count = std::ssize(tokens);
   ZR_CHECK(count <= options_.seq_len && first >= 0 && first < count,
            "logits of tokens {} to {} of a model for {}", first, count, options_.seq_len);
-  // Recomputed blocks keep no keys and values.
+  // Blocks that are recomputed do not keep keys and values.
   const int64_t start = options_.recompute ? 0 : first;
   batch_.upload({tokens, {}});
   logits_of({1, count, start});

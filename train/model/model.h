@@ -9,13 +9,14 @@
 namespace zerorun::train {
 
 struct ModelOptions {
-  int64_t micro_batch = 1;  // most sequences in a batch
-  int64_t seq_len = 0;      // of every batch; longest context when generating
-  bool recompute = false;   // keep only each block's input and compute the block again in backward
+  int64_t micro_batch = 1;  // maximum number of sequences in a batch
+  int64_t seq_len = 0;      // length of the sequences; maximum context for generation
+  // activation checkpointing: keep only the input of each block and recompute the block in backward
+  bool recompute = false;
 };
 
-// GPT-2 with a hand-written backward over parameters that a ParameterAccess holds: every module is
-// gathered around its use, and each gradient is announced as soon as it is complete.
+// GPT-2 with a hand-written backward, on parameters of a ParameterAccess. It gathers every module
+// around its use, and reports each gradient as soon as it is complete.
 class Model {
  public:
   Model(const GptConfig& config, const ModelOptions& options, ParameterAccess& parameters,
@@ -26,17 +27,18 @@ class Model {
   int64_t seq_len() const { return options_.seq_len; }
   int64_t vocabulary() const { return config_.vocabulary; }
 
-  // Writes the gradients of loss_scale times the mean loss over the batch's tokens, without waiting
-  // for them.
+  // Computes the gradients of loss_scale times the mean loss over the batch's tokens, without
+  // waiting for them.
   void forward_backward(const Batch& batch, double loss_scale = 1.0);
-  // The mean losses of forward_backward since the last call, added; waits for them.
+  // Returns the sum of the mean losses of forward_backward since the last call; waits for them.
   double take_loss() { return kernels_.take_loss(); }
-  // Mean loss over the batch's tokens. Not between forward_backward and take_loss.
+  // Returns the mean loss over the batch's tokens. Must not be called between forward_backward and
+  // take_loss.
   double loss(const Batch& batch);
 
-  // Logits [tokens - first, vocabulary] of the rows of one sequence from `first` on, in host
-  // memory. The tokens before `first` are those of the previous call, whose keys and values are
-  // still there. Valid until the next call.
+  // Returns logits [tokens - first, vocabulary] of the rows of one sequence from `first` on, in
+  // host memory. The tokens before `first` must be those of the previous call, whose keys and
+  // values are reused. Valid until the next call.
   std::span<const float> logits(std::span<const int32_t> tokens, int64_t first = 0);
 
  private:
@@ -56,16 +58,16 @@ class Model {
   LogitsShape logits_shape(const Rows& rows) const {
     return {rows.count(), config_.vocabulary, head_.stride};
   }
-  // The head multiplies with the transposed embedding: its "x" are the logits.
+  // The head multiplies with the transposed embedding, so that "x" of the shape are the logits.
   LinearShape head_shape(const Rows& rows) const {
     return {rows.count(), config_.vocabulary, config_.width, head_.stride};
   }
-  // Embeddings and blocks, of the uploaded tokens.
+  // Computes embeddings and blocks for the uploaded tokens.
   void forward_blocks(const Rows& rows);
-  // The last normalisation, which its caller has gathered.
+  // Computes the last normalisation, whose module must be gathered.
   TensorView normalize(const Rows& rows);
   void logits_of(const Rows& rows);
-  // Gradients of the head; the gradient of its input goes to scratch_.dnormal.
+  // Computes the gradients of the head and writes the gradient of its input to scratch_.dnormal.
   void head(const Rows& rows, TensorView normal, float loss_scale);
   void head_and_norm_backward(const Rows& rows, float loss_scale);
 
@@ -79,8 +81,8 @@ class Model {
   TokenBatch batch_;
   Scratch scratch_;
   std::vector<Block> blocks_;
-  std::vector<BlockActivations> kept_;  // one a block; one in all when blocks are recomputed
-  std::vector<Activation> residual_;    // the input of each block and of the last normalisation
+  std::vector<BlockActivations> kept_;  // one per block; a single one if blocks are recomputed
+  std::vector<Activation> residual_;    // inputs of the blocks and of the last normalisation
   HeadActivations head_;
   Activation dx_;
   std::vector<float> host_logits_;

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kMinSide = 256;
 constexpr int64_t kMaxSide = 4096;
 constexpr int kRepetitions = 3;
-constexpr double kLongEnough = 0.02;  // seconds of one product
+constexpr double kLongEnough = 0.02;  // minimum time of a product in seconds
 
 }  // namespace
 

@@ -15,7 +15,7 @@ namespace {
 constexpr int kDecayed = 0;
 constexpr int kNotDecayed = 1;
 constexpr float kDeviation = 0.02F;
-constexpr int64_t kGrain = 1 << 14;  // values that one thread draws in a row
+constexpr int64_t kGrain = 1 << 14;  // consecutive values per thread
 
 // Collects the parameters of one module.
 class ModuleSpecs {

@@ -8,17 +8,18 @@
 #include "train/model/gpt_config.h"
 #include "zerorun/engine.h"
 
-// The parameters of a GPT-2 under Hugging Face's names, what they start from, and how the model
-// reaches them.
+// The parameters of a GPT-2 with Hugging Face's names, their initial values, and the model's access
+// to them.
 namespace zerorun::train {
 
-// Modules: "embeddings" (of tokens, which the head uses again, and positions), "h.0", ..., "ln_f".
-// Matrices are in group 0, which decays; vectors in group 1, which does not.
+// Modules are "embeddings" (of tokens, which the head also uses, and of positions), "h.0", ...,
+// "ln_f". Matrices are in group 0, with weight decay; vectors are in group 1, without.
 std::vector<ParameterSpec> parameter_specs(const GptConfig& config);
 std::vector<ParameterGroup> parameter_groups(float lr, float weight_decay);
 
-// The initial values of GPT-2: matrices N(0, 0.02^2), the projections onto the residual stream
-// narrower by sqrt(2 * layers), gains 1, biases 0. `out` receives the elements from `begin` on.
+// Computes the initial values of GPT-2: matrices are N(0, 0.02^2), projections onto the residual
+// stream have a standard deviation that is smaller by sqrt(2 * layers), gains are 1, biases 0.
+// Elements from `begin` on are written to `out`.
 class Initializer {
  public:
   Initializer(const GptConfig& config, uint64_t seed);
@@ -33,7 +34,7 @@ class Initializer {
   std::vector<Rule> rules_;
 };
 
-// The part of an engine that its model uses; see engine.h for the contracts.
+// The functions of an engine that its model uses; engine.h has the contracts.
 class ParameterAccess {
  public:
   virtual ~ParameterAccess() = default;

@@ -10,7 +10,7 @@ namespace zerorun::train {
 
 namespace {
 
-constexpr int64_t kLanes = 4;             // numbers in a block
+constexpr int64_t kLanes = 4;             // random numbers per block
 constexpr int64_t kElementGrain = 16384;  // elements of one thread's smallest piece of work
 
 // Four normal variates from four uniform ones (Box and Muller, 1958).

@@ -14,8 +14,8 @@ void append(std::vector<int32_t>& to, std::span<const int32_t> values) {
   to.insert(to.end(), values.begin(), values.end());
 }
 
-// Appends the rows in the order of their tokens, then where each token's rows begin and the last
-// ones end. Returns how many distinct tokens there are.
+// Appends the rows sorted by token, then the index where the rows of each token begin and the end
+// of the last. Returns the number of distinct tokens.
 int64_t append_order(std::vector<int32_t>& to, std::span<const int32_t> tokens) {
   std::vector<int32_t> rows(tokens.size());
   std::iota(rows.begin(), rows.end(), 0);

@@ -10,19 +10,19 @@
 
 namespace zerorun::train {
 
-// Sequences of equal length, one after the other, and the token that follows each.
+// Sequences of equal length, one after the other, with the target (the next token) of each token.
 struct Batch {
   std::span<const int32_t> tokens;
   std::span<const int32_t> targets;
 };
 
-// The tokens that the model works on, in the device's memory: one transfer a batch, which the
-// caller need not wait for.
+// The tokens on which the model works, in device memory. A batch is uploaded in one transfer, for
+// which the caller does not wait.
 class TokenBatch {
  public:
   TokenBatch(Device& device, int64_t max_tokens);
 
-  // Targets and order are those of `batch`, if it has targets.
+  // Also sets targets and order if `batch` has targets.
   void upload(const Batch& batch);
 
   const int32_t* tokens() const { return tokens_; }
@@ -30,7 +30,7 @@ class TokenBatch {
   const TokenOrder& order() const { return order_; }
 
  private:
-  // Pinned memory that a transfer reads, and when it is through with it.
+  // Pinned memory that a transfer reads, and the event after which it may be reused.
   struct Staging {
     Buffer memory;
     Event read;

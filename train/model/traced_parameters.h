@@ -10,8 +10,8 @@
 
 namespace zerorun::train {
 
-// Tells a timeline how long the model works on each module, from its gather to its release. On a
-// GPU these are the host's times, at which work is submitted.
+// Adds spans to a timeline for the time that the model works on each module, from its gather to its
+// release. On a GPU these are the times at which the host submits the work.
 class TracedParameters final : public EngineParameters {
  public:
   explicit TracedParameters(Engine& engine) : EngineParameters(engine) {
@@ -22,7 +22,7 @@ class TracedParameters final : public EngineParameters {
     }
   }
 
-  // Null: nobody asks. Not between gather and release.
+  // Sets the timeline; null for none. Must not be called between gather and release.
   void use_timeline(Timeline* timeline) { timeline_ = timeline; }
 
   void gather(ModuleId module) override {
@@ -47,7 +47,7 @@ class TracedParameters final : public EngineParameters {
   struct Begun {
     ModuleId module = 0;
     double begin_s = 0;
-    bool backward = false;  // gradients were asked for
+    bool backward = false;  // backward has requested gradients
   };
 
   std::vector<std::string> modules_;  // names

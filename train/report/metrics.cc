@@ -12,12 +12,12 @@ namespace zerorun::train {
 
 namespace {
 
-// The shortest decimal number that reads back as this float.
+// Returns the shortest decimal number that converts back to this float.
 double shortest(float value) { return std::stod(fmt::format("{}", value)); }
 
-constexpr int kMetricsVersion = 1;  // of the file
+constexpr int kMetricsVersion = 1;  // version of the file format
 
-// A run that was killed may have left half a line.
+// True if the file ends within a line, as a killed run may have left it.
 bool ends_within_line(const std::string& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file || file.tellg() <= 0) return false;
@@ -92,7 +92,7 @@ void Metrics::finish(uint64_t param_hash) {
 }
 
 void Metrics::write_line(const std::string& line) {
-  file_ << line << std::endl;  // a reader follows the file while it grows
+  file_ << line << std::endl;  // flushes, because a reader may follow the file
   if (!file_) fail<IoError>("cannot write the metrics file {}: is the disk full?", path_);
 }
 

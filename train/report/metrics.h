@@ -9,19 +9,20 @@
 
 namespace zerorun::train {
 
-// The file of a rank: rank 0's is `path`, others' lie beside it ("m.rank1.jsonl" for "m.jsonl").
-// Empty where `path` is a pipe or a device, which takes rank 0's alone.
+// Returns the path of a rank's file: `path` for rank 0, files beside it for others ("m.rank1.jsonl"
+// for "m.jsonl"). If `path` is a pipe or a device, only rank 0 writes, and others get "".
 std::string metrics_path(const std::string& path, int rank);
 
-// A file of one JSON object a line: one for the run, one for each step, and a last one.
+// A metrics file (docs/metrics.md) with one JSON object per line: for the run, for each step, and
+// for the end.
 class Metrics {
  public:
   enum class Mode : uint8_t { replace, append };
-  // Throws IoError when the file cannot be written.
+  // Throws IoError if the file cannot be written.
   Metrics(const std::string& path, Mode mode);
-  // `run`: what is said of it.
+  // Writes the first line; `run` describes the run.
   void begin(int rank, int world_size, const nlohmann::ordered_json& run);
-  // `more`: figures of this rank, or null.
+  // Writes the line of a step; `more` has further figures of this rank, or is null.
   void write(const StepReport& report, const nlohmann::ordered_json& more);
   void finish(uint64_t param_hash);
 

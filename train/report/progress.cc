@@ -70,7 +70,7 @@ void Progress::report(const StepReport& report) {
   const auto done = static_cast<double>(report.step - options_.first_step);
   const double left = elapsed / done * static_cast<double>(options_.last_step - report.step);
   const std::string line = progress_line(report, options_, left);
-  // A rewritten line ends where the terminal's old one may have been longer.
+  // A rewritten line clears the rest of the old one, which may have been longer.
   const char* const format = options_.terminal ? "\r%s\033[K" : "%s\n";
   std::fprintf(stream_, format, line.c_str());
   std::fflush(stream_);

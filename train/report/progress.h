@@ -11,18 +11,18 @@
 namespace zerorun::train {
 
 struct ProgressOptions {
-  int64_t first_step = 0;  // steps that were done before
+  int64_t first_step = 0;  // number of steps before this run
   int64_t last_step = 0;
-  std::optional<int64_t> steps_per_print;  // unset: about twenty lines, or one in ten seconds
+  std::optional<int64_t> steps_per_print;  // unset: about twenty lines, or one every ten seconds
   bool breakdown = false;                  // show where the time goes
   bool terminal = false;                   // rewrite one line instead of adding lines
 };
 
-// The text of a progress line: step, loss, tokens per second, memory, time left.
+// Returns the text of a progress line: step, loss, tokens per second, memory, remaining time.
 std::string progress_line(const StepReport& report, const ProgressOptions& options,
                           double seconds_left);
 
-// Writes progress lines, and lines about events between them, to a stream of rank 0.
+// Writes progress lines and lines about events to a stream of rank 0.
 class Progress {
  public:
   Progress(std::FILE* stream, const ProgressOptions& options);

@@ -24,7 +24,7 @@ void add_split(OrderedJson& line, const std::string& name,
   line[name + "_hidden_ms"] = split ? milliseconds(split->hidden) : OrderedJson();
 }
 
-// Shared memory included, as PyTorch programs tell it.
+// Returns the resident memory, including shared memory, as for PyTorch programs.
 int64_t rss_bytes() {
   std::ifstream statm("/proc/self/statm");
   int64_t all = 0;

@@ -9,13 +9,13 @@
 
 namespace zerorun::train {
 
-// The figures of a rank's engine (times, bytes, memory) for the lines of its metrics file.
+// Collects the figures of a rank's engine (times, bytes, memory) for the lines of its metrics file.
 class RankFigures {
  public:
-  // Counts from here on. Both must outlive it.
+  // Starts counting. Engine and communicator must outlive this object.
   RankFigures(Engine& engine, Communicator& comm);
 
-  // Takes the figures of the step that has ended.
+  // Returns the figures of the step that has just ended.
   nlohmann::ordered_json take();
 
  private:

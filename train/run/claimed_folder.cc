@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The folder that a path means, through links.
+// Resolves the links of a path.
 fs::path resolve(const std::string& given) {
   std::error_code error;
   if (fs::is_symlink(fs::symlink_status(given, error)) && !path_exists(given)) {
@@ -46,7 +46,7 @@ bool is_below(const fs::path& path, const fs::path& folder) {
   return false;
 }
 
-// "out/train" -> "out/train.1", or the next number that is free.
+// "out/train" -> "out/train.1", or the next unused number.
 fs::path free_name(const fs::path& folder) {
   int number = 1;
   const auto name = [&] { return fs::path(fmt::format("{}.{}", folder.string(), number)); };
@@ -54,7 +54,10 @@ fs::path free_name(const fs::path& folder) {
   return name();
 }
 
-bool holds_run(const fs::path& folder) { return path_exists(folder / kLatestName); }
+// Checkpoints that `latest` does not name are a run's, too.
+bool holds_run(const fs::path& folder) {
+  return entry_exists(folder / kLatestName) || !list_tags(folder).empty();
+}
 
 }  // namespace
 
@@ -86,7 +89,8 @@ void ClaimedFolder::check_other_options(const TrainOptions& options) const {
   }
 }
 
-// A model without checkpoints is none of this program's.
+// Throws ConfigError for a folder with weights but without checkpoints, which this program did not
+// write.
 void ClaimedFolder::check_content() const {
   constexpr std::array<const char*, 4> kWeights = {".safetensors", ".bin", ".pt", ".pth"};
   std::error_code error;
@@ -94,8 +98,8 @@ void ClaimedFolder::check_content() const {
     for (const char* suffix : kWeights) {
       if (it->path().extension() != suffix) continue;
       fail<ConfigError>(
-          "--save {}: {} there is not of a run of train, and would be lost or mixed with this "
-          "run's: give another --save",
+          "--save {}: the folder contains {}, which no run of train has written; saving would "
+          "overwrite it or mix it with this run's files: give another --save",
           given_, it->path().filename().string());
     }
   }
@@ -107,16 +111,18 @@ void ClaimedFolder::move_away(const std::string& job) {
       "give this run another --save, or continue the one that is there with --resume";
   if (is_below(fs::current_path(ignored), path_)) {
     fail<ConfigError>(
-        "--save {}: the working folder lies in it, so the run that it holds cannot "
-        "be kept under another name: {}",
+        "--save {}: the folder contains another run and the working folder, so it cannot be "
+        "renamed to keep that run: {}",
         given_, kAdvice);
   }
   const fs::path kept = free_name(path_);
   try {
     rename_path(path_, kept);
   } catch (const IoError& error) {
-    fail<IoError>("--save {}: it holds another run, which has to be kept: {}: {}", given_,
-                  error.what(), kAdvice);
+    fail<IoError>(
+        "--save {}: the folder contains another run, and renaming it to keep that run failed: {}: "
+        "{}",
+        given_, error.what(), kAdvice);
   }
   moved_to_ = kept.string();
   create_folders(path_);
@@ -135,9 +141,9 @@ void ClaimedFolder::check_room(uint64_t nbytes) const {
 std::string job_name() {
   const std::string secret = read_environment("ZERORUN_JOB_SECRET").value_or("");
   std::string id = read_environment("TORCHELASTIC_RUN_ID").value_or("");
-  if (id == "none") id.clear();  // the default of launchers
+  if (id == "none") id.clear();  // default value of launchers
   if (secret.empty() && id.empty()) return {};
-  // The hash tells jobs apart and nothing else about the secret, which is random.
+  // The hash distinguishes jobs and does not reveal the secret, which is random.
   return to_hex(hash_of(secret + "/" + id));
 }
 

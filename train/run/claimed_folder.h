@@ -9,19 +9,18 @@
 
 namespace zerorun::train {
 
-// The --save folder of a run, which is the run's own from its start to its end: rank 0 holds a lock
-// on it. A folder with the checkpoints of another run is renamed first, so that nothing of it is
-// lost.
+// The --save folder of a run. Rank 0 holds a lock on it as long as the run lasts. A folder with
+// checkpoints of another run is renamed first, so that nothing is lost.
 class ClaimedFolder {
  public:
   ClaimedFolder() = default;  // claims nothing
-  // Makes the folder if need be. Throws ConfigError for a folder that holds, or is, something that
-  // saving would destroy, and IoError for one that is in use or that cannot be written or renamed.
+  // Creates the folder if necessary. Throws ConfigError if saving would destroy other content of
+  // the folder, and IoError if the folder is in use or cannot be written or renamed.
   ClaimedFolder(const TrainOptions& options, const std::string& job);
 
-  // The new name of the folder that held another run, else empty.
+  // Returns the new name of the folder that contained another run, else "".
   const std::string& moved_to() const { return moved_to_; }
-  // Throws IoError when the disk has no room for so many bytes.
+  // Throws IoError if the disk has less free space than `nbytes`.
   void check_room(uint64_t nbytes) const;
 
  private:
@@ -35,9 +34,9 @@ class ClaimedFolder {
   FolderLock lock_;
 };
 
-// A name that the ranks of one job have in common, over its restarts; empty when it has none.
+// Returns a name that all ranks of a job share, also after restarts; "" if the job has none.
 std::string job_name();
-// True for a run that its launcher has started again, after a checkpoint of the same job in --save.
+// True if the launcher has restarted this run and --save has a checkpoint of the same job.
 bool continues_after_restart(const TrainOptions& options, const std::string& job);
 
 }  // namespace zerorun::train

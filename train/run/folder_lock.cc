@@ -23,7 +23,7 @@ std::string own_name() {
   return fmt::format("process {} on {}", ::getpid(), host.data());
 }
 
-// The two lines of a lock's file: the process that holds it, and its job.
+// The two lines of a lock file: the process that holds the lock, and its job.
 struct Holder {
   std::string process;
   std::string job;

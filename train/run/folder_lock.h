@@ -7,19 +7,20 @@
 
 namespace zerorun::train {
 
-// Keeps other runs out of a folder as long as it exists; the system lifts it when the process ends,
-// however that happens. Its file also says which job had the folder last.
+// Locks a folder against other runs as long as this object exists. The system releases the lock
+// when the process ends, for whatever reason. The lock file also records the last job that used the
+// folder.
 class FolderLock {
  public:
   static constexpr const char* kName = ".train.lock";
 
   FolderLock() = default;  // locks nothing
-  // `job`: its name, without line breaks; empty where it has none. Throws IoError, naming process
-  // and host of the run that has locked the folder. Where the file system knows no locks, it locks
-  // nothing.
+  // `job` is the name of the job, without line breaks, or empty. Throws IoError that names process
+  // and host of the run that has locked the folder. Does not lock if the file system does not
+  // support locks.
   FolderLock(const std::filesystem::path& folder, const std::string& job);
 
-  // The job that had the folder last; empty when that is not known.
+  // Returns the last job that used the folder; "" if unknown.
   static std::string last_job(const std::filesystem::path& folder);
 
  private:

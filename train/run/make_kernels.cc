@@ -14,7 +14,7 @@ std::unique_ptr<Kernels> make_cuda_kernels(Device& device, const KernelOptions& 
   return plugin_entry<CudaKernelsPlugin>(library, kCudaKernelsEntry).make(device, options);
 }
 
-// Throws ConfigError for an option that would change nothing.
+// Throws ConfigError for an option that would have no effect.
 void check(const KernelOptions& options, bool on_host) {
   if (options.tf32 && on_host) {
     fail<ConfigError>("--tf32: products on the CPU are fp32; it needs --accelerator cuda");

@@ -20,118 +20,119 @@ namespace zerorun::train {
 
 namespace {
 
-constexpr const char* kAbout = "Trains a GPT-2 on text, on one rank or several.";
+constexpr const char* kAbout = "Trains a GPT-2 model on text, on one or more ranks.";
 constexpr const char* kFooter =
-    "Options of the groups Job and Output may also stand in the config, as zerorun.train.NAME; "
-    "the\n"
-    "command line wins. Options may be written with - or _ between words.\n\n"
-    "Examples:\n"
-    "  zerorun --num_gpus 2 train\n"
-    "  zerorun --num_gpus 2 train --config ds_config.json --data my_text/ --model gpt2 --save "
-    "out/\n"
-    "  zerorun --num_gpus 2 train --resume out/ --save out/ --steps 1000\n"
-    "  zerorun train --init gpt2/ --data tokens.bin --dtype bf16\n\n"
-    "Exit code: 0 when all is done and saved; 128 + the signal's number when one ended the run "
-    "early,\n"
-    "with all saved; 2 for a command line, a config or data that cannot be used; 1 for other "
-    "errors,\n"
-    "such as a full disk or a damaged checkpoint.\n\n"
-    "Documentation of the config: docs/config.md; of .bin files: docs/data_format.md.";
+    "Options of the groups Job and Output may also be set in the config, as zerorun.train.NAME; "
+    "the\ncommand line takes precedence. Options may be written with - or _ between "
+    "words.\n\nExamples:\n  zerorun --num_gpus 2 train\n  zerorun --num_gpus 2 train --config "
+    "ds_config.json --data my_text/ --model gpt2 --save out/\n  zerorun --num_gpus 2 train "
+    "--resume out/ --save out/ --steps 1000\n  zerorun train --init gpt2/ --data tokens.bin "
+    "--dtype bf16\n\nExit code: 0 if the run finished and was saved; 128 + the signal's number if "
+    "a signal ended the run\nearly and it was saved; 2 for an invalid command line, config or "
+    "data; 1 for other errors, such as\na full disk or a damaged checkpoint.\n\nDocumentation of "
+    "the config: docs/config.md; of .bin files: docs/data_format.md.";
 
-// Options that are added from here on get this heading in the help.
+// Sets the heading in the help for options that are added after this call.
 void begin_group(CLI::App& app, const std::string& name) { app.option_defaults()->group(name); }
 
 void add_job_options(CLI::App& app, TrainOptions& options) {
   begin_group(app, "Job");
-  takes_text(app.add_option("--data", options.data,
-                            "Text files or folders, read as bytes, or .bin files of tokens. "
-                            "Default: Python's standard library, else the common licences"),
-             "PATH...")
+  takes_text(
+      app.add_option("--data", options.data,
+                     "Text files or folders, read as bytes, or .bin files of tokens. Default: the "
+                     "source of Python's standard library, else the texts of common licences"),
+      "PATH...")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   takes_text(app.add_option("--model", options.model,
                             preset_names() +
                                 ", or a config.json of Hugging Face's GPT-2. Default: that of "
                                 "--init or --resume, else nano"),
              "NAME|FILE");
-  takes_text(app.add_option("--init", options.init,
-                            "Start from the safetensors of a Hugging Face GPT-2 in this folder"),
-             "DIR");
+  takes_text(
+      app.add_option("--init", options.init,
+                     "Start from the weights of a Hugging Face GPT-2 (safetensors) in this folder"),
+      "DIR");
   takes_integer(app.add_option("--seq_len", options.seq_len,
-                               fmt::format("Tokens in a sequence. Default: the model's positions, "
-                                           "at most {}; without a config at most {}",
+                               fmt::format("Tokens per sequence. Default: the model's number of "
+                                           "positions, at most {}; without a config at most {}",
                                            kConfigSeqLen, kSeqLen)),
                 "N", 1);
-  takes_integer(
-      app.add_option(
-          "--micro_batch", options.micro_batch,
-          fmt::format("Sequences of a rank in a micro-step. Default: the config's, else {}; "
-                      "without a config {}",
-                      kConfigMicroBatch, kMicroBatch)),
-      "N", 1);
-  takes_integer(
-      app.add_option("--steps", options.steps,
-                     fmt::format("Optimizer steps in all, those before --resume included. "
-                                 "Default: {}; without a config {}",
-                                 kConfigSteps, kSteps)),
-      "N", 0);
+  takes_integer(app.add_option("--micro_batch", options.micro_batch,
+                               fmt::format("Sequences per rank in a micro-step. Default: the "
+                                           "config's value, else {}; without a config {}",
+                                           kConfigMicroBatch, kMicroBatch)),
+                "N", 1);
+  takes_integer(app.add_option("--steps", options.steps,
+                               fmt::format("Total number of optimizer steps, including those "
+                                           "before --resume. Default: {}; without a config {}",
+                                           kConfigSteps, kSteps)),
+                "N", 0);
   takes_integer(app.add_option("--seed", options.seed,
                                "Seed of the initial parameters, the data order and samples"),
                 "N", 0)
       ->capture_default_str();
-  takes_one_of(app.add_option("--dtype", options.dtype,
-                              "Type of parameters and gradients. Default: the config's; bf16 "
-                              "without a config"),
-               {"fp32", "bf16", "fp16"});
+  takes_one_of(
+      app.add_option(
+          "--dtype", options.dtype,
+          "dtype of parameters and gradients. Default: that of the config; without a config bf16"),
+      {"fp32", "bf16", "fp16"});
   app.add_flag("--recompute", options.recompute,
-               "Keep only each block's input, and compute the block again in backward");
+               "Activation checkpointing: keep only the input of each block and recompute the "
+               "block in backward");
 }
 
 void add_output_options(CLI::App& app, TrainOptions& options) {
   begin_group(app, "Output");
   app.add_option("--save", options.save,
-                 "Folder for checkpoints and the model, in Hugging Face's layout; \"\": none")
+                 "Folder for checkpoints and for the final model in Hugging Face's format; \"\": "
+                 "save nothing")
       ->type_name("DIR")
       ->capture_default_str();
   takes_integer(app.add_option("--save_every", options.save_every,
-                               "Steps between checkpoints; 0: only at the end"),
+                               "Steps between checkpoints; 0: save only at the end"),
                 "N", 0)
       ->capture_default_str();
   app.add_flag("--save_async", options.save_async,
-               "Train on while a checkpoint is written: a step waits for a copy in memory only, "
-               "and saves that come meanwhile are put off until it is done. The same as "
-               "/checkpoint/async_save in the config");
-  takes_integer(app.add_option("--keep_last", options.keep_last,
-                               "Checkpoints that stay: a save removes older ones; 0: all"),
-                "N", 0)
+               "Continue training while a checkpoint is written: training waits only for a copy in "
+               "memory. A save that is due during another one is delayed until that is done. Same "
+               "as /checkpoint/async_save in the config");
+  takes_integer(
+      app.add_option("--keep_last", options.keep_last,
+                     "Number of checkpoints to keep: a save removes older ones; 0: keep all"),
+      "N", 0)
       ->capture_default_str();
   takes_integer(app.add_option("--keep_every", options.keep_every,
-                               "With --keep_last: checkpoints after every N-th step stay too"),
+                               "With --keep_last: also keep the checkpoints of every N-th step"),
                 "N", 0)
       ->capture_default_str();
-  takes_text(app.add_option("--resume", options.resume,
-                            "Continue from the last checkpoint in the --save folder of a run"),
+  takes_text(app.add_option(
+                 "--resume", options.resume,
+                 "Continue from the last checkpoint in this folder, the --save folder of a run"),
              "DIR");
-  takes_integer(app.add_option("--eval_every", options.eval_every,
-                               "Steps between evaluations on the last 5 % of the data; 0: none"),
-                "N", 0)
+  takes_integer(
+      app.add_option("--eval_every", options.eval_every,
+                     "Steps between evaluations on the last 5 % of the data; 0: no evaluation"),
+      "N", 0)
       ->capture_default_str();
-  app.add_option("--sample", options.sample,
-                 "Prompt that is continued at the end; token ids for .bin data; \"\": none. "
-                 "Default: a line break, for text; the start of a function for Python's library")
+  app.add_option(
+         "--sample", options.sample,
+         "Prompt for the text generated at the end; token ids for .bin data; \"\": generate "
+         "nothing. Default: for text a line break; for Python's library the start of a function")
       ->type_name("PROMPT");
-  takes_text(app.add_option("--metrics", options.metrics, "File for one JSON object a step"),
+  takes_text(app.add_option("--metrics", options.metrics,
+                            "Write one JSON object per step to this file (docs/metrics.md)"),
              "FILE");
 }
 
 void add_timeline_options(CLI::App& app, TrainOptions& options) {
   begin_group(app, "Timeline");
   takes_text(app.add_option("--trace", options.trace,
-                            "File for a timeline of all ranks, to be opened in Perfetto "
-                            "(ui.perfetto.dev); the config's zerorun.trace.file"),
+                            "Write a timeline of all ranks to this file, for Perfetto "
+                            "(ui.perfetto.dev). Default: zerorun.trace.file of the config"),
              "FILE");
   takes_integer(app.add_option("--trace_steps", options.trace_steps,
-                               "Its first and last step. Default: the config's, else the second "
-                               "to the fourth of the run"),
+                               "First and last step of the timeline. Default: those of the config, "
+                               "else the second to the fourth step of the run"),
                 "FIRST LAST", 1)
       ->expected(2);
 }
@@ -139,52 +140,54 @@ void add_timeline_options(CLI::App& app, TrainOptions& options) {
 void add_device_options(CLI::App& app, TrainOptions& options) {
   begin_group(app, "Device");
   add_accelerator(app, options.accelerator);
-  app.add_flag("--tf32", options.tf32, "Compute products of an fp32 model in TF32 (CUDA)");
-  takes_integer(app.add_option(
-                    "--attention_workspace", options.attention_workspace,
-                    "MiB that cuDNN's attention (CUDA, bf16 and fp16) may take for what grows with "
-                    "the square of the sequence; with less it is slower. Default: all that it "
-                    "needs"),
+  app.add_flag("--tf32", options.tf32,
+               "Compute the matrix products of an fp32 model in TF32 (CUDA)");
+  takes_integer(app.add_option("--attention_workspace", options.attention_workspace,
+                               "Maximum memory in MiB for the workspace of cuDNN's attention "
+                               "(CUDA, bf16 and fp16), which grows with the square of the sequence "
+                               "length; less memory makes it slower. Default: no limit"),
                 "MIB", 0);
 }
 
 void add_sampling_options(CLI::App& app, TrainOptions& options) {
   begin_group(app, "Sampling");
-  takes_integer(app.add_option("--sample_tokens", options.sample_tokens, "Tokens to generate"), "N",
-                0)
+  takes_integer(
+      app.add_option("--sample_tokens", options.sample_tokens, "Number of tokens to generate"), "N",
+      0)
       ->capture_default_str();
   constexpr double kMaxTemperature = 100.0;
   takes_number(app.add_option("--temperature", options.temperature,
-                              "How freely tokens are chosen; 0: always the most likely one"),
+                              "Sampling temperature; 0: always take the most likely token"),
                "T", 0.0, kMaxTemperature)
       ->capture_default_str();
-  takes_integer(app.add_option("--top_k", options.top_k,
-                               "Choose among the K most likely tokens; 0: among all"),
-                "K", 0)
+  takes_integer(
+      app.add_option("--top_k", options.top_k, "Sample from the K most likely tokens; 0: from all"),
+      "K", 0)
       ->capture_default_str();
-  takes_text(app.add_option("--logits", options.logits,
-                            "Debugging aid: write the logits of the prompt, fp32 [tokens, "
-                            "vocabulary]"),
-             "FILE");
+  takes_text(
+      app.add_option(
+          "--logits", options.logits,
+          "For debugging: write the logits of the prompt to this file, fp32 [tokens, vocabulary]"),
+      "FILE");
 }
 
-// The spellings under which DeepSpeed scripts take their config.
+// The options by which DeepSpeed scripts accept their config.
 constexpr auto kConfigOptions =
     std::to_array<const char*>({"--config", "--deepspeed", "--deepspeed_config"});
 
 void add_config_options(CLI::App& app) {
   begin_group(app, "Config");
-  takes_text(app.add_option(
-                 "--config",
-                 "A ds_config.json. Default: ZeRO stage 2, bf16, Muon, a falling rate, gradients "
-                 "clipped at 1"),
+  takes_text(app.add_option("--config",
+                            "A ds_config.json. Default: ZeRO stage 2, bf16, Muon, a decaying "
+                            "learning rate, gradient clipping at 1"),
              "FILE");
-  app.add_option("--deepspeed", "The same as --config")->expected(0, 1)->type_name("[FILE]");
-  takes_text(app.add_option("--deepspeed_config", "The same as --config"), "FILE");
-  app.add_option("--local_rank", "Accepted and ignored")->type_name("N");
+  app.add_option("--deepspeed", "Same as --config")->expected(0, 1)->type_name("[FILE]");
+  takes_text(app.add_option("--deepspeed_config", "Same as --config"), "FILE");
+  app.add_option("--local_rank", "Ignored; accepted for compatibility with DeepSpeed's launcher")
+      ->type_name("N");
 }
 
-// Scripts may name the same file under several of the options.
+// Returns the path of the config. The same file may be given with several of the options.
 std::string config_path(const CLI::App& app) {
   std::string path;
   for (const char* name : kConfigOptions) {
@@ -200,14 +203,16 @@ std::string config_path(const CLI::App& app) {
   return path;
 }
 
-// Names the first option that CLI11 could not place or, without one, the first word.
+// Throws ConfigError for the first unknown option or, if there is none, for the first unexpected
+// word.
 void check_all_placed(const CLI::App& app) {
   const std::vector<std::string> extras = app.remaining();
   if (extras.empty()) return;
   const auto option = std::find_if(extras.begin(), extras.end(),
                                    [](const std::string& word) { return word.starts_with('-'); });
   if (option == extras.end()) {
-    fail<ConfigError>("'{}' belongs to no option; see train --help", printable(extras.front()));
+    fail<ConfigError>("unexpected argument '{}': it belongs to no option; see train --help",
+                      printable(extras.front()));
   }
   fail_unknown_option(app, option->substr(0, option->find('=')), "train --help");
 }
@@ -220,8 +225,8 @@ std::vector<std::string> texts_of(const nlohmann::json& value) {
   return texts;
 }
 
-// Gives CLI11 the options of the config that the command line leaves open, as if they stood there,
-// so that both are checked alike.
+// Passes the options of the config that are not on the command line to CLI11, so that both are
+// checked in the same way.
 void apply_config(CLI::App& app, const Config& config) {
   const auto values = nlohmann::json::parse(config.train_options, nullptr, false);
   for (const auto& [name, value] : values.items()) {
@@ -239,7 +244,8 @@ void apply_config(CLI::App& app, const Config& config) {
   }
 }
 
-// The config's block /checkpoint, for what neither the command line nor /zerorun/train says.
+// Applies the section /checkpoint of the config to options that neither the command line nor
+// /zerorun/train has.
 void take_checkpoint_settings(const CLI::App& app, CommandLine& line) {
   if (!line.config) return;
   const CheckpointConfig& given = line.config->config.checkpoint;
@@ -249,7 +255,7 @@ void take_checkpoint_settings(const CLI::App& app, CommandLine& line) {
   if (app.count("--keep_every") == 0) options.keep_every = given.keep_every;
 }
 
-// The config's block /zerorun/trace, for what the command line does not say.
+// Applies the section /zerorun/trace of the config to options that are not on the command line.
 void take_trace_settings(const CLI::App& app, CommandLine& line) {
   if (!line.config) return;
   TrainOptions& options = line.options;
@@ -287,8 +293,8 @@ void check(const TrainOptions& options) {
   }
 }
 
-// Puts the arguments into CLI11's order, the last first. "--name=" gives the empty text; CLI11
-// would take what follows.
+// Reverses the arguments, as CLI11 expects them. "--name=" becomes an empty value; CLI11 itself
+// would take the next argument as the value.
 std::vector<std::string> in_reverse(const std::vector<std::string>& arguments) {
   std::vector<std::string> reversed;
   for (auto argument = arguments.rbegin(); argument != arguments.rend(); ++argument) {

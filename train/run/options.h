@@ -14,8 +14,8 @@ class App;
 
 namespace zerorun::train {
 
-// Settings from the command line and from the block "zerorun.train" of the config; the defaults 0
-// and "" mean that nothing is given.
+// Options from the command line and from the section "zerorun.train" of the config. 0 and "" mean
+// "not given".
 // size: one option each
 struct TrainOptions {
   std::vector<std::string> data;
@@ -37,11 +37,11 @@ struct TrainOptions {
   bool recompute = false;
   std::string metrics;
 
-  // File of a timeline, also from the block "zerorun.trace" of the config.
+  // File for a timeline, also from the section "zerorun.trace" of the config.
   std::string trace;
-  std::vector<int64_t> trace_steps;  // the first and the last, from 1; empty: three early ones
+  std::vector<int64_t> trace_steps;  // first and last step, from 1; empty: three early steps
 
-  // On the command line only.
+  // Only on the command line.
   Accelerator accelerator = Accelerator::automatic;
   bool tf32 = false;
   std::optional<int64_t> attention_workspace;  // MiB
@@ -54,14 +54,15 @@ struct TrainOptions {
 struct CommandLine {
   TrainOptions options;
   std::optional<ParsedConfig> config;
-  std::string help;  // not empty: the text that was asked for
+  std::string help;  // help text, if it was requested
 };
 
-// Defines the options of train, grouped by subject as its help shows them.
+// Defines the options of train in the groups that its help shows.
 void define_options(CLI::App& app, TrainOptions& options);
 
-// `arguments` without the program's name. Reads the config, if one is named; the command line wins
-// over it. Throws ConfigError naming the option or the config's JSON pointer.
+// Parses the arguments (without the program's name) and the config, if one is given; the command
+// line takes precedence. Throws ConfigError that names the option or the JSON pointer of the
+// config.
 CommandLine parse_command_line(const std::vector<std::string>& arguments);
 
 }  // namespace zerorun::train

@@ -8,7 +8,7 @@ namespace zerorun::train {
 
 void RankSums::start(std::span<const float> values, std::string_view label) {
   ZR_CHECK(values.size() <= kMaxValues, "{} values are added over the ranks", values.size());
-  there_.synchronize();  // the memory is used again
+  there_.synchronize();  // the memory is reused
   const auto numel = std::ssize(values);
   const TensorView host = view_of(on_host_, DType::fp32, numel);
   const TensorView view = view_of(on_device_, DType::fp32, numel);

@@ -8,7 +8,8 @@
 
 namespace zerorun::train {
 
-// Adds a few numbers over the ranks, while the caller may give the device more work.
+// Sums a few numbers over all ranks asynchronously, so that the caller can submit more work to the
+// device meanwhile.
 class RankSums {
  public:
   static constexpr int kMaxValues = 4;
@@ -19,9 +20,9 @@ class RankSums {
         on_host_(device.allocate_pinned(kMaxValues * sizeof(float))),
         on_device_(device.allocate(kMaxValues * sizeof(float), MemoryCategory::other)) {}
 
-  // Collective. Of at most kMaxValues values.
+  // Starts summing at most kMaxValues values. Collective.
   void start(std::span<const float> values, std::string_view label);
-  // Waits for the sums of what was started.
+  // Waits for the sums.
   void finish(std::span<float> sums);
 
  private:

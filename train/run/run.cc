@@ -24,7 +24,7 @@ namespace {
 ClaimedFolder claim_folder(const TrainOptions& options, Communicator& comm, Device& device) {
   ClaimedFolder folder;
   Agreement(comm, device.inline_stream()).run("folder of the run", [&] {
-    // Before an earlier run is moved away for one that cannot begin.
+    // Checked before an earlier run is renamed, in case this run cannot start.
     const std::string metrics =
         options.metrics.empty() ? "" : metrics_path(options.metrics, comm.rank());
     if (!metrics.empty()) prepare_output_file(metrics, "--metrics");
@@ -55,7 +55,7 @@ void Run::say(const std::string& text) {
   }
 }
 
-// Finds what would otherwise go wrong after hours of training.
+// Checks the conditions of saving now, instead of failing after hours of training.
 void Run::prepare_saves() {
   if (options_.save.empty()) return;
   const std::string& moved = folder_.moved_to();
@@ -193,12 +193,12 @@ void Run::after_step(const StepReport& report) {
 }
 
 void Run::save_when_due(int64_t step) {
-  const bool is_free = !saver_ || saver_->poll();  // throws the error of a save that has failed
+  const bool is_free = !saver_ || saver_->poll();  // throws if a save has failed
   if (step == options_.steps) return;              // finish() saves
   if (saves_.is_time(step, is_free)) save();
 }
 
-// A file that cannot be written does not end the run, which is worth more.
+// A metrics file that cannot be written does not end the run.
 void Run::write_metrics(const std::function<void()>& write) {
   if (!metrics_) return;
   try {
@@ -248,9 +248,10 @@ void Run::finish() {
     say(fmt::format("saved in {}: the model (config.json, model.safetensors) and its checkpoint",
                     options_.save));
   }
-  // A signal that arrived while saving has waited for that; now it takes effect.
+  // A signal that arrived during saving was deferred and takes effect now.
   stop_.release();
-  // A resumed run has its loss scale from before, where a single step may be one too far.
+  // A resumed run continues with its earlier loss scale, so its only step may overflow
+  // legitimately.
   const int64_t taken = trainer_.position().step;
   const int64_t skipped = trainer_.engine().states().progress().skipped_steps;
   if (options_.resume.empty() && taken > 0 && skipped == taken) {

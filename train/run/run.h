@@ -19,17 +19,18 @@
 
 namespace zerorun::train {
 
-// One run of the program: parameters loaded or initialised, steps, evaluations, checkpoints, the
-// saved model and a sample, told about on rank 0. Everything public is collective.
+// One run of the program: loads or initialises parameters, trains, evaluates, saves checkpoints and
+// the model, and generates a sample. Rank 0 prints the progress. All public methods are collective.
 class Run {
  public:
-  // All must outlive it. Signals are held from the first step until all is saved.
+  // All arguments must outlive this object. Signals are deferred from the first step until
+  // everything is saved.
   Run(const RunSetup& setup, Communicator& comm, Device& device, StopSignal& stop);
 
   void load();
-  // Returns the signal that ended it early, or 0.
+  // Returns the signal that ended the run early, or 0.
   int train();
-  // Throws NumericError, with all saved, when a new run has skipped every one of its steps.
+  // Throws NumericError, after saving, if a new run has skipped all of its steps.
   void finish();
 
  private:
@@ -39,7 +40,7 @@ class Run {
   void open_outputs();
   void open_metrics();
   void open_timeline();
-  // As train, without its ends.
+  // The steps of train(), without its beginning and end.
   int take_steps();
   void after_step(const StepReport& report);
   void write_metrics(const std::function<void()>& write);
@@ -58,7 +59,7 @@ class Run {
   Device& device_;
   StopSignal& stop_;
   Logger log_;
-  ClaimedFolder folder_;  // rank 0's, before the memory of the model is taken
+  ClaimedFolder folder_;  // on rank 0; claimed before the memory of the model is allocated
   Trainer trainer_;
   std::optional<AsyncSaver> saver_;  // with --save_async
   std::optional<Metrics> metrics_;

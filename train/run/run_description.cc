@@ -18,8 +18,8 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-// [pointer, value, is the default] of each setting: those of the file, with what the command line
-// and the defaults of this program have made of them.
+// Returns [pointer, value, whether it is the default] of each setting of the file, after applying
+// the command line and the defaults of this program.
 OrderedJson settings_of(const RunSetup& setup) {
   const Config& config = setup.config;
   const PrecisionConfig& precision = config.precision;

@@ -8,8 +8,8 @@
 
 namespace zerorun::train {
 
-// What the first line of a metrics file says of its run: settings, environment, the plan of its
-// memory, and the most that its ranks reach. Collective.
+// Returns the description of the run for the first line of a metrics file: settings, environment,
+// memory plan, and measured peak rates of the ranks. Collective.
 nlohmann::ordered_json run_description(const RunSetup& setup, Communicator& comm, Device& device);
 
 }  // namespace zerorun::train

@@ -23,7 +23,7 @@ constexpr const char* kSamples = "samples";
 constexpr const char* kOptimizer = "optimizer";
 constexpr const char* kModel = "model";
 
-// The settings that decide, besides the position, which tokens a step sees.
+// The settings that determine, together with the position, which tokens a step uses.
 Json data_state(const RunSetup& setup) {
   return {{"seed", setup.options.seed},
           {"seq_len", setup.batch.seq_len},
@@ -41,7 +41,8 @@ int64_t read_count(const Json& state, const char* key, const std::string& folder
   return found->get<int64_t>();
 }
 
-// States mean something to the rule that made them only; several rules have states of one name.
+// Checks the optimizer, because states are valid only for the rule that made them, and several
+// rules have states of the same name.
 void check_optimizer(const Json& state, const std::string& folder, const RunSetup& setup) {
   const std::string own = rule_name(setup.config.optimizer);
   const Json saved = state.value(kOptimizer, Json(own));  // earlier versions did not say
@@ -54,7 +55,8 @@ void check_optimizer(const Json& state, const std::string& folder, const RunSetu
       has_weights ? fmt::format(", or start from its weights alone with --init {}", folder) : "");
 }
 
-// The network that the states belong to: config.json says it too, but no hash covers that.
+// Checks the model to which the states belong. config.json has it, too, but is not covered by a
+// hash.
 void check_model(const Json& state, const std::string& folder, const RunSetup& setup) {
   if (!state.contains(kModel)) return;  // earlier versions did not say
   const Json own = Json::parse(to_json(setup.model));
@@ -117,7 +119,7 @@ std::string resume_run(const std::string& folder, const RunSetup& setup, Trainer
                        Communicator& comm) {
   Agreement(comm, trainer.engine().device().inline_stream()).run("settings of the checkpoint", [&] {
     const Json state = Json::parse(SavedModel(folder).client_state(), nullptr, false);
-    if (!state.is_object()) return;  // resume_run says that train did not save it
+    if (!state.is_object()) return;  // resume_run reports that train did not save it
     check_optimizer(state, folder, setup);
     check_model(state, folder, setup);
   });

@@ -6,24 +6,25 @@
 #include "train/run/trainer.h"
 #include "zerorun/checkpoint.h"
 
-// The folder of a run: config.json and model.safetensors as Hugging Face has them, a folder for
-// each checkpoint, and `latest`.
+// Reads and writes the folder of a run: config.json and model.safetensors in Hugging Face's format,
+// a folder for each checkpoint, and `latest`.
 namespace zerorun::train {
 
-// Collective, before the first save: writes config.json.
+// Writes config.json before the first save. Collective.
 void write_run_config(const std::string& folder, const RunSetup& setup, Communicator& comm,
                       Device& device);
 
-// Collective. Bytes of a checkpoint and of the model beside it, of all ranks.
+// Returns the size in bytes of a checkpoint and of the saved model, for all ranks together.
+// Collective.
 uint64_t saved_nbytes(Trainer& trainer, Communicator& comm);
 
-// Collective. Saves all that continuing needs; with a saver, in the background.
+// Saves everything that is needed to continue; in the background if there is a saver. Collective.
 void save_run(const std::string& folder, const RunSetup& setup, Trainer& trainer,
               Communicator& comm, AsyncSaver* saver = nullptr);
 
-// Collective. Continues after the last checkpoint; returns a warning when the run will not see the
-// data it would have seen, else "". Throws CheckpointError for a checkpoint of another program or
-// model.
+// Loads the last checkpoint. Returns a warning if the run will see other data than an uninterrupted
+// run would have seen, else "". Throws CheckpointError for a checkpoint of another program or
+// model. Collective.
 std::string resume_run(const std::string& folder, const RunSetup& setup, Trainer& trainer,
                        Communicator& comm);
 

@@ -24,9 +24,9 @@ namespace {
 
 constexpr int64_t kWarmupSteps = 20;
 
-// Depends on the model and the steps alone, so that a resumed run goes on with the same. Muon's
-// rate suits all widths, as its updates have a given norm; the rest's, which AdamW updates, falls
-// with the width.
+// Depends only on the model and the number of steps, so that a resumed run gets the same config.
+// The learning rate of Muon is the same for all widths, because its updates have a fixed norm; that
+// of AdamW, for other parameters, decreases with the width.
 Config default_config(const GptConfig& model, int64_t steps) {
   Config config;
   config.zero.stage = 2;
@@ -61,7 +61,8 @@ void set_dtype(Config& config, const std::string& name) {
   precision.param_dtype = dtype;
 }
 
-// Reports that are made in Python; this program writes what they are made of.
+// Throws ConfigError for monitors that are implemented in Python; this program only writes metrics
+// files, from which they can be fed.
 void refuse_python_reports(const ParsedConfig& parsed) {
   constexpr std::array<std::string_view, 7> kInPython = {
       "/tensorboard/enabled",  "/csv_monitor/enabled",    "/wandb/enabled",   "/comet/enabled",
@@ -71,10 +72,9 @@ void refuse_python_reports(const ParsedConfig& parsed) {
     const bool asks = given.value != "false" && given.value != "null";
     if (!asks || std::ranges::find(kInPython, given.pointer) == kInPython.end()) continue;
     fail<ConfigError>(
-        "{}: {} is {}, which PyTorch programs act on: leave it out and give train --metrics FILE; "
-        "`zerorun monitor` passes that on to TensorBoard, CSV files, Weights & Biases or Comet, "
-        "and "
-        "`zerorun report` makes a page of it",
+        "{}: {} is {}, which only PyTorch programs support: remove it and run train with --metrics "
+        "FILE; `zerorun monitor` passes that file on to TensorBoard, CSV files, Weights & Biases "
+        "or Comet, and `zerorun report` makes a page of it",
         parsed.config.source, given.pointer, given.value);
   }
 }
@@ -139,13 +139,14 @@ BatchShape make_batch(const TrainOptions& options, const Config& config, const G
   return batch;
 }
 
-// A kernel that overcommits would grant what the machine does not have and end the ranks later.
+// Checks the memory, because a kernel that overcommits would grant too much and kill the ranks
+// later.
 void check_memory(const RunSetup& setup, const RankInfo& rank) {
   const BatchShape& batch = setup.batch;
   const double tokens = static_cast<double>(batch.micro_batch) * static_cast<double>(batch.seq_len);
   const double needed = std::min(
       tokens * activation_nbytes_per_token(setup.model, setup.options.recompute, DType::fp32),
-      0x1p63);  // as much as can be shown
+      0x1p63);  // limit of the values that can be printed
   const size_t available = host_limits().available_bytes();
   if (needed * rank.local_world_size <= static_cast<double>(available)) return;
   fail<ConfigError>(
@@ -223,7 +224,7 @@ RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank,
   if (!options.init.empty()) setup.weights.emplace(options.init, setup.model);
   setup.prompt = make_prompt(options, setup);
   if (!options.logits.empty() && setup.prompt.empty()) {
-    fail<ConfigError>("--logits {}: they are those of --sample, which has no token",
+    fail<ConfigError>("--logits {}: it needs the logits of a prompt, but --sample is empty",
                       options.logits);
   }
   return setup;

@@ -11,26 +11,26 @@
 
 namespace zerorun::train {
 
-// Everything a run needs that is read rather than computed. Options, config, data and model have
-// been checked against each other.
+// The inputs of a run: options, config, data and model, which have been checked against each other.
 struct RunSetup {
   TrainOptions options;
   Config config;                      // batch sizes resolved
-  std::vector<ConfigValue> settings;  // of the file it is from, if there is one
+  std::vector<ConfigValue> settings;  // settings of the config file, if there is one
   GptConfig model;
   BatchShape batch;
   std::unique_ptr<Corpus> corpus;
-  std::unique_ptr<Batches> batches;  // of the corpus
-  std::optional<HfWeights> weights;  // what --init names
+  std::unique_ptr<Batches> batches;  // batches of `corpus`
+  std::optional<HfWeights> weights;  // weights of --init
   std::string data_description;
-  std::vector<int32_t> prompt;  // of the sample; empty: none
+  std::vector<int32_t> prompt;  // prompt of the sample; empty: no sample
 };
 
-// The memory in which activations will lie. Host memory is checked before it is asked for, since a
-// kernel that overcommits grants more than there is; other devices refuse by themselves.
+// Where activations will be stored. Free host memory is checked before allocating, because a kernel
+// that overcommits grants more memory than there is; other devices report a failed allocation.
 enum class ActivationMemory { host, device };
 
-// Does not communicate. Throws ConfigError, CheckpointError or IoError.
+// Reads and checks the inputs, without communication. Throws ConfigError, CheckpointError or
+// IoError.
 RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank,
                         ActivationMemory activations = ActivationMemory::host);
 

@@ -23,7 +23,7 @@ sigset_t stop_signals() {
   return signals;
 }
 
-// Does what the signal does by default: ends the process.
+// Performs the default action of the signal: ends the process.
 void deliver(int signal) {
   std::signal(signal, SIG_DFL);
   const sigset_t signals = stop_signals();

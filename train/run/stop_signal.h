@@ -8,23 +8,24 @@
 
 namespace zerorun::train {
 
-// Takes SIGINT and SIGTERM on a thread of its own. A handler would run on the stack of whatever
-// thread the kernel picks, and while oneDNN multiplies matrices its stack pointer may be the start
-// of a block of the heap (jit_avx_gemm_f32.cpp, "buffer_in_ws"): the handler's frame would
-// overwrite what lies before it.
+// Receives SIGINT and SIGTERM on a separate thread. A signal handler would run on the stack of
+// whichever thread the kernel selects. While oneDNN multiplies matrices, the stack pointer of a
+// thread may be the start of a heap block (jit_avx_gemm_f32.cpp, "buffer_in_ws"), and the handler's
+// frame would overwrite the heap before it.
 class StopSignal {
  public:
-  // One a process, before it starts any thread: threads inherit that the signals are blocked.
+  // Create one object per process before any thread is started, because threads inherit the mask
+  // that blocks the signals.
   StopSignal();
   ~StopSignal();
   StopSignal(const StopSignal&) = delete;
   StopSignal& operator=(const StopSignal&) = delete;
 
-  // The signals end the process, as they do by default, except between hold() and release(), when
-  // they are remembered. One that was remembered takes effect at release().
+  // By default the signals end the process. Between hold() and release() they are remembered
+  // instead, and take effect at release().
   void hold();
   void release();
-  // The last signal that was remembered, or 0.
+  // Returns the last remembered signal, or 0.
   int received() const;
 
  private:
@@ -33,7 +34,7 @@ class StopSignal {
 
   sigset_t previous_mask_ = {};
   FileDescriptor signals_;
-  FileDescriptor end_;  // readable when the thread shall end
+  FileDescriptor end_;  // readable when the thread has to end
   mutable std::mutex mutex_;
   bool holding_ = false;
   int received_ = 0;

@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kEvaluationSequences = 256;  // most that one evaluation looks at
+constexpr int64_t kEvaluationSequences = 256;  // maximum number of sequences per evaluation
 
 double milliseconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
@@ -123,7 +123,7 @@ Trainer::Outcome Trainer::step(int received) {
   const Clock::time_point start = Clock::now();
   follow_schedule();
   const double data_s = accumulate(engine_->loss_scale());
-  device_.inline_stream().synchronize();  // engine_->step() would wait as well
+  device_.inline_stream().synchronize();  // engine_->step() would wait, too
   const Clock::time_point computed = Clock::now();
   const EngineTimings during = engine_->take_timings();
   start_agreement(model_.take_loss(), received);

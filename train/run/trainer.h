@@ -18,40 +18,39 @@
 
 namespace zerorun::train {
 
-// How far a run has come.
+// The progress of a run.
 struct Position {
-  int64_t step = 0;     // steps done, skipped ones included
-  int64_t samples = 0;  // sequences trained on, by all ranks
+  int64_t step = 0;     // completed steps, including skipped ones
+  int64_t samples = 0;  // sequences that all ranks have trained on
 };
 
-// The model and engine of one rank, and the steps they take. Everything public is collective.
+// Trains the model of one rank with an engine. All public methods are collective unless noted.
 class Trainer {
  public:
-  // Setup, communicator and device must outlive it. The kernels are the device's.
+  // Setup, communicator and device must outlive this object. Creates the kernels of the device.
   Trainer(const RunSetup& setup, Communicator& comm, Device& device);
   Trainer(const RunSetup& setup, Communicator& comm, Device& device,
           std::unique_ptr<Kernels> kernels);
 
-  // Initial parameters: those of --init, or random ones.
+  // Sets the initial parameters: those of --init, or random ones.
   void initialize();
 
   struct Outcome {
     StepReport report;
-    int signal = 0;  // one that arrived at some rank, the same on all
+    int signal = 0;  // signal that arrived at some rank; the same on all ranks
   };
-  // One step on the next samples. `received` is a signal that arrived at this rank, or 0.
+  // Trains one step on the next samples. `received` is a signal that arrived at this rank, or 0.
   Outcome step(int received);
 
-  // Mean loss over the first of the sequences that are kept for evaluation.
+  // Returns the mean loss over the first sequences of the evaluation part.
   double evaluate();
 
-  // Measures what the ranks' kernels can do at most, for StepReport::mfu.
+  // Measures the peak rate of the ranks' kernels, for StepReport::mfu.
   void measure_peak();
 
-  // Begins a timeline of this trainer's steps. Not collective; throws on rank 0 what
-  // Timeline::create throws.
+  // Starts a timeline of the steps. Not collective. Throws on rank 0 what Timeline::create throws.
   void trace(TimelineOptions options);
-  Timeline* timeline() { return timeline_.get(); }  // null: none
+  Timeline* timeline() { return timeline_.get(); }  // null if there is none
 
   Position position() const { return position_; }
   void set_position(Position position) { position_ = position; }
@@ -64,17 +63,17 @@ class Trainer {
     double loss = 0.0;
     int signal = 0;
   };
-  // The loss of a step, and what signals ranks have received. It goes round before the step, whose
-  // gathers of parameters it would wait for.
+  // Starts exchanging the loss of a step and received signals. Done before the engine's step,
+  // because afterwards it would wait for that step's gathers.
   void start_agreement(double loss_sum, int received);
   Agreement agree();
-  // Forward and backward of all micro-steps, and their reductions. Returns the seconds that their
-  // data took.
+  // Runs forward, backward and reductions of all micro-steps. Returns the time in seconds for
+  // preparing their data.
   double accumulate(double loss_scale);
-  // Each value's sum over the ranks.
+  // Replaces each value by its sum over the ranks.
   void add_over_ranks(std::span<float> values, std::string_view label);
-  // Learning rates of the coming step. A function of the applied steps, so skipped ones do not
-  // advance it and a checkpoint need not say more.
+  // Sets the learning rates of the next step. They depend only on the number of applied steps, so
+  // skipped steps do not advance them and a checkpoint needs no further state.
   void follow_schedule();
 
   const RunSetup& setup_;
@@ -86,7 +85,7 @@ class Trainer {
   TracedParameters parameters_;
   Model model_;
   std::unique_ptr<Timeline> timeline_;
-  double peak_flops_ = 0.0;  // per second, of all ranks; 0: not measured
+  double peak_flops_ = 0.0;  // operations per second of all ranks; 0: not measured
   RankSums sums_;
   Position position_;
 };

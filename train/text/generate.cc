@@ -14,7 +14,7 @@ int32_t draw_token(std::span<const float> logits, const SamplingOptions& options
   const auto vocabulary = std::ssize(logits);
   std::vector<std::pair<float, int32_t>> order;
   for (const float logit : logits) {
-    // A diverged model's NaN is never likely.
+    // A NaN of a diverged model is never selected.
     const float score = std::isnan(logit) ? -std::numeric_limits<float>::infinity() : logit;
     order.emplace_back(-score, static_cast<int32_t>(order.size()));
   }
@@ -44,7 +44,7 @@ std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt,
   const auto vocabulary = static_cast<size_t>(model.vocabulary());
   std::vector<int32_t> window = std::move(prompt);
   std::vector<int32_t> result;
-  size_t known = 0;  // tokens of the window whose keys and values the model holds
+  size_t known = 0;  // number of tokens of the window whose keys and values the model has
   for (int64_t i = 0; i < options.tokens; ++i) {
     if (window.size() > context) {
       window.erase(window.begin(), window.end() - static_cast<int64_t>((context + 1) / 2));

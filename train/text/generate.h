@@ -9,16 +9,18 @@ namespace zerorun::train {
 
 struct SamplingOptions {
   int64_t tokens = 256;
-  double temperature = 1.0;  // 0: always the most likely token
+  double temperature = 1.0;  // 0: always take the most likely token
   int64_t top_k = 0;         // 0: all
   uint64_t seed = 1;
 };
 
-// A token drawn from softmax(logits / temperature) over the top_k largest. `uniform` in [0, 1).
+// Returns a token sampled from softmax(logits / temperature) of the top_k largest logits. `uniform`
+// is a random number in [0, 1).
 int32_t draw_token(std::span<const float> logits, const SamplingOptions& options, double uniform);
 
-// Returns the model's continuation of the prompt, which is not empty. When the context is full, its
-// older half is forgotten. Every rank generates the same, so that all take part in gathers.
+// Returns the model's continuation of the prompt, which must not be empty. When the context is
+// full, its older half is dropped. All ranks generate the same text, because all have to take part
+// in gathers.
 std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt,
                               const SamplingOptions& options);
 

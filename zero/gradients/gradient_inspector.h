@@ -8,17 +8,17 @@
 
 namespace zerorun {
 
-// Says which parameter's gradient was not finite, and on which rank. Looking costs a pass over the
-// gradient, so it only happens while the next overflow would end the training.
+// Finds which parameter's gradient was not finite, and on which rank. It costs a pass over the
+// gradient, so it is used only while the next overflow would end the training (the loss scale
+// cannot become smaller).
 class GradientInspector {
  public:
   explicit GradientInspector(const EngineContext& context);
 
   void watch(bool on) { watching_ = on; }
-  // Looks at this rank's own gradient of the bucket, before it is reduced.
+  // Examines this rank's own gradient of the bucket, before the reduction.
   void look_at(const Bucket& bucket, TensorView gradient);
-  // Tells what the user should know about a gradient that was not finite, and forgets it.
-  // Collective.
+  // Returns the message about the gradient that was not finite, and forgets it. Collective.
   std::string report(Stream& stream);
 
  private:
@@ -33,7 +33,7 @@ class GradientInspector {
   const EngineContext& context_;
   Buffer words_;
   bool watching_ = false;
-  std::optional<Finding> first_;  // lowest parameter
+  std::optional<Finding> first_;  // of the lowest parameter
 };
 
 }  // namespace zerorun

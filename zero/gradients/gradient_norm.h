@@ -11,56 +11,60 @@
 
 namespace zerorun {
 
-// Global L2 norm of the reduced gradient and whether it is finite, with one collective for both and
-// for all else that the ranks of the job have to agree on in a step. The sum is exact, so it does
-// not depend on stage, buckets, or how the ranks share the work.
+// Computes the global L2 norm of the reduced gradient and whether it is finite. One collective per
+// step does this and exchanges everything else that the ranks of the job agree on in a step. The
+// sum of squares is exact (ExactSum), so it does not depend on stage, buckets, or how the work is
+// divided among ranks.
 class GradientNorm {
  public:
   explicit GradientNorm(const EngineContext& context);
 
-  // Adds this rank's part of the bucket's reduced gradient, after what is on the stream. `reduced`
-  // holds the stored range's elements from `begin` on.
+  // Adds this rank's part of the bucket's reduced gradient, after the work submitted to the stream.
+  // `reduced` holds elements of the stored range from `begin` on.
   void add(const Bucket& bucket, TensorView reduced, int64_t begin, Stream& stream);
-  // The same of its offloaded part.
+  // Adds the offloaded part of the bucket's reduced gradient.
   void add_host(const Bucket& bucket, const BucketGradients& gradients, HostPipeline& pipeline);
 
-  // Forgets what was added, after what is on the stream.
+  // Resets the sum, after the work submitted to the stream.
   void restart(Stream& stream);
 
-  // News that this rank sends with the sum, so that it takes no collective of its own.
+  // What this rank tells the others together with the sum, instead of in collectives of its own.
   struct Votes {
-    bool any = false;          // a gradient came since the last step
-    bool late = false;         // gradients came after their bucket had gone out
-    bool new_order = false;    // buckets should go out in another order
+    bool any = false;          // this rank had a gradient since the last step
+    bool late = false;         // a gradient came after its bucket was reduced
+    bool new_order = false;    // this rank proposes another order of buckets
     int64_t gather_order = 0;  // ParameterGatherer::order_hash
   };
   struct Result {
     double norm = 0.0;  // of the sum over ranks and micro-steps
     bool finite = true;
-    // The votes of any rank, whichever part of the model it has.
+    // True if any rank of the job voted so.
     bool any = false;
     bool late = false;
-    // Votes of the ranks that have this rank's part.
+    // Votes of the ranks that have the same part of the model as this rank.
     bool new_order = false;
     bool same_gathers = true;  // all had the same gather_order
   };
-  // Collective, taken in every step: adds up what the ranks have, which `read` waits for, and
-  // begins the next sum. With a rule the device decides, too.
+  // start() begins the collective of a step: it adds the sums of all ranks and resets this rank's
+  // sum. read() waits for the result. With a rule, the device also computes the decision about the
+  // step.
   void start(Stream& stream, const Votes& votes, const std::optional<StepRule>& rule = {});
   Result read();
-  // For Device::update, after what is on the stream: the decision about the sum started last.
+  // The decision about the sum that was started last, for Device::update. It is valid after the
+  // work submitted to the stream.
   TensorView decision() const { return view_of(decision_, DType::fp32, 2); }
 
  private:
-  // This rank's parts of `reduced`, the stored range's elements from `begin` on.
+  // The intervals of `reduced` that this rank owns. `reduced` holds elements of the stored range
+  // from `begin` on.
   std::vector<SquaresSegment> segments_of(const Bucket& bucket, TensorView reduced,
                                           int64_t begin) const;
 
-  // The first of the votes of the ranks with this rank's part.
+  // Index of the first vote of the ranks that have this rank's part of the model.
   size_t own_votes() const {
     return kCommonVotes + kPartVotes * static_cast<size_t>(context_.groups.part);
   }
-  // Votes of all parts of the model, then three of each part's own ranks.
+  // The votes for all parts of the model, then three votes for each part.
   size_t vote_count() const {
     return kCommonVotes + kPartVotes * static_cast<size_t>(context_.groups.part_count);
   }
@@ -71,10 +75,10 @@ class GradientNorm {
   const bool has_host_;  // gradients may be stored on the host
   Buffer words_;
   Buffer decision_;
-  Buffer found_;     // on the host: the words as they were added up
-  Event found_all_;  // and the time they are there
-  TensorView view_;  // of the device; behind them those of the host, if any, and the votes
-  TensorView sum_;   // over the ranks
+  Buffer found_;     // on the host: the words after the collective
+  Event found_all_;  // `found_` is complete
+  TensorView view_;  // words of the device, then those of the host, if any, then the votes
+  TensorView sum_;   // sum over the ranks
   std::array<int64_t, ExactSum::kWords> host_{};
   std::vector<int64_t> votes_;
   Event host_done_;

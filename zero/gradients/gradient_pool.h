@@ -10,30 +10,33 @@
 
 namespace zerorun {
 
-// A few flat gradient buffers that buckets share: a bucket has one from its first gradient to the
-// end of its reduction. They lie in memory that peers read in place, where the transport can do
-// that. When all are taken by buckets that still wait for gradients, private memory helps out: that
-// costs a copy, never correctness. Other transports get ordinary memory in any case: ranks that
-// take different paths through a model use different slots, and NCCL may be given registered memory
-// by all ranks, at one offset, or by none.
+// A few flat gradient buffers (slots) that buckets share. A bucket has a slot from its first
+// gradient to the end of its reduction. If the transport supports it, slots are in memory that
+// peers read in place. If all slots belong to buckets that still wait for gradients, a bucket gets
+// private memory, which costs a copy.
+//
+// With other transports the slots are ordinary memory. In particular, they are not registered with
+// NCCL: ranks that take different paths through a model use different slots, and NCCL needs
+// registered memory on all ranks at the same offset, or on none.
 class GradientPool {
  public:
   GradientPool(const EngineContext& context, DType dtype, int64_t slot_numel, int slots);
 
   struct Slot {
     TensorView view;
-    Event free_after;      // the reduction that read it last
-    int64_t released = 0;  // how many releases of the pool were before its last one
+    Event free_after;      // the last reduction that read it
+    int64_t released = 0;  // number of its last release among all releases of the pool
     bool in_use = false;
     bool shared = true;
     Buffer private_memory;
   };
-  // For writing on the inline stream, which waits for the reduction that read the slot last: the
-  // one that began first, so that ranks which do the same use the same slots.
+  // Returns a slot for writing on the inline stream, which waits for the last reduction that read
+  // the slot. It is the free slot whose reduction began first, so ranks that do the same use the
+  // same slots.
   int acquire(int64_t numel);
   TensorView view(int slot, int64_t numel) const;
   void release(int slot, Event after);
-  // Frees private memory whose reductions are done.
+  // Frees private memory whose reductions are complete.
   void trim();
 
  private:
@@ -45,11 +48,11 @@ class GradientPool {
   int64_t releases_ = 0;
 };
 
-// Memory for the buckets that GradientReducer keeps in flight.
+// Sizes of the pools for the buckets that GradientReducer has in flight.
 struct GradientPools {
-  int64_t slot_numel = 0;  // of the largest bucket
+  int64_t slot_numel = 0;  // elements of the largest bucket
   int slots = 0;           // in the parameters' dtype
-  int comm_slots = 0;      // in the dtype of gradients on their way
+  int comm_slots = 0;      // in Sharding::comm_dtype
 };
 GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> buckets);
 

@@ -17,47 +17,50 @@
 
 namespace zerorun {
 
-// The memory and the collectives between a parameter's gradient and its bucket's reduced gradient.
-// MicroStep says when a bucket goes out.
+// Takes gradients of parameters, reduces them bucket by bucket over the ranks, and stores the
+// reduced gradients. It has the memory and the collectives; MicroStep decides when a bucket is
+// reduced.
 //
-// Rounds and micro-steps are added up after reduction, which keeps one order of summation at every
-// stage. Where reduction is in place a further round finds the sum in the memory that backward
-// writes to; then the sum moves aside until the round is reduced.
+// Rounds and micro-steps are accumulated after reduction, so the order of summation is the same at
+// every stage. If reduction is in place (reduces_in_place), a further round of a batch would find
+// the sum in the memory that backward writes to. The sum is then moved aside until that round is
+// reduced.
 class GradientReducer {
  public:
-  // The control's inspector sees each bucket before its reduction, its norm after the batch's last;
-  // `offload` is null when nothing is offloaded.
+  // `control`: its inspector sees each bucket before the reduction, its norm each reduced bucket of
+  // the batch's last round. `offload`: null if nothing is offloaded.
   GradientReducer(const EngineContext& context, std::span<const Bucket> buckets,
                   BucketMemory& memory, MicroStep& micro_step, StepControl& control, Stream& stream,
                   Offload* offload);
 
-  // As Engine::gradient.
+  // See Engine::gradient.
   GradientView gradient(ParameterId parameter);
-  // Copies or adds gradients to the parameters' places in their buckets or, when one has gone out,
-  // to what goes out with the step. No parameter comes twice.
+  // Copies or adds gradients to the places of their parameters in the buckets. If a bucket was
+  // already reduced, its gradient is kept and reduced with the step. Each parameter occurs at most
+  // once.
   void add(std::span<const Contribution> gradients);
-  // Reduces a bucket that MicroStep says may go out.
+  // Reduces a bucket that MicroStep has released.
   void reduce(int index);
-  // Ends the round: reduces what is left, with zeros for what was not used. Collective.
+  // Ends the round: reduces the remaining buckets, with zeros for unused parameters. Collective.
   void reduce_rest();
 
-  // Work for the device that is submitted before the host knows the norm; it follows the decision,
-  // on the reducer's stream. Called again after gradients that came late.
+  // Submits device work that follows the decision about the step but is enqueued before the host
+  // knows the norm, on the reducer's stream. It is called again if late gradients changed the norm.
   using Ahead = std::function<void(TensorView decision)>;
-  // The reduced gradient's norm, with one collective in an ordinary step. When gradients came late
-  // on any rank, all ranks reduce those in one more round. Ends the batch, and takes over another
-  // schedule when rank 0 asks for it. `gather_order` as in GradientNorm::Votes; `ahead`
-  // may be empty.
+  // Computes the norm of the reduced gradient, with one collective in an ordinary step. If a
+  // gradient came after its bucket was reduced, on any rank, all ranks reduce such gradients in one
+  // more round. Ends the batch and adopts another schedule if rank 0 proposes one. `gather_order`:
+  // see GradientNorm::Votes. `ahead` may be empty.
   GradientNorm::Result finish(int64_t gather_order, const Ahead& ahead);
-  // Forgets the batch. Not within a round.
+  // Discards the gradients of the batch. Not within a round.
   void drop();
-  // As EngineHooks::whole_gradient; waits for all reductions.
+  // See EngineHooks::whole_gradient. Waits for all reductions.
   TensorView whole(ParameterId parameter);
-  // Takes the norm of the reduced gradients again, which somebody has written to.
+  // Computes the norm again, after reduced gradients were overwritten.
   void measure();
   // Waits for all reductions.
   void wait();
-  // Gives back memory that the last round did not use; after its end.
+  // Frees memory that the last round did not use. Called after the end of the round.
   void trim();
 
  private:
@@ -69,19 +72,19 @@ class GradientReducer {
     Event done;
   };
 
-  // The place of a contribution, and whether it is added to what lies there.
+  // The place of a contribution, and whether it is added to the values there.
   GradientView place_contribution(ParameterId parameter);
   void begin_round();
-  // The parameter's place in its bucket's memory.
+  // The place of the parameter in its bucket's memory.
   TensorView place(ParameterId parameter);
   void open(int bucket);
   void fill_missing(const Bucket& bucket);
-  // Scales and casts; returns what goes out.
+  // Scales and casts the gradient; returns the tensor to reduce.
   TensorView prepare(Flight& flight);
-  // After a bucket was reduced to `reduced`: brings it to where it is stored, and adds it to the
-  // norm. Returns the event after which backward may write to the bucket again.
+  // Moves the reduced gradient from `reduced` to where it is stored and adds it to the norm.
+  // Returns the event after which backward may write to the bucket again.
   Event store(const Bucket& bucket, TensorView reduced);
-  // Adds a bucket's gradient to the norm, from where it is stored.
+  // Adds a bucket's stored gradient to the norm.
   void add_stored(const Bucket& bucket);
   void set_sum_aside();
   TensorView sum_aside(const Bucket& bucket) const;
@@ -97,11 +100,11 @@ class GradientReducer {
   Offload* const offload_;
   GroupReduction groups_;
   std::optional<GradientPool> pool_;
-  std::optional<GradientPool> comm_pool_;  // when gradients travel in a dtype of their own
+  std::optional<GradientPool> comm_pool_;  // if comm_dtype is not the parameters' dtype
   std::vector<Flight> flights_;            // by bucket
-  std::map<ParameterId, Buffer> late_;     // in the parameters' dtype
+  std::map<ParameterId, Buffer> late_;     // late gradients, in the parameters' dtype
   std::vector<Buffer> aside_;              // by bucket: sums of earlier rounds; usually empty
-  bool sum_in_place_ = false;              // the sum lies where backward writes
+  bool sum_in_place_ = false;              // the sum is where backward writes
   bool norm_begun_ = false;
 };
 

@@ -11,16 +11,16 @@
 
 namespace zerorun {
 
-// The one place that knows where a batch is: which gradients of the current micro-step are in,
-// which bucket goes out next, and whether a step is due. It holds no memory and calls nobody.
+// The state machine of a batch: which gradients of the current micro-step are ready, which bucket
+// is reduced next, and whether a step is due. It holds no memory and calls nothing.
 //
-// Gradients go out in rounds: in each, every rank reduces every trainable bucket once, in the
-// schedule's order, with zeros for what it did not use. A micro-step has one round; a further one
-// follows when gradients come after the first (another backward before the step). Reduced rounds
-// of a batch are added up.
+// Gradients are reduced in rounds. In a round, every rank reduces every trainable bucket once, in
+// the schedule's order, with zeros for unused parameters. A micro-step has one round; another
+// follows if gradients come after the first (a second backward before the step). The reduced
+// gradients of all rounds of a batch are added.
 //
-// With reduction in place (see reduces_in_place) a round that does not end the batch is not
-// reduced: its gradients stay with this rank, and the next round adds to them.
+// If reduction is in place (reduces_in_place), a round that does not end the batch is not reduced:
+// its gradients stay on this rank, and the next round adds to them.
 class MicroStep {
  public:
   MicroStep(const Sharding& sharding, const std::vector<Bucket>& buckets);
@@ -30,7 +30,8 @@ class MicroStep {
     int64_t offset = 0;
     int64_t numel = 0;
   };
-  // The place of the parameter's gradient. Throws InternalError for frozen parameters.
+  // The place of the parameter's gradient in its bucket. Throws InternalError for frozen
+  // parameters.
   const Location& locate(ParameterId parameter) const;
 
   BatchState state() const;
@@ -38,7 +39,7 @@ class MicroStep {
   void set_rule(const BatchRule& rule);
   // True if the current micro-step completes the batch.
   bool is_last() const;
-  // True if the gradients of this round stay with this rank.
+  // True if the gradients of this round are not reduced and stay on this rank.
   bool stays_local() const { return in_place_ && !is_last(); }
   // True if no gradient of this batch has been reduced yet.
   bool is_first_reduction() const { return reductions_ == 0; }
@@ -48,40 +49,43 @@ class MicroStep {
   void open();
   // True if this is the bucket's first gradient in this round.
   bool fills(int bucket);
-  // The parameter's gradient is going to be written; returns whether that adds to what is there.
-  // Throws InternalError after the parameter was complete.
+  // Called before the parameter's gradient is written. Returns true if it is added to values that
+  // are there. Throws InternalError if the parameter was already complete.
   bool write(ParameterId parameter);
-  // The same for one of several contributions: an unexpected one may follow the last expected one.
+  // As write(), for one of several contributions to the gradient. A contribution may follow the
+  // last expected one.
   bool add(ParameterId parameter);
-  // True if the parameter's bucket has gone out already.
+  // True if the parameter's bucket was already reduced in this round.
   bool is_late(ParameterId parameter) const;
-  // One contribution has come. A parameter is complete when there were as many as in its last
-  // round, at first one: reentrant checkpointing and several backward passes make more.
+  // Counts one contribution. A parameter is complete when there were as many as in its last round;
+  // in the first round, one. Reentrant checkpointing and several backward passes make more than
+  // one.
   void receive(ParameterId parameter);
   void complete(ParameterId parameter);
-  // True if the bucket holds nothing of the parameter, so that zeros take its place.
+  // True if the bucket has no gradient of the parameter, so that zeros have to be written.
   bool is_missing(ParameterId parameter) const;
-  // This rank had a gradient since the last step.
+  // True if this rank had a gradient since the last step.
   bool has_gradient() const { return has_gradient_; }
-  // The next bucket to go out, if it is complete; it counts as gone.
+  // The next bucket to reduce, if it is complete. It then counts as reduced.
   std::optional<int> take_ready();
-  // The same at the end of a round, complete or not; nullopt: all have gone out.
+  // The next bucket to reduce at the end of a round, complete or not; nullopt: all are reduced.
   std::optional<int> take_next();
   void close();
 
   // --- a micro-step ---
 
-  // True if the rounds so far are all that the micro-step needs.
+  // True if the micro-step needs no further round.
   bool is_reduced() const;
-  // Returns whether a step is due. After a round; until then there is no next micro-step.
+  // Ends the micro-step after a round and returns whether a step is due. The next micro-step cannot
+  // begin before.
   bool end();
-  // The batch was stepped or dropped; `order` as in BucketSchedule::end_batch.
+  // Called after the batch was applied or dropped. `order`: see BucketSchedule::end_batch.
   void end_batch(std::span<const int64_t> order = {});
 
   const BucketSchedule& schedule() const { return schedule_; }
 
  private:
-  // kept: by an earlier round that stayed with this rank.
+  // kept: an earlier round that stayed on this rank wrote the gradient.
   enum class Progress : uint8_t { none, kept, written, complete };
   struct Contribution {
     Progress progress = Progress::none;
@@ -108,10 +112,10 @@ class MicroStep {
   std::vector<Filling> filling_;             // by bucket
   BucketSchedule schedule_;
   BatchPhase phase_ = BatchPhase::idle;
-  int64_t micro_steps_ = 0;       // ended, of this batch
+  int64_t micro_steps_ = 0;       // ended micro-steps of this batch
   int64_t reductions_ = 0;        // reduced rounds of this batch
   bool has_gradient_ = false;     // of any parameter, in this batch
-  bool first_round_ = false;      // of its micro-step
+  bool first_round_ = false;      // this is the first round of its micro-step
   bool reduced_as_last_ = false;  // the last closed round ended the batch
 };
 

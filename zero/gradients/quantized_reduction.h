@@ -10,23 +10,23 @@
 
 namespace zerorun {
 
-// Adds a bucket's gradient over ranks of several hosts in two hops (qgZ of ZeRO++;
-// device/quantized.h has the format of what is sent). First the ranks of each host add theirs, each
-// the slices of those ranks that have its number on their hosts; then those ranks exchange these
-// sums in 4 bits, and each adds what is for it, in fp32 and in the order of hosts, its own host's
-// as it is. So a slice is rounded to 4 bits once for each other host, and its sum is on one rank
-// only.
+// Reduces a bucket's gradient over ranks of several hosts in two steps (qgZ of ZeRO++, arXiv
+// 2306.10209; device/quantized.h has the format on the wire). First, the ranks of each host add
+// their gradients; each adds the slices of all ranks that have its index on their hosts. Then those
+// ranks exchange the sums in 4 bits, and each adds the slice that it owns in fp32, in the order of
+// hosts, the sum of its own host without rounding. So a slice is rounded to 4 bits once per other
+// host, and its sum is computed on one rank only.
 //
-// Ranks that read each other's memory add in it, as ever; others exchange 8 bits in the first hop
-// too.
+// In the first step, ranks that can read each other's memory add without quantization; other ranks
+// exchange 8 bits.
 //
-// What is lost when a slice is rounded can be added to the next one (LoCo; Quantization::lost).
+// The rounding error of a slice can be added to the next gradient (LoCo; Quantization::lost).
 class QuantizedReduction {
  public:
   static constexpr int kBitsWithin = 8;
   static constexpr int kBitsAcross = 4;
 
-  // Bytes of its memory.
+  // The bytes that a QuantizedReduction allocates.
   struct Sizes {
     int64_t buffers = 0;
     int64_t lost = 0;
@@ -35,26 +35,26 @@ class QuantizedReduction {
 
   QuantizedReduction(const EngineContext& context, std::span<const Bucket> buckets);
 
-  // As GroupReduction::run.
+  // See GroupReduction::run.
   Event run(const Bucket& bucket, TensorView outgoing, TensorView reduced, Output output,
             Stream& stream);
-  // After the last reduction of a batch.
+  // Called after the last reduction of a batch.
   void end_batch(Stream& stream);
 
  private:
-  // The losses of a bucket's slices, in either hop.
+  // The rounding errors of a bucket's slices, in the two steps.
   struct Lost {
     TensorView within;
     TensorView across;
   };
 
-  // The sum of this host's ranks, of the slices of all ranks with this one's number; or, where each
-  // rank is alone on its host, `outgoing`.
+  // The sum over this host's ranks of the slices of all ranks with this rank's index on their
+  // hosts. If each host has one rank, it is `outgoing`.
   TensorView add_within_host(const Bucket& bucket, TensorView outgoing, Stream& stream);
-  // Quantizes the elements [begin, end) of this host's sums, into their place in `sent`.
+  // Quantizes the elements [begin, end) of this host's sums into their place in `sent`.
   void quantize_for_hosts(TensorView partial, TensorView lost, TensorView sent, int64_t begin,
                           int64_t end, Stream& stream);
-  // The two halves of `numel` elements' memory: what is sent, and what is received.
+  // The memory for sent and received quantized data of `numel` elements.
   struct Wire {
     TensorView sent;
     TensorView received;

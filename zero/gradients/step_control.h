@@ -9,8 +9,8 @@
 
 namespace zerorun {
 
-// The engine's decision about a step: StepDecider's verdict on the gradient's norm, the same on
-// every rank.
+// Decides about a step: whether it is applied, and with which gradient scale. StepDecider makes the
+// decision from the gradient norm; it is the same on every rank.
 class StepControl {
  public:
   StepControl(const EngineContext& context, const Config& config);
@@ -19,13 +19,14 @@ class StepControl {
   GradientInspector& inspector() { return inspector_; }
   const StepDecider& decider() const { return decider_; }
 
-  // The part of the decision that the device can take before the host knows the norm.
+  // The part of the decision that the device can make before the host knows the norm.
   StepRule rule() const { return decider_.rule(); }
-  // Without a gradient on any rank there is nothing to apply. Throws NumericError, on every rank,
-  // when the loss scale cannot become smaller; that is collective.
+  // Decides about the step whose norm is `sum`. If no rank had a gradient, nothing is applied.
+  // Throws NumericError on every rank if the loss scale cannot become smaller; that case is
+  // collective.
   StepDecision decide(const GradientNorm::Result& sum, Stream& stream);
 
-  // Micro-steps that a batch has from now on.
+  // Sets the number of micro-steps per batch from now on.
   void average_over(int64_t micro_steps);
 
   void load_scaler_state(const std::optional<LossScalerState>& state);

@@ -9,25 +9,27 @@
 
 namespace zerorun {
 
-// The facts and services that every part of the engine needs; constant after construction.
+// The settings, device and communicators that every part of the engine needs. Constant after
+// construction.
 struct EngineContext : Sharding {
   Device& device;
-  Communicator& comm;  // of all ranks that have this part of the model
-  // `shard_group`: the ranks that share this rank's copy; `replica_group`: those that hold the same
-  // shard. Both are null where there is one copy.
+  Communicator& comm;  // of all ranks that have the same part of the model
+  // `shard_group`: the ranks that share one copy with this rank. `replica_group`: the ranks that
+  // hold the same shard of other copies. Both are null if there is one copy.
   std::shared_ptr<Communicator> shard_group{};
   std::shared_ptr<Communicator> replica_group{};
-  // The ranks that share a second copy of parameters; null where there is none.
+  // The ranks that share a second copy of the parameters (hpZ); null if there is none.
   std::shared_ptr<Communicator> secondary_group{};
-  // The hops of quantized gradients: this host's ranks, and those with this rank's number on their
-  // hosts. Null unless gradients are quantized and the ranks span hosts.
+  // The groups of the two steps of quantized reductions: this host's ranks, and the ranks with the
+  // same index on their hosts. Null unless gradients are quantized and the ranks span hosts.
   std::shared_ptr<Communicator> host_group{};
   std::shared_ptr<Communicator> cross_group{};
   EngineGroups groups{};
 
-  // The ranks that step together.
+  // All ranks that step together, with all parts of the model.
   Communicator& job() const { return groups.job != nullptr ? *groups.job : comm; }
-  // `all`: the ranks that have a parameter; `shards`: those that share one copy of it.
+  // `all`: the ranks that hold a parameter. `shards`: those of them that share one copy of it.
+  // `ranks`: see ParameterSpec::ranks.
   Communicator& all(int ranks) const {
     return ranks == 0 ? comm : *groups.parts.at(static_cast<size_t>(ranks) - 1);
   }
@@ -36,7 +38,7 @@ struct EngineContext : Sharding {
   }
 };
 
-// The sharding of `config` with its groups of ranks. Collective. Throws ConfigError as
+// Makes the sharding of `config` and its groups of ranks. Collective. Throws ConfigError like
 // make_sharding.
 EngineContext make_context(const Config& config, std::span<const ParameterSpec> specs,
                            const Optimizer& rule, Device& device, Communicator& comm,

@@ -7,25 +7,26 @@
 
 namespace zerorun {
 
-// ZeRO++ (Wang et al. 2023, arXiv 2306.10209) sends less between hosts: a second copy
-// of parameters within a host, and fewer bits. Ranks that share a copy of the model on one host
-// have nothing to save.
+// Settings of ZeRO++ (Wang et al. 2023, arXiv 2306.10209) that reduce traffic between hosts: a
+// second copy of parameters within a host, and quantized communication. They save nothing if all
+// ranks that share a copy of the model are on one host.
 
-// The keys of `zero` that ask for less traffic between hosts.
+// The keys of these settings that `zero` turns on.
 std::vector<std::string_view> link_savings(const ZeroConfig& zero);
 
-// Replaces "auto" sizes of groups in `zero` by numbers, for so many ranks of which neighbours share
-// a host. Resets the keys that save nothing there, and returns their names.
+// Replaces "auto" group sizes in `zero` by numbers. `ranks_per_host`: neighbouring ranks that share
+// a host. Turns off settings that save nothing there and returns their keys.
 std::vector<std::string_view> resolve_groups(ZeroConfig& zero, int world_size, int ranks_per_host);
 
-// Throws ConfigError for quantized gradients with more than one shard group, of so many ranks.
+// Throws ConfigError if `groups` is above 1: quantized gradients are not supported with several
+// shard groups. `ranks`: ranks of a group, for the text.
 void check_quantized_groups(int64_t groups, int64_t ranks);
 
-// A collective between hosts mostly waits for the link, also on CPUs, and leaves the cores to
-// computation: unless the configuration says it, the two overlap there.
+// Turns on overlap_comm if ranks span hosts and the configuration does not set it. Collectives
+// between hosts mostly wait for the link and leave the cores to computation, also on CPU ranks.
 void overlap_between_hosts(ZeroConfig& zero, int world_size, int ranks_per_host);
 
-// The configuration without those keys.
+// `zero` without these settings.
 ZeroConfig without_link_savings(ZeroConfig zero);
 
 }  // namespace zerorun

@@ -10,14 +10,14 @@
 
 namespace zerorun {
 
-// Learns in which order modules are used and predicts what comes next.
+// Learns the order in which modules are used and predicts the next ones, for prefetching.
 //
-// It remembers what followed each pair (previous, current): forward, backward, evaluation and
-// generation pass through different pairs, so they do not disturb each other's predictions. A wrong
-// guess costs time, never correctness.
+// For each pair (previous module, current module) it remembers the module that followed. Forward,
+// backward, evaluation and generation pass through different pairs, so they do not disturb each
+// other's predictions. A wrong prediction costs time, never correctness.
 class GatherOrder {
  public:
-  // `numels`: elements of each module.
+  // `numels`: the number of elements of each module.
   explicit GatherOrder(std::vector<int64_t> numels)
       : end_(static_cast<ModuleId>(numels.size())), numels_(std::move(numels)) {
     numels_.push_back(0);
@@ -26,22 +26,22 @@ class GatherOrder {
 
   void record(ModuleId module);
   void end_micro_step() { record(end_); }
-  // The next `count` modules after the last recorded one, as far as they are known; beyond the end
-  // of the micro-step only where that is asked for.
+  // Predicts up to `count` modules that follow the last recorded one, as far as they are known.
+  // Modules beyond the end of the micro-step are included only with `beyond_end`.
   std::vector<ModuleId> predict(int count, bool beyond_end = true) const;
-  // Elements of other modules that are used before `module` is used again; nothing when no reuse is
-  // known.
+  // The elements of other modules that are used before `module` is used again; nullopt if no reuse
+  // is known.
   std::optional<int64_t> reuse_distance(ModuleId module) const;
 
  private:
   using Pair = std::pair<ModuleId, ModuleId>;
-  // The last use of a module, and how many elements all uses so far had when it ended.
+  // The last use of a module, and the elements of all uses up to its end.
   struct Use {
     Pair pair{-1, -1};
     int64_t end = 0;
   };
 
-  const ModuleId end_;  // counts as a module of no elements
+  const ModuleId end_;  // marks the end of a micro-step, as a module without elements
   std::vector<int64_t> numels_;
   std::vector<Use> uses_;  // by module
   std::map<Pair, ModuleId> successor_;

@@ -13,46 +13,47 @@
 
 namespace zerorun {
 
-// Makes the sharded parameters of a module full for as long as they are used (stage 3).
+// Gathers the sharded parameters of a module before they are used and releases them afterwards
+// (stage 3).
 //
-// The device's inline stream waits for a gather, and so does the caller where host code may read
-// the device's memory. Memory that is dropped is free once that stream has done what it was given.
+// The device's inline stream waits for a gather; so does the caller if host code can read the
+// device's memory. Released memory may be reused after the work that was submitted to the inline
+// stream.
 //
-// Where there is a second copy (hpZ), the first gather after parameters changed writes it, and all
-// later ones are from there.
+// With a second copy (hpZ), the first gather after parameters changed writes it, and all later
+// gathers read it.
 //
-// A gather ahead that its peers take part in cannot be left out on the one rank that has no memory
-// for it: it goes to pinned host memory there, and to the device's when it is used.
+// It prefetches in the learned order: the next module, and further modules as long as all of them
+// have at most prefetch_bucket_size elements. Released parameters stay full if they are used again
+// within max_reuse_distance elements. max_live_parameters bounds both.
 //
-// It gathers ahead in the learned order: the next module, and further ones as long as all of them
-// are within prefetch_bucket_size. It keeps released parameters full when they are used again
-// within max_reuse_distance; max_live_parameters bounds both.
+// All ranks have to take part in a prefetch that is a collective, even one without memory for it.
+// That rank gathers into pinned host memory and copies the module to the device when it is used.
 class ParameterGatherer {
  public:
-  // Gathers run on `stream`. `parameters` is null when shards are gathered from where they are
-  // stored.
+  // Gathers run on `stream`. `parameters`: null if shards are gathered from where they are stored.
   ParameterGatherer(const EngineContext& context, std::span<const Bucket> buckets,
                     BucketMemory& memory, int module_count, Stream& stream,
                     OffloadedParameters* parameters);
 
-  // Full copies lie there from now on; as EngineHooks::use_full_memory.
+  // Sets the memory of full copies; see EngineHooks::use_full_memory.
   void use_memory(EngineHooks::FullMemory memory);
 
-  // `step_follows`: this micro-step is the last before parameters change, so nothing is gathered
-  // ahead beyond its end.
+  // `step_follows`: this micro-step is the last before parameters change, so nothing beyond its end
+  // is prefetched.
   void gather(ModuleId module, bool step_follows);
   void release(ModuleId module);
   void end_micro_step() { order_.end_micro_step(); }
-  // Parameters are about to change: full copies that nobody holds are dropped, and no gather reads
-  // shards any more.
+  // Called before parameters change. Drops full copies that are not in use. Later writes to shards
+  // come after all gathers that read them.
   void invalidate();
 
-  // What makes a step visible to all ranks.
+  // Gathers the results of a step; see UpdatedParameters.
   UpdatedParameters& updates() { return updates_; }
   const UpdatedParameters& updates() const { return updates_; }
 
-  // A hash, below kMaxOrderHash, of the gathers so far that other ranks had to take part in. Ranks
-  // with different ones gathered each other's parameters.
+  // A hash, below kMaxOrderHash, of the collective gathers so far. If it differs between ranks,
+  // they have gathered different modules at the same time and their full parameters are wrong.
   static constexpr int64_t kMaxOrderHash = int64_t{1} << 24;
   int64_t order_hash() const { return order_hash_; }
 
@@ -63,33 +64,36 @@ class ParameterGatherer {
     State state = State::sharded;
     Event ready;
     Buffer full;
-    Buffer parked;  // on the host, in the place of `full` until the first use
+    Buffer parked;  // pinned host memory instead of `full`, until the first use
   };
   struct Module {
     std::vector<int> buckets;
     int64_t numel = 0;
-    int holders = 0;               // gathers without release
-    bool has_second_copy = false;  // of the parameters as they are now
+    int holders = 0;               // gathers that were not released yet
+    bool has_second_copy = false;  // of the current values
   };
 
-  // Memory for all that the module needs or, when there is not enough, for none of it.
+  // Allocates memory for all buckets of the module that need it or, if there is not enough, for
+  // none.
   void take_memory(const Module& module, const EngineHooks::FullMemory& memory,
                    Buffer Residence::*place);
-  // The same for a gather ahead; false when it is left out for want of memory.
+  // The same for a prefetch. Returns false if it is left out for lack of memory.
   bool take_memory_ahead(const Module& module);
-  // Brings what was gathered to the host to memory of the device.
+  // Copies a bucket that was gathered into host memory to the device.
   void unpark(const Bucket& bucket);
-  // The module's gathers, as one operation.
+  // Starts the gathers of the module, as one operation, and those of one bucket.
   void start(Module& module);
   void start(const Bucket& bucket, bool from_second_copy);
-  // Does what is left on the stream when all of a module's shards are there; false if nothing is.
+  // Submits the work that follows when all shards of a module are there. Returns false if there is
+  // none.
   bool complete(Module& module);
-  // The inline stream's later work finds the gather done and, for use, the bucket on the device.
+  // Makes the inline stream's later work wait for the gather. `use`: the bucket is then on the
+  // device.
   enum class Next : uint8_t { use, drop };
   void finish(const Bucket& bucket, Next next);
   void drop(const Bucket& bucket);
   void prefetch(bool step_follows);
-  // True if a gather of this bucket needs the other ranks' help.
+  // True if a gather of this bucket is a collective of all ranks that share it.
   bool is_collective(const Bucket& bucket) const;
   void make_room(int64_t numel);
   bool is_sharded(const Module& module) const;
@@ -105,8 +109,8 @@ class ParameterGatherer {
   std::vector<Module> modules_;
   GatherOrder order_;
   std::vector<Residence> residences_;  // by bucket
-  Event gathered_;                     // all that was started so far
-  int parked_ = 0;                     // residences on the host
+  Event gathered_;                     // all gathers started so far are complete
+  int parked_ = 0;                     // residences with parked memory
   int64_t live_ = 0;                   // elements of full copies
   int64_t order_hash_ = 0;
 };

@@ -9,10 +9,10 @@
 
 namespace zerorun {
 
-// Hash of all parameters' bytes: the sum over their blocks of kNormBlock elements of XXH3(bytes,
-// seed = XXH3(name) + block index). Shards are cut on the grid of blocks, so ranks hash what they
-// own and add up. Collective; throws CommError when a parameter's replicas differ between ranks.
-// `parameters` is null when no shards move.
+// A hash of the bytes of all parameters: the sum, over all blocks of kNormBlock elements, of
+// XXH3(bytes, seed = XXH3(name) + block index). Shards are cut at multiples of a block, so each
+// rank hashes the blocks that it owns and the hashes are added. Collective. Throws CommError if
+// replicas of a parameter differ between ranks. `parameters`: null if no shards are offloaded.
 uint64_t hash_parameters(const EngineContext& context, std::span<const Bucket> buckets,
                          const BucketMemory& memory, OffloadedParameters* parameters);
 

@@ -9,21 +9,22 @@
 
 namespace zerorun {
 
-// Gathers of parameters in 8 bits instead of 16 or 32 (qwZ of ZeRO++; device/quantized.h has the
-// format). Each rank quantizes its shard, and all ranks, the owner included, use what that decodes
-// to: they compute with the same bits. Masters and shards stay as they are.
+// Gathers parameters in 8 bits instead of 16 or 32 (qwZ of ZeRO++, arXiv 2306.10209;
+// device/quantized.h has the format). Each rank quantizes its shard, and all ranks, the owner
+// included, compute with the decoded values. Masters and shards keep their values.
 class QuantizedGather {
  public:
   static constexpr int kBits = 8;
-  // True when gathers of the bucket are in fewer bits.
+  // True if gathers of the bucket are quantized.
   static bool takes(const Sharding& sharding, const Bucket& bucket);
-  // Bytes of its memory: for all buckets of a module, that has most.
+  // The bytes that a QuantizedGather allocates: those of the module that needs most.
   static int64_t nbytes(const Sharding& sharding, std::span<const Bucket> buckets);
 
   QuantizedGather(const EngineContext& context, std::span<const Bucket> buckets);
 
-  // Starts the gather of a bucket whose shard is `shard`. Buckets of one module are started
-  // together, and then decoded together, on the same stream.
+  // start() starts the gather of one bucket, of which this rank has `shard`; decode() writes the
+  // decoded values to `full`. The buckets of a module are all started first and then all decoded,
+  // on the same stream.
   void start(const Bucket& bucket, TensorView shard, Stream& stream);
   void decode(const Bucket& bucket, TensorView full, Stream& stream) const;
 
@@ -32,7 +33,7 @@ class QuantizedGather {
 
   const EngineContext& context_;
   Buffer memory_;
-  std::vector<int64_t> places_;  // by bucket, in the memory
+  std::vector<int64_t> places_;  // by bucket: its offset in memory_
 };
 
 }  // namespace zerorun

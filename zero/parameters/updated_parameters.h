@@ -8,25 +8,29 @@
 
 namespace zerorun {
 
-// Makes what a rank wrote to its shards visible to all ranks.
+// Makes updated parameter shards visible to all ranks after a step: it gathers the parameters that
+// ranks store in full (stages 1 and 2, small parameters at stage 3). Sharded parameters are
+// gathered when they are used.
 //
-// At stages 1 and 2 the gathers of a step run on while the next forward begins: the device's inline
-// stream waits for that of a bucket where it first uses one of its parameters.
+// At stages 1 and 2 these gathers overlap with the next forward: the inline stream waits for the
+// gather of a bucket when one of its parameters is first used.
 class UpdatedParameters {
  public:
   UpdatedParameters(const EngineContext& context, std::span<const Bucket> buckets,
                     BucketMemory& memory)
       : context_(context), buckets_(buckets), memory_(memory), gathered_(buckets.size()) {}
 
-  // After what the inline stream was given so far.
+  // Starts the gather of a bucket, after the work submitted to the inline stream. Does nothing for
+  // sharded parameters.
   void gather(const Bucket& bucket, Stream& stream);
-  // Where peers read shards from where they lie, all ranks have to have written them.
+  // Called after all buckets of a step. With sharded parameters, later work of the inline stream
+  // comes after a barrier of all ranks, since peers read shards in place.
   void end(Stream& stream);
-  // The same, and the caller waits until all is there.
+  // As end(), and waits until all gathers are complete.
   void finish(Stream& stream);
 
-  // What the inline stream is given from now on finds the bucket's parameters, and so does the
-  // caller where it reads the device's memory.
+  // Make later work of the inline stream wait for the gather of the bucket, or of all buckets; so
+  // does the caller if host code can read the device's memory.
   void wait(const Bucket& bucket) const;
   void wait() const;
 
@@ -34,7 +38,7 @@ class UpdatedParameters {
   const EngineContext& context_;
   const std::span<const Bucket> buckets_;
   BucketMemory& memory_;
-  mutable std::vector<Event> gathered_;  // by bucket; empty: nobody needs to wait
+  mutable std::vector<Event> gathered_;  // by bucket; empty: there is nothing to wait for
 };
 
 }  // namespace zerorun

@@ -10,38 +10,40 @@
 
 namespace zerorun {
 
-// The elements of a bucket whose optimizer states and reduced gradient this rank stores: its shard,
-// or the whole bucket at stage 0.
+// The elements of a bucket for which this rank stores optimizer states and the reduced gradient:
+// its shard from stage 1 on, the whole bucket at stage 0.
 struct StoredRange {
   int64_t begin = 0;  // within the bucket
   int64_t numel = 0;
-  bool offloaded = false;  // a part of it, the same on all ranks but for rounding, is on the host
-  int64_t host_from = 0;   // first element of that part, within the range; numel when it is empty
+  bool offloaded = false;  // a part is on the host, of equal size on all ranks up to rounding
+  int64_t host_from = 0;   // first element of that part, within the range; numel: it is empty
 };
 
-// Parameters that communicate together: how they lie in flat memory and which part of it is whose.
-// Constant, and the same on all ranks but for the ranges. Its memory is in BucketMemory.
+// A group of parameters that communicate together: their layout in flat memory and this rank's
+// shard of it. Constant, and equal on all ranks except for the ranges. BucketMemory owns the
+// memory.
 struct Bucket {
   int index = 0;
   std::string label;  // "bucket 3 (h.0.attn.weight .. h.2.mlp.bias)"
   BucketPlan plan;
   BucketLayout layout;
-  DType dtype = DType::fp32;  // of the parameters: the engine's, but for some that are frozen
-  int64_t owned_begin = 0;    // of this rank's shard, layout.shard_numel elements
-  bool owned = true;          // this rank answers for its shard; else another replica does
+  DType dtype = DType::fp32;  // of the parameters: the engine's, except for some frozen ones
+  int64_t owned_begin = 0;    // begin of this rank's shard, of layout.shard_numel elements
+  bool owned = true;          // this rank owns its shard; else the rank of another replica does
   StoredRange stored;
-  // True where this rank's shard is stored off the device and moves chunk by chunk.
+  // This rank's parameter shard is stored off the device and is copied chunk by chunk.
   bool moves_params = false;
   std::vector<Chunk> chunks;  // of the stored range
 
-  // Bytes of all of it with its padding.
+  // Bytes of the full bucket, including padding.
   int64_t full_nbytes() const {
     return layout.padded_numel() * static_cast<int64_t>(size_of(dtype));
   }
-  // Parts of parameters in `numel` elements of the stored range, from `begin` on, that are in this
-  // rank's shard: at stage 0 each rank stores all.
+  // The intervals of parameters within `numel` elements of the stored range, from `begin` on, that
+  // are in this rank's shard. (At stage 0 the stored range is larger than the shard.)
   std::vector<Interval> shard_intervals(int64_t begin, int64_t numel) const;
-  // The intervals that this rank answers for, and alone adds to a sum over ranks.
+  // Those of these intervals that this rank owns. A sum over ranks counts each element on its owner
+  // only.
   std::vector<Interval> owned_intervals(int64_t begin, int64_t numel) const {
     return owned ? shard_intervals(begin, numel) : std::vector<Interval>();
   }

@@ -11,13 +11,13 @@
 
 namespace zerorun {
 
-// Without Muon, matrices are parameters like all others.
+// Clears ParameterSpec::use_muon of all parameters unless the optimizer is Muon.
 std::vector<ParameterSpec> with_rules(std::vector<ParameterSpec> specs, bool has_muon);
 
-// The checked parameter list of a model: names resolved, sizes counted, modules numbered.
+// The validated parameter list of a model, with lookups by name and with module numbers.
 class ModelSpec {
  public:
-  // Throws ConfigError naming the parameter that contradicts another.
+  // Throws ConfigError that names the parameter for specs that contradict each other.
   ModelSpec(std::vector<ParameterSpec> specs, size_t group_count);
 
   std::span<const ParameterSpec> specs() const { return specs_; }
@@ -26,9 +26,9 @@ class ModelSpec {
   int module_count() const { return static_cast<int>(module_ids_.size()); }
   ParameterId id(std::string_view name) const;
   ModuleId module_id(std::string_view name) const;
-  // The parameter that owns the memory: itself, or what it is tied to.
+  // The parameter that owns the memory of `id`: `id` itself, or the parameter to which it is tied.
   ParameterId owner(ParameterId id) const { return owners_.at(static_cast<size_t>(id)); }
-  // The modules whose parameters this module uses: itself and those of tied parameters.
+  // The modules whose parameters `module` uses: itself, and those that own its tied parameters.
   const std::vector<ModuleId>& uses(ModuleId module) const {
     return uses_.at(static_cast<size_t>(module));
   }

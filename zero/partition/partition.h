@@ -10,13 +10,13 @@
 
 namespace zerorun {
 
-// Pure arithmetic: which parameters share a bucket, where they lie in it, and which part of it is
-// whose. No memory and no communication here.
+// Pure arithmetic: which parameters share a bucket, where they are in it, and how it is cut into
+// shards. There is no memory and no communication here.
 
 // A parameter inside a bucket's flat buffer.
 struct Placement {
   ParameterId parameter = 0;
-  int64_t offset = 0;  // of its first element in the bucket
+  int64_t offset = 0;  // position of its first element in the bucket
   int64_t numel = 0;
 };
 
@@ -24,16 +24,16 @@ struct Placement {
 struct Interval {
   ParameterId parameter = 0;
   int64_t begin = 0;   // first element within the parameter
-  int64_t offset = 0;  // of that element within the bucket
+  int64_t offset = 0;  // position of that element within the bucket
   int64_t numel = 0;
 };
 
-// Flat layout of a bucket that is cut into shards of equal size, one for each of the ranks that
-// share a copy of it.
+// The flat layout of a bucket, which is cut into `shards` shards of equal size, one for each of the
+// ranks that share one copy of it.
 //
-// Shards are multiples of kNormBlock elements, and a parameter that spans shards starts at such a
-// multiple: cuts lie on the chunk grid of every parameter, so norms and hashes that work chunk by
-// chunk do not depend on the cut.
+// Shards are multiples of kNormBlock elements, and a parameter that spans several shards starts at
+// such a multiple. So cuts are on the block grid of every parameter, and norms and hashes that are
+// computed block by block do not depend on where shards are cut.
 struct BucketLayout {
   std::vector<Placement> placements;  // ascending offsets
   int shards = 1;
@@ -41,7 +41,7 @@ struct BucketLayout {
 
   int64_t padded_numel() const { return shard_numel * shards; }
   int64_t numel() const;  // without padding
-  // The parameters' parts inside [begin, end) of the bucket; empty parts left out.
+  // The intervals of parameters inside [begin, end) of the bucket, without empty ones.
   std::vector<Interval> intervals(int64_t begin, int64_t end) const;
   std::vector<Interval> shard_intervals(int rank) const {
     return intervals(rank * shard_numel, (rank + 1) * shard_numel);
@@ -53,23 +53,24 @@ struct SizedParameter {
   int64_t numel = 0;
 };
 
-// Every parameter starts at a multiple of `alignment`, which divides kNormBlock or is 1.
+// Lays out parameters in a bucket. Every parameter starts at a multiple of `alignment`, which is 1
+// or divides kNormBlock.
 BucketLayout lay_out(std::span<const SizedParameter> parameters, int shards, int64_t alignment = 1);
 
-// Parameters that communicate together.
+// The parameters of one bucket.
 struct BucketPlan {
   std::vector<SizedParameter> parameters;  // ascending ids
   bool trainable = true;
   bool use_muon = false;
-  int ranks = 0;                 // ParameterSpec::ranks of all
-  std::optional<DType> dtype{};  // ParameterSpec::dtype of all
-  bool shard_params = false;     // full only between gather and release
+  int ranks = 0;                 // ParameterSpec::ranks, the same for all
+  std::optional<DType> dtype{};  // ParameterSpec::dtype, the same for all
+  bool shard_params = false;     // sharded (stage 3): full only between gather and release
   ModuleId module = -1;          // of a bucket with shard_params
 };
 
-// Buckets in the order in which backward completes them. Sharded parameters: one bucket per module.
-// The rest (all of them below stage 3; small ones at stage 3): filled from the last parameter to
-// the first up to a size. `numels` and `modules` are indexed by parameter.
+// Plans buckets in the order in which backward completes them. Sharded parameters have one bucket
+// per module. All others (all parameters below stage 3, small ones at stage 3) fill buckets up to a
+// size, from the last parameter to the first. `numels` and `modules` are indexed by parameter.
 std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
                                      std::span<const int64_t> numels,
                                      std::span<const ModuleId> modules, const ZeroConfig& zero);

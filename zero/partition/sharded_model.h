@@ -10,9 +10,9 @@
 
 namespace zerorun {
 
-// A model as the engine of rank 0 would shard it, without memory and without other ranks.
+// How an engine on rank 0 would shard a model, without allocating memory or communicating.
 struct ShardedModel {
-  // Throws ConfigError for what an engine would refuse.
+  // Throws ConfigError where Engine::create would.
   ShardedModel(const Config& config, std::span<const ParameterSpec> parameters, int world_size,
                bool computes_on_host);
   ShardedModel(const ShardedModel&) = delete;  // `sharding` refers to `model`

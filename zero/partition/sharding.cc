@@ -41,9 +41,6 @@ void choose_gradient_dtypes(const Config& config, Sharding& sharding) {
   const bool wide = sums || config.optimizer.type == kExternalOptimizer;
   sharding.accum_dtype =
       config.precision.grad_accum_dtype.value_or(wide ? DType::fp32 : sharding.comm_dtype);
-  if (const auto problem = accumulation_problem(sharding.accum_dtype, sharding.comm_dtype)) {
-    fail<ConfigError>("/data_types/grad_accum_dtype: {}", *problem);
-  }
 }
 
 // As DeepSpeed 0.19 (deepspeed/runtime/zero/stage_1_and_2.py): prescaling divides by the world size

@@ -2,9 +2,9 @@
 
 namespace zerorun {
 
-// A ZeRO stage says what is sharded over the ranks; stages 0 to 3 differ in nothing else.
+// What a ZeRO stage shards over the ranks. This is the only difference between stages 0 to 3.
 // Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
-// Models".
+// Models", arXiv 1910.02054.
 struct StagePolicy {
   bool shard_state = false;
   bool shard_grads = false;

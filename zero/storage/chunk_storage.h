@@ -15,36 +15,38 @@
 
 namespace zerorun {
 
-// The rule that updates a bucket, by ParameterSpec::use_muon.
+// The optimizer of a bucket: Muon's rule for matrices with ParameterSpec::use_muon, else the first.
 const Optimizer& rule_of(std::span<const Optimizer> rules, const Bucket& bucket);
-// True when a chunk has a master beside its parameters. On the host, or where shards move, there
-// are no parameters that could be their own masters.
+// True if a chunk stores a master in addition to its parameters. Chunks on the host, and chunks of
+// offloaded parameters, have masters even in fp32, because no parameters are there that could serve
+// as masters.
 bool keeps_master(const Sharding& sharding, const Bucket& bucket, const Chunk& chunk);
-// The layouts of the states of all chunks on the host, or on the device, by Chunk::state_index.
+// The layouts of the states of all chunks on the host or on the device, indexed by
+// Chunk::state_index.
 std::vector<StateLayout> state_layouts(const Sharding& sharding, std::span<const Optimizer> rules,
                                        std::span<const Bucket> buckets, bool on_host);
 
-// The stores that keep the states of chunks, by Chunk::on_host.
+// The stores of the states of chunks, selected by Chunk::on_host.
 struct StateStores {
   std::unique_ptr<StateStore> device;
-  std::unique_ptr<StateStore> host;  // null when nothing is offloaded
+  std::unique_ptr<StateStore> host;  // null if nothing is offloaded
 };
 
-// A trainable chunk whose states are acquired, and who computes on it.
+// A trainable chunk with acquired states, and the device and stream that compute on it.
 struct ActiveChunk {
   const Bucket& bucket;
   const Chunk& chunk;
   Device& device;
   Stream& stream;
-  std::vector<TensorView> states;  // the master, then what Optimizer::states lists
+  std::vector<TensorView> states;  // the master, then those of Optimizer::states
 };
 
-// Brings chunks from where they are stored to who computes on them, and back: masters and states
-// from a StateStore, parameters that a step has written to where they are gathered from.
+// Moves chunks between where they are stored and the device that computes on them: masters and
+// states from and to a StateStore, updated parameters to where they are gathered from.
 class ChunkStorage {
  public:
-  // `rules` as of make_optimizers; `pipeline` is null when no states are offloaded, `parameters`
-  // when no shards move.
+  // `rules`: see make_optimizers. `pipeline`: null if no states are offloaded. `parameters`: null
+  // if no parameters are.
   ChunkStorage(const EngineContext& context, const BucketMemory& memory,
                std::vector<Optimizer> rules, StateStores stores, HostPipeline* pipeline,
                OffloadedParameters* parameters);
@@ -54,28 +56,30 @@ class ChunkStorage {
   OffloadedParameters* moved_parameters() const { return parameters_; }
 
   ActiveChunk acquire(const Bucket& bucket, const Chunk& chunk, Content content = Content::needed);
-  // `changed`: how many of the chunk's views were written, counted from the first.
+  // `changed`: the number of the chunk's views, from the first on, that were written.
   void release(const ActiveChunk& active, size_t changed = std::numeric_limits<size_t>::max());
-  // Master and states where they are stored, as StateStore::stored.
+  // The master and states in place; see StateStore::stored.
   std::vector<TensorView> stored_states(const Bucket& bucket, const Chunk& chunk);
   // The part of the `index`th state that belongs to `numel` elements of the chunk from `begin` on.
   TensorView part_of(const Bucket& bucket, TensorView state, size_t index, int64_t begin,
                      int64_t numel) const;
 
-  // Memory for a chunk's new parameters, all of which are written; close_params then takes them to
+  // open_params() returns memory for all new parameters of a chunk; close_params() moves them to
   // where they are stored.
   TensorView open_params(const ActiveChunk& active);
   void close_params(const ActiveChunk& active, TensorView params);
-  // Ends a step's pass over the chunk, which has written to the states and to `params`.
+  // Ends the update of a chunk, which has written the states and `params`.
   void store(const ActiveChunk& active, TensorView params);
-  // The event: the parameters of the bucket's offloaded chunks that were closed so far are stored.
+  // An event after which the parameters of the bucket's offloaded chunks that were closed so far
+  // are stored.
   Event params_stored(const Bucket& bucket);
 
-  // The next step begins with these buckets' states: they may be read beside forward and backward.
+  // Announces the buckets with which the next step begins. Their states may be read during forward
+  // and backward.
   void expect(std::span<const Bucket> buckets);
-  // As StateStore::accept_changes, parameters included.
+  // See StateStore::accept_changes; includes parameters.
   void accept_changes();
-  // As StateStore::offload and reload, of a GPU's states.
+  // See StateStore::offload and reload; for the states on a GPU.
   void offload_states();
   void reload_states() { stores_.device->reload(); }
 
@@ -83,10 +87,11 @@ class ChunkStorage {
   StateStore& store_of(const Chunk& chunk) const {
     return chunk.on_host ? *stores_.host : *stores_.device;
   }
-  // With the parameters where they are their own masters.
+  // Adds the parameters to `states` if they are their own masters.
   std::vector<TensorView> with_master(const Bucket& bucket, const Chunk& chunk,
                                       std::vector<TensorView> states) const;
-  // Offloaded chunks of a GPU's rank are updated in host memory and copied to the device.
+  // True for offloaded chunks on a GPU rank: they are updated in host memory, and their parameters
+  // are copied to the device.
   bool sends_params(const ActiveChunk& active) const {
     return active.chunk.on_host && !context_.device.is_host();
   }

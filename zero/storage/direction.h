@@ -10,15 +10,16 @@
 
 namespace zerorun {
 
-// Elements in fp32 that rules with two passes keep between them, for one bucket at a time.
+// The fp32 elements that optimizers with two passes (Lamb, Muon) store between the passes, for one
+// bucket at a time.
 struct DirectionSize {
   int64_t numel = 0;
-  int64_t work = 0;  // of orthogonalization
+  int64_t work = 0;  // workspace of Muon's orthogonalization
 };
 DirectionSize direction_size(const Sharding& sharding, std::span<const Optimizer> rules,
                              std::span<const Bucket> buckets);
 
-// Memory of that size: Lamb's direction of a chunk, or Muon's of a whole bucket.
+// The memory of that size. It holds Lamb's update direction of a chunk or Muon's of a whole bucket.
 class DirectionMemory {
  public:
   // Collective.

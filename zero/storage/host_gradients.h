@@ -10,35 +10,36 @@
 
 namespace zerorun {
 
-// Stores reduced gradients when states are offloaded: the offloaded part of a bucket is copied to
-// the host while backward goes on, so that the device keeps no more than the buckets in flight.
-// Micro-steps are added up where the gradients are stored, as the reduction itself would.
+// Stores reduced gradients if optimizer states are offloaded. The offloaded part of each bucket is
+// copied to the host during backward, so that the device holds only the buckets in flight.
+// Micro-steps are accumulated where the gradients are stored, in the order in which the reduction
+// would add them.
 class HostGradients {
  public:
   HostGradients(const EngineContext& context, std::span<const Bucket> buckets, PinnedArena& arena,
                 HostPipeline& pipeline);
 
-  // By bucket: memory for the offloaded part of its reduced gradient.
+  // By bucket, the host memory of the offloaded part of its reduced gradient.
   std::span<const TensorView> memory() const { return memory_; }
 
-  // The memory to reduce the bucket to; `stream` waits until it is free.
+  // The memory that the bucket should be reduced to. `stream` waits until it is free.
   TensorView output(const Bucket& bucket, const BucketGradients& gradients, Output output,
                     Stream& stream);
-  // Brings what was reduced there on `stream` to `gradients`, or adds it to what they hold. The
-  // event: `reduced` may be overwritten.
+  // Copies the reduced gradient from there to `gradients`, or adds it, after the work on `stream`.
+  // Returns an event after which `reduced` may be overwritten.
   Event take(const Bucket& bucket, BucketGradients& gradients, TensorView reduced, Output output,
              Stream& stream);
 
-  // Bytes of the arena that the offloaded gradients take.
+  // The bytes of the arena for offloaded gradients.
   static size_t host_nbytes(const Sharding& sharding, std::span<const Bucket> buckets);
-  // Bytes of the device for reductions in flight.
+  // The bytes of device memory for reductions in flight.
   static size_t device_nbytes(const Sharding& sharding, std::span<const Bucket> buckets);
 
  private:
   const EngineContext& context_;
   HostPipeline& pipeline_;
   std::vector<TensorView> memory_;
-  SlotRing slots_;  // empty where reduction is in place
+  SlotRing slots_;  // empty if reduction is in place
 };
 
 }  // namespace zerorun

@@ -15,27 +15,27 @@
 
 namespace zerorun {
 
-// Bytes that offloading takes per rank.
+// The bytes that offloading takes on one rank.
 struct OffloadSizes {
   HostPipeline::Staging to_host;
   HostPipeline::Staging to_device;
   size_t gradients = 0;
-  size_t states = 0;         // in memory, or what of them is staged
+  size_t states = 0;         // in memory; with NVMe, their staging buffers
   uint64_t states_file = 0;  // on NVMe
   OffloadedParameters::Sizes parameters;
-  // Host memory that is locked.
+  // Pinned host memory.
   size_t pinned() const {
     return to_host.nbytes() + to_device.nbytes() + gradients + states + parameters.pinned();
   }
-  // The part of it that io_uring keeps mapped: once to read, once to write.
+  // The pinned memory that is registered with io_uring: once for reading and once for writing.
   size_t registered() const { return 2 * ((states_file > 0 ? states : 0) + parameters.staging); }
 };
 OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> rules,
                            std::span<const Bucket> buckets,
                            std::span<const StateLayout> host_chunks);
 
-// An engine's memory and services on the host. Members are null when they are not needed: nothing
-// of their kind is offloaded.
+// An engine's memory and services on the host. A member is null if nothing of its kind is
+// offloaded.
 struct Offload {
   Offload(const EngineContext& context, std::span<const Bucket> buckets, const OffloadSizes& sizes,
           std::span<const StateLayout> host_chunks);
@@ -47,7 +47,7 @@ struct Offload {
   std::unique_ptr<HostGradients> gradients;
 };
 
-// Null when nothing is offloaded. Throws ConfigError when the host does not have the memory.
+// Null if nothing is offloaded. Throws ConfigError if the host does not have enough memory.
 std::unique_ptr<Offload> make_offload(const EngineContext& context, std::span<const Bucket> buckets,
                                       std::span<const Optimizer> rules);
 

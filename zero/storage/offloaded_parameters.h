@@ -14,16 +14,15 @@
 
 namespace zerorun {
 
-// Shards of parameters that are stored in pinned host memory or in a file
-// (Sharding::moves_parameters). They are copied to the device when they are gathered, and back when
-// they changed, chunk by chunk.
+// Parameter shards that are stored in pinned host memory or in a file (Sharding::moves_parameters).
+// They are copied to the device for a gather, and back after they changed, chunk by chunk.
 class OffloadedParameters {
  public:
   struct Sizes {
-    size_t staging = 0;  // of the arena, between file and memory
-    size_t memory = 0;   // of the arena, for chunks that are not in the file
+    size_t staging = 0;  // arena bytes of buffers between file and memory
+    size_t memory = 0;   // arena bytes of chunks that are not in the file
     uint64_t file = 0;
-    size_t device = 0;  // of the device, for chunks that it updates
+    size_t device = 0;  // device bytes for chunks that the device updates
     size_t pinned() const { return staging + memory; }
   };
   static constexpr FilePurpose kFilePurpose = {
@@ -32,28 +31,28 @@ class OffloadedParameters {
       .instead = "keep more of them in memory (offload_param.max_in_cpu)"};
   static Sizes sizes(const Sharding& sharding, std::span<const Bucket> buckets);
 
-  // Needs the arena page-aligned, and leaves it so. Throws ConfigError as DirectFile.
+  // The arena has to be page-aligned and stays so. Throws ConfigError like DirectFile.
   OffloadedParameters(const EngineContext& context, std::span<const Bucket> buckets,
                       PinnedArena& arena);
 
-  // Copies this rank's shard of the bucket to `shard`, on the device, after the work that its
-  // inline stream has been given. Errors of reading show when the event is synchronised.
+  // Copies this rank's shard of the bucket to `shard` on the device, after the work submitted to
+  // the device's inline stream. Errors of reading are thrown when the event is synchronised.
   Event fetch(const Bucket& bucket, TensorView shard);
 
-  // A chunk in host memory, as StateStore::acquire and release.
+  // Acquire and release a chunk in host memory; see StateStore::acquire and release.
   TensorView acquire(const Bucket& bucket, const Chunk& chunk, Stream& stream, Content content);
   void release(const Bucket& bucket, const Chunk& chunk, Stream& stream, bool changed);
 
-  // Memory for all of a chunk's new values, which `stream` of `writer` writes; store() then takes
-  // them to where the chunk is stored.
+  // outgoing() returns memory for all new values of a chunk, which `stream` of `writer` writes;
+  // store() then moves them to where the chunk is stored.
   TensorView outgoing(const Bucket& bucket, const Chunk& chunk, Device& writer, Stream& stream);
   void store(const Bucket& bucket, const Chunk& chunk, Device& writer, Stream& stream);
 
-  // As StateStore::stored and accept_changes.
+  // See StateStore::stored and accept_changes.
   TensorView stored(const Bucket& bucket, const Chunk& chunk);
   void accept_changes();
 
-  // Waits until no work uses the memory any more, ignoring its errors.
+  // Waits until no work uses the memory; ignores errors of that work.
   void drain() noexcept;
 
  private:
@@ -66,8 +65,8 @@ class OffloadedParameters {
   std::unique_ptr<StateStore> file_;
   std::unique_ptr<StateStore> memory_;
   std::vector<std::vector<Event>> written_;  // by bucket and chunk
-  SlotRing slots_;                           // of the device, where it updates a chunk
-  // Last, so that their work is done before what it uses goes.
+  SlotRing slots_;                           // device memory for chunks that the device updates
+  // Declared last, so that their work has completed before the memory it uses is freed.
   std::unique_ptr<Stream> to_device_;
   std::unique_ptr<Stream> to_host_;
 };

@@ -5,8 +5,8 @@
 
 namespace zerorun {
 
-// Makes the padding zero in `part` of a bucket, which begins at `begin`. It may hold anything, and
-// a block that is quantized has one scale for all that is in it.
+// Sets the padding to zero in `part` of a bucket, which begins at element `begin`. Padding may have
+// any values otherwise, and would change the scale of a quantized block.
 void clear_padding(const Bucket& bucket, int64_t begin, TensorView part, Device& device,
                    Stream& stream);
 

@@ -28,7 +28,8 @@ enum class SpanKind : uint8_t {
 SpanKind span_kind(const WorkSpan& span);
 SpanKind span_kind(const CollectiveSpan& span);
 
-// One line of a timeline: a rank's work from one moment to another.
+// One entry of a timeline: work of a rank between two moments. Times are in seconds
+// (steady_seconds()).
 struct LoggedSpan {
   SpanKind kind = SpanKind::compute;
   std::string row;
@@ -39,14 +40,16 @@ struct LoggedSpan {
   double end_s = 0;
 };
 
-// The part of a rank's communication that it computed meanwhile, 0 to 1; unset without any.
+// The fractions, 0 to 1, of a rank's communication that overlap with computation; nullopt if there
+// is none.
 struct HiddenParts {
   std::optional<double> reductions;
   std::optional<double> gathers;
 };
 HiddenParts hidden_parts(const std::vector<LoggedSpan>& spans);
 
-// The spans that a rank's observers told of while it was open. Any thread may add.
+// Collects the spans that a rank's observers report while the log is open. Any thread may add
+// spans.
 class SpanLog {
  public:
   static constexpr size_t kMaxSpans = 50'000;  // about 8 MB of the file
@@ -60,10 +63,10 @@ class SpanLog {
 
   struct Content {
     std::vector<LoggedSpan> spans;
-    int64_t dropped = 0;  // beyond kMaxSpans
+    int64_t dropped = 0;  // spans beyond kMaxSpans
     int64_t untimed = 0;  // collectives on a GPU's stream
   };
-  // Closes it.
+  // Closes the log and returns its content.
   Content take();
 
  private:
@@ -72,8 +75,8 @@ class SpanLog {
   Content content_;
 };
 
-// The spans as events of Chrome's trace format with commas between them. Times count from
-// `origin_s`, what began earlier from there.
+// Encodes spans as events of Chrome's trace format, separated by commas. Times count from
+// `origin_s`; spans that began earlier are cut there.
 std::string trace_events(const std::vector<LoggedSpan>& spans, int rank, double origin_s);
 
 }  // namespace zerorun

@@ -9,14 +9,14 @@
 
 namespace zerorun {
 
-// The seconds that the engine's caller has spent in one kind of its work.
+// The seconds that the engine's caller has spent in one kind of the engine's work.
 struct Timer {
   std::string_view name;
-  Observers<WorkSpan>& observers;  // of each time that it runs
+  Observers<WorkSpan>& observers;  // informed of each run of the timer
   double seconds = 0.0;
 };
 
-// The timers behind EngineTimings.
+// The timers from which EngineTimings are made.
 struct Timers {
   Observers<WorkSpan> observers;
   Timer reduce_s{"wait for reductions", observers};
@@ -29,7 +29,7 @@ struct Timers {
   }
 };
 
-// Adds the time until its destruction to a timer.
+// Adds the time from its construction to its destruction to a timer.
 class Stopwatch {
  public:
   explicit Stopwatch(Timer& timer) : timer_(timer) {}

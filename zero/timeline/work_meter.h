@@ -11,8 +11,8 @@
 
 namespace zerorun {
 
-// Seconds that one kind of work took on whichever streams, overlaps once: those in which the
-// program waited or was in the engine's step, and the others.
+// Seconds of one kind of work on all streams; overlapping work counts once. Exposed: the program
+// waited meanwhile or was in the engine's step. Hidden: all other time.
 struct SplitSeconds {
   double exposed = 0;
   double hidden = 0;
@@ -20,21 +20,22 @@ struct SplitSeconds {
   bool any() const { return exposed + hidden > 0; }
 };
 
-// Unset: not known, as it ran on a GPU's stream, or was in too many pieces to keep.
+// The work of a step. A value is unset if it is unknown, because the work ran on a GPU's stream or
+// had too many parts to record.
 struct StepWork {
   std::optional<SplitSeconds> reductions;
   std::optional<SplitSeconds> gathers;
   std::optional<SplitSeconds> offload;  // updates on the host, copies from and to it, disk
 };
 
-// Counts what the streams of an engine do beside its program, from the meter's construction on.
+// Measures the work on an engine's streams, from the construction of the meter on.
 class WorkMeter {
  public:
   WorkMeter(Engine& engine, Communicator& comm);
 
-  // Since the last call.
+  // The work since the last call.
   StepWork take();
-  // Seconds of the collectives so far, by operation; not a number where a GPU's stream ran one.
+  // Seconds of all collectives so far, by operation; NaN if one ran on a GPU's stream.
   std::array<double, kCollectives> collective_seconds() const;
 
  private:

@@ -6,9 +6,9 @@
 
 namespace zerorun {
 
-// Lets an optimizer of the caller's update this rank's masters, with gradients that are multiplied
-// by `grad_scale`. An error of its on one rank is an error on all, and on that rank its own.
-// Collective.
+// Lets an optimizer of the caller (a torch optimizer) update this rank's masters, with gradients
+// multiplied by `grad_scale`. If it throws on one rank, that rank rethrows the error and all others
+// throw one, too. Collective.
 void step_by_caller(const EngineContext& context, Stream& comm_stream, OptimizerStates states,
                     float grad_scale, const Engine::ShardUpdate& update);
 

@@ -8,11 +8,11 @@
 
 namespace zerorun {
 
-// For each parameter the L2 norms of itself and of its direction: exact sums of squares, with one
-// collective for all.
+// Computes for each parameter the L2 norms of the parameter and of its update direction, for Lamb's
+// trust ratio. The sums of squares are exact, and one collective exchanges all of them.
 class LambNorms {
  public:
-  // `pipeline` is null when nothing is offloaded.
+  // `pipeline`: null if nothing is offloaded.
   LambNorms(const EngineContext& context, HostPipeline* pipeline);
   LambNorms(const LambNorms&) = delete;
   LambNorms& operator=(const LambNorms&) = delete;
@@ -20,9 +20,9 @@ class LambNorms {
     if (pipeline_ != nullptr) pipeline_->drain();
   }
 
-  // Adds what this rank owns of a chunk's parameters and of their directions.
+  // Adds the intervals of a chunk that this rank owns.
   void add(const ActiveChunk& active, TensorView directions);
-  // Collective, after everything was added.
+  // Exchanges the sums after all chunks were added. Collective.
   void finish(Stream& comm_stream);
 
   double parameter(ParameterId id) const { return norm(id); }
@@ -34,10 +34,10 @@ class LambNorms {
   const EngineContext& context_;
   HostPipeline* const pipeline_;
   const int64_t parameters_;
-  const int64_t words_;  // of all sums that one side adds: of parameters, then of directions
+  const int64_t words_;  // words of all sums of one side: of parameters, then of directions
   Buffer buffer_;
-  TensorView sums_;            // of the device; behind them, room for those of the host
-  std::vector<int64_t> host_;  // of the host; then the result
+  TensorView sums_;            // sums of the device, then space for those of the host
+  std::vector<int64_t> host_;  // sums of the host, later the result
 };
 
 }  // namespace zerorun

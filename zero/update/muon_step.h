@@ -6,20 +6,20 @@
 
 namespace zerorun {
 
-// The step of matrices that Muon updates. Its direction is a function of the whole matrix: every
-// rank gathers the bucket's, works out the matrices that its shard intersects, and applies its
-// part.
+// The update of matrices by Muon. The update direction is a function of the whole matrix. So every
+// rank gathers the bucket's direction as computed from momentum, orthogonalizes the matrices that
+// intersect its shard, and applies its part.
 class MuonStep {
  public:
-  // Throws ConfigError naming a parameter that is no matrix.
+  // Throws ConfigError that names the parameter if one is not a matrix.
   MuonStep(const EngineContext& context, std::span<const Bucket> buckets, BucketMemory& memory,
            ChunkStorage& storage, const UpdatePlan& plan, const DirectionMemory& direction);
 
-  // Collective. `comm_stream` then finds the updated shard.
+  // Collective. Later work on `comm_stream` sees the updated shard.
   void run(const Bucket& bucket, const StepScalars& step, Stream& comm_stream);
 
  private:
-  // Momentum, and the direction of the stored range, which goes to `stored`.
+  // Updates the momentum and writes the direction of the stored range to `stored`.
   void find_direction(const Bucket& bucket, const StepScalars& step, TensorView stored);
   void orthogonalize(const Bucket& bucket, TensorView direction);
   void apply(const Bucket& bucket, const StepScalars& step, TensorView stored);
@@ -29,7 +29,7 @@ class MuonStep {
   ChunkStorage& storage_;
   const UpdatePlan& plan_;
   const DirectionMemory& direction_;
-  Event direction_read_;  // the host has what it needs of the last bucket's direction
+  Event direction_read_;  // the host has read the direction of the last bucket
 };
 
 }  // namespace zerorun

@@ -13,36 +13,38 @@ namespace zerorun {
 
 class LambNorms;
 
-// The optimizer's step over this rank's shards: one pass over all chunks, which updates master,
-// states and parameters. Lamb goes over them once before, and Muon's matrices have a step of their
-// own.
+// The optimizer step on this rank's shards. One pass over all chunks updates masters, states and
+// parameters. Lamb needs an earlier pass for its norms, and matrices of Muon have their own update
+// (MuonStep).
 class ShardedStep {
  public:
-  // Collective. Throws ConfigError when a parameter does not fit its rule, naming it.
+  // Collective. Throws ConfigError that names the parameter if one does not fit its optimizer.
   ShardedStep(const EngineContext& context, std::span<const Bucket> buckets, BucketMemory& memory,
               ChunkStorage& storage, std::span<const Optimizer> rules);
 
-  // True if a step can be submitted whole before it is decided about. Lamb's host reads norms.
+  // True if the whole step can be submitted before the host knows the decision about it. Lamb
+  // cannot, because the host reads norms.
   bool can_follow_decision() const { return !is_lamb_; }
-  // Calls `gather_updated` for every trainable bucket; what that puts on `comm_stream` finds the
-  // updated shard. Offloaded chunks are updated beside the others. Collective; what the ranks
-  // exchange goes over `comm_stream`.
+  // Updates all chunks and calls `gather_updated` for each trainable bucket; work that it submits
+  // to `comm_stream` sees the updated shard. Offloaded chunks are updated concurrently with the
+  // others. Collective, on `comm_stream`.
   void run(const StepScalars& step, Stream& comm_stream, const GatherUpdated& gather_updated);
 
  private:
-  // The bucket that is updated as the `i`th. Below stage 3 buckets begin with the model's last
-  // parameters, and the next forward with its first; what is offloaded comes as it is read.
+  // The `i`th bucket to update. Buckets below stage 3 begin with the last parameters of the model,
+  // but the next forward needs the first ones. So the order is reversed at stages 1 and 2, unless
+  // states are offloaded: these are updated in the order in which they are read.
   const Bucket& nth(size_t i) const { return buckets_[last_first_ ? buckets_.size() - 1 - i : i]; }
   void update_chunk(const Bucket& bucket, const Chunk& chunk, const StepScalars& step,
                     const SegmentScalars& scalars);
-  // Lamb scales each parameter's step by the ratio of two norms, which this pass adds up.
+  // Computes the two norms whose ratio scales the update of each parameter in Lamb.
   void find_lamb_norms(const StepScalars& step, Stream& comm_stream, LambNorms& norms);
 
   const EngineContext& context_;
   const std::span<const Bucket> buckets_;
   BucketMemory& memory_;
   ChunkStorage& storage_;
-  const bool last_first_;  // the order of `nth`
+  const bool last_first_;  // nth() reverses the order
   const bool is_lamb_;
   const DirectionMemory direction_;
   const UpdatePlan plan_;

@@ -11,35 +11,38 @@
 
 namespace zerorun {
 
-// The values that are the same for all parameters of a step.
+// The values of a step that are the same for all parameters.
 struct StepScalars {
-  int64_t count = 0;        // of steps, from 1
+  int64_t count = 0;        // number of the step, from 1
   float grad_scale = 1.0F;  // multiplies the gradient
   std::span<const ParameterGroup> groups;
-  TensorView decision{};  // as UpdateTensors::decision
+  TensorView decision{};  // see UpdateTensors::decision
 };
 
-// Neighbours within a chunk that take the same step; elements of the stored range.
+// Consecutive elements of a chunk that are updated with the same scalars. Positions count in the
+// stored range.
 struct PlannedSegment {
   int64_t begin = 0;
   int64_t end = 0;
   int group = 0;
-  Interval first;  // the parameter's part that it begins with
+  Interval first;  // the interval of a parameter with which it begins
 };
 using SegmentScalars = std::function<UpdateScalars(const Optimizer&, const PlannedSegment&)>;
 
-// Prepares Device::update for a chunk: its tensors, and its segments with their scalars.
+// Prepares the arguments of Device::update for a chunk: its tensors, and its segments with their
+// scalars.
 class UpdatePlan {
  public:
   UpdatePlan(const EngineContext& context, std::span<const Bucket> buckets,
              const BucketMemory& memory, const ChunkStorage& storage);
 
-  // `params` as of ChunkStorage::open_params.
+  // `params`: see ChunkStorage::open_params.
   UpdateTensors tensors(const ActiveChunk& active, TensorView params,
                         const StepScalars& step) const;
   std::vector<UpdateSegment> segments(const ActiveChunk& active,
                                       const SegmentScalars& scalars) const;
-  // First of two passes: updates the chunk's states and writes its direction to `out`, in fp32.
+  // The first pass of optimizers with two passes: updates the chunk's states and writes its update
+  // direction to `out`, in fp32.
   void find_direction(const ActiveChunk& active, const StepScalars& step, TensorView out) const;
 
  private:

@@ -18,9 +18,6 @@ constexpr int kRow = 16;                  // virtual lanes; see device/cpu/norm_
 constexpr int kRows = kNormBlock / kRow;  // additions of a lane
 constexpr int kThreadsOfChunk = 4;        // each has four lanes
 constexpr int kChunksOfBlock = kThreads / kThreadsOfChunk;
-// A digit is kept in two halves of 16 bits, each in a 32-bit word (shared memory adds those in
-// hardware), which hold the sum of this many terms.
-constexpr int64_t kMaxChunksOfBlock = 65536;
 constexpr unsigned kWholeWarp = 0xffffffffU;
 
 ZR_HOST_DEVICE inline int64_t chunks_of(int64_t numel) {
@@ -61,17 +58,23 @@ __device__ inline double combine(double* lanes) {
   return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
 }
 
-__device__ inline void add_term(double term, uint32_t (*halves)[2]) {
+// What the chunks of four threads add up to: words of an ExactSum that nobody else adds to, so no
+// addition is atomic. One column for each four threads of the block.
+// Rows are longer, so that the digits of one lie in other banks than the next ones.
+using Columns = uint64_t[ExactSum::kWords][kChunksOfBlock + 8];
+
+// Thread 0 to 2 of the four has one digit each of what their chunk adds.
+__device__ inline void add_term(double term, int thread, Columns& columns) {
+  const int column = static_cast<int>(threadIdx.x) / kThreadsOfChunk;
   if (!ExactTerm::is_finite(term)) {
-    atomicAdd(&halves[ExactSum::kDigits][0], 1U);
-  } else if (term != 0.0) {
+    if (thread == 0) ++columns[ExactSum::kDigits][column];
+  } else if (term != 0.0 && thread < 3) {
     const ExactTerm split = ExactTerm::of(term);
-    for (int i = 0; i < 3; ++i) {
-      const uint32_t part = split.parts[i];
-      if (part == 0) continue;
-      atomicAdd(&halves[split.digit + i][0], part & 0xffffU);
-      atomicAdd(&halves[split.digit + i][1], part >> 16);
-    }
+    // Selected, since an index that is not known would move the parts to memory.
+    const uint32_t part = thread == 0   ? split.parts[0]
+                          : thread == 1 ? split.parts[1]
+                                        : split.parts[2];
+    columns[split.digit + thread][column] += part;
   }
 }
 
@@ -81,9 +84,11 @@ using SquaresSegments = Segments<SquaresSegment, const T*, int64_t*>;
 template <bool kAligned, typename T>
 __global__ void squares(const __grid_constant__ SquaresSegments<T> segments, const T* all,
                         int64_t* sums) {
-  __shared__ uint32_t halves[ExactSum::kWords][2];
-  const int word = static_cast<int>(threadIdx.x);
-  if (word < ExactSum::kWords) halves[word][0] = halves[word][1] = 0;
+  __shared__ Columns columns;
+  constexpr int kCells = ExactSum::kWords * kChunksOfBlock;
+  for (int i = static_cast<int>(threadIdx.x); i < kCells; i += kThreads) {
+    columns[i / kChunksOfBlock][i % kChunksOfBlock] = 0;
+  }
   __syncthreads();
   const int thread = static_cast<int>(threadIdx.x) % kThreadsOfChunk;
   const auto place = segments.place();
@@ -102,11 +107,14 @@ __global__ void squares(const __grid_constant__ SquaresSegments<T> segments, con
     double lanes[4] = {};
     add_squares<kAligned>(values + (count > 0 ? begin : 0), count, thread, lanes);
     const double term = combine(lanes);
-    if (thread == 0 && count > 0) add_term(term, halves);
+    if (count > 0) add_term(term, thread, columns);
+    __syncwarp();  // the next chunk's digits are others: its threads add where these have added
   }
   __syncthreads();
+  const int word = static_cast<int>(threadIdx.x);
   if (word >= ExactSum::kWords) return;
-  const uint64_t total = uint64_t{halves[word][0]} + (uint64_t{halves[word][1]} << 16);
+  uint64_t total = 0;
+  for (int i = 0; i < kChunksOfBlock; ++i) total += columns[word][i];
   if (total != 0) {
     int64_t* const sum = sums + segment.sum * ExactSum::kWords;
     atomicAdd(reinterpret_cast<unsigned long long*>(sum + word),
@@ -116,11 +124,8 @@ __global__ void squares(const __grid_constant__ SquaresSegments<T> segments, con
 
 // Thread blocks of a segment.
 int64_t blocks_of(const SquaresSegment& segment) {
-  constexpr int64_t kBlocks = 2048;  // enough for any GPU
-  const int64_t chunks = chunks_of(segment.numel);
-  const int64_t most =
-      std::max<int64_t>(kBlocks, (chunks + kMaxChunksOfBlock - 1) / kMaxChunksOfBlock);
-  return std::min((chunks + kChunksOfBlock - 1) / kChunksOfBlock, most);
+  constexpr int64_t kMaxBlocks = 2048;  // enough for any GPU
+  return std::min((chunks_of(segment.numel) + kChunksOfBlock - 1) / kChunksOfBlock, kMaxBlocks);
 }
 
 template <bool kAligned, typename T>

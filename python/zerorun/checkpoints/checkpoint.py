@@ -10,13 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from zerorun import _C, program_state
 from zerorun.agreement import all_or_none
 from zerorun.checkpoints import shard_files
+from zerorun.interchange import folders
+from zerorun.interchange.filling import Filling
+from zerorun.interchange.own import open_own
 from zerorun.model import saved_buffers
 from zerorun.optimizers.optimizer import ShardOptimizer
+from zerorun.optimizers.saved_values import check_groups, check_schedule, whole_number
 from zerorun.rank_zero import text_of_rank_zero
 from zerorun.shards.shards import Shards
 
@@ -208,43 +213,103 @@ def load(  # noqa: PLR0913 - likewise
     """
     shards.saver.wait()
     folder = os.fspath(directory)
-    if tag is None and not os.path.exists(os.path.join(folder, _LATEST)):
+    if tag is None and not folders.is_there(os.path.join(folder, _LATEST)):
         _logger.warning("no file '%s' in %s: no checkpoint was loaded", _LATEST, folder)
         return None, None
-    name = "" if tag is None else str(tag)
     optimizer = training.optimizer if optimizer_states else None
-    chunks: shard_files.Chunks | None = None
+    scheduler: Any = training.lr_scheduler if lr_scheduler_states else None
     with all_or_none(shards.communicator, "load_checkpoint"):
-        saved = _C.SavedModel(folder, name)
-        data = program_state.decode(saved.client_state)
-        objects = program_state.decode_objects(
-            saved.client_state, allow_pickle=training.allow_pickle
-        )
-        buffers = saved_buffers.read(saved)
-        if strict and data:  # the bundled train saves no buffers
-            saved_buffers.check(training.module, buffers, folder)
+        found = _check(training, folder, "" if tag is None else str(tag), strict=strict)
         if optimizer is not None:
-            _check_optimizer(shards, optimizer, data, objects, folder)
+            _check_optimizer(shards, optimizer, found.data, found.objects, folder)
+            if shards.external:
+                shard_files.check_record(found.data["shard_files"], folder)
+        schedule = (
+            found.objects.get("lr_scheduler") if hasattr(scheduler, "load_state_dict") else None
+        )
+        if schedule:
+            check_schedule(scheduler, schedule, folder)
+    chunks: shard_files.Chunks | None = None
     if optimizer is not None and shards.external:
-        chunks = _read_states(shards, training, folder, data["shard_files"], strict=strict)
-    loaded = _C.load_checkpoint(shards.core, folder, name, strict)
-    saved_buffers.restore(training.module, buffers)
-    if optimizer is not None:
-        if objects.get("param_groups") is not None:
-            optimizer.load_group_settings(objects["param_groups"])
-        if chunks is not None:
-            shard_files.restore(shards, chunks)
-    elif training.optimizer is not None:
-        shards.core.reset_optimizer()
-        shards.core.refresh_from_masters()
-    scheduler, schedule = training.lr_scheduler, objects.get("lr_scheduler")
-    if lr_scheduler_states and schedule and hasattr(scheduler, "load_state_dict"):
+        chunks = _read_states(shards, training, folder, found.data["shard_files"], strict=strict)
+    if optimizer is None and _is_of_another(shards, training, found.data):
+        _fill_alone(shards, found.saved, folder, strict=strict)
+    else:
+        _C.load_checkpoint(shards.core, folder, found.saved.tag, strict)
+    saved_buffers.restore(training.module, found.buffers)
+    _restore_optimizer(shards, training.optimizer, optimizer, found.objects, chunks)
+    if schedule:
         scheduler.load_state_dict(schedule)
     if counters:
-        progress = data.get("counters", {})
-        training.global_steps = progress.get("global_steps", loaded.step)
-        training.micro_steps = progress.get("micro_steps", 0)
-    return os.path.join(folder, loaded.tag), objects.get("client_state", {})
+        training.global_steps = found.counts.get("global_steps", found.saved.step)
+        training.micro_steps = found.counts.get("micro_steps", 0)
+    return os.path.join(folder, found.saved.tag), found.objects.get("client_state", {})
+
+
+@dataclass
+class _Found:
+    """What a checkpoint has beside its parameters."""
+
+    saved: _C.SavedModel
+    data: dict[str, Any]
+    objects: dict[str, Any]
+    buffers: dict[str, torch.Tensor]
+    counts: dict[str, int]
+
+
+def _check(training: Training, folder: str, tag: str, *, strict: bool) -> _Found:
+    """Opens a checkpoint and compares its buffers with the model's. Changes nothing."""
+    saved = _C.SavedModel(folder, tag)
+    data = program_state.decode(saved.client_state)
+    objects = program_state.decode_objects(saved.client_state, allow_pickle=training.allow_pickle)
+    buffers = saved_buffers.read(saved)
+    if strict and data:  # the bundled train saves no buffers
+        saved_buffers.check(training.module, buffers, folder)
+    return _Found(saved, data, objects, buffers, _counts(data, folder))
+
+
+def _restore_optimizer(
+    shards: Shards,
+    own: ShardOptimizer | None,
+    loaded: ShardOptimizer | None,
+    objects: dict[str, Any],
+    chunks: shard_files.Chunks | None,
+) -> None:
+    """Settings and states of the optimizer that was loaded; if none was, the engine's own begins
+    at the new parameters."""
+    if loaded is not None:
+        if objects.get("param_groups") is not None:
+            loaded.load_group_settings(objects["param_groups"])
+        if chunks is not None:
+            shard_files.restore(shards, chunks)
+    elif own is not None:
+        shards.core.reset_optimizer()
+        shards.core.refresh_from_masters()
+
+
+def _is_of_another(shards: Shards, training: Training, data: dict[str, Any]) -> bool:
+    """True if another optimizer trained the model than this engine has, which may have none: so
+    states, masters and what is trained differ, of which the core expects its own."""
+    own = _optimizer_name(shards, training.optimizer)
+    return bool(data) and data.get("optimizer") != own and not training.node_local
+
+
+def _fill_alone(shards: Shards, saved: _C.SavedModel, folder: str, *, strict: bool) -> None:
+    """Takes a checkpoint's values without its optimizer. What was left out of it stays as it is.
+    Collective; a checkpoint that does not fit changes nothing."""
+    is_whole = all(parameter.saved or parameter.alias_of for parameter in saved.parameters)
+    with all_or_none(shards.communicator, "load_checkpoint"):
+        source = open_own(folder, saved.tag)
+        filling = Filling(shards, source, strict=strict and is_whole, states=False)
+    filling.fill()
+
+
+def _counts(data: dict[str, Any], folder: str) -> dict[str, int]:
+    """The counters of a checkpoint. Raises CheckpointError."""
+    counters = data.get("counters") or {}
+    if not isinstance(counters, dict):
+        raise _C.CheckpointError(f"{folder}: 'counters' is no dictionary")
+    return {name: whole_number(value, name, folder) for name, value in counters.items()}
 
 
 def _read_states(
@@ -271,7 +336,10 @@ def _check_optimizer(
         saved == own and (not shards.external or data["shard_files"])
     ):
         groups, present = objects.get("param_groups"), optimizer.param_groups
-        if groups is None or len(groups) == len(present):
+        if groups is None:
+            return
+        check_groups(groups, folder, external=shards.external)
+        if len(groups) == len(present):
             return
         raise _C.CheckpointError(
             f"{folder}: the checkpoint has {len(groups)} parameter groups, this optimizer "

@@ -16,6 +16,7 @@ from zerorun.interchange.filling import Filling
 from zerorun.interchange.source import Source
 from zerorun.model import saved_buffers
 from zerorun.optimizers.optimizer import ShardOptimizer
+from zerorun.optimizers.saved_values import check_groups, check_schedule
 from zerorun.shards.shards import Shards
 
 __all__ = ["load"]
@@ -55,7 +56,8 @@ def load(  # noqa: PLR0913 - as checkpoint.load
         folder = formats.find(os.fspath(directory), None if tag is None else str(tag))
     if folder is None:
         return None
-    with all_or_none(shards.communicator, "load_checkpoint"):
+    scheduler: Any = training.lr_scheduler if lr_scheduler_states else None
+    with all_or_none(shards.communicator, "load_checkpoint"), formats.told(folder):
         source = formats.open_source(folder, optimizer_states=optimizer is not None)
         buffers = _take_buffers(training.module, source)
         if strict:
@@ -67,6 +69,9 @@ def load(  # noqa: PLR0913 - as checkpoint.load
         filling = Filling(shards, source, strict=strict, states=optimizer is not None)
         if optimizer is not None and groups:
             _check_groups(shards, optimizer, groups, folder)
+        schedule = source.lr_scheduler if hasattr(scheduler, "load_state_dict") else None
+        if schedule:
+            check_schedule(scheduler, schedule, folder)
     filling.check_files()
     if optimizer is None and training.optimizer is not None:
         shards.core.reset_optimizer()
@@ -75,9 +80,8 @@ def load(  # noqa: PLR0913 - as checkpoint.load
     if optimizer is not None and groups:
         known = zip(optimizer.group_settings(), groups, strict=True)
         optimizer.load_group_settings([own | _common(saved, own) for own, saved in known])
-    scheduler = training.lr_scheduler
-    if lr_scheduler_states and source.lr_scheduler and hasattr(scheduler, "load_state_dict"):
-        scheduler.load_state_dict(source.lr_scheduler)
+    if schedule:
+        scheduler.load_state_dict(schedule)
     if counters and not source.is_model:
         training.global_steps = source.global_steps
         training.micro_steps = source.global_steps * shards.core.accumulation_steps
@@ -96,6 +100,7 @@ def _check_groups(
 ) -> None:
     """Raises CheckpointError for another number of groups, or for an optimizer of torch's with
     other hyperparameters: that its states are others shows in nothing else."""
+    check_groups(saved, folder, external=shards.external)
     own = optimizer.group_settings()
     if len(saved) != len(own):
         raise _C.CheckpointError(
@@ -118,8 +123,10 @@ def _common(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 def _take_buffers(model: nn.Module, source: Source) -> dict[str, torch.Tensor]:
     """The source's buffers; some formats do not tell them from parameters."""
-    for name in saved_buffers.names(model):
+    for name, own in saved_buffers.of(model):
         found = source.parameters.pop(name, None)
         if found is not None:
-            source.buffers[name] = found.full()
+            # Another shape is an error or left alone: no memory is taken for what it says.
+            fits = found.shape == tuple(own.shape)
+            source.buffers[name] = found.full() if fits else torch.empty(found.shape, device="meta")
     return source.buffers

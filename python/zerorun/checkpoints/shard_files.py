@@ -20,6 +20,7 @@ import torch
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
+from zerorun.interchange import folders
 from zerorun.shards.shards import Shards
 from zerorun.shards.torch_states import TorchStates
 
@@ -28,6 +29,7 @@ __all__ = [
     "Record",
     "assemble",
     "bring",
+    "check_record",
     "discard",
     "parameter_names",
     "read",
@@ -149,6 +151,17 @@ def remove_stale(directory: str, tag: str, current: Record | None) -> None:
     for name in os.listdir(directory):
         if of_tag.fullmatch(name) and (current is None or name != current["folder"]):
             shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
+
+
+def check_record(record: Record, where: str) -> None:
+    """Raises CheckpointError for one that save() does not make: names lead out of no folder."""
+    rows = record.get("files") if isinstance(record, dict) else None
+    try:
+        names = [str(record["folder"]), *(str(name) for name, _size, _hash, *_host in rows or ())]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _C.CheckpointError(f"{where}: no list of optimizer states: {error!r}") from error
+    for name in names:
+        folders.one_name(name, where)
 
 
 def bring(shards: Shards, directory: str, record: Record) -> Record:

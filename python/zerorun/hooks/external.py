@@ -15,11 +15,12 @@ _registered: weakref.WeakKeyDictionary[nn.Module, list[nn.Parameter]] = weakref.
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
-    """Gathers `parameter` for `module`'s forward and backward.
+    """Declares that `module` uses `parameter` in forward although another module owns it.
 
-    Forward notices by itself when it reads another module's empty parameter; registering one
-    matters where a parameter is reached without its module's attribute. May be called before and
-    after zerorun.initialize.
+    The parameter is then gathered for forward and backward of `module`. Accesses through an
+    attribute of the owning module are detected without this; call it if the parameter is reached in
+    another way. May be called before and after zerorun.initialize. Raises ConfigError for arguments
+    of other types.
     """
     if not isinstance(module, nn.Module) or not isinstance(parameter, nn.Parameter):
         raise _C.ConfigError(
@@ -35,7 +36,7 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
 
 
 def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
-    """Takes back register_external_parameter."""
+    """Undoes :func:`register_external_parameter`."""
     known = _registered.get(module, [])
     known[:] = [p for p in known if p is not parameter]
 

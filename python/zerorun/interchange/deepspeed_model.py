@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from typing import Any
@@ -10,7 +11,8 @@ import torch
 
 from zerorun import _C
 from zerorun.interchange import pickles
-from zerorun.interchange.source import Piece, Source, SourceParameter
+from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
+from zerorun.optimizers.saved_values import whole_number
 
 __all__ = ["ModelStates", "scaler_of"]
 
@@ -63,7 +65,7 @@ class ModelStates:
 
     def describe(self, source: Source) -> None:
         """Everything that is not a parameter."""
-        source.files.append((self.path, 0, None))
+        source.files.append(SavedPart(self.path))
         content, module = self.content, self.content["module"] or {}
         if content.get("num_experts"):
             raise _C.CheckpointError(
@@ -72,11 +74,15 @@ class ModelStates:
         source.aliases = dict(content.get("shared_params") or {})
         for name in content.get("buffer_names") or []:
             if name in module:
+                if not pickles.is_readable(module[name]):
+                    raise _C.CheckpointError(f"{self.path}: the buffer {name} is not a tensor")
                 source.buffers[name] = module[name]
         source.dtype = _dtype_of(content.get("ds_config"))
         source.lr_scheduler = content.get("lr_scheduler")
-        source.global_steps = int(content.get("global_steps", 0))
-        source.skipped_steps = int(content.get("skipped_steps", 0))
+        source.global_steps, source.skipped_steps = (
+            whole_number(content.get(name, 0), name, self.path)
+            for name in ("global_steps", "skipped_steps")
+        )
         source.client_state = {k: v for k, v in content.items() if k not in _OWN}
 
     def add_full(self, source: Source) -> None:
@@ -105,7 +111,7 @@ class ModelStates:
             match = _OF_RANK.fullmatch(name)
             if match is not None and int(match[1]) > 0 and int(match[2]) == 0:
                 path = os.path.join(self.folder, name)
-                source.files.append((path, 0, None))
+                source.files.append(SavedPart(path))
                 ranks[int(match[1])] = pickles.read(path)
         if not self.content.get("frozen_param_fragments"):
             return  # saved without them
@@ -163,10 +169,20 @@ def _dtype_of(config: Any) -> str | None:
     return "fp32" if isinstance(config, dict) else None
 
 
-def scaler_of(saved: Any) -> tuple[float, int, int, int] | None:
-    """The state of a loss scale that moves."""
+def scaler_of(saved: Any, where: str) -> tuple[float, int, int, int] | None:
+    """The state of a loss scale that moves. Raises CheckpointError."""
     values = vars(saved) if isinstance(saved, pickles.PlainObject) else {}
     if "cur_iter" not in values:
         return None
-    iterations = int(values["cur_iter"]), int(values["last_overflow_iter"])
-    return (float(values["cur_scale"]), *iterations, int(values["cur_hysteresis"]))
+    found = (
+        float(values["cur_scale"]),
+        whole_number(values["cur_iter"], "cur_iter", where),
+        whole_number(values["last_overflow_iter"], "last_overflow_iter", where, low=-1),
+        whole_number(values["cur_hysteresis"], "cur_hysteresis", where, low=1),
+    )
+    if not 0 < found[0] < math.inf or found[2] > found[1]:
+        raise _C.CheckpointError(
+            f"{where}: the loss scale is {found[0]} at step {found[1]}, after an overflow at "
+            f"{found[2]}, which none can be"
+        )
+    return found

@@ -9,7 +9,7 @@ import torch
 from zerorun import _C
 from zerorun.interchange import pickles
 from zerorun.interchange.deepspeed_model import ModelStates, scaler_of
-from zerorun.interchange.source import Piece, Source, SourceParameter
+from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
 
 __all__ = ["is_universal", "open_universal"]
 
@@ -61,7 +61,7 @@ def _parameter(source: Source, path: str, names: list[str], states: bool) -> Sou
             continue
         content = pickles.read(file)
         value = content.get("param") if isinstance(content, dict) else content
-        source.files.append((file, 0, None))
+        source.files.append(SavedPart(file))
         if isinstance(value, torch.Tensor) and value.dim() > 0 and state != "step":
             piece = Piece(0, value.numel(), value, 0, pickles.is_mapped(file))
             if name == _VALUES:
@@ -76,7 +76,7 @@ def _parameter(source: Source, path: str, names: list[str], states: bool) -> Sou
 def _add_common(source: Source, path: str) -> None:
     """Hyperparameters, the loss scale, and at stage 3 the step, which are in one file for all."""
     content = pickles.read(path)
-    source.loss_scaler = scaler_of(content.get("loss_scaler"))
+    source.loss_scaler = scaler_of(content.get("loss_scaler"), path)
     groups = content.get("param_groups")
     if isinstance(groups, list):
         source.param_groups = [{k: v for k, v in g.items() if k != "params"} for g in groups]

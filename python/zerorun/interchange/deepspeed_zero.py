@@ -17,7 +17,8 @@ import torch
 from zerorun import _C
 from zerorun.interchange import pickles
 from zerorun.interchange.deepspeed_model import ModelStates, scaler_of
-from zerorun.interchange.source import Piece, Source, SourceParameter
+from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
+from zerorun.optimizers.saved_values import whole_number
 
 __all__ = ["OPTIMIZER_FILE", "is_zero_checkpoint", "open_zero", "optimizer_files"]
 
@@ -71,7 +72,7 @@ def open_zero(folder: str, *, optimizer_states: bool = True) -> Source:
     """
     files = optimizer_files(folder)
     model = ModelStates(folder)
-    source = Source(folder, "a DeepSpeed checkpoint", files=[(path, 0, None) for path in files])
+    source = Source(folder, "a DeepSpeed checkpoint", files=[SavedPart(path) for path in files])
     model.describe(source)
     if not files:
         model.add_full(source)
@@ -121,7 +122,7 @@ class _Rank:
         self.groups: list[torch.Tensor] = [value.flatten() for value in groups]
         # Elements left out before each parameter that begins at an aligned place.
         self.paddings = state.get("param_alignment_paddings")
-        self.loss_scaler = scaler_of(state.get("loss_scaler"))
+        self.loss_scaler = scaler_of(state.get("loss_scaler"), path)
         self.states: dict[int, dict[str, Any]] = {}
         self.param_groups: list[dict[str, Any]] | None = None
         self.group_of: dict[int, int] = {}
@@ -213,6 +214,18 @@ def _place_whole(model: ModelStates, ranks: list[_Rank]) -> Iterator[_Placed]:
             yield name, shape, parts[0][3] if parts else 0, parts
 
 
+def _add_number(made: SourceParameter, key: str, value: Any, where: str) -> None:
+    """A parameter has one step, whichever ranks' files say it."""
+    if key == "step":
+        step, before = whole_number(value, key, where), int(made.numbers.get(key, value))
+        if step != before:
+            raise _C.CheckpointError(
+                f"{where}: step {step}, another rank's file has {before}: the files are of "
+                "different checkpoints"
+            )
+    made.numbers[key] = value
+
+
 def _parameter(
     folder: str,
     name: str,
@@ -229,7 +242,7 @@ def _parameter(
         states: list[tuple[str | None, Any]] = [(None, found), *file.states.get(own, {}).items()]
         for key, value in states:
             if key is not None and (not isinstance(value, torch.Tensor) or value.dim() == 0):
-                made.numbers[key] = value
+                _add_number(made, key, value, f"{name} in {file.path}")
                 continue
             if offset + numel > value.numel():
                 raise _C.CheckpointError(

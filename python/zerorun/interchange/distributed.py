@@ -15,7 +15,8 @@ import torch
 from zerorun import _C
 from zerorun.interchange import folders
 from zerorun.interchange.pickles import read_bytes
-from zerorun.interchange.source import Piece, Source, SourceParameter
+from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
+from zerorun.optimizers.saved_values import whole_number
 
 __all__ = ["is_distributed", "open_distributed"]
 
@@ -47,8 +48,11 @@ def is_distributed(folder: str) -> bool:
     return os.path.isfile(os.path.join(folder, _METADATA))
 
 
-class _MetadataReader(pickle.Unpickler):
-    """Knows the classes of metadata, and no others."""
+class _MetadataReader(pickle._Unpickler):  # type: ignore[misc, name-defined]
+    """Knows the classes of metadata, and no others.
+
+    Python's own: the one in C takes memory for as many objects as a file says that it will name.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in _ALLOWED.get(module, ()):
@@ -123,7 +127,11 @@ class _Reader:
         size = tuple(entry.size)
         row = math.prod(size[1:])
         loads: list[tuple[tuple[int, ...], tuple[int, ...], Callable[[], torch.Tensor]]] = [
-            (tuple(c.offsets), tuple(c.sizes), self._load(key, tuple(c.offsets)))
+            (
+                tuple(c.offsets),
+                tuple(c.sizes),
+                self._load(key, tuple(c.offsets), math.prod(c.sizes)),
+            )
             for c in entry.chunks
             if math.prod(c.sizes) > 0
         ]
@@ -147,7 +155,10 @@ class _Reader:
             raise _C.CheckpointError(f"{self._folder}: {key}: its chunks do not make it up")
         return pieces
 
-    def _load(self, key: str, offsets: tuple[int, ...]) -> Callable[[], torch.Tensor]:
+    def _load(
+        self, key: str, offsets: tuple[int, ...], numel: int | None = None
+    ) -> Callable[[], torch.Tensor]:
+        """What reads an entry: a tensor of `numel` elements where these are given."""
         place = self._places.get((key, offsets))
         if place is None:
             raise _C.CheckpointError(f"{self._folder}: {key} at {offsets} is in no file")
@@ -158,12 +169,13 @@ class _Reader:
             )
         where = os.path.join(self._folder, _METADATA)
         path = folders.inside(self._folder, place.relative_path, where)
-        if place.offset < 0 or place.offset + place.length > os.path.getsize(path):
+        whole = type(place.offset) is int and type(place.length) is int and place.length >= 0
+        if not whole or place.offset < 0 or place.offset + place.length > os.path.getsize(path):
             raise _C.CheckpointError(
-                f"{path}: {os.path.getsize(path)} bytes, {key} ends at "
-                f"{place.offset + place.length}: the file is incomplete"
+                f"{path}: {os.path.getsize(path)} bytes, {key} has {place.length} from "
+                f"{place.offset} on: the file is incomplete"
             )
-        self.source.files.append((path, place.offset, place.length))
+        self.source.files.append(SavedPart(path, place.offset, place.length, numel))
         return functools.partial(_stored, path, place.offset, place.length)
 
     def _add_states(
@@ -185,7 +197,10 @@ class _Reader:
             else:
                 parameter.states[state] = self._pieces(key)
         self.source.param_groups = self._groups(groups)
-        steps = [int(p.numbers.get(_STEP, 0)) for p in self.source.parameters.values()]
+        steps = [
+            whole_number(p.numbers.get(_STEP, 0), f"step of {name}", self._folder)
+            for name, p in self.source.parameters.items()
+        ]
         self.source.global_steps = max(steps, default=0)
 
     def _groups(self, groups: dict[tuple[Any, ...], str]) -> list[dict[str, Any]]:

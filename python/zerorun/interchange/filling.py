@@ -11,9 +11,9 @@ from torch import nn
 from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.hooks.parameter_memory import tensor_of
-from zerorun.interchange import pickles
 from zerorun.interchange.source import Source, SourceParameter
 from zerorun.model.own_dtype import as_bytes
+from zerorun.optimizers.saved_values import whole_number
 from zerorun.shards import block8
 from zerorun.shards.shards import Shards
 
@@ -73,6 +73,8 @@ class Filling:
                     f"{names[0]} is {found.dtype}, in this model {parameter.dtype}, of which no "
                     "value may change"
                 )
+            elif gaps := found.gaps():
+                yield f"{names[0]}: {', '.join(gaps)} are not complete"
             else:
                 self._found[index] = found
         used |= set(layout.outside.values())
@@ -101,7 +103,8 @@ class Filling:
                 continue
             if not found.states and not self._shards.external:
                 continue  # saved before the first step
-            steps.add(int(found.numbers.get("step", 0)))
+            step = found.numbers.get("step", 0)
+            steps.add(whole_number(step, f"step of {name}", self._source.path))
             wanted = {_state_name(state) for state in core.state_names(index)}
             if not self._shards.external and wanted != found.states.keys():
                 yield (
@@ -117,8 +120,7 @@ class Filling:
         """Raises CheckpointError for a damaged file. Each is read by one rank. Collective."""
         ranks = self._shards.communicator
         with all_or_none(ranks, "load_checkpoint"):
-            for part in self._source.files[ranks.rank :: ranks.world_size]:
-                pickles.check_intact(*part)
+            self._source.check_files(ranks.rank, ranks.world_size)
 
     def fill(self) -> None:
         """Writes everything. Collective."""

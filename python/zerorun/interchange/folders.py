@@ -6,9 +6,21 @@ import os
 
 from zerorun import _C
 
-__all__ = ["inside", "one_name", "read_tag"]
+__all__ = ["inside", "is_there", "one_name", "read_tag"]
 
 _MAX_NBYTES = 4096
+
+
+def is_there(path: str) -> bool:
+    """True also for a link that leads nowhere, and for what this user must not see: what opens it
+    says which."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def one_name(name: str, where: str) -> str:

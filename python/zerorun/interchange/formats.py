@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from zerorun import _C
 from zerorun.interchange import folders
@@ -13,7 +14,7 @@ from zerorun.interchange.distributed import is_distributed, open_distributed
 from zerorun.interchange.hugging_face import is_hugging_face, open_hugging_face
 from zerorun.interchange.source import Source
 
-__all__ = ["find", "open_source"]
+__all__ = ["find", "open_source", "told"]
 
 _LATEST = ("latest", "latest_universal")  # the second is DeepSpeed's for its universal format
 _MANIFEST = "checkpoint.json"  # zerorun's own
@@ -21,29 +22,30 @@ _MANIFEST = "checkpoint.json"  # zerorun's own
 
 def find(directory: str, tag: str | None) -> str | None:
     """The folder of another program's checkpoint in `directory`; None: it is zerorun's, or there
-    is none.
+    is none. Raises CheckpointError for what cannot be read.
 
     It is `directory`/`tag`, without a tag what `latest` names, or `directory` itself where there
     is neither such a file nor a checkpoint below it: `train` leaves a model beside checkpoints.
     """
-    names = [tag] if tag else _tags(directory)
-    for name in names:
-        folder = os.path.join(directory, folders.one_name(name, "tag"))
-        if os.path.isfile(os.path.join(folder, _MANIFEST)):
+    with told(directory):
+        names = [tag] if tag else _tags(directory)
+        for name in names:
+            folder = os.path.join(directory, folders.one_name(name, "tag"))
+            if folders.is_there(os.path.join(folder, _MANIFEST)):
+                return None
+            if _opener(folder) is not None:
+                return folder
+        if names or _opener(directory) is None:
             return None
-        if _opener(folder) is not None:
-            return folder
-    if names or _opener(directory) is None:
-        return None
-    below = os.listdir(directory)
-    if any(os.path.isfile(os.path.join(directory, name, _MANIFEST)) for name in below):
-        return None
-    return directory
+        below = os.listdir(directory)
+        if any(folders.is_there(os.path.join(directory, name, _MANIFEST)) for name in below):
+            return None
+        return directory
 
 
 def _tags(directory: str) -> list[str]:
     paths = [os.path.join(directory, name) for name in _LATEST]
-    return [folders.read_tag(path) for path in paths if os.path.isfile(path)]
+    return [folders.read_tag(path) for path in paths if folders.is_there(path)]
 
 
 def _opener(folder: str) -> Callable[..., Source] | None:
@@ -67,13 +69,24 @@ def open_source(folder: str, *, optimizer_states: bool = True) -> Source:
             "(model.safetensors, pytorch_model.bin or their index) or torch.distributed.checkpoint "
             "(.metadata)"
         )
-    try:
+    with told(folder):
         return opener(folder, optimizer_states=optimizer_states)
+
+
+@contextlib.contextmanager
+def told(folder: str) -> Iterator[None]:
+    """A block that reads a checkpoint: whatever its content makes fail is a CheckpointError."""
+    try:
+        yield
     except _C.Error:
         raise
     except OSError as error:
         raise _C.CheckpointError(f"{folder}: {error}") from error
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
-        raise _C.CheckpointError(
-            f"{folder}: not what its names say: {type(error).__name__}: {error}"
-        ) from error
+    except (ArithmeticError, AttributeError, LookupError, MemoryError) as error:
+        raise _not_so(folder, error) from error
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise _not_so(folder, error) from error
+
+
+def _not_so(folder: str, error: Exception) -> _C.CheckpointError:
+    return _C.CheckpointError(f"{folder}: not what its names say: {type(error).__name__}: {error}")

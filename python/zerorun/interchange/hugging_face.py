@@ -13,7 +13,7 @@ import torch
 
 from zerorun import _C
 from zerorun.interchange import folders, pickles
-from zerorun.interchange.source import Piece, Source, SourceParameter
+from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
 
 __all__ = ["Weights", "is_hugging_face", "open_hugging_face"]
 
@@ -44,9 +44,10 @@ def _entry_of(path: str) -> str | None:
 
 
 class Weights(Mapping[str, torch.Tensor]):
-    """The tensors of a model by name, each read when it is asked for.
+    """A mapping from names to the tensors of a model on disk; each is read when it is accessed.
 
-    For `zerorun.shard(weights=)`: one tensor is in memory at a time. Raises CheckpointError.
+    For ``zerorun.shard(weights=)``, which holds one tensor in memory at a time. Raises
+    CheckpointError for missing or damaged files.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -169,7 +170,7 @@ def open_hugging_face(path: str, *, optimizer_states: bool = True) -> Source:
     del optimizer_states
     weights = Weights(path)
     source = Source(path, f"a model ({os.path.basename(weights.entry)})", is_model=True)
-    source.files = [(name, 0, None) for name in weights.pickled_files()]
+    source.files = [SavedPart(name) for name in weights.pickled_files()]
     for name in weights:
         shape = weights.shape(name)
         piece = Piece(0, torch.Size(shape).numel(), functools.partial(weights.__getitem__, name))

@@ -17,7 +17,16 @@ import torch
 
 from zerorun import _C
 
-__all__ = ["PlainObject", "check_intact", "forget_pages", "is_mapped", "read", "read_bytes"]
+__all__ = [
+    "PlainObject",
+    "check_intact",
+    "forget_pages",
+    "is_mapped",
+    "is_plain",
+    "is_readable",
+    "read",
+    "read_bytes",
+]
 
 
 class PlainObject:
@@ -82,24 +91,49 @@ def _load(file: Any, path: str, mapped: bool) -> Any:
         raise _C.CheckpointError(f"{path}: {reason}") from error
 
 
-def check_intact(path: str, offset: int = 0, nbytes: int | None = None) -> None:
-    """Raises CheckpointError for a file, or `nbytes` of it, that is not as it was saved."""
+def check_intact(
+    path: str, offset: int = 0, nbytes: int | None = None, numel: int | None = None
+) -> None:
+    """Raises CheckpointError for a file, or `nbytes` of it, that is not as it was saved, and for
+    one that is not a tensor of `numel` elements where these are given."""
     try:
         with open(path, "rb") as whole:
             file: Any = whole
             if nbytes is not None:
                 whole.seek(offset)
                 file = io.BytesIO(whole.read(nbytes))
-            if not zipfile.is_zipfile(file):
-                return  # the format before zip files has no checksums
-            with zipfile.ZipFile(file) as parts:
-                damaged = parts.testzip()
-    except (OSError, zipfile.BadZipFile) as error:
+            damaged = None
+            if zipfile.is_zipfile(file):  # the format before zip files has no checksums
+                with zipfile.ZipFile(file) as parts:
+                    damaged = parts.testzip()
+    except Exception as error:  # zip files fail in many ways
         raise _C.CheckpointError(f"{path}: {error}") from error
     if damaged is not None:
         raise _C.CheckpointError(
             f"{path}: damaged: the checksum of its part {damaged} is not that of what was saved"
         )
+    if numel is not None:
+        file.seek(0)
+        value = read_bytes(file, path)
+        found = value.numel() if isinstance(value, torch.Tensor) else type(value).__name__
+        if found != numel or not is_plain(value):
+            raise _C.CheckpointError(
+                f"{path}: at byte {offset} got {found} elements, {numel} were saved"
+            )
+
+
+def is_readable(value: Any) -> bool:
+    """True for a tensor whose elements are there, each by itself."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and not (value.is_meta or value.is_quantized)
+    )
+
+
+def is_plain(value: Any) -> bool:
+    """True for a tensor of real numbers."""
+    return is_readable(value) and not value.is_complex()
 
 
 def is_mapped(path: str) -> bool:

@@ -10,9 +10,19 @@ from typing import Any
 import torch
 
 from zerorun import _C
-from zerorun.interchange.pickles import forget_pages
+from zerorun.interchange.pickles import check_intact, forget_pages, is_plain
 
-__all__ = ["Piece", "Source", "SourceParameter"]
+__all__ = ["Piece", "SavedPart", "Source", "SourceParameter"]
+
+
+@dataclass(frozen=True)
+class SavedPart:
+    """A file of torch.save, or `nbytes` of one: a tensor of `numel` elements if these are known."""
+
+    path: str
+    offset: int = 0
+    nbytes: int | None = None
+    numel: int | None = None
 
 
 @dataclass(frozen=True)
@@ -81,9 +91,18 @@ class SourceParameter:
         return flat.view(self.shape)
 
     def gaps(self) -> list[str]:
-        """The states, and "values", of which the pieces do not cover every element once."""
+        """The states, and "values", of which the pieces do not cover every element once, or are no
+        real numbers."""
         named = {"values": self.values} | self.states
-        return [name for name, pieces in named.items() if not _cover(pieces, self.numel)]
+        return [
+            name
+            for name, pieces in named.items()
+            if not _cover(pieces, self.numel) or not all(map(_is_plain, pieces))
+        ]
+
+
+def _is_plain(piece: Piece) -> bool:
+    return callable(piece.tensor) or is_plain(piece.tensor)  # what is read later is checked so
 
 
 def _cover(pieces: list[Piece], numel: int) -> bool:
@@ -113,10 +132,15 @@ class Source:
     global_steps: int = 0
     skipped_steps: int = 0
     client_state: dict[str, Any] = field(default_factory=dict)
-    # Files of torch.save, to be checked: a file, or so many bytes of it from an offset.
-    files: list[tuple[str, int, int | None]] = field(default_factory=list)
+    files: list[SavedPart] = field(default_factory=list)  # which have checksums of their own
     is_model: bool = False  # of which nobody expects more than values
     why_no_states: str = "it has no optimizer states"
+
+    def check_files(self, first: int = 0, step: int = 1) -> None:
+        """Raises CheckpointError for a file, of every step-th from the first on, that is not as it
+        was saved."""
+        for part in self.files[first::step]:
+            check_intact(part.path, part.offset, part.nbytes, part.numel)
 
     def find(self, names: list[str]) -> SourceParameter | None:
         """The parameter that has one of these names."""

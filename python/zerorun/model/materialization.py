@@ -55,6 +55,9 @@ def materialize(
                 if partition and isinstance(tensor, nn.Parameter):
                     share(tensor, communicator, f"initial values of {path}")
                     PrivatePartition(tensor, communicator)
+                elif source is not None and source.have(tensor) and not tensor.is_floating_point():
+                    # The engine shares parameters and floating-point buffers, but no others.
+                    share(tensor, communicator, f"initial values of {path}")
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -160,6 +163,15 @@ def _is_unset(tensor: torch.Tensor) -> bool:
     return bool(unset.all() if tensor.element_size() == 1 else unset.any())
 
 
+def _take_assigned(module: nn.Module, metas: Mapping[str, torch.Tensor]) -> None:
+    """Buffers that a program has assigned instead of writing into them, as it does with tables."""
+    for name, tensor in metas.items():
+        assigned = module._buffers.get(name)
+        if assigned is not None and assigned is not tensor and not assigned.is_meta:
+            torch.utils.swap_tensors(tensor, assigned.detach().to(tensor.device, copy=True))
+            module._buffers[name] = tensor
+
+
 def _fill(
     path: str,
     module: nn.Module,
@@ -174,6 +186,7 @@ def _fill(
             init(module)
         elif hasattr(module, "reset_parameters"):
             cast("Any", module).reset_parameters()
+        _take_assigned(module, metas)
     for tensor in given:
         assert weights is not None
         weights.write(tensor)

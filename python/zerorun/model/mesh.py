@@ -33,21 +33,21 @@ _MODEL = {
 class Mesh:
     """This rank's place in a job whose ranks may hold different parts of a model."""
 
-    data_ranks: tuple[int, ...]  # those of the job that hold this part, in the order of their data
-    tensor_rank: int = 0  # among those that share layers: the first one counts replicas in norms
-    model_rank: int | None = None  # which part, as the program numbers them; None: by first rank
+    data_ranks: tuple[int, ...]  # ranks of the job that hold this part, in the order of their data
+    tensor_rank: int = 0  # tensor-parallel rank; the first one counts replicas in norms
+    model_rank: int | None = None  # the program's number of the part; None: by lowest rank
     sequence_size: int = 1  # ranks that share a sequence
-    of_dtensors: bool = False  # parts are pieces of DTensors, from which whole tensors can be made
+    of_dtensors: bool = False  # parts are local tensors of DTensors, so full tensors can be made
 
     @property
     def data_size(self) -> int:
-        """How many ranks, or groups of them that share a sequence, take different data."""
+        """The number of ranks, or of groups that share a sequence, that have different data."""
         return len(self.data_ranks) // self.sequence_size
 
     def counts(self, parameter: nn.Parameter) -> bool:
-        """True if this rank's part of the model adds the parameter's gradient to norms.
+        """True if this rank counts the parameter's gradient in norms.
 
-        What is divided is counted wherever a piece of it is, a replica once.
+        Every rank counts its part of a divided parameter; only one rank counts a replica.
         """
         if getattr(parameter, "ds_pipe_replicated", False):
             return False
@@ -87,16 +87,17 @@ class EngineRanks:
 
     @property
     def data_ranks(self) -> tuple[int, ...] | None:
-        """Ranks of the job that are in `data`; None where all are."""
+        """The ranks of the job that are in `data`; None: all."""
         return self.mesh.data_ranks if self.mesh is not None and self.model_size > 1 else None
 
     def holding(self, index: int) -> _C.Communicator:
-        """The group of ranks that have a parameter, by its ModelLayout.ranks_of."""
+        """The communicator of the ranks that hold a parameter. `index`: of ModelLayout.ranks_of."""
         return self.data if index == 0 else list(self.experts.values())[index - 1]
 
     @classmethod
     def of(cls, job: _C.Communicator, mesh: Mesh | None) -> EngineRanks:
-        """Collective. Raises ConfigError where the ranks' meshes contradict each other."""
+        """Makes the communicators. Collective. Raises ConfigError if the ranks' meshes contradict
+        each other."""
         if mesh is None or len(mesh.data_ranks) == job.world_size:
             return cls(job, job, mesh)
         table = _table(job, mesh)
@@ -133,14 +134,17 @@ def _table(job: _C.Communicator, mesh: Mesh) -> list[list[int]]:
 def data_communicator(data_ranks: tuple[int, ...]) -> _C.Communicator:
     """The communicator of these ranks of the job, for parameters that have no engine yet.
 
-    Collective: every rank of the job asks for its own group's.
+    Collective: every rank of the job passes its own group.
     """
     world = communicator.world()
     return EngineRanks.of(world, Mesh(data_ranks)).data
 
 
 def ranks_of_group(group: Any, what: str) -> tuple[int, ...]:
-    """The job's ranks in a process group of torch's, this rank among them."""
+    """The job's ranks in a torch process group. Raises ConfigError unless this rank is in it.
+
+    `group` may also be a list of ranks. `what`: its name in errors.
+    """
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         raise _C.ConfigError(
@@ -162,11 +166,15 @@ def ranks_of_group(group: Any, what: str) -> tuple[int, ...]:
 
 
 def mesh_of(mpu: Any = None, device_mesh: Any = None, mesh_param: Any = None) -> Mesh | None:
-    """The mesh that a program describes in one of these ways; None where it does in none.
+    """The mesh that one of the arguments describes; None if all are None.
 
-    `mpu`: a module or object of Megatron's kind, with ``get_data_parallel_group()``.
-    `device_mesh`: torch's, with names; `mesh_param`: the same, or the sizes (data, sequence).
-    Raises ConfigError.
+    - `mpu`: an object or module like Megatron's ``parallel_state``, with
+      ``get_data_parallel_group()`` and, if ranks hold different parts of the model,
+      ``get_model_parallel_rank()`` or ``get_tensor_model_parallel_rank()``.
+    - `device_mesh`: a torch DeviceMesh with named dimensions (docs/meshes.md lists the names).
+    - `mesh_param`: the same, or the sizes of data and sequence parallelism.
+
+    Raises ConfigError if more than one is given, and for meshes that are not supported.
     """
     given = {"mpu": mpu, "device_mesh": device_mesh, "mesh_param": mesh_param}
     present = [name for name, value in given.items() if value is not None]

@@ -10,7 +10,7 @@ from torch import nn
 
 from zerorun import _C
 
-__all__ = ["check", "names", "read", "restore", "values"]
+__all__ = ["check", "of", "read", "restore", "values"]
 
 # (name, dtype as safetensors spells it, shape, bytes)
 Saved = list[tuple[str, str, list[int], torch.Tensor]]
@@ -36,22 +36,18 @@ _NAMES = {
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
-def _of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The buffers that belong to the model's state dict."""
     for name, value in model.state_dict(keep_vars=True).items():
         if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
             yield name, value
 
 
-def names(model: nn.Module) -> list[str]:
-    return [name for name, _ in _of(model)]
-
-
 def values(model: nn.Module) -> Saved:
     """The buffers for _C.save_checkpoint. Raises ConfigError for one that safetensors has no form
     for."""
     saved = []
-    for name, value in _of(model):
+    for name, value in of(model):
         if value.layout is not torch.strided or value.dtype not in _NAMES or value.is_meta:
             raise _C.ConfigError(
                 f"save_checkpoint: the buffer {name} is {value.layout} of {value.dtype}, which "
@@ -80,7 +76,7 @@ def read(saved: _C.SavedModel) -> dict[str, torch.Tensor]:
 
 def check(model: nn.Module, saved: dict[str, torch.Tensor], folder: str) -> None:
     """Raises CheckpointError unless the model has the saved buffers, in their shapes."""
-    present = {name: value.shape for name, value in _of(model)}
+    present = {name: value.shape for name, value in of(model)}
     packed = tuple(f"{name}." for name, _ in _packed(model))  # texts among it differ in length
     for name, value in saved.items():
         if name in present and present[name] != value.shape and not name.startswith(packed):

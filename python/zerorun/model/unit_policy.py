@@ -1,4 +1,4 @@
-"""Unit policies: which modules are gathered as one at stage 3, in a program's own words."""
+"""Unit policies: the argument `units`, which selects the modules gathered as a whole at stage 3."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ UnitPolicy: TypeAlias = _Choice | Iterable[_Choice] | UnitRule
 
 
 def unit_rule(model: nn.Module, policy: UnitPolicy) -> UnitRule:
-    """True if a module, given with its path in `model`, is a unit under `policy`.
+    """Returns a function of path and module that is True if `policy` selects the module.
 
-    A policy is a class or a name, several of them, or a function of path and module. A name is a
-    class's, or a path in which ``*`` is any one part: ``"layers.*"``. Raises ConfigError
-    for a choice that no module of the model meets.
+    A policy is a class or a name, several of them, or a function of path and module. A name is that
+    of a class, or a path in which ``*`` matches one component: ``"layers.*"``. Raises ConfigError
+    if a choice matches no module of `model`.
     """
     if callable(policy) and not isinstance(policy, type):
         _check_met(model, policy, f"units={getattr(policy, '__name__', policy)}")

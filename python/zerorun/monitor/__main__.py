@@ -65,20 +65,31 @@ def _pass_on(given: argparse.Namespace, master: MonitorMaster) -> int:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="zerorun monitor",
-        description="Passes the figures of a metrics file (zerorun train --metrics FILE) on.",
+        description="Passes the figures of a metrics file (zerorun train --metrics FILE) on to "
+        "other programs.",
     )
-    parser.add_argument("file", type=Path, help="file of one JSON object a line")
-    parser.add_argument("--tensorboard", metavar="DIR", help="event files for TensorBoard")
-    parser.add_argument("--csv", metavar="DIR", help="a CSV file for each scalar")
-    parser.add_argument("--wandb", metavar="PROJECT", help="a run of Weights & Biases")
-    parser.add_argument("--comet", metavar="PROJECT", help="an experiment of Comet")
-    parser.add_argument("--follow", action="store_true", help="go on until the run has ended")
+    parser.add_argument("file", type=Path, help="metrics file: one JSON object per line")
+    parser.add_argument(
+        "--tensorboard", metavar="DIR", help="write event files for TensorBoard to this folder"
+    )
+    parser.add_argument(
+        "--csv", metavar="DIR", help="write a CSV file for each scalar to this folder"
+    )
+    parser.add_argument(
+        "--wandb", metavar="PROJECT", help="report to a run of this project of Weights & Biases"
+    )
+    parser.add_argument(
+        "--comet", metavar="PROJECT", help="report to an experiment of this project of Comet"
+    )
+    parser.add_argument(
+        "--follow", action="store_true", help="follow the file until the run has ended"
+    )
     parser.add_argument(
         "--quiet",
         type=float,
         default=3600.0,
         metavar="SECONDS",
-        help="with --follow: end when nothing came for so long (default: %(default)s)",
+        help="with --follow: stop if the file has not grown for this time (default: %(default)s)",
     )
     return parser.parse_args(argv)
 

@@ -12,7 +12,7 @@ __all__ = ["LrScheduler", "set_rate"]
 
 
 def set_rate(group: dict[str, Any], lr: float) -> None:
-    """Another learning rate of a group; a tensor stays the tensor that it is."""
+    """Sets the learning rate of a group. A tensor is changed in place."""
     if isinstance(group.get("lr"), torch.Tensor):
         group["lr"].fill_(lr)
     else:
@@ -20,9 +20,9 @@ def set_rate(group: dict[str, Any], lr: float) -> None:
 
 
 class LrScheduler:
-    """Sets the groups' ``lr`` (OneCycle: ``betas`` too) after every applied step.
+    """Sets ``lr`` of the groups (OneCycle: also ``betas``) after every step.
 
-    The engine steps it; steps that were skipped leave it alone.
+    The engine calls :meth:`step`, but not after steps that were skipped.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, config: _C.Config) -> None:
@@ -48,7 +48,7 @@ class LrScheduler:
         return self._schedule.last_batch_iteration(self._applied)
 
     def step(self, last_batch_iteration: int | None = None) -> None:
-        """The next step's rates; or those after iteration `last_batch_iteration`."""
+        """Sets the learning rates of the next step, or of the one after `last_batch_iteration`."""
         if last_batch_iteration is None:
             self._applied += 1
         else:
@@ -59,7 +59,7 @@ class LrScheduler:
         return [self._schedule.values(self._applied, i)[0] for i in range(len(self._groups))]
 
     def get_last_lr(self) -> list[float]:
-        """The rates that the last step() set. AssertionError before the first."""
+        """The learning rates set by the last step(). Raises AssertionError before the first."""
         if self._last_lr is None:
             raise AssertionError("need to call step() first")
         return self._last_lr

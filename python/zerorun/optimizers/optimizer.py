@@ -1,4 +1,4 @@
-"""Optimizers with torch's interface whose step is the core's, on this rank's shards."""
+"""Optimizers with torch's interface that update this rank's shards in the C++ core."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COMMON = "zerorun_common_states"  # a key of group settings
 
 
 class UpdateRule:
-    """How an engine updates its shards: a fused rule of the core, or torch's on the shards."""
+    """How an engine updates its shards: by a fused rule of the core, or by a torch optimizer."""
 
     def __init__(self, name: str | None, hyperparameters: dict[str, Any] | None = None) -> None:
         self.name = name  # a value of OptimizerConfig.type; None: the configuration's
@@ -33,10 +33,10 @@ class UpdateRule:
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
-    """The core's AdamW or Adam for torch's where they compute the same, else the optimizer itself.
+    """The core's Adam or AdamW for torch's if they compute the same, else `optimizer` itself.
 
-    The same: exactly torch's class (or one that says so with `zerorun_rule`), with numbers as
-    hyperparameters, and neither amsgrad nor maximize. Raises ConfigError for an optimizer that
+    They do for exactly torch's class (or one with the attribute `zerorun_rule`), with numbers as
+    hyperparameters, and without amsgrad and maximize. Raises ConfigError for an optimizer that
     cannot run on shards.
     """
     groups = optimizer.param_groups
@@ -56,8 +56,8 @@ def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
 
 
 def load_group_settings(groups: list[dict[str, Any]], settings: list[dict[str, Any]]) -> None:
-    """Gives parameter groups the hyperparameters of others, in their order. Raises CheckpointError
-    for another number of them."""
+    """Copies hyperparameters to parameter groups, in their order. Raises CheckpointError if the
+    numbers of groups differ."""
     if len(settings) != len(groups):
         raise _C.CheckpointError(
             f"optimizer state has {len(settings)} groups, this optimizer {len(groups)}"
@@ -83,12 +83,12 @@ class _Replaced:
 
 
 class ShardOptimizer(torch.optim.Optimizer):
-    """Updates a model's shards with the hyperparameters of a torch optimizer.
+    """Updates this rank's shards with the hyperparameters of a torch optimizer (`optimizer`).
 
-    ``param_groups`` are the very dictionaries of the optimizer that was given (`optimizer`), so
-    schedulers made for either of the two change the learning rate of both. ``lr`` and
-    ``weight_decay``, ``betas`` or ``momentum``, and ``eps`` are read from them at every step.
-    ``state`` has what this rank keeps of each parameter (:class:`ParameterStates`).
+    ``param_groups`` are the same dictionaries as that optimizer's, so a scheduler made for either
+    of the two changes the learning rate of both. ``lr``, ``weight_decay``, ``betas`` or
+    ``momentum``, and ``eps`` are read from them at every step. ``state`` has what this rank stores
+    of each parameter (:class:`ParameterStates`).
     """
 
     states_class = ParameterStates
@@ -140,7 +140,7 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     @property
     def loss_scale(self) -> float:
-        """The factor of the loss before backward; 1 unless parameters are fp16."""
+        """The factor of the loss in backward; 1 unless parameters are fp16."""
         return self.shards.core.loss_scale
 
     cur_scale = loss_scale
@@ -159,7 +159,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def group_settings(self) -> list[dict[str, Any]]:
-        """The groups' hyperparameters; in the first those states that belong to no parameter."""
+        """The hyperparameters of the groups; the first also has states of no parameter."""
         settings = [
             {key: value for key, value in group.items() if key != "params"}
             for group in self.param_groups
@@ -174,7 +174,8 @@ class ShardOptimizer(torch.optim.Optimizer):
         return settings
 
     def load_group_settings(self, settings: list[dict[str, Any]]) -> None:
-        """Takes over what group_settings() gave. Raises CheckpointError for another number."""
+        """Loads the result of group_settings(). Raises CheckpointError if the number of groups
+        differs."""
         own = [{k: v for k, v in group.items() if k != _COMMON} for group in settings]
         load_group_settings(self.param_groups, own)
         for group in settings:
@@ -187,18 +188,19 @@ class ShardOptimizer(torch.optim.Optimizer):
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part: hyperparameters of the groups, and what the rank keeps of each
-        parameter, flat, by the parameter's name and its elements (``"weight[0:128]"``): the
-        optimizer's states and, as ``master``, the fp32 values of 16-bit parameters.
+        """This rank's states and the hyperparameters of the groups; differs between ranks.
 
-        Each rank has its own; :meth:`ZeroEngine.save_checkpoint` saves for any number of ranks.
+        ``state`` has the intervals of parameters that this rank stores, as one-dimensional tensors
+        by name and elements (``"weight[0:128]"``): the optimizer states and, as ``master``, the
+        fp32 values of 16-bit parameters. :meth:`ZeroEngine.save_checkpoint` saves states that any
+        number of ranks can load.
         """
         return {"state": ShardStates(self.shards).get(), "param_groups": self.group_settings()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what state_dict() gave on this rank of as many. Collective.
+        """Loads the result of state_dict() of the same rank of as many ranks. Collective.
 
-        Raises CheckpointError on every rank, before anything changes, for another rank's.
+        Raises CheckpointError on every rank, before anything changes, for that of another rank.
         """
         states = ShardStates(self.shards)
         with all_or_none(self.shards.communicator, "load_state_dict"):

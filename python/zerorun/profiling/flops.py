@@ -138,7 +138,7 @@ class FlopsProfile:
         detailed: bool = True,
         output_file: str | None = None,
         recompute_fwd_factor: float = 0.0,
-    ) -> None:
+    ) -> FlopsProfile:
         """Profiles the first micro-step after `profile_step` steps of an engine, and writes the
         result with that step's figures. The keys of ``flops_profiler``."""
         profile = cls(engine.module)
@@ -172,6 +172,7 @@ class FlopsProfile:
         hooks.append(engine.register_forward_pre_hook(before))
         hooks.append(engine.register_forward_hook(after, always_call=True))
         engine.meter.add_listener(report)
+        return profile
 
 
 def _parameters_of(module: nn.Module) -> int:

@@ -24,15 +24,15 @@ _Answer = TypeVar("_Answer")
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="zerorun report",
-        description="A page about runs: loss, throughput, memory, times, communication. It works "
-        "from disk, without a network.",
+        description="Writes an HTML page about runs: loss, throughput, memory, times, "
+        "communication. The page is one file and needs no network.",
     )
     parser.add_argument(
         "runs",
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="metrics file of a run, or a folder of the files of its ranks",
+        help="metrics file of a run, or a folder with the files of its ranks",
     )
     parser.add_argument(
         "-o",
@@ -40,7 +40,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         type=Path,
         default=Path("report.html"),
         metavar="FILE",
-        help="the page (default: %(default)s)",
+        help="file for the page (default: %(default)s)",
     )
     parser.add_argument(
         "--trace",
@@ -48,16 +48,20 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="FILE",
-        help="timeline of the run, or of each, in their order; default: what the configuration "
-        "names or the folder has",
+        help="timeline of the run; repeat it for several runs, in their order. Default: the one "
+        "that the configuration names or the folder contains",
     )
     parser.add_argument(
         "--serve",
         action="store_true",
-        help="instead of writing it, serve a page to this machine that follows the runs",
+        help="instead of writing a page, serve one on this machine that follows the runs",
     )
     parser.add_argument(
-        "--port", type=int, default=0, help="of --serve (default: a free one)", metavar="PORT"
+        "--port",
+        type=int,
+        default=0,
+        help="port for --serve (default: a free port)",
+        metavar="PORT",
     )
     return parser.parse_args(argv)
 

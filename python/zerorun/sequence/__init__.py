@@ -1,9 +1,9 @@
-"""Sequence parallelism (Ulysses): several ranks share each sequence, so that it may be longer.
+"""Sequence parallelism: several ranks share each sequence, so that sequences can be longer.
 
-Between attention layers a rank has its part of the tokens; within attention it has all tokens of
-its part of the heads. :func:`start` says how many ranks share a sequence,
-:func:`use_with_transformers` puts the exchange into Hugging Face models, and
-:class:`SequenceLoader` cuts a loader's batches.
+The method is Ulysses (Jacobs et al., arXiv 2309.14509). Between attention layers a rank has its
+part of the tokens; within attention it has all tokens for its part of the heads. :func:`start`
+sets how many ranks share a sequence, :func:`use_with_transformers` adds the exchange to Hugging
+Face models, and :class:`SequenceLoader` splits a loader's batches.
 """
 
 from zerorun.sequence.attention import SharedAttention, attend, use_with_transformers

@@ -58,10 +58,17 @@ def attend(
 ) -> torch.Tensor:
     """Attention of this rank's tokens to the whole sequence. Collective over the group.
 
-    `query`, `key`, `value`: [batch, heads, own tokens, size]. Key and value may have fewer heads;
-    they are repeated where they are fewer than ranks. `core(query, key, value)` gets all tokens of
-    this rank's heads and returns [batch, tokens, heads, size]. Returns [batch, own tokens, heads,
-    size]. Raises ConfigError for heads that the ranks do not divide.
+    Ulysses (Jacobs et al., arXiv 2309.14509): one all-to-all exchanges tokens for heads, `core`
+    attends, and a second all-to-all exchanges heads for tokens. Differentiable.
+
+    - `core(query, key, value)`: gets [batch, own heads, tokens, head size], with all tokens of this
+      rank's heads, and returns [batch, tokens, own heads, head size].
+    - `groups`: from :func:`zerorun.sequence.start`.
+    - `query`, `key`, `value`: [batch, heads, own tokens, head size]. Key and value may have fewer
+      heads; if these are fewer than ranks, they are repeated.
+
+    Returns [batch, own tokens, heads, head size]. Raises ConfigError if the ranks do not divide the
+    heads.
     """
     heads, kv_heads = query.shape[1], key.shape[1]
     _check_heads(heads, kv_heads, groups.size)
@@ -122,10 +129,10 @@ class _Positions:
 
 
 class SharedAttention:
-    """A function of Hugging Face's attention interface, around one of theirs.
+    """An attention function of Hugging Face's attention interface, which wraps another one.
 
-    `tokens`: the length of all sequences, if it is one. `disable_in_eval`: modules in eval mode
-    attend to their own tokens alone.
+    `core`: the wrapped function, registered as `name`. `tokens`: the length of all sequences, if it
+    is constant. `disable_in_eval`: modules in eval mode attend only to their own tokens.
     """
 
     def __init__(
@@ -218,13 +225,17 @@ def use_with_transformers(
     tokens: int | None = None,
     disable_in_eval: bool = False,
 ) -> Callable[[], None]:
-    """Makes Hugging Face models attend over shared sequences; after :func:`groups.start`.
+    """Makes Hugging Face models attend over shared sequences; call :func:`start` before.
 
-    Replaces the attention function `implementation` ("sdpa" or a flash attention) for all models
-    of this process. `model_config`: of a model that will be used, whose heads are checked.
-    `tokens`: the length of all sequences, if it is one. `disable_in_eval`: models in eval mode
-    attend to their own tokens alone, which are whole sequences then. Returns a function that puts
-    things back. Raises ConfigError.
+    Replaces the attention function `implementation` for all models of this process.
+
+    - `model_config`: the configuration of the model, whose heads and layer types are checked.
+    - `implementation`: "sdpa" or a flash attention that transformers knows.
+    - `tokens`: the length of all sequences, if it is constant; other lengths are then an error.
+    - `disable_in_eval`: models in eval mode attend only to their own tokens, as full sequences.
+
+    Returns a function that restores the original attention. Raises ConfigError without
+    :func:`start`, and for implementations, layers and numbers of heads that are not supported.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

@@ -19,23 +19,24 @@ class SequenceGroups:
     """This rank's place: ranks [i * size, (i + 1) * size) share each sequence."""
 
     size: int
-    group: Any  # a process group of torch's
-    rank: int  # in it: which part of the sequence is this rank's
-    data_rank: int
-    data_size: int  # how many sequences are under way at a time
+    group: Any  # the torch process group of these ranks
+    rank: int  # in the group: the index of this rank's part of a sequence
+    data_rank: int  # index of the group
+    data_size: int  # number of groups, each of which has different sequences
 
     @classmethod
     def of(cls, group: Any) -> SequenceGroups:
-        """Takes a process group of the program's, of consecutive ranks."""
+        """Uses a process group of the program, which must consist of consecutive ranks."""
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         return cls(size, group, rank, dist.get_rank() // size, dist.get_world_size() // size)
 
 
 def start(size: int) -> SequenceGroups:
-    """From here on `size` ranks share each sequence; engines made later know of it. Collective.
+    """Makes groups of `size` neighbouring ranks that share each sequence. Collective.
 
-    A second call with the same size returns the same groups. Needs torch.distributed's default
-    group. Raises ConfigError for sizes that do not divide the number of ranks.
+    Engines that are made later use them. A second call with the same size returns the same groups.
+    Needs torch.distributed's default group. Raises ConfigError if `size` does not divide the number
+    of ranks or differs from that of an earlier call.
     """
     global _current  # noqa: PLW0603 - a process belongs to one job, as torch's own groups
     if _current is not None:
@@ -65,10 +66,10 @@ def start(size: int) -> SequenceGroups:
 
 
 def current() -> SequenceGroups | None:
-    """The groups of this job, if ranks share sequences."""
+    """The groups made by :func:`start`, or None."""
     return _current
 
 
 def data_parallel_size(world_size: int) -> int:
-    """How many ranks, or groups of them that share a sequence, take different data."""
+    """The number of ranks, or of groups that share a sequence, that have different data."""
     return world_size if _current is None else world_size // _current.size

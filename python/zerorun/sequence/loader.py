@@ -18,18 +18,20 @@ _IGNORED = -100  # the label of a token that has no loss
 
 
 class SequenceLoader:
-    """Gives each rank its part of the tokens of every batch.
+    """Splits the batches of a data loader among the ranks that share sequences.
 
-    `loader` gives each rank batches of its own, dictionaries of tensors [batch, tokens, ...] with
-    ``input_ids``; each is used by all ranks of `group` one after the other, so there are as many
-    as the group has ranks for one of `loader`. The tokens are cut evenly in order, and the parts
-    are in host memory.
+    `loader` yields different batches on each rank: dictionaries of tensors [batch, tokens, ...]
+    with ``input_ids``. The ranks of `group` process the batches of all of them one after the other,
+    so this loader yields `size` times as many. Each rank gets [batch, tokens / size, ...], its
+    consecutive part of the tokens, in host memory.
 
-    - ``labels`` become ``shift_labels``, in which the label of a token is the next token's.
-    - ``position_ids`` are added where they are missing: tokens count from 0.
-    - A mask that only leaves out padding at the end is dropped: no token before it sees it.
+    - `rank`, `group`, `size`: of :class:`SequenceGroups`. `device`: for the group's communication.
+    - ``labels`` become ``shift_labels``: the label of a token is the next token.
+    - ``position_ids`` are added if they are missing; positions start at 0.
+    - ``attention_mask`` is dropped; it may exclude only padding at the end, which no token sees.
 
-    Raises ConfigError for what cannot be cut, on every rank of the group.
+    Collective over the group. Raises ConfigError on every rank of the group for batches that cannot
+    be split: pad them on the right to a multiple of `size`.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class SequenceLoader:
         return self._parts.popleft()
 
     def _exchange(self, batch: Any) -> list[dict[str, Any]]:
-        """The batches of all ranks of the group. Collective over it."""
+        """Returns the batches of all ranks of the group. Collective over the group."""
         error = None if batch is None else _problem(batch, self._size)
         outline = None if batch is None or error else _outline(batch)
         found: list[Any] = [None] * self._size
@@ -91,7 +93,7 @@ class SequenceLoader:
         return [self._fetch(source, batch, outline) for source, outline in enumerate(outlines)]
 
     def _fetch(self, source: int, own: Any, outline: dict[str, Any]) -> dict[str, Any]:
-        """The batch of one rank of the group, on all."""
+        """Broadcasts the batch of one rank of the group."""
         root = dist.get_global_rank(self._group, source)
         batch: dict[str, Any] = {}
         for name, what in outline.items():
@@ -122,7 +124,7 @@ class SequenceLoader:
 
 
 class _Tensor:
-    """Shape and dtype of a tensor that is on its way."""
+    """Shape and dtype of a tensor that will be broadcast."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
@@ -136,7 +138,7 @@ def _outline(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problem(batch: Any, size: int) -> str | None:
-    """Why a batch cannot be cut into `size` parts."""
+    """Why a batch cannot be split into `size` parts; None if it can."""
     if not isinstance(batch, Mapping) or "input_ids" not in batch:
         return f"got a batch of {type(batch).__name__}, expected a dictionary with input_ids"
     batches, tokens = batch["input_ids"].shape[:2]

@@ -1,4 +1,4 @@
-"""The loss of a sequence whose parts lie on several ranks."""
+"""The loss of a sequence whose parts are on several ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["mean_over_sequence"]
 
 
 class _WeightedMean(torch.autograd.Function):
-    """Sum of loss * count over the group by the sum of counts.
+    """The sum of loss * count over the group, divided by the sum of counts.
 
-    Engines average gradients over all ranks, and each rank's backward gives its own part of the
-    gradient: times the group's size, the average over the group is their sum.
+    Backward multiplies by the size of the group. Each rank's backward gives its own part of the
+    gradient, of which the sum over the group is needed, but engines average over all ranks.
     """
 
     @staticmethod
@@ -35,10 +35,11 @@ class _WeightedMean(torch.autograd.Function):
 
 
 def mean_over_sequence(loss: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
-    """The mean loss of all tokens of the ranks' shared sequences, the same on each of them.
+    """The mean loss over all tokens of a shared sequence, equal on all ranks that share it.
 
-    `loss`: the mean over this rank's `count` tokens that have a label, both scalars; its backward
-    gives the gradient of the mean over all. Collective over the ranks that share a sequence.
+    `loss`: a scalar tensor, the mean over this rank's tokens with a label. `count`: the number of
+    these tokens. Backward gives the gradient of the returned mean. Collective over the ranks that
+    share a sequence. Without sequence parallelism it returns `loss`.
     """
     groups = current()
     if groups is None or groups.size == 1:

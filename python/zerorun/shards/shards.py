@@ -14,7 +14,7 @@ from torch import nn
 from zerorun import _C, experts, torch_groups
 from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.parameter_memory import by_parameter, full_view, load_parameters
-from zerorun.hooks.silent_results import warn_of_clipping, warn_of_empty_state
+from zerorun.hooks.silent_results import warn_of_empty_state
 from zerorun.model.buffers import share_buffers
 from zerorun.model.left_behind import LeftBehind
 from zerorun.model.local_tensor import is_distributed, local_gradient, local_of, place
@@ -56,10 +56,6 @@ def take_over(parameters: Iterable[nn.Parameter]) -> None:
             shards.close()
 
 
-def _belongs_to_engine(parameter: torch.Tensor) -> bool:
-    return hasattr(parameter, _ATTRIBUTE)
-
-
 def _addresses_of(parameters: list[nn.Parameter]) -> list[int]:
     return [local_of(p).data_ptr() if is_distributed(p) else p.data_ptr() for p in parameters]
 
@@ -87,6 +83,8 @@ class Shards:
     as it was. As a context manager it does so for the block too.
     """
 
+    clips_as_torch = False  # torch's clip_grad_norm_ clips; the loop sets it
+
     def __init__(
         self,
         layout: ModelLayout,
@@ -101,7 +99,6 @@ class Shards:
         the parameters are not of one module, and somebody else calls the collector.
         `round_masters`: as in load_parameters()."""
         torch_groups.end_at_exit()
-        warn_of_clipping(_belongs_to_engine)
         self.layout = layout
         self.settings = settings
         self.ranks = ranks

@@ -143,6 +143,22 @@ class StateAccess:
             self._whole_gradient(parameter).copy_(value.detach().float() / self._average())
         self._shards.core.accept_gradients()
 
+    def owned_gradients(self, parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+        """The engine's own sums, not yet averaged, of which every element is one rank's. After
+        reduction; not collective."""
+        parts = [part for parameter in parameters for part in self._parts(parameter, "grad")]
+        return [values for interval, values in parts if interval.owned]
+
+    def scale_gradients(self, parameters: Iterable[nn.Parameter], factor: float) -> None:
+        """Multiplies them. The same on every rank, which is not compared."""
+        for parameter in parameters:
+            if self._shards.stage == 0:
+                self._whole_gradient(parameter).mul_(factor)
+                continue
+            for _, values in self._parts(parameter, "grad"):
+                values.mul_(factor)
+        self._shards.core.accept_gradients()
+
     def _whole_gradient(self, parameter: nn.Parameter) -> torch.Tensor:
         stored = self._shards.core.whole_gradient(self._shards.layout.ids[parameter])
         return tensor_of(stored).view(self._shards.layout.shapes[parameter])

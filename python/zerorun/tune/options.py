@@ -68,27 +68,31 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="zerorun tune",
         usage="zerorun tune ds_config.json [options] [launcher options] -- PROGRAM [arguments]",
-        description="Short runs of a program with other stages, micro-batches, buckets and "
-        "offloading, as far as `zerorun plan` says that they fit; the fastest configuration is "
-        "written, with a table of all trials. The section autotuning of the configuration bounds "
-        "the search. Ctrl-C ends it and keeps the best so far. A PyTorch program has to name the "
-        "configuration in its arguments (--deepspeed ds_config.json).",
+        description="Tries stages, micro-batch sizes, bucket sizes and offloading in short runs of "
+        "a program, as far as they fit according to `zerorun plan`. Writes the fastest "
+        "configuration and a table of all trials. The section autotuning of the configuration "
+        "limits the search. Ctrl-C ends the search and keeps the best result so far. The arguments "
+        "of a PyTorch program have to name the configuration (--deepspeed ds_config.json).",
         epilog="Example: zerorun tune ds_config.json --num_gpus 2 -- train --model mini",
     )
     parser.add_argument("config", type=Path, help="a ds_config.json")
     parser.add_argument(
         "--model",
-        help="what `zerorun plan --model` takes; default: train's, else the parameters of the "
-        "first trial",
+        help="the model, as for `zerorun plan --model`; default: that of train, else the number "
+        "of parameters that the first trial reports",
     )
     for name in ("gpu_memory", "host_memory"):
-        parser.add_argument(f"--{name}", metavar="SIZE", help="as of `zerorun plan` (80GB)")
+        parser.add_argument(
+            f"--{name}",
+            metavar="SIZE",
+            help="memory of each GPU or host, as for `zerorun plan` (80GB)",
+        )
     parser.add_argument(
         "--trial_seconds",
         type=float,
         default=_TRIAL_S,
         metavar="N",
-        help="end a trial after so long (default: %(default)s)",
+        help="end a trial after this time (default: %(default)s)",
     )
     parser.add_argument(
         "--run", action="store_true", help="train with the best configuration afterwards"

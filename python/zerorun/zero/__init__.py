@@ -1,9 +1,10 @@
 """Working with the parameters of a sharded model.
 
-At stage 3, and under :class:`Init`, a parameter is empty on every rank while nobody uses it
-(``shape == [0]``; ``ds_shape`` and ``ds_numel`` tell its real size). :class:`GatheredParameters`
-makes it full. The functions named ``safe_*`` read and write fp32 values, gradients and optimizer
-states at any stage.
+At stage 3, and under :class:`Init`, a parameter is empty on every rank while no module uses it
+(``shape == [0]``; ``ds_shape`` and ``ds_numel`` have its full shape and size).
+:class:`GatheredParameters` makes it full. The functions ``safe_*`` read and write master
+parameters, gradients and optimizer states at any stage. All of these are as in ``deepspeed.zero``
+and ``deepspeed.utils``.
 """
 
 from zerorun.hooks.external import register_external_parameter, unregister_external_parameter

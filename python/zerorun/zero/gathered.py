@@ -17,14 +17,18 @@ __all__ = ["GatheredParameters"]
 
 
 class GatheredParameters:
-    """Makes partitioned parameters full on every rank for the block. Collective.
+    """Makes sharded parameters full on every rank within a with-block. Collective.
 
-    `params`: a parameter or any iterable of them; ordinary parameters and duplicates are allowed
-    and left alone. `modifier_rank`: that rank's changes are what all ranks have afterwards; None:
-    a rank's changes (merged adapters) are its own, and end with the block; an error where the
-    configuration has ``zero_optimization.enable_sanity_checks``. `fwd_module`: its
-    forward uses the parameters, which are registered as external to it. `enabled` False: nothing
-    happens.
+    The interface is DeepSpeed's.
+
+    - `params`: a parameter or any iterable of them. Parameters that are not sharded, and
+      duplicates, are allowed and ignored.
+    - `modifier_rank`: this rank's changes are sent to all ranks and to the fp32 masters. None: the
+      changes of each rank are local and end with the block (merged adapters); with
+      ``zero_optimization.enable_sanity_checks`` they raise InternalError on every rank.
+    - `fwd_module`: a module whose forward uses the parameters; they are registered as external to
+      it (:func:`register_external_parameter`).
+    - `enabled`: False does nothing.
     """
 
     def __init__(

@@ -31,22 +31,25 @@ _active: list[Init] = []
 
 
 class Init:
-    """Modules made within the block keep only this rank's part of their parameters.
+    """Shards the parameters of modules that are made within a with-block (stage 3).
 
-    Each module is made as usual, in full, and partitioned when its ``__init__`` is done, so no rank
-    ever holds more than one module and its parts of the rest. Values are rank 0's. Collective: all
-    ranks make the same modules in the same order. ``Module.apply(fn)`` within the block shows `fn`
-    each module's own parameters in full, and takes rank 0's changes; ``copy.deepcopy`` of a
-    partitioned parameter is partitioned too. `module`: partitions that one, without a block.
-    `dtype`: of floating-point parameters; default: bf16 or fp16 where the configuration enables
-    one.
-    Parameters are on this rank's GPU if it has one, else in host memory, whatever `remote_device`
-    and `pin_memory` say. Hooks into DeepSpeed's own partitioning are accepted.
+    The interface is DeepSpeed's. Each module is made in full and sharded when its ``__init__``
+    ends, so no rank ever holds more than one full module and its shards of the others. Values are
+    those of rank 0. Collective: all ranks make the same modules in the same order. Within the block
+    ``Module.apply(fn)`` passes each module to `fn` with its own parameters full, and keeps rank 0's
+    changes. ``copy.deepcopy`` of a sharded parameter is sharded too.
 
-    The ranks that keep a parameter together, and whose first one's values it gets, are all, or
-    where ranks hold different parts of a model those of `sequence_data_parallel_group`,
-    `data_parallel_group` (process groups of torch's) or `mpu`: what initialize is given.
-    `zero_param_parallel_group`, some of them, is where an engine keeps second copies.
+    - `module`: shard this existing module, without a block.
+    - `dtype`: of floating-point parameters; default: bf16 or fp16 if the configuration (`config`,
+      `config_dict_or_path`) enables one.
+    - `enabled`: False does nothing.
+    - `sequence_data_parallel_group`, `data_parallel_group` (torch process groups), `mpu`: if ranks
+      hold different parts of a model, the ranks over which a parameter is sharded, as passed to
+      initialize; values are those of the first of these ranks. Default: all ranks.
+    - `zero_param_parallel_group`: ranks that share a second copy (hpZ). It is only checked to be a
+      part of these ranks; the configuration sets the second copy.
+    - `remote_device`, `pin_memory`: no effect; parameters are on this rank's GPU if it has one,
+      else in host memory. Arguments for DeepSpeed's own partitioning are accepted and ignored.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature

@@ -1,10 +1,10 @@
-"""fp32 values, gradients and optimizer states of single parameters, at any stage.
+"""Access to master parameters, gradients and optimizer states of single parameters, at any stage.
 
-``full`` functions are collective and work on whole tensors in the parameter's shape; ``local`` ones
-work on this rank's elements, flat. Getters return None where there is no such state: of a frozen
-parameter, before the first step, and for a gradient between a step and the next backward. Setters
-raise ConfigError for these, for values of another size and for parameters of no engine, on every
-rank and before anything changes.
+The functions are DeepSpeed's. ``full`` functions are collective and use whole fp32 tensors in the
+parameter's shape. ``local`` functions use this rank's elements as a one-dimensional tensor. A
+getter returns None for a value that does not exist: of a frozen parameter, a state before the first
+step, a gradient between a step and the next backward. In these cases, for values of another size,
+and for parameters of no engine, a setter raises ConfigError on every rank, before anything changes.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def _set(parameter: nn.Parameter, name: str, value: torch.Tensor, full: bool) ->
 
 
 def safe_get_full_fp32_param(param: nn.Parameter) -> torch.Tensor | None:
-    """The whole fp32 master copy. Collective."""
+    """Returns the full fp32 master parameter. Collective."""
     return _get(param, _MASTER, full=True)
 
 
 def safe_set_full_fp32_param(param: nn.Parameter, value: torch.Tensor) -> None:
-    """New values of the master copy and of the parameter, on all ranks. Collective."""
+    """Sets the master parameter and the parameter on all ranks. Collective."""
     _set(param, _MASTER, value, full=True)
 
 
 def safe_get_full_grad(param: nn.Parameter) -> torch.Tensor | None:
-    """The averaged gradient, between backward and step. Collective."""
+    """Returns the full averaged gradient, between backward and step. Collective."""
     return _get(param, _GRAD, full=True)
 
 
@@ -63,29 +63,29 @@ def safe_set_full_grad(param: nn.Parameter, value: torch.Tensor) -> None:
 
 
 def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
-    """A whole optimizer state ("exp_avg", ...). Collective."""
+    """Returns a full optimizer state; `optim_state_key`: "exp_avg", ... Collective."""
     return _get(param, optim_state_key, full=True)
 
 
 def safe_set_full_optimizer_state(
     param: nn.Parameter, value: torch.Tensor, optim_state_key: str
 ) -> None:
-    """Replaces an optimizer state. Collective."""
+    """Replaces a full optimizer state. Collective."""
     _set(param, optim_state_key, value, full=True)
 
 
 def safe_get_local_fp32_param(param: nn.Parameter) -> torch.Tensor | None:
-    """This rank's elements of the master copy, flat."""
+    """Returns this rank's elements of the master parameter, flat."""
     return _get(param, _MASTER, full=False)
 
 
 def safe_set_local_fp32_param(param: nn.Parameter, value: torch.Tensor) -> None:
-    """Replaces this rank's elements; every rank must set its own. Collective."""
+    """Replaces this rank's elements of the master. Collective: every rank sets its own."""
     _set(param, _MASTER, value, full=False)
 
 
 def safe_get_local_grad(param: nn.Parameter) -> torch.Tensor | None:
-    """This rank's elements of the averaged gradient, flat. Collective."""
+    """Returns this rank's elements of the averaged gradient, flat. Collective."""
     return _get(param, _GRAD, full=False)
 
 
@@ -97,13 +97,12 @@ def safe_set_local_grad(param: nn.Parameter, value: torch.Tensor) -> None:
 def safe_get_local_optimizer_state(
     param: nn.Parameter, optim_state_key: str
 ) -> torch.Tensor | None:
-    """This rank's elements of an optimizer state, flat."""
+    """Returns this rank's elements of an optimizer state, flat."""
     return _get(param, optim_state_key, full=False)
 
 
 def safe_set_local_optimizer_state(
     param: nn.Parameter, value: torch.Tensor, optim_state_key: str
 ) -> None:
-    """Replaces this rank's elements of an optimizer state; every rank must set its own.
-    Collective."""
+    """Replaces this rank's elements of an optimizer state. Collective: every rank sets its own."""
     _set(param, optim_state_key, value, full=False)

@@ -10,7 +10,7 @@ __all__ = ["ZeroParamStatus", "status_of"]
 
 
 class ZeroParamStatus(enum.Enum):
-    """Values as in DeepSpeed."""
+    """Whether a parameter is full on this rank; the values are DeepSpeed's."""
 
     AVAILABLE = 1
     NOT_AVAILABLE = 2
@@ -18,5 +18,5 @@ class ZeroParamStatus(enum.Enum):
 
 
 def status_of(partition: Partition) -> ZeroParamStatus:
-    """A gather is never in flight for Python: it waits for it."""
+    """The status. Python never sees INFLIGHT, because it waits for gathers."""
     return ZeroParamStatus.AVAILABLE if partition.available else ZeroParamStatus.NOT_AVAILABLE

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
@@ -77,6 +78,44 @@ TEST_F(Directory, WhatALinkLeadsToIsKeptAndLinksAreNotCounted) {
   std::vector<std::string> removed;
   for (const SavedTag& saved : superfluous_tags(path_, {.last = 2})) removed.push_back(saved.tag);
   EXPECT_THAT(removed, ElementsAre("step2"));
+}
+
+// A name that cannot be followed may mean any of them.
+TEST_F(Directory, NothingIsSuperfluousWhereLatestCannotBeRead) {
+  for (const char* tag : {"a", "b", "c"}) save(tag);
+  for (const char* target : {kLatestName, "nowhere"}) {
+    fs::remove(path_ / kLatestName);
+    fs::create_symlink(target, path_ / kLatestName);
+    EXPECT_THROW(superfluous_tags(path_, {.last = 1}), IoError) << target;
+    EXPECT_THROW(load(""), IoError) << target;
+  }
+  fs::remove(path_ / kLatestName);
+  EXPECT_EQ(superfluous_tags(path_, {.last = 1}).size(), 2U);
+}
+
+// Root may read everything, so that root looks as somebody else.
+TEST_F(Directory, WhatThisUserMayNotReadIsNotMissing) {
+  save("a");
+  const auto error_of_another_user = [&](const fs::path& hidden, const auto& act) {
+    const bool is_root = ::geteuid() == 0;
+    fs::permissions(path_, fs::perms::all);
+    fs::permissions(hidden, fs::perms::none);
+    EXPECT_TRUE(!is_root || ::seteuid(65534) == 0);
+    std::string text = "nothing failed";
+    try {
+      act();
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    EXPECT_TRUE(!is_root || ::seteuid(0) == 0);
+    fs::permissions(hidden, fs::perms::all);
+    return text;
+  };
+  for (const fs::path& hidden : {path_, path_ / "a"}) {
+    EXPECT_THAT(error_of_another_user(hidden, [&] { load(""); }), HasSubstr("Permission denied"));
+  }
+  EXPECT_THAT(error_of_another_user(path_, [&] { list_tags(path_); }),
+              HasSubstr("cannot read the folder " + path_.string() + ": Permission denied"));
 }
 
 // Prunes beside each other, and a save that clears leftovers away.

@@ -96,6 +96,39 @@ TEST(AsyncSave, WritesTheSameFilesAsABlockingSave) {
   }
 }
 
+// Its states lie elsewhere: each visit to read brings all of them in.
+class OffloadedEngine : public FakeEngine {
+ public:
+  using FakeEngine::FakeEngine;
+
+  void visit_states(StateAccess access, const StateVisit& visit) override {
+    if (access == StateAccess::read) ++reads_;
+    FakeEngine::visit_states(access, [&](StateInterval interval) {
+      interval.on_host = true;
+      visit(interval);
+    });
+  }
+  int reads() const { return reads_; }
+
+ private:
+  int reads_ = 0;
+};
+
+TEST(AsyncSave, OffloadedStatesAreReadOnce) {
+  const LargeModel large;
+  const TemporaryDirectory directory;
+  run_ranks(2, [&](Communicator& comm) {
+    OffloadedEngine engine(large.model, large.cuts, comm, 1);
+    AsyncSaver saver(engine, comm, {.buffer_nbytes = 100'000});
+    for (const int saves : {1, 2}) {
+      saver.save({directory.string(), "one", ""});
+      saver.wait();
+      EXPECT_EQ(engine.reads(), saves);
+    }
+    expect_loads(comm, large, directory.string(), "one", 1);
+  });
+}
+
 TEST(AsyncSave, ASecondSaveWaitsForTheFirst) {
   const LargeModel large;
   const TemporaryDirectory directory;

@@ -166,7 +166,7 @@ TEST(Problems, ContradictionsNameBothSides) {
           R"({"train_micro_batch_size_per_gpu": 2, "zerorun": {"train": {"micro_batch": 3}}})"),
       HasSubstr("3 contradicts /train_micro_batch_size_per_gpu 2 at 1:36"));
   EXPECT_THAT(problems_of(R"({"data_types": {"param_dtype": "bf16"}})"),
-              HasSubstr("by which parameters are fp32"));
+              HasSubstr("which make parameters fp32"));
   EXPECT_EQ(problems_of(R"({"data_types": {"param_dtype": "bf16"}, "bf16": {"enabled": true}})"),
             "");
   EXPECT_THAT(
@@ -194,8 +194,8 @@ TEST(Problems, LimitsOfLambsTrustRatioNameEachOther) {
 TEST(Problems, TheLossScaleStartsAboveItsMinimum) {
   EXPECT_THAT(
       problems_of(R"({"fp16": {"enabled": true, "min_loss_scale": 64, "initial_scale_power": 5}})"),
-      HasSubstr("/fp16/min_loss_scale (1:46): got 64, expected at most 2^5 = 32, which "
-                "/fp16/initial_scale_power starts with"));
+      HasSubstr("/fp16/min_loss_scale (1:46): got 64, expected at most 2^5 = 32, the "
+                "initial scale that /fp16/initial_scale_power sets"));
   EXPECT_EQ(
       problems_of(R"({"fp16": {"enabled": true, "min_loss_scale": 32, "initial_scale_power": 5}})"),
       "");

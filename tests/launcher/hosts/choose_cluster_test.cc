@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/error_of.h"
 #include "tests/launcher/cluster_choice.h"
 #include "tests/scratch.h"
 #include "zerorun/error.h"
@@ -11,9 +12,11 @@ namespace zerorun {
 namespace {
 
 using testing::choose;
+using testing::error_of;
 using ::testing::HasSubstr;
 using testing::Scratch;
 using testing::text_of;
+using testing::Words;
 using testing::worker;
 
 TEST(ChooseCluster, AMissingHostfileMeansThisHost) {
@@ -65,6 +68,47 @@ TEST(ChooseCluster, ALoopbackAddressForSeveralHostsIsSaid) {
   };
   EXPECT_THAT(note("127.0.0.1"), HasSubstr("which every machine has for itself"));
   EXPECT_EQ(note("198.51.100.1"), "");
+}
+
+TEST(ChooseCluster, AnAddressThatIsNotTheFirstHostsIsAnError) {
+  const Scratch folder;
+  const std::string path = folder.write("hosts", "worker-1 slots=1\n198.51.100.2 slots=1\n");
+  const auto endpoint = [&](const char* address) {
+    return choose({"-H", path, "--master_addr", address}, worker(0, std::nullopt, {}));
+  };
+  for (const char* address : {"127.0.0.1", "localhost", "::1"}) {
+    EXPECT_THAT(error_of([&] { endpoint(address); }),
+                HasSubstr("an address that every host has for itself"));
+  }
+  EXPECT_THAT(error_of([&] { endpoint("198.51.100.2"); }),
+              HasSubstr("expected an address of the first host, worker-1"));
+  EXPECT_THAT(endpoint("198.51.100.7").note, HasSubstr("which is no address of this host"));
+}
+
+TEST(ChooseCluster, NumbersOfTheEnvironmentAreCheckedBeforeTheyAreTaken) {
+  const Scratch folder;
+  const std::string path = folder.write("hosts", "worker-1 slots=1\n198.51.100.2 slots=1\n");
+  const auto error = [&](const Environment& environment, const Words& words) {
+    return error_of([&] { choose(words, worker(0, std::nullopt, environment)); });
+  };
+  for (const char* port : {"99999", "-1", "abc", "29500x"}) {
+    EXPECT_EQ(error({{"MASTER_ADDR", "worker-1"}, {"MASTER_PORT", port}}, {"-H", path}),
+              fmt::format("environment variable MASTER_PORT='{}': expected an integer from 0 to "
+                          "65535",
+                          port));
+  }
+  EXPECT_THAT(error({{"OMPI_COMM_WORLD_SIZE", "two"}}, {}),
+              HasSubstr("OMPI_COMM_WORLD_SIZE='two': expected an integer from 1"));
+  EXPECT_THAT(error({{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "2"}}, {}),
+              HasSubstr("OMPI_COMM_WORLD_RANK='2': expected an integer from 0 to 1"));
+}
+
+TEST(ChooseCluster, AMissingHostfileIsNamedWhereSeveralHostsAreWanted) {
+  EXPECT_THAT(
+      error_of([] {
+        choose({"--hostfile", "/no/such/file", "--num_nodes", "2"}, worker(0, std::nullopt, {}));
+      }),
+      HasSubstr("--num_nodes 2: hostfile /no/such/file does not exist"));
 }
 
 TEST(ChooseCluster, KubernetesSaysItInTorchrunsVariables) {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/error_of.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
@@ -65,6 +66,27 @@ TEST(RemoteStart, OneCommandOfASchedulerStartsAll) {
   ASSERT_THAT(pdsh, SizeIs(1));
   EXPECT_THAT(pdsh[0].words.back(), HasSubstr("--node_launcher a 4000 0 %n free"));
   EXPECT_THAT(pdsh[0].variables.at("PDSH_SSH_ARGS_APPEND"), HasSubstr("-p 2222"));
+}
+
+TEST(RemoteStart, AHostsUserLogsIn) {
+  Cluster cluster = three_hosts(RemoteStart::ssh);
+  cluster.hosts[1].user = "me";
+  const std::vector<std::string> words = remote_commands(cluster, kContext).front().words;
+  EXPECT_EQ(words[words.size() - 2], "me@b");
+  cluster.start = RemoteStart::pdsh;
+  EXPECT_THAT(remote_commands(cluster, kContext).front().words, Contains("me@b,c"));
+  for (const RemoteStart start : {RemoteStart::slurm, RemoteStart::openmpi}) {
+    cluster.start = start;
+    EXPECT_THAT(testing::error_of([&] { remote_commands(cluster, kContext); }),
+                HasSubstr("'me@b'"));
+  }
+}
+
+// To pdsh "fd00::2" is host ":2" by way of "fd00".
+TEST(RemoteStart, PdshIsToldTheWayToAnAddressOfIpv6) {
+  Cluster cluster = three_hosts(RemoteStart::pdsh);
+  cluster.hosts[1] = {.host = "fd00::2", .slots = {0}, .user = "me"};
+  EXPECT_THAT(remote_commands(cluster, kContext).front().words, Contains("ssh:me@fd00::2,c"));
 }
 
 TEST(RemoteStart, NothingIsStartedByHand) {

@@ -137,3 +137,15 @@ def case_grad_is_none_from_stage_1_on(_folder: Path) -> None:
         assert all(p.grad is None for p in engine.module.parameters())
         engine.step()
         engine.destroy()
+
+
+def case_torchs_clipping_changes_nothing_from_stage_1_on(_folder: Path) -> None:
+    for stage in (1, 2, 3):
+        engine, *_ = start(stage, gradient_clipping=0.0)
+        engine.backward(loss_of(engine, part_of(batch_of(0))))
+        weight = engine.module.head.weight
+        before = safe_get_full_grad(weight)
+        with pytest.warns(UserWarning, match="gradient_clipping in its configuration"):
+            assert torch.nn.utils.clip_grad_norm_(engine.parameters(), 1e-3).item() == 0.0
+        assert torch.equal(safe_get_full_grad(weight), before)
+        engine.destroy()

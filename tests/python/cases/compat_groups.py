@@ -8,6 +8,7 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
+import zerorun
 from deepspeed.moe.layer import MoE
 from deepspeed.moe.sharded_moe import top1gating, top2gating, topkgating
 from deepspeed.moe.utils import (
@@ -15,6 +16,7 @@ from deepspeed.moe.utils import (
     is_moe_param,
     split_params_into_different_moe_groups_for_optimizer,
 )
+from deepspeed.sequence.layer import DistributedAttention, single_all_to_all
 from deepspeed.utils import groups
 from torch import nn
 
@@ -174,7 +176,7 @@ def case_layers_that_cannot_be_are_errors(_folder: Path) -> None:
 
 
 def case_sizes_of_a_mesh_let_ranks_share_sequences(_folder: Path) -> None:
-    """The last one: a job has one size."""
+    """From here on ranks share them: a job has one size."""
     given = {"model": nn.Linear(2, 2), "config": KEYS | {"train_micro_batch_size_per_gpu": 1}}
     raises(
         ValueError,
@@ -185,3 +187,52 @@ def case_sizes_of_a_mesh_let_ranks_share_sequences(_folder: Path) -> None:
     assert groups._get_sequence_parallel_world_size() == 2
     assert engine.train_batch_size() == 2
     engine.destroy()
+
+
+def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Attention of [batch, tokens, heads, size]."""
+    parts = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    found = nn.functional.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
+    return found.transpose(1, 2)
+
+
+def case_ranks_that_share_sequences_take_the_same_data(_folder: Path) -> None:
+    keys = {"train_batch_size": 2, "sequence_parallel_size": 2, "data_parallel_size": 2}
+    engine, *_ = deepspeed.initialize(model=nn.Linear(2, 2), config=adamw_keys(1) | keys)
+    ranks = dist.get_process_group_ranks
+    part, row = RANK % 2, RANK // 2
+    assert ranks(engine.seq_parallel_group) == [2 * row, 2 * row + 1]
+    assert ranks(engine.data_parallel_group) == [part, part + 2]
+    assert (groups._get_data_parallel_world_size(), groups._get_data_parallel_rank()) == (2, row)
+    assert ranks(engine.seq_data_parallel_group) == [0, 1, 2, 3]
+    engine.destroy()
+
+
+def case_heads_that_ranks_do_not_divide_attend_like_one_rank(_folder: Path) -> None:
+    """Three key-value heads, on two ranks that share a sequence, each with its query heads."""
+    shared = groups._get_sequence_parallel_group()
+    part = dist.get_rank(shared)
+    torch.manual_seed(0)
+    whole = [torch.randn(2, 8, heads, 4, requires_grad=True) for heads in (6, 3, 3)]
+    expected = sdpa(*whole)
+    weight = torch.randn_like(expected)
+    (expected * weight).sum().backward()
+    for tokens in (1, 0):  # the dimension, where the other one is the batch
+
+        def laid_out(tensor: torch.Tensor, tokens: int = tokens) -> torch.Tensor:
+            return tensor if tokens == 1 else tensor.transpose(0, 1)
+
+        def core(*tensors: torch.Tensor, like: Any = laid_out) -> torch.Tensor:
+            return like(sdpa(*map(like, tensors)))
+
+        attend = DistributedAttention(core, shared, gather_idx=tokens, num_kv_heads=3)
+        own = [laid_out(t.detach().chunk(2, 1)[part]).clone().requires_grad_() for t in whole]
+        found = attend(*own)
+        (found * laid_out(weight.chunk(2, 1)[part])).sum().backward()
+        torch.testing.assert_close(laid_out(found), expected.chunk(2, 1)[part])
+        for mine, tensor in zip(own, whole, strict=True):
+            torch.testing.assert_close(laid_out(mine.grad), tensor.grad.chunk(2, 1)[part])
+    tensor = torch.randn(2, 4, 1, 3)
+    raises(AssertionError, "1 key-value heads", lambda: single_all_to_all(tensor, 2, 1, 0, shared))
+    few = torch.randn(2, 3, 2, 3)
+    raises(zerorun.ConfigError, "3 tokens", lambda: single_all_to_all(few, 1, 2, 0, shared))

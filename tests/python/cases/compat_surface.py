@@ -116,11 +116,10 @@ def case_forward_runs_under_torchs_autocast(_folder: Path) -> None:
         assert inside != plain
         assert abs(inside - plain) < 0.05
         engine.destroy()
-    raises(
-        deepspeed.DeepSpeedConfigError,
-        "/torch_autocast/dtype",
-        lambda: start(1, torch_autocast={"enabled": True, "dtype": "float16"}),
-    )
+    engine, optimizer, *_ = start(1, torch_autocast={"enabled": True, "dtype": "float16"})
+    assert engine.torch_autocast_dtype() == torch.float16
+    assert optimizer.needs_scaler()
+    engine.destroy()
 
 
 def case_schedules_have_deepspeeds_classes_and_attributes(_folder: Path) -> None:

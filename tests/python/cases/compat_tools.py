@@ -21,6 +21,7 @@ from cases.models import (
     WORLD_SIZE,
     batch_of,
     config,
+    logged,
     loss_of,
     make,
     part_of,
@@ -141,6 +142,11 @@ def case_the_logger_has_levels_and_timers_measure(folder: Path) -> None:
     assert log.get_current_level() == log.log_levels["error"]
     assert not log.should_log_le("info")
     engine.destroy()
+    deepspeed.utils.set_log_level_from_string("info")
+    with logged("DeepSpeed") as lines:
+        start(0)[0].destroy()
+    # Programs look for it to see that their engine is DeepSpeed's.
+    assert any("DeepSpeed info: version=0.19.8" in line for line in lines) == (RANK == 0)
     deepspeed.utils.set_log_level_from_string("warning")
     raises(ValueError, "loud", lambda: log.set_log_level_from_string("loud"))
     assert log.get_dist_msg("here", [RANK]) == f"[Rank {RANK}] here"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import tarfile
@@ -15,6 +16,8 @@ import zerorun
 from torch import nn
 from uneven_model import CONTINUED, SAVED_AFTER, UnevenModel, groups_of, make_model
 from zerorun import communicator
+from zerorun.consolidate import save_model
+from zerorun.interchange import pickles
 
 from cases.models import RANK, WORLD_SIZE, logged, mean, raises
 from cases.untrusted import Malicious
@@ -148,6 +151,54 @@ def poison(path: Path, made: Path) -> None:
     torch.save(content | {"epoch": Malicious(made)}, path)
 
 
+def forge(path: Path, *keys: Any, value: Any) -> None:
+    """Another value in a file of DeepSpeed's."""
+    content = pickles.read(str(path))
+    content.get("optimizer_state_dict", {}).update(loss_scaler=None, param_slice_mappings=[])
+    at = content
+    for key in keys[:-1]:
+        at = at[key]
+    at[keys[-1]] = value
+    torch.save(content, path.with_suffix(".new"))  # its tensors are parts of the old file
+    path.with_suffix(".new").replace(path)
+
+
+def forgeries(tag: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
+    """Files that are intact, with values that no training has."""
+    model, states = (
+        tag / "mp_rank_00_model_states.pt",
+        tag / "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+    )
+    base = ("optimizer_state_dict", "base_optimizer_state")
+    group, moments = (*base, "param_groups", 0), (*base, "state", 0)
+    made = {
+        "step": ("is 'x', expected a whole number from 0 on", states, (*moments, "step"), "x"),
+        "other step": ("step 3, another rank's file has 2", states, (*moments, "step"), 2),
+        "rate": ("lr of parameter group 0 is -1,", states, (*group, "lr"), -1),
+        "betas": ("betas of parameter group 0 is '../x'", states, (*group, "betas"), "../x"),
+        "sparse": ("are not complete", states, (*moments, "exp_avg"), torch.eye(400).to_sparse()),
+        "steps": ("global_steps is -1, expected", model, ("global_steps",), -1),
+        "schedule": ("lr_scheduler is '1', expected", model, ("lr_scheduler",), "1"),
+        "position": (
+            "last_batch_iteration is [1], expected",
+            model,
+            ("lr_scheduler", "last_batch_iteration"),
+            [1],
+        ),
+        "another schedule": (
+            "has ['last_epoch'], this engine's LrScheduler keeps ['last_batch_iteration']",
+            model,
+            ("lr_scheduler",),
+            {"last_epoch": 3},
+        ),
+        "buffer": ("the buffer calls is not a tensor", model, ("module", "calls"), "x"),
+    }
+    return {
+        name: (message, functools.partial(forge, path, *keys, value=value))
+        for name, (message, path, keys, value) in made.items()
+    }
+
+
 def damages(tag: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
     """By name: what the error says, and the deed. `tag` is a checkpoint of stage 1 on 3 ranks."""
     model, states = tag / "mp_rank_00_model_states.pt", "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
@@ -166,6 +217,7 @@ def damages(tag: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
         "text": (model.name, lambda: model.write_text("no pickle")),
         "hostile": ("it names the class or function getattr", lambda: poison(model, tag / "made")),
         "elsewhere": ("expected the name of", lambda: (tag.parent / "latest").write_text("../x")),
+        **forgeries(tag),
     }
 
 
@@ -185,6 +237,10 @@ def case_damaged_or_hostile_files_change_nothing(folder: Path) -> None:
         assert engine.core.step_count == 0, name
     assert not list(folder.rglob("made"))
     engine.destroy()
+    damaged = folder / "flipped" / "run"
+    out = folder / f"out{RANK}"
+    raises(zerorun.CheckpointError, "the checksum of", lambda: save_model(damaged, out))
+    assert not out.exists()
 
 
 def case_fsdp2s_checkpoint_goes_on_as_there(folder: Path) -> None:
@@ -199,6 +255,29 @@ def case_fsdp2s_checkpoint_goes_on_as_there(folder: Path) -> None:
         assert engine.core.step_count == SAVED_AFTER
         assert_as_there(go_on(engine), record["losses"], "fp32")
         engine.destroy()
+
+
+def case_chunks_of_another_tensor_change_nothing(folder: Path) -> None:
+    """The metadata leads to a whole tensor, though not to the one that it says."""
+    import pickle
+
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    (path,) = unpack(folder, "fsdp2_checkpoint.tar.xz")
+    engine = engine_for(2)
+    before = engine.core.parameter_hash()
+    metadata = FileSystemReader(path).read_metadata()
+    places = {index.fqn: (index, place) for index, place in metadata.storage_data.items()}
+    index, _ = places["model.first.weight"]
+    metadata.storage_data[index] = places["model.first.bias"][1]
+    engine.communicator.barrier()
+    if RANK == 0:
+        (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    engine.communicator.barrier()
+    raises(zerorun.CheckpointError, "elements, ", lambda: engine.load_checkpoint(path))
+    assert engine.core.parameter_hash() == before
+    assert engine.core.step_count == 0
+    engine.destroy()
 
 
 def case_metadata_that_names_code_or_other_folders_is_refused(folder: Path) -> None:
@@ -229,7 +308,6 @@ def case_metadata_that_names_code_or_other_folders_is_refused(folder: Path) -> N
 
 def case_hugging_faces_files_go_into_engines(folder: Path) -> None:
     """Of each kind, single and with an index, and without the name that a tie leaves out."""
-    from zerorun.consolidate import save_model
     from zerorun.interchange.hugging_face import Weights
 
     run = next(p for p in unpack(folder, "deepspeed_checkpoints.tar.xz") if "stage3" in p.name)

@@ -298,3 +298,30 @@ def case_a_destroyed_engine_says_so(folder: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert repr(engine)
+
+
+def case_an_engine_of_another_optimizer_or_none_takes_the_model(folder: Path) -> None:
+    def sgd(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+    tokens = part_of(batch_of(9))
+    for stage, precise, make_optimizer in ((3, True, adamw), (1, False, adamw), (2, True, sgd)):
+        keys = {} if precise else {"bf16": {"enabled": True}}
+        path = folder / f"{stage}"
+        model = make()
+        trained, *_ = zerorun.initialize(model, make_optimizer(model), config=config(stage, **keys))
+        train(trained, 2)
+        trained.save_checkpoint(path, client_state={"epoch": 4})
+        expected = loss_of(trained, tokens).item()
+        trained.destroy()
+        for other in (None, adamw if make_optimizer is sgd else sgd):
+            model = make(seed=1)
+            optimizer = other(model) if other else None
+            engine, *_ = zerorun.initialize(model, optimizer, config=config(3, **keys))
+            if other:
+                raises(zerorun.CheckpointError, "=False", lambda e=engine: e.load_checkpoint(path))
+            _, state = engine.load_checkpoint(path, load_optimizer_states=False)
+            assert state == {"epoch": 4}
+            assert engine.global_steps == 2
+            assert loss_of(engine, tokens).item() == expected
+            engine.destroy()

@@ -106,12 +106,12 @@ def assert_close(losses: list[float], expected: list[float], tolerance: float = 
 
 
 @contextlib.contextmanager
-def logged() -> Iterator[list[str]]:
-    """What is logged to "zerorun" within the block, line by line."""
+def logged(name: str = "zerorun") -> Iterator[list[str]]:
+    """What is logged by that name within the block, line by line."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(f"{record.levelname} {record.getMessage()}")
-    logger = logging.getLogger("zerorun")
+    logger = logging.getLogger(name)
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -314,6 +314,38 @@ def case_a_model_on_the_meta_device_is_initialised_by_module(_folder: Path) -> N
         engine.destroy()
 
 
+class Tabled(Model):
+    """With tables that it assigns, of which one is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.empty(32), persistent=False)
+        self.register_buffer("saved", torch.empty(3, dtype=torch.long))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.table, self.saved = 1 + torch.arange(32.0), torch.arange(3)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens) * self.table.mean()
+
+
+def case_buffers_may_be_assigned(_folder: Path) -> None:
+    expected = make(Tabled)
+    loss = loss_of(expected, batch_of(0)).item()
+    for stage in (3, 1):
+        model = on_meta(Tabled)
+        table, parameters = model.table, list(model.parameters())
+        weights = expected.state_dict() | {"saved": torch.arange(3) + 7}
+        engine = zerorun.shard(model, stage=stage, weights=weights if RANK == 0 else {})
+        assert model.table is table
+        assert torch.equal(model.table.cpu(), expected.table)
+        assert model.saved.tolist() == [7, 8, 9]
+        assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+        assert_close([loss_of(model, batch_of(0)).item()], [loss])
+        engine.destroy()
+
+
 def case_what_has_no_value_is_named(_folder: Path) -> None:
     raises(
         ValueError,

@@ -87,4 +87,4 @@ def case_sizes_that_cannot_work_are_errors(_folder: Path) -> None:
         f"/zero_optimization/mics_shard_size): got 3 for {WORLD_SIZE} ranks",
         lambda: grouped(2, size=3),
     )
-    raises(zerorun.ConfigError, "got 0, at which nothing is sharded", lambda: grouped(0))
+    raises(zerorun.ConfigError, "got 0, which shards nothing", lambda: grouped(0))

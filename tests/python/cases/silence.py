@@ -18,11 +18,8 @@ from cases.models import (
     RANK,
     STAGES,
     adamw,
-    batch_of,
     config,
-    loss_of,
     make,
-    part_of,
     raises,
     train,
 )
@@ -72,20 +69,6 @@ def case_gradients_that_are_assigned_are_an_error(_folder: Path) -> None:
             )
         assert engine.core.parameter_hash() == before
         engine.destroy()
-
-
-def case_torchs_clipping_tells_where_clipping_is_set(_folder: Path) -> None:
-    for stage in STAGES:
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
-        engine.backward(loss_of(engine, part_of(batch_of(0))))
-        with pytest.warns(UserWarning, match="gradient_clipping in its configuration"):
-            torch.nn.utils.clip_grad_norm_(engine.parameters(), 1.0)
-        engine.destroy()
-    other = nn.Parameter(torch.ones(4))
-    other.grad = torch.ones(4)
-    assert torch.nn.utils.clip_grad_norm_(other, 1.0).item() == 2.0
-    torch.testing.assert_close(other.grad, torch.full((4,), 0.5))
 
 
 def case_an_optimizers_state_dict_has_what_this_rank_keeps(_folder: Path) -> None:

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from cases.models import (
     RANK,
@@ -85,6 +86,10 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
             assert (whole.cpu() - value).abs().mean() < 1e-4, name
 
 
+def tensors_in(states: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(states) if isinstance(leaf, torch.Tensor)]
+
+
 def case_whole_and_sharded_states_are_torchs(_folder: Path) -> None:
     with_process_group()
     model_state, optimizer_state = trained_by_torch(2)
@@ -104,6 +109,19 @@ def case_whole_and_sharded_states_are_torchs(_folder: Path) -> None:
         )
         assert "state.embedding.weight.exp_avg" in flat
         assert flat["param_groups.embedding.weight.weight_decay"] == 0.1
+        engine.destroy()
+
+
+def case_steps_leave_whole_states_as_they_are(_folder: Path) -> None:
+    for stage in STAGES:
+        engine, optimizer = engine_at(stage)
+        train(engine, 1)
+        for options in (FULL, ON_HOST):
+            found = get_state_dict(engine.module, optimizer, options=options)
+            before = copy.deepcopy(found)
+            train(engine, 1, first=1)
+            pairs = zip(tensors_in(found), tensors_in(before), strict=True)
+            assert all(torch.equal(value, then) for value, then in pairs)
         engine.destroy()
 
 

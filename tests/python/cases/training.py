@@ -24,6 +24,7 @@ from cases.models import (
     config,
     loss_of,
     make,
+    mean,
     part_of,
     raises,
     reference,
@@ -289,12 +290,68 @@ def case_forward_runs_under_autocast_when_the_configuration_asks(_folder: Path) 
     off = {"torch_autocast": {"enabled": False, "dtype": "float16"}}
     engine, *_ = zerorun.initialize(make(), config=config(0, **off))
     assert torch.equal(engine(tokens), plain)
-    half = {"torch_autocast": {"enabled": True, "dtype": "float16"}}
+    for params in ("bf16", "fp16"):
+        asked = {"torch_autocast": {"enabled": True, "dtype": "half"}, params: {"enabled": True}}
+        engine, *_ = zerorun.initialize(make(), config=config(1, **asked))
+        assert engine.autocast is torch.float16
+        assert engine.core.loss_scale == 2.0**16
+        engine.destroy()
+    unknown = {"torch_autocast": {"enabled": True, "dtype": "float8"}}
     raises(
         zerorun.ConfigError,
-        "float16 needs a loss scale",
-        lambda: zerorun.initialize(make(), config=config(0, **half)),
+        "/torch_autocast/dtype",
+        lambda: zerorun.initialize(make(), config=config(0, **unknown)),
     )
+
+
+def case_autocast_to_float16_scales_the_loss_as_pytorchs_scaler_does(folder: Path) -> None:
+    class Wide(nn.Module):
+        """Its logits are fp32, so that the scaled loss is: 2^16 is more than fp16 has."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make()
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.inner(tokens).float()
+
+    model = Wide().to(DEVICE)
+    optimizer, scaler = adamw(model), torch.amp.GradScaler(DEVICE.type)
+    expected, factors = [], (1.0, 1e30, 1.0, 1.0)  # the second overflows
+    for step, factor in enumerate(factors):
+        optimizer.zero_grad()
+        with torch.autocast(DEVICE.type, torch.float16):
+            loss = loss_of(model, batch_of(step).to(DEVICE))
+        scaler.scale(loss * factor).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        expected.append(loss.item())
+    assert scaler.get_scale() == 2.0**15
+    half = {"torch_autocast": {"enabled": True, "dtype": "float16"}}
+    for stage in STAGES:
+        model = Wide()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **half))
+        assert engine.core.loss_scale == 2.0**16
+        losses = []
+        for step, factor in enumerate(factors):
+            loss = loss_of(engine, part_of(batch_of(step)).to(DEVICE))
+            engine.backward(loss * factor)
+            engine.step()
+            losses.append(mean(loss, engine))
+        assert_close(losses, expected, tolerance=2e-3)
+        assert (engine.core.loss_scale, engine.skipped_steps) == (2.0**15, 1)
+        loss_of(engine, part_of(batch_of(0)).to(DEVICE)).backward()
+        raises(zerorun.ConfigError, "engine.scale", engine.step)
+        engine.drop_batch()
+        engine.save_checkpoint(str(folder / str(stage)))
+        engine.destroy()
+        model = Wide()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **half))
+        engine.load_checkpoint(str(folder / str(stage)))
+        assert engine.core.loss_scale == 2.0**15
+        engine.destroy()
 
 
 def case_buckets_of_no_size_hold_one_parameter_each(_folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 import zerorun
 from safetensors.torch import load_file
 
-from cases.checkpoints import Normalised, engine_at
+from cases.checkpoints import Normalised, engine_at, sgd
 from cases.models import RANK, raises, train
 
 
@@ -81,6 +82,63 @@ def case_texts_of_other_versions_are_refused(folder: Path) -> None:
     for number, (message, text) in enumerate(texts.items()):
         path = program_text(engine, folder / str(number), text)
         raises(zerorun.CheckpointError, message, lambda p=path: engine.load_checkpoint(p))
+    engine.destroy()
+
+
+def case_forged_texts_change_nothing(folder: Path) -> None:
+    """Whoever can compute a hash may write such a text."""
+    engine = engine_at(1, sgd)
+    train(engine, 1)
+    engine.save_checkpoint(folder / "whole")
+    engine.communicator.barrier()
+    good = json.loads(zerorun._C.SavedModel(str(folder / "whole"), "").client_state)
+    before, step = engine.core.parameter_hash(), engine.global_steps
+    record = good["shard_files"]
+    groups = good["objects"]["param_groups"]
+    forged = {
+        "got '../out', expected the name": {"shard_files": record | {"folder": "../out"}},
+        "got '/x', expected the name": {"shard_files": record | {"files": [["/x", 1, ""]]}},
+        "no list of optimizer states": {"shard_files": [1]},
+        "global_steps is '9', expected": {"counters": {"global_steps": "9"}},
+        "lr of parameter group 0 is -1, expected": {
+            "objects": good["objects"] | {"param_groups": [groups[0] | {"lr": -1}, *groups[1:]]}
+        },
+        "lr_scheduler is [1], expected": {"objects": good["objects"] | {"lr_scheduler": [1]}},
+    }
+    for number, (message, values) in enumerate(forged.items()):
+        path = program_text(engine, folder / str(number), json.dumps(good | values))
+        raises(zerorun.CheckpointError, message, lambda p=path: engine.load_checkpoint(p))
+        assert engine.core.parameter_hash() == before
+        assert engine.global_steps == step
+    engine.destroy()
+
+
+def case_a_checkpoint_that_this_user_may_not_read_is_no_new_start(folder: Path) -> None:
+    engine = engine_at(1)
+    train(engine, 1)
+    engine.save_checkpoint(folder / "run")
+    engine.communicator.barrier()
+    for path in (folder, *folder.parents):  # of pytest's own folders
+        if RANK == 0 and path.stat().st_uid == os.geteuid() and len(path.parts) > 2:
+            path.chmod(path.stat().st_mode | 0o055)
+    root = os.geteuid() == 0
+    for hidden in (folder / "run", folder / "run" / "global_step1"):
+        engine.communicator.barrier()
+        if RANK == 0:
+            hidden.chmod(0)
+        engine.communicator.barrier()
+        if root:
+            os.seteuid(65534)
+        try:
+            message = "Permission denied"
+            raises(zerorun.Error, message, lambda: engine.load_checkpoint(folder / "run"))
+        finally:
+            os.seteuid(0 if root else os.geteuid())
+        engine.communicator.barrier()
+        if RANK == 0:
+            hidden.chmod(0o755)
+    engine.communicator.barrier()
+    engine.load_checkpoint(folder / "run")
     engine.destroy()
 
 

@@ -370,7 +370,7 @@ TEST(BenchNvme, PrintsATableTheBestSettingAndTheCostOfAStep) {
   EXPECT_THAT(text, HasSubstr("read GB/s"));
   EXPECT_THAT(text, HasSubstr("1024 KiB       8"));
   EXPECT_THAT(text, HasSubstr("best: \"aio\": {\"block_size\": "));
-  EXPECT_THAT(text, ContainsRegex("a step of Adam costs about [0-9.]+ s"));
+  EXPECT_THAT(text, ContainsRegex("a step of Adam takes about [0-9.]+ s"));
   EXPECT_THAT(text, Not(HasSubstr("inf")));
   const auto error_of = [](const std::string& folder, uint64_t nbytes) {
     try {

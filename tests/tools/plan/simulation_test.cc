@@ -298,16 +298,16 @@ TEST(SimulationTest, WhatCannotBeMeantIsAnError) {
   }
   options.simulate = "hosts=2,gpus=2";
   options.link_cpu = "1GB/s";
-  EXPECT_THAT(error(), HasSubstr("--link_cpu is of CPU ranks"));
+  EXPECT_THAT(error(), HasSubstr("--link_cpu applies only to CPU ranks"));
   options.link_cpu.clear();
   options.tflops = 400;
-  EXPECT_THAT(error(), HasSubstr("--tflops needs --seq_len"));
+  EXPECT_THAT(error(), HasSubstr("--tflops needs the number of tokens per step"));
   options.world_size = 4;
   EXPECT_THAT(error(), HasSubstr("remove --world_size"));
   options.json = true;
   EXPECT_THAT(error(), HasSubstr("remove --json"));
   options.simulate = "";
-  EXPECT_THAT(error(), HasSubstr("give --simulate"));
+  EXPECT_THAT(error(), HasSubstr("they need --simulate"));
 }
 
 }  // namespace

@@ -33,8 +33,9 @@ inline Doubles layer_norm_reference(const LayerNormShape& shape, const Doubles& 
 class LayerNormConformance : public KernelsSuite {};
 
 TEST_P(LayerNormConformance, MatchesDefinitionAndItsDerivatives) {
-  for (const LayerNormShape shape : {LayerNormShape{1, 3}, LayerNormShape{5, 17},
-                                     LayerNormShape{70, 8}, LayerNormShape{2, 65}}) {
+  for (const LayerNormShape shape :
+       {LayerNormShape{1, 3}, LayerNormShape{5, 17}, LayerNormShape{70, 8}, LayerNormShape{2, 65},
+        LayerNormShape{9, 272}, LayerNormShape{2, 1030}}) {
     const DeviceTensor x = activation(random_floats(shape.rows * shape.width, 1, 2.0F));
     const DeviceTensor dy = activation(random_floats(shape.rows * shape.width, 2));
     const DeviceTensor gain = parameter(random_floats(shape.width, 4));

@@ -84,7 +84,7 @@ TEST_F(ClaimedFolderTest, ARunningRunIsNotMovedAway) {
 
 TEST_F(ClaimedFolderTest, AModelThatIsNotOfARunIsLeftAlone) {
   folder_.write("run/pytorch_model.bin", "foreign");
-  EXPECT_THAT(error_of(options()), AllOf(HasSubstr("pytorch_model.bin there is not of a run"),
+  EXPECT_THAT(error_of(options()), AllOf(HasSubstr("contains pytorch_model.bin, which no run"),
                                          HasSubstr("give another --save")));
   EXPECT_EQ(read_file(folder_.path("run/pytorch_model.bin")), "foreign");
 }
@@ -124,7 +124,8 @@ TEST_F(ClaimedFolderTest, AFolderThatCannotBeRenamedIsAnErrorBeforeTheRun) {
   TrainOptions asked = options();
   asked.save = ".";
   EXPECT_THAT(error_of(asked),
-              AllOf(HasSubstr("--save .: the working folder lies in it"), HasSubstr("--resume")));
+              AllOf(HasSubstr("--save .: the folder contains another run and the working folder"),
+                    HasSubstr("--resume")));
   fs::current_path(before);
   EXPECT_EQ(read_file(folder_.path("run/latest")), "step1\n");
 }

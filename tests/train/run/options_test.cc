@@ -49,7 +49,7 @@ TEST(OptionsTest, HelpListsEveryOption) {
     EXPECT_THAT(help, HasSubstr(name));
   }
   EXPECT_THAT(help,
-              ::testing::StartsWith("Trains a GPT-2 on text, on one rank or several.\n\nUsage: "
+              ::testing::StartsWith("Trains a GPT-2 model on text, on one or more ranks.\n\nUsage: "
                                     "zerorun [LAUNCHER OPTIONS] train [OPTIONS]\n\n"));
   for (const char* type : {" TEXT", " INT", " UINT", " FLOAT", " in [", "\n\n\n"}) {
     EXPECT_THAT(help, ::testing::Not(HasSubstr(type)));
@@ -182,7 +182,8 @@ TEST(OptionsTest, BadValuesNameTheOption) {
   EXPECT_EQ(cli_error_of({"-resume", "x"}), "unknown option -resume; did you mean --resume?");
   EXPECT_EQ(cli_error_of({"--entirely_different"}),
             "unknown option --entirely_different; see train --help");
-  EXPECT_EQ(cli_error_of({"text.txt"}), "'text.txt' belongs to no option; see train --help");
+  EXPECT_EQ(cli_error_of({"text.txt"}),
+            "unexpected argument 'text.txt': it belongs to no option; see train --help");
   for (const char* value : {"nan", "-nan", "inf", "-0.1", "100.5", "warm", "", "1e999"}) {
     EXPECT_THAT(cli_error_of({"--temperature", value}),
                 AllOf(HasSubstr("--temperature"), HasSubstr("expected a number from 0 to 100")));

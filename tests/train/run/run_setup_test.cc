@@ -37,7 +37,7 @@ TEST_F(RunSetupTest, ContradictionsAreNamed) {
   EXPECT_THAT(error_of({"--data", tokens, "--sample", "1 9"}), HasSubstr("'9'"));
   EXPECT_THAT(error_of({"--data", tokens, "--sample", "hello"}), HasSubstr("'hello'"));
   EXPECT_THAT(error_of({"--data", data_, "--sample", "", "--logits", "l"}),
-              HasSubstr("--logits l: they are those of --sample, which has no token"));
+              HasSubstr("--logits l: it needs the logits of a prompt, but --sample is empty"));
   EXPECT_THAT(
       error_of({"--data", data_, "--trace", "t", "--trace_steps", "5", "6", "--steps", "4"}),
       HasSubstr("--trace_steps 5 6: the run ends after step 4"));

@@ -43,7 +43,8 @@ _HINTS = {
     "runtime.checkpoint_engine": "engine.save_checkpoint and load_checkpoint",
     "runtime.comm": "gradients are reduced in the dtype of communication_data_type",
     "runtime.compiler": "engine.compile() is torch.compile, at every stage",
-    "runtime.data_pipeline": "give initialize a data loader or sampler of your own",
+    "runtime.data_pipeline": "give initialize a data loader or sampler of your own; "
+    "data_pipeline.curriculum_scheduler.CurriculumScheduler says how hard its data may be",
     "runtime.domino": "ZeRO stage 3 shards what tensor parallelism would",
     "runtime.eigenvalue": "torch.func has Hessian-vector products",
     "runtime.engine": "torch.distributed reduces tensors of your own; the engine's are reduced "
@@ -57,7 +58,6 @@ _HINTS = {
     "runtime.rollout": "generate in zero.GatheredParameters(model.parameters())",
     "runtime.sequence_parallel.ulysses_sp": "ulysses_sp.sequence_tiled_compute, TiledMLP and "
     "TiledFusedLogitsLoss compute in tiles",
-    "runtime.sparse_tensor": "gradients of embeddings are dense: nn.Embedding(sparse=False)",
     "runtime.superoffload": "offload_optimizer with device cpu overlaps updates with backward",
     "runtime.swap_tensor": "offload_optimizer and offload_param with device nvme",
     "runtime.tensor_parallel": "torch's parallelize_module, with zerorun as the data-parallel side "

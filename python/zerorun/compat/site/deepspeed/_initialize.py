@@ -26,7 +26,7 @@ from deepspeed.runtime.config import (
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.lr_schedules import maker_of
 from deepspeed.utils import groups
-from deepspeed.utils.logging import logger, set_log_level_from_string
+from deepspeed.utils.logging import log_dist, logger, set_log_level_from_string
 
 
 @functools.cache
@@ -98,6 +98,8 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
 ) -> tuple[Any, Any, Any, Any]:
     """As deepspeed.initialize: (engine, optimizer, dataloader, lr_scheduler). Collective."""
     _announce()
+    # Programs look for this line to see that their engine is DeepSpeed's.
+    log_dist(f"DeepSpeed info: version={importlib.metadata.version('deepspeed')}", ranks=[0])
     if model is None:
         raise DeepSpeedConfigError("deepspeed.initialize requires a model")
     comm.init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
@@ -132,6 +134,7 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
             mesh_param=mesh_param,
             engine_class=DeepSpeedEngine,
         )
+    groups.start_sequence_data_group()
     engine.mpu = mpu
     engine.config, engine.collate_fn, engine.client_optimizer = raw, collate_fn, given_optimizer
     engine.client_lr_scheduler, engine.training_data = given_scheduler, training_data

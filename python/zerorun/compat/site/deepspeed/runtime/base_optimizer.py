@@ -46,6 +46,9 @@ class ParameterOffload:
         self.backward_hooks: list[Any] = []
         module.ds_external_parameters = functools.partial(_external_parameters, module)
 
+    def get_param_coordinator(self) -> _Coordinator:
+        return self.param_coordinator
+
     def _register_deepspeed_module(self, module: nn.Module, count: list[int] | None = None) -> None:
         """The hooks are there."""
 
@@ -115,6 +118,8 @@ class DeepSpeedOptimizer(ZeroOptimizer):
         """The dtype of the parameters."""
         return self.engine.get_data_types()[0]
 
+    low_precision_dtype = dtype  # the name at stage 0
+
     @property
     def clip_grad(self) -> float:
         return self.shards.settings.gradient_clipping
@@ -153,7 +158,7 @@ class DeepSpeedOptimizer(ZeroOptimizer):
 
     def needs_scaler(self) -> bool:
         """True if backward() is for engine.scale(loss) only."""
-        return self.dtype == torch.float16
+        return self.dtype == torch.float16 or self.engine.settings.precision.scales_loss
 
     def get_lr(self) -> Any:
         return self.param_groups[0]["lr"]

@@ -1,49 +1,77 @@
 """DeepSpeed configurations, read by zerorun."""
 
-import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import zerorun
 from zerorun import config as configuration
 from zerorun.model.mesh import mesh_of
 
+from deepspeed.runtime import _config_readers
+from deepspeed.runtime._config_errors import DeepSpeedConfigError, deepspeeds_errors
+from deepspeed.runtime._config_readers import (
+    DEEPSPEED_OPTIMIZERS,
+    DeepSpeedConfigWriter,
+    DtypeEnum,
+)
 from deepspeed.utils.logging import logger
 
+__all__ = [
+    "DEEPSPEED_OPTIMIZERS",
+    "DeepSpeedConfig",
+    "DeepSpeedConfigError",
+    "DeepSpeedConfigWriter",
+    "DtypeEnum",
+    "adapt_config",
+    "deepspeeds_errors",
+    "read_config",
+]
 
-class DeepSpeedConfigError(zerorun.ConfigError, AssertionError):
-    """zerorun's, which scripts may also catch as DeepSpeed's and as its assertions."""
+for _name in dir(_config_readers):
+    if _name.startswith("get_"):
+        globals()[_name] = getattr(_config_readers, _name)
 
 
-@contextlib.contextmanager
-def deepspeeds_errors() -> Iterator[None]:
-    """Within, zerorun's ConfigError becomes DeepSpeed's."""
-    try:
-        yield
-    except DeepSpeedConfigError:
-        raise
-    except zerorun.ConfigError as error:
-        raise DeepSpeedConfigError(str(error)) from error
+# Of these DeepSpeed reads the keys that it knows; its other sections are models that refuse more.
+_UNCHECKED = {
+    "activation_checkpointing",
+    "aio",
+    "checkpoint",
+    "data_types",
+    "elasticity",
+    "flops_profiler",
+    "torch_autocast",
+}
 
 
 def adapt_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """`config` as zerorun reads it.
 
-    Ignored with a warning, as in DeepSpeed: unknown keys at the top level (in sections they stay
-    errors), and offloading what the stage does not shard.
+    Ignored with a warning, as in DeepSpeed: unknown keys at the top level and in the sections that
+    it does not check (in others they stay errors), and offloading what the stage does not shard.
     """
     known = configuration.schema()["properties"]
-    unknown = [key for key in config if key not in known]
+    adapted, unknown = _known_part(config, known)
+    for section in _UNCHECKED & adapted.keys():
+        if isinstance(adapted[section], Mapping):
+            adapted[section], others = _known_part(adapted[section], known[section]["properties"])
+            unknown += [f"{section}.{text}" for text in others]
     if unknown:
-        texts = [_with_nearest(key, known) for key in unknown]
-        logger.warning("unknown configuration keys are ignored: %s", ", ".join(texts))
-    adapted = {key: value for key, value in config.items() if key in known}
+        logger.warning("unknown configuration keys are ignored: %s", ", ".join(unknown))
     zero = adapted.get("zero_optimization")
     if isinstance(zero, Mapping):
         adapted["zero_optimization"] = _without_needless_offload(zero)
     return adapted
+
+
+def _known_part(
+    section: Mapping[str, Any], known: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """The keys that are known, and the others with the nearest of those."""
+    found = {key: value for key, value in section.items() if key in known}
+    return found, [_with_nearest(key, known) for key in section if key not in known]
 
 
 def _with_nearest(key: str, known: Iterable[str]) -> str:
@@ -95,6 +123,7 @@ class DeepSpeedConfig:
             mesh = mesh_of(mpu, mesh_device)
             world_size = zerorun.communicator.world().world_size if mesh is None else mesh.data_size
             batch, parsed = configuration.batch_for(found, world_size), found.config
+        self.world_size = world_size  # of data-parallel ranks
         self.train_batch_size = batch.train_batch_size
         self.train_micro_batch_size_per_gpu = batch.micro_batch_size
         self.gradient_accumulation_steps = batch.accumulation_steps
@@ -151,46 +180,3 @@ _SECTION_ATTRIBUTES = {
     "float16_config": ("fp16", "runtime.precision_config.DeepSpeedFP16Config"),
     "zero_config": ("zero_optimization", "runtime.zero.config.DeepSpeedZeroConfig"),
 }
-
-
-def _reader(name: str) -> Callable[[Mapping[str, Any]], Any]:
-    def read(param_dict: Mapping[str, Any]) -> Any:
-        """A key of the top level, or its default."""
-        from deepspeed.runtime import constants
-
-        key = getattr(constants, name.upper())
-        return param_dict.get(key, getattr(constants, f"{name.upper()}_DEFAULT"))
-
-    return read
-
-
-def _part_reader(section: str, key: str) -> Callable[[Mapping[str, Any]], Any]:
-    def read(param_dict: Mapping[str, Any]) -> Any:
-        """A key of a section, or None."""
-        return (param_dict.get(section) or {}).get(key)
-
-    return read
-
-
-for _name in (
-    "dataloader_drop_last",
-    "disable_allgather",
-    "dump_state",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "gradient_predivide_factor",
-    "log_level",
-    "managed_gradient_accumulation",
-    "memory_breakdown",
-    "prescale_gradients",
-    "steps_per_print",
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "wall_clock_breakdown",
-    "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer",
-):
-    globals()[f"get_{_name}"] = _reader(_name)
-for _section in ("optimizer", "scheduler"):
-    globals()[f"get_{_section}_name"] = _part_reader(_section, "type")
-    globals()[f"get_{_section}_params"] = _part_reader(_section, "params")

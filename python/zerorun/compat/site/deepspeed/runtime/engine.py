@@ -41,7 +41,7 @@ sys.exit(main())
 class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
     """The engine of deepspeed.initialize; ``config`` is the given dictionary."""
 
-    round_masters = True  # so that the numbers are DeepSpeed's
+    round_masters, clips_as_torch = True, False  # so that the numbers are DeepSpeed's
     pickle_objects = True  # as there; a load asks for leave
     client_optimizer: Any = None
     client_lr_scheduler: Any = None

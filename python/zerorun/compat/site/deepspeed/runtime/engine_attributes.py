@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from deepspeed.moe.layer import MoE
+from deepspeed.profiling.flops_profiler.profiler import FlopsProfiler
 from deepspeed.utils import groups
 from deepspeed.utils.logging import logger
 from deepspeed.utils.timer import SynchronizedWallClockTimer
@@ -31,6 +32,13 @@ class EngineAttributes:
     def timers(self) -> SynchronizedWallClockTimer:
         """For timers of the script's own; the engine's figures are its metrics."""
         return SynchronizedWallClockTimer()
+
+    @functools.cached_property
+    def flops_profiler(self) -> FlopsProfiler:
+        """What ``flops_profiler`` measures, on rank 0."""
+        if not self.flops_profiler_enabled():  # type: ignore[attr-defined]
+            raise AttributeError("this engine's configuration does not enable flops_profiler")
+        return FlopsProfiler(self.module, self)
 
     @property
     def enable_backward_allreduce(self) -> bool:

@@ -7,10 +7,79 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from zerorun.experts import is_expert
+from zerorun import environment
 
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime._norms import (
+    clip_grad_norm_,
+    clip_tensors_by_global_norm,
+    combine_grad_norm_groups,
+    get_flattened_grad_norm,
+    get_global_norm,
+    get_global_norm_of_tensors,
+    get_grad_zeros,
+    get_norm_with_moe_layers,
+    get_norm_with_moe_layers_fast,
+    get_weight_norm,
+    is_model_parallel_parameter,
+)
+from deepspeed.runtime._overflow import (
+    CheckOverflow,
+    has_inf_or_nan,
+    is_invalid_grad_norm,
+    mask_nan_or_inf_with_val_inplace,
+)
+from deepspeed.runtime._partitions import (
+    PartitionedTensor,
+    align_dense_tensors,
+    all_gather_dp_groups,
+    all_gather_into_tensor_dp_groups,
+    get_checkpoint_folder_size,
+    partition_uniform,
+)
+from deepspeed.runtime._structures import (
+    check_internal_apis_for_count_used_parameters,
+    compare_tensors_in_structures,
+    count_used_parameters_in_backward,
+    filter_empty_parameters,
+    get_inactive_params,
+    is_optimized_parameter,
+    is_transformers_cache,
+    maybe_loss_for_backward,
+)
 from deepspeed.utils.logging import logger
+
+__all__ = [
+    "CheckOverflow",
+    "PartitionedTensor",
+    "align_dense_tensors",
+    "all_gather_dp_groups",
+    "all_gather_into_tensor_dp_groups",
+    "check_internal_apis_for_count_used_parameters",
+    "clip_grad_norm_",
+    "clip_tensors_by_global_norm",
+    "combine_grad_norm_groups",
+    "compare_tensors_in_structures",
+    "count_used_parameters_in_backward",
+    "filter_empty_parameters",
+    "get_checkpoint_folder_size",
+    "get_flattened_grad_norm",
+    "get_global_norm",
+    "get_global_norm_of_tensors",
+    "get_grad_zeros",
+    "get_inactive_params",
+    "get_norm_with_moe_layers",
+    "get_norm_with_moe_layers_fast",
+    "get_weight_norm",
+    "has_inf_or_nan",
+    "is_invalid_grad_norm",
+    "is_model_parallel_parameter",
+    "is_optimized_parameter",
+    "is_transformers_cache",
+    "mask_nan_or_inf_with_val_inplace",
+    "maybe_loss_for_backward",
+    "partition_uniform",
+]
 
 
 class DummyOptim:
@@ -49,10 +118,6 @@ def set_random_seed(seed: int) -> None:
     numpy.random.seed(seed)
 
 
-def is_model_parallel_parameter(p: Any) -> bool:
-    return bool(getattr(p, "model_parallel", False) or getattr(p, "tensor_model_parallel", False))
-
-
 def copy_to_device(item: Any, device: Any, criterion_func: Callable[[Any], bool]) -> Any:
     """The items of nested lists, tuples and dictionaries that meet the criterion, copied."""
 
@@ -81,44 +146,6 @@ def _mapped(item: Any, change: Callable[[Any], Any], chosen: Callable[[Any], boo
     if isinstance(item, dict):
         return {key: _mapped(value, change, chosen) for key, value in item.items()}
     return change(item) if chosen(item) else item
-
-
-def get_global_norm(norm_list: Iterable[float]) -> float:
-    """The L2 norm of parts with these norms."""
-    return sum(norm**2 for norm in norm_list) ** 0.5
-
-
-def get_global_norm_of_tensors(
-    input_tensors: Sequence[torch.Tensor],
-    norm_type: float = 2,
-    mpu: Any = None,
-    moe_ep_group: Any = None,
-) -> float:
-    if mpu is not None or moe_ep_group is not None:
-        raise NotImplementedError(
-            "get_global_norm_of_tensors over the parts of a model is not part of zerorun; "
-            "engine.get_global_grad_norm() is the norm over all ranks"
-        )
-    return float(torch.nn.utils.get_total_norm(input_tensors, norm_type))
-
-
-def clip_grad_norm_(
-    parameters: Any, max_norm: float, norm_type: float = 2.0, mpu: Any = None
-) -> torch.Tensor:
-    """torch's, for parameters that no engine manages."""
-    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    if mpu is not None or any(map(is_expert, given)):
-        raise NotImplementedError(
-            "clip_grad_norm_ over the parts of a model is not part of zerorun; gradient_clipping "
-            "of the configuration clips by the norm over all ranks"
-        )
-    return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type)
-
-
-def partition_uniform(num_items: int, num_parts: int) -> list[int]:
-    """Where each of the parts begins, and the end; the first parts are larger by one at most."""
-    size, larger = divmod(num_items, num_parts)
-    return [part * size + min(part, larger) for part in range(num_parts + 1)]
 
 
 def prefix_sum_inc(weights: Iterable[int]) -> list[int]:
@@ -195,7 +222,7 @@ def see_memory_usage(message: str, force: bool = False) -> None:
 
 def memory_status(msg: str, print_rank: int = -1, reset_max: bool = False) -> None:
     """As see_memory_usage, on one rank or on all (-1)."""
-    if print_rank in {-1, int(os.environ.get("RANK", "0"))}:
+    if print_rank in {-1, environment.rank()}:
         see_memory_usage(msg, force=True)
     if reset_max:
         get_accelerator().reset_peak_memory_stats()
@@ -203,6 +230,14 @@ def memory_status(msg: str, print_rank: int = -1, reset_max: bool = False) -> No
 
 def get_ma_status() -> int:
     return get_accelerator().memory_allocated()
+
+
+def torch_memory_reserved() -> int:
+    return get_accelerator().memory_reserved()
+
+
+def torch_max_memory_reserved() -> int:
+    return get_accelerator().max_memory_reserved()
 
 
 def empty_cache() -> None:

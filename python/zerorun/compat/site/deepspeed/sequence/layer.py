@@ -6,6 +6,10 @@ import torch
 import zerorun
 from zerorun import sequence
 
+from deepspeed.sequence._exchange import _SeqAllToAll, single_all_to_all
+
+__all__ = ["DistributedAttention", "single_all_to_all"]
+
 
 class DistributedAttention(torch.nn.Module):
     """Calls `local_attention` with all tokens of this rank's heads.
@@ -33,6 +37,7 @@ class DistributedAttention(torch.nn.Module):
         self.local_attn = local_attention
         self.spg = sequence_process_group
         self.scatter_idx, self.gather_idx = scatter_idx, gather_idx
+        self.num_kv_heads = num_kv_heads
         self._groups = sequence.SequenceGroups.of(self.spg)
 
     def forward(
@@ -52,6 +57,8 @@ class DistributedAttention(torch.nn.Module):
                 "to query and key before"
             )
         batch_first = self.gather_idx == 1
+        if any(tensor.shape[2] % self._groups.size != 0 for tensor in (query, key)):
+            return self._with_uneven_heads([query, key, value], *args, **kwargs)
 
         def to_heads(tensor: torch.Tensor) -> torch.Tensor:  # [batch, heads, tokens, size]
             return tensor.transpose(1, 2) if batch_first else tensor.permute(1, 2, 0, 3)
@@ -63,3 +70,18 @@ class DistributedAttention(torch.nn.Module):
 
         found = sequence.attend(core, self._groups, *map(to_heads, (query, key, value)))
         return found if batch_first else found.transpose(0, 1)
+
+    def _with_uneven_heads(
+        self, tensors: list[torch.Tensor], *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """As forward(); some ranks have a key-value head more, with its query heads."""
+        tokens, heads = self.gather_idx, self.scatter_idx
+        total = self.num_kv_heads or tensors[1].shape[heads]
+
+        def exchanged(tensor: torch.Tensor, scatter: int, gather: int) -> torch.Tensor:
+            batch = 0 if tokens == 1 else 1
+            rest = (None, None, None, True, total)
+            return _SeqAllToAll.apply(self.spg, tensor, scatter, gather, batch, *rest)
+
+        own = (exchanged(tensor, heads, tokens) for tensor in tensors)
+        return exchanged(self.local_attn(*own, *args, **kwargs), tokens, heads)

@@ -32,10 +32,28 @@ def _of_mesh(names: tuple[str, ...]) -> Any:
 # --- data ---
 
 
+_sequence_data_group: Any = None  # of ranks with the same part of different sequences
+
+
+def start_sequence_data_group() -> None:
+    """Makes the group of ranks that take different data, where ranks share sequences. Collective
+    at the first call."""
+    global _sequence_data_group  # noqa: PLW0603 - a process belongs to one job
+    shared = sequence.current()
+    if shared is None or shared.size == 1 or _sequence_data_group is not None:
+        return
+    for part in range(shared.size):  # every rank makes every group
+        group = dist.new_group(range(part, dist.get_world_size(), shared.size))
+        if part == shared.rank:
+            _sequence_data_group = group
+
+
 def _get_data_parallel_group() -> Any:
     found = _of_mpu("get_data_parallel_group")
     if found is None:
         found = _of_mesh(_DATA)
+    if found is None:
+        found = _sequence_data_group
     return dist.group.WORLD if found is None else found
 
 
@@ -83,6 +101,8 @@ def _get_sequence_parallel_group() -> Any:
 def _get_sequence_data_parallel_group() -> Any:
     """The ranks over which states are sharded and gradients averaged."""
     found = _of_mpu("get_sequence_data_parallel_group")
+    if found is None and _of_mpu("get_data_parallel_group") is None and _of_mesh(_DATA) is None:
+        found = dist.group.WORLD
     return _get_data_parallel_group() if found is None else found
 
 

@@ -3,10 +3,11 @@
 import functools
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterable
 from typing import Any
+
+from zerorun import environment
 
 logger = logging.getLogger("DeepSpeed")
 if not logger.handlers:
@@ -25,19 +26,15 @@ log_levels = {
 }
 
 
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
 def _is_chosen(ranks: Iterable[int] | None) -> bool:
     """All ranks where `ranks` is empty or holds -1."""
     chosen = list(ranks or [])
-    return not chosen or -1 in chosen or _rank() in chosen
+    return not chosen or -1 in chosen or environment.rank() in chosen
 
 
 def get_dist_msg(message: Any, ranks: Iterable[int] | None = None) -> str | None:
     """The message with this rank's number; None on ranks that were not chosen."""
-    return f"[Rank {_rank()}] {message}" if _is_chosen(ranks) else None
+    return f"[Rank {environment.rank()}] {message}" if _is_chosen(ranks) else None
 
 
 def log_dist(message: Any, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:
@@ -74,11 +71,11 @@ def print_json_dist(message: dict[str, Any], ranks: Iterable[int] | None, path: 
     """Writes the message and the rank as JSON; `ranks` as in log_dist."""
     if _is_chosen(ranks):
         with open(path, "w", encoding="utf-8") as file:
-            json.dump({**message, "rank": _rank()}, file)
+            json.dump({**message, "rank": environment.rank()}, file)
 
 
 def print_rank_0(message: str, debug: bool = False, force: bool = False) -> None:
-    if force and _rank() == 0:
+    if force and environment.rank() == 0:
         logger.warning(message)
 
 

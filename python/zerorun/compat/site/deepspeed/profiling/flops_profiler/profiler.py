@@ -58,7 +58,15 @@ class FlopsProfiler:
         self.model, self.ds_engine = model, ds_engine
         self.recompute_fwd_factor = recompute_fwd_factor
         self.started = False
-        self._profile = FlopsProfile(model)
+        self._profile = getattr(ds_engine, "flops_profile", None) or FlopsProfile(model)
+
+    @property
+    def flops(self) -> float:
+        return self._profile.total.flops
+
+    @property
+    def params(self) -> int:
+        return self._profile.total.parameters
 
     def start_profile(self, ignore_list: Sequence[type[nn.Module]] | None = None) -> None:
         self._profile = FlopsProfile(self.model, tuple(ignore_list or ()))

@@ -1,0 +1,114 @@
+#include "comm/hierarchical/connecting.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "comm/rendezvous/lookup_store.h"
+#include "comm/rendezvous/patient_get.h"
+#include "comm/waiting.h"
+#include "core/check.h"
+#include "core/log.h"
+
+namespace zerorun::hierarchical {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kConnectLook{100};
+// Longer than the time between two looks of a rank that waits for the store.
+constexpr std::chrono::seconds kHearing{2};
+static_assert(kHearing > PatientGet::kLook);
+
+}  // namespace
+
+std::string error_key(const GroupOptions& options) { return options.name + "/error/0"; }
+
+std::optional<std::string> find_error(const GroupOptions& options) {
+  auto* const store = dynamic_cast<LookupStore*>(options.store.get());
+  return store != nullptr ? store->find(error_key(options)) : std::nullopt;
+}
+
+void tell_peers(const GroupOptions& options, const std::string& error) noexcept {
+  try {
+    if (find_error(options)) return;
+    options.store->set(error_key(options), error);
+    if (options.rank == 0) std::this_thread::sleep_for(kHearing);
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the store is gone, which tells
+  }
+}
+
+std::string Connecting::waiting_for(int peer) const {
+  return fmt::format("{} to make a connection between their hosts", topology_.name_of_rank(peer));
+}
+
+std::string Connecting::get(int peer, const std::string& key) const {
+  const PatientGet get(options_, [this] {
+    if (const auto error = find_error(options_)) fail<CommError>("{}", *error);
+  });
+  return get(key, [&] { return waiting_for(peer); });
+}
+
+std::string Connecting::watch(int peer, const std::function<bool()>& ended,
+                              const std::function<void()>& cancel) const {
+  const Clock::time_point started = Clock::now();
+  WaitingNotice notice;
+  std::string problem;
+  while (problem.empty()) {
+    if (ended()) return {};
+    const auto waited = Clock::now() - started;
+    const double seconds = std::chrono::duration<double>(waited).count();
+    try {
+      problem = find_error(options_).value_or("");
+    } catch (const CommError& error) {
+      problem = fmt::format("rank {} waited {:.1f} s for {}: {}", options_.own_number(), seconds,
+                            waiting_for(peer), error.what());
+    }
+    if (problem.empty() && waited >= options_.timeout) {
+      problem = fmt::format(
+          "rank {} waited {:.1f} s for {}: is this the network that the hosts share (--interface, "
+          "GLOO_SOCKET_IFNAME), and does a firewall let them through?",
+          options_.own_number(), seconds, waiting_for(peer));
+    } else if (problem.empty() && notice.due(waited)) {
+      Logger(options_.own_number(), options_.job_size)
+          .log(LogLevel::warning,
+               "rank {} has waited {:.0f} s for {} (--interface, "
+               "GLOO_SOCKET_IFNAME)",
+               options_.own_number(), seconds, waiting_for(peer));
+    }
+  }
+  cancel();
+  return problem;
+}
+
+void Connecting::run(int peer, const std::function<void()>& connect,
+                     const std::function<void()>& cancel) const {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  std::string problem;  // the thread's until it is joined
+  const auto ended = [&] {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, kConnectLook, [&] { return done; });
+  };
+  std::thread watcher([&] { problem = watch(peer, ended, cancel); });
+  std::exception_ptr error;
+  try {
+    connect();
+  } catch (const std::exception&) {
+    error = std::current_exception();
+  }
+  {
+    const std::lock_guard lock(mutex);
+    done = true;
+  }
+  changed.notify_all();
+  watcher.join();
+  if (!problem.empty()) fail<CommError>("{}", problem);
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace zerorun::hierarchical

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "comm/group_options.h"
+#include "comm/hierarchical/topology.h"
+
+namespace zerorun::hierarchical {
+
+// Sets up a rank's connections to other hosts, for which the peers have to take part. A rank that
+// waits prints a notice after 10 s. It stops when a peer has failed, which writes the reason to the
+// store.
+class Connecting {
+ public:
+  // The arguments must outlive this object.
+  Connecting(const GroupOptions& options, const Topology& topology)
+      : options_(options), topology_(topology) {}
+
+  // Waits for the value that `peer` writes to `key` in the store. Throws CommError.
+  std::string get(int peer, const std::string& key) const;
+  // Runs `connect`, which waits for `peer`. Another thread calls `cancel` to end that wait. Throws
+  // CommError.
+  void run(int peer, const std::function<void()>& connect,
+           const std::function<void()>& cancel) const;
+
+ private:
+  std::string waiting_for(int peer) const;
+  // Returns when `ended`, which waits a moment, returns true. If `connect` has to end before, calls
+  // `cancel` and returns the reason.
+  std::string watch(int peer, const std::function<bool()>& ended,
+                    const std::function<void()>& cancel) const;
+
+  const GroupOptions& options_;
+  const Topology& topology_;
+};
+
+// The key of the store for the first error of a communicator's ranks.
+std::string error_key(const GroupOptions& options);
+// The error in the store; nullopt if there is none or the store cannot be looked up. Throws
+// CommError if the store is unreachable.
+std::optional<std::string> find_error(const GroupOptions& options);
+// Tells the peers why this rank cannot take part. On rank 0, which serves the store, waits a moment
+// so that they can read it.
+void tell_peers(const GroupOptions& options, const std::string& error) noexcept;
+
+}  // namespace zerorun::hierarchical

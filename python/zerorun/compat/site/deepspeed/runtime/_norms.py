@@ -1,0 +1,194 @@
+"""Norms of tensors of which other ranks hold other parts: Megatron's layers (mpu) and experts."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime._overflow import is_invalid_grad_norm, mask_nan_or_inf_with_val_inplace
+from deepspeed.utils import groups
+from deepspeed.utils.bwc import (
+    bwc_pipeline_parallel_group,
+    bwc_pipeline_parallel_world_size,
+    bwc_tensor_model_parallel_rank,
+)
+
+_INVALID = -1.0  # stands for a norm that is not finite
+_EPS = 1e-6
+
+
+def is_model_parallel_parameter(p: Any) -> bool:
+    return bool(getattr(p, "model_parallel", False) or getattr(p, "tensor_model_parallel", False))
+
+
+def _listed(parameters: Any) -> list[Any]:
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+
+
+def _counted(parameters: list[Any], mpu: Any) -> list[Any]:
+    """Without those that another rank of the model counts."""
+    first = bwc_tensor_model_parallel_rank(mpu) == 0
+    own = [p for p in parameters if first or is_model_parallel_parameter(p)]
+    return [p for p in own if not getattr(p, "ds_pipe_replicated", False)]
+
+
+def _norm_over(
+    tensors: Sequence[torch.Tensor], norm_type: float, process_groups: Iterable[Any] = ()
+) -> torch.Tensor:
+    """The norm of these tensors and of those of the groups' other ranks, fp32. Collective."""
+    device = get_accelerator().current_device_name()
+    parts = [torch.linalg.vector_norm(t.detach().float(), norm_type).to(device) for t in tensors]
+    total = torch.stack(parts) if parts else torch.zeros(1, device=device)
+    largest = math.isinf(norm_type)
+    total = total.max() if largest else total.pow(norm_type).sum()
+    for group in process_groups:
+        dist.all_reduce(total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group)
+    return total if largest else total.pow(1 / norm_type)
+
+
+def _model_groups(mpu: Any) -> list[Any]:
+    return [] if mpu is None else [mpu.get_model_parallel_group()]
+
+
+def _norm_of(
+    parameters: Any, values: Callable[[Any], torch.Tensor], norm_type: float, mpu: Any
+) -> float:
+    counted = _counted(_listed(parameters), mpu)
+    norm = float(_norm_over(list(map(values, counted)), float(norm_type), _model_groups(mpu)))
+    return norm if math.isfinite(norm) else _INVALID
+
+
+def get_weight_norm(parameters: Any, norm_type: float = 2, mpu: Any = None) -> float:
+    """The norm of the parameters, over the ranks of a model; -1 if it is not finite."""
+    return _norm_of(parameters, lambda p: p.data, norm_type, mpu)
+
+
+def get_flattened_grad_norm(
+    parameters: Any,
+    norm_type: float = 2,
+    mpu: Any = None,
+    grad_norm_mask: Sequence[torch.Tensor] | None = None,
+) -> float:
+    """The norm of the gradients of flat parameters, without the ranges [begin, end) of the mask."""
+    gradients = []
+    for place, parameter in enumerate(_listed(parameters)):
+        if parameter.grad is None:
+            continue
+        gradient = parameter.grad
+        mask = grad_norm_mask[place] if grad_norm_mask is not None else ()
+        if len(mask) > 0:
+            gradient = gradient.clone()
+            for begin, end in torch.as_tensor(mask).tolist():
+                gradient[begin:end] = 0
+        gradients.append(gradient)
+    norm = float(_norm_over(gradients, float(norm_type), _model_groups(mpu)))
+    return norm if math.isfinite(norm) else _INVALID
+
+
+def get_grad_zeros(parameters: Any, mpu: Any = None) -> float:
+    """How many elements of the gradients are zero, over the ranks of a model."""
+    graded = [p for p in _counted(_listed(parameters), mpu) if p.grad is not None]
+    zeros = sum(p.grad.numel() - int(torch.count_nonzero(p.grad)) for p in graded)
+    total = torch.tensor(float(zeros), device=get_accelerator().current_device_name())
+    for group in _model_groups(mpu):
+        dist.all_reduce(total, group=group)
+    return total.item()
+
+
+def get_global_norm(norm_list: Iterable[Any]) -> float:
+    """The L2 norm of parts with these norms; infinite if one of them is not a norm."""
+    norms = list(norm_list)
+    if any(map(is_invalid_grad_norm, norms)):
+        return math.inf
+    return math.sqrt(sum(float(norm) ** 2 for norm in norms))
+
+
+def combine_grad_norm_groups(norm_groups: Iterable[Any], norm_type: float = 2) -> torch.Tensor:
+    """As get_global_norm, of any type and on the norms' device."""
+    given = list(norm_groups)
+    device = next((norm.device for norm in given if isinstance(norm, torch.Tensor)), None)
+    norms = torch.stack([torch.as_tensor(n, dtype=torch.float, device=device) for n in given])
+    total = torch.linalg.vector_norm(norms, norm_type)
+    return total if not is_invalid_grad_norm(norms) else torch.full_like(total, math.inf)
+
+
+def get_global_norm_of_tensors(
+    input_tensors: Sequence[torch.Tensor],
+    norm_type: float = 2,
+    mpu: Any = None,
+    moe_ep_group: Any = None,
+) -> torch.Tensor:
+    """The norm of tensors over the ranks of a model, and over those with other experts; a scalar,
+    -1 if it is not finite. Collective where there are such ranks."""
+    sharing = _model_groups(mpu)
+    if sharing and moe_ep_group is not None and groups._get_expert_model_parallel_world_size() <= 1:
+        # Experts are not divided as the rest of the model is.
+        has_stages = bwc_pipeline_parallel_world_size(mpu) > 1
+        sharing = [bwc_pipeline_parallel_group(mpu)] if has_stages else []
+    if moe_ep_group is not None:
+        sharing.append(moe_ep_group)
+    norm = _norm_over(input_tensors, float(norm_type), sharing).to(input_tensors[0].device)
+    mask_nan_or_inf_with_val_inplace(norm, val=_INVALID)
+    return norm
+
+
+def clip_tensors_by_global_norm(
+    input_tensors: Sequence[torch.Tensor],
+    max_norm: float = 1.0,
+    global_norm: Any = None,
+    mpu: Any = None,
+    eps: float = _EPS,
+) -> Any:
+    """Clips tensors in place; returns the norm from before."""
+    if global_norm is None:
+        global_norm = get_global_norm_of_tensors(input_tensors, mpu=mpu)
+    factor = max_norm / (global_norm + eps)
+    if 0 <= factor < 1:  # not for -1, the norm of what is not finite
+        for tensor in input_tensors:
+            tensor.detach().mul_(factor)
+    return global_norm
+
+
+def clip_grad_norm_(
+    parameters: Any, max_norm: float, norm_type: float = 2.0, mpu: Any = None
+) -> torch.Tensor:
+    """torch's, for parameters that no engine manages: over the ranks of a model, and with the
+    average of what data-parallel ranks find (their experts differ). Collective."""
+    given = _listed(parameters)
+    graded = [p for p in given if p.grad is not None]
+    if not graded:
+        return nn.utils.clip_grad_norm_(given, max_norm, norm_type)
+    own = [p.grad for p in (_counted(graded, mpu) if mpu is not None else graded)]
+    norm = _norm_over(own, float(norm_type), _model_groups(mpu))
+    if dist.is_initialized():
+        sharing = groups._get_data_parallel_group()
+        norm = norm / dist.get_world_size(sharing)
+        dist.all_reduce(norm, group=sharing)
+    factor = (max_norm / (norm + _EPS)).clamp(max=1.0)
+    for parameter in graded:
+        parameter.grad.detach().mul_(factor.to(parameter.grad.device))
+    return norm.to(graded[0].device)
+
+
+def get_norm_with_moe_layers_fast(all_groups_norm: float, group: Any) -> float:
+    """The average of a norm over ranks whose experts differ. Collective."""
+    norm = torch.tensor(float(all_groups_norm), device=get_accelerator().current_device_name())
+    dist.all_reduce(norm, group=group)
+    return norm.item() / dist.get_world_size(group)
+
+
+def get_norm_with_moe_layers(
+    non_expert_norm: Any, mpu: Any, expert_tensors: Any, norm_type: float = 2
+) -> float:
+    """The norm of a model with experts; `expert_tensors` has this rank's by name of their group.
+    -1 if it is not finite. Collective."""
+    norms = [torch.as_tensor(non_expert_norm, dtype=torch.float)]
+    for name, tensors in expert_tensors.items():
+        group = groups._get_expert_parallel_group(name)
+        norms.append(get_global_norm_of_tensors(tensors, norm_type, mpu, group).cpu())
+    total = float(combine_grad_norm_groups([norm.cpu() for norm in norms], norm_type))
+    return total if math.isfinite(total) else _INVALID

@@ -1,0 +1,95 @@
+"""What a checkpoint says of a training besides its tensors, compared before anything changes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from zerorun import _C
+from zerorun.optimizers.lr_scheduler import LrScheduler
+
+__all__ = ["check_groups", "check_schedule", "whole_number"]
+
+_MAX_COUNT = 1 << 62
+# What hyperparameters may be, and how many numbers each is to a rule of the core's. A schedule that
+# ends at 0 may miss it by its rounding.
+_RANGES = {
+    "lr": (-1e-6, math.inf, 1),
+    "weight_decay": (-1e-6, math.inf, 1),
+    "eps": (0.0, math.inf, 1),
+    "momentum": (0.0, 1.0, 1),
+    "betas": (0.0, 1.0, 2),
+}
+
+
+def whole_number(value: Any, what: str, where: str, *, low: int = 0) -> int:
+    """A count out of a file. Raises CheckpointError for what is none."""
+    number = value if type(value) is int else _number(value)
+    if number is None or number != math.floor(number) or not low <= number <= _MAX_COUNT:
+        raise _C.CheckpointError(
+            f"{where}: {what} is {_text(value)}, expected a whole number from {low} on"
+        )
+    return int(number)
+
+
+def _number(value: Any) -> float | None:
+    """The finite number that a value is; None: it is none."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1 or value.is_complex() or value.is_meta:
+            return None
+        value = value.item()
+    if isinstance(value, (str, bytes)):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _text(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def check_groups(groups: Any, where: str, *, external: bool) -> None:
+    """Raises CheckpointError for hyperparameters that no optimizer takes.
+
+    `external`: of an optimizer of torch's, whose class says how many numbers each of them is.
+    """
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        raise _C.CheckpointError(f"{where}: param_groups is {_text(groups)}, expected dictionaries")
+    for index, group in enumerate(groups):
+        for key, (low, high, count) in _RANGES.items():
+            value = group.get(key)
+            if key not in group or (external and value is None):
+                continue
+            parts = list(value) if isinstance(value, (list, tuple)) else [value]
+            numbers = [number for part in parts if (number := _number(part)) is not None]
+            fits = len(numbers) == len(parts) and (external or len(numbers) == count)
+            if not fits or not all(low <= number <= high for number in numbers):
+                limits = "0 or more" if math.isinf(high) else "0 to 1"
+                raise _C.CheckpointError(
+                    f"{where}: {key} of parameter group {index} is {_text(value)}, expected "
+                    f"{'numbers' if count > 1 else 'a number'} of {limits}"
+                )
+
+
+def check_schedule(scheduler: Any, state: Any, where: str) -> None:
+    """Raises CheckpointError for what is not the state of such a schedule."""
+    hint = "load_lr_scheduler_states=False leaves this one as it is"
+    if not isinstance(state, dict):
+        raise _C.CheckpointError(
+            f"{where}: lr_scheduler is {_text(state)}, expected a dictionary; {hint}"
+        )
+    own = scheduler.state_dict() if hasattr(scheduler, "state_dict") else {}
+    if isinstance(own, dict) and own and not own.keys() & state.keys():
+        raise _C.CheckpointError(
+            f"{where}: the state of the schedule has {_text(sorted(map(str, state)))}, this "
+            f"engine's {type(scheduler).__name__} keeps {_text(sorted(map(str, own)))}; {hint}"
+        )
+    if isinstance(scheduler, LrScheduler):
+        # Before the first step it is -1.
+        whole_number(state["last_batch_iteration"], "last_batch_iteration", where, low=-1)

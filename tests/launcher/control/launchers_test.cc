@@ -1,0 +1,178 @@
+// What the launchers of a job's hosts say to each other, where the test is one side.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "core/build_id.h"
+#include "launcher/control/control_connection.h"
+#include "launcher/control/meeting_message.h"
+#include "launcher/environment.h"
+#include "launcher/ranks/supervisor.h"
+#include "os/socket.h"
+#include "tests/launcher/launcher_process.h"
+#include "tests/scratch.h"
+#include "zerorun/version.h"
+
+namespace zerorun::launchers_test {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::LauncherProcess;
+using ::testing::Not;
+using testing::Scratch;
+using testing::zerorun_command;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kDeadline{60};  // only a hang reaches it
+
+// The test's end of a control connection.
+class Peer {
+ public:
+  explicit Peer(FileDescriptor socket) : connection_(std::move(socket)) { connection_.trust(); }
+
+  void send(const ControlMessage& message) { connection_.send(message); }
+  // In one piece, so that they come together.
+  void send_at_once(const ControlMessage& one, const ControlMessage& other) {
+    const std::string bytes = frame_of(one.encode()) + frame_of(other.encode());
+    ASSERT_EQ(::send(connection_.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  // The next message but for signs of life; nothing at the end of the connection.
+  std::optional<ControlMessage> next() {
+    const auto deadline = Clock::now() + kDeadline;
+    while (Clock::now() < deadline) {
+      connection_.beat(Clock::now());
+      connection_.service();
+      while (auto message = connection_.next()) {
+        if (!message->is("alive")) return message;
+      }
+      if (!connection_.open()) return std::nullopt;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    throw std::runtime_error("no message within the deadline");
+  }
+  ControlMessage await(std::string_view kind) {
+    while (auto message = next()) {
+      if (message->is(kind)) return *message;
+    }
+    throw std::runtime_error("the connection ended before '" + std::string(kind) + "'");
+  }
+
+ private:
+  ControlConnection connection_;
+};
+
+// How the ranks of a host end whose launcher gets `message` together with the order to begin.
+ControlMessage end_when_told(const ControlMessage& message) {
+  Listener listener = reserve_port("127.0.0.1", 0);
+  listen_on(listener);
+  LauncherProcess job(
+      zerorun_command({"--accelerator", "cpu", "--nproc_per_node", "1", "--nnodes", "2",
+                       "--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port",
+                       std::to_string(listener.port), "sh", "-c", "exec sleep 1000"}),
+      {{"ZERORUN_JOB_SECRET", "s"}});
+  pollfd arrival = {listener.socket.get(), POLLIN, 0};
+  poll(&arrival, 1, static_cast<int>(std::chrono::milliseconds(kDeadline).count()));
+  Peer launcher{FileDescriptor(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC))};
+  launcher.await("join");
+  launcher.send(ControlMessage("job"));
+  launcher.await("ready");
+  Cluster cluster;
+  cluster.start = RemoteStart::by_hand;
+  cluster.hosts = {{.host = "a", .slots = {0}}, {.host = "b", .slots = {0}}};
+  const Meeting meeting = {.master_addr = "127.0.0.1", .master_port = 1, .secret = "s"};
+  launcher.send_at_once(encode_begin(cluster, meeting, 1), message);
+  ControlMessage end = launcher.await("ended");
+  launcher.send(ControlMessage("finish").add("code", 9).add("report", ""));
+  EXPECT_EQ(job.wait(), 9);
+  return end;
+}
+
+int64_t cause_of(const ControlMessage& end) { return end.number("cause", 0, 9); }
+
+TEST(NodeLauncher, ASignalThatComesWithTheOrderToBeginReachesTheRanks) {
+  const ControlMessage end = end_when_told(ControlMessage("signal").add("signal", SIGINT));
+  EXPECT_EQ(cause_of(end), static_cast<int64_t>(RunEnd::Cause::request));
+  EXPECT_EQ(end.number("code", 0, 255), 128 + SIGINT);
+}
+
+TEST(NodeLauncher, AnEndThatComesWithTheOrderToBeginEndsTheRanks) {
+  EXPECT_EQ(cause_of(end_when_told(ControlMessage("end"))),
+            static_cast<int64_t>(RunEnd::Cause::elsewhere));
+}
+
+// A job on two other hosts, whose launchers are the test: its `ssh` prints their token.
+class CoordinatorTest : public ::testing::Test {
+ protected:
+  CoordinatorTest() {
+    const std::string ssh = scratch_.write("ssh",
+                                           "#!/bin/sh\n"
+                                           "for word; do :; done\n"
+                                           "echo 'zerorun-node-token t'\n"
+                                           "echo \"$word\" | sed 's/.*--node_launcher //' >&2\n"
+                                           "exec cat > /dev/null\n");
+    std::filesystem::permissions(ssh, std::filesystem::perms::owner_all);
+    const std::string hosts =
+        scratch_.write("hosts", "198.51.100.1 slots=1\n198.51.100.2 slots=1\n");
+    const std::string path = inherited_environment()["PATH"];
+    job_.emplace(
+        zerorun_command({"--accelerator", "cpu", "--hostfile", hosts, "true"}),
+        std::map<std::string, std::string>{{"PATH", scratch_.path().string() + ":" + path}});
+    const std::string line = job_->read_error_line();  // "HOST PORT ..."
+    port_ = static_cast<uint16_t>(std::stoi(line.substr(line.find(' ') + 1)));
+  }
+
+  // The launcher of one host, ready to begin.
+  Peer join(int node) const {
+    Peer peer(connect_to("127.0.0.1", port_, Clock::now() + kDeadline));
+    peer.send(ControlMessage("join")
+                  .add("token", "t")
+                  .add("version", ZERORUN_VERSION)
+                  .add("build", build_id().data())
+                  .add("host", "host")
+                  .add("command", node)
+                  .add("index", "0")
+                  .add("node_rank", -1));
+    peer.await("job");
+    peer.send(ControlMessage("ready").add("slots", "0"));
+    return peer;
+  }
+
+  Scratch scratch_;
+  std::optional<LauncherProcess> job_;
+  uint16_t port_ = 0;
+};
+
+TEST_F(CoordinatorTest, AfterCtrlCNoFurtherHostBegins) {
+  Peer first = join(0);
+  Peer second = join(1);
+  first.await("begin");
+  kill(job_->pid(), SIGINT);
+  first.await("signal");
+  first.send(ControlMessage("meeting").add("master_addr", "198.51.100.1").add("master_port", 1));
+  first.send(ControlMessage("started"));
+  first.send(ControlMessage("ended")
+                 .add("cause", static_cast<int>(RunEnd::Cause::request))
+                 .add("code", 128 + SIGINT)
+                 .add("by_signal", 0)
+                 .add("report", "")
+                 .add("summary", ""));
+  EXPECT_TRUE(second.next()->is("signal"));
+  EXPECT_TRUE(second.next()->is("finish"));
+  first.await("finish");
+  EXPECT_EQ(job_->wait(), 128 + SIGINT);
+  EXPECT_THAT(job_->errors(), HasSubstr("SIGINT: ending the ranks of 2 hosts"));
+  EXPECT_THAT(job_->errors(), Not(HasSubstr("error")));
+}
+
+}  // namespace
+}  // namespace zerorun::launchers_test

@@ -1,0 +1,130 @@
+"""torch.nn.utils.clip_grad_norm_ where the gradients are an engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zerorun
+from torch import nn
+
+from cases.models import (
+    STAGES,
+    adamw,
+    assert_close,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    mean,
+    part_of,
+    raises,
+)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """Whose step is as large as the gradient."""
+    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+
+
+def blocks_of(model: nn.Module) -> Iterable[nn.Parameter]:
+    return model.blocks.parameters()
+
+
+def trained(model: nn.Module, optimizer: Any, calls: Any, engine: Any = None) -> list[float]:
+    """Losses and norms; the model's own loop, which clips by each of `calls`."""
+    found = []
+    for step in range(4):
+        optimizer.zero_grad()
+        rows = batch_of(step) if engine is None else part_of(batch_of(step))
+        loss = loss_of(model, rows)
+        loss.backward()
+        for parameters, limit, order in calls:
+            norm = torch.nn.utils.clip_grad_norm_(parameters(model), limit, order)
+            found.append(norm.item())
+        optimizer.step()
+        found.append(loss.item() if engine is None else mean(loss.detach(), engine))
+    return found
+
+
+def case_it_clips_as_without_an_engine(_folder: Path) -> None:
+    every = nn.Module.parameters
+    for calls in (
+        [(every, 0.3, 2.0)],
+        [(every, 0.02, float("inf"))],
+        [(every, 3.0, 1.0)],
+        [(every, float("inf"), 2.0)],  # to know the norm
+        [(blocks_of, 0.05, 2.0), (every, 0.2, 2.0)],
+    ):
+        plain = make()
+        expected = trained(plain, sgd(plain), calls)
+        for stage in STAGES:
+            for make_optimizer in (sgd, adamw):
+                model = make()
+                optimizer = make_optimizer(model)
+                engine = zerorun.shard(model, stage=stage, optimizer=optimizer)
+                found = trained(model, optimizer, calls, engine)
+                if make_optimizer is sgd:
+                    assert_close(found, expected)
+                else:  # on the core's own pass; its first gradient is that of sgd
+                    assert_close(found[: len(calls)], expected[: len(calls)])
+                engine.destroy()
+
+
+def case_other_dtypes_and_places_are_clipped_too(_folder: Path) -> None:
+    plain = make()
+    loss_of(plain, batch_of(0)).backward()
+    expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.01).item()
+    for keys, offload in (
+        ({"fp16": {"enabled": True, "initial_scale_power": 8}}, {}),
+        ({"bf16": {"enabled": True}}, {}),
+        ({}, {"offload_optimizer": {"device": "cpu"}}),
+    ):
+        for stage in STAGES:
+            settings = config(stage, **keys, gradient_clipping=0.0)
+            settings["zero_optimization"] |= offload if stage > 0 else {}
+            model = make()
+            engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+            engine.backward(loss_of(engine, part_of(batch_of(0))))
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            assert norm.item() == pytest.approx(expected, rel=2e-2)
+            engine.step()
+            # The step takes the norm again, of what was clipped.
+            assert engine.get_global_grad_norm() == pytest.approx(0.01, rel=2e-2)
+            engine.destroy()
+
+
+def case_a_gradient_that_is_not_finite_is_left_to_the_step(_folder: Path) -> None:
+    model = make()
+    optimizer = sgd(model)
+    engine = zerorun.shard(model, optimizer=optimizer)
+    weight = model.head.weight
+    loss_of(model, part_of(batch_of(0))).backward()
+    zerorun.zero.safe_set_full_grad(weight, torch.full(weight.ds_shape, torch.inf))
+    clip = torch.nn.utils.clip_grad_norm_
+    raises(
+        RuntimeError,
+        "error_if_nonfinite",
+        lambda: clip(model.parameters(), 1.0, error_if_nonfinite=True),
+    )
+    assert clip(model.parameters(), 1.0).item() == torch.inf
+    optimizer.step()
+    assert engine.skipped_steps == 1
+    engine.destroy()
+
+
+def case_what_is_no_engines_is_torchs(_folder: Path) -> None:
+    other = nn.Parameter(torch.ones(4))
+    other.grad = torch.ones(4)
+    clip = torch.nn.utils.clip_grad_norm_
+    assert clip(other, 1.0).item() == 2.0
+    torch.testing.assert_close(other.grad, torch.full((4,), 0.5))
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    assert clip(model.parameters(), 1.0).item() == 0.0  # there is no gradient
+    loss_of(model, part_of(batch_of(0))).backward()
+    raises(zerorun.ConfigError, "once for each", lambda: clip([other, *model.parameters()], 1.0))
+    engine.destroy()

@@ -1,0 +1,358 @@
+"""What programs take of DeepSpeed's runtime for work of their own, against plain PyTorch."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import deepspeed
+import torch
+import torch.distributed as dist
+import zerorun
+from deepspeed.runtime import utils
+from deepspeed.runtime.data_pipeline.curriculum_scheduler import CurriculumScheduler
+from deepspeed.runtime.fp16 import loss_scaler
+from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+from deepspeed.runtime.sparse_tensor import SparseTensor
+from deepspeed.utils import bwc
+from torch import nn
+from zerorun import experts
+
+from cases.compat import start
+from cases.models import RANK, WORLD_SIZE, adamw, config, make, raises
+
+
+def graded(*gradients: list[float]) -> list[nn.Parameter]:
+    """Parameters that have these gradients."""
+    found = [nn.Parameter(torch.zeros(len(values))) for values in gradients]
+    for parameter, values in zip(found, gradients, strict=True):
+        parameter.grad = torch.tensor(values)
+    return found
+
+
+def slices() -> SimpleNamespace:
+    """An mpu by which all ranks hold slices of one model."""
+    return SimpleNamespace(
+        get_model_parallel_rank=lambda: RANK,
+        get_model_parallel_group=lambda: dist.group.WORLD,
+        get_data_parallel_group=lambda: dist.group.WORLD,
+    )
+
+
+def case_norms_are_those_of_all_the_parts(_folder: Path) -> None:
+    deepspeed.init_distributed()
+    shared, own = graded([3.0, -4.0], [2.0 + RANK])
+    own.model_parallel = True
+    for norm_type in (1, 2, 3, math.inf):
+        parts = [2.0 + rank for rank in range(WORLD_SIZE)]
+        whole = torch.tensor([3.0, -4.0, *parts])
+        expected = torch.linalg.vector_norm(whole, norm_type).item()
+        shared.data, own.data = shared.grad, own.grad
+        for found in (
+            utils.get_weight_norm([shared, own], norm_type, slices()),
+            utils.get_global_norm_of_tensors(
+                [own.grad] if RANK else [shared.grad, own.grad], norm_type, slices()
+            ).item(),
+        ):
+            assert math.isclose(found, expected, rel_tol=1e-6), (norm_type, found, expected)
+        alone = torch.linalg.vector_norm(torch.tensor([3.0, -4.0]), norm_type).item()
+        assert math.isclose(utils.get_flattened_grad_norm([shared], norm_type), alone, rel_tol=1e-6)
+    mask = [torch.tensor([[0, 1]])]
+    assert utils.get_flattened_grad_norm([shared], grad_norm_mask=mask) == 4.0
+    assert utils.get_grad_zeros(graded([0.0, 1.0, 0.0])) == 2
+    assert utils.get_weight_norm(graded([1.0])[0].data.fill_(math.inf)) == -1
+    assert utils.get_global_norm([3.0, torch.tensor(4.0)]) == 5.0
+    for invalid in (-1.0, math.nan, math.inf):
+        assert utils.get_global_norm([3.0, invalid]) == math.inf
+        assert utils.combine_grad_norm_groups([torch.tensor(3.0), invalid]).item() == math.inf
+        assert utils.is_invalid_grad_norm(invalid)
+    assert utils.get_norm_with_moe_layers_fast(RANK + 1.0, None) == (WORLD_SIZE + 1) / 2
+
+
+def case_clipping_is_pytorchs_over_the_parts_of_a_model(_folder: Path) -> None:
+    deepspeed.init_distributed()
+    for norm_type in (1.0, 2.0, 3.0, math.inf):
+        ours, theirs = (graded([3.0, -4.0], [2.0]) for _ in range(2))
+        norm = nn.utils.clip_grad_norm_(theirs, 1.0, norm_type)
+        assert torch.allclose(utils.clip_grad_norm_(ours, 1.0, norm_type), norm)
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.allclose(one.grad, other.grad)
+    parts = graded([1.0], [RANK + 1.0])
+    parts[1].model_parallel = True
+    whole = graded([1.0], [rank + 1.0 for rank in range(WORLD_SIZE)])
+    expected = nn.utils.clip_grad_norm_(whole, 0.5)
+    assert torch.allclose(utils.clip_grad_norm_(parts, 0.5, mpu=slices()), expected)
+    assert torch.allclose(parts[1].grad, whole[1].grad[RANK])
+    experts.start(WORLD_SIZE)
+    ours = graded([1.0], [RANK + 1.0])
+    ours[1].allreduce = False
+    norms = [math.sqrt(1 + (rank + 1) ** 2) for rank in range(WORLD_SIZE)]
+    assert math.isclose(utils.clip_grad_norm_(ours, 0.1), sum(norms) / WORLD_SIZE, rel_tol=1e-6)
+    tensors = [torch.full((4,), 2.0)]
+    assert utils.clip_tensors_by_global_norm(tensors, 1.0) == 4.0
+    assert torch.allclose(tensors[0], torch.full((4,), 0.5))
+
+
+def case_an_overflow_of_one_rank_is_one_of_all(_folder: Path) -> None:
+    deepspeed.init_distributed()
+    experts.start(WORLD_SIZE)
+    last = RANK == WORLD_SIZE - 1
+    shared, expert = graded([1.0], [math.inf if last else 1.0])
+    expert.allreduce = False
+    check = utils.CheckOverflow([[shared, expert]])
+    assert check.check()
+    assert check.has_overflow_serial([shared, expert]) is last
+    norm = utils.get_weight_norm([expert.grad])
+    assert check.check_using_norm([norm], reduce_overflow=False)
+    expert.grad.fill_(1.0)
+    assert not check.check()
+    assert not check.check_using_norm([1.0], reduce_overflow=False)
+    sharded = utils.CheckOverflow([[shared]], zero_reduce_scatter=True)
+    shared.grad.fill_(math.nan if RANK == 0 else 1.0)
+    assert sharded.check()
+    assert utils.CheckOverflow([[shared]], mpu=slices()).check()
+    for values, expected in (([1.0, 2.0], False), ([1.0, -math.inf], True), ([math.nan], True)):
+        assert bool(utils.has_inf_or_nan(torch.tensor(values))) is expected
+    assert not utils.has_inf_or_nan(torch.empty(0))
+    masked = torch.tensor([math.nan, math.inf, 2.0])
+    utils.mask_nan_or_inf_with_val_inplace(masked, val=1.5)
+    assert masked.tolist() == [1.5, 1.5, 2.0]
+
+
+def case_parts_of_a_tensor_become_whole(folder: Path) -> None:
+    deepspeed.init_distributed()
+    group = dist.group.WORLD
+    for size in (1, 7, 8):
+        tensor = torch.arange(float(size * 3)).view(size, 3)
+        part = utils.PartitionedTensor(tensor, group)
+        assert part.local_size().numel() in {size * 3 // WORLD_SIZE, size * 3 // WORLD_SIZE + 1}
+        assert torch.equal(part.full(), tensor)
+        again = utils.PartitionedTensor.from_meta(part.to_meta(), part.data(), group, "cpu")
+        assert torch.equal(again.full(), tensor)
+        assert again.full_size() == [size, 3]
+    flat = torch.zeros(2 * WORLD_SIZE)
+    parts = [flat[2 * rank : 2 * rank + 2] for rank in range(WORLD_SIZE)]
+    parts[RANK].fill_(RANK + 1)
+    utils.all_gather_dp_groups([flat], [parts], [group], 2, 100)
+    assert flat.tolist() == [rank + 1.0 for rank in range(WORLD_SIZE) for _ in range(2)]
+    aligned = utils.align_dense_tensors([torch.ones(3), torch.ones(2)], 4)
+    assert [t.numel() for t in aligned] == [3, 2, 3]
+    (folder / "tag").mkdir(parents=True, exist_ok=True)
+    (folder / "tag" / f"rank{RANK}").write_bytes(b"12345")
+    dist.barrier()
+    local_rank = 0 if RANK == 0 else 1
+    size = utils.get_checkpoint_folder_size(str(folder), "tag", local_rank)
+    assert RANK > 0 or size == 5 * WORLD_SIZE
+
+
+def case_parameters_and_structures_are_told_apart(_folder: Path) -> None:
+    full, empty = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(0))
+    assert utils.filter_empty_parameters([full, empty]) == [full]
+    groups = [{"params": [full, empty], "lr": 1.0}, {"params": [empty]}]
+    assert utils.filter_empty_parameters(groups) == [{"params": [full], "lr": 1.0}]
+    assert [utils.is_optimized_parameter(p) for p in (full, empty)] == [True, False]
+    same = utils.compare_tensors_in_structures
+    assert same([torch.ones(2), 3], [torch.ones(2), 3])
+    assert same({"a": torch.ones(2)}, {"a": torch.ones(2)})
+    assert not same([torch.ones(2)], [torch.zeros(2)])
+    assert not same({"a": 1}, {"b": 1})
+    assert not same([1], (1,))
+    seen = []
+    used, unused = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    product = used * 2
+    product.register_hook(
+        lambda _: seen.append(utils.count_used_parameters_in_backward([used, unused]))
+    )
+    assert utils.maybe_loss_for_backward(product.sum())
+    assert not utils.maybe_loss_for_backward(used.detach().sum())
+    product.sum().backward()
+    assert seen == [1]
+    raises(RuntimeError, "within", lambda: utils.count_used_parameters_in_backward([used]))
+    with deepspeed.zero.Init(config_dict_or_path=config(3)):
+        layer = nn.Linear(2, 2)
+    assert utils.get_inactive_params([layer.weight, used]) == [layer.weight]
+
+
+def case_an_mpu_is_asked_by_any_of_its_names(_folder: Path) -> None:
+    for kind in ("tensor_model_parallel", "slice_parallel", "model_parallel"):
+        answers = {"rank": 3, "world_size": 8, "group": "ranks"}
+        mpu = SimpleNamespace(
+            **{f"get_{kind}_{what}": lambda v=v: v for what, v in answers.items()}
+        )
+        assert bwc.bwc_tensor_model_parallel_rank(mpu) == 3
+        assert bwc.bwc_tensor_model_parallel_world_size(mpu) == 8
+        assert bwc.bwc_tensor_model_parallel_group(mpu) == "ranks"
+    for other in (None, SimpleNamespace(get_sequence_parallel_rank=lambda: 1)):
+        assert bwc.bwc_tensor_model_parallel_rank(other) == 0
+        assert bwc.bwc_tensor_model_parallel_world_size(other) == 1
+        assert bwc.bwc_tensor_model_parallel_group(other) is None
+        assert bwc.bwc_pipeline_parallel_world_size(other) == 1
+    stages = SimpleNamespace(
+        get_pipe_parallel_world_size=lambda: 2, get_pipe_parallel_group=lambda: "stages"
+    )
+    assert bwc.bwc_pipeline_parallel_world_size(stages) == 2
+    assert bwc.bwc_pipeline_parallel_group(stages) == "stages"
+    raises(AssertionError, "pipeline", lambda: bwc.bwc_pipeline_parallel_group(slices()))
+
+
+def case_loss_scalers_for_loops_of_the_programs_own(_folder: Path) -> None:
+    settings = {"init_scale": 16.0, "scale_window": 2, "min_scale": 4.0, "delayed_shift": 2}
+    make_scaler = loss_scaler.CreateLossScaler
+    scaler = make_scaler(torch.half, 0, True, {**settings, "consecutive_hysteresis": False})
+    scales = []
+    for overflow in (False, True, True, True, False, False, False, True, True):
+        scaler.update_scale(overflow)
+        scales.append(scaler.loss_scale)
+    # The first overflow uses up the hysteresis, two more halve, two clean steps after it double.
+    assert scales == [16, 16, 8, 4, 4, 4, 8, 8, 4]
+    raises(RuntimeError, "smallest", lambda: scaler.update_scale(True))
+    weight = nn.Parameter(torch.ones(1))
+    scaler.backward((weight * 3).sum())
+    assert weight.grad.item() == 3 * scaler.cur_scale
+    assert not scaler.has_overflow_serial([weight])
+    weight.grad.fill_(math.inf)
+    assert scaler.has_overflow_serial([weight])
+    static = make_scaler(torch.half, 128.0, False, None)
+    static.update_scale(True)
+    assert (static.loss_scale, static.dynamic) == (128.0, False)
+    assert make_scaler(torch.bfloat16, 128.0, True, None).loss_scale == 1.0
+
+
+def case_curricula_rise_in_their_steps(_folder: Path) -> None:
+    base = {"min_difficulty": 8, "max_difficulty": 1000}
+    ramp = {"total_curriculum_step": 100, "difficulty_step": 16}
+    for kind, degree in (("fixed_linear", 1), ("fixed_root", 2)):
+        made = CurriculumScheduler(
+            {**base, "schedule_type": kind, "schedule_config": ramp | {"root_degree": degree}}
+        )
+        for step in (0, 1, 30, 99, 100, 500):
+            reached = 8 + (step / 100) ** (1 / degree) * 992
+            expected = min(max(int(reached) // 16 * 16, 16), 1000)
+            assert made.get_difficulty(step) == expected, (kind, step)
+        assert made.update_difficulty(30) == made.state["current_difficulty"]
+        assert made.update_difficulty(1000) == made.update_difficulty(1) == 1000
+    lists = {"difficulty": [1, 2, 3], "max_step": [5, 10]}
+    steps = CurriculumScheduler(
+        {**base, "schedule_type": "fixed_discrete", "schedule_config": lists}
+    )
+    assert [steps.get_difficulty(s) for s in (0, 5, 6, 10, 11)] == [1, 1, 2, 2, 3]
+    own = CurriculumScheduler({**base, "schedule_type": "custom"})
+    raises(RuntimeError, "set_custom", lambda: own.get_difficulty(1))
+    own.set_custom_get_difficulty(lambda step: step * 2)
+    assert own.get_difficulty(21) == 42
+    raises(AssertionError, "max_difficulty", lambda: CurriculumScheduler({"min_difficulty": 1}))
+    raises(RuntimeError, "fixed_lin", lambda: CurriculumScheduler({**base, "schedule_type": "no"}))
+    raises(
+        AssertionError,
+        "one difficulty more",
+        lambda: CurriculumScheduler(
+            {
+                **base,
+                "schedule_type": "fixed_discrete",
+                "schedule_config": {"difficulty": [1], "max_step": [2]},
+            }
+        ),
+    )
+
+
+def case_sparse_gradients_keep_their_rows(_folder: Path) -> None:
+    layer = nn.Embedding(5, 3, sparse=True)
+    layer(torch.tensor([4, 1, 1])).sum().backward()
+    one = SparseTensor(layer.weight.grad)
+    assert one.indices.tolist() == [1, 4]
+    assert one.sparse_size() == (8, 15)
+    one.add(SparseTensor(layer.weight.grad))
+    assert torch.equal(one.to_coo_tensor().to_dense(), 2 * layer.weight.grad.to_dense())
+    raises(AssertionError, "dense", lambda: SparseTensor(torch.ones(2)))
+
+
+def case_optimizers_of_stage_0_in_16_bits_have_their_classes(_folder: Path) -> None:
+    half = {"fp16": {"enabled": True, "loss_scale": 8}}
+    for stage in (0, 1):
+        engine, optimizer, *_ = start(stage, **half)
+        assert isinstance(optimizer, FP16_Optimizer) is (stage == 0)
+        assert not isinstance(optimizer, FP16_UnfusedOptimizer)
+        assert optimizer.low_precision_dtype == torch.float16
+        engine.destroy()
+    model = make()
+    settings = config(0, bf16={"enabled": True})
+    engine, optimizer, *_ = deepspeed.initialize(
+        model=model, optimizer=adamw(model), config=settings
+    )
+    assert isinstance(optimizer, FP16_UnfusedOptimizer)
+    assert not isinstance(optimizer, FP16_Optimizer)
+    assert not isinstance(adamw(model), FP16_UnfusedOptimizer)
+    engine.destroy()
+    engine, optimizer, *_ = start(0)
+    assert not isinstance(optimizer, FP16_Optimizer | FP16_UnfusedOptimizer)
+    engine.destroy()
+
+
+def case_readers_of_configurations(folder: Path) -> None:
+    found = deepspeed.runtime.config
+    for name, expected in (
+        ("half", torch.float16),
+        ("torch.bfloat16", torch.bfloat16),
+        ("float", torch.float32),
+        (torch.int8, torch.int8),
+    ):
+        assert found.DtypeEnum(name).value is expected
+    raises(KeyError, "float8", lambda: found.DtypeEnum("float8"))
+    assert found.get_communication_data_type({}) is None
+    sent = {"communication_data_type": "BF16"}
+    assert found.get_communication_data_type(sent) is torch.bfloat16
+    unknown = {"communication_data_type": "int8", "gradient_allreduce_op": "max"}
+    raises(ValueError, "fp32", lambda: found.get_communication_data_type(unknown))
+    raises(ValueError, "mean, sum", lambda: found.get_gradient_allreduce_op(unknown))
+    assert found.get_gradient_allreduce_op({}) == "mean"
+    autocast = {"torch_autocast": {"enabled": True, "dtype": "fp16"}}
+    assert found.get_torch_autocast_enabled(autocast)
+    assert found.get_torch_autocast_dtype(autocast) is torch.float16
+    assert found.get_lower_precision_safe_modules(autocast) is None
+    assert found.get_checkpoint_tag_validation_mode({"tag_validation": "Fail"}) == "FAIL"
+    wrong = {"tag_validation": "x"}
+    raises(ValueError, "ignore", lambda: found.get_checkpoint_tag_validation_mode(wrong))
+    assert found.get_pipeline_config({"pipeline": {"stages": 2}})["stages"] == 2
+    assert found.get_disable_python_gc({}) is False
+    clipped = {"optimizer": {"params": {"max_grad_norm": 2}}}
+    assert found.get_optimizer_gradient_clipping(clipped) == 2
+    folder.mkdir(parents=True, exist_ok=True)
+    path = str(folder / f"{RANK}.json")
+    writer = found.DeepSpeedConfigWriter()
+    writer.add_config("train_batch_size", 8 * WORLD_SIZE)
+    writer.write_config(path)
+    again = found.DeepSpeedConfigWriter()
+    again.load_config(path)
+    assert again.data == writer.data
+    deepspeed.init_distributed()
+    assert found.DeepSpeedConfig(path).world_size == WORLD_SIZE
+
+
+def case_unknown_keys_are_ignored_where_deepspeed_reads_by_name(_folder: Path) -> None:
+    lines: list[str] = []
+    logger = deepspeed.utils.logger
+    logger.addFilter(lambda record: lines.append(record.getMessage()) is None)
+    engine, *_ = start(1, flops_profiler={"enabled": False, "step": 1}, aio={"block_siz": 1})
+    logger.filters.clear()
+    assert any("flops_profiler.step" in line and "aio.block_siz" in line for line in lines), lines
+    engine.destroy()
+    raises(zerorun.ConfigError, "/fp16/loss_scal", lambda: start(1, fp16={"loss_scal": 1}))
+
+
+def case_the_engine_has_the_profile_that_was_asked_for(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = {"enabled": True, "profile_step": 1, "output_file": str(folder / f"{RANK}.txt")}
+    engine, *_ = start(1, flops_profiler=asked)
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    for _ in range(3):
+        engine.backward(engine(tokens).float().sum())
+        engine.step()
+    if RANK == 0:
+        assert engine.flops_profiler.flops == engine.flops_profiler.get_total_flops() > 0
+        assert engine.flops_profiler.params == sum(p.numel() for p in make().parameters())
+    engine.destroy()
+    engine, *_ = start(1)
+    assert not hasattr(engine, "flops_profiler")
+    engine.destroy()
