@@ -173,13 +173,19 @@ void check_quantize(TensorView src, TensorView dst, const Quantization& how) {
            "quantize: got {} elements, expected {} x {} runs of blocks of {}", src.numel, how.rows,
            how.columns, kQuantizedBlock);
   if (how.lost.data == nullptr) return;
-  check_floating(how.lost, "quantize");
+  ZR_CHECK(how.lost.dtype == DType::fp32, "quantize: got what was lost in {}, expected fp32",
+           name_of(how.lost.dtype));
   check_same_numel(src, how.lost, "quantize");
 }
 
-void check_dequantize(TensorView src, TensorView dst, int bits, int parts) {
+void check_dequantize(TensorView src, TensorView dst, const Dequantization& how) {
   check_floating(dst, "dequantize");
-  check_quantized(src, dst.numel, bits, parts, "dequantize");
+  check_quantized(src, dst.numel, how.bits, how.parts, "dequantize");
+  if (how.exact.data == nullptr) return;
+  check_floating(how.exact, "dequantize");
+  check_same_numel(dst, how.exact, "dequantize");
+  ZR_CHECK(how.exact_part >= 0 && how.exact_part < how.parts,
+           "dequantize: got part {} of {} as it was", how.exact_part, how.parts);
 }
 
 void check_orthogonalize(TensorView matrix, int64_t rows, int64_t cols, TensorView work) {

@@ -18,7 +18,7 @@ void check_sum_of_squares(TensorView src, std::span<const SquaresSegment> segmen
                           TensorView sums);
 void check_update(const UpdateTensors& tensors, std::span<const UpdateSegment> segments);
 void check_quantize(TensorView src, TensorView dst, const Quantization& how);
-void check_dequantize(TensorView src, TensorView dst, int bits, int parts);
+void check_dequantize(TensorView src, TensorView dst, const Dequantization& how);
 void check_orthogonalize(TensorView matrix, int64_t rows, int64_t cols, TensorView work);
 
 }  // namespace zerorun

@@ -124,11 +124,11 @@ void CpuDevice::quantize(Stream& stream, TensorView src, TensorView dst, const Q
                                  [=] { kernels::quantize(src, dst, how); });
 }
 
-void CpuDevice::dequantize(Stream& stream, TensorView src, TensorView dst, int bits, int parts,
-                           bool accumulate) {
-  check_dequantize(src, dst, bits, parts);
+void CpuDevice::dequantize(Stream& stream, TensorView src, TensorView dst,
+                           const Dequantization& how) {
+  check_dequantize(src, dst, how);
   cpu_stream(stream).submit_work("dequantize", dst.nbytes(),
-                                 [=] { kernels::dequantize(src, dst, bits, parts, accumulate); });
+                                 [=] { kernels::dequantize(src, dst, how); });
 }
 
 void CpuDevice::update(Stream& stream, const UpdateTensors& tensors,

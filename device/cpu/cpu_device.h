@@ -41,8 +41,8 @@ class CpuDevice : public Device {
   void decide(Stream& stream, const StepEvidence& evidence, const StepRule& rule,
               TensorView decision) override;
   void quantize(Stream& stream, TensorView src, TensorView dst, const Quantization& how) override;
-  void dequantize(Stream& stream, TensorView src, TensorView dst, int bits, int parts,
-                  bool accumulate) override;
+  void dequantize(Stream& stream, TensorView src, TensorView dst,
+                  const Dequantization& how) override;
   void update(Stream& stream, const UpdateTensors& tensors,
               std::span<const UpdateSegment> segments) override;
   void orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols, int steps,

@@ -20,7 +20,7 @@ void add(TensorView src, TensorView dst);
 void scale(TensorView dst, float factor);
 void sum_of_squares(TensorView src, std::span<const SquaresSegment> segments, TensorView sums);
 void quantize(TensorView src, TensorView dst, const Quantization& how);
-void dequantize(TensorView src, TensorView dst, int bits, int parts, bool accumulate);
+void dequantize(TensorView src, TensorView dst, const Dequantization& how);
 void update(const UpdateTensors& tensors, std::span<const UpdateSegment> segments);
 void orthogonalize(TensorView matrix, int64_t rows, int64_t cols, int steps, TensorView work);
 

@@ -19,6 +19,7 @@ namespace HWY_NAMESPACE {
 
 using Values = std::array<float, kQuantizedBlock>;
 using Codes = std::array<int8_t, kQuantizedBlock>;
+using Scales = std::array<float, Quantized<4>::kGroups>;  // of a block; with 8 bits the first is
 
 template <typename T>
 void load_values(const T* from, Values& to) {
@@ -32,44 +33,61 @@ void store_values(const Values& from, T* to) {
   for (size_t i = 0; i < from.size(); i += hn::Lanes(d)) store(d, load(d, from.data() + i), to + i);
 }
 
-inline uint32_t largest_bits(const Values& values) {
-  const hn::RebindToSigned<F32> d;  // magnitudes are below 2^31
-  auto largest = hn::Zero(d);
-  for (size_t i = 0; i < values.size(); i += hn::Lanes(d)) {
-    const auto bits = hn::BitCast(d, load(F32(), values.data() + i));
-    largest = hn::Max(largest, hn::And(bits, hn::Set(d, 0x7fffffff)));
+// The scale of a group.
+template <int kBits>
+typename Quantized<kBits>::Scale scale_of(const float* values) {
+  const F32 d;
+  const U32Of<F32> du;
+  auto largest = hn::Zero(du);
+  for (size_t i = 0; i < Quantized<kBits>::kGroup; i += hn::Lanes(d)) {
+    const auto bits = hn::BitCast(du, load(d, values + i));
+    largest = hn::Max(largest, hn::Or(hn::ShiftLeft<1>(bits), hn::ShiftRight<31>(bits)));
   }
-  return static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(d, largest)));
+  return Quantized<kBits>::scale_of(hn::GetLane(hn::MaxOfLanes(du, largest)));
 }
 
 template <int kBits>
-void encode(const Values& values, float scale, Codes& codes) {
+void encode(const Values& values, Scales& scales, Codes& codes) {
+  using Format = Quantized<kBits>;
   const F32 d;
   const hn::Rebind<int8_t, F32> d8;
-  const auto inverse = hn::Set(d, Quantized<kBits>::inverse_of(scale));
-  const auto most = hn::Set(d, Quantized<kBits>::kLargest);
-  for (size_t i = 0; i < values.size(); i += hn::Lanes(d)) {
-    const auto scaled = hn::Mul(load(d, values.data() + i), inverse);
-    const auto within = hn::Max(hn::Min(scaled, most), hn::Neg(most));
-    hn::StoreU(hn::DemoteTo(d8, hn::NearestInt(within)), d8, codes.data() + i);
+  for (size_t group = 0; group < Format::kGroups; ++group) {
+    const size_t begin = group * Format::kGroup;
+    const typename Format::Scale scale = scale_of<kBits>(values.data() + begin);
+    scales[group] = widen(scale);
+    const auto inverse = hn::Set(d, Format::inverse_of(scales[group]));
+    for (size_t i = begin; i < begin + Format::kGroup; i += hn::Lanes(d)) {
+      const auto scaled = hn::Mul(load(d, values.data() + i), inverse);
+      const auto within =
+          hn::Max(hn::Min(scaled, hn::Set(d, Format::kMost)), hn::Set(d, Format::kLeast));
+      hn::StoreU(hn::DemoteTo(d8, hn::NearestInt(within)), d8, codes.data() + i);
+    }
   }
 }
 
 // Adds the decoded values to `sum`.
-inline void add_decoded(const Codes& codes, float scale, Values& sum) {
+template <int kBits>
+void add_decoded(const Codes& codes, const Scales& scales, Values& sum) {
+  using Format = Quantized<kBits>;
   const F32 d;
   const hn::RebindToSigned<F32> d32;
   const hn::Rebind<int8_t, F32> d8;
-  const auto scales = hn::Set(d, scale);
   for (size_t i = 0; i < sum.size(); i += hn::Lanes(d)) {
     const auto code = hn::PromoteTo(d32, hn::LoadU(d8, codes.data() + i));
-    const auto value = hn::Mul(hn::ConvertTo(d, code), scales);
+    const auto value = hn::Mul(hn::ConvertTo(d, code), hn::Set(d, scales[i / Format::kGroup]));
     store(d, hn::Add(load(d, sum.data() + i), value), sum.data() + i);
   }
 }
 
 template <int kBits>
-void pack(const Codes& codes, std::byte* to) {
+void pack(const Scales& scales, const Codes& codes, std::byte* to) {
+  using Format = Quantized<kBits>;
+  for (size_t group = 0; group < Format::kGroups; ++group) {
+    typename Format::Scale scale;
+    narrow(scales[group], &scale);  // exact
+    std::memcpy(to + group * sizeof(scale), &scale, sizeof(scale));
+  }
+  to += Format::kCodesBegin;
   if constexpr (kBits == 8) {
     std::memcpy(to, codes.data(), codes.size());
   } else {
@@ -80,7 +98,14 @@ void pack(const Codes& codes, std::byte* to) {
 }
 
 template <int kBits>
-void unpack(const std::byte* from, Codes& codes) {
+void unpack(const std::byte* from, Scales& scales, Codes& codes) {
+  using Format = Quantized<kBits>;
+  for (size_t group = 0; group < Format::kGroups; ++group) {
+    typename Format::Scale scale;
+    std::memcpy(&scale, from + group * sizeof(scale), sizeof(scale));
+    scales[group] = widen(scale);
+  }
+  from += Format::kCodesBegin;
   if constexpr (kBits == 8) {
     std::memcpy(codes.data(), from, codes.size());
   } else {
@@ -92,23 +117,24 @@ void unpack(const std::byte* from, Codes& codes) {
   }
 }
 
-// Updates the quantization error of a block; sets it to zero if an element is not finite.
-template <typename T>
-void update_lost(const Values& values, const Codes& codes, float scale, float beta, T* to) {
-  Values lost{};
-  if (scale == scale) {
-    Values decoded{};
-    add_decoded(codes, scale, decoded);
-    load_values(to, lost);
-    for (size_t i = 0; i < lost.size(); ++i) {
-      lost[i] = next_loss(lost[i], values[i] - decoded[i], beta);
-    }
+// Updates the quantization errors of a block; sets them to zero in a group with an element that is
+// not finite.
+template <int kBits>
+void update_lost(const Values& values, const Codes& codes, const Scales& scales, float beta,
+                 float* to) {
+  Values decoded{};
+  add_decoded<kBits>(codes, scales, decoded);
+  Values lost;
+  load_values(to, lost);
+  for (size_t i = 0; i < lost.size(); ++i) {
+    const float scale = scales[i / Quantized<kBits>::kGroup];
+    lost[i] = scale == scale ? next_loss(lost[i], values[i] - decoded[i], beta) : 0.0F;
   }
   store_values(lost, to);
 }
 
 template <int kBits, typename T>
-void quantize_block(const T* from, T* lost, float beta, std::byte* to) {
+void quantize_block(const T* from, float* lost, float beta, std::byte* to) {
   Values values;
   load_values(from, values);
   if (lost != nullptr) {
@@ -116,12 +142,11 @@ void quantize_block(const T* from, T* lost, float beta, std::byte* to) {
     load_values(lost, before);
     for (size_t i = 0; i < values.size(); ++i) values[i] += before[i];
   }
-  const float scale = Quantized<kBits>::scale_of(largest_bits(values));
+  Scales scales;
   Codes codes;
-  encode<kBits>(values, scale, codes);
-  std::memcpy(to, &scale, sizeof(scale));
-  pack<kBits>(codes, to + sizeof(scale));
-  if (lost != nullptr) update_lost(values, codes, scale, beta, lost);
+  encode<kBits>(values, scales, codes);
+  pack<kBits>(scales, codes, to);
+  if (lost != nullptr) update_lost<kBits>(values, codes, scales, beta, lost);
 }
 
 template <int kBits>
@@ -130,7 +155,7 @@ void quantize_range(TensorView src, TensorView dst, const Quantization& how, int
   const int64_t blocks = src.numel / kQuantizedBlock;
   with_floating(src.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    T* const lost = how.lost.as<T>();
+    float* const lost = how.lost.as<float>();
     for (int64_t block = begin; block < end; ++block) {
       const int64_t at = block * kQuantizedBlock;
       const int64_t place = quantized_place(block, blocks, how.rows, how.columns);
@@ -140,32 +165,46 @@ void quantize_range(TensorView src, TensorView dst, const Quantization& how, int
   });
 }
 
+inline void add_exact(TensorView from, int64_t at, Values& sum) {
+  with_floating(from.dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    const F32 d;
+    for (size_t i = 0; i < sum.size(); i += hn::Lanes(d)) {
+      const auto value = load(d, from.as<const T>() + at + i);
+      store(d, hn::Add(load(d, sum.data() + i), value), sum.data() + i);
+    }
+  });
+}
+
 template <int kBits>
-void dequantize_range(TensorView src, TensorView dst, int parts, bool accumulate, int64_t begin,
+void dequantize_range(TensorView src, TensorView dst, const Dequantization& how, int64_t begin,
                       int64_t end) {
   const int64_t blocks = dst.numel / kQuantizedBlock;
-  with_floating(dst.dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    for (int64_t block = begin; block < end; ++block) {
-      T* const to = dst.as<T>() + block * kQuantizedBlock;
-      Values sum{};
-      for (int64_t part = 0; part < parts; ++part) {
-        const std::byte* const from =
-            src.data + (part * blocks + block) * Quantized<kBits>::kNbytes;
-        float scale = 0;
-        std::memcpy(&scale, from, sizeof(scale));
-        Codes codes;
-        unpack<kBits>(from + sizeof(scale), codes);
-        add_decoded(codes, scale, sum);
+  const int exact_part = how.exact.data == nullptr ? -1 : how.exact_part;
+  for (int64_t block = begin; block < end; ++block) {
+    const int64_t at = block * kQuantizedBlock;
+    Values sum{};
+    for (int part = 0; part < how.parts; ++part) {
+      if (part == exact_part) {
+        add_exact(how.exact, at, sum);
+        continue;
       }
-      if (accumulate) {
+      Scales scales;
+      Codes codes;
+      unpack<kBits>(src.data + (part * blocks + block) * Quantized<kBits>::kNbytes, scales, codes);
+      add_decoded<kBits>(codes, scales, sum);
+    }
+    with_floating(dst.dtype, [&](auto* type) {
+      using T = std::remove_pointer_t<decltype(type)>;
+      T* const to = dst.as<T>() + at;
+      if (how.accumulate) {
         Values before;
         load_values(to, before);
         for (size_t i = 0; i < sum.size(); ++i) sum[i] = before[i] + sum[i];
       }
       store_values(sum, to);
-    }
-  });
+    });
+  }
 }
 
 void quantize_blocks(TensorView src, TensorView dst, const Quantization& how, int64_t begin,
@@ -174,10 +213,10 @@ void quantize_blocks(TensorView src, TensorView dst, const Quantization& how, in
   quantize_range<4>(src, dst, how, begin, end);
 }
 
-void dequantize_blocks(TensorView src, TensorView dst, int bits, int parts, bool accumulate,
-                       int64_t begin, int64_t end) {
-  if (bits == 8) return dequantize_range<8>(src, dst, parts, accumulate, begin, end);
-  dequantize_range<4>(src, dst, parts, accumulate, begin, end);
+void dequantize_blocks(TensorView src, TensorView dst, const Dequantization& how, int64_t begin,
+                       int64_t end) {
+  if (how.bits == 8) return dequantize_range<8>(src, dst, how, begin, end);
+  dequantize_range<4>(src, dst, how, begin, end);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -199,11 +238,11 @@ void quantize(TensorView src, TensorView dst, const Quantization& how) {
                });
 }
 
-void dequantize(TensorView src, TensorView dst, int bits, int parts, bool accumulate) {
-  parallel_for(
-      dst.numel / kQuantizedBlock, kGrain / kQuantizedBlock, [&](int64_t begin, int64_t end) {
-        HWY_DYNAMIC_DISPATCH(dequantize_blocks)(src, dst, bits, parts, accumulate, begin, end);
-      });
+void dequantize(TensorView src, TensorView dst, const Dequantization& how) {
+  parallel_for(dst.numel / kQuantizedBlock, kGrain / kQuantizedBlock,
+               [&](int64_t begin, int64_t end) {
+                 HWY_DYNAMIC_DISPATCH(dequantize_blocks)(src, dst, how, begin, end);
+               });
 }
 
 }  // namespace kernels

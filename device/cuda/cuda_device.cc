@@ -243,12 +243,12 @@ void CudaDevice::quantize(Stream& stream, TensorView src, TensorView dst, const 
   cuda::quantize(handle_of(stream), src, dst, how);
 }
 
-void CudaDevice::dequantize(Stream& stream, TensorView src, TensorView dst, int bits, int parts,
-                            bool accumulate) {
-  check_dequantize(src, dst, bits, parts);
+void CudaDevice::dequantize(Stream& stream, TensorView src, TensorView dst,
+                            const Dequantization& how) {
+  check_dequantize(src, dst, how);
   const CurrentDevice current(index_);
   const ProfilerRange range("dequantize");
-  cuda::dequantize(handle_of(stream), src, dst, bits, parts, accumulate);
+  cuda::dequantize(handle_of(stream), src, dst, how);
 }
 
 void CudaDevice::update(Stream& stream, const UpdateTensors& tensors,

@@ -183,13 +183,13 @@ struct SquaresSegment {
   int64_t sum = 0;  // index among the sums
 };
 
-// Number of consecutive elements that share a scale when floats are quantized for communication
-// (format: device/quantized.h).
+// Number of consecutive elements in a block when floats are quantized for communication (format:
+// device/quantized.h). A block has one scale of 4 bytes with 8 bits, eight of 2 bytes with 4 bits.
 inline constexpr int64_t kQuantizedBlock = 256;
 // Bytes of `numel` quantized elements of 4 or 8 bits with their scales. `numel` is a multiple of
 // kQuantizedBlock.
 constexpr int64_t quantized_nbytes(int64_t numel, int bits) {
-  return numel / kQuantizedBlock * (4 + kQuantizedBlock * bits / 8);
+  return numel / kQuantizedBlock * ((bits == 4 ? 16 : 4) + kQuantizedBlock * bits / 8);
 }
 
 // How Device::quantize encodes floats.
@@ -199,12 +199,22 @@ struct Quantization {
   // runs is transposed in the output.
   int64_t rows = 1;
   int64_t columns = 1;
-  // Quantization errors of earlier calls, one per element (fp32, bf16 or fp16), or empty. The
-  // errors are added to the elements before these are quantized. Then each becomes beta * error +
-  // (1 - beta) * (new error) (Xie et al. 2024, "LoCo: Low-Bit Communication Adaptor for Large-scale
-  // Model Training").
+  // Quantization errors of earlier calls in fp32, one per element, or empty. The errors are added
+  // to the elements before these are quantized. Then each becomes beta * error + (1 - beta) * (new
+  // error) (Xie et al. 2024, "LoCo: Low-Bit Communication Adaptor for Large-scale Model Training").
   TensorView lost{};
   float beta = 0.0F;
+};
+
+// How quantized values are decoded and summed.
+struct Dequantization {
+  int bits = 8;
+  int parts = 1;            // number of equal parts of the source, which are added
+  bool accumulate = false;  // adds to the destination's old values
+  // fp32, bf16 or fp16, one per element, or empty: replaces the part of number `exact_part`, whose
+  // quantized values are not read.
+  TensorView exact{};
+  int exact_part = 0;
 };
 
 // Memory, streams and kernels of a CPU or GPU; the rest of zerorun is the same for both. A kernel
@@ -292,11 +302,11 @@ class ZR_API Device {
   // bytes.
   virtual void quantize(Stream& stream, TensorView src, TensorView dst,
                         const Quantization& how) = 0;
-  // Decodes `src`, which consists of `parts` equal parts written by quantize, and sums the parts:
-  // dst[i], or dst[i] += if `accumulate`, is the sum of the i-th elements of all parts, added in
-  // fp32 in their order and rounded once.
-  virtual void dequantize(Stream& stream, TensorView src, TensorView dst, int bits, int parts,
-                          bool accumulate) = 0;
+  // Decodes `src`, which consists of equal parts written by quantize, and sums the parts: dst[i],
+  // or dst[i] += with `accumulate`, is the sum of the i-th elements of all parts, added in fp32 in
+  // their order and rounded once.
+  virtual void dequantize(Stream& stream, TensorView src, TensorView dst,
+                          const Dequantization& how) = 0;
   // Fused optimizer step in one pass over all segments: scales the gradient, updates states and
   // masters, casts to the parameter's dtype. Segments are in ascending order, do not overlap, and
   // have the same rule, seed and step. Elements between segments are not changed.

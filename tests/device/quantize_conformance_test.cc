@@ -1,4 +1,6 @@
 // Floats in few bits, against the definition in float64.
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -8,19 +10,32 @@
 namespace zerorun::testing {
 namespace {
 
-// A block as the format's page says it: a scale, then integers.
+// A block as the format's page says it: scales, then integers.
 struct Block {
-  float scale = 0;
+  std::vector<float> scales;
   std::vector<int> codes;
+
+  float scale_of(size_t i) const { return scales[i * scales.size() / 256]; }
+  float decoded(size_t i) const { return static_cast<float>(codes[i]) * scale_of(i); }
 };
 
 std::vector<Block> read_blocks(const std::vector<uint8_t>& bytes, int bits) {
-  const auto size = static_cast<size_t>(quantized_nbytes(kQuantizedBlock, bits));
+  const size_t size = bits == 4 ? 8 * 2 + 128 : 4 + 256;
   std::vector<Block> blocks;
   for (size_t at = 0; at < bytes.size(); at += size) {
     Block& block = blocks.emplace_back();
-    std::memcpy(&block.scale, &bytes[at], sizeof(float));
-    for (size_t i = at + sizeof(float); i < at + size; ++i) {
+    size_t begin = at;
+    if (bits == 4) {
+      for (; begin < at + 16; begin += 2) {
+        const uint32_t upper = bytes[begin] | (uint32_t{bytes[begin + 1]} << 8U);
+        block.scales.push_back(std::bit_cast<float>(upper << 16U));
+      }
+    } else {
+      block.scales.resize(1);
+      std::memcpy(block.scales.data(), &bytes[at], sizeof(float));
+      begin += sizeof(float);
+    }
+    for (size_t i = begin; i < at + size; ++i) {
       const int byte = bytes[i];
       for (int part = 0; part < 8 / bits; ++part) {
         const int code = (byte >> (part * bits)) & ((1 << bits) - 1);
@@ -43,11 +58,11 @@ class QuantizeConformance : public DeviceConformance {
     return dst.host();
   }
   template <typename T>
-  std::vector<T> dequantize(const std::vector<uint8_t>& bytes, std::vector<T> into, int bits,
-                            int parts, bool accumulate) {
+  std::vector<T> dequantize(const std::vector<uint8_t>& bytes, std::vector<T> into,
+                            const Dequantization& how) {
     const auto src = array(bytes, 4);
     const auto dst = array(into, 3);
-    device_->dequantize(*stream_, src.view(), dst.view(), bits, parts, accumulate);
+    device_->dequantize(*stream_, src.view(), dst.view(), how);
     stream_->synchronize();
     return dst.host();
   }
@@ -56,44 +71,58 @@ class QuantizeConformance : public DeviceConformance {
   template <typename T>
   std::vector<T> samples(int64_t blocks, int bits) {
     std::vector<T> values = random_normal<T>(blocks * kQuantizedBlock, 5, 3.0F);
-    const int64_t largest = (1 << (bits - 1)) - 1;
     for (int64_t i = 0; i < kQuantizedBlock; ++i) {
       const auto at = [&](int64_t block) -> T& {
         return values[static_cast<size_t>(block * kQuantizedBlock + i)];
       };
       at(1) = from_fp32<T>(0.0F);
       at(2) = from_fp32<T>(1e-44F);
-      // The scale is 2: odd numbers are ties.
-      at(3) = from_fp32<T>(static_cast<float>(i == 0 ? 2 * largest : i % (2 * largest) - largest));
+      // The scale is 2, or of every second group of 32 in 4 bits -2: odd numbers are ties.
+      const int64_t end = bits == 8 ? 2 * 127 : i / 32 % 2 == 0 ? -16 : 16;
+      at(3) = from_fp32<T>(static_cast<float>(i % (bits == 8 ? 256 : 32) == 0 ? end : i % 15 - 7));
     }
     return values;
   }
 
+  // The scale that the definition gives to the neighbours of an element, in float64.
+  static double scale_by_definition(const std::vector<double>& values, size_t i, int bits) {
+    const size_t group = bits == 4 ? 32 : 256;
+    const auto begin = values.begin() + static_cast<std::ptrdiff_t>(i / group * group);
+    const auto [least, most] = std::minmax_element(begin, begin + static_cast<int>(group));
+    if (std::max(-*least, *most) < 1e-40) return 0;
+    if (bits == 8) return std::max(-*least, *most) / 127;
+    return (-*least >= *most ? *least : *most) / -8;
+  }
+
   template <typename T>
   void check_quantize(int bits) {
-    const std::vector<T> values = samples<T>(9, bits);
-    const std::vector<Block> blocks = read_blocks(quantize(values, {.bits = bits}), bits);
+    const std::vector<T> source = samples<T>(9, bits);
+    const std::vector<Block> blocks = read_blocks(quantize(source, {.bits = bits}), bits);
     ASSERT_EQ(blocks.size(), 9U);
-    const double most = (1 << (bits - 1)) - 1;
-    for (size_t b = 0; b < blocks.size(); ++b) {
-      const auto value = [&](size_t i) -> double { return to_fp32(values[b * 256 + i]); };
-      double largest = 0;
-      for (size_t i = 0; i < 256; ++i) largest = std::max(largest, std::abs(value(i)));
-      const double scale = b == 2 ? 0.0 : largest / most;
-      EXPECT_NEAR(blocks[b].scale, scale, scale * 0x1p-23) << b;
-      for (size_t i = 0; i < 256; ++i) {
-        const double decoded = blocks[b].codes[i] * static_cast<double>(blocks[b].scale);
-        EXPECT_NEAR(decoded, value(i), scale * 0.50001 + 1e-43) << b << " " << i;
-        EXPECT_LE(std::abs(blocks[b].codes[i]), most);
-        if (b == 3) {
-          EXPECT_EQ(blocks[b].codes[i], static_cast<int>(std::nearbyint(value(i) / 2))) << i;
-        }
+    const std::vector<double> values = [&] {
+      std::vector<double> all;
+      for (const T& value : source) all.push_back(to_fp32(value));
+      return all;
+    }();
+    for (size_t at = 0; at < values.size(); ++at) {
+      const Block& block = blocks[at / 256];
+      const size_t i = at % 256;
+      const double expected = scale_by_definition(values, at, bits);
+      const double scale = block.scale_of(i);
+      EXPECT_NEAR(scale, expected, std::abs(expected) * (bits == 4 ? 0x1p-8 : 0x1p-23)) << at;
+      const double ends[] = {bits == 4 ? -8 * scale : -127 * scale,
+                             bits == 4 ? 7 * scale : 127 * scale};
+      const double within =
+          std::clamp(values[at], std::min(ends[0], ends[1]), std::max(ends[0], ends[1]));
+      EXPECT_NEAR(block.decoded(i), within, std::abs(scale) * 0.50001 + 1e-43) << at;
+      if (at / 256 == 3 && i % 32 != 0) {
+        EXPECT_EQ(block.codes[i], static_cast<int>(std::nearbyint(values[at] / scale))) << i;
       }
     }
   }
 };
 
-TEST_P(QuantizeConformance, AnElementIsTheNearestMultipleOfItsBlocksScale) {
+TEST_P(QuantizeConformance, AnElementIsTheNearestMultipleOfItsGroupsScale) {
   for (const int bits : {4, 8}) {
     check_quantize<float>(bits);
     check_quantize<Bf16>(bits);
@@ -111,19 +140,44 @@ TEST_P(QuantizeConformance, PartsAreAddedInFp32AndRoundedOnce) {
             quantize(random_normal<float>(512, static_cast<unsigned>(part)), {.bits = bits});
         bytes.insert(bytes.end(), of_part.begin(), of_part.end());
         const std::vector<Block> blocks = read_blocks(of_part, bits);
-        for (size_t i = 0; i < sum.size(); ++i) {
-          const Block& block = blocks[i / 256];
-          sum[i] += static_cast<float>(block.codes[i % 256]) * block.scale;
-        }
+        for (size_t i = 0; i < sum.size(); ++i) sum[i] += blocks[i / 256].decoded(i % 256);
       }
       const std::vector<Bf16> before = random_normal<Bf16>(512, 9);
-      const std::vector<Bf16> replaced = dequantize(bytes, before, bits, parts, false);
-      const std::vector<Bf16> added = dequantize(bytes, before, bits, parts, true);
-      EXPECT_EQ(bits_of(dequantize(bytes, sum, bits, parts, false)), bits_of(sum));
+      const Dequantization how{.bits = bits, .parts = parts};
+      const Dequantization adding{.bits = bits, .parts = parts, .accumulate = true};
+      const std::vector<Bf16> replaced = dequantize(bytes, before, how);
+      const std::vector<Bf16> added = dequantize(bytes, before, adding);
+      EXPECT_EQ(bits_of(dequantize(bytes, sum, how)), bits_of(sum));
       for (size_t i = 0; i < sum.size(); ++i) {
         EXPECT_EQ(bits_of(replaced[i]), bits_of(to_bf16(sum[i]))) << i;
         EXPECT_EQ(bits_of(added[i]), bits_of(to_bf16(to_fp32(before[i]) + sum[i]))) << i;
       }
+    }
+  }
+}
+
+TEST_P(QuantizeConformance, APartThatIsThereAsItWasIsAddedInItsPlace) {
+  for (const int bits : {4, 8}) {
+    const std::vector<float> values = random_normal<float>(3 * 512, 3);
+    std::vector<uint8_t> bytes = quantize(values, {.bits = bits});
+    const std::vector<Block> blocks = read_blocks(bytes, bits);
+    const std::vector<Bf16> own = random_normal<Bf16>(512, 4);
+    const auto exact = array(own);
+    for (int part = 0; part < 3; ++part) {
+      std::vector<float> sum(512, 0.0F);
+      for (size_t at = 0; at < 3 * 512; ++at) {
+        const size_t i = at % 512;
+        const bool is_exact = at / 512 == static_cast<size_t>(part);
+        sum[i] += is_exact ? to_fp32(own[i]) : blocks[at / 256].decoded(at % 256);
+      }
+      std::vector<uint8_t> sent = bytes;  // of that part, anything
+      std::fill_n(sent.begin() + static_cast<std::ptrdiff_t>(bytes.size() / 3) * part,
+                  bytes.size() / 3, uint8_t{0xff});
+      EXPECT_EQ(
+          bits_of(dequantize(
+              sent, sum, {.bits = bits, .parts = 3, .exact = exact.view(), .exact_part = part})),
+          bits_of(sum))
+          << part;
     }
   }
 }
@@ -156,26 +210,29 @@ TEST_P(QuantizeConformance, WhatIsLostIsAddedToTheNextValues) {
   const std::vector<Block> blocks = read_blocks(bytes, 4);
   const std::vector<float> after = lost.host();
   for (size_t i = 0; i < values.size(); ++i) {
-    const double decoded =
-        blocks[i / 256].codes[i % 256] * static_cast<double>(blocks[i / 256].scale);
-    EXPECT_NEAR(after[i], kBeta * before[i] + (1 - kBeta) * (together[i] - decoded), 1e-6) << i;
+    const double now = together[i] - static_cast<double>(blocks[i / 256].decoded(i % 256));
+    EXPECT_NEAR(after[i], kBeta * before[i] + (1 - kBeta) * now, 1e-6) << i;
   }
 }
 
-TEST_P(QuantizeConformance, ABlockThatIsNotFiniteBecomesNanAndForgetsWhatWasLost) {
+TEST_P(QuantizeConformance, AGroupThatIsNotFiniteBecomesNanAndForgetsWhatWasLost) {
   for (const float odd :
        {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(),
         -std::numeric_limits<float>::infinity()}) {
-    std::vector<float> values = random_normal<float>(512, 8);
-    values[300] = odd;
-    const auto lost = array(std::vector<float>(512, 0.001F));
-    const std::vector<uint8_t> bytes =
-        quantize(values, {.bits = 8, .lost = lost.view(), .beta = 0.5F});
-    const std::vector<float> back = dequantize(bytes, values, 8, 1, false);
-    const std::vector<float> after = lost.host();
-    for (size_t i = 0; i < 512; ++i) {
-      EXPECT_EQ(std::isnan(back[i]), i >= 256) << i;
-      EXPECT_TRUE(std::isfinite(after[i]) && (i < 256 || after[i] == 0.0F)) << i;
+    for (const int bits : {4, 8}) {
+      std::vector<float> values = random_normal<float>(512, 8);
+      values[300] = odd;
+      const auto lost = array(std::vector<float>(512, 0.001F));
+      const std::vector<uint8_t> bytes =
+          quantize(values, {.bits = bits, .lost = lost.view(), .beta = 0.5F});
+      const std::vector<float> back = dequantize(bytes, values, {.bits = bits});
+      const std::vector<float> after = lost.host();
+      const size_t group = bits == 4 ? 32 : 256;
+      for (size_t i = 0; i < 512; ++i) {
+        const bool odd_group = i / group == 300 / group;
+        EXPECT_EQ(std::isnan(back[i]), odd_group) << i;
+        EXPECT_TRUE(std::isfinite(after[i]) && (!odd_group || after[i] == 0.0F)) << i;
+      }
     }
   }
 }
@@ -192,8 +249,10 @@ TEST_P(QuantizeConformance, WrongArgumentsAreErrorsAtTheCall) {
   expect_error(src.view(), dst.view(), {.rows = 3});
   expect_error(src.view(), dst.view(), {.lost = src.view().slice(0, 256)});
   expect_error(dst.view(), dst.view(), {});
-  EXPECT_THROW(device_->dequantize(*stream_, dst.view(), src.view(), 8, 2, false), InternalError);
-  EXPECT_THROW(device_->dequantize(*stream_, dst.view(), dst.view(), 8, 1, false), InternalError);
+  EXPECT_THROW(device_->dequantize(*stream_, dst.view(), src.view(), {.parts = 2}), InternalError);
+  EXPECT_THROW(device_->dequantize(*stream_, dst.view(), dst.view(), {}), InternalError);
+  const Dequantization other{.exact = src.view(), .exact_part = 1};
+  EXPECT_THROW(device_->dequantize(*stream_, dst.view(), src.view(), other), InternalError);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, QuantizeConformance, ::testing::ValuesIn(devices_under_test()),

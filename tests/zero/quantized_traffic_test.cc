@@ -36,14 +36,16 @@ Config config_of(int stage, DType dtype = DType::bf16) {
   return config;
 }
 
-// Half a step of the largest magnitude among a value's neighbours.
-double half_step(std::span<const float> values, size_t index, int bits) {
-  const size_t begin = index / kQuantizedBlock * kQuantizedBlock;
+// The most by which a value may be off: half a step of the largest magnitude among its neighbours;
+// with 4 bits a step, where that has the other sign.
+double bound(std::span<const float> values, size_t index, int bits) {
+  const size_t group = bits == 4 ? 32 : 256;
+  const size_t begin = index / group * group;
   double largest = 0;
-  for (size_t i = begin; i < std::min(values.size(), begin + kQuantizedBlock); ++i) {
+  for (size_t i = begin; i < std::min(values.size(), begin + group); ++i) {
     largest = std::max(largest, std::abs(static_cast<double>(values[i])));
   }
-  return 0.5001 * largest / ((1 << (bits - 1)) - 1);
+  return bits == 4 ? 1.02 * largest / 8 : 0.5001 * largest / 127;
 }
 
 TEST(QuantizedTrafficTest, AllRanksComputeWithTheSameNearbyParameters) {
@@ -75,7 +77,7 @@ TEST(QuantizedTrafficTest, AllRanksComputeWithTheSameNearbyParameters) {
     for (const std::vector<float>& values : seen) EXPECT_EQ(values, seen.front());
     EXPECT_NE(seen.front(), expected);
     for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_NEAR(seen.front()[i], expected[i], half_step(expected, i, 8)) << i;
+      EXPECT_NEAR(seen.front()[i], expected[i], bound(expected, i, 8)) << i;
     }
   }
 }
@@ -138,9 +140,12 @@ Reduced reduce(const Config& config, int world_size, int ranks_of_host, int time
       const std::vector<float> own = gradient_of(rank, static_cast<int64_t>(of_host.size()));
       for (size_t i = 0; i < own.size(); ++i) of_host[i] += own[i];
     }
+    const size_t shard = of_host.size() / static_cast<size_t>(world_size);
     for (size_t i = 0; i < of_host.size(); ++i) {
       result.exact[i] += of_host[i];
-      result.bounds[i] += half_step(of_host, i, QuantizedReduction::kBitsAcross);
+      const size_t owner = i / shard / static_cast<size_t>(ranks_of_host);
+      if (owner == static_cast<size_t>(first / ranks_of_host)) continue;  // its own host's
+      result.bounds[i] += bound(of_host, i, QuantizedReduction::kBitsAcross);
     }
   }
   return result;
@@ -154,7 +159,7 @@ double root_mean_square_error(const Reduced& reduced) {
   return std::sqrt(sum / static_cast<double>(reduced.mean.size()));
 }
 
-TEST(QuantizedTrafficTest, AGradientIsRoundedOnceForEachHost) {
+TEST(QuantizedTrafficTest, AGradientIsRoundedOnceForEachOtherHost) {
   Config config = config_of(2, DType::fp32);
   config.zero.quantized_gradients = true;
   for (const auto& [ranks, host] : {std::pair(4, 2), std::pair(8, 4), std::pair(3, 1)}) {
@@ -264,7 +269,7 @@ TEST(QuantizedTrafficTest, FewerBytesCross) {
                 static_cast<double>(fewer[Collective::all_gather]),
             3.9);
   EXPECT_EQ(fewer[Collective::reduce_scatter], 0);
-  EXPECT_GT(static_cast<double>(trained) / static_cast<double>(fewer[Collective::all_to_all]), 7.7);
+  EXPECT_GT(static_cast<double>(trained) / static_cast<double>(fewer[Collective::all_to_all]), 7.1);
   config.zero.hpz_partition_size = 2;
   EXPECT_EQ(2 * traffic_of(config)[Collective::all_gather], fewer[Collective::all_gather]);
 }

@@ -133,10 +133,10 @@ class VirtualTimeDevice final : public Device {
     pass(stream, 0.0);
     device_->quantize(now(), src, dst, how);
   }
-  void dequantize(Stream& stream, TensorView src, TensorView dst, int bits, int parts,
-                  bool accumulate) override {
+  void dequantize(Stream& stream, TensorView src, TensorView dst,
+                  const Dequantization& how) override {
     pass(stream, 0.0);
-    device_->dequantize(now(), src, dst, bits, parts, accumulate);
+    device_->dequantize(now(), src, dst, how);
   }
   void update(Stream& stream, const UpdateTensors& tensors,
               std::span<const UpdateSegment> segments) override {

@@ -8,11 +8,6 @@ namespace zerorun {
 
 namespace {
 
-// The dtype in which the second hop's input is, and what it lost.
-DType partial_dtype(const Sharding& sharding) {
-  return sharding.host_ranks > 1 ? DType::fp32 : sharding.comm_dtype;
-}
-
 // Elements of what the second hop takes.
 int64_t partial_numel_of(const Sharding& sharding, const Bucket& bucket) {
   return bucket.layout.padded_numel() / sharding.host_ranks;
@@ -26,16 +21,15 @@ int64_t bytes_for(int64_t numel, DType dtype) {
   return numel * static_cast<int64_t>(size_of(dtype));
 }
 
-// Bytes of what the hops of a bucket lose.
-struct LostBytes {
+// Elements of what the hops of a bucket lose.
+struct LostNumel {
   int64_t within = 0;
   int64_t across = 0;
 };
-LostBytes lost_bytes(const Sharding& sharding, const Bucket& bucket) {
+LostNumel lost_numel(const Sharding& sharding, const Bucket& bucket) {
   if (!sharding.zero.loco || !bucket.plan.trainable) return {};
-  return {
-      exchanges_within(sharding) ? bytes_for(bucket.layout.padded_numel(), sharding.comm_dtype) : 0,
-      bytes_for(partial_numel_of(sharding, bucket), partial_dtype(sharding))};
+  return {exchanges_within(sharding) ? bucket.layout.padded_numel() : 0,
+          partial_numel_of(sharding, bucket)};
 }
 
 int64_t largest_numel(std::span<const Bucket> buckets) {
@@ -67,8 +61,8 @@ QuantizedReduction::Sizes QuantizedReduction::sizes(const Sharding& sharding,
   const int64_t numel = largest_numel(buckets);
   sizes.buffers = partial_nbytes(sharding, numel) + 2 * hop_nbytes(sharding, numel);
   for (const Bucket& bucket : buckets) {
-    const LostBytes lost = lost_bytes(sharding, bucket);
-    sizes.lost += lost.within + lost.across;
+    const LostNumel lost = lost_numel(sharding, bucket);
+    sizes.lost += bytes_for(lost.within + lost.across, DType::fp32);
   }
   return sizes;
 }
@@ -86,19 +80,17 @@ QuantizedReduction::QuantizedReduction(const EngineContext& context,
   wire_ = allocate(2 * hop_nbytes(context, numel), MemoryCategory::buckets);
   if (needed.lost == 0) return;
   lost_memory_ = allocate(needed.lost, MemoryCategory::gradients);
-  int64_t cursor = 0;
-  const auto take = [&](int64_t nbytes, DType dtype) {
-    const TensorView view =
-        view_of(lost_memory_, dtype, nbytes / static_cast<int64_t>(size_of(dtype)),
-                static_cast<size_t>(cursor));
-    cursor += nbytes;
+  TensorView rest = view_of(lost_memory_, DType::fp32, needed.lost / 4);
+  const auto take = [&](int64_t numel) {
+    const TensorView view = rest.slice(0, numel);
+    rest = rest.slice(numel, rest.numel - numel);
     return view;
   };
   for (const Bucket& bucket : buckets) {
-    const LostBytes bytes = lost_bytes(context, bucket);
+    const LostNumel numels = lost_numel(context, bucket);
     Lost& lost = lost_[static_cast<size_t>(bucket.index)];
-    if (bytes.within > 0) lost.within = take(bytes.within, context.comm_dtype);
-    if (bytes.across > 0) lost.across = take(bytes.across, partial_dtype(context));
+    if (numels.within > 0) lost.within = take(numels.within);
+    if (numels.across > 0) lost.across = take(numels.across);
   }
   Stream& stream = context.device.inline_stream();
   context.device.fill(stream, view_of(lost_memory_, DType::uint8, needed.lost), 0.0F);
@@ -109,13 +101,33 @@ Event QuantizedReduction::run(const Bucket& bucket, TensorView outgoing, TensorV
                               Output output, Stream& stream) {
   clear_padding(bucket, 0, outgoing, context_.device, stream);
   const TensorView partial = add_within_host(bucket, outgoing, stream);
+  Communicator& across = *context_.cross_group;
   const Wire bytes = wire(partial.numel, kBitsAcross);
-  context_.device.quantize(stream, partial, bytes.sent,
-                           how(kBitsAcross, lost_[static_cast<size_t>(bucket.index)].across));
-  context_.cross_group->all_to_all(bytes.sent, bytes.received, stream, bucket.label);
-  context_.device.dequantize(stream, bytes.received, reduced, kBitsAcross,
-                             context_.cross_group->world_size(), output == Output::accumulate);
+  const TensorView lost = lost_[static_cast<size_t>(bucket.index)].across;
+  // What stays on this host is added as it is.
+  const int64_t slice = partial.numel / across.world_size();
+  const int64_t own = across.rank() * slice;
+  quantize_for_hosts(partial, lost, bytes.sent, 0, own, stream);
+  quantize_for_hosts(partial, lost, bytes.sent, own + slice, partial.numel, stream);
+  across.all_to_all(bytes.sent, bytes.received, stream, bucket.label);
+  context_.device.dequantize(stream, bytes.received, reduced,
+                             {.bits = kBitsAcross,
+                              .parts = across.world_size(),
+                              .accumulate = output == Output::accumulate,
+                              .exact = partial.slice(own, slice),
+                              .exact_part = across.rank()});
   return stream.record();
+}
+
+void QuantizedReduction::quantize_for_hosts(TensorView partial, TensorView lost, TensorView sent,
+                                            int64_t begin, int64_t end, Stream& stream) {
+  if (begin == end) return;
+  const int64_t numel = end - begin;
+  if (lost.data != nullptr) lost = lost.slice(begin, numel);
+  context_.device.quantize(
+      stream, partial.slice(begin, numel),
+      sent.slice(quantized_nbytes(begin, kBitsAcross), quantized_nbytes(numel, kBitsAcross)),
+      how(kBitsAcross, lost));
 }
 
 TensorView QuantizedReduction::add_within_host(const Bucket& bucket, TensorView outgoing,
@@ -143,8 +155,8 @@ TensorView QuantizedReduction::add_within_host(const Bucket& bucket, TensorView 
   quantization.columns = ranks;
   context_.device.quantize(stream, outgoing, bytes.sent, quantization);
   here.all_to_all(bytes.sent, bytes.received, stream, bucket.label);
-  context_.device.dequantize(stream, bytes.received, partial, kBitsWithin, ranks,
-                             /*accumulate=*/false);
+  context_.device.dequantize(stream, bytes.received, partial,
+                             {.bits = kBitsWithin, .parts = ranks});
   return partial;
 }
 

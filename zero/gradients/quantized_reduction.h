@@ -14,7 +14,8 @@ namespace zerorun {
 // 2306.10209; device/quantized.h has the format on the wire). First, the ranks of each host add
 // their gradients; each adds the slices of all ranks that have its index on their hosts. Then those
 // ranks exchange the sums in 4 bits, and each adds the slice that it owns in fp32, in the order of
-// hosts. So a slice is rounded to 4 bits once per host, and its sum is computed on one rank only.
+// hosts, the sum of its own host without rounding. So a slice is rounded to 4 bits once per other
+// host, and its sum is computed on one rank only.
 //
 // In the first step, ranks that can read each other's memory add without quantization; other ranks
 // exchange 8 bits.
@@ -50,6 +51,9 @@ class QuantizedReduction {
   // The sum over this host's ranks of the slices of all ranks with this rank's index on their
   // hosts. If each host has one rank, it is `outgoing`.
   TensorView add_within_host(const Bucket& bucket, TensorView outgoing, Stream& stream);
+  // Quantizes the elements [begin, end) of this host's sums into their place in `sent`.
+  void quantize_for_hosts(TensorView partial, TensorView lost, TensorView sent, int64_t begin,
+                          int64_t end, Stream& stream);
   // The memory for sent and received quantized data of `numel` elements.
   struct Wire {
     TensorView sent;

@@ -59,7 +59,7 @@ void QuantizedGather::start(const Bucket& bucket, TensorView shard, Stream& stre
 }
 
 void QuantizedGather::decode(const Bucket& bucket, TensorView full, Stream& stream) const {
-  context_.device.dequantize(stream, wire(bucket), full, kBits, /*parts=*/1, /*accumulate=*/false);
+  context_.device.dequantize(stream, wire(bucket), full, {.bits = kBits});
 }
 
 TensorView QuantizedGather::wire(const Bucket& bucket) const {

@@ -27,8 +27,7 @@ void sum_of_squares(cudaStream_t stream, TensorView src, std::span<const Squares
 void decide(cudaStream_t stream, const StepEvidence& evidence, const StepRule& rule,
             TensorView decision);
 void quantize(cudaStream_t stream, TensorView src, TensorView dst, const Quantization& how);
-void dequantize(cudaStream_t stream, TensorView src, TensorView dst, int bits, int parts,
-                bool accumulate);
+void dequantize(cudaStream_t stream, TensorView src, TensorView dst, const Dequantization& how);
 void update(cudaStream_t stream, const UpdateTensors& tensors,
             std::span<const UpdateSegment> segments);
 

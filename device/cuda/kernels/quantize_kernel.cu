@@ -1,4 +1,3 @@
-#include <bit>
 #include <type_traits>
 
 #include "device/convert.h"
@@ -31,10 +30,18 @@ struct Word {
   }
 };
 
+// A value of a view whose dtype is known where the kernel is launched.
+__device__ float read(const void* data, DType dtype, int64_t i) {
+  if (dtype == DType::fp32) return static_cast<const float*>(data)[i];
+  if (dtype == DType::bf16) return widen(static_cast<const Bf16*>(data)[i]);
+  return widen(static_cast<const Fp16*>(data)[i]);
+}
+
 template <int kBits, typename T>
 __global__ void quantize_blocks(const T* src, unsigned char* dst, int64_t blocks, int64_t rows,
-                                int64_t columns, T* lost, float beta) {
+                                int64_t columns, float* lost, float beta) {
   using Format = Quantized<kBits>;
+  constexpr int kThreadsOfGroup = Format::kGroup / kElements;
   const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t block = thread / kThreadsOfBlock;
   const int lane = static_cast<int>(thread % kThreadsOfBlock);
@@ -44,15 +51,16 @@ __global__ void quantize_blocks(const T* src, unsigned char* dst, int64_t blocks
   uint32_t largest = 0;
   for (int k = 0; k < kElements; ++k) {
     values[k] = widen(src[first + k]);
-    if (lost != nullptr) values[k] += widen(lost[first + k]);
-    const uint32_t bits = Format::magnitude_bits(values[k]);
-    if (bits > largest) largest = bits;
+    if (lost != nullptr) values[k] += lost[first + k];
+    const uint32_t key = Format::key_of(values[k]);
+    if (key > largest) largest = key;
   }
-  for (int other = kThreadsOfBlock / 2; other > 0; other /= 2) {
+  for (int other = kThreadsOfGroup / 2; other > 0; other /= 2) {
     const uint32_t theirs = __shfl_xor_sync(kWholeWarp, largest, other);
     if (theirs > largest) largest = theirs;
   }
-  const float scale = Format::scale_of(largest);
+  const typename Format::Scale stored = Format::scale_of(largest);
+  const float scale = widen(stored);
   const float inverse = Format::inverse_of(scale);
   Word<kBits> word;
   for (int k = 0; k < kElements; ++k) {
@@ -60,37 +68,51 @@ __global__ void quantize_blocks(const T* src, unsigned char* dst, int64_t blocks
     word.set(k, code);
     if (lost == nullptr) continue;
     const float now = values[k] - Format::decode(code, scale);
-    const float next = scale == scale ? next_loss(widen(lost[first + k]), now, beta) : 0.0F;
-    narrow(next, &lost[first + k]);
+    lost[first + k] = scale == scale ? next_loss(lost[first + k], now, beta) : 0.0F;
   }
-  auto* const to = reinterpret_cast<uint32_t*>(dst + quantized_place(block, blocks, rows, columns) *
-                                                         Format::kNbytes);
-  if (lane == 0) to[0] = std::bit_cast<uint32_t>(scale);
-  for (int i = 0; i < Word<kBits>::kCount; ++i) to[1 + lane * Word<kBits>::kCount + i] = word.at[i];
+  unsigned char* const to = dst + quantized_place(block, blocks, rows, columns) * Format::kNbytes;
+  if (lane % kThreadsOfGroup == 0) {
+    reinterpret_cast<typename Format::Scale*>(to)[lane / kThreadsOfGroup] = stored;
+  }
+  auto* const codes = reinterpret_cast<uint32_t*>(to + Format::kCodesBegin);
+  for (int i = 0; i < Word<kBits>::kCount; ++i) codes[lane * Word<kBits>::kCount + i] = word.at[i];
 }
+
+// What to add that is not in integers: Dequantization::exact.
+struct Exact {
+  const void* data;
+  DType dtype;
+  int part;  // -1: nothing
+};
 
 template <int kBits, typename T>
 __global__ void dequantize_blocks(const unsigned char* src, T* dst, int64_t blocks, int parts,
-                                  bool accumulate) {
+                                  bool accumulate, Exact exact) {
   using Format = Quantized<kBits>;
   const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t block = thread / kThreadsOfBlock;
   const int lane = static_cast<int>(thread % kThreadsOfBlock);
   if (block >= blocks) return;
+  const int64_t first = block * kQuantizedBlock + int64_t{lane} * kElements;
   float sums[kElements] = {};
-  for (int64_t part = 0; part < parts; ++part) {
-    const auto* const from =
-        reinterpret_cast<const uint32_t*>(src + (part * blocks + block) * Format::kNbytes);
-    const float scale = std::bit_cast<float>(from[0]);
+  for (int part = 0; part < parts; ++part) {
+    if (part == exact.part) {
+      for (int k = 0; k < kElements; ++k) sums[k] += read(exact.data, exact.dtype, first + k);
+      continue;
+    }
+    const unsigned char* const from = src + (part * blocks + block) * Format::kNbytes;
+    const float scale = widen(
+        reinterpret_cast<const typename Format::Scale*>(from)[lane * kElements / Format::kGroup]);
+    const auto* const codes = reinterpret_cast<const uint32_t*>(from + Format::kCodesBegin);
     Word<kBits> word;
     for (int i = 0; i < Word<kBits>::kCount; ++i) {
-      word.at[i] = from[1 + lane * Word<kBits>::kCount + i];
+      word.at[i] = codes[lane * Word<kBits>::kCount + i];
     }
     for (int k = 0; k < kElements; ++k) sums[k] += Format::decode(word.get(k), scale);
   }
-  T* const to = dst + block * kQuantizedBlock + int64_t{lane} * kElements;
   for (int k = 0; k < kElements; ++k) {
-    narrow(accumulate ? widen(to[k]) + sums[k] : sums[k], &to[k]);
+    T* const to = dst + first + k;
+    narrow(accumulate ? widen(*to) + sums[k] : sums[k], to);
   }
 }
 
@@ -103,19 +125,20 @@ void quantize(cudaStream_t stream, TensorView src, TensorView dst, const Quantiz
     using T = std::remove_pointer_t<decltype(type)>;
     launch(how.bits == 8 ? quantize_blocks<8, T> : quantize_blocks<4, T>,
            blocks_for(blocks * kThreadsOfBlock), kThreads, stream, src.as<const T>(),
-           dst.as<unsigned char>(), blocks, how.rows, how.columns, how.lost.as<T>(), how.beta);
+           dst.as<unsigned char>(), blocks, how.rows, how.columns, how.lost.as<float>(), how.beta);
   });
 }
 
-void dequantize(cudaStream_t stream, TensorView src, TensorView dst, int bits, int parts,
-                bool accumulate) {
+void dequantize(cudaStream_t stream, TensorView src, TensorView dst, const Dequantization& how) {
   if (dst.empty()) return;
   const int64_t blocks = dst.numel / kQuantizedBlock;
+  const Exact exact{how.exact.data, how.exact.dtype,
+                    how.exact.data == nullptr ? -1 : how.exact_part};
   with_floating(dst.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    launch(bits == 8 ? dequantize_blocks<8, T> : dequantize_blocks<4, T>,
+    launch(how.bits == 8 ? dequantize_blocks<8, T> : dequantize_blocks<4, T>,
            blocks_for(blocks * kThreadsOfBlock), kThreads, stream, src.as<const unsigned char>(),
-           dst.as<T>(), blocks, parts, accumulate);
+           dst.as<T>(), blocks, how.parts, how.accumulate, exact);
   });
 }
 
