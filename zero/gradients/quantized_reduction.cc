@@ -81,9 +81,9 @@ QuantizedReduction::QuantizedReduction(const EngineContext& context,
   if (needed.lost == 0) return;
   lost_memory_ = allocate(needed.lost, MemoryCategory::gradients);
   TensorView rest = view_of(lost_memory_, DType::fp32, needed.lost / 4);
-  const auto take = [&](int64_t numel) {
-    const TensorView view = rest.slice(0, numel);
-    rest = rest.slice(numel, rest.numel - numel);
+  const auto take = [&](int64_t count) {
+    const TensorView view = rest.slice(0, count);
+    rest = rest.slice(count, rest.numel - count);
     return view;
   };
   for (const Bucket& bucket : buckets) {
