@@ -156,9 +156,10 @@ std::optional<int> NodeLauncher::wait(std::chrono::milliseconds timeout) {
   if (alone) return 1;
   for (const int signal : take_signals(signals_)) {
     if (role_of(signal) != SignalRole::stop) continue;
+    if (!connection_.open() || stop_signal_) return 128 + signal;
+    // It stays until the ranks of the other hosts have ended, whose time to save this is.
     connection_.send(ControlMessage("stopping").add("signal", signal));
-    connection_.flush(ControlConnection::kBeat);
-    return 128 + signal;
+    stop_signal_ = signal;
   }
   return std::nullopt;
 }

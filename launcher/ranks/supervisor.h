@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,9 @@ class Supervisor {
   RunEnd run();
 
  private:
+  // Of an end of the job. One request may come by several ways: only who asks twice is impatient.
+  enum class Asker { here, coordinator, other_host };
+
   using Clock = std::chrono::steady_clock;
 
   // running -> stopping (asked to) or failing (a rank failed) -> killing -> abandoned (ranks that
@@ -66,7 +70,7 @@ class Supervisor {
   int milliseconds_to_deadline() const;
   void handle_deadline();
   void handle_signals();
-  void handle_signal(int signal);
+  void handle_signal(int signal, Asker asker);
   void handle_coordinator();
   void reap();
   void note_state(RankProcess& rank, int status);
@@ -76,7 +80,7 @@ class Supervisor {
   void fail_job(int rank);
   // Gives all ranks a moment to end.
   void end_job();
-  void stop_job(int signal);
+  void stop_job(int signal, Asker asker);
   void kill_job();
   // To each rank that runs: its whole process group, or itself only.
   enum class Reach : uint8_t { group, rank };
@@ -103,6 +107,7 @@ class Supervisor {
     std::optional<int> stop_signal;  // somebody asked for it
     std::optional<int> failed_rank;  // the first one of this host, from 0
     bool elsewhere = false;          // the coordinator said so
+    std::set<Asker> asked;           // for an end
   } fate_;
   bool suspended_ = false;  // by the user, with Ctrl-Z
   ControlGroup cgroup_;
