@@ -159,11 +159,11 @@ void add_remote(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   app.option_defaults()->group("Starting on other hosts");
   HostRequest& hosts = options.hosts;
   RemoteRequest& remote = options.remote;
-  takes_one_of(
-      app.add_option("--launcher", hosts.launcher,
-                     "What starts zerorun there. Default: ssh, in an allocation of Slurm "
-                     "slurm; those of MPI but openmpi on one host only"),
-      {"ssh", "pdsh", "slurm", "openmpi", "mpich", "impi", "mvapich", "standard", "nossh"});
+  takes_one_of(app.add_option("--launcher", hosts.launcher,
+                              "What starts zerorun there. Default: ssh, in an allocation of Slurm "
+                              "slurm; those of MPI but openmpi on one host only"),
+               {"ssh", "pdsh", "slurm", "openmpi", "mpich", "impi", "mvapich", "standard", "nossh"})
+      ->transform([](const std::string& name) { return CLI::detail::to_lower(name); });
   takes_text(
       app.add_option("--launcher_args", raw.launcher_arguments, "More options for it, in one word"),
       "ARGUMENTS");
