@@ -103,8 +103,9 @@ int NodeLauncher::take_part() {
     if (!connection_.open() || connection_.silent(now)) {
       fail<CommError>(
           "lost the connection to the launcher at {} port {}, which coordinates the "
-          "job: has it ended, or is the link down?",
-          introduction_.endpoint_host, introduction_.endpoint_port);
+          "job: has it ended, or is the link down{}?",
+          introduction_.endpoint_host, introduction_.endpoint_port,
+          introduction_.by_hand && !here_ ? ", or is ZERORUN_JOB_SECRET another there" : "");
     }
     if (const auto code = wait(ControlConnection::kBeat)) return *code;
   }
