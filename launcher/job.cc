@@ -145,7 +145,6 @@ void add_python(JobSettings& settings, const LaunchOptions& options, const Progr
 
 Job plan_job(const LaunchOptions& options, const ThisHost& here, const Cluster& cluster,
              const Meeting& meeting) {
-  open_standard_streams();  // so that the socket below gets none of their numbers
   Job job;
   job.cluster = cluster;
   job.inherited = here.environment;

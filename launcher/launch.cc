@@ -25,6 +25,7 @@
 #include "launcher/program.h"
 #include "launcher/ranks/guardian.h"
 #include "launcher/ranks/pid_file.h"
+#include "launcher/ranks/process.h"
 #include "launcher/ranks/signals.h"
 #include "launcher/ranks/supervisor.h"
 #include "os/address.h"
@@ -186,6 +187,7 @@ int dry_run(const std::vector<std::string>& arguments, const LaunchOptions& opti
 }  // namespace
 
 int launch(const std::vector<std::string>& arguments, const LaunchOptions& options) {
+  open_standard_streams();  // so that the sockets below get none of their numbers
   const ThisHost here =
       look_at_this_host(options.request.accelerator,
                         is_bundled(options.program, ProgramSearch::here()), options.cpus.list);

@@ -168,7 +168,8 @@ void add_remote(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
       app.add_option("--launcher", hosts.launcher,
                      "Program that starts zerorun on the other hosts. Default: ssh; in a Slurm "
                      "allocation slurm. mpich, impi and mvapich support one host only"),
-      {"ssh", "pdsh", "slurm", "openmpi", "mpich", "impi", "mvapich", "standard", "nossh"});
+      {"ssh", "pdsh", "slurm", "openmpi", "mpich", "impi", "mvapich", "standard", "nossh"})
+      ->transform([](const std::string& name) { return CLI::detail::to_lower(name); });
   takes_text(app.add_option("--launcher_args", raw.launcher_arguments,
                             "More options for that program, as one word"),
              "ARGUMENTS");

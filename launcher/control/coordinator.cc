@@ -233,7 +233,7 @@ void Coordinator::handle(Node& node, const ControlMessage& message) {
       constexpr int64_t kMaxSignal = 64;
       stop_signal_ = static_cast<int>(message.number("signal", 1, kMaxSignal));
       say(fmt::format("{} on {}: ending the ranks of all hosts", signal_name(*stop_signal_), host));
-      tell_all(ControlMessage("signal").add("signal", *stop_signal_));
+      tell_all(ControlMessage("stop").add("signal", *stop_signal_));
       if (phase_ == Phase::gathering) finish(128 + *stop_signal_, "");
     }
   } else if (message.is("refused")) {
@@ -259,6 +259,7 @@ void Coordinator::lose(Node& node, const std::string& why) {
   node.connection.close();
   const int number = number_of(node);
   if (node.in(Node::State::lost) || node.in(Node::State::gone) || phase_ == Phase::done) return;
+  if (stop_signal_ && node.in(Node::State::ended)) return;  // it may leave; others still save
   starters_.drop(number);
   node.state = Node::State::lost;
   node.loss = fmt::format("host {} (node {}) was lost: {}", node.place.host, number, why);

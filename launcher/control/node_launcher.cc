@@ -103,8 +103,9 @@ int NodeLauncher::take_part() {
     if (!connection_.open() || connection_.silent(now)) {
       fail<CommError>(
           "lost the connection to the launcher at {} port {}, which coordinates the "
-          "job: has it ended, or is the link down?",
-          introduction_.endpoint_host, introduction_.endpoint_port);
+          "job: has it ended, or is the link down{}?",
+          introduction_.endpoint_host, introduction_.endpoint_port,
+          introduction_.by_hand && !here_ ? ", or is ZERORUN_JOB_SECRET another there" : "");
     }
     if (const auto code = wait(ControlConnection::kBeat)) return *code;
   }
@@ -156,9 +157,10 @@ std::optional<int> NodeLauncher::wait(std::chrono::milliseconds timeout) {
   if (alone) return 1;
   for (const int signal : take_signals(signals_)) {
     if (role_of(signal) != SignalRole::stop) continue;
+    if (!connection_.open() || stop_signal_) return 128 + signal;
+    // It stays until the ranks of the other hosts have ended, whose time to save this is.
     connection_.send(ControlMessage("stopping").add("signal", signal));
-    connection_.flush(ControlConnection::kBeat);
-    return 128 + signal;
+    stop_signal_ = signal;
   }
   return std::nullopt;
 }

@@ -167,15 +167,15 @@ void Supervisor::handle_deadline() {
 }
 
 void Supervisor::handle_signals() {
-  for (const int signal : take_signals(signals_)) handle_signal(signal);
+  for (const int signal : take_signals(signals_)) handle_signal(signal, Asker::here);
 }
 
-void Supervisor::handle_signal(int signal) {
+void Supervisor::handle_signal(int signal, Asker asker) {
   switch (role_of(signal)) {
     case SignalRole::child:
       return reap();
     case SignalRole::stop:
-      return stop_job(signal);
+      return stop_job(signal, asker);
     case SignalRole::pass:
       return signal_ranks(signal, Reach::rank);
     case SignalRole::suspend:
@@ -194,7 +194,10 @@ void Supervisor::handle_coordinator() {
   coordinator_->service();
   while (const auto message = coordinator_->next()) {
     if (message->is("signal")) {
-      handle_signal(static_cast<int>(message->number("signal", 1, SIGRTMIN - 1)));
+      handle_signal(static_cast<int>(message->number("signal", 1, SIGRTMIN - 1)),
+                    Asker::coordinator);
+    } else if (message->is("stop")) {
+      stop_job(static_cast<int>(message->number("signal", 1, SIGRTMIN - 1)), Asker::other_host);
     } else if (message->is("end") && (phase_ == Phase::running || phase_ == Phase::stopping)) {
       fate_.elsewhere = true;
       end_job();
@@ -272,11 +275,12 @@ void Supervisor::end_job() {
   signal_ranks(SIGTERM, Reach::rank);
 }
 
-void Supervisor::stop_job(int signal) {
+void Supervisor::stop_job(int signal, Asker asker) {
+  const bool again = !fate_.asked.insert(asker).second;
   if (phase_ != Phase::running) {
     // Only a repeated Ctrl-C means impatience: a closing terminal and `timeout` send their signals
     // twice.
-    if (phase_ == Phase::stopping && signal == SIGINT) kill_job();
+    if (phase_ == Phase::stopping && signal == SIGINT && again) kill_job();
     return;
   }
   phase_ = Phase::stopping;

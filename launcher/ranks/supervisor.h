@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,10 @@ class Supervisor {
   RunEnd run();
 
  private:
+  // Who asks for an end of the job. One request may arrive on several ways, so that only a second
+  // one of the same asker kills at once.
+  enum class Asker { here, coordinator, other_host };
+
   using Clock = std::chrono::steady_clock;
 
   // running -> stopping (asked to) or failing (a rank failed) -> killing -> abandoned (ranks that
@@ -66,7 +71,7 @@ class Supervisor {
   int milliseconds_to_deadline() const;
   void handle_deadline();
   void handle_signals();
-  void handle_signal(int signal);
+  void handle_signal(int signal, Asker asker);
   void handle_coordinator();
   void reap();
   void note_state(RankProcess& rank, int status);
@@ -76,7 +81,7 @@ class Supervisor {
   void fail_job(int rank);
   // Asks all ranks to end and gives them a moment.
   void end_job();
-  void stop_job(int signal);
+  void stop_job(int signal, Asker asker);
   void kill_job();
   // Sends a signal to each running rank: to its process group, or to the rank only.
   enum class Reach : uint8_t { group, rank };
@@ -103,6 +108,7 @@ class Supervisor {
     std::optional<int> stop_signal;  // the signal that asked for it
     std::optional<int> failed_rank;  // local rank of the first one that failed
     bool elsewhere = false;          // the coordinator asked for it
+    std::set<Asker> asked;           // who asked for an end
   } fate_;
   bool suspended_ = false;  // suspended by the user, with Ctrl-Z
   ControlGroup cgroup_;

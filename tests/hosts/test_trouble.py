@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .job import ROOT, Job
+from .job import ROOT, ZERORUN, Job
 from .namespaces import ADDRESSES, ADDRESSES_6, Hosts
 
 TRAIN = ROOT / "build/release/libexec/zerorun/train"
@@ -146,3 +146,21 @@ def test_a_lost_host_of_a_fixed_number_is_waited_for(hosts: Hosts) -> None:
     assert set(output.splitlines()) == {f"{rank} again" for rank in range(4)}
     assert f"restart 1 of 1 on 2 hosts: host {ADDRESSES[1]} (node 1) was lost" in errors
     assert not job.survivors()
+
+
+def test_another_secret_is_named_where_a_launcher_is_not_let_in(hosts: Hosts) -> None:
+    options = ["--accelerator", "cpu", "--nproc_per_node", "1", "--nnodes", "2"]
+    options += ["--master_addr", ADDRESSES[0], "--rdzv_conf", "join_timeout=4"]
+    jobs = [
+        subprocess.Popen(
+            hosts.inside(node, str(ZERORUN), *options, "--node_rank", str(node), "true"),
+            env={**os.environ, "ZERORUN_JOB_SECRET": f"secret {node}"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in (0, 1)
+    ]
+    errors = [job.communicate(timeout=60)[1] for job in jobs]
+    assert [job.returncode for job in jobs] == [1, 1]
+    assert "missing: (node 1)" in errors[0]
+    assert "is ZERORUN_JOB_SECRET another there" in errors[1]

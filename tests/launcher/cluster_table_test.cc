@@ -169,6 +169,10 @@ INSTANTIATE_TEST_SUITE_P(
         ClusterCase{"slots no number", "a slots=x\n", {}, "", ":1: 'slots=x' is not a number"},
         ClusterCase{
             "pdsh", kTwo, {"--launcher", "pdsh", "--num_gpus=1"}, "worker-1:0 worker-2:0 by pdsh"},
+        ClusterCase{"PDSH, as DeepSpeed's help spells it",
+                    kTwo,
+                    {"--launcher", "PDSH", "--num_gpus=1"},
+                    "worker-1:0 worker-2:0 by pdsh"},
         ClusterCase{"pdsh on this host alone", kNoFile, {"--launcher", "pdsh"}, "worker-1:0,1,2,3"},
         ClusterCase{"forced", "worker-1 slots=1\n", {"--force_multi"}, "worker-1:0 by ssh"},
         ClusterCase{"visible becomes the base", kNoFile, {}, "worker-1:0,1", "", "2,3"},

@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -302,6 +304,16 @@ TEST_F(TwoHosts, ASlowReaderLosesNothing) {
   EXPECT_EQ(std::count(job.output().begin(), job.output().end(), 'x'), 4 * 700000);
 }
 
+TEST_F(TwoHosts, WithoutStandardStreamsTheJobEndsAsEver) {
+  std::vector<std::string> command = {"sh", "-c", "exec \"$@\" <&- >&- 2>&-", "sh"};
+  const std::vector<std::string> launcher = zerorun_command(
+      {"--accelerator", "cpu", "--hostfile", path("hosts"), "sh", "-c", "echo x; echo y >&2"});
+  command.insert(command.end(), launcher.begin(), launcher.end());
+  LauncherProcess job(command, variables());
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_THAT(job.members(), IsEmpty());
+}
+
 TEST_F(TwoHosts, StartedByHandTheyMeet) {
   const uint16_t port = free_port();
   LauncherProcess second = start_by_hand(1, port, kPlace);
@@ -311,6 +323,34 @@ TEST_F(TwoHosts, StartedByHandTheyMeet) {
   std::multiset<std::string> lines = lines_of(first.output());
   lines.merge(lines_of(second.output()));
   EXPECT_EQ(lines, kPlaces);
+}
+
+TEST_F(TwoHosts, StartedByHandCtrlCOnAnyHostLetsAllRanksSave) {
+  struct Case {
+    std::set<size_t> asked;        // hosts
+    std::optional<size_t> done{};  // the host whose ranks have ended before
+  };
+  for (const auto& [asked, done] :
+       {Case{{0}}, Case{{1}}, Case{{1, 0}}, Case{{0}, 0}, Case{{1}, 1}}) {
+    const std::string script = "trap 'sleep 2; echo saved; exit 0' INT; test $NODE_RANK = " +
+                               (done ? std::to_string(*done) : "none") +
+                               " && exit 0; echo ready; while :; do sleep 0.1; done";
+    const uint16_t port = free_port();
+    LauncherProcess second = start_by_hand(1, port, script);
+    LauncherProcess first = start_by_hand(0, port, script);
+    const std::array<LauncherProcess*, 2> hosts = {&first, &second};
+    for (const size_t host : {0, 1, 0, 1}) {
+      if (host != done) {
+        EXPECT_EQ(hosts[host]->read_line(), "ready");
+      }
+    }
+    if (done) std::this_thread::sleep_for(std::chrono::milliseconds(500));  // for its ranks
+    for (const size_t host : asked) kill(hosts[host]->pid(), SIGINT);
+    for (const size_t host : {0, 1}) {
+      EXPECT_EQ(hosts[host]->wait(), 128 + SIGINT);
+      EXPECT_EQ(hosts[host]->output(), host == done ? "" : "saved\nsaved\n");
+    }
+  }
 }
 
 TEST_F(TwoHosts, StartedByHandTheyEndTogetherWithOneExitCode) {
