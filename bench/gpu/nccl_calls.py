@@ -10,6 +10,7 @@ uses communicators of the first kind. Ranks may share a GPU, if each has an NCCL
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import sys
@@ -100,6 +101,9 @@ def microseconds(nccl: Nccl, tensor: torch.Tensor, stream: int) -> float:
 
 
 def main() -> int:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     if not torch.cuda.is_available():
         print("nccl_calls: PyTorch sees no GPU, so nothing was run", file=sys.stderr)
         return 3

@@ -123,10 +123,11 @@ def _common(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 def _take_buffers(model: nn.Module, source: Source) -> dict[str, torch.Tensor]:
     """The source's buffers; some formats do not tell them from parameters."""
+    any_length = saved_buffers.of_any_length(model)
     for name, own in saved_buffers.of(model):
         found = source.parameters.pop(name, None)
         if found is not None:
             # Another shape is an error or left alone: no memory is taken for what it says.
-            fits = found.shape == tuple(own.shape)
+            fits = found.shape == tuple(own.shape) or name.startswith(any_length)
             source.buffers[name] = found.full() if fits else torch.empty(found.shape, device="meta")
     return source.buffers

@@ -10,7 +10,7 @@ from torch import nn
 
 from zerorun import _C
 
-__all__ = ["check", "of", "read", "restore", "values"]
+__all__ = ["check", "of", "of_any_length", "read", "restore", "values"]
 
 # (name, dtype as safetensors spells it, shape, bytes)
 Saved = list[tuple[str, str, list[int], torch.Tensor]]
@@ -77,9 +77,9 @@ def read(saved: _C.SavedModel) -> dict[str, torch.Tensor]:
 def check(model: nn.Module, saved: dict[str, torch.Tensor], folder: str) -> None:
     """Raises CheckpointError unless the model has the saved buffers, in their shapes."""
     present = {name: value.shape for name, value in of(model)}
-    packed = tuple(f"{name}." for name, _ in _packed(model))  # texts among it differ in length
+    any_length = of_any_length(model)
     for name, value in saved.items():
-        if name in present and present[name] != value.shape and not name.startswith(packed):
+        if name in present and present[name] != value.shape and not name.startswith(any_length):
             raise _C.CheckpointError(
                 f"{folder}: the buffer {name} has shape {tuple(value.shape)}, in this model "
                 f"{tuple(present[name])}; load_module_strict=False leaves it as it is"
@@ -90,6 +90,12 @@ def check(model: nn.Module, saved: dict[str, torch.Tensor], folder: str) -> None
             f"{folder}: the {has} has the buffer {name}, the {lacks} not; load_module_strict=False "
             "loads the others"
         )
+
+
+def of_any_length(model: nn.Module) -> tuple[str, ...]:
+    """How the names of buffers begin that may have another length than the model's own: there are
+    texts among what the bytes of packed weights mean."""
+    return tuple(f"{name}." for name, _ in _packed(model))
 
 
 def restore(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
