@@ -196,19 +196,17 @@ void GlooLinks::connect(const LinkOptions& options) {
   for (const int peer : options.peers) {
     const std::string address = options.get(peer, key(peer, options.rank));
     gloo::transport::Pair& pair = *context_->getPair(peer);
-    try {
-      options.run(
-          peer,
-          [&] {
-            pair.connect({address.begin(), address.end()});
-          },
-          [&] { pair.close(); });
-    } catch (const gloo::Exception& error) {
-      fail<CommError>(
-          "rank {} at {} cannot connect with {} ({}): is this the network that the hosts share "
-          "(--interface, GLOO_SOCKET_IFNAME), and does a firewall let them through?",
-          options.rank, device_->str(), options.name_of_rank(peer), text_of(error));
-    }
+    const auto connect_pair = [&] {
+      try {
+        pair.connect({address.begin(), address.end()});
+      } catch (const gloo::Exception& error) {
+        fail<CommError>(
+            "rank {} at {} cannot connect with {} ({}): is this the network that the hosts share "
+            "(--interface, GLOO_SOCKET_IFNAME), and does a firewall let them through?",
+            options.rank, device_->str(), options.name_of_rank(peer), text_of(error));
+      }
+    };
+    options.run(peer, connect_pair, [&] { pair.close(); });
   }
 }
 

@@ -49,7 +49,12 @@ std::string Connecting::get(int peer, const std::string& key) const {
   const PatientGet get(options_, [this] {
     if (const auto error = find_error(options_)) fail<CommError>("{}", *error);
   });
-  return get(key, [&] { return waiting_for(peer); });
+  try {
+    return get(key, [&] { return waiting_for(peer); });
+  } catch (const std::exception& error) {
+    tell_peers(options_, error.what());  // while this rank still listens: peers are not refused
+    throw;
+  }
 }
 
 std::string Connecting::watch(int peer, const std::function<bool()>& ended,
@@ -107,6 +112,8 @@ void Connecting::run(int peer, const std::function<void()>& connect,
   }
   changed.notify_all();
   watcher.join();
+  // A peer that has failed refuses connections: its own error says why.
+  if (error && problem.empty()) problem = find_error(options_).value_or("");
   if (!problem.empty()) fail<CommError>("{}", problem);
   if (error) std::rethrow_exception(error);
 }
