@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,7 +16,13 @@ from zerorun.model.left_behind import LeftBehind
 from zerorun.model.local_tensor import is_distributed, like, local_of, place
 from zerorun.model.own_dtype import as_bytes
 
-__all__ = ["Partition", "PrivatePartition", "edits_are_refused", "partition_of"]
+__all__ = [
+    "Partition",
+    "PrivatePartition",
+    "edits_are_refused",
+    "partition_of",
+    "together",
+]
 
 _ids = itertools.count()
 _ATTRIBUTE = "_zerorun_partition"
@@ -51,6 +58,20 @@ def partition_of(parameter: Any) -> Partition | None:
 def edits_are_refused(parsed: _C.ParsedConfig) -> bool:
     """What a configuration says of changes within GatheredParameters that would be lost."""
     return bool(value_of(parsed, "/zero_optimization/enable_sanity_checks", False))
+
+
+@contextlib.contextmanager
+def together(partitions: Iterable[Partition]) -> Iterator[None]:
+    """Lets every rank copy full values between the same writes to ``ds_tensor``. Collective.
+
+    Ranks of one host read each other's parts in place, and no gather holds back a writer.
+    """
+    first = next((partition for partition in partitions if partition.is_read_in_place), None)
+    if first is not None:
+        first.barrier("before full parameters are read")
+    yield
+    if first is not None:
+        first.barrier("full parameters were read")
 
 
 class OwnPart(torch.Tensor):
@@ -113,10 +134,12 @@ class Partition(LeftBehind):
 
         What a rank changes is its own, since ranks may share what they read.
         """
-        for each in self._listed(param_list):
-            each.acquire()
-            each._before.append(local_of(each.parameter))
-            place(each.parameter, each._before[-1].clone())
+        listed = self._listed(param_list)
+        with together(listed):
+            for each in listed:
+                each.acquire()
+                each._before.append(local_of(each.parameter))
+                place(each.parameter, each._before[-1].clone())
 
     def _partition(
         self,
@@ -174,6 +197,11 @@ class Partition(LeftBehind):
         """True if an acquire makes memory that nobody else reads and that goes with the release."""
         return not self.available
 
+    @property
+    def is_read_in_place(self) -> bool:
+        """True if other ranks may read this one's part where it is kept."""
+        return False
+
     def is_stored_in(self, data: torch.Tensor) -> bool:
         """True if `data` shows what store() takes."""
         return False
@@ -203,6 +231,10 @@ class Partition(LeftBehind):
         found = torch.tensor([int(flag)])
         self._communicator.all_reduce(found, "max", what)
         return bool(found.item())
+
+    def barrier(self, what: str) -> None:
+        """Waits for all ranks that have the parameter."""
+        self._communicator.barrier(what)
 
     def watch(self, module: nn.Module) -> None:
         """Tells the engine, if there is one, that the module's forward may use the parameter."""

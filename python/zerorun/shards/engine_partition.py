@@ -65,6 +65,10 @@ class EnginePartition(Partition):
     def comes_alone(self) -> bool:
         return self._comes_and_goes and not self.unit.available
 
+    @property
+    def is_read_in_place(self) -> bool:
+        return self._is_sharded
+
     def is_stored_in(self, data: torch.Tensor) -> bool:
         return data.data_ptr() == self._full.data_ptr()
 

@@ -11,7 +11,7 @@ from torch import nn
 from zerorun import _C
 from zerorun.hooks.external import register_external_parameter
 from zerorun.model.local_tensor import local_of, place
-from zerorun.model.partition import Partition, partition_of
+from zerorun.model.partition import Partition, partition_of, together
 
 __all__ = ["GatheredParameters"]
 
@@ -58,18 +58,22 @@ class GatheredParameters:
             self._alone = [partition for partition in self._partitions if partition.comes_alone]
         alone = set(self._alone)
         try:
-            for partition in self._partitions:
-                partition.acquire()
-                parameter = partition.parameter
-                self._held.append((partition, local_of(parameter)))
-                if partition not in alone:
-                    # Others read this memory: ranks that share it, or whoever had it already.
-                    place(parameter, local_of(parameter).clone())
-                if self._modifier_rank is None and partition.refuses_edits:
-                    self._read_only.append((partition, local_of(parameter).clone()))
+            with together(self._partitions):
+                for partition in self._partitions:
+                    self._take(partition, partition in alone)
         except BaseException:
             self._release()
             raise
+
+    def _take(self, partition: Partition, alone: bool) -> None:
+        partition.acquire()
+        parameter = partition.parameter
+        self._held.append((partition, local_of(parameter)))
+        if not alone:
+            # Others read this memory: ranks that share it, or whoever had it already.
+            place(parameter, local_of(parameter).clone())
+        if self._modifier_rank is None and partition.refuses_edits:
+            self._read_only.append((partition, local_of(parameter).clone()))
 
     def __exit__(
         self,

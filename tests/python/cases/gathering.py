@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -243,11 +244,14 @@ def case_the_own_part_is_written_where_it_is_kept(_folder: Path) -> None:
     """`ds_tensor.data = values`, which would otherwise reach a tensor that nobody reads."""
     for parameter, _ in both_states():
         own = parameter.ds_tensor
-        own.data = torch.full_like(own, 3.0)
-        own.data += 1
         assert type(own * 2) is torch.Tensor
-        with GatheredParameters(parameter):
-            assert torch.equal(parameter, torch.full_like(parameter, 4.0))
+        for late in range(2):  # the rank that is late is not read too early, nor the other too late
+            time.sleep(0.05 * (late == RANK))
+            own.data = torch.full_like(own, 3.0 + late)
+            own.data += 1
+            with GatheredParameters(parameter):
+                assert torch.equal(parameter, torch.full_like(parameter, 4.0 + late))
+            own.data = torch.full_like(own, -1.0)
         wrong = torch.zeros(own.numel() + 1)
         with pytest.raises(zerorun.ConfigError, match="cannot be replaced"):
             own.data = wrong
