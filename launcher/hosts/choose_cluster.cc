@@ -198,6 +198,15 @@ void check_endpoint(const Endpoint& endpoint, const std::vector<HostSlots>& host
       first);
 }
 
+// What to say on the first host of an address that is not its own; empty if it is.
+std::string note_of_foreign(const Endpoint& endpoint) {
+  if (is_own_address(endpoint.host)) return {};
+  return fmt::format(
+      "the hosts are to meet at {} (--master_addr, --rdzv_endpoint, MASTER_ADDR), which is no "
+      "address of this host, the first (--node_rank 0): they wait unless something forwards it",
+      endpoint.host);
+}
+
 ClusterChoice from_pool(const LaunchOptions& options, const ThisHost& here, const Pool& pool,
                         const NodeRange& range) {
   const std::string& own = pool.own.value_or(here.resources.name);
@@ -223,12 +232,7 @@ ClusterChoice from_pool(const LaunchOptions& options, const ThisHost& here, cons
   }
   const Endpoint endpoint = given_endpoint(options.hosts, here);
   if (!endpoint.host.empty() && hosts.size() > 1) check_endpoint(endpoint, hosts);
-  if (cluster.node_rank == 0 && !endpoint.host.empty() && !is_own_address(endpoint.host)) {
-    choice.note = fmt::format(
-        "the hosts are to meet at {} (--master_addr, --rdzv_endpoint, MASTER_ADDR), which is no "
-        "address of this host, the first: they wait unless something forwards it",
-        endpoint.host);
-  }
+  if (cluster.node_rank == 0 && !endpoint.host.empty()) choice.note = note_of_foreign(endpoint);
   cluster.endpoint_host = endpoint.host.empty() ? first_address(hosts) : endpoint.host;
   cluster.endpoint_port = endpoint.port;
   // The launcher that serves the port takes a free one, unless it is another one than this.
@@ -274,6 +278,8 @@ ClusterChoice by_hand(const LaunchOptions& options, const ThisHost& here,
         "the launchers meet at {}, which every machine has for itself: hosts other than this one "
         "cannot come; --master_addr names the first host",
         endpoint.host);
+  } else if (cluster.node_rank == 0) {
+    choice.note = note_of_foreign(endpoint);
   }
   if (hosts.front().host.empty()) hosts.front().host = endpoint.host;
   if (cluster.node_rank >= 0) {

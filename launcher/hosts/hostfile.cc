@@ -1,5 +1,7 @@
 #include "launcher/hosts/hostfile.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -74,13 +76,19 @@ std::string take_user(const HostLine& line, std::string_view& word) {
   return std::string(user);
 }
 
+bool is_ipv6_address(std::string_view name) {
+  in6_addr address{};
+  const std::string without_zone(name.substr(0, name.find('%')));
+  return inet_pton(AF_INET6, without_zone.c_str(), &address) == 1;
+}
+
 HostSlots parse_line(const HostLine& line, const std::vector<std::string_view>& words) {
   std::string_view first = words.front();
   std::string user = take_user(line, first);
   std::string_view host;
   std::optional<int> slots = take_count(line, first, host);
   if (!is_host_name(host)) {
-    line.refuse(fmt::format("'{}' is not the name of a host", printable(host)));
+    line.refuse(fmt::format("'{}' is neither the name nor the address of a host", printable(host)));
   }
   for (size_t i = 1; i < words.size(); ++i) {
     const std::string_view word = words[i];
@@ -105,6 +113,8 @@ std::vector<HostSlots> parse_hostfile(std::string_view text, const std::string& 
   std::vector<HostSlots> hosts;
   std::map<std::string, size_t> lines;
   size_t number = 0;
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // some editors begin a file with it
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   for (std::string_view content : split(text, '\n')) {
     ++number;
     content = content.substr(0, content.find('#'));
@@ -137,7 +147,8 @@ bool is_host_name(std::string_view name) {
   constexpr std::string_view kLetters =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:%";
   return !name.empty() && name.size() <= kMaxName && name.front() != '-' &&
-         name.find_first_not_of(kLetters) == std::string_view::npos;
+         name.find_first_not_of(kLetters) == std::string_view::npos &&
+         (name.find(':') == std::string_view::npos || is_ipv6_address(name));
 }
 
 std::vector<int> first_slots(int count) {

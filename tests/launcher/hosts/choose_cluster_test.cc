@@ -60,14 +60,15 @@ TEST(ChooseCluster, ARangeOfHostsIsKept) {
   EXPECT_EQ(cluster.node_rank, 3);
 }
 
-TEST(ChooseCluster, ALoopbackAddressForSeveralHostsIsSaid) {
-  const auto note = [](const char* address) {
-    return choose({"--nnodes=2", "--node_rank=0", "--master_addr", address},
+TEST(ChooseCluster, AnAddressAtWhichOtherHostsDoNotReachTheFirstIsSaid) {
+  const auto note = [](const char* node_rank, const char* address) {
+    return choose({"--nnodes=2", "--node_rank", node_rank, "--master_addr", address},
                   worker(1, std::nullopt, {}))
         .note;
   };
-  EXPECT_THAT(note("127.0.0.1"), HasSubstr("which every machine has for itself"));
-  EXPECT_EQ(note("198.51.100.1"), "");
+  EXPECT_THAT(note("0", "127.0.0.1"), HasSubstr("which every machine has for itself"));
+  EXPECT_THAT(note("0", "198.51.100.1"), HasSubstr("no address of this host, the first"));
+  EXPECT_EQ(note("1", "198.51.100.1"), "");
 }
 
 TEST(ChooseCluster, AnAddressThatIsNotTheFirstHostsIsAnError) {
