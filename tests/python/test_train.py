@@ -215,7 +215,7 @@ def test_a_timeline_and_the_utilisation_of_a_run(train, tmp_path):
     options = ("--steps", 5, "--save=", "--metrics", "m.jsonl", "--trace", "t/trace.json")
     code, output, errors = train(*options, "--config", "ds.json")
     assert code == 0, errors
-    assert "timeline of steps 2 to 4 in t/trace.json; beside computation ran: " in output
+    assert "timeline of steps 2 to 4 in t/trace.json; overlapped with computation: " in output
     trace = json.loads((tmp_path / "t" / "trace.json").read_text())
     for rank in range(2):
         own = [event for event in trace["traceEvents"] if event["pid"] == rank]
