@@ -194,7 +194,8 @@ def test_a_pytorch_script_is_tuned(zerorun: Path, build: Path, tune: Path) -> No
 
 def test_an_interrupt_keeps_the_best_so_far(zerorun: Path, build: Path, tune: Path) -> None:
     config = json.loads((tune / "c.json").read_text())
-    config["autotuning"]["tuner_num_trials"] = 50  # so that some are left when the signal arrives
+    # So that some trials are left when the signal arrives.
+    config["autotuning"] |= {"tuner_num_trials": 50, "tuner_early_stopping": 50}
     (tune / "c.json").write_text(json.dumps(config))
     job = start(zerorun, build, *COMMAND.split())
     assert job.stdout.readline().startswith("as_given: ")

@@ -186,7 +186,8 @@ std::string TimelineImpl::write(const std::vector<PartFacts>& facts,
     return value < 0 ? std::string("none") : fmt::format("{:.0f} %", 100 * value);
   };
   std::string line = fmt::format(
-      "timeline of steps {} to {} in {}; overlapped with computation: {} of the reductions' time, {} of "
+      "timeline of steps {} to {} in {}; overlapped with computation: {} of the reductions' time, "
+      "{} of "
       "the gathers'",
       options_.first_step, last, options_.file, least(&PartFacts::reductions),
       least(&PartFacts::gathers));

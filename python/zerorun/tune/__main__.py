@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from threading import Event
 from typing import Any
 
 from zerorun import _C, config
@@ -59,7 +61,7 @@ def _tune(options: Options) -> tuple[Search, bool]:
     def run(
         name: str, values: dict[str, Any], micro_batch: int | None, arguments: list[str]
     ) -> Trial:
-        return run_trial(options, name, values, micro_batch, arguments)
+        return run_trial(options, name, values, micro_batch, arguments, stop)
 
     def keep() -> None:
         _keep(options, search)
@@ -67,14 +69,23 @@ def _tune(options: Options) -> tuple[Search, bool]:
         shown = f"{trial.rate:.1f} per s" if trial.status == "done" else trial.reason
         print(f"{trial.name}: {shown} ({trial.seconds:.1f} s)", flush=True)
 
+    stop = Event()
+
+    def interrupt(*_: Any) -> None:
+        stop.set()  # an exception here would be lost within a destructor of Python
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, interrupt)
     search = Search(options, given, run)
     search.on_trial = keep
     try:
         search.run()
     except KeyboardInterrupt:
+        stop.set()
         print("interrupted: the best so far is kept", file=sys.stderr)
-        return search, True
-    return search, False
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return search, stop.is_set()
 
 
 def main(argv: list[str] | None = None) -> int:

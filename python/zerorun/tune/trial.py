@@ -9,6 +9,7 @@ import subprocess
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from zerorun import _C
@@ -83,8 +84,10 @@ def run_trial(
     values: dict[str, Any],
     micro_batch: int | None,
     arguments: list[str],
+    stop: Event,
 ) -> Trial:
-    """Runs the program until the last step that is timed. KeyboardInterrupt ends the run first."""
+    """Runs the program until the last step that is timed. Once `stop` is set it ends the program
+    and raises KeyboardInterrupt."""
     folder = options.results / name
     folder.mkdir(parents=True, exist_ok=True)
     metrics, file = folder / "metrics.jsonl", folder / "ds_config.json"
@@ -105,7 +108,7 @@ def run_trial(
             command_of(options, file, more), stdout=output, stderr=subprocess.STDOUT
         )
         try:
-            in_time = _wait(job, metrics, last, options.trial_s)
+            in_time = _wait(job, metrics, last, options.trial_s, stop)
         finally:
             _end(job)
     trial.seconds = time.monotonic() - begin
@@ -118,10 +121,14 @@ def run_trial(
     return trial
 
 
-def _wait(job: subprocess.Popen[bytes], metrics: Path, last: int, seconds: float) -> bool:
+def _wait(
+    job: subprocess.Popen[bytes], metrics: Path, last: int, seconds: float, stop: Event
+) -> bool:
     """Until the step is in the metrics file or the job has ended; False if it took too long."""
     deadline, at, rest = time.monotonic() + seconds, 0, b""
     while job.poll() is None:
+        if stop.is_set():
+            raise KeyboardInterrupt
         if time.monotonic() > deadline:
             return False
         if metrics.exists():
