@@ -156,6 +156,8 @@ void define_plan(CLI::App& tools, PlanOptions& plan) {
       "N", 1, kMaxCount);
   tool->add_flag("--recompute", plan.recompute,
                  "Assume that activations are recomputed in backward");
+  tool->add_flag("--fast_attention", plan.fast_attention,
+                 "Assume that train has this option, which needs less memory");
   define_plan_limits(*tool, plan);
   define_simulation(*tool, plan);
   tool->add_flag("--json", plan.json, "Print the table as JSON, the fastest setting first");

@@ -115,6 +115,7 @@ void show_elementwise(Device& device, int64_t numel, GradientLike& values, RateT
   table.show("sum of squares fp32", 4 * bytes, [&] {
     device.sum_of_squares(stream, from, {&squares, 1}, sum);
   });
+  table.show("fill fp32", 4 * bytes, [&] { device.fill(stream, to, 0.0F); });
   for (const DType dtype : {DType::bf16, DType::fp16}) {
     const Buffer buffer = values.in(dtype);
     const TensorView narrow = view_of(buffer, dtype, numel);
@@ -131,11 +132,32 @@ void show_elementwise(Device& device, int64_t numel, GradientLike& values, RateT
   }
 }
 
+// What ZeRO++ sends between hosts.
+void show_quantization(Device& device, int64_t numel, GradientLike& values, RateTable& table) {
+  Stream& stream = device.inline_stream();
+  const int64_t count = numel / kQuantizedBlock * kQuantizedBlock;
+  const Buffer source = values.in(DType::bf16);
+  const Buffer target = values.in(DType::bf16);
+  const TensorView from = view_of(source, DType::bf16, count);
+  const TensorView to = view_of(target, DType::bf16, count);
+  for (const int bits : {8, 4}) {
+    const int64_t nbytes = quantized_nbytes(count, bits);
+    const Buffer packed = device.allocate(static_cast<size_t>(nbytes), MemoryCategory::other);
+    const TensorView view = view_of(packed, DType::uint8, nbytes);
+    const auto moved = static_cast<double>(2 * count + nbytes);
+    table.show(fmt::format("quantize bf16 to {} bits", bits), moved,
+               [&] { device.quantize(stream, from, view, {.bits = bits}); });
+    table.show(fmt::format("dequantize {} bits to bf16", bits), moved,
+               [&] { device.dequantize(stream, view, to, {.bits = bits}); });
+  }
+}
+
 void run(Device& device, int64_t numel, int repeats) {
   RateTable table(device, repeats);
   fmt::print("{}, {} elements\n", device.name(), numel);
   GradientLike values(device, numel);
   show_elementwise(device, numel, values, table);
+  show_quantization(device, numel, values, table);
   show_updates(device, numel, values, table);
   show_train_kernels(device, numel / 8, table);
 }

@@ -165,7 +165,8 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
                                       {.low = 1, .high = 100}),
     with_choices(no_effect("/optimizer/params/ns_method", KeyType::string, R"("gram")",
                            "Muon: selects how the Newton-Schulz iteration is computed.",
-                           "both compute the same polynomial; zerorun does it in fp32"),
+                           "both compute the same polynomial; zerorun does it in fp32, on GPUs "
+                           "with products in TF32"),
                  "gram|standard"),
     gone("/optimizer/params/freeze_step", KeyType::integer,
          "OneBitAdam, OneBitLamb: steps before compression."),

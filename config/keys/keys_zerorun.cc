@@ -121,6 +121,8 @@ constexpr auto kZerorunKeys = std::to_array<KeySpec>({
            "Prompt for the text that is generated at the end."),
     option("/zerorun/train/recompute", KeyType::boolean,
            "Recomputes the activations of a block in the backward pass instead of keeping them."),
+    option("/zerorun/train/fast_attention", KeyType::boolean,
+           "Lets cuDNN's attention add gradients in any order, with less memory."),
     option("/zerorun/train/metrics", KeyType::string,
            "File to which one JSON object per step is written."),
 });

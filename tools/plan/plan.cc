@@ -19,6 +19,7 @@
 #include "tools/plan/plan_snapshot.h"
 #include "tools/plan/setting_file.h"
 #include "tools/plan/simulation.h"
+#include "tools/plan/workload.h"
 #include "tools/terminal/byte_size.h"
 #include "zero/groups/link_savings.h"
 #include "zero/memory_plan.h"
@@ -76,14 +77,6 @@ int64_t add(int64_t a, int64_t b) {
   return sum;
 }
 
-// The work of a micro-step: from the options, else from the file, else the default of the bundled
-// program.
-struct Workload {
-  int64_t micro_batch = 0;  // 0: that of the file, which may be "auto"
-  int64_t seq_len = 0;      // 0: activations are not counted
-  bool recompute = false;
-};
-
 class Planner {
  public:
   Planner(const PlanOptions& options, ParsedConfig parsed);
@@ -114,18 +107,6 @@ class Planner {
   int64_t activations_ = 0;
   std::vector<std::string_view> without_effect_;  // keys without effect on one host
 };
-
-// Reads the keys of "zerorun.train" as `train` does.
-Workload workload_of(const PlanOptions& options, const Config& config) {
-  const Json file = Json::parse(config.train_options, nullptr, false);
-  const auto integer = [&](int64_t given, const char* key) {
-    return given > 0 || !file.contains(key) ? given : file.at(key).get<int64_t>();
-  };
-  return {.micro_batch = integer(options.micro_batch, "micro_batch"),
-          .seq_len = integer(options.seq_len, "seq_len"),
-          .recompute = options.recompute ||
-                       (file.contains("recompute") && file.at("recompute").get<bool>())};
-}
 
 std::optional<int64_t> limit_of(const std::string& text, const std::string& option) {
   if (text.empty()) return std::nullopt;
@@ -164,10 +145,7 @@ Planner::Planner(const PlanOptions& options, ParsedConfig parsed)
   without_effect_ = resolve_groups(config_.zero, options_.world_size, ranks_per_host());
   limits_ = {limit_of(options.device_memory, "--gpu_memory"),
              limit_of(options.host_memory, "--host_memory"), limit_of(options.disk, "--disk")};
-  const double per_token =
-      work_.recompute ? model_.recomputed_nbytes_per_token : model_.activation_nbytes_per_token;
-  const double nbytes = per_token * static_cast<double>(config_.batch.micro_batch_size) *
-                        static_cast<double>(work_.seq_len);
+  const double nbytes = activation_nbytes(model_, work_, config_, options.cpu);
   if (!(nbytes < kMaxByteSize)) {
     fail<ConfigError>(
         "plan: activations of {} sequences of {} tokens would need {:.1e} bytes: give a smaller "
@@ -331,6 +309,7 @@ Json Planner::configuration(const Setting& setting, const std::string& nvme_path
     Json& train = json["zerorun"]["train"];
     train["seq_len"] = work_.seq_len;
     train["recompute"] = work_.recompute;
+    if (work_.fast_attention) train["fast_attention"] = true;
   }
   return json;
 }
@@ -349,7 +328,7 @@ std::string Planner::write_fit() const {
   // The file has to fit without the options of the command line.
   PlanOptions alone = options_;
   alone.micro_batch = alone.seq_len = 0;
-  alone.recompute = false;
+  alone.recompute = alone.fast_attention = false;
   const Planner written(alone, parse_config_for(ConfigReader::pytorch, text, options_.fit));
   ZR_CHECK(limits_.allow(written.need_of(written.config_)), "{}: {} does not fit once written",
            options_.fit, describe(setting));

@@ -19,6 +19,7 @@ struct PlanOptions {
   int64_t micro_batch = 0;
   int64_t seq_len = 0;
   bool recompute = false;
+  bool fast_attention = false;
   std::string fit;  // file for the fastest configuration that fits
   bool json = false;
   // A cluster to simulate, in the form that parse_cluster and parse_rate accept; empty: none.

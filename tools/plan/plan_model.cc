@@ -82,6 +82,7 @@ PlanModel model_of(const PlanShape& shape, const std::string& name, DType activa
   model.specs = specs_of(shape);
   model.hidden_size = shape.width;
   if (shape.bundled) {
+    model.heads = shape.bundled->heads;
     model.activation_nbytes_per_token =
         train::activation_nbytes_per_token(*shape.bundled, /*recompute=*/false, activations);
     model.recomputed_nbytes_per_token =

@@ -17,6 +17,7 @@ struct PlanModel {
   // `train`; else 0.
   double activation_nbytes_per_token = 0.0;
   double recomputed_nbytes_per_token = 0.0;  // with --recompute
+  int64_t heads = 0;                         // of those models
 };
 
 // Returns the model of that name: a model of the bundled program `train` ("nano" to "gpt2-xl"), the

@@ -14,14 +14,18 @@ struct CudnnVersion {
   int architecture = 0;  // of the GPU: 9 is Hopper
 };
 
-// Bytes that cuDNN takes for gradients of attention's probabilities, unless it is told not to.
-int64_t attention_workspace(const AttentionShape& shape);
+// How cuDNN's backward of attention adds up; see KernelOptions.
+struct AttentionOptions {
+  std::optional<int64_t> workspace;
+  bool fast = false;
+};
 
-// Throws ConfigError when `most` is set although cuDNN's attention is not used, and says why not.
-void refuse_unused_workspace(std::optional<int64_t> most, std::string_view why);
+// Throws ConfigError, which names the option, when one is set although cuDNN's attention is not
+// used, and says why not.
+void refuse_unused(const AttentionOptions& options, std::string_view why);
 
-// Throws ConfigError, which names --attention_workspace, when the backward of `shape` takes more
-// than `most` bytes for them and this cuDNN has no way without.
+// Throws ConfigError, which names --attention_workspace, when the deterministic backward of `shape`
+// takes more than `most` bytes for them and this cuDNN has no way without.
 void check_attention_workspace(const AttentionShape& shape, int64_t most,
                                const CudnnVersion& version);
 

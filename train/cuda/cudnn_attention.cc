@@ -17,6 +17,7 @@
 #include "device/cuda/libraries/library_files.h"
 #include "os/shared_library.h"
 #include "train/cuda/attention_workspace.h"
+#include "train/model/attention_workspace.h"
 
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;  // through which the headers call cuDNN
@@ -32,8 +33,6 @@ using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 // Graphs are built for so many shapes; training and evaluation have a few, generation has one for
 // each length.
 constexpr size_t kMaxShapes = 8;
-constexpr int64_t kHeadAlignment = 8;  // elements
-constexpr int64_t kWidest = 128;
 
 // Names of the tensors in a graph.
 enum Id : int64_t { kQuery = 1, kKey, kValue, kOut, kLogSum, kDout, kDquery, kDkey, kDvalue };
@@ -65,12 +64,12 @@ class GraphBuilder {
     log_sum->set_output(true);
   }
 
-  void backward() {
+  void backward(bool fast) {
     auto options = fe::graph::SDPA_backward_attributes()
                        .set_name("attention_backward")
                        .set_causal_mask(true)
                        .set_attn_scale(scale())
-                       .set_deterministic_algorithm(true);
+                       .set_deterministic_algorithm(!fast);
     const Tensor out = describe(graph_->tensor(fe::graph::Tensor_attributes()), kOut, row_stride());
     const Tensor dout =
         describe(graph_->tensor(fe::graph::Tensor_attributes()), kDout, row_stride());
@@ -127,7 +126,7 @@ class GraphBuilder {
 
 class Cudnn final : public CudnnAttention {
  public:
-  explicit Cudnn(std::optional<int64_t> workspace) : most_workspace_(workspace) {
+  explicit Cudnn(const AttentionOptions& options) : options_(options) {
     const cudnnStatus_t status = fe::detail::create_handle(&handle_);
     if (status == CUDNN_STATUS_SUCCESS) return;
     fail<DeviceError>("cudnnCreate failed: {}", fe::detail::get_error_string(status));
@@ -159,8 +158,7 @@ class Cudnn final : public CudnnAttention {
                 TensorView dout, TensorView dqkv, Workspace& workspace) override {
     const Graph* const graph = graph_of(shape, dout.dtype, Direction::backward);
     if (graph == nullptr) {
-      refuse_unused_workspace(most_workspace_,
-                              fmt::format("{} x {} positions, {} heads of {}", shape.batch,
+      refuse_unused(options_, fmt::format("{} x {} positions, {} heads of {}", shape.batch,
                                           shape.seq_len, shape.heads, shape.width / shape.heads));
       return false;
     }
@@ -179,14 +177,11 @@ class Cudnn final : public CudnnAttention {
 
   // Null when the plain kernels have to do it.
   const Graph* graph_of(const AttentionShape& shape, DType dtype, Direction direction) {
-    const int64_t width = shape.width / shape.heads;
-    if (dtype == DType::fp32 || shape.first > 0 || width % kHeadAlignment != 0 || width > kWidest) {
-      return nullptr;
-    }
+    if (!cudnn_has_attention(shape, dtype)) return nullptr;
     const Key key = {shape.batch,
                      shape.seq_len,
                      shape.heads,
-                     width,
+                     shape.width / shape.heads,
                      static_cast<int64_t>(dtype),
                      static_cast<int64_t>(direction)};
     auto at = graphs_.find(key);
@@ -194,21 +189,21 @@ class Cudnn final : public CudnnAttention {
       if (graphs_.size() >= 2 * kMaxShapes) return nullptr;
       GraphBuilder builder(shape, dtype);
       if (direction == Direction::backward) limit_workspace(shape);
-      direction == Direction::forward ? builder.forward() : builder.backward();
+      direction == Direction::forward ? builder.forward() : builder.backward(options_.fast);
       at = graphs_.emplace(key, builder.build(handle_)).first;
     }
     return at->second.graph ? &at->second : nullptr;
   }
 
   void limit_workspace(const AttentionShape& shape) const {
-    if (!most_workspace_) return;
+    if (!options_.workspace) return;
     CudnnVersion version{.number = static_cast<int64_t>(fe::detail::get_backend_version())};
     int device = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&version.architecture, cudaDevAttrComputeCapabilityMajor, device);
-    check_attention_workspace(shape, *most_workspace_, version);
+    check_attention_workspace(shape, *options_.workspace, version);
     // The headers read it when they build a graph.
-    ::setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", std::to_string(*most_workspace_).c_str(),
+    ::setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", std::to_string(*options_.workspace).c_str(),
              /*replace=*/1);
   }
 
@@ -232,7 +227,7 @@ class Cudnn final : public CudnnAttention {
     if (!result.is_good()) fail<DeviceError>("cuDNN's attention failed: {}", result.get_message());
   }
 
-  const std::optional<int64_t> most_workspace_;
+  const AttentionOptions options_;
   cudnnHandle_t handle_ = nullptr;
   std::map<Key, Graph> graphs_;
 };
@@ -242,7 +237,7 @@ void* open(const std::string& path) { return dlopen(path.c_str(), RTLD_NOW | RTL
 
 }  // namespace
 
-std::unique_ptr<CudnnAttention> open_cudnn_attention(std::optional<int64_t> workspace,
+std::unique_ptr<CudnnAttention> open_cudnn_attention(const AttentionOptions& options,
                                                      std::string& why) {
   try {
     // The headers open the CUDA runtime by name, CUDA 12's first, unless they are told.
@@ -253,7 +248,7 @@ std::unique_ptr<CudnnAttention> open_cudnn_attention(std::optional<int64_t> work
     const std::array<std::string, 2> cudnn = {"libcudnn.so." + std::to_string(CUDNN_MAJOR),
                                               ZERORUN_CUDNN_LIBRARY};
     fe::cudnn_dlhandle = open(SharedLibrary(cudnn).path());
-    return std::make_unique<Cudnn>(workspace);
+    return std::make_unique<Cudnn>(options);
   } catch (const DeviceError& error) {
     why = error.what();
   } catch (const std::runtime_error& error) {  // of the headers: no libcudart to open

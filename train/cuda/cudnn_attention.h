@@ -4,9 +4,9 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 
+#include "train/cuda/attention_workspace.h"
 #include "train/cuda/workspace.h"
 #include "train/model/kernels.h"
 
@@ -29,9 +29,9 @@ class CudnnAttention {
 };
 
 // cuDNN, if the build had its headers and this machine has the library; else null, and `why` says
-// what is missing. Backward takes at most `workspace` bytes for gradients of probabilities, where
-// that is set, or throws ConfigError (attention_workspace.h).
-std::unique_ptr<CudnnAttention> open_cudnn_attention(std::optional<int64_t> workspace,
+// what is missing. Backward takes at most options.workspace bytes for gradients of probabilities,
+// where that is set, or throws ConfigError (attention_workspace.h).
+std::unique_ptr<CudnnAttention> open_cudnn_attention(const AttentionOptions& options,
                                                      std::string& why);
 
 }  // namespace zerorun::train::cuda

@@ -17,8 +17,9 @@ std::unique_ptr<Kernels> make_kernels_of_cuda(Device& device, const KernelOption
   using namespace cuda;                            // NOLINT: one function
   if (device.gpu()) cudaSetDevice(*device.gpu());  // which cuDNN's handle is made for
   std::string why_no_cudnn;
-  auto attention = open_cudnn_attention(options.attention_workspace, why_no_cudnn);
-  if (!attention) refuse_unused_workspace(options.attention_workspace, why_no_cudnn);
+  const AttentionOptions how{options.attention_workspace, options.fast_attention};
+  auto attention = open_cudnn_attention(how, why_no_cudnn);
+  if (!attention) refuse_unused(how, why_no_cudnn);
   return std::make_unique<CudaKernels>(
       device, options.dtype, open_cublas_lt(), options.tf32,
       FusedAttention{std::move(attention), std::move(why_no_cudnn)});

@@ -3,7 +3,7 @@
 
 namespace zerorun::train::cuda {
 
-std::unique_ptr<CudnnAttention> open_cudnn_attention(std::optional<int64_t> /*workspace*/,
+std::unique_ptr<CudnnAttention> open_cudnn_attention(const AttentionOptions& /*options*/,
                                                      std::string& why) {
   why = "this build has no cuDNN";
   return nullptr;

@@ -10,7 +10,7 @@
 namespace zerorun::train {
 
 // The memory that a model allocates for each token of a micro-batch, with activations in `dtype`; a
-// since no size is too large to ask for.
+// double, since no size is too large to ask for.
 double activation_nbytes_per_token(const GptConfig& config, bool recompute, DType dtype);
 
 // A matrix on the device.

@@ -13,6 +13,9 @@ struct KernelOptions {
   // Maximum bytes that cuDNN may use for gradients of attention's probabilities; unset: no limit.
   // CUDA and 16 bits only.
   std::optional<int64_t> attention_workspace{};
+  // cuDNN may add up gradients of queries in any order, so that two runs differ in their last bits.
+  // CUDA and 16 bits only.
+  bool fast_attention = false;
 };
 
 }  // namespace zerorun::train

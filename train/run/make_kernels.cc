@@ -23,6 +23,19 @@ void check(const KernelOptions& options, bool on_host) {
     fail<ConfigError>("--tf32: products of {} parameters are not in TF32; it needs --dtype fp32",
                       name_of(options.dtype));
   }
+  if (options.fast_attention && on_host) {
+    fail<ConfigError>("--fast_attention: cuDNN computes on GPUs only; it needs --accelerator cuda");
+  }
+  if (options.fast_attention && options.dtype == DType::fp32) {
+    fail<ConfigError>(
+        "--fast_attention: cuDNN's attention is for 16 bits, and parameters are fp32; it needs "
+        "--dtype bf16 or fp16");
+  }
+  if (options.fast_attention && options.attention_workspace) {
+    fail<ConfigError>(
+        "--fast_attention takes none of the memory that --attention_workspace limits: leave one of "
+        "them out");
+  }
   if (options.attention_workspace && on_host) {
     fail<ConfigError>(
         "--attention_workspace: cuDNN computes on GPUs only; it needs --accelerator cuda");

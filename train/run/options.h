@@ -45,6 +45,7 @@ struct TrainOptions {
   Accelerator accelerator = Accelerator::automatic;
   bool tf32 = false;
   std::optional<int64_t> attention_workspace;  // MiB
+  bool fast_attention = false;
   int64_t sample_tokens = 256;
   double temperature = 0.8;
   int64_t top_k = 40;

@@ -48,8 +48,9 @@ std::unique_ptr<LrSchedule> make_schedule(const Config& config,
 
 Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device)
     : Trainer(setup, comm, device,
-              make_kernels(device, {setup.config.precision.param_dtype, setup.options.tf32,
-                                    attention_workspace(setup.options)})) {}
+              make_kernels(device,
+                           {setup.config.precision.param_dtype, setup.options.tf32,
+                            attention_workspace(setup.options), setup.options.fast_attention})) {}
 
 Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device,
                  std::unique_ptr<Kernels> kernels)

@@ -7,6 +7,10 @@ namespace zerorun {
 
 Cublas::Cublas(int device) : cublas_(open_cublas()), device_(device) {
   check(cublas_.create(&handle_), "cublasCreate");
+  const cublasStatus_t status = cublas_.set_math_mode(handle_, CUBLAS_TF32_TENSOR_OP_MATH);
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  cublas_.destroy(handle_);  // the destructor does not run
+  check(status, "cublasSetMathMode");
 }
 
 Cublas::~Cublas() {

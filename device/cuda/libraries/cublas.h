@@ -14,6 +14,7 @@ struct CublasFunctions {
   decltype(&cublasCreate_v2) create = nullptr;
   decltype(&cublasDestroy_v2) destroy = nullptr;
   decltype(&cublasSetStream_v2) set_stream = nullptr;
+  decltype(&cublasSetMathMode) set_math_mode = nullptr;
   decltype(&cublasSgemm_v2_64) sgemm = nullptr;
   decltype(&cublasGetStatusString) status_string = nullptr;
 };
@@ -21,7 +22,8 @@ CublasFunctions open_cublas();
 // For SharedLibrary.
 std::vector<std::string> cublas_files();
 
-// A matrix product: out = alpha * op(a) * op(b) + beta * out, row-major fp32, out [rows, cols].
+// A matrix product: out = alpha * op(a) * op(b) + beta * out, row-major fp32, out [rows, cols]. The
+// tensor cores round a and b to TF32 (10 bits of mantissa) and add in fp32.
 struct MatrixProduct {
   int64_t rows = 0;
   int64_t cols = 0;

@@ -14,6 +14,7 @@ CublasFunctions open_cublas() {
       .create = library.function<decltype(cublasCreate_v2)>("cublasCreate_v2"),
       .destroy = library.function<decltype(cublasDestroy_v2)>("cublasDestroy_v2"),
       .set_stream = library.function<decltype(cublasSetStream_v2)>("cublasSetStream_v2"),
+      .set_math_mode = library.function<decltype(cublasSetMathMode)>("cublasSetMathMode"),
       .sgemm = library.function<decltype(cublasSgemm_v2_64)>("cublasSgemm_v2_64"),
       .status_string = library.function<decltype(cublasGetStatusString)>("cublasGetStatusString"),
   };

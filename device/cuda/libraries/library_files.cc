@@ -8,12 +8,13 @@
 namespace zerorun {
 
 std::vector<std::string> library_files_of_cuda(std::string_view name, std::string_view built) {
-  int driver = 0;  // 0 where there is none: then any may be named
+  // Any may be named where there is no driver (0), or one that runs none of them.
+  int driver = 0;
   if (cudaDriverGetVersion(&driver) != cudaSuccess) cudaGetLastError();
   std::vector<std::string> sonames;
   std::vector<std::string> files;
   for (const int major : {13, 12}) {
-    if (driver != 0 && driver / 1000 < major) continue;
+    if (driver >= 12000 && driver / 1000 < major) continue;
     sonames.push_back(fmt::format("lib{}.so.{}", name, major));
     if (!built.empty()) {
       files.push_back(fmt::format("{}{}", built.substr(0, built.rfind('.') + 1), major));

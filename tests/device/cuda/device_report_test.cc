@@ -58,7 +58,7 @@ TEST_F(DeviceReportTest, LibrariesOfBothMajorVersionsServeAsFarAsTheDriverRunsTh
   const auto files = [] { return library_files_of_cuda("cublas", "/lib/libcublas.so.13"); };
   const auto both = ElementsAre("libcublas.so.13", "libcublas.so.12", "/lib/libcublas.so.13",
                                 "/lib/libcublas.so.12");
-  for (const int driver : {0, 13000, 14010}) {
+  for (const int driver : {0, 11080, 13000, 14010}) {
     fake_.set_driver(driver);
     EXPECT_THAT(files(), both) << driver;
   }

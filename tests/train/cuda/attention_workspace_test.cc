@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "train/model/attention_workspace.h"
 #include "zerorun/error.h"
 
 namespace zerorun::train::cuda {
@@ -25,19 +26,30 @@ TEST(AttentionWorkspaceTest, GrowsWithTheSquareOfTheSequenceInWholeTiles) {
   EXPECT_EQ(attention_workspace(gpt2(1, 65)), 2 * 12 * 128 * 128);
 }
 
+TEST(AttentionWorkspaceTest, OfTheFastBackwardGrowsWithTheSequence) {
+  EXPECT_EQ(fast_attention_workspace(gpt2(16, 1024)), 4.0 * 16 * 1024 * (768 + 12));
+  EXPECT_TRUE(cudnn_has_attention(gpt2(16, 1024), DType::bf16));
+  EXPECT_FALSE(cudnn_has_attention(gpt2(16, 1024), DType::fp32));
+}
+
 TEST(AttentionWorkspaceTest, TheLimitIsHeldWhereCudnnCanOrItIsEnough) {
   EXPECT_NO_THROW(check_attention_workspace(gpt2(16, 1024), 0, kOrdered));
   EXPECT_NO_THROW(check_attention_workspace(gpt2(16, 1024), 384 * kMiB, {91000, 8}));
 }
 
 TEST(AttentionWorkspaceTest, ALimitForAttentionThatIsNotUsedIsRefused) {
-  EXPECT_NO_THROW(refuse_unused_workspace(std::nullopt, "no cuDNN"));
-  try {
-    refuse_unused_workspace(0, "no cuDNN");
-    ADD_FAILURE();
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("--attention_workspace"), HasSubstr("no cuDNN")));
-  }
+  EXPECT_NO_THROW(refuse_unused({}, "no cuDNN"));
+  const auto refusal = [](const AttentionOptions& options) -> std::string {
+    try {
+      refuse_unused(options, "no cuDNN");
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "none";
+  };
+  EXPECT_THAT(refusal({.workspace = 0}),
+              AllOf(HasSubstr("--attention_workspace"), HasSubstr("no cuDNN")));
+  EXPECT_THAT(refusal({.fast = true}), AllOf(HasSubstr("--fast_attention"), HasSubstr("no cuDNN")));
 }
 
 TEST(AttentionWorkspaceTest, WhereItCannotBeHeldTheErrorSaysWhatWould) {

@@ -114,6 +114,10 @@ TEST(CudaKernelsTest, OptionsThatWouldChangeNothingAreRefused) {
               AllOf(HasSubstr("--tf32"), HasSubstr("products of bf16"), HasSubstr("--dtype fp32")));
   EXPECT_THAT(refusal_of({.dtype = DType::fp32, .attention_workspace = 0}),
               AllOf(HasSubstr("--attention_workspace"), HasSubstr("parameters are fp32")));
+  EXPECT_THAT(refusal_of({.dtype = DType::fp32, .fast_attention = true}),
+              AllOf(HasSubstr("--fast_attention"), HasSubstr("parameters are fp32")));
+  EXPECT_THAT(refusal_of({.dtype = DType::bf16, .attention_workspace = 0, .fast_attention = true}),
+              AllOf(HasSubstr("--fast_attention"), HasSubstr("--attention_workspace")));
 }
 
 TEST(CudaKernelsTest, RefusalsNameWhatWasRefused) {

@@ -37,15 +37,15 @@ TEST(OptionsTest, DefaultsNeedNoArguments) {
 
 TEST(OptionsTest, HelpListsEveryOption) {
   const std::string help = parse_command_line({"--help"}).help;
-  for (const char* name : {"--config",      "--deepspeed",   "--deepspeed_config",
-                           "--data",        "--model",       "--init",
-                           "--seq_len",     "--micro_batch", "--steps",
-                           "--seed",        "--dtype",       "--save",
-                           "--save_every",  "--resume",      "--eval_every",
-                           "--sample",      "--recompute",   "--metrics",
-                           "--trace",       "--trace_steps", "--local_rank",
-                           "--accelerator", "--tf32",        "--attention_workspace",
-                           "Exit code: "}) {
+  for (const char* name : {"--config",         "--deepspeed",   "--deepspeed_config",
+                           "--data",           "--model",       "--init",
+                           "--seq_len",        "--micro_batch", "--steps",
+                           "--seed",           "--dtype",       "--save",
+                           "--save_every",     "--resume",      "--eval_every",
+                           "--sample",         "--recompute",   "--metrics",
+                           "--trace",          "--trace_steps", "--local_rank",
+                           "--accelerator",    "--tf32",        "--attention_workspace",
+                           "--fast_attention", "Exit code: "}) {
     EXPECT_THAT(help, HasSubstr(name));
   }
   EXPECT_THAT(help,

@@ -1,14 +1,19 @@
-// Column-major products in plain loops, summed in double, in the place of device/cuda/
+// Column-major products in plain loops, summed in double, of inputs that are rounded to TF32 where
+// the handle allows it (the real library may); in the place of device/cuda/
 // cublas_library.cc, which opens the real library.
 #include "device/cuda/libraries/cublas.h"
 
 #include <cublas_v2.h>
+
+#include <bit>
+#include <cstdint>
 
 #include "device/cuda/libraries/library_report.h"
 #include "tests/device/cuda/fake/runtime_call.h"
 
 struct cublasContext {
   cudaStream_t stream = nullptr;
+  cublasMath_t mode = CUBLAS_DEFAULT_MATH;
   int device = zerorun::fake::current_device;
 };
 
@@ -23,6 +28,14 @@ cublasStatus_t enter(const char* name, const void* stream = nullptr) {
 void check_device(cublasHandle_t handle) {
   if (handle->device == zerorun::fake::current_device) return;
   FakeCuda::instance().violate("cuBLAS is called with another device than its handle's");
+}
+
+// To nearest, with 10 of the 23 bits of the mantissa.
+float to_tf32(float value) {
+  constexpr uint32_t kDropped = 23 - 10;
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = bits + (1U << (kDropped - 1)) - 1 + (bits >> kDropped & 1U);
+  return std::bit_cast<float>(rounded >> kDropped << kDropped);
 }
 
 }  // namespace
@@ -50,6 +63,12 @@ cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
+cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
+  if (const auto planned = enter(__func__); planned != CUBLAS_STATUS_SUCCESS) return planned;
+  handle->mode = mode;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
 cublasStatus_t cublasSgemm_v2_64(cublasHandle_t handle, cublasOperation_t transa,
                                  cublasOperation_t transb, int64_t m, int64_t n, int64_t k,
                                  const float* alpha, const float* a, int64_t lda, const float* b,
@@ -64,13 +83,15 @@ cublasStatus_t cublasSgemm_v2_64(cublasHandle_t handle, cublasOperation_t transa
     FakeCuda::instance().violate("cublasSgemm: a leading dimension is too small");
     return CUBLAS_STATUS_INVALID_VALUE;
   }
+  const bool in_tf32 = handle->mode == CUBLAS_TF32_TENSOR_OP_MATH;
+  const auto input = [in_tf32](float value) { return in_tf32 ? to_tf32(value) : value; };
   zerorun::fake::submit(handle->stream, [=, x = *alpha, y = *beta] {
     for (int64_t col = 0; col < n; ++col) {
       for (int64_t row = 0; row < m; ++row) {
         double sum = 0.0;
         for (int64_t i = 0; i < k; ++i) {
-          sum += static_cast<double>(a_is_transposed ? a[row * lda + i] : a[i * lda + row]) *
-                 (b_is_transposed ? b[i * ldb + col] : b[col * ldb + i]);
+          sum += static_cast<double>(input(a_is_transposed ? a[row * lda + i] : a[i * lda + row])) *
+                 input(b_is_transposed ? b[i * ldb + col] : b[col * ldb + i]);
         }
         float& out = c[col * ldc + row];
         out = static_cast<float>(x * sum) + (y == 0.0F ? 0.0F : y * out);
@@ -88,6 +109,7 @@ CublasFunctions open_cublas() {
   return {.create = cublasCreate_v2,
           .destroy = cublasDestroy_v2,
           .set_stream = cublasSetStream_v2,
+          .set_math_mode = cublasSetMathMode,
           .sgemm = cublasSgemm_v2_64,
           .status_string = cublasGetStatusString};
 }

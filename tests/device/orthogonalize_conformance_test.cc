@@ -1,0 +1,98 @@
+// Device::orthogonalize against the iteration in double.
+#include <algorithm>
+#include <cmath>
+
+#include "device/newton_schulz.h"
+#include "tests/device/conformance.h"
+
+namespace zerorun::testing {
+namespace {
+
+struct Matrix {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  std::vector<double> values;
+
+  double& at(int64_t row, int64_t col) { return values[static_cast<size_t>(row * cols + col)]; }
+  double at(int64_t row, int64_t col) const {
+    return values[static_cast<size_t>(row * cols + col)];
+  }
+};
+
+Matrix zeros(int64_t rows, int64_t cols) {
+  return {rows, cols, std::vector<double>(static_cast<size_t>(rows * cols))};
+}
+
+Matrix transposed(const Matrix& a) {
+  Matrix out = zeros(a.cols, a.rows);
+  for (int64_t i = 0; i < a.rows; ++i) {
+    for (int64_t k = 0; k < a.cols; ++k) out.at(k, i) = a.at(i, k);
+  }
+  return out;
+}
+
+Matrix product(const Matrix& a, const Matrix& b) {
+  Matrix out = zeros(a.rows, b.cols);
+  for (int64_t i = 0; i < a.rows; ++i) {
+    for (int64_t k = 0; k < a.cols; ++k) {
+      for (int64_t j = 0; j < b.cols; ++j) out.at(i, j) += a.at(i, k) * b.at(k, j);
+    }
+  }
+  return out;
+}
+
+Matrix orthogonalized(Matrix x, int steps) {
+  double squares = 0.0;
+  for (const double value : x.values) squares += value * value;
+  for (double& value : x.values) value /= std::sqrt(squares) + NewtonSchulz::kEps;
+  for (int step = 0; step < steps; ++step) {
+    const Matrix gram = product(x, transposed(x));
+    Matrix polynomial = product(gram, gram);
+    for (size_t i = 0; i < polynomial.values.size(); ++i) {
+      polynomial.values[i] =
+          NewtonSchulz::kC * polynomial.values[i] + NewtonSchulz::kB * gram.values[i];
+    }
+    for (int64_t i = 0; i < x.rows; ++i) polynomial.at(i, i) += NewtonSchulz::kA;
+    x = product(polynomial, x);
+  }
+  return x;
+}
+
+class OrthogonalizeConformance : public DeviceConformance {
+ protected:
+  // The largest difference of an element from the iteration in double.
+  double error_of(int64_t rows, int64_t cols, int steps) {
+    const std::vector<float> values = random_normal<float>(rows * cols, 7);
+    const auto matrix = array(values);
+    const auto work =
+        array(std::vector<float>(static_cast<size_t>(orthogonalize_work(rows, cols))));
+    device_->orthogonalize(*stream_, matrix.view(), rows, cols, steps, work.view());
+    stream_->synchronize();
+    const Matrix expected =
+        orthogonalized({rows, cols, std::vector<double>(values.begin(), values.end())}, steps);
+    const std::vector<float> found = matrix.host();
+    double error = 0.0;
+    for (size_t i = 0; i < found.size(); ++i) {
+      error = std::max(error, std::abs(found[i] - expected.values[i]));
+    }
+    return error;
+  }
+};
+
+// Elements are up to about 0.5 here. Inputs of a product in TF32 are off by up to 2^-11 of them,
+// and the iteration multiplies small singular values, with their errors, by up to 3.4 a step.
+TEST_P(OrthogonalizeConformance, FollowsTheIterationInDoubleWithinWhatItsProductsKeep) {
+  const double bound = device_->is_host() ? 2e-5 : 1e-2;
+  for (const int steps : {1, 4, 5}) {
+    EXPECT_LT(error_of(24, 40, steps), bound) << steps;
+    EXPECT_LT(error_of(40, 24, steps), bound) << steps;
+    EXPECT_LT(error_of(33, 33, steps), bound) << steps;
+    EXPECT_LT(error_of(1, 7, steps), bound) << steps;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, OrthogonalizeConformance,
+                         ::testing::ValuesIn(devices_under_test()), name_of_device);
+
+}  // namespace
+}  // namespace zerorun::testing
