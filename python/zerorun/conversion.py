@@ -27,6 +27,7 @@ from zerorun.progress_bar import ProgressBar
 
 __all__ = ["export_distributed", "import_checkpoint", "main"]
 
+_OUTPUTS = ["safetensors", "bin", "dcp", "universal"]  # the last is an error that says more
 # The rule that keeps these states.
 _RULES = {
     ("exp_avg", "exp_avg_sq"): "AdamW",
@@ -115,6 +116,8 @@ def import_checkpoint(
             "torch.distributed.checkpoint is there; zerorun's own need no import"
         )
     source = formats.open_source(folder)
+    target = os.path.join(directory, f"global_step{source.global_steps}")
+    _check_apart(folder, directory, target)
     states = {tuple(sorted(p.states)) for p in source.parameters.values() if p.trained}
     rules = {_RULES.get(names) for names in states} or {"AdamW"}
     if len(rules) != 1 or None in rules:
@@ -132,9 +135,21 @@ def import_checkpoint(
         if source.lr_scheduler:
             engine.lr_scheduler = _SavedSchedule(source.lr_scheduler)
         engine.save_checkpoint(directory, None, client_state)
-        return os.path.join(directory, f"global_step{engine.global_steps}")
+        return target
     finally:
         engine.destroy()
+
+
+def _check_apart(folder: str, directory: str, target: str) -> None:
+    """Raises ConfigError where the checkpoint would replace files of other programs' ones."""
+    taken = formats.find(directory, None) if os.path.isdir(directory) else None
+    if os.path.realpath(target) == os.path.realpath(folder):
+        taken = folder
+    if taken is not None:
+        raise _C.ConfigError(
+            f"{directory}: has the checkpoint {taken} of another program, some files of which "
+            "would be replaced; name another folder"
+        )
 
 
 def _dtype_of(source: Source) -> str:
@@ -153,7 +168,11 @@ def export_distributed(directory: str, output: str, *, tag: str | None = None) -
     torch.distributed.checkpoint, with its optimizer states. Raises CheckpointError, IoError."""
     folder = formats.find(directory, tag)
     if folder is not None:
-        write_distributed(formats.open_source(folder), output)
+        if os.path.realpath(output) == os.path.realpath(folder):
+            raise _C.ConfigError(f"{output}: is the checkpoint itself; name another folder")
+        source = formats.open_source(folder)
+        source.check_files()
+        write_distributed(source, output)
         return
     source = open_own(directory, tag)
     rules = {"zerorun's Adam": "AdamW", "zerorun's Lion": "Lion"}
@@ -206,7 +225,7 @@ def main(arguments: list[str]) -> int:
     out = commands.add_parser("export", help="convert a checkpoint for other programs")
     out.add_argument("directory", help="checkpoint of zerorun, DeepSpeed or PyTorch DCP")
     out.add_argument("output", help="folder for the model")
-    out.add_argument("--to", choices=["safetensors", "bin", "dcp"], default="safetensors")
+    out.add_argument("--to", choices=_OUTPUTS, default=_OUTPUTS[0])
     out.add_argument(
         "--dtype",
         choices=[*DTYPES],
@@ -239,6 +258,12 @@ def _run(options: argparse.Namespace, bar: ProgressBar) -> list[str]:
             offload=options.offload,
         )
         return [made]
+    if options.to == "universal":
+        raise _C.ConfigError(
+            "--to universal: DeepSpeed's universal format is read, not written; --to safetensors "
+            "writes the model for from_pretrained before deepspeed.initialize (optimizer states "
+            "begin anew there), --to dcp the model with its optimizer states"
+        )
     if options.to == "dcp":
         if options.dtype is not None:
             raise _C.ConfigError("--dtype is not for --to dcp: dcp.load converts values itself")

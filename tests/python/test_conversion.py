@@ -1,8 +1,10 @@
 """zerorun ckpt import and export, which are engines of one rank: here this process."""
 
 import json
+import shutil
 import tarfile
 import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from uneven_model import (
     rows_of,
 )
 from zerorun import conversion
+from zerorun.optimizers.saved_values import COMMON_STATES, check_groups, common_states
 
 ARCHIVE = Path(__file__).parent / "data" / "deepspeed_checkpoints.tar.xz"
 
@@ -102,8 +105,68 @@ def test_what_cannot_be_converted_is_one_line(
             "--dt",
         ),
         (["export", runs / "stage1-fp32-1", tmp_path / "x", "--max_shard_size", "big"], "'5GB'"),
+        (["export", runs / "stage1-fp32-1", tmp_path / "x", "--to", "universal"], "--to dcp"),
     ):
         assert conversion.main([str(argument) for argument in arguments]) in {1, 2}
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"zerorun ckpt {arguments[0]}: error: ")
         assert message in line
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("place", ["", "global_step*", "the folder above, without latest"])
+def test_an_import_into_its_own_source_is_refused_and_changes_nothing(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "stage1-fp32-1", run)
+    (checkpoint,) = run.glob("global_step*")
+    source, target = run, checkpoint if place.startswith("global") else run
+    if place.startswith("the folder"):
+        (run / "latest").unlink()
+        source = checkpoint
+    before = contents_of(run)
+    assert conversion.main(["import", str(source), str(target)]) == 2
+    assert "of another program, some files of which would be replaced" in capsys.readouterr().err
+    assert contents_of(run) == before
+
+
+def test_a_damaged_checkpoint_is_not_exported_for_torch(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(runs / "stage2-fp32-2", run)
+    file = max(run.rglob("*optim_states.pt"), key=lambda path: path.stat().st_size)
+    with zipfile.ZipFile(file) as archive:
+        largest = max(archive.infolist(), key=lambda entry: entry.file_size)
+    content = bytearray(file.read_bytes())
+    content[largest.header_offset + 256 + largest.file_size // 2] ^= 0x10
+    file.write_bytes(content)
+    assert conversion.main(["export", str(run), str(out), "--to", "dcp"]) == 1
+    assert file.name in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_folder_of_torch_is_not_exported_onto_itself(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    source = str(runs / "stage2-fp32-2")
+    assert conversion.main(["export", source, str(out), "--to", "dcp"]) == 0
+    before = contents_of(out)
+    assert conversion.main(["export", str(out), str(out), "--to", "dcp"]) == 2
+    assert "is the checkpoint itself" in capsys.readouterr().err
+    assert contents_of(out) == before
+
+
+@pytest.mark.parametrize("states", [3, {"step": {"numbers": [1]}}, {"step": {"tensor": "x"}}])
+def test_states_of_no_parameter_are_checked_before_anything_is_loaded(states: object) -> None:
+    groups = [{"lr": 0.1}, {"lr": 0.1, COMMON_STATES: states}]
+    with pytest.raises(zerorun.CheckpointError, match="parameter group 1: zerorun_common_states"):
+        check_groups(groups, "here", external=True)
+    groups[1][COMMON_STATES] = {"step": {"tensor": [1.0, 2.0]}, "k": 3}
+    check_groups(groups, "here", external=True)
+    assert common_states(groups[1], "here")["step"].tolist() == [1.0, 2.0]

@@ -14,14 +14,13 @@ from zerorun.optimizers.given_states import take_states
 from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.optimizer_probe import check_elementwise
 from zerorun.optimizers.parameter_states import ParameterStates
+from zerorun.optimizers.saved_values import COMMON_STATES, common_states
 from zerorun.shards.shard_states import ShardStates
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
 from zerorun.shards.torch_states import MODES, TorchStates
 
 __all__ = ["ShardOptimizer", "UpdateRule", "ZeroOptimizer", "load_group_settings", "rule_of"]
-
-_COMMON = "zerorun_common_states"  # a key of group settings
 
 
 class UpdateRule:
@@ -167,25 +166,21 @@ class ShardOptimizer(torch.optim.Optimizer):
         states = self.shards.torch_states
         common = {} if states is None else states.common()
         if common:
-            settings[0][_COMMON] = {
+            settings[0][COMMON_STATES] = {
                 key: {"tensor": value.tolist()} if isinstance(value, torch.Tensor) else value
                 for key, value in common.items()
             }
         return settings
 
     def load_group_settings(self, settings: list[dict[str, Any]]) -> None:
-        """Loads the result of group_settings(). Raises CheckpointError if the number of groups
-        differs."""
-        own = [{k: v for k, v in group.items() if k != _COMMON} for group in settings]
+        """Loads the result of group_settings(). Raises CheckpointError, before anything changes, if
+        the number of groups differs."""
+        common = [common_states(group, "optimizer state") for group in settings]
+        own = [{k: v for k, v in group.items() if k != COMMON_STATES} for group in settings]
         load_group_settings(self.param_groups, own)
-        for group in settings:
-            if _COMMON in group and self.shards.torch_states is not None:
-                self.shards.torch_states.put_common(
-                    {
-                        key: torch.tensor(value["tensor"]) if isinstance(value, dict) else value
-                        for key, value in group[_COMMON].items()
-                    }
-                )
+        if self.shards.torch_states is not None:
+            for values in common:
+                self.shards.torch_states.put_common(values)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's states and the hyperparameters of the groups; differs between ranks.

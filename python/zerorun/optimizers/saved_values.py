@@ -10,7 +10,9 @@ import torch
 from zerorun import _C
 from zerorun.optimizers.lr_scheduler import LrScheduler
 
-__all__ = ["check_groups", "check_schedule", "whole_number"]
+__all__ = ["COMMON_STATES", "check_groups", "check_schedule", "common_states", "whole_number"]
+
+COMMON_STATES = "zerorun_common_states"  # a key of group settings: states of no parameter
 
 _MAX_COUNT = 1 << 62
 # What hyperparameters may be, and how many numbers each is to a rule of the core's. A schedule that
@@ -62,6 +64,7 @@ def check_groups(groups: Any, where: str, *, external: bool) -> None:
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         raise _C.CheckpointError(f"{where}: param_groups is {_text(groups)}, expected dictionaries")
     for index, group in enumerate(groups):
+        common_states(group, f"{where}: parameter group {index}")
         for key, (low, high, count) in _RANGES.items():
             value = group.get(key)
             if key not in group or (external and value is None):
@@ -75,6 +78,20 @@ def check_groups(groups: Any, where: str, *, external: bool) -> None:
                     f"{where}: {key} of parameter group {index} is {_text(value)}, expected "
                     f"{'numbers' if count > 1 else 'a number'} of {limits}"
                 )
+
+
+def common_states(group: dict[str, Any], where: str) -> dict[Any, Any]:
+    """The states of no parameter that group settings have. Raises CheckpointError."""
+    try:
+        return {
+            key: torch.tensor(value["tensor"]) if isinstance(value, dict) else value
+            for key, value in group.get(COMMON_STATES, {}).items()
+        }
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise _C.CheckpointError(
+            f"{where}: {COMMON_STATES} is {_text(group[COMMON_STATES])}, expected numbers by name, "
+            'or {"tensor": numbers}'
+        ) from error
 
 
 def check_schedule(scheduler: Any, state: Any, where: str) -> None:
