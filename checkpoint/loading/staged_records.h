@@ -28,7 +28,7 @@ class StagedRecords {
     Device& host;
     uint64_t nbytes = 0;
     // How much longer than the disk memory may take until no more is allocated.
-    std::chrono::nanoseconds patience = std::chrono::milliseconds(5);
+    std::chrono::nanoseconds patience = std::chrono::milliseconds(100);
   };
   // Reads and verifies both lists, which are in the order of the files. Only `kept` may use `room`.
   // Throws CheckpointError.
