@@ -79,6 +79,11 @@ void add_job_options(CLI::App& app, TrainOptions& options) {
   app.add_flag("--recompute", options.recompute,
                "Activation checkpointing: keep only the input of each block and recompute the "
                "block in backward");
+  app.add_flag(
+      "--fast_attention", options.fast_attention,
+      "Let cuDNN's attention add gradients in any order (CUDA, bf16 and fp16): its memory "
+      "grows with the sequence length, not with its square, and results of two runs differ "
+      "in their last bits");
 }
 
 void add_output_options(CLI::App& app, TrainOptions& options) {
@@ -147,11 +152,6 @@ void add_device_options(CLI::App& app, TrainOptions& options) {
                                "(CUDA, bf16 and fp16), which grows with the square of the sequence "
                                "length; less memory makes it slower. Default: no limit"),
                 "MIB", 0);
-  app.add_flag(
-      "--fast_attention", options.fast_attention,
-      "Let cuDNN's attention add gradients in any order (CUDA, bf16 and fp16): its memory "
-      "grows with the sequence length, not with its square, and results of two runs differ "
-      "in their last bits");
 }
 
 void add_sampling_options(CLI::App& app, TrainOptions& options) {

@@ -4,8 +4,12 @@
 
 #include <string>
 
+#include "tests/scratch.h"
+
 namespace zerorun {
 namespace {
+
+using testing::Scratch;
 
 // On GPUs in 16 bits; not on CPUs, whose attention takes no memory.
 TEST(WorkloadTest, CountsTheMemoryOfAttentionsBackward) {
@@ -21,11 +25,14 @@ TEST(WorkloadTest, CountsTheMemoryOfAttentionsBackward) {
   const std::string deterministic = activations(options);
   options.fast_attention = true;
   EXPECT_NE(activations(options), deterministic);
-  options.config = R"({"bf16": {"enabled": true}, "zerorun": {"train": {"fast_attention": true}}})";
+  const Scratch folder;
+  options.config = folder.write(
+      "fast.json",
+      R"({"bf16": {"enabled": true}, "zerorun": {"train": {"fast_attention": true}}})");
   const std::string fast = activations(options);
   options.fast_attention = false;
   EXPECT_EQ(activations(options), fast);
-  options.config = R"({"bf16": {"enabled": true}})";
+  options.config = folder.write("bf16.json", R"({"bf16": {"enabled": true}})");
   EXPECT_EQ(activations(options), deterministic);
   options.cpu = true;
   const std::string on_cpu = activations(options);
