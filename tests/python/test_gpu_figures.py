@@ -34,7 +34,8 @@ def test_both_sides_of_every_figure_that_a_cpu_has(root: Path, build: Path) -> N
     assert rest == ["over", "over", *["exposed"] * 2]
     own = ("fill fp32", "add fp16 to fp32", "quantize bf16 to 4 bits", "dequantize 8 bits to bf16")
     for kernel in (*own, "8-bit AdamW", "layer norm, backward", "weight gradient"):
-        assert re.search(f"^{kernel}.* [0-9.]*[1-9][0-9.]* (GB/s|ms)", job.stdout, re.MULTILINE)
+        # A rate may be 0.0: how quick a busy machine is says nothing.
+        assert re.search(f"^{kernel}[ ,].* [0-9.]+ (GB/s|ms)", job.stdout, re.MULTILINE), job.stdout
     missed = any(verdict == "MISSED" for _, verdict in figures)
     assert job.returncode == (4 if missed else 0)
     rates = [float(rate) for rate in re.findall(r"([\d.]+) tokens/s", job.stdout)]
