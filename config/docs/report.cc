@@ -48,6 +48,42 @@ std::string suitable_ranks(const ParsedConfig& parsed) {
   return fmt::format("{}{}", fmt::join(ranks, ", "), ranks.back() == most ? "" : ", ...");
 }
 
+// Returns the number of data-parallel ranks that the batch sizes leave no choice about; 0 if they
+// suit several numbers, or ranks share sequences.
+int64_t only_ranks(const ParsedConfig& parsed) {
+  const BatchConfig& given = parsed.config.batch;
+  if (given.train_batch_size == 0 || given.micro_batch_size == 0 || given.accumulation_steps == 0 ||
+      elasticity_of(parsed).enabled) {
+    return 0;
+  }
+  for (const ConfigValue& value : parsed.values) {
+    if (value.pointer == "/sequence_parallel_size" && !value.is_default) return 0;
+  }
+  return given.train_batch_size / given.micro_batch_size / given.accumulation_steps;
+}
+
+// Returns a line about groups that work only if all ranks are on one host, where they have no
+// effect. Throws ConfigError for shard groups that the batch sizes' number of ranks cannot form.
+std::string describe_groups(const ParsedConfig& parsed) {
+  const int64_t ranks = only_ranks(parsed);
+  const ZeroConfig& zero = parsed.config.zero;
+  if (ranks == 0) return {};
+  if (zero.shard_group_size > 0 && ranks % zero.shard_group_size != 0) {
+    fail<ConfigError>(
+        "{}: /zerorun/shard_group_size (mics_shard_size): got {}, expected a number that divides "
+        "{}, the number of ranks that the batch sizes suit",
+        parsed.config.source, zero.shard_group_size, ranks);
+  }
+  if (zero.shard_group_size != 0 || zero.hpz_partition_size <= 1 ||
+      ranks % zero.hpz_partition_size == 0) {
+    return {};
+  }
+  return fmt::format(
+      "an error on several hosts: /zero_optimization/zero_hpz_partition_size: {} does not divide "
+      "{} ranks",
+      zero.hpz_partition_size, ranks);
+}
+
 // Returns the line about batch sizes. Throws ConfigError if none is given, as zerorun.initialize
 // would. Sizes that are "auto" are set by the program; the bundled program has defaults.
 std::string describe_batch(const ParsedConfig& parsed) {
@@ -193,6 +229,7 @@ std::string check_report(const std::string& path) {
   std::string text = fmt::format("{}: ok", path);
   if (!changed.empty()) text += fmt::format("\n  not at the default: {}", fmt::join(changed, ", "));
   if (const std::string line = describe_batch(parsed); !line.empty()) text += "\n  " + line;
+  if (const std::string line = describe_groups(parsed); !line.empty()) text += "\n  " + line;
   if (!left_over.empty()) {
     text += fmt::format("\n  \"auto\", the program has to give it: {}", fmt::join(left_over, ", "));
   }

@@ -104,6 +104,8 @@ TEST(ParseConfig, FewerBitsNeedWhatTheyAreUsedFor) {
   EXPECT_EQ(zero_of(R"("stage":3,"zero_quantized_gradients":true)").loco, std::nullopt);
   const std::string loco = R"("zero_quantized_gradients":true,"zeropp_loco_param":{})";
   EXPECT_EQ(zero_of(R"("stage":3,)" + loco).loco->reset_T, 1024);
+  const std::string none = R"("zero_quantized_gradients":true,"zeropp_loco_param":null)";
+  EXPECT_EQ(zero_of(R"("stage":3,)" + none).loco, std::nullopt);
   EXPECT_FALSE(zero_of(R"("stage":0,"zero_quantized_weights":false)").quantized_weights);
   const auto problems = [](const std::string& keys) {
     return problems_of(R"({"zero_optimization":{)" + keys + "}}");

@@ -37,8 +37,8 @@ Cluster parse_cluster(const std::string& text) {
   if (!valid || hosts == 0 || gpus == 0 || int64_t{cluster.hosts} * cluster.gpus > kMax) {
     fail<ConfigError>(
         "--simulate '{}': expected hosts=H,gpus=G, such as hosts=1280,gpus=8, or hosts=H,cpus=C "
-        "for so many CPU ranks on each",
-        text);
+        "for so many CPU ranks on each; at most {} ranks together",
+        text, kMax);
   }
   return cluster;
 }
@@ -56,10 +56,14 @@ double parse_rate(const std::string& text, const std::string& option) {
                         : unit == "MB"   ? 1e6
                         : unit == "TB"   ? 1e12
                                          : 0.0;
-  if (error != std::errc() || !(number * factor > 0) || number * factor > 1e18) {
+  const double rate = number * factor;
+  if (error != std::errc() || factor == 0 || !(rate > 0)) {
     fail<ConfigError>("{} '{}': expected a rate such as 400Gbit or 450GB/s", option, text);
   }
-  return number * factor;
+  if (rate < 1e3 || rate > 1e18) {
+    fail<ConfigError>("{} '{}': expected a rate from 0.001MB/s to 1000000TB/s", option, text);
+  }
+  return rate;
 }
 
 Cluster cluster_of(const PlanOptions& options) {

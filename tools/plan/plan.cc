@@ -105,6 +105,7 @@ class Planner {
   Workload work_;
   Limits limits_;
   int64_t activations_ = 0;
+  int64_t tokens_ = 0;                            // of a rank in a micro-step
   std::vector<std::string_view> without_effect_;  // keys without effect on one host
 };
 
@@ -153,6 +154,12 @@ Planner::Planner(const PlanOptions& options, ParsedConfig parsed)
         config_.batch.micro_batch_size, work_.seq_len, nbytes);
   }
   activations_ = static_cast<int64_t>(nbytes);
+  if (__builtin_mul_overflow(config_.batch.micro_batch_size, work_.seq_len, &tokens_)) {
+    fail<ConfigError>(
+        "plan: {} sequences of {} tokens are more than 2^63 tokens: give a smaller --micro_batch "
+        "or --seq_len",
+        config_.batch.micro_batch_size, work_.seq_len);
+  }
 }
 
 Need Planner::need_of(const Config& config) const {
@@ -259,8 +266,7 @@ std::string Planner::report() const {
   if (options_.simulate.empty()) return text;
   std::optional<int64_t> room = limits_.device;
   if (room) *room -= activations_;
-  return text + simulation_report(config_, model_.specs, cluster_of(options_),
-                                  config_.batch.micro_batch_size * work_.seq_len, room);
+  return text + simulation_report(config_, model_.specs, cluster_of(options_), tokens_, room);
 }
 
 Setting Planner::fastest(const std::string& nvme_path) const {

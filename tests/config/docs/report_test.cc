@@ -9,12 +9,14 @@
 #include <sstream>
 
 #include "tests/config/support.h"
+#include "tests/error_of.h"
 #include "tests/paths.h"
 #include "tests/scratch.h"
 
 namespace zerorun {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -61,6 +63,37 @@ TEST(Report, TrainerConfigIsReadWithoutAWarning) {
   ASSERT_NE(clipping, nullptr);
   EXPECT_EQ(clipping->value, "1");
   EXPECT_TRUE(clipping->is_default);
+}
+
+TEST(Report, GroupsHaveToDivideTheRanksThatBatchSizesSuit) {
+  const auto check = [](const std::string& keys) {
+    return check_report(
+        TemporaryFile(R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1, )" +
+                      keys + "}")
+            .path());
+  };
+  const auto error = [&](const std::string& keys) {
+    return testing::error_of([&] { check(keys); });
+  };
+  EXPECT_THAT(error(R"("zero_optimization": {"stage": 3}, "zerorun": {"shard_group_size": 3})"),
+              HasSubstr("shard_group_size (mics_shard_size): got 3, expected a number that divides "
+                        "8, the number of ranks"));
+  EXPECT_THAT(error(R"("zero_optimization": {"stage": 2, "mics_shard_size": 16})"),
+              HasSubstr("got 16"));
+  constexpr const char* kError = "an error on several hosts";
+  EXPECT_THAT(check(R"("zero_optimization": {"stage": 3, "zero_hpz_partition_size": 16})"),
+              HasSubstr("zero_hpz_partition_size: 16 does not divide 8 ranks"));
+  for (const char* right :
+       {R"("zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4})",
+        R"("zero_optimization": {"stage": 3, "zero_hpz_partition_size": "auto"})",
+        R"("zero_optimization": {"stage": 1, "mics_shard_size": 8})",
+        R"("zero_optimization": {"stage": 3}, "zerorun":
+                               {"shard_group_size": "auto"})",
+        R"("zero_optimization": {"stage": 3, "mics_shard_size": 16},
+                               "sequence_parallel_size": 2)"}) {
+    EXPECT_THAT(check(right), AllOf(HasSubstr("suit 8 ranks"), Not(HasSubstr(kError)))) << right;
+  }
 }
 
 TEST(Report, ShowIsAConfigurationThatMeansTheSame) {

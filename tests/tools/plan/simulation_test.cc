@@ -296,12 +296,21 @@ TEST(SimulationTest, WhatCannotBeMeantIsAnError) {
     options.simulate = cluster;
     EXPECT_THAT(error(), HasSubstr("expected hosts=H,gpus=G")) << cluster;
   }
+  options.simulate = "hosts=1000000,gpus=8";
+  EXPECT_THAT(error(), HasSubstr("at most 1048576 ranks together"));
   options.simulate = "hosts=2,gpus=2";
+  for (const char* rate : {"1e-300Gbit", "1e300Gbit"}) {
+    options.link = rate;
+    EXPECT_THAT(error(), HasSubstr("expected a rate from 0.001MB/s")) << rate;
+  }
+  options.link = "400Gbit";
   options.link_cpu = "1GB/s";
   EXPECT_THAT(error(), HasSubstr("--link_cpu applies only to CPU ranks"));
   options.link_cpu.clear();
   options.tflops = 400;
   EXPECT_THAT(error(), HasSubstr("--tflops needs the number of tokens per step"));
+  options.micro_batch = options.seq_len = int64_t{1} << 40;
+  EXPECT_THAT(error(), HasSubstr("are more than 2^63 tokens"));
   options.world_size = 4;
   EXPECT_THAT(error(), HasSubstr("remove --world_size"));
   options.json = true;
