@@ -127,17 +127,23 @@ def test_script_elsewhere_imports_from_the_working_directory(tmp_path, launch):
 LATE_THREAD = """
 import hashlib, os, sys, threading, types
 group = types.ModuleType("torch.distributed")
-group.is_available = group.is_initialized = lambda: True
+group.is_available, group.is_initialized = lambda: True, lambda: not {destroyed}
 sys.modules["torch.distributed"] = group
+named = threading.Event()
 def work():
+    with open(f"/proc/self/task/{{threading.get_native_id()}}/comm", "w") as name:
+        name.write("pt_gloo_runloop")
+    named.set()
     hashlib.pbkdf2_hmac("sha256", b"", b"", 30_000)  # 10 ms, without the interpreter's lock
     os.write(1, b"finished\\n")
 threading.Thread(target=work, daemon=True).start()
+named.wait()
 """
 
 
-def test_a_program_with_a_process_group_waits_for_its_threads(tmp_path, launch):
-    (tmp_path / "train.py").write_text(LATE_THREAD)
+@pytest.mark.parametrize("destroyed", [False, True])
+def test_a_program_with_a_process_group_waits_for_its_threads(tmp_path, launch, destroyed):
+    (tmp_path / "train.py").write_text(LATE_THREAD.format(destroyed=destroyed))
     assert launch("train.py").stdout == "finished\n"
 
 

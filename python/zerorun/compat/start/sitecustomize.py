@@ -3,8 +3,8 @@
 PyTorch lets the threads of gloo run on when the interpreter ends. One that drops the last tensor
 of a collective then asks for the interpreter's lock, is ended there, and so aborts a process whose
 program had succeeded (`terminate called without an active exception`). Ranks that have one core
-each, which that thread has to share, meet it often. So programs that have a process group wait for
-their threads before they end.
+each, which that thread has to share, meet it often. So programs that have a process group, or had
+one whose threads are left, wait for their threads before they end.
 """
 
 import atexit
@@ -26,9 +26,24 @@ def _is_running(thread: str) -> bool:
         return False
 
 
-def _wait_for_threads() -> None:
+def _is_of_gloo(thread: str) -> bool:
+    try:
+        with open(f"/proc/self/task/{thread}/comm", encoding="utf-8") as file:
+            return "gloo" in file.read()
+    except OSError:
+        return False
+
+
+def _had_process_group() -> bool:
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    if distributed is None or not distributed.is_available():
+        return False
+    # Threads outlive destroy_process_group() where something else, as DDP, holds the group.
+    return distributed.is_initialized() or any(map(_is_of_gloo, os.listdir("/proc/self/task")))
+
+
+def _wait_for_threads() -> None:
+    if not _had_process_group():
         return
     own = str(os.getpid())  # the main thread's number
     deadline = time.monotonic() + _LONGEST_WAIT_S
