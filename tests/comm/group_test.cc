@@ -2,11 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
 #include <latch>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "device/cpu/cpu_stream.h"
@@ -104,13 +106,18 @@ TEST(GroupTest, CallsCountAndAreObservedWhereTheGroupComesFrom) {
 
 TEST(GroupTest, ARankThatLeavesEndsTheWaitsOfEveryGroupByName) {
   for (const testing::HostOf& host_of : kLayouts) {
+    std::latch begun(1);
     run_ranks(
         4,
-        [](Communicator& world) {
+        [&](Communicator& world) {
           const Grid grid(world);
           barrier(world);
           if (world.rank() == 3) return;
-          // Rank 0 waits for rank 2, which waits for rank 3.
+          // Rank 0 waits for rank 2, which waits for rank 3. The others begin later, since an error
+          // that is there already says nothing of rank 0's wait.
+          if (world.rank() == 0) begun.count_down();
+          begun.wait();
+          if (world.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
           Communicator& waits = world.rank() == 2 ? *grid.row : *grid.column;
           const auto of_rank_3 =
               AllOf(HasSubstr("rank 3"), HasSubstr("left"),
