@@ -27,7 +27,8 @@ class StagedRecords {
   struct Room {
     Device& host;
     uint64_t nbytes = 0;
-    // How much longer than the disk memory may take until no more is allocated.
+    // How much longer than the disk memory may take, summed over the threads that read, until no
+    // more is allocated.
     std::chrono::nanoseconds patience = std::chrono::milliseconds(100);
   };
   // Reads and verifies both lists, which are in the order of the files. Only `kept` may use `room`.

@@ -25,11 +25,16 @@ bool is_batch_given(const BatchConfig& batch) {
   return batch.train_batch_size != 0 || batch.micro_batch_size != 0;
 }
 
-// Returns the possible numbers of ranks: "1, 2, 4", "any number of". Throws ConfigError if there
-// are none.
-std::string suitable_ranks(const ParsedConfig& parsed) {
+// Whether all three sizes are given, which suit one number of ranks only.
+bool fixes_ranks(const BatchConfig& batch) {
+  return batch.train_batch_size != 0 && batch.micro_batch_size != 0 &&
+         batch.accumulation_steps != 0;
+}
+
+// Returns the largest number of ranks that a train_batch_size suits. Throws ConfigError if there is
+// none.
+int64_t most_ranks(const ParsedConfig& parsed) {
   const BatchConfig& given = parsed.config.batch;
-  if (given.train_batch_size == 0) return "any number of";
   const int64_t micro = std::max<int64_t>(given.micro_batch_size, 1);
   const int64_t steps = std::max<int64_t>(given.accumulation_steps, 1);
   int64_t samples = 0;
@@ -38,8 +43,15 @@ std::string suitable_ranks(const ParsedConfig& parsed) {
     // throws, since the batch sizes do not match one rank either
     resolve_known(alone, {.world_size = 1});
   }
-  const int64_t most = given.train_batch_size / samples;
-  if (given.micro_batch_size != 0 && given.accumulation_steps != 0) return std::to_string(most);
+  return given.train_batch_size / samples;
+}
+
+// Returns the possible numbers of ranks: "1, 2, 4", "any number of". Throws ConfigError if there
+// are none.
+std::string suitable_ranks(const ParsedConfig& parsed) {
+  if (parsed.config.batch.train_batch_size == 0) return "any number of";
+  const int64_t most = most_ranks(parsed);
+  if (fixes_ranks(parsed.config.batch)) return std::to_string(most);
   std::vector<int64_t> ranks;
   const int64_t last = std::min<int64_t>(most, kMaxRanks);
   for (int64_t count = 1; count <= last && ranks.size() < kMaxListedRanks; ++count) {
@@ -51,15 +63,11 @@ std::string suitable_ranks(const ParsedConfig& parsed) {
 // Returns the number of data-parallel ranks that the batch sizes leave no choice about; 0 if they
 // suit several numbers, or ranks share sequences.
 int64_t only_ranks(const ParsedConfig& parsed) {
-  const BatchConfig& given = parsed.config.batch;
-  if (given.train_batch_size == 0 || given.micro_batch_size == 0 || given.accumulation_steps == 0 ||
-      elasticity_of(parsed).enabled) {
-    return 0;
-  }
+  if (!fixes_ranks(parsed.config.batch) || elasticity_of(parsed).enabled) return 0;
   for (const ConfigValue& value : parsed.values) {
     if (value.pointer == "/sequence_parallel_size" && !value.is_default) return 0;
   }
-  return given.train_batch_size / given.micro_batch_size / given.accumulation_steps;
+  return most_ranks(parsed);
 }
 
 // Returns a line about groups that work only if all ranks are on one host, where they have no
