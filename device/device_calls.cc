@@ -75,6 +75,10 @@ void check_tensors(UpdateRule rule, const UpdateTensors& tensors) {
   for (size_t i = 0; i < tensors.states.size(); ++i) check_state(rule, tensors, i);
   ZR_CHECK(is_step(rule) || (tensors.param.dtype == DType::fp32 && !in_place),
            "update: a direction is written in fp32, beside the master");
+  const TensorView ratios = tensors.trust_ratios;
+  ZR_CHECK(ratios.data == nullptr || (rule == UpdateRule::lamb && ratios.dtype == DType::fp32),
+           "update: got trust ratios in {} for rule {}, expected fp32 and only for lamb",
+           name_of(ratios.dtype), static_cast<int>(rule));
 }
 
 void check_quantized(TensorView view, int64_t numel, int bits, int parts, std::string_view kernel) {
@@ -103,6 +107,7 @@ void check_update(const UpdateTensors& tensors, std::span<const UpdateSegment> s
   const UpdateScalars& first = segments.front().scalars;
   check_tensors(first.rule, tensors);
   check_order(segments, tensors.master.numel, "update");
+  const TensorView ratios = tensors.trust_ratios;
   const bool in_blocks =
       tensors.states[0].dtype == DType::uint8 || tensors.states[1].dtype == DType::uint8;
   for (const UpdateSegment& segment : segments) {
@@ -112,6 +117,8 @@ void check_update(const UpdateTensors& tensors, std::span<const UpdateSegment> s
         "update: got a segment of rule {}, seed {} and step {}, expected {}, {} and {} as before",
         static_cast<int>(scalars.rule), scalars.seed, scalars.step, static_cast<int>(first.rule),
         first.seed, first.step);
+    ZR_CHECK(ratios.data == nullptr || segment.parameter < ratios.numel,
+             "update: got parameter {} and {} trust ratios", segment.parameter, ratios.numel);
     ZR_CHECK(segment.element % kStateBlock == 0 && (!in_blocks || segment.begin % kStateBlock == 0),
              "update: got element {} at {}, expected multiples of {}", segment.element,
              segment.begin, kStateBlock);
@@ -147,6 +154,15 @@ void check_decide(const StepEvidence& evidence, TensorView decision) {
   ZR_CHECK(decision.dtype == DType::fp32 && decision.numel == 2,
            "decide: got a decision of {} {} elements, expected 2 fp32", decision.numel,
            name_of(decision.dtype));
+}
+
+void check_trust_ratios(TensorView sums, TensorView ratios) {
+  const int64_t part = 2 * ratios.numel * ExactSum::kWords;
+  ZR_CHECK(sums.dtype == DType::int64 && ratios.dtype == DType::fp32 &&
+               (part == 0 ? sums.empty() : !sums.empty() && sums.numel % part == 0),
+           "trust_ratios: got sums of {} {} elements for {} ratios in {}, expected {} int64, once "
+           "or several times, and fp32",
+           sums.numel, name_of(sums.dtype), ratios.numel, name_of(ratios.dtype), part);
 }
 
 void check_scale(TensorView dst) { check_floating(dst, "scale"); }

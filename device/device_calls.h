@@ -11,6 +11,7 @@ namespace zerorun {
 
 void check_cast(TensorView src, TensorView dst);
 void check_add(TensorView src, TensorView dst);
+void check_trust_ratios(TensorView sums, TensorView ratios);
 void check_scale(TensorView dst);
 void check_copy(std::span<const TensorCopy> copies);
 void check_decide(const StepEvidence& evidence, TensorView decision);

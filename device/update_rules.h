@@ -47,6 +47,7 @@ struct Rule {
   static constexpr bool kReadsGrad = true;
   static constexpr bool kWritesStates = true;
   static constexpr bool kSteps = true;
+  static constexpr bool kHasTrustRatio = false;  // lr is multiplied by one
 };
 
 // Weight decay: either decoupled, which scales the weights, or an L2 term that is added to the
@@ -247,6 +248,7 @@ struct LambDirection : Rule<2> {
 struct LambRule : Rule<2> {
   static constexpr bool kReadsGrad = false;
   static constexpr bool kWritesStates = false;
+  static constexpr bool kHasTrustRatio = true;
 
   explicit LambRule(const UpdateScalars& s = {}) : parts(s), lr(s.lr) {}
 

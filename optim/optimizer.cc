@@ -145,16 +145,10 @@ UpdateScalars Optimizer::scalars(int64_t step, float grad_scale,
   return s;
 }
 
-UpdateScalars Optimizer::lamb_scalars(int64_t step, const ParameterGroup& group,
-                                      double parameter_norm, double direction_norm) const {
-  double ratio = 1.0;
-  if (parameter_norm != 0.0 && direction_norm != 0.0) {
-    ratio =
-        std::clamp<double>(parameter_norm / direction_norm, config_.min_coeff, config_.max_coeff);
-  }
+UpdateScalars Optimizer::lamb_scalars(int64_t step, const ParameterGroup& group) const {
   UpdateScalars s = scalars(step, 1.0F, group);
   s.rule = UpdateRule::lamb;
-  s.lr = static_cast<float>(ratio * group.lr * std::sqrt(static_cast<double>(s.bias_correction2)) /
+  s.lr = static_cast<float>(group.lr * std::sqrt(static_cast<double>(s.bias_correction2)) /
                             s.bias_correction1);
   return s;
 }

@@ -35,10 +35,10 @@ class Optimizer {
   // Returns the scalars of the first pass. `step` counts from 1; `grad_scale` is the factor of the
   // gradient.
   UpdateScalars scalars(int64_t step, float grad_scale, const ParameterGroup& group) const;
-  // Returns the scalars of Lamb's second pass for a parameter and an update direction with these L2
-  // norms.
-  UpdateScalars lamb_scalars(int64_t step, const ParameterGroup& group, double parameter_norm,
-                             double direction_norm) const;
+  // Returns the scalars of Lamb's second pass, in which UpdateTensors::trust_ratios are factors of
+  // lr.
+  UpdateScalars lamb_scalars(int64_t step, const ParameterGroup& group) const;
+  TrustRatioLimits trust_ratio_limits() const { return {config_.min_coeff, config_.max_coeff}; }
   // Returns the scalars of Muon's second pass, in which the orthogonalized direction replaces the
   // gradient.
   UpdateScalars muon_scalars(int64_t step, const ParameterGroup& group, int64_t rows,

@@ -298,7 +298,7 @@ void EngineImpl::run_update(const StepScalars& step) {
 }
 
 StepResult EngineImpl::step() {
-  if (runs_ahead() && step_.can_follow_decision()) {
+  if (runs_ahead()) {
     const auto ahead = [&](TensorView decision) {
       context_.device.inline_stream().wait(comm_stream().record());
       run_update({counts_.step_count + 1, 1.0F, groups_, decision});

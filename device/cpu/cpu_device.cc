@@ -10,6 +10,7 @@
 #include "device/cpu/kernels.h"
 #include "device/decide_step.h"
 #include "device/device_calls.h"
+#include "device/trust_ratio.h"
 
 namespace zerorun {
 
@@ -21,8 +22,13 @@ std::vector<Segment> copy_of(std::span<const Segment> segments) {
   return {segments.begin(), segments.end()};
 }
 
-// Sets the factor of the decision in all segments; returns false if the step is skipped.
-bool decide_factor(const UpdateTensors& tensors, std::vector<UpdateSegment>& segments) {
+// Sets what the tensors say about scalars in all segments; returns false if the step is skipped.
+bool complete_scalars(const UpdateTensors& tensors, std::vector<UpdateSegment>& segments) {
+  if (const TensorView ratios = tensors.trust_ratios; ratios.data != nullptr) {
+    for (UpdateSegment& segment : segments) {
+      segment.scalars.lr *= ratios.as<const float>()[segment.parameter];
+    }
+  }
   if (tensors.decision.data == nullptr) return true;
   const auto* decision = tensors.decision.as<const float>();
   for (UpdateSegment& segment : segments) segment.scalars.grad_scale = decision[0];
@@ -118,6 +124,18 @@ void CpuDevice::decide(Stream& stream, const StepEvidence& evidence, const StepR
   });
 }
 
+void CpuDevice::trust_ratios(Stream& stream, TensorView sums, const TrustRatioLimits& limits,
+                             TensorView ratios) {
+  check_trust_ratios(sums, ratios);
+  if (ratios.empty()) return;
+  const int64_t parts = sums.numel / (2 * ratios.numel * ExactSum::kWords);
+  cpu_stream(stream).submit_work("trust ratios", sums.nbytes(), [=] {
+    for (int64_t i = 0; i < ratios.numel; ++i) {
+      ratios.as<float>()[i] = trust_ratio(sums.as<int64_t>(), parts, ratios.numel, i, limits);
+    }
+  });
+}
+
 void CpuDevice::quantize(Stream& stream, TensorView src, TensorView dst, const Quantization& how) {
   check_quantize(src, dst, how);
   cpu_stream(stream).submit_work("quantize", src.nbytes(),
@@ -136,7 +154,7 @@ void CpuDevice::update(Stream& stream, const UpdateTensors& tensors,
   check_update(tensors, segments);
   cpu_stream(stream).submit_work("update", tensors.master.nbytes(),
                                  [=, all = copy_of(segments)]() mutable {
-                                   if (decide_factor(tensors, all)) kernels::update(tensors, all);
+                                   if (complete_scalars(tensors, all)) kernels::update(tensors, all);
                                  });
 }
 

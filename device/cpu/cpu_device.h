@@ -40,6 +40,8 @@ class CpuDevice : public Device {
                       TensorView sums) override;
   void decide(Stream& stream, const StepEvidence& evidence, const StepRule& rule,
               TensorView decision) override;
+  void trust_ratios(Stream& stream, TensorView sums, const TrustRatioLimits& limits,
+                    TensorView ratios) override;
   void quantize(Stream& stream, TensorView src, TensorView dst, const Quantization& how) override;
   void dequantize(Stream& stream, TensorView src, TensorView dst,
                   const Dequantization& how) override;

@@ -236,6 +236,15 @@ void CudaDevice::decide(Stream& stream, const StepEvidence& evidence, const Step
   cuda::decide(handle_of(stream), evidence, rule, decision);
 }
 
+void CudaDevice::trust_ratios(Stream& stream, TensorView sums, const TrustRatioLimits& limits,
+                              TensorView ratios) {
+  check_trust_ratios(sums, ratios);
+  if (ratios.empty()) return;
+  const CurrentDevice current(index_);
+  const ProfilerRange range("trust ratios");
+  cuda::trust_ratios(handle_of(stream), sums, limits, ratios);
+}
+
 void CudaDevice::quantize(Stream& stream, TensorView src, TensorView dst, const Quantization& how) {
   check_quantize(src, dst, how);
   const CurrentDevice current(index_);

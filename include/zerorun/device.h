@@ -93,7 +93,7 @@ enum class UpdateRule : uint8_t {
   // Rules that need whole parameters between two passes. The first pass (`_direction`) updates the
   // states and writes the update direction to `param`, in fp32; it does not change the master.
   lamb_direction,  // states: exp_avg, exp_avg_sq
-  // second pass; lr includes trust ratio and bias corrections; reads the states, not the gradient
+  // second pass; lr includes bias corrections; reads the states, not the gradient
   lamb,
   // states: momentum_buffer; the second pass is sgd along the orthogonalized direction
   muon_direction,
@@ -133,6 +133,9 @@ struct UpdateTensors {
   // Output of Device::decide, or empty. Its factor replaces grad_scale of every segment. If it says
   // that the step is skipped, update reads and writes nothing.
   TensorView decision{};
+  // lamb: output of Device::trust_ratios, or empty. The lr of each segment is multiplied by the
+  // ratio of UpdateSegment::parameter.
+  TensorView trust_ratios{};
 };
 
 // Consecutive elements of UpdateTensors that are updated with the same scalars. 16-bit masters and
@@ -142,9 +145,9 @@ struct UpdateSegment {
   int64_t begin = 0;  // first element in the tensors; a multiple of kStateBlock for uint8 states
   int64_t numel = 0;
   UpdateScalars scalars{};
-  // For stochastic rounding: the parameter to which the elements belong, and the index of the first
-  // of them within it, a multiple of kStateBlock.
+  // For stochastic rounding and trust ratios: the parameter to which the elements belong.
   int64_t parameter = 0;
+  // For stochastic rounding: the index of the first element within it, a multiple of kStateBlock.
   int64_t element = 0;
 };
 
@@ -174,6 +177,12 @@ struct StepEvidence {
   // Two words: the sum, and the sum of the squares, of a number that must be equal on all `ranks`.
   TensorView same;
   int64_t ranks = 0;
+};
+
+// The limits of Lamb's trust ratio.
+struct TrustRatioLimits {
+  double smallest = 0.0;
+  double largest = 0.0;
 };
 
 // Consecutive elements of a tensor whose squares are added to the same sum.
@@ -298,6 +307,12 @@ class ZR_API Device {
   // `decision`: the factor of the gradient and 1, or 0 and 0 if the step is skipped.
   virtual void decide(Stream& stream, const StepEvidence& evidence, const StepRule& rule,
                       TensorView decision) = 0;
+  // Computes Lamb's trust ratio of each parameter, for `update` to read: the norm of the parameter
+  // divided by that of its update direction, within the limits; 1 if one of them is 0. `sums` has
+  // the ExactSums of the squares of all parameters, then of all directions; if several such parts
+  // follow each other, they are added to the first one. `ratios` is fp32, one per parameter.
+  virtual void trust_ratios(Stream& stream, TensorView sums, const TrustRatioLimits& limits,
+                            TensorView ratios) = 0;
   // Writes `src`, quantized, to `dst`, which is uint8 and has quantized_nbytes(src.numel, bits)
   // bytes.
   virtual void quantize(Stream& stream, TensorView src, TensorView dst,

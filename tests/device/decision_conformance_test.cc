@@ -1,9 +1,11 @@
-// What a device decides about a step, against the host's decision and its norm.
+// What a device decides about a step, against the host's decision and its norm; and Lamb's trust
+// ratios.
 #include <cmath>
 #include <limits>
 
 #include "amp/step_decision.h"
 #include "tests/device/conformance.h"
+#include "zerorun/error.h"
 #include "zerorun/exact_sum.h"
 
 namespace zerorun::testing {
@@ -120,6 +122,105 @@ TEST_P(DecisionConformance, IsReadByTheUpdate) {
   }
 }
 
+class TrustRatioConformance : public DecisionConformance {
+ protected:
+  static constexpr int64_t kNumel = 300;  // of a parameter
+
+  // The sums of the squares of parameters of kNumel elements each.
+  std::vector<int64_t> sums_of(const std::vector<float>& values) {
+    const int64_t count = std::ssize(values) / kNumel;
+    std::vector<SquaresSegment> segments;
+    for (int64_t i = 0; i < count; ++i) segments.push_back({i * kNumel, kNumel, i});
+    const auto src = array(values);
+    const auto words = array(std::vector<int64_t>(static_cast<size_t>(count * ExactSum::kWords)));
+    device_->sum_of_squares(*stream_, src.view(), segments, words.view());
+    stream_->synchronize();
+    return words.host();
+  }
+};
+
+TEST_P(TrustRatioConformance, AreTheNormsOfParametersOverThoseOfDirectionsWithinLimits) {
+  // Elements of every parameter and direction; the last two ratios are beyond the limits.
+  const std::vector<float> parameters = {2.0F, 1e-30F, 0.0F, 3.0F, 5.0F, 1.0F};
+  const std::vector<float> directions = {1.0F, 3e-30F, 7.0F, 0.0F, 0.1F, 1000.0F};
+  const std::vector<float> expected = {2.0F, 1.0F / 3.0F, 1.0F, 1.0F, 10.0F, 0.25F};
+  const auto repeated = [](const std::vector<float>& of) {
+    std::vector<float> values;
+    for (const float value : of) values.insert(values.end(), kNumel, value);
+    return values;
+  };
+  const std::vector<int64_t> norms = sums_of(repeated(parameters));
+  const std::vector<int64_t> steps = sums_of(repeated(directions));
+  std::vector<int64_t> words = norms;
+  words.insert(words.end(), steps.begin(), steps.end());
+  for (const int parts : {1, 2, 4}) {  // the same sum several times: a power of two changes no ratio
+    std::vector<int64_t> all;
+    for (int i = 0; i < parts; ++i) all.insert(all.end(), words.begin(), words.end());
+    const auto sums = array(all);
+    const auto ratios = array(std::vector<float>(expected.size(), 9.0F));
+    device_->trust_ratios(*stream_, sums.view(), {.smallest = 0.25, .largest = 10.0},
+                          ratios.view());
+    stream_->synchronize();
+    const std::vector<float> found = ratios.host();
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_FLOAT_EQ(found[i], expected[i]) << i;
+  }
+}
+
+TEST_P(TrustRatioConformance, AreReadByTheUpdate) {
+  constexpr float kLr = 0.5F;
+  const std::vector<float> of_parameters = {0.5F, 2.0F, 4.0F};
+  for (const bool aligned : {true, false}) {
+    for (const bool with : {true, false}) {
+      const auto ratios = array(of_parameters);
+      const auto master = array(std::vector<float>(900, 1.0F), aligned ? 0 : 1);
+      const auto mean = array(std::vector<float>(900, 0.25F), aligned ? 0 : 3);
+      const auto square = array(std::vector<float>(900, 0.25F), aligned ? 0 : 5);
+      std::vector<UpdateSegment> segments;
+      for (const int64_t parameter : {2, 0, 1}) {
+        UpdateSegment& segment = segments.emplace_back();
+        segment = {.begin = 300 * std::ssize(segments) - 300, .numel = 300};
+        segment.scalars = {.rule = UpdateRule::lamb, .lr = kLr, .eps = 0.0F};
+        segment.parameter = parameter;
+      }
+      UpdateTensors tensors{.master = master.view(),
+                            .param = master.view(),
+                            .states = {mean.view(), square.view()}};
+      if (with) tensors.trust_ratios = ratios.view();
+      device_->update(*stream_, tensors, segments);
+      stream_->synchronize();
+      const std::vector<float> updated = master.host();
+      for (size_t i = 0; i < 3; ++i) {
+        const float ratio = with ? of_parameters[static_cast<size_t>(segments[i].parameter)] : 1.0F;
+        EXPECT_EQ(updated[300 * i], 1.0F - kLr * ratio * 0.5F) << i;
+        EXPECT_EQ(updated[300 * i + 299], 1.0F - kLr * ratio * 0.5F) << i;
+      }
+    }
+  }
+}
+
+TEST_P(TrustRatioConformance, OfOtherSizesOrRulesAreErrors) {
+  const auto sums = array(std::vector<int64_t>(3 * ExactSum::kWords));
+  const auto ratios = array(std::vector<float>(1));
+  EXPECT_THROW(device_->trust_ratios(*stream_, sums.view(), {}, ratios.view()), InternalError);
+  const auto values = array(std::vector<float>(8));
+  const auto update = [&](UpdateRule rule, int64_t parameter) {
+    UpdateSegment segment{.numel = 8};
+    segment.scalars.rule = rule;
+    segment.parameter = parameter;
+    device_->update(*stream_,
+                    {.master = values.view(),
+                     .grad = values.view(),
+                     .param = values.view(),
+                     .states = {values.view(), values.view()},
+                     .trust_ratios = ratios.view()},
+                    {&segment, 1});
+  };
+  EXPECT_THROW(update(UpdateRule::lamb, 1), InternalError);
+  EXPECT_THROW(update(UpdateRule::adam, 0), InternalError);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, TrustRatioConformance, ::testing::ValuesIn(devices_under_test()),
+                         name_of_device);
 INSTANTIATE_TEST_SUITE_P(Devices, DecisionConformance, ::testing::ValuesIn(devices_under_test()),
                          name_of_device);
 

@@ -129,6 +129,11 @@ class VirtualTimeDevice final : public Device {
     pass(stream, 0.0);
     device_->decide(now(), evidence, rule, decision);
   }
+  void trust_ratios(Stream& stream, TensorView sums, const TrustRatioLimits& limits,
+                    TensorView ratios) override {
+    pass(stream, 0.0);
+    device_->trust_ratios(now(), sums, limits, ratios);
+  }
   void quantize(Stream& stream, TensorView src, TensorView dst, const Quantization& how) override {
     pass(stream, 0.0);
     device_->quantize(now(), src, dst, how);

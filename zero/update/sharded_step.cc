@@ -2,8 +2,6 @@
 
 #include <vector>
 
-#include "zero/update/lamb_norms.h"
-
 namespace zerorun {
 
 ShardedStep::ShardedStep(const EngineContext& context, std::span<const Bucket> buckets,
@@ -15,20 +13,20 @@ ShardedStep::ShardedStep(const EngineContext& context, std::span<const Bucket> b
       storage_(storage),
       last_first_(context.policy.shard_state && !context.policy.shard_params &&
                   storage.pipeline() == nullptr),
-      is_lamb_(rules.front().passes() == Optimizer::Passes::lamb),
       direction_(context, direction_size(context, rules, buckets)),
       plan_(context, buckets, memory, storage),
-      muon_(context, buckets, memory, storage, plan_, direction_) {}
+      muon_(context, buckets, memory, storage, plan_, direction_) {
+  const Optimizer& rule = rules.front();
+  if (rule.passes() == Optimizer::Passes::lamb) ratios_.emplace(context, storage.pipeline(), rule);
+}
 
 void ShardedStep::run(const StepScalars& step, Stream& comm_stream,
                       const GatherUpdated& gather_updated) {
-  std::optional<LambNorms> norms;
-  if (is_lamb_) find_lamb_norms(step, comm_stream, norms.emplace(context_, storage_.pipeline()));
+  if (ratios_) find_trust_ratios(step, comm_stream);
   const auto scalars = [&](const Optimizer& rule, const PlannedSegment& segment) {
     const ParameterGroup& group = step.groups[static_cast<size_t>(segment.group)];
-    if (!norms) return rule.scalars(step.count, step.grad_scale, group);
-    const ParameterId id = segment.first.parameter;
-    return rule.lamb_scalars(step.count, group, norms->parameter(id), norms->direction(id));
+    return ratios_ ? rule.lamb_scalars(step.count, group)
+                   : rule.scalars(step.count, step.grad_scale, group);
   };
   for (size_t i = 0; i < buckets_.size(); ++i) {
     const Bucket& bucket = nth(i);
@@ -65,12 +63,14 @@ void ShardedStep::update_chunk(const Bucket& bucket, const Chunk& chunk, const S
                                const SegmentScalars& scalars) {
   const ActiveChunk active = storage_.acquire(bucket, chunk);
   const TensorView params = storage_.open_params(active);
-  active.device.update(active.stream, plan_.tensors(active, params, step),
-                       plan_.segments(active, scalars));
+  UpdateTensors tensors = plan_.tensors(active, params, step);
+  if (ratios_) tensors.trust_ratios = ratios_->of(chunk);
+  active.device.update(active.stream, tensors, plan_.segments(active, scalars));
   storage_.store(active, params);
 }
 
-void ShardedStep::find_lamb_norms(const StepScalars& step, Stream& comm_stream, LambNorms& norms) {
+void ShardedStep::find_trust_ratios(const StepScalars& step, Stream& comm_stream) {
+  ratios_->begin();
   for (const Bucket& bucket : buckets_) {
     if (!bucket.plan.trainable) continue;
     HostPipeline* const pipeline = storage_.pipeline();
@@ -80,11 +80,11 @@ void ShardedStep::find_lamb_norms(const StepScalars& step, Stream& comm_stream, 
       const TensorView direction = chunk.on_host ? pipeline->outgoing(chunk.numel(), DType::fp32)
                                                  : direction_.direction(chunk.numel());
       plan_.find_direction(active, step, direction);
-      norms.add(active, direction);
+      ratios_->add(active, direction);
       storage_.release(active);
     }
   }
-  norms.finish(comm_stream);
+  ratios_->finish(comm_stream);
 }
 
 }  // namespace zerorun

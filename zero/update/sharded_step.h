@@ -7,14 +7,13 @@
 #include "zero/storage/direction.h"
 #include "zero/update/muon_step.h"
 #include "zero/update/optimizer_states.h"
+#include "zero/update/trust_ratios.h"
 #include "zero/update/update_plan.h"
 
 namespace zerorun {
 
-class LambNorms;
-
 // The optimizer step on this rank's shards. One pass over all chunks updates masters, states and
-// parameters. Lamb needs an earlier pass for its norms, and matrices of Muon have their own update
+// parameters. Lamb needs an earlier pass for its trust ratios, and matrices of Muon have their own update
 // (MuonStep).
 class ShardedStep {
  public:
@@ -22,9 +21,6 @@ class ShardedStep {
   ShardedStep(const EngineContext& context, std::span<const Bucket> buckets, BucketMemory& memory,
               ChunkStorage& storage, std::span<const Optimizer> rules);
 
-  // True if the whole step can be submitted before the host knows the decision about it. Lamb
-  // cannot, because the host reads norms.
-  bool can_follow_decision() const { return !is_lamb_; }
   // Updates all chunks and calls `gather_updated` for each trainable bucket; work that it submits
   // to `comm_stream` sees the updated shard. Offloaded chunks are updated concurrently with the
   // others. Collective, on `comm_stream`.
@@ -37,17 +33,17 @@ class ShardedStep {
   const Bucket& nth(size_t i) const { return buckets_[last_first_ ? buckets_.size() - 1 - i : i]; }
   void update_chunk(const Bucket& bucket, const Chunk& chunk, const StepScalars& step,
                     const SegmentScalars& scalars);
-  // Computes the two norms whose ratio scales the update of each parameter in Lamb.
-  void find_lamb_norms(const StepScalars& step, Stream& comm_stream, LambNorms& norms);
+  // Computes the ratios that scale the update of each parameter in Lamb.
+  void find_trust_ratios(const StepScalars& step, Stream& comm_stream);
 
   const EngineContext& context_;
   const std::span<const Bucket> buckets_;
   BucketMemory& memory_;
   ChunkStorage& storage_;
   const bool last_first_;  // nth() reverses the order
-  const bool is_lamb_;
   const DirectionMemory direction_;
   const UpdatePlan plan_;
+  std::optional<TrustRatios> ratios_;  // of Lamb
   MuonStep muon_;
 };
 

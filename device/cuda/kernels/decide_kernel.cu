@@ -1,6 +1,8 @@
 #include "device/cuda/kernels/kernels.h"
 #include "device/cuda/kernels/launch.h"
 #include "device/decide_step.h"
+#include "device/trust_ratio.h"
+#include "zerorun/exact_sum.h"
 
 namespace zerorun::cuda {
 
@@ -11,6 +13,12 @@ __global__ void decide_alone(const int64_t* words, const int64_t* votes, const i
   decide_step(words, votes, same, ranks, rule, decision);
 }
 
+__global__ void ratio_each(int64_t* sums, int64_t parts, TrustRatioLimits limits, int64_t count,
+                           float* ratios) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < count) ratios[i] = trust_ratio(sums, parts, count, i, limits);
+}
+
 }  // namespace
 
 void decide(cudaStream_t stream, const StepEvidence& evidence, const StepRule& rule,
@@ -18,6 +26,15 @@ void decide(cudaStream_t stream, const StepEvidence& evidence, const StepRule& r
   launch(decide_alone, 1, 1, stream, evidence.words.as<const int64_t>(),
          evidence.votes.as<const int64_t>(), evidence.same.as<const int64_t>(), evidence.ranks,
          rule, decision.as<float>());
+}
+
+void trust_ratios(cudaStream_t stream, TensorView sums, const TrustRatioLimits& limits,
+                  TensorView ratios) {
+  constexpr int64_t kWarp = 32;  // few parameters are spread over many multiprocessors
+  const int64_t count = ratios.numel;
+  launch(ratio_each, static_cast<unsigned>((count + kWarp - 1) / kWarp), kWarp, stream,
+         sums.as<int64_t>(), sums.numel / (2 * count * ExactSum::kWords), limits, count,
+         ratios.as<float>());
 }
 
 }  // namespace zerorun::cuda

@@ -26,6 +26,8 @@ void sum_of_squares(cudaStream_t stream, TensorView src, std::span<const Squares
                     TensorView sums);
 void decide(cudaStream_t stream, const StepEvidence& evidence, const StepRule& rule,
             TensorView decision);
+void trust_ratios(cudaStream_t stream, TensorView sums, const TrustRatioLimits& limits,
+                  TensorView ratios);
 void quantize(cudaStream_t stream, TensorView src, TensorView dst, const Quantization& how);
 void dequantize(cudaStream_t stream, TensorView src, TensorView dst, const Dequantization& how);
 void update(cudaStream_t stream, const UpdateTensors& tensors,

@@ -112,13 +112,17 @@ struct Tensors {
   View param;
   View states[2];
   View scales[2];
-  const float* decision = nullptr;  // the gradient's factor, and whether there is a step at all
-  bool in_place = false;            // the parameter is the master
+  const float* decision = nullptr;      // the gradient's factor, and whether there is a step at all
+  const float* trust_ratios = nullptr;  // by parameter
+  bool in_place = false;                // the parameter is the master
 };
 
-// The segment's rule as the step has decided; false: it is not taken.
+// Sets what the tensors say about the segment's rule; returns false if the step is skipped.
 template <class Rule>
-__device__ bool decide_rule(const Tensors& t, Rule& rule) {
+__device__ bool complete_rule(const Tensors& t, int64_t parameter, Rule& rule) {
+  if constexpr (Rule::kHasTrustRatio) {
+    if (t.trust_ratios != nullptr) rule.lr *= t.trust_ratios[parameter];
+  }
   if (t.decision == nullptr) return true;
   if constexpr (Rule::kReadsGrad) rule.grad_scale = t.decision[0];
   return t.decision[1] != 0.0F;
@@ -166,7 +170,7 @@ __global__ void update_vectors(const __grid_constant__ RuleSegments<Rule> segmen
   const auto place = segments.place();
   const RuleSegment<Rule>& segment = segments.at[place.segment];
   Rule rule = segment.rule;
-  if (!decide_rule(t, rule)) return;
+  if (!complete_rule(t, segment.parameter, rule)) return;
   const int64_t end = segment.begin + segment.numel;
   // Vectors are those of the tensors, wherever segments begin and end.
   const int64_t vector = segment.begin / kVector + int64_t{place.block} * blockDim.x + threadIdx.x;
@@ -306,7 +310,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks<Rule>)
   if (begin >= end) return;  // the whole warp
   const Staged staged(begin, end, static_cast<int>(threadIdx.x) % kWarp);
   Rule rule = segment.rule;
-  if (!decide_rule(t, rule)) return;  // the whole grid
+  if (!complete_rule(t, segment.parameter, rule)) return;  // the whole grid
   const DeviceMath math;
   float master[kRows];
   float states[2][kRows] = {};
@@ -349,6 +353,7 @@ void update_with(cudaStream_t stream, const UpdateTensors& from,
                      .states = {states[0], states[1]},
                      .scales = {from.scales[0], from.scales[1]},
                      .decision = from.decision.as<const float>(),
+                     .trust_ratios = from.trust_ratios.as<const float>(),
                      .in_place = from.param.data == from.master.data};
   const bool vectors = is_fp32(from.master) && is_fp32(states[0]) && is_fp32(states[1]) &&
                        takes_vectors(from.master) && takes_vectors(states[0]) &&

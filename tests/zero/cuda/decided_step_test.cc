@@ -193,7 +193,7 @@ class SubmittedStepTest : public testing::FakeCudaTest {
 };
 
 TEST_F(SubmittedStepTest, WaitsOnceWhenAllIsSubmitted) {
-  for (const char* optimizer : {"AdamW", "SGD", "Muon"}) {
+  for (const char* optimizer : {"AdamW", "SGD", "Lamb", "Muon"}) {
     const Calls calls = step_of_one_rank(optimizer);
     EXPECT_EQ(calls.waits, 1) << optimizer;
     EXPECT_GE(calls.before_the_wait, 3) << optimizer;  // a decision, and the update of each bucket
