@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -70,3 +71,68 @@ def test_without_a_gpu_a_driver_of_cuda_12_is_no_reason_not_to_train(build: Path
     train = [build / "libexec" / "zerorun" / "train", "--steps", "1", "--save", ""]
     result = run(build, 12020, NO_GPU, *train, "--sample_tokens", "1", "--data", __file__)
     assert result.returncode == 0, result.stderr
+
+
+# Runs a command on a host with two GPUs, as far as /dev shows: in a mount namespace of its own,
+# whose /dev is the folder $1 with what programs need of the real one.
+WITH_TWO_GPUS = """
+set -e
+mount -t tmpfs dev "$1"
+for file in null zero full random urandom; do
+  touch "$1/$file"
+  mount --bind /dev/$file "$1/$file"
+done
+mkdir "$1/shm"
+mount --bind /dev/shm "$1/shm"
+ln -s /proc/self/fd "$1/fd"
+touch "$1/nvidia0" "$1/nvidia1"
+mount --rbind "$1" /dev
+shift
+exec "$@"
+"""
+
+
+def with_two_gpus(folder: Path, *command: str | Path) -> list[str | Path]:
+    folder.mkdir()
+    return ["unshare", "-m", "sh", "-c", WITH_TWO_GPUS, "sh", folder, *command]
+
+
+@pytest.fixture
+def gpus_of_dev(tmp_path: Path) -> Path:
+    """A folder for with_two_gpus."""
+    probe = with_two_gpus(tmp_path / "probe", "true")
+    if (
+        os.geteuid() != 0
+        or shutil.which("unshare") is None
+        or subprocess.run(probe, capture_output=True, check=False).returncode != 0
+    ):
+        pytest.skip("a /dev of the test's own needs root and mount namespaces")
+    return tmp_path / "dev"
+
+
+@pytest.mark.parametrize(("version", "init"), [(11080, 0), (12020, MISMATCH)])
+def test_other_programs_get_the_gpus_that_zerorun_cannot_use(
+    build: Path, zerorun: Path, gpus_of_dev: Path, version: int, init: int
+) -> None:
+    told = ["sh", "-c", 'echo "rank $RANK of $WORLD_SIZE sees $CUDA_VISIBLE_DEVICES"']
+    command = with_two_gpus(gpus_of_dev, zerorun, "--no_python", *told)
+    result = run(build, version, init, *command)
+    assert result.returncode == 0, result.stderr
+    for rank in range(2):
+        assert f"rank {rank} of 2 sees 0,1" in result.stdout
+
+
+def test_train_computes_on_the_cpu_only_where_no_gpu_was_asked_for(
+    build: Path, zerorun: Path, gpus_of_dev: Path
+) -> None:
+    tiny = ["train", "--steps", "1", "--save", "", "--sample_tokens", "1", "--data", __file__]
+    for options in ([], ["--accelerator", "cuda"], ["--num_gpus", "gpu"]):
+        folder = gpus_of_dev.with_name(f"dev{len(options)}{''.join(options[:1])}")
+        result = run(build, 12020, MISMATCH, *with_two_gpus(folder, zerorun, *options, *tiny))
+        assert (result.returncode == 0) == (not options), result.stderr
+        assert "for CUDA 12.2" in result.stderr
+        assert "cudaErrorSystemDriverMismatch" in result.stderr
+        if options:
+            assert "GPUs are asked for, but " in result.stderr
+        else:
+            assert "1 CPU rank" in result.stderr
