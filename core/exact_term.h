@@ -35,8 +35,9 @@ struct ExactTerm {
   }
 };
 
-// Returns the largest double that is not above the sum in `words`, which are those of an ExactSum.
-constexpr double exact_value(const int64_t* words) {
+// Returns the largest double that is not above the sum in `words`, which are those of an ExactSum,
+// plus the sum in `more` if there is one.
+constexpr double exact_value(const int64_t* words, const int64_t* more = nullptr) {
   // Propagating carries makes the digits independent of the order of additions. The three digits
   // from the highest non-zero one then hold at least 65 significant bits. The digits are not stored
   // in an array, which GPU kernels would keep in memory.
@@ -45,7 +46,7 @@ constexpr double exact_value(const int64_t* words) {
   int64_t leading[3] = {};
   int highest = 0;
   for (int i = 0; i < ExactSum::kDigits; ++i) {
-    const int64_t sum = words[i] + carry;
+    const int64_t sum = words[i] + (more == nullptr ? 0 : more[i]) + carry;
     const int64_t digit = sum & 0xffffffff;
     carry = sum >> ExactTerm::kDigitBits;
     if (digit != 0) {

@@ -11,12 +11,20 @@
 
 namespace zerorun {
 
+// Returns the words of the sum of what is on the host; null if nothing is.
+inline const int64_t* host_words_of(const StepEvidence& evidence) {
+  const bool has_host = evidence.words.numel > ExactSum::kWords;
+  return has_host ? evidence.words.as<const int64_t>() + ExactSum::kWords : nullptr;
+}
+
 // Implements Device::decide on the data of its tensors. Compiled without fused multiply-add, so
 // that the bits are those of StepDecider on the host.
-ZR_HOST_DEVICE inline void decide_step(const int64_t* words, const int64_t* votes,
-                                       const int64_t* same, int64_t ranks, const StepRule& rule,
-                                       float* decision) {
-  const StepVerdict verdict(rule, sqrt(exact_value(words)), words[ExactSum::kDigits] == 0);
+ZR_HOST_DEVICE inline void decide_step(const int64_t* words, const int64_t* host_words,
+                                       const int64_t* votes, const int64_t* same, int64_t ranks,
+                                       const StepRule& rule, float* decision) {
+  const bool finite = words[ExactSum::kDigits] == 0 &&
+                      (host_words == nullptr || host_words[ExactSum::kDigits] == 0);
+  const StepVerdict verdict(rule, sqrt(exact_value(words, host_words)), finite);
   // Numbers are equal exactly if the mean of their squares is the square of their mean. The
   // products may wrap with very many ranks (not with a few hundred); the host detects the error
   // then.

@@ -38,6 +38,8 @@ TensorView HostPipeline::fetch(TensorView src, const Event& after) {
 
 void HostPipeline::fetched() { incoming_.release(incoming_.last(), compute_->record()); }
 
+void HostPipeline::hold_fetches() { to_host_->wait(compute_->record()); }
+
 TensorView HostPipeline::outgoing(int64_t numel, DType dtype) {
   return outgoing_.view(outgoing_.take(*compute_), numel, dtype);
 }

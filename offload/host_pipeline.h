@@ -35,6 +35,9 @@ class HostPipeline {
   TensorView fetch(TensorView src, const Event& after);
   // Called when stream() has been given all work that reads the last staging buffer.
   void fetched();
+  // Makes later copies to the host wait for the work that stream() was given so far, because they
+  // overwrite what it reads.
+  void hold_fetches();
 
   // outgoing() returns a staging buffer for stream() to write; send() copies it to the device. One
   // buffer at a time.

@@ -211,8 +211,15 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   // Waits for the gradient and decides about it; `ahead` as in GradientReducer::finish.
   StepDecision decide(const GradientReducer::Ahead& ahead);
   void run_update(const StepScalars& step);
-  // On a GPU a step waits once, for the norm; threads of the host, if it has any, need more.
-  bool runs_ahead() const { return !context_.device.is_host() && !offload_; }
+  void refresh();  // of all that is computed from masters
+  void finish_step() {
+    // Where it is not ahead, threads of the host may still write what the next step reads.
+    const bool waits = offload_ && !runs_ahead();
+    waits ? gatherer_.updates().finish(comm_stream()) : gatherer_.updates().end(comm_stream());
+  }
+  // On a GPU a step waits once, for the norm; more often if shards of parameters are stored
+  // elsewhere.
+  bool runs_ahead() const { return !context_.device.is_host() && moved_parameters() == nullptr; }
 
   const ModelSpec model_;
   std::vector<ParameterGroup> groups_;
@@ -293,8 +300,7 @@ void EngineImpl::run_update(const StepScalars& step) {
   step_.run(step, comm_stream(), [&](const Bucket& bucket) {
     if (context_.policy.shard_state) gatherer_.updates().gather(bucket, comm_stream());
   });
-  // Where states are offloaded, the host's threads may still write what the next step reads.
-  offload_ ? gatherer_.updates().finish(comm_stream()) : gatherer_.updates().end(comm_stream());
+  finish_step();
 }
 
 StepResult EngineImpl::step() {
@@ -322,7 +328,8 @@ StepResult EngineImpl::step(const ShardUpdate& update) {
     --counts_.step_count;
     throw;
   }
-  refresh_from_masters();
+  refresh();
+  finish_step();
   return decision.result;
 }
 
@@ -363,11 +370,15 @@ void EngineImpl::offload_states() {
   context_.device.release_kept();  // for whoever needs the memory
 }
 
-void EngineImpl::refresh_from_masters() {
+void EngineImpl::refresh() {
   gatherer_.invalidate();
   stored_states().refresh_from_masters(comm_stream(), [&](const Bucket& bucket) {
     gatherer_.updates().gather(bucket, comm_stream());
   });
+}
+
+void EngineImpl::refresh_from_masters() {
+  refresh();
   gatherer_.updates().finish(comm_stream());
 }
 

@@ -119,8 +119,9 @@ void CpuDevice::decide(Stream& stream, const StepEvidence& evidence, const StepR
                        TensorView decision) {
   check_decide(evidence, decision);
   cpu_stream(stream).submit_work("decide", decision.nbytes(), [=] {
-    decide_step(evidence.words.as<const int64_t>(), evidence.votes.as<const int64_t>(),
-                evidence.same.as<const int64_t>(), evidence.ranks, rule, decision.as<float>());
+    decide_step(evidence.words.as<const int64_t>(), host_words_of(evidence),
+                evidence.votes.as<const int64_t>(), evidence.same.as<const int64_t>(),
+                evidence.ranks, rule, decision.as<float>());
   });
 }
 
@@ -128,10 +129,11 @@ void CpuDevice::trust_ratios(Stream& stream, TensorView sums, const TrustRatioLi
                              TensorView ratios) {
   check_trust_ratios(sums, ratios);
   if (ratios.empty()) return;
-  const int64_t parts = sums.numel / (2 * ratios.numel * ExactSum::kWords);
+  const bool has_host = sums.numel > 2 * ratios.numel * ExactSum::kWords;
   cpu_stream(stream).submit_work("trust ratios", sums.nbytes(), [=] {
     for (int64_t i = 0; i < ratios.numel; ++i) {
-      ratios.as<float>()[i] = trust_ratio(sums.as<int64_t>(), parts, ratios.numel, i, limits);
+      ratios.as<float>()[i] =
+          trust_ratio(sums.as<const int64_t>(), has_host, ratios.numel, i, limits);
     }
   });
 }
@@ -154,7 +156,11 @@ void CpuDevice::update(Stream& stream, const UpdateTensors& tensors,
   check_update(tensors, segments);
   cpu_stream(stream).submit_work("update", tensors.master.nbytes(),
                                  [=, all = copy_of(segments)]() mutable {
-                                   if (complete_scalars(tensors, all)) kernels::update(tensors, all);
+                                   if (complete_scalars(tensors, all)) {
+                                     kernels::update(tensors, all);
+                                   } else if (tensors.param_is_buffer) {
+                                     kernels::cast(tensors.master, tensors.param);
+                                   }
                                  });
 }
 

@@ -131,8 +131,11 @@ struct UpdateTensors {
   std::array<TensorView, 2> states{};
   std::array<TensorView, 2> scales{};  // fp32 scales of states in uint8
   // Output of Device::decide, or empty. Its factor replaces grad_scale of every segment. If it says
-  // that the step is skipped, update reads and writes nothing.
+  // that the step is skipped, update changes nothing.
   TensorView decision{};
+  // CPU only: `param` is a buffer that is copied to where the parameters are, whatever the
+  // decision. If the step is skipped, update casts `master` to it.
+  bool param_is_buffer = false;
   // lamb: output of Device::trust_ratios, or empty. The lr of each segment is multiplied by the
   // ratio of UpdateSegment::parameter.
   TensorView trust_ratios{};
@@ -170,7 +173,9 @@ struct StepRule {
 // Results of a step's all_reduce, from which Device::decide decides. The tensors are int64, on the
 // device.
 struct StepEvidence {
-  TensorView words;  // kWords words of the ExactSum of the gradient's squares
+  // The words of the ExactSum of the gradient's squares; if a part of the gradient is on the host,
+  // the words of that part's sum follow.
+  TensorView words;
   // Two words: number of ranks with a gradient (0: the step is skipped), and number of ranks with a
   // late gradient (not 0: the step has to be decided again after it was reduced).
   TensorView votes;
@@ -309,8 +314,8 @@ class ZR_API Device {
                       TensorView decision) = 0;
   // Computes Lamb's trust ratio of each parameter, for `update` to read: the norm of the parameter
   // divided by that of its update direction, within the limits; 1 if one of them is 0. `sums` has
-  // the ExactSums of the squares of all parameters, then of all directions; if several such parts
-  // follow each other, they are added to the first one. `ratios` is fp32, one per parameter.
+  // the ExactSums of the squares of all parameters, then of all directions; if parts of them are on
+  // the host, as many sums of those parts follow. `ratios` is fp32, one per parameter.
   virtual void trust_ratios(Stream& stream, TensorView sums, const TrustRatioLimits& limits,
                             TensorView ratios) = 0;
   // Writes `src`, quantized, to `dst`, which is uint8 and has quantized_nbytes(src.numel, bits)

@@ -350,7 +350,8 @@ class ZR_API Engine {
   virtual StepResult step() = 0;
   // Like step(), with an optimizer that the caller provides (kExternalOptimizer): `update` receives
   // this rank's trainable intervals, whose `grad` is averaged, unscaled and clipped, and changes
-  // `master`. If it throws on any rank, all ranks throw an error: the step is not counted, masters
+  // `master`. On a GPU it does so in the order of the inline stream, for which the host does not
+  // wait. If it throws on any rank, all ranks throw an error: the step is not counted, masters
   // keep what `update` wrote, and the gradients of the batch are discarded.
   using ShardUpdate = std::function<void(std::span<const StateInterval>)>;
   virtual StepResult step(const ShardUpdate& update) = 0;

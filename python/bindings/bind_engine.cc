@@ -52,10 +52,12 @@ std::unique_ptr<EngineHandle> make_engine(const Config& config, const py::object
 // Python reads and changes tensors, so `update` runs with the GIL; its errors come through.
 StepResult step_with(const EngineHandle& self, const py::function& update) {
   return unlocked(self, [&](Engine& engine) {
-    return engine.step([&](std::span<const StateInterval> intervals) {
+    const StepResult result = engine.step([&](std::span<const StateInterval> intervals) {
       const py::gil_scoped_acquire acquire;
       update(own(intervals, self.owner()));
     });
+    engine.hooks().finish_updates();  // PyTorch reads parameters unseen
+    return result;
   });
 }
 

@@ -84,6 +84,27 @@ TEST_P(DecisionConformance, HasTheBitsOfTheHosts) {
   }
 }
 
+TEST_P(DecisionConformance, CountsThePartOfTheGradientThatIsOnTheHost) {
+  const auto decision = array(std::vector<float>(2));
+  for (const float last : {4.0F, kInf}) {
+    const auto src = array(std::vector<float>{3.0F, last});
+    const auto words = array(std::vector<int64_t>(2 * ExactSum::kWords));
+    const auto common = array(std::vector<int64_t>{1, 0});
+    const auto same = array(std::vector<int64_t>{7, 49});
+    device_->sum_of_squares(*stream_, src.view(),
+                            std::vector<SquaresSegment>{{.begin = 0, .numel = 1, .sum = 0},
+                                                        {.begin = 1, .numel = 1, .sum = 1}},
+                            words.view());
+    device_->decide(
+        *stream_, {.words = words.view(), .votes = common.view(), .same = same.view(), .ranks = 1},
+        {.max_norm = 1.0}, decision.view());
+    stream_->synchronize();
+    const std::vector<float> found = decision.host();
+    EXPECT_FLOAT_EQ(found[0], last == kInf ? 0.0F : 0.2F);  // a norm of 5
+    EXPECT_EQ(found[1], last == kInf ? 0.0F : 1.0F);
+  }
+}
+
 TEST_P(DecisionConformance, TakesNoStepThatTheRanksDoNotAgreeOn) {
   const std::vector<float> gradient(256, 0.5F);
   const std::vector<float> none = {0.0F, 0.0F};
@@ -140,7 +161,7 @@ class TrustRatioConformance : public DecisionConformance {
 };
 
 TEST_P(TrustRatioConformance, AreTheNormsOfParametersOverThoseOfDirectionsWithinLimits) {
-  // Elements of every parameter and direction; the last two ratios are beyond the limits.
+  // Elements of each parameter and direction; the last two ratios are beyond the limits.
   const std::vector<float> parameters = {2.0F, 1e-30F, 0.0F, 3.0F, 5.0F, 1.0F};
   const std::vector<float> directions = {1.0F, 3e-30F, 7.0F, 0.0F, 0.1F, 1000.0F};
   const std::vector<float> expected = {2.0F, 1.0F / 3.0F, 1.0F, 1.0F, 10.0F, 0.25F};
@@ -153,16 +174,24 @@ TEST_P(TrustRatioConformance, AreTheNormsOfParametersOverThoseOfDirectionsWithin
   const std::vector<int64_t> steps = sums_of(repeated(directions));
   std::vector<int64_t> words = norms;
   words.insert(words.end(), steps.begin(), steps.end());
-  for (const int parts : {1, 2, 4}) {  // the same sum several times: a power of two changes no ratio
-    std::vector<int64_t> all;
-    for (int i = 0; i < parts; ++i) all.insert(all.end(), words.begin(), words.end());
+  for (const bool has_host : {false, true}) {
+    std::vector<int64_t> all = words;
+    if (has_host) {  // of the first parameter and its direction: as much again, and three times
+                     // more
+      const std::vector<int64_t> four = sums_of(std::vector<float>(kNumel, std::sqrt(3.0F)));
+      std::vector<int64_t> more(words.size());
+      std::copy_n(norms.begin(), ExactSum::kWords, more.begin());
+      std::copy(four.begin(), four.end(), more.begin() + std::ssize(norms));
+      all.insert(all.end(), more.begin(), more.end());
+    }
     const auto sums = array(all);
     const auto ratios = array(std::vector<float>(expected.size(), 9.0F));
     device_->trust_ratios(*stream_, sums.view(), {.smallest = 0.25, .largest = 10.0},
                           ratios.view());
     stream_->synchronize();
     const std::vector<float> found = ratios.host();
-    for (size_t i = 0; i < expected.size(); ++i) EXPECT_FLOAT_EQ(found[i], expected[i]) << i;
+    EXPECT_FLOAT_EQ(found[0], has_host ? std::sqrt(2.0F) : 2.0F);  // 8 over 4, or 4 over 1
+    for (size_t i = 1; i < expected.size(); ++i) EXPECT_FLOAT_EQ(found[i], expected[i]) << i;
   }
 }
 
@@ -182,9 +211,8 @@ TEST_P(TrustRatioConformance, AreReadByTheUpdate) {
         segment.scalars = {.rule = UpdateRule::lamb, .lr = kLr, .eps = 0.0F};
         segment.parameter = parameter;
       }
-      UpdateTensors tensors{.master = master.view(),
-                            .param = master.view(),
-                            .states = {mean.view(), square.view()}};
+      UpdateTensors tensors{
+          .master = master.view(), .param = master.view(), .states = {mean.view(), square.view()}};
       if (with) tensors.trust_ratios = ratios.view();
       device_->update(*stream_, tensors, segments);
       stream_->synchronize();

@@ -75,6 +75,7 @@ Exposed run(const Costs& costs, int stage, double ratio = 1.0) {
     engine->end_micro_step();
     const double end = clock.caller;
     EXPECT_TRUE(engine->step().applied);
+    engine->hooks().finish_updates();
     exposed = {end - start, clock.caller - end};
   });
   return exposed;

@@ -23,15 +23,18 @@ struct Setting {
   int stage = 0;
   double offloaded = 0.0;  // part of the optimizer's states that is stored on the host
   OffloadDevice param = OffloadDevice::none;
+  std::string optimizer = "AdamW";
 };
 void PrintTo(const Setting& setting, std::ostream* out) {
   *out << "stage " << setting.stage << ", offloaded " << setting.offloaded << ", parameters "
-       << (setting.param == OffloadDevice::none ? "on the device" : "on the host");
+       << (setting.param == OffloadDevice::none ? "on the device, " : "on the host, ")
+       << setting.optimizer;
 }
 
 Config config_of(const Setting& setting, int64_t accumulation) {
   Config config = testing::stream_config(setting.stage, setting.param, setting.offloaded);
   config.batch.accumulation_steps = accumulation;
+  config.optimizer.type = setting.optimizer;
   config.share_parameters = false;  // gathers move something
   config.gradient_clipping = 0.5;
   return config;
@@ -100,7 +103,11 @@ INSTANTIATE_TEST_SUITE_P(Settings, StreamOrderTest,
                          ::testing::Values(Setting{0}, Setting{1}, Setting{1, 0.5}, Setting{2},
                                            Setting{2, 1.0}, Setting{3}, Setting{3, 0.5},
                                            Setting{3, 0.0, OffloadDevice::cpu},
-                                           Setting{3, 1.0, OffloadDevice::cpu}));
+                                           Setting{3, 1.0, OffloadDevice::cpu},
+                                           Setting{.stage = 2, .optimizer = "Lamb"},
+                                           Setting{2, 0.5, OffloadDevice::none, "Lamb"},
+                                           Setting{.stage = 2, .optimizer = "Muon"},
+                                           Setting{1, 0.5, OffloadDevice::none, "Muon"}));
 
 }  // namespace
 }  // namespace zerorun

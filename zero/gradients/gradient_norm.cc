@@ -1,5 +1,6 @@
 #include "zero/gradients/gradient_norm.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -23,9 +24,13 @@ GradientNorm::GradientNorm(const EngineContext& context)
   Device& device = context.device;
   words_ = device.allocate(2 * nbytes, MemoryCategory::other);
   decision_ = device.allocate(2 * sizeof(float), MemoryCategory::other);
-  // Copies to memory that is not pinned would wait for the GPU.
-  found_ = device.is_host() ? device.allocate(nbytes, MemoryCategory::other)
-                            : device.allocate_pinned(nbytes);
+  // Copies from and to memory that is not pinned would wait for the GPU.
+  const auto allocate_on_host = [&](size_t size) {
+    return device.is_host() ? device.allocate(size, MemoryCategory::other)
+                            : device.allocate_pinned(size);
+  };
+  found_ = allocate_on_host(nbytes);
+  if (has_host_) host_ = allocate_on_host(ExactSum::kWords * sizeof(int64_t));
   const TensorView both = view_of(words_, DType::int64, 2 * numel);
   view_ = both.slice(0, numel);
   sum_ = both.slice(numel, numel);
@@ -43,7 +48,7 @@ void GradientNorm::add_host(const Bucket& bucket, const BucketGradients& gradien
   pipeline.stream().wait(gradients.host_ready);
   pipeline.host().sum_of_squares(pipeline.stream(), reduced,
                                  segments_of(bucket, reduced, bucket.stored.host_from),
-                                 view_of(std::span<int64_t>(host_)));
+                                 view_of(host_, DType::int64, ExactSum::kWords));
   host_done_ = pipeline.stream().record();
 }
 
@@ -59,7 +64,7 @@ std::vector<SquaresSegment> GradientNorm::segments_of(const Bucket& bucket, Tens
 
 void GradientNorm::restart(Stream& stream) {
   host_done_.synchronize();
-  host_ = {};
+  clear_host();
   context_.device.fill(stream, view_, 0.0F);
 }
 
@@ -76,7 +81,7 @@ void GradientNorm::start(Stream& stream, const Votes& votes, const std::optional
   const auto tail = static_cast<int64_t>(votes_.size());
   device.upload(stream, votes_.data(), view_.slice(view_.numel - tail, tail));
   if (has_host_) {
-    host_done_.synchronize();  // not the stream: memory that is not pinned may be read at once
+    stream.wait(host_done_);
     device.upload(stream, host_.data(), view_.slice(ExactSum::kWords, ExactSum::kWords));
   }
   device.fill(stream, sum_, 0.0F);  // no votes: what is aborted decides for no step
@@ -84,7 +89,7 @@ void GradientNorm::start(Stream& stream, const Votes& votes, const std::optional
   if (rule) {
     const TensorView all_votes = sum_.slice(sum_.numel - tail, tail);
     device.decide(stream,
-                  {.words = sum_.slice(0, ExactSum::kWords),
+                  {.words = sum_.slice(0, (has_host_ ? 2 : 1) * ExactSum::kWords),
                    .votes = all_votes.slice(0, kCommonVotes),
                    .same = all_votes.slice(static_cast<int64_t>(own) + 1, 2),
                    .ranks = context_.world_size},
@@ -95,9 +100,15 @@ void GradientNorm::start(Stream& stream, const Votes& votes, const std::optional
   device.fill(stream, view_, 0.0F);
 }
 
+void GradientNorm::clear_host() {
+  const std::span<int64_t> words =
+      view_of(host_, DType::int64, has_host_ ? ExactSum::kWords : 0).span<int64_t>();
+  std::fill(words.begin(), words.end(), 0);
+}
+
 GradientNorm::Result GradientNorm::read() {
   found_all_.synchronize();
-  host_ = {};  // not before: it may be read as late as that
+  clear_host();  // not before: it may be read as late as that
   const std::span words(view_of(found_, DType::int64, view_.numel).as<const int64_t>(),
                         static_cast<size_t>(view_.numel));
   ExactSum sum = ExactSum::from_words(words.first(ExactSum::kWords));

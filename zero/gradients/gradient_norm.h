@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <optional>
 #include <vector>
 
@@ -55,6 +54,7 @@ class GradientNorm {
   TensorView decision() const { return view_of(decision_, DType::fp32, 2); }
 
  private:
+  void clear_host();
   // The intervals of `reduced` that this rank owns. `reduced` holds elements of the stored range
   // from `begin` on.
   std::vector<SquaresSegment> segments_of(const Bucket& bucket, TensorView reduced,
@@ -79,7 +79,7 @@ class GradientNorm {
   Event found_all_;  // `found_` is complete
   TensorView view_;  // words of the device, then those of the host, if any, then the votes
   TensorView sum_;   // sum over the ranks
-  std::array<int64_t, ExactSum::kWords> host_{};
+  Buffer host_;      // words of the sum of what is on the host, if anything may be
   std::vector<int64_t> votes_;
   Event host_done_;
 };

@@ -12,12 +12,10 @@ void step_by_caller(const EngineContext& context, Stream& comm_stream, Optimizer
   // Parameters are cast from masters afterwards; they may be in a file.
   std::vector<StateInterval> intervals = states.intervals(OptimizerStates::Parts::states);
   std::erase_if(intervals, [](const StateInterval& part) { return part.grad.data == nullptr; });
-  Stream& stream = context.device.inline_stream();
   for (const StateInterval& part : intervals) {
     Device& home = part.on_host ? context.device.host() : context.device;
-    home.scale(part.on_host ? home.inline_stream() : stream, part.grad, grad_scale);
+    home.scale(home.inline_stream(), part.grad, grad_scale);
   }
-  stream.synchronize();
   std::exception_ptr own;
   const auto note_error = [&] {
     try {

@@ -19,7 +19,8 @@ MuonStep::MuonStep(const EngineContext& context, std::span<const Bucket> buckets
   }
 }
 
-void MuonStep::run(const Bucket& bucket, const StepScalars& step, Stream& comm_stream) {
+void MuonStep::run(const Bucket& bucket, const StepScalars& step, const StepScalars& applied,
+                   Stream& comm_stream) {
   const TensorView direction = direction_.direction(bucket.layout.padded_numel());
   const TensorView stored = direction.slice(bucket.stored.begin, bucket.stored.numel);
   find_direction(bucket, step, stored);
@@ -28,8 +29,8 @@ void MuonStep::run(const Bucket& bucket, const StepScalars& step, Stream& comm_s
     context_.shards().all_gather(stored, direction, Sync::collective, comm_stream, bucket.label);
     context_.device.inline_stream().wait(comm_stream.record());
   }
-  orthogonalize(bucket, direction);
-  apply(bucket, step, stored);
+  orthogonalize(bucket, step, direction);
+  apply(bucket, applied, stored);
   if (bucket.stored.offloaded) comm_stream.wait(storage_.params_stored(bucket));
 }
 
@@ -52,7 +53,14 @@ void MuonStep::find_direction(const Bucket& bucket, const StepScalars& step, Ten
   }
 }
 
-void MuonStep::orthogonalize(const Bucket& bucket, TensorView direction) {
+UpdateScalars MuonStep::scalars_of(const Bucket& bucket, const StepScalars& step,
+                                   ParameterId parameter) const {
+  const ParameterSpec& spec = context_.specs[static_cast<size_t>(parameter)];
+  return storage_.rule(bucket).muon_scalars(
+      step.count, step.groups[static_cast<size_t>(spec.group)], spec.shape[0], spec.shape[1]);
+}
+
+void MuonStep::orthogonalize(const Bucket& bucket, const StepScalars& step, TensorView direction) {
   const int64_t begin = bucket.stored.begin;
   for (const Interval& part : bucket.layout.intervals(begin, begin + bucket.stored.numel)) {
     const auto& shape = context_.specs[static_cast<size_t>(part.parameter)].shape;
@@ -60,16 +68,19 @@ void MuonStep::orthogonalize(const Bucket& bucket, TensorView direction) {
     context_.device.orthogonalize(context_.device.inline_stream(), matrix, shape[0], shape[1],
                                   storage_.rule(bucket).newton_schulz_steps(),
                                   direction_.work(orthogonalize_work(shape[0], shape[1])));
+    // Here, and not in the update, where the decision of a step takes the place of this factor.
+    const float scale = scalars_of(bucket, step, part.parameter).grad_scale;
+    if (scale != 1.0F) context_.device.scale(context_.device.inline_stream(), matrix, scale);
   }
 }
 
 void MuonStep::apply(const Bucket& bucket, const StepScalars& step, TensorView stored) {
   HostPipeline* const pipeline = storage_.pipeline();
   const Event found = context_.device.inline_stream().record();
-  const auto scalars = [&](const Optimizer& rule, const PlannedSegment& segment) {
-    const auto& shape = context_.specs[static_cast<size_t>(segment.first.parameter)].shape;
-    return rule.muon_scalars(step.count, step.groups[static_cast<size_t>(segment.group)], shape[0],
-                             shape[1]);
+  const auto scalars = [&](const Optimizer& /*rule*/, const PlannedSegment& segment) {
+    UpdateScalars s = scalars_of(bucket, step, segment.first.parameter);
+    s.grad_scale = 1.0F;
+    return s;
   };
   for (const Chunk& chunk : bucket.chunks) {
     const ActiveChunk active = storage_.acquire(bucket, chunk);

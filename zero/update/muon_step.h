@@ -15,13 +15,18 @@ class MuonStep {
   MuonStep(const EngineContext& context, std::span<const Bucket> buckets, BucketMemory& memory,
            ChunkStorage& storage, const UpdatePlan& plan, const DirectionMemory& direction);
 
-  // Collective. Later work on `comm_stream` sees the updated shard.
-  void run(const Bucket& bucket, const StepScalars& step, Stream& comm_stream);
+  // Collective. Later work on `comm_stream` sees the updated shard. `applied`: the step for the
+  // orthogonalized direction, which the gradient's factor does not scale.
+  void run(const Bucket& bucket, const StepScalars& step, const StepScalars& applied,
+           Stream& comm_stream);
 
  private:
   // Updates the momentum and writes the direction of the stored range to `stored`.
   void find_direction(const Bucket& bucket, const StepScalars& step, TensorView stored);
-  void orthogonalize(const Bucket& bucket, TensorView direction);
+  // Orthogonalizes the matrices and scales them by the factor of their shape.
+  void orthogonalize(const Bucket& bucket, const StepScalars& step, TensorView direction);
+  UpdateScalars scalars_of(const Bucket& bucket, const StepScalars& step,
+                           ParameterId parameter) const;
   void apply(const Bucket& bucket, const StepScalars& step, TensorView stored);
 
   const EngineContext& context_;

@@ -4,6 +4,22 @@
 
 namespace zerorun {
 
+namespace {
+
+constexpr int64_t kDecisionNumel = 2;  // as Device::decide writes it
+
+size_t nbytes_of_decisions() { return 2 * kDecisionNumel * sizeof(float); }
+
+// The decision behind which lies the one that has no factor of the gradient.
+TensorView first_of(const Buffer& decisions) {
+  return view_of(decisions, DType::fp32, 2 * kDecisionNumel).slice(0, kDecisionNumel);
+}
+TensorView second_of(const Buffer& decisions) {
+  return view_of(decisions, DType::fp32, 2 * kDecisionNumel).slice(kDecisionNumel, kDecisionNumel);
+}
+
+}  // namespace
+
 ShardedStep::ShardedStep(const EngineContext& context, std::span<const Bucket> buckets,
                          BucketMemory& memory, ChunkStorage& storage,
                          std::span<const Optimizer> rules)
@@ -13,15 +29,47 @@ ShardedStep::ShardedStep(const EngineContext& context, std::span<const Bucket> b
       storage_(storage),
       last_first_(context.policy.shard_state && !context.policy.shard_params &&
                   storage.pipeline() == nullptr),
+      has_muon_(rules.size() > 1),
       direction_(context, direction_size(context, rules, buckets)),
       plan_(context, buckets, memory, storage),
       muon_(context, buckets, memory, storage, plan_, direction_) {
+  const bool has_host = storage.pipeline() != nullptr && !context.device.is_host();
+  // Not in the first step: pinning memory waits for the GPU, and so for peers.
+  if (has_host) host_decisions_ = context.device.allocate_pinned(nbytes_of_decisions());
+  if (!context.device.is_host()) {
+    decisions_ = context.device.allocate(nbytes_of_decisions(), MemoryCategory::other);
+  }
   const Optimizer& rule = rules.front();
   if (rule.passes() == Optimizer::Passes::lamb) ratios_.emplace(context, storage.pipeline(), rule);
 }
 
-void ShardedStep::run(const StepScalars& step, Stream& comm_stream,
+ShardedStep::Passes ShardedStep::share_decision(const StepScalars& step) {
+  HostPipeline* const pipeline = storage_.pipeline();
+  const bool shared = pipeline != nullptr || has_muon_;
+  if (step.decision.data == nullptr || !shared) return {step, step};
+  Device& device = context_.device;
+  Stream& stream = device.inline_stream();
+  Passes passes{step, step};
+  passes.first.decision = first_of(decisions_);
+  passes.second.decision = second_of(decisions_);
+  device.cast(stream, step.decision, first_of(decisions_));
+  for (const int64_t i : {0, 1}) {  // whether the step is taken, which is 1, is the factor, too
+    device.cast(stream, step.decision.slice(1, 1), second_of(decisions_).slice(i, 1));
+  }
+  if (pipeline == nullptr) return passes;
+  passes.first.host_decision = first_of(host_decisions_);
+  passes.second.host_decision = second_of(host_decisions_);
+  stream.wait(pipeline->stream().record());  // whose work reads the decision before
+  device.download(stream, view_of(decisions_, DType::fp32, 2 * kDecisionNumel),
+                  host_decisions_.data());
+  pipeline->stream().wait(stream.record());
+  return passes;
+}
+
+void ShardedStep::run(const StepScalars& scalars_of_step, Stream& comm_stream,
                       const GatherUpdated& gather_updated) {
+  const Passes passes = share_decision(scalars_of_step);
+  const StepScalars& step = passes.first;
   if (ratios_) find_trust_ratios(step, comm_stream);
   const auto scalars = [&](const Optimizer& rule, const PlannedSegment& segment) {
     const ParameterGroup& group = step.groups[static_cast<size_t>(segment.group)];
@@ -31,7 +79,7 @@ void ShardedStep::run(const StepScalars& step, Stream& comm_stream,
   for (size_t i = 0; i < buckets_.size(); ++i) {
     const Bucket& bucket = nth(i);
     if (!bucket.plan.use_muon) continue;
-    muon_.run(bucket, step, comm_stream);
+    muon_.run(bucket, step, passes.second, comm_stream);
     gather_updated(bucket);
   }
   const auto takes_one_pass = [](const Bucket& bucket) {
@@ -57,6 +105,8 @@ void ShardedStep::run(const StepScalars& step, Stream& comm_stream,
     gather_updated(bucket);
   }
   storage_.expect(buckets_);
+  // The next gradients may come before the host has read the last ones.
+  if (storage_.pipeline() != nullptr) storage_.pipeline()->hold_fetches();
 }
 
 void ShardedStep::update_chunk(const Bucket& bucket, const Chunk& chunk, const StepScalars& step,

@@ -13,8 +13,8 @@
 namespace zerorun {
 
 // The optimizer step on this rank's shards. One pass over all chunks updates masters, states and
-// parameters. Lamb needs an earlier pass for its trust ratios, and matrices of Muon have their own update
-// (MuonStep).
+// parameters. Lamb needs an earlier pass for its trust ratios, and matrices of Muon have their own
+// update (MuonStep).
 class ShardedStep {
  public:
   // Collective. Throws ConfigError that names the parameter if one does not fit its optimizer.
@@ -31,6 +31,14 @@ class ShardedStep {
   // but the next forward needs the first ones. So the order is reversed at stages 1 and 2, unless
   // states are offloaded: these are updated in the order in which they are read.
   const Bucket& nth(size_t i) const { return buckets_[last_first_ ? buckets_.size() - 1 - i : i]; }
+  // A step as the first pass takes it, and as the second one of Muon does, whose direction is not
+  // scaled by the gradient's factor.
+  struct Passes {
+    StepScalars first;
+    StepScalars second;
+  };
+  // Makes both decisions of one. If the host updates chunks, its work waits for a copy of them.
+  Passes share_decision(const StepScalars& step);
   void update_chunk(const Bucket& bucket, const Chunk& chunk, const StepScalars& step,
                     const SegmentScalars& scalars);
   // Computes the ratios that scale the update of each parameter in Lamb.
@@ -41,10 +49,13 @@ class ShardedStep {
   BucketMemory& memory_;
   ChunkStorage& storage_;
   const bool last_first_;  // nth() reverses the order
+  const bool has_muon_;
   const DirectionMemory direction_;
   const UpdatePlan plan_;
   std::optional<TrustRatios> ratios_;  // of Lamb
   MuonStep muon_;
+  Buffer decisions_;
+  Buffer host_decisions_;
 };
 
 }  // namespace zerorun

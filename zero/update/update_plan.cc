@@ -48,7 +48,8 @@ UpdateTensors UpdatePlan::tensors(const ActiveChunk& active, TensorView params,
       tensors.scales.at(count - 1) = states[i + 1];  // of the state before it
     }
   }
-  tensors.decision = step.decision;
+  tensors.decision = chunk.on_host ? step.host_decision : step.decision;
+  tensors.param_is_buffer = chunk.on_host && tensors.param.data != tensors.master.data;
   return tensors;
 }
 
@@ -75,6 +76,7 @@ void UpdatePlan::find_direction(const ActiveChunk& active, const StepScalars& st
   };
   UpdateTensors written = tensors(active, out, step);
   written.param = out;
+  written.param_is_buffer = false;  // a direction that nobody uses if the step is skipped
   active.device.update(active.stream, written, segments(active, scalars));
 }
 

@@ -17,6 +17,8 @@ struct StepScalars {
   float grad_scale = 1.0F;  // multiplies the gradient
   std::span<const ParameterGroup> groups;
   TensorView decision{};  // see UpdateTensors::decision
+  // The decision in host memory, for chunks that the host updates.
+  TensorView host_decision{};
 };
 
 // Consecutive elements of a chunk that are updated with the same scalars. Positions count in the

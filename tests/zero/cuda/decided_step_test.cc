@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "comm/nccl/communicator.h"
@@ -106,6 +107,7 @@ std::vector<Step> train(const Config& config, bool on_gpu) {
 struct Setting {
   int stage = 0;
   std::string optimizer;
+  double offloaded = 0.0;  // part of the states
 };
 
 class DecidedStepTest : public testing::FakeCudaTest,
@@ -115,7 +117,7 @@ class DecidedStepTest : public testing::FakeCudaTest,
 };
 
 TEST_P(DecidedStepTest, IsTheStepOfTheCpu) {
-  const Config config = config_of(GetParam().stage, GetParam().optimizer);
+  Config config = config_of(GetParam().stage, GetParam().optimizer);
   const std::vector<Step> expected = train(config, false);
   ASSERT_EQ(expected.size(), static_cast<size_t>(kSteps));
   for (size_t step = 0; step < expected.size(); ++step) {
@@ -125,6 +127,11 @@ TEST_P(DecidedStepTest, IsTheStepOfTheCpu) {
   EXPECT_LT(expected[0].clip, 1.0);
   EXPECT_EQ(expected.back().count, kSteps - 2);
   EXPECT_EQ(expected.back().skipped, 1);
+  if (GetParam().offloaded > 0) {
+    config.offload.optimizer.device = OffloadDevice::cpu;
+    config.offload.optimizer.ratio = GetParam().offloaded;
+    config.offload.sub_group_size = 512;
+  }
   const std::vector<Step> found = train(config, true);
   ASSERT_EQ(found.size(), expected.size());
   for (size_t step = 0; step < expected.size(); ++step) {
@@ -142,10 +149,15 @@ TEST_P(DecidedStepTest, IsTheStepOfTheCpu) {
 INSTANTIATE_TEST_SUITE_P(Stages, DecidedStepTest,
                          ::testing::Values(Setting{0, "AdamW"}, Setting{1, "AdamW"},
                                            Setting{2, "AdamW8bit"}, Setting{2, "Muon"},
-                                           Setting{2, "Lamb"}, Setting{3, "Lion"}),
+                                           Setting{2, "Lamb"}, Setting{3, "Lion"},
+                                           Setting{1, "AdamW", 1.0}, Setting{2, "AdamW", 0.5},
+                                           Setting{2, "Lamb", 0.5}, Setting{2, "Muon", 0.5},
+                                           Setting{3, "AdamW", 0.5}),
                          [](const auto& parameter) {
                            return "stage" + std::to_string(parameter.param.stage) + "_" +
-                                  parameter.param.optimizer;
+                                  parameter.param.optimizer +
+                                  (parameter.param.offloaded > 0 ? "_offloaded" : "") +
+                                  (parameter.param.offloaded == 1.0 ? "_whole" : "");
                          });
 
 struct Calls {
@@ -158,11 +170,20 @@ class SubmittedStepTest : public testing::FakeCudaTest {
  protected:
   Calls step_of_one_rank(
       const std::string& optimizer, const std::function<void(Engine&)>& after = [](Engine&) {}) {
+    return step_of_one_rank(
+        config_of(2, optimizer),
+        [](Engine& engine, Device& /*device*/) { return engine.step().applied; }, after);
+  }
+
+  // Of the third step. Waits of the thread that calls `take_step` count.
+  Calls step_of_one_rank(
+      const Config& config, const std::function<bool(Engine&, Device&)>& take_step,
+      const std::function<void(Engine&)>& after = [](Engine&) {}) {
     fake_.set_inline_streams(true);
     const auto device = std::make_shared<CudaDevice>(0, 0);
     const auto comm = make_nccl_communicator({.device = device});
-    const auto engine = Engine::create(config_of(2, optimizer), *device, *comm,
-                                       testing::toy_specs(), ToyModel::groups());
+    const auto engine =
+        Engine::create(config, *device, *comm, testing::toy_specs(), ToyModel::groups());
     testing::toy_initialize(*engine);
     Calls calls;
     for (int64_t step = 0; step < 3; ++step) {  // the first ones allocate
@@ -171,10 +192,11 @@ class SubmittedStepTest : public testing::FakeCudaTest {
       }
       engine->end_micro_step();
       const size_t before = fake_.calls().size();
-      EXPECT_TRUE(engine->step().applied);
+      EXPECT_TRUE(take_step(*engine, *device));
       const std::vector<fake::Call> all = fake_.calls();
       calls = {};
       for (size_t i = before; i < all.size(); ++i) {
+        if (all[i].thread != std::this_thread::get_id()) continue;
         if (all[i].name.ends_with("Synchronize")) ++calls.waits;
         if (all[i].name == "cudaLaunchKernel") {
           ++(calls.waits == 0 ? calls.before_the_wait : calls.after_it);
@@ -199,6 +221,35 @@ TEST_F(SubmittedStepTest, WaitsOnceWhenAllIsSubmitted) {
     EXPECT_GE(calls.before_the_wait, 3) << optimizer;  // a decision, and the update of each bucket
     EXPECT_EQ(calls.after_it, 0) << optimizer;
   }
+}
+
+TEST_F(SubmittedStepTest, WaitsOnceWhereverTheStatesAre) {
+  for (const char* optimizer : {"AdamW", "Lamb", "Muon"}) {
+    for (const double ratio : {0.5, 1.0}) {
+      Config config = config_of(2, optimizer);
+      config.offload.optimizer.device = OffloadDevice::cpu;
+      config.offload.optimizer.ratio = ratio;
+      const Calls calls =
+          step_of_one_rank(config, [](Engine& engine, Device&) { return engine.step().applied; });
+      EXPECT_EQ(calls.waits, 1) << optimizer << " " << ratio;
+      EXPECT_GE(calls.before_the_wait, 1) << optimizer;
+      EXPECT_EQ(calls.after_it, 0) << optimizer;
+    }
+  }
+}
+
+// For the norm, and for whether the optimizer has failed on any rank.
+TEST_F(SubmittedStepTest, OfACallersOptimizerWaitsTwice) {
+  const Config config = config_of(2, std::string(kExternalOptimizer));
+  const Calls calls = step_of_one_rank(config, [](Engine& engine, Device& device) {
+    const auto shrink = [&](std::span<const StateInterval> parts) {
+      for (const StateInterval& part : parts) {
+        device.scale(device.inline_stream(), part.master, 0.5F);
+      }
+    };
+    return engine.step(shrink).applied;
+  });
+  EXPECT_EQ(calls.waits, 2);
 }
 
 TEST_F(SubmittedStepTest, LeavesGathersThatTheFirstUseOfTheirBucketWaitsForOnTheGpu) {

@@ -165,7 +165,7 @@ int FakeCuda::enter(std::string_view name, const void* stream) {
   const std::lock_guard lock(mutex_);
   const std::string key(name);
   const int call = counts_[key]++;
-  calls_.push_back({key, stream});
+  calls_.push_back({key, stream, std::this_thread::get_id()});
   const auto planned = failures_.find({key, call});
   if (planned == failures_.end()) return 0;
   ++met_failures_;

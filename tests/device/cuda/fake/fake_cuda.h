@@ -13,6 +13,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,7 @@ namespace zerorun::fake {
 struct Call {
   std::string name;
   const void* stream = nullptr;  // that it is for, if any
+  std::thread::id thread{};      // that makes it
 };
 
 // NVLinks of the devices: to each other, and of every one to a switch. Devices that have none read
