@@ -132,6 +132,39 @@ void show_elementwise(Device& device, int64_t numel, GradientLike& values, RateT
   }
 }
 
+// What a step launches besides: gradients into their bucket, decision and trust ratios.
+void show_step(Device& device, int64_t numel, GradientLike& values, RateTable& table) {
+  Stream& stream = device.inline_stream();
+  constexpr int64_t kTensors = 100;
+  const Buffer source = values.in(DType::bf16);
+  const Buffer target = values.in(DType::bf16);
+  std::vector<TensorCopy> copies;
+  for (int64_t i = 0; i < kTensors; ++i) {
+    const int64_t begin = i * numel / kTensors;
+    const int64_t count = (i + 1) * numel / kTensors - begin;
+    copies.push_back({view_of(source, DType::bf16, numel).slice(begin, count),
+                      view_of(target, DType::bf16, numel).slice(begin, count)});
+  }
+  table.show(fmt::format("copy {} tensors bf16", kTensors), 4 * static_cast<double>(numel),
+             [&] { device.copy(stream, copies); });
+  const Buffer sums =
+      device.allocate(2 * kTensors * ExactSum::kWords * sizeof(int64_t), MemoryCategory::other);
+  const TensorView words = view_of(sums, DType::int64, 2 * kTensors * ExactSum::kWords);
+  const Buffer results = device.allocate(kTensors * sizeof(float), MemoryCategory::other);
+  device.fill(stream, words, 0.0F);
+  const StepEvidence evidence{.words = words.slice(0, ExactSum::kWords),
+                              .votes = words.slice(ExactSum::kWords, 2),
+                              .same = words.slice(ExactSum::kWords, 2),
+                              .ranks = 1};
+  table.show_ms("decide", [&] {
+    device.decide(stream, evidence, {.max_norm = 1.0}, view_of(results, DType::fp32, 2));
+  });
+  table.show_ms(fmt::format("trust ratios of {} parameters", kTensors), [&] {
+    device.trust_ratios(stream, words, {.smallest = 0.01, .largest = 10.0},
+                        view_of(results, DType::fp32, kTensors));
+  });
+}
+
 // What ZeRO++ sends between hosts.
 void show_quantization(Device& device, int64_t numel, GradientLike& values, RateTable& table) {
   Stream& stream = device.inline_stream();
@@ -157,6 +190,7 @@ void run(Device& device, int64_t numel, int repeats) {
   fmt::print("{}, {} elements\n", device.name(), numel);
   GradientLike values(device, numel);
   show_elementwise(device, numel, values, table);
+  show_step(device, numel, values, table);
   show_quantization(device, numel, values, table);
   show_updates(device, numel, values, table);
   show_train_kernels(device, numel / 8, table);

@@ -26,6 +26,13 @@ class RateTable {
   void show_ms(std::string_view name, const std::function<void()>& call) {
     fmt::print("{:<36} {:8.3f} ms\n", name, seconds_of(call) * 1e3);
   }
+  // What `with` takes more than `without`, beside a copy of the `bytes` that it moves more.
+  void show_added(std::string_view name, double bytes, const std::function<void()>& without,
+                  const std::function<void()>& with) {
+    const double more = seconds_of(with) - seconds_of(without);
+    fmt::print("{:<36} {:8.3f} ms  a copy: {:.3f} ms\n", name, more * 1e3,
+               bytes / copy_rate_ * 1e3);
+  }
 
  private:
   // Of one call, the fewest of several rounds.

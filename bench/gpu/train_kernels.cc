@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "bench/gpu/rate_table.h"
@@ -67,6 +69,53 @@ void show_cross_entropy(Device& device, train::Kernels& kernels, int64_t rows, R
   kernels.take_loss();
 }
 
+// Text has some tokens far more often than others: here, every fourth token is one of 16.
+void show_embedding(Device& device, train::Kernels& kernels, int64_t rows, RateTable& table) {
+  const int64_t length = std::min<int64_t>(rows, 1024);
+  rows -= rows % length;
+  Tensors tensors(device, kernels.activation_dtype());
+  std::vector<int32_t> tokens(static_cast<size_t>(rows));
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] = static_cast<int32_t>(i % 4 == 0 ? i / 4 % 16 : i * 7919 % kVocabulary);
+  }
+  std::vector<int32_t> order(tokens.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return tokens[static_cast<size_t>(a)] < tokens[static_cast<size_t>(b)];
+  });
+  std::vector<int32_t> begins;
+  for (size_t i = 0; i < order.size(); ++i) {
+    const auto token = [&](size_t at) { return tokens[static_cast<size_t>(order[at])]; };
+    if (i == 0 || token(i) != token(i - 1)) begins.push_back(static_cast<int32_t>(i));
+  }
+  const auto distinct = static_cast<int64_t>(begins.size());
+  begins.push_back(static_cast<int32_t>(rows));
+  Stream& stream = device.inline_stream();
+  std::vector<Buffer> memory;
+  const auto on_device = [&](const std::vector<int32_t>& values) {
+    memory.push_back(device.allocate(values.size() * sizeof(int32_t), MemoryCategory::other));
+    const auto nbytes = static_cast<int64_t>(memory.back().nbytes());
+    const TensorView view = view_of(memory.back(), DType::uint8, nbytes);
+    device.upload(stream, values.data(), view);
+    return view.as<const int32_t>();
+  };
+  const train::TokenGrid grid{
+      .tokens = on_device(tokens), .rows = rows, .seq_len = length, .width = kWidth};
+  const train::TokenOrder sorted{on_device(order), on_device(begins), distinct};
+  stream.synchronize();
+  const TensorView wte = tensors.make(kVocabulary * kWidth, DType::bf16);
+  const TensorView wpe = tensors.make(length * kWidth, DType::bf16);
+  const TensorView x = tensors.make(rows * kWidth);
+  const double row = static_cast<double>(kWidth) * static_cast<double>(size_of(DType::bf16));
+  const double of_x = static_cast<double>(x.nbytes());
+  table.show("embedding", of_x + static_cast<double>(rows) * row,
+             [&] { kernels.embed(grid, wte, wpe, x); });
+  table.show(
+      "embedding, backward", 2 * of_x + static_cast<double>(2 * distinct + length) * row, [&] {
+        kernels.embed_backward(grid, sorted, x, {wte, true}, {wpe, false});  // the head was before
+      });
+}
+
 // What GELU and a bias's gradient cost beside their products, which may have them as epilogues.
 void show_products(Device& device, train::Kernels& kernels, int64_t rows, RateTable& table) {
   Tensors tensors(device, kernels.activation_dtype());
@@ -78,15 +127,20 @@ void show_products(Device& device, train::Kernels& kernels, int64_t rows, RateTa
   const TensorView bias = tensors.make(shape.out, DType::bf16);
   const TensorView dweight = tensors.make(shape.in * shape.out, DType::bf16);
   const TensorView dbias = tensors.make(shape.out, DType::bf16);
-  table.show_ms("product", [&] { kernels.linear(shape, x, weight, bias, {}, hidden); });
-  table.show_ms("product and GELU",
-                [&] { kernels.linear_gelu(shape, x, weight, bias, hidden, active); });
-  table.show_ms("weight gradient", [&] {
-    kernels.linear_gradients(shape, x, hidden, {dweight, false}, {{}, false});
-  });
-  table.show_ms("weight and bias gradients", [&] {
-    kernels.linear_gradients(shape, x, hidden, {dweight, false}, {dbias, false});
-  });
+  const auto product = [&] { kernels.linear(shape, x, weight, bias, {}, hidden); };
+  const auto with_gelu = [&] { kernels.linear_gelu(shape, x, weight, bias, hidden, active); };
+  const auto gradients = [&](const TensorView& of_bias) {
+    kernels.linear_gradients(shape, x, hidden, {dweight, false}, {of_bias, false});
+  };
+  const auto weights_alone = [&] { gradients({}); };
+  const auto both = [&] { gradients(dbias); };
+  table.show_ms("product", product);
+  table.show_ms("product and GELU", with_gelu);
+  table.show_ms("weight gradient", weights_alone);
+  table.show_ms("weight and bias gradients", both);
+  const auto bytes = static_cast<double>(hidden.nbytes());
+  table.show_added("what GELU adds", 2 * bytes, product, with_gelu);
+  table.show_added("what the bias gradient adds", bytes, weights_alone, both);
 }
 
 }  // namespace
@@ -96,6 +150,7 @@ void show_train_kernels(Device& device, int64_t numel, RateTable& table) {
   const int64_t rows = std::max<int64_t>(1, numel / kWidth);
   show_layer_norm(device, *kernels, rows, table);
   show_cross_entropy(device, *kernels, std::max<int64_t>(1, numel / kVocabulary), table);
+  show_embedding(device, *kernels, rows, table);
   show_products(device, *kernels, std::max<int64_t>(1, rows / 4), table);
 }
 

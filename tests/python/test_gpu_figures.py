@@ -33,7 +33,9 @@ def test_both_sides_of_every_figure_that_a_cpu_has(root: Path, build: Path) -> N
     rest = [name.partition(" ")[0] for name, _ in figures if "over copy" not in name]
     assert rest == ["over", "over", *["exposed"] * 2]
     own = ("fill fp32", "add fp16 to fp32", "quantize bf16 to 4 bits", "dequantize 8 bits to bf16")
-    for kernel in (*own, "8-bit AdamW", "layer norm, backward", "weight gradient"):
+    steps = ("copy 100 tensors bf16", "decide", "trust ratios of 100 parameters")
+    rows = ("layer norm, backward", "embedding", "embedding, backward", "weight gradient")
+    for kernel in (*own, *steps, "8-bit AdamW", *rows):
         # A rate may be 0.0: how quick a busy machine is says nothing.
         assert re.search(f"^{kernel}[ ,].* [0-9.]+ (GB/s|ms)", job.stdout, re.MULTILINE), job.stdout
     missed = any(verdict == "MISSED" for _, verdict in figures)
@@ -42,7 +44,9 @@ def test_both_sides_of_every_figure_that_a_cpu_has(root: Path, build: Path) -> N
     assert "with torch.compile" in job.stdout
     assert len(rates) == 2
     assert min(rates) > 0
-    assert job.stdout.count(" ms\n") == 6 + 4
+    assert job.stdout.count(" ms\n") == 6 + 4 + 2 + 2
+    for extra in ("what GELU adds", "what the bias gradient adds"):
+        assert re.search(f"^{extra} +-?[0-9.]+ ms  a copy: [0-9.]+ ms$", job.stdout, re.MULTILINE)
     assert "12 blocks of width 64, stage 3, offload_optimizer nvme: " in job.stdout
 
 
