@@ -1,5 +1,6 @@
 """scripts/gpu_check where there is no GPU: on programs that only write down their calls."""
 
+import importlib
 import json
 import os
 import re
@@ -10,7 +11,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import torch
 from gpu_machine import PROGRAM, PROGRAMS, PYTHON, Machine, write_program
+from torch.nn import functional
 
 
 @pytest.fixture
@@ -314,3 +317,47 @@ def test_a_wrong_call_exits_2_with_the_usage(machine: Machine, options: list[str
     result = machine.check(*options)
     assert result.returncode == 2
     assert "--prebuilt DIR" in result.stderr
+
+
+def losses_of_gpt2(make: type, activations: torch.dtype, text: bytes, steps: int) -> list[float]:
+    """Of AdamW on fp32 masters with parameters in bf16, as `train` has them, and 4 x 128 tokens."""
+    torch.manual_seed(0)
+    model = make("nano", 256, 128).to(torch.bfloat16)  # parameters, as they are stored
+    computes = make("nano", 256, 128).to(activations)
+    masters = [parameter.detach().float() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(masters, lr=1e-3, weight_decay=0.0)
+    data = torch.tensor(list(text[: 128 * 4 * steps + 1]))
+    losses = []
+    for step in range(steps):
+        part = data[512 * step : 512 * (step + 1) + 1]
+        for own, stored in zip(computes.parameters(), model.parameters(), strict=True):
+            own.detach().copy_(stored)
+        computes.zero_grad()
+        loss = computes(part[:-1].view(4, 128), part[1:].view(4, 128))
+        loss.backward()
+        losses.append(loss.item())
+        for master, own in zip(masters, computes.parameters(), strict=True):
+            master.grad = own.grad.bfloat16().float()
+        optimizer.step()
+        for master, stored in zip(masters, model.parameters(), strict=True):
+            stored.detach().copy_(master)
+    return losses
+
+
+def test_activations_in_bf16_stay_far_within_the_bound(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AdamW turns the rounding of small gradients into whole steps; the losses hardly show it."""
+    monkeypatch.syspath_prepend(root / "bench" / "gpu")
+    gpt2 = importlib.import_module("gpt2")
+    in_fp32 = functional.cross_entropy
+    monkeypatch.setattr(  # as train sums losses
+        gpt2.F, "cross_entropy", lambda logits, targets: in_fp32(logits.float(), targets)
+    )
+    script = (root / "scripts" / "gpu_check").read_text()
+    bound = float(re.search(r"^readonly loose=(\S+)", script, re.MULTILINE)[1])
+    text = (root / "ARCHITECTURE.md").read_bytes()
+    cpu, gpu = (losses_of_gpt2(gpt2.Gpt2, kind, text, 8) for kind in (torch.float, torch.bfloat16))
+    assert cpu[-1] < 0.9 * cpu[0]
+    worst = max(abs(a - b) / a for a, b in zip(cpu, gpu, strict=True))
+    assert 1e-6 < worst < bound / 10
