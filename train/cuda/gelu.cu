@@ -8,7 +8,7 @@ namespace {
 constexpr float kSqrt2OverPi = 0.7978845608028654F;
 constexpr float kCubic = 0.044715F;
 
-// Maps take what they read beside y, y itself and the element's column.
+// Maps take an element of x and one of y, and return the new element of y.
 struct Gelu {
   __device__ float operator()(float x, float /*y*/) const {
     return 0.5F * x * (1.0F + tanhf(kSqrt2OverPi * (x + kCubic * x * x * x)));
