@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 CONTAINER = struct.pack("<I", 0xBA55ED50)
 PTX, ELF = 1, 2
 LZ4, ZSTD = 0x2000, 0x8000
+# Registers of a thread, at most. 256 threads of up to 64 registers fill half of a multiprocessor's
+# threads, which is enough for what waits for memory; kernels with more have arithmetic to do.
+REGISTERS = {
+    "map_elements": 48,
+    "update_vectors": 48,
+    "update_blocks": 80,  # 8-bit states and stochastic rounding; 64 with one state
+    "squares": 96,
+    "norm_backward": 80,  # 24 warps of a multiprocessor, with a row's 16 bytes each of x and dy
+    "quantize_blocks": 48,
+    "dequantize_blocks": 48,
+    "attend": 128,
+    "query_gradients": 128,
+    "key_value_gradients": 160,
+    "token_gradients": 96,  # 82 from 10.0 on
+}
+OTHERS = 64
+
 _INFO = {0x2F: "registers", 0x11: "frame"}  # EIATTR_REGCOUNT, EIATTR_FRAME_SIZE
 
 
@@ -112,3 +129,28 @@ def kernels(cubin: bytes) -> dict[str, dict[str, int]]:
             found.setdefault(text, {})[_INFO[attribute]] = value
         at += 4 + (size if form == 4 else 0)
     return found
+
+
+def kernel_name(mangled: str) -> str:
+    """The part of a mangled name before its template arguments or parameters: the last word that
+    is no namespace."""
+    words = re.findall(r"(?<=\d)([a-z]+(?:_[a-z]+)*)(?=I|E|P|v)", mangled)
+    return next(word for word in words if word not in ("zerorun", "cuda", "train"))
+
+
+def checked_kernels(found: Iterable[Image]) -> set[str]:
+    """The names of the kernels in machine code; fails for one that keeps what it works on in local
+    memory, or takes more registers than its limit."""
+    seen = set()
+    for image in found:
+        if image.kind != ELF:
+            continue
+        for mangled, takes in kernels(image.code).items():
+            where = f"{mangled} on {image.capability}"
+            assert takes["frame"] == 0, where
+            if "registers" not in takes:  # a function that kernels call
+                continue
+            kernel = kernel_name(mangled)
+            seen.add(kernel)
+            assert takes["registers"] <= REGISTERS.get(kernel, OTHERS), where
+    return seen

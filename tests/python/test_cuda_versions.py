@@ -1,0 +1,65 @@
+"""The sources of the CUDA backend with other versions of CUDA than this build's, for every GPU that
+is supported: they compile, and kernels keep what they work on in registers.
+
+Compiling takes long and needs packages of PyPI, so it is done on request:
+ZERORUN_CUDA_VERSIONS="12.8 12.9 13.0". No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gpu_code
+import pytest
+
+ARCHITECTURES = (80, 90, 100, 120)
+PACKAGES = ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-runtime-cu12")  # assembler; headers and runtime
+
+
+def run(*command: object) -> str:
+    job = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert job.returncode == 0, job.stdout[-4000:] + job.stderr[-4000:]
+    return job.stdout
+
+
+def options_for(version: str, folder: Path) -> list[str]:
+    """What makes cmake compile for CUDA `version`, whose packages go to `folder`."""
+    if version.startswith("13."):
+        return ["-DZERORUN_CUDA_DRIVERS=13"]
+    if not folder.exists():
+        wanted = [f"{package}=={version}.*" for package in PACKAGES]
+        run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, *wanted)
+    nvidia = folder / "nvidia"
+    return [
+        "-DZERORUN_CUDA_DRIVERS=12",
+        f"-DZERORUN_CUDA12_RUNTIME={nvidia / 'cuda_runtime' / 'lib' / 'libcudart_static.a'}",
+        f"-DZERORUN_CUDA12_PTXAS={nvidia / 'cuda_nvcc' / 'bin' / 'ptxas'}",
+    ]
+
+
+@pytest.mark.parametrize("version", os.environ.get("ZERORUN_CUDA_VERSIONS", "").split() or [""])
+def test_kernels_compile_for_every_gpu(build: Path, root: Path, version: str) -> None:
+    if not version:
+        pytest.skip('on request: ZERORUN_CUDA_VERSIONS="12.8 12.9 13.0"')
+    folder = build.parent / f"cuda-{version}"
+    options = options_for(version, folder.with_name(f"cuda-{version}-packages"))
+    if not (folder / "build.ninja").exists():
+        architectures = ";".join(map(str, ARCHITECTURES))
+        options += ["-DZERORUN_CUDA=ON", f"-DZERORUN_CUDA_ARCHITECTURES={architectures}"]
+        options += ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CUDA_FLAGS=--compress-mode=none"]
+        print(run("cmake", "-S", root, "-B", folder, "-G", "Ninja", *options))
+    targets = run("ninja", "-C", folder, "-t", "targets", "all").splitlines()
+    objects = [line.partition(": ")[0] for line in targets if ".cu.o: " in line]
+    assert len(objects) >= 10
+    run("ninja", "-C", folder, *objects)
+    seen = set()
+    for name in objects:
+        images = list(gpu_code.images(folder / name))
+        machine = {image.capability for image in images if image.kind == gpu_code.ELF}
+        assert machine == set(ARCHITECTURES), name
+        assert [image.capability for image in images if image.kind == gpu_code.PTX] == [120], name
+        seen |= gpu_code.checked_kernels(images)
+    assert len(seen) >= 20
