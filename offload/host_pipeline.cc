@@ -44,7 +44,8 @@ TensorView HostPipeline::outgoing(int64_t numel, DType dtype) {
   return outgoing_.view(outgoing_.take(*compute_), numel, dtype);
 }
 
-Event HostPipeline::send(TensorView staged, TensorView dst) {
+Event HostPipeline::send(TensorView staged, TensorView dst, const Event& after) {
+  to_device_->wait(after);
   to_device_->wait(compute_->record());
   device_.upload(*to_device_, staged.data, dst);
   Event sent = to_device_->record();

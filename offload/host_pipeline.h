@@ -39,10 +39,10 @@ class HostPipeline {
   // overwrite what it reads.
   void hold_fetches();
 
-  // outgoing() returns a staging buffer for stream() to write; send() copies it to the device. One
-  // buffer at a time.
+  // outgoing() returns a staging buffer for stream() to write; send() copies it to the device, after
+  // `after`. One buffer at a time.
   TensorView outgoing(int64_t numel, DType dtype);
-  Event send(TensorView staged, TensorView dst);
+  Event send(TensorView staged, TensorView dst, const Event& after = {});
 
   // Events after which everything fetched, or sent, so far is complete.
   Event received() { return to_host_->record(); }

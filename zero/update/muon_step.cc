@@ -38,6 +38,7 @@ void MuonStep::find_direction(const Bucket& bucket, const StepScalars& step, Ten
   HostPipeline* const pipeline = storage_.pipeline();
   Stream& stream = context_.device.inline_stream();
   stream.wait(direction_read_);
+  const Event read = stream.record();  // by this stream, too: the direction of the last bucket
   if (bucket.stored.offloaded) pipeline->stream().wait(memory_.gradients(bucket).host_ready);
   for (const Chunk& chunk : bucket.chunks) {
     const ActiveChunk active = storage_.acquire(bucket, chunk);
@@ -45,7 +46,7 @@ void MuonStep::find_direction(const Bucket& bucket, const StepScalars& step, Ten
     if (chunk.on_host) {
       const TensorView staged = pipeline->outgoing(chunk.numel(), DType::fp32);
       plan_.find_direction(active, step, staged);
-      stream.wait(pipeline->send(staged, part));
+      stream.wait(pipeline->send(staged, part, read));
     } else {
       plan_.find_direction(active, step, part);
     }
