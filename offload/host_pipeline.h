@@ -39,8 +39,8 @@ class HostPipeline {
   // overwrite what it reads.
   void hold_fetches();
 
-  // outgoing() returns a staging buffer for stream() to write; send() copies it to the device, after
-  // `after`. One buffer at a time.
+  // outgoing() returns a staging buffer for stream() to write; send() copies it to the device,
+  // after `after`. One buffer at a time.
   TensorView outgoing(int64_t numel, DType dtype);
   Event send(TensorView staged, TensorView dst, const Event& after = {});
 

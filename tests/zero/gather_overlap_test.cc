@@ -97,8 +97,8 @@ constexpr double kUses = 2.0 * kModules;
 // As those of large models do with Hugging Face's "auto" limits.
 TEST(GatherOverlap, ModulesThatExceedThePrefetchLimitStillTakeTheLongerOfTheTwo) {
   for (const int64_t prefetch : {kNumel / 8, kNumel - 1, kNumel}) {
-    // Nothing precedes the first gather; and the last module, with which backward begins, is gathered
-    // when forward has released it.
+    // Nothing precedes the first gather; and the last module, with which backward begins, is
+    // gathered when forward has released it.
     EXPECT_NEAR(step_seconds(0.5, {prefetch}), kUses + 2 * 0.5, 1e-3) << prefetch;
     EXPECT_NEAR(step_seconds(1.0, {prefetch}), kUses + 2 * 1.0, 1e-3) << prefetch;
     EXPECT_NEAR(step_seconds(2.0, {prefetch}), 2 * kUses + 1.0, 1.0 + 1e-3) << prefetch;
