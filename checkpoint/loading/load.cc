@@ -14,7 +14,8 @@
 #include "checkpoint/loading/checkpoint_reader.h"
 #include "checkpoint/loading/device_copies.h"
 #include "checkpoint/loading/model_match.h"
-#include "checkpoint/loading/staged_records.h"
+#include "checkpoint/loading/second_reads.h"
+#include "checkpoint/loading/undo_log.h"
 #include "comm/agreement.h"
 #include "core/check.h"
 #include "os/host_limits.h"
@@ -34,11 +35,15 @@ struct RecordCopy {
   int64_t begin = 0;    // within the tensor
   int64_t numel = 0;
   bool on_host = false;  // the tensor is offloaded
+  TensorView to{};       // the elements, if they are written by read()
+  bool done = false;     // all of them are written
+
+  uint64_t end() const { return offset + static_cast<uint64_t>(numel) * size_of(record->dtype); }
 };
 
 // Bytes that go to host memory.
 struct Piece {
-  const StagedRecords::Source* source = nullptr;
+  const SecondReads::Source* source = nullptr;
   uint64_t offset = 0;
   std::span<std::byte> out;
 };
@@ -49,7 +54,7 @@ class Load {
   Load(EngineStates& engine, std::filesystem::path folder)
       : engine_(engine),
         checkpoint_(std::move(folder)),
-        staged_(checkpoint_),
+        second_reads_(checkpoint_, engine.device()),
         copies_(engine.device()) {}
 
   const CheckpointReader& checkpoint() const { return checkpoint_; }
@@ -59,10 +64,13 @@ class Load {
   std::vector<bool> needed_files() const;
   // True if other ranks read all that this one does, or some of it.
   bool is_shared() const { return is_shared_; }
-  // Reads and checks all that apply() will use. `ranks`: that load on this host.
+  // Reads and verifies this rank's part of the checkpoint, and writes it to the engine's states
+  // where it can be undone. `ranks`: that load on this host.
   void read(ReadPath path, int ranks);
-  // Overwrites this rank's part of the engine's states.
-  void apply();
+  // After an error of read() on some rank: brings back the states.
+  void undo();
+  // Writes the rest of the states.
+  void finish();
 
  private:
   // A tensor of this rank, and which elements it is of what is saved.
@@ -78,9 +86,12 @@ class Load {
   template <typename Use, typename Done>
   void visit(StateAccess access, const Use& use, const Done& done);
   void add(const Place& place);
-  std::vector<const Record*> records(bool on_host) const;
+  std::vector<const Record*> records() const;
+  void find_places();
+  void write(const Record& record, uint64_t offset, std::span<const std::byte> bytes);
   void copy(const RecordCopy& transfer, const Place& place);
-  void copy_pieces(std::vector<Piece>& pieces);
+  void copy_pieces();
+  void write_rest();
 
   EngineStates& engine_;
   CheckpointReader checkpoint_;
@@ -88,11 +99,12 @@ class Load {
   std::vector<RecordCopy> transfers_;                // in the order of visits
   size_t tensors_ = 0;
   bool is_shared_ = false;
-  StagedRecords staged_;
+  std::vector<RecordCopy*> by_record_;  // sorted by `record`
+  std::optional<UndoLog> undo_;
+  SecondReads second_reads_;
   DeviceCopies copies_;
-  std::deque<StagedRecords::Source> sources_;
-  std::vector<Piece> staged_pieces_;    // of the interval that is copied: offloaded, or a GPU's
-  std::vector<Piece> resident_pieces_;  // of all: the more there are, the busier are the threads
+  std::deque<SecondReads::Source> sources_;
+  std::vector<Piece> pieces_;  // of the interval that is copied
   Workers workers_{kReadingThreads};
 };
 
@@ -160,12 +172,10 @@ std::vector<bool> Load::needed_files() const {
   return needed;
 }
 
-// Those that a tensor of the device needs, or an offloaded one; in the order of the files.
-std::vector<const Record*> Load::records(bool on_host) const {
+// In the order of the files.
+std::vector<const Record*> Load::records() const {
   std::vector<const Record*> records;
-  for (const RecordCopy& transfer : transfers_) {
-    if (transfer.on_host == on_host) records.push_back(transfer.record);
-  }
+  for (const RecordCopy& transfer : transfers_) records.push_back(transfer.record);
   std::sort(records.begin(), records.end(), [](const Record* a, const Record* b) {
     return std::pair(a->shard, a->offset) < std::pair(b->shard, b->offset);
   });
@@ -173,54 +183,94 @@ std::vector<const Record*> Load::records(bool on_host) const {
   return records;
 }
 
-// What is offloaded has little room in memory, so it is read again instead of kept.
+// Offloaded tensors are in memory only while they are visited, so finish() writes them. Their bytes
+// then come from the page cache, if memory has space for all of them.
 void Load::read(ReadPath path, int ranks) {
   const uint64_t room = host_limits().available_bytes() / static_cast<size_t>(2 * ranks);
-  staged_.read(records(false), records(true), {engine_.device().host(), room}, path, workers_);
+  const std::vector<const Record*> needed = records();
+  const std::vector<RecordRun> runs = runs_of(needed);
+  const bool is_offloaded =
+      std::any_of(transfers_.begin(), transfers_.end(),
+                  [](const RecordCopy& transfer) { return transfer.on_host; });
+  RunReader::Visitor visitor;
+  ReadPath used = path;
+  if (is_offloaded) {
+    uint64_t total = 0;
+    for (const RecordRun& run : runs) total += run.nbytes();
+    if (total <= room) used = ReadPath::cached;
+  } else {
+    find_places();
+    undo_.emplace(engine_.device(), room);
+    visitor.use = [&](const Record& record, uint64_t offset, std::span<const std::byte> bytes) {
+      write(record, offset, bytes);
+    };
+  }
+  second_reads_.use(used, used != path);
+  RunReader(checkpoint_, engine_.device(), workers_, used).read(runs, visitor);
+}
+
+void Load::find_places() {
+  auto transfer = transfers_.begin();
+  size_t tensor = 0;
+  const auto take = [&](const Place& place) {
+    for (; transfer != transfers_.end() && transfer->tensor == tensor; ++transfer) {
+      transfer->to = place.tensor.slice(transfer->begin, transfer->numel);
+      transfer->done = true;  // until there is no room to undo it
+      by_record_.push_back(&*transfer);
+    }
+    ++tensor;
+  };
+  visit(StateAccess::write, take, [] {});
+  std::sort(by_record_.begin(), by_record_.end(),
+            [](const RecordCopy* a, const RecordCopy* b) { return a->record < b->record; });
+}
+
+// Called by the one thread that reads the record.
+void Load::write(const Record& record, uint64_t offset, std::span<const std::byte> bytes) {
+  const auto [first, last] = std::ranges::equal_range(
+      by_record_, &record, {}, [](const RecordCopy* t) { return t->record; });
+  for (RecordCopy* const transfer : std::ranges::subrange(first, last)) {
+    const uint64_t from = std::max(offset, transfer->offset);
+    const uint64_t to = std::min(offset + bytes.size(), transfer->end());
+    if (from >= to || !transfer->done) continue;
+    transfer->done = undo_->write(transfer->to.data + (from - transfer->offset),
+                                  bytes.subspan(from - offset, to - from));
+  }
+}
+
+void Load::undo() {
+  if (undo_) undo_->undo();
 }
 
 void Load::copy(const RecordCopy& transfer, const Place& place) {
   const TensorView to = place.tensor.slice(transfer.begin, transfer.numel);
-  const StagedRecords::Source& source = sources_.emplace_back(staged_.source(*transfer.record));
-  const bool is_host = engine_.device().is_host();
-  std::vector<Piece>& pieces = is_host && !place.on_host ? resident_pieces_ : staged_pieces_;
+  const SecondReads::Source& source = sources_.emplace_back(second_reads_.source(*transfer.record));
   copies_.upload(to, place.on_host, [&](uint64_t at, std::span<std::byte> all) {
     while (!all.empty()) {
       const uint64_t offset = transfer.offset + at;
       // Up to a page of the file, so that whole pages can be read into place.
       const uint64_t end = (transfer.record->offset + offset) % kReadNbytes;
       const auto out = all.first(std::min<size_t>(all.size(), kReadNbytes - end));
-      pieces.push_back({&source, offset, out});
+      pieces_.push_back({&source, offset, out});
       at += out.size();
       all = all.subspan(out.size());
     }
-    if (!place.on_host && !is_host) copy_pieces(pieces);
+    if (!place.on_host && !engine_.device().is_host()) copy_pieces();
   });
 }
 
-void Load::copy_pieces(std::vector<Piece>& pieces) {
-  workers_.each(pieces.size(), [&](size_t i) {
-    const Piece& piece = pieces[i];
+void Load::copy_pieces() {
+  workers_.each(pieces_.size(), [&](size_t i) {
+    const Piece& piece = pieces_[i];
     (*piece.source)(piece.offset, piece.out);
   });
-  pieces.clear();
+  pieces_.clear();
 }
 
-void Load::apply() {
-  auto transfer = transfers_.begin();
-  size_t tensor = 0;
-  visit(
-      StateAccess::write,
-      [&](const Place& place) {
-        for (; transfer != transfers_.end() && transfer->tensor == tensor; ++transfer) {
-          copy(*transfer, place);
-        }
-        ++tensor;
-      },
-      [&] { copy_pieces(staged_pieces_); });
-  copy_pieces(resident_pieces_);
-  copies_.finish();
-  staged_.clear();
+void Load::finish() {
+  undo_.reset();
+  const auto is_done = [](const RecordCopy& transfer) { return transfer.done; };
+  if (!std::all_of(transfers_.begin(), transfers_.end(), is_done)) write_rest();
   const Manifest& saved = checkpoint_.manifest();
   engine_.set_progress(saved.progress);
   const auto groups = engine_.groups();
@@ -229,6 +279,20 @@ void Load::apply() {
     groups[i] = saved.groups[i];
     groups[i].name = name;
   }
+}
+
+void Load::write_rest() {
+  auto transfer = transfers_.begin();
+  size_t tensor = 0;
+  const auto take = [&](const Place& place) {
+    for (; transfer != transfers_.end() && transfer->tensor == tensor; ++transfer) {
+      if (!transfer->done) copy(*transfer, place);
+    }
+    ++tensor;
+  };
+  visit(StateAccess::write, take, [&] { copy_pieces(); });
+  copies_.finish();
+  second_reads_.clear();
 }
 
 // Copies the files that ranks need and do not see, where hosts keep files for themselves.
@@ -272,11 +336,16 @@ LoadedCheckpoint load_checkpoint(EngineStates& engine, Communicator& comm,
   });
   bring_missing(comm, engine.device().inline_stream(), *load, directory);
   const bool is_shared = agreement.reduce(load->is_shared() ? 1 : 0, ReduceOp::max) != 0;
-  agreement.run("load: read", [&] {
-    load->read(is_shared ? ReadPath::cached : ReadPath::direct, comm.local_world_size());
-  });
-  // Every rank has verified what it needs; only now the engine changes.
-  agreement.run("load: apply", [&] { load->apply(); });
+  try {
+    agreement.run("load: read", [&] {
+      load->read(is_shared ? ReadPath::cached : ReadPath::direct, comm.local_world_size());
+    });
+  } catch (...) {
+    load->undo();
+    throw;
+  }
+  // Every rank has verified what it needs, so there is nothing left to undo.
+  agreement.run("load: finish", [&] { load->finish(); });
   engine.refresh_from_masters();
 
   const CheckpointReader& checkpoint = load->checkpoint();

@@ -1,16 +1,12 @@
 #include "checkpoint/loading/record_runs.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <new>
 #include <utility>
 
 #include "checkpoint/files/file.h"
 #include "checkpoint/files/hash.h"
 #include "checkpoint/format/hashed_header.h"
 #include "core/check.h"
-#include "device/cpu/host_memory.h"
 #include "offload/block_io.h"
 
 namespace zerorun {
@@ -21,17 +17,14 @@ using Record = CheckpointReader::Record;
 
 constexpr uint64_t kMaxGap = uint64_t{1} << 20;  // that costs less to read than to leave out
 
-int64_t nanoseconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
-}
-
 uint64_t end_of(const Record& record) { return record.offset + record.nbytes(); }
 
-// Hashes the records of a run, whose bytes come in order.
+// Hands on and hashes the records of a run, whose bytes come in order.
 class RunHashes {
  public:
-  RunHashes(const CheckpointReader& checkpoint, const RecordRun& run)
-      : checkpoint_(checkpoint), left_(run.records) {}
+  RunHashes(const CheckpointReader& checkpoint, const RecordRun& run,
+            const RunReader::Visitor& visitor)
+      : checkpoint_(checkpoint), visitor_(visitor), left_(run.records) {}
 
   // The bytes of the file from `offset` on.
   void update(uint64_t offset, std::span<const std::byte> bytes) {
@@ -40,7 +33,9 @@ class RunHashes {
       const Record& record = *left_.front();
       const uint64_t from = std::max(offset, record.offset);
       const uint64_t to = std::min(end, end_of(record));
-      hash_.update(bytes.subspan(from - offset, to - from));
+      const auto part = bytes.subspan(from - offset, to - from);
+      hash_.update(part);  // first: it brings them into the cache
+      if (visitor_.use) visitor_.use(record, from - record.offset, part);
       if (to < end_of(record)) return;
       checkpoint_.check_hash(record, hash_.value());
       hash_.reset();
@@ -50,6 +45,7 @@ class RunHashes {
 
  private:
   const CheckpointReader& checkpoint_;
+  const RunReader::Visitor& visitor_;
   std::span<const Record* const> left_;
   Hash hash_;  // of the first of them, as far as it came
 };
@@ -75,68 +71,38 @@ std::vector<RecordRun> runs_of(std::span<const Record* const> records) {
 ReadBlocks::Block ReadBlocks::take() {
   const std::scoped_lock lock(mutex_);
   if (free_.empty()) {
-    const HostBlock block = allocate_host(nbytes());
-    if (block.data == nullptr) throw std::bad_alloc();
-    free_.emplace_back(static_cast<std::byte*>(block.data),
-                       [free = block.free](std::byte*) { free(); });
+    free_.push_back(std::make_unique<Buffer>(device_.is_host()
+                                                 ? device_.allocate(nbytes(), MemoryCategory::other)
+                                                 : device_.allocate_pinned(nbytes())));
   }
-  const std::shared_ptr<std::byte> memory = std::move(free_.back());
+  Buffer* const block = free_.back().release();
   free_.pop_back();
-  return {memory.get(), [this, memory](std::byte*) {
+  return {block, [this](Buffer* unused) {
             const std::scoped_lock back(mutex_);
-            free_.push_back(memory);
+            free_.emplace_back(unused);
           }};
 }
 
-void RunReader::check(std::span<const RecordRun> runs, const Done& done) {
+void RunReader::read(std::span<const RecordRun> runs, const Visitor& visitor) {
   std::mutex mutex;
   workers_.each(runs.size(), [&](size_t i) {
-    const ReadBlocks::Block block = blocks_.take();
-    read_run(runs[i], [&](uint64_t, size_t nbytes) { return std::span(block.get(), nbytes); });
+    read_run(runs[i], visitor);
+    if (!visitor.done) return;
     const std::scoped_lock lock(mutex);
-    done(runs[i].nbytes());
+    visitor.done(runs[i].nbytes());
   });
 }
 
-std::vector<bool> RunReader::keep(std::span<const RecordRun> runs,
-                                  std::span<const std::span<std::byte>> memory,
-                                  std::chrono::nanoseconds patience) {
-  std::vector<std::atomic<bool>> kept(runs.size());
-  workers_.each(runs.size(), [&](size_t i) {
-    ZR_CHECK(memory[i].size() == runs[i].nbytes(), "{} bytes for {}", memory[i].size(),
-             runs[i].nbytes());
-    ReadBlocks::Block block;
-    read_run(runs[i], [&](uint64_t done, size_t nbytes) {
-      if (populating_ns_ > reading_ns_ + patience.count()) keeps_ = false;
-      if (!block && !keeps_) block = blocks_.take();
-      if (block) return std::span(block.get(), nbytes);
-      populate(memory[i].subspan(done, nbytes));
-      return memory[i].subspan(done, nbytes);
-    });
-    kept[i] = block == nullptr;
-  });
-  return {kept.begin(), kept.end()};
-}
-
-// Fresh memory costs little where the system has it, and several times a read where a hypervisor
-// has taken it back.
-void RunReader::populate(std::span<std::byte> memory) {
-  const auto start = std::chrono::steady_clock::now();
-  ::madvise(memory.data(), memory.size(), MADV_POPULATE_WRITE);  // else the read does it
-  populating_ns_ += nanoseconds_since(start);
-}
-
-void RunReader::read_run(const RecordRun& run, const Place& place) {
+void RunReader::read_run(const RecordRun& run, const Visitor& visitor) {
   File file = checkpoint_.open(run.records.front()->shard);
   if (path_ == ReadPath::direct) file.go_past_cache();
   if (path_ == ReadPath::cached) file.start_read(run.begin, run.nbytes());
-  RunHashes hashes(checkpoint_, run);
+  const ReadBlocks::Block memory = blocks_.take();
+  RunHashes hashes(checkpoint_, run, visitor);
   const uint64_t needed = end_of(*run.records.back());
   for (uint64_t at = run.begin; at < run.end; at += kReadNbytes) {
-    const auto block = place(at - run.begin, std::min<uint64_t>(kReadNbytes, run.end - at));
-    const auto start = std::chrono::steady_clock::now();
+    const std::span block(memory->data(), std::min<uint64_t>(kReadNbytes, run.end - at));
     const size_t got = file.read(at, block);
-    reading_ns_ += nanoseconds_since(start);
     if (got < std::min<uint64_t>(block.size(), needed - at)) {
       fail<CheckpointError>("{}: ends at byte {}, within {}", file.path().string(), at + got,
                             checkpoint_.describe(*run.records.back()));

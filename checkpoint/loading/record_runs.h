@@ -1,7 +1,5 @@
 #pragma once
 
-#include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -12,6 +10,7 @@
 
 #include "checkpoint/files/workers.h"
 #include "checkpoint/loading/checkpoint_reader.h"
+#include "zerorun/device.h"
 
 namespace zerorun {
 
@@ -35,52 +34,46 @@ inline constexpr size_t kReadNbytes = size_t{2} << 20;
 // use from several threads; each block is used by one thread at a time.
 class ReadBlocks {
  public:
-  using Block = std::shared_ptr<std::byte>;  // page-aligned; returns to the pool when unused
+  explicit ReadBlocks(Device& device) : device_(device) {}
 
+  // Page-aligned and fast to copy to the device; returns to the pool when unused.
+  using Block = std::unique_ptr<Buffer, std::function<void(Buffer*)>>;
   Block take();
   static constexpr size_t nbytes() { return kReadNbytes + size_t{8192}; }
 
  private:
+  Device& device_;
   std::mutex mutex_;
-  std::vector<std::shared_ptr<std::byte>> free_;
+  std::vector<std::unique_ptr<Buffer>> free_;
 };
 
 // Whether reads bypass the page cache. `cached` is for data that other ranks read, too.
 enum class ReadPath : uint8_t { direct, cached };
 
-// Reads and verifies runs on several threads. Throws CheckpointError for the first record whose
-// hash is wrong.
+// Reads and verifies runs on several threads.
 class RunReader {
  public:
-  RunReader(const CheckpointReader& checkpoint, Workers& workers, ReadPath path)
-      : checkpoint_(checkpoint), workers_(workers), path_(path) {}
+  RunReader(const CheckpointReader& checkpoint, Device& device, Workers& workers, ReadPath path)
+      : checkpoint_(checkpoint), workers_(workers), path_(path), blocks_(device) {}
 
-  // Verifies runs without keeping them. Calls done(nbytes) from time to time, on one thread at a
-  // time.
-  using Done = std::function<void(uint64_t nbytes)>;
-  void check(
-      std::span<const RecordRun> runs, const Done& done = [](uint64_t) {});
-  // Verifies runs and keeps each in the page-aligned memory given for it. Returns which runs were
-  // kept: none any more after the system has taken `patience` longer to allocate memory than to
-  // read.
-  std::vector<bool> keep(std::span<const RecordRun> runs,
-                         std::span<const std::span<std::byte>> memory,
-                         std::chrono::nanoseconds patience);
+  struct Visitor {
+    // Called with all bytes of each record, in order, before the record is verified.
+    std::function<void(const CheckpointReader::Record& record, uint64_t offset,
+                       std::span<const std::byte> bytes)>
+        use{};
+    // Called from time to time with the number of bytes read since, on one thread at a time.
+    std::function<void(uint64_t nbytes)> done{};
+  };
+  // Throws CheckpointError for the first record whose hash is wrong.
+  void read(std::span<const RecordRun> runs, const Visitor& visitor);
 
  private:
-  // Returns the memory for the bytes of the run from its byte `done` on.
-  using Place = std::function<std::span<std::byte>(uint64_t done, size_t nbytes)>;
-  void read_run(const RecordRun& run, const Place& place);
-  void populate(std::span<std::byte> memory);
+  void read_run(const RecordRun& run, const Visitor& visitor);
 
   const CheckpointReader& checkpoint_;
   Workers& workers_;
   const ReadPath path_;
   ReadBlocks blocks_;
-  // Totals of all threads.
-  std::atomic<int64_t> reading_ns_ = 0;
-  std::atomic<int64_t> populating_ns_ = 0;
-  std::atomic<bool> keeps_ = true;
 };
 
 }  // namespace zerorun

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "checkpoint/loading/checkpoint_reader.h"
 #include "checkpoint/loading/record_runs.h"
 #include "core/check.h"
+#include "zerorun/device.h"
 
 namespace zerorun {
 
@@ -35,7 +37,9 @@ void verify_records(const CheckpointReader& checkpoint,
     return std::pair(a->shard, a->offset) < std::pair(b->shard, b->offset);
   });
   Workers workers(kReadingThreads);
-  RunReader(checkpoint, workers, ReadPath::direct).check(runs_of(records), progress);
+  const std::shared_ptr<Device> host = make_cpu_device();
+  RunReader(checkpoint, *host, workers, ReadPath::direct)
+      .read(runs_of(records), {.done = progress});
   for (size_t i = 0; i < checkpoint.buffers().size(); ++i) {
     std::vector<std::byte> bytes(checkpoint.buffers()[i].nbytes);
     checkpoint.read_buffer(i, bytes);

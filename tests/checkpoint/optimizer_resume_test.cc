@@ -1,12 +1,15 @@
 #include <gmock/gmock.h>
 
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/harness.h"
+#include "tests/paths.h"
 #include "tests/zero/toy_model.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/engine.h"
@@ -26,8 +29,8 @@ struct Rule {
   std::string name() const { return type + (in_16_bits ? "_16_bit" : ""); }
 };
 
-std::unique_ptr<Engine> make_engine(const Rule& rule, int stage, Device& device,
-                                    Communicator& comm) {
+std::unique_ptr<Engine> make_engine(const Rule& rule, int stage, Device& device, Communicator& comm,
+                                    OffloadDevice home = OffloadDevice::none) {
   Config config;
   config.batch.accumulation_steps = 1;
   config.precision.param_dtype = DType::bf16;
@@ -38,6 +41,8 @@ std::unique_ptr<Engine> make_engine(const Rule& rule, int stage, Device& device,
   config.zero.stage = stage;
   config.zero.reduce_bucket_size = 900;
   config.zero.param_persistence_threshold = 0;
+  config.offload.optimizer.device = home;
+  config.offload.optimizer.nvme_path = test_paths::build();
   std::vector<ParameterSpec> specs = ToyModel::specs();
   for (ParameterSpec& spec : specs) spec.use_muon = spec.trainable && spec.shape.size() == 2;
   auto engine = Engine::create(config, device, comm, specs, ToyModel::groups());
@@ -90,6 +95,65 @@ TEST_P(OptimizerResume, ContinuesWithTheSameBits) {
         EXPECT_EQ(engine->states().parameter_hash(), later) << world_size;
       });
     }
+  }
+}
+
+// All that this rank holds.
+std::string bytes_of(Engine& engine) {
+  std::string all;
+  engine.states().visit_states(StateAccess::read, [&](const StateInterval& interval) {
+    std::vector<TensorView> views = interval.states;
+    views.insert(views.end(), {interval.param, interval.master});
+    for (const TensorView& view : views) {
+      all.append(reinterpret_cast<const char*>(view.data), view.nbytes());
+    }
+  });
+  return fmt::format("{} {} {}", engine.states().progress().step_count, engine.groups()[0].lr, all);
+}
+
+// Flips a bit of the last byte of rank 1's file.
+void flip_last_bit(const TemporaryDirectory& directory) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.path())) {
+    if (!entry.path().filename().string().starts_with("rank00001")) continue;
+    std::fstream file(entry.path(), std::ios::binary | std::ios::in | std::ios::out);
+    file.seekg(-1, std::ios::end);
+    const int last = file.get();
+    file.seekp(-1, std::ios::end);
+    file.put(static_cast<char>(last ^ 1));
+  }
+}
+
+// Engines before their first step, and after one.
+TEST_P(OptimizerResume, FailedLoadChangesNothingOnAnyRank) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    const TemporaryDirectory directory;
+    run_ranks(2, [&](Communicator& comm) {
+      const auto device = make_cpu_device();
+      const auto saving = make_engine(GetParam(), stage, *device, comm);
+      train(*saving, 3);
+      save_checkpoint(saving->states(), comm, {.directory = directory.string()});
+      const uint64_t saved = saving->states().parameter_hash();
+      const std::string saved_bytes = bytes_of(*saving);
+      for (const auto home : {OffloadDevice::none, OffloadDevice::cpu, OffloadDevice::nvme}) {
+        if (stage == 0 && home != OffloadDevice::none) continue;
+        for (const int steps : {0, 1}) {
+          const auto engine = make_engine(GetParam(), stage, *device, comm, home);
+          train(*engine, steps);
+          const std::string before = bytes_of(*engine);
+          const uint64_t hash = engine->states().parameter_hash();
+          if (comm.rank() == 0) flip_last_bit(directory);
+          EXPECT_THAT([&] { load_checkpoint(engine->states(), comm, directory.string()); },
+                      ::testing::ThrowsMessage<CheckpointError>(::testing::HasSubstr("damaged")));
+          EXPECT_TRUE(bytes_of(*engine) == before) << "stage " << stage << ", steps " << steps;
+          EXPECT_EQ(engine->states().parameter_hash(), hash);
+          if (comm.rank() == 0) flip_last_bit(directory);
+          load_checkpoint(engine->states(), comm, directory.string());
+          EXPECT_EQ(engine->states().parameter_hash(), saved);
+          if (home != OffloadDevice::none) continue;  // in another order
+          EXPECT_TRUE(bytes_of(*engine) == saved_bytes);
+        }
+      }
+    });
   }
 }
 

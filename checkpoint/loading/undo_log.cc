@@ -1,0 +1,106 @@
+#include "checkpoint/loading/undo_log.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <ranges>
+
+namespace zerorun {
+
+namespace {
+
+bool is_zero(std::span<const std::byte> bytes) {
+  static constexpr std::array<std::byte, 4096> kZeros{};
+  while (!bytes.empty()) {
+    const size_t nbytes = std::min(bytes.size(), kZeros.size());
+    if (std::memcmp(bytes.data(), kZeros.data(), nbytes) != 0) return false;
+    bytes = bytes.subspan(nbytes);
+  }
+  return true;
+}
+
+// Makes the system provide memory that was never written. Otherwise is_zero() would map zero pages,
+// after which each small page costs a fault of its own.
+void populate(std::byte* data, size_t nbytes) {
+  constexpr uintptr_t kPage = 4096;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(data) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(data) + nbytes;
+  // The system may refuse it: then it is slow.
+  ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
+}
+
+TensorView view_at(std::byte* data, size_t nbytes) {
+  return {data, static_cast<int64_t>(nbytes), DType::uint8};
+}
+
+}  // namespace
+
+bool UndoLog::write(std::byte* to, std::span<const std::byte> bytes) {
+  if (!device_.is_host()) return write_to_gpu(to, bytes);
+  populate(to, bytes.size());
+  if (!keep(to, {to, bytes.size()})) return false;
+  std::memcpy(to, bytes.data(), bytes.size());
+  return true;
+}
+
+// One thread at a time: the stream is in order anyway, and the bus faster than the disk.
+bool UndoLog::write_to_gpu(std::byte* to, std::span<const std::byte> bytes) {
+  const std::scoped_lock lock(gpu_mutex_);
+  if (staging_.nbytes() < bytes.size()) staging_ = device_.allocate_pinned(bytes.size());
+  const TensorView tensor = view_at(to, bytes.size());
+  Stream& stream = device_.inline_stream();
+  device_.download(stream, tensor, staging_.data());
+  stream.synchronize();
+  if (!keep(to, {staging_.data(), bytes.size()})) return false;
+  device_.upload(stream, bytes.data(), tensor);
+  stream.synchronize();
+  return true;
+}
+
+bool UndoLog::keep(std::byte* to, std::span<const std::byte> old) {
+  const bool was_zero = is_zero(old);
+  const std::span<std::byte> copy = was_zero ? std::span<std::byte>() : take(old.size());
+  if (!was_zero && copy.empty()) return false;
+  if (!was_zero) std::memcpy(copy.data(), old.data(), old.size());
+  const std::scoped_lock lock(mutex_);
+  overwritten_.push_back({to, copy.data(), old.size()});
+  return true;
+}
+
+std::span<std::byte> UndoLog::take(size_t nbytes) {
+  const std::scoped_lock lock(mutex_);
+  if (taken_ + nbytes > room_) return {};
+  if (free_.size() < nbytes) {
+    const size_t slab = std::max(nbytes, kSlabNbytes);
+    slabs_.push_back(device_.host().allocate(slab, MemoryCategory::other));
+    free_ = {slabs_.back().data(), slab};
+  }
+  const std::span<std::byte> memory = free_.first(nbytes);
+  free_ = free_.subspan(nbytes);
+  taken_ += nbytes;
+  return memory;
+}
+
+void UndoLog::undo() {
+  std::vector<std::byte> zeros;
+  for (const Overwritten& each : std::views::reverse(overwritten_)) {
+    if (each.old == nullptr) zeros.resize(std::max(zeros.size(), each.nbytes));
+    const std::byte* old = each.old == nullptr ? zeros.data() : each.old;
+    device_.upload(device_.inline_stream(), old, view_at(each.to, each.nbytes));
+    device_.inline_stream().synchronize();
+  }
+  clear();
+}
+
+void UndoLog::clear() {
+  overwritten_.clear();
+  slabs_.clear();
+  free_ = {};
+  taken_ = 0;
+  staging_ = {};
+}
+
+}  // namespace zerorun

@@ -1,0 +1,108 @@
+// Loading a checkpoint into the memory of GPUs, on fake CUDA libraries with delays: a missing wait
+// would leave old values, or bring back the wrong ones.
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/nccl/communicator.h"
+#include "device/cuda/cuda_device.h"
+#include "tests/checkpoint/temporary_directory.h"
+#include "tests/device/cuda/fake_cuda_test.h"
+#include "tests/harness.h"
+#include "tests/zero/toy_run.h"
+#include "zerorun/checkpoint.h"
+#include "zerorun/error.h"
+
+namespace zerorun::cuda_load {
+namespace {
+
+using testing::TemporaryDirectory;
+using testing::ToyModel;
+
+std::unique_ptr<Engine> make_engine(int stage, Communicator& comm, Device& device) {
+  Config config;
+  config.batch.accumulation_steps = 1;
+  config.precision.param_dtype = DType::bf16;
+  config.zero.stage = stage;
+  auto engine = Engine::create(config, device, comm, testing::toy_specs(), ToyModel::groups());
+  testing::toy_initialize(*engine);
+  return engine;
+}
+
+// Gives every element of the masters and states another value.
+void write_states(Engine& engine, Device& device, float value) {
+  for (const StateInterval& interval : engine.states().state_intervals()) {
+    std::vector<TensorView> views = interval.states;
+    if (!interval.master.empty()) views.push_back(interval.master);
+    for (const TensorView& view : views) device.fill(device.inline_stream(), view, value += 0.25F);
+  }
+  engine.states().refresh_from_masters();
+}
+
+std::string bytes_of(Engine& engine, Device& device) {
+  std::string all;
+  for (const StateInterval& interval : engine.states().state_intervals()) {
+    std::vector<TensorView> views = interval.states;
+    views.insert(views.end(), {interval.param, interval.master});
+    for (const TensorView& view : views) {
+      std::string bytes(view.nbytes(), '\0');
+      device.download(device.inline_stream(), view, bytes.data());
+      device.inline_stream().synchronize();
+      all += bytes;
+    }
+  }
+  return all;
+}
+
+void flip_last_bit(const TemporaryDirectory& directory) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.path())) {
+    if (!entry.path().filename().string().starts_with("rank00001")) continue;
+    std::fstream file(entry.path(), std::ios::binary | std::ios::in | std::ios::out);
+    file.seekg(-1, std::ios::end);
+    const int last = file.get();
+    file.seekp(-1, std::ios::end);
+    file.put(static_cast<char>(last ^ 1));
+  }
+}
+
+class CudaLoadTest : public testing::FakeCudaTest {
+ protected:
+  CudaLoadTest() : FakeCudaTest(std::chrono::microseconds(300)) {}
+};
+
+TEST_F(CudaLoadTest, LoadsEveryByteOrNone) {
+  fake_.set_devices(2);
+  for (const int stage : {0, 2, 3}) {
+    const TemporaryDirectory directory;
+    const auto store = make_memory_store();
+    testing::run_threads(2, [&](int rank) {
+      CommunicatorOptions options{.rank = rank, .world_size = 2, .store = store};
+      options.device = std::make_shared<CudaDevice>(rank, 0);
+      Device& device = *options.device;
+      const auto comm = make_nccl_communicator(options);
+      const auto saving = make_engine(stage, *comm, device);
+      write_states(*saving, device, 1);
+      save_checkpoint(saving->states(), *comm, {.directory = directory.string()});
+      const std::string saved = bytes_of(*saving, device);
+      for (const bool is_fresh : {true, false}) {
+        const auto engine = make_engine(stage, *comm, device);
+        if (!is_fresh) write_states(*engine, device, -7);
+        const std::string before = bytes_of(*engine, device);
+        if (rank == 0) flip_last_bit(directory);
+        EXPECT_THAT([&] { load_checkpoint(engine->states(), *comm, directory.string()); },
+                    ::testing::ThrowsMessage<CheckpointError>(::testing::HasSubstr("damaged")));
+        EXPECT_TRUE(bytes_of(*engine, device) == before) << stage << is_fresh;
+        if (rank == 0) flip_last_bit(directory);
+        load_checkpoint(engine->states(), *comm, directory.string());
+        EXPECT_TRUE(bytes_of(*engine, device) == saved) << stage << is_fresh;
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace zerorun::cuda_load
