@@ -53,7 +53,9 @@ TEST(QuantizedTrafficTest, AllRanksComputeWithTheSameNearbyParameters) {
     Config config = config_of(3, DType::fp32);
     config.zero.quantized_weights = true;
     config.zero.hpz_partition_size = secondary;
-    const std::vector<ParameterSpec> specs = {{"a", {16, 512}, "m", 0, true, ""}};
+    config.zero.param_persistence_threshold = 0;
+    const std::vector<ParameterSpec> specs = {{"a", {16, 512}, "m", 0, true, ""},
+                                              {"bias", {512}, "m", 0, true, ""}};
     std::vector<float> expected(size_t{16} * 512);
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
@@ -71,6 +73,9 @@ TEST(QuantizedTrafficTest, AllRanksComputeWithTheSameNearbyParameters) {
         const auto* data = engine->parameter(0).as<const float>();
         const std::lock_guard lock(mutex);
         seen.emplace_back(data, data + expected.size());
+        // Vectors travel as they are.
+        EXPECT_TRUE(std::equal(expected.begin(), expected.begin() + 512,
+                               engine->parameter(1).as<const float>()));
         engine->release(0);
       }
     });
@@ -101,7 +106,7 @@ struct Reduced {
 
 // Reduces the same gradient several times; the slices of all ranks, side by side.
 Reduced reduce(const Config& config, int world_size, int ranks_of_host, int times) {
-  const std::vector<ParameterSpec> specs = {{"a", {kElements}, "m", 0, true, ""}};
+  const std::vector<ParameterSpec> specs = {{"a", {16, kElements / 16}, "m", 0, true, ""}};
   Reduced result;
   std::mutex mutex;
   on_hosts(world_size, ranks_of_host, [&](Communicator& comm) {

@@ -8,6 +8,8 @@ namespace zerorun {
 
 namespace {
 
+bool is_quantized(const Bucket& bucket) { return bucket.plan.trainable && bucket.plan.quantized; }
+
 // Elements of what the second hop takes.
 int64_t partial_numel_of(const Sharding& sharding, const Bucket& bucket) {
   return bucket.layout.padded_numel() / sharding.host_ranks;
@@ -27,7 +29,7 @@ struct LostNumel {
   int64_t across = 0;
 };
 LostNumel lost_numel(const Sharding& sharding, const Bucket& bucket) {
-  if (!sharding.zero.loco || !bucket.plan.trainable) return {};
+  if (!sharding.zero.loco || !is_quantized(bucket)) return {};
   return {exchanges_within(sharding) ? bucket.layout.padded_numel() : 0,
           partial_numel_of(sharding, bucket)};
 }
@@ -35,7 +37,7 @@ LostNumel lost_numel(const Sharding& sharding, const Bucket& bucket) {
 int64_t largest_numel(std::span<const Bucket> buckets) {
   int64_t numel = 0;
   for (const Bucket& bucket : buckets) {
-    if (bucket.plan.trainable) numel = std::max(numel, bucket.layout.padded_numel());
+    if (is_quantized(bucket)) numel = std::max(numel, bucket.layout.padded_numel());
   }
   return numel;
 }
