@@ -150,7 +150,7 @@ Reduced reduce(const Config& config, int world_size, int ranks_of_host, int time
       result.exact[i] += of_host[i];
       const size_t owner = i / shard / static_cast<size_t>(ranks_of_host);
       if (owner == static_cast<size_t>(first / ranks_of_host)) continue;  // its own host's
-      result.bounds[i] += bound(of_host, i, QuantizedReduction::kBitsAcross);
+      result.bounds[i] += bound(of_host, i, static_cast<int>(config.zero.quantized_gradient_bits));
     }
   }
   return result;
@@ -167,13 +167,16 @@ double root_mean_square_error(const Reduced& reduced) {
 TEST(QuantizedTrafficTest, AGradientIsRoundedOnceForEachOtherHost) {
   Config config = config_of(2, DType::fp32);
   config.zero.quantized_gradients = true;
-  for (const auto& [ranks, host] : {std::pair(4, 2), std::pair(8, 4), std::pair(3, 1)}) {
-    const Reduced reduced = reduce(config, ranks, host, 1);
-    for (size_t i = 0; i < reduced.mean.size(); ++i) {
-      EXPECT_NEAR(reduced.mean[i], reduced.exact[i], reduced.bounds[i] + 1e-5)
-          << i << " of " << ranks << " ranks";
+  for (const int bits : {4, 8}) {
+    config.zero.quantized_gradient_bits = bits;
+    for (const auto& [ranks, host] : {std::pair(4, 2), std::pair(8, 4), std::pair(3, 1)}) {
+      const Reduced reduced = reduce(config, ranks, host, 1);
+      for (size_t i = 0; i < reduced.mean.size(); ++i) {
+        EXPECT_NEAR(reduced.mean[i], reduced.exact[i], reduced.bounds[i] + 1e-5)
+            << i << " of " << ranks << " ranks, " << bits << " bits";
+      }
+      EXPECT_GT(root_mean_square_error(reduced), bits == 4 ? 0.01 : 0.001);
     }
-    EXPECT_GT(root_mean_square_error(reduced), 0.01);
   }
 }
 
@@ -275,6 +278,9 @@ TEST(QuantizedTrafficTest, FewerBytesCross) {
             3.9);
   EXPECT_EQ(fewer[Collective::reduce_scatter], 0);
   EXPECT_GT(static_cast<double>(trained) / static_cast<double>(fewer[Collective::all_to_all]), 7.1);
+  config.zero.quantized_gradient_bits = 8;
+  const int64_t sent = traffic_of(config)[Collective::all_to_all];
+  EXPECT_GT(static_cast<double>(trained) / static_cast<double>(sent), 3.9);
   config.zero.hpz_partition_size = 2;
   EXPECT_EQ(2 * traffic_of(config)[Collective::all_gather], fewer[Collective::all_gather]);
 }

@@ -111,7 +111,8 @@ class StepCalls {
           quantized_nbytes(numel, QuantizedReduction::kBitsWithin), Phase::backward);
     }
     add(Collective::all_to_all, {sharding_.shard_ranks / host_ranks_, host_ranks_}, bucket,
-        quantized_nbytes(numel / host_ranks_, QuantizedReduction::kBitsAcross), Phase::backward);
+        quantized_nbytes(numel / host_ranks_, QuantizedReduction::bits_across(sharding_)),
+        Phase::backward);
   }
 
   const Sharding& sharding_;

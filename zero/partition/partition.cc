@@ -47,9 +47,8 @@ bool stays_gathered(int64_t numel, const ZeroConfig& zero, int64_t& persistent_t
 }
 
 bool is_quantized(const ParameterSpec& spec, const ZeroConfig& zero) {
-  return spec.shape.size() > 1 &&
-         (zero.quantized_gradients || zero.quantized_weights ||
-          (zero.quantized_nontrainable_weights && !spec.trainable));
+  return spec.shape.size() > 1 && (zero.quantized_gradients || zero.quantized_weights ||
+                                   (zero.quantized_nontrainable_weights && !spec.trainable));
 }
 
 // Fills buckets from the last parameter to the first.

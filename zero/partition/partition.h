@@ -67,8 +67,8 @@ struct BucketPlan {
   // Of matrices whose traffic is quantized. Vectors, such as biases, would lose more than matrices
   // and have few bytes to save.
   bool quantized = false;
-  bool shard_params = false;     // sharded (stage 3): full only between gather and release
-  ModuleId module = -1;          // of a bucket with shard_params
+  bool shard_params = false;  // sharded (stage 3): full only between gather and release
+  ModuleId module = -1;       // of a bucket with shard_params
 };
 
 // Plans buckets in the order in which backward completes them. Sharded parameters have one bucket
