@@ -157,6 +157,11 @@ void check_quantized(const GivenKeys& keys, const ZeroConfig& zero, ConfigProble
     problems.add(pointer, node->where, "{} needs /zero_optimization/{}", to_short_text(*node),
                  what);
   };
+  constexpr std::string_view kBits = "/zerorun/quantized_gradient_bits";
+  const JsonNode* bits = given_value(keys, kBits);
+  if (bits != nullptr && bits->number != 4 && bits->number != 8) {
+    problems.add(kBits, bits->where, "got {}, expected 4 or 8", to_text(*bits));
+  }
   const std::string sharded = fmt::format("stage 3, got {}", zero.stage);
   needs("zero_quantized_weights", zero.stage == 3, sharded);
   needs("zero_quantized_nontrainable_weights", zero.stage == 3, sharded);

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """What quantized communication costs in a whole run of `train`'s default model: its loss.
 
-    sudo .venv/bin/python bench/comm/losses.py [--seeds 1 2 3] [--steps 700] [--runs plain qgz+loco]
+    sudo .venv/bin/python bench/comm/losses.py [--seeds 1 2 3] [--steps 700] [--runs plain 4bits]
 
 The model trains at stage 3 in bf16 with its own optimizer, Muon, on two hosts (network namespaces)
-of one CPU rank each. A run's figure is the mean loss of its last 50 steps. `control` is `plain`
-with a learning rate that is 0.01 % larger: what differs without any reason.
+of one CPU rank each. Every parameter is gathered before each use. A run's figure is the mean loss
+of its last 50 steps. `faster` and `slower` are `plain` with a learning rate that is 0.01 % larger
+or smaller: what differs without any reason. `4bits` and `8bits` send parameters in 8 bits and
+gradients in 4 or 8; `feedback` adds all that the rounding to 4 bits loses to the next gradients.
 """
 
 from __future__ import annotations
@@ -25,21 +27,21 @@ TRAIN = ROOT / "build" / "release" / "libexec" / "zerorun" / "train"
 HOSTS, LAST = 2, 50
 RATE = 0.03
 ALL_GATHERED = {"stage3_param_persistence_threshold": 0}
-QGZ = {"zero_quantized_gradients": True}
-QWZ = {"zero_quantized_weights": True}
-LOCO = {"zeropp_loco_param": {}}
+QUANTIZED = ALL_GATHERED | {"zero_quantized_weights": True, "zero_quantized_gradients": True}
 RUNS = {
     "plain": ALL_GATHERED,
-    "control": ALL_GATHERED,
-    "qwz+qgz": ALL_GATHERED | QWZ | QGZ,
-    "qwz+qgz+loco": ALL_GATHERED | QWZ | QGZ | LOCO,
-    "qgz+loco": QGZ | LOCO,
-    "qwz": ALL_GATHERED | QWZ,
+    "faster": ALL_GATHERED,
+    "slower": ALL_GATHERED,
+    "qwz": ALL_GATHERED | {"zero_quantized_weights": True},
+    "8bits": QUANTIZED,
+    "4bits": QUANTIZED,
+    "4bits+feedback": QUANTIZED | {"zeropp_loco_param": {"err_beta": 0}},
 }
+RATES = {"faster": 1.0001, "slower": 0.9999}
 
 
 def config_of(run: str, steps: int) -> dict:
-    rate = RATE * (1.0001 if run == "control" else 1)
+    rate = RATE * RATES.get(run, 1)
     muon = {"lr": rate, "muon_lr": rate, "adam_lr": 0.5 / 128, "momentum": 0.95}
     muon |= {"betas": [0.9, 0.95], "eps": 1e-10, "weight_decay": 0.1}
     return {
@@ -51,6 +53,7 @@ def config_of(run: str, steps: int) -> dict:
             "params": {"total_num_steps": steps, "warmup_num_steps": 20},
         },
         "zero_optimization": {"stage": 3, **RUNS[run]},
+        "zerorun": {"quantized_gradient_bits": 8 if run == "8bits" else 4},
     }
 
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "comm/gloo/backend.h"
@@ -197,35 +198,46 @@ void Collectives::agree(Operation& operation) {
   }
 }
 
+// The messages of a chunk are on their way while the ranks of each host copy the previous one.
 void Collectives::all_gather(Operation& operation) {
   const CollectiveCall& call = operation.call;
   const int64_t part = call.in.numel;
   const auto most = static_cast<int64_t>((alone_everywhere_ ? kDirectBytes : kWindowBytes) /
                                          size_of(call.in.dtype));
   const int64_t chunk = std::max<int64_t>(1, most / options_.world_size);
-  agree(operation);
-  for (int64_t at = 0; at < part; at += chunk) {
-    const int64_t numel = std::min(chunk, part - at);
-    const TensorView window = results(0, numel * options_.world_size, call.in.dtype);
-    const auto place = [&](int owner) { return call.out.slice(owner * part + at, numel); };
-    const auto row = [&](int owner) {
-      return alone() ? place(owner) : window.slice(owner * numel, numel);
-    };
-    const TensorView own = call.in.slice(at, numel);
+  const auto numel_of = [&](int64_t at) { return std::min(chunk, part - at); };
+  const auto place = [&](int64_t at, int owner) {
+    return call.out.slice(owner * part + at, numel_of(at));
+  };
+  const auto row = [&](int64_t at, int owner) {
+    if (alone()) return place(at, owner);
+    const int64_t numel = numel_of(at);
+    const int half = static_cast<int>(at / chunk % kHalves);
+    return results(half, numel * options_.world_size, call.in.dtype).slice(owner * numel, numel);
+  };
+  const auto start = [&](int64_t at) {
     ++round_;
-    if (at > 0 && !alone()) local_.control().advance();  // all have read the last chunk
     Messages messages = operation.messages(*this);
-    for_owners(
-        [&](int owner) { messages.receive(owner, tag(Phase::gather), bytes_of(row(owner))); });
+    for_owners([&](int owner) {
+      messages.receive(owner, tag(Phase::gather), bytes_of(row(at, owner)));
+    });
+    const TensorView own = call.in.slice(at, numel_of(at));
     for_other_hosts([&](int host) {
       messages.send(topology_.relay(host, rank_), tag(Phase::gather), bytes_of(own));
     });
-    copy(own, row(rank_));
-    messages.wait();
-    if (alone()) continue;
-    local_.control().advance();
-    for (int owner = 0; owner < options_.world_size; ++owner) {
-      copy(owner == rank_ ? own : row(owner), place(owner));
+    copy(own, row(at, rank_));
+    return messages;
+  };
+  agree(operation);
+  if (part == 0) return;
+  std::optional<Messages> messages(start(0));
+  for (int64_t at = 0; at < part; at += chunk) {
+    messages->wait();
+    // This host has the chunk, and its ranks have copied the previous one, whose half is free.
+    if (!alone()) local_.control().advance();
+    if (at + chunk < part) messages.emplace(start(at + chunk));
+    for (int owner = 0; owner < options_.world_size && !alone(); ++owner) {
+      copy(owner == rank_ ? call.in.slice(at, numel_of(at)) : row(at, owner), place(at, owner));
     }
   }
 }

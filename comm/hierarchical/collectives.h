@@ -56,6 +56,8 @@ class Collectives {
   struct Operation;
   // The messages between hosts for one chunk of an all_reduce.
   struct Crossing;
+  // The same of a reduce_scatter.
+  struct Scatter;
 
   bool alone() const { return local_world_size() == 1; }
   const std::vector<int>& local_ranks() const { return topology_.ranks_of(host_); }
@@ -89,6 +91,8 @@ class Collectives {
   Crossing start_crossing(Operation& operation, int half, TensorView partial, TensorView result);
   void finish_crossing(const CollectiveCall& call, Crossing& crossing);
   void finish_chunk(const Operation& operation, Crossing& crossing, TensorView out);
+  Scatter start_scatter(Operation& operation, int half, int64_t begin, int64_t numel, DType wire);
+  void finish_scatter(const CollectiveCall& call, Scatter& scatter);
   // Sets Operation::outputs. All ranks of this host have to have announced their outputs.
   void find_outputs(Operation& operation);
   // Copies the slices of the result that the other ranks of this host have received into `out`.

@@ -54,6 +54,22 @@ struct Collectives::Crossing {
   Messages finished;  // results of slices whose owners are on other hosts
 };
 
+// A chunk of every owner's row of a sum.
+struct Collectives::Scatter {
+  TensorView of(int owner) const {
+    return {rows.data + static_cast<size_t>(owner * stride) * size_of(rows.dtype), numel,
+            rows.dtype};
+  }
+
+  int half = 0;
+  int64_t begin = 0;  // in a row
+  int64_t numel = 0;
+  TensorView rows;     // the sums of this host: the first element of the first row
+  int64_t stride = 0;  // from a row to the next
+  Messages arriving;   // sums of other hosts, for this rank
+  Messages leaving;
+};
+
 template <typename Body>
 void Collectives::for_other_hosts(const Body& body) const {
   for (int host = 0; host < topology_.hosts(); ++host) {

@@ -207,51 +207,68 @@ void Collectives::finish_crossing(const CollectiveCall& call, Crossing& crossing
   crossing.leaving.wait();
 }
 
+Collectives::Scatter Collectives::start_scatter(Operation& operation, int half, int64_t begin,
+                                                int64_t numel, DType wire) {
+  const CollectiveCall& call = operation.call;
+  const int64_t row = call.out.numel;
+  Scatter scatter{half,
+                  begin,
+                  numel,
+                  call.in.slice(begin, 0),
+                  row,
+                  operation.messages(*this),
+                  operation.messages(*this)};
+  if (!alone() || wire != call.in.dtype) {
+    scatter.rows = partials(half, numel * options_.world_size, wire);
+    scatter.stride = numel;
+    if (numel == row) {
+      sum_within_host(operation, call.in, scatter.rows);
+    } else {
+      for (int owner = 0; owner < options_.world_size; ++owner) {
+        sum_within_host(operation, call.in.slice(owner * row + begin, numel), scatter.of(owner));
+      }
+    }
+  }
+  if (begin == 0) agree(operation);
+  ++round_;
+  for_other_hosts([&](int host) {
+    scatter.arriving.receive(topology_.relay(host, rank_), tag(Phase::scatter),
+                             bytes_of(received(half, host, numel, wire)));
+  });
+  for_owners([&](int owner) {
+    scatter.leaving.send(owner, tag(Phase::scatter), bytes_of(scatter.of(owner)));
+  });
+  return scatter;
+}
+
+void Collectives::finish_scatter(const CollectiveCall& call, Scatter& scatter) {
+  const DType wire = scatter.rows.dtype;
+  std::vector<const std::byte*> sources(static_cast<size_t>(topology_.hosts()));
+  scatter.arriving.wait();
+  for_other_hosts([&](int host) {
+    sources[static_cast<size_t>(host)] = received(scatter.half, host, scatter.numel, wire).data;
+  });
+  sources[static_cast<size_t>(host_)] = scatter.of(rank_).data;
+  reduce({sources, wire, call.reduce, call.output}, call.out.slice(scatter.begin, scatter.numel));
+  scatter.leaving.wait();
+}
+
+// A chunk's sums of hosts are on their way while the ranks of each host add the next one's.
 void Collectives::reduce_scatter(Operation& operation) {
   const CollectiveCall& call = operation.call;
   const DType wire = wire_dtype(call.in.dtype);
   const int64_t row = call.out.numel;
-  const bool in_place = alone() && wire == call.in.dtype;
   const auto most =
       static_cast<int64_t>((alone_everywhere_ ? kDirectBytes : kWindowBytes) / size_of(wire));
   const int64_t chunk = std::max<int64_t>(1, most / options_.world_size);
-  std::vector<const std::byte*> sources(static_cast<size_t>(topology_.hosts()));
+  std::optional<Scatter> last;
   for (int64_t at = 0; at < row || at == 0; at += chunk) {
-    const int64_t numel = std::min(chunk, row - at);
-    // Rows of the sum, a distance of `stride` apart.
-    TensorView rows = call.in.slice(at, 0);
-    int64_t stride = row;
-    if (!in_place) {
-      rows = partials(0, numel * options_.world_size, wire);
-      stride = numel;
-      if (numel == row) {
-        sum_within_host(operation, call.in, rows);
-      } else {
-        for (int owner = 0; owner < options_.world_size; ++owner) {
-          sum_within_host(operation, call.in.slice(owner * row + at, numel),
-                          rows.slice(owner * stride, numel));
-        }
-      }
-    }
-    if (at == 0) agree(operation);
-    ++round_;
-    Messages arriving = operation.messages(*this);
-    Messages leaving = operation.messages(*this);
-    for_other_hosts([&](int host) {
-      arriving.receive(topology_.relay(host, rank_), tag(Phase::scatter),
-                       bytes_of(received(0, host, numel, wire)));
-    });
-    for_owners([&](int owner) {
-      leaving.send(owner, tag(Phase::scatter), bytes_of(rows.slice(owner * stride, numel)));
-    });
-    arriving.wait();
-    for_other_hosts([&](int host) {
-      sources[static_cast<size_t>(host)] = received(0, host, numel, wire).data;
-    });
-    sources[static_cast<size_t>(host_)] = rows.slice(rank_ * stride, numel).data;
-    reduce({sources, wire, call.reduce, call.output}, call.out.slice(at, numel));
-    leaving.wait();
+    const int half = static_cast<int>(at / chunk % kHalves);
+    Scatter scatter = start_scatter(operation, half, at, std::min(chunk, row - at), wire);
+    if (last) finish_scatter(call, *last);
+    last.emplace(std::move(scatter));
   }
+  finish_scatter(call, *last);
 }
 
 }  // namespace zerorun::hierarchical

@@ -188,8 +188,8 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
      .type = KeyType::boolean,
      .fallback = "false",
      .doc = "ZeRO++ (qwZ): gathers of parameters send 8 bits per element and a scale per 256 "
-            "elements (stage 3). Master parameters and shards keep their precision. No effect if "
-            "all ranks are on one host.",
+            "elements (stage 3). Vectors, such as biases, are not quantized. Master parameters and "
+            "shards keep their precision. No effect if all ranks are on one host.",
      .binding = bind_zero<&ZeroConfig::quantized_weights>()},
     {.pointer = "/zero_optimization/zero_quantized_nontrainable_weights",
      .type = KeyType::boolean,
@@ -201,8 +201,9 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
      .type = KeyType::boolean,
      .fallback = "false",
      .doc = "ZeRO++ (qgZ): gradients are added within each host and then between hosts, which send "
-            "each other 4 bits per element and a scale per 256 elements (stages 1 to 3). Sums are "
-            "computed in fp32. No effect if all ranks are on one host.",
+            "each other 4 bits per element and a scale per 32 elements (stages 1 to 3), or 8 bits "
+            "(/zerorun/quantized_gradient_bits). Sums are computed in fp32. Vectors, such as "
+            "biases, are not quantized. No effect if all ranks are on one host.",
      .binding = bind_zero<&ZeroConfig::quantized_gradients>()},
     block("/zero_optimization/zeropp_loco_param",
           "LoCo: adds the quantization error of gradients to the next gradients (with "

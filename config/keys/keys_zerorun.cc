@@ -47,6 +47,13 @@ constexpr auto kZerorunKeys = std::to_array<KeySpec>({
             "The value must divide the number of ranks. 0: all ranks are one group. \"auto\": the "
             "ranks of a host.",
      .binding = bind_member<&Config::zero, &ZeroConfig::shard_group_size>()},
+    {.pointer = "/zerorun/quantized_gradient_bits",
+     .type = KeyType::integer,
+     .fallback = "4",
+     .range = {.low = 4, .high = 8},
+     .doc = "Bits per element, 4 or 8, in which hosts send each other gradients with "
+            "/zero_optimization/zero_quantized_gradients.",
+     .binding = bind_member<&Config::zero, &ZeroConfig::quantized_gradient_bits>()},
 
     {.pointer = "/zerorun/metrics",
      .type = KeyType::string,

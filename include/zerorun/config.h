@@ -155,8 +155,9 @@ struct ZeroConfig {
   int64_t hpz_partition_size = 1;
   bool quantized_weights = false;               // gathers of stage 3 send 8 bits per element
   bool quantized_nontrainable_weights = false;  // gathers of frozen parameters do
-  bool quantized_gradients = false;             // reductions send 4 bits per element between hosts
-  std::optional<LocoConfig> loco;               // for quantized gradients
+  bool quantized_gradients = false;     // reductions send fewer bits per element between hosts:
+  int64_t quantized_gradient_bits = 4;  // zerorun.quantized_gradient_bits: 4 or 8
+  std::optional<LocoConfig> loco;       // for quantized gradients
 };
 
 // Where data is stored while it is not in use: on the rank's device, in host memory, or in a file.

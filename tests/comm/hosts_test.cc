@@ -128,6 +128,38 @@ TEST(HostsTest, SumsOfManyChunksHaveTheSameBitsOnAnyLayout) {
   }
 }
 
+// Gathering what a reduce_scatter of the inputs gave is an all_reduce of them.
+void expect_parts_of_sum(const std::string& hosts, DType dtype, int64_t row) {
+  const auto ranks = static_cast<int64_t>(hosts.size());
+  run_ranks(
+      static_cast<int>(ranks),
+      [&](Communicator& communicator) {
+        const auto stream = make_worker_stream("comm");
+        const auto seed = static_cast<unsigned>(communicator.rank());
+        Bytes in = testing::random_values(dtype, row * ranks, seed);
+        Bytes sum(in.size());
+        Bytes part(in.size() / hosts.size());
+        Bytes parts(in.size());
+        const auto view = [&](Bytes& bytes) { return testing::view(bytes, dtype); };
+        communicator.all_reduce(view(in), view(sum), ReduceOp::sum, Output::overwrite, *stream, "");
+        communicator.reduce_scatter(view(in), view(part), Output::overwrite, *stream, "");
+        communicator.all_gather(view(part), view(parts), Sync::collective, *stream, "")
+            .synchronize();
+        EXPECT_TRUE(parts == sum) << "rank " << communicator.rank();
+      },
+      kTimeout, [&](int rank) { return hosts.substr(static_cast<size_t>(rank), 1); });
+}
+
+TEST(HostsTest, PartsOfManyChunksAreThoseOfTheSum) {
+  const int64_t row = (int64_t{9} << 17) + 5;  // elements; a chunk has 2^18 of fp32 or less
+  for (const char* hosts : {"aabb", "abab", "abc", "aab"}) {
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+      SCOPED_TRACE(fmt::format("{} {}", hosts, name_of(dtype)));
+      expect_parts_of_sum(hosts, dtype, row);
+    }
+  }
+}
+
 TEST(HostsTest, ABoundLinkCarriesSumsOfHostsInThatDtypeAndNoOthers) {
   constexpr int64_t kNumel = 5003;
   const auto sum = [&](DType in, std::optional<DType> bound) {

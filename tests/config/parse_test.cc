@@ -113,6 +113,8 @@ TEST(ParseConfig, FewerBitsNeedWhatTheyAreUsedFor) {
   EXPECT_THAT(problems(R"("stage":2,"zero_quantized_weights":true)"),
               HasSubstr("true needs /zero_optimization/stage 3, got 2"));
   EXPECT_THAT(problems(R"("zero_quantized_gradients":true)"), HasSubstr("stage 1, 2 or 3, got 0"));
+  EXPECT_THAT(problems_of(R"({"zerorun":{"quantized_gradient_bits":6}})"),
+              HasSubstr("got 6, expected 4 or 8"));
   EXPECT_THAT(problems(R"("stage":3,"zeropp_loco_param":{"err_beta":0.5})"),
               HasSubstr("zero_quantized_gradients to be true"));
 }

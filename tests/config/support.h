@@ -43,8 +43,9 @@ inline std::string other_value(const KeySpec& spec) {
   const auto has = [&](unsigned type) { return (spec.type & type) != 0; };
   if (has(KeyType::boolean)) return spec.fallback == "true" ? "false" : "true";
   if (spec.name() == "block_size") return "8192";
-  if (has(KeyType::integer))
-    return spec.range.high < 2017 ? spec.range.high == 3 ? "2" : "17" : "2017";
+  if (spec.name() == "stage") return "2";
+  if (has(KeyType::integer) && spec.range.high < 17) return fmt::format("{}", spec.range.high);
+  if (has(KeyType::integer)) return spec.range.high < 2017 ? "17" : "2017";
   if (has(KeyType::number)) return "0.25";
   if (has(KeyType::string)) {
     for (const std::string_view choice : split_choices(spec.choices)) {

@@ -98,7 +98,7 @@ class StepCalls {
       return add_reduction(Collective::all_reduce, all(), bucket, numel, comm, sum_dtype_,
                            result_dtype_);
     }
-    if (!sharding_.zero.quantized_gradients) {
+    if (!sharding_.zero.quantized_gradients || !bucket.plan.quantized) {
       const DType partial = sharding_.partial_dtype;
       add_reduction(Collective::reduce_scatter, all(), bucket, numel, comm, sum_dtype_, comm);
       return add_reduction(Collective::all_reduce, {sharding_.replicas(), sharding_.shard_ranks},
@@ -111,7 +111,8 @@ class StepCalls {
           quantized_nbytes(numel, QuantizedReduction::kBitsWithin), Phase::backward);
     }
     add(Collective::all_to_all, {sharding_.shard_ranks / host_ranks_, host_ranks_}, bucket,
-        quantized_nbytes(numel / host_ranks_, QuantizedReduction::kBitsAcross), Phase::backward);
+        quantized_nbytes(numel / host_ranks_, QuantizedReduction::bits_across(sharding_)),
+        Phase::backward);
   }
 
   const Sharding& sharding_;

@@ -75,7 +75,7 @@ void GradientReducer::reduce(int index) {
     reduced = sum_aside(bucket);
   }
   Communicator& all = context_.all(bucket.plan.ranks);
-  if (context_.replica_group || context_.cross_group) {
+  if (context_.replica_group || (context_.cross_group && bucket.plan.quantized)) {
     flight.done = groups_.run(bucket, outgoing, reduced, output, stream_);
   } else if (context_.policy.shard_state) {
     flight.done = all.reduce_scatter(outgoing, reduced, output, stream_, bucket.label);

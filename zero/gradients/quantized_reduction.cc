@@ -8,6 +8,8 @@ namespace zerorun {
 
 namespace {
 
+bool is_quantized(const Bucket& bucket) { return bucket.plan.trainable && bucket.plan.quantized; }
+
 // Elements of what the second hop takes.
 int64_t partial_numel_of(const Sharding& sharding, const Bucket& bucket) {
   return bucket.layout.padded_numel() / sharding.host_ranks;
@@ -27,7 +29,7 @@ struct LostNumel {
   int64_t across = 0;
 };
 LostNumel lost_numel(const Sharding& sharding, const Bucket& bucket) {
-  if (!sharding.zero.loco || !bucket.plan.trainable) return {};
+  if (!sharding.zero.loco || !is_quantized(bucket)) return {};
   return {exchanges_within(sharding) ? bucket.layout.padded_numel() : 0,
           partial_numel_of(sharding, bucket)};
 }
@@ -35,7 +37,7 @@ LostNumel lost_numel(const Sharding& sharding, const Bucket& bucket) {
 int64_t largest_numel(std::span<const Bucket> buckets) {
   int64_t numel = 0;
   for (const Bucket& bucket : buckets) {
-    if (bucket.plan.trainable) numel = std::max(numel, bucket.layout.padded_numel());
+    if (is_quantized(bucket)) numel = std::max(numel, bucket.layout.padded_numel());
   }
   return numel;
 }
@@ -43,7 +45,7 @@ int64_t largest_numel(std::span<const Bucket> buckets) {
 // One direction of the larger hop.
 int64_t hop_nbytes(const Sharding& sharding, int64_t numel) {
   const int64_t across =
-      quantized_nbytes(numel / sharding.host_ranks, QuantizedReduction::kBitsAcross);
+      quantized_nbytes(numel / sharding.host_ranks, QuantizedReduction::bits_across(sharding));
   if (!exchanges_within(sharding)) return across;
   return std::max(across, quantized_nbytes(numel, QuantizedReduction::kBitsWithin));
 }
@@ -102,7 +104,8 @@ Event QuantizedReduction::run(const Bucket& bucket, TensorView outgoing, TensorV
   clear_padding(bucket, 0, outgoing, context_.device, stream);
   const TensorView partial = add_within_host(bucket, outgoing, stream);
   Communicator& across = *context_.cross_group;
-  const Wire bytes = wire(partial.numel, kBitsAcross);
+  const int bits = bits_across(context_);
+  const Wire bytes = wire(partial.numel, bits);
   const TensorView lost = lost_[static_cast<size_t>(bucket.index)].across;
   // What stays on this host is added as it is.
   const int64_t slice = partial.numel / across.world_size();
@@ -111,7 +114,7 @@ Event QuantizedReduction::run(const Bucket& bucket, TensorView outgoing, TensorV
   quantize_for_hosts(partial, lost, bytes.sent, own + slice, partial.numel, stream);
   across.all_to_all(bytes.sent, bytes.received, stream, bucket.label);
   context_.device.dequantize(stream, bytes.received, reduced,
-                             {.bits = kBitsAcross,
+                             {.bits = bits,
                               .parts = across.world_size(),
                               .accumulate = output == Output::accumulate,
                               .exact = partial.slice(own, slice),
@@ -123,11 +126,11 @@ void QuantizedReduction::quantize_for_hosts(TensorView partial, TensorView lost,
                                             int64_t begin, int64_t end, Stream& stream) {
   if (begin == end) return;
   const int64_t numel = end - begin;
+  const int bits = bits_across(context_);
   if (lost.data != nullptr) lost = lost.slice(begin, numel);
-  context_.device.quantize(
-      stream, partial.slice(begin, numel),
-      sent.slice(quantized_nbytes(begin, kBitsAcross), quantized_nbytes(numel, kBitsAcross)),
-      how(kBitsAcross, lost));
+  context_.device.quantize(stream, partial.slice(begin, numel),
+                           sent.slice(quantized_nbytes(begin, bits), quantized_nbytes(numel, bits)),
+                           how(bits, lost));
 }
 
 TensorView QuantizedReduction::add_within_host(const Bucket& bucket, TensorView outgoing,

@@ -13,8 +13,8 @@ namespace zerorun {
 // Reduces a bucket's gradient over ranks of several hosts in two steps (qgZ of ZeRO++, arXiv
 // 2306.10209; device/quantized.h has the format on the wire). First, the ranks of each host add
 // their gradients; each adds the slices of all ranks that have its index on their hosts. Then those
-// ranks exchange the sums in 4 bits, and each adds the slice that it owns in fp32, in the order of
-// hosts, the sum of its own host without rounding. So a slice is rounded to 4 bits once per other
+// ranks exchange the sums in 4 or 8 bits, and each adds the slice that it owns in fp32, in the
+// order of hosts, the sum of its own host without rounding. So a slice is rounded once per other
 // host, and its sum is computed on one rank only.
 //
 // In the first step, ranks that can read each other's memory add without quantization; other ranks
@@ -24,7 +24,9 @@ namespace zerorun {
 class QuantizedReduction {
  public:
   static constexpr int kBitsWithin = 8;
-  static constexpr int kBitsAcross = 4;
+  static int bits_across(const Sharding& sharding) {
+    return static_cast<int>(sharding.zero.quantized_gradient_bits);
+  }
 
   // The bytes that a QuantizedReduction allocates.
   struct Sizes {

@@ -34,7 +34,8 @@ std::vector<int64_t> places_of(const Sharding& sharding, std::span<const Bucket>
 
 bool QuantizedGather::takes(const Sharding& sharding, const Bucket& bucket) {
   const ZeroConfig& zero = sharding.zero;
-  return bucket.plan.shard_params && !bucket.plan.dtype &&  // else it would be cast
+  return bucket.plan.quantized && bucket.plan.shard_params &&
+         !bucket.plan.dtype &&  // else it would be cast
          (zero.quantized_weights ||
           (zero.quantized_nontrainable_weights && !bucket.plan.trainable));
 }

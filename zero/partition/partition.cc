@@ -46,6 +46,11 @@ bool stays_gathered(int64_t numel, const ZeroConfig& zero, int64_t& persistent_t
   return true;
 }
 
+bool is_quantized(const ParameterSpec& spec, const ZeroConfig& zero) {
+  return spec.shape.size() > 1 && (zero.quantized_gradients || zero.quantized_weights ||
+                                   (zero.quantized_nontrainable_weights && !spec.trainable));
+}
+
 // Fills buckets from the last parameter to the first.
 void fill_replicated(std::span<const SizedParameter> parameters, const BucketPlan& kind,
                      int64_t cap, std::vector<BucketPlan>& plans) {
@@ -103,7 +108,7 @@ BucketLayout lay_out(std::span<const SizedParameter> parameters, int shards, int
 std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
                                      std::span<const int64_t> numels,
                                      std::span<const ModuleId> modules, const ZeroConfig& zero) {
-  using Kind = std::tuple<bool, bool, int, std::optional<DType>>;  // as in BucketPlan
+  using Kind = std::tuple<bool, bool, bool, int, std::optional<DType>>;  // as in BucketPlan
   std::map<std::pair<ModuleId, Kind>, BucketPlan> sharded;
   std::map<Kind, std::vector<SizedParameter>> replicated;
   int64_t persistent_total = 0;
@@ -114,11 +119,12 @@ std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
     if (!specs[i].alias_of.empty() || specs[i].ranks == kElsewhere) continue;
     const SizedParameter parameter{static_cast<ParameterId>(i), numels[i]};
     const bool use_muon = specs[i].trainable && specs[i].use_muon;
-    const Kind kind = {specs[i].trainable, use_muon, specs[i].ranks, specs[i].dtype};
+    const Kind kind = {specs[i].trainable, use_muon, is_quantized(specs[i], zero), specs[i].ranks,
+                       specs[i].dtype};
     if (stage_policy(zero.stage).shard_params &&
         !stays_gathered(parameter.numel, zero, persistent_total)) {
       BucketPlan& plan = sharded[{modules[i], kind}];
-      std::tie(plan.trainable, plan.use_muon, plan.ranks, plan.dtype) = kind;
+      std::tie(plan.trainable, plan.use_muon, plan.quantized, plan.ranks, plan.dtype) = kind;
       plan.shard_params = true;
       plan.module = modules[i];
       plan.parameters.push_back(parameter);
@@ -136,10 +142,13 @@ std::vector<BucketPlan> plan_buckets(std::span<const ParameterSpec> specs,
   plans.reserve(sharded.size() + replicated.size());
   for (auto& [key, plan] : sharded) plans.push_back(std::move(plan));
   for (const auto& [kind, parameters] : replicated) {
-    const auto [trainable, use_muon, ranks, dtype] = kind;
+    const auto [trainable, use_muon, quantized, ranks, dtype] = kind;
     const int64_t least = use_muon ? std::max(largest, kMinMatrices * largest_matrix) : largest;
-    const BucketPlan empty{
-        .trainable = trainable, .use_muon = use_muon, .ranks = ranks, .dtype = dtype};
+    const BucketPlan empty{.trainable = trainable,
+                           .use_muon = use_muon,
+                           .ranks = ranks,
+                           .dtype = dtype,
+                           .quantized = quantized};
     fill_replicated(parameters, empty, cap(least), plans);
   }
   // Backward completes a bucket with its first parameter.

@@ -64,8 +64,11 @@ struct BucketPlan {
   bool use_muon = false;
   int ranks = 0;                 // ParameterSpec::ranks, the same for all
   std::optional<DType> dtype{};  // ParameterSpec::dtype, the same for all
-  bool shard_params = false;     // sharded (stage 3): full only between gather and release
-  ModuleId module = -1;          // of a bucket with shard_params
+  // Of matrices whose traffic is quantized. Vectors, such as biases, would lose more than matrices
+  // and have few bytes to save.
+  bool quantized = false;
+  bool shard_params = false;  // sharded (stage 3): full only between gather and release
+  ModuleId module = -1;       // of a bucket with shard_params
 };
 
 // Plans buckets in the order in which backward completes them. Sharded parameters have one bucket

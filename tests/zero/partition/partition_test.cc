@@ -172,6 +172,26 @@ TEST(Buckets, StageThreeKeepsSmallParametersGatheredAndGroupsTheRestByModule) {
   EXPECT_EQ(persistent, 3);
 }
 
+TEST(Buckets, QuantizedTrafficIsOfMatricesOnly) {
+  Model model;
+  for (int module = 0; module < 2; ++module) {
+    model.add(1024, module);  // a vector
+    model.add(1024, module);
+    model.specs.back().shape = {32, 32};
+  }
+  for (const int stage : {2, 3}) {
+    ZeroConfig zero;
+    zero.stage = stage;
+    zero.param_persistence_threshold = 0;
+    zero.quantized_gradients = true;
+    for (const BucketPlan& plan : model.plan(zero)) {
+      for (const SizedParameter& parameter : plan.parameters) {
+        EXPECT_EQ(plan.quantized, parameter.parameter % 2 == 1) << parameter.parameter;
+      }
+    }
+  }
+}
+
 TEST(Buckets, ModelPersistenceThresholdCapsWhatStaysGathered) {
   Model model;
   for (int i = 0; i < 10; ++i) model.add(10, 0);
