@@ -162,7 +162,7 @@ def test_a_folder_of_torch_is_not_exported_onto_itself(
     assert contents_of(out) == before
 
 
-@pytest.mark.parametrize("states", [3, {"step": {"numbers": [1]}}, {"step": {"tensor": "x"}}])
+@pytest.mark.parametrize("states", [3, [], {"step": {"tensor": "x"}}])
 def test_states_of_no_parameter_are_checked_before_anything_is_loaded(states: object) -> None:
     groups = [{"lr": 0.1}, {"lr": 0.1, COMMON_STATES: states}]
     with pytest.raises(zerorun.CheckpointError, match="parameter group 1: zerorun_common_states"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -166,10 +167,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         states = self.shards.torch_states
         common = {} if states is None else states.common()
         if common:
-            settings[0][COMMON_STATES] = {
-                key: {"tensor": value.tolist()} if isinstance(value, torch.Tensor) else value
-                for key, value in common.items()
-            }
+            settings[0][COMMON_STATES] = copy.deepcopy(common)  # what is saved stays as it is now
         return settings
 
     def load_group_settings(self, settings: list[dict[str, Any]]) -> None:

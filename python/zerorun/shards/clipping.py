@@ -1,4 +1,4 @@
-"""torch.nn.utils.clip_grad_norm_ of parameters whose gradients are an engine's."""
+"""torch's functions that clip, for parameters whose gradients are an engine's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.hooks.torch_clipping import Clip, serve_clipping
+from zerorun.hooks.torch_clipping import Clip, serve_clipping, warn_that_nothing_changes
 from zerorun.shards.shards import Shards, shards_of
 from zerorun.shards.state_access import StateAccess
 
@@ -16,20 +16,58 @@ __all__ = ["serve"]
 
 
 def serve() -> None:
-    """From the first call on, torch's clip_grad_norm_ knows engines."""
-    serve_clipping(_clip)
+    """From the first call on, torch's clip_grad_norm_ and clip_grad_value_ know engines."""
+    serve_clipping(_ENGINES)
 
 
-def _clip(parameters: Iterable[nn.Parameter], clip: Clip) -> torch.Tensor | None:
-    """The norm of the parameters' averaged gradients, which are clipped by it. Collective. None if
-    no engine has gradients of theirs that torch does not see."""
-    given = list(parameters)
-    own = {p: shards for p in given if p.grad is None and (shards := _trains(p)) is not None}
+class _Engines:
+    """All engines of this process."""
+
+    def by_norm(self, parameters: list[nn.Parameter], clip: Clip) -> torch.Tensor | None:
+        """The norm of the parameters' averaged gradients, which are clipped by it. Collective. None
+        if no engine has gradients of theirs that torch does not see."""
+        return _clip(parameters, clip)
+
+    def by_value(self, parameters: list[nn.Parameter], limit: float) -> bool:
+        """Limits the elements of the parameters' averaged gradients to -`limit` to `limit`. Those
+        that are not finite stay, so that the step is skipped. Collective. False if no engine trains
+        any of the parameters."""
+        own = _without_torchs(parameters)
+        for shards in dict.fromkeys(own.values()):
+            if not shards.clips_as_torch:
+                warn_that_nothing_changes("clip_grad_value_")
+            elif shards.finish_reduction():
+                StateAccess(shards).limit_gradients([p for p in own if own[p] is shards], limit)
+        return bool(own)
+
+    def by_given_norm(self, parameters: list[nn.Parameter]) -> None:
+        """An error, or in DeepSpeed scripts a warning, if an engine trains any of the parameters:
+        the norm was made of what torch sees."""
+        for shards in dict.fromkeys(_without_torchs(parameters).values()):
+            if shards.clips_as_torch:
+                raise _C.ConfigError(
+                    "clip_grads_with_norm_: the norm is not that of the gradients, since those of "
+                    "an engine's parameters are the engine's and .grad is None: "
+                    "clip_grad_norm_(parameters, max_norm) makes the norm and clips by it"
+                )
+            warn_that_nothing_changes("clip_grads_with_norm_")
+
+
+_ENGINES = _Engines()
+
+
+def _without_torchs(parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, Shards]:
+    """The parameters that engines train, except those with a gradient that torch sees."""
+    return {p: shards for p in parameters if p.grad is None and (shards := _trains(p)) is not None}
+
+
+def _clip(given: list[nn.Parameter], clip: Clip) -> torch.Tensor | None:
+    own = _without_torchs(given)
     if not own:
         return None
     shards, *others = dict.fromkeys(own.values())
     if not shards.clips_as_torch:
-        clip.warn()
+        warn_that_nothing_changes("clip_grad_norm_")
         return None
     if others or any(p.grad is not None for p in given):
         raise _C.ConfigError(

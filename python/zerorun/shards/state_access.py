@@ -151,13 +151,26 @@ class StateAccess:
 
     def scale_gradients(self, parameters: Iterable[nn.Parameter], factor: float) -> None:
         """Multiplies them. The same on every rank, which is not compared."""
+        for values in self._stored_gradients(parameters):
+            values.mul_(factor)
+        self._shards.core.accept_gradients()
+
+    def limit_gradients(self, parameters: Iterable[nn.Parameter], limit: float) -> None:
+        """Limits elements that are finite to -`limit` to `limit` of the average. The same on every
+        rank, which is not compared."""
+        limit /= self._average()
+        for values in self._stored_gradients(parameters):
+            limited = values.clamp(-limit, limit)
+            values.copy_(torch.where(values.isinf(), values, limited))
+        self._shards.core.accept_gradients()
+
+    def _stored_gradients(self, parameters: Iterable[nn.Parameter]) -> Iterator[torch.Tensor]:
+        """The engine's own sums, as far as this rank stores them."""
         for parameter in parameters:
             if self._shards.stage == 0:
-                self._whole_gradient(parameter).mul_(factor)
-                continue
-            for _, values in self._parts(parameter, "grad"):
-                values.mul_(factor)
-        self._shards.core.accept_gradients()
+                yield self._whole_gradient(parameter)
+            else:
+                yield from (values for _, values in self._parts(parameter, "grad"))
 
     def _whole_gradient(self, parameter: nn.Parameter) -> torch.Tensor:
         stored = self._shards.core.whole_gradient(self._shards.layout.ids[parameter])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -71,7 +72,14 @@ class TorchStates:
         return {key: value for key, value in states if not isinstance(key, torch.Tensor)}
 
     def put_common(self, values: dict[Any, Any]) -> None:
-        self._optimizer.state.update(values)
+        """Replaces states that belong to no parameter. Tensors stay on the device of those that the
+        optimizer has."""
+        state: Any = self._optimizer.state
+        for key, value in values.items():
+            known = state.get(key)
+            placed = isinstance(known, torch.Tensor) and isinstance(value, torch.Tensor)
+            # A copy: `values` may belong to a dictionary that is loaded again.
+            state[key] = value.to(known.device, copy=True) if placed else copy.deepcopy(value)
 
     def get(self, parameter: int, begin: int) -> dict[str, Any]:
         """The states of the shard that begins at an element of a parameter."""

@@ -1,4 +1,4 @@
-"""torch.nn.utils.clip_grad_norm_ where the gradients are an engine's."""
+"""torch's functions that clip, where the gradients are an engine's."""
 
 from __future__ import annotations
 
@@ -116,15 +116,74 @@ def case_a_gradient_that_is_not_finite_is_left_to_the_step(_folder: Path) -> Non
     engine.destroy()
 
 
+def case_values_are_clipped_as_without_an_engine(_folder: Path) -> None:
+    plain = make()
+    loss_of(plain, batch_of(0)).backward()
+    torch.nn.utils.clip_grad_value_(plain.parameters(), 0.01)
+    torch.nn.utils.clip_grad_value_(plain.head.weight, 0.002)
+    assert (plain.head.weight.grad.abs() == 0.002).any()
+    for keys in ({}, {"fp16": {"enabled": True, "initial_scale_power": 8}}):
+        rounding = 2e-3 if keys else 1e-6
+        for stage in STAGES:
+            model = make()
+            settings = config(stage, **keys, gradient_clipping=0.0)
+            engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+            torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)  # there is no gradient
+            engine.backward(loss_of(engine, part_of(batch_of(0))))
+            torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
+            torch.nn.utils.clip_grad_value_(model.head.weight, 0.002)
+            for own, other in zip(model.parameters(), plain.parameters(), strict=True):
+                found = zerorun.zero.safe_get_full_grad(own)
+                torch.testing.assert_close(found, other.grad, atol=rounding, rtol=1e-3)
+            engine.step()
+            assert engine.skipped_steps == 0
+            engine.destroy()
+
+
+def case_a_value_that_is_not_finite_is_left_to_the_step(_folder: Path) -> None:
+    shape = make().head.weight.shape
+    for stage in STAGES:
+        model = make()
+        optimizer = sgd(model)
+        engine = zerorun.shard(model, stage=stage, optimizer=optimizer)
+        for value in (torch.inf, torch.nan):
+            loss_of(model, part_of(batch_of(0))).backward()
+            zerorun.zero.safe_set_full_grad(model.head.weight, torch.full(shape, value))
+            torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+            optimizer.step()
+        assert engine.skipped_steps == 2
+        engine.destroy()
+
+
+def case_a_norm_that_was_made_of_other_gradients_clips_none(_folder: Path) -> None:
+    model = make()
+    engine = zerorun.shard(model, optimizer=sgd(model))
+    loss_of(model, part_of(batch_of(0))).backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    clip = torch.nn.utils.clip_grads_with_norm_
+    raises(zerorun.ConfigError, "clip_grad_norm_", lambda: clip(model.parameters(), 1.0, norm))
+    engine.destroy()
+    other = nn.Parameter(torch.ones(4))
+    other.grad = torch.ones(4)
+    clip(other, 1.0, total_norm=torch.tensor(2.0))
+    torch.testing.assert_close(other.grad, torch.full((4,), 0.5))
+
+
 def case_what_is_no_engines_is_torchs(_folder: Path) -> None:
     other = nn.Parameter(torch.ones(4))
     other.grad = torch.ones(4)
     clip = torch.nn.utils.clip_grad_norm_
     assert clip(other, 1.0).item() == 2.0
     torch.testing.assert_close(other.grad, torch.full((4,), 0.5))
+    torch.nn.utils.clip_grad_value_(other, 0.25, foreach=False)
+    torch.testing.assert_close(other.grad, torch.full((4,), 0.25))
+    other.grad = torch.ones(4)
     model = make()
     engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
     assert clip(model.parameters(), 1.0).item() == 0.0  # there is no gradient
     loss_of(model, part_of(batch_of(0))).backward()
     raises(zerorun.ConfigError, "once for each", lambda: clip([other, *model.parameters()], 1.0))
+    torch.nn.utils.clip_grad_value_([other, *model.parameters()], 1e-3)  # each where it is
+    torch.testing.assert_close(other.grad, torch.full((4,), 1e-3))
+    assert zerorun.zero.safe_get_full_grad(model.head.weight).abs().max().item() <= 1.001e-3
     engine.destroy()

@@ -9,6 +9,7 @@ import deepspeed
 import torch
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig
+from deepspeed.utils import groups
 
 from cases.compat import start
 from cases.models import RANK, WORLD_SIZE, batch_of, loss_of, part_of, raises
@@ -112,6 +113,26 @@ def case_a_loss_scaler_is_always_current(_folder: Path) -> None:
         engine.module.named_parameters()
     )
     engine.destroy()
+
+
+def case_attributes_of_partitioned_parameters(_folder: Path) -> None:
+    engine, *_ = start(3)
+    weight = engine.module.head.weight
+    assert weight.ds_secondary_tensor is None  # without zero_hpz_partition_size, as there
+    summary = weight.ds_summary()
+    assert (summary["id"], summary["status"]) == (weight.ds_id, "NOT_AVAILABLE")
+    assert (summary["numel"], summary["ds_shape"]) == (0, tuple(weight.ds_shape))
+    raises(AttributeError, "no partition_gradients: backward", lambda: weight.partition_gradients)
+    assert not hasattr(weight, "all_gather_coalesced")
+    assert not hasattr(torch.nn.Parameter(torch.ones(1)), "ds_secondary_tensor")
+    engine.destroy()
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 0, "zero_hpz_partition_size": 2}
+    if WORLD_SIZE == 2:
+        engine, *_ = start(3, zero_optimization=zero)
+        weight = engine.module.head.weight
+        raises(NotImplementedError, "GatheredParameters makes", lambda: weight.ds_secondary_tensor)
+        engine.destroy()
+    groups.has_secondary_partitions = False
 
 
 def case_ranks_that_name_different_tags(folder: Path) -> None:

@@ -147,5 +147,9 @@ def case_torchs_clipping_changes_nothing_from_stage_1_on(_folder: Path) -> None:
         before = safe_get_full_grad(weight)
         with pytest.warns(UserWarning, match="gradient_clipping in its configuration"):
             assert torch.nn.utils.clip_grad_norm_(engine.parameters(), 1e-3).item() == 0.0
+        with pytest.warns(UserWarning, match="clip_grad_value_ changes nothing"):
+            torch.nn.utils.clip_grad_value_(engine.parameters(), 1e-3)
+        with pytest.warns(UserWarning, match="clip_grads_with_norm_ changes nothing"):
+            torch.nn.utils.clip_grads_with_norm_(engine.parameters(), 1e-3, torch.tensor(1.0))
         assert torch.equal(safe_get_full_grad(weight), before)
         engine.destroy()

@@ -185,6 +185,42 @@ def torch_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) ->
     return loss.item()
 
 
+class Counting(torch.optim.SGD):
+    """Its states of no parameter have dtypes that numbers alone would lose."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        self.state["steps"] = torch.tensor([self.state.get("steps", torch.zeros(1)).item() + 1])
+        self.state["steps"] = self.state["steps"].to(torch.float64) + 2**-40
+        self.state["seen"] = torch.tensor([3], dtype=torch.uint8)
+        self.state["scale"] = torch.tensor(0.1, dtype=torch.bfloat16)
+        self.state["parts"] = {"tensor": torch.empty(0, 2, dtype=torch.int32), "left": [None, 1]}
+
+
+def case_states_of_no_parameter_keep_their_dtypes(folder: Path) -> None:
+    def start() -> tuple[zerorun.ZeroEngine, torch.optim.Optimizer]:
+        model = make()
+        basic = Counting(model.parameters(), lr=0.1)
+        return zerorun.initialize(model, basic, config=config(3))[0], basic
+
+    engine, basic = start()
+    train(engine, STEPS)
+    expected = {key: value for key, value in basic.state.items() if isinstance(key, str)}
+    engine.save_checkpoint(str(folder))
+    in_memory = engine.optimizer.state_dict()
+    for load in (
+        lambda other: other.load_checkpoint(str(folder)),
+        lambda other: other.optimizer.load_state_dict(in_memory),
+    ):
+        other, basic = start()
+        load(other)
+        for key, value in expected.items():
+            torch.testing.assert_close(basic.state[key], value, rtol=0.0, atol=0.0)
+        train(other, 1)  # changes nothing of what was loaded
+        other.destroy()
+    engine.destroy()
+
+
 def case_states_that_no_rule_could_have_are_errors(_folder: Path) -> None:
     def given(change: Callable[[torch.optim.Optimizer], object]) -> Callable[[], object]:
         model = make()

@@ -9,11 +9,11 @@ import torch
 import zerorun
 from zerorun.model.partition import partition_of
 from zerorun.zero import GatheredParameters, ZeroParamStatus
-from zerorun.zero.status import status_of
 
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import adapt_config, read_config
+from deepspeed.runtime.zero import _parameter_attributes
 
 __all__ = [
     "GatheredParameters",
@@ -29,15 +29,7 @@ _orig_torch_arange = torch.arange
 partitioned_param_data_shape = [0]  # of a parameter that is not gathered
 
 
-def _ds_status(parameter: torch.nn.Parameter) -> ZeroParamStatus:
-    partition = partition_of(parameter)
-    if partition is None:
-        raise AttributeError("an ordinary parameter has no attribute 'ds_status'")
-    return status_of(partition)
-
-
-# A property of the class, so that a gather writes nothing to each parameter.
-torch.nn.Parameter.ds_status = property(_ds_status)
+_parameter_attributes.install()
 
 
 class Init(zerorun.zero.Init):
