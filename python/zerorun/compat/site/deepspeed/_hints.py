@@ -21,8 +21,8 @@ _HINTS = {
     "engine.save_16bit_model for an inference server",
     "io": "engine.save_checkpoint writes from all ranks at once",
     "launcher": "the command `zerorun` (also as `deepspeed`) starts the ranks of a job",
-    "launcher.multinode_runner": "the command `zerorun --hostfile FILE --launcher NAME` (ssh, pdsh, "
-    "slurm, openmpi) starts the ranks of several hosts",
+    "launcher.multinode_runner": "the command `zerorun --hostfile FILE --launcher NAME` (ssh, "
+    "pdsh, slurm, openmpi) starts the ranks of several hosts",
     "linear": "peft's LoRA layers train under ZeRO as they are",
     "model_implementations": "transformers' own models train under ZeRO as they are",
     "module_inject": "transformers' own models train under ZeRO stage 3 in place of tensor slicing",
