@@ -63,7 +63,7 @@ class PlainHelp final : public CLI::Formatter {
   }
   std::string make_option_desc(const CLI::Option* option) const override {
     std::string text = option->get_description();
-    if (option->get_required() && option->nonpositional()) text = "Required. " + text;
+    if (option->get_required() && !option->get_positional()) text = "Required. " + text;
     if (!option->get_default_str().empty()) {
       text += fmt::format(". Default: {}", option->get_default_str());
     }

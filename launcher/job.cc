@@ -11,6 +11,7 @@
 #include "launcher/deepspeed_compat.h"
 #include "launcher/hosts/address.h"
 #include "launcher/hosts/shell_quote.h"
+#include "launcher/python_package.h"
 #include "launcher/ranks/cpus.h"
 #include "launcher/ranks/error_folder.h"
 #include "launcher/ranks/gpu_nodes.h"
@@ -157,6 +158,10 @@ Job plan_job(const LaunchOptions& options, const ThisHost& here, const Cluster& 
   job.error_folder = ErrorFolder::choose_path();
   job.log_dir = log_folder(options.output);
   job.meeting = decide_meeting(options, cluster, meeting, job.rendezvous);
+  if (program.python) {
+    job.no_package =
+        absent_package(program.command.front(), job.inherited, search.launcher_directory);
+  }
   JobSettings settings = settings_of(job, options, selection);
   add_python(settings, options, program, search, job.inherited);
 

@@ -44,6 +44,7 @@ struct Job {
   std::string host;
   std::string note;          // one line for the user, or empty
   std::string log_dir;       // empty = none
+  std::string no_package;    // why the ranks' Python cannot import zerorun; empty if it can
   std::string error_folder;  // of the ranks' error files; not made yet
   // The socket that reserves MASTER_PORT; rank 0 inherits it. Null except on the first host.
   std::shared_ptr<FileDescriptor> rendezvous;

@@ -184,10 +184,20 @@ int dry_run(const std::vector<std::string>& arguments, const LaunchOptions& opti
   return 0;
 }
 
+// A bundled program prints its help, about which the launcher has nothing to say.
+bool prints_help(const ProgramRequest& program) {
+  const std::vector<std::string>& words = program.arguments;
+  return is_bundled(program, ProgramSearch::here()) &&
+         std::any_of(words.begin(), words.end(),
+                     [](const std::string& word) { return word == "-h" || word == "--help"; });
+}
+
 }  // namespace
 
-int launch(const std::vector<std::string>& arguments, const LaunchOptions& options) {
+int launch(const std::vector<std::string>& arguments, const LaunchOptions& given) {
   open_standard_streams();  // so that the sockets below get none of their numbers
+  LaunchOptions options = given;
+  if (prints_help(options.program)) options.output.quiet = true;
   const ThisHost here =
       look_at_this_host(options.request.accelerator,
                         is_bundled(options.program, ProgramSearch::here()), options.cpus.list);

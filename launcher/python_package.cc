@@ -1,5 +1,7 @@
 #include "launcher/python_package.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string_view>
 #include <system_error>
@@ -58,6 +60,22 @@ std::optional<OwnPackage> find_own_package(const fs::path& launcher_directory) {
     }
   }
   return std::nullopt;
+}
+
+std::string absent_package(const fs::path& python, const Environment& environment,
+                           const fs::path& launcher_directory) {
+  if (has_package(python, "zerorun", environment)) return {};
+  const std::optional<OwnPackage> own = find_own_package(launcher_directory);
+  if (!own) {
+    return fmt::format(
+        "{} does not have the package zerorun, and this zerorun was built without it; pip install "
+        "zerorun into that environment",
+        python.string());
+  }
+  return fmt::format(
+      "{} does not have the package zerorun; this zerorun's is for {}: set ZERORUN_PYTHON={} and "
+      "PYTHONPATH={}, or pip install zerorun into the environment that you use",
+      python.string(), own->python.string(), own->python.string(), own->folder.string());
 }
 
 }  // namespace zerorun

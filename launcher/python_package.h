@@ -25,4 +25,8 @@ struct OwnPackage {
 };
 std::optional<OwnPackage> find_own_package(const std::filesystem::path& launcher_directory);
 
+// Why `python` cannot import zerorun, and what to do, in one line; empty if it can.
+std::string absent_package(const std::filesystem::path& python, const Environment& environment,
+                           const std::filesystem::path& launcher_directory);
+
 }  // namespace zerorun

@@ -13,7 +13,15 @@ PACKAGE = "python/zerorun"
 # in a circle. The rows from `zero` on are what users import: no module of the rows before does.
 LAYERS = [
     ["_C", "torch_groups", "whole_file"],
-    ["command_line", "environment", "config", "experts", "plain_values", "stacks"],
+    [
+        "command_line",
+        "environment",
+        "config",
+        "experts",
+        "plain_values",
+        "shard_keywords",
+        "stacks",
+    ],
     ["agreement", "communicator", "dataloader", "program_state", "progress_bar", "rank_zero"],
     ["metrics"],
     ["monitor", "profiling"],

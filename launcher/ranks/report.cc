@@ -92,6 +92,9 @@ int exit_code_of(int wait_status) {
 }
 
 std::string likely_cause(const RankFailure& failure) {
+  if (said(failure, "No module named 'zerorun'") && !failure.no_package.empty()) {
+    return failure.no_package;
+  }
   for (const Symptom& symptom : kSymptoms) {
     for (const std::string& line : failure.last_lines) {
       if (line.find(symptom.text) != std::string::npos) return std::string(symptom.cause);

@@ -29,6 +29,7 @@ struct RankFailure {
   bool oom_kill = false;                  // the kernel ended a process for lack of memory meanwhile
   std::optional<uint64_t> shm_available;  // bytes, in /dev/shm
   std::optional<ErrorRecord> exception;
+  std::string no_package;            // why its Python cannot import zerorun; empty if it can
   std::vector<StoppedRank> stopped;  // ranks of this host that were stopped when it failed
 };
 

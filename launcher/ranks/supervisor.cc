@@ -365,6 +365,7 @@ RankFailure Supervisor::describe_failed_rank() const {
   if (coordinator_ != nullptr) failure.lines_in_view = false;
   failure.oom_kill = oom_kills_before_ && cgroup_.oom_kills() > oom_kills_before_;
   failure.shm_available = free_space("/dev/shm");
+  failure.no_package = job_.no_package;
   failure.exception =
       read_error_record(job_.ranks[static_cast<size_t>(*fate_.failed_rank)].error_file);
   for (const RankProcess& one : ranks_) {

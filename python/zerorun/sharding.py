@@ -19,6 +19,7 @@ from zerorun.model.materialization import Initializer, materialize
 from zerorun.model.model_layout import DTYPES
 from zerorun.model.unit_policy import UnitPolicy
 from zerorun.optimizers.optimizer import ZeroOptimizer
+from zerorun.shard_keywords import check_initial_values, naming_keywords, number_of, place_of
 
 __all__ = ["shard"]
 
@@ -26,6 +27,7 @@ _SECTIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+@naming_keywords()
 # size: half of it is the keywords and what they mean
 def shard(  # noqa: PLR0913 - keywords
     model: nn.Module,
@@ -81,16 +83,20 @@ def shard(  # noqa: PLR0913 - keywords
     """
     if not isinstance(model, nn.Module):
         raise _C.ConfigError(f"shard: model is {type(model)}, expected a torch.nn.Module")
+    check_initial_values(init, weights)
     _check_wide(model, dtype)
-    zero: dict[str, Any] = {"stage": stage}
-    zero |= _offload("offload_optimizer", offload_optimizer)
-    zero |= _offload("offload_param", offload_params)
+    zero: dict[str, Any] = {"stage": number_of("stage", stage)}
+    zero |= _offload("offload_optimizer", "offload_optimizer", offload_optimizer)
+    zero |= _offload("offload_param", "offload_params", offload_params)
     config = _precision(dtype, reduce_dtype) | {
         "train_micro_batch_size_per_gpu": 1,  # of which only data loaders ask
-        "gradient_accumulation_steps": accumulation_steps,
-        "gradient_clipping": 0.0 if clip is None else clip,
+        "gradient_accumulation_steps": number_of("accumulation_steps", accumulation_steps),
+        "gradient_clipping": 0.0 if clip is None else number_of("clip", clip),
         "zero_optimization": zero,
-        "zerorun": {"comm_timeout": timeout, "shard_group_size": shard_group_size},
+        "zerorun": {
+            "comm_timeout": number_of("timeout", timeout),
+            "shard_group_size": number_of("shard_group_size", shard_group_size),
+        },
     }
     configuration.parse(config, "zerorun.shard")  # before anything is made
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
@@ -152,12 +158,13 @@ def _check_wide(model: nn.Module, dtype: torch.dtype | None) -> None:
             )
 
 
-def _offload(section: str, place: str | os.PathLike[str] | None) -> dict[str, Any]:
+def _offload(section: str, keyword: str, place: str | os.PathLike[str] | None) -> dict[str, Any]:
     if place is None:
         return {}
-    if place == "cpu":
+    path = place_of(keyword, place)
+    if path == "cpu":
         return {section: {"device": "cpu"}}
-    return {section: {"device": "nvme", "nvme_path": os.fspath(place)}}
+    return {section: {"device": "nvme", "nvme_path": path}}
 
 
 def _step_through(made: ZeroOptimizer) -> None:

@@ -12,13 +12,16 @@ RANKS = 2
 # The packages without which a program is left out.
 PACKAGES = {
     "hf_trainer": ("transformers", "accelerate"),
+    "hf_classifier": ("transformers", "accelerate"),
     "ulysses_trainer": ("transformers", "accelerate"),
     "trl_sft": ("trl", "datasets"),
     "trl_dpo": ("trl", "datasets"),
     "trl_grpo": ("trl", "datasets", "peft"),
     "accelerate_nlp": ("transformers", "accelerate"),
     "lightning_fit": ("lightning",),
+    "lightning_fabric": ("lightning",),
     "mmengine_runner": ("mmengine",),
+    "megatron_loop": (),
     "diffusers_unet": ("diffusers",),
     "moe": ("transformers",),
     "openrlhf_strategy": ("openrlhf", "torchdata"),
@@ -32,6 +35,7 @@ RUNS = {
         "stage3": "--stage 3",
         "stage3-reentrant-bf16": "--stage 3 --reentrant --bf16",
     },
+    "hf_classifier": {"stage2": "--stage 2", "stage3": "--stage 3"},
     "ulysses_trainer": {"stage3": "--stage 3"},
     "trl_sft": {"stage2-bf16": "--stage 2 --bf16", "stage3": "--stage 3"},
     "trl_dpo": {"stage2": "--stage 2", "stage3": "--stage 3"},
@@ -47,7 +51,13 @@ RUNS = {
         "stage3": "--stage 3",
         "stage3-bf16": "--stage 3 --bf16",
     },
+    "lightning_fabric": {
+        "stage2": "--stage 2",
+        "stage3": "--stage 3",
+        "stage3-bf16": "--stage 3 --bf16",
+    },
     "mmengine_runner": {"stage1": "--stage 1", "stage3": "--stage 3"},
+    "megatron_loop": {"stage1-bf16": "--stage 1 --bf16", "stage3": "--stage 3"},
     "diffusers_unet": {"stage3": "--stage 3", "stage3-bf16": "--stage 3 --bf16"},
     "moe": {
         "mixtral-stage3": "--stage 3 --model mixtral",

@@ -62,6 +62,25 @@ def llama(**changes: Any) -> Any:
     return LlamaForCausalLM(LlamaConfig(**(LLAMA | changes)))
 
 
+def bert(**changes: Any) -> Any:
+    """A random BERT that classifies, without dropout; the same on every rank."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    shape = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        **changes,
+    )
+    return BertForSequenceClassification(shape)
+
+
 def save_llama() -> str:
     """A folder for `from_pretrained`, which rank 0 writes."""
     import torch.distributed as dist

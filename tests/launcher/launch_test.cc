@@ -52,6 +52,13 @@ TEST(Launch, RanksShareAPortAndASecret) {
   EXPECT_EQ(std::set<std::string>(lines.begin(), lines.end()).size(), 1);
 }
 
+TEST(Launch, OfAHelpTextHasNothingToSay) {
+  LauncherProcess job(zerorun_command({"train", "--help"}), {{"CUDA_VISIBLE_DEVICES", ""}});
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_THAT(job.output(), HasSubstr("Usage: zerorun"));
+  EXPECT_EQ(job.errors(), "");
+}
+
 TEST(Launch, WithoutGpusOneLineSaysSo) {
   LauncherProcess job(zerorun_command({"--num_gpus", "2", "true"}), {{"CUDA_VISIBLE_DEVICES", ""}});
   EXPECT_EQ(job.wait(), 0);

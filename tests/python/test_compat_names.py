@@ -1,5 +1,6 @@
 """Every public name of DeepSpeed, from the list of names in the stand-in."""
 
+import json
 import os
 import subprocess
 import sys
@@ -51,6 +52,31 @@ for module in _names.modules():
 print("walked", walked)
 """
 
+# What the message about a name has to tell, by the name.
+TOLD = {
+    "launcher.multinode_runner.SlurmRunner": "--hostfile FILE --launcher NAME",
+    "launcher.launch.main": "starts the ranks of a job",
+    "runtime.data_pipeline.data_routing.helper.convert_to_random_ltd": "drop tokens in the model's",
+    "runtime.zero.offload_states.get_state_devices": "engine.offload_states()",
+    "runtime.zero.offload_states.reload_adam_states": "engine.reload_states()",
+    "sequence.cross_entropy.vocab_sequence_parallel_cross_entropy": "TiledFusedLogitsLoss",
+    "utils.comms_logging.CommsLogger": "deepspeed.comm.log_summary()",
+}
+ASK = """
+import importlib, json, sys
+import zerorun.compat
+zerorun.compat.install()
+import deepspeed
+told = {}
+for name in sys.argv[1:]:
+    module, _, last = name.rpartition(".")
+    try:
+        getattr(importlib.import_module(f"deepspeed.{module}"), last)()
+    except NotImplementedError as error:
+        told[name] = str(error)
+print(json.dumps(told))
+"""
+
 
 @pytest.fixture
 def program(build: Path) -> dict[str, str]:
@@ -66,6 +92,13 @@ def test_every_name_works_or_says_what_does(program: dict[str, str]) -> None:
     assert problems == []
     assert last.startswith("walked ")
     assert int(last.split()[1]) > 3000, result.stderr
+
+
+def test_the_message_names_what_does_the_same(program: dict[str, str]) -> None:
+    command = [sys.executable, "-c", ASK, *TOLD]
+    result = subprocess.run(command, env=program, capture_output=True, text=True, check=True)
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert {name: text for name, text in TOLD.items() if text not in told[name]} == {}
 
 
 def test_the_page_is_what_the_stand_in_has(root: Path, program: dict[str, str]) -> None:

@@ -171,6 +171,25 @@ def test_script_that_does_not_take_local_rank_is_explained(tmp_path, launch):
     assert result.stderr.splitlines()[-1].endswith("start it with zerorun --local_rank never")
 
 
+def test_a_python_without_zerorun_is_told_where_it_is(tmp_path, launch, zerorun):
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)  # of another environment: none of its packages
+    (tmp_path / "loop.py").write_text("import zerorun")
+    job = launch("loop.py", VIRTUAL_ENV=str(tmp_path / "env"), PYTHONNOUSERSITE="1")
+    assert job.returncode == 1
+    cause = job.stderr.splitlines()[-1]
+    folder = zerorun.resolve().parents[1] / "python"
+    interpreter = os.readlink(folder / "interpreter")
+    assert cause == (
+        f"[zerorun] likely cause: {python} does not have the package zerorun; this zerorun's is "
+        f"for {interpreter}: set ZERORUN_PYTHON={interpreter} and PYTHONPATH={folder}, or pip "
+        "install zerorun into the environment that you use"
+    )
+    remedy = {"ZERORUN_PYTHON": interpreter, "PYTHONPATH": str(folder)}
+    assert launch("loop.py", **remedy).returncode == 0
+
+
 def test_traceback_of_the_failing_rank_ends_the_output(tmp_path, launch):
     (tmp_path / "train.py").write_text(
         textwrap.dedent("""

@@ -166,6 +166,13 @@ def test_help_on_a_topic(zerorun: Path, topic: list[str], expected: str) -> None
     assert any(expected in line for line in run(zerorun, "zerorun", "help", *topic))
 
 
+def test_a_file_or_option_is_required_once(zerorun: Path) -> None:
+    """`config elastic` takes its file as DeepSpeed's ds_elastic does, and without an option."""
+    lines = run(zerorun, zerorun.name, "config", "elastic", "--help")
+    assert not any("Required" in line for line in lines)
+    assert sum("A ds_config.json" in line for line in lines) == 2
+
+
 def test_help_on_nothing_known_says_where_to_look(zerorun: Path) -> None:
     job = subprocess.run([zerorun, "help", "nosuch"], capture_output=True, text=True, check=False)
     assert job.returncode == 2

@@ -119,6 +119,8 @@ class _Weights:
             return
         name = self._names[tensor]
         value = self._values[name]
+        if not isinstance(value, torch.Tensor):
+            raise _C.ConfigError(f"weights: {name} is {type(value)}, expected a tensor")
         if value.shape != tensor.shape:
             raise _C.ConfigError(
                 f"weights: {name} has shape {tuple(value.shape)}, expected the model's "

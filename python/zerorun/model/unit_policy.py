@@ -31,6 +31,11 @@ def unit_rule(model: nn.Module, policy: UnitPolicy) -> UnitRule:
         choices = [policy]
     else:
         choices = list(policy)
+    if not choices:
+        raise _C.ConfigError(
+            "units: got no choice, which would leave one unit, the whole model: leave units out "
+            "for the default"
+        )
     rules = [_rule_of(model, choice) for choice in choices]
     return lambda path, module: any(rule(path, module) for rule in rules)
 

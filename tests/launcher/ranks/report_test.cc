@@ -82,6 +82,15 @@ TEST(LikelyCause, IsReadFromWhatTheRankSaid) {
   EXPECT_THAT(likely_cause(failure), HasSubstr("GPU is missing"));
 }
 
+TEST(LikelyCause, OfAMissingPackageIsThePython) {
+  RankFailure failure = failure_with(exited(1));
+  failure.no_package = "/usr/bin/python3 does not have the package zerorun; do this";
+  failure.last_lines = {"ModuleNotFoundError: No module named 'torch'"};
+  EXPECT_EQ(likely_cause(failure), "");
+  failure.last_lines = {"ModuleNotFoundError: No module named 'zerorun'"};
+  EXPECT_EQ(likely_cause(failure), failure.no_package);
+}
+
 TEST(LikelyCause, IsEmptyWhenTheRankHasSaidItAll) {
   RankFailure failure = failure_with(exited(1));
   failure.last_lines = {"ValueError: x"};

@@ -159,8 +159,8 @@ def case_a_loader_of_this_ranks_part(_folder: Path) -> None:
     engine.destroy()
 
 
-def case_a_checkpoint_has_the_script_to_convert_it(folder: Path) -> None:
-    from deepspeed.utils import zero_to_fp32
+def case_a_checkpoint_has_the_scripts_to_convert_it(folder: Path) -> None:
+    from deepspeed.utils import zero_to_fp32, zero_to_torch
 
     engine, *_ = start(2)
     train(engine, 1)
@@ -174,6 +174,13 @@ def case_a_checkpoint_has_the_script_to_convert_it(folder: Path) -> None:
     subprocess.run(script, check=True, capture_output=True)
     state = torch.load(output / "pytorch_model.bin", weights_only=True)
     assert all(torch.equal(state[name], value.float()) for name, value in expected.items())
+    script = [sys.executable, str(folder / "zero_to_torch.py"), str(folder), str(output)]
+    subprocess.run([*script, "--dtype", "bfloat16", "-d"], check=True, capture_output=True)
+    state = torch.load(output / "pytorch_model.bin", weights_only=True)
+    assert all(torch.equal(state[name], value.bfloat16()) for name, value in expected.items())
+    zero_to_torch.main([str(folder), str(output), "--dtype=fp16", "--max_shard_size=1GB"])
+    state = torch.load(output / "pytorch_model.bin", weights_only=True)
+    assert all(torch.equal(state[name], value.half()) for name, value in expected.items())
     lazy = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(folder), lazy_mode=True)
     half = zero_to_fp32.to_torch_tensor(lazy, dtype="bfloat16")
     assert half["head.weight"] is half["embedding.weight"]
@@ -226,6 +233,15 @@ def case_trl_takes_hooks_off_and_puts_them_back(_folder: Path) -> None:
         offload._register_deepspeed_module(offload.module)
     assert generated[0] == generated[1]
     assert_close(losses + train(engine, 2, first=2), expected)
+    engine.destroy()
+
+
+def case_what_the_optimizer_lacks_has_a_name_here(_folder: Path) -> None:
+    engine, optimizer, *_ = start(3)
+    with pytest.raises(AttributeError, match=r"engine\.get_global_grad_norm\(\)"):
+        optimizer._get_norm_groups()
+    with pytest.raises(AttributeError, match="safe_get_full_fp32_param"):
+        optimizer.fp32_partitions  # noqa: B018 - the access raises
     engine.destroy()
 
 

@@ -127,33 +127,6 @@ def case_accumulation_averages(_folder: Path) -> None:
     engine.destroy()
 
 
-def case_contradictions_are_value_errors(_folder: Path) -> None:
-    model = make()
-
-    def refused(text: str, **keywords: object) -> None:
-        raises(ValueError, text, lambda: zerorun.shard(model, **keywords))
-
-    refused("stage", stage=4)
-    refused("gradient_clipping", clip=-1.0)
-    refused("dtype=torch.int8", dtype=torch.int8)
-    refused("reduce_dtype=torch.float64", reduce_dtype=torch.float64)
-    refused("units: 'Blok' is met by no module", units="Blok")
-    refused("units: got 5, expected a class of modules", units=5)
-    refused("optimizer: got <class 'list'>, expected a torch optimizer", optimizer=[])
-    refused("units: <class 'torch.nn.modules.conv.Conv2d'> is met by no", units=[nn.Conv2d])
-    refused("units: got 3, expected", units=[3])
-    refused("init and weights are for a model on the meta device", weights={})
-    raises(ValueError, "expected a torch.nn.Module", lambda: zerorun.shard("model"))
-    raises(
-        ValueError,
-        "call model.float() before",
-        lambda: zerorun.shard(make().half(), dtype=torch.float32),
-    )
-    engine = zerorun.shard(model, optimizer=AdamW)  # the errors left the model alone
-    raises(OSError, "/dev/null", lambda: engine.save_checkpoint("/dev/null/checkpoints"))
-    engine.destroy()
-
-
 class Net(nn.Module):
     """Blocks as attributes, in a Sequential, and in a container of the program's own."""
 

@@ -1,16 +1,13 @@
-"""The conversion that neither zerorun's checkpoints nor DeepSpeed's need."""
+"""The conversion that neither zerorun's checkpoints nor DeepSpeed's need.
+
+``main`` raises like every name that is not there; the module as a command says why and ends.
+"""
 
 import sys
-from typing import Any
 
-
-def main(_args: Any = None) -> None:
+if __name__ == "__main__":
     sys.exit(
         "ds_to_universal is not part of zerorun: any stage and number of ranks loads its "
         "checkpoints and DeepSpeed's as they are; python -m zerorun.consolidate writes Hugging "
         "Face's files"
     )
-
-
-if __name__ == "__main__":
-    main()

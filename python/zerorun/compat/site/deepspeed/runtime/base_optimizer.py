@@ -81,6 +81,17 @@ class _LossScaler:
         return self._engine.global_steps
 
 
+# What reaches the thing that a script looked for in DeepSpeed's optimizer.
+_STATES = (
+    "deepspeed.utils.safe_get_full_fp32_param, safe_get_full_grad and "
+    "safe_get_full_optimizer_state (and _local_, and _set_) reach what it holds"
+)
+_NORM = (
+    "engine.get_global_grad_norm() is the norm of the last step's gradient; "
+    "deepspeed.utils.safe_get_full_grad has the gradients of single parameters"
+)
+
+
 class DeepSpeedOptimizer(ZeroOptimizer):
     """zerorun's optimizer with what libraries reach for in DeepSpeed's ZeRO-3 optimizer."""
 
@@ -170,10 +181,10 @@ class DeepSpeedOptimizer(ZeroOptimizer):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in MODES:
             return super().__getattr__(name)
+        instead = _NORM if "norm" in name else _STATES
         raise AttributeError(
             f"'{type(self).__name__}' object has no attribute '{name}': it is zerorun's optimizer. "
-            "deepspeed.utils.safe_get_full_fp32_param, safe_get_full_grad and "
-            "safe_get_full_optimizer_state (and _local_, and _set_) reach what it holds"
+            f"{instead}"
         )
 
     def refresh_fp32_params(self) -> None:

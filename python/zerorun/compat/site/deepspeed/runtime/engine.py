@@ -15,6 +15,7 @@ from zerorun.config import BatchConfig
 
 from deepspeed.moe.utils import has_moe_layers
 from deepspeed.runtime._gradients import EngineWithGradients
+from deepspeed.runtime._scripts import write_scripts
 from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
 from deepspeed.runtime.config import DeepSpeedConfigError, deepspeeds_errors
 from deepspeed.runtime.constants import ROUTE_EVAL, ROUTE_PREDICT, ROUTE_TRAIN
@@ -26,16 +27,6 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups
 from deepspeed.utils.timer import ThroughputTimer
-
-# A script that DeepSpeed's users expect in a checkpoint's folder.
-_ZERO_TO_FP32 = """#!/usr/bin/env python3
-# Writes the whole model in fp32: zero_to_fp32.py CHECKPOINT OUTPUT [--tag TAG]; see --help.
-import sys
-
-from zerorun.consolidate import main
-
-sys.exit(main())
-"""
 
 
 class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
@@ -328,14 +319,12 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
         save_latest: bool = True,
         exclude_frozen_parameters: bool | None = False,
     ) -> bool:
-        """As ZeroEngine's, with the script zero_to_fp32.py beside the tags."""
+        """As ZeroEngine's, with DeepSpeed's scripts for whole models beside the tags."""
         self.check_tag(tag)
         super().save_checkpoint(save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
         with all_or_none(self.ranks.job, "save_checkpoint"):
             if self.global_rank == 0:
-                path = os.path.join(save_dir, "zero_to_fp32.py")
-                with open(path, "w", encoding="utf-8") as file:
-                    file.write(_ZERO_TO_FP32)
+                write_scripts(save_dir)
         return True
 
     def save_fp16_model(self, save_dir: str, save_filename: str = "pytorch_model.bin") -> bool:

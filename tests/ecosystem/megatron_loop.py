@@ -1,0 +1,184 @@
+"""Megatron-DeepSpeed's configuration and training step: its mpu, a schedule that counts samples,
+`step(lr_kwargs=...)`, activation checkpointing of DeepSpeed's, a checkpoint with its state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from program import mean, start, write
+from tiny import WORDS, shared_folder
+from torch import nn
+
+BATCH, MICRO = 16, 2
+
+
+class Mpu:
+    """megatron.core.parallel_state of a job without model parallelism."""
+
+    def __init__(self) -> None:
+        alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+        self._model, self._data = alone[dist.get_rank()], dist.new_group()
+
+    def get_model_parallel_rank(self) -> int:
+        return 0
+
+    def get_model_parallel_world_size(self) -> int:
+        return 1
+
+    def get_model_parallel_group(self) -> Any:
+        return self._model
+
+    get_tensor_model_parallel_rank = get_model_parallel_rank
+    get_tensor_model_parallel_world_size = get_model_parallel_world_size
+    get_tensor_model_parallel_group = get_model_parallel_group
+
+    def get_tensor_model_parallel_src_rank(self) -> int:
+        return dist.get_rank()
+
+    def get_data_parallel_rank(self) -> int:
+        return dist.get_rank()
+
+    def get_data_parallel_world_size(self) -> int:
+        return dist.get_world_size()
+
+    def get_data_parallel_group(self) -> Any:
+        return self._data
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, width)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(3))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = deepspeed.checkpointing.checkpoint(layer, x)
+        return F.linear(self.norm(x), self.embedding.weight)
+
+
+class Schedule:
+    """As Megatron's OptimizerParamScheduler: of samples, for learning rate and weight decay."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.num_steps = optimizer, 0
+        self.step(0)
+
+    def step(self, increment: int) -> None:
+        self.num_steps += increment
+        for group in self.optimizer.param_groups:
+            group["lr"] = 1e-3 * min(1.0, (self.num_steps + BATCH) / (4 * BATCH))
+            group["weight_decay"] = 0.1 * group["wd_mult"]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_steps": self.num_steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.num_steps = state["num_steps"]
+        self.step(0)
+
+
+def configuration(stage: int, bf16: bool) -> dict[str, Any]:
+    """As examples_deepspeed/ of Megatron-DeepSpeed write it."""
+    return {
+        "train_batch_size": BATCH,
+        "train_micro_batch_size_per_gpu": MICRO,
+        "steps_per_print": 10,
+        "zero_optimization": {"stage": stage},
+        "gradient_clipping": 1.0,
+        "prescale_gradients": False,
+        "zero_allow_untested_optimizer": True,
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "fp16": {
+            "enabled": False,
+            "loss_scale": 0,
+            "loss_scale_window": 500,
+            "hysteresis": 2,
+            "min_loss_scale": 1,
+            "initial_scale_power": 11,
+        },
+        "bf16": {"enabled": bf16},
+        "wall_clock_breakdown": False,
+    }
+
+
+def groups_of(model: nn.Module) -> list[dict[str, Any]]:
+    """Without weight decay for what has one dimension, at stage 3, too."""
+    kept = [p for p in model.parameters() if len(getattr(p, "ds_shape", p.shape)) == 1]
+    known = {id(p) for p in kept}
+    decayed = [p for p in model.parameters() if id(p) not in known]
+    return [{"params": decayed, "wd_mult": 1.0}, {"params": kept, "wd_mult": 0.0}]
+
+
+def main() -> None:
+    given = start()
+    mpu = Mpu()
+    config = configuration(given.stage, given.bf16)
+    deepspeed.checkpointing.configure(
+        mpu, partition_activations=False, contiguous_checkpointing=False, num_checkpoints=3
+    )
+    torch.manual_seed(0)
+    with deepspeed.zero.Init(
+        data_parallel_group=mpu.get_data_parallel_group(),
+        config_dict_or_path=config,
+        enabled=given.stage == 3,
+        mpu=mpu,
+    ):
+        module = Gpt()
+    optimizer = torch.optim.AdamW(groups_of(module), lr=1e-3, betas=(0.9, 0.95))
+    model, optimizer, _, schedule = deepspeed.initialize(
+        model=module,
+        optimizer=optimizer,
+        args=given,
+        lr_scheduler=Schedule(optimizer),
+        mpu=mpu,
+        config=config,
+    )
+    names = ("loss", "grad_norm", "lr", "applied")
+    figures: dict[str, list[float]] = {name: [] for name in names}
+    random = torch.Generator().manual_seed(1 + dist.get_rank())
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            for micro in range(1, model.gradient_accumulation_steps() + 1):
+                first = torch.randint(0, WORDS, (MICRO, 1), generator=random)
+                tokens = (first + 3 * torch.arange(12)) % WORDS
+                logits = model(tokens[:, :-1]).float().flatten(0, 1)
+                loss = F.cross_entropy(logits, tokens[:, 1:].flatten())
+                model.backward(loss)
+                figures["loss"].append(mean(loss))
+                last = micro == model.gradient_accumulation_steps()
+                model.step(lr_kwargs={"increment": model.train_batch_size()} if last else None)
+            figures["grad_norm"].append(mean(model.get_global_grad_norm()))
+            figures["lr"].append(optimizer.param_groups[0]["lr"])
+            figures["applied"].append(float(model.was_step_applied()))
+
+    folder = shared_folder()
+    train(3)
+    state = {"iteration": 3, "checkpoint_version": 3.0, "args": {"seed": 0}}
+    model.save_checkpoint(folder, client_state=state)
+    train(2)
+    _, found = model.load_checkpoint(folder)
+    figures["state"] = [float(found["iteration"]), float(schedule.num_steps)]
+    train(2)
+    write(given, figures)
+
+
+if __name__ == "__main__":
+    main()
