@@ -1,0 +1,66 @@
+"""What programs that use DeepSpeed's smaller interfaces meet, one case each."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from unittest.mock import patch
+
+from cases.models import raises
+
+
+def _own_section() -> tuple[type, type]:
+    """What a program derives: the class and its base."""
+    from deepspeed.runtime.config_utils import DeepSpeedConfigModel
+
+    class Inner(DeepSpeedConfigModel):
+        sizes: list = []  # noqa: RUF012 - each model has its own
+
+    class Own(Inner):
+        name: str
+        enabled: bool = False
+
+    return Own, DeepSpeedConfigModel
+
+
+def case_programs_derive_sections_without_pydantic(_folder: Path) -> None:
+    from deepspeed.runtime._program_models import program_model
+
+    program_model.cache_clear()
+    with patch("importlib.util.find_spec", return_value=None):
+        own, base = _own_section()
+    program_model.cache_clear()
+    first, second = own(name="a", enabled=True), own(name="b")
+    first.sizes.append(1)
+    assert first.model_dump() == {"sizes": [1], "name": "a", "enabled": True}
+    assert second.sizes == []
+    assert isinstance(first, base)
+    raises(ValueError, "missing ['name']", own)
+    raises(ValueError, "unknown ['nam']", lambda: own(name="a", nam="b"))
+
+
+def case_programs_derive_sections_that_are_pydantics_models(_folder: Path) -> None:
+    try:
+        import pydantic
+    except ImportError:
+        return
+    own, base = _own_section()
+
+    class Renamed(base):
+        before: str = pydantic.Field(
+            "", json_schema_extra={"deprecated": True, "new_param": "after", "new_param_fn": list}
+        )
+        after: list = []  # noqa: RUF012
+        count: int = pydantic.Field(2, alias="number")
+
+    model = own(name="a", enabled="yes", sizes="auto")
+    assert model.model_dump() == {"sizes": [], "name": "a", "enabled": True}
+    assert issubclass(own, pydantic.BaseModel)
+    assert issubclass(own, base)
+    assert isinstance(model, base)
+    assert not issubclass(pydantic.BaseModel, base)
+    for wrong in ({}, {"name": "a", "nam": "b"}, {"name": []}):
+        raises(pydantic.ValidationError, "Own", functools.partial(own, **wrong))
+    assert Renamed(before="xy").after == ["x", "y"]
+    assert (Renamed(number=5).count, Renamed(count=6).count, Renamed().after) == (5, 6, [])
+    raises(AssertionError, "together", lambda: Renamed(before="x", after=[]))
