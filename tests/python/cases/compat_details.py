@@ -6,6 +6,9 @@ import functools
 from pathlib import Path
 from unittest.mock import patch
 
+import deepspeed
+import torch
+
 from cases.models import raises
 
 
@@ -64,3 +67,23 @@ def case_programs_derive_sections_that_are_pydantics_models(_folder: Path) -> No
     assert Renamed(before="xy").after == ["x", "y"]
     assert (Renamed(number=5).count, Renamed(count=6).count, Renamed().after) == (5, 6, [])
     raises(AssertionError, "together", lambda: Renamed(before="x", after=[]))
+
+
+def _groups(*rates: float) -> torch.optim.Optimizer:
+    """An optimizer with a group of each rate."""
+    return torch.optim.SGD(
+        [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates]
+    )
+
+
+def case_a_schedule_takes_rates_of_its_groups(_folder: Path) -> None:
+    schedules = deepspeed.runtime.lr_schedules
+    warmup = schedules.WarmupLR(_groups(0.5, 0.25), warmup_num_steps=4)
+    assert (warmup.max_lrs, warmup.get_last_lr()) == ([0.5, 0.25], [0, 0])
+    warmup.step(4)
+    assert warmup.get_lr() == [0.5, 0.25]
+    decay = schedules.WarmupDecayLR(_groups(0.5), total_num_steps=9, warmup_num_steps=3)
+    assert decay.max_lrs == [0.001]
+    cosine = schedules.WarmupCosineLR(_groups(0.5), total_num_steps=9, warmup_num_steps=3)
+    assert cosine.get_last_lr() == [0]
+    raises(ValueError, "warmup_num_steps", lambda: schedules.WarmupLR(_groups(1), 0, 1, None))
