@@ -8,8 +8,10 @@ from unittest.mock import patch
 
 import deepspeed
 import torch
+from deepspeed.utils import safe_get_full_fp32_param
 
-from cases.models import raises
+from cases.compat import start
+from cases.models import raises, train
 
 
 def _own_section() -> tuple[type, type]:
@@ -87,3 +89,18 @@ def case_a_schedule_takes_rates_of_its_groups(_folder: Path) -> None:
     cosine = schedules.WarmupCosineLR(_groups(0.5), total_num_steps=9, warmup_num_steps=3)
     assert cosine.get_last_lr() == [0]
     raises(ValueError, "warmup_num_steps", lambda: schedules.WarmupLR(_groups(1), 0, 1, None))
+
+
+def case_masters_of_stage_0_have_their_names(_folder: Path) -> None:
+    engine, optimizer, *_ = start(0, bf16={"enabled": True})
+    train(engine, 2)
+    (flat,) = optimizer.fp32_groups_flat
+    (whole,) = optimizer.fp32_groups
+    assert torch.equal(flat, torch.cat([master.flatten() for master in whole]))
+    for parameter, master in zip(engine.module.parameters(), whole, strict=True):
+        assert torch.equal(master, safe_get_full_fp32_param(parameter))
+    engine.destroy()
+    for stage, section in ((0, {}), (1, {"bf16": {"enabled": True}})):
+        engine, optimizer, *_ = start(stage, **section)
+        assert not hasattr(optimizer, "fp32_groups_flat")
+        engine.destroy()

@@ -66,6 +66,8 @@ _HINTS = {
     "runtime.zero": "deepspeed.initialize with zero_optimization.stage 0 to 3",
     "runtime.zero.mics": "zero.Init and stage 3",
     "runtime.zero.muon": 'the optimizer {"type": "Muon"} of the configuration',
+    "runtime.zero.offload_states": "engine.offload_states() and reload_states(); states of CPU "
+    "ranks are always in host memory",
     "runtime.zero.stage3": "the optimizer that deepspeed.initialize returns at stage 3",
     "runtime.zero.stage_1_and_2": "the optimizer that deepspeed.initialize returns at stages 0 "
     "to 2",
