@@ -37,6 +37,7 @@ FILES = (
     "compat_gradients",
     "compat_optimizer",
     "compat_runtime",
+    "compat_details",
     "compat_surface",
     "compat_tools",
     "compat_elasticity",

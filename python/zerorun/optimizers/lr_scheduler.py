@@ -31,8 +31,7 @@ class LrScheduler:
         base_lrs = [float(group["lr"]) for group in self._groups]
         self._schedule = _C.make_lr_schedule(config, base_lrs)
         self._applied = 0
-        self._last_lr: list[float] | None = None
-        self._set()
+        self._last_lr = self._set()
 
     def _set(self) -> list[float]:
         rates = self.get_lr()
@@ -59,9 +58,7 @@ class LrScheduler:
         return [self._schedule.values(self._applied, i)[0] for i in range(len(self._groups))]
 
     def get_last_lr(self) -> list[float]:
-        """The learning rates set by the last step(). Raises AssertionError before the first."""
-        if self._last_lr is None:
-            raise AssertionError("need to call step() first")
+        """The learning rates that were set last, at first those of the beginning."""
         return self._last_lr
 
     def state_dict(self) -> dict[str, Any]:

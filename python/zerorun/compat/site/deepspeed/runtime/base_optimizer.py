@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -150,6 +150,24 @@ class DeepSpeedOptimizer(ZeroOptimizer):
         """A copy of this rank's masters of each group, flat and fp32. The same tensors at each
         call, with the values of now; they refuse to be changed."""
         return [group.masters() for group in self._flat_groups]
+
+    def _half_without_zero(self) -> Self:
+        """This optimizer, if DeepSpeed has one of these at its stage and in its dtype."""
+        if self.engine.zero_optimization_stage() > 0 or self.dtype.itemsize == 4:
+            raise AttributeError("fp32_groups_flat and fp32_groups are there at stage 0 in 16 bits")
+        return self
+
+    @property
+    def fp32_groups_flat(self) -> list[torch.Tensor]:
+        """As flat_masters(), at stage 0 in 16 bits."""
+        return self._half_without_zero().flat_masters()
+
+    @property
+    def fp32_groups(self) -> list[list[torch.Tensor]]:
+        """A copy of each parameter's master, by group; likewise. Collective."""
+        access = StateAccess(self._half_without_zero().shards)
+        groups = [group["params"] for group in self.param_groups]
+        return [[access.get_full(p, "fp32_param") for p in group] for group in groups]
 
     @property
     def bit16_groups(self) -> list[list[nn.Parameter]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from zerorun import config as configuration
 
+from deepspeed.runtime._program_models import program_model
 from deepspeed.runtime.config import DeepSpeedConfigError
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
@@ -82,12 +83,35 @@ class _Fields:
         }
 
 
-class DeepSpeedConfigModel:
+class _Model(type):
+    """Makes classes of programs from pydantic's models, where it is installed."""
+
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], members: dict[str, Any], **options: Any
+    ) -> Any:
+        is_section = "pointer" in members or any(getattr(base, "pointer", "") for base in bases)
+        model = None if is_section or not bases else program_model()
+        if model is None:
+            return super().__new__(cls, name, bases, members, **options)
+        bases = tuple(model if isinstance(base, _Model) else base for base in bases)
+        return type(model)(name, bases, members, **options)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        if super().__subclasscheck__(kind):
+            return True
+        whole = cls is DeepSpeedConfigModel and program_model() is not None
+        return whole and issubclass(kind, program_model())
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return issubclass(type(value), cls)
+
+
+class DeepSpeedConfigModel(metaclass=_Model):
     """One section, checked when it is made. Keys that are not given have their defaults.
 
-    Programs may derive classes of their own with annotated attributes, of which names and missing
-    values are checked. The methods are those of pydantic's models, which these are not: nothing is
-    converted but for DeepSpeed's enumerations.
+    The methods are those of pydantic's models, which sections are not: nothing is converted but for
+    DeepSpeed's enumerations. Classes that programs derive are, where pydantic is installed; of
+    others names and missing values are checked.
     """
 
     pointer = ""

@@ -51,6 +51,7 @@ VALID_LR_SCHEDULES = SCHEDULES
 
 class _Schedule(LrScheduler):
     positional: tuple[str, ...] = ()
+    rises_to_own = False  # whether warmup_max_lr is each group's own rate unless it is given
 
     def __init__(self, optimizer: torch.optim.Optimizer, *args: Any, **params: Any) -> None:
         name = type(self).__name__
@@ -64,6 +65,8 @@ class _Schedule(LrScheduler):
         if twice:
             raise TypeError(f"{name}: got multiple values for {', '.join(sorted(twice))}")
         given |= params
+        if given.get("warmup_num_steps", 1) is None:
+            raise ValueError(f"{name}: warmup_num_steps: got None, expected a positive integer")
         self.params = given
         basic = getattr(optimizer, "optimizer", optimizer)
         self.org_lrs = [float(group["lr"]) for group in basic.param_groups]
@@ -71,7 +74,7 @@ class _Schedule(LrScheduler):
         continued_from = given.get("last_batch_iteration", -1)
         if continued_from >= 0:
             self._applied = continued_from - self.last_batch_iteration
-            self._set()
+            self._last_lr = self._set()
 
     def __getattr__(self, name: str) -> Any:
         """Parameters under DeepSpeed's names: a value, or a list with one for each group."""
@@ -79,7 +82,9 @@ class _Schedule(LrScheduler):
         if name == "params" or known is None or known[0] not in type(self).positional:
             raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
         key, default, per_group = known
-        value = self.params.get(key, default)
+        value = self.params.get(key)
+        if value is None:
+            value = self.org_lrs if name == "max_lrs" and self.rises_to_own else default
         if not per_group:
             return value
         return list(value) if isinstance(value, list | tuple) else [value] * len(self.org_lrs)
@@ -175,6 +180,7 @@ class OneCycle(_Schedule):
 class WarmupLR(_Schedule):
     """A warm-up to a constant rate."""
 
+    rises_to_own = True
     positional = (
         "warmup_min_lr",
         "warmup_max_lr",
@@ -188,6 +194,7 @@ class WarmupDecayLR(WarmupLR):
     """A warm-up, then a linear decay to zero."""
 
     positional = ("total_num_steps", *WarmupLR.positional)
+    rises_to_own = False
 
 
 class WarmupCosineLR(_Schedule):
