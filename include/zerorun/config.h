@@ -137,7 +137,7 @@ struct LocoConfig {
   int64_t reset_T = 1024;  // number of steps after which the error is reset to zero
 };
 
-struct ZeroConfig {
+struct ZeroConfig {  // size: one member for each key
   int stage = 0;
   // zerorun.shard_group_size: number of ranks that share one copy of what the stage shards; 0: all
   // ranks.
