@@ -372,6 +372,27 @@ def case_zero_init_puts_its_parts_on_the_gpu(_folder: Path) -> None:
     engine.destroy()
 
 
+def case_zero_init_keeps_what_is_offloaded_on_the_host(_folder: Path) -> None:
+    """A model that the GPUs together do not hold: they get one parameter at a time."""
+    offloaded = config(3)["zero_optimization"] | {"offload_param": {"device": "cpu"}}
+    settings = config(3, zero_optimization=offloaded)
+    expected = reference(steps=2)[0]
+    for arguments in ({"config_dict_or_path": settings}, {"remote_device": "cpu"}):
+        with zerorun.zero.Init(**arguments):
+            model = make(Model)
+        assert {value.device for value in model.parameters()} == {DEVICE}
+        assert {value.ds_tensor.device for value in model.parameters()} == {torch.device("cpu")}
+        with zerorun.zero.GatheredParameters(model.parameters()):
+            assert {value.device for value in model.parameters()} == {DEVICE}
+            assert all(value.numel() == value.ds_numel for value in model.parameters())
+        engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+        assert_close(train(engine, 2), expected)
+        engine.destroy()
+    with zerorun.zero.Init(config_dict_or_path=settings, remote_device="none"):
+        model = make(Model)
+    assert {value.ds_tensor.device for value in model.parameters()} == {DEVICE}
+
+
 def case_states_that_are_moved_to_the_host_come_back(_folder: Path) -> None:
     expected, _ = reference(steps=4)
     for stage in STAGES:
