@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import gpu_code
@@ -33,6 +34,13 @@ def options_for(version: str, folder: Path) -> list[str]:
         wanted = [f"{package}=={version}.*" for package in PACKAGES]
         run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, *wanted)
     nvidia = folder / "nvidia"
+    # cmake links a program to look at the compiler, and 12.8's package has no static runtime.
+    # Kernels are compiled only, so this build's runtime, of 12.9, serves.
+    own = Path(sysconfig.get_path("purelib")) / "nvidia" / "cuda_runtime" / "lib"
+    for library in own.glob("*.a"):
+        place = nvidia / "cuda_runtime" / "lib" / library.name
+        if not place.exists():
+            place.symlink_to(library)
     return [
         "-DZERORUN_CUDA_DRIVERS=12",
         f"-DZERORUN_CUDA12_RUNTIME={nvidia / 'cuda_runtime' / 'lib' / 'libcudart_static.a'}",
