@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import gpu_code
 import pytest
 
-ARCHITECTURES = (80, 90, 100, 120)
+# For GPUs from 10.0 on, nvcc 13 uses vectors of 256 bits, which 12.8's assembler does not know.
+ARCHITECTURES = {"12.8": (80, 90)}
+EVERY_GPU = (80, 90, 100, 120)
 PACKAGES = ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-runtime-cu12")  # assembler; headers and runtime
 
 
@@ -33,6 +36,13 @@ def options_for(version: str, folder: Path) -> list[str]:
         wanted = [f"{package}=={version}.*" for package in PACKAGES]
         run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, *wanted)
     nvidia = folder / "nvidia"
+    # cmake links a program to look at the compiler, and 12.8's package has no static runtime.
+    # Kernels are compiled only, so this build's runtime, of 12.9, serves.
+    own = Path(sysconfig.get_path("purelib")) / "nvidia" / "cuda_runtime" / "lib"
+    for library in own.glob("*.a"):
+        place = nvidia / "cuda_runtime" / "lib" / library.name
+        if not place.exists():
+            place.symlink_to(library)
     return [
         "-DZERORUN_CUDA_DRIVERS=12",
         f"-DZERORUN_CUDA12_RUNTIME={nvidia / 'cuda_runtime' / 'lib' / 'libcudart_static.a'}",
@@ -46,8 +56,9 @@ def test_kernels_compile_for_every_gpu(build: Path, root: Path, version: str) ->
         pytest.skip('on request: ZERORUN_CUDA_VERSIONS="12.8 12.9 13.0"')
     folder = build.parent / f"cuda-{version}"
     options = options_for(version, folder.with_name(f"cuda-{version}-packages"))
+    gpus = ARCHITECTURES.get(version, EVERY_GPU)
     if not (folder / "build.ninja").exists():
-        architectures = ";".join(map(str, ARCHITECTURES))
+        architectures = ";".join(map(str, gpus))
         options += ["-DZERORUN_CUDA=ON", f"-DZERORUN_CUDA_ARCHITECTURES={architectures}"]
         options += ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CUDA_FLAGS=--compress-mode=none"]
         print(run("cmake", "-S", root, "-B", folder, "-G", "Ninja", *options))
@@ -59,7 +70,7 @@ def test_kernels_compile_for_every_gpu(build: Path, root: Path, version: str) ->
     for name in objects:
         images = list(gpu_code.images(folder / name))
         machine = {image.capability for image in images if image.kind == gpu_code.ELF}
-        assert machine == set(ARCHITECTURES), name
-        assert [image.capability for image in images if image.kind == gpu_code.PTX] == [120], name
+        assert machine == set(gpus), name
+        assert [i.capability for i in images if i.kind == gpu_code.PTX] == [gpus[-1]], name
         seen |= gpu_code.checked_kernels(images)
     assert len(seen) >= 20

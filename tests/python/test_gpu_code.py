@@ -33,7 +33,7 @@ def test_drivers_of_cuda_12_load_all_code(build: Path, zerorun: Path, name: str)
         assert image.flags & gpu_code.ZSTD == 0  # which only later drivers unpack
         old = image.capability < 100
         if image.kind == gpu_code.PTX:
-            assert image.ptx_version <= ((8, 0) if old else (8, 7))
+            assert image.ptx_version <= ((8, 0) if old else (8, 8))
         elif old:
             assert image.abi == CUDA_12
 

@@ -12,6 +12,7 @@ from zerorun import _C
 # that some ranks skip, whose gathers at stage 3 need memory that the ranks share.
 CASES = {
     "on_gpu": cases_in("on_gpu"),
+    "init_on_gpu": cases_in("init_on_gpu"),
     "training": [
         "case_all_stages_equal_torch_and_each_other",
         "case_reentrant_checkpointing_of_a_shared_block",

@@ -279,8 +279,10 @@ class PrivatePartition(Partition):
         parameter: nn.Parameter,
         communicator: _C.Communicator,
         ranks: tuple[int, ...] | None = None,
+        home: torch.device | None = None,
     ) -> None:
-        """`ranks`: those of the communicator in the job, where they are not all."""
+        """`ranks`: those of the communicator in the job, where they are not all. `home`: the device
+        of this rank's part; None: the parameter's."""
         self._communicator = communicator
         self.ranks = ranks
         self._holders = 0
@@ -289,7 +291,7 @@ class PrivatePartition(Partition):
         self._shard_numel = max(1, -(-values.numel() // world_size))
         begin = min(values.numel(), communicator.rank * self._shard_numel)
         self._own = slice(begin, min(values.numel(), begin + self._shard_numel))
-        self._shard = values.new_zeros(self._shard_numel)
+        self._shard = values.new_zeros(self._shard_numel, device=home)
         super().__init__(parameter, parameter.shape)
         self.store(values)
         self._empty = values.new_empty(0)
@@ -310,7 +312,7 @@ class PrivatePartition(Partition):
         full = self._shard.new_empty(self._shard_numel * self._communicator.world_size)
         label = f"parameter {self.parameter.ds_id}"
         self._communicator.all_gather(as_bytes(self._shard), as_bytes(full), label)
-        self.parameter.data = full[: self.numel].view(self.shape)
+        self.parameter.data = full[: self.numel].view(self.shape).to(self._empty.device)
 
     def release(self) -> None:
         self._holders -= 1
@@ -329,5 +331,5 @@ class PrivatePartition(Partition):
         partitioned = not self.available
         made = super().copy(memo)
         if partitioned:
-            PrivatePartition(made, self._communicator, self.ranks)
+            PrivatePartition(made, self._communicator, self.ranks, self._shard.device)
         return made

@@ -48,8 +48,9 @@ class Init:
       initialize; values are those of the first of these ranks. Default: all ranks.
     - `zero_param_parallel_group`: ranks that share a second copy (hpZ). It is only checked to be a
       part of these ranks; the configuration sets the second copy.
-    - `remote_device`, `pin_memory`: no effect; parameters are on this rank's GPU if it has one,
-      else in host memory. Arguments for DeepSpeed's own partitioning are accepted and ignored.
+    - `remote_device`: "cpu" or "nvme" keeps shards in host memory until initialize; so does a
+      configuration with offload_param. Otherwise they are on this rank's GPU, if it has one.
+    - `pin_memory` and arguments for DeepSpeed's own partitioning are accepted and ignored.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
@@ -86,6 +87,7 @@ class Init:
         self._wrapped: list[tuple[type, Callable[..., None]]] = []
         self._device = local_device()
         make_current(self._device)
+        self._home = torch.device("cpu") if _rests_on_host(given, remote_device) else self._device
         self._ranks = _ranks_of(sequence_data_parallel_group, data_parallel_group, mpu)
         _check_inside(zero_param_parallel_group, self._ranks)
         self._communicator = communicator.world()
@@ -156,7 +158,7 @@ class Init:
                     "the block, without zero.Init around it"
                 )
             share(parameter, self._communicator, "initial values under zero.Init")
-            made = PrivatePartition(parameter, self._communicator, self._ranks)
+            made = PrivatePartition(parameter, self._communicator, self._ranks, self._home)
             made.refuses_edits = self._refuses_edits
 
 
@@ -207,6 +209,14 @@ def _parsed(
     return (
         configuration.parse(config) if isinstance(config, Mapping) else configuration.load(config)
     )
+
+
+def _rests_on_host(parsed: configuration.ParsedConfig | None, remote_device: str | None) -> bool:
+    """Whether shards are kept in host memory, as the GPUs together may not hold them."""
+    place = remote_device
+    if place is None and parsed is not None:
+        place = configuration.value_of(parsed, "/zero_optimization/offload_param/device")
+    return place in {"cpu", "nvme"}
 
 
 def _dtype_of(parsed: configuration.ParsedConfig | None) -> torch.dtype | None:

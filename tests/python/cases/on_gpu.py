@@ -20,7 +20,6 @@ from cases.models import (
     DEVICE,
     STAGES,
     WORLD_SIZE,
-    Model,
     adamw,
     assert_close,
     batch_of,
@@ -360,16 +359,6 @@ def case_deepspeeds_accelerator_is_the_gpu(_folder: Path) -> None:
     assert found.is_bf16_supported()
     assert found.on_accelerator(torch.ones(1, device=DEVICE))
     assert not found.on_accelerator(torch.ones(1))
-
-
-def case_zero_init_puts_its_parts_on_the_gpu(_folder: Path) -> None:
-    with zerorun.zero.Init():
-        model = make(Model)
-    assert {value.device for value in model.parameters()} == {DEVICE}
-    assert {value.ds_tensor.device for value in model.parameters()} == {DEVICE}
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
-    assert_close(train(engine, 2), reference(steps=2)[0])
-    engine.destroy()
 
 
 def case_states_that_are_moved_to_the_host_come_back(_folder: Path) -> None:

@@ -1,0 +1,41 @@
+"""zero.Init where ranks train on GPUs (that are not there): see fake_torch_cuda.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import zerorun
+
+from cases.models import DEVICE, Model, adamw, assert_close, config, make, reference, train
+
+
+def case_zero_init_puts_its_parts_on_the_gpu(_folder: Path) -> None:
+    with zerorun.zero.Init():
+        model = make(Model)
+    assert {value.device for value in model.parameters()} == {DEVICE}
+    assert {value.ds_tensor.device for value in model.parameters()} == {DEVICE}
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    assert_close(train(engine, 2), reference(steps=2)[0])
+    engine.destroy()
+
+
+def case_zero_init_keeps_what_is_offloaded_on_the_host(_folder: Path) -> None:
+    """A model that the GPUs together do not hold: they get one parameter at a time."""
+    offloaded = config(3)["zero_optimization"] | {"offload_param": {"device": "cpu"}}
+    settings = config(3, zero_optimization=offloaded)
+    expected = reference(steps=2)[0]
+    for arguments in ({"config_dict_or_path": settings}, {"remote_device": "cpu"}):
+        with zerorun.zero.Init(**arguments):
+            model = make(Model)
+        assert {value.device for value in model.parameters()} == {DEVICE}
+        assert {value.ds_tensor.device for value in model.parameters()} == {torch.device("cpu")}
+        with zerorun.zero.GatheredParameters(model.parameters()):
+            assert {value.device for value in model.parameters()} == {DEVICE}
+            assert all(value.numel() == value.ds_numel for value in model.parameters())
+        engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+        assert_close(train(engine, 2), expected)
+        engine.destroy()
+    with zerorun.zero.Init(config_dict_or_path=settings, remote_device="none"):
+        model = make(Model)
+    assert {value.ds_tensor.device for value in model.parameters()} == {DEVICE}
