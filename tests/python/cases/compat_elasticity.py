@@ -33,7 +33,10 @@ def batches(world_size: int = 0, micro: bool = False, **section: object) -> tupl
 
 
 def case_batches_are_deepspeeds(_folder: Path) -> None:
-    """What compute_elastic_config of DeepSpeed 0.19.7 returned; tests/config has many more."""
+    """What compute_elastic_config of DeepSpeed 0.19.7 returned; tests/config has many more.
+
+    Where a model is divided, 0.19.7 divided the batch among all ranks, which later ones do not.
+    """
     known = {"max_train_batch_size": 10000, "micro_batch_sizes": [8, 12, 16, 17], "version": 0.1}
     known |= {"min_gpus": 32, "max_gpus": 1500}
     batch, sizes = batches(**known)
@@ -45,6 +48,15 @@ def case_batches_are_deepspeeds(_folder: Path) -> None:
         assert batches(micro=True, version=0.2) == (84, [7], 6)
         smaller = batches(micro=True, version=0.2, prefer_larger_batch=False)
         assert smaller == (84, [7], 4)
+    for divided, found in (
+        (1, 4),
+        (2, 8),
+    ):  # 64 samples are 4 for each of 16 ranks, 8 for each of 8
+        known = {"max_train_batch_size": 64, "micro_batch_sizes": [4, 8], "version": 0.2}
+        known |= {"min_gpus": 16, "max_gpus": 16, "model_parallel_size": divided}
+        with mock.patch.dict(os.environ, WORLD_SIZE="16"):
+            batch, _, micro = batches(micro=True, num_gpus_per_node=8, **known)
+        assert (batch, micro) == (64, found)
 
 
 def case_what_cannot_be_is_an_error(_folder: Path) -> None:

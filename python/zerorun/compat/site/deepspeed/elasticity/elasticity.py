@@ -79,7 +79,8 @@ def compute_elastic_config(
     if not world_size and not return_microbatch:
         return batch, sizes
     if not world_size and counts_hosts:  # DeepSpeed does not ask whether it suits then
-        fitting = [size for size in section.micro_batch_sizes if batch // ranks % size == 0]
+        share = batch // (ranks // section.model_parallel_size)  # of one data-parallel rank
+        fitting = [size for size in section.micro_batch_sizes if share % size == 0]
         if section.prefer_larger_batch:
             fitting.sort(reverse=True)
         return batch, sizes, fitting[0] if fitting else None

@@ -158,16 +158,18 @@ class DeepSpeedOptimizer(ZeroOptimizer):
         return self
 
     @property
-    def fp32_groups_flat(self) -> list[torch.Tensor]:
-        """As flat_masters(), at stage 0 in 16 bits."""
-        return self._half_without_zero().flat_masters()
-
-    @property
     def fp32_groups(self) -> list[list[torch.Tensor]]:
-        """A copy of each parameter's master, by group; likewise. Collective."""
+        """A copy of each parameter's master, by group, at stage 0 in 16 bits. Collective."""
         access = StateAccess(self._half_without_zero().shards)
         groups = [group["params"] for group in self.param_groups]
-        return [[access.get_full(p, "fp32_param") for p in group] for group in groups]
+        found = [[access.get_full(p, "fp32_param") for p in group] for group in groups]
+        return [[master for master in group if master is not None] for group in found]
+
+    @property
+    def fp32_groups_flat(self) -> list[torch.Tensor]:
+        """The same, each group as one tensor. Collective."""
+        empty = torch.empty(0, device=self.shards.device)
+        return [torch.cat([empty, *map(torch.flatten, group)]) for group in self.fp32_groups]
 
     @property
     def bit16_groups(self) -> list[list[nn.Parameter]]:
