@@ -70,6 +70,13 @@ class ShardedModule(nn.Module):
         self.micro_steps = 0
         self.global_steps = 0
 
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        raise _C.ConfigError(
+            "an engine cannot be copied or pickled, since its states are shared among the ranks: "
+            "copy.deepcopy(engine.module) is a whole model of its own, which initialize gives "
+            "an engine; save_checkpoint saves everything"
+        )
+
     @property
     def core(self) -> _C.Engine:
         return self.shards.core
