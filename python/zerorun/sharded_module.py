@@ -270,7 +270,7 @@ class ShardedModule(nn.Module):
 
         - `load_dir`: a folder of zerorun's, DeepSpeed's (stages 1 to 3, universal) or
           torch.distributed.checkpoint's, or a model in Hugging Face's layout (docs/checkpoints.md).
-        - `tag`: None: the one that the file ``latest`` names, or `load_dir` itself.
+        - `tag`: rank 0's is used. None: the one in the file ``latest``, or `load_dir` itself.
         - `load_module_strict`: False leaves parameters that only the model or only the checkpoint
           has, and buffers of another shape, unchanged.
         - `load_optimizer_states`, `load_lr_scheduler_states`: False leaves those unchanged.

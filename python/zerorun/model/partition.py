@@ -119,8 +119,8 @@ class Partition(LeftBehind):
     def __reduce__(self) -> tuple[Any, ...]:
         if not self.available:
             warnings.warn(
-                f"a pickle (torch.save) has an empty parameter, of shape {tuple(self.shape)}, since "
-                "it is sharded at stage 3: pickle the model within "
+                f"a pickle (torch.save) has an empty parameter of shape {tuple(self.shape)}, which "
+                "is sharded at stage 3: pickle the model within "
                 "zerorun.zero.GatheredParameters(model.parameters()), or use save_checkpoint",
                 stacklevel=2,
             )

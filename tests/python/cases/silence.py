@@ -308,6 +308,24 @@ def case_ranks_that_name_different_tags_save_under_rank_zeros(folder: Path) -> N
         engine.destroy()
 
 
+def case_ranks_that_name_different_tags_load_rank_zeros(folder: Path) -> None:
+    for stage in STAGES:
+        engine = engine_at(stage, adamw)
+        path = folder / str(stage)
+        hashes = []
+        for step in (1, 2):
+            train(engine, 1)
+            engine.save_checkpoint(path, tag=f"step{step}")
+            hashes.append(engine.core.parameter_hash())
+        loaded, _ = engine.load_checkpoint(path, tag="step1" if RANK == 0 else "step2")
+        assert loaded == str(path / "step1")
+        assert (engine.core.parameter_hash(), engine.global_steps) == (hashes[0], 1)
+        assert engine.load_checkpoint(path, tag=None if RANK == 0 else "no such")[0] == str(
+            path / "step2"
+        )
+        engine.destroy()
+
+
 def case_the_whole_model_at_every_stage(_folder: Path) -> None:
     """As state dict and parameter by parameter, with each unit gathered once."""
     for stage in range(4):
