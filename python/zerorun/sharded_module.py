@@ -70,6 +70,13 @@ class ShardedModule(nn.Module):
         self.micro_steps = 0
         self.global_steps = 0
 
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        raise _C.ConfigError(
+            "an engine cannot be copied or pickled, since its states are shared among the ranks: "
+            "copy.deepcopy(engine.module) is a whole model of its own, which initialize gives "
+            "an engine; save_checkpoint saves everything"
+        )
+
     @property
     def core(self) -> _C.Engine:
         return self.shards.core
@@ -263,7 +270,7 @@ class ShardedModule(nn.Module):
 
         - `load_dir`: a folder of zerorun's, DeepSpeed's (stages 1 to 3, universal) or
           torch.distributed.checkpoint's, or a model in Hugging Face's layout (docs/checkpoints.md).
-        - `tag`: None: the one that the file ``latest`` names, or `load_dir` itself.
+        - `tag`: rank 0's is used. None: the one in the file ``latest``, or `load_dir` itself.
         - `load_module_strict`: False leaves parameters that only the model or only the checkpoint
           has, and buffers of another shape, unchanged.
         - `load_optimizer_states`, `load_lr_scheduler_states`: False leaves those unchanged.

@@ -148,8 +148,10 @@ def save(  # noqa: PLR0913 - the options of the engine's method
 def shared_tag(
     shards: Shards, training: Training, directory: str | os.PathLike[str], tag: str | None
 ) -> str | None:
-    """The tag of what to load. Collective where each host keeps its own files: then every host has
-    the tables of that checkpoint afterwards."""
+    """The tag of what to load, rank 0's. Collective; where each host keeps its own files, every
+    host has the tables of that checkpoint afterwards."""
+    given = text_of_rank_zero("" if tag is None else str(tag), shards.communicator, "tag to load")
+    tag = given or None
     if not training.node_local:
         return tag
     shards.saver.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -114,6 +115,16 @@ class Partition(LeftBehind):
             setattr(parameter, name, value)
         if "ds_id" not in vars(parameter):  # it stays for life
             vars(parameter)["ds_id"] = next(_ids)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self.available:
+            warnings.warn(
+                f"a pickle (torch.save) has an empty parameter of shape {tuple(self.shape)}, which "
+                "is sharded at stage 3: pickle the model within "
+                "zerorun.zero.GatheredParameters(model.parameters()), or use save_checkpoint",
+                stacklevel=2,
+            )
+        return super().__reduce__()
 
     def _attributes(self) -> dict[str, Any]:
         return {

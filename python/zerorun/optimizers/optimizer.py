@@ -108,6 +108,12 @@ class ShardOptimizer(torch.optim.Optimizer):
             take_states(shards, basic)
             shards.until_closed(_Replaced(basic, self.state, shards.core))
 
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        raise _C.ConfigError(
+            "the optimizer of an engine cannot be copied or pickled, since its states are shared "
+            "among the ranks: state_dict() copies this rank's, save_checkpoint saves all"
+        )
+
     def update(self) -> _C.StepResult:
         """Updates the parameters from the reduced gradients. Collective."""
         core, states = self.shards.core, self.shards.torch_states

@@ -14,7 +14,7 @@ from torch import nn
 from zerorun import _C, experts, torch_groups
 from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.parameter_memory import by_parameter, full_view, load_parameters
-from zerorun.hooks.silent_results import warn_of_empty_state
+from zerorun.hooks.silent_results import EmptyStateWarnings
 from zerorun.model.buffers import share_buffers
 from zerorun.model.left_behind import LeftBehind
 from zerorun.model.local_tensor import is_distributed, local_gradient, local_of, place
@@ -206,7 +206,7 @@ class Shards:
         hooks.attach()
         names = [*self.layout.names.items(), *((p, name) for name, p in self.layout.aliases)]
         sharded = {name for p, name in names if self.core.is_sharded(self.layout.ids[p])}
-        self._handles.append(warn_of_empty_state(model, sharded))
+        self._handles.append(EmptyStateWarnings(model, sharded))
 
     def until_closed(self, handle: Any) -> None:
         """Calls `handle.remove()` when this ends or nobody will step any more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +15,20 @@ from zerorun.model.local_tensor import local_of, place
 from zerorun.model.partition import Partition, partition_of, together
 
 __all__ = ["GatheredParameters"]
+
+
+def _listed(params: Any) -> list[Any]:
+    """What was given to gather, also None, as a layer without a bias has it."""
+    if params is None or isinstance(params, torch.Tensor):
+        return [params]
+    given = [params] if isinstance(params, nn.Module) else list(params)
+    for each in given:
+        if isinstance(each, nn.Module):
+            raise _C.ConfigError(
+                f"GatheredParameters: got a module, {type(each).__name__}, expected parameters: "
+                "module.parameters() gives them"
+            )
+    return given
 
 
 class GatheredParameters:
@@ -33,12 +48,12 @@ class GatheredParameters:
 
     def __init__(
         self,
-        params: nn.Parameter | Iterable[nn.Parameter],
+        params: nn.Parameter | Iterable[nn.Parameter | None] | None,
         modifier_rank: int | None = None,
         fwd_module: nn.Module | None = None,
         enabled: bool = True,
     ) -> None:
-        given = [params] if isinstance(params, torch.Tensor) else list(params)
+        given = _listed(params)
         self._modifier_rank = modifier_rank
         self._partitions: list[Partition] = []
         self._held: list[tuple[Partition, torch.Tensor]] = []  # with the data before

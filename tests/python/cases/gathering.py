@@ -50,6 +50,17 @@ def case_parameters_gather_lists_and_keep_changes_when_told_so(_folder: Path) ->
             engine.step()
 
 
+def case_only_parameters_are_gathered_and_none_is_none(_folder: Path) -> None:
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    gather = zerorun.zero.GatheredParameters
+    with gather(None), gather([model.head.weight, None], modifier_rank=0):
+        assert model.head.weight.numel() > 0
+    for module in (model.head, model.blocks):
+        raises(zerorun.ConfigError, "module.parameters()", lambda m=module: gather(m))
+    engine.destroy()
+
+
 def case_changes_without_a_modifier_end_with_the_block(_folder: Path) -> None:
     """Each rank merges an adapter of its own, and sees nothing of the others'."""
     for parameter, engine in both_states():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,15 +32,33 @@ def case_state_dicts_of_sharded_parameters_are_not_empty_in_silence(_folder: Pat
     model = make()
     engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
     raises(zerorun.ConfigError, "state_dict: embedding.weight is empty", engine.state_dict)
-    with pytest.warns(UserWarning, match="state_dict: blocks.0.*are empty"):
+    with pytest.warns(UserWarning, match="state_dict: blocks.0.*are empty") as warned:
         model.state_dict()
+    assert len(warned) == 1
+    with pytest.warns(UserWarning, match="state_dict: down.bias.*are empty") as warned:
+        model.blocks[1].state_dict()
+    assert len(warned) == 1
+    with pytest.warns(UserWarning, match="has an empty parameter"):
+        pickle.dumps(model)
     assert engine.state_dict(keep_vars=True)["embedding.weight"] is model.embedding.weight
     with zerorun.zero.GatheredParameters(model.parameters()):
         shapes = {name: value.shape for name, value in engine.state_dict().items()}
+        pickle.dumps(model)
+        model.blocks[1].state_dict()
     assert shapes == {name: value.shape for name, value in make().state_dict().items()}
     raises(zerorun.ConfigError, "engine.full_state_dict() is the whole model's", engine.state_dict)
     engine.destroy()
     model.state_dict()  # partitioned as by zero.Init, where libraries look for names
+
+
+def case_copies_of_what_ranks_share_are_errors(_folder: Path) -> None:
+    model = make()
+    engine, optimizer, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        raises(zerorun.ConfigError, "copy.deepcopy(engine.module)", lambda f=copied: f(engine))
+        raises(zerorun.ConfigError, "state_dict() copies", lambda f=copied: f(optimizer))
+    assert copy.deepcopy(model).head.weight.shape == model.head.weight.shape
+    engine.destroy()
 
 
 def step_on(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -286,6 +305,24 @@ def case_ranks_that_name_different_tags_save_under_rank_zeros(folder: Path) -> N
         engine.save_checkpoint(path, tag=f"of_rank_{RANK}" if RANK < 1 else None)
         assert (path / "latest").read_text().strip() == "of_rank_0"
         assert engine.load_checkpoint(path)[0] == str(path / "of_rank_0")
+        engine.destroy()
+
+
+def case_ranks_that_name_different_tags_load_rank_zeros(folder: Path) -> None:
+    for stage in STAGES:
+        engine = engine_at(stage, adamw)
+        path = folder / str(stage)
+        hashes = []
+        for step in (1, 2):
+            train(engine, 1)
+            engine.save_checkpoint(path, tag=f"step{step}")
+            hashes.append(engine.core.parameter_hash())
+        loaded, _ = engine.load_checkpoint(path, tag="step1" if RANK == 0 else "step2")
+        assert loaded == str(path / "step1")
+        assert (engine.core.parameter_hash(), engine.global_steps) == (hashes[0], 1)
+        assert engine.load_checkpoint(path, tag=None if RANK == 0 else "no such")[0] == str(
+            path / "step2"
+        )
         engine.destroy()
 
 
