@@ -235,6 +235,12 @@ def test_checkpoints_are_listed_shown_and_compared(train, ckpt, tmp_path):
     code, errors = ckpt("verify", "run", fails=True)
     assert code == 1
     assert "step1" in errors
+    (tmp_path / "run" / "latest").write_text("../step2")
+    assert "no latest: run/latest is damaged" in ckpt("ls", "run")
+    (tmp_path / "run" / "latest").unlink()
+    listed = json.loads(ckpt("ls", "run", "--json"))
+    assert listed["latest"] is None
+    assert "latest does not exist" in listed["problem"]
     assert "holds no checkpoints" in ckpt("ls", ".", fails=True)[1]
     assert ckpt("ls", "nowhere", fails=True)[0] == 2
 

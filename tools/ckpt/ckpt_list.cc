@@ -87,11 +87,18 @@ std::vector<Entry> entries_of(const fs::path& directory) {
   return entries;
 }
 
-std::string latest_of(const fs::path& directory) {
+// What `latest` says.
+struct Latest {
+  std::string tag{};
+  std::string problem{};  // why no load without a tag finds a checkpoint
+};
+
+Latest latest_of(const fs::path& directory) {
+  if (entry_exists(directory / kManifestName)) return {};  // a checkpoint itself
   try {
-    return entry_exists(directory / kLatestName) ? read_latest(directory) : std::string();
-  } catch (const Error&) {
-    return {};  // `verify` reports the reason
+    return {.tag = find_checkpoint(directory, "").filename().string()};
+  } catch (const Error& error) {
+    return {.problem = error.what()};
   }
 }
 
@@ -110,10 +117,11 @@ Json to_json(const Entry& entry) {
 
 std::string list_checkpoints(const std::string& directory, Format format) {
   const std::vector<Entry> entries = entries_of(directory);
-  const std::string latest = latest_of(directory);
+  const Latest latest = latest_of(directory);
   if (format == Format::json) {
     Json json = {{"directory", directory}, {"latest", nullptr}, {"checkpoints", Json::array()}};
-    if (!latest.empty()) json["latest"] = latest;
+    if (!latest.tag.empty()) json["latest"] = latest.tag;
+    if (!latest.problem.empty()) json["problem"] = latest.problem;
     for (const Entry& entry : entries) json["checkpoints"].push_back(to_json(entry));
     return json.dump(2, ' ', false, Json::error_handler_t::replace);
   }
@@ -127,14 +135,15 @@ std::string list_checkpoints(const std::string& directory, Format format) {
                                  "saved", "size", "ranks");
   for (const Entry& entry : entries) {
     const std::string start =
-        fmt::format("{} {:<{}}", entry.tag == latest ? "*" : " ", printable(entry.tag), width);
+        fmt::format("{} {:<{}}", entry.tag == latest.tag ? "*" : " ", printable(entry.tag), width);
     text += entry.problem.empty()
                 ? fmt::format("{} {:>10}  {} {:>11} {:>6}\n", start, entry.step,
                               text_of_time(entry.saved), format_bytes(entry.nbytes), entry.ranks)
                 : fmt::format("{}  cannot be loaded: {}\n", start, printable(entry.problem));
   }
   text += fmt::format("{} in {}{}\n", format_bytes(total), directory,
-                      latest.empty() ? "" : "; * is the latest");
+                      latest.tag.empty() ? "" : "; * is the latest");
+  if (!latest.problem.empty()) text += fmt::format("no latest: {}\n", printable(latest.problem));
   return text;
 }
 
