@@ -47,7 +47,7 @@ class StateAccess:
 
     def set_full(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:
         shape = self._shards.layout.shapes[parameter]
-        value = local_of(value)
+        value = local_of(self._tensor(parameter, name, value))
         parts = self._parts_to_set(parameter, name)
         with all_or_none(self._shards.communicator, f"set {name}"):
             if value.shape != shape:
@@ -121,6 +121,7 @@ class StateAccess:
                 "a rank's elements of a gradient can be set from stage 1 on; at stage 0 every rank "
                 "stores all: use safe_set_full_grad"
             )
+        value = self._tensor(parameter, name, value)
         parts = self._parts_to_set(parameter, name)
         numels = [interval.numel for interval, _ in parts]
         with all_or_none(self._shards.communicator, f"set {name}"):
@@ -217,6 +218,11 @@ class StateAccess:
                     stored.copy_(coded)
             else:
                 target.copy_(part / self._average() if name == "grad" else part)
+
+    def _tensor(self, parameter: nn.Parameter, name: str, value: object) -> torch.Tensor:
+        if not isinstance(value, torch.Tensor):
+            raise self._error(parameter, name, f"got {type(value).__name__}, expected a tensor")
+        return value
 
     def _error(self, parameter: nn.Parameter, name: str, text: str) -> _C.ConfigError:
         return _C.ConfigError(f"{name} of {self._shards.layout.names[parameter]}: {text}")

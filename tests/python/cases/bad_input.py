@@ -80,6 +80,16 @@ def case_a_loss_that_is_no_scalar(_folder: Path) -> None:
     engine.destroy()
 
 
+def case_a_state_that_is_no_tensor(_folder: Path) -> None:
+    model = make()
+    engine, *_ = start(model, adamw(model))
+    safe, weight = zerorun.zero, model.head.weight
+    for setter in (safe.safe_set_full_optimizer_state, safe.safe_set_local_optimizer_state):
+        message = "exp_avg of embedding.weight: got float, expected a tensor"  # it is tied
+        raises(zerorun.ConfigError, message, lambda f=setter: f(weight, 0.5, "exp_avg"))
+    engine.destroy()
+
+
 class Sparse(nn.Module):
     def __init__(self) -> None:
         super().__init__()
