@@ -35,6 +35,7 @@ def start() -> argparse.Namespace:
     parser.add_argument("--reentrant", action="store_true", help="the older checkpointing")
     parser.add_argument("--restore", action="store_true", help="from a checkpoint, and train on")
     parser.add_argument("--model", default="mixtral", help="a type of transformers'")
+    parser.add_argument("--trainer", default="reward", help="or kto, of TRL's")
     parser.add_argument("--figures", type=Path, required=True, help="where losses and norms go")
     parser.add_argument("--local_rank", type=int, default=0, help="the launcher's")
     given = parser.parse_args()

@@ -17,6 +17,7 @@ PACKAGES = {
     "trl_sft": ("trl", "datasets"),
     "trl_dpo": ("trl", "datasets"),
     "trl_grpo": ("trl", "datasets", "peft"),
+    "trl_others": ("trl", "datasets"),
     "accelerate_nlp": ("transformers", "accelerate"),
     "lightning_fit": ("lightning",),
     "lightning_fabric": ("lightning",),
@@ -40,6 +41,10 @@ RUNS = {
     "trl_sft": {"stage2-bf16": "--stage 2 --bf16", "stage3": "--stage 3"},
     "trl_dpo": {"stage2": "--stage 2", "stage3": "--stage 3"},
     "trl_grpo": {"stage2": "--stage 2", "stage3-lora": "--stage 3 --lora"},
+    "trl_others": {
+        "reward-stage3": "--trainer reward --stage 3",
+        "kto-stage3": "--trainer kto --stage 3",
+    },
     "accelerate_nlp": {
         "stage1": "--stage 1",
         "stage2-bf16": "--stage 2 --bf16",
