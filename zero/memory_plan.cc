@@ -76,7 +76,8 @@ int64_t reduction_nbytes(const Sharding& sharding, std::span<const Bucket> bucke
 void plan_buckets_in_flight(const Sharding& sharding, std::span<const Optimizer> rules,
                             std::span<const Bucket> buckets, MemoryPlan& plan) {
   const GradientPools pools = gradient_pools(sharding, buckets);
-  plan.buckets += nbytes_of(pools.slot_numel * pools.slots, sharding.param_dtype);
+  plan.buckets +=
+      nbytes_of(pools.slot_numel * pools.slots + pools.small_numel, sharding.param_dtype);
   plan.buckets += nbytes_of(pools.slot_numel * pools.comm_slots, sharding.comm_dtype);
   plan.buckets += reduction_nbytes(sharding, buckets);
   plan.buckets += QuantizedGather::nbytes(sharding, buckets);

@@ -1,6 +1,7 @@
 #include "zero/gradients/gradient_pool.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "core/check.h"
@@ -14,10 +15,11 @@ constexpr int kSlots = 3;
 constexpr int kCommSlots = 2;
 }  // namespace
 
-GradientPool::GradientPool(const EngineContext& context, DType dtype, int64_t slot_numel, int slots)
+GradientPool::GradientPool(const EngineContext& context, DType dtype, int64_t slot_numel, int slots,
+                           int64_t small_numel)
     : context_(context), dtype_(dtype) {
-  const size_t slot_nbytes = static_cast<size_t>(slot_numel) * size_of(dtype);
-  const size_t nbytes = slot_nbytes * static_cast<size_t>(slots);
+  const int64_t numel = slot_numel * slots + small_numel;
+  const size_t nbytes = static_cast<size_t>(numel) * size_of(dtype);
   if (context.shards().reads_peers()) {
     std::optional<Buffer> arena = context.shards().allocate(nbytes, Sharing::per_rank);
     ZR_CHECK(arena, "transport {} gives no per-rank memory", context.shards().transport());
@@ -26,17 +28,21 @@ GradientPool::GradientPool(const EngineContext& context, DType dtype, int64_t sl
   } else {
     arena_ = context.device.allocate(nbytes, MemoryCategory::buckets);
   }
-  for (int i = 0; i < slots; ++i) {
+  const TensorView all = view_of(arena_, dtype, numel);
+  const auto add = [&](int64_t begin, int64_t count) {
     Slot slot;
-    slot.view = view_of(arena_, dtype, slot_numel, static_cast<size_t>(i) * slot_nbytes);
+    slot.view = all.slice(begin, count);
     slots_.push_back(std::move(slot));
-  }
+  };
+  for (int i = 0; i < slots; ++i) add(i * slot_numel, slot_numel);
+  if (small_numel > 0) add(slots * slot_numel, small_numel);
 }
 
 int GradientPool::acquire(int64_t numel) {
   Slot* found = nullptr;
   const auto before = [](const Slot& a, const Slot& b) {
-    return std::pair(!a.shared, a.released) < std::pair(!b.shared, b.released);
+    return std::tuple(!a.shared, a.view.numel, a.released) <
+           std::tuple(!b.shared, b.view.numel, b.released);
   };
   for (Slot& slot : slots_) {
     if (slot.in_use || slot.view.numel < numel) continue;
@@ -77,12 +83,18 @@ void GradientPool::trim() {
 GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> buckets) {
   GradientPools pools;
   int trainable = 0;
+  int64_t vectors = 0;
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.trainable) continue;
     ++trainable;
     pools.slot_numel = std::max(pools.slot_numel, bucket.layout.padded_numel());
+    if (!bucket.plan.quantized) vectors = std::max(vectors, bucket.layout.padded_numel());
   }
-  if (sharding.policy.shard_grads) pools.slots = std::min(kSlots, trainable);
+  if (sharding.policy.shard_grads) {
+    pools.slots = std::min(kSlots, trainable);
+    // Vectors that are not quantized fill a bucket beside that of the matrices.
+    if (sharding.zero.quantized_gradients) pools.small_numel = vectors;
+  }
   if (sharding.comm_dtype != sharding.param_dtype) {
     pools.comm_slots = std::min(kCommSlots, trainable);
   }

@@ -20,7 +20,9 @@ namespace zerorun {
 // registered memory on all ranks at the same offset, or on none.
 class GradientPool {
  public:
-  GradientPool(const EngineContext& context, DType dtype, int64_t slot_numel, int slots);
+  // `small_numel`: elements of one more slot; 0: there is none.
+  GradientPool(const EngineContext& context, DType dtype, int64_t slot_numel, int slots,
+               int64_t small_numel = 0);
 
   struct Slot {
     TensorView view;
@@ -31,8 +33,8 @@ class GradientPool {
     Buffer private_memory;
   };
   // Returns a slot for writing on the inline stream, which waits for the last reduction that read
-  // the slot. It is the free slot whose reduction began first, so ranks that do the same use the
-  // same slots.
+  // the slot. Of the smallest free slots that suffice it is the one whose reduction began first, so
+  // ranks that do the same use the same slots.
   int acquire(int64_t numel);
   TensorView view(int slot, int64_t numel) const;
   void release(int slot, Event after);
@@ -50,9 +52,10 @@ class GradientPool {
 
 // Sizes of the pools for the buckets that GradientReducer has in flight.
 struct GradientPools {
-  int64_t slot_numel = 0;  // elements of the largest bucket
-  int slots = 0;           // in the parameters' dtype
-  int comm_slots = 0;      // in Sharding::comm_dtype
+  int64_t slot_numel = 0;   // elements of the largest bucket
+  int slots = 0;            // in the parameters' dtype
+  int comm_slots = 0;       // in Sharding::comm_dtype
+  int64_t small_numel = 0;  // elements of one more slot in the parameters' dtype
 };
 GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> buckets);
 

@@ -19,7 +19,8 @@ GradientReducer::GradientReducer(const EngineContext& context, std::span<const B
       groups_(context, buckets),
       flights_(buckets.size()) {
   const GradientPools pools = gradient_pools(context, buckets);
-  if (pools.slots > 0) pool_.emplace(context, context.param_dtype, pools.slot_numel, pools.slots);
+  if (pools.slots > 0)
+    pool_.emplace(context, context.param_dtype, pools.slot_numel, pools.slots, pools.small_numel);
   if (pools.comm_slots > 0) {
     comm_pool_.emplace(context, context.comm_dtype, pools.slot_numel, pools.comm_slots);
   }
