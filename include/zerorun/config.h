@@ -137,6 +137,7 @@ struct LocoConfig {
   int64_t reset_T = 1024;  // number of steps after which the error is reset to zero
 };
 
+// size: one setting each
 struct ZeroConfig {
   int stage = 0;
   // zerorun.shard_group_size: number of ranks that share one copy of what the stage shards; 0: all
