@@ -218,9 +218,8 @@ void Collectives::all_gather(Operation& operation) {
   const auto start = [&](int64_t at) {
     ++round_;
     Messages messages = operation.messages(*this);
-    for_owners([&](int owner) {
-      messages.receive(owner, tag(Phase::gather), bytes_of(row(at, owner)));
-    });
+    for_owners(
+        [&](int owner) { messages.receive(owner, tag(Phase::gather), bytes_of(row(at, owner))); });
     const TensorView own = call.in.slice(at, numel_of(at));
     for_other_hosts([&](int host) {
       messages.send(topology_.relay(host, rank_), tag(Phase::gather), bytes_of(own));
