@@ -52,6 +52,25 @@ TEST(ShardGroupTest, EveryStageGivesTheBitsOfOneGroup) {
   }
 }
 
+// Groups of two ranks on hosts of three: the second group has ranks of both hosts.
+TEST(ShardGroupTest, GroupsOfSomeHostsAndOfOneTrainTogether) {
+  const auto train = [](const Config& config, const std::string& hosts) {
+    const auto host_of = [&](int rank) { return hosts.substr(static_cast<size_t>(rank), 1); };
+    return toy_train(config, 6, 4, -1, {}, host_of);
+  };
+  for (int stage = 1; stage <= 3; ++stage) {
+    Config config = config_of(stage, 2, DType::fp32);
+    expect_same(train(config, "aaabbb"), train(config, "abcdef"), fmt::format("stage {}", stage));
+    if (stage < 3) continue;
+    // Groups within a host quantize what the others quantize.
+    const uint64_t plain = train(config, "aaabbb").hash;
+    config.zero.quantized_weights = true;
+    const ToyOutcome quantized = train(config, "aaabbb");
+    expect_same(quantized, train(config, "abcdef"), "qwZ");
+    EXPECT_NE(quantized.hash, plain);
+  }
+}
+
 TEST(ShardGroupTest, AGroupOfOneRankHoldsAll) {
   const ToyOutcome expected = toy_train(config_of(1, 0), 2);
   for (int stage = 1; stage <= 3; ++stage) {

@@ -80,12 +80,14 @@ struct CopyGroups {
   std::shared_ptr<Communicator> replica;
 };
 
-// Drops what saves nothing among these ranks; the first rank of the job says so.
-void resolve_link_savings(ZeroConfig& zero, Communicator& shards, Communicator& job,
-                          Stream& stream) {
+// Drops what saves nothing among these ranks; the first rank of the job says so. All groups do the
+// same, also if only some of them are within a host: they add gradients bucket by bucket.
+void resolve_link_savings(ZeroConfig& zero, Communicator& all, Communicator& shards,
+                          Communicator& job, Stream& stream) {
   const std::vector<std::string_view> asked = link_savings(zero);
   if (asked.empty()) return;
-  if (shards.local_world_size() == shards.world_size()) {
+  const int64_t within_host = shards.local_world_size() == shards.world_size() ? 1 : 0;
+  if (Agreement(all, stream).reduce(within_host, ReduceOp::min) == 1) {
     if (job.rank() == 0) {
       const bool alone = shards.world_size() == job.world_size();
       Logger(job.rank(), job.world_size())
@@ -101,6 +103,18 @@ void resolve_link_savings(ZeroConfig& zero, Communicator& shards, Communicator& 
   if (zero.hpz_partition_size == kRanksOfHost) {
     zero.hpz_partition_size = ranks_of_host(shards, stream, kSecondaryKey);
   }
+}
+
+// Whether the same gathers are collectives on all ranks. Not if some groups are within a host,
+// where ranks read each other's memory, and others are not.
+bool gathers_alike(const EngineContext& context) {
+  if (context.replicas() == 1 && context.groups.parts.empty()) return true;
+  int64_t collective = context.shards().reads_peers() ? 0 : 1;
+  for (const Communicator* part : context.groups.parts) {
+    collective = 2 * collective + (part->reads_peers() ? 0 : 1);
+  }
+  Agreement agreement(context.comm, context.device.inline_stream());
+  return agreement.reduce(collective, ReduceOp::min) == agreement.reduce(collective, ReduceOp::max);
 }
 
 // Groups for the two hops of quantized gradients.
@@ -142,7 +156,7 @@ EngineContext make_context(const Config& config, std::span<const ParameterSpec> 
   const CopyGroups copies(zero, comm);
   Communicator& shards = copies.shards(comm);
   Communicator& job = groups.job != nullptr ? *groups.job : comm;
-  resolve_link_savings(zero, shards, job, device.inline_stream());
+  resolve_link_savings(zero, comm, shards, job, device.inline_stream());
   EngineContext context{
       make_sharding(resolved, specs, rule, comm.world_size(), comm.rank(), device.is_host()),
       device, comm, copies.shard, copies.replica};
@@ -151,6 +165,7 @@ EngineContext make_context(const Config& config, std::span<const ParameterSpec> 
     const int ranks = part->world_size();
     context.parts.push_back({.world_size = ranks, .rank = part->rank(), .shard_ranks = ranks});
   }
+  context.compares_gathers = gathers_alike(context);
   if (context.has_second_copy()) {
     const int copy = context.shard_rank() / context.secondary_ranks;
     context.secondary_group =

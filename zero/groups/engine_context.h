@@ -25,6 +25,8 @@ struct EngineContext : Sharding {
   std::shared_ptr<Communicator> host_group{};
   std::shared_ptr<Communicator> cross_group{};
   EngineGroups groups{};
+  // The same gathers are collectives on all ranks, so that their order can be compared.
+  bool compares_gathers = true;
 
   // All ranks that step together, with all parts of the model.
   Communicator& job() const { return groups.job != nullptr ? *groups.job : comm; }

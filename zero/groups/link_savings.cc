@@ -34,7 +34,8 @@ std::vector<std::string_view> resolve_groups(ZeroConfig& zero, int world_size, i
     zero.shard_group_size = zero.stage > 0 ? ranks_per_host : 0;
   }
   const int64_t shards = zero.shard_group_size > 0 ? zero.shard_group_size : world_size;
-  if (shards <= ranks_per_host) {
+  const bool one_host = world_size <= ranks_per_host;
+  if (one_host || (shards <= ranks_per_host && ranks_per_host % shards == 0)) {
     std::vector<std::string_view> idle = link_savings(zero);
     zero = without_link_savings(zero);
     return idle;

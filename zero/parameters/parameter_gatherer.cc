@@ -212,7 +212,7 @@ void ParameterGatherer::start(const Bucket& bucket, bool from_second_copy) {
       residence.ready = shards.all_gather(shard, full, sync, stream_, bucket.label);
     }
   }
-  if (is_collective(bucket)) {
+  if (context_.compares_gathers && is_collective(bucket)) {
     constexpr int64_t kPrime = 16777619;
     order_hash_ = (order_hash_ * kPrime + bucket.index + 1) % kMaxOrderHash;
   }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "zero/groups/link_savings.h"
 
 namespace zerorun {
 
@@ -107,7 +108,9 @@ void BucketMemory::place_sharded(std::span<const Bucket> buckets, int64_t total,
   std::optional<TensorView> arena;
   // All or none: those that are gathered need one order among all collectives.
   const bool one_host = context_.shards().reads_peers() && context_.shards(ranks).reads_peers();
-  if (context_.share_parameters && one_host) {
+  // Quantized gathers and those of second copies write to memory of their rank. If they are on,
+  // other groups of this rank's job span hosts.
+  if (context_.share_parameters && one_host && link_savings(context_.zero).empty()) {
     arena = share(total * shards, Sharing::per_host, category, ranks);
   }
   const bool resident = arena.has_value();

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/scratch.h"
 #include "tools/plan/plan.h"
 
 namespace zerorun {
@@ -13,6 +14,7 @@ namespace {
 
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using testing::Scratch;
 
 std::vector<ParameterSpec> one_weight() {
   std::vector<ParameterSpec> specs(1);
@@ -109,6 +111,21 @@ TEST(PlanLink, IsATableOfItsOwnWhereThereAreSeveralHosts) {
   options.ranks_per_host = 2;
   EXPECT_THAT(plan_report(options), ContainsRegex("over a host's link in a step[^\n]+\n"
                                                   "stage 0 +[0-9.]+ MiB +- +[0-9.]+ MiB"));
+}
+
+TEST(PlanLink, QuantizesIfAnyShardGroupSpansHosts) {
+  const Scratch folder;
+  folder.write("ds.json", R"({"zero_optimization": {"stage": 3, "zero_quantized_weights": true},
+                              "zerorun": {"shard_group_size": 2}})");
+  PlanOptions options;
+  options.model = "gpt2";
+  options.config = folder.path() / "ds.json";
+  options.world_size = 12;
+  for (const auto& [ranks_per_host, idle] : {std::pair(4, true), std::pair(3, false)}) {
+    options.ranks_per_host = ranks_per_host;
+    const bool says = plan_report(options).find("no effect") != std::string::npos;
+    EXPECT_EQ(says, idle) << ranks_per_host << " ranks per host";
+  }
 }
 
 }  // namespace
