@@ -16,6 +16,7 @@ from zerorun.agreement import all_or_none
 from zerorun.dataloader import make_dataloader
 from zerorun.device import gpu_of, move_model, release_cached_memory
 from zerorun.engine import ZeroEngine
+from zerorun.hooks.mixed_norms import serve_mixed_norms
 from zerorun.model.buffers import cast_buffers
 from zerorun.model.expert_layout import place_experts
 from zerorun.model.leaf_modules import mark_configured
@@ -161,6 +162,7 @@ def _prepare(
     dtype = parsed.config.precision.param_dtype
     layout = ModelLayout.of(model, groups, dtype, units, ranks.mesh)
     cast_buffers(model, parsed, layout.dtype)
+    serve_mixed_norms(model, layout.dtype)
     place_experts(layout, ranks)
     return layout
 

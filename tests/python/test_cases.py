@@ -9,6 +9,7 @@ FILES = (
     "compiled",
     "accumulation",
     "numbers",
+    "mixed_norms",
     "packed_weights",
     "silence",
     "clipping",
@@ -72,6 +73,7 @@ PRIVATE = (
     "zero",
     "gathering",
     "unusual_modules",
+    "mixed_norms",
     "lifecycle",
 )
 
