@@ -15,6 +15,7 @@ from zerorun import _C
 from zerorun.config import BatchConfig, resolve_batch
 from zerorun.hooks.module_zero_grad import ModuleZeroGrad
 from zerorun.metrics import StepMeter
+from zerorun.model.buffers import hint_at_buffers
 from zerorun.monitor import MonitorMaster
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.profiling.flops import FlopsProfile
@@ -68,11 +69,12 @@ class ZeroEngine(ShardedModule):
         self.monitor = MonitorMaster({})  # of the configuration: initialize makes it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.training:
-            return super().__call__(*args, **kwargs)
-        self.meter.work.saw_inputs(args, kwargs)
-        with self.meter.forward:
-            return super().__call__(*args, **kwargs)
+        with hint_at_buffers(self.module):
+            if not self.training:
+                return super().__call__(*args, **kwargs)
+            self.meter.work.saw_inputs(args, kwargs)
+            with self.meter.forward:
+                return super().__call__(*args, **kwargs)
 
     def backward(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 
@@ -14,7 +15,9 @@ from zerorun.experts import is_expert
 from zerorun.model.model_layout import DTYPES
 from zerorun.rank_zero import share
 
-__all__ = ["cast_buffers", "share_buffers"]
+__all__ = ["cast_buffers", "hint_at_buffers", "share_buffers"]
+
+_MIXED = ("same dtype", "expected scalar type", "same type")  # in torch's errors
 
 
 def cast_buffers(model: nn.Module, parsed: ParsedConfig, param_dtype: str) -> None:
@@ -37,6 +40,31 @@ def cast_buffers(model: nn.Module, parsed: ParsedConfig, param_dtype: str) -> No
         target = torch.float32 if pattern is not None and pattern.search(name) else dtype
         if target is not None and buffer.dtype != target:
             buffer.data = buffer.data.to(target)  # modules that share the buffer go on sharing it
+
+
+@contextlib.contextmanager
+def hint_at_buffers(model: nn.Module) -> Iterator[None]:
+    """Says in torch's errors about unequal dtypes which buffers are wider than the parameters."""
+    try:
+        yield
+    except RuntimeError as error:
+        if hint := _wide_buffers(model) if any(text in str(error) for text in _MIXED) else "":
+            error.args = (f"{error}\n{hint}",)
+        raise
+
+
+def _wide_buffers(model: nn.Module) -> str:
+    halves = {p.dtype for p in model.parameters()} & {torch.bfloat16, torch.float16}
+    wide = [name for name, buffer in model.named_buffers() if buffer.dtype == torch.float32]
+    if not halves or not wide:
+        return ""
+    half = next(name for name, dtype in DTYPES.items() if dtype in halves)
+    more = f" and {len(wide) - 3} more" if len(wide) > 3 else ""
+    key = f'{{"data_types": {{"buffer_dtype": "{half}"}}}}'
+    return (
+        f"zerorun casts no buffers: {', '.join(wide[:3])}{more} stay fp32 beside {half} "
+        f"parameters, and what is computed with them is fp32. {key} in the configuration casts them"
+    )
 
 
 def _dtype_of(name: str | None) -> torch.dtype | None:

@@ -133,6 +133,34 @@ class Buffered(Model):
         self.inner.register_buffer("table", torch.ones(2, dtype=torch.bfloat16), persistent=False)
 
 
+class Positions(nn.Module):
+    """Adds a buffer to what a layer computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("positions", torch.ones(8))
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x) + self.positions)
+
+
+def case_errors_about_dtypes_name_buffers_that_stay_wide(_folder: Path) -> None:
+    inputs = torch.ones(2, 8, dtype=torch.bfloat16)
+    for keys in ({}, {"data_types": {"buffer_dtype": "bf16"}}):
+        model = Positions()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(2, **BF16, **keys))
+        for trains in (True, False):
+            engine.train(trains)
+            if keys:
+                assert engine(inputs).dtype == torch.bfloat16
+            else:
+                words = "positions stay fp32 beside bf16 parameters"
+                raises(RuntimeError, words, lambda: engine(inputs))
+        engine.destroy()
+
+
 def case_buffers_keep_their_dtype(_folder: Path) -> None:
     kept = {
         "norm.running_mean": torch.float32,
