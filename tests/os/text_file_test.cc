@@ -38,11 +38,11 @@ TEST(TextFile, APipeIsReadToItsEndAndWithoutAWriterIsAnError) {
   EXPECT_EQ(try_read_text(pipe, 100, text), ENODATA);
   EXPECT_EQ(text, "");
 
-  const std::string content(300'000, 'x');                   // more than a pipe holds
-  const int own = ::open(pipe.c_str(), O_RDWR | O_CLOEXEC);  // there is a writer from now on
+  const std::string content(300'000, 'x');  // more than a pipe holds
+  // A reader from now on, so that no write is refused before the pipe is opened below.
+  const int unused = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  const int end = ::open(pipe.c_str(), O_WRONLY | O_CLOEXEC);
   std::thread writing([&] {
-    const int end = ::open(pipe.c_str(), O_WRONLY | O_CLOEXEC);
-    ::close(own);
     for (size_t done = 0; done < content.size();) {
       const ssize_t count = ::write(end, content.data() + done, content.size() - done);
       if (count > 0) done += static_cast<size_t>(count);
@@ -51,6 +51,7 @@ TEST(TextFile, APipeIsReadToItsEndAndWithoutAWriterIsAnError) {
   });
   EXPECT_EQ(try_read_text(pipe, content.size(), text), 0);
   writing.join();
+  ::close(unused);
   EXPECT_EQ(text, content);
 }
 
