@@ -149,7 +149,7 @@ void check_decide(const StepEvidence& evidence, TensorView decision) {
              name_of(view.dtype), expected);
   };
   const bool has_host = evidence.words.numel > ExactSum::kWords;
-  check_words(evidence.words, (has_host ? 2 : 1) * ExactSum::kWords, "words");
+  check_words(evidence.words, (has_host ? int64_t{2} : 1) * ExactSum::kWords, "words");
   check_words(evidence.votes, 2, "votes");
   check_words(evidence.same, 2, "numbers");
   ZR_CHECK(decision.dtype == DType::fp32 && decision.numel == 2,

@@ -227,9 +227,11 @@ void Load::find_places() {
 
 // Called by the one thread that reads the record.
 void Load::write(const Record& record, uint64_t offset, std::span<const std::byte> bytes) {
-  const auto [first, last] = std::ranges::equal_range(
-      by_record_, &record, {}, [](const RecordCopy* t) { return t->record; });
-  for (RecordCopy* const transfer : std::ranges::subrange(first, last)) {
+  const auto first =
+      std::partition_point(by_record_.begin(), by_record_.end(),
+                           [&](const RecordCopy* transfer) { return transfer->record < &record; });
+  for (auto it = first; it != by_record_.end() && (*it)->record == &record; ++it) {
+    RecordCopy* const transfer = *it;
     const uint64_t from = std::max(offset, transfer->offset);
     const uint64_t to = std::min(offset + bytes.size(), transfer->end());
     if (from >= to || !transfer->done) continue;

@@ -9,9 +9,7 @@
 
 namespace zerorun {
 
-using Record = CheckpointReader::Record;
-
-SecondReads::Source SecondReads::source(const Record& record) {
+SecondReads::Source SecondReads::source(const CheckpointReader::Record& record) {
   return [this, &record, &file = file_of(record.shard)](uint64_t offset, std::span<std::byte> out) {
     read(file, record, offset, out);
   };
@@ -26,7 +24,7 @@ const File& SecondReads::file_of(int shard) {
 }
 
 // Whole pages of the file go into place where its memory suits the disk, others through a block.
-void SecondReads::read(const File& file, const Record& record, uint64_t offset,
+void SecondReads::read(const File& file, const CheckpointReader::Record& record, uint64_t offset,
                        std::span<std::byte> out) {
   const auto read_exactly = [&](uint64_t at, std::span<std::byte> bytes, size_t needed) {
     if (file.read(at, bytes) >= needed) return;

@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
-#include <ranges>
+#include <vector>
 
 namespace zerorun {
 
@@ -26,10 +26,9 @@ bool is_zero(std::span<const std::byte> bytes) {
 // after which each small page costs a fault of its own.
 void populate(std::byte* data, size_t nbytes) {
   constexpr uintptr_t kPage = 4096;
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(data) / kPage * kPage;
-  const uintptr_t end = reinterpret_cast<uintptr_t>(data) + nbytes;
+  const uintptr_t before = reinterpret_cast<uintptr_t>(data) % kPage;
   // The system may refuse it: then it is slow.
-  ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
+  ::madvise(data - before, before + nbytes, MADV_POPULATE_WRITE);
 }
 
 TensorView view_at(std::byte* data, size_t nbytes) {
@@ -86,12 +85,12 @@ std::span<std::byte> UndoLog::take(size_t nbytes) {
 
 void UndoLog::undo() {
   std::vector<std::byte> zeros;
-  for (const Overwritten& each : std::views::reverse(overwritten_)) {
+  std::for_each(overwritten_.rbegin(), overwritten_.rend(), [&](const Overwritten& each) {
     if (each.old == nullptr) zeros.resize(std::max(zeros.size(), each.nbytes));
     const std::byte* old = each.old == nullptr ? zeros.data() : each.old;
     device_.upload(device_.inline_stream(), old, view_at(each.to, each.nbytes));
     device_.inline_stream().synchronize();
-  }
+  });
   clear();
 }
 

@@ -89,7 +89,7 @@ void GradientNorm::start(Stream& stream, const Votes& votes, const std::optional
   if (rule) {
     const TensorView all_votes = sum_.slice(sum_.numel - tail, tail);
     device.decide(stream,
-                  {.words = sum_.slice(0, (has_host_ ? 2 : 1) * ExactSum::kWords),
+                  {.words = sum_.slice(0, (has_host_ ? int64_t{2} : 1) * ExactSum::kWords),
                    .votes = all_votes.slice(0, kCommonVotes),
                    .same = all_votes.slice(static_cast<int64_t>(own) + 1, 2),
                    .ranks = context_.world_size},
