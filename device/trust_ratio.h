@@ -10,6 +10,11 @@
 
 namespace zerorun {
 
+// True if sums of what is on the host follow those of the device.
+inline bool has_host_sums(TensorView sums, TensorView ratios) {
+  return sums.numel > 2 * ratios.numel * ExactSum::kWords;
+}
+
 // Implements Device::trust_ratios for one of `count` parameters. Compiled without fused
 // multiply-add, so that all devices compute the same bits.
 ZR_HOST_DEVICE inline float trust_ratio(const int64_t* sums, bool has_host, int64_t count,

@@ -184,11 +184,8 @@ int dry_run(const std::vector<std::string>& arguments, const LaunchOptions& opti
   return 0;
 }
 
-// A bundled program prints its help, about which the launcher has nothing to say.
-bool prints_help(const ProgramRequest& program) {
-  const std::vector<std::string>& words = program.arguments;
-  return is_bundled(program, ProgramSearch::here()) &&
-         std::any_of(words.begin(), words.end(),
+bool asks_for_help(const std::vector<std::string>& arguments) {
+  return std::any_of(arguments.begin(), arguments.end(),
                      [](const std::string& word) { return word == "-h" || word == "--help"; });
 }
 
@@ -197,10 +194,10 @@ bool prints_help(const ProgramRequest& program) {
 int launch(const std::vector<std::string>& arguments, const LaunchOptions& given) {
   open_standard_streams();  // so that the sockets below get none of their numbers
   LaunchOptions options = given;
-  if (prints_help(options.program)) options.output.quiet = true;
-  const ThisHost here =
-      look_at_this_host(options.request.accelerator,
-                        is_bundled(options.program, ProgramSearch::here()), options.cpus.list);
+  const bool bundled = is_bundled(options.program, ProgramSearch::here());
+  // About the help that a bundled program prints the launcher has nothing to say.
+  if (bundled && asks_for_help(options.program.arguments)) options.output.quiet = true;
+  const ThisHost here = look_at_this_host(options.request.accelerator, bundled, options.cpus.list);
   ClusterChoice choice = choose_cluster(options, here);
   if (options.output.quiet) choice.note.clear();
   const Cluster& cluster = choice.cluster;

@@ -7,6 +7,7 @@
 #include "checkpoint/files/hash.h"
 #include "checkpoint/format/hashed_header.h"
 #include "core/check.h"
+#include "device/staging.h"
 #include "offload/block_io.h"
 
 namespace zerorun {
@@ -71,9 +72,7 @@ std::vector<RecordRun> runs_of(std::span<const Record* const> records) {
 ReadBlocks::Block ReadBlocks::take() {
   const std::scoped_lock lock(mutex_);
   if (free_.empty()) {
-    free_.push_back(std::make_unique<Buffer>(device_.is_host()
-                                                 ? device_.allocate(nbytes(), MemoryCategory::other)
-                                                 : device_.allocate_pinned(nbytes())));
+    free_.push_back(std::make_unique<Buffer>(allocate_staging(device_, nbytes())));
   }
   Buffer* const block = free_.back().release();
   free_.pop_back();

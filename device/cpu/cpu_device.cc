@@ -129,7 +129,7 @@ void CpuDevice::trust_ratios(Stream& stream, TensorView sums, const TrustRatioLi
                              TensorView ratios) {
   check_trust_ratios(sums, ratios);
   if (ratios.empty()) return;
-  const bool has_host = sums.numel > 2 * ratios.numel * ExactSum::kWords;
+  const bool has_host = has_host_sums(sums, ratios);
   cpu_stream(stream).submit_work("trust ratios", sums.nbytes(), [=] {
     for (int64_t i = 0; i < ratios.numel; ++i) {
       ratios.as<float>()[i] =

@@ -1,8 +1,6 @@
 #include <gmock/gmock.h>
 
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +16,7 @@
 namespace zerorun {
 namespace {
 
+using testing::flip_last_bit;
 using testing::run_ranks;
 using testing::TemporaryDirectory;
 using testing::ToyModel;
@@ -109,18 +108,6 @@ std::string bytes_of(Engine& engine) {
     }
   });
   return fmt::format("{} {} {}", engine.states().progress().step_count, engine.groups()[0].lr, all);
-}
-
-// Flips a bit of the last byte of rank 1's file.
-void flip_last_bit(const TemporaryDirectory& directory) {
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.path())) {
-    if (!entry.path().filename().string().starts_with("rank00001")) continue;
-    std::fstream file(entry.path(), std::ios::binary | std::ios::in | std::ios::out);
-    file.seekg(-1, std::ios::end);
-    const int last = file.get();
-    file.seekp(-1, std::ios::end);
-    file.put(static_cast<char>(last ^ 1));
-  }
 }
 
 // Engines before their first step, and after one.

@@ -47,6 +47,18 @@ inline void write_file(const std::filesystem::path& path, const std::string& byt
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
+// Flips a bit of the last byte of rank 1's file.
+inline void flip_last_bit(const TemporaryDirectory& directory) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.path())) {
+    if (!entry.path().filename().string().starts_with("rank00001")) continue;
+    std::fstream file(entry.path(), std::ios::binary | std::ios::in | std::ios::out);
+    file.seekg(-1, std::ios::end);
+    const int last = file.get();
+    file.seekp(-1, std::ios::end);
+    file.put(static_cast<char>(last ^ 1));
+  }
+}
+
 // Names in the folder, hidden ones too, sorted.
 inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;

@@ -7,37 +7,21 @@
 #include <vector>
 
 #include "tests/harness.h"
+#include "tests/zero/timed_gathers.h"
 #include "tests/zero/virtual_clock.h"
-#include "tests/zero/wrapped_communicator.h"
 #include "zerorun/engine.h"
 
 namespace zerorun::gather_overlap {
 namespace {
 
 using testing::run_ranks;
+using testing::TimedGathers;
 using testing::VirtualClock;
 using testing::VirtualKind;
-using testing::VirtualStream;
 using testing::VirtualTimeDevice;
 
 constexpr int kModules = 8;
 constexpr int64_t kNumel = 4096;
-
-// Gathers that take a time on their stream.
-class TimedGathers final : public testing::WrappedCommunicator {
- public:
-  TimedGathers(Communicator& inner, double seconds)
-      : WrappedCommunicator(inner), seconds_(seconds) {}
-  Event all_gather(TensorView in, TensorView out, Sync sync, Stream& stream,
-                   std::string_view label) override {
-    WrappedCommunicator::all_gather(in, out, sync, stream, label);
-    dynamic_cast<VirtualStream&>(stream).pass(seconds_);
-    return stream.record();
-  }
-
- private:
-  const double seconds_;
-};
 
 struct Limits {
   int64_t prefetch = 0;

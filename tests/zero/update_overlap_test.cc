@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/harness.h"
+#include "tests/zero/timed_gathers.h"
 #include "tests/zero/virtual_clock.h"
 #include "tests/zero/wrapped_communicator.h"
 #include "zerorun/engine.h"
@@ -15,6 +16,7 @@ namespace zerorun::update_overlap {
 namespace {
 
 using testing::run_ranks;
+using testing::TimedGathers;
 using testing::VirtualClock;
 using testing::VirtualCosts;
 using testing::VirtualKind;
@@ -25,22 +27,6 @@ constexpr int kModules = 8;
 constexpr int64_t kNumel = 4096;
 constexpr double kForward = 1.0;  // of a module
 constexpr double kNorm = 0.5;     // more than the words of the gradient's norm take
-
-// Gathers that take time on their stream.
-class SlowGathers : public testing::WrappedCommunicator {
- public:
-  SlowGathers(Communicator& inner, double seconds)
-      : WrappedCommunicator(inner), seconds_(seconds) {}
-  Event all_gather(TensorView in, TensorView out, Sync sync, Stream& stream,
-                   std::string_view label) override {
-    WrappedCommunicator::all_gather(in, out, sync, stream, label);
-    dynamic_cast<VirtualStream&>(stream).pass(seconds_);
-    return stream.record();
-  }
-
- private:
-  const double seconds_;
-};
 
 struct Model {
   Engine& engine;
@@ -80,7 +66,7 @@ void after_step(const Config& config, double gather, VirtualKind kind,
   run_ranks(1, [&](Communicator& comm) {
     VirtualClock clock;
     VirtualTimeDevice device(clock, {}, kind);
-    SlowGathers slow(comm, gather);
+    TimedGathers slow(comm, gather);
     std::vector<ParameterSpec> specs;
     for (int i = 0; i < kModules; ++i) {
       specs.push_back({"w" + std::to_string(i), {kNumel}, "m" + std::to_string(i), 0, true, ""});

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "device/staging.h"
+
 namespace zerorun {
 
 namespace {
@@ -25,12 +27,8 @@ GradientNorm::GradientNorm(const EngineContext& context)
   words_ = device.allocate(2 * nbytes, MemoryCategory::other);
   decision_ = device.allocate(2 * sizeof(float), MemoryCategory::other);
   // Copies from and to memory that is not pinned would wait for the GPU.
-  const auto allocate_on_host = [&](size_t size) {
-    return device.is_host() ? device.allocate(size, MemoryCategory::other)
-                            : device.allocate_pinned(size);
-  };
-  found_ = allocate_on_host(nbytes);
-  if (has_host_) host_ = allocate_on_host(ExactSum::kWords * sizeof(int64_t));
+  found_ = allocate_staging(device, nbytes);
+  if (has_host_) host_ = allocate_staging(device, ExactSum::kWords * sizeof(int64_t));
   const TensorView both = view_of(words_, DType::int64, 2 * numel);
   view_ = both.slice(0, numel);
   sum_ = both.slice(numel, numel);

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "device/staging.h"
 #include "zerorun/exact_sum.h"
 
 namespace zerorun {
@@ -27,8 +28,7 @@ TrustRatios::TrustRatios(const EngineContext& context, HostPipeline* pipeline,
   sums_ = view_of(memory_, DType::int64, words);
   ratios_ = ratios_behind(memory_, words);
   if (pipeline == nullptr) return;
-  host_memory_ = device.is_host() ? device.allocate(nbytes(words_), MemoryCategory::other)
-                                  : device.allocate_pinned(nbytes(words_));
+  host_memory_ = allocate_staging(device, nbytes(words_));
   host_sums_ = view_of(host_memory_, DType::int64, words_);
   host_ratios_ = ratios_behind(host_memory_, words_);
 }

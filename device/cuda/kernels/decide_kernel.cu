@@ -2,7 +2,6 @@
 #include "device/cuda/kernels/launch.h"
 #include "device/decide_step.h"
 #include "device/trust_ratio.h"
-#include "zerorun/exact_sum.h"
 
 namespace zerorun::cuda {
 
@@ -33,8 +32,7 @@ void trust_ratios(cudaStream_t stream, TensorView sums, const TrustRatioLimits& 
   constexpr int64_t kWarp = 32;  // few parameters are spread over many multiprocessors
   const int64_t count = ratios.numel;
   launch(ratio_each, static_cast<unsigned>((count + kWarp - 1) / kWarp), kWarp, stream,
-         sums.as<const int64_t>(), sums.numel > 2 * count * ExactSum::kWords, limits, count,
-         ratios.as<float>());
+         sums.as<const int64_t>(), has_host_sums(sums, ratios), limits, count, ratios.as<float>());
 }
 
 }  // namespace zerorun::cuda

@@ -2,8 +2,6 @@
 // would leave old values, or bring back the wrong ones.
 #include <gmock/gmock.h>
 
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +18,7 @@
 namespace zerorun::cuda_load {
 namespace {
 
+using testing::flip_last_bit;
 using testing::TemporaryDirectory;
 using testing::ToyModel;
 
@@ -56,17 +55,6 @@ std::string bytes_of(Engine& engine, Device& device) {
     }
   }
   return all;
-}
-
-void flip_last_bit(const TemporaryDirectory& directory) {
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.path())) {
-    if (!entry.path().filename().string().starts_with("rank00001")) continue;
-    std::fstream file(entry.path(), std::ios::binary | std::ios::in | std::ios::out);
-    file.seekg(-1, std::ios::end);
-    const int last = file.get();
-    file.seekp(-1, std::ios::end);
-    file.put(static_cast<char>(last ^ 1));
-  }
 }
 
 class CudaLoadTest : public testing::FakeCudaTest {
