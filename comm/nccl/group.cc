@@ -79,7 +79,9 @@ void NcclGroup::join() {
   {
     const std::lock_guard lock(mutex_);
     if (!error_.empty()) throw CommError(error_);
-    result = nccl_.init(&comm_, options_.world_size, id, options_.rank, &config);
+    ncclComm_t comm = nullptr;
+    result = nccl_.init(&comm, options_.world_size, id, options_.rank, &config);
+    comm_.set(comm);
   }
   finish_call(result, kJoining);
   let_calls_block();
@@ -103,23 +105,19 @@ void NcclGroup::let_calls_block() {
     };
     finish_call(call(split), kWhat);
     finish_call(call([&](ncclComm_t comm) { return nccl_.finalize(comm); }), kWhat);
-    const std::lock_guard lock(mutex_);
-    if (comm_ == nullptr) throw CommError(error_);
-    nccl_.destroy(std::exchange(comm_, blocking));
+    ncclComm_t const first = comm_.exchange(blocking);
+    if (first == nullptr) throw CommError(error());
+    nccl_.destroy(first);
   } catch (const CommError&) {
     if (blocking != nullptr) nccl_.abort(blocking);
     throw;
   }
 }
 
-ncclResult_t NcclGroup::call(const std::function<ncclResult_t(ncclComm_t)>& function) {
-  ncclComm_t comm = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    if (comm_ == nullptr) throw CommError(error_);
-    comm = comm_;
-  }
-  return function(comm);
+ncclResult_t NcclGroup::call(const NcclHandle::Function& function) {
+  const std::optional<ncclResult_t> result = comm_.call(function);
+  if (!result) check();
+  return result.value_or(ncclInvalidUsage);
 }
 
 void NcclGroup::begin(Call call) {
@@ -140,9 +138,8 @@ void NcclGroup::finish_call(ncclResult_t result, std::string_view what) {
     } else {
       std::this_thread::sleep_for(kPoll);
     }
-    const std::lock_guard lock(mutex_);
-    if (comm_ == nullptr) throw CommError(error_);
-    const ncclResult_t asked = nccl_.async_error(comm_, &result);
+    const ncclResult_t asked =
+        call([&](ncclComm_t comm) { return nccl_.async_error(comm, &result); });
     if (asked != ncclSuccess) result = asked;
   }
   if (result == ncclSuccess) return;
@@ -231,10 +228,7 @@ void NcclGroup::release(void* data, void* handle) noexcept {
     if (!pending_.empty()) last = pending_.back().done;
   }
   zerorun::drain(last);  // while the watcher may still abort what it waits for
-  {
-    const std::lock_guard lock(mutex_);
-    if (comm_ != nullptr) nccl_.deregister_memory(comm_, handle);
-  }
+  comm_.call([&](ncclComm_t comm) { return nccl_.deregister_memory(comm, handle); });
   nccl_.free(data);
 }
 
@@ -265,17 +259,15 @@ void NcclGroup::set_error(std::string_view error) noexcept {
 // The first error counts. Peers learn of it through the store; NCCL's kernels end; this rank's
 // other communicators get it, too.
 void NcclGroup::fail_with(std::string text) noexcept {
-  ncclComm_t comm = nullptr;
   {
     const std::lock_guard lock(mutex_);
     if (!error_.empty()) return;
     error_ = std::move(text);
     calling_.reset();
     pending_.clear();
-    comm = std::exchange(comm_, nullptr);
   }
   peers_.report(error_);
-  if (comm != nullptr) nccl_.abort(comm);
+  if (ncclComm_t const comm = comm_.exchange(nullptr)) nccl_.abort(comm);
   options_.family->fail(error_);
 }
 
@@ -286,9 +278,10 @@ NcclGroup::Look NcclGroup::look() {
   Call& first = pending_.empty() ? *calling_ : pending_.front();
   Look look{.what = first.what, .number = first.number};
   ncclResult_t result = ncclSuccess;
-  if (!pending_.empty() && comm_ != nullptr) {
-    const ncclResult_t asked = nccl_.async_error(comm_, &result);
-    if (asked != ncclSuccess) result = asked;
+  if (!pending_.empty()) {
+    const auto asked =
+        comm_.call([&](ncclComm_t comm) { return nccl_.async_error(comm, &result); });
+    if (asked.value_or(ncclSuccess) != ncclSuccess) result = *asked;
   }
   if (result != ncclSuccess && result != ncclInProgress) {
     const char* detail = nccl_.last_error(nullptr);
@@ -359,14 +352,13 @@ void NcclGroup::leave() noexcept {
     finalize();
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nobody is left to tell
   }
-  ncclComm_t comm = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    comm = std::exchange(comm_, nullptr);
     calling_.reset();
     pending_.clear();
   }
-  if (comm != nullptr) nccl_.abort(comm);  // it is not over in order
+  // It is not over in order.
+  if (ncclComm_t const comm = comm_.exchange(nullptr)) nccl_.abort(comm);
   peers_.see_off();
 }
 
@@ -375,12 +367,7 @@ void NcclGroup::finalize() {
   const CurrentDevice current(device_);
   begin({.what = std::string(kLeaving)});
   finish_call(call([&](ncclComm_t comm) { return nccl_.finalize(comm); }), kLeaving);
-  ncclComm_t comm = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    comm = std::exchange(comm_, nullptr);
-  }
-  if (comm != nullptr) nccl_.destroy(comm);
+  if (ncclComm_t const comm = comm_.exchange(nullptr)) nccl_.destroy(comm);
 }
 
 }  // namespace zerorun

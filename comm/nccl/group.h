@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/group_options.h"
+#include "comm/nccl/handle.h"
 #include "comm/nccl/library.h"
 #include "comm/nccl/peers.h"
 #include "comm/nccl/stall.h"
@@ -79,8 +80,8 @@ class NcclGroup final : public CudaStream::Watched {
 
   void join();
   void let_calls_block();
-  // Calls a function of NCCL without holding mutex_, because it may wait for peers until an abort.
-  ncclResult_t call(const std::function<ncclResult_t(ncclComm_t)>& function);
+  // Throws the error of this rank if there is one.
+  ncclResult_t call(const NcclHandle::Function& function);
   void begin(Call call);
   // Waits until NCCL has finished a call of a non-blocking communicator. Throws CommError after an
   // error of NCCL, and if the watcher thread has aborted the call.
@@ -103,9 +104,9 @@ class NcclGroup final : public CudaStream::Watched {
   NcclStall stall_;
   std::mutex calls_;          // held while NCCL processes a call
   int64_t made_ = 0;          // collectives; guarded by calls_
+  NcclHandle comm_;           // taken away by an abort
   mutable std::mutex mutex_;  // guards all below; never held for long
   std::condition_variable changed_;
-  ncclComm_t comm_ = nullptr;    // null after an abort
   std::optional<Call> calling_;  // the call that NCCL processes
   std::deque<Call> pending_;
   std::string error_;

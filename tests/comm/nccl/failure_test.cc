@@ -122,6 +122,29 @@ TEST_F(NcclFailureTest, AnAbortEndsACallThatWaitsForPeers) {
   });
 }
 
+// NCCL frees the communicator: a call that has been made uses it, wherever it has got to.
+TEST_F(NcclFailureTest, AnAbortLetsACallReturnFirst) {
+  on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
+    communicator.barrier(device.inline_stream(), "start").synchronize();
+    if (communicator.rank() == 1) return;
+    testing::Gate made;
+    fake_.before("ncclAllReduce", [&] {
+      made.open();
+      // An abort that does not wait comes at once.
+      const auto until = std::chrono::steady_clock::now() + milliseconds(200);
+      while (fake_.counts()["ncclCommAbort"] == 0 && std::chrono::steady_clock::now() < until) {
+        std::this_thread::yield();
+      }
+    });
+    std::thread other([&] {
+      made.pass();
+      communicator.abort("it cannot go on");
+    });
+    EXPECT_THROW(communicator.barrier(device.inline_stream(), "bucket 7"), CommError);
+    other.join();
+  });
+}
+
 TEST_F(NcclFailureTest, TheDeadlineEndsACallThatWaitsForPeers) {
   std::barrier both(2);
   on_ranks(2, milliseconds(300), [&](Communicator& communicator, CudaDevice& device) {

@@ -21,6 +21,7 @@ void FakeCuda::reset() {
   used_devices_.clear();
   failures_.clear();
   met_failures_ = 0;
+  before_.clear();
   device_errors_.clear();
   counts_.clear();
   calls_.clear();
@@ -121,6 +122,11 @@ cudaError_t FakeCuda::device_error(int device) const {
   return found == device_errors_.end() ? cudaSuccess : found->second;
 }
 
+void FakeCuda::before(std::string_view name, std::function<void()> work) {
+  const std::lock_guard lock(mutex_);
+  before_[std::string(name)] = std::move(work);
+}
+
 int FakeCuda::failures() const {
   const std::lock_guard lock(mutex_);
   return met_failures_;
@@ -162,10 +168,17 @@ std::vector<std::string> FakeCuda::leaks() const {
 }
 
 int FakeCuda::enter(std::string_view name, const void* stream) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const std::string key(name);
   const int call = counts_[key]++;
   calls_.push_back({key, stream, std::this_thread::get_id()});
+  if (const auto found = before_.find(key); found != before_.end()) {
+    const auto work = std::move(found->second);
+    before_.erase(found);
+    lock.unlock();
+    work();
+    lock.lock();
+  }
   const auto planned = failures_.find({key, call});
   if (planned == failures_.end()) return 0;
   ++met_failures_;

@@ -73,6 +73,8 @@ class FakeCuda {
   void fail(std::string_view name, int nth, int error);
   // How many of these calls were made.
   int failures() const;
+  // The next call of the function runs `work` first, on the thread that makes it.
+  void before(std::string_view name, std::function<void()> work);
   // For work on a stream that fails: nothing that is queued on the device runs any more, and its
   // calls return `error`.
   void break_device(int device, cudaError_t error);
@@ -125,6 +127,7 @@ class FakeCuda {
   std::minstd_rand random_;
   std::map<std::pair<std::string, int>, int> failures_;  // (function, call) -> error
   int met_failures_ = 0;
+  std::map<std::string, std::function<void()>, std::less<>> before_;  // by function
   std::map<int, cudaError_t> device_errors_;
   std::map<std::string, int> counts_;
   std::vector<Call> calls_;
