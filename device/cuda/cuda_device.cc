@@ -263,7 +263,6 @@ void CudaDevice::dequantize(Stream& stream, TensorView src, TensorView dst,
 void CudaDevice::update(Stream& stream, const UpdateTensors& tensors,
                         std::span<const UpdateSegment> segments) {
   check_update(tensors, segments);
-  ZR_CHECK(!tensors.param_is_buffer, "update: got a buffer of parameters, as only CPUs have");
   const CurrentDevice current(index_);
   const ProfilerRange range("update");
   cuda::update(handle_of(stream), tensors, segments);

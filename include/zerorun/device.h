@@ -133,8 +133,8 @@ struct UpdateTensors {
   // Output of Device::decide, or empty. Its factor replaces grad_scale of every segment. If it says
   // that the step is skipped, update changes nothing.
   TensorView decision{};
-  // CPU only: `param` is a buffer that is copied to where the parameters are, whatever the
-  // decision. If the step is skipped, update casts `master` to it.
+  // `param` is a buffer that is copied to where the parameters are, whatever the decision. If the
+  // step is skipped, update casts `master` to it.
   bool param_is_buffer = false;
   // lamb: output of Device::trust_ratios, or empty. The lr of each segment is multiplied by the
   // ratio of UpdateSegment::parameter.

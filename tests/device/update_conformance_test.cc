@@ -318,6 +318,40 @@ TEST_P(UpdateConformance, WrongArgumentsAreErrorsAtTheCall) {
   });
 }
 
+// It goes to where the parameters are, whether there is a step or not.
+TEST_P(UpdateConformance, ASkippedStepCastsTheMastersToABufferOfParameters) {
+  constexpr int64_t kNumel = 1027;
+  const auto skipped = array(std::vector<float>{0.0F, 0.0F});
+  for (const DType state : {DType::fp32, DType::bf16}) {
+    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
+      for (const int64_t offset : {0, 1}) {
+        const Values before = random_values(kNumel, {.param = dtype, .state = state});
+        const auto stored = [&](const std::vector<float>& values, DType as) {
+          return Stored(*device_, values, as, true, offset);
+        };
+        const Stored master = stored(before.master, DType::fp32);
+        const Stored grad = stored(before.grad, DType::bf16);
+        const Stored param = stored(std::vector<float>(kNumel, 77.0F), dtype);
+        const Stored state0 = stored(before.states[0], state);
+        const Stored state1 = stored(before.states[1], state);
+        const std::vector<float> states = state0.values();
+        device_->update(*stream_,
+                        {.master = master.view(),
+                         .grad = grad.view(),
+                         .param = param.view(),
+                         .states = {state0.view(), state1.view()},
+                         .decision = skipped.view(),
+                         .param_is_buffer = true},
+                        cut(scalars_of(UpdateRule::adam, true), kNumel, {256, 768}));
+        stream_->synchronize();
+        EXPECT_EQ(bits_of(param.values()), bits_of(stored(before.master, dtype).values()));
+        EXPECT_EQ(bits_of(master.values()), bits_of(before.master));
+        EXPECT_EQ(bits_of(state0.values()), bits_of(states));
+      }
+    }
+  }
+}
+
 TEST_P(UpdateConformance, SegmentsThatDoNotGoTogetherAreErrorsAtTheCall) {
   const auto fp32 = array(std::vector<float>(4));
   const auto codes = array(std::vector<uint8_t>(4));

@@ -16,7 +16,6 @@ LZ4, ZSTD = 0x2000, 0x8000
 REGISTERS = {
     "map_elements": 48,
     "update_vectors": 48,
-    "update_blocks": 80,  # 8-bit states and stochastic rounding; 64 with one state
     "squares": 96,
     "norm_backward": 80,  # 24 warps of a multiprocessor, with a row's 16 bytes each of x and dy
     "quantize_blocks": 48,
@@ -129,6 +128,12 @@ def kernels(cubin: bytes) -> dict[str, dict[str, int]]:
             found.setdefault(text, {})[_INFO[attribute]] = value
         at += 4 + (size if form == 4 else 0)
     return found
+
+
+def texts(ptx: bytes) -> dict[str, str]:
+    """The kernels in PTX, by mangled name."""
+    found = re.finditer(r"\.entry (\w+)\((.*?)^\}", ptx.decode(), re.MULTILINE | re.DOTALL)
+    return {kernel[1]: kernel[2] for kernel in found}
 
 
 def kernel_name(mangled: str) -> str:

@@ -41,3 +41,21 @@ def test_drivers_of_cuda_12_load_all_code(build: Path, zerorun: Path, name: str)
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_kernels_keep_what_they_work_on_in_registers(build: Path, name: str) -> None:
     assert len(gpu_code.checked_kernels(images_of(build / "lib" / name))) >= 6
+
+
+def test_updates_move_vectors_of_every_dtype(build: Path) -> None:
+    updates = 0
+    for image in images_of(build / "lib" / "libzerorun_cuda.so"):
+        if image.kind != gpu_code.PTX:
+            continue
+        for mangled, text in gpu_code.texts(image.code).items():
+            kernel = gpu_code.kernel_name(mangled)
+            if kernel not in ("update_vectors", "update_blocks"):
+                continue
+            updates += 1
+            for move in ("ld.global.v4.f32", "ld.global.v4.u16", "st.global.v4.f32"):
+                assert move in text, mangled
+            if kernel == "update_blocks" and "ld.global.u8" in text:  # the rule has states
+                assert "ld.global.v4.u8" in text, mangled
+                assert "st.global.v4.u8" in text, mangled
+    assert updates == 2 * 8  # for each rule, and SGD with and without momentum

@@ -17,13 +17,13 @@ namespace zerorun::train::cuda {
 using zerorun::cuda::blocks_for;
 using zerorun::cuda::is_aligned;
 using zerorun::cuda::kThreads;
+using zerorun::cuda::kWholeWarp;
 using zerorun::cuda::launch;
 using zerorun::cuda::load_vector;
 using zerorun::cuda::store_vector;
 
 inline constexpr int kLanes = 32;  // threads of a warp
 inline constexpr int kWarps = kThreads / kLanes;
-inline constexpr unsigned kWholeWarp = 0xffffffffU;
 
 __device__ inline int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
 __device__ inline int warp() { return static_cast<int>(threadIdx.x) / kLanes; }

@@ -29,8 +29,8 @@ void decide(cudaStream_t stream, const StepEvidence& evidence, const StepRule& r
 
 void trust_ratios(cudaStream_t stream, TensorView sums, const TrustRatioLimits& limits,
                   TensorView ratios) {
-  constexpr int64_t kWarp = 32;  // few parameters are spread over many multiprocessors
   const int64_t count = ratios.numel;
+  // Few parameters are spread over many multiprocessors.
   launch(ratio_each, static_cast<unsigned>((count + kWarp - 1) / kWarp), kWarp, stream,
          sums.as<const int64_t>(), has_host_sums(sums, ratios), limits, count, ratios.as<float>());
 }

@@ -23,6 +23,8 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t s
 }
 
 inline constexpr int kThreads = 256;
+inline constexpr int kWarp = 32;
+inline constexpr unsigned kWholeWarp = 0xffffffffU;
 
 // Blocks of kThreads for `work` items of which each thread takes one; at least one block.
 inline dim3 blocks_for(int64_t work, int64_t most = int64_t{1} << 30) {

@@ -18,7 +18,6 @@ constexpr int kRow = 16;                  // virtual lanes; see device/cpu/norm_
 constexpr int kRows = kNormBlock / kRow;  // additions of a lane
 constexpr int kThreadsOfChunk = 4;        // each has four lanes
 constexpr int kChunksOfBlock = kThreads / kThreadsOfChunk;
-constexpr unsigned kWholeWarp = 0xffffffffU;
 
 ZR_HOST_DEVICE inline int64_t chunks_of(int64_t numel) {
   return (numel + kNormBlock - 1) / kNormBlock;

@@ -12,7 +12,6 @@ namespace {
 // A warp has a block, and each of its threads neighbouring elements of it.
 constexpr int kThreadsOfBlock = 32;
 constexpr int kElements = kQuantizedBlock / kThreadsOfBlock;
-constexpr unsigned kWholeWarp = 0xffffffffU;
 
 // Codes of one thread, in whole words: blocks are multiples of four bytes.
 template <int kBits>

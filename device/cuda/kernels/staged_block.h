@@ -1,0 +1,147 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <bit>
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+
+#include "amp/stochastic_rounding.h"
+#include "device/block8.h"
+#include "device/cuda/kernels/launch.h"
+#include "device/cuda/kernels/slot.h"
+#include "zerorun/device.h"
+
+namespace zerorun::cuda {
+
+// A warp has kStateBlock elements: groups of random numbers, of which each thread has a vector.
+inline constexpr int kGroups = static_cast<int>(kStateBlock / StochasticRounding::kGroup);
+inline constexpr int kColumns = static_cast<int>(StochasticRounding::kColumns);
+static_assert(kWarp * kVector == StochasticRounding::kGroup && kGroups * kColumns == kWarp);
+
+// The random numbers of a warp's block. Threads draw those of a column of a group, and use those of
+// neighbouring columns in a row, where they have elements.
+class WarpRandom {
+ public:
+  // All threads of the warp. `element`: of the parameter, at the block's begin.
+  __device__ void draw(const StochasticRounding& rounding, int64_t element, int lane) {
+    const int group = lane / kColumns;
+    const int column = lane % kColumns;
+    Philox::Block counter = rounding.counter(element / StochasticRounding::kGroup + group);
+    counter[0] += static_cast<uint32_t>(column);
+    const Philox::Block words = Philox::block(counter, rounding.key());
+    __syncwarp();  // the last ones have been used
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      words_[group][word].at[column] = words[static_cast<size_t>(word)];
+    }
+    __syncwarp();
+  }
+
+  // 16 bits for each element of a thread's vector.
+  __device__ Vector<uint32_t, kVector> bits(int group, int lane) const {
+    const int row = lane * kVector / kColumns;
+    auto random =
+        load_vector<uint32_t, kVector>(words_[group][row / 2].at + lane * kVector % kColumns);
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) {
+      random.at[k] = row % 2 == 0 ? random.at[k] & 0xffffU : random.at[k] >> 16;
+    }
+    return random;
+  }
+
+ private:
+  static constexpr int kWords = static_cast<int>(std::tuple_size_v<Philox::Block>);
+  Vector<uint32_t, kColumns> words_[kGroups][kWords];
+};
+
+// One warp's block of one tensor, of which each thread has a vector in every group.
+class Staged {
+ public:
+  __device__ Staged(int64_t begin, int64_t end, bool aligned, int lane)
+      : begin_(begin), end_(end), aligned_(aligned && begin % kVector == 0), lane_(lane) {}
+
+  __device__ Slot slot(int group) const {
+    return {begin_ + group * StochasticRounding::kGroup + lane_ * kVector, end_, aligned_};
+  }
+
+  __device__ Floats load(const View& view, const View& scales, bool is_signed, int group) const {
+    if (view.dtype != DType::uint8) return load_floats(view, slot(group));
+    const float scale = scales.as<float>()[begin_ / kStateBlock];
+    const auto codes = slot(group).load<uint8_t>(view);
+    Floats floats;
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) {
+      floats.at[k] = Block8{is_signed}.decode(codes.at[k], scale);
+    }
+    return floats;
+  }
+
+  // All threads of the warp. `element`: of the parameter, at `begin`.
+  __device__ void store(const Floats* values, const View& view, const View& scales, bool is_signed,
+                        const StochasticRounding& rounding, int64_t element,
+                        WarpRandom& random) const {
+    if (view.dtype == DType::uint8) return encode(values, view, scales, Block8{is_signed});
+    const bool rounds = view.dtype == DType::bf16 || view.dtype == DType::fp16;
+    if (rounds) random.draw(rounding, element, lane_);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      if (!rounds) {
+        slot(group).store(values[group], view);
+      } else if (view.dtype == DType::bf16) {
+        round<Bf16>(values[group], view, group, random);
+      } else {
+        round<Fp16>(values[group], view, group, random);
+      }
+    }
+  }
+
+ private:
+  __device__ void encode(const Floats* values, const View& view, const View& scales,
+                         Block8 code) const {
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < kGroups * kVector; ++i) {
+      const float value = values[i / kVector].at[i % kVector];
+      const uint32_t magnitude = std::bit_cast<uint32_t>(value) & 0x7fffffffU;
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+      const uint32_t other = __shfl_xor_sync(kWholeWarp, largest, distance);
+      largest = other > largest ? other : largest;
+    }
+    const float scale = Block8::scale_of_magnitude(largest);
+    if (lane_ == 0) scales.as<float>()[begin_ / kStateBlock] = scale;
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      Vector<uint8_t, kVector> codes;
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) codes.at[k] = code.encode(values[group].at[k], scale);
+      slot(group).store(codes, view);
+    }
+  }
+
+  template <typename T>
+  __device__ void round(const Floats& values, const View& view, int group,
+                        const WarpRandom& random) const {
+    const auto bits = random.bits(group, lane_);
+    Vector<T, kVector> rounded;
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) {
+      if constexpr (std::is_same_v<T, Bf16>) {
+        rounded.at[k] = round_to_bf16(values.at[k], bits.at[k]);
+      } else {
+        rounded.at[k] = round_to_fp16(values.at[k], bits.at[k]);
+      }
+    }
+    slot(group).store(rounded, view);
+  }
+
+  int64_t begin_;
+  int64_t end_;
+  bool aligned_;
+  int lane_;
+};
+
+}  // namespace zerorun::cuda
