@@ -193,6 +193,7 @@ void NvmeStateStore::release(int index, Stream& stream, size_t changed) {
   }
   chunk.verified = chunk.exposed = false;
   write_stream_->wait(stream.record());
+  write_stream_->wait(chunk.read);  // of what is overwritten
   cpu_stream(*write_stream_).submit_work("write", nbytes, [this, &chunk, data, nbytes] {
     write(chunk, data, nbytes);
   });

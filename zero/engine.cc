@@ -217,9 +217,8 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
     const bool waits = offload_ && !runs_ahead();
     waits ? gatherer_.updates().finish(comm_stream()) : gatherer_.updates().end(comm_stream());
   }
-  // On a GPU a step waits once, for the norm; more often if shards of parameters are stored
-  // elsewhere.
-  bool runs_ahead() const { return !context_.device.is_host() && moved_parameters() == nullptr; }
+  // On a GPU a step waits once, for the norm.
+  bool runs_ahead() const { return !context_.device.is_host(); }
 
   const ModelSpec model_;
   std::vector<ParameterGroup> groups_;

@@ -85,7 +85,7 @@ void ParameterGatherer::release(ModuleId id) {
 
 void ParameterGatherer::invalidate() {
   updates_.wait();
-  if (context_.device.is_host() || parameters_ != nullptr) {
+  if (context_.device.is_host()) {
     gathered_.synchronize();
   } else {  // what is going to be written, and the memory that goes, are the inline stream's
     context_.device.inline_stream().wait(gathered_);

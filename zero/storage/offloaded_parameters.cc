@@ -87,6 +87,7 @@ OffloadedParameters::OffloadedParameters(const EngineContext& context,
 TensorView OffloadedParameters::acquire(const Bucket& bucket, const Chunk& chunk, Stream& stream,
                                         Content content) {
   stream.wait(written(bucket, chunk));
+  if (content == Content::overwritten) stream.wait(fetched_);
   return store_of(chunk).acquire(chunk.param_index, stream, content)[0];
 }
 
@@ -103,7 +104,7 @@ Event OffloadedParameters::fetch(const Bucket& bucket, TensorView shard) {
     context_.device.upload(*to_device_, home.data, shard.slice(chunk.begin, chunk.numel()));
     release(bucket, chunk, *to_device_, false);
   }
-  return to_device_->record();
+  return fetched_ = to_device_->record();
 }
 
 TensorView OffloadedParameters::outgoing(const Bucket& bucket, const Chunk& chunk, Device& writer,
@@ -125,6 +126,7 @@ void OffloadedParameters::store(const Bucket& bucket, const Chunk& chunk, Device
 
 TensorView OffloadedParameters::stored(const Bucket& bucket, const Chunk& chunk) {
   written(bucket, chunk).synchronize();
+  fetched_.synchronize();  // the caller may write
   return store_of(chunk).stored(chunk.param_index)[0];
 }
 

@@ -65,6 +65,7 @@ class OffloadedParameters {
   std::unique_ptr<StateStore> file_;
   std::unique_ptr<StateStore> memory_;
   std::vector<std::vector<Event>> written_;  // by bucket and chunk
+  Event fetched_;                            // all that fetch() has submitted
   SlotRing slots_;                           // device memory for chunks that the device updates
   // Declared last, so that their work has completed before the memory it uses is freed.
   std::unique_ptr<Stream> to_device_;

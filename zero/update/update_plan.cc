@@ -49,7 +49,8 @@ UpdateTensors UpdatePlan::tensors(const ActiveChunk& active, TensorView params,
     }
   }
   tensors.decision = chunk.on_host ? step.host_decision : step.decision;
-  tensors.param_is_buffer = chunk.on_host && tensors.param.data != tensors.master.data;
+  tensors.param_is_buffer =
+      (chunk.on_host || bucket.moves_params) && tensors.param.data != tensors.master.data;
   return tensors;
 }
 

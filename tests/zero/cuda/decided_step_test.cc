@@ -17,6 +17,7 @@
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "tests/device/cuda/fake_cuda_test.h"
+#include "tests/paths.h"
 #include "tests/zero/toy_gradients.h"
 #include "tests/zero/toy_run.h"
 #include "zerorun/error.h"
@@ -47,6 +48,17 @@ Config config_of(int stage, const std::string& optimizer) {
   config.optimizer.type = optimizer;
   config.zero.overlap_comm = true;
   return config;
+}
+
+// Offloads part of the states, and the parameters.
+void offload(Config& config, double states, OffloadDevice parameters = OffloadDevice::none) {
+  if (states > 0) {
+    config.offload.optimizer.device = OffloadDevice::cpu;
+    config.offload.optimizer.ratio = states;
+  }
+  config.offload.sub_group_size = 512;
+  config.offload.param.device = parameters;
+  config.offload.param.nvme_path = test_paths::build();
 }
 
 // Gives a gradient from the device's memory.
@@ -108,6 +120,7 @@ struct Setting {
   int stage = 0;
   std::string optimizer;
   double offloaded = 0.0;  // part of the states
+  OffloadDevice parameters = OffloadDevice::none;
 };
 
 class DecidedStepTest : public testing::FakeCudaTest,
@@ -127,11 +140,7 @@ TEST_P(DecidedStepTest, IsTheStepOfTheCpu) {
   EXPECT_LT(expected[0].clip, 1.0);
   EXPECT_EQ(expected.back().count, kSteps - 2);
   EXPECT_EQ(expected.back().skipped, 1);
-  if (GetParam().offloaded > 0) {
-    config.offload.optimizer.device = OffloadDevice::cpu;
-    config.offload.optimizer.ratio = GetParam().offloaded;
-    config.offload.sub_group_size = 512;
-  }
+  offload(config, GetParam().offloaded, GetParam().parameters);
   const std::vector<Step> found = train(config, true);
   ASSERT_EQ(found.size(), expected.size());
   for (size_t step = 0; step < expected.size(); ++step) {
@@ -146,19 +155,22 @@ TEST_P(DecidedStepTest, IsTheStepOfTheCpu) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Stages, DecidedStepTest,
-                         ::testing::Values(Setting{0, "AdamW"}, Setting{1, "AdamW"},
-                                           Setting{2, "AdamW8bit"}, Setting{2, "Muon"},
-                                           Setting{2, "Lamb"}, Setting{3, "Lion"},
-                                           Setting{1, "AdamW", 1.0}, Setting{2, "AdamW", 0.5},
-                                           Setting{2, "Lamb", 0.5}, Setting{2, "Muon", 0.5},
-                                           Setting{3, "AdamW", 0.5}),
-                         [](const auto& parameter) {
-                           return "stage" + std::to_string(parameter.param.stage) + "_" +
-                                  parameter.param.optimizer +
-                                  (parameter.param.offloaded > 0 ? "_offloaded" : "") +
-                                  (parameter.param.offloaded == 1.0 ? "_whole" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Stages, DecidedStepTest,
+    ::testing::Values(
+        Setting{0, "AdamW"}, Setting{1, "AdamW"}, Setting{2, "AdamW8bit"}, Setting{2, "Muon"},
+        Setting{2, "Lamb"}, Setting{3, "Lion"}, Setting{1, "AdamW", 1.0}, Setting{2, "AdamW", 0.5},
+        Setting{2, "Lamb", 0.5}, Setting{2, "Muon", 0.5}, Setting{3, "AdamW", 0.5},
+        Setting{3, "AdamW", 0.0, OffloadDevice::cpu}, Setting{3, "Lamb", 0.5, OffloadDevice::cpu},
+        Setting{3, "Muon", 0.5, OffloadDevice::cpu}, Setting{3, "AdamW", 0.5, OffloadDevice::nvme}),
+    [](const auto& parameter) {
+      return "stage" + std::to_string(parameter.param.stage) + "_" + parameter.param.optimizer +
+             (parameter.param.offloaded > 0 ? "_offloaded" : "") +
+             (parameter.param.offloaded == 1.0 ? "_whole" : "") +
+             (parameter.param.parameters == OffloadDevice::cpu    ? "_params"
+              : parameter.param.parameters == OffloadDevice::nvme ? "_nvme"
+                                                                  : "");
+    });
 
 struct Calls {
   int before_the_wait = 0;  // launches of a step
@@ -227,13 +239,27 @@ TEST_F(SubmittedStepTest, WaitsOnceWhereverTheStatesAre) {
   for (const char* optimizer : {"AdamW", "Lamb", "Muon"}) {
     for (const double ratio : {0.5, 1.0}) {
       Config config = config_of(2, optimizer);
-      config.offload.optimizer.device = OffloadDevice::cpu;
-      config.offload.optimizer.ratio = ratio;
+      offload(config, ratio);
       const Calls calls =
           step_of_one_rank(config, [](Engine& engine, Device&) { return engine.step().applied; });
       EXPECT_EQ(calls.waits, 1) << optimizer << " " << ratio;
       EXPECT_GE(calls.before_the_wait, 1) << optimizer;
       EXPECT_EQ(calls.after_it, 0) << optimizer;
+    }
+  }
+}
+
+TEST_F(SubmittedStepTest, WaitsOnceWhereverTheParametersAre) {
+  for (const char* optimizer : {"AdamW", "Lamb", "Muon"}) {
+    for (const OffloadDevice device : {OffloadDevice::cpu, OffloadDevice::nvme}) {
+      for (const double ratio : {0.0, 0.5}) {
+        Config config = config_of(3, optimizer);
+        offload(config, ratio, device);
+        const Calls calls =
+            step_of_one_rank(config, [](Engine& engine, Device&) { return engine.step().applied; });
+        EXPECT_EQ(calls.waits, 1) << optimizer << " " << ratio << " " << static_cast<int>(device);
+        EXPECT_EQ(calls.after_it, 0) << optimizer;
+      }
     }
   }
 }

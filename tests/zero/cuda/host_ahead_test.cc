@@ -110,15 +110,14 @@ TEST_P(HostAheadTest, WaitsForTheNormAloneAndTrainsToTheBitsOfTheCpu) {
   const Outcome nccl = train(GetParam(), Where::nccl);
   EXPECT_EQ(nccl.hash, expected);
   EXPECT_EQ(nccl.waits, 0);
-  if (GetParam().param == OffloadDevice::none) {
-    EXPECT_EQ(nccl.step_waits, kRanks * kSteps);
-  }
+  EXPECT_EQ(nccl.step_waits, kRanks * kSteps);
   EXPECT_EQ(train(GetParam(), Where::shared_gpu).hash, expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, HostAheadTest,
                          ::testing::Values(Setting{0}, Setting{1}, Setting{2}, Setting{3},
                                            Setting{3, OffloadDevice::cpu},
+                                           Setting{3, OffloadDevice::cpu, 0.5},
                                            Setting{.stage = 1, .offloaded = 0.5},
                                            Setting{.stage = 2, .offloaded = 1.0},
                                            Setting{.stage = 3, .offloaded = 0.5}));
