@@ -86,6 +86,11 @@ __global__ void cross_entropy_rows(LogitsShape shape, const int32_t* targets, fl
   }
 }
 
+__global__ void move_sum(double* sum, float* to) {
+  *to = static_cast<float>(*sum);
+  *sum = 0.0;
+}
+
 // sum += the mean of the losses, added in an order that depends on their number only. One block.
 __global__ void add_mean(int64_t rows, const float* losses, double* sum) {
   __shared__ double parts[kThreads];
@@ -120,6 +125,10 @@ void cross_entropy(cudaStream_t stream, const LogitsShape& shape, const int32_t*
 void cross_entropy_gradient(cudaStream_t stream, const LogitsShape& shape, const int32_t* targets,
                             float loss_scale, TensorView logits, const LossBuffers& loss) {
   run<true>(stream, shape, targets, loss_scale / static_cast<float>(shape.rows), logits, loss);
+}
+
+void move_loss(cudaStream_t stream, double* sum, float* to) {
+  launch(move_sum, grid_of(1), 1, stream, sum, to);
 }
 
 }  // namespace zerorun::train::cuda

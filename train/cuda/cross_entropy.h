@@ -17,5 +17,7 @@ void cross_entropy(cudaStream_t stream, const LogitsShape& shape, const int32_t*
                    TensorView logits, const LossBuffers& loss);
 void cross_entropy_gradient(cudaStream_t stream, const LogitsShape& shape, const int32_t* targets,
                             float loss_scale, TensorView logits, const LossBuffers& loss);
+// Writes the sum to `to` and clears it.
+void move_loss(cudaStream_t stream, double* sum, float* to);
 
 }  // namespace zerorun::train::cuda

@@ -57,13 +57,13 @@ Product gradient_product(const LinearShape& shape) {
 
 }  // namespace
 
-CudaKernels::CudaKernels(Device& device, DType dtype, const CublasLt& lt, bool tf32,
+CudaKernels::CudaKernels(Device& device, const KernelOptions& options, const CublasLt& lt,
                          FusedAttention attention)
     : device_(device),
       stream_(device.inline_stream()),
       handle_(enter(stream_)),
-      dtype_(dtype),
-      matmul_(lt, tf32),
+      options_(options),
+      matmul_(lt, options.tf32),
       attention_(std::move(attention)),
       workspace_(device, stream_),
       loss_(device.allocate(sizeof(double), MemoryCategory::other)) {
@@ -80,7 +80,7 @@ std::string CudaKernels::libraries() const {
 }
 
 int64_t CudaKernels::logits_stride(int64_t vocabulary) const {
-  const int64_t aligned = kRowAlignment / static_cast<int64_t>(size_of(dtype_));
+  const int64_t aligned = kRowAlignment / static_cast<int64_t>(size_of(options_.dtype));
   return (vocabulary + aligned - 1) / aligned * aligned;
 }
 
@@ -95,7 +95,7 @@ void CudaKernels::multiply_plainly(const Product& product, const ProductTensors&
 
 void CudaKernels::linear(const LinearShape& shape, TensorView x, TensorView weight, TensorView bias,
                          TensorView residual, TensorView y) {
-  check_dtype(dtype_, {x, weight, bias, residual, y}, "linear");
+  check_dtype(options_.dtype, {x, weight, bias, residual, y}, "linear");
   const Product product = forward_product(shape);
   ProductTensors tensors{.a = weight, .b = x, .d = y, .c = residual};
   if (!bias.empty()) {
@@ -111,30 +111,30 @@ void CudaKernels::linear(const LinearShape& shape, TensorView x, TensorView weig
 
 void CudaKernels::linear_gelu(const LinearShape& shape, TensorView x, TensorView weight,
                               TensorView bias, TensorView hidden, TensorView active) {
-  check_dtype(dtype_, {x, weight, bias, hidden, active}, "linear_gelu");
+  check_dtype(options_.dtype, {x, weight, bias, hidden, active}, "linear_gelu");
   const ProductTensors fused{.a = weight,
                              .b = x,
                              .d = active,
                              .bias = bias,
                              .aux = hidden,
                              .epilogue = Epilogue::bias_gelu};
-  if (multiply(forward_product(shape), fused)) return;
+  if (options_.gelu_epilogue && multiply(forward_product(shape), fused)) return;
   linear(shape, x, weight, bias, {}, hidden);
   gelu(handle_, hidden, active);
 }
 
 void CudaKernels::linear_transposed(const LinearShape& shape, TensorView y, TensorView weight,
                                     TensorView x) {
-  check_dtype(dtype_, {y, weight, x}, "linear_transposed");
+  check_dtype(options_.dtype, {y, weight, x}, "linear_transposed");
   multiply_plainly(transposed_product(shape), {.a = weight, .b = y, .d = x});
 }
 
 void CudaKernels::linear_transposed_gelu(const LinearShape& shape, TensorView dy, TensorView weight,
                                          TensorView hidden, TensorView active, TensorView dhidden) {
-  check_dtype(dtype_, {dy, weight, hidden, active, dhidden}, "linear_transposed_gelu");
+  check_dtype(options_.dtype, {dy, weight, hidden, active, dhidden}, "linear_transposed_gelu");
   const ProductTensors fused{
       .a = weight, .b = dy, .d = dhidden, .aux = hidden, .epilogue = Epilogue::gelu_gradient};
-  if (!multiply(transposed_product(shape), fused)) {
+  if (!options_.gelu_epilogue || !multiply(transposed_product(shape), fused)) {
     linear_transposed(shape, dy, weight, dhidden);
     gelu_backward(handle_, hidden, dhidden);
   }
@@ -143,11 +143,12 @@ void CudaKernels::linear_transposed_gelu(const LinearShape& shape, TensorView dy
 
 void CudaKernels::linear_gradients(const LinearShape& shape, TensorView x, TensorView dy,
                                    const GradientView& weight, const GradientView& bias) {
-  check_dtype(dtype_, {x, dy}, "linear_gradients");
+  check_dtype(options_.dtype, {x, dy}, "linear_gradients");
   const Product product = gradient_product(shape);
   ProductTensors tensors{.a = dy, .b = x, .d = weight.view};
   if (weight.accumulate) tensors.c = weight.view;
-  if (!bias.view.empty() && !bias.accumulate) {  // the epilogue cannot add to it
+  // The epilogue cannot add to it.
+  if (options_.bias_gradient_epilogue && !bias.view.empty() && !bias.accumulate) {
     tensors.bias = bias.view;
     tensors.epilogue = Epilogue::bias_gradient;
     if (multiply(product, tensors)) return;
@@ -172,7 +173,7 @@ void CudaKernels::layer_norm_backward(const LayerNormShape& shape, const LayerNo
 
 void CudaKernels::attention(const AttentionShape& shape, TensorView qkv, TensorView log_sum,
                             TensorView out) {
-  check_dtype(dtype_, {qkv, out}, "attention");
+  check_dtype(options_.dtype, {qkv, out}, "attention");
   if (attention_.cudnn && attention_.cudnn->forward(handle_, shape, qkv, log_sum, out, workspace_))
     return;
   cuda::attention(handle_, shape, qkv, log_sum, out);
@@ -180,7 +181,7 @@ void CudaKernels::attention(const AttentionShape& shape, TensorView qkv, TensorV
 
 void CudaKernels::attention_backward(const AttentionShape& shape, const AttentionState& state,
                                      TensorView dout, TensorView dqkv) {
-  check_dtype(dtype_, {state.qkv, state.out, dout, dqkv}, "attention_backward");
+  check_dtype(options_.dtype, {state.qkv, state.out, dout, dqkv}, "attention_backward");
   if (attention_.cudnn && attention_.cudnn->backward(handle_, shape, state, dout, dqkv, workspace_))
     return;
   float* const means = workspace_.floats(shape.batch * shape.seq_len * shape.heads);
@@ -214,6 +215,10 @@ void CudaKernels::cross_entropy_gradient(const LogitsShape& shape, const int32_t
 void CudaKernels::clear_loss() {
   check_cuda(cudaMemsetAsync(loss_.data(), 0, sizeof(double), handle_),
              "cudaMemsetAsync of the loss");
+}
+
+void CudaKernels::move_loss(TensorView to) {
+  cuda::move_loss(handle_, reinterpret_cast<double*>(loss_.data()), to.as<float>());
 }
 
 double CudaKernels::take_loss() {

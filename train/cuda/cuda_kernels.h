@@ -7,6 +7,7 @@
 #include "train/cuda/cudnn_attention.h"
 #include "train/cuda/matmul.h"
 #include "train/cuda/workspace.h"
+#include "train/model/kernel_options.h"
 #include "train/model/kernels.h"
 
 namespace zerorun::train::cuda {
@@ -23,11 +24,12 @@ struct FusedAttention {
 class CudaKernels final : public Kernels {
  public:
   // The device must outlive it.
-  CudaKernels(Device& device, DType dtype, const CublasLt& lt, bool tf32, FusedAttention attention);
+  CudaKernels(Device& device, const KernelOptions& options, const CublasLt& lt,
+              FusedAttention attention);
   ~CudaKernels() override;
 
   std::string libraries() const override;
-  DType activation_dtype() const override { return dtype_; }
+  DType activation_dtype() const override { return options_.dtype; }
   // Rows that begin at multiples of 128 bytes, whatever the vocabulary: products need that.
   int64_t logits_stride(int64_t vocabulary) const override;
 
@@ -60,6 +62,7 @@ class CudaKernels final : public Kernels {
   void cross_entropy_gradient(const LogitsShape& shape, const int32_t* targets, float loss_scale,
                               TensorView logits) override;
   double take_loss() override;
+  void move_loss(TensorView to) override;
 
  private:
   bool multiply(const Product& product, const ProductTensors& tensors);
@@ -70,7 +73,7 @@ class CudaKernels final : public Kernels {
   Device& device_;
   Stream& stream_;  // the device's inline stream
   const cudaStream_t handle_;
-  const DType dtype_;
+  const KernelOptions options_;
   Matmul matmul_;
   const FusedAttention attention_;
   Workspace workspace_;

@@ -21,7 +21,7 @@ std::unique_ptr<Kernels> make_kernels_of_cuda(Device& device, const KernelOption
   auto attention = open_cudnn_attention(how, why_no_cudnn);
   if (!attention) refuse_unused(how, why_no_cudnn);
   return std::make_unique<CudaKernels>(
-      device, options.dtype, open_cublas_lt(), options.tf32,
+      device, options, open_cublas_lt(),
       FusedAttention{std::move(attention), std::move(why_no_cudnn)});
 }
 

@@ -16,6 +16,10 @@ struct KernelOptions {
   // cuDNN may add up gradients of queries in any order, so that two runs differ in their last bits.
   // CUDA and 16 bits only.
   bool fast_attention = false;
+  // Whether GELU with its derivative, and gradients of biases, are computed with the matrix product
+  // next to them or by kernels of their own. Results differ in their last bits. CUDA only.
+  bool gelu_epilogue = true;
+  bool bias_gradient_epilogue = true;
 };
 
 }  // namespace zerorun::train

@@ -139,6 +139,8 @@ class Kernels {
                                       float loss_scale, TensorView logits) = 0;
   // Returns the sum of the losses that were added since the last call. Waits for them.
   virtual double take_loss() = 0;
+  // Writes that sum to one fp32 element on the device instead, without waiting.
+  virtual void move_loss(TensorView to) = 0;
 };
 
 }  // namespace zerorun::train

@@ -32,6 +32,8 @@ class Model {
   void forward_backward(const Batch& batch, double loss_scale = 1.0);
   // Returns the sum of the mean losses of forward_backward since the last call; waits for them.
   double take_loss() { return kernels_.take_loss(); }
+  // Writes that sum to one fp32 element on the device instead, without waiting.
+  void move_loss(TensorView to) { kernels_.move_loss(to); }
   // Returns the mean loss over the batch's tokens. Must not be called between forward_backward and
   // take_loss.
   double loss(const Batch& batch);

@@ -53,7 +53,7 @@ void TokenBatch::upload(const Batch& batch) {
            buffer_.nbytes());
   Staging& staging = staging_[next_];
   next_ = (next_ + 1) % staging_.size();
-  staging.read.synchronize();
+  if (!staging.read.ready()) staging.read.synchronize();
   std::memcpy(staging.memory.data(), values_.data(), nbytes);
   Stream& stream = device_.inline_stream();
   device_.upload(stream, staging.memory.data(),

@@ -23,6 +23,9 @@ void check(const KernelOptions& options, bool on_host) {
     fail<ConfigError>("--tf32: products of {} parameters are not in TF32; it needs --dtype fp32",
                       name_of(options.dtype));
   }
+  if (on_host && !(options.gelu_epilogue && options.bias_gradient_epilogue)) {
+    fail<ConfigError>("--epilogues: those are of products on GPUs; it needs --accelerator cuda");
+  }
   if (options.fast_attention && on_host) {
     fail<ConfigError>("--fast_attention: cuDNN computes on GPUs only; it needs --accelerator cuda");
   }

@@ -147,6 +147,13 @@ void add_device_options(CLI::App& app, TrainOptions& options) {
   add_accelerator(app, options.accelerator);
   app.add_flag("--tf32", options.tf32,
                "Compute the matrix products of an fp32 model in TF32 (CUDA)");
+  takes_one_of(app.add_option("--epilogues", options.epilogues,
+                              "What is computed with the matrix product next to it, and not by a "
+                              "kernel of its own (CUDA): GELU, the gradients of biases, or both. "
+                              "bench_gpu measures which is faster; results differ in their last "
+                              "bits"),
+               {"all", "gelu", "bias_gradient", "none"})
+      ->capture_default_str();
   takes_integer(app.add_option("--attention_workspace", options.attention_workspace,
                                "Maximum memory in MiB for the workspace of cuDNN's attention "
                                "(CUDA, bf16 and fp16), which grows with the square of the sequence "

@@ -44,6 +44,7 @@ struct TrainOptions {
   // Only on the command line.
   Accelerator accelerator = Accelerator::automatic;
   bool tf32 = false;
+  std::string epilogues = "all";
   std::optional<int64_t> attention_workspace;  // MiB
   bool fast_attention = false;
   int64_t sample_tokens = 256;

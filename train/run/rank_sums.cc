@@ -6,24 +6,26 @@
 
 namespace zerorun::train {
 
-void RankSums::start(std::span<const float> values, std::string_view label) {
+TensorView RankSums::put(std::span<const float> values) {
   ZR_CHECK(values.size() <= kMaxValues, "{} values are added over the ranks", values.size());
-  there_.synchronize();  // the memory is reused
-  const auto numel = std::ssize(values);
-  const TensorView host = view_of(on_host_, DType::fp32, numel);
-  const TensorView view = view_of(on_device_, DType::fp32, numel);
+  values_ = view_of(on_device_, DType::fp32, std::ssize(values));
+  const TensorView host = view_of(on_host_, DType::fp32, values_.numel);
   std::copy(values.begin(), values.end(), host.as<float>());
+  device_.upload(device_.inline_stream(), host.data, values_);
+  return values_;
+}
+
+void RankSums::start(std::string_view label) {
   Stream& stream = device_.inline_stream();
-  device_.upload(stream, host.data, view);
-  stream.wait(comm_.all_reduce(view, view, ReduceOp::sum, Output::overwrite, stream, label));
-  device_.download(stream, view, host.data);
+  stream.wait(comm_.all_reduce(values_, values_, ReduceOp::sum, Output::overwrite, stream, label));
+  device_.download(stream, values_, on_host_.data());
   there_ = stream.record();
 }
 
 void RankSums::finish(std::span<float> sums) {
-  there_.synchronize();
-  const TensorView host = view_of(on_host_, DType::fp32, std::ssize(sums));
-  std::copy_n(host.as<const float>(), sums.size(), sums.begin());
+  if (!there_.ready()) there_.synchronize();  // which would wait for a GPU that is done, too
+  std::copy_n(view_of(on_host_, DType::fp32, std::ssize(sums)).as<const float>(), sums.size(),
+              sums.begin());
 }
 
 }  // namespace zerorun::train

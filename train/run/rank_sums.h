@@ -9,7 +9,7 @@
 namespace zerorun::train {
 
 // Sums a few numbers over all ranks asynchronously, so that the caller can submit more work to the
-// device meanwhile.
+// device meanwhile. For each sum: put(), start() and finish().
 class RankSums {
  public:
   static constexpr int kMaxValues = 4;
@@ -20,8 +20,11 @@ class RankSums {
         on_host_(device.allocate_pinned(kMaxValues * sizeof(float))),
         on_device_(device.allocate(kMaxValues * sizeof(float), MemoryCategory::other)) {}
 
-  // Starts summing at most kMaxValues values. Collective.
-  void start(std::span<const float> values, std::string_view label);
+  // Sets the values to add, at most kMaxValues. The inline stream may replace some of them in the
+  // result, which is on the device, before start().
+  TensorView put(std::span<const float> values);
+  // Starts summing. Collective.
+  void start(std::string_view label);
   // Waits for the sums.
   void finish(std::span<float> sums);
 
@@ -30,6 +33,7 @@ class RankSums {
   Communicator& comm_;
   const Buffer on_host_;
   const Buffer on_device_;
+  TensorView values_;
   Event there_;
 };
 

@@ -31,6 +31,19 @@ std::optional<int64_t> attention_workspace(const TrainOptions& options) {
   return std::min<int64_t>(*options.attention_workspace, INT64_MAX >> 20) << 20;
 }
 
+KernelOptions kernel_options(const RunSetup& setup) {
+  const TrainOptions& options = setup.options;
+  const auto has = [&](std::string_view epilogue) {
+    return options.epilogues == "all" || options.epilogues == epilogue;
+  };
+  return {.dtype = setup.config.precision.param_dtype,
+          .tf32 = options.tf32,
+          .attention_workspace = attention_workspace(options),
+          .fast_attention = options.fast_attention,
+          .gelu_epilogue = has("gelu"),
+          .bias_gradient_epilogue = has("bias_gradient")};
+}
+
 int64_t peak_rss_bytes() {
   rusage usage = {};
   ::getrusage(RUSAGE_SELF, &usage);
@@ -47,10 +60,7 @@ std::unique_ptr<LrSchedule> make_schedule(const Config& config,
 }  // namespace
 
 Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device)
-    : Trainer(setup, comm, device,
-              make_kernels(device,
-                           {setup.config.precision.param_dtype, setup.options.tf32,
-                            attention_workspace(setup.options), setup.options.fast_attention})) {}
+    : Trainer(setup, comm, device, make_kernels(device, kernel_options(setup))) {}
 
 Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device,
                  std::unique_ptr<Kernels> kernels)
@@ -65,7 +75,8 @@ Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device,
       parameters_(*engine_),
       model_(setup.model, {setup.batch.micro_batch, setup.batch.seq_len, setup.options.recompute},
              parameters_, device, *kernels_),
-      sums_(device, comm) {}
+      sums_(device, comm),
+      clock_(device) {}
 
 void Trainer::initialize() {
   const Initializer initializer(setup_.model, setup_.options.seed);
@@ -124,14 +135,14 @@ Trainer::Outcome Trainer::step(int received) {
   const Clock::time_point start = Clock::now();
   follow_schedule();
   const double data_s = accumulate(engine_->loss_scale());
-  device_.inline_stream().synchronize();  // engine_->step() would wait, too
-  const Clock::time_point computed = Clock::now();
+  clock_.mark();
   const EngineTimings during = engine_->take_timings();
-  start_agreement(model_.take_loss(), received);
+  start_agreement(received);
   const StepResult result = engine_->step();
   const EngineTimings after = engine_->take_timings();
   const Agreement agreement = agree();
   const Clock::time_point end = Clock::now();
+  const Clock::time_point computed = std::min(clock_.read(), end);
 
   ++position_.step;
   position_.samples += setup_.batch.global_batch();
@@ -152,7 +163,8 @@ Trainer::Outcome Trainer::step(int received) {
   times.gather_ms = 1e3 * (during.gather_s + after.gather_s);
   times.fwd_bwd_ms =
       milliseconds(start, computed) - times.data_ms - 1e3 * (during.reduce_s + during.gather_s);
-  times.optimizer_ms = 1e3 * after.optimizer_s;
+  // The engine's step may have waited for the backward pass, too.
+  times.optimizer_ms = std::min(1e3 * after.optimizer_s, milliseconds(computed, end));
   report.tokens_per_s =
       static_cast<double>(setup_.batch.global_batch() * setup_.batch.seq_len) / times.step_ms * 1e3;
   if (peak_flops_ > 0.0) {
@@ -164,10 +176,11 @@ Trainer::Outcome Trainer::step(int received) {
   return {report, agreement.signal};
 }
 
-void Trainer::start_agreement(double loss_sum, int received) {
-  sums_.start(std::array<float, 3>{static_cast<float>(loss_sum), received == SIGINT ? 1.0F : 0.0F,
-                                   received == SIGTERM ? 1.0F : 0.0F},
-              "loss of the step");
+void Trainer::start_agreement(int received) {
+  const TensorView values = sums_.put(std::array<float, 3>{0.0F, received == SIGINT ? 1.0F : 0.0F,
+                                                           received == SIGTERM ? 1.0F : 0.0F});
+  model_.move_loss(values.slice(0, 1));
+  sums_.start("loss of the step");
 }
 
 Trainer::Agreement Trainer::agree() {
@@ -179,7 +192,8 @@ Trainer::Agreement Trainer::agree() {
 }
 
 void Trainer::add_over_ranks(std::span<float> values, std::string_view label) {
-  sums_.start(values, label);
+  sums_.put(values);
+  sums_.start(label);
   sums_.finish(values);
 }
 

@@ -11,6 +11,7 @@
 #include "train/report/step_report.h"
 #include "train/run/rank_sums.h"
 #include "train/run/run_setup.h"
+#include "train/run/stream_clock.h"
 #include "zerorun/communicator.h"
 #include "zerorun/engine.h"
 #include "zerorun/lr_schedule.h"
@@ -64,8 +65,9 @@ class Trainer {
     int signal = 0;
   };
   // Starts exchanging the loss of a step and received signals. Done before the engine's step,
-  // because afterwards it would wait for that step's gathers.
-  void start_agreement(double loss_sum, int received);
+  // because afterwards it would wait for that step's gathers. When that step has waited for its
+  // gradient norm, this is done, too.
+  void start_agreement(int received);
   Agreement agree();
   // Runs forward, backward and reductions of all micro-steps. Returns the time in seconds for
   // preparing their data.
@@ -87,6 +89,7 @@ class Trainer {
   std::unique_ptr<Timeline> timeline_;
   double peak_flops_ = 0.0;  // operations per second of all ranks; 0: not measured
   RankSums sums_;
+  StreamClock clock_;
   Position position_;
 };
 

@@ -31,8 +31,8 @@ int waits() {
 }
 
 std::unique_ptr<CudaKernels> make_kernels(Device& device, DType dtype, bool tf32 = false) {
-  return std::make_unique<CudaKernels>(device, dtype, fake_cublas_lt(), tf32,
-                                       cuda::FusedAttention{nullptr, "a test"});
+  return std::make_unique<CudaKernels>(device, KernelOptions{.dtype = dtype, .tf32 = tf32},
+                                       fake_cublas_lt(), cuda::FusedAttention{nullptr, "a test"});
 }
 
 const KernelsUnderTest kCuda{
@@ -105,6 +105,39 @@ TEST(CudaKernelsTest, Tf32RoundsTheFactorsOfFp32Products) {
   EXPECT_NE(rounded, exact);
 }
 
+// Kernels that are launched besides products, for GELU, its derivative, and gradients with a
+// bias's.
+TEST(CudaKernelsTest, EpiloguesAreLeftOutOnRequest) {
+  CudaDevice device(0, 0);
+  const LinearShape shape{32, 64, 16};
+  const DeviceTensor x(device, DType::bf16, shape.rows * shape.in, 1.0F);
+  const DeviceTensor weight(device, DType::bf16, shape.in * shape.out, 1.0F);
+  const DeviceTensor bias(device, DType::bf16, shape.out, 1.0F);
+  const DeviceTensor wide(device, DType::bf16, shape.rows * shape.in, 1.0F);
+  const DeviceTensor y(device, DType::bf16, shape.rows * shape.out, 1.0F);
+  const DeviceTensor z(device, DType::bf16, shape.rows * shape.out, 1.0F);
+  for (const bool gelu : {true, false}) {
+    for (const bool bias_gradient : {true, false}) {
+      CudaKernels kernels(
+          device,
+          {.dtype = DType::bf16, .gelu_epilogue = gelu, .bias_gradient_epilogue = bias_gradient},
+          fake_cublas_lt(), {nullptr, "a test"});
+      const auto launched = [&](const auto& call) {
+        const int before = FakeCuda::instance().counts()["cudaLaunchKernel"];
+        call();
+        return FakeCuda::instance().counts()["cudaLaunchKernel"] - before;
+      };
+      EXPECT_EQ(launched([&] { kernels.linear_gelu(shape, x, weight, bias, y, z); }), gelu ? 0 : 1);
+      EXPECT_EQ(launched([&] { kernels.linear_transposed_gelu(shape, y, weight, x, wide, wide); }),
+                gelu ? 1 : 2);
+      EXPECT_EQ(launched([&] {
+                  kernels.linear_gradients(shape, x, y, {weight, false}, {bias, false});
+                }),
+                bias_gradient ? 0 : 2);
+    }
+  }
+}
+
 TEST(CudaKernelsTest, OptionsThatWouldChangeNothingAreRefused) {
   const auto device = kCuda.make_device();
   const auto refusal_of = [&](const KernelOptions& options) {
@@ -118,6 +151,12 @@ TEST(CudaKernelsTest, OptionsThatWouldChangeNothingAreRefused) {
               AllOf(HasSubstr("--fast_attention"), HasSubstr("parameters are fp32")));
   EXPECT_THAT(refusal_of({.dtype = DType::bf16, .attention_workspace = 0, .fast_attention = true}),
               AllOf(HasSubstr("--fast_attention"), HasSubstr("--attention_workspace")));
+  const auto cpu = make_cpu_device();
+  for (const KernelOptions& options :
+       {KernelOptions{.gelu_epilogue = false}, KernelOptions{.bias_gradient_epilogue = false}}) {
+    EXPECT_THAT(error_of<ConfigError>([&] { train::make_kernels(*cpu, options); }),
+                AllOf(HasSubstr("--epilogues"), HasSubstr("--accelerator cuda")));
+  }
 }
 
 TEST(CudaKernelsTest, RefusalsNameWhatWasRefused) {

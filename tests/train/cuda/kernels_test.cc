@@ -23,12 +23,14 @@ std::shared_ptr<Device> make_device(std::chrono::microseconds delay) {
 }
 
 std::vector<KernelsUnderTest> cases() {
-  const auto make = [](const cuda::CublasLt& lt) {
-    return [lt](Device& device, DType dtype) {
-      return std::make_unique<CudaKernels>(device, dtype, lt, /*tf32=*/false,
+  const auto make = [](const cuda::CublasLt& lt, KernelOptions options = {}) {
+    return [lt, options](Device& device, DType dtype) mutable {
+      options.dtype = dtype;
+      return std::make_unique<CudaKernels>(device, options, lt,
                                            cuda::FusedAttention{nullptr, "a test"});
     };
   };
+  const KernelOptions separate{.gelu_epilogue = false, .bias_gradient_epilogue = false};
   const auto plain_device = [] { return make_device(std::chrono::microseconds(0)); };
   const auto slow_device = [] { return make_device(std::chrono::microseconds(200)); };
   std::vector<KernelsUnderTest> all =
@@ -37,6 +39,8 @@ std::vector<KernelsUnderTest> cases() {
     all.push_back(
         {"cuda_without_epilogues", plain_device, make(fake_cublas_lt_without_epilogues()), dtype});
   }
+  all.push_back(
+      {"cuda_with_separate_kernels", plain_device, make(fake_cublas_lt(), separate), DType::bf16});
   all.push_back({"cuda_with_delays", slow_device, make(fake_cublas_lt()), DType::bf16});
   return all;
 }

@@ -69,8 +69,8 @@ class TrainingFailureTest : public ::testing::Test {
     cuda::FusedAttention attention{nullptr, "a test"};
     if (fused_attention) attention.cudnn = std::make_unique<FakeCudnn>();
     Trainer trainer(setup, *comm, *device,
-                    std::make_unique<cuda::CudaKernels>(*device, DType::fp32, fake_cublas_lt(),
-                                                        /*tf32=*/false, std::move(attention)));
+                    std::make_unique<cuda::CudaKernels>(*device, KernelOptions{}, fake_cublas_lt(),
+                                                        std::move(attention)));
     trainer.initialize();
     trainer.step(0);
     return trainer.engine().states().parameter_hash();

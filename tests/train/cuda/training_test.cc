@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <thread>
 
 #include "comm/host_staged_communicator.h"
 #include "comm/nccl/communicator.h"
@@ -30,7 +33,8 @@ struct Trajectory {
 };
 
 std::unique_ptr<Kernels> cuda_kernels(Device& device, DType dtype) {
-  return std::make_unique<cuda::CudaKernels>(device, dtype, fake_cublas_lt(), /*tf32=*/false,
+  return std::make_unique<cuda::CudaKernels>(device, KernelOptions{.dtype = dtype},
+                                             fake_cublas_lt(),
                                              cuda::FusedAttention{nullptr, "a test"});
 }
 
@@ -81,9 +85,8 @@ class TrainingTest : public ::testing::Test {
 
   using MakeCommunicator = std::shared_ptr<Communicator> (*)(const CommunicatorOptions&);
 
-  Trajectory on_cuda(int stage, const std::string& dtype, MakeCommunicator make,
-                     bool shared) const {
-    Trajectory result;
+  void on_gpus(int stage, const std::string& dtype, MakeCommunicator make, bool shared,
+               const std::function<void(Trainer&, int)>& body) const {
     const auto store = make_memory_store();
     run_threads(kRanks, [&](int rank) {
       const auto device = std::make_shared<CudaDevice>(shared ? 0 : rank, 0);
@@ -95,6 +98,14 @@ class TrainingTest : public ::testing::Test {
       const RunSetup setup = setup_of(stage, dtype, rank);
       Trainer trainer(setup, *comm, *device,
                       cuda_kernels(*device, setup.config.precision.param_dtype));
+      body(trainer, rank);
+    });
+  }
+
+  Trajectory on_cuda(int stage, const std::string& dtype, MakeCommunicator make,
+                     bool shared) const {
+    Trajectory result;
+    on_gpus(stage, dtype, make, shared, [&](Trainer& trainer, int rank) {
       const Trajectory own = train(trainer);
       if (rank == 0) result = own;
     });
@@ -135,6 +146,36 @@ TEST_F(TrainingTest, SixteenBitsStayCloseToTheCpu) {
 TEST_F(TrainingTest, RanksMayShareAGpu) {
   expect_near(on_cuda(2, "fp32", make_host_staged_communicator, /*shared=*/true), on_cpu(2, "fp32"),
               1e-5);
+}
+
+// Of this thread.
+int64_t waits_so_far() {
+  const std::vector<fake::Call> calls = FakeCuda::instance().calls();
+  return std::count_if(calls.begin(), calls.end(), [](const fake::Call& call) {
+    return call.thread == std::this_thread::get_id() && call.name.ends_with("Synchronize");
+  });
+}
+
+// For the gradient norm: the loss has been read by then, and another thread tells when the GPU was
+// done with the backward pass.
+TEST_F(TrainingTest, AStepWaitsForTheGpuOnce) {
+  FakeCuda::instance().set_inline_streams(true);
+  for (const int stage : {0, 1, 2, 3}) {
+    on_gpus(stage, "bf16", make_nccl_communicator, /*shared=*/false, [&](Trainer& trainer, int) {
+      trainer.initialize();
+      for (int i = 0; i < 2; ++i) trainer.step(0);  // the first ones allocate
+      for (int i = 0; i < 3; ++i) {
+        const int64_t before = waits_so_far();
+        const StepReport report = trainer.step(0).report;
+        EXPECT_EQ(waits_so_far() - before, 1) << "stage " << stage;
+        const StepTimes& times = report.times;
+        EXPECT_GT(times.fwd_bwd_ms, 0.0);
+        EXPECT_GE(times.optimizer_ms, 0.0);  // the thread may have come late
+        EXPECT_LE(times.fwd_bwd_ms + times.optimizer_ms, times.step_ms);
+      }
+    });
+  }
+  FakeCuda::instance().set_inline_streams(false);
 }
 
 // Work runs late and at random times: orderings that nothing enforces would change the numbers.

@@ -45,7 +45,7 @@ TEST(OptionsTest, HelpListsEveryOption) {
                            "--sample",         "--recompute",   "--metrics",
                            "--trace",          "--trace_steps", "--local_rank",
                            "--accelerator",    "--tf32",        "--attention_workspace",
-                           "--fast_attention", "Exit code: "}) {
+                           "--fast_attention", "--epilogues",   "Exit code: "}) {
     EXPECT_THAT(help, HasSubstr(name));
   }
   EXPECT_THAT(help,
