@@ -33,6 +33,14 @@ class RateTable {
     fmt::print("{:<36} {:8.3f} ms  a copy: {:.3f} ms\n", name, more * 1e3,
                bytes / copy_rate_ * 1e3);
   }
+  // Two ways to do the same.
+  void show_choice(std::string_view name, const std::function<void()>& fused,
+                   const std::function<void()>& separate) {
+    const double one = seconds_of(fused);
+    const double other = seconds_of(separate);
+    fmt::print("{:<36} {:8.3f} ms  as kernels of their own: {:.3f} ms, {:.2f} x\n", name, one * 1e3,
+               other * 1e3, other / one);
+  }
 
  private:
   // Of one call, the fewest of several rounds.

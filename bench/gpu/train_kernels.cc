@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <functional>
 #include <numeric>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bench/gpu/rate_table.h"
@@ -116,42 +119,110 @@ void show_embedding(Device& device, train::Kernels& kernels, int64_t rows, RateT
       });
 }
 
+// A linear layer and its gradients.
+class Linear {
+ public:
+  Linear(Device& device, DType dtype, const train::LinearShape& shape)
+      : tensors_(device, dtype),
+        shape_(shape),
+        x_(tensors_.make(shape.rows * shape.in)),
+        dx_(tensors_.make(shape.rows * shape.in)),
+        hidden_(tensors_.make(shape.rows * shape.out)),
+        active_(tensors_.make(shape.rows * shape.out)),
+        weight_(tensors_.make(shape.in * shape.out, DType::bf16)),
+        dweight_(tensors_.make(shape.in * shape.out, DType::bf16)),
+        bias_(tensors_.make(shape.out, DType::bf16)),
+        dbias_(tensors_.make(shape.out, DType::bf16)) {}
+
+  double hidden_nbytes() const { return static_cast<double>(hidden_.nbytes()); }
+
+  void forward(train::Kernels& kernels) const {
+    kernels.linear(shape_, x_, weight_, bias_, {}, hidden_);
+  }
+  void forward_gelu(train::Kernels& kernels) const {
+    kernels.linear_gelu(shape_, x_, weight_, bias_, hidden_, active_);
+  }
+  // Of the layer's input, which a GELU made.
+  void backward_gelu(train::Kernels& kernels) const {
+    kernels.linear_transposed_gelu(shape_, hidden_, weight_, x_, dx_, dx_);
+  }
+  void gradients(train::Kernels& kernels, bool with_bias) const {
+    kernels.linear_gradients(shape_, x_, hidden_, {dweight_, false},
+                             {with_bias ? dbias_ : TensorView(), false});
+  }
+
+ private:
+  Tensors tensors_;
+  const train::LinearShape shape_;
+  const TensorView x_;
+  const TensorView dx_;
+  const TensorView hidden_;
+  const TensorView active_;
+  const TensorView weight_;
+  const TensorView dweight_;
+  const TensorView bias_;
+  const TensorView dbias_;
+};
+
 // What GELU and a bias's gradient cost beside their products, which may have them as epilogues.
 void show_products(Device& device, train::Kernels& kernels, int64_t rows, RateTable& table) {
-  Tensors tensors(device, kernels.activation_dtype());
-  const train::LinearShape shape{.rows = rows, .in = kWidth, .out = 4 * kWidth};
-  const TensorView x = tensors.make(rows * shape.in);
-  const TensorView hidden = tensors.make(rows * shape.out);
-  const TensorView active = tensors.make(rows * shape.out);
-  const TensorView weight = tensors.make(shape.in * shape.out, DType::bf16);
-  const TensorView bias = tensors.make(shape.out, DType::bf16);
-  const TensorView dweight = tensors.make(shape.in * shape.out, DType::bf16);
-  const TensorView dbias = tensors.make(shape.out, DType::bf16);
-  const auto product = [&] { kernels.linear(shape, x, weight, bias, {}, hidden); };
-  const auto with_gelu = [&] { kernels.linear_gelu(shape, x, weight, bias, hidden, active); };
-  const auto gradients = [&](const TensorView& of_bias) {
-    kernels.linear_gradients(shape, x, hidden, {dweight, false}, {of_bias, false});
-  };
-  const auto weights_alone = [&] { gradients({}); };
-  const auto both = [&] { gradients(dbias); };
+  const Linear layer(device, kernels.activation_dtype(),
+                     {.rows = rows, .in = kWidth, .out = 4 * kWidth});
+  const auto product = [&] { layer.forward(kernels); };
+  const auto with_gelu = [&] { layer.forward_gelu(kernels); };
+  const auto weights_alone = [&] { layer.gradients(kernels, false); };
+  const auto both = [&] { layer.gradients(kernels, true); };
   table.show_ms("product", product);
   table.show_ms("product and GELU", with_gelu);
   table.show_ms("weight gradient", weights_alone);
   table.show_ms("weight and bias gradients", both);
-  const auto bytes = static_cast<double>(hidden.nbytes());
+  const double bytes = layer.hidden_nbytes();
   table.show_added("what GELU adds", 2 * bytes, product, with_gelu);
   table.show_added("what the bias gradient adds", bytes, weights_alone, both);
+}
+
+// Epilogues of products beside kernels of their own, for `train --epilogues`, in the layers of
+// GPT-2's blocks of several widths.
+void show_epilogues(Device& device, const train::KernelOptions& options, int64_t numel,
+                    RateTable& table) {
+  train::KernelOptions without = options;
+  // The CPU, in a trial, has neither.
+  if (!device.is_host()) without.gelu_epilogue = without.bias_gradient_epilogue = false;
+  const auto fused = train::make_kernels(device, options);
+  const auto separate = train::make_kernels(device, without);
+  for (const int64_t width : {kWidth, int64_t{1600}, int64_t{4096}}) {
+    if (width > kWidth && width * width > numel) continue;  // a trial
+    const int64_t rows = std::max<int64_t>(1, numel / 16 / width);
+    const auto show = [&](std::string_view what, const train::LinearShape& shape,
+                          const std::function<void(const Linear&, train::Kernels&)>& call) {
+      const Linear layer(device, options.dtype, shape);
+      table.show_choice(
+          fmt::format("{}, {} x {} to {}", what, rows, shape.in, shape.out),
+          [&] { call(layer, *fused); }, [&] { call(layer, *separate); });
+    };
+    show("GELU", {.rows = rows, .in = width, .out = 4 * width},
+         [](const Linear& layer, train::Kernels& kernels) { layer.forward_gelu(kernels); });
+    show("GELU backward", {.rows = rows, .in = 4 * width, .out = width},
+         [](const Linear& layer, train::Kernels& kernels) { layer.backward_gelu(kernels); });
+    for (const auto& [in, out] : {std::pair{width, 3 * width}, std::pair{width, width},
+                                  std::pair{width, 4 * width}, std::pair{4 * width, width}}) {
+      show("bias gradient", {.rows = rows, .in = in, .out = out},
+           [](const Linear& layer, train::Kernels& kernels) { layer.gradients(kernels, true); });
+    }
+  }
 }
 
 }  // namespace
 
 void show_train_kernels(Device& device, int64_t numel, RateTable& table) {
-  const auto kernels = train::make_kernels(device, {.dtype = DType::bf16});
+  const train::KernelOptions options{.dtype = DType::bf16};
+  const auto kernels = train::make_kernels(device, options);
   const int64_t rows = std::max<int64_t>(1, numel / kWidth);
   show_layer_norm(device, *kernels, rows, table);
   show_cross_entropy(device, *kernels, std::max<int64_t>(1, numel / kVocabulary), table);
   show_embedding(device, *kernels, rows, table);
   show_products(device, *kernels, std::max<int64_t>(1, rows / 4), table);
+  show_epilogues(device, options, numel, table);
 }
 
 }  // namespace zerorun::bench

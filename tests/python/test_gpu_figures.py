@@ -47,6 +47,9 @@ def test_both_sides_of_every_figure_that_a_cpu_has(root: Path, build: Path) -> N
     assert job.stdout.count(" ms\n") == 6 + 4 + 2 + 2
     for extra in ("what GELU adds", "what the bias gradient adds"):
         assert re.search(f"^{extra} +-?[0-9.]+ ms  a copy: [0-9.]+ ms$", job.stdout, re.MULTILINE)
+    for layer in ("GELU", "GELU backward", "bias gradient"):
+        other = r"as kernels of their own: [0-9.]+ ms, [0-9.]+ x"
+        assert re.search(f"^{layer}, 1 x [0-9]+ to [0-9]+ +[0-9.]+ ms  {other}$", job.stdout, re.M)
     assert "12 blocks of width 64, stage 3, offload_optimizer nvme: " in job.stdout
 
 
