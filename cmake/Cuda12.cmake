@@ -4,7 +4,7 @@
 #
 # nvcc finds its tools and headers through the nvcc.profile of the folder that it is called from, so the
 # build has such a folder. Sets ZERORUN_CUDA12 (a version, or empty), CMAKE_CUDA_COMPILER to the nvcc in
-# that folder, and zerorun_cuda12_include and zerorun_cuda12_runtime.
+# that folder, ZERORUN_CUDA12_ASSEMBLER (a version), zerorun_cuda12_include and zerorun_cuda12_runtime.
 set(ZERORUN_CUDA_DRIVERS AUTO CACHE STRING
   "Drivers that nvcc 13's code runs on: 12 (525 and later; needs CUDA 12's packages of PyPI), 13, or AUTO")
 set(ZERORUN_CUDA12 "")
@@ -60,12 +60,18 @@ list(APPEND zerorun_cuda12_include ${package}/include ${toolkit}/include/cccl)
 file(STRINGS ${libraries}/../include/cuda_runtime_api.h line REGEX "define CUDART_VERSION ")
 string(REGEX MATCH "([0-9]+)0([0-9])0" line "${line}")
 set(ZERORUN_CUDA12 ${CMAKE_MATCH_1}.${CMAKE_MATCH_2})
-execute_process(COMMAND ${ZERORUN_CUDA12_PTXAS} --version OUTPUT_VARIABLE version
-  RESULT_VARIABLE failed ERROR_QUIET)
-if(NOT failed EQUAL 0)  # some installers leave it without the permission to run
+foreach(turn 1 2)
+  execute_process(COMMAND ${ZERORUN_CUDA12_PTXAS} --version OUTPUT_VARIABLE version
+    RESULT_VARIABLE failed ERROR_QUIET)
+  if(failed EQUAL 0)
+    break()
+  endif()
+  # Some installers leave it without the permission to run.
   file(CHMOD ${ZERORUN_CUDA12_PTXAS} PERMISSIONS
     OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
-endif()
+endforeach()
+string(REGEX MATCH "release ([0-9.]+)" line "${version}")
+set(ZERORUN_CUDA12_ASSEMBLER ${CMAKE_MATCH_1})
 
 file(MAKE_DIRECTORY ${folder}/bin)
 foreach(part nvcc crt)
