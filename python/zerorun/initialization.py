@@ -143,8 +143,9 @@ def _with_mesh(
 def _check_unset(key: str, value: int, unset: int, of_mesh: int) -> None:
     """Raises ConfigError for a value that contradicts the mesh."""
     if value != unset:
+        shown = value if value > 0 else '"auto"'
         raise _C.ConfigError(
-            f"{key}: got {value}, but the mesh says {of_mesh} ranks: give one of them"
+            f"{key}: got {shown}, but the mesh says {of_mesh} ranks: give one of them"
         )
 
 

@@ -44,7 +44,8 @@ void TrustRatios::add(const ActiveChunk& active, TensorView directions) {
   const auto& [bucket, chunk, device, stream, states] = active;
   std::vector<SquaresSegment> segments;
   for (const Interval& part : bucket.owned_intervals(chunk.begin, chunk.numel())) {
-    if (context_.specs[static_cast<size_t>(part.parameter)].replica) continue;
+    const bool replica = context_.specs[static_cast<size_t>(part.parameter)].replica;
+    if (replica && context_.groups.tensor != nullptr) continue;  // the first rank adds it
     segments.push_back(
         {part.offset - bucket.stored.begin - chunk.begin, part.numel, part.parameter});
   }
