@@ -159,9 +159,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   DType master_dtype() const override { return context_.master_dtype(); }
   std::span<const StateSpec> state_specs(ParameterId id) const override {
     const ParameterSpec& spec = model_.specs()[static_cast<size_t>(model_.owner(id))];
-    if (!spec.trainable) return {};
-    // Parameters of other ranks have the same states as this one's, for Muon is not among them.
-    return storage_.rule(is_here(id) ? bucket_of(id) : buckets_.front()).states();
+    return spec.trainable ? storage_.rule(spec).states() : std::span<const StateSpec>();
   }
   std::vector<StateInterval> state_intervals(std::optional<ParameterId> parameter) override;
   void visit_states(StateAccess access, const StateVisit& visit) override;

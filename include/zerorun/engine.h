@@ -24,7 +24,7 @@ using ParameterId = int;
 using ModuleId = int;
 
 // Value of ParameterSpec::ranks for a parameter that only other ranks hold; this rank knows only
-// its name and shape.
+// its name and shape. An index in the list of parameters means the same one on every rank.
 inline constexpr int kElsewhere = -1;
 
 struct ParameterSpec {
@@ -40,6 +40,10 @@ struct ParameterSpec {
   // ranks that hold it: 0: all ranks of the engine, else those of EngineGroups::parts[ranks - 1]
   int ranks = 0;
   bool counted = true;  // false: a replica, which another part of the model already counts in norms
+  // This rank's part of a tensor that is divided among the ranks of EngineGroups::tensor.
+  bool divided = false;
+  // A copy of what a rank before this one in EngineGroups::tensor holds.
+  bool replica = false;
   // Set for a frozen parameter whose dtype differs from the engine's: its bits are stored, gathered
   // and saved unchanged and never cast. uint8 means bytes that only the caller interprets
   // (quantized weights).
@@ -131,6 +135,9 @@ struct EngineGroups {
   Communicator* job = nullptr;
   int part = 0;  // index of this engine's part of the model
   int part_count = 1;
+  // The ranks that together hold the tensors of which this rank has parts (tensor parallelism), one
+  // rank for each part. They have the same parameters in the same order. Null: tensors are whole.
+  Communicator* tensor = nullptr;
   // Subsets of the engine's ranks that share parameters which the other ranks do not hold
   // (experts). See ParameterSpec::ranks.
   std::vector<Communicator*> parts{};

@@ -138,6 +138,7 @@ void register_checkpoint_config(py::module_& m) {
 void register_zero(py::module_& m) {
   read_only_struct<ZeroConfig>(m, "ZeroConfig", "What is sharded, and in which portions.")
       .def_readonly("stage", &ZeroConfig::stage)
+      .def_readonly("shard_group_size", &ZeroConfig::shard_group_size)
       .def_readonly("reduce_bucket_size", &ZeroConfig::reduce_bucket_size)
       .def_readonly("allgather_bucket_size", &ZeroConfig::allgather_bucket_size)
       .def_readonly("overlap_comm", &ZeroConfig::overlap_comm)

@@ -28,7 +28,8 @@ namespace {
 std::unique_ptr<EngineHandle> make_engine(const Config& config, const py::object& communicator,
                                           std::vector<ParameterSpec> specs,
                                           std::vector<ParameterGroup> groups, const py::object& job,
-                                          std::pair<int, int> part, const py::list& parts) {
+                                          std::pair<int, int> part, const py::object& tensor,
+                                          const py::list& parts) {
   auto owner = std::make_shared<EngineOwner>();
   EngineBase base = engine_base_of(communicator);
   owner->comm = std::move(base.comm);
@@ -36,6 +37,8 @@ std::unique_ptr<EngineHandle> make_engine(const Config& config, const py::object
   EngineGroups others{.part = part.first, .part_count = part.second};
   owner->job = job.is_none() ? owner->comm : engine_base_of(job).comm;
   others.job = owner->job.get();
+  if (!tensor.is_none()) owner->tensor = engine_base_of(tensor).comm;
+  others.tensor = owner->tensor.get();
   for (const py::handle& group : parts) {
     owner->parts.push_back(engine_base_of(py::reinterpret_borrow<py::object>(group)).comm);
     others.parts.push_back(owner->parts.back().get());
@@ -322,9 +325,11 @@ void register_engine(py::module_& m) {
   Engines engine(m, "Engine", "Shards one model's states over the ranks and steps it.");
   engine
       .def(py::init(&make_engine), "config"_a, "communicator"_a, "specs"_a, "groups"_a,
-           "job"_a = py::none(), "part"_a = std::pair(0, 1), "parts"_a = py::list(),
+           "job"_a = py::none(), "part"_a = std::pair(0, 1), "tensor"_a = py::none(),
+           "parts"_a = py::list(),
            "`job`: of all ranks that step together, where the engine has part number part[0] of "
-           "part[1] of one model. `parts`: of some of the engine's ranks, who share an expert. "
+           "part[1] of one model. `tensor`: of the ranks that hold the parts of this rank's "
+           "tensors. `parts`: of some of the engine's ranks, who share an expert. "
            "Collective. Raises ConfigError for what contradicts each other.")
       .def(
           "parameter",

@@ -25,7 +25,7 @@ void register_specs(py::module_& m) {
            "name"_a, "shape"_a, "module"_a, "group"_a = 0, "trainable"_a = true, "alias_of"_a = "")
       .def_readonly("name", &ParameterSpec::name)
       .def_readonly("shape", &ParameterSpec::shape)
-      .def_readonly("module", &ParameterSpec::module)
+      .def_readwrite("module", &ParameterSpec::module)
       .def_readonly("group", &ParameterSpec::group)
       .def_readonly("trainable", &ParameterSpec::trainable)
       .def_readonly("alias_of", &ParameterSpec::alias_of)
@@ -46,7 +46,11 @@ void register_specs(py::module_& m) {
                      "Who has it: 0 all of the engine's ranks, else a group of Engine's `parts`, "
                      "counted from 1; -1 others than this rank.")
       .def_readwrite("counted", &ParameterSpec::counted,
-                     "False for a replica of what another part of the model adds to norms.");
+                     "False for a replica of what another part of the model adds to norms.")
+      .def_readwrite("divided", &ParameterSpec::divided,
+                     "A part of a tensor that is divided among the ranks of Engine's `tensor`.")
+      .def_readwrite("replica", &ParameterSpec::replica,
+                     "A copy of what a rank before this one in Engine's `tensor` has.");
   py::class_<ParameterGroup>(m, "ParameterGroup", "Hyperparameters that change between steps.")
       .def(py::init<>())
       .def_readwrite("name", &ParameterGroup::name)

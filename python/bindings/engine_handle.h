@@ -49,6 +49,7 @@ struct EngineOwner {
   std::shared_ptr<Device> device;
   std::shared_ptr<Communicator> comm;
   std::shared_ptr<Communicator> job;                 // of all that step together
+  std::shared_ptr<Communicator> tensor;              // as EngineGroups::tensor
   std::vector<std::shared_ptr<Communicator>> parts;  // as EngineGroups::parts
   Config config;
   std::unique_ptr<Engine> engine;

@@ -121,6 +121,8 @@ class ZeroConfig:
     @property
     def stage(self) -> int: ...
     @property
+    def shard_group_size(self) -> int: ...
+    @property
     def reduce_bucket_size(self) -> int: ...
     @property
     def allgather_bucket_size(self) -> int: ...
@@ -323,16 +325,17 @@ class ParameterSpec:
         alias_of: str = "",
     ) -> None: ...
 
+    module: str
     use_muon: bool
     dtype: str | None
     ranks: int
     counted: bool
+    divided: bool
+    replica: bool
     @property
     def name(self) -> str: ...
     @property
     def shape(self) -> list[int]: ...
-    @property
-    def module(self) -> str: ...
     @property
     def group(self) -> int: ...
     @property
@@ -417,6 +420,7 @@ class Engine:
         groups: list[ParameterGroup],
         job: Communicator | None = None,
         part: tuple[int, int] = (0, 1),
+        tensor: Communicator | None = None,
         parts: list[Communicator] = ...,
     ) -> None: ...
     def parameter(self, index: int) -> Any: ...

@@ -18,11 +18,14 @@ from zerorun.device import gpu_of, move_model, release_cached_memory
 from zerorun.engine import ZeroEngine
 from zerorun.hooks.mixed_norms import serve_mixed_norms
 from zerorun.model.buffers import cast_buffers
+from zerorun.model.engine_ranks import EngineRanks, parts_of
 from zerorun.model.expert_layout import place_experts
 from zerorun.model.leaf_modules import mark_configured
-from zerorun.model.mesh import EngineRanks, Mesh, mesh_of
+from zerorun.model.mesh import Mesh
+from zerorun.model.mesh_arguments import mesh_of
 from zerorun.model.model_layout import ModelLayout, param_groups_of
 from zerorun.model.partition import PrivatePartition, edits_are_refused, partition_of
+from zerorun.model.replicas import warn_of_different_replicas
 from zerorun.model.unit_policy import UnitPolicy
 from zerorun.observers import observe
 from zerorun.optimizers.lr_scheduler import LrScheduler
@@ -67,9 +70,9 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     - `lr_scheduler`: a torch scheduler, or a function of the optimizer that makes one. The engine
       steps it. A scheduler that is not passed here also works, if the program steps it.
     - `mpu`, `device_mesh`, `mesh_param`: one of these if ranks hold different parts of the model
-      (tensor or pipeline parallelism); see :func:`zerorun.model.mesh.mesh_of`. States are sharded
-      and gradients averaged over the data-parallel ranks; norm, overflow and loss scale are
-      computed over all ranks.
+      or of a sequence, or if a mesh says which ranks share a copy; see
+      :func:`zerorun.model.mesh_arguments.mesh_of`. States are sharded and gradients averaged over
+      the data-parallel ranks; norm, overflow and loss scale are computed over all ranks.
     - `units`: the modules that are gathered as a whole at stage 3; see :func:`zerorun.shard`.
 
     If the model belongs to another engine, that engine is destroyed first. If initialize fails, the
@@ -80,7 +83,8 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     if not isinstance(model, nn.Module):
         raise _C.ConfigError(f"initialize: model is {type(model)}, expected a torch.nn.Module")
     mesh = mesh_of(mpu, device_mesh, mesh_param)
-    parsed, given = start_configured(*_with_sequence(*_parse(config), mesh))
+    parsed, given = _parse(config)
+    parsed = _with_mesh(parsed, given, mesh)
     settings = parsed.config
     _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
     device = move_model(model)
@@ -112,21 +116,37 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
-def _with_sequence(
+def _with_mesh(
     parsed: configuration.ParsedConfig, given: dict[str, Any], mesh: Mesh | None
-) -> tuple[configuration.ParsedConfig, dict[str, Any]]:
-    """The configuration with the mesh's number of ranks that share a sequence."""
-    size = 1 if mesh is None else mesh.sequence_size
+) -> configuration.ParsedConfig:
+    """The configuration with what the mesh says: ranks that share a sequence, or a copy of what is
+    sharded. Collective if ranks share sequences."""
+    if mesh is None:
+        return start_configured(parsed, given)
+    asked: dict[str, Any] = {}
     configured = configuration.value_of(parsed, "/sequence_parallel_size", 1)
-    if size in {1, configured}:
-        return parsed, given
-    if configured != 1:
+    if mesh.sequence_size not in {1, configured}:
+        _check_unset("/sequence_parallel_size", configured, 1, mesh.sequence_size)
+        asked["sequence_parallel_size"] = mesh.sequence_size
+    zero, size = parsed.config.zero, mesh.shard_ranks
+    if size is not None and zero.stage > 0 and zero.shard_group_size != size:
+        _check_unset("/zerorun/shard_group_size", zero.shard_group_size, 0, size)
+        asked["zerorun"] = {**given.get("zerorun", {}), "shard_group_size": size}
+    if asked:
+        given = {**given, **asked}
+        parsed = configuration.parse(given, parsed.config.source)
+    shares = configuration.value_of(parsed, "/sequence_parallel_size", 1) > 1
+    world = communicator.world(parsed.config.comm_timeout_s)
+    return start_configured(parsed, given, parts_of(world, mesh) if shares else None)
+
+
+def _check_unset(key: str, value: int, unset: int, of_mesh: int) -> None:
+    """Raises ConfigError for a value that contradicts the mesh."""
+    if value != unset:
+        shown = value if value > 0 else '"auto"'
         raise _C.ConfigError(
-            f"/sequence_parallel_size: got {configured}, but the mesh has {size} ranks that share "
-            "a sequence: give one of them"
+            f"{key}: got {shown}, but the mesh says {of_mesh} ranks: give one of them"
         )
-    changed = {**given, "sequence_parallel_size": size}
-    return configuration.parse(changed, parsed.config.source), given
 
 
 def _configure(
@@ -164,6 +184,7 @@ def _prepare(
     cast_buffers(model, parsed, layout.dtype)
     serve_mixed_norms(model, layout.dtype)
     place_experts(layout, ranks)
+    warn_of_different_replicas(layout, ranks)
     return layout
 
 

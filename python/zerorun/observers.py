@@ -10,7 +10,7 @@ import torch
 
 from zerorun import _C
 from zerorun.metrics import CollectiveTable, MetricsFile, ProgressLines, StepMeter
-from zerorun.model.mesh import EngineRanks
+from zerorun.model.engine_ranks import EngineRanks
 from zerorun.monitor import MonitorMaster, step_events
 from zerorun.monitor.master import SECTIONS
 from zerorun.profiling.flops import FlopsProfile

@@ -21,8 +21,8 @@ from zerorun.checkpoints.full_state import (
 )
 from zerorun.hooks.parameter_memory import masters_from_parameters
 from zerorun.hooks.silent_results import EMPTY_PARAMETERS
+from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import local_of, whole_of
-from zerorun.model.mesh import EngineRanks
 from zerorun.model.model_layout import ModelLayout
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.shards import clipping

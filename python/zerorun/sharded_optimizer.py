@@ -15,7 +15,7 @@ from zerorun.checkpoints import torch_state_dicts
 from zerorun.checkpoints.shard_files import Chunks, assemble, parameter_names
 from zerorun.device import gpu_of, local_device, shared_device
 from zerorun.hooks.parameter_memory import tensor_of
-from zerorun.model.mesh import EngineRanks
+from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.model_layout import ModelLayout
 from zerorun.optimizers.optimizer import ShardOptimizer, rule_of
 from zerorun.shards.shards import Shards

@@ -74,8 +74,9 @@ def shard(  # noqa: PLR0913 - keywords
       tensors like a state dict; rank 0's is used. Modules get memory one at a time, so no rank
       ever holds a full stage-3 model.
     - `offload_optimizer`, `offload_params`: "cpu", or the path of a folder on a local disk.
-    - `device_mesh`: a torch DeviceMesh with dimension names, for a model that is divided over one
-      of them (``parallelize_module(model, mesh["tp"], plan)``). States are sharded over "dp".
+    - `device_mesh`: a torch DeviceMesh with dimension names. "tp": a model that is divided along it
+      (``parallelize_module(model, mesh["tp"], plan)``). "dp_replicate" and "dp_shard": as
+      `shard_group_size`. docs/meshes.md lists the names.
     - `timeout`: seconds that a collective waits for other ranks.
 
     Raises :class:`zerorun.ConfigError`, a ValueError, which names the argument or parameter, if

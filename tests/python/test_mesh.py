@@ -4,7 +4,7 @@ import pytest
 from rank_pool import CaseResults, RankPools
 from ranks import cases_in
 
-FILES = ("mesh", "dtensors", "experts", "compat_groups")
+FILES = ("mesh", "mesh_dimensions", "dtensors", "experts", "compat_groups")
 RANKS = 4
 
 

@@ -159,6 +159,7 @@ TEST(ModelParts, NeedGroupsThatFitTogether) {
       const auto device = make_cpu_device();
       std::vector<ParameterSpec> specs = toy_specs();
       specs.front().ranks = ranks;
+      specs.front().divided = specs.front().use_muon = true;
       if (others.part_count == 1) others.parts = {&comm};
       try {
         Engine::create(config, *device, comm, specs, ToyModel::groups(), others);
@@ -173,7 +174,10 @@ TEST(ModelParts, NeedGroupsThatFitTogether) {
   EXPECT_THAT(error_of(config_of(1), {}, 2), HasSubstr("embed.weight: ranks is 2"));
   Config lamb = config_of(1);
   lamb.optimizer.type = "Lamb";
-  EXPECT_THAT(error_of(lamb, {}, 1), HasSubstr("looks at whole parameters"));
+  EXPECT_THAT(error_of(lamb, {}, 1), HasSubstr("nothing says which ranks hold its other parts"));
+  Config muon = config_of(1);
+  muon.optimizer.type = "Muon";
+  EXPECT_THAT(error_of(muon, {}, 1), HasSubstr("and Muon updates whole matrices"));
   Config grouped = config_of(1);
   grouped.zero.shard_group_size = 1;
   EXPECT_THAT(error_of(grouped, {}, 1), HasSubstr("mics_shard_size): not for a model"));

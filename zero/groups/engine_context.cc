@@ -30,8 +30,30 @@ int64_t ranks_of_host(Communicator& comm, Stream& stream, std::string_view key) 
                                                     : "");
 }
 
+// Throws ConfigError for a part of a tensor whose update is a function of the whole one.
+void check_divided(std::string_view optimizer, std::span<const ParameterSpec> specs,
+                   const EngineGroups& groups) {
+  for (const ParameterSpec& spec : specs) {
+    if (!spec.trainable || !spec.divided) continue;
+    if (optimizer == "Muon" && spec.use_muon) {
+      fail<ConfigError>(
+          "parameter {} is divided among ranks (tensor parallelism), and Muon updates whole "
+          "matrices: let AdamW update it (parameter.use_muon = False), or use AdamW, Adam, Lamb, "
+          "Adagrad, Lion or SGD for all",
+          spec.name);
+    }
+    if (optimizer == "Lamb" && groups.tensor == nullptr) {
+      fail<ConfigError>(
+          "parameter {} is divided among ranks (tensor parallelism), and Lamb needs its norm, but "
+          "nothing says which ranks hold its other parts: expected an mpu with "
+          "get_tensor_model_parallel_group()",
+          spec.name);
+    }
+  }
+}
+
 // Throws ConfigError for groups that contradict each other or what the configuration asks for.
-void check_groups(const Config& config, std::span<const ParameterSpec> specs,
+void check_groups(const Config& config, std::span<const ParameterSpec> specs, const Optimizer& rule,
                   const Communicator& comm, const EngineGroups& groups) {
   const int job = groups.job != nullptr ? groups.job->world_size() : comm.world_size();
   if (groups.part < 0 || groups.part >= groups.part_count ||
@@ -46,13 +68,7 @@ void check_groups(const Config& config, std::span<const ParameterSpec> specs,
     fail<ConfigError>("parameter {}: ranks is {}, but the engine has {} groups of its ranks",
                       spec.name, spec.ranks, groups.parts.size());
   }
-  const bool divided = groups.part_count > 1 || !groups.parts.empty();
-  if (divided && (config.optimizer.type == "Lamb" || config.optimizer.type == "Muon")) {
-    fail<ConfigError>(
-        "/optimizer/type is \"{}\", which looks at whole parameters, and this model is divided "
-        "among ranks (model or expert parallelism): use AdamW, Adam, Adagrad, Lion or SGD",
-        config.optimizer.type);
-  }
+  if (!rule.is_external()) check_divided(rule_name(config.optimizer), specs, groups);
   if (groups.parts.empty()) return;
   std::vector<std::string_view> refused = link_savings(config.zero);
   if (config.zero.shard_group_size != 0) refused.push_back(kShardGroupKey);
@@ -140,7 +156,7 @@ void add_hops(EngineContext& context) {
 EngineContext make_context(const Config& config, std::span<const ParameterSpec> specs,
                            const Optimizer& rule, Device& device, Communicator& comm,
                            const EngineGroups& groups) {
-  check_groups(config, specs, comm, groups);
+  check_groups(config, specs, rule, comm, groups);
   Config resolved = config;
   ZeroConfig& zero = resolved.zero;
   if (zero.shard_group_size == kRanksOfHost) {

@@ -52,6 +52,10 @@ class ChunkStorage {
                OffloadedParameters* parameters);
 
   const Optimizer& rule(const Bucket& bucket) const { return rule_of(rules_, bucket); }
+  // Of a parameter that may be on other ranks only.
+  const Optimizer& rule(const ParameterSpec& spec) const {
+    return spec.use_muon ? rules_.back() : rules_.front();
+  }
   HostPipeline* pipeline() const { return pipeline_; }
   OffloadedParameters* moved_parameters() const { return parameters_; }
 

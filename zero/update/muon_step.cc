@@ -26,7 +26,8 @@ void MuonStep::run(const Bucket& bucket, const StepScalars& step, const StepScal
   find_direction(bucket, step, stored);
   if (context_.policy.shard_state) {
     comm_stream.wait(context_.device.inline_stream().record());
-    context_.shards().all_gather(stored, direction, Sync::collective, comm_stream, bucket.label);
+    context_.shards(bucket.plan.ranks)
+        .all_gather(stored, direction, Sync::collective, comm_stream, bucket.label);
     context_.device.inline_stream().wait(comm_stream.record());
   }
   orthogonalize(bucket, step, direction);

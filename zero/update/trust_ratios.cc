@@ -44,6 +44,8 @@ void TrustRatios::add(const ActiveChunk& active, TensorView directions) {
   const auto& [bucket, chunk, device, stream, states] = active;
   std::vector<SquaresSegment> segments;
   for (const Interval& part : bucket.owned_intervals(chunk.begin, chunk.numel())) {
+    const bool replica = context_.specs[static_cast<size_t>(part.parameter)].replica;
+    if (replica && context_.groups.tensor != nullptr) continue;  // the first rank adds it
     segments.push_back(
         {part.offset - bucket.stored.begin - chunk.begin, part.numel, part.parameter});
   }
@@ -63,6 +65,10 @@ void TrustRatios::finish(Stream& comm_stream) {
   }
   context_.comm.all_reduce(sums_, sums_, ReduceOp::sum, Output::overwrite, comm_stream,
                            "Lamb's norms");
+  if (Communicator* const tensor = context_.groups.tensor) {
+    tensor->all_reduce(sums_, sums_, ReduceOp::sum, Output::overwrite, comm_stream,
+                       "Lamb's norms of divided tensors");
+  }
   device.trust_ratios(comm_stream, sums_, limits_, ratios_);
   if (pipeline_ != nullptr) device.download(comm_stream, ratios_, host_ratios_.data);
   const Event ready = comm_stream.record();

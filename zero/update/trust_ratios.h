@@ -9,8 +9,8 @@
 namespace zerorun {
 
 // Computes Lamb's trust ratios: for each parameter, its L2 norm divided by that of its update
-// direction. The sums of squares are exact, and one collective exchanges all of them. The host
-// waits for nothing: updates read the ratios from memory.
+// direction. The sums of squares are exact, and one collective exchanges all of them, or two if
+// ranks hold parts of tensors. The host waits for nothing: updates read the ratios from memory.
 class TrustRatios {
  public:
   // `pipeline`: null if nothing is offloaded.

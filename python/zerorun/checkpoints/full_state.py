@@ -11,8 +11,8 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
+from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import is_distributed, whole_of
-from zerorun.model.mesh import EngineRanks
 from zerorun.model.partition import partition_of
 from zerorun.whole_file import replacing
 

@@ -9,8 +9,8 @@ import torch.utils.dlpack
 from torch import nn
 
 from zerorun import _C
+from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import local_of
-from zerorun.model.mesh import EngineRanks
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import partition_of
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from zerorun import _C, experts
-from zerorun.model.mesh import EngineRanks
+from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import partition_of
 from zerorun.rank_zero import texts_of_all
@@ -115,12 +115,17 @@ def _add_elsewhere(layout: ModelLayout, ranks: EngineRanks) -> None:
         )
         for p in layout.ranks_of
     ]
-    have = set(layout.saved_names.values())
-    found = {}
-    for text in texts_of_all(json.dumps(own), ranks.job):
-        found.update({name: values for name, *values in json.loads(text) if name not in have})
-    for name, (shape, group, trainable, dtype) in sorted(found.items()):
-        spec = _C.ParameterSpec(name, shape, "", group, trainable)
-        spec.ranks = _C.ELSEWHERE
-        spec.dtype = dtype
-        layout.elsewhere.append(spec)
+    rows = [json.loads(text) for text in texts_of_all(json.dumps(own), ranks.job)]
+    for index, parameter in enumerate(layout.ranks_of):
+        others = {row[index][0]: row[index][1:] for row in rows}
+        del others[layout.saved_names[parameter]]
+        layout.elsewhere[parameter] = [_elsewhere(name, *values) for name, values in others.items()]
+
+
+def _elsewhere(
+    name: str, shape: list[int], group: int, trainable: bool, dtype: str | None
+) -> _C.ParameterSpec:
+    spec = _C.ParameterSpec(name, shape, "", group, trainable)
+    spec.ranks = _C.ELSEWHERE
+    spec.dtype = dtype
+    return spec

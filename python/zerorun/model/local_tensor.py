@@ -14,6 +14,7 @@ __all__ = [
     "LocalData",
     "check_placements",
     "is_distributed",
+    "is_divided",
     "is_replica",
     "like",
     "local_gradient",
@@ -94,15 +95,21 @@ def local_gradient(parameter: Any) -> torch.Tensor | None:
     return local.wait() if hasattr(local, "wait") else local
 
 
-def is_replica(tensor: Any) -> bool | None:
+def is_replica(tensor: Any) -> bool:
     """True if a DTensor's piece here is a copy of one that the first rank of a dimension of its
-    mesh has; None for other tensors."""
-    if not is_distributed(tensor):
-        return None
+    mesh has."""
     coordinate = tensor.device_mesh.get_coordinate()
     return any(
         placement.is_replicate() and at > 0
         for placement, at in zip(tensor.placements, coordinate, strict=True)
+    )
+
+
+def is_divided(tensor: Any) -> bool:
+    """True for a DTensor of which this rank has a part."""
+    return is_distributed(tensor) and any(
+        placement.is_shard() and size > 1
+        for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     )
 
 

@@ -61,10 +61,10 @@ class ModelLayout:  # size: a table, each column of which somebody reads
     group_count: int = 0
     dtype: str = "fp32"  # of the parameters: fp32, bf16 or fp16
     # Of experts, which other ranks have others of: who has them (ParameterSpec.ranks), and a name
-    # that tells them apart from those. `elsewhere`: the others.
+    # that tells them apart from those. `elsewhere`: those others, by this rank's one.
     ranks_of: dict[nn.Parameter, int] = field(default_factory=dict)
     saved_names: dict[nn.Parameter, str] = field(default_factory=dict)
-    elsewhere: list[_C.ParameterSpec] = field(default_factory=list)
+    elsewhere: dict[nn.Parameter, list[_C.ParameterSpec]] = field(default_factory=dict)
     mesh: Mesh | None = None  # where ranks hold different parts of a model
 
     @classmethod
@@ -162,20 +162,13 @@ class ModelLayout:  # size: a table, each column of which somebody reads
         unit_of = {p: unit.name for unit in self.units for p in unit.parameters}
         specs: list[_C.ParameterSpec] = []
         for parameter in self.names:
-            self.ids[parameter] = len(specs)
-            specs.append(
-                _C.ParameterSpec(
-                    self.saved_name(parameter),
-                    self.stored_shape(parameter),
-                    unit_of.get(parameter, ""),
-                    self.group_of.get(parameter, 0),
-                    self.is_trainable(parameter),
-                )
-            )
-            specs[-1].use_muon = self._takes_muon(parameter)
-            specs[-1].dtype = self.core_dtype(parameter)
-            specs[-1].ranks = self.ranks_of.get(parameter, 0)
-            specs[-1].counted = self.mesh is None or self.mesh.counts(parameter)
+            spec = self._spec_of(parameter, unit_of.get(parameter, ""))
+            others = self.elsewhere.get(parameter, [])
+            for other in others:  # an index means the same parameter and module on every rank
+                other.module, other.use_muon = spec.module, spec.use_muon
+            variants = sorted([spec, *others], key=lambda each: each.name)
+            self.ids[parameter] = len(specs) + variants.index(spec)
+            specs += variants
         for name, parameter in self.aliases:
             if parameter in self.ranks_of:
                 raise _C.ConfigError(f"{name} is tied to an expert's parameter: copy it instead")
@@ -186,7 +179,24 @@ class ModelLayout:  # size: a table, each column of which somebody reads
                 )
             )
             specs[-1].dtype = owner.dtype
-        return specs + self.elsewhere
+        return specs
+
+    def _spec_of(self, parameter: nn.Parameter, module: str) -> _C.ParameterSpec:
+        spec = _C.ParameterSpec(
+            self.saved_name(parameter),
+            self.stored_shape(parameter),
+            module,
+            self.group_of.get(parameter, 0),
+            self.is_trainable(parameter),
+        )
+        spec.use_muon = self._takes_muon(parameter)
+        spec.dtype = self.core_dtype(parameter)
+        spec.ranks = self.ranks_of.get(parameter, 0)
+        if self.mesh is not None:
+            spec.counted = self.mesh.counts(parameter)
+            spec.divided = self.mesh.divides(parameter)
+            spec.replica = self.mesh.repeats(parameter)
+        return spec
 
     def core_dtype(self, parameter: nn.Parameter) -> str | None:
         """ParameterSpec.dtype of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ _current: SequenceGroups | None = None
 
 @dataclass(frozen=True)
 class SequenceGroups:
-    """This rank's place: ranks [i * size, (i + 1) * size) share each sequence."""
+    """This rank's place among those that share each sequence."""
 
     size: int
     group: Any  # the torch process group of these ranks
@@ -31,38 +32,59 @@ class SequenceGroups:
         return cls(size, group, rank, dist.get_rank() // size, dist.get_world_size() // size)
 
 
-def start(size: int) -> SequenceGroups:
+def start(size: int, parts: Sequence[Sequence[int]] | None = None) -> SequenceGroups:
     """Makes groups of `size` neighbouring ranks that share each sequence. Collective.
 
     Engines that are made later use them. A second call with the same size returns the same groups.
     Needs torch.distributed's default group. Raises ConfigError if `size` does not divide the number
     of ranks or differs from that of an earlier call.
+
+    `parts`: where ranks hold different parts of a model, the ranks that hold each part; neighbours
+    in one of these share a sequence. Default: all ranks hold the model.
     """
     global _current  # noqa: PLW0603 - a process belongs to one job, as torch's own groups
     if _current is not None:
-        if _current.size != size:
-            raise _C.ConfigError(
-                f"sequence parallelism: got {size} ranks per sequence, but the job's groups have "
-                f"{_current.size} already; a job has one size"
-            )
+        _check_same(_current, size, parts)
         return _current
     if not dist.is_available() or not dist.is_initialized():
         raise _C.ConfigError(
             "sequence parallelism needs torch.distributed: call init_process_group before"
         )
     world_size, rank = dist.get_world_size(), dist.get_rank()
-    if size < 1 or world_size % size != 0:
+    parts = [range(world_size)] if parts is None else parts
+    data_size = len(parts[0]) // max(1, size)
+    if size < 1 or any(len(part) != size * data_size for part in parts):
+        whole = "the job's" if len(parts) == 1 else "those that hold a part of the model,"
         raise _C.ConfigError(
-            f"sequence parallelism: {size} ranks per sequence do not divide the job's {world_size}"
+            f"sequence parallelism: {size} ranks per sequence do not divide {whole} {len(parts[0])}"
         )
-    own = None
-    for first in range(0, world_size, size):  # every rank makes every group
-        members = range(first, first + size)
-        group = dist.new_group(members)
-        if rank in members:
-            own = group
-    _current = SequenceGroups.of(own)
+    for part in parts:  # every rank makes every group
+        for number in range(data_size):
+            members = list(part[number * size : (number + 1) * size])
+            group = dist.new_group(members)
+            if rank in members:
+                _current = SequenceGroups(size, group, dist.get_rank(group), number, data_size)
+    assert _current is not None
     return _current
+
+
+def _check_same(made: SequenceGroups, size: int, parts: Sequence[Sequence[int]] | None) -> None:
+    """Raises ConfigError unless the job's groups are those that are asked for."""
+    if made.size != size:
+        raise _C.ConfigError(
+            f"sequence parallelism: got {size} ranks per sequence, but the job's groups have "
+            f"{made.size} already; a job has one size"
+        )
+    ranks = dist.get_process_group_ranks(made.group)
+    own = next((part for part in parts or () if dist.get_rank() in part), None)
+    if own is None:
+        return
+    first = list(own).index(dist.get_rank()) // size * size
+    if ranks != list(own[first : first + size]):
+        raise _C.ConfigError(
+            f"sequence parallelism: ranks {ranks} share sequences already, and the mesh asks for "
+            f"ranks {list(own[first : first + size])}: a job has one division"
+        )
 
 
 def current() -> SequenceGroups | None:

@@ -16,9 +16,9 @@ from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.parameter_memory import by_parameter, full_view, load_parameters
 from zerorun.hooks.silent_results import EmptyStateWarnings
 from zerorun.model.buffers import share_buffers
+from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.left_behind import LeftBehind
 from zerorun.model.local_tensor import is_distributed, local_gradient, local_of, place
-from zerorun.model.mesh import EngineRanks
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import Partition, PrivatePartition, partition_of
 from zerorun.rank_zero import share
@@ -123,6 +123,7 @@ class Shards:
             groups,
             job=ranks.job,
             part=(ranks.part, ranks.model_size),
+            tensor=ranks.tensor,
             parts=list(ranks.experts.values()),
         )
         with self:

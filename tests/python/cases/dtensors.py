@@ -160,6 +160,24 @@ def case_a_parallel_block_trains_like_the_whole_one(_folder: Path) -> None:
         assert isinstance(weight, DTensor)
 
 
+def case_lamb_has_the_norms_of_whole_tensors(_folder: Path) -> None:
+    mesh = meshes()
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "Lamb", "params": {"lr": 0.02, "weight_decay": 0.1}},
+        "zero_optimization": {"stage": 2},
+        "zerorun": {"comm_timeout": 30},
+    }
+    whole, *_ = zerorun.initialize(make(Block), config=config)
+    expected = train(whole)
+    whole.destroy()
+    for stage in (1, 3):
+        config["zero_optimization"] = {"stage": stage}
+        engine, *_ = zerorun.initialize(divided(mesh), config=config, device_mesh=mesh)
+        assert_close(train(engine), expected)
+        engine.destroy()
+
+
 def case_a_checkpoint_has_the_pieces(folder: Path) -> None:
     mesh = meshes()
     engine = start(mesh, 2)
@@ -217,7 +235,7 @@ def case_placements_that_cannot_be_trained_are_errors(_folder: Path) -> None:
     model = divided(mesh)
     raises(
         zerorun.ConfigError,
-        "expected one of",
+        "expected, for ranks with other data, one of",
         lambda: zerorun.shard(
             model, stage=1, device_mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         ),

@@ -145,6 +145,29 @@ def case_experts_on_different_ranks_train_like_those_of_one(_folder: Path) -> No
             engine.destroy()
 
 
+def case_optimizers_that_look_at_whole_tensors_know_of_experts(folder: Path) -> None:
+    for kind in ("Lamb", "Muon"):
+        config = {
+            "train_micro_batch_size_per_gpu": ROWS // WORLD_SIZE,
+            "optimizer": {"type": kind, "params": {"lr": 0.02, "weight_decay": 0.1}},
+            "zerorun": {"comm_timeout": 30},
+        }
+        expected, path = None, folder / kind
+        for size, stage in ((1, 2), (2, 0), (2, 2), (4, 1), (2, 3)):
+            model = make(lambda size=size: Mixture(groups(size)))
+            keys = {"zero_optimization": {"stage": stage, "reduce_bucket_size": 800}}
+            engine, *_ = zerorun.initialize(model, config=config | keys)
+            found = train(engine)
+            expected = expected or found
+            assert_close(found, expected)
+            if stage == 2:
+                engine.save_checkpoint(path)
+            else:
+                engine.load_checkpoint(path)
+                assert engine.global_steps == STEPS
+            engine.destroy()
+
+
 def case_a_checkpoint_goes_to_another_number_of_ranks(folder: Path) -> None:
     engine = start(2, 2)
     train(engine, 2)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import zerorun
 from torch import nn
 
-from cases.models import RANK, WORLD_SIZE, assert_close, make, raises
+from cases.models import RANK, WORLD_SIZE, assert_close, logged, make, raises
 from cases.parts import CLIP, adamw, squared_errors, train_divided, train_whole
 
 TENSOR = 2  # ranks that share a layer; neighbours, as Megatron numbers them
@@ -151,10 +151,38 @@ def case_a_tensor_parallel_mlp_trains_like_the_whole_one(_folder: Path) -> None:
         engine.destroy()
 
 
-def case_parts_with_other_parameters_step_together(_folder: Path) -> None:
-    """As the stages of a pipeline do: no parameter is a replica."""
+def pipeline() -> Any:
+    """The same ranks as stages of a pipeline, of one tensor-parallel rank each."""
     mpu = megatron()
     mpu.get_tensor_model_parallel_rank = lambda: 0
+    mpu.get_tensor_model_parallel_world_size = lambda: 1
+    mpu.get_tensor_model_parallel_group = lambda: [RANK]
+    return mpu
+
+
+def case_parts_of_whole_tensors_take_every_optimizer(_folder: Path) -> None:
+    mpu = pipeline()
+    kinds = [Whole, lambda: nn.Sequential(nn.Linear(WIDTH, 30), nn.Linear(30, WIDTH))]
+    own, expected = mpu.get_model_parallel_rank(), []
+    for optimizer in (LAMB, MUON):
+        keys = {"optimizer": optimizer, "gradient_clipping": 0.0}
+        for kind in kinds:
+            everybody = keys | {"train_micro_batch_size_per_gpu": ROWS // WORLD_SIZE}
+            whole, *_ = zerorun.initialize(make(kind), config=config(2, **everybody))
+            expected.append(train(whole)[::2])
+            whole.destroy()
+        for stage in (0, 1, 3):
+            model = make(kinds[own])
+            for parameter in model.parameters():
+                parameter.tensor_model_parallel = True  # as Megatron's layers mark theirs always
+            engine, *_ = zerorun.initialize(model, config=config(stage, **keys), mpu=mpu)
+            assert_close(train(engine)[::2], expected[own - 2])
+            engine.destroy()
+
+
+def case_parts_with_other_parameters_step_together(_folder: Path) -> None:
+    """As the stages of a pipeline do: no parameter is a replica, and each is whole."""
+    mpu = pipeline()
     kinds = [Whole, lambda: nn.Sequential(nn.Linear(WIDTH, 5), nn.Linear(5, WIDTH))]
     both = nn.ModuleList(make(kind) for kind in kinds)
     optimizer, expected = adamw(both), []
@@ -170,6 +198,47 @@ def case_parts_with_other_parameters_step_together(_folder: Path) -> None:
         model = make(kinds[mpu.get_model_parallel_rank()])
         engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage), mpu=mpu)
         assert_close(train(engine), expected)
+        engine.destroy()
+
+
+def case_replicas_that_differ_are_told(_folder: Path) -> None:
+    mpu = megatron()
+    own = mpu.get_model_parallel_rank()
+    for apart in ("", "norm.weight", "up.weight"):
+        model = Divided(mpu)
+        if apart == "up.weight":
+            del model.up.weight.model_parallel
+        elif apart:
+            model.norm.weight.data += own
+        with logged() as lines:
+            zerorun.initialize(model, adamw(model), config=config(2), mpu=mpu)[0].destroy()
+        told = [line for line in lines if "differ between tensor-parallel ranks" in line]
+        assert len(told) == (1 if apart and own == 0 else 0)
+        assert all(f"the first is {apart}" in line for line in told)
+
+
+LAMB = {"type": "Lamb", "params": {"lr": 0.02, "weight_decay": 0.1}}
+MUON = {"type": "Muon", "params": {"lr": 0.02, "weight_decay": 0.1}}
+
+
+def case_lamb_has_the_norms_of_whole_tensors(_folder: Path) -> None:
+    mpu = megatron()
+    everybody = {"train_micro_batch_size_per_gpu": ROWS // WORLD_SIZE, "optimizer": LAMB}
+    whole, *_ = zerorun.initialize(make(Whole), config=config(2, **everybody))
+    expected = train(whole)
+    whole.destroy()
+    offloaded = {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}
+    for stage, keys in ((0, {}), (1, {}), (2, {"zero_optimization": offloaded}), (3, {})):
+        engine, *_ = zerorun.initialize(
+            Divided(mpu), config=config(stage, optimizer=LAMB) | keys, mpu=mpu
+        )
+        assert_close(train(engine), expected)
+        replicas = [engine.module.norm.weight, engine.module.bias]
+        for parameter in replicas:
+            values = zerorun.zero.safe_get_full_fp32_param(parameter)
+            gathered = [torch.empty_like(values) for _ in range(WORLD_SIZE)]
+            dist.all_gather(gathered, values.contiguous())
+            assert all(torch.equal(values, other) for other in gathered)
         engine.destroy()
 
 
@@ -287,10 +356,13 @@ def case_what_contradicts_itself_is_an_error(_folder: Path) -> None:
     raises(zerorun.ConfigError, "expected the sizes of", lambda: start(mesh_param=(8, 0.5)))
     raises(
         zerorun.ConfigError,
-        '/optimizer/type is "Lamb"',
-        lambda: zerorun.initialize(
-            Divided(mpu),
-            config=config(1, optimizer={"type": "Lamb", "params": {"lr": 0.1}}),
-            mpu=mpu,
-        ),
+        "parameter up.weight is divided among ranks (tensor parallelism), and Muon updates whole",
+        lambda: zerorun.initialize(Divided(mpu), config=config(1, optimizer=MUON), mpu=mpu),
+    )
+    nameless = types.SimpleNamespace(**vars(mpu))
+    del nameless.get_model_parallel_group
+    raises(
+        zerorun.ConfigError,
+        "expected an mpu with get_tensor_model_parallel_group()",
+        lambda: zerorun.initialize(Divided(mpu), config=config(1, optimizer=LAMB), mpu=nameless),
     )

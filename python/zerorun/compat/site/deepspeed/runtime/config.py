@@ -7,7 +7,7 @@ from typing import Any
 
 import zerorun
 from zerorun import config as configuration
-from zerorun.model.mesh import mesh_of
+from zerorun.model.mesh_arguments import mesh_of
 
 from deepspeed.runtime import _config_readers
 from deepspeed.runtime._config_errors import DeepSpeedConfigError, deepspeeds_errors

@@ -1,0 +1,101 @@
+"""EngineRanks: the communicators of the ranks that train a model together."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import torch
+
+from zerorun import _C, communicator
+from zerorun.model.mesh import Mesh
+
+__all__ = ["EngineRanks", "data_communicator", "parts_of"]
+
+
+@dataclass
+class EngineRanks:
+    """The communicators of an engine."""
+
+    data: _C.Communicator  # of the ranks that hold the same part of the model
+    job: _C.Communicator  # of all
+    mesh: Mesh | None = None
+    part: int = 0
+    model_rank: int = 0
+    model_size: int = 1
+    tensor: _C.Communicator | None = None  # of those that hold the parts of this rank's tensors
+    experts: dict[str, _C.Communicator] = field(default_factory=dict)  # by group name
+
+    @property
+    def data_ranks(self) -> tuple[int, ...] | None:
+        """The ranks of the job that are in `data`; None: all."""
+        return self.mesh.data_ranks if self.mesh is not None and self.model_size > 1 else None
+
+    def holding(self, index: int) -> _C.Communicator:
+        """The communicator of the ranks that hold a parameter. `index`: of ModelLayout.ranks_of."""
+        return self.data if index == 0 else list(self.experts.values())[index - 1]
+
+    @classmethod
+    def of(cls, job: _C.Communicator, mesh: Mesh | None) -> EngineRanks:
+        """Makes the communicators. Collective. Raises ConfigError if the ranks' meshes contradict
+        each other."""
+        if mesh is None or mesh.data_ranks == tuple(range(job.world_size)):
+            return cls(job, job, mesh)
+        parts = parts_of(job, mesh)
+        part = next(index for index, ranks in enumerate(parts) if job.rank in ranks)
+        data = job.split(part, parts[part].index(job.rank), f"data-parallel group {part}")
+        number = _program_number(job, mesh, parts)[part]
+        made = cls(data, job, mesh, part, number, len(parts))
+        if mesh.tensor_ranks is not None and len(mesh.tensor_ranks) > 1:
+            first = min(mesh.tensor_ranks)
+            name = f"tensor-parallel group of rank {first}"
+            made.tensor = job.split(first, mesh.tensor_rank, name)
+        return made
+
+
+def parts_of(job: _C.Communicator, mesh: Mesh) -> list[list[int]]:
+    """The ranks that hold each part of the model, in the order of their data; by the lowest rank.
+
+    Collective. Raises ConfigError if the ranks' meshes contradict each other.
+    """
+    own = mesh.data_ranks
+    rows = _gathered(job, [min(own), len(own), own.index(job.rank)])
+    places: dict[int, dict[int, int]] = {}
+    for rank, (first, _, place) in enumerate(rows):
+        places.setdefault(first, {})[place] = rank
+    for rank, (first, size, place) in enumerate(rows):
+        if sorted(places[first]) != list(range(size)) or size != len(own):
+            raise _C.ConfigError(
+                f"data-parallel groups: rank {rank} is number {place} of {size} ranks that "
+                f"begin with rank {first}, and the groups of all ranks do not fit together: "
+                "expected groups of one size that share no rank"
+            )
+    return [[ranks[place] for place in sorted(ranks)] for _, ranks in sorted(places.items())]
+
+
+def _program_number(job: _C.Communicator, mesh: Mesh, parts: list[list[int]]) -> list[int]:
+    """The program's number of each part; that of `parts` where it does not tell parts apart."""
+    given = _gathered(job, [-1 if mesh.model_rank is None else mesh.model_rank])
+    numbers = [{given[rank][0] for rank in ranks} for ranks in parts]
+    flat = set().union(*numbers)
+    if len(flat) != len(parts) or sum(map(len, numbers)) != len(parts) or min(flat) < 0:
+        return list(range(len(parts)))
+    return [number for each in numbers for number in each]
+
+
+def _gathered(job: _C.Communicator, words: list[int]) -> list[list[int]]:
+    """The words of every rank. Collective."""
+    own = torch.tensor(words)
+    table = torch.empty(len(words) * job.world_size, dtype=own.dtype)
+    job.all_gather(own, table, "data-parallel groups")
+    return table.view(-1, len(words)).tolist()
+
+
+@functools.cache
+def data_communicator(data_ranks: tuple[int, ...]) -> _C.Communicator:
+    """The communicator of these ranks of the job, for parameters that have no engine yet.
+
+    Collective: every rank of the job passes its own group.
+    """
+    world = communicator.world()
+    return EngineRanks.of(world, Mesh(data_ranks)).data

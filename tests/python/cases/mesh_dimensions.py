@@ -1,0 +1,138 @@
+"""Meshes whose dimensions are replicas, shards, parts of a sequence and parts of a model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import zerorun
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from zerorun import sequence
+
+from cases.models import RANK, WORLD_SIZE, assert_close, make, raises
+from cases.parts import CLIP, adamw, squared_errors, train_divided, train_whole
+
+WIDTH, HIDDEN, ROWS, STEPS = 12, 20, 8, 4
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(40 + step)
+    return tuple(torch.randn(ROWS, WIDTH, generator=generator) for _ in range(2))
+
+
+# A sequence is a row each: its parts are as good as other rows.
+whole_loss, own_loss = squared_errors(data_of)
+
+
+def mesh_of(*names: str, sizes: tuple[int, ...] | None = None) -> Any:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    return init_device_mesh("cpu", sizes or (2,) * len(names), mesh_dim_names=names)
+
+
+def start(mesh: Any, stage: int, **keys: Any) -> zerorun.ZeroEngine:
+    model = make(MLP)
+    if "tp" in mesh.mesh_dim_names:
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(model, mesh["tp"], plan)
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_clipping": CLIP,
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        "zerorun": {"comm_timeout": 30},
+    }
+    return zerorun.initialize(model, adamw(model), config=config | keys, device_mesh=mesh)[0]
+
+
+def train(engine: zerorun.ZeroEngine) -> list[float]:
+    return train_divided(engine, own_loss, STEPS, 0)
+
+
+def kept_elements(engine: zerorun.ZeroEngine) -> int:
+    """Elements of optimizer state on this rank."""
+    found = engine.core.state_intervals()
+    return sum(interval.numel for interval in found)
+
+
+def case_replicated_and_sharded_dimensions_make_shard_groups(_folder: Path) -> None:
+    expected = train_whole(make(MLP), whole_loss, STEPS)
+    for names in (("dp_replicate", "dp_shard"), ("fsdp", "dp")):
+        mesh = mesh_of(*names)
+        for stage in range(4):
+            engine = start(mesh, stage)
+            assert engine.batch.train_batch_size == 2 * WORLD_SIZE
+            own = mesh.mesh.flatten() if names[0] == "dp_replicate" else mesh.mesh.T.flatten()
+            assert engine.ranks.mesh.data_ranks == tuple(own.tolist())
+            assert engine.settings.zero.shard_group_size == (2 if stage > 0 else 0)
+            assert_close(train(engine), expected)
+            engine.destroy()
+    same = {"zerorun": {"comm_timeout": 30, "shard_group_size": 2}}
+    start(mesh_of("replicate", "shard"), 2, **same).destroy()
+    raises(
+        zerorun.ConfigError,
+        "/zerorun/shard_group_size: got 4, but the mesh says 2 ranks",
+        lambda: start(
+            mesh_of("replicate", "shard"), 2, zerorun={"comm_timeout": 30, "shard_group_size": 4}
+        ),
+    )
+
+
+def case_sequence_and_tensor_dimensions_go_together(_folder: Path) -> None:
+    expected = train_whole(make(MLP), whole_loss, STEPS)
+    for names in (("cp", "tp"), ("tp", "sp"), ("sp", "dp")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sequence.groups, "_current", None)
+            mesh = mesh_of(*names)
+            for stage in range(4):
+                engine = start(mesh, stage)
+                groups = sequence.current()
+                shared = "cp" if "cp" in names else "sp"
+                assert dist.get_process_group_ranks(groups.group) == (
+                    dist.get_process_group_ranks(mesh.get_group(shared))
+                )
+                assert (groups.rank, groups.size) == (mesh.get_local_rank(shared), 2)
+                data = mesh.get_local_rank("dp") if "dp" in names else 0
+                assert groups.data_rank == data
+                assert engine.batch.train_batch_size == (4 if "dp" in names else 2)
+                assert_close(train(engine), expected)
+                engine.destroy()
+
+
+def case_norms_count_each_part_once_whatever_the_dimensions(_folder: Path) -> None:
+    mesh = mesh_of("dp", "ep", "tp", sizes=(1, 2, 2))
+    whole = [torch.randn(4, 4, generator=torch.Generator().manual_seed(n)) for n in range(4)]
+    model = nn.Module()
+    placed = [
+        distribute_tensor(whole[0], mesh["tp"], [Shard(0)]),
+        distribute_tensor(whole[1], mesh["ep"], [Shard(0)]),
+        distribute_tensor(whole[2], mesh["ep", "tp"], [Replicate(), Shard(1)]),
+        whole[3],
+    ]
+    model.weights = nn.ParameterList(nn.Parameter(each) for each in placed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    engine = zerorun.shard(model, stage=2, optimizer=optimizer, device_mesh=mesh)
+    local = [p.to_local() if hasattr(p, "to_local") else p for p in engine.module.weights]
+    engine.backward(sum(each.square().sum() / 2 for each in local))
+    engine.step()
+    expected = math.sqrt(sum(each.square().sum().item() for each in whole))
+    assert_close([engine.get_global_grad_norm()], [expected])
+    engine.destroy()
+    assert RANK < WORLD_SIZE
