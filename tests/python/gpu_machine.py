@@ -24,7 +24,8 @@ PROGRAMS = [
 ]
 
 # Writes its call to $CALLS; where $FAIL is part of it, prints $MESSAGE and exits with $STATUS, and
-# where $HANG is, prints it and does not end. train writes its losses: those of $LOSSES for parts of its call.
+# where $HANG is, prints it and does not end. train writes its losses: those of $LOSSES for parts of
+# its call.
 PROGRAM = """#!/bin/bash
 echo "${0##*/} $*" >>"$CALLS"
 [[ -z $KILLED ]] || exit 137
