@@ -113,7 +113,9 @@ def modules_within(units: Iterable[Unit]) -> set[nn.Module]:
     within: set[nn.Module] = set()
     for unit in units:
         own = set(unit.parameters)
-        inside = (module for module in unit.module.modules() if module is not unit.module)
+        # A compiled model calls what the wrapper of a compiled block contains, without the wrapper.
+        outside = {unit.module, getattr(unit.module, "_orig_mod", None)}
+        inside = (module for module in unit.module.modules() if module not in outside)
         within.update(module for module in inside if own.issuperset(module.parameters()))
     return within
 
