@@ -38,6 +38,7 @@ from timing import least_ms
 TARGETS = {"kernel": 0.9, "matmul": 0.5, "pytorch": 1.1, "exposed": 0.1}
 KERNELS = ("AdamW", "sum of squares")
 VOCABULARY = 50304
+DISK_ROUNDS = 3  # a step moves about 20 GB to and from the disk
 
 
 def bandwidth(options: argparse.Namespace, targets: Targets) -> None:
@@ -55,8 +56,9 @@ def bandwidth(options: argparse.Namespace, targets: Targets) -> None:
 def bench_train(options: argparse.Namespace, *arguments: object) -> dict[str, dict[str, Any]]:
     """The program's rows by their names."""
     program = options.program.resolve().parents[1] / "train" / "bench_train"
+    rounds = min(options.rounds, DISK_ROUNDS) if "--nvme" in arguments else options.rounds
     command = [program, "--ranks", 1, "--accelerator", options.device, "--dtype", "bf16"]
-    command += ["--vocabulary", VOCABULARY, "--rounds", options.rounds, *arguments]
+    command += ["--vocabulary", VOCABULARY, "--rounds", rounds, *arguments]
     if options.device == "cuda":
         command += ["--threads", len(os.sched_getaffinity(0))]
     output = subprocess.run(

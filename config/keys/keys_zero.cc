@@ -102,7 +102,8 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
      .type = KeyType::integer,
      .fallback = "1000000000",
      .range = kNonNegative,
-     .doc = "Maximum number of elements that are gathered at the same time (stage 3).",
+     .doc = "Maximum number of elements that are gathered at the same time (stage 3). If it is "
+            "less than two modules have, gathers do not overlap with computation.",
      .alias = "max_live_parameters",
      .binding = bind_zero<&ZeroConfig::max_live_parameters>()},
     {.pointer = "/zero_optimization/stage3_max_reuse_distance",

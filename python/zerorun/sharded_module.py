@@ -157,6 +157,7 @@ class ShardedModule(nn.Module):
     def full_state_dict(self, *, rank0_only: bool = True) -> dict[str, torch.Tensor] | None:
         """The model's state dict with full parameters in host memory, at every stage. Collective.
 
+        Names are those of the model that is not compiled, as in checkpoints.
         Returns None on ranks other than 0; with `rank0_only` False every rank gets a copy. Gathers
         one unit at a time.
         """

@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 PROGRAMS = [
     "bin/zerorun",
@@ -23,7 +24,8 @@ PROGRAMS = [
 ]
 
 # Writes its call to $CALLS; where $FAIL is part of it, prints $MESSAGE and exits with $STATUS, and
-# where $HANG is, does not end. train writes its losses: those of $LOSSES for parts of its call.
+# where $HANG is, prints it and does not end. train writes its losses: those of $LOSSES for parts of
+# its call.
 PROGRAM = """#!/bin/bash
 echo "${0##*/} $*" >>"$CALLS"
 [[ -z $KILLED ]] || exit 137
@@ -35,7 +37,10 @@ while (($#)); do
   shift
 done
 [[ $call != " ckpt diff"* ]] || echo "${EQUAL-all values of all parameters are equal}"
-[[ -z $HANG || "${0##*/}$call" != *"$HANG"* ]] || exec sleep 600
+if [[ -n $HANG && "${0##*/}$call" == *"$HANG"* ]]; then
+  echo "$MESSAGE"
+  exec sleep 600
+fi
 if [[ -n $FAIL && "${0##*/}$call" == *"$FAIL"* ]]; then
   echo "$MESSAGE"
   exit "${STATUS:-1}"
@@ -90,20 +95,28 @@ class Machine:
                 archive.add(self.root / "made" / program, program)
         return folder
 
-    def check(
+    def start(
         self,
         *options: object,
         fail: str = "",
         losses: Mapping[str, object] = MappingProxyType({"--tf32": 5.501}),
         **variables: str,
-    ) -> subprocess.CompletedProcess:
+    ) -> subprocess.Popen[str]:
+        """In a process group of its own, as a shell starts it in a terminal."""
         path = f"{self.tools}:{os.environ['PATH']}"
         own = {"PATH": path, "CALLS": str(self.calls), "FAIL": fail}
         own["LOSSES"] = "\n".join(f"{loss} {part}" for part, loss in losses.items())
-        return subprocess.run(
+        return subprocess.Popen(
             [self.root / "scripts" / "gpu_check", *map(str, options)],
             env=os.environ | {"TORCH_PROBLEM": "", "MESSAGE": "", "HANG": ""} | own | variables,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
+            start_new_session=True,
         )
+
+    def check(self, *options: object, **settings: Any) -> subprocess.CompletedProcess[str]:
+        """What start() takes, to its end."""
+        job = self.start(*options, **settings)
+        stdout, stderr = job.communicate()
+        return subprocess.CompletedProcess(job.args, job.returncode, stdout, stderr)

@@ -151,18 +151,31 @@ def test_only_the_parts_that_are_named_run(machine: Machine) -> None:
     calls = [line for line in machine.calls.read_text().splitlines() if "env" not in line]
     assert len(calls) == 6
     assert calls[0] == "test_gpu --gtest_filter=Devices/*"
-    quarters = ["device,nccl,memory", "trajectories,offload,torch,comm", "hf,figures", "sanitize"]
+    calls = ["device,nccl,memory", "trajectories,offload,torch,comm", "hf", "figures", "sanitize"]
     dry = [
         machine.check("--dry-run", "--prebuilt", folder, "--only", parts).stdout.count("would run")
-        for parts in quarters
+        for parts in calls
     ]
-    unpacking = len(quarters) - 1
+    unpacking = len(calls) - 1
     whole = machine.check("--dry-run", "--prebuilt", folder).stdout.count("would run")
     assert sum(dry) - unpacking == whole  # as the usage says
-    assert all(f"--only {parts}" in machine.check("--help").stdout for parts in quarters)
+    assert all(f"--only {parts}" in machine.check("--help").stdout for parts in calls)
     assert "--only: got devices, expected" in machine.check("--only", "devices").stderr
     with tarfile.open(machine.root / "out/r.md.tar.gz") as archive:
         assert {"out/r.md", "build/gpu_check/device_suite.log"} <= set(archive.getnames())
+
+
+def test_calls_for_other_parts_keep_their_reports(machine: Machine) -> None:
+    folder = machine.pack(PROGRAMS)
+    for parts in ("device", "comm,sanitize"):
+        machine.check("--prebuilt", folder, "--only", parts)
+    device, rest = (
+        (machine.root / f"build/gpu_check_{name}.md").read_text()
+        for name in ("device", "comm_sanitize")
+    )
+    assert "- pass: device suite" in device
+    assert "device suite" not in rest
+    assert "- pass: communicator suite" in rest
 
 
 def test_a_killed_rank_beside_nccl_has_to_end_the_job(machine: Machine) -> None:
@@ -214,17 +227,12 @@ def test_figures_below_their_targets_are_shown_and_not_counted(machine: Machine)
     assert machine.check(*options, fail="--part bandwidth").returncode == 1
 
 
-def test_the_report_has_what_ended_before_the_time_was_over(machine: Machine) -> None:
-    folder = machine.pack(PROGRAMS)
-    script = machine.root / "scripts" / "gpu_check"
-    script.write_text(script.read_text().replace("minutes * 60", "minutes * 2"))  # seconds here
-    result = machine.check("--minutes", 1, "--prebuilt", folder, "r.md", HANG="Devices/")
+def test_without_transformers_its_part_is_not_run(machine: Machine) -> None:
+    message = "ModuleNotFoundError: No module named 'transformers'"
+    options = ["--only", "hf", "--prebuilt", machine.pack(PROGRAMS)]
+    result = machine.check(*options, fail="hf.py", MESSAGE=f"torch failed:\n{message}")
     assert result.returncode == 0, result.stdout
-    report = (machine.root / "r.md").read_text()
-    assert "- pass: unpacking " in report
-    assert "- not run: device suite: not at its end after" in report
-    assert "- not run: train's kernels: the 1 minutes were over (--minutes N)" in report
-    assert "test_gpu_train" not in machine.calls.read_text()
+    assert f"- not run: a Hugging Face model: {message}" in result.stdout
 
 
 def test_a_failure_is_in_the_report_and_the_rest_runs(machine: Machine) -> None:
@@ -312,7 +320,10 @@ def test_help_is_no_wrong_call(machine: Machine) -> None:
     assert not result.stderr
 
 
-@pytest.mark.parametrize("options", [["--bogus"], ["--pack"], ["--minutes", "0"]])
+@pytest.mark.parametrize(
+    "options",
+    [["--bogus"], ["--pack"], ["--minutes", "0"], ["--python", "python9"], ["a.md", "b.md"]],
+)
 def test_a_wrong_call_exits_2_with_the_usage(machine: Machine, options: list[str]) -> None:
     result = machine.check(*options)
     assert result.returncode == 2

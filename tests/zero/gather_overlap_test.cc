@@ -26,6 +26,7 @@ constexpr int64_t kNumel = 4096;
 struct Limits {
   int64_t prefetch = 0;
   int64_t live = int64_t{1} << 30;
+  int64_t reuse = 0;
 };
 
 // Seconds of a forward and backward whose order is known, if a module's gather takes `gather` and
@@ -47,7 +48,7 @@ double step_seconds(double gather, const Limits& limits) {
     config.zero.param_persistence_threshold = 0;
     config.zero.prefetch_bucket_size = limits.prefetch;
     config.zero.max_live_parameters = limits.live;
-    config.zero.max_reuse_distance = 0;
+    config.zero.max_reuse_distance = limits.reuse;
     config.share_parameters = false;  // gathers move something
     const auto engine = Engine::create(config, device, timed, specs, {ParameterGroup{}});
     engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
@@ -86,6 +87,16 @@ TEST(GatherOverlap, ModulesThatExceedThePrefetchLimitStillTakeTheLongerOfTheTwo)
     EXPECT_NEAR(step_seconds(0.5, {prefetch}), kUses + 2 * 0.5, 1e-3) << prefetch;
     EXPECT_NEAR(step_seconds(1.0, {prefetch}), kUses + 2 * 1.0, 1e-3) << prefetch;
     EXPECT_NEAR(step_seconds(2.0, {prefetch}), 2 * kUses + 1.0, 1.0 + 1e-3) << prefetch;
+  }
+}
+
+// With the default reuse distance, copies that are used again later fill the room.
+TEST(GatherOverlap, WhatStaysForLaterLeavesRoomForTheNextModule) {
+  for (const int64_t modules : {2, 3, 5}) {
+    const Limits limits = {.prefetch = kNumel, .live = modules * kNumel, .reuse = int64_t{1} << 30};
+    // The last modules of forward stay for backward, so fewer are gathered.
+    EXPECT_LE(step_seconds(1.0, limits), kUses + 1.0 + 1e-3) << modules;
+    EXPECT_LE(step_seconds(3.0, limits), 3.0 * (kUses - 1) + 1.0 + 1e-3) << modules;
   }
 }
 

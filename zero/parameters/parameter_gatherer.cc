@@ -2,15 +2,19 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
+#include <string>
 #include <utility>
 
 #include "core/check.h"
+#include "core/log.h"
 
 namespace zerorun {
 
 namespace {
 
 constexpr int kPrefetchModules = 16;
+constexpr int64_t kAny = -1;  // of make_room
 
 std::vector<int64_t> sharded_numels(std::span<const Bucket> buckets, int module_count) {
   std::vector<int64_t> numels(static_cast<size_t>(module_count), 0);
@@ -19,6 +23,18 @@ std::vector<int64_t> sharded_numels(std::span<const Bucket> buckets, int module_
     numels.at(static_cast<size_t>(bucket.plan.module)) += bucket.layout.padded_numel();
   }
   return numels;
+}
+
+// Tells the user if no module can be gathered during the computation of another; empty otherwise.
+std::string room_advice(const ZeroConfig& zero, std::vector<int64_t> numels) {
+  std::sort(numels.begin(), numels.end(), std::greater());
+  const int64_t two = numels.front() + (numels.size() > 1 ? numels[1] : 0);
+  if (zero.prefetch_bucket_size == 0 || zero.max_live_parameters >= two) return {};
+  return fmt::format(
+      "gathers do not overlap with computation: /zero_optimization/stage3_max_live_parameters is "
+      "{}, "
+      "and the two largest modules, one in use and one gathered ahead, have {} elements",
+      zero.max_live_parameters, two);
 }
 
 }  // namespace
@@ -45,6 +61,13 @@ ParameterGatherer::ParameterGatherer(const EngineContext& context, std::span<con
     module.buckets.push_back(bucket.index);
     module.numel += bucket.layout.padded_numel();
   }
+  const bool moves = std::any_of(buckets.begin(), buckets.end(), [&](const Bucket& bucket) {
+    return bucket.moves_params || (bucket.plan.shard_params && context.shard_ranks > 1 &&
+                                   !memory.parameters(bucket).resident);
+  });
+  const std::string advice =
+      moves ? room_advice(context.zero, sharded_numels(buckets, module_count)) : std::string();
+  if (!advice.empty()) Logger(context.rank, context.world_size).info("{}", advice);
 }
 
 void ParameterGatherer::use_memory(EngineHooks::FullMemory memory) {
@@ -58,18 +81,23 @@ void ParameterGatherer::gather(ModuleId id, bool step_follows) {
   const auto finish_own = [&] {
     for (int bucket : module.buckets) finish(buckets_[static_cast<size_t>(bucket)], Next::use);
   };
-  if (module.holders == 0) {
-    order_.record(id);
-    if (is_sharded(module)) {
-      make_room(module.numel);
-      take_memory(module, memory_, &Residence::full);
-      start(module);
+  const bool is_first = module.holders++ == 0;  // held, so that what comes ahead leaves its room
+  try {
+    if (is_first) {
+      order_.record(id);
+      if (is_sharded(module)) {
+        make_room(module.numel, kAny);
+        take_memory(module, memory_, &Residence::full);
+        start(module);
+      }
+      if (parked_ > 0) finish_own();  // before a later module takes the room
+      prefetch(step_follows);
     }
-    if (parked_ > 0) finish_own();  // before a later module takes the room
-    prefetch(step_follows);
+    finish_own();
+  } catch (...) {
+    --module.holders;
+    throw;
   }
-  finish_own();
-  ++module.holders;  // after all that can fail
 }
 
 void ParameterGatherer::release(ModuleId id) {
@@ -254,7 +282,7 @@ void ParameterGatherer::prefetch(bool step_follows) {
     if (ahead > 0 && ahead + next.numel > limit) return;
     ahead += next.numel;
     if (!is_sharded(next)) continue;
-    if (live_ + next.numel > context_.zero.max_live_parameters) return;
+    if (!make_room(next.numel, ahead)) return;
     if (!take_memory_ahead(next)) return;
     start(next);
   }
@@ -264,12 +292,29 @@ bool ParameterGatherer::is_collective(const Bucket& bucket) const {
   return bucket.moves_params || !context_.shards(bucket.plan.ranks).reads_peers();
 }
 
-void ParameterGatherer::make_room(int64_t numel) {
-  for (Module& module : modules_) {
-    if (live_ + numel <= context_.zero.max_live_parameters) return;
-    if (module.holders > 0) continue;
-    for (int bucket : module.buckets) drop(buckets_[static_cast<size_t>(bucket)]);
+bool ParameterGatherer::make_room(int64_t numel, int64_t distance) {
+  int64_t excess = live_ + numel - context_.zero.max_live_parameters;
+  if (excess <= 0) return true;
+  std::vector<std::pair<int64_t, const Module*>> others;  // and how far away their next use is
+  int64_t room = 0;
+  for (size_t id = 0; id < modules_.size(); ++id) {
+    const Module& module = modules_[id];
+    const int64_t full = full_numel(module);
+    if (module.holders > 0 || full == 0) continue;
+    const int64_t next = order_.reuse_distance(static_cast<ModuleId>(id)).value_or(INT64_MAX);
+    if (next <= distance) continue;
+    others.emplace_back(next, &module);
+    room += full;
   }
+  if (room < excess && distance != kAny) return false;
+  std::stable_sort(others.begin(), others.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (const auto& [next, module] : others) {
+    if (excess <= 0) break;
+    excess -= full_numel(*module);
+    for (int bucket : module->buckets) drop(buckets_[static_cast<size_t>(bucket)]);
+  }
+  return excess <= 0;
 }
 
 bool ParameterGatherer::is_sharded(const Module& module) const {
@@ -277,6 +322,15 @@ bool ParameterGatherer::is_sharded(const Module& module) const {
     if (residences_[static_cast<size_t>(bucket)].state == State::sharded) return true;
   }
   return false;
+}
+
+int64_t ParameterGatherer::full_numel(const Module& module) const {
+  int64_t numel = 0;
+  for (int index : module.buckets) {
+    const bool full = residences_[static_cast<size_t>(index)].state != State::sharded;
+    if (full) numel += buckets_[static_cast<size_t>(index)].layout.padded_numel();
+  }
+  return numel;
 }
 
 }  // namespace zerorun

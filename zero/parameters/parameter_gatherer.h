@@ -25,7 +25,8 @@ namespace zerorun {
 //
 // It prefetches in the learned order: the next module, and further modules as long as all of them
 // have at most prefetch_bucket_size elements. Released parameters stay full if they are used again
-// within max_reuse_distance elements. max_live_parameters bounds both.
+// within max_reuse_distance elements. max_live_parameters bounds both; a module that is used sooner
+// takes the place of one that is used later.
 //
 // All ranks have to take part in a prefetch that is a collective, even one without memory for it.
 // That rank gathers into pinned host memory and copies the module to the device when it is used.
@@ -95,8 +96,13 @@ class ParameterGatherer {
   void prefetch(bool step_follows);
   // True if a gather of this bucket is a collective of all ranks that share it.
   bool is_collective(const Bucket& bucket) const;
-  void make_room(int64_t numel);
+  // Drops full copies that nobody holds, those that are used again last first, until so many more
+  // elements are within max_live_parameters. Only copies whose next use is more than `distance`
+  // elements away; if that is not enough, none is dropped. With a negative distance all may go.
+  // Returns true if the elements are within the limit then.
+  bool make_room(int64_t numel, int64_t distance);
   bool is_sharded(const Module& module) const;
+  int64_t full_numel(const Module& module) const;
 
   const EngineContext& context_;
   const std::span<const Bucket> buckets_;

@@ -14,6 +14,7 @@ from zerorun.agreement import all_or_none
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import is_distributed, whole_of
 from zerorun.model.partition import partition_of
+from zerorun.model.plain_names import plain_name
 from zerorun.whole_file import replacing
 
 __all__ = ["check_one_model", "full_parameters_of", "full_state_dict", "save_full_state"]
@@ -29,7 +30,7 @@ def full_parameters_of(model: nn.Module) -> Iterator[_Named]:
     together: dict[Any, list[_Named]] = {}
     for name, parameter in model.named_parameters():
         unit = getattr(partition_of(parameter), "unit", parameter)
-        together.setdefault(unit, []).append((name, parameter))
+        together.setdefault(unit, []).append((plain_name(name), parameter))
     for members in together.values():
         partition = partition_of(members[0][1])
         if partition is None:
@@ -50,7 +51,7 @@ def full_state_dict(
     everywhere: bool = False,
 ) -> dict[str, torch.Tensor] | None:
     """The model's state dict in its own dtype, copied to host memory: rank 0's, None on the others,
-    unless it is wanted `everywhere`.
+    unless it is wanted `everywhere`. Names are those of the model that is not compiled.
 
     Collective. Parameters are gathered one unit at a time. Tied parameters share their copy.
     DTensors become whole. Raises ConfigError where a model is divided among ranks otherwise.
@@ -65,7 +66,8 @@ def full_state_dict(
     if not everywhere and ranks.job.rank > 0:
         return None
     state: dict[str, torch.Tensor] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
+    for key, value in model.state_dict(keep_vars=True).items():
+        name = plain_name(key)
         if not isinstance(value, nn.Parameter):
             state[name] = _on_host(value) if isinstance(value, torch.Tensor) else value
         elif value in copies:

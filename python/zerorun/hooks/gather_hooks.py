@@ -25,10 +25,10 @@ from zerorun import _C
 from zerorun.hooks.external import external_parameters
 from zerorun.hooks.full_memory import BucketMemory, full_parameters
 from zerorun.hooks.results import Results, tensors_in, with_copies
-from zerorun.model.left_behind import ModuleHook
+from zerorun.model.left_behind import InnerHook, ModuleHook
 from zerorun.model.local_tensor import LocalData, is_distributed, local_of, place
 from zerorun.model.model_layout import ModelLayout
-from zerorun.model.units import Unit
+from zerorun.model.units import Unit, modules_within
 
 __all__ = ["GatherHooks", "SharedUnit"]
 
@@ -186,6 +186,7 @@ class GatherHooks:
     def attach(self) -> None:
         """Puts the hooks on the modules, whose parameters are placed."""
         blocks = {unit.module: unit for unit in self.layout.units if unit.name}
+        inner = modules_within(blocks.values())
         for module in self._model.modules():
             whole = module in blocks
             units: list[SharedUnit] = []
@@ -199,19 +200,22 @@ class GatherHooks:
                 units = [unit for unit in units if not unit.name.startswith(name + ".")]
             # Modules of PyTorch read no parameters but their own.
             foreign = not type(module).__module__.startswith("torch.nn.")
+            held = module in inner and not external_parameters(module)
             if units or foreign or external_parameters(module):
-                self.watch(module, units)
+                self.watch(module, units, InnerHook if held else ModuleHook)
 
-    def watch(self, module: nn.Module, units: Sequence[SharedUnit] = ()) -> None:
+    def watch(
+        self,
+        module: nn.Module,
+        units: Sequence[SharedUnit] = (),
+        hook: type[ModuleHook] = ModuleHook,
+    ) -> None:
         """Gathers `units`, and what else the module's forward turns out to need, for each call."""
         if module in self._watched:
             return
         self._watched.add(module)
-        before, after = ModuleHook(self._before_forward, units), ModuleHook(self._after_forward)
-        self._handles += [
-            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
-            module.register_forward_hook(after, always_call=True),
-        ]
+        before, after = hook(self._before_forward, units), hook(self._after_forward)
+        self._handles += hook.around(module, before, after)
         if any(p is not None and _is_empty(p) for p in module._parameters.values()):
             module._parameters = _WatchedParameters(module._parameters, self._fetch)
 
@@ -239,7 +243,9 @@ class GatherHooks:
                 if tensor.grad_fn is not None:
                     tensor.register_hook(call.end_backward)
 
-    def _after_forward(self, _module: nn.Module, _args: Any, result: Any) -> Any:
+    def _after_forward(self, module: nn.Module, _args: Any, result: Any) -> Any:
+        if not self._stack or self._stack[-1][0] is not module:
+            return None  # compiled code has left out the hook before
         _, call = self._stack.pop()
         if call is None:
             return None

@@ -6,7 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["LeftBehind", "ModuleHook"]
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["InnerHook", "LeftBehind", "ModuleHook"]
 
 
 def _replacement(kind: type[LeftBehind]) -> Any:
@@ -40,7 +44,41 @@ class ModuleHook(LeftBehind):
         # torch.compile splits its graph at a hook instead of tracing the engine. The compiler is
         # not imported for that into jobs that compile nothing.
         if self._untraced is None and "torch._dynamo" in sys.modules:
-            self._untraced = sys.modules["torch._dynamo"].disable(self._function)
+            dynamo = sys.modules["torch._dynamo"]
+            self._untraced = dynamo.disable(self._function)
+            # The module's call runs uncompiled then, and this function as part of it. It would be
+            # compiled anew for every hook, up to the compiler's limit.
+            for kind in (ModuleHook, InnerHook):
+                dynamo.eval_frame.skip_code(kind.__call__.__code__)
         return (self._untraced or self._function)(*self._arguments, *args)
 
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def around(cls, module: nn.Module, before: ModuleHook, after: ModuleHook) -> list[Any]:
+        """Puts the hooks before and after a module's forward; their handles."""
+        return [
+            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+            module.register_forward_hook(after, always_call=True),
+        ]
+
+
+class InnerHook(ModuleHook):
+    """A hook that compiled code leaves out: what it would do, the hook of a module around its own
+    has done."""
+
+    @classmethod
+    def around(cls, module: nn.Module, before: ModuleHook, after: ModuleHook) -> list[Any]:
+        """Both hooks have the same number on all modules. torch.compile looks at it: with others,
+        each block of a model would be compiled for itself."""
+        following = RemovableHandle.next_id
+        RemovableHandle.next_id = -2
+        try:
+            return super().around(module, before, after)
+        finally:
+            RemovableHandle.next_id = following
+
+    def __call__(self, *args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return None
+        return super().__call__(*args)

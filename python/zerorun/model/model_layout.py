@@ -21,6 +21,7 @@ from zerorun.model.own_dtype import (
     keeps_a_copy,
     stored_shape,
 )
+from zerorun.model.plain_names import plain_name
 from zerorun.model.unit_policy import UnitPolicy
 from zerorun.model.units import Unit, find_units
 
@@ -80,7 +81,8 @@ class ModelLayout:  # size: a table, each column of which somebody reads
         what they have. Raises ConfigError for parameters without data, for those of dtypes that
         cannot be trained together, and for groups that are not the model's."""
         parameters = model.named_parameters(remove_duplicate=False)
-        layout = cls.of_parameters(parameters, groups, dtype, mesh)
+        named = ((plain_name(name), parameter) for name, parameter in parameters)
+        layout = cls.of_parameters(named, groups, dtype, mesh)
         for unit in find_units(model, units):
             unit.parameters = [p for p in unit.parameters if p not in layout.outside]
             if unit.parameters:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.model.plain_names import plain_name
 
 __all__ = ["check", "of", "of_any_length", "read", "restore", "values"]
 
@@ -40,7 +41,7 @@ def of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The buffers that belong to the model's state dict."""
     for name, value in model.state_dict(keep_vars=True).items():
         if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
-            yield name, value
+            yield plain_name(name), value
 
 
 def values(model: nn.Module) -> Saved:
@@ -100,7 +101,7 @@ def of_any_length(model: nn.Module) -> tuple[str, ...]:
 
 def restore(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
     """Gives the model's buffers the saved values, where name and shape are the same."""
-    present = dict(model.named_buffers())
+    present = {plain_name(name): value for name, value in model.named_buffers()}
     for name, value in saved.items():
         if name in present and present[name].shape == value.shape:
             present[name].detach().copy_(value)
@@ -114,7 +115,7 @@ def _packed(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """bitsandbytes' 4-bit weights: what their bytes mean is among what their layers save."""
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if hasattr(getattr(parameter, "quant_state", None), "from_dict"):
-            yield name, parameter
+            yield plain_name(name), parameter
 
 
 def _restore_packed(parameter: Any, parts: dict[str, torch.Tensor]) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 from zerorun.model.leaf_modules import is_leaf
 from zerorun.model.unit_policy import UnitPolicy, UnitRule, unit_rule
 
-__all__ = ["Unit", "find_units"]
+__all__ = ["Unit", "find_units", "modules_within"]
 
 _SMALL = 16384  # elements
 
@@ -105,6 +105,19 @@ class _Finder:
 
     def unit(self, name: str, module: nn.Module) -> Unit:
         return self.units.setdefault(name, Unit(name, module))
+
+
+def modules_within(units: Iterable[Unit]) -> set[nn.Module]:
+    """Those inside a unit's module whose parameters are all the unit's: a call of the unit's module
+    has gathered what their calls read."""
+    within: set[nn.Module] = set()
+    for unit in units:
+        own = set(unit.parameters)
+        # A compiled model calls what the wrapper of a compiled block contains, without the wrapper.
+        outside = {unit.module, getattr(unit.module, "_orig_mod", None)}
+        inside = (module for module in unit.module.modules() if module not in outside)
+        within.update(module for module in inside if own.issuperset(module.parameters()))
+    return within
 
 
 def _numel(parameter: nn.Parameter) -> int:

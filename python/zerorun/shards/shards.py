@@ -205,8 +205,11 @@ class Shards:
                 EnginePartition(hooks, self.communicator_of(parameter), unit, parameter, own)
             unit.place()
         hooks.attach()
-        names = [*self.layout.names.items(), *((p, name) for name, p in self.layout.aliases)]
-        sharded = {name for p, name in names if self.core.is_sharded(self.layout.ids[p])}
+        sharded = {
+            name
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if parameter in self.layout.ids and self.core.is_sharded(self.layout.ids[parameter])
+        }
         self._handles.append(EmptyStateWarnings(model, sharded))
 
     def until_closed(self, handle: Any) -> None:

@@ -9,9 +9,22 @@ from pathlib import Path
 import torch
 import torch._inductor.config
 import zerorun
+from tied_model import Model
 from torch import nn
+from zerorun import consolidate
 
-from cases.models import STAGES, adamw, assert_close, make, reference, train
+from cases.models import (
+    RANK,
+    STAGES,
+    adamw,
+    assert_close,
+    batch_of,
+    loss_of,
+    make,
+    part_of,
+    reference,
+    train,
+)
 
 STEPS = 3
 
@@ -59,3 +72,85 @@ def case_compiled_models_train_as_they_are(_folder: Path) -> None:
         ):
             for stage in stages:
                 assert_close(losses_at(stage, change, before), expected)
+
+
+def graphs_of(blocks: Callable[[nn.Module, Callable[..., object]], None], stage: int | None):
+    """How many calls each graph has that the compiler makes of a model's blocks."""
+    found: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., object]:
+        found.append(sum(node.op.startswith("call") for node in graph.graph.nodes))
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = make(lambda: Model(depth=12))  # more than dynamo compiles one function for
+    blocks(model, backend)
+    if stage is None:
+        for step in range(2):
+            loss_of(model, part_of(batch_of(step))).backward()
+    else:
+        engine = zerorun.shard(model, stage=stage, optimizer=adamw(model))
+        train(engine, 2)
+        engine.destroy()
+    return found
+
+
+def case_blocks_are_compiled_whole_and_once_at_every_stage(_folder: Path) -> None:
+    def wrap(model: nn.Module, backend: Callable[..., object]) -> None:
+        for index, block in enumerate(model.blocks):
+            model.blocks[index] = torch.compile(block, backend=backend)
+
+    def compile_in_place(model: nn.Module, backend: Callable[..., object]) -> None:
+        for block in model.blocks:
+            block.compile(backend=backend)
+
+    def compile_model(model: nn.Module, backend: Callable[..., object]) -> None:
+        model.compile(backend=backend)
+
+    with warnings.catch_warnings(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        warnings.simplefilter("ignore")
+        for blocks in (wrap, compile_in_place):
+            expected = graphs_of(blocks, None)
+            assert max(expected) > 3
+            for stage in STAGES:
+                assert graphs_of(blocks, stage) == expected, (stage, blocks)
+        # Those of a whole model, and what lies around them.
+        of_block = max(graphs_of(compile_in_place, None))
+        assert graphs_of(compile_model, 3).count(of_block) == 1
+
+
+def wrapped(model: nn.Module) -> nn.Module:
+    """A block in a wrapper, in a model in another one. Nothing is generated."""
+    model.register_buffer("constant", torch.rand(2))
+    model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
+    return torch.compile(model, backend="eager")
+
+
+def case_checkpoints_do_not_tell_compiled_models_from_others(folder: Path) -> None:
+    plain = make()
+    names = [*plain.state_dict(), "constant"]
+    for stage in STAGES:
+        first = wrapped(make())
+        expected = first.constant.clone()
+        engine = zerorun.shard(first, stage=stage, optimizer=adamw(first))
+        train(engine, 1)
+        values = engine.full_state_dict(rank0_only=False)
+        assert sorted(values) == sorted(names)
+        engine.save_checkpoint(folder / f"{stage}")
+        engine.save_16bit_model(folder / f"{stage}", "model.bin")
+        losses = train(engine, 1, first=1)
+        engine.destroy()
+        if RANK == 0:
+            assert sorted(torch.load(folder / f"{stage}" / "model.bin")) == sorted(names)
+            whole = consolidate.fp32_state_dict(folder / f"{stage}")
+            plain.register_buffer("constant", torch.zeros(2))
+            plain.load_state_dict(whole)
+        for compiled in (False, True):
+            model = make(seed=1)
+            model.register_buffer("constant", torch.zeros(2))
+            model = wrapped(model) if compiled else model
+            engine = zerorun.shard(model, stage=stage, optimizer=adamw(model))
+            engine.load_checkpoint(folder / f"{stage}")
+            assert torch.equal(model.constant, expected)
+            assert_close(train(engine, 1, first=1), losses, 1e-6)
+            engine.destroy()
