@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,19 +25,22 @@ ZEROPP = {
 ZERO = {
     "zerorun2": {"stage": 2},
     "zerorun2-qgZ": {"stage": 2, "zero_quantized_gradients": True},
+    "zerorun2-qgZ-4bits": {"stage": 2, "zero_quantized_gradients": True},
     "zerorun2-groups": {"stage": 2},
     "zerorun3": {"stage": 3},
     "zerorun3-groups": {"stage": 3},
     "zerorun3-hpZ": {"stage": 3, "zero_hpz_partition_size": 2},
     "zerorun3-zeropp": {"stage": 3, **ZEROPP},
+    "zerorun3-zeropp-4bits": {"stage": 3, **ZEROPP},
     "deepspeed2": {"stage": 2},
     "deepspeed3": {"stage": 3},
     "deepspeed3-mics": {"stage": 3, "mics_shard_size": 2},
     "deepspeed3-hpZ": {"stage": 3, "zero_hpz_partition_size": 2},
     "deepspeed3-zeropp": {"stage": 3, **ZEROPP},
 }
-SIDES = ["alone", "ddp", "fsdp2", "fsdp2-hsdp", *ZERO]
+SIDES = ["alone", "sockets", "ddp", "fsdp2", "fsdp2-hsdp", *ZERO]
 UNSHAPED = "unshaped"
+SOCKET_BYTES = 128 << 20  # of a rank: more than caches hold, as parameters are
 
 
 def config_of(side: str, dtype: str) -> dict:
@@ -51,6 +56,8 @@ def config_of(side: str, dtype: str) -> dict:
         config["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
         if side.endswith("groups"):
             config["zerorun"] = {"shard_group_size": "auto"}
+        if side.endswith("4bits"):
+            config["zerorun"] = {"quantized_gradient_bits": 4}
         return config
     config["optimizer"]["params"]["torch_adam"] = True  # it needs no compiler
     config["zero_optimization"] |= {"reduce_bucket_size": 2e7, "allgather_bucket_size": 2e7}
@@ -88,6 +95,33 @@ def alone_step(model, tokens) -> Callable[[], None]:
     return step
 
 
+def sockets_step() -> Callable[[], None]:
+    """Every rank sends to one of the other host, and receives as much, by plain sockets."""
+    import torch.distributed as dist
+
+    rank, here = dist.get_rank(), dist.get_world_size() // 2
+    host = os.environ["MASTER_ADDR"]
+    ports = [None] * dist.get_world_size()
+    listener = socket.create_server((host, 0)) if rank < here else None
+    dist.all_gather_object(ports, listener.getsockname()[1] if listener else 0)
+    link = (
+        listener.accept()[0] if listener else socket.create_connection((host, ports[rank - here]))
+    )
+    sent, received = bytearray(SOCKET_BYTES), memoryview(bytearray(SOCKET_BYTES))
+
+    def step() -> None:
+        dist.barrier()
+        sender = threading.Thread(target=link.sendall, args=(sent,))
+        sender.start()
+        at = 0
+        while at < SOCKET_BYTES:
+            at += link.recv_into(received[at:])
+        sender.join()
+        dist.barrier()
+
+    return step
+
+
 def make_step(side: str, dtype: str, model, tokens) -> Callable[[], None]:
     import torch.distributed as dist
 
@@ -100,6 +134,8 @@ def make_step(side: str, dtype: str, model, tokens) -> Callable[[], None]:
         return deepspeed_step(side, model, config_of(side, dtype), tokens)
     if side == "alone":
         return alone_step(model, tokens)
+    if side == "sockets":
+        return sockets_step()
     if side == "ddp":
         wrapped = __import__("torch").nn.parallel.DistributedDataParallel(model)
         return torch_step(model, lambda: wrapped(tokens, labels=tokens).loss, False)

@@ -10,9 +10,10 @@ Bytes are those of the first host's interface, in the direction in which more we
 
 `exposed` is the step without what the side `alone` takes: forward, backward and the update of a
 rank's part of the parameters, on all ranks at one time, sending nothing. `limit` is the time that
-the link needs for the bytes, and `ratio` what is exposed over it: wanted at 1.3 or less. A side
-that does not run here says why. `--deepspeed` installs DeepSpeed into build/peers, without which it
-is left out.
+the link needs for the bytes, and `ratio` what is exposed over it: wanted at 1.3 or less. `plain` is
+the time in which the four ranks send the same bytes by plain sockets and do nothing else, the side
+`sockets`: on a fast link it is what the cores need for the kernel's part. A side that does not run
+here says why. `--deepspeed` installs DeepSpeed into build/peers, without which it is left out.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 HOSTS, RANKS_PER_HOST = 2, 2
 WORLD = HOSTS * RANKS_PER_HOST
+MEASURES = ("alone", "sockets")  # what the sides are compared with
 LONGEST = 1800  # seconds of one job
 
 
@@ -121,19 +123,20 @@ def keep_least(best: dict[tuple[str, str], dict], found: list[dict]) -> None:
 def table(best: dict[tuple[str, str], dict], link: str, problems: dict[str, str]) -> str:
     alone = min(figures["ms"] for (side, _), figures in best.items() if side == "alone")
     text = f"\n{link}: forward, backward and update alone {alone:.0f} ms\n"
-    text += f"{'':18}{'step ms':>9}{'MiB sent':>10}{'limit ms':>10}{'exposed':>9}{'ratio':>7}\n"
+    plain_ms = best["sockets", link]["ms"] / best["sockets", link]["mib"]
+    text += f"{'':22}{'step ms':>9}{'MiB sent':>10}{'exposed':>9}{'limit ms':>10}{'ratio':>7}"
+    text += f"{'plain ms':>10}{'ratio':>7}\n"
     for side, at in best:
-        if at != link or side == "alone":
+        if at != link or side in MEASURES:
             continue
         figures = best[side, link]
         exposed = figures["ms"] - alone
-        text += f"{side:18}{figures['ms']:9.0f}{figures['mib']:10.1f}"
-        if link == UNSHAPED:
-            text += f"{'':10}{exposed:9.0f}\n"
-            continue
-        limit = 1e3 * figures["mib"] * 2**20 / rate_of(link)
-        text += f"{limit:10.0f}{exposed:9.0f}{exposed / limit:7.2f}\n"
-    return text + "".join(f"{side:18} {problem}\n" for side, problem in problems.items())
+        text += f"{side:22}{figures['ms']:9.0f}{figures['mib']:10.1f}{exposed:9.0f}"
+        limit = 0.0 if link == UNSHAPED else 1e3 * figures["mib"] * 2**20 / rate_of(link)
+        for least in (limit, figures["mib"] * plain_ms):
+            text += f"{least:10.0f}{exposed / least:7.2f}" if least else f"{'':17}"
+        text += "\n"
+    return text + "".join(f"{side:22} {problem}\n" for side, problem in problems.items())
 
 
 def main() -> int:
@@ -145,7 +148,9 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--steps", type=int, default=3, help="at 500 Mbit/s and more, else 1")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="append every figure to this file")
+    parser.add_argument(
+        "--json", type=Path, help="add every figure to this file; earlier ones count, too"
+    )
     options = parser.parse_args()
     if reason := why_not():
         print(f"cannot measure: {reason}", file=sys.stderr)
@@ -153,10 +158,13 @@ def main() -> int:
     environment = deepspeed_environment() if options.deepspeed else ""
     sides = [s for s in options.sides if options.deepspeed or not s.startswith("deepspeed")]
     best: dict[tuple[str, str], dict] = {}
+    if options.json and options.json.exists():
+        keep_least(best, [json.loads(line) for line in options.json.read_text().splitlines()])
     problems: dict[str, str] = {}
     port = 29500
     for _ in range(options.rounds):
-        for side in dict.fromkeys(["alone", *sides]):
+        known = [m for m in MEASURES if all((m, link) in best for link in options.links)]
+        for side in dict.fromkeys([*(m for m in MEASURES if m not in known), *sides]):
             python = f"{environment}/bin/python" if side.startswith("deepspeed") else sys.executable
             port += 2
             try:

@@ -91,7 +91,7 @@ Collectives::Collectives(const GroupOptions& options, Topology topology)
          .run = [&](int peer, const auto& connect,
                     const auto& cancel) { connecting.run(peer, connect, cancel); }});
     watch_ = std::make_unique<Watch>(options_, topology_, local_.control(), *links_);
-    window_ = local_.allocate(size_t{2} * kHalves * kWindowBytes, Sharing::per_host);
+    window_ = local_.allocate(size_t{2} * kSlots * kWindowBytes, Sharing::per_host);
   } catch (...) {
     local_.control().leave();
     throw;
@@ -159,12 +159,12 @@ uint64_t Collectives::tag_in(uint64_t round, Phase phase, int64_t piece) {
   return (round * kPieces + static_cast<uint64_t>(piece)) * kPhases + static_cast<uint64_t>(phase);
 }
 
-TensorView Collectives::partials(int half, int64_t numel, DType dtype) const {
-  return view_of(window_, dtype, numel, static_cast<size_t>(half) * kWindowBytes);
+TensorView Collectives::partials(int slot, int64_t numel, DType dtype) const {
+  return view_of(window_, dtype, numel, static_cast<size_t>(slot) * kWindowBytes);
 }
 
-TensorView Collectives::results(int half, int64_t numel, DType dtype) const {
-  return view_of(window_, dtype, numel, static_cast<size_t>(kHalves + half) * kWindowBytes);
+TensorView Collectives::results(int slot, int64_t numel, DType dtype) const {
+  return view_of(window_, dtype, numel, static_cast<size_t>(kSlots + slot) * kWindowBytes);
 }
 
 void Collectives::begin(Operation& operation) {
@@ -173,13 +173,25 @@ void Collectives::begin(Operation& operation) {
     operation.greetings.receive(linked_[i], tag(Phase::greeting), bytes_of(operation.peers[i]));
   }
   shm::Control& control = local_.control();
+  operation.announcement.in = local_.locate(operation.call.in);
   operation.announcement.out = local_.locate(operation.call.out);
   control.announce(operation.announcement, operation.call.label);
   control.advance();
   control.check_agreement();
+  find_inputs(operation);
   if (operation.call.op == Collective::all_reduce) find_outputs(operation);
   for (const int peer : linked_) {
     operation.greetings.send(peer, tag(Phase::greeting), bytes_of(operation.announcement));
+  }
+}
+
+void Collectives::find_inputs(Operation& operation) {
+  const CollectiveCall& call = operation.call;
+  if (alone() || call.in.nbytes() <= kStagedBytes) return;
+  for (int peer = 0; peer < local_world_size(); ++peer) {
+    const shm::Location place = local_.control().announcement(peer).in;
+    if (!place.shared()) return operation.inputs.clear();
+    operation.inputs.push_back(local_.address(place, call.in.nbytes(), peer));
   }
 }
 
@@ -212,8 +224,8 @@ void Collectives::all_gather(Operation& operation) {
   const auto row = [&](int64_t at, int owner) {
     if (alone()) return place(at, owner);
     const int64_t numel = numel_of(at);
-    const int half = static_cast<int>(at / chunk % kHalves);
-    return results(half, numel * options_.world_size, call.in.dtype).slice(owner * numel, numel);
+    const int slot = static_cast<int>(at / chunk % kSlots);
+    return results(slot, numel * options_.world_size, call.in.dtype).slice(owner * numel, numel);
   };
   const auto start = [&](int64_t at) {
     ++round_;
@@ -224,21 +236,30 @@ void Collectives::all_gather(Operation& operation) {
     for_other_hosts([&](int host) {
       messages.send(topology_.relay(host, rank_), tag(Phase::gather), bytes_of(own));
     });
-    copy(own, row(at, rank_));
+    if (operation.inputs.empty()) copy(own, row(at, rank_));
     return messages;
+  };
+  // What this rank copies to its output once the chunk's messages are there.
+  const auto source = [&](int64_t at, int owner) {
+    if (owner == rank_) return call.in.slice(at, numel_of(at));
+    if (operation.inputs.empty() || topology_.host_of(owner) != host_) return row(at, owner);
+    const auto local = static_cast<size_t>(topology_.local_rank(owner));
+    return TensorView{operation.inputs[local].get(), part, call.in.dtype}.slice(at, numel_of(at));
   };
   agree(operation);
   if (part == 0) return;
   std::optional<Messages> messages(start(0));
   for (int64_t at = 0; at < part; at += chunk) {
     messages->wait();
-    // This host has the chunk, and its ranks have copied the previous one, whose half is free.
+    // This host has the chunk, and its ranks have copied the previous one, whose slot is free.
     if (!alone()) local_.control().advance();
     if (at + chunk < part) messages.emplace(start(at + chunk));
     for (int owner = 0; owner < options_.world_size && !alone(); ++owner) {
-      copy(owner == rank_ ? call.in.slice(at, numel_of(at)) : row(at, owner), place(at, owner));
+      copy(source(at, owner), place(at, owner));
     }
   }
+  // Its owner may change an input once the others have read it.
+  if (!operation.inputs.empty()) local_.control().advance();
 }
 
 // The slices of a host's ranks for a rank elsewhere cross as one message, from the window.

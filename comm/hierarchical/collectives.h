@@ -69,13 +69,14 @@ class Collectives {
   // The tags of the messages of one chunk.
   static uint64_t tag_in(uint64_t round, Phase phase, int64_t piece);
   uint64_t tag(Phase phase, int64_t piece = 0) const { return tag_in(round_, phase, piece); }
-  // The host's shared memory for sums of its ranks (partials) and for results. Each has two halves,
-  // so that one chunk can be reduced while the messages of the previous one are in flight.
-  static constexpr int kHalves = 2;
-  TensorView partials(int half, int64_t numel, DType dtype) const;
-  TensorView results(int half, int64_t numel, DType dtype) const;
+  // The host's shared memory for sums of its ranks (partials) and for results. Each has three
+  // slots: for the chunk that is reduced, for the previous one, whose messages are in flight, and
+  // for the one before, which other ranks of the host may still be sending.
+  static constexpr int kSlots = 3;
+  TensorView partials(int slot, int64_t numel, DType dtype) const;
+  TensorView results(int slot, int64_t numel, DType dtype) const;
   // Memory for the message from `host`.
-  TensorView received(int half, int host, int64_t numel, DType dtype);
+  TensorView received(int slot, int host, int64_t numel, DType dtype);
 
   // begin() sends the peers the announcement of this operation; agree() waits for theirs and
   // compares them. No other message may be received before agree() has returned.
@@ -86,14 +87,17 @@ class Collectives {
   void all_gather(Operation& operation);
   void all_to_all(Operation& operation);
   void broadcast(Operation& operation);
-  // Computes the sum of `in` over this host's ranks into `out`, which may be the same as `in`.
+  // Computes the sum of `in`, a part of the operation's input, over this host's ranks into `out`,
+  // which may be the same as `in`. It is complete after finish_sums(), which may end several.
   TensorView sum_within_host(const Operation& operation, TensorView in, TensorView out);
-  Crossing start_crossing(Operation& operation, int half, TensorView partial, TensorView result);
+  void finish_sums(const Operation& operation);
+  Crossing start_crossing(Operation& operation, int slot, TensorView partial, TensorView result);
   void finish_crossing(const CollectiveCall& call, Crossing& crossing);
   void finish_chunk(const Operation& operation, Crossing& crossing, TensorView out);
-  Scatter start_scatter(Operation& operation, int half, int64_t begin, int64_t numel, DType wire);
+  Scatter start_scatter(Operation& operation, int slot, int64_t begin, int64_t numel, DType wire);
   void finish_scatter(const CollectiveCall& call, Scatter& scatter);
-  // Sets Operation::outputs. All ranks of this host have to have announced their outputs.
+  // Set Operation::inputs and outputs. All ranks of this host have to have announced theirs.
+  void find_inputs(Operation& operation);
   void find_outputs(Operation& operation);
   // Copies the slices of the result that the other ranks of this host have received into `out`.
   void collect_result(const Operation& operation, TensorView out) const;
@@ -112,8 +116,8 @@ class Collectives {
   shm::Collectives local_;
   std::unique_ptr<Links> links_;
   std::unique_ptr<Watch> watch_;
-  Buffer window_;                                         // memory of partials() and results()
-  std::array<std::vector<std::byte>, kHalves> received_;  // by host
+  Buffer window_;                                        // memory of partials() and results()
+  std::array<std::vector<std::byte>, kSlots> received_;  // by host
   std::atomic<DType> bound_ = DType::fp32;
   uint64_t sequence_ = 0;  // operations begun
   uint64_t round_ = 0;     // chunks begun

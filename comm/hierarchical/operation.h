@@ -13,7 +13,9 @@ namespace zerorun::hierarchical {
 // Bytes of a chunk in the host's shared memory. At this size the synchronisation between chunks
 // costs little.
 inline constexpr size_t kWindowBytes = size_t{4} << 20;
-// The same if each host has one rank, which then works in the caller's memory.
+// Up to here a copy costs less than the step that reading inputs in place needs at its end.
+inline constexpr size_t kStagedBytes = size_t{16} << 10;
+// Bytes of a chunk if each host has one rank, which then works in the caller's memory.
 inline constexpr size_t kDirectBytes = size_t{16} << 20;
 
 inline void copy(TensorView from, TensorView to) {
@@ -39,6 +41,9 @@ struct Collectives::Operation {
   shm::Announcement announcement;
   std::vector<shm::Announcement> peers;  // those received, in the order of linked_
   Messages greetings;
+  // The inputs of this host's ranks, by local rank, if all of them are in shared memory: they are
+  // read in place. Otherwise empty.
+  std::vector<std::shared_ptr<std::byte>> inputs;
   // The outputs of this host's ranks, by local rank, if all of them are in shared memory; results
   // are then written to them directly. Otherwise empty.
   std::vector<std::shared_ptr<std::byte>> outputs;
@@ -46,7 +51,7 @@ struct Collectives::Operation {
 
 struct Collectives::Crossing {
   uint64_t round = 0;
-  int half = 0;
+  int slot = 0;
   TensorView partial;
   TensorView result;
   Messages arriving;  // sums of other hosts, for slices of this host's ranks
@@ -61,7 +66,7 @@ struct Collectives::Scatter {
             rows.dtype};
   }
 
-  int half = 0;
+  int slot = 0;
   int64_t begin = 0;  // in a row
   int64_t numel = 0;
   TensorView rows;     // the sums of this host: the first element of the first row

@@ -53,10 +53,10 @@ DType Collectives::result_dtype(const CollectiveCall& call) const {
   return call.output == Output::accumulate ? widest(call.in.dtype) : call.out.dtype;
 }
 
-TensorView Collectives::received(int half, int host, int64_t numel, DType dtype) {
+TensorView Collectives::received(int slot, int host, int64_t numel, DType dtype) {
   const size_t nbytes = static_cast<size_t>(numel) * size_of(dtype);
   const size_t needed = nbytes * static_cast<size_t>(topology_.hosts());
-  std::vector<std::byte>& memory = received_[static_cast<size_t>(half)];
+  std::vector<std::byte>& memory = received_[static_cast<size_t>(slot)];
   if (memory.size() < needed) memory.resize(needed);
   return {memory.data() + static_cast<size_t>(host) * nbytes, numel, dtype};
 }
@@ -69,6 +69,16 @@ TensorView Collectives::sum_within_host(const Operation& operation, TensorView i
     reduce({sources, in.dtype, call.reduce, Output::overwrite}, out);
     return out;
   }
+  if (!operation.inputs.empty()) {  // each rank adds a slice for all
+    const TensorView part = slice_of(out, topology_.local_rank(rank_), local_world_size());
+    std::vector<const std::byte*> sources;
+    for (const auto& input : operation.inputs) {
+      const auto offset = static_cast<size_t>(part.data - out.data) / size_of(out.dtype);
+      sources.push_back(input.get() + (in.data - call.in.data) + offset * size_of(in.dtype));
+    }
+    reduce({sources, in.dtype, call.reduce, Output::overwrite}, part);
+    return out;
+  }
   CollectiveCall within;
   within.op = Collective::all_reduce;
   within.in = in;
@@ -78,6 +88,10 @@ TensorView Collectives::sum_within_host(const Operation& operation, TensorView i
   within.number = operation.announcement.number;
   local_.run(within);
   return out;
+}
+
+void Collectives::finish_sums(const Operation& operation) {
+  if (!operation.inputs.empty()) local_.control().advance();
 }
 
 // A chunk's sums of hosts are on their way while the ranks of each host add the next one's.
@@ -95,12 +109,13 @@ void Collectives::all_reduce(Operation& operation) {
   for (int64_t at = 0; at < call.in.numel || at == 0; at += chunk) {
     const int64_t numel = std::min(chunk, call.in.numel - at);
     const TensorView out = call.out.slice(at, numel);
-    const int half = static_cast<int>(at / chunk % kHalves);
-    const TensorView result = direct ? out : results(half, numel, crossing_dtype);
+    const int slot = static_cast<int>(at / chunk % kSlots);
+    const TensorView result = direct ? out : results(slot, numel, crossing_dtype);
     const TensorView partial =
-        sum_within_host(operation, call.in.slice(at, numel), partials(half, numel, wire));
+        sum_within_host(operation, call.in.slice(at, numel), partials(slot, numel, wire));
+    finish_sums(operation);
     if (at == 0) agree(operation);
-    Crossing crossing = start_crossing(operation, half, partial, result);
+    Crossing crossing = start_crossing(operation, slot, partial, result);
     if (last) finish_chunk(operation, *last, call.out.slice(at - chunk, chunk));
     last.emplace(std::move(crossing));
     if (at + chunk >= call.in.numel) finish_chunk(operation, *last, out);
@@ -152,11 +167,11 @@ void Collectives::collect_result(const Operation& operation, TensorView out) con
 }
 
 // Every owner adds the hosts' sums of its slice, and sends the result to all hosts.
-Collectives::Crossing Collectives::start_crossing(Operation& operation, int half,
+Collectives::Crossing Collectives::start_crossing(Operation& operation, int slot,
                                                   TensorView partial, TensorView result) {
   ++round_;
   Crossing crossing{round_,
-                    half,
+                    slot,
                     partial,
                     result,
                     operation.messages(*this),
@@ -167,7 +182,7 @@ Collectives::Crossing Collectives::start_crossing(Operation& operation, int half
   const int64_t most_pieces = pieces_of(slice_of(partial, 0, options_.world_size).numel, wire);
   for (int64_t piece = 0; piece < pieces_of(own.numel, wire); ++piece) {
     for_other_hosts([&](int host) {
-      const TensorView to = piece_of(received(half, host, own.numel, wire), piece, wire);
+      const TensorView to = piece_of(received(slot, host, own.numel, wire), piece, wire);
       crossing.arriving.receive(topology_.relay(host, rank_), tag(Phase::scatter, piece),
                                 bytes_of(to));
     });
@@ -193,7 +208,7 @@ void Collectives::finish_crossing(const CollectiveCall& call, Crossing& crossing
     crossing.arriving.wait(sources.size() - 1);
     for_other_hosts([&](int host) {
       sources[static_cast<size_t>(host)] =
-          piece_of(received(crossing.half, host, own.numel, wire), piece, wire).data;
+          piece_of(received(crossing.slot, host, own.numel, wire), piece, wire).data;
     });
     sources[static_cast<size_t>(host_)] = piece_of(own, piece, wire).data;
     const TensorView sum = piece_of(own_result, piece, wire);
@@ -207,11 +222,11 @@ void Collectives::finish_crossing(const CollectiveCall& call, Crossing& crossing
   crossing.leaving.wait();
 }
 
-Collectives::Scatter Collectives::start_scatter(Operation& operation, int half, int64_t begin,
+Collectives::Scatter Collectives::start_scatter(Operation& operation, int slot, int64_t begin,
                                                 int64_t numel, DType wire) {
   const CollectiveCall& call = operation.call;
   const int64_t row = call.out.numel;
-  Scatter scatter{half,
+  Scatter scatter{slot,
                   begin,
                   numel,
                   call.in.slice(begin, 0),
@@ -219,7 +234,7 @@ Collectives::Scatter Collectives::start_scatter(Operation& operation, int half, 
                   operation.messages(*this),
                   operation.messages(*this)};
   if (!alone() || wire != call.in.dtype) {
-    scatter.rows = partials(half, numel * options_.world_size, wire);
+    scatter.rows = partials(slot, numel * options_.world_size, wire);
     scatter.stride = numel;
     if (numel == row) {
       sum_within_host(operation, call.in, scatter.rows);
@@ -229,11 +244,12 @@ Collectives::Scatter Collectives::start_scatter(Operation& operation, int half, 
       }
     }
   }
+  finish_sums(operation);
   if (begin == 0) agree(operation);
   ++round_;
   for_other_hosts([&](int host) {
     scatter.arriving.receive(topology_.relay(host, rank_), tag(Phase::scatter),
-                             bytes_of(received(half, host, numel, wire)));
+                             bytes_of(received(slot, host, numel, wire)));
   });
   for_owners([&](int owner) {
     scatter.leaving.send(owner, tag(Phase::scatter), bytes_of(scatter.of(owner)));
@@ -246,7 +262,7 @@ void Collectives::finish_scatter(const CollectiveCall& call, Scatter& scatter) {
   std::vector<const std::byte*> sources(static_cast<size_t>(topology_.hosts()));
   scatter.arriving.wait();
   for_other_hosts([&](int host) {
-    sources[static_cast<size_t>(host)] = received(scatter.half, host, scatter.numel, wire).data;
+    sources[static_cast<size_t>(host)] = received(scatter.slot, host, scatter.numel, wire).data;
   });
   sources[static_cast<size_t>(host_)] = scatter.of(rank_).data;
   reduce({sources, wire, call.reduce, call.output}, call.out.slice(scatter.begin, scatter.numel));
@@ -263,8 +279,8 @@ void Collectives::reduce_scatter(Operation& operation) {
   const int64_t chunk = std::max<int64_t>(1, most / options_.world_size);
   std::optional<Scatter> last;
   for (int64_t at = 0; at < row || at == 0; at += chunk) {
-    const int half = static_cast<int>(at / chunk % kHalves);
-    Scatter scatter = start_scatter(operation, half, at, std::min(chunk, row - at), wire);
+    const int slot = static_cast<int>(at / chunk % kSlots);
+    Scatter scatter = start_scatter(operation, slot, at, std::min(chunk, row - at), wire);
     if (last) finish_scatter(call, *last);
     last.emplace(std::move(scatter));
   }

@@ -202,7 +202,7 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
      .type = KeyType::boolean,
      .fallback = "false",
      .doc = "ZeRO++ (qgZ): gradients are added within each host and then between hosts, which send "
-            "each other 4 bits per element and a scale per 32 elements (stages 1 to 3), or 8 bits "
+            "each other 8 bits per element and a scale per 256 elements (stages 1 to 3), or 4 bits "
             "(/zerorun/quantized_gradient_bits). Sums are computed in fp32. Vectors, such as "
             "biases, are not quantized. No effect if all ranks are on one host.",
      .binding = bind_zero<&ZeroConfig::quantized_gradients>()},

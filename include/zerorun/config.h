@@ -156,7 +156,7 @@ struct ZeroConfig {  // size: one member for each key
   bool quantized_weights = false;               // gathers of stage 3 send 8 bits per element
   bool quantized_nontrainable_weights = false;  // gathers of frozen parameters do
   bool quantized_gradients = false;     // reductions send fewer bits per element between hosts:
-  int64_t quantized_gradient_bits = 4;  // zerorun.quantized_gradient_bits: 4 or 8
+  int64_t quantized_gradient_bits = 8;  // zerorun.quantized_gradient_bits: 8 or 4
   std::optional<LocoConfig> loco;       // for quantized gradients
 };
 

@@ -50,8 +50,8 @@ inline std::vector<Effect> batch_and_precision_effects() {
       {"/zerorun/share_parameters", "false", [](const Config& c) { return !c.share_parameters; }},
       {"/zerorun/shard_group_size", "4",
        [](const Config& c) { return c.zero.shard_group_size == 4; }},
-      {"/zerorun/quantized_gradient_bits", "8",
-       [](const Config& c) { return c.zero.quantized_gradient_bits == 8; }},
+      {"/zerorun/quantized_gradient_bits", "4",
+       [](const Config& c) { return c.zero.quantized_gradient_bits == 4; }},
   };
 }
 

@@ -13,6 +13,11 @@ namespace {
 constexpr int kSlots = 3;
 // One bucket is cast, one is reduced.
 constexpr int kCommSlots = 2;
+
+// The group whose ranks read each other's gradients: QuantizedReduction has one of its own.
+Communicator& adds_within_host(const EngineContext& context) {
+  return context.host_group ? *context.host_group : context.shards();
+}
 }  // namespace
 
 GradientPool::GradientPool(const EngineContext& context, DType dtype, int64_t slot_numel, int slots,
@@ -20,9 +25,10 @@ GradientPool::GradientPool(const EngineContext& context, DType dtype, int64_t sl
     : context_(context), dtype_(dtype) {
   const int64_t numel = slot_numel * slots + small_numel;
   const size_t nbytes = static_cast<size_t>(numel) * size_of(dtype);
-  if (context.shards().reads_peers()) {
-    std::optional<Buffer> arena = context.shards().allocate(nbytes, Sharing::per_rank);
-    ZR_CHECK(arena, "transport {} gives no per-rank memory", context.shards().transport());
+  if (context.device.is_host()) {  // ranks of a host add gradients where they are
+    Communicator& adds = adds_within_host(context);
+    std::optional<Buffer> arena = adds.allocate(nbytes, Sharing::per_rank);
+    ZR_CHECK(arena, "transport {} gives no per-rank memory", adds.transport());
     arena_ = std::move(*arena);
     ledger_entry_ = context.device.account(nbytes, MemoryCategory::buckets);
   } else {

@@ -61,6 +61,7 @@ Config config_of(const Setting& setting) {
   if (setting.quantized) {
     config.zero.quantized_weights = setting.stage == 3;
     config.zero.quantized_gradients = true;
+    config.zero.quantized_gradient_bits = setting.stage == 1 ? 4 : 8;
     config.zero.loco.emplace();
   }
   if (setting.offloaded > 0) {
