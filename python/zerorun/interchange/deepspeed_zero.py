@@ -55,7 +55,7 @@ def optimizer_files(folder: str) -> list[str]:
                 "checkpoints were saved into one folder"
             )
         found[int(match[1])] = name
-    missing = sorted(set(range(max(found, default=0) + 1)) - found.keys())
+    missing = sorted(set(range(max(found, default=-1) + 1)) - found.keys())
     if missing:
         raise _C.CheckpointError(
             f"{folder}: the optimizer states of ranks {missing[:8]} are missing (files "
@@ -74,6 +74,11 @@ def open_zero(folder: str, *, optimizer_states: bool = True) -> Source:
     model = ModelStates(folder)
     source = Source(folder, "a DeepSpeed checkpoint", files=[SavedPart(path) for path in files])
     model.describe(source)
+    if not files and model.param_shapes:
+        raise _C.CheckpointError(
+            f"{folder}: no file *_optim_states.pt is there, but the model's parameters were "
+            "sharded over ranks: the files may be on the disks of the hosts that saved them"
+        )
     if not files:
         model.add_full(source)
         source.why_no_states = (
@@ -151,9 +156,9 @@ class _Rank:
             {name: value for name, value in group.items() if name != "params"} for group in groups
         ]
         steps = [group["step"] for group in self.param_groups if "step" in group]
-        if steps:  # DeepSpeed's FusedAdam counts by group
-            for states in self.states.values():
-                states.setdefault("step", steps[0])
+        if steps and not any("step" in states for states in self.states.values()):
+            for states in self.states.values():  # DeepSpeed's FusedAdam counts by group
+                states["step"] = steps[0]
 
 
 def _member(state: Any, key: str, kind: type, path: str) -> Any:

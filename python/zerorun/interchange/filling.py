@@ -103,8 +103,9 @@ class Filling:
                 continue
             if not found.states and not self._shards.external:
                 continue  # saved before the first step
-            step = found.numbers.get("step", 0)
-            steps.add(whole_number(step, f"step of {name}", self._source.path))
+            if "step" in found.numbers:  # DeepSpeed's Muon and momentum keep none
+                step = found.numbers["step"]
+                steps.add(whole_number(step, f"step of {name}", self._source.path))
             wanted = {_state_name(state) for state in core.state_names(index)}
             if not self._shards.external and wanted != found.states.keys():
                 yield (
@@ -114,7 +115,8 @@ class Filling:
                 )
         if len(steps) > 1 and not self._shards.external:
             yield f"its parameters were updated {sorted(steps)} times; expected one number for all"
-        self._steps = max(steps, default=0)
+        applied = max(0, self._source.global_steps - self._source.skipped_steps)
+        self._steps = max(steps, default=applied)
 
     def check_files(self) -> None:
         """Raises CheckpointError for a damaged file. Each is read by one rank. Collective."""

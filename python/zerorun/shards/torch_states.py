@@ -54,7 +54,7 @@ class TorchStates:
                 states[shard] = {
                     key: value.detach().flatten()[part].to(shard.device, copy=True)
                     if _is_cut(key, value, layout.shapes[parameter])
-                    else value
+                    else copy.deepcopy(value)
                     for key, value in given.items()
                 }
         common = self.common()
@@ -86,10 +86,11 @@ class TorchStates:
         return self._optimizer.state.get(self._shards[parameter, begin], {})
 
     def put(self, parameter: int, begin: int, state: dict[str, Any]) -> None:
-        """Replaces the states of a shard."""
+        """Replaces the states of a shard. Counts are copied: optimizers change them in place, and
+        one may be that of several shards."""
         shard = self._shards[parameter, begin]
         self._optimizer.state[shard] = {
-            key: value if _is_number(value) else value.to(shard.device)
+            key: copy.deepcopy(value) if _is_number(value) else value.to(shard.device)
             for key, value in state.items()
         }
 

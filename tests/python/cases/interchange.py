@@ -79,6 +79,47 @@ def case_deepspeeds_checkpoints_go_on_as_there(folder: Path) -> None:
         engine.destroy()
 
 
+class OwnAdamW(torch.optim.AdamW):
+    """An optimizer that the engine steps as it is, on shards."""
+
+
+def case_torchs_own_optimizers_count_steps_as_there(folder: Path) -> None:
+    """The file has one count for a group: it must not become that of several shards."""
+    for path in unpack(folder, "deepspeed_checkpoints.tar.xz"):
+        if "fp32" in path.name and "elastic" not in path.name:
+            model = make_model()
+            config = uneven_model.config_of(1, "fp32", WORLD_SIZE)
+            del config["optimizer"]
+            optimizer = OwnAdamW(groups_of(model), lr=1e-3)
+            engine = zerorun.initialize(model, optimizer, config=config)[0]
+            engine.load_checkpoint(path)
+            expected = json.loads((path / "losses.json").read_text())["losses"]
+            assert_as_there(go_on(engine), expected, "fp32")
+            engine.destroy()
+
+
+def case_a_checkpoint_without_zero_gives_its_values(folder: Path) -> None:
+    """DeepSpeed's stage 0 saves one file, in which the optimizer's states have numbers."""
+    saved = make_model()
+    if RANK == 0:
+        (folder / "tag").mkdir(parents=True)
+        (folder / "latest").write_text("tag")
+        numbered = {"state": {0: {"exp_avg": torch.ones(17, 7)}}, "param_groups": [{"params": [0]}]}
+        content = {"module": saved.state_dict(), "buffer_names": ["calls"], "optimizer": numbered}
+        content |= {"param_shapes": None, "shared_params": None, "ds_config": {}, "global_steps": 3}
+        torch.save(content, folder / "tag" / "mp_rank_00_model_states.pt")
+    engine = engine_for(3)
+    engine.communicator.barrier()
+    before = engine.core.parameter_hash()
+    message = "without ZeRO (stage 0), whose optimizer states have no names; load_optimizer_states="
+    raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(folder))
+    assert engine.core.parameter_hash() == before
+    engine.load_checkpoint(folder, load_optimizer_states=False)
+    loaded = engine.full_state_dict(rank0_only=False)
+    assert all(torch.equal(loaded[name], value) for name, value in saved.state_dict().items())
+    engine.destroy()
+
+
 def case_parts_of_a_training_as_asked(folder: Path) -> None:
     path = unpack(folder, "deepspeed_checkpoints.tar.xz")[-1]
     engine = engine_for(2)
@@ -211,6 +252,10 @@ def damages(tag: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
         "fewer": (
             "2 files *_optim_states.pt, expected those of 3",
             (tag / states.format(2)).unlink,
+        ),
+        "none": (
+            "no file *_optim_states.pt is there",
+            lambda: [path.unlink() for path in tag.glob("*_optim_states.pt")],
         ),
         "no model": ("neither mp_rank_00_model_states.pt", model.unlink),
         "experts": ("experts (MoE) in files of their own", expert.touch),
