@@ -1,10 +1,13 @@
 // Measures saving and loading for one rank with bf16 parameters and AdamW, as ratios of one run:
-//   bench_checkpoint [DIRECTORY [MILLIONS]]   default: the working folder, 85 million parameters
-// a save, over plain large direct writes of as many bytes there (with a sync); loads, over such
-// reads of the checkpoint's own file, because what a virtual disk reads fast depends on the file;
-// what a step waits for an asynchronous save, over one copy of the same bytes in memory; and what
-// the system takes to give a load the memory for what it has to keep until all is verified. A load
-// at the start of a program keeps the old masters, a load after steps also the optimizer states.
+//   bench_checkpoint [DIRECTORY [MILLIONS [ROUNDS]]]   default: the working folder, 85 million
+//                                                      parameters, 9 rounds
+// a save, over plain large direct writes of as many bytes there, with a sync; loads, over such
+// reads of the checkpoint's own file (what a virtual disk reads fast depends on the file) into
+// memory that was written before, as the engine's was; and what a step waits for an asynchronous
+// save, over one copy of the same bytes in memory. Both of a pair follow each other, in turn one or
+// the other first; the ratio is the median of those of the rounds. A load at the start of a program
+// keeps the old masters until all is verified, a load after steps also the optimizer states. The
+// last line is what the system takes to provide memory for that.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -16,11 +19,11 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "core/check.h"
+#include "offload/block_io.h"
 #include "os/file_descriptor.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/engine.h"
@@ -32,7 +35,7 @@ namespace fs = std::filesystem;
 
 constexpr double kGB = 1e9;
 constexpr double kBytesPerParameter = 12;  // master and two states
-constexpr int kRounds = 5;
+constexpr MemoryCategory kOther = MemoryCategory::other;
 
 // CPU time of all threads of this process, in the kernel too.
 double processor_seconds() {
@@ -44,64 +47,74 @@ double processor_seconds() {
   return of(usage.ru_utime) + of(usage.ru_stime);
 }
 
-// The least of several rounds.
-struct Best {
-  double seconds = std::numeric_limits<double>::infinity();
-  double processor = std::numeric_limits<double>::infinity();
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// What something took in each round.
+struct Times {
+  std::vector<double> seconds;
+  std::vector<double> processor;
 
   void take(const std::function<void()>& work) {
+    ::sync();  // what came before, such as the removal of a file, costs nothing here
     const double before = processor_seconds();
     const auto start = std::chrono::steady_clock::now();
     work();
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-    seconds = std::min(seconds, taken.count());
-    processor = std::min(processor, processor_seconds() - before);
+    seconds.push_back(taken.count());
+    processor.push_back(processor_seconds() - before);
+  }
+  // Times of it in `own`, by rounds.
+  double over(const Times& own) const {
+    std::vector<double> ratios;
+    for (size_t i = 0; i < seconds.size(); ++i) ratios.push_back(seconds[i] / own.seconds[i]);
+    return median(ratios);
   }
 };
 
-// Writes a file, or reads one, past the cache of the system, eight mebibytes at a time.
+// Writes a file, or reads one, past the cache of the system, eight mebibytes at a time, from or to
+// memory of the size of the file.
 class PlainFile {
  public:
   PlainFile(fs::path path, uint64_t nbytes, Device& device)
-      : path_(std::move(path)), nbytes_(nbytes / kBlock * kBlock) {
-    block_ = device.allocate_pinned(kBlock);
-    std::memset(block_.data(), 1, kBlock);
+      : path_(std::move(path)), memory_(device.allocate(align_direct(nbytes), kOther)) {
+    std::memset(memory_.data(), 1, memory_.nbytes());
   }
-  ~PlainFile() {
-    std::error_code ignored;
-    fs::remove(path_, ignored);
-  }
-  PlainFile(const PlainFile&) = delete;
-  PlainFile& operator=(const PlainFile&) = delete;
 
-  void write() const {
-    fs::remove(path_);
+  void write() {
     const FileDescriptor file(
         ::open(path_.c_str(), O_CREAT | O_WRONLY | O_DIRECT | O_CLOEXEC, 0600));
-    each_block([&](off_t at) { return ::pwrite(file.get(), block_.data(), kBlock, at); });
+    each_block([&](std::byte* data, size_t nbytes, off_t at) {
+      return ::pwrite(file.get(), data, nbytes, at) == static_cast<ssize_t>(nbytes);
+    });
     if (::fsync(file.get()) != 0) fail<IoError>("cannot sync {}", path_.string());
   }
-  // Reads the whole blocks of another file of about this size.
-  void read(const fs::path& path) const {
+  // Reads another file, of about this size.
+  void read(const fs::path& path) {
     const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
-    each_block([&](off_t at) { return ::pread(file.get(), block_.data(), kBlock, at); });
+    each_block([&](std::byte* data, size_t nbytes, off_t at) {
+      return ::pread(file.get(), data, nbytes, at) > 0;
+    });
   }
-  double nbytes() const { return static_cast<double>(nbytes_); }
+  void remove() const { fs::remove(path_); }
 
  private:
   static constexpr size_t kBlock = size_t{8} << 20;
 
-  void each_block(const std::function<ssize_t(off_t at)>& transfer) const {
-    for (uint64_t at = 0; at < nbytes_; at += kBlock) {
-      if (transfer(static_cast<off_t>(at)) == static_cast<ssize_t>(kBlock)) continue;
+  template <typename Transfer>
+  void each_block(const Transfer& transfer) {
+    for (size_t at = 0; at < memory_.nbytes(); at += kBlock) {
+      const size_t nbytes = std::min(kBlock, memory_.nbytes() - at);
+      if (transfer(memory_.data() + at, nbytes, static_cast<off_t>(at))) continue;
       fail<IoError>("{}: {}: direct transfers do not work there", path_.string(),
                     std::strerror(errno));
     }
   }
 
   const fs::path path_;
-  const uint64_t nbytes_;
-  Buffer block_;
+  Buffer memory_;
 };
 
 // One rank with a model of so many parameters, in matrices.
@@ -168,64 +181,117 @@ fs::path file_of(const fs::path& checkpoint) {
 // Fresh memory, until it can be written.
 void touch(Device& device, double nbytes) {
   constexpr size_t kPage = 4096;
-  const Buffer memory = device.allocate(static_cast<size_t>(nbytes), MemoryCategory::other);
+  const Buffer memory = device.allocate(static_cast<size_t>(nbytes), kOther);
   for (size_t at = 0; at < memory.nbytes(); at += kPage) memory.data()[at] = std::byte{1};
 }
 
-void run(const fs::path& directory, double millions) {
-  Model model(millions);
-  model.fill_states();
-  const fs::path folder = directory / fmt::format("bench_checkpoint.{}", ::getpid());
-  fs::create_directories(folder);
-  PlainFile plain(folder / "plain", static_cast<uint64_t>(model.nbytes()), model.device());
-  AsyncSaver saver(model.states(), model.comm());
-  std::vector<std::byte> from(static_cast<size_t>(model.nbytes()), std::byte{1});
-  std::vector<std::byte> to(from.size(), std::byte{2});
-  const SaveOptions blocking{.directory = (folder / "run").string(), .tag = "blocking"};
-  const SaveOptions beside{.directory = (folder / "run").string(), .tag = "beside"};
-  const auto load_into = [&](Model& into, Best& best) {
-    forget(folder / "run");
-    best.take([&] { load_checkpoint(into.states(), into.comm(), blocking.directory, "blocking"); });
-  };
-  Best written, read, saved, resumed, loaded, copied, stalled, touched;
-  for (int round = 0; round < kRounds; ++round) {  // in turn: the machine has other work
-    written.take([&] { plain.write(); });
-    saved.take([&] { save_checkpoint(model.states(), model.comm(), blocking); });
-    const auto read_plainly = [&] {
-      const fs::path file = file_of(folder / "run" / "blocking");
-      read.take([&] { plain.read(file); });
-    };
-    const bool is_first = round % 2 == 0;  // what is read before may be in a cache of the host
-    if (is_first) read_plainly();
-    Model fresh(millions);
-    load_into(fresh, resumed);
-    load_into(model, loaded);
-    if (!is_first) read_plainly();
-    touched.take([&] { touch(model.device(), model.nbytes()); });
-    copied.take([&] { std::memcpy(to.data(), from.data(), from.size()); });
-    stalled.take([&] { saver.save(beside); });
-    saver.wait();
+// What is measured, and what it is compared with.
+struct Figures {
+  Times written, saved;
+  Times read_before_start, resumed;
+  Times read_before_load, loaded;
+  Times copied, stalled;
+  Times touched;
+};
+
+class Bench {
+ public:
+  Bench(const fs::path& directory, double millions)
+      : millions_(millions),
+        model_(millions),
+        folder_(directory / fmt::format("bench_checkpoint.{}", ::getpid())),
+        plain_(folder_ / "plain", static_cast<uint64_t>(model_.nbytes()), model_.device()),
+        saver_(model_.states(), model_.comm()),
+        from_(static_cast<size_t>(model_.nbytes()), std::byte{1}),
+        to_(from_.size(), std::byte{2}) {
+    model_.fill_states();
+    fs::create_directories(folder_);
   }
-  fs::remove_all(folder);
-  const double gb = model.nbytes() / kGB;
-  const double disk_write = written.seconds * model.nbytes() / plain.nbytes();
-  const double disk_read = read.seconds * model.nbytes() / plain.nbytes();
-  fmt::print("{:.0f} M parameters, {:.2f} GB; the best of {} rounds\n", millions, gb, kRounds);
-  const auto line = [&](const char* what, const Best& own, const char* against, double other) {
-    fmt::print(
-        "{:<18} {:7.3f} s, {:6.2f} GB/s, {:.2f} s of processors; {:<22} {:7.3f} s: {:.2f} x its "
-        "rate\n",
-        what, own.seconds, gb / own.seconds, own.processor, against, other, other / own.seconds);
+  ~Bench() {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+  }
+  Bench(const Bench&) = delete;
+  Bench& operator=(const Bench&) = delete;
+
+  void round(bool is_plain_first) {
+    const auto in_turn = [&](const std::function<void()>& plain, const std::function<void()>& own) {
+      is_plain_first ? plain() : own();
+      is_plain_first ? own() : plain();
+    };
+    fs::remove_all(run_);
+    fs::create_directories(run_);
+    plain_.remove();
+    in_turn([&] { figures_.written.take([&] { plain_.write(); }); },
+            [&] { figures_.saved.take([&] { save(); }); });
+    {
+      Model fresh(millions_);
+      in_turn([&] { read(figures_.read_before_start); }, [&] { load(fresh, figures_.resumed); });
+    }
+    in_turn([&] { read(figures_.read_before_load); }, [&] { load(model_, figures_.loaded); });
+    figures_.touched.take([&] { touch(model_.device(), model_.nbytes()); });
+    in_turn(
+        [&] { figures_.copied.take([&] { std::memcpy(to_.data(), from_.data(), from_.size()); }); },
+        [&] {
+          figures_.stalled.take(
+              [&] { saver_.save({.directory = run_.string(), .tag = "beside"}); });
+          saver_.wait();
+        });
+  }
+
+  void print() const;
+
+ private:
+  void save() {
+    save_checkpoint(model_.states(), model_.comm(), {.directory = run_.string(), .tag = "tag"});
+  }
+  void load(Model& into, Times& times) {
+    forget(run_);
+    times.take([&] { load_checkpoint(into.states(), into.comm(), run_.string(), "tag"); });
+  }
+  void read(Times& times) {
+    times.take([&, file = file_of(run_ / "tag")] { plain_.read(file); });
+  }
+
+  const double millions_;
+  Model model_;
+  const fs::path folder_;
+  const fs::path run_ = folder_ / "run";
+  PlainFile plain_;
+  AsyncSaver saver_;
+  std::vector<std::byte> from_;
+  std::vector<std::byte> to_;
+  Figures figures_;
+};
+
+void Bench::print() const {
+  const double gb = model_.nbytes() / kGB;
+  fmt::print("{:.0f} M parameters, {:.2f} GB; medians of {} rounds\n", millions_, gb,
+             figures_.saved.seconds.size());
+  const auto show = [&](const char* what, const Times& own) {
+    const auto [least, most] = std::minmax_element(own.seconds.begin(), own.seconds.end());
+    const double middle = median(own.seconds);
+    fmt::print("{:<24} {:.3f} s ({:.3f} to {:.3f}), {:5.2f} GB/s, {:.2f} s of processors", what,
+               middle, *least, *most, gb / middle, median(own.processor));
   };
-  line("save", saved, "direct writes and sync", disk_write);
-  line("load at the start", resumed, "direct reads", disk_read);
-  line("load after steps", loaded, "direct reads", disk_read);
-  fmt::print("fresh memory       {:7.3f} s, {:6.2f} GB/s\n", touched.seconds, gb / touched.seconds);
-  fmt::print(
-      "asynchronous save  {:7.3f} s that a step waits; a copy in memory {:7.3f} s: {:.2f} x, "
-      "{:+.0f} ms\n",
-      stalled.seconds, copied.seconds, stalled.seconds / copied.seconds,
-      1e3 * (stalled.seconds - copied.seconds));
+  const auto pair = [&](const char* what, const Times& own, const char* than, const Times& plain) {
+    show(than, plain);
+    fmt::print("\n");
+    show(what, own);
+    fmt::print(": {:.2f} x the rate\n", plain.over(own));
+  };
+  pair("save", figures_.saved, "direct writes and sync", figures_.written);
+  pair("load at the start", figures_.resumed, "direct reads", figures_.read_before_start);
+  pair("load after steps", figures_.loaded, "direct reads", figures_.read_before_load);
+  pair("stall of an async save", figures_.stalled, "copy in memory", figures_.copied);
+  show("fresh memory", figures_.touched);
+  fmt::print("\n");
+}
+
+void run(const fs::path& directory, double millions, int rounds) {
+  Bench bench(directory, millions);
+  for (int round = 0; round < rounds; ++round) bench.round(round % 2 == 0);
+  bench.print();
 }
 
 }  // namespace
@@ -234,8 +300,9 @@ void run(const fs::path& directory, double millions) {
 int main(int argc, char** argv) {
   const std::string directory = argc > 1 ? argv[1] : ".";
   const double millions = argc > 2 ? std::stod(argv[2]) : 85;
+  const int rounds = argc > 3 ? std::stoi(argv[3]) : 9;
   try {
-    zerorun::bench::run(directory, millions);
+    zerorun::bench::run(directory, millions, rounds);
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());
     return 1;
