@@ -79,6 +79,24 @@ std::optional<std::string> Watch::find(const std::string& key) noexcept {
   }
 }
 
+bool Watch::store_is_gone() noexcept {
+  try {
+    if (store_ != nullptr) store_->find(error_key(options_));
+    return false;
+  } catch (const Dropped&) {
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+std::string Watch::name_of_server() const {
+  for (int peer = 0; peer < options_.world_size; ++peer) {
+    if (options_.number(peer) == 0) return topology_.name_of_rank(peer);
+  }
+  return "rank 0";
+}
+
 void Watch::wait(Transfer& transfer, int peer, const shm::Announcement& operation) {
   {
     const std::lock_guard lock(mutex_);
@@ -107,6 +125,13 @@ void Watch::explain(int peer, const shm::Announcement& operation, const std::str
     if (const auto error = find(error_key(options_))) fail(*error);
     std::this_thread::sleep_for(kPause);
   } while (Clock::now() < until);
+  if (options_.number(peer) != 0 && store_is_gone()) {  // the peer may only have heard of it first
+    fail(fmt::format(
+        "{} left or died, and the store with it; {} ended its connection while rank {} waited for "
+        "it in {} ({})",
+        name_of_server(), topology_.name_of_rank(peer), options_.own_number(), describe(operation),
+        text));
+  }
   const bool left = find(key(kLeft, peer)).has_value();
   fail(fmt::format("{} {} while rank {} waited for it in {} ({})", topology_.name_of_rank(peer),
                    left ? "left (its communicator was destroyed)"
@@ -208,14 +233,14 @@ void Watch::ask_store() {
   } catch (const Dropped& error) {
     gone_ = std::min(gone_, now);
     if (waits && now - gone_ > kGrace) {
-      set_error(fmt::format("{} left or died, and the store with it ({})",
-                            topology_.name_of_rank(0), error.what()));
+      set_error(fmt::format("{} left or died, and the store with it ({})", name_of_server(),
+                            error.what()));
     }
   } catch (const CommError& error) {
     const std::string text = fmt::format(
         "rank {} does not reach {} any more: its host is down, the process is "
         "stopped, or the link between the hosts is cut ({})",
-        options_.own_number(), topology_.name_of_rank(0), error.what());
+        options_.own_number(), name_of_server(), error.what());
     if (control_.claim_report()) write_own_host_report(text);
     set_error(text);
   }

@@ -68,6 +68,9 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
 
   std::string key(std::string_view what, int number) const;
   std::optional<std::string> find(const std::string& key) noexcept;
+  bool store_is_gone() noexcept;
+  // Rank 0 of the job, which serves the store. It may not be in this group.
+  std::string name_of_server() const;
   void spread(const std::string& text) noexcept;
   void run();
   void look();

@@ -174,17 +174,22 @@ TEST(GroupTest, ADeadlineNamesTheGroupAndTheRanksOfTheJob) {
       std::chrono::seconds(2));
 }
 
-void expect_told_of(int killed, bool by_name, Processes& ranks) {
+// "row 0" and "column 1" are the groups of rank 1.
+::testing::Matcher<std::string> names_a_group_of(int rank) {
+  return AnyOf(HasSubstr(fmt::format("'row {}: step 7'", rank / 2)),
+               HasSubstr(fmt::format("'column {}: step 7'", rank % 2)));
+}
+
+// The ranks that waited for the killed one tell the others for what. Without a store some cannot be
+// told, and name what they waited for themselves.
+void expect_told_of(int killed, bool has_store, Processes& ranks) {
   for (const int survivor : {0, 1, 2, 3}) {
     if (survivor == killed) continue;
-    const std::string row = fmt::format("'row {}: step 7'", killed / 2);
-    const std::string column = fmt::format("'column {}: step 7'", killed % 2);
-    const std::string error = ranks.result(survivor);
-    EXPECT_THAT(error, AllOf(HasSubstr("died"), HasSubstr("step 7'"))) << "rank " << survivor;
-    if (!by_name) continue;
-    EXPECT_THAT(error, AllOf(HasSubstr(fmt::format("rank {} ", killed)),
-                             AnyOf(HasSubstr(row), HasSubstr(column))))
-        << "rank " << survivor;
+    EXPECT_THAT(
+        ranks.result(survivor),
+        AllOf(HasSubstr(fmt::format("rank {}", killed)), HasSubstr("died"),
+              AnyOf(names_a_group_of(killed), names_a_group_of(has_store ? killed : survivor))))
+        << "rank " << survivor << " when rank " << killed << " is killed";
   }
 }
 
@@ -204,10 +209,8 @@ TEST(GroupTest, AKilledProcessEndsTheWaitsOfEveryGroupByName) {
           std::chrono::seconds(60), host_of);
       await(ranks.shared().progress, 40);
       ranks.kill_rank(killed);
-      // Rank 0 serves the store of ranks on several hosts: without it a rank may only see that one
-      // which was told before it is gone.
-      const bool has_store = killed != 0 || host_of(0) == host_of(3);
-      expect_told_of(killed, has_store, ranks);
+      // Rank 0 serves the store of ranks on several hosts.
+      expect_told_of(killed, /*has_store=*/killed != 0 || host_of(0) == host_of(3), ranks);
     }
   }
 }
