@@ -195,7 +195,7 @@ void show_epilogues(Device& device, const train::KernelOptions& options, int64_t
     const int64_t rows = std::max<int64_t>(1, numel / 16 / width);
     const auto show = [&](std::string_view what, const train::LinearShape& shape,
                           const std::function<void(const Linear&, train::Kernels&)>& call) {
-      const Linear layer(device, options.dtype, shape);
+      const Linear layer(device, fused->activation_dtype(), shape);
       table.show_choice(
           fmt::format("{}, {} x {} to {}", what, rows, shape.in, shape.out),
           [&] { call(layer, *fused); }, [&] { call(layer, *separate); });

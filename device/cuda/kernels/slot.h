@@ -51,10 +51,10 @@ __device__ inline void store_nearest(float value, const View& view, int64_t i) {
 inline constexpr int kVector = 4;
 using Floats = Vector<float, kVector>;
 
-// Neighbouring elements of tensors, from `begin` on: a vector's, of which those from `end` on are
+// Neighbouring elements of tensors, from `begin` on: a vector's, of which those from `count` on are
 // none. Tensors that are not `aligned` there are read and written one element at a time.
 struct Slot {
-  __device__ bool has(int k) const { return begin + k < end; }
+  __device__ bool has(int k) const { return k < count; }
   __device__ bool is_vector() const { return aligned && has(kVector - 1); }
 
   // What is none is 0.
@@ -81,7 +81,7 @@ struct Slot {
   }
 
   int64_t begin;
-  int64_t end;
+  int count;
   bool aligned;
 };
 

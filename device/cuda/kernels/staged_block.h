@@ -60,10 +60,15 @@ class WarpRandom {
 class Staged {
  public:
   __device__ Staged(int64_t begin, int64_t end, bool aligned, int lane)
-      : begin_(begin), end_(end), aligned_(aligned && begin % kVector == 0), lane_(lane) {}
+      : begin_(begin),
+        count_(static_cast<int>(end - begin < kStateBlock ? end - begin : kStateBlock) -
+               lane * kVector),
+        aligned_(aligned && begin % kVector == 0),
+        lane_(lane) {}
 
   __device__ Slot slot(int group) const {
-    return {begin_ + group * StochasticRounding::kGroup + lane_ * kVector, end_, aligned_};
+    constexpr int kGroup = StochasticRounding::kGroup;
+    return {begin_ + group * kGroup + lane_ * kVector, count_ - group * kGroup, aligned_};
   }
 
   __device__ Floats load(const View& view, const View& scales, bool is_signed, int group) const {
@@ -139,7 +144,7 @@ class Staged {
   }
 
   int64_t begin_;
-  int64_t end_;
+  int count_;  // elements from the thread's first vector to the end of the block
   bool aligned_;
   int lane_;
 };

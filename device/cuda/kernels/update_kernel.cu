@@ -112,7 +112,7 @@ __global__ void update_vectors(const __grid_constant__ RuleSegments<Rule> segmen
     const int64_t first = i < segment.begin ? segment.begin : i;
     return update_elements(rule, t, first, i + kVector < end ? i + kVector : end);
   }
-  const Slot slot{i, i + kVector, true};
+  const Slot slot{i, kVector, true};
   const DeviceMath math;
   Floats master = slot.load<float>(t.master);
   Floats states[2] = {};
