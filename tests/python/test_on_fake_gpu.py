@@ -20,11 +20,6 @@ CASES = {
         "case_frozen_parameters_have_no_gradient_or_optimizer_bytes",
     ],
     "accumulation": ["case_accumulation_counts_micro_steps"],
-    "packed_weights": [
-        "case_train_as_without_shards_at_every_stage",
-        "case_bytes_in_floats_keep_their_bits",
-        "case_every_dtype",
-    ],
     "optimizers": ["case_sgd_with_momentum_on_shards", "case_amsgrad_on_shards"],
     "zero": [
         "case_only_the_modifiers_changes_are_kept",
