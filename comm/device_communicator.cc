@@ -1,6 +1,6 @@
 #include "comm/device_communicator.h"
 
-#include <set>
+#include <map>
 #include <string>
 
 #include "comm/host_staged_communicator.h"
@@ -19,28 +19,31 @@ const NcclBackend& open_nccl_backend() {
   return plugin_entry<NcclBackend>(open_plugin(kCudaLibrary), kNcclBackendEntry);
 }
 
-// Tells all ranks alike whether two of them have the same GPU: rank 0 looks.
-bool ranks_share_devices(const CommunicatorOptions& options, const std::string& mine) {
+constexpr const char* kNone = "none";
+
+// Tells all ranks alike which two of them have the same GPU, as "0 and 1", or kNone: rank 0 looks.
+std::string ranks_with_one_device(const CommunicatorOptions& options, const std::string& mine) {
   const auto key = [&](int rank) { return fmt::format("{}/device/{}", options.name, rank); };
   const std::string answer = options.name + "/devices";
-  constexpr const char* kShared = "shared";
   const PatientGet get(options);
   options.store->set(key(options.rank), mine);
   if (options.rank > 0) {
     return get(answer, [&] {
-             return fmt::format("all {} ranks to come with their GPUs: rank 0 knows who is missing",
-                                options.world_size);
-           }) == kShared;
+      return fmt::format("all {} ranks to come with their GPUs: rank 0 knows who is missing",
+                         options.world_size);
+    });
   }
-  std::set<std::string> devices;
+  std::string found = kNone;
+  std::map<std::string, int> owners;
   for (int rank = 0; rank < options.world_size; ++rank) {
-    devices.insert(get(key(rank), [&] {
+    const std::string device = get(key(rank), [&] {
       return fmt::format("rank {} of {} to come with its GPU", rank, options.world_size);
-    }));
+    });
+    const auto [owner, is_first] = owners.emplace(device, rank);
+    if (!is_first && found == kNone) found = fmt::format("{} and {}", owner->second, rank);
   }
-  const bool share = devices.size() < static_cast<size_t>(options.world_size);
-  options.store->set(answer, share ? kShared : "own");
-  return share;
+  options.store->set(answer, found);
+  return found;
 }
 
 }  // namespace
@@ -49,11 +52,16 @@ std::shared_ptr<Communicator> make_device_communicator(const CommunicatorOptions
   if (options.world_size > 1) {
     ZR_CHECK(options.store != nullptr, "{} ranks need a store to find each other",
              options.world_size);
-    const bool share =
-        ranks_share_devices(options, open_cuda_backend().identity_of(*options.device));
-    if (share && read_environment("ZERORUN_SHARE_GPUS").value_or("") != "nccl") {
-      return make_host_staged_communicator(options);
+    const std::string ranks =
+        ranks_with_one_device(options, open_cuda_backend().identity_of(*options.device));
+    const std::string share = read_environment("ZERORUN_SHARE_GPUS").value_or("");
+    if (ranks != kNone && !is_on(share)) {
+      fail<ConfigError>(
+          "ranks {} have the same GPU: show each rank one of its own (CUDA_VISIBLE_DEVICES, srun "
+          "--gpus-per-task=1), or start fewer; ZERORUN_SHARE_GPUS=1 lets ranks share, for tests",
+          ranks);
     }
+    if (ranks != kNone && share != "nccl") return make_host_staged_communicator(options);
   }
   return open_nccl_backend().make_communicator(options);
 }

@@ -131,8 +131,12 @@ std::optional<std::string> read_environment(std::string_view name) {
 }
 
 bool hides_all_gpus() {
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  return visible != nullptr && *visible == '\0';
+  const char* text = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (text == nullptr) return false;
+  std::string_view visible = text;
+  visible.remove_prefix(std::min(visible.find_first_not_of(' '), visible.size()));
+  const bool number = !visible.empty() && visible.front() >= '0' && visible.front() <= '9';
+  return !number && !visible.starts_with("GPU-") && !visible.starts_with("MIG-");
 }
 
 bool is_on(std::string_view value) { return !value.empty() && value != "0"; }

@@ -25,7 +25,8 @@ void check_in_table(std::string_view name);
 std::optional<std::string> read_environment(std::string_view name);
 // Returns all variables of this process, which the launcher passes on.
 std::map<std::string, std::string> inherited_environment();
-// True if CUDA_VISIBLE_DEVICES is set and empty, by which the launcher marks CPU ranks.
+// True if CUDA_VISIBLE_DEVICES is set and names no GPU: it is empty, by which the launcher marks
+// CPU ranks, or begins with another word (-1, none), by which CUDA shows none.
 bool hides_all_gpus();
 // True if the value of a switch turns it on: any value except "" and 0.
 bool is_on(std::string_view value);

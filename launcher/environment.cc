@@ -86,9 +86,11 @@ Environment rank_variables(const JobSettings& job, int local_rank, int threads,
       {"MASTER_ADDR", job.master_addr},
       {"MASTER_PORT", std::to_string(job.master_port)},
       {"ZERORUN_JOB_SECRET", job.secret},
-      // All of the job's devices, for every rank: programs index them with LOCAL_RANK.
-      {"CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(job.gpus, ","))},
   };
+  if (job.names_gpus) {
+    // All of the job's devices, for every rank: programs index them with LOCAL_RANK.
+    variables["CUDA_VISIBLE_DEVICES"] = fmt::format("{}", fmt::join(job.gpus, ","));
+  }
   if (!job.run.restart_reason.empty()) {
     variables["ZERORUN_RESTART_REASON"] = job.run.restart_reason;
   }

@@ -46,6 +46,9 @@ struct JobSettings {
   int store_fd = -1;  // the socket that reserves the port, for rank 0
   std::string secret;
   std::vector<std::string> gpus;  // empty for CPU ranks
+  // False: CUDA_VISIBLE_DEVICES stays as it is. The program may find GPUs that the launcher did
+  // not.
+  bool names_gpus = true;
   bool python = false;
   std::string python_path;   // prepended to PYTHONPATH: folders joined by ':', or empty
   std::string command_path;  // prepended to PATH

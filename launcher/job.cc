@@ -103,7 +103,8 @@ std::string notes_for(const LaunchOptions& options, const Selection& selection, 
   return fmt::format("{}", fmt::join(notes, "; "));
 }
 
-JobSettings settings_of(const Job& job, const LaunchOptions& options, const Selection& selection) {
+JobSettings settings_of(const Job& job, const LaunchOptions& options, const ThisHost& here,
+                        const Selection& selection) {
   JobSettings settings;
   settings.place = {.local_world_size = static_cast<int>(selection.slots.size()),
                     .first_rank = job.cluster.first_rank(),
@@ -120,6 +121,7 @@ JobSettings settings_of(const Job& job, const LaunchOptions& options, const Sele
   if (job.rendezvous) settings.store_fd = job.rendezvous->get();
   settings.secret = job.meeting.secret;
   settings.gpus = selection.gpus;
+  settings.names_gpus = !selection.none_found || here.resources.own_program;
   settings.working_directory = std::filesystem::current_path().string();
   settings.more = variables_of_options(options);
   if (!job.log_dir.empty()) {
@@ -162,7 +164,7 @@ Job plan_job(const LaunchOptions& options, const ThisHost& here, const Cluster& 
     job.no_package =
         absent_package(program.command.front(), job.inherited, search.launcher_directory);
   }
-  JobSettings settings = settings_of(job, options, selection);
+  JobSettings settings = settings_of(job, options, here, selection);
   add_python(settings, options, program, search, job.inherited);
 
   const int ranks = settings.place.local_world_size;

@@ -40,6 +40,7 @@ ThisHost look_at_this_host(Accelerator accelerator, bool own_program,
       visible_gpus(find_variable(here.environment, "CUDA_VISIBLE_DEVICES"), count_gpus());
   resources.cpus = count_cpus(here.cores);
   resources.numa_nodes = count_nodes(here.cores);
+  resources.own_program = own_program;
   if (own_program && !resources.gpus.empty() && accelerator != Accelerator::cpu) {
     resources.cuda_problem = ask_for_cuda_problem();
   }

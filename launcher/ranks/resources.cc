@@ -148,6 +148,7 @@ Selection take_slots(const std::vector<int>& slots, const RankRequest& request,
   Selection selection = {.slots = slots};
   if (!runs_on_gpus(request, host)) {
     const bool asked = request.accelerator == Accelerator::cpu || request.count == "cpu";
+    selection.none_found = !asked && host.gpus.empty();
     if (!asked) {
       selection.note =
           fmt::format("{}: {} CPU rank{}", host.gpus.empty() ? "no GPU found" : host.cuda_problem,

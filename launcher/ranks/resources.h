@@ -26,13 +26,15 @@ struct HostResources {
   std::vector<std::string> gpus;  // the base set, as CUDA_VISIBLE_DEVICES names them; slot = index
   int cpus = 1;                   // CPUs that this process may use
   int numa_nodes = 1;
-  std::string cuda_problem{};  // why zerorun's own programs, if it is one, cannot use GPUs
+  bool own_program = false;    // the ranks run a program of zerorun's
+  std::string cuda_problem{};  // why it cannot use GPUs, if it is one
   bool share_gpus = false;     // more ranks than GPUs are allowed
 };
 
 struct Selection {
   std::vector<int> slots{};         // one rank each
   std::vector<std::string> gpus{};  // one per slot, unless they share; empty for CPU ranks
+  bool none_found = false;          // CPU ranks were not asked for, but this host shows no GPU
   std::string note{};               // a note of one line for the user, or empty
 
   bool operator==(const Selection&) const = default;

@@ -7,6 +7,7 @@ core are read by the core itself.
 from __future__ import annotations
 
 import os
+import re
 
 from zerorun import _C
 
@@ -56,8 +57,12 @@ def has_own_gpu() -> bool:
 
 
 def visible_gpus() -> str:
-    """CUDA_VISIBLE_DEVICES: the GPUs that this process is given by name, as the launcher does."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    """CUDA_VISIBLE_DEVICES: the GPUs that this process is given by name, as the launcher does.
+
+    Empty also if it begins with another word (-1, none), by which CUDA shows none.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    return visible if re.match(r"[0-9]|GPU-|MIG-", visible) else ""
 
 
 def local_rank() -> int | None:

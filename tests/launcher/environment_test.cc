@@ -58,6 +58,13 @@ TEST(RankVariables, EveryRankSeesAllGpusOfTheJob) {
   EXPECT_EQ(rank_variables(job, 1, 1, {}).at("CUDA_VISIBLE_DEVICES"), "4,GPU-ab");
 }
 
+// Of WSL or another maker, say, which have no files in /dev that the launcher knows.
+TEST(RankVariables, HideNoGpusThatTheLauncherMayHaveMissed) {
+  JobSettings job = two_ranks();
+  job.names_gpus = false;
+  EXPECT_FALSE(rank_variables(job, 0, 1, {}).contains("CUDA_VISIBLE_DEVICES"));
+}
+
 TEST(RankVariables, OfGpuJobsSetWhatTheUserHasNot) {
   JobSettings job = two_ranks();
   EXPECT_FALSE(rank_variables(job, 0, 1, {}).contains("NCCL_LAUNCH_ORDER_IMPLICIT"));

@@ -93,6 +93,8 @@ OLD = "the driver is too old"
         ((False, "12.8"), "0", OLD, "CUDA_VISIBLE_DEVICES=0, but PyTorch"),
         ((False, "12.8"), "0", "", r"sees no GPU: torch.cuda.init\(\) says why"),
         ((False, "12.8"), "", OLD, None),  # CPU ranks
+        ((False, "12.8"), "-1", OLD, None),
+        ((False, "12.8"), "none", OLD, None),
         ((False, None), "", "", None),
     ],
 )

@@ -62,9 +62,10 @@ def test_train_does_not_compute_on_the_cpu_because_a_driver_fails(
         result = run(build, version, init, *train, "--accelerator", accelerator)
         assert result.returncode != 0
         assert f"for CUDA {version // 1000}.{version % 1000 // 10}" in result.stderr
-    hidden = run(build, version, init, *train, CUDA_VISIBLE_DEVICES="")
-    assert hidden.returncode == 0, hidden.stderr
-    assert "on cpu" in hidden.stdout + hidden.stderr
+    for none in ("", "-1", "none"):
+        hidden = run(build, version, init, *train, CUDA_VISIBLE_DEVICES=none)
+        assert hidden.returncode == 0, hidden.stderr
+        assert "on cpu" in hidden.stdout + hidden.stderr
 
 
 def test_without_a_gpu_a_driver_of_cuda_12_is_no_reason_not_to_train(build: Path) -> None:
@@ -120,6 +121,23 @@ def test_other_programs_get_the_gpus_that_zerorun_cannot_use(
     assert result.returncode == 0, result.stderr
     for rank in range(2):
         assert f"rank {rank} of 2 sees 0,1" in result.stdout
+
+
+def test_other_programs_may_find_gpus_that_dev_does_not_show(build: Path, zerorun: Path) -> None:
+    told = ["--no_python", "sh", "-c", 'echo "[${CUDA_VISIBLE_DEVICES-not set}]"']
+    environment = {key: v for key, v in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+    for given, options, seen in (
+        ({}, [], "not set"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, [], "0"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, ["--accelerator", "cpu"], ""),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, ["--num_gpus", "cpu"], ""),
+    ):
+        result = subprocess.run(
+            [zerorun, *options, *told], env=environment | given, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        assert set(result.stdout.split("\n")) == {f"[{seen}]", ""}
 
 
 def test_train_computes_on_the_cpu_only_where_no_gpu_was_asked_for(

@@ -141,6 +141,87 @@ TEST(SecondCopyTest, AllRanksMeetOnceForEachParameterAndStep) {
   EXPECT_EQ(traffic_of(config, hosts_of(2)).state_bytes, copied.state_bytes - plan.second_copy);
 }
 
+// Weights that only the caller interprets, or of a dtype of their own, beside an adapter.
+std::vector<ParameterSpec> adapted_specs() {
+  std::vector<ParameterSpec> specs;
+  for (const char* module : {"m", "n"}) {
+    const std::string name = module;
+    specs.push_back({name + ".bytes", {48, 512}, name, 0, false, ""});
+    specs.back().dtype = DType::uint8;
+    specs.push_back({name + ".halves", {24, 512}, name, 0, false, ""});
+    specs.back().dtype = DType::fp16;
+    specs.push_back({name + ".frozen", {16, 512}, name, 0, false, ""});
+    specs.push_back({name + ".adapter", {16, 512}, name, 0, true, ""});
+  }
+  return specs;
+}
+
+// Any byte, which makes some halves NaN.
+uint8_t byte_of(ParameterId id, int64_t byte) {
+  return static_cast<uint8_t>((byte * 37 + byte / 251 + id * 11) % 256);
+}
+
+bool is_stored_as_bits(const ParameterSpec& spec) { return spec.dtype.has_value(); }
+
+void write_bytes(Engine& engine) {
+  engine.states().visit_states(StateAccess::write, [&](const StateInterval& interval) {
+    const ParameterSpec& spec = engine.parameters()[static_cast<size_t>(interval.parameter)];
+    if (!is_stored_as_bits(spec)) return;
+    const auto element = static_cast<int64_t>(size_of(interval.param.dtype));
+    auto* bytes = reinterpret_cast<uint8_t*>(interval.param.data);
+    for (int64_t i = 0; i < interval.numel * element; ++i) {
+      bytes[i] = byte_of(interval.parameter, interval.begin * element + i);
+    }
+  });
+}
+
+int64_t wrong_bytes(Engine& engine, const std::string& module) {
+  int64_t wrong = 0;
+  engine.gather(engine.module_id(module));
+  for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
+    const ParameterSpec& spec = engine.parameters()[static_cast<size_t>(id)];
+    if (spec.module != module || !is_stored_as_bits(spec)) continue;
+    const TensorView full = engine.parameter(id);
+    const auto* bytes = reinterpret_cast<const uint8_t*>(full.data);
+    for (int64_t i = 0; i < static_cast<int64_t>(full.nbytes()); ++i) {
+      wrong += bytes[i] != byte_of(id, i);
+    }
+  }
+  engine.release(engine.module_id(module));
+  return wrong;
+}
+
+TEST(SecondCopyTest, FrozenParametersOfAnotherDtypeKeepTheirBits) {
+  for (const int64_t secondary : {1, 2}) {
+    for (const OffloadDevice home : {OffloadDevice::none, OffloadDevice::cpu}) {
+      Config config = config_of(secondary);
+      config.zero.quantized_weights = config.zero.quantized_nontrainable_weights = true;
+      config.zero.quantized_gradients = true;
+      config.offload.param.device = home;
+      const auto train = [&](Communicator& comm) {
+        const auto device = make_cpu_device();
+        const auto engine =
+            Engine::create(config, *device, comm, adapted_specs(), {ParameterGroup{}});
+        testing::toy_initialize(*engine);
+        write_bytes(*engine);
+        for (int step = 0; step < 3; ++step) {
+          for (const char* module : {"m", "n", "n", "m"}) {
+            EXPECT_EQ(wrong_bytes(*engine, module), 0)
+                << module << " in step " << step << ", second copies of " << secondary;
+          }
+          for (const ParameterId id : {7, 3}) {
+            device->fill(device->inline_stream(), engine->gradient(id).view, 0.5F);
+            engine->grad_ready(id);
+          }
+          engine->end_micro_step();
+          EXPECT_TRUE(engine->step().applied);
+        }
+      };
+      run_ranks(4, train, std::chrono::seconds(30), hosts_of(2));
+    }
+  }
+}
+
 std::string error_of(const Config& config) {
   std::string text;
   std::mutex mutex;

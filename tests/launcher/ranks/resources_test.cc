@@ -172,6 +172,7 @@ TEST_P(CpuSelection, CountsRanksAndSaysSoUnlessAsked) {
   EXPECT_EQ(static_cast<int>(selection.slots.size()), row.ranks);
   EXPECT_EQ(selection.note, row.note);
   EXPECT_TRUE(selection.gpus.empty());
+  EXPECT_EQ(selection.none_found, !row.note.empty());  // unless CPU ranks are asked for
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -195,6 +196,7 @@ TEST(Selection, WithoutCudaBackendGpusAreNotUsed) {
   const Selection selection = select_ranks({}, host);
   EXPECT_TRUE(selection.gpus.empty());
   EXPECT_EQ(selection.note, "this build has no CUDA backend: 2 CPU ranks");
+  EXPECT_FALSE(selection.none_found);
   EXPECT_THROW(select_ranks({.accelerator = Accelerator::cuda}, host), ConfigError);
 }
 

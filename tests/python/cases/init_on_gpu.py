@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 import zerorun
 
-from cases.models import DEVICE, Model, adamw, assert_close, config, make, reference, train
+from cases.models import (
+    DEVICE,
+    WORLD_SIZE,
+    Model,
+    adamw,
+    assert_close,
+    config,
+    make,
+    raises,
+    reference,
+    train,
+)
 
 
 def case_zero_init_puts_its_parts_on_the_gpu(_folder: Path) -> None:
@@ -39,3 +51,17 @@ def case_zero_init_keeps_what_is_offloaded_on_the_host(_folder: Path) -> None:
     with zerorun.zero.Init(config_dict_or_path=settings, remote_device="none"):
         model = make(Model)
     assert {value.ds_tensor.device for value in model.parameters()} == {DEVICE}
+
+
+def case_ranks_that_a_scheduler_shows_the_same_gpu_are_named(_folder: Path) -> None:
+    if WORLD_SIZE == 1:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as srun does where tasks share all GPUs
+        patch.delenv("ZERORUN_SHARE_GPUS")
+        model = make()
+        raises(
+            zerorun.ConfigError,
+            "ranks 0 and 1 have the same GPU: show each rank one of its own",
+            lambda: zerorun.initialize(model, adamw(model), config=config(3)),
+        )
