@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "config/command_line.h"
 #include "core/check.h"
@@ -123,7 +125,9 @@ bool asks_for_tuning(const std::vector<std::string>& arguments) {
          });
 }
 
-// Selects a Python that has the package. Throws ConfigError if there is none.
+// Selects a Python that has the package: the one that ranks would run, the active environment with
+// this zerorun's package, or the Python that this zerorun is for. Throws ConfigError if there is
+// none.
 void choose_python(PythonCommand& command, const std::string& tool, const ProgramSearch& search) {
   std::string& python = command.words.front();
   if (has_package(python, "zerorun", command.environment)) return;
@@ -134,7 +138,12 @@ void choose_python(PythonCommand& command, const std::string& tool, const Progra
         "environment that has it, or pip install zerorun into this one",
         tool, python, own ? fmt::format(", nor is there {}", own->python.string()) : "");
   }
-  python = own->python.string();
+  // Environments of one installation differ in their packages only, and the active one may have
+  // PyTorch.
+  std::error_code error;
+  const bool fits =
+      !search.virtual_env.empty() && std::filesystem::equivalent(python, own->python, error);
+  if (!fits) python = own->python.string();
   std::string& path = command.environment["PYTHONPATH"];
   path = own->folder.string() + (path.empty() ? "" : ":" + path);
 }

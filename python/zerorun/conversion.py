@@ -126,7 +126,8 @@ def import_checkpoint(
             "converted: load the others into an engine with their optimizer, and save"
         )
     kind = dtype or source.dtype or _dtype_of(source)
-    engine = _engine_of(source, kind, str(rules.pop()), offload)
+    with formats.told(folder):  # of names and sizes that no model has
+        engine = _engine_of(source, kind, str(rules.pop()), offload)
     try:
         with_states = source.param_groups is not None
         _, client_state = engine.load_checkpoint(

@@ -31,6 +31,7 @@ FILES = (
     "node_local",
     "untrusted",
     "interchange",
+    "deepspeed_files",
     "bad_input",
     "compat",
     "compat_attributes",

@@ -57,6 +57,26 @@ def test_files_have_the_size_and_dtype_that_are_asked_for(runs: Path, tmp_path: 
         assert torch.equal(value, wanted), name
 
 
+def test_a_model_in_other_parts_does_not_stay_beside_the_new_one(
+    runs: Path, tmp_path: Path
+) -> None:
+    def save(**options: object) -> list[str]:
+        return save_model(runs / "stage3-fp32-2", tmp_path, safe_serialization=True, **options)
+
+    whole = save()
+    assert save() == whole  # the same files again
+    with pytest.raises(
+        zerorun.ConfigError, match=r"has model\.safetensors, which would not be replaced"
+    ):
+        save(max_shard_size="300B")
+    assert [str(path) for path in tmp_path.iterdir()] == whole
+    Path(whole[0]).unlink()
+    parts = save(max_shard_size="300B")
+    with pytest.raises(zerorun.ConfigError, match="has model-00001-of-"):
+        save()
+    assert sorted(str(path) for path in tmp_path.iterdir()) == sorted(parts)
+
+
 def test_pickled_files_keep_ties(runs: Path, tmp_path: Path) -> None:
     (path,) = save_model(runs / "stage2-fp32-2", tmp_path)
     state = torch.load(path, weights_only=True)

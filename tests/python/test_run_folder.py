@@ -230,6 +230,10 @@ def test_checkpoints_are_listed_shown_and_compared(train, ckpt, tmp_path):
     assert "transformer.wte.weight" in names
     assert json.loads(ckpt("diff", "run/step2", "run", "--json"))["equal"] is True
 
+    (tmp_path / "red\x1b[31m").symlink_to("run")
+    for command in ("ls", "show", "verify"):
+        assert "red\\x1b[31m" in ckpt(command, "red\x1b[31m")
+
     (tmp_path / "run" / "step1" / "checkpoint.json").write_text("damaged")
     assert "cannot be loaded" in ckpt("ls", "run")
     code, errors = ckpt("verify", "run", fails=True)

@@ -52,6 +52,23 @@ TEST_F(PythonTool, RunsInABuildTreeWithThePythonItWasBuiltFor) {
   EXPECT_EQ(command().environment.at("PYTHONPATH"), folder + ":/given");
 }
 
+TEST_F(PythonTool, RunsInABuildTreeWithTheActiveEnvironmentOfThePythonItWasBuiltFor) {
+  scratch_.write("own/python/zerorun/__init__.py", "");
+  fs::create_directories(scratch_.path() / "venv/bin");
+  fs::create_directories(scratch_.path() / "active/bin");
+  for (const char* name : {"venv/bin/python", "active/bin/python"}) {
+    fs::create_symlink(python_, scratch_.path() / name);
+  }
+  fs::create_symlink(scratch_.path() / "venv/bin/python",
+                     scratch_.path() / "own/python/interpreter");
+  search_.virtual_env = (scratch_.path() / "active").string();
+  EXPECT_EQ(command().words.front(), (scratch_.path() / "active/bin/python").string());
+  const std::string folder = fs::canonical(scratch_.path() / "own/python").string();
+  EXPECT_EQ(command().environment.at("PYTHONPATH"), folder);
+  search_.virtual_env.clear();  // the installation itself lacks the packages of its environments
+  EXPECT_EQ(command().words.front(), (scratch_.path() / "venv/bin/python").string());
+}
+
 TEST_F(PythonTool, RunsWithThePythonThatZerorunIsInstalledBeside) {
   scratch_.write("own/lib/python3.11/site-packages/zerorun/__init__.py", "");
   const fs::path python = scratch_.write("own/bin/python3", "", true);

@@ -5,10 +5,13 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "core/printable.h"
+
 namespace zerorun {
 
 void print_text(const std::string& text) {
-  fmt::print("{}{}", text, text.ends_with('\n') || text.empty() ? "" : "\n");
+  const std::string shown = printable_lines(text);
+  fmt::print("{}{}", shown, shown.ends_with('\n') || shown.empty() ? "" : "\n");
 }
 
 void print_line(const std::string& line) {

@@ -19,7 +19,8 @@ CLI::App* add_tool(CLI::App& tools, const char* name, const char* about, const c
 std::vector<const CLI::App*> tools_of(const CLI::App& app);
 const CLI::App* find_tool(const CLI::App& app, const std::string& name);
 
-// Prints a text with one line break at the end.
+// Prints a text with one line break at the end. Control characters in names that it shows are
+// escaped.
 void print_text(const std::string& text);
 // Prints a line and flushes, since the next line may take minutes.
 void print_line(const std::string& line);

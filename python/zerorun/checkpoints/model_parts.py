@@ -212,7 +212,7 @@ def _latest(directory: str) -> str:
     try:
         with open(os.path.join(directory, _LATEST), encoding="utf-8") as file:
             return file.read().strip()
-    except FileNotFoundError:
+    except (FileNotFoundError, UnicodeDecodeError):  # whoever reads it for good tells of the second
         return ""
 
 

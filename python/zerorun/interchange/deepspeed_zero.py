@@ -7,6 +7,7 @@ all ranks, one after the other; a group may be cut into further ones.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ __all__ = ["OPTIMIZER_FILE", "is_zero_checkpoint", "open_zero", "optimizer_files
 OPTIMIZER_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _EXPERTS = re.compile(r"(layer_.*expert_.*_model_states|expp_rank_.*_optim_states)\.pt")
 _SHARDED_PARAMETERS = 3  # the stage
+_MAX_SHOWN = 8  # ranks that a message names
 
 
 def is_zero_checkpoint(folder: str) -> bool:
@@ -55,10 +57,11 @@ def optimizer_files(folder: str) -> list[str]:
                 "checkpoints were saved into one folder"
             )
         found[int(match[1])] = name
-    missing = sorted(set(range(max(found, default=-1) + 1)) - found.keys())
+    absent = (rank for rank in range(max(found, default=0)) if rank not in found)
+    missing = list(itertools.islice(absent, _MAX_SHOWN))
     if missing:
         raise _C.CheckpointError(
-            f"{folder}: the optimizer states of ranks {missing[:8]} are missing (files "
+            f"{folder}: the optimizer states of ranks {missing} are missing (files "
             f"zero_pp_rank_{missing[0]}_mp_rank_00_optim_states.pt and so on). They may be on the "
             "disk of the host that saved them"
         )

@@ -39,8 +39,11 @@ def _entry_of(path: str) -> str | None:
     """The file to begin with: an index, or the model."""
     if os.path.isfile(path):
         return path if path.endswith((_SAFETENSORS, ".bin", ".index.json")) else None
-    found = (os.path.join(path, name) for name in _NAMES)
-    return next((name for name in found if os.path.isfile(name)), None)
+    names = (os.path.join(path, name) for name in _NAMES)
+    found = next((name for name in names if folders.is_there(name)), None)
+    if found is not None and not os.path.isfile(found):
+        raise _C.CheckpointError(f"{found}: expected a file, or a link to one")
+    return found
 
 
 class Weights(Mapping[str, torch.Tensor]):
@@ -153,7 +156,14 @@ def _flat(content: Any, path: str) -> dict[str, torch.Tensor]:
         raise _C.CheckpointError(
             f"{path}: got {type(content).__name__}, expected a state dict: names and tensors"
         )
-    return {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+    found = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+    for name, value in found.items():
+        if not isinstance(name, str) or not pickles.is_plain(value):
+            raise _C.CheckpointError(
+                f"{path}: {name!r} is {value.layout} of {value.dtype}, expected names with dense "
+                "tensors of real numbers"
+            )
+    return found
 
 
 def _keys(path: str) -> list[str]:

@@ -118,7 +118,8 @@ def write_model(
     """Writes files of at most `max_nbytes` (one tensor may be larger) into a folder; their paths.
 
     safetensors files hold a tied tensor under its first name. Each file is complete or not there.
-    `progress` learns how many bytes of how many are done.
+    `progress` learns how many bytes of how many are done. Raises ConfigError where the folder has
+    files of another model, or of this one in other parts.
     """
     pattern = "model{}.safetensors" if safetensors else "pytorch_model{}.bin"
     folder = os.fspath(output)
@@ -134,11 +135,14 @@ def write_model(
         done += nbytes
         progress(done, total)
 
+    several = len(parts) > 1
+    suffixes = [f"-{n + 1:05d}-of-{len(parts):05d}" for n in range(len(parts))] if several else [""]
+    names = [pattern.format(suffix) for suffix in suffixes]
+    index = pattern.format("") + ".index.json"
+    _check_others(folder, pattern, {*names, index} if several else {*names})
     paths: list[str] = []
     places: dict[str, str] = {}
-    for number, part in enumerate(parts):
-        suffix = f"-{number + 1:05d}-of-{len(parts):05d}" if len(parts) > 1 else ""
-        name = pattern.format(suffix)
+    for name, part in zip(names, parts, strict=True):
         paths.append(os.path.join(folder, name))
         places |= dict.fromkeys(part, name)
         with replacing(paths[-1]) as file:
@@ -146,12 +150,25 @@ def write_model(
                 _write_safetensors(file, part, add)
             else:
                 torch.save(_tensors_of(part, add), file)
-    if len(parts) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": places}
-        paths.append(os.path.join(folder, pattern.format("") + ".index.json"))
+    if several:
+        content = {"metadata": {"total_size": total}, "weight_map": places}
+        paths.append(os.path.join(folder, index))
         with replacing(paths[-1]) as file:
-            file.write(json.dumps(index, indent=2, sort_keys=True).encode() + b"\n")
+            file.write(json.dumps(content, indent=2, sort_keys=True).encode() + b"\n")
     return paths
+
+
+def _check_others(folder: str, pattern: str, names: set[str]) -> None:
+    """Raises ConfigError for model files that would stay beside the new ones: loaders might take
+    them instead."""
+    first, last = map(re.escape, pattern.split("{}"))
+    of_a_model = re.compile(rf"{first}(-\d+-of-\d+)?{last}(\.index\.json)?")
+    others = sorted({n for n in os.listdir(folder) if of_a_model.fullmatch(n)} - names)
+    if others:
+        raise _C.ConfigError(
+            f"{folder}: has {others[0]}, which would not be replaced, and which loaders might take "
+            "instead of the new files: remove it, or name another folder"
+        )
 
 
 def _split(tensors: dict[str, ModelTensor], max_nbytes: int | None) -> list[dict[str, ModelTensor]]:

@@ -98,28 +98,6 @@ def case_torchs_own_optimizers_count_steps_as_there(folder: Path) -> None:
             engine.destroy()
 
 
-def case_a_checkpoint_without_zero_gives_its_values(folder: Path) -> None:
-    """DeepSpeed's stage 0 saves one file, in which the optimizer's states have numbers."""
-    saved = make_model()
-    if RANK == 0:
-        (folder / "tag").mkdir(parents=True)
-        (folder / "latest").write_text("tag")
-        numbered = {"state": {0: {"exp_avg": torch.ones(17, 7)}}, "param_groups": [{"params": [0]}]}
-        content = {"module": saved.state_dict(), "buffer_names": ["calls"], "optimizer": numbered}
-        content |= {"param_shapes": None, "shared_params": None, "ds_config": {}, "global_steps": 3}
-        torch.save(content, folder / "tag" / "mp_rank_00_model_states.pt")
-    engine = engine_for(3)
-    engine.communicator.barrier()
-    before = engine.core.parameter_hash()
-    message = "without ZeRO (stage 0), whose optimizer states have no names; load_optimizer_states="
-    raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(folder))
-    assert engine.core.parameter_hash() == before
-    engine.load_checkpoint(folder, load_optimizer_states=False)
-    loaded = engine.full_state_dict(rank0_only=False)
-    assert all(torch.equal(loaded[name], value) for name, value in saved.state_dict().items())
-    engine.destroy()
-
-
 def case_parts_of_a_training_as_asked(folder: Path) -> None:
     path = unpack(folder, "deepspeed_checkpoints.tar.xz")[-1]
     engine = engine_for(2)
@@ -257,6 +235,11 @@ def damages(tag: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
             "no file *_optim_states.pt is there",
             lambda: [path.unlink() for path in tag.glob("*_optim_states.pt")],
         ),
+        "far": (
+            "the optimizer states of ranks [3, 4, 5, 6, 7, 8, 9, 10] are missing",
+            lambda: shutil.copy(second, tag / states.format(10**11)),
+        ),
+        "no text": ("can't decode byte", lambda: (tag.parent / "latest").write_bytes(b"\xff")),
         "no model": ("neither mp_rank_00_model_states.pt", model.unlink),
         "experts": ("experts (MoE) in files of their own", expert.touch),
         "text": (model.name, lambda: model.write_text("no pickle")),
@@ -347,6 +330,31 @@ def case_metadata_that_names_code_or_other_folders_is_refused(folder: Path) -> N
         engine.communicator.barrier()
         raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(path))
     assert not made.exists()
+    assert engine.core.parameter_hash() == before
+    engine.destroy()
+
+
+def case_weights_that_no_model_has_change_nothing(folder: Path) -> None:
+    engine = engine_for(3)
+    before = engine.core.parameter_hash()
+    hostile = {
+        "sparse": {"first.weight": torch.eye(3).to_sparse()},
+        "complex": {"first.weight": torch.zeros(11, 7, dtype=torch.complex64)},
+        "number": {7: torch.zeros(3)},
+    }
+    for name, wrong in hostile.items():
+        if RANK == 0:
+            (folder / name).mkdir(parents=True)
+            torch.save(make_model().state_dict() | wrong, folder / name / "pytorch_model.bin")
+        engine.communicator.barrier()
+        message = "expected names with dense tensors of real numbers"
+        raises(zerorun.CheckpointError, message, lambda p=folder / name: engine.load_checkpoint(p))
+    if RANK == 0:
+        (folder / "loop").mkdir()
+        (folder / "loop" / "model.safetensors").symlink_to("model.safetensors")
+    engine.communicator.barrier()
+    message = "expected a file, or a link to one"
+    raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(folder / "loop"))
     assert engine.core.parameter_hash() == before
     engine.destroy()
 
