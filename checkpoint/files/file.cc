@@ -141,10 +141,15 @@ void File::drop_cache() const noexcept {
   ::posix_fadvise(descriptor_.get(), 0, 0, POSIX_FADV_DONTNEED);
 }
 
-void write_text(const std::filesystem::path& path, const std::string& text) {
+File create_text(const std::filesystem::path& path, const std::string& text) {
   File file = File::create(path);
   file.write(0, std::as_bytes(std::span(text)));
-  file.sync();
+  file.start_sync(0, text.size());
+  return file;
+}
+
+void write_text(const std::filesystem::path& path, const std::string& text) {
+  create_text(path, text).sync();
 }
 
 void sync_folder(const std::filesystem::path& folder) {

@@ -51,6 +51,8 @@ class File {
   FileDescriptor descriptor_;
 };
 
+// Creates the file and writes it, but does not wait until it is on the disk.
+File create_text(const std::filesystem::path& path, const std::string& text);
 // Creates the file, writes it and syncs it.
 void write_text(const std::filesystem::path& path, const std::string& text);
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/files/file.h"
 #include "checkpoint/files/layout.h"
 #include "checkpoint/files/workers.h"
 #include "checkpoint/folder/node_local.h"
@@ -15,6 +16,7 @@
 #include "checkpoint/loading/device_copies.h"
 #include "checkpoint/loading/model_match.h"
 #include "checkpoint/loading/second_reads.h"
+#include "checkpoint/loading/spare_memory.h"
 #include "checkpoint/loading/undo_log.h"
 #include "comm/agreement.h"
 #include "core/check.h"
@@ -88,6 +90,8 @@ class Load {
   void add(const Place& place);
   std::vector<const Record*> records() const;
   void find_places();
+  std::span<RecordCopy* const> transfers_of(const Record& record) const;
+  std::byte* place(const Record& record, uint64_t offset, size_t nbytes);
   void write(const Record& record, uint64_t offset, std::span<const std::byte> bytes);
   void copy(const RecordCopy& transfer, const Place& place);
   void copy_pieces();
@@ -100,7 +104,8 @@ class Load {
   size_t tensors_ = 0;
   bool is_shared_ = false;
   std::vector<RecordCopy*> by_record_;  // sorted by `record`
-  std::optional<UndoLog> undo_;
+  std::optional<SpareMemory> spare_memory_;
+  std::optional<UndoLog> undo_;  // its old bytes are in it
   SecondReads second_reads_;
   DeviceCopies copies_;
   std::deque<SecondReads::Source> sources_;
@@ -200,7 +205,13 @@ void Load::read(ReadPath path, int ranks) {
     if (total <= room) used = ReadPath::cached;
   } else {
     find_places();
-    undo_.emplace(engine_.device(), room);
+    spare_memory_.emplace(engine_.device().host(), room);
+    undo_.emplace(engine_.device(), [&](size_t nbytes) { return spare_memory_->take(nbytes); });
+    if (engine_.device().is_host()) {
+      visitor.place = [&](const Record& record, uint64_t offset, size_t nbytes) {
+        return place(record, offset, nbytes);
+      };
+    }
     visitor.use = [&](const Record& record, uint64_t offset, std::span<const std::byte> bytes) {
       write(record, offset, bytes);
     };
@@ -225,13 +236,26 @@ void Load::find_places() {
             [](const RecordCopy* a, const RecordCopy* b) { return a->record < b->record; });
 }
 
-// Called by the one thread that reads the record.
+std::span<RecordCopy* const> Load::transfers_of(const Record& record) const {
+  const auto found = std::ranges::equal_range(by_record_, &record, {}, &RecordCopy::record);
+  return {found.begin(), found.end()};
+}
+
+// The memory of these bytes if they are all of one tensor, disks can write there, and what is there
+// is kept. Called by the one thread that reads the record, as write() is.
+std::byte* Load::place(const Record& record, uint64_t offset, size_t nbytes) {
+  for (RecordCopy* const transfer : transfers_of(record)) {
+    if (offset < transfer->offset || offset + nbytes > transfer->end() || !transfer->done) continue;
+    std::byte* const to = transfer->to.data + (offset - transfer->offset);
+    if (reinterpret_cast<uintptr_t>(to) % kMemoryAlignment != 0) return nullptr;
+    transfer->done = undo_->keep(to, nbytes);
+    return transfer->done ? to : nullptr;
+  }
+  return nullptr;
+}
+
 void Load::write(const Record& record, uint64_t offset, std::span<const std::byte> bytes) {
-  const auto first =
-      std::partition_point(by_record_.begin(), by_record_.end(),
-                           [&](const RecordCopy* transfer) { return transfer->record < &record; });
-  for (auto it = first; it != by_record_.end() && (*it)->record == &record; ++it) {
-    RecordCopy* const transfer = *it;
+  for (RecordCopy* const transfer : transfers_of(record)) {
     const uint64_t from = std::max(offset, transfer->offset);
     const uint64_t to = std::min(offset + bytes.size(), transfer->end());
     if (from >= to || !transfer->done) continue;
@@ -271,6 +295,7 @@ void Load::copy_pieces() {
 
 void Load::finish() {
   undo_.reset();
+  spare_memory_.reset();
   const auto is_done = [](const RecordCopy& transfer) { return transfer.done; };
   if (!std::all_of(transfers_.begin(), transfers_.end(), is_done)) write_rest();
   const Manifest& saved = checkpoint_.manifest();

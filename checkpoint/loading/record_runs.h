@@ -57,7 +57,12 @@ class RunReader {
       : checkpoint_(checkpoint), workers_(workers), path_(path), blocks_(device) {}
 
   struct Visitor {
-    // Called with all bytes of each record, in order, before the record is verified.
+    // Returns where these whole pages of the file, of one record, are to be read, before the record
+    // is verified. Null: into a block, and use() is called with them.
+    std::function<std::byte*(const CheckpointReader::Record& record, uint64_t offset,
+                             size_t nbytes)>
+        place{};
+    // Called with all other bytes of each record, in order, before the record is verified.
     std::function<void(const CheckpointReader::Record& record, uint64_t offset,
                        std::span<const std::byte> bytes)>
         use{};

@@ -37,10 +37,14 @@ TensorView view_at(std::byte* data, size_t nbytes) {
 
 }  // namespace
 
+bool UndoLog::keep(std::byte* to, size_t nbytes) {
+  populate(to, nbytes);
+  return keep(to, {to, nbytes});
+}
+
 bool UndoLog::write(std::byte* to, std::span<const std::byte> bytes) {
   if (!device_.is_host()) return write_to_gpu(to, bytes);
-  populate(to, bytes.size());
-  if (!keep(to, {to, bytes.size()})) return false;
+  if (!keep(to, bytes.size())) return false;
   std::memcpy(to, bytes.data(), bytes.size());
   return true;
 }
@@ -61,26 +65,12 @@ bool UndoLog::write_to_gpu(std::byte* to, std::span<const std::byte> bytes) {
 
 bool UndoLog::keep(std::byte* to, std::span<const std::byte> old) {
   const bool was_zero = is_zero(old);
-  const std::span<std::byte> copy = was_zero ? std::span<std::byte>() : take(old.size());
+  const std::span<std::byte> copy = was_zero ? std::span<std::byte>() : take_(old.size());
   if (!was_zero && copy.empty()) return false;
   if (!was_zero) std::memcpy(copy.data(), old.data(), old.size());
   const std::scoped_lock lock(mutex_);
   overwritten_.push_back({to, copy.data(), old.size()});
   return true;
-}
-
-std::span<std::byte> UndoLog::take(size_t nbytes) {
-  const std::scoped_lock lock(mutex_);
-  if (taken_ + nbytes > room_) return {};
-  if (free_.size() < nbytes) {
-    const size_t slab = std::max(nbytes, kSlabNbytes);
-    slabs_.push_back(device_.host().allocate(slab, MemoryCategory::other));
-    free_ = {slabs_.back().data(), slab};
-  }
-  const std::span<std::byte> memory = free_.first(nbytes);
-  free_ = free_.subspan(nbytes);
-  taken_ += nbytes;
-  return memory;
 }
 
 void UndoLog::undo() {
@@ -91,15 +81,7 @@ void UndoLog::undo() {
     device_.upload(device_.inline_stream(), old, view_at(each.to, each.nbytes));
     device_.inline_stream().synchronize();
   });
-  clear();
-}
-
-void UndoLog::clear() {
   overwritten_.clear();
-  slabs_.clear();
-  free_ = {};
-  taken_ = 0;
-  staging_ = {};
 }
 
 }  // namespace zerorun

@@ -3,9 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <span>
-#include <vector>
+#include <utility>
 
 #include "zerorun/device.h"
 #include "zerorun/tensor.h"
@@ -16,16 +17,19 @@ namespace zerorun {
 // all zero, as optimizer states are before the first step, take no memory.
 class UndoLog {
  public:
-  // Keeps at most `room` bytes, in host memory.
-  UndoLog(Device& device, uint64_t room) : device_(device), room_(room) {}
+  // Returns host memory for old bytes, or an empty span if there is none yet.
+  using Take = std::function<std::span<std::byte>(size_t nbytes)>;
+  // The memory must outlive the log.
+  UndoLog(Device& device, Take take) : device_(device), take_(std::move(take)) {}
 
-  // Copies `bytes`, of host memory, to `to`. Returns false and changes nothing if there is no room
-  // to keep the old bytes. Safe to use from several threads for different tensors.
+  // Keeps what is in host memory, which may change then. Returns false if there is no memory for it
+  // yet. Safe to use from several threads for different tensors, as write() is.
+  bool keep(std::byte* to, size_t nbytes);
+  // Copies `bytes`, of host memory, to `to`, and keeps what was there. Returns false and changes
+  // nothing if there is no memory for that yet.
   bool write(std::byte* to, std::span<const std::byte> bytes);
-  // Brings back all bytes that were overwritten.
+  // Brings back all bytes that were kept.
   void undo();
-  // Forgets the old bytes and frees their memory.
-  void clear();
 
  private:
   struct Overwritten {
@@ -33,21 +37,16 @@ class UndoLog {
     const std::byte* old = nullptr;  // null: zeros
     size_t nbytes = 0;
   };
-  static constexpr size_t kSlabNbytes = size_t{16} << 20;
 
-  // Memory for old bytes; empty if there is no room.
-  std::span<std::byte> take(size_t nbytes);
+  // `old`: what is at `to`.
   bool keep(std::byte* to, std::span<const std::byte> old);
   bool write_to_gpu(std::byte* to, std::span<const std::byte> bytes);
 
   Device& device_;
-  const uint64_t room_;
-  std::mutex mutex_;      // of the members below
+  const Take take_;
   std::mutex gpu_mutex_;  // of `staging_`
   Buffer staging_;        // pinned: old bytes of a GPU
-  std::vector<Buffer> slabs_;
-  std::span<std::byte> free_;  // at the end of the last slab
-  uint64_t taken_ = 0;
+  std::mutex mutex_;      // of `overwritten_`
   std::deque<Overwritten> overwritten_;
 };
 

@@ -1,5 +1,6 @@
 #include "checkpoint/saving/save_folder.h"
 
+#include <optional>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -55,10 +56,14 @@ void SaveFolder::check_seen() const {
 
 void SaveFolder::commit(const Manifest& manifest, bool update_latest) {
   try {
-    write_text(temporary_ / kManifestName, encode_manifest(manifest));
+    // All is written before anything is synced, because one sync brings most of it to the disk; and
+    // before the checkpoint takes its place: from then on nothing needs space there.
+    File table = create_text(temporary_ / kManifestName, encode_manifest(manifest));
+    std::optional<File> latest;
+    if (update_latest) latest = create_text(temporary_latest_, names_.tag + "\n");
+    table.sync();
+    if (latest) latest->sync();
     sync_folder(temporary_);
-    // Before the checkpoint takes its place: from then on nothing needs space on the disk.
-    if (update_latest) write_text(temporary_latest_, names_.tag + "\n");
     if (path_exists(place())) {
       replace_tag(manifest);
     } else {
