@@ -18,8 +18,8 @@ namespace zerorun::splits {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::HasSubstr;
 using testing::error_of;
+using ::testing::HasSubstr;
 using testing::run_ranks;
 
 constexpr int kRanks = 6;

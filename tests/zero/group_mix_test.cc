@@ -81,8 +81,8 @@ ToyOutcome train(const Config& config, int ranks, const testing::HostOf& host_of
         testing::toy_initialize(*engine);
         std::vector<double> norms;
         for (int64_t step = 0; step < 4; ++step) {
-          const bool overflow = config.precision.param_dtype == DType::fp16 && step == 1 &&
-                                comm.rank() == ranks - 1;
+          const bool overflow =
+              config.precision.param_dtype == DType::fp16 && step == 1 && comm.rank() == ranks - 1;
           norms.push_back(testing::toy_step(*engine, comm, config, step, overflow).grad_norm);
         }
         const uint64_t hash = engine->states().parameter_hash();

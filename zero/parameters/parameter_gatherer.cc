@@ -32,8 +32,7 @@ std::string room_advice(const ZeroConfig& zero, std::vector<int64_t> numels) {
   if (zero.prefetch_bucket_size == 0 || zero.max_live_parameters >= two) return {};
   return fmt::format(
       "gathers do not overlap with computation: /zero_optimization/stage3_max_live_parameters is "
-      "{}, "
-      "and the two largest modules, one in use and one gathered ahead, have {} elements",
+      "{}, and the two largest modules, one in use and one gathered ahead, have {} elements",
       zero.max_live_parameters, two);
 }
 
