@@ -32,19 +32,12 @@ HostBlock map_huge(size_t nbytes) {
   std::byte* const data = begin + head;
   if (head > 0) ::munmap(begin, head);
   if (mapped - head > size) ::munmap(data + size, mapped - head - size);
-  use_huge_pages(data, size);
+  // Advice only: without huge pages the block works as well, more slowly.
+  ::madvise(data, size, MADV_HUGEPAGE);
   return {data, [data, size] { ::munmap(data, size); }};
 }
 
 }  // namespace
-
-void use_huge_pages(void* data, size_t nbytes) noexcept {
-  const auto address = reinterpret_cast<uintptr_t>(data);
-  const size_t begin = round_up(address, kPage);
-  const size_t end = (address + nbytes) / kPage * kPage;
-  // Advice only: without huge pages memory works as well, more slowly.
-  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-}
 
 HostBlock allocate_host(size_t nbytes) {
   if (nbytes > static_cast<size_t>(std::numeric_limits<ptrdiff_t>::max()) - 2 * kHugePage) {

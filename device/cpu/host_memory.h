@@ -17,8 +17,4 @@ struct HostBlock {
 // to the system immediately.
 HostBlock allocate_host(size_t nbytes);
 
-// Asks for huge pages in memory that another allocator has mapped. Fresh memory then costs one page
-// fault per 2 MiB instead of 512.
-void use_huge_pages(void* data, size_t nbytes) noexcept;
-
 }  // namespace zerorun

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "core/check.h"
-#include "device/cpu/host_memory.h"
 #include "python/bindings/engine_handle.h"
 #include "python/bindings/owned_interval.h"
 #include "python/bindings/register.h"
@@ -107,7 +106,6 @@ void use_full_memory(const EngineHandle& self, py::object acquire, py::object re
       if (!device->release_kept()) throw;  // there is no more for the other allocator
       data = acquired();
     }
-    if (device->is_host()) use_huge_pages(data, nbytes);
     return Buffer(data, nbytes, [give, bucket, counted] {
       if (Py_IsInitialized() == 0) return;
       const py::gil_scoped_acquire locked_again;

@@ -44,7 +44,10 @@ inline std::string other_value(const KeySpec& spec) {
   if (has(KeyType::boolean)) return spec.fallback == "true" ? "false" : "true";
   if (spec.name() == "block_size") return "8192";
   if (spec.name() == "stage") return "2";
-  if (has(KeyType::integer) && spec.range.high < 17) return fmt::format("{}", spec.range.high);
+  if (has(KeyType::integer) && spec.range.high < 17) {
+    const std::string most = fmt::format("{}", spec.range.high);
+    return most != spec.fallback ? most : fmt::format("{}", spec.range.low);
+  }
   if (has(KeyType::integer)) return spec.range.high < 2017 ? "17" : "2017";
   if (has(KeyType::number)) return "0.25";
   if (has(KeyType::string)) {
