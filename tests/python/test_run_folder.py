@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 
@@ -132,6 +133,12 @@ def test_what_a_run_would_destroy_is_refused_before_it_begins(train, tmp_path):
     assert "--init run lies in --save run" in errors
     assert "step 1/" not in output
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
+    for folder in ("/", "/usr", "/usr/../etc/"):
+        code, output, errors = train("--steps", 1, "--save", folder)
+        assert code == 2
+        assert f"--save {folder}: " in errors
+        assert "expected a folder that this run may fill and rename" in errors
+        assert "step 1/" not in output
     (tmp_path / "link").symlink_to("nowhere")
     code, _, errors = train("--steps", 1, "--save", "link")
     assert code == 2
@@ -214,6 +221,12 @@ def test_checkpoints_are_listed_shown_and_compared(train, ckpt, tmp_path):
     listed = json.loads(ckpt("ls", "run", "--json"))
     assert [entry["step"] for entry in listed["checkpoints"]] == [1, 2]
     assert all(entry["ranks"] == 2 for entry in listed["checkpoints"])
+    step1 = tmp_path / "run" / "step1"
+    (step1 / "part").mkdir()
+    (step1 / "part" / "more").write_bytes(bytes(1000))
+    nbytes = json.loads(ckpt("ls", "run", "--json"))["checkpoints"][0]["nbytes"]
+    assert nbytes == listed["checkpoints"][0]["nbytes"] + 1000
+    shutil.rmtree(step1 / "part")
 
     shown = json.loads(ckpt("show", "run", "--tag", "step1", "--json"))
     assert shown["step"] == 1

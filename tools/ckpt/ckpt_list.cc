@@ -48,11 +48,12 @@ std::string text_of_time(std::time_t time) {
   return fmt::format("{:%Y-%m-%d %H:%M:%S}", fmt::localtime(time));
 }
 
-// All files of the checkpoint's folder.
+// All files of the checkpoint's folder, and of its parts.
 uint64_t nbytes_of_folder(const fs::path& folder) {
   uint64_t nbytes = 0;
   std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
     std::error_code ignored;
     const uintmax_t size = it->is_regular_file(ignored) ? it->file_size(ignored) : 0;
     if (!ignored) nbytes += size;

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <limits>
+#include <string_view>
 #include <system_error>
 
 #include "checkpoint/files/file.h"
@@ -30,6 +32,21 @@ fs::path resolve(const std::string& given) {
   const fs::path path = fs::weakly_canonical(given, error);
   if (error) fail<IoError>("--save {}: {}", given, error.message());
   return path.has_filename() ? path : path.parent_path();
+}
+
+// Throws ConfigError for the root of the file system and the system's own folders, which no run may
+// fill and rename.
+void check_ownable(const std::string& given, const fs::path& path) {
+  constexpr std::array<std::string_view, 13> kSystem = {"bin",   "boot", "dev", "etc",  "lib",
+                                                        "lib64", "proc", "run", "sbin", "sys",
+                                                        "tmp",   "usr",  "var"};
+  const bool is_top = path.parent_path() == path.root_path();
+  const std::string name = path.filename().string();
+  const bool is_system = std::find(kSystem.begin(), kSystem.end(), name) != kSystem.end();
+  if (path != path.root_path() && !(is_top && is_system)) return;
+  fail<ConfigError>(
+      "--save {}: {} is the system's; expected a folder that this run may fill and rename, as {}",
+      given, path.string(), (path / "my_run").string());
 }
 
 bool is_same(const fs::path& a, const fs::path& b) {
@@ -63,6 +80,7 @@ bool holds_run(const fs::path& folder) {
 
 ClaimedFolder::ClaimedFolder(const TrainOptions& options, const std::string& job)
     : given_(options.save), path_(resolve(options.save)) {
+  check_ownable(given_, path_);
   check_other_options(options);
   create_folders(path_);
   lock_ = FolderLock(path_, job);

@@ -16,7 +16,8 @@ from zerorun.interchange.filling import Filling
 from zerorun.interchange.source import Source
 from zerorun.model import saved_buffers
 from zerorun.optimizers.optimizer import ShardOptimizer
-from zerorun.optimizers.saved_values import check_groups, check_schedule
+from zerorun.optimizers.optimizer_probe import state_names
+from zerorun.optimizers.saved_values import check_decay, check_groups, check_schedule, is_decoupled
 from zerorun.shards.shards import Shards
 
 __all__ = ["load"]
@@ -65,10 +66,12 @@ def load(  # noqa: PLR0913 - as checkpoint.load
         if source.is_model and optimizer is not None:
             _logger.warning("%s is %s: optimizer states begin anew", folder, source.format)
             optimizer = None
-        groups = source.param_groups or []
         filling = Filling(shards, source, strict=strict, states=optimizer is not None)
-        if optimizer is not None and groups:
-            _check_groups(shards, optimizer, groups, folder)
+        settings: list[dict[str, Any]] = []
+        if optimizer is not None:
+            settings = _settings(shards, optimizer, source)
+            if shards.external:
+                filling.check_states(state_names(optimizer.optimizer, settings))
         schedule = source.lr_scheduler if hasattr(scheduler, "load_state_dict") else None
         if schedule:
             check_schedule(scheduler, schedule, folder)
@@ -77,9 +80,8 @@ def load(  # noqa: PLR0913 - as checkpoint.load
         shards.core.reset_optimizer()
     filling.fill()
     saved_buffers.restore(training.module, buffers)
-    if optimizer is not None and groups:
-        known = zip(optimizer.group_settings(), groups, strict=True)
-        optimizer.load_group_settings([own | _common(saved, own) for own, saved in known])
+    if optimizer is not None:
+        optimizer.load_group_settings(settings)
     if schedule:
         scheduler.load_state_dict(schedule)
     if counters and not source.is_model:
@@ -95,30 +97,56 @@ _OF_ANY_RULE = {
 }
 
 
-def _check_groups(
-    shards: Shards, optimizer: ShardOptimizer, saved: list[dict[str, Any]], folder: str
-) -> None:
-    """Raises CheckpointError for another number of groups, or for an optimizer of torch's with
-    other hyperparameters: that its states are others shows in nothing else."""
+def _settings(shards: Shards, optimizer: ShardOptimizer, source: Source) -> list[dict[str, Any]]:
+    """The hyperparameters of the groups after the load. Raises CheckpointError for another number
+    of groups, or another optimizer, as far as that does not show in its states."""
+    own, saved = optimizer.group_settings(), source.param_groups
+    if not saved:
+        return own
+    folder = source.path
     check_groups(saved, folder, external=shards.external)
-    own = optimizer.group_settings()
     if len(saved) != len(own):
         raise _C.CheckpointError(
             f"{folder}: the checkpoint has {len(saved)} parameter groups, this optimizer {len(own)}"
         )
+    if shards.external:
+        _check_names(optimizer.optimizer, own, saved, folder)
+    else:
+        _check_rule(shards.settings.optimizer, source, saved)
+    return [
+        group | {key: value for key, value in values.items() if key in group}
+        for group, values in zip(own, saved, strict=True)
+    ]
+
+
+def _check_names(
+    optimizer: torch.optim.Optimizer,
+    own: list[dict[str, Any]],
+    saved: list[dict[str, Any]],
+    folder: str,
+) -> None:
+    """An optimizer of torch's takes over all hyperparameters of another one of its kind."""
     names = {key for group in own for key in group} - _OF_ANY_RULE
     others = {key for group in saved for key in group} - _OF_ANY_RULE
-    if shards.external and others and names != others:
+    if others and names != others:
         raise _C.CheckpointError(
             f"{folder}: the checkpoint's optimizer has {sorted(others)}, this engine's "
-            f"{type(optimizer.optimizer).__name__} {sorted(names)}; load_optimizer_states=False "
-            "loads the model alone"
+            f"{type(optimizer).__name__} {sorted(names)}; load_optimizer_states=False loads the "
+            "model alone"
         )
 
 
-def _common(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """The hyperparameters of another program that this optimizer has, too."""
-    return {key: value for key, value in saved.items() if key in own}
+def _check_rule(rule: _C.OptimizerConfig, source: Source, saved: list[dict[str, Any]]) -> None:
+    """A rule of the core's computes one thing, whatever hyperparameters say."""
+    for name in ("amsgrad", "maximize"):
+        if any(group.get(name) for group in saved):
+            raise _C.CheckpointError(
+                f"{source.path}: the checkpoint's optimizer has {name}, which this engine's "
+                f"{rule.type} has not: give initialize a torch optimizer with {name}, or "
+                "load_optimizer_states=False for the model alone"
+            )
+    own = is_decoupled(rule.type, adam_w_mode=rule.adam_w_mode)
+    check_decay(saved, source.decoupled, own, source.path)
 
 
 def _take_buffers(model: nn.Module, source: Source) -> dict[str, torch.Tensor]:

@@ -30,6 +30,7 @@ from zerorun.checkpoints.state_dict_out import (
 from zerorun.hooks.parameter_memory import keep_precise, masters_from_parameters, tensor_of
 from zerorun.model.partition import Partition, partition_of
 from zerorun.optimizers.optimizer import load_group_settings
+from zerorun.optimizers.saved_values import check_groups, whole_number
 from zerorun.rank_zero import share, text_of_rank_zero
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
@@ -186,24 +187,26 @@ def load_optimizer(
         # Other programs have no masters: the model's values are theirs.
         if key != MASTER or f"{name}.{key}" in given.names
     ]
-    with all_or_none(shards.communicator, "set_optimizer_state_dict"):
+    where = "set_optimizer_state_dict"
+    with all_or_none(shards.communicator, where):
         for parameter, name, _ in wanted:
             shape, found = shards.layout.shapes[parameter], given.shape(name)
             if found != shape:
                 got = "nothing" if found is None else tuple(found)
-                raise _C.CheckpointError(
-                    f"set_optimizer_state_dict: {name}: got {got}, expected {tuple(shape)}"
-                )
+                raise _C.CheckpointError(f"{where}: {name}: got {got}, expected {tuple(shape)}")
     settings = [{k: v for k, v in g.items() if k != PARAMS} for g in nested.get(GROUPS, ())]
     if info.broadcast_from_rank0:
         text = json.dumps(settings, default=float)
         settings = json.loads(text_of_rank_zero(text, shards.communicator, "parameter groups"))
-    load_group_settings(optimizers[0].param_groups, settings)
     device = shards.device
+    counts = {n: given.whole(n, device) for n in sorted(given.names) if _is_step(n)}
+    with all_or_none(shards.communicator, where):
+        check_groups(settings, where, external=shards.external)
+        steps = [whole_number(value, name, where) for name, value in counts.items()]
+    load_group_settings(optimizers[0].param_groups, settings)
     StateAccess(shards).set_all(
         (p, stored, given.whole(name, device)) for p, name, stored in wanted
     )
-    steps = [int(given.whole(name, device)) for name in sorted(given.names) if _is_step(name)]
     shards.core.set_progress(max(steps, default=0), shards.core.skipped_steps)
     return None
 

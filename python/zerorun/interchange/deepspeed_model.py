@@ -12,7 +12,7 @@ import torch
 from zerorun import _C
 from zerorun.interchange import pickles
 from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
-from zerorun.optimizers.saved_values import whole_number
+from zerorun.optimizers.saved_values import is_decoupled, whole_number
 
 __all__ = ["ModelStates", "scaler_of"]
 
@@ -78,6 +78,7 @@ class ModelStates:
                     raise _C.CheckpointError(f"{self.path}: the buffer {name} is not a tensor")
                 source.buffers[name] = module[name]
         source.dtype = _dtype_of(content.get("ds_config"))
+        source.decoupled = _is_decoupled(content.get("ds_config"))
         source.lr_scheduler = content.get("lr_scheduler")
         source.global_steps, source.skipped_steps = (
             whole_number(content.get(name, 0), name, self.path)
@@ -167,6 +168,16 @@ def _dtype_of(config: Any) -> str | None:
         if any((sections.get(name) or {}).get("enabled") is True for name in names):
             return dtype
     return "fp32" if isinstance(config, dict) else None
+
+
+def _is_decoupled(config: Any) -> bool | None:
+    """Whether the optimizer of a configuration is AdamW or Adam with L2; None: neither."""
+    section = config.get("optimizer") if isinstance(config, dict) else None
+    if not isinstance(section, dict) or not isinstance(section.get("type"), str):
+        return None
+    params = section.get("params")
+    mode = params.get("adam_w_mode", True) if isinstance(params, dict) else True
+    return is_decoupled(section["type"], adam_w_mode=mode is not False)
 
 
 def scaler_of(saved: Any, where: str) -> tuple[float, int, int, int] | None:

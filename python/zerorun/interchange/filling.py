@@ -118,6 +118,26 @@ class Filling:
         applied = max(0, self._source.global_steps - self._source.skipped_steps)
         self._steps = max(steps, default=applied)
 
+    def check_states(self, wanted: list[set[str]]) -> None:
+        """`wanted`: by group, what a torch optimizer keeps of each parameter.
+
+        Raises CheckpointError where the source has a part of it: a step would not find the rest.
+        """
+        layout = self._shards.layout
+        for parameter, index in layout.ids.items():
+            found = self._found.get(index)
+            if found is None or not found.states or not layout.is_trainable(parameter):
+                continue  # a first step makes all of them
+            saved = found.states.keys() | found.numbers.keys()
+            missing = wanted[layout.group_of[parameter]] - saved
+            if missing:
+                raise _C.CheckpointError(
+                    f"{self._source.path}: the optimizer states of {layout.names[parameter]} are "
+                    f"{sorted(saved)}, and with the checkpoint's hyperparameters this engine's "
+                    f"optimizer needs {sorted(missing)}, too; load_optimizer_states=False loads "
+                    "the model alone"
+                )
+
     def check_files(self) -> None:
         """Raises CheckpointError for a damaged file. Each is read by one rank. Collective."""
         ranks = self._shards.communicator

@@ -1,4 +1,4 @@
-"""True if a torch optimizer treats every element alike, found out by running it on a small one."""
+"""What a torch optimizer does, found out by running a copy of it on a small parameter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from zerorun import _C
 from zerorun.optimizers.whole_tensors import WholeTensors
 
-__all__ = ["check_elementwise"]
+__all__ = ["check_elementwise", "state_names"]
 
 _SHAPE = (16, 24)
 _CUT = 152  # elements of the first part
@@ -40,8 +40,7 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
     a step that does is refused too. The optimizer that was given stays as it is.
     """
     name = type(optimizer).__name__
-    cpu = torch.device("cpu")
-    device = next((p.device for g in optimizer.param_groups for p in g["params"]), cpu)
+    device = _device_of(optimizer)
     tried: set[str] = set()
     for index, group in enumerate(optimizer.param_groups):
         settings = repr({key: value for key, value in group.items() if key != "params"})
@@ -72,6 +71,26 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
             raise _needs_whole(name, "a matrix that is cut in two is updated differently")
 
 
+def state_names(optimizer: torch.optim.Optimizer, settings: list[dict[str, Any]]) -> list[set[str]]:
+    """By group: what the optimizer keeps of a parameter from the first step on, if it had these
+    hyperparameters."""
+    names = []
+    for index, values in enumerate(settings):
+        parameter = nn.Parameter(torch.ones(2, device=_device_of(optimizer)))
+        parameter.grad = torch.ones_like(parameter)
+        twin = _twin(optimizer, index, parameter)
+        twin.param_groups[index].update(values)
+        with torch.random.fork_rng(devices=[]):
+            type(optimizer).step(twin)
+        names.append({key for key, value in twin.state[parameter].items() if value is not None})
+    return names
+
+
+def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:
+    cpu = torch.device("cpu")
+    return next((p.device for g in optimizer.param_groups for p in g["params"]), cpu)
+
+
 def _needs_whole(name: str, why: str) -> _C.ConfigError:
     return _C.ConfigError(
         f"{name} needs whole parameters, which shards cannot give ({why}): use an optimizer that "
@@ -98,9 +117,6 @@ def _changes(
             values = start.flatten()[cut] if parts else start
             parameter = nn.Parameter(values.to(device, copy=True))
             twin = _twin(optimizer, group, parameter)
-            train = getattr(type(optimizer), "train", None)
-            if callable(train):  # some begin in evaluation
-                train(twin)
             for gradient in _gradients(start, noise):
                 part = gradient.flatten()[cut] if parts else gradient
                 parameter.grad = part.to(device, copy=True)
@@ -146,6 +162,9 @@ def _twin(
     for index, copied in enumerate(attributes["param_groups"]):
         copied["params"] = [parameter] if index == group else []
         _enlarge(copied, vars(optimizer).get("defaults", {}))
+    train = getattr(type(optimizer), "train", None)
+    if callable(train):  # some begin in evaluation
+        train(twin)
     return twin
 
 

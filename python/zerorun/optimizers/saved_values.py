@@ -10,7 +10,15 @@ import torch
 from zerorun import _C
 from zerorun.optimizers.lr_scheduler import LrScheduler
 
-__all__ = ["COMMON_STATES", "check_groups", "check_schedule", "common_states", "whole_number"]
+__all__ = [
+    "COMMON_STATES",
+    "check_decay",
+    "check_groups",
+    "check_schedule",
+    "common_states",
+    "is_decoupled",
+    "whole_number",
+]
 
 COMMON_STATES = "zerorun_common_states"  # a key of group settings: states of no parameter
 
@@ -78,6 +86,42 @@ def check_groups(groups: Any, where: str, *, external: bool) -> None:
                     f"{where}: {key} of parameter group {index} is {_text(value)}, expected "
                     f"{'numbers' if count > 1 else 'a number'} of {limits}"
                 )
+
+
+def is_decoupled(kind: str, *, adam_w_mode: bool) -> bool | None:
+    """Whether an optimizer of this name decouples weight decay from the gradient; None: it is no
+    Adam. As DeepSpeed: "AdamW" always does, "Adam" unless adam_w_mode is false."""
+    name = kind.lower().removesuffix("8bit")
+    return name == "adamw" or adam_w_mode if name in {"adam", "adamw"} else None
+
+
+_DECAYS = {
+    True: ("AdamW, with decoupled weight decay", "AdamW"),
+    False: (
+        "Adam with L2, whose weight decay is added to the gradient",
+        'torch.optim.Adam, or type "Adam" with "adam_w_mode": false',
+    ),
+}
+
+
+def check_decay(
+    groups: list[dict[str, Any]], saved: bool | None, own: bool | None, where: str
+) -> None:
+    """Raises CheckpointError for weight decay of the other kind, which keeps the same states.
+
+    `saved`, `own`: whether that of the checkpoint, where a group does not say it, and of this
+    engine is decoupled; None: unknown, or no Adam.
+    """
+    for group in groups:
+        before, decay = group.get("decoupled_weight_decay", saved), group.get("weight_decay", 0)
+        if own is None or before is None or bool(before) == own or not decay:
+            continue
+        (was, name), (now, _) = _DECAYS[not own], _DECAYS[own]
+        raise _C.CheckpointError(
+            f"{where}: the optimizer states are those of {was} ({float(decay):g}), this engine's "
+            f"optimizer is {now}, so the next step would be another: give the engine {name}, or "
+            "load_optimizer_states=False for the model alone"
+        )
 
 
 def common_states(group: dict[str, Any], where: str) -> dict[Any, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import zerorun
-from uneven_model import groups_of, make_model
+from torch import nn
+from uneven_model import groups_of, loss_of, make_model
+from zerorun import communicator
 
 from cases.interchange import engine_for
 from cases.models import RANK, raises
@@ -44,26 +47,38 @@ def case_a_checkpoint_without_zero_gives_its_values(folder: Path) -> None:
     engine.destroy()
 
 
-def case_states_without_a_count_have_the_steps_of_the_training(folder: Path) -> None:
-    """Momentum needs no count of steps, so its optimizers save none."""
+def write_zero(
+    folder: Path, states: dict[str, float], group: dict[str, Any], **model: Any
+) -> nn.Module:
+    """A checkpoint of stage 1, whose optimizer's states are these multiples of the values."""
     saved = make_model()
     name_of = {parameter: name for name, parameter in saved.named_parameters()}
-    groups = [group["params"] for group in groups_of(saved)]
-    flat = [torch.cat([p.detach().flatten() for p in group]) for group in groups]
-    model = {
+    groups = [each["params"] for each in groups_of(saved)]
+    flat = [torch.cat([p.detach().flatten() for p in each]) for each in groups]
+    made = {
         "module": saved.state_dict(),
-        "param_shapes": [{name_of[p]: p.shape for p in group} for group in groups],
+        "param_shapes": [{name_of[p]: p.shape for p in each} for each in groups],
         "shared_params": {"head.weight": "embedding.weight"},
-        "skipped_steps": 1,
     }
+    steps = {"step": torch.tensor(4.0)} if "exp_avg" in states else {}
     base = {
-        "state": {index: {"momentum_buffer": values * 2} for index, values in enumerate(flat)},
-        "param_groups": [{"lr": 0.25, "params": [index]} for index in range(len(flat))],
+        "state": {
+            index: {name: values * factor for name, factor in states.items()} | steps
+            for index, values in enumerate(flat)
+        },
+        "param_groups": [group | {"params": [index]} for index in range(len(flat))],
     }
     optimizer = {"zero_stage": 1, "partition_count": 1, "single_partition_of_fp32_groups": flat}
-    write(folder, model, optimizer | {"base_optimizer_state": base})
+    write(folder, made | model, optimizer | {"base_optimizer_state": base})
+    communicator.world(30).barrier()
+    return saved
+
+
+def case_states_without_a_count_have_the_steps_of_the_training(folder: Path) -> None:
+    """Momentum needs no count of steps, so its optimizers save none."""
+    states = {"momentum_buffer": 2.0}
+    saved = write_zero(folder, states, {"lr": 0.25}, skipped_steps=1)
     engine = engine_for(2, optimizer={"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}})
-    engine.communicator.barrier()
     engine.load_checkpoint(folder, load_lr_scheduler_states=False)
     assert engine.core.step_count == 4
     assert engine.global_steps == 5
@@ -73,3 +88,69 @@ def case_states_without_a_count_have_the_steps_of_the_training(folder: Path) -> 
     )
     assert torch.equal(momentum, saved.first.weight.detach() * 2)
     engine.destroy()
+
+
+ADAM = {"exp_avg": 0.5, "exp_avg_sq": 0.0}
+GROUP = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
+
+
+def with_optimizer(make_optimizer: Callable[..., torch.optim.Optimizer]) -> zerorun.ZeroEngine:
+    model = make_model()
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
+    optimizer = make_optimizer(groups_of(model))
+    return zerorun.initialize(model, optimizer, config=config)[0]
+
+
+def refused(engine: zerorun.ZeroEngine, folder: Path, text: str) -> None:
+    before, rates = engine.core.parameter_hash(), [g["lr"] for g in engine.optimizer.param_groups]
+    raises(zerorun.CheckpointError, text, lambda: engine.load_checkpoint(folder))
+    assert engine.core.parameter_hash() == before
+    assert [group["lr"] for group in engine.optimizer.param_groups] == rates
+    engine.load_checkpoint(folder, load_optimizer_states=False)
+    engine.destroy()
+
+
+def case_states_that_an_optimizer_would_miss_are_an_error(folder: Path) -> None:
+    """DeepSpeed's universal format leaves amsgrad's largest squares out."""
+    group = GROUP | {"amsgrad": True, "maximize": False, "decoupled_weight_decay": True}
+    write_zero(folder / "short", ADAM, group)
+    write_zero(folder / "whole", ADAM | {"max_exp_avg_sq": 0.0}, group)
+
+    def amsgrad(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(groups, lr=0.1, amsgrad=True)
+
+    message = "optimizer needs ['max_exp_avg_sq'], too; load_optimizer_states=False"
+    refused(with_optimizer(amsgrad), folder / "short", message)
+    refused(with_optimizer(torch.optim.AdamW), folder / "short", "optimizer has amsgrad, which")
+    engine = with_optimizer(amsgrad)
+    engine.load_checkpoint(folder / "whole")
+    engine.backward(loss_of(engine, torch.ones(1, 5, dtype=torch.int64)))
+    engine.step()
+    engine.destroy()
+
+
+def case_weight_decay_of_the_other_kind_is_an_error(folder: Path) -> None:
+    """Adam and AdamW keep states of the same names."""
+    torchs = {kind: GROUP | {"decoupled_weight_decay": kind} for kind in (True, False)}
+    config = {"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}
+    write_zero(folder / "adam", ADAM, torchs[False])
+    write_zero(folder / "adamw", ADAM, torchs[True])
+    write_zero(folder / "config", ADAM, GROUP, ds_config=config)
+    write_zero(folder / "none", ADAM, torchs[False] | {"weight_decay": 0.0})
+    for name in ("adam", "config"):
+        message = (
+            "are those of Adam with L2, whose weight decay is added to the gradient (0.1), thi"
+        )
+        refused(with_optimizer(torch.optim.AdamW), folder / name, message)
+    message = "are those of AdamW, with decoupled weight decay (0.1), this engine's optimizer is Ad"
+    refused(with_optimizer(torch.optim.Adam), folder / "adamw", message)
+    for optimizer, name in (
+        (torch.optim.Adam, "adam"),
+        (torch.optim.Adam, "config"),
+        (torch.optim.AdamW, "adamw"),
+        (torch.optim.AdamW, "none"),
+    ):
+        engine = with_optimizer(optimizer)
+        engine.load_checkpoint(folder / name)
+        assert engine.core.step_count == 4
+        engine.destroy()

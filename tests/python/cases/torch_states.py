@@ -211,19 +211,32 @@ def case_states_that_do_not_fit_change_nothing(_folder: Path) -> None:
         options=StateDictOptions(full_state_dict=True, strict=False),
     )
     assert "embedding.weight" in result.missing_keys
-    del states["state"]["embedding.weight"]["exp_avg"]
-    raises(
-        zerorun.CheckpointError,
-        "embedding.weight.exp_avg: got nothing, expected",
-        lambda: set_state_dict(
-            engine.module,
-            optimizer,
-            model_state_dict=model_state,
-            optim_state_dict=states,
-            options=FULL,
+    moments = states["state"]["embedding.weight"]
+    kept = {key: value.clone() for key, value in moments.items()}
+    for change, text in (
+        (
+            lambda: moments.update(step=torch.tensor(float("nan")), exp_avg=kept["exp_avg"] + 1),
+            "embedding.weight.step is tensor(nan), expected a whole number from 0 on",
         ),
-    )
+        (
+            lambda: states["param_groups"][0].update(lr=-1.0),
+            "lr of parameter group 0 is -1.0, expected a number of 0 or more",
+        ),
+        (lambda: moments.pop("exp_avg"), "embedding.weight.exp_avg: got nothing, expected"),
+    ):
+        moments.update(kept)
+        change()
+        raises(
+            zerorun.CheckpointError,
+            text,
+            lambda: set_optimizer_state_dict(
+                engine.module, optimizer, optim_state_dict=states, options=FULL
+            ),
+        )
     assert engine.core.parameter_hash() == before
+    assert optimizer.param_groups[0]["lr"] > 0
+    found = zerorun.zero.safe_get_full_optimizer_state(engine.module.embedding.weight, "exp_avg")
+    assert torch.equal(found, kept["exp_avg"])
     if WORLD_SIZE > 1:
         mine = model_state if RANK == 0 else {"scale": model_state["scale"]}
         raises(

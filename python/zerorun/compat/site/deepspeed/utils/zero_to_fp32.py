@@ -72,7 +72,8 @@ def get_model_state_file(checkpoint_dir: str, zero_stage: int) -> str:
 
 def get_optim_files(checkpoint_dir: str) -> list[str]:
     """The ranks' files: of a checkpoint of zerorun's those with values and states."""
-    pattern = "rank*-*" if _is_zeroruns(checkpoint_dir) else "*_optim_states.pt"
+    own = _is_zeroruns(checkpoint_dir)
+    pattern = "rank*-*.safetensors" if own else "*_optim_states.pt"
     return get_checkpoint_files(checkpoint_dir, pattern)
 
 
