@@ -18,6 +18,8 @@ set(slow
   Transports/ConformanceTest*_1_ranks_* Transports/ConformanceTest*_2_ranks_*)
 if(ZERORUN_SANITIZE STREQUAL "thread")
   list(APPEND slow
+    # Jobs of eight ranks, whose parts other tests look at.
+    GroupMixTest*
     # Arithmetic of one thread.
     */UpdateConformance* */ElementwiseConformance* */NormConformance* */QuantizeConformance*
     */ReduceTest*
