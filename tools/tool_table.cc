@@ -103,14 +103,12 @@ void define_simulation(CLI::App& tool, PlanOptions& plan) {
              "RATE");
   takes_text(
       tool.add_option("--nvlink", plan.nvlink,
-                      "Bandwidth between the GPUs of a host, per GPU and direction (450GB/s). With "
-                      "cpus=: rate at which a rank's core copies, while all ranks do"),
+                      "Bandwidth between the GPUs of a host, per GPU and direction (450GB/s)"),
       "RATE");
   takes_text(
-      tool.add_option(
-          "--link_cpu", plan.link_cpu,
-          "With cpus=: bandwidth per direction at which a host's cores can send and "
-          "receive if they do nothing else (1GB/s). They compute only in the rest of the time"),
+      tool.add_option("--link_cpu", plan.link_cpu,
+                      "With cpus=: bandwidth per direction at which a host's cores can send and "
+                      "receive if they do nothing else (1GB/s); this time is added to a step"),
       "RATE");
   takes_number(tool.add_option("--latency_us", plan.latency_us,
                                "Latency of a message between hosts, in microseconds"),

@@ -158,13 +158,9 @@ CallCost cost_of(const StepCall& call, const Cluster& cluster) {
     }
   }
   cost.near_bytes = static_cast<int64_t>(near);
-  if (cluster.cpu) {
-    cost.core_seconds = (sent + static_cast<double>(call.coded)) / cluster.nvlink;
-    if (cluster.link_cpu > 0) cost.core_seconds += away / cluster.link_cpu;
-  }
   cost.seconds =
       static_cast<double>(cost.messages) * (leaves ? cluster.latency : cluster.near_latency) +
-      std::max({away / cluster.link, sent / cluster.nvlink, cost.core_seconds});
+      std::max(away / cluster.link, sent / cluster.nvlink);
   return cost;
 }
 

@@ -17,7 +17,7 @@ struct Cluster {
   int world_size = 0;   // number of ranks; 0: all; the last host may have fewer
   double link = 0.0;    // bandwidth of a host's link in bytes per second and direction
   double nvlink = 0.0;  // bandwidth between the GPUs of a host, per GPU
-  // bytes per second that the cores of a host of CPU ranks can send and receive; 0: no limit
+  // bytes per second that the cores of CPU ranks can send and receive; 0: no limit
   double link_cpu = 0.0;
   double latency = 5e-6;       // latency of a message between hosts in seconds
   double near_latency = 1e-6;  // latency of a message within a host
@@ -39,11 +39,9 @@ Cluster cluster_of(const PlanOptions& options);
 // leaves a host once, and one message to each peer for all_to_all; CPU ranks send what
 // comm/hierarchical sends. The time of a message is its latency plus its bytes divided by the
 // bandwidth (alpha-beta model). Groups on one host share its link; the host that sends the most
-// determines the cost. With CPU ranks the cores do the work that GPUs and their links do by
-// themselves: they send, receive, copy, add, encode and decode.
+// determines the cost.
 struct CallCost {
   double seconds = 0.0;
-  double core_seconds = 0.0;  // the part in which the cores of CPU ranks do not compute
   int64_t link_bytes = 0;     // bytes over a host's link per direction
   int64_t near_bytes = 0;     // bytes that a rank sends within its host
   int64_t link_messages = 0;  // messages over a host's link

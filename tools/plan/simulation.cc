@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "tools/plan/plan_manifest.h"
@@ -32,8 +31,6 @@ class Streams {
     step_.near_bytes += cost.near_bytes;
     step_.messages += cost.messages;
     step_.communication_s += cost.seconds;
-    step_.core_s += cost.core_seconds;
-    core_work_ += cost.core_seconds;
     const bool gathers = call.op == Collective::all_gather && call.phase != StepCall::Phase::step;
     // A gather starts together with the computation before the one that needs it.
     sent_ = std::max(sent_, gathers && overlaps_ ? last_begin_ : computed_) + cost.seconds;
@@ -54,15 +51,16 @@ class Streams {
   }
   SimulatedStep finish() {
     wait_for(sent_);
+    if (cluster_.link_cpu > 0) {
+      step_.sending_s = static_cast<double>(step_.link_bytes) / cluster_.link_cpu;
+    }
     return step_;
   }
 
  private:
-  // Cores have computed until now, and have to do their work for the collectives, too.
   void wait_for(double time) {
-    const double until = std::max(time, computed_ + std::exchange(core_work_, 0.0));
-    step_.exposed_s += until - computed_;
-    computed_ = until;
+    step_.exposed_s += std::max(0.0, time - computed_);
+    computed_ = std::max(computed_, time);
   }
 
   const Cluster& cluster_;
@@ -74,7 +72,6 @@ class Streams {
   double computed_ = 0.0;  // time until which the stream of computation is busy
   double needed_ = 0.0;    // time at which the last gather is complete
   double last_begin_ = 0.0;
-  double core_work_ = 0.0;  // time that cores need for the collectives since the last wait
 };
 
 SimulatedStep simulate(const ShardedModel& model, const Cluster& cluster, int64_t tokens) {
@@ -207,8 +204,8 @@ std::string simulation_report(const Config& config, std::span<const ParameterSpe
       step.link_messages, text_of(step.near_bytes), step.messages, text_of_seconds(step.compute_s),
       cluster.flops > 0 ? "" : " (give --tflops, --micro_batch and --seq_len)",
       text_of_seconds(step.communication_s), text_of_seconds(step.exposed_s));
-  if (cluster.cpu) {
-    text += fmt::format("  cores' work for it      {}\n", text_of_seconds(step.core_s));
+  if (cluster.link_cpu > 0) {
+    text += fmt::format("  cores sending           {}\n", text_of_seconds(step.sending_s));
   }
   text += growth(model, cluster);
   std::vector<Choice> choices;

@@ -20,14 +20,13 @@ struct SimulatedStep {
   int64_t messages = 0;
   double compute_s = 0.0;
   double communication_s = 0.0;
-  double exposed_s = 0.0;  // time in which a rank does not compute
-  double core_s = 0.0;     // as in CallCost
-  double seconds() const { return compute_s + exposed_s; }
+  double exposed_s = 0.0;  // time of communication that is not overlapped with computation
+  double sending_s = 0.0;  // time that cores spend on sending and receiving instead of computing
+  double seconds() const { return compute_s + exposed_s + sending_s; }
 };
 
 // `tokens` is the number of tokens of a rank in a micro-step. Collectives run one after the other:
-// gathers one module ahead of their use, reductions when backward has passed their bucket. Cores of
-// CPU ranks work for collectives while a rank waits for them, and else instead of computing.
+// gathers one module ahead of their use, reductions when backward has passed their bucket.
 SimulatedStep simulate_step(const Config& config, std::span<const ParameterSpec> specs,
                             const Cluster& cluster, int64_t tokens);
 

@@ -51,13 +51,11 @@ class StepCalls {
   static int64_t nbytes(const Bucket& bucket, DType dtype) {
     return bytes_of(bucket.layout.padded_numel(), dtype);
   }
-  void add(Collective op, CallRanks ranks, const Bucket& bucket, int64_t bytes, Phase phase,
-           int64_t coded = 0) {
+  void add(Collective op, CallRanks ranks, const Bucket& bucket, int64_t bytes, Phase phase) {
     if (ranks.count == 1) return;
     calls_.push_back({.op = op,
                       .ranks = ranks,
                       .bytes = bytes,
-                      .coded = coded,
                       .bucket = bucket.index,
                       .phase = phase,
                       .micro_step = micro_});
@@ -84,13 +82,11 @@ class StepCalls {
     if (!is_first && sharding_.has_second_copy()) {
       add(Collective::all_gather, {sharding_.secondary_ranks, 1}, bucket, plain, phase);
     } else {
-      if (!QuantizedGather::takes(sharding_, bucket)) {
-        return add(Collective::all_gather, all(), bucket, plain, phase);
-      }
-      // A rank encodes its shard and decodes all of them.
+      const bool quantized = QuantizedGather::takes(sharding_, bucket);
       add(Collective::all_gather, all(), bucket,
-          quantized_nbytes(bucket.layout.padded_numel(), QuantizedGather::kBits), phase,
-          plain / all().count + plain);
+          quantized ? quantized_nbytes(bucket.layout.padded_numel(), QuantizedGather::kBits)
+                    : plain,
+          phase);
     }
   }
 
@@ -114,11 +110,9 @@ class StepCalls {
       add(Collective::all_to_all, {host_ranks_, 1}, bucket,
           quantized_nbytes(numel, QuantizedReduction::kBitsWithin), Phase::backward);
     }
-    const int64_t partial = numel / host_ranks_;
-    // What a rank encodes for other hosts has the size of what it decodes from them.
     add(Collective::all_to_all, {sharding_.shard_ranks / host_ranks_, host_ranks_}, bucket,
-        quantized_nbytes(partial, QuantizedReduction::bits_across(sharding_)), Phase::backward,
-        2 * bytes_of(partial, DType::fp32));
+        quantized_nbytes(numel / host_ranks_, QuantizedReduction::bits_across(sharding_)),
+        Phase::backward);
   }
 
   const Sharding& sharding_;

@@ -25,8 +25,6 @@ struct StepCall {
   // results.
   int64_t sums = 0;
   int64_t results = 0;
-  // The bytes of elements, before quantization, that a rank encodes and decodes for this call.
-  int64_t coded = 0;
   int bucket = -1;  // -1: no bucket
   Phase phase = Phase::step;
   int64_t micro_step = 0;

@@ -221,51 +221,17 @@ TEST(SimulationTest, WithoutOverlapAllCommunicationIsExposed) {
   EXPECT_LT(simulate_step(config, layers(), cluster, 100'000).exposed_s, step.exposed_s);
 }
 
-// By hand: of a link that takes no time, the cores' work is added to computation; while ranks wait
-// for a slow link, cores have time for it.
+// The link's bytes at the rate of the cores come on top of what the link itself takes.
 TEST(SimulationTest, CoresThatSendDoNotCompute) {
-  for (const int stage : {2, 3}) {
-    Config config;
-    config.zero.stage = stage;
-    config.zero.overlap_comm = true;
-    config.zero.param_persistence_threshold = 0;
-    Cluster cluster{.hosts = 2, .gpus = 2, .cpu = true, .link = 1e18, .nvlink = 1e18};
-    cluster.latency = cluster.near_latency = 0;
-    cluster.flops = 1e9;
-    cluster.link_cpu = 5e8;
-    const SimulatedStep fast = simulate_step(config, layers(), cluster, 1000);
-    const double cores = static_cast<double>(fast.link_bytes) / 5e8;
-    EXPECT_NEAR(fast.core_s, cores, 1e-9) << stage;
-    EXPECT_NEAR(fast.seconds(), fast.compute_s + cores, 1e-9) << stage;
-    cluster.link = 1e6;
-    const SimulatedStep slow = simulate_step(config, layers(), cluster, 1);
-    EXPECT_NEAR(slow.core_s, cores, 1e-9) << stage;
-    cluster.link_cpu = 0;
-    EXPECT_NEAR(slow.seconds(), simulate_step(config, layers(), cluster, 1).seconds(), 1e-9);
-  }
-}
-
-// By hand: each of 4 ranks encodes a shard and decodes all; its host's half of the bytes crosses.
-TEST(SimulationTest, CoresEncodeAndDecode) {
-  Cluster cluster{.hosts = 2, .gpus = 2, .cpu = true, .link = 1e9, .nvlink = 1e6};
-  cluster.link_cpu = 1e8;
-  StepCall call{.op = Collective::all_gather, .ranks = {4, 1}, .bytes = 4000, .coded = 5000};
-  EXPECT_NEAR(cost_of(call, cluster).core_seconds, 8000 / 1e6 + 2000 / 1e8, 1e-12);
   Config config;
-  config.zero.stage = 3;
-  config.zero.param_persistence_threshold = 0;
-  const auto coded = [&](int host_ranks) {
-    const std::vector<ParameterSpec> specs = {{"w", {64, 1024}, "m", 0, true, ""}};
-    const ShardedModel model(config, specs, 4, /*computes_on_host=*/true);
-    int64_t bytes = 0;
-    for (const StepCall& made : step_calls(model, host_ranks)) bytes += made.coded;
-    return bytes;
-  };
-  EXPECT_EQ(coded(2), 0);
-  config.zero.max_reuse_distance = 0;
-  config.zero.quantized_weights = config.zero.quantized_gradients = true;
-  // Two gathers; a rank adds half of the gradients within its host, and encodes and decodes it.
-  EXPECT_EQ(coded(2), 4 * 64 * 1024 * (2 * (1 + 4) / 4.0 + 2 / 2.0));
+  config.zero.stage = 2;
+  Cluster cluster{.hosts = 2, .gpus = 2, .cpu = true, .link = 1e9, .nvlink = 1e10};
+  cluster.flops = 1e9;
+  const SimulatedStep free = simulate_step(config, layers(), cluster, 1000);
+  cluster.link_cpu = 5e8;
+  const SimulatedStep step = simulate_step(config, layers(), cluster, 1000);
+  EXPECT_NEAR(step.seconds() - free.seconds(), static_cast<double>(step.link_bytes) / 5e8, 1e-12);
+  EXPECT_DOUBLE_EQ(step.exposed_s, free.exposed_s);
 }
 
 TEST(SimulationTest, ComputationHidesGathersAndReductions) {
