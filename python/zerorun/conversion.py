@@ -23,6 +23,7 @@ from zerorun.interchange.distributed_out import write_distributed
 from zerorun.interchange.own import open_own, optimizer_of
 from zerorun.interchange.source import Piece, Source
 from zerorun.model.model_layout import DTYPES
+from zerorun.optimizers.saved_values import DECOUPLED
 from zerorun.progress_bar import ProgressBar
 
 __all__ = ["export_distributed", "import_checkpoint", "main"]
@@ -82,13 +83,16 @@ def _engine_of(source: Source, dtype: str, rule: str, offload: str | None) -> An
     for name, saved in source.parameters.items():
         if (parameter := model.get_parameter(name)).requires_grad:
             groups[saved.group]["params"].append(parameter)
+    params: dict[str, Any] = {"lr": 0.0}
+    if (source.param_groups or [{}])[0].get(DECOUPLED, source.decoupled) is False:
+        rule, params["adam_w_mode"] = "Adam", False
     zero: dict[str, Any] = {"stage": 1}
     if offload is not None:
         zero["offload_optimizer"] = {"device": "nvme", "nvme_path": offload}
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "zero_optimization": zero,
-        "optimizer": {"type": rule, "params": {"lr": 0.0}},
+        "optimizer": {"type": rule, "params": params},
     }
     if dtype != "fp32":
         config[dtype] = {"enabled": True}
@@ -177,7 +181,7 @@ def export_distributed(directory: str, output: str, *, tag: str | None = None) -
         return
     source = open_own(directory, tag)
     rules = {"zerorun's Adam": "AdamW", "zerorun's Lion": "Lion"}
-    optimizer = optimizer_of(directory, tag)
+    optimizer, source.decoupled = optimizer_of(directory, tag)
     if optimizer not in rules:
         raise _C.ConfigError(
             f"{source.path}: has the states of {optimizer or 'no optimizer'}; those of Adam, AdamW "

@@ -30,6 +30,7 @@ from zerorun.model.unit_policy import UnitPolicy
 from zerorun.observers import observe
 from zerorun.optimizers.lr_scheduler import LrScheduler
 from zerorun.optimizers.optimizer import UpdateRule, ZeroOptimizer, rule_of
+from zerorun.optimizers.saved_values import DECOUPLED, is_decoupled
 from zerorun.sequence.configured import start_configured
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.shards.shards import Shards, take_over
@@ -297,6 +298,9 @@ class _ConfiguredOptimizer(torch.optim.Optimizer):
             defaults["momentum"] = settings.momentum
         elif settings.type not in {"Adagrad", "Muon"}:  # Muon's matrices have a momentum
             defaults["betas"] = (settings.beta1, settings.beta2)
+        decoupled = is_decoupled(settings.type, adam_w_mode=settings.adam_w_mode)
+        if decoupled is not None:
+            defaults[DECOUPLED] = decoupled
         super().__init__(groups, defaults)
         self.fused_rule = settings.type
         self.adam_w_mode = settings.adam_w_mode

@@ -61,6 +61,38 @@ def test_an_imported_checkpoint_goes_on_as_there(
     engine.destroy()
 
 
+def test_weight_decay_keeps_its_kind(tmp_path: Path) -> None:
+    """Adam with L2 and AdamW keep states of the same names."""
+
+    def start(*, decoupled: bool) -> zerorun.ZeroEngine:
+        model = make_model()
+        config = config_of(1, "fp32", 1)
+        config["optimizer"] = {"type": "Adam", "params": {"adam_w_mode": decoupled}}
+        return zerorun.initialize(model, model_parameters=groups_of(model), config=config)[0]
+
+    engine = start(decoupled=False)
+    engine.backward(loss_of(engine, rows_of(0, 0, 1)))
+    engine.step()
+    engine.save_checkpoint(tmp_path / "own")
+    engine.destroy()
+    for command in (["export", "own", "dcp", "--to", "dcp"], ["import", "dcp", "again"]):
+        names = [str(tmp_path / name) for name in command[1:3]]
+        assert conversion.main([command[0], *names, *command[3:]]) == 0
+    for name in ("own", "dcp", "again"):
+        load = {"load_module_strict": name != "again"}  # PyTorch's folder names no buffers
+        engine = start(decoupled=True)
+        before = engine.core.parameter_hash()
+        with pytest.raises(zerorun.CheckpointError, match="are those of Adam with L2"):
+            engine.load_checkpoint(tmp_path / name, **load)
+        assert engine.core.parameter_hash() == before
+        engine.load_checkpoint(tmp_path / name, load_optimizer_states=False, **load)
+        engine.destroy()
+        engine = start(decoupled=False)
+        engine.load_checkpoint(tmp_path / name, **load)
+        assert engine.core.step_count == 1
+        engine.destroy()
+
+
 @pytest.mark.parametrize("through", ["directly", "through zerorun"])
 def test_torch_goes_on_from_an_exported_folder(runs: Path, tmp_path: Path, through: str) -> None:
     """As an FSDP2 program loads: with get_state_dict and set_state_dict."""

@@ -21,7 +21,12 @@ from zerorun.interchange.filling import Filling
 from zerorun.interchange.own import open_own
 from zerorun.model import saved_buffers
 from zerorun.optimizers.optimizer import ShardOptimizer
-from zerorun.optimizers.saved_values import check_groups, check_schedule, whole_number
+from zerorun.optimizers.saved_values import (
+    check_groups,
+    check_schedule,
+    whole_number,
+    with_own_decay,
+)
 from zerorun.rank_zero import text_of_rank_zero
 from zerorun.shards.shards import Shards
 
@@ -219,11 +224,12 @@ def load(  # noqa: PLR0913 - likewise
         _logger.warning("no file '%s' in %s: no checkpoint was loaded", _LATEST, folder)
         return None, None
     optimizer = training.optimizer if optimizer_states else None
+    settings: list[dict[str, Any]] | None = None
     scheduler: Any = training.lr_scheduler if lr_scheduler_states else None
     with all_or_none(shards.communicator, "load_checkpoint"):
         found = _check(training, folder, "" if tag is None else str(tag), strict=strict)
         if optimizer is not None:
-            _check_optimizer(shards, optimizer, found.data, found.objects, folder)
+            settings = _settings(shards, optimizer, found.data, found.objects, folder)
             if shards.external:
                 shard_files.check_record(found.data["shard_files"], folder)
         schedule = (
@@ -239,7 +245,7 @@ def load(  # noqa: PLR0913 - likewise
     else:
         _C.load_checkpoint(shards.core, folder, found.saved.tag, strict)
     saved_buffers.restore(training.module, found.buffers)
-    _restore_optimizer(shards, training.optimizer, optimizer, found.objects, chunks)
+    _restore_optimizer(shards, training.optimizer, optimizer, settings, chunks)
     if schedule:
         scheduler.load_state_dict(schedule)
     if counters:
@@ -274,14 +280,14 @@ def _restore_optimizer(
     shards: Shards,
     own: ShardOptimizer | None,
     loaded: ShardOptimizer | None,
-    objects: dict[str, Any],
+    settings: list[dict[str, Any]] | None,
     chunks: shard_files.Chunks | None,
 ) -> None:
     """Settings and states of the optimizer that was loaded; if none was, the engine's own begins
     at the new parameters."""
     if loaded is not None:
-        if objects.get("param_groups") is not None:
-            loaded.load_group_settings(objects["param_groups"])
+        if settings is not None:
+            loaded.load_group_settings(settings)
         if chunks is not None:
             shard_files.restore(shards, chunks)
     elif own is not None:
@@ -325,24 +331,25 @@ def _read_states(
         return shard_files.read(shards, folder, record, strict)
 
 
-def _check_optimizer(
+def _settings(
     shards: Shards,
     optimizer: ShardOptimizer,
     data: dict[str, Any],
     objects: dict[str, Any],
     folder: str,
-) -> None:
-    """Compares the saved optimizer with this one; the core compares the states of its own rules."""
+) -> list[dict[str, Any]] | None:
+    """The hyperparameters of the saved optimizer, which is compared with this one; the core
+    compares the states of its own rules."""
     own, saved = _optimizer_name(shards, optimizer), data.get("optimizer")
     if (saved is None and not shards.external) or (
         saved == own and (not shards.external or data["shard_files"])
     ):
         groups, present = objects.get("param_groups"), optimizer.param_groups
         if groups is None:
-            return
+            return None
         check_groups(groups, folder, external=shards.external)
         if len(groups) == len(present):
-            return
+            return with_own_decay(groups, None, shards.settings.optimizer, folder)
         raise _C.CheckpointError(
             f"{folder}: the checkpoint has {len(groups)} parameter groups, this optimizer "
             f"{len(present)}"

@@ -17,7 +17,12 @@ from zerorun.interchange.source import Source
 from zerorun.model import saved_buffers
 from zerorun.optimizers.optimizer import ShardOptimizer
 from zerorun.optimizers.optimizer_probe import state_names
-from zerorun.optimizers.saved_values import check_decay, check_groups, check_schedule, is_decoupled
+from zerorun.optimizers.saved_values import (
+    DECOUPLED,
+    check_groups,
+    check_schedule,
+    with_own_decay,
+)
 from zerorun.shards.shards import Shards
 
 __all__ = ["load"]
@@ -93,7 +98,7 @@ def load(  # noqa: PLR0913 - as checkpoint.load
 # Hyperparameters that say nothing of the rule: how torch or DeepSpeed computes it.
 _OF_ANY_RULE = {
     *("foreach", "capturable", "differentiable", "fused", "maximize", "amsgrad", "initial_lr"),
-    *("decoupled_weight_decay", "step", "bias_correction", "name", "params", "lr", "weight_decay"),
+    *(DECOUPLED, "step", "bias_correction", "name", "params", "lr", "weight_decay"),
 }
 
 
@@ -112,7 +117,8 @@ def _settings(shards: Shards, optimizer: ShardOptimizer, source: Source) -> list
     if shards.external:
         _check_names(optimizer.optimizer, own, saved, folder)
     else:
-        _check_rule(shards.settings.optimizer, source, saved)
+        _check_rule(shards.settings.optimizer, saved, folder)
+        saved = with_own_decay(saved, source.decoupled, shards.settings.optimizer, folder)
     return [
         group | {key: value for key, value in values.items() if key in group}
         for group, values in zip(own, saved, strict=True)
@@ -136,17 +142,15 @@ def _check_names(
         )
 
 
-def _check_rule(rule: _C.OptimizerConfig, source: Source, saved: list[dict[str, Any]]) -> None:
+def _check_rule(rule: _C.OptimizerConfig, saved: list[dict[str, Any]], folder: str) -> None:
     """A rule of the core's computes one thing, whatever hyperparameters say."""
     for name in ("amsgrad", "maximize"):
         if any(group.get(name) for group in saved):
             raise _C.CheckpointError(
-                f"{source.path}: the checkpoint's optimizer has {name}, which this engine's "
+                f"{folder}: the checkpoint's optimizer has {name}, which this engine's "
                 f"{rule.type} has not: give initialize a torch optimizer with {name}, or "
                 "load_optimizer_states=False for the model alone"
             )
-    own = is_decoupled(rule.type, adam_w_mode=rule.adam_w_mode)
-    check_decay(saved, source.decoupled, own, source.path)
 
 
 def _take_buffers(model: nn.Module, source: Source) -> dict[str, torch.Tensor]:

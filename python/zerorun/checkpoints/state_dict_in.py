@@ -30,7 +30,7 @@ from zerorun.checkpoints.state_dict_out import (
 from zerorun.hooks.parameter_memory import keep_precise, masters_from_parameters, tensor_of
 from zerorun.model.partition import Partition, partition_of
 from zerorun.optimizers.optimizer import load_group_settings
-from zerorun.optimizers.saved_values import check_groups, whole_number
+from zerorun.optimizers.saved_values import check_groups, whole_number, with_own_decay
 from zerorun.rank_zero import share, text_of_rank_zero
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
@@ -202,6 +202,7 @@ def load_optimizer(
     counts = {n: given.whole(n, device) for n in sorted(given.names) if _is_step(n)}
     with all_or_none(shards.communicator, where):
         check_groups(settings, where, external=shards.external)
+        settings = with_own_decay(settings, None, shards.settings.optimizer, where)
         steps = [whole_number(value, name, where) for name, value in counts.items()]
     load_group_settings(optimizers[0].param_groups, settings)
     StateAccess(shards).set_all(

@@ -14,14 +14,21 @@ from zerorun import _C, program_state
 from zerorun.interchange.source import Piece, Source, SourceParameter
 from zerorun.model import saved_buffers
 from zerorun.model.own_dtype import CORE_DTYPES
+from zerorun.optimizers.saved_values import DECOUPLED
 
 __all__ = ["open_own", "optimizer_of"]
 
 
-def optimizer_of(directory: str | os.PathLike[str], tag: str | None = None) -> str | None:
-    """The name of the optimizer whose states a checkpoint has. Raises CheckpointError."""
+def optimizer_of(
+    directory: str | os.PathLike[str], tag: str | None = None
+) -> tuple[str | None, bool | None]:
+    """The name of the optimizer whose states a checkpoint has, and whether its weight decay is
+    decoupled, if that is said. Raises CheckpointError."""
     saved = _C.SavedModel(os.fspath(directory), tag or "")
-    return program_state.decode(saved.client_state).get("optimizer")
+    name = program_state.decode(saved.client_state).get("optimizer")
+    objects = program_state.decode_objects(saved.client_state, allow_pickle=False)
+    groups = objects.get("param_groups") or [{}]
+    return name, groups[0].get(DECOUPLED)
 
 
 def open_own(directory: str | os.PathLike[str], tag: str | None = None) -> Source:

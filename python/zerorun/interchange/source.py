@@ -125,7 +125,7 @@ class Source:
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     # Hyperparameters by group; None: there are no optimizer states.
     param_groups: list[dict[str, Any]] | None = None
-    # Whether Adam's weight decay was decoupled (AdamW); None: the groups say it, or nothing does.
+    # Whether Adam's weight decay was decoupled (AdamW), where groups do not say it.
     decoupled: bool | None = None
     lr_scheduler: dict[str, Any] | None = None
     # cur_scale, cur_iter, last_overflow_iter and cur_hysteresis of a dynamic loss scale.

@@ -12,14 +12,16 @@ from zerorun.optimizers.lr_scheduler import LrScheduler
 
 __all__ = [
     "COMMON_STATES",
-    "check_decay",
+    "DECOUPLED",
     "check_groups",
     "check_schedule",
     "common_states",
     "is_decoupled",
     "whole_number",
+    "with_own_decay",
 ]
 
+DECOUPLED = "decoupled_weight_decay"  # torch's name of AdamW's kind of decay in a group
 COMMON_STATES = "zerorun_common_states"  # a key of group settings: states of no parameter
 
 _MAX_COUNT = 1 << 62
@@ -104,17 +106,20 @@ _DECAYS = {
 }
 
 
-def check_decay(
-    groups: list[dict[str, Any]], saved: bool | None, own: bool | None, where: str
-) -> None:
-    """Raises CheckpointError for weight decay of the other kind, which keeps the same states.
+def with_own_decay(
+    groups: list[dict[str, Any]], saved: bool | None, rule: _C.OptimizerConfig, where: str
+) -> list[dict[str, Any]]:
+    """The groups for a rule of the core's, which has one kind of weight decay.
 
-    `saved`, `own`: whether that of the checkpoint, where a group does not say it, and of this
-    engine is decoupled; None: unknown, or no Adam.
+    `saved`: the kind, where a group does not say it (None: nothing does). Raises CheckpointError
+    for weight decay of the other kind, which keeps the same states.
     """
+    own = is_decoupled(rule.type, adam_w_mode=rule.adam_w_mode)
+    if own is None:
+        return groups
     for group in groups:
-        before, decay = group.get("decoupled_weight_decay", saved), group.get("weight_decay", 0)
-        if own is None or before is None or bool(before) == own or not decay:
+        before, decay = group.get(DECOUPLED, saved), group.get("weight_decay", 0)
+        if before is None or bool(before) == own or not decay:
             continue
         (was, name), (now, _) = _DECAYS[not own], _DECAYS[own]
         raise _C.CheckpointError(
@@ -122,6 +127,7 @@ def check_decay(
             f"optimizer is {now}, so the next step would be another: give the engine {name}, or "
             "load_optimizer_states=False for the model alone"
         )
+    return [group | {DECOUPLED: own} for group in groups]
 
 
 def common_states(group: dict[str, Any], where: str) -> dict[Any, Any]:

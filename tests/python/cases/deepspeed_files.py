@@ -9,6 +9,11 @@ from typing import Any
 import torch
 import zerorun
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from uneven_model import groups_of, loss_of, make_model
 from zerorun import communicator
 
@@ -153,4 +158,29 @@ def case_weight_decay_of_the_other_kind_is_an_error(folder: Path) -> None:
         engine = with_optimizer(optimizer)
         engine.load_checkpoint(folder / name)
         assert engine.core.step_count == 4
+        engine.destroy()
+
+
+def case_weight_decay_of_a_state_dict_is_compared(_folder: Path) -> None:
+    model = make_model()
+    adam = torch.optim.Adam(groups_of(model), lr=0.1)
+    loss_of(model, torch.ones(1, 5, dtype=torch.int64)).backward()
+    adam.step()
+    whole = StateDictOptions(full_state_dict=True)
+    state = get_optimizer_state_dict(model, adam, options=whole)
+    for optimizer, text in (
+        (torch.optim.AdamW, "are those of Adam with L2"),
+        (torch.optim.Adam, ""),
+    ):
+        engine = with_optimizer(optimizer)
+
+        def put(engine: zerorun.ZeroEngine = engine) -> None:
+            set_optimizer_state_dict(engine.module, engine.optimizer, state, options=whole)
+
+        if text:
+            raises(zerorun.CheckpointError, text, put)
+            assert engine.core.step_count == 0
+        else:
+            put()
+            assert engine.core.step_count == 1
         engine.destroy()
