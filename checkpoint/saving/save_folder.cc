@@ -26,8 +26,9 @@ fs::path SaveFolder::shard(int rank) const { return temporary_ / shard_name(rank
 fs::path SaveFolder::buffers() const { return temporary_ / buffers_name(names_.id); }
 
 std::string SaveFolder::disk_use() const {
-  return fmt::format("the checkpoint needs {} bytes, {} has {} free", needed_,
-                     names_.directory.string(), free_space(names_.directory).value_or(0));
+  const std::optional<uint64_t> free = free_space(names_.directory);
+  return fmt::format("the checkpoint needs {} bytes, {} {}", needed_, names_.directory.string(),
+                     free ? fmt::format("has {} free", *free) : "cannot be read");
 }
 
 void SaveFolder::make() {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "checkpoint/files/file.h"
+#include "checkpoint/saving/save_folder.h"
 #include "os/free_space.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/file_size_limit.h"
@@ -159,6 +160,11 @@ TEST(SaveFailure, MoreThanTheDiskHasIsRefusedBeforehand) {
               ::testing::ThrowsMessage<IoError>(
                   AllOf(HasSubstr("the checkpoint needs"), HasSubstr("free some space"))));
   EXPECT_TRUE(names_in(directory.path()).empty());
+}
+
+TEST(SaveFailure, AFolderThatIsGoneIsNotSaidToBeFull) {
+  const SaveFolder folder({.directory = "/nowhere/run", .tag = "step1", .id = 1}, 10);
+  EXPECT_EQ(folder.disk_use(), "the checkpoint needs 10 bytes, /nowhere/run cannot be read");
 }
 
 }  // namespace
