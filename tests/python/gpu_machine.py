@@ -107,7 +107,13 @@ class Machine:
         own = {"PATH": path, "CALLS": str(self.calls), "FAIL": fail}
         own["LOSSES"] = "\n".join(f"{loss} {part}" for part, loss in losses.items())
         return subprocess.Popen(
-            [self.root / "scripts" / "gpu_check", *map(str, options)],
+            # A job in the background of a script ignores Ctrl-C, and so would its children.
+            [
+                "env",
+                "--default-signal=INT",
+                self.root / "scripts" / "gpu_check",
+                *map(str, options),
+            ],
             env=os.environ | {"TORCH_PROBLEM": "", "MESSAGE": "", "HANG": ""} | own | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -75,20 +75,18 @@ def test_weight_decay_keeps_its_kind(tmp_path: Path) -> None:
     engine.step()
     engine.save_checkpoint(tmp_path / "own")
     engine.destroy()
-    for command in (["export", "own", "dcp", "--to", "dcp"], ["import", "dcp", "again"]):
-        names = [str(tmp_path / name) for name in command[1:3]]
-        assert conversion.main([command[0], *names, *command[3:]]) == 0
-    for name in ("own", "dcp", "again"):
-        load = {"load_module_strict": name != "again"}  # PyTorch's folder names no buffers
+    exported = str(tmp_path / "dcp")
+    assert conversion.main(["export", str(tmp_path / "own"), exported, "--to", "dcp"]) == 0
+    for name in ("own", "dcp"):
         engine = start(decoupled=True)
         before = engine.core.parameter_hash()
         with pytest.raises(zerorun.CheckpointError, match="are those of Adam with L2"):
-            engine.load_checkpoint(tmp_path / name, **load)
+            engine.load_checkpoint(tmp_path / name)
         assert engine.core.parameter_hash() == before
-        engine.load_checkpoint(tmp_path / name, load_optimizer_states=False, **load)
+        engine.load_checkpoint(tmp_path / name, load_optimizer_states=False)
         engine.destroy()
         engine = start(decoupled=False)
-        engine.load_checkpoint(tmp_path / name, **load)
+        engine.load_checkpoint(tmp_path / name)
         assert engine.core.step_count == 1
         engine.destroy()
 

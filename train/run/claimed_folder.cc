@@ -36,7 +36,8 @@ fs::path resolve(const std::string& given) {
 
 // Throws ConfigError for the root of the file system and the system's own folders, which no run may
 // fill and rename.
-void check_ownable(const std::string& given, const fs::path& path) {
+void check_ownable(const std::string& given, const fs::path& relative) {
+  const fs::path path = fs::absolute(relative);
   constexpr std::array<std::string_view, 13> kSystem = {"bin",   "boot", "dev", "etc",  "lib",
                                                         "lib64", "proc", "run", "sbin", "sys",
                                                         "tmp",   "usr",  "var"};
