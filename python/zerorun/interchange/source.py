@@ -115,7 +115,7 @@ def _cover(pieces: list[Piece], numel: int) -> bool:
 
 
 @dataclass
-class Source:
+class Source:  # size: a table of what checkpoints of all programs may have
     """A checkpoint or model of another program."""
 
     path: str
