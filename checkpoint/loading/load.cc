@@ -237,8 +237,13 @@ void Load::find_places() {
 }
 
 std::span<RecordCopy* const> Load::transfers_of(const Record& record) const {
-  const auto found = std::ranges::equal_range(by_record_, &record, {}, &RecordCopy::record);
-  return {found.begin(), found.end()};
+  const auto first =
+      std::partition_point(by_record_.begin(), by_record_.end(),
+                           [&](const RecordCopy* transfer) { return transfer->record < &record; });
+  const auto last = std::partition_point(first, by_record_.end(), [&](const RecordCopy* transfer) {
+    return transfer->record == &record;
+  });
+  return {first, last};
 }
 
 // The memory of these bytes if they are all of one tensor, disks can write there, and what is there

@@ -22,6 +22,7 @@ from uneven_model import (
     rows_of,
 )
 from zerorun import conversion
+from zerorun.interchange.own import optimizer_of
 from zerorun.optimizers.saved_values import COMMON_STATES, check_groups, common_states
 
 ARCHIVE = Path(__file__).parent / "data" / "deepspeed_checkpoints.tar.xz"
@@ -77,6 +78,8 @@ def test_weight_decay_keeps_its_kind(tmp_path: Path) -> None:
     engine.destroy()
     exported = str(tmp_path / "dcp")
     assert conversion.main(["export", str(tmp_path / "own"), exported, "--to", "dcp"]) == 0
+    assert conversion.main(["import", exported, str(tmp_path / "again")]) == 0
+    assert optimizer_of(tmp_path / "again") == ("zerorun's Adam", False)
     for name in ("own", "dcp"):
         engine = start(decoupled=True)
         before = engine.core.parameter_hash()

@@ -6,8 +6,8 @@
 
 namespace zerorun {
 
-const Optimizer& rule_of(std::span<const Optimizer> rules, const Bucket& bucket) {
-  return bucket.plan.use_muon ? rules[1] : rules[0];
+const Optimizer& rule_of(std::span<const Optimizer> rules, bool use_muon) {
+  return use_muon ? rules.back() : rules.front();
 }
 
 bool keeps_master(const Sharding& sharding, const Bucket& bucket, const Chunk& chunk) {
@@ -26,7 +26,7 @@ std::vector<StateLayout> state_layouts(const Sharding& sharding, std::span<const
       if (keeps_master(sharding, bucket, chunk)) {
         layout.tensors.push_back({"master", sharding.master_dtype()});
       }
-      const auto states = rule_of(rules, bucket).states();
+      const auto states = rule_of(rules, bucket.plan.use_muon).states();
       layout.tensors.insert(layout.tensors.end(), states.begin(), states.end());
     }
   }

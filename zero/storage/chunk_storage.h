@@ -15,8 +15,8 @@
 
 namespace zerorun {
 
-// The optimizer of a bucket: Muon's rule for matrices with ParameterSpec::use_muon, else the first.
-const Optimizer& rule_of(std::span<const Optimizer> rules, const Bucket& bucket);
+// Muon's rule for matrices with ParameterSpec::use_muon, else the first; the only one for all.
+const Optimizer& rule_of(std::span<const Optimizer> rules, bool use_muon);
 // True if a chunk stores a master in addition to its parameters. Chunks on the host, and chunks of
 // offloaded parameters, have masters even in fp32, because no parameters are there that could serve
 // as masters.
@@ -51,11 +51,11 @@ class ChunkStorage {
                std::vector<Optimizer> rules, StateStores stores, HostPipeline* pipeline,
                OffloadedParameters* parameters);
 
-  const Optimizer& rule(const Bucket& bucket) const { return rule_of(rules_, bucket); }
-  // Of a parameter that may be on other ranks only.
-  const Optimizer& rule(const ParameterSpec& spec) const {
-    return spec.use_muon ? rules_.back() : rules_.front();
+  const Optimizer& rule(const Bucket& bucket) const {
+    return rule_of(rules_, bucket.plan.use_muon);
   }
+  // Of a parameter that may be on other ranks only.
+  const Optimizer& rule(const ParameterSpec& spec) const { return rule_of(rules_, spec.use_muon); }
   HostPipeline* pipeline() const { return pipeline_; }
   OffloadedParameters* moved_parameters() const { return parameters_; }
 

@@ -14,7 +14,7 @@ DirectionSize direction_size(const Sharding& sharding, std::span<const Optimizer
   DirectionSize size;
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.trainable) continue;
-    const Optimizer::Passes passes = rule_of(rules, bucket).passes();
+    const Optimizer::Passes passes = rule_of(rules, bucket.plan.use_muon).passes();
     if (passes == Optimizer::Passes::lamb) size.numel = std::max(size.numel, bucket.stored.numel);
     if (passes != Optimizer::Passes::muon) continue;
     size.numel = std::max(size.numel, bucket.layout.padded_numel());

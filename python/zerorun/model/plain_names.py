@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["plain_name"]
+__all__ = ["COMPILED", "plain_name"]
 
-_COMPILED = "_orig_mod"  # where torch.compile(module) keeps the module
+COMPILED = "_orig_mod"  # where torch.compile(module) keeps the module
 
 
 def plain_name(name: str) -> str:
     """The name without the wrappers that torch.compile puts around modules, so that checkpoints of
     compiled models and of others are the same."""
-    if _COMPILED not in name:
+    if COMPILED not in name:
         return name
-    return ".".join(part for part in name.split(".") if part != _COMPILED)
+    return ".".join(part for part in name.split(".") if part != COMPILED)

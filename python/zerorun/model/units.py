@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from zerorun.model.leaf_modules import is_leaf
+from zerorun.model.plain_names import COMPILED
 from zerorun.model.unit_policy import UnitPolicy, UnitRule, unit_rule
 
 __all__ = ["Unit", "find_units", "modules_within"]
@@ -114,7 +115,7 @@ def modules_within(units: Iterable[Unit]) -> set[nn.Module]:
     for unit in units:
         own = set(unit.parameters)
         # A compiled model calls what the wrapper of a compiled block contains, without the wrapper.
-        outside = {unit.module, getattr(unit.module, "_orig_mod", None)}
+        outside = {unit.module, getattr(unit.module, COMPILED, None)}
         inside = (module for module in unit.module.modules() if module not in outside)
         within.update(module for module in inside if own.issuperset(module.parameters()))
     return within
