@@ -83,23 +83,35 @@ class Staged {
     return floats;
   }
 
-  // All threads of the warp. `element`: of the parameter, at `begin`.
+  // All threads of the warp. The random numbers that a group's store() takes, if it rounds.
+  // `element`: of the parameter, at `begin`.
+  __device__ void draw(const View& view, const StochasticRounding& rounding, int64_t element,
+                       WarpRandom& random) const {
+    if (view.dtype == DType::bf16 || view.dtype == DType::fp16) {
+      random.draw(rounding, element, lane_);
+    }
+  }
+
+  __device__ void store(const Floats& values, const View& view, int group,
+                        const WarpRandom& random) const {
+    switch (view.dtype) {
+      case DType::bf16:
+        return round<Bf16>(values, view, group, random);
+      case DType::fp16:
+        return round<Fp16>(values, view, group, random);
+      default:
+        slot(group).store(values, view);
+    }
+  }
+
+  // All threads of the warp.
   __device__ void store(const Floats* values, const View& view, const View& scales, bool is_signed,
                         const StochasticRounding& rounding, int64_t element,
                         WarpRandom& random) const {
     if (view.dtype == DType::uint8) return encode(values, view, scales, Block8{is_signed});
-    const bool rounds = view.dtype == DType::bf16 || view.dtype == DType::fp16;
-    if (rounds) random.draw(rounding, element, lane_);
+    draw(view, rounding, element, random);
 #pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      if (!rounds) {
-        slot(group).store(values[group], view);
-      } else if (view.dtype == DType::bf16) {
-        round<Bf16>(values[group], view, group, random);
-      } else {
-        round<Fp16>(values[group], view, group, random);
-      }
-    }
+    for (int group = 0; group < kGroups; ++group) store(values[group], view, group, random);
   }
 
  private:

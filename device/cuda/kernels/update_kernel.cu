@@ -144,18 +144,21 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   const RuleSegment<Rule>& segment = segments.at[place.segment];
   Rule rule = segment.rule;
   if (!complete_rule(t, segment.parameter, rule)) return skip(segments, t);
-  const int64_t end = segment.begin + segment.numel;
-  const int64_t warp = (int64_t{place.block} * blockDim.x + threadIdx.x) / kWarp;
-  const int64_t begin = segment.begin + warp * kStateBlock;
-  if (begin >= end) return;  // the whole warp
-  const Staged staged(begin, end, aligned, static_cast<int>(threadIdx.x) % kWarp);
+  const unsigned warp = place.block * (kThreads / kWarp) + threadIdx.x / kWarp;
+  const int64_t first = warp * kStateBlock;
+  if (first >= segment.numel) return;  // the whole warp
+  const Staged staged(segment.begin + first, segment.begin + segment.numel, aligned,
+                      static_cast<int>(threadIdx.x) % kWarp);
+  const int64_t element = segment.element + first;
+  rounding.parameter = segment.parameter;
+  WarpRandom& bits = random[threadIdx.x / kWarp];
+  if constexpr (Rule::kSteps) staged.draw(t.master, rounding, element, bits);
   const DeviceMath math;
-  Floats master[kGroups];
   Floats states[2][kGroups] = {};
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
     const Slot slot = staged.slot(group);
-    master[group] = load_floats(t.master, slot);
+    Floats master = load_floats(t.master, slot);
 #pragma unroll
     for (int k = 0; k < Rule::kStates; ++k) {
       states[k][group] = staged.load(t.states[k], t.scales[k], k == 0, group);
@@ -166,15 +169,12 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
 #pragma unroll
     for (int k = 0; k < kVector; ++k) {
       if (!slot.has(k)) continue;
-      result.at[k] = rule(math, grad.at[k], master[group].at[k], states[0][group].at[k],
-                          states[1][group].at[k]);
+      result.at[k] =
+          rule(math, grad.at[k], master.at[k], states[0][group].at[k], states[1][group].at[k]);
     }
+    if constexpr (Rule::kSteps) staged.store(master, t.master, group, bits);
     if (!t.in_place) store_floats(result, t.param, slot);
   }
-  rounding.parameter = segment.parameter;
-  const int64_t element = segment.element + warp * kStateBlock;
-  WarpRandom& bits = random[threadIdx.x / kWarp];
-  if constexpr (Rule::kSteps) staged.store(master, t.master, {}, true, rounding, element, bits);
 #pragma unroll
   for (int k = 0; Rule::kWritesStates && k < Rule::kStates; ++k) {
     rounding.tensor = static_cast<uint32_t>(k) + 1;
