@@ -8,6 +8,7 @@ PYBIND11_MODULE(_C, m) {
   zerorun::register_config(m);
   zerorun::register_gpu(m);
   zerorun::register_communicator(m);
+  zerorun::register_page_pool(m);
   zerorun::register_engine(m);
   zerorun::register_figures(m);
   zerorun::register_timeline(m);

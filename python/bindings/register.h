@@ -18,6 +18,7 @@ void register_figures(pybind11::module_& m);
 void register_gpu(pybind11::module_& m);
 void register_gradient_collector(pybind11::module_& m);
 void register_lr_schedule(pybind11::module_& m);
+void register_page_pool(pybind11::module_& m);
 void register_parameter_switch(pybind11::module_& m);
 void register_results(pybind11::module_& m);
 void register_specs(pybind11::module_& m);

@@ -58,7 +58,7 @@ def test_updates_move_vectors_of_every_dtype(build: Path) -> None:
                 expected.add("ld.global.v4.u16")
             assert {move for move in expected if move not in text} == set(), mangled
             for move in ("ld.global", "st.global"):
-                # Not every rule has states, or writes them. Compilers also move four bytes as a word.
+                # Not every rule has states, or writes them. Four bytes may travel as a word.
                 vectors = text.count(f"{move}.v4.u8") + text.count(f"{move}.u32")
                 assert 4 * vectors >= text.count(f"{move}.u8"), (mangled, move)
     assert updates == 2 * 8  # for each rule, and SGD with and without momentum

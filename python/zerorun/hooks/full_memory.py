@@ -3,56 +3,91 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.hooks.parameter_memory import full_view
+from zerorun.hooks.parameter_memory import full_view, tensor_of
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.own_dtype import CORE_DTYPES
 
 __all__ = ["BucketMemory", "full_parameters"]
 
 
-class BucketMemory:
-    """PyTorch's memory for full parameters: one storage per bucket, which has memory while the
-    engine keeps the bucket gathered.
+class BucketMemory(ABC):
+    """Memory for full parameters: one storage per bucket, which has memory while the engine keeps
+    the bucket gathered.
 
     What autograd saved of a parameter (its transpose, say) views that storage, and so has the
     values again when backward has gathered them. The engine keeps this, so this must not keep
     tensors of the engine's.
     """
 
-    def __init__(self, core: _C.Engine, device: torch.device) -> None:
-        self._device = device
-        self._flat: dict[int, torch.Tensor] = {}  # by bucket
-        self.serve(core)
+    @staticmethod
+    def on(device: torch.device) -> BucketMemory:
+        return _HostMemory() if device.type == "cpu" else _TorchMemory(device)
 
+    @abstractmethod
     def serve(self, core: _C.Engine) -> None:
         """From now on the engine gathers into this memory; copies that nobody holds are dropped."""
-        core.use_full_memory(self._acquire, self._release)
 
+    @abstractmethod
     def flat(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A bucket of `numel` elements. Before the first gather."""
+
+    @abstractmethod
+    def empty(self, bucket: int) -> None:
+        """Once its views are made: a GPU that made all buckets first would hold the whole model."""
+
+
+class _HostMemory(BucketMemory):
+    """The core's, where buckets use the same pages in turn. PyTorch's allocator would get new ones
+    for each gather, and the system clears each before it is used."""
+
+    def __init__(self) -> None:
+        self._pool = _C.PagePool()
+        self._flat: dict[int, torch.Tensor] = {}  # by bucket
+
+    def serve(self, core: _C.Engine) -> None:
+        core.use_page_pool(self._pool)
+
+    def flat(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        if bucket not in self._flat:
+            nbytes = numel * dtype.itemsize
+            self._flat[bucket] = tensor_of(self._pool.reserve(bucket, nbytes)).view(dtype)
+        return self._flat[bucket]
+
+    def empty(self, bucket: int) -> None:
+        pass  # it never had memory
+
+
+class _TorchMemory(BucketMemory):
+    """PyTorch's allocator's, which knows the streams of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._flat: dict[int, torch.Tensor] = {}  # by bucket
+
+    def serve(self, core: _C.Engine) -> None:
+        core.use_full_memory(self._acquire, self.empty)
+
+    def flat(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
         if bucket not in self._flat:
             self._flat[bucket] = torch.empty(numel, dtype=dtype, device=self._device)
         return self._flat[bucket]
 
     def empty(self, bucket: int) -> None:
-        """Once its views are made: a GPU that made all buckets first would hold the whole model."""
-        self._release(bucket)
+        flat = self._flat[bucket]
+        if flat.is_cuda:  # which may be another stream than the one that it was allocated on
+            flat.record_stream(torch.cuda.current_stream(flat.device))
+        flat.untyped_storage().resize_(0)
 
     def _acquire(self, bucket: int) -> int:
         flat = self._flat[bucket]
         flat.untyped_storage().resize_(flat.nbytes)
         return flat.data_ptr()
-
-    def _release(self, bucket: int) -> None:
-        flat = self._flat[bucket]
-        if flat.is_cuda:  # which may be another stream than the one that it was allocated on
-            flat.record_stream(torch.cuda.current_stream(flat.device))
-        flat.untyped_storage().resize_(0)
 
 
 def full_parameters(
@@ -61,7 +96,7 @@ def full_parameters(
     """Tensors of the full parameters, to be used while the engine has them gathered.
 
     Parameters that the ranks of a host share, or that stay full, are in the engine's memory; others
-    come and go in PyTorch's.
+    come and go in `memory`.
     """
     full = {}
     buckets: dict[int, list[tuple[nn.Parameter, tuple[int, int, int]]]] = {}

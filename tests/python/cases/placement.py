@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import zerorun
 from torch import nn
-from zerorun.hooks.full_memory import BucketMemory
+from zerorun.hooks.full_memory import BucketMemory, _TorchMemory
 from zerorun.zero import GatheredParameters
 
 from cases.models import RANK, adamw, config, make, train
@@ -104,38 +107,58 @@ def case_what_rests_in_files_is_in_memory_in_parts_only(folder: Path) -> None:
     engine.destroy()
 
 
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether the values can be read. The system call looks, and does not die."""
+    ends = os.pipe()
+    written = ctypes.CDLL(None).write(ends[1], ctypes.c_void_p(tensor.data_ptr()), 1)
+    for end in ends:
+        os.close(end)
+    return written == 1
+
+
+def _train_with_seldom_full_parameters(share: bool) -> tuple[object, int]:
+    settings = config(3, zerorun={"comm_timeout": 30, "share_parameters": share})
+    settings["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
+    settings["zero_optimization"] |= {"stage3_max_live_parameters": 0}
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+    weight = model.blocks[1].up.weight
+    stored = []
+    handle = model.blocks[2].register_forward_hook(lambda *_: stored.append(_has_memory(kept)))
+    with GatheredParameters(weight):
+        kept = weight.detach().view(-1)
+        assert _has_memory(kept)
+    result = train(engine, 5), engine.core.parameter_hash()
+    assert stored == [share] * len(stored)
+    assert stored
+    handle.remove()
+    with GatheredParameters(weight, modifier_rank=0), torch.no_grad():
+        weight.fill_(0.5)
+    with GatheredParameters(weight):
+        assert weight.unique().tolist() == [0.5]
+    engine.destroy()
+    assert weight.ds_shape == (128, 32)
+    return result
+
+
 def case_parameters_that_the_ranks_do_not_share_come_and_go(_folder: Path) -> None:
-    """Their storage is empty after use, and what autograd saved of them has its values again."""
-    results, most = [], 0
-    make_flat = BucketMemory.flat
+    """They have no memory after use, and what autograd saved of them has its values again."""
+    shared = _train_with_seldom_full_parameters(share=True)
+    assert _train_with_seldom_full_parameters(share=False) == shared
 
-    def flat(self: BucketMemory, *place: object) -> torch.Tensor:
-        nonlocal most
-        result = make_flat(self, *place)
-        most = max(most, sum(each.untyped_storage().size() > 0 for each in self._flat.values()))
-        return result
 
-    BucketMemory.flat = flat
-    for share in (True, False):
-        settings = config(3, zerorun={"comm_timeout": 30, "share_parameters": share})
-        settings["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
-        settings["zero_optimization"] |= {"stage3_max_live_parameters": 0}
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
-        weight = model.blocks[1].up.weight
-        stored = []
-        handle = model.blocks[2].register_forward_hook(lambda *_, s=stored: s.append(s[0].size()))
-        with GatheredParameters(weight):
-            stored.append(weight.untyped_storage())
-        results.append((train(engine, 5), engine.core.parameter_hash()))
-        assert all((size > 0) == share for size in stored[1:])
-        handle.remove()
-        with GatheredParameters(weight, modifier_rank=0), torch.no_grad():
-            weight.fill_(0.5)
-        with GatheredParameters(weight):
-            assert weight.unique().tolist() == [0.5]
-        engine.destroy()
-        assert weight.ds_shape == (128, 32)
-    BucketMemory.flat = make_flat
-    assert most == 1  # bucket at a time is full while they are set up
-    assert results[0] == results[1]
+def case_full_parameters_in_memory_of_pytorchs_allocator_come_and_go(_folder: Path) -> None:
+    """As those on GPUs do: of the buckets, one at a time is full while they are set up."""
+    most = 0
+
+    class Counted(_TorchMemory):
+        def flat(self, *place: object) -> torch.Tensor:
+            nonlocal most
+            result = super().flat(*place)
+            most = max(most, sum(each.untyped_storage().size() > 0 for each in self._flat.values()))
+            return result
+
+    shared = _train_with_seldom_full_parameters(share=True)
+    with patch.object(BucketMemory, "on", Counted):
+        assert _train_with_seldom_full_parameters(share=False) == shared
+    assert most == 1
