@@ -26,8 +26,10 @@ class BucketMemory(ABC):
     """
 
     @staticmethod
-    def on(device: torch.device) -> BucketMemory:
-        return _HostMemory() if device.type == "cpu" else _TorchMemory(device)
+    def serving(core: _C.Engine, device: torch.device) -> BucketMemory:
+        memory = _HostMemory() if device.type == "cpu" else _TorchMemory(device)
+        memory.serve(core)
+        return memory
 
     @abstractmethod
     def serve(self, core: _C.Engine) -> None:

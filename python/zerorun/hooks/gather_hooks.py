@@ -162,8 +162,7 @@ class GatherHooks:
         self, model: nn.Module, core: _C.Engine, layout: ModelLayout, device: torch.device
     ) -> None:
         self.core, self.layout = core, layout
-        self.memory = BucketMemory.on(device)
-        self.memory.serve(core)
+        self.memory = BucketMemory.serving(core, device)
         full = full_parameters(core, layout, self.memory)
         self.units = [SharedUnit(unit, core, layout, full) for unit in layout.units]
         self.unit_of = {p: unit for unit in self.units for p in unit.parameters}

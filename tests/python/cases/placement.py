@@ -152,6 +152,10 @@ def case_full_parameters_in_memory_of_pytorchs_allocator_come_and_go(_folder: Pa
     most = 0
 
     class Counted(_TorchMemory):
+        def __init__(self, core: object, device: torch.device) -> None:
+            super().__init__(device)
+            self.serve(core)
+
         def flat(self, *place: object) -> torch.Tensor:
             nonlocal most
             result = super().flat(*place)
@@ -159,6 +163,6 @@ def case_full_parameters_in_memory_of_pytorchs_allocator_come_and_go(_folder: Pa
             return result
 
     shared = _train_with_seldom_full_parameters(share=True)
-    with patch.object(BucketMemory, "on", Counted):
+    with patch.object(BucketMemory, "serving", Counted):
         assert _train_with_seldom_full_parameters(share=False) == shared
     assert most == 1
