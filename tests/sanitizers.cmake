@@ -11,6 +11,8 @@ set(slow
   Devices/*Conformance.*/cuda_with_delays
   # A hundred runs that are killed or meet a full disk, and random inputs, which fuzz_config has too.
   OffloadCrash* Junk.DamagedConfigurations*
+  # Every way from one job's checkpoint to another's, and a process killed at each of a save's calls.
+  Matrix.* OffloadResume.AnySetting* EngineReshard.Any* Tags/Crash.*
   # Of runs whose calls fail, one engine on each transport stays.
   TrainingFailureTest* Settings/EngineFailureTest*/[0-7] Settings/EngineFailureTest*/[9-11]
   Settings/EngineFailureTest*/[13-14]
