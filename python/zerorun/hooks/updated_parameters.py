@@ -88,11 +88,11 @@ class UpdatedParameters:
                 hook = ModuleHook(self._before_forward, watched)
                 self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
 
-    def _use(self, parameters: Any, ids: list[int]) -> Callable[[], None]:
+    def _use(self, parameters: _Parameters, ids: list[int]) -> Callable[[], None]:
         def use() -> None:
             if type(parameters) is _Pending:
                 self._core.use_parameters(ids)
-                parameters.__class__ = _Parameters
+                parameters.__class__ = _Parameters  # type: ignore[assignment]
                 self._pending -= 1
 
         return use
