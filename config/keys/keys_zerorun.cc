@@ -47,6 +47,14 @@ constexpr auto kZerorunKeys = std::to_array<KeySpec>({
             "The value must divide the number of ranks. 0: all ranks are one group. \"auto\": the "
             "ranks of a host.",
      .binding = bind_member<&Config::zero, &ZeroConfig::shard_group_size>()},
+    {.pointer = "/zerorun/overlap_param_gather",
+     .type = KeyType::boolean,
+     .fallback = "false",
+     .doc = "PyTorch programs at stages 1 and 2 with overlap_comm: gathers of updated parameters "
+            "continue during the next forward, which waits for a bucket when it first uses one of "
+            "its parameters. docs/pytorch.md says which programs this is for. `train` always does "
+            "so; other stages have no such gathers.",
+     .binding = bind_member<&Config::zero, &ZeroConfig::overlap_param_gather>()},
     {.pointer = "/zerorun/quantized_gradient_bits",
      .type = KeyType::integer,
      .fallback = "8",

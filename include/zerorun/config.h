@@ -145,6 +145,9 @@ struct ZeroConfig {  // size: one member for each key
   int64_t reduce_bucket_size = 500'000'000;     // elements
   int64_t allgather_bucket_size = 500'000'000;  // elements
   std::optional<bool> overlap_comm;  // unset: true on GPUs; parse_config also sets it at stage 3
+  // zerorun.overlap_param_gather: PyTorch models at stages 1 and 2 wait for a bucket's updated
+  // parameters when one of them is first used
+  bool overlap_param_gather = false;
   int64_t prefetch_bucket_size = 50'000'000;      // elements to prefetch (stage 3)
   int64_t param_persistence_threshold = 100'000;  // smaller parameters stay gathered (stage 3)
   int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();

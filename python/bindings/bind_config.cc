@@ -142,6 +142,7 @@ void register_zero(py::module_& m) {
       .def_readonly("reduce_bucket_size", &ZeroConfig::reduce_bucket_size)
       .def_readonly("allgather_bucket_size", &ZeroConfig::allgather_bucket_size)
       .def_readonly("overlap_comm", &ZeroConfig::overlap_comm)
+      .def_readonly("overlap_param_gather", &ZeroConfig::overlap_param_gather)
       .def_readonly("prefetch_bucket_size", &ZeroConfig::prefetch_bucket_size)
       .def_readonly("param_persistence_threshold", &ZeroConfig::param_persistence_threshold)
       .def_readonly("model_persistence_threshold", &ZeroConfig::model_persistence_threshold)

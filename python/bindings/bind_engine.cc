@@ -54,14 +54,28 @@ std::unique_ptr<EngineHandle> make_engine(const Config& config, const py::object
 }
 
 // Python reads and changes tensors, so `update` runs with the GIL; its errors come through.
-StepResult step_with(const EngineHandle& self, const py::function& update) {
+StepResult step_with(const EngineHandle& self, const py::function& update, bool finish) {
   return unlocked(self, [&](Engine& engine) {
     const StepResult result = engine.step([&](std::span<const StateInterval> intervals) {
       const py::gil_scoped_acquire acquire;
       update(own(intervals, self.owner()));
     });
-    engine.hooks().finish_updates();  // PyTorch reads parameters unseen
+    if (finish) engine.hooks().finish_updates();  // PyTorch reads parameters unseen
     return result;
+  });
+}
+
+StepResult step(const EngineHandle& self, bool finish) {
+  return unlocked(self, [&](Engine& engine) {
+    const StepResult result = engine.step();
+    if (finish) engine.hooks().finish_updates();
+    return result;
+  });
+}
+
+void use_parameters(const EngineHandle& self, const std::vector<ParameterId>& parameters) {
+  unlocked(self, [&](const Engine& engine) {
+    for (const ParameterId id : parameters) engine.parameter(id);
   });
 }
 
@@ -201,19 +215,20 @@ void define_training(Engines& engine) {
       .def_property_readonly(
           "gradient_average",
           [](const EngineHandle& self) { return self.engine().hooks().gradient_average(); })
-      .def(
-          "step",
-          [](const EngineHandle& self) {
-            return unlocked(self, [](Engine& core) {
-              const StepResult result = core.step();
-              core.hooks().finish_updates();  // PyTorch reads parameters unseen
-              return result;
-            });
-          },
-          "Updates the parameters. Collective.")
-      .def("step_with", &step_with, "update"_a,
+      .def("step", &step, "finish"_a = true,
+           "Updates the parameters. Without `finish`, their gathers may continue until "
+           "use_parameters or finish_updates. Collective.")
+      .def("step_with", &step_with, "update"_a, "finish"_a = true,
            "As step, with an optimizer of the caller's: `update` gets this rank's intervals, whose "
            "`grad` is averaged, unscaled and clipped, and changes `master`. Collective.")
+      .def("use_parameters", &use_parameters, "parameters"_a,
+           "Later work on these parameters, and on those of their buckets, sees updated values.")
+      .def(
+          "finish_updates",
+          [](const EngineHandle& self) {
+            unlocked(self, [](Engine& core) { core.hooks().finish_updates(); });
+          },
+          "As use_parameters, of all parameters.")
       .def(
           "groups",
           [](const EngineHandle& self) {

@@ -50,6 +50,8 @@ inline std::vector<Effect> batch_and_precision_effects() {
       {"/zerorun/share_parameters", "false", [](const Config& c) { return !c.share_parameters; }},
       {"/zerorun/shard_group_size", "4",
        [](const Config& c) { return c.zero.shard_group_size == 4; }},
+      {"/zerorun/overlap_param_gather", "true",
+       [](const Config& c) { return c.zero.overlap_param_gather; }},
       {"/zerorun/quantized_gradient_bits", "4",
        [](const Config& c) { return c.zero.quantized_gradient_bits == 4; }},
   };

@@ -6,6 +6,7 @@ from ranks import cases_in
 
 FILES = (
     "training",
+    "updates",
     "compiled",
     "accumulation",
     "numbers",

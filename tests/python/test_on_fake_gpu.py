@@ -13,6 +13,7 @@ from zerorun import _C
 CASES = {
     "on_gpu": cases_in("on_gpu"),
     "init_on_gpu": cases_in("init_on_gpu"),
+    "updates": cases_in("updates"),
     "training": [
         "case_all_stages_equal_torch_and_each_other",
         "case_reentrant_checkpointing_of_a_shared_block",

@@ -120,13 +120,19 @@ class ShardOptimizer(torch.optim.Optimizer):
         frozen = self.shards.layout.frozen_since()
         if states is None:
             self._set_hyperparameters()
-        if states is not None:
-            indices = [self.shards.layout.ids[parameter] for parameter in frozen]
-            result = core.step_with(lambda _: states.step(indices))
-        elif frozen:
-            result = StateAccess(self.shards).keep(frozen, core.step)
-        else:
-            result = core.step()
+        updates = self.shards.updates
+        finish = updates is None
+        try:
+            if states is not None:
+                indices = [self.shards.layout.ids[parameter] for parameter in frozen]
+                result = core.step_with(lambda _: states.step(indices), finish)
+            elif frozen:
+                result = StateAccess(self.shards).keep(frozen, core.step)
+            else:
+                result = core.step(finish)
+        finally:
+            if updates is not None:
+                updates.expect()
         self.overflow = not result.applied
         # torch's schedulers look here for whether the optimizer has stepped.
         vars(self.optimizer)["_opt_called"] = True

@@ -15,6 +15,7 @@ from zerorun import _C, experts, torch_groups
 from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.parameter_memory import by_parameter, full_view, load_parameters
 from zerorun.hooks.silent_results import EmptyStateWarnings
+from zerorun.hooks.updated_parameters import UpdatedParameters
 from zerorun.model.buffers import share_buffers
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.left_behind import LeftBehind
@@ -194,6 +195,8 @@ class Shards:
                 place(parameter, full_view(self.core, self.layout, parameter))
             self._placed = list(self.layout.names)
             self._addresses = _addresses_of(self._placed)
+            if model is not None and self.stage > 0 and self.settings.zero.overlap_param_gather:
+                self._handles.insert(0, UpdatedParameters(model, self.core, self.layout))
             return
         hooks = GatherHooks(model, self.core, self.layout, self.device)
         self.gather_hooks = hooks
@@ -224,6 +227,17 @@ class Shards:
         if self.gather_hooks is not None:
             self.gather_hooks.release_all()
             self.gather_hooks.check_released()
+
+    @property
+    def updates(self) -> UpdatedParameters | None:
+        """What waits for updated parameters, where their gathers may continue after a step."""
+        first = self._handles[0] if self._handles else None
+        return first if isinstance(first, UpdatedParameters) else None
+
+    def finish_updates(self) -> None:
+        """Waits for updated parameters, before they are read by other ways than a module."""
+        if self.updates is not None:
+            self.updates.finish()
 
     def check_places(self) -> None:
         """Raises ConfigError naming a parameter whose memory the program has replaced, or to which

@@ -13,6 +13,7 @@ from zerorun import _C
 from zerorun.hooks.external import register_external_parameter
 from zerorun.model.local_tensor import local_of, place
 from zerorun.model.partition import Partition, partition_of, together
+from zerorun.shards.shards import Shards, shards_of
 
 __all__ = ["GatheredParameters"]
 
@@ -59,16 +60,22 @@ class GatheredParameters:
         self._held: list[tuple[Partition, torch.Tensor]] = []  # with the data before
         self._alone: list[Partition] = []
         self._read_only: list[tuple[Partition, torch.Tensor]] = []  # with a copy of the values
+        self._shards: set[Shards] = set()
         if not enabled:
             return
         for parameter in dict.fromkeys(given):
             partition = partition_of(parameter)
+            shards = shards_of(parameter)
+            if shards is not None:
+                self._shards.add(shards)
             if partition is not None:
                 self._partitions.append(partition)
                 if fwd_module is not None:
                     register_external_parameter(fwd_module, partition.parameter)
 
     def __enter__(self) -> None:
+        for shards in self._shards:
+            shards.finish_updates()
         if self._modifier_rank is None:
             self._alone = [partition for partition in self._partitions if partition.comes_alone]
         alone = set(self._alone)

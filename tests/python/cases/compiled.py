@@ -19,6 +19,7 @@ from cases.models import (
     adamw,
     assert_close,
     batch_of,
+    config,
     loss_of,
     make,
     part_of,
@@ -43,13 +44,25 @@ def compile_all(model: nn.Module) -> None:
     model.compile()
 
 
-def losses_at(stage: int, change: Callable[[nn.Module], None], before: bool) -> list[float]:
+def shard_with_late_gathers(model: nn.Module, optimizer: torch.optim.Optimizer, stage: int):
+    """Gathers of updated parameters continue during the next forward."""
+    zero = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": 2000}
+    settings = config(stage, zero_optimization=zero, zerorun={"overlap_param_gather": True})
+    return zerorun.initialize(model, optimizer, config=settings)[0]
+
+
+def losses_at(
+    stage: int, change: Callable[[nn.Module], None], before: bool, late: bool = False
+) -> list[float]:
     torch._dynamo.reset()
     model = make()
     optimizer = adamw(model)
     if before:
         change(model)
-    engine = zerorun.shard(model, stage=stage, optimizer=optimizer, clip=1.0)
+    if late:
+        engine = shard_with_late_gathers(model, optimizer, stage)
+    else:
+        engine = zerorun.shard(model, stage=stage, optimizer=optimizer, clip=1.0)
     if not before:
         change(model)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -72,9 +85,17 @@ def case_compiled_models_train_as_they_are(_folder: Path) -> None:
         ):
             for stage in stages:
                 assert_close(losses_at(stage, change, before), expected)
+        for change in (wrap_blocks, compile_blocks, compile_all):
+            for before in (True, False):
+                late = losses_at(2, change, before, late=True)
+                assert late == losses_at(2, change, before), (change, before)
 
 
-def graphs_of(blocks: Callable[[nn.Module, Callable[..., object]], None], stage: int | None):
+def graphs_of(
+    blocks: Callable[[nn.Module, Callable[..., object]], None],
+    stage: int | None,
+    late: bool = False,
+):
     """How many calls each graph has that the compiler makes of a model's blocks."""
     found: list[int] = []
 
@@ -89,7 +110,11 @@ def graphs_of(blocks: Callable[[nn.Module, Callable[..., object]], None], stage:
         for step in range(2):
             loss_of(model, part_of(batch_of(step))).backward()
     else:
-        engine = zerorun.shard(model, stage=stage, optimizer=adamw(model))
+        engine = (
+            shard_with_late_gathers(model, adamw(model), stage)
+            if late
+            else zerorun.shard(model, stage=stage, optimizer=adamw(model))
+        )
         train(engine, 2)
         engine.destroy()
     return found
@@ -114,6 +139,7 @@ def case_blocks_are_compiled_whole_and_once_at_every_stage(_folder: Path) -> Non
             assert max(expected) > 3
             for stage in STAGES:
                 assert graphs_of(blocks, stage) == expected, (stage, blocks)
+            assert graphs_of(blocks, 2, late=True) == expected, blocks
         # Those of a whole model, and what lies around them.
         of_block = max(graphs_of(compile_in_place, None))
         assert graphs_of(compile_model, 3).count(of_block) == 1

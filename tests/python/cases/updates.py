@@ -1,0 +1,197 @@
+"""Gathers of updated parameters that continue after a step; late ones on the fake GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_torch_cuda
+import torch
+import torch.nn.functional as F
+import zerorun
+from tied_model import VOCABULARY
+from torch import nn
+
+from cases.models import DEVICE, Model, adamw, config, make, train
+from cases.training import Reentrant
+
+STAGES = (1, 2)
+WIDTH = 16
+
+
+class Unusual(nn.Module):
+    """Reads weights of modules that it does not call, or not yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.rnn = nn.LSTM(WIDTH, WIDTH, batch_first=True) if DEVICE.type == "cpu" else None
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH)) for _ in range(2))
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        bias = self.head.bias * 2
+        x = self.embedding(tokens)
+        x = x if self.rnn is None else self.rnn(x)[0]  # cuDNN's is not on the fake
+        x = x + self.attention(x, x, x, need_weights=False)[0] * self.scale
+        for block in self.blocks:
+            x = x + F.linear(x, block[0].weight) + block(x)
+        return self.head(x) + bias
+
+
+@contextlib.contextmanager
+def late_gathers() -> Iterator[None]:
+    fake = fake_torch_cuda.installed() if DEVICE.type == "cuda" else None
+    if fake is not None:
+        fake.set_delay(3000)
+    yield
+    if fake is not None:
+        fake.set_delay(0)
+
+
+def made(stage: int, kind: type[nn.Module], overlap: bool, **keys: object) -> Any:
+    model = make(kind)
+    zero = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": 2000}
+    own = {"comm_timeout": 30, "overlap_param_gather": overlap}
+    optimizer = keys.pop("optimizer", adamw)(model)
+    settings = config(stage, zero_optimization=zero, zerorun=own, **keys)
+    return zerorun.initialize(model, optimizer, config=settings)[0]
+
+
+def trained(*arguments: Any, **keys: Any) -> tuple[list[float], int]:
+    engine = made(*arguments, **keys)
+    losses = train(engine, 3 * engine.batch.accumulation_steps)
+    hashed = engine.core.parameter_hash()
+    engine.destroy()
+    return losses, hashed
+
+
+def case_no_bit_changes(_folder: Path) -> None:
+    def sgd(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    runs: list[tuple[type[nn.Module], dict[str, Any]]] = [
+        (Model, {}),
+        (Model, {"gradient_accumulation_steps": 2}),
+        (Model, {"bf16": {"enabled": True}}),
+        (Model, {"optimizer": sgd}),
+        (Reentrant, {}),
+        (Unusual, {}),
+    ]
+    with late_gathers():
+        for stage in STAGES:
+            for kind, keys in runs:
+                expected = trained(stage, kind, False, **keys)
+                assert trained(stage, kind, True, **keys) == expected, (stage, kind, keys)
+
+
+class Recorder:
+    """Stands for the core, and notes what is waited for."""
+
+    def __init__(self, core: Any, events: list[Any]) -> None:
+        self._core, self._events = core, events
+
+    def use_parameters(self, ids: list[int]) -> None:
+        self._events.append(sorted(ids))
+        self._core.use_parameters(ids)
+
+    def finish_updates(self) -> None:
+        self._core.finish_updates()
+
+
+def case_a_forward_waits_for_a_module_when_it_comes_to_it_and_once(_folder: Path) -> None:
+    engine = made(2, Model, True, gradient_accumulation_steps=2)
+    events: list[Any] = []
+    engine.shards.updates._core = Recorder(engine.core, events)
+    model, ids = engine.module, engine.layout.ids
+    own = {name: sorted(ids[p] for p in m.parameters()) for name, m in model.named_modules()}
+    names = ["embedding", *(f"blocks.{index}" for index in range(3))]
+    for name in names:
+        module = model.get_submodule(name)
+        module.register_forward_hook(lambda *_, name=name: events.append(name))
+    train(engine, 4)  # the first step's metrics look at all parameters
+    events.clear()
+    train(engine, 2, first=4)
+    # Both forwards; only the first one waits, and for a block when it is called.
+    expected: list[Any] = [own["embedding"], "embedding"]
+    for index in range(3):
+        name = f"blocks.{index}"
+        parts = [own[f"{name}.{part}"] for part in ("norm", "up", "down")]
+        expected += [*parts, name]
+    expected.append(own["head"])  # the tied weight, in its other module
+    assert events == [*expected, *names], events
+    engine.destroy()
+
+
+def case_a_look_through_a_module_sees_updated_values(_folder: Path) -> None:
+    def saved(model: nn.Module) -> dict[str, torch.Tensor]:
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        file.seek(0)
+        return torch.load(file)
+
+    def gathered(model: nn.Module) -> dict[str, torch.Tensor]:
+        with zerorun.zero.GatheredParameters(kept):
+            return {name: p.clone() for name, p in zip(names, kept, strict=True)}
+
+    ways: list[Callable[[Any], dict[str, torch.Tensor]]] = [
+        lambda model: {k: v.clone() for k, v in model.state_dict().items()},
+        lambda model: {k: v.detach().clone() for k, v in model.named_parameters()},
+        lambda model: dict(copy.deepcopy(model).named_parameters()),
+        lambda model: {k: getattr_of(model, k).detach().clone() for k in names},
+        lambda model: {k: dict(owner_of(model, k)._parameters)[last(k)].clone() for k in names},
+        saved,
+        gathered,
+    ]
+    with late_gathers():
+        for stage in STAGES:
+            for way in ways:
+                found = []
+                for overlap in (False, True):
+                    engine = made(stage, Model, overlap)
+                    names, kept = map(list, zip(*engine.module.named_parameters(), strict=True))
+                    train(engine, 2)
+                    values = way(engine.module)
+                    found.append({name: values[name].tolist() for name in names})
+                    engine.destroy()
+                assert found[0] == found[1]
+
+
+def last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def owner_of(model: nn.Module, name: str) -> nn.Module:
+    return model.get_submodule(name.rpartition(".")[0])
+
+
+def getattr_of(model: nn.Module, name: str) -> torch.Tensor:
+    return getattr(owner_of(model, name), last(name))
+
+
+def case_a_model_outlives_its_engine(_folder: Path) -> None:
+    with late_gathers():
+        for stage in STAGES:
+            results = []
+            for overlap in (False, True):
+                engine = made(stage, Model, overlap)
+                model = engine.module
+                kept = list(model.parameters())
+                train(engine, 2)
+                engine.destroy()
+                results.append([p.tolist() for p in kept])
+                assert {type(module._parameters) for module in model.modules()} == {dict}
+            assert results[0] == results[1]
+
+
+def case_stages_without_such_gathers_are_as_they_were(_folder: Path) -> None:
+    for stage in (0, 3):
+        engine = made(stage, Model, True)
+        assert engine.shards.updates is None
+        engine.destroy()
