@@ -73,6 +73,10 @@ def test_an_imported_folder_of_fsdp2_goes_on_as_there(
     assert conversion.main(["import", str(source), str(tmp_path / "own")]) == 0
     assert "buffers: calls (--tensor NAME=frozen" in caplog.text
     assert "head.weight = embedding.weight (--tensor NAME=frozen" in caplog.text
+    (manifest,) = (tmp_path / "own").glob("*/checkpoint.json")  # which ckpt show shows
+    groups = json.loads(manifest.read_text())["groups"]
+    shown = [(group["lr"], group["weight_decay"]) for group in groups]
+    assert shown == [pytest.approx((1e-2, 0.1)), pytest.approx((1e-2, 0.0))]
     model = make_model()
     config = config_of(stage, "fp32", 1)
     del config["scheduler"]

@@ -108,6 +108,8 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     a save before this one. Raises CheckpointError, ConfigError or IoError on every rank.
     """
     shards.saver.wait()
+    if training.optimizer is not None and not shards.external:
+        training.optimizer.tell_hyperparameters()  # which no step may have used yet
     folder = os.fspath(directory)
     name = text_of_rank_zero(tag_of(training, tag), shards.communicator, "tag of the checkpoint")
     data, objects = _data(shards, training, part), _objects(training, client_state)
