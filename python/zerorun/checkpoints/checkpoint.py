@@ -108,8 +108,6 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     a save before this one. Raises CheckpointError, ConfigError or IoError on every rank.
     """
     shards.saver.wait()
-    if training.optimizer is not None and not shards.external:
-        training.optimizer.tell_hyperparameters()  # which no step may have used yet
     folder = os.fspath(directory)
     name = text_of_rank_zero(tag_of(training, tag), shards.communicator, "tag of the checkpoint")
     data, objects = _data(shards, training, part), _objects(training, client_state)
@@ -185,6 +183,8 @@ def _data(shards: Shards, training: Training, part: dict[str, Any] | None) -> di
 def _objects(training: Training, client_state: dict[str, Any] | None) -> dict[str, Any]:
     """The program's part, with values of classes that the package does not choose."""
     optimizer, scheduler = training.optimizer, training.lr_scheduler
+    if optimizer is not None:
+        optimizer.tell_hyperparameters()  # which no step may have used yet
     return {
         "client_state": client_state or {},
         "param_groups": None if optimizer is None else optimizer.group_settings(),

@@ -134,6 +134,8 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     def tell_hyperparameters(self) -> None:
         """Tells the core's rule what the groups say; another optimizer reads its own."""
+        if self.shards.external:
+            return
         for target, group in zip(self.shards.core.groups(), self.param_groups, strict=True):
             target.lr = float(group["lr"])
             target.weight_decay = float(group.get("weight_decay", 0.0))
