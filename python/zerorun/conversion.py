@@ -7,8 +7,10 @@ zerorun ckpt export DIR OUTPUT --to safetensors | bin | dcp
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from zerorun import _C, consolidate
 from zerorun.command_line import Parser, tell_error
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.initialization import initialize
-from zerorun.interchange import formats
+from zerorun.interchange import formats, tensor_kinds
 from zerorun.interchange.distributed_out import write_distributed
 from zerorun.interchange.own import open_own, optimizer_of
 from zerorun.interchange.source import Piece, Source
@@ -27,6 +29,8 @@ from zerorun.optimizers.saved_values import DECOUPLED
 from zerorun.progress_bar import ProgressBar
 
 __all__ = ["export_distributed", "import_checkpoint", "main"]
+
+_logger = logging.getLogger("zerorun")
 
 _OUTPUTS = ["safetensors", "bin", "dcp", "universal"]  # the last is an error that says more
 # The rule that keeps these states.
@@ -45,8 +49,7 @@ class _Skeleton(nn.Module):
         for name, saved in source.parameters.items():
             kept = dtype if saved.dtype.is_floating_point else saved.dtype
             values = torch.zeros(saved.shape, dtype=kept)
-            trained = saved.trained or (source.is_model and saved.dtype.is_floating_point)
-            self._add(name, nn.Parameter(values, requires_grad=trained))
+            self._add(name, nn.Parameter(values, requires_grad=saved.trained))
         for alias, owner in source.aliases.items():
             if owner in source.parameters:
                 self._add(alias, self.get_parameter(owner))
@@ -106,12 +109,15 @@ def import_checkpoint(
     tag: str | None = None,
     dtype: str | None = None,
     offload: str | None = None,
+    tensors: Mapping[str, str] | None = None,
 ) -> str:
     """Writes another program's checkpoint into `directory` as one of zerorun's; returns its folder.
 
     `dtype`: of the parameters in training, where the source does not say it. `offload`: a folder on
-    a local disk for the optimizer's states, which else take the host's memory. Raises
-    CheckpointError, ConfigError, IoError.
+    a local disk for the optimizer's states, which else take the host's memory. `tensors`: by name
+    or pattern, "buffer", "frozen", or the parameter that it is tied to, where the source names
+    tensors only; what is concluded of the others is a warning. Raises CheckpointError, ConfigError,
+    IoError.
     """
     folder = formats.find(source_directory, tag)
     if folder is None:
@@ -122,6 +128,9 @@ def import_checkpoint(
     source = formats.open_source(folder)
     target = os.path.join(directory, f"global_step{source.global_steps}")
     _check_apart(folder, directory, target)
+    with formats.told(folder):
+        for line in tensor_kinds.settle(source, tensors or {}):
+            _logger.warning("%s: %s", folder, line)
     states = {tuple(sorted(p.states)) for p in source.parameters.values() if p.trained}
     rules = {_RULES.get(names) for names in states} or {"AdamW"}
     if len(rules) != 1 or None in rules:
@@ -227,6 +236,15 @@ def main(arguments: list[str]) -> int:
     into.add_argument(
         "--offload", metavar="DIR", help="folder on a local disk to keep states in, to save memory"
     )
+    into.add_argument(
+        "--tensor",
+        metavar="NAME=KIND",
+        action="append",
+        default=[],
+        help="what a tensor is that has no optimizer states: buffer, frozen (a parameter), or the "
+        "name of the parameter that it is tied to; NAME may be a pattern with *; default: as far "
+        "as the values and the parts of ranks show it",
+    )
     out = commands.add_parser("export", help="convert a checkpoint for other programs")
     out.add_argument("directory", help="checkpoint of zerorun, DeepSpeed or PyTorch DCP")
     out.add_argument("output", help="folder for the model")
@@ -249,6 +267,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _kinds(given: list[str]) -> dict[str, str]:
+    kinds = dict(text.rpartition("=")[::2] for text in given)
+    if "" in kinds:
+        raise _C.ConfigError(f"--tensor: got {given}, expected NAME=KIND")
+    return kinds
+
+
 def _run(options: argparse.Namespace, bar: ProgressBar) -> list[str]:
     """The files or folders that were written."""
     given = options.source if options.command == "import" else options.directory
@@ -261,6 +286,7 @@ def _run(options: argparse.Namespace, bar: ProgressBar) -> list[str]:
             tag=options.tag,
             dtype=options.dtype,
             offload=options.offload,
+            tensors=_kinds(options.tensor),
         )
         return [made]
     if options.to == "universal":

@@ -62,6 +62,60 @@ def test_an_imported_checkpoint_goes_on_as_there(
     engine.destroy()
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_an_imported_folder_of_fsdp2_goes_on_as_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, stage: int
+) -> None:
+    """It names neither ties nor buffers, and has both."""
+    with tarfile.open(Path(__file__).parent / "data" / "fsdp2_checkpoint.tar.xz") as file:
+        file.extractall(tmp_path, filter="data")
+    source = tmp_path / "checkpoint"
+    assert conversion.main(["import", str(source), str(tmp_path / "own")]) == 0
+    assert "buffers: calls (--tensor NAME=frozen" in caplog.text
+    assert "head.weight = embedding.weight (--tensor NAME=frozen" in caplog.text
+    (manifest,) = (tmp_path / "own").glob("*/checkpoint.json")  # which ckpt show shows
+    groups = json.loads(manifest.read_text())["groups"]
+    shown = [(group["lr"], group["weight_decay"]) for group in groups]
+    assert shown == [pytest.approx((1e-2, 0.1)), pytest.approx((1e-2, 0.0))]
+    model = make_model()
+    config = config_of(stage, "fp32", 1)
+    del config["scheduler"]
+    engine, *_ = zerorun.initialize(model, model_parameters=groups_of(model), config=config)
+    engine.load_checkpoint(tmp_path / "own")
+    assert engine.module.calls.item() == SAVED_AFTER
+    losses = []
+    for step in range(SAVED_AFTER, SAVED_AFTER + CONTINUED):
+        loss = loss_of(engine, rows_of(step, 0, 1))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    assert losses == pytest.approx(losses_of(source), rel=1e-6)
+    untied = [str(source), str(tmp_path / "untied"), "--tensor", "head.weight=frozen"]
+    assert conversion.main(["import", *untied]) == 0
+    with pytest.raises(zerorun.CheckpointError, match="is untied, in this model tied"):
+        engine.load_checkpoint(tmp_path / "untied")
+    engine.destroy()
+
+
+def test_a_tied_parameter_of_which_a_folder_has_two_values_is_an_error(tmp_path: Path) -> None:
+    """As a model that is not tied leaves them."""
+    values = {name: value.clone() for name, value in make_model().state_dict().items()}
+    values["head.weight"][3, 2] += 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process
+        dcp.save({"model": values}, checkpoint_id=tmp_path, no_dist=True)
+    model = make_model()
+    config = config_of(3, "fp32", 1)
+    engine, *_ = zerorun.initialize(model, model_parameters=groups_of(model), config=config)
+    before = engine.core.parameter_hash()
+    expected = "embedding.weight and head.weight are one parameter of this model"
+    with pytest.raises(zerorun.CheckpointError, match=expected):
+        engine.load_checkpoint(tmp_path, load_optimizer_states=False)
+    assert engine.core.parameter_hash() == before
+    engine.load_checkpoint(tmp_path, load_optimizer_states=False, load_module_strict=False)
+    engine.destroy()
+
+
 def test_weight_decay_keeps_its_kind(tmp_path: Path) -> None:
     """Adam with L2 and AdamW keep states of the same names."""
 
@@ -132,6 +186,7 @@ def test_what_cannot_be_converted_is_one_line(
 ) -> None:
     for arguments, message in (
         (["import", tmp_path, tmp_path / "x"], "no checkpoint of DeepSpeed, Hugging Face or"),
+        (["import", runs / "stage1-fp32-1", tmp_path / "x", "--tensor", "a"], "NAME=KIND"),
         (["export", tmp_path, tmp_path / "x"], str(tmp_path)),
         (
             ["export", runs / "stage1-fp32-1", tmp_path / "x", "--to", "dcp", "--dtype", "bf16"],

@@ -183,6 +183,8 @@ def _data(shards: Shards, training: Training, part: dict[str, Any] | None) -> di
 def _objects(training: Training, client_state: dict[str, Any] | None) -> dict[str, Any]:
     """The program's part, with values of classes that the package does not choose."""
     optimizer, scheduler = training.optimizer, training.lr_scheduler
+    if optimizer is not None:
+        optimizer.tell_hyperparameters()  # which no step may have used yet
     return {
         "client_state": client_state or {},
         "param_groups": None if optimizer is None else optimizer.group_settings(),

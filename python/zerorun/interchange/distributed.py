@@ -81,7 +81,7 @@ class _Reader:
     """Sorts what a folder holds into parameters and their states."""
 
     def __init__(self, folder: str, optimizer_states: bool) -> None:
-        self.source = Source(folder, "a folder of torch.distributed.checkpoint")
+        self.source = Source(folder, "a folder of torch.distributed.checkpoint", only_names=True)
         self._folder = folder
         self._metadata = _metadata(folder)
         self._places = {
@@ -102,6 +102,9 @@ class _Reader:
                 models.setdefault(path[:-1], {})[str(path[-1])] = key
         for name, key in self._only_model(models).items():
             self.source.parameters[name] = self._parameter(key)
+        for name, *_ in states:
+            if name in self.source.parameters:
+                self.source.parameters[name].trained = True
         if optimizer_states and states:
             self._add_states(states, groups)
 
@@ -119,7 +122,8 @@ class _Reader:
     def _parameter(self, key: str) -> SourceParameter:
         entry = self._metadata.state_dict_metadata[key]
         dtype = getattr(entry.properties, "dtype", torch.float32)
-        return SourceParameter(tuple(entry.size), self._pieces(key), dtype)
+        parts = len(entry.chunks)
+        return SourceParameter(tuple(entry.size), self._pieces(key), dtype, parts=parts)
 
     def _pieces(self, key: str) -> list[Piece]:
         """A tensor's chunks as runs of its flattened elements."""
@@ -191,7 +195,6 @@ class _Reader:
                 )
                 return
             entry = self._metadata.state_dict_metadata[key]
-            parameter.trained = True
             if state == _STEP or tuple(entry.size) != parameter.shape:
                 parameter.numbers[state] = self._load(key, (0,) * len(entry.size))()
             else:

@@ -75,12 +75,29 @@ class Filling:
                 )
             elif gaps := found.gaps():
                 yield f"{names[0]}: {', '.join(gaps)} are not complete"
+            elif strict and (other := self._differing(names, found)):
+                yield (
+                    f"{names[0]} and {other} are one parameter of this model, in the checkpoint "
+                    "their values differ; load_module_strict=False takes those of the first"
+                )
             else:
                 self._found[index] = found
         used |= set(layout.outside.values())
         unknown = [n for n in source.parameters if n not in used and not self._is_alias(n, used)]
         if strict:
             yield from _differences(missing, unknown)
+
+    def _differing(self, names: list[str], found: SourceParameter) -> str | None:
+        """Another name of a tied parameter under which the source has other values, as far as this
+        rank's share of the elements shows."""
+        ranks = self._shards.communicator
+        share = -(-found.numel // ranks.world_size)
+        begin, end = (min(found.numel, share * (ranks.rank + n)) for n in range(2))
+        for name in names:
+            other = self._source.parameters.get(name, found)
+            if other is not found and not found.equals(other, begin, end):
+                return name
+        return None
 
     def _is_alias(self, name: str, used: set[str]) -> bool:
         return any(alias in used for alias, owner in self._source.aliases.items() if owner == name)

@@ -180,6 +180,7 @@ def open_hugging_face(path: str, *, optimizer_states: bool = True) -> Source:
     del optimizer_states
     weights = Weights(path)
     source = Source(path, f"a model ({os.path.basename(weights.entry)})", is_model=True)
+    source.only_names = True
     source.files = [SavedPart(name) for name in weights.pickled_files()]
     for name in weights:
         shape = weights.shape(name)

@@ -15,6 +15,9 @@ from zerorun.interchange.pickles import check_intact, forget_pages, is_plain
 __all__ = ["Piece", "SavedPart", "Source", "SourceParameter"]
 
 
+_COMPARED_NUMEL = 1 << 22  # elements that are in memory at a time
+
+
 @dataclass(frozen=True)
 class SavedPart:
     """A file of torch.save, or `nbytes` of one: a tensor of `numel` elements if these are known."""
@@ -53,6 +56,7 @@ class SourceParameter:
     states: dict[str, list[Piece]] = field(default_factory=dict)  # a number for each element
     numbers: dict[str, Any] = field(default_factory=dict)  # one for the parameter: its step
     group: int = 0  # of the optimizer's
+    parts: int = 1  # in which ranks saved the values, empty ones too
 
     @property
     def numel(self) -> int:
@@ -77,6 +81,19 @@ class SourceParameter:
             raise _C.CheckpointError(
                 f"{state or 'values'}: {filled} of the elements {begin} to {end} are there"
             )
+
+    def equals(self, other: SourceParameter, begin: int, end: int) -> bool:
+        """Whether both have the same shape and the same bytes in elements [begin, end)."""
+        if self.shape != other.shape or self.dtype != other.dtype:
+            return False
+        for low in range(begin, end, _COMPARED_NUMEL):
+            one = torch.empty(min(end - low, _COMPARED_NUMEL), dtype=self.dtype)
+            two = torch.empty_like(one)
+            self.read(None, low, one)
+            other.read(None, low, two)
+            if not torch.equal(one.view(torch.uint8), two.view(torch.uint8)):
+                return False
+        return True
 
     def reshape(self, shape: tuple[int, ...], where: str) -> None:
         """Gives it the shape that another file says it has. Raises CheckpointError."""
@@ -136,6 +153,8 @@ class Source:  # size: a table of what checkpoints of all programs may have
     client_state: dict[str, Any] = field(default_factory=dict)
     files: list[SavedPart] = field(default_factory=list)  # which have checksums of their own
     is_model: bool = False  # of which nobody expects more than values
+    # It says neither which tensors are buffers nor which share memory.
+    only_names: bool = False
     why_no_states: str = "it has no optimizer states"
 
     def check_files(self, first: int = 0, step: int = 1) -> None:

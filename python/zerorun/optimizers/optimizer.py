@@ -119,7 +119,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         core, states = self.shards.core, self.shards.torch_states
         frozen = self.shards.layout.frozen_since()
         if states is None:
-            self._set_hyperparameters()
+            self.tell_hyperparameters()
         updates = self.shards.updates
         finish = updates is None
         try:
@@ -138,8 +138,10 @@ class ShardOptimizer(torch.optim.Optimizer):
         vars(self.optimizer)["_opt_called"] = True
         return result
 
-    def _set_hyperparameters(self) -> None:
+    def tell_hyperparameters(self) -> None:
         """Tells the core's rule what the groups say; another optimizer reads its own."""
+        if self.shards.external:
+            return
         for target, group in zip(self.shards.core.groups(), self.param_groups, strict=True):
             target.lr = float(group["lr"])
             target.weight_decay = float(group.get("weight_decay", 0.0))
