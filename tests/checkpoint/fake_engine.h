@@ -163,14 +163,28 @@ class FakeEngine : public EngineStates {
     }
   }
 
+  // Types of the elements' size: one store each, of which sanitizers look at every one.
+  template <typename Bits, typename BitsOf>
+  static void fill_as(const TensorView& view, const BitsOf& bits_of) {
+    auto* const to = reinterpret_cast<Bits*>(view.data);
+    for (int64_t i = 0; i < view.numel; ++i) to[i] = static_cast<Bits>(bits_of(i));
+  }
+
   void fill(const StateInterval& interval, uint64_t seed) {
     const auto set = [&](const TensorView& view, uint64_t kind, int64_t block = 1) {
-      for (int64_t i = 0; i < view.numel; ++i) {
-        const auto element = static_cast<uint64_t>(interval.begin / block + i);
-        const uint64_t bits = scramble(seed ^ (kind << 60) ^
-                                       (static_cast<uint64_t>(interval.parameter) << 40) ^ element);
-        std::memcpy(view.data + static_cast<size_t>(i) * size_of(view.dtype), &bits,
-                    size_of(view.dtype));
+      const uint64_t tensor =
+          seed ^ (kind << 60) ^ (static_cast<uint64_t>(interval.parameter) << 40);
+      const auto first = static_cast<uint64_t>(interval.begin / block);
+      const auto bits_of = [&](int64_t i) {
+        return scramble(tensor ^ (first + static_cast<uint64_t>(i)));
+      };
+      switch (size_of(view.dtype)) {
+        case 1:
+          return fill_as<uint8_t>(view, bits_of);
+        case 2:
+          return fill_as<uint16_t>(view, bits_of);
+        default:
+          return fill_as<uint32_t>(view, bits_of);
       }
     };
     set(interval.param, 1);
