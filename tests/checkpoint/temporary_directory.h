@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zerorun::testing {
@@ -38,10 +40,9 @@ class TemporaryDirectory {
 };
 
 inline std::string read_file(const std::filesystem::path& path) {
-  std::string bytes(std::filesystem::file_size(path), '\0');
-  std::ifstream(path, std::ios::binary)
-      .read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  return bytes;
+  std::ostringstream bytes;
+  bytes << std::ifstream(path, std::ios::binary).rdbuf();
+  return std::move(bytes).str();
 }
 
 inline void write_file(const std::filesystem::path& path, const std::string& bytes) {
