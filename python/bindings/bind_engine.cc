@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "core/check.h"
-#include "os/page_pool.h"
 #include "python/bindings/engine_handle.h"
 #include "python/bindings/owned_interval.h"
 #include "python/bindings/register.h"
@@ -130,16 +129,6 @@ void use_full_memory(const EngineHandle& self, py::object acquire, py::object re
         error.discard_as_unraisable("release of full parameters");
       }
     });
-  });
-}
-
-// Full parameters lie in the ranges of a pool, by bucket.
-void use_page_pool(const EngineHandle& self, const std::shared_ptr<PagePool>& pool) {
-  Device* const device = &self.engine().device();
-  self.engine().hooks().use_full_memory([pool, device](int bucket, size_t nbytes) {
-    std::shared_ptr<void> counted = device->account(nbytes, MemoryCategory::buckets);
-    return Buffer(pool->take(bucket, nbytes), nbytes,
-                  [pool, bucket, counted] { pool->give(bucket); });
   });
 }
 
@@ -391,8 +380,6 @@ void register_engine(py::module_& m) {
       .def("use_full_memory", &use_full_memory, "acquire"_a, "release"_a,
            "`acquire(bucket)` returns the address of memory for a bucket's full parameters, "
            "`release(bucket)` ends its use. Between gathers.")
-      .def("use_page_pool", &use_page_pool, "pool"_a,
-           "Gathers a bucket into the pool's range of that number from now on. Between gathers.")
       .def_property_readonly("closed", &EngineHandle::closed)
       .def("close", &EngineHandle::close,
            "Lets go of the engine; its memory ends with the last tensor that views it.");

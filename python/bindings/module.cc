@@ -8,11 +8,11 @@ PYBIND11_MODULE(_C, m) {
   zerorun::register_config(m);
   zerorun::register_gpu(m);
   zerorun::register_communicator(m);
-  zerorun::register_page_pool(m);
   zerorun::register_engine(m);
   zerorun::register_figures(m);
   zerorun::register_timeline(m);
   zerorun::register_gradient_collector(m);
+  zerorun::register_page_pool(m);
   zerorun::register_parameter_switch(m);
   zerorun::register_lr_schedule(m);
   zerorun::register_checkpoint(m);

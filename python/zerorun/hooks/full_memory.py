@@ -53,7 +53,7 @@ class _HostMemory(BucketMemory):
         self._flat: dict[int, torch.Tensor] = {}  # by bucket
 
     def serve(self, core: _C.Engine) -> None:
-        core.use_page_pool(self._pool)
+        self._pool.serve(core)
 
     def flat(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
         if bucket not in self._flat:
