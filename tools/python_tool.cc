@@ -71,6 +71,8 @@ const std::vector<std::string>& dtypes() {
 std::vector<PythonOption> import_options() {
   return {{"--dtype", "DTYPE", "dtype of the parameters", dtypes()},
           {"--offload", "DIR", "Folder on a local disk to keep states in, to save memory"},
+          {"--tensor", "NAME=KIND",
+           "What a tensor without optimizer states is: buffer, frozen, or the name it is tied to"},
           {"--tag", "TAG", "Tag of the checkpoint. Default: the last one saved"}};
 }
 
