@@ -39,9 +39,8 @@ class PagePool {
 
   std::mutex mutex_;
   std::map<int, Pages> ranges_;
-  std::vector<Pages>
-      parked_;                // memory that ranges gave back, at addresses of its own; oldest first
-  std::vector<Pages> empty_;  // such addresses without memory
+  std::vector<Pages> parked_;  // what ranges gave back, at addresses of its own; oldest first
+  std::vector<Pages> empty_;   // such addresses without memory
   size_t taken_bytes_ = 0;
   size_t parked_bytes_ = 0;
   size_t most_taken_bytes_ = 0;

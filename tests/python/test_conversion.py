@@ -40,6 +40,17 @@ def losses_of(run: Path) -> list[float]:
     return json.loads((run / "losses.json").read_text())["losses"]
 
 
+def continued(engine: zerorun.ZeroEngine) -> list[float]:
+    """The losses of the steps after those that were saved."""
+    losses = []
+    for step in range(SAVED_AFTER, SAVED_AFTER + CONTINUED):
+        loss = loss_of(engine, rows_of(step, 0, 1))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "bound"), [("stage1-fp32-3", "fp32", 1e-6), ("stage3-bf16-2", "bf16", 1e-2)]
 )
@@ -52,13 +63,7 @@ def test_an_imported_checkpoint_goes_on_as_there(
     engine, *_ = zerorun.initialize(model, model_parameters=groups_of(model), config=config)
     assert engine.load_checkpoint(tmp_path)[1] == {"epoch": 4, "order": [3, 1, 2]}
     assert engine.global_steps == engine.core.step_count == SAVED_AFTER
-    losses = []
-    for step in range(SAVED_AFTER, SAVED_AFTER + CONTINUED):
-        loss = loss_of(engine, rows_of(step, 0, 1))
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    assert losses == pytest.approx(losses_of(runs / name), rel=bound)
+    assert continued(engine) == pytest.approx(losses_of(runs / name), rel=bound)
     engine.destroy()
 
 
@@ -83,13 +88,7 @@ def test_an_imported_folder_of_fsdp2_goes_on_as_there(
     engine, *_ = zerorun.initialize(model, model_parameters=groups_of(model), config=config)
     engine.load_checkpoint(tmp_path / "own")
     assert engine.module.calls.item() == SAVED_AFTER
-    losses = []
-    for step in range(SAVED_AFTER, SAVED_AFTER + CONTINUED):
-        loss = loss_of(engine, rows_of(step, 0, 1))
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    assert losses == pytest.approx(losses_of(source), rel=1e-6)
+    assert continued(engine) == pytest.approx(losses_of(source), rel=1e-6)
     untied = [str(source), str(tmp_path / "untied"), "--tensor", "head.weight=frozen"]
     assert conversion.main(["import", *untied]) == 0
     with pytest.raises(zerorun.CheckpointError, match="is untied, in this model tied"):
