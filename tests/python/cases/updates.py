@@ -172,7 +172,7 @@ def case_what_a_program_does_between_steps_finds_updated_values(folder: Path) ->
         (two_forwards, Model, {}),
     ]
     with late_gathers():
-        for stage, offload in ((1, False), (2, False), (2, True)):
+        for stage, offload in ((1, False), (2, True)):
             for program, kind, keys in runs:
                 results = []
                 for overlap in (False, True):
