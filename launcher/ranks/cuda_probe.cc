@@ -16,33 +16,39 @@ namespace zerorun {
 
 namespace {
 
+constexpr int kDriverFails = 2;  // exit status of the child
+
 [[noreturn]] void answer(int out) noexcept {
   const std::string problem = why_no_cuda();
   const auto nbytes = static_cast<ssize_t>(problem.size());
-  _exit(write(out, problem.data(), problem.size()) == nbytes ? 0 : 1);
+  if (write(out, problem.data(), problem.size()) != nbytes) _exit(1);
+  _exit(why_driver_fails().empty() ? 0 : kDriverFails);
 }
 
 }  // namespace
 
-std::string ask_for_cuda_problem() {
+CudaProblem ask_for_cuda_problem() {
   Pipe pipe = make_pipe();
   const pid_t child = fork();
   if (child < 0) fail<IoError>("cannot start a process: {}", std::strerror(errno));
   if (child == 0) answer(pipe.write.get());
   pipe.write.close();
-  std::string problem;
+  CudaProblem problem;
   std::array<char, 4096> block;
   ssize_t count = 0;
   while ((count = read(pipe.read.get(), block.data(), block.size())) != 0) {
-    if (count > 0) problem.append(block.data(), static_cast<size_t>(count));
+    if (count > 0) problem.text.append(block.data(), static_cast<size_t>(count));
     if (count < 0 && errno != EINTR) break;
   }
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  if (!WIFSIGNALED(status)) return problem;
-  return fmt::format("CUDA: a process that looked for GPUs was killed by {}",
-                     signal_name(WTERMSIG(status)));
+  problem.driver_fails = WIFSIGNALED(status) || WEXITSTATUS(status) == kDriverFails;
+  if (WIFSIGNALED(status)) {
+    problem.text = fmt::format("CUDA: a process that looked for GPUs was killed by {}",
+                               signal_name(WTERMSIG(status)));
+  }
+  return problem;
 }
 
 }  // namespace zerorun

@@ -4,8 +4,14 @@
 
 namespace zerorun {
 
-// Returns why CUDA cannot be used; empty if it can. A child process checks it, so that the launcher
-// does not initialise the driver before it forks, and survives a driver that crashes.
-std::string ask_for_cuda_problem();
+// Why CUDA cannot be used; empty if it can.
+struct CudaProblem {
+  std::string text{};
+  bool driver_fails = false;  // it is there, and no GPU of it can be used
+};
+
+// A child process looks, so that the launcher does not initialise the driver before it forks, and
+// survives a driver that crashes.
+CudaProblem ask_for_cuda_problem();
 
 }  // namespace zerorun

@@ -136,11 +136,13 @@ bool runs_on_gpus(const RankRequest& request, const HostResources& host) {
         "GPUs are asked for, but this host shows none (no /dev/nvidia*, or CUDA_VISIBLE_DEVICES "
         "hides them); --accelerator cpu runs CPU ranks");
   }
-  if (wants_gpu && !host.cuda_problem.empty()) {
-    fail<ConfigError>("GPUs are asked for, but {}; --accelerator cpu runs CPU ranks",
-                      host.cuda_problem);
+  const auto& [problem, driver_fails] = host.cuda_problem;
+  const bool counts =
+      number_of_ranks(request) || !request.include.empty() || !request.exclude.empty();
+  if (!problem.empty() && (wants_gpu || (counts && !wants_cpu && driver_fails))) {
+    fail<ConfigError>("GPUs are asked for, but {}; --accelerator cpu runs CPU ranks", problem);
   }
-  return !wants_cpu && !host.gpus.empty() && host.cuda_problem.empty();
+  return !wants_cpu && !host.gpus.empty() && problem.empty();
 }
 
 Selection take_slots(const std::vector<int>& slots, const RankRequest& request,
@@ -150,9 +152,9 @@ Selection take_slots(const std::vector<int>& slots, const RankRequest& request,
     const bool asked = request.accelerator == Accelerator::cpu || request.count == "cpu";
     selection.none_found = !asked && host.gpus.empty();
     if (!asked) {
-      selection.note =
-          fmt::format("{}: {} CPU rank{}", host.gpus.empty() ? "no GPU found" : host.cuda_problem,
-                      slots.size(), slots.size() == 1 ? "" : "s");
+      selection.note = fmt::format("{}: {} CPU rank{}",
+                                   host.gpus.empty() ? "no GPU found" : host.cuda_problem.text,
+                                   slots.size(), slots.size() == 1 ? "" : "s");
     }
     return selection;
   }

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "launcher/ranks/cuda_probe.h"
 #include "zerorun/device.h"
 
 namespace zerorun {
@@ -27,7 +28,7 @@ struct HostResources {
   int cpus = 1;                   // CPUs that this process may use
   int numa_nodes = 1;
   bool own_program = false;    // the ranks run a program of zerorun's
-  std::string cuda_problem{};  // why it cannot use GPUs, if it is one
+  CudaProblem cuda_problem{};  // why it cannot use GPUs, if it is one
   bool share_gpus = false;     // more ranks than GPUs are allowed
 };
 
@@ -55,7 +56,7 @@ void check_combination(const RankRequest& request, int nodes);
 std::optional<int> number_of_ranks(const RankRequest& request);
 
 // True if ranks on this host run on GPUs. Throws ConfigError if GPUs are requested and cannot be
-// used.
+// used: by name, or by a number or slots on a host whose driver fails.
 bool runs_on_gpus(const RankRequest& request, const HostResources& host);
 
 // Selects the ranks of this host. --include and --exclude select slots of the base set and cannot

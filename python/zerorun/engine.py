@@ -141,7 +141,7 @@ class ZeroEngine(ShardedModule):
             self.shards.saver.poll()
             if self.global_steps % _CHECK_EVERY == 0:
                 self.layout.check_unchanged(self.module)
-            self.shards.check_places()
+            self.shards.places.check()
         self.shards.release_all()
         if self.core.end_micro_step():
             result = self.optimizer.update()

@@ -142,6 +142,9 @@ STUBS = {
     "dpkg-query": 'shift 3; printf "%s=installed " "$@"',
     "nvcc": "exit 0",
 }
+ZERORUN = (
+    '[[ $1 != env ]] || set -- "GPUs       1 on this machine, ${VISIBLE:-0} visible"; echo "$*"'
+)
 NVIDIA_SMI = '[[ -n $CAPABILITIES ]] || { echo failed; exit 9; }; printf "$CAPABILITIES"'
 
 
@@ -159,7 +162,7 @@ class Clone:
             shutil.copy(root / name, folder / ".venv" / f"installed-{name}")
         program = folder / "build/release/bin/zerorun"
         program.parent.mkdir(parents=True)
-        program.write_text("#!/bin/bash\n")
+        program.write_text(f"#!/bin/bash\n{ZERORUN}\n")
         program.chmod(0o755)
 
     def tool(self, name: str, text: str) -> None:
@@ -225,6 +228,12 @@ def test_dev_train_compiles_cuda_where_a_driver_is(clone: Clone) -> None:
     assert clone.dev("train", CAPABILITIES="9.0\\n").returncode == 0
     assert "-DZERORUN_CUDA=ON" in clone.log.read_text()
     assert "=OFF" not in clone.log.read_text()
+
+
+@pytest.mark.parametrize(("visible", "ranks"), [(0, 2), (1, 1), (2, 2), (11, 2)])
+def test_dev_train_starts_one_rank_on_the_only_gpu(clone: Clone, visible: int, ranks: int) -> None:
+    result = clone.dev("train", "--steps", "3", VISIBLE=str(visible))
+    assert result.stdout == f"--num_gpus {ranks} train --steps 3\n"
 
 
 def test_dev_names_its_commands_when_it_is_given_another(clone: Clone) -> None:

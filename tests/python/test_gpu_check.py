@@ -316,6 +316,7 @@ def test_a_pack_has_the_package_for_the_python_that_is_named(machine: Machine) -
 def test_help_is_no_wrong_call(machine: Machine) -> None:
     result = machine.check("--help")
     assert result.returncode == 0
+    assert result.stdout.startswith("Checks the CUDA backend")
     assert "--prebuilt DIR" in result.stdout
     assert not result.stderr
 

@@ -144,8 +144,9 @@ def test_train_computes_on_the_cpu_only_where_no_gpu_was_asked_for(
     build: Path, zerorun: Path, gpus_of_dev: Path
 ) -> None:
     tiny = ["train", "--steps", "1", "--save", "", "--sample_tokens", "1", "--data", __file__]
-    for options in ([], ["--accelerator", "cuda"], ["--num_gpus", "gpu"]):
-        folder = gpus_of_dev.with_name(f"dev{len(options)}{''.join(options[:1])}")
+    gpus = ["--accelerator cuda", "--num_gpus gpu", "--num_gpus 1", "--include localhost:1"]
+    for number, options in enumerate(([], *map(str.split, gpus))):
+        folder = gpus_of_dev.with_name(f"dev{number}")
         result = run(build, 12020, MISMATCH, *with_two_gpus(folder, zerorun, *options, *tiny))
         assert (result.returncode == 0) == (not options), result.stderr
         assert "for CUDA 12.2" in result.stderr

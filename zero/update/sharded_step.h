@@ -29,7 +29,7 @@ class ShardedStep {
  private:
   // The `i`th bucket to update. Buckets below stage 3 begin with the last parameters of the model,
   // but the next forward needs the first ones. So the order is reversed at stages 1 and 2, unless
-  // states are offloaded: these are updated in the order in which they are read.
+  // states are offloaded: the host's cores begin when the first gradients are there.
   const Bucket& nth(size_t i) const { return buckets_[last_first_ ? buckets_.size() - 1 - i : i]; }
   // A step as the first pass takes it, and as the second one of Muon does, whose direction is not
   // scaled by the gradient's factor.

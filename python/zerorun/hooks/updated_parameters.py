@@ -46,7 +46,10 @@ class _Pending(_Parameters):
 
     __slots__ = ()
 
-    for _name in ("__getitem__", "__iter__", "get", "items", "values"):
+    # By which one comes to what is in a dictionary.
+    for _name in ("__getitem__", "__iter__", "__repr__", "get", "items"):
+        locals()[_name] = _after_use(_name)
+    for _name in ("pop", "popitem", "setdefault", "values"):
         locals()[_name] = _after_use(_name)
 
 
@@ -116,9 +119,12 @@ class UpdatedParameters:
         self._pending = 0
 
     def remove(self) -> None:
-        """Waits for all, and takes the hooks off the model."""
-        self.finish()
-        for handle in self._handles:
-            handle.remove()
-        for module, parameters in self._watched.items():
-            module._parameters = dict(parameters)
+        """Waits for all, and takes the hooks off the model, also where that fails."""
+        try:
+            self.finish()
+        finally:
+            for handle in self._handles:
+                handle.remove()
+            for module, parameters in self._watched.items():
+                parameters.__class__ = _Parameters
+                module._parameters = dict(parameters)

@@ -19,18 +19,18 @@ from zerorun.hooks.updated_parameters import UpdatedParameters
 from zerorun.model.buffers import share_buffers
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.left_behind import LeftBehind
-from zerorun.model.local_tensor import is_distributed, local_gradient, local_of, place
+from zerorun.model.local_tensor import is_distributed, local_gradient, place
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import Partition, PrivatePartition, partition_of
 from zerorun.rank_zero import share
 from zerorun.shards.background_saver import BackgroundSaver
 from zerorun.shards.engine_partition import EnginePartition
+from zerorun.shards.places import Places
 from zerorun.shards.torch_states import TorchStates
 
-__all__ = ["CHECK_PARTS", "Shards", "shards_of", "take_over"]
+__all__ = ["Shards", "shards_of", "take_over"]
 
 _ATTRIBUTE = "_zerorun_shards"
-CHECK_PARTS = 16  # calls of check_places() that look at every parameter once
 
 
 class _Reference(LeftBehind):
@@ -55,10 +55,6 @@ def take_over(parameters: Iterable[nn.Parameter]) -> None:
     for shards in found:
         if shards is not None:
             shards.close()
-
-
-def _addresses_of(parameters: list[nn.Parameter]) -> list[int]:
-    return [local_of(p).data_ptr() if is_distributed(p) else p.data_ptr() for p in parameters]
 
 
 class _LocalHook:
@@ -106,16 +102,14 @@ class Shards:
         communicator = ranks.data
         self.device = device  # where the parameters are
         self.gather_hooks: GatherHooks | None = None  # at stage 3
+        # Where gathers of updated parameters may continue after a step.
+        self.updates: UpdatedParameters | None = None
         self.torch_states: TorchStates | None = None  # of an external optimizer
         # Ends an open micro-step and tells whether there are reduced gradients; the loop sets it.
         self.finish_reduction: Callable[[], bool] = bool
         self._handles: list[Any] = []
         # Parameters that were partitioned before, and are so again when this ends.
         self._partitioned = {p for p in layout.names if partition_of(p) is not None}
-        self._placed: list[nn.Parameter] = []  # those that keep their place
-        self._addresses: list[int] = []
-        self._trained = [p for p in layout.names if layout.is_trainable(p)]
-        self._checks = 0
         groups = [_C.ParameterGroup() for _ in range(max(1, layout.group_count))]
         self.core = _C.Engine(
             settings,
@@ -137,6 +131,7 @@ class Shards:
             if model is not None:
                 self._collect_gradients()
             self._place(model)
+            self.places = Places(layout, () if self.gather_hooks else layout.names)
 
     def __enter__(self) -> Shards:
         return self
@@ -184,8 +179,9 @@ class Shards:
     def _place(self, model: nn.Module | None) -> None:
         """Makes the parameters views of the engine's memory."""
         reference = _Reference(self)
-        for parameter in self._trained:
-            parameter.grad = None  # of a training before this one
+        for parameter in self.layout.names:
+            if self.layout.is_trainable(parameter):
+                parameter.grad = None  # of a training before this one
         if self.stage < 3 or model is None:
             for parameter in self.layout.names:
                 setattr(parameter, _ATTRIBUTE, reference)
@@ -193,10 +189,8 @@ class Shards:
                 if partition is not None:
                     partition.detach()
                 place(parameter, full_view(self.core, self.layout, parameter))
-            self._placed = list(self.layout.names)
-            self._addresses = _addresses_of(self._placed)
             if model is not None and self.stage > 0 and self.settings.zero.overlap_param_gather:
-                self._handles.insert(0, UpdatedParameters(model, self.core, self.layout))
+                self.updates = UpdatedParameters(model, self.core, self.layout)
             return
         hooks = GatherHooks(model, self.core, self.layout, self.device)
         self.gather_hooks = hooks
@@ -228,43 +222,10 @@ class Shards:
             self.gather_hooks.release_all()
             self.gather_hooks.check_released()
 
-    @property
-    def updates(self) -> UpdatedParameters | None:
-        """What waits for updated parameters, where their gathers may continue after a step."""
-        first = self._handles[0] if self._handles else None
-        return first if isinstance(first, UpdatedParameters) else None
-
     def finish_updates(self) -> None:
         """Waits for updated parameters, before they are read by other ways than a module."""
         if self.updates is not None:
             self.updates.finish()
-
-    def check_places(self) -> None:
-        """Raises ConfigError naming a parameter whose memory the program has replaced, or to which
-        it has assigned a gradient.
-
-        Each call looks at a part of the parameters, so that a step does not pay for all.
-        """
-        part = slice(self._checks % CHECK_PARTS, None, CHECK_PARTS)
-        self._checks += 1
-        for parameter in self._trained[part]:
-            if parameter.grad is not None:
-                raise _C.ConfigError(
-                    f"parameter {self.layout.names[parameter]} has a .grad that was assigned to "
-                    "it, which a step would not use: gradients come from backward, or are set with "
-                    "zerorun.zero.safe_set_full_grad"
-                )
-        parameters, expected = self._placed[part], self._addresses[part]
-        found = _addresses_of(parameters)
-        if found == expected:
-            return
-        pairs = zip(parameters, expected, found, strict=True)
-        name = next(self.layout.names[p] for p, address, now in pairs if address != now)
-        raise _C.ConfigError(
-            f"parameter {name}: its .data was replaced after initialize, so steps would no longer "
-            "reach it: change the values in place (parameter.data.copy_(values)), and move or cast "
-            "the model before initialize"
-        )
 
     def leave_gradients(self) -> None:
         """Lets gradients stay with the parameters; nobody will step any more."""
@@ -272,6 +233,9 @@ class Shards:
             handle.remove()
         self._handles.clear()
         self.finish_reduction = bool
+        updates, self.updates = self.updates, None
+        if updates is not None:
+            updates.remove()
 
     def close(self, as_before: bool = False) -> None:
         """Gives the memory back and takes all hooks off the model, which stays usable.

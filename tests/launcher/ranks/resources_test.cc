@@ -192,12 +192,29 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Selection, WithoutCudaBackendGpusAreNotUsed) {
   HostResources host = cpu_host();
   host.gpus = {"0", "1", "2"};
-  host.cuda_problem = "this build has no CUDA backend";
+  host.cuda_problem.text = "this build has no CUDA backend";
   const Selection selection = select_ranks({}, host);
   EXPECT_TRUE(selection.gpus.empty());
   EXPECT_EQ(selection.note, "this build has no CUDA backend: 2 CPU ranks");
   EXPECT_FALSE(selection.none_found);
   EXPECT_THROW(select_ranks({.accelerator = Accelerator::cuda}, host), ConfigError);
+}
+
+// The host shows GPUs, so a number means them; without one, whatever there is will do.
+TEST(Selection, ANumberOrSlotsOfGpusWhoseDriverFailsIsAnError) {
+  HostResources host = cpu_host();
+  host.gpus = {"0", "1", "2"};
+  host.cuda_problem.text = "the driver is too old";
+  EXPECT_EQ(select_ranks(count("2"), host).slots.size(), 2U);
+  host.cuda_problem.driver_fails = true;
+  for (const RankRequest& request :
+       {count("2"), count("gpu"), include("localhost:0,1"), exclude("localhost:0")}) {
+    EXPECT_THROW(select_ranks(request, host), ConfigError);
+  }
+  EXPECT_EQ(select_ranks({}, host).note, "the driver is too old: 2 CPU ranks");
+  EXPECT_EQ(select_ranks(count("auto"), host).slots.size(), 16U);
+  EXPECT_EQ(select_ranks(count("cpu"), host).slots.size(), 16U);
+  EXPECT_EQ(select_ranks({.count = "2", .accelerator = Accelerator::cpu}, host).slots.size(), 2U);
 }
 
 TEST(Selection, MoreRanksThanGpusShareThemWhereThatIsAllowed) {

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import zerorun
 from torch import nn
-from zerorun.shards.shards import CHECK_PARTS
+from zerorun.shards.places import CHECK_PARTS
 
 from cases.models import (
     RANK,

@@ -10,13 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import fake_torch_cuda
+import pytest
 import torch
 import torch.nn.functional as F
 import zerorun
 from tied_model import VOCABULARY
 from torch import nn
 
-from cases.models import DEVICE, Model, adamw, config, make, train
+from cases.models import (
+    DEVICE,
+    Model,
+    adamw,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    part_of,
+    train,
+)
 from cases.training import Reentrant
 
 STAGES = (1, 2)
@@ -55,9 +66,13 @@ def late_gathers() -> Iterator[None]:
         fake.set_delay(0)
 
 
-def made(stage: int, kind: type[nn.Module], overlap: bool, **keys: object) -> Any:
+def made(
+    stage: int, kind: type[nn.Module], overlap: bool, *, offload: bool = False, **keys: object
+) -> Any:
     model = make(kind)
     zero = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": 2000}
+    if offload:
+        zero["offload_optimizer"] = {"device": "cpu"}
     own = {"comm_timeout": 30, "overlap_param_gather": overlap}
     optimizer = keys.pop("optimizer", adamw)(model)
     settings = config(stage, zero_optimization=zero, zerorun=own, **keys)
@@ -89,6 +104,85 @@ def case_no_bit_changes(_folder: Path) -> None:
             for kind, keys in runs:
                 expected = trained(stage, kind, False, **keys)
                 assert trained(stage, kind, True, **keys) == expected, (stage, kind, keys)
+
+
+class Normed(Model):
+    """Weights that are computed from others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            nn.utils.parametrizations.weight_norm(block.up)
+
+
+def fail_once(engine: Any, _folder: Path) -> Any:
+    def fail(*_: Any) -> None:
+        raise ValueError("a program's own")
+
+    hook = engine.module.blocks[1].register_forward_hook(fail)
+    with pytest.raises(ValueError, match="own"):
+        loss_of(engine, part_of(batch_of(2)))
+    hook.remove()
+    return engine.module.blocks[2].down.weight.tolist()
+
+
+def call_a_part(engine: Any, _folder: Path) -> Any:
+    return engine.module.blocks[2].up.forward(torch.ones(3, 32).to(DEVICE)).tolist()
+
+
+def change_in_place(engine: Any, _folder: Path) -> None:
+    with torch.no_grad():
+        for parameter in engine.module.parameters():
+            parameter.clamp_(-0.05, 0.05)
+
+
+def evaluate(engine: Any, _folder: Path) -> float:
+    with torch.no_grad():
+        return loss_of(engine.eval(), part_of(batch_of(7))).item()
+
+
+def save_and_load(engine: Any, folder: Path) -> None:
+    engine.save_checkpoint(str(folder))
+    train(engine, 1, first=5)
+    engine.load_checkpoint(str(folder))
+
+
+def two_forwards(engine: Any, _folder: Path) -> None:
+    losses = [loss_of(engine, part_of(batch_of(step))) for step in (2, 3)]
+    engine.backward(sum(losses))
+    engine.step()
+
+
+def read_masters(engine: Any, _folder: Path) -> Any:
+    get = zerorun.zero.safe_get_full_fp32_param
+    return [get(p).tolist() for p in list(engine.module.parameters())]
+
+
+def case_what_a_program_does_between_steps_finds_updated_values(folder: Path) -> None:
+    bf16 = {"bf16": {"enabled": True}}
+    overflows = {"fp16": {"enabled": True, "initial_scale_power": 24}}
+    runs: list[tuple[Any, type[nn.Module], dict[str, Any]]] = [
+        (call_a_part, Model, {}),
+        (change_in_place, Normed, {}),
+        (evaluate, Normed, {}),
+        (evaluate, Model, overflows),
+        (fail_once, Model, {}),
+        (read_masters, Model, bf16),
+        (save_and_load, Model, bf16),
+        (two_forwards, Model, {}),
+    ]
+    with late_gathers():
+        for stage, offload in ((1, False), (2, True)):
+            for program, kind, keys in runs:
+                results = []
+                for overlap in (False, True):
+                    engine = made(stage, kind, overlap, offload=offload, **keys)
+                    train(engine, 2)
+                    found = program(engine, folder / f"{stage} {overlap} {offload}")
+                    engine.train()
+                    results.append((found, train(engine, 2, first=2)))
+                    engine.destroy()
+                assert results[0] == results[1], (stage, offload, program, keys)
 
 
 class Recorder:

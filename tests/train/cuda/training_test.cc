@@ -54,9 +54,9 @@ class TrainingTest : public ::testing::Test {
     const std::string config =
         folder_.write(fmt::format("config-{}.json", rank), fmt::format(R"({{
         "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
-        "gradient_clipping": 1.0, "zero_optimization": {{"stage": {}}},
+        "gradient_clipping": 1.0, "zero_optimization": {{"stage": {}{}}},
         "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01}}}}}})",
-                                                                       stage));
+                                                                       stage, zero_));
     return make_run_setup(parse_command_line({"--data", data_, "--model", model_, "--seq_len", "8",
                                               "--seed", "3", "--dtype", dtype, "--config", config}),
                           {.rank = rank, .world_size = kRanks});
@@ -122,6 +122,7 @@ class TrainingTest : public ::testing::Test {
   TemporaryFolder folder_;
   std::string data_;
   std::string model_;
+  std::string zero_;  // what zero_optimization has besides the stage
 };
 
 TEST_F(TrainingTest, EveryStageFollowsTheCpu) {
@@ -174,6 +175,48 @@ TEST_F(TrainingTest, AStepWaitsForTheGpuOnce) {
         EXPECT_LE(times.fwd_bwd_ms + times.optimizer_ms, times.step_ms);
       }
     });
+  }
+  FakeCuda::instance().set_inline_streams(false);
+}
+
+// How often this thread waits on the stream of its kernels and products, when some came before,
+// within the forward that begins with a call.
+int waits_between_kernels(size_t first_call) {
+  constexpr int kOfForward = 1 + 2 * 7;  // embedding, and at least these of each block
+  const std::vector<fake::Call> calls = FakeCuda::instance().calls();
+  const void* stream = nullptr;
+  int launched = 0;
+  int waited_at = 0;
+  int waits = 0;
+  for (size_t i = first_call; i < calls.size() && launched < kOfForward; ++i) {
+    if (calls[i].thread != std::this_thread::get_id()) continue;
+    if (calls[i].name == "cudaLaunchKernel" || calls[i].name == "cublasLtMatmul") {
+      stream = calls[i].stream;
+      ++launched;
+    } else if (launched > waited_at && calls[i].name == "cudaStreamWaitEvent" &&
+               calls[i].stream == stream) {
+      ++waits;
+      waited_at = launched;
+    }
+  }
+  return waits;
+}
+
+TEST_F(TrainingTest, ForwardWaitsForUpdatedParametersWhenItComesToThem) {
+  FakeCuda::instance().set_inline_streams(true);
+  for (const bool by_default : {true, false}) {
+    zero_ = R"(, "reduce_bucket_size": 1000)";
+    if (!by_default) zero_ += R"(, "overlap_comm": false)";
+    for (const int stage : {1, 2}) {
+      on_gpus(stage, "bf16", make_nccl_communicator, /*shared=*/false, [&](Trainer& trainer, int) {
+        trainer.initialize();
+        for (int i = 0; i < 2; ++i) trainer.step(0);  // the first ones allocate
+        const size_t before = FakeCuda::instance().calls().size();
+        trainer.step(0);
+        const int waits = waits_between_kernels(before);
+        EXPECT_TRUE(by_default ? waits >= 3 : waits == 0) << waits << ", stage " << stage;
+      });
+    }
   }
   FakeCuda::instance().set_inline_streams(false);
 }

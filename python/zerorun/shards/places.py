@@ -1,0 +1,60 @@
+"""Whether an engine's parameters are where it has put them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from zerorun import _C
+from zerorun.model.local_tensor import is_distributed, local_of
+from zerorun.model.model_layout import ModelLayout
+
+__all__ = ["CHECK_PARTS", "Places"]
+
+CHECK_PARTS = 16  # calls of check() that look at every parameter once
+
+
+def _addresses_of(parameters: list[nn.Parameter]) -> list[int]:
+    return [local_of(p).data_ptr() if is_distributed(p) else p.data_ptr() for p in parameters]
+
+
+class Places:
+    """Notices what a program does to an engine's parameters that steps would not see.
+
+    `placed`: parameters that keep the place which they have now.
+    """
+
+    def __init__(self, layout: ModelLayout, placed: Iterable[nn.Parameter]) -> None:
+        self._names = layout.names
+        self._trained = [p for p in layout.names if layout.is_trainable(p)]
+        self._placed = list(placed)
+        self._addresses = _addresses_of(self._placed)
+        self._checks = 0
+
+    def check(self) -> None:
+        """Raises ConfigError naming a parameter whose memory the program has replaced, or to which
+        it has assigned a gradient.
+
+        Each call looks at a part of the parameters, so that a step does not pay for all.
+        """
+        part = slice(self._checks % CHECK_PARTS, None, CHECK_PARTS)
+        self._checks += 1
+        for parameter in self._trained[part]:
+            if parameter.grad is not None:
+                raise _C.ConfigError(
+                    f"parameter {self._names[parameter]} has a .grad that was assigned to "
+                    "it, which a step would not use: gradients come from backward, or are set with "
+                    "zerorun.zero.safe_set_full_grad"
+                )
+        parameters, expected = self._placed[part], self._addresses[part]
+        found = _addresses_of(parameters)
+        if found == expected:
+            return
+        pairs = zip(parameters, expected, found, strict=True)
+        name = next(self._names[p] for p, address, now in pairs if address != now)
+        raise _C.ConfigError(
+            f"parameter {name}: its .data was replaced after initialize, so steps would no longer "
+            "reach it: change the values in place (parameter.data.copy_(values)), and move or cast "
+            "the model before initialize"
+        )
