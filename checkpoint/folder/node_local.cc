@@ -3,6 +3,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -10,6 +12,7 @@
 #include "checkpoint/files/file.h"
 #include "checkpoint/files/layout.h"
 #include "core/check.h"
+#include "core/log.h"
 #include "os/text_file.h"
 #include "os/whole_file.h"
 #include "zerorun/checkpoint.h"
@@ -130,42 +133,121 @@ void bring_files(Agreement& agreement, const Disks& disks,
   }
 }
 
+namespace {
+
+// What a rank's own disk has to load.
+struct Finding {
+  std::string name;   // of the checkpoint's folder; empty: the directory itself
+  std::string text;   // its manifest
+  int64_t step = -1;  // -1: nothing
+};
+
+Finding find_on_own_disk(const std::string& directory, const std::string& tag) {
+  fs::path found;
+  try {
+    found = find_checkpoint(directory, tag);
+  } catch (const CheckpointError&) {
+    return {};  // another rank may have it
+  }
+  Finding own;
+  if (found != fs::canonical(directory)) own.name = found.filename().string();
+  const fs::path path = found / kManifestName;
+  own.text = read_text(path, kMaxManifestNbytes);
+  own.step = decode_manifest(own.text, path.string()).progress.step_count;
+  return own;
+}
+
+// One rank's finding, on all ranks.
+struct Shared {
+  fs::path folder;
+  std::string text;
+  Manifest manifest;
+};
+
+Shared share_finding(Communicator& comm, Stream& stream, const Finding& own,
+                     const std::string& directory, int source) {
+  const std::string name = share_text(comm, stream, own.name, source);
+  Shared shared{.folder = name.empty() ? fs::path(directory) : fs::path(directory) / name,
+                .text = share_text(comm, stream, own.text, source)};
+  shared.manifest = decode_manifest(shared.text, (shared.folder / kManifestName).string());
+  return shared;
+}
+
+// The lowest rank of each step after `step`, the last step first.
+std::vector<int> ranks_after(const std::vector<int64_t>& steps, int64_t step) {
+  std::map<int64_t, int, std::greater<>> ranks;
+  for (size_t rank = 0; rank < steps.size(); ++rank) {
+    if (steps[rank] > step) ranks.emplace(steps[rank], static_cast<int>(rank));
+  }
+  std::vector<int> found;
+  for (const auto& [_, rank] : ranks) found.push_back(rank);
+  return found;
+}
+
+// Files of a checkpoint that no rank sees.
+std::vector<std::string> missing_files(Agreement& agreement, const Shared& shared) {
+  std::vector<int64_t> own;
+  for (const Manifest::ShardFile& file : shared.manifest.shards) {
+    own.push_back(path_exists(shared.folder / file.name) ? 1 : 0);
+  }
+  const Words words(agreement, own);
+  std::vector<std::string> missing;
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (words.first(i, [](int64_t word) { return word != 0; })) continue;
+    missing.push_back(describe(shared.manifest.shards[i]));
+  }
+  return missing;
+}
+
+void tell_newer(const Logger& logger, const Shared& newer, const Shared& older, int rank,
+                const std::vector<std::string>& missing) {
+  const auto name = [](const Shared& shared) {
+    return fmt::format("{} (step {})", shared.folder.filename().string(),
+                       shared.manifest.progress.step_count);
+  };
+  if (missing.empty()) {
+    logger.warning("rank {}'s host has {}, that of a lower rank only {}: the newer one is loaded",
+                   rank, name(newer), name(older));
+  } else {
+    logger.warning("rank {}'s host has {}, but no rank of this job finds {}: {} is loaded", rank,
+                   name(newer), fmt::join(missing, ", "), name(older));
+  }
+}
+
+}  // namespace
+
 std::string share_checkpoint(EngineStates& engine, Communicator& comm, const std::string& directory,
                              const std::string& tag) {
   Stream& stream = engine.device().inline_stream();
   Agreement agreement(comm, stream);
-  std::string name;
-  fs::path own;
+  Finding own;
   agreement.run("load: find", [&] {
     if (!tag.empty()) check_tag(tag);
-    try {
-      own = find_checkpoint(directory, tag);
-    } catch (const CheckpointError&) {
-      return;  // another rank may have it
-    }
-    if (own != fs::canonical(directory)) name = own.filename().string();
+    own = find_on_own_disk(directory, tag);
   });
-  const int none = agreement.world_size();
-  const auto source =
-      static_cast<int>(agreement.reduce(own.empty() ? none : agreement.rank(), ReduceOp::min));
-  if (source == none) return {};
-  name = share_text(comm, stream, name, source);
-  const fs::path folder = name.empty() ? fs::path(directory) : fs::path(directory) / name;
-  const fs::path path = folder / kManifestName;
-  std::string text;
-  agreement.run("load: read", [&] {
-    if (agreement.rank() == source) text = read_text(path, kMaxManifestNbytes);
-  });
-  text = share_text(comm, stream, text, source);
-  std::optional<Manifest> manifest;
-  agreement.run("load: tables", [&] { manifest = decode_manifest(text, path.string()); });
+  const std::vector<int64_t> steps = agreement.gather(std::span(&own.step, 1));
+  const auto lowest =
+      std::find_if(steps.begin(), steps.end(), [](int64_t step) { return step >= 0; });
+  if (lowest == steps.end()) return {};
+  const auto share = [&](int rank) { return share_finding(comm, stream, own, directory, rank); };
+  Shared chosen = share(static_cast<int>(lowest - steps.begin()));
+  // A host that was away has an older `latest` than those that went on without it.
+  for (const int rank : tag.empty() ? ranks_after(steps, *lowest) : std::vector<int>()) {
+    Shared newer = share(rank);
+    const std::vector<std::string> missing = missing_files(agreement, newer);
+    tell_newer(Logger(comm.rank(), comm.world_size()), newer, chosen, rank, missing);
+    if (!missing.empty()) continue;
+    chosen = std::move(newer);
+    break;
+  }
   const Disks disks(comm, stream, directory);
-  agreement.run("load: make folder", [&] { create_folders(folder); });
-  bring_headers(agreement, disks, *manifest, folder);
+  agreement.run("load: make folder", [&] { create_folders(chosen.folder); });
+  bring_headers(agreement, disks, chosen.manifest, chosen.folder);
   agreement.run("load: keep tables", [&] {  // last: by it a folder is a checkpoint
-    if (disks.leads(agreement.rank()) && !path_exists(path)) write_whole_file(path, text);
+    const fs::path path = chosen.folder / kManifestName;
+    if (disks.leads(agreement.rank()) && !path_exists(path)) write_whole_file(path, chosen.text);
   });
-  return folder.string();
+  return chosen.folder.string();
 }
 
 }  // namespace zerorun

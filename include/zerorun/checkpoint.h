@@ -112,8 +112,10 @@ class ZR_API AsyncSaver {
 
 // Prepares the loading of a checkpoint of which each host keeps a part. Collective. Copies the
 // files that all ranks read (tables and buffers) to every disk, so that every host can load the
-// checkpoint, including new hosts. Uses the checkpoint that the lowest rank finds, and returns its
-// folder, or "" if no rank finds one. Throws CheckpointError if no host has the tables.
+// checkpoint, including new hosts. Without `tag` that is the checkpoint which the `latest` of the
+// lowest rank's host names, or that of a host with a later step if the job's ranks find all its
+// files; a warning tells of such hosts. Returns its folder, or "" if no rank finds one. Throws
+// CheckpointError if no host has the tables.
 ZR_API std::string share_checkpoint(EngineStates& engine, Communicator& comm,
                                     const std::string& directory, const std::string& tag = "");
 

@@ -47,7 +47,8 @@ class _Skeleton(nn.Module):
     def __init__(self, source: Source, dtype: torch.dtype) -> None:
         super().__init__()
         for name, saved in source.parameters.items():
-            kept = dtype if saved.dtype.is_floating_point else saved.dtype
+            is_cast = saved.dtype.is_floating_point and not saved.exact
+            kept = dtype if is_cast else saved.dtype
             values = torch.zeros(saved.shape, dtype=kept)
             self._add(name, nn.Parameter(values, requires_grad=saved.trained))
         for alias, owner in source.aliases.items():
@@ -148,10 +149,20 @@ def import_checkpoint(
         )
         if source.lr_scheduler:
             engine.lr_scheduler = _SavedSchedule(source.lr_scheduler)
+        engine.saves_model_only = not with_states
+        engine.optimizer.unknown = _unknown(engine.optimizer.group_settings(), source)
         engine.save_checkpoint(directory, None, client_state)
         return target
     finally:
         engine.destroy()
+
+
+def _unknown(groups: list[dict[str, Any]], source: Source) -> frozenset[str]:
+    """The hyperparameters of an engine's groups of which the source says nothing."""
+    known = {key for group in source.param_groups or [] for key in group}
+    if source.decoupled is not None:
+        known.add(DECOUPLED)
+    return frozenset(key for group in groups for key in group if key not in known)
 
 
 def _check_apart(folder: str, directory: str, target: str) -> None:
@@ -191,10 +202,14 @@ def export_distributed(directory: str, output: str, *, tag: str | None = None) -
     source = open_own(directory, tag)
     rules = {"zerorun's Adam": "AdamW", "zerorun's Lion": "Lion"}
     optimizer, source.decoupled = optimizer_of(directory, tag)
+    if optimizer is None:
+        source.param_groups = None
+        write_distributed(source, output)
+        return
     if optimizer not in rules:
         raise _C.ConfigError(
-            f"{source.path}: has the states of {optimizer or 'no optimizer'}; those of Adam, AdamW "
-            "and Lion can be exported with the model"
+            f"{source.path}: has the states of {optimizer}; those of Adam, AdamW and Lion can be "
+            "exported with the model"
         )
     engine = _engine_of(source, source.dtype or "fp32", rules[optimizer], None)
     try:

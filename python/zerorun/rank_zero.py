@@ -6,16 +6,26 @@ import torch
 
 from zerorun import _C
 
-__all__ = ["share", "text_of_rank_zero", "texts_of_all"]
+__all__ = ["overwrite", "share", "text_of_rank_zero", "texts_of_all"]
 
 
 def share(tensor: torch.Tensor, communicator: _C.Communicator, label: str) -> None:
     """Overwrites a tensor of any dtype with rank 0's values, byte by byte. Collective."""
     if communicator.world_size == 1 or tensor.is_meta or tensor.numel() == 0:
         return
-    values = tensor.detach().contiguous().flatten()
+    values = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()
     communicator.broadcast(values.view(torch.uint8), 0, label)
-    tensor.detach().copy_(values.view_as(tensor))
+    overwrite(tensor, values.view(tensor.shape))
+
+
+def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Gives a tensor values of its shape. One that torch.expand has made, whose elements share
+    memory, gets memory of its own."""
+    shared = any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
+    if shared:
+        tensor.data = values.to(tensor.device, tensor.dtype)
+    else:
+        tensor.detach().copy_(values)
 
 
 def text_of_rank_zero(text: str, communicator: _C.Communicator, label: str) -> str:

@@ -56,6 +56,7 @@ class ShardedModule(nn.Module):
 
     autocast: torch.dtype | None = None  # of the forward pass
     pickle_objects = False  # save_checkpoint rejects values that JSON cannot represent
+    saves_model_only = False  # loads of what it saves begin with their own optimizer
 
     def __init__(self, model: nn.Module, shards: Shards) -> None:
         super().__init__()
@@ -213,6 +214,7 @@ class ShardedModule(nn.Module):
             self.micro_steps,
             self.config,
             self.pickle_objects,
+            self.saves_model_only,
         )
 
     def save_checkpoint(

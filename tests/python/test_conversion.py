@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import zerorun
+from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from uneven_model import (
     CONTINUED,
@@ -23,6 +24,7 @@ from uneven_model import (
 )
 from zerorun import conversion
 from zerorun.interchange.own import optimizer_of
+from zerorun.model.safetensors_dtypes import NAMES
 from zerorun.optimizers.saved_values import COMMON_STATES, check_groups, common_states
 
 ARCHIVE = Path(__file__).parent / "data" / "deepspeed_checkpoints.tar.xz"
@@ -94,6 +96,127 @@ def test_an_imported_folder_of_fsdp2_goes_on_as_there(
     with pytest.raises(zerorun.CheckpointError, match="is untied, in this model tied"):
         engine.load_checkpoint(tmp_path / "untied")
     engine.destroy()
+
+
+def groups_of_core(engine: zerorun.ZeroEngine) -> list[dict[str, object]]:
+    return [{k: v for k, v in g.items() if k != "params"} for g in engine.optimizer.param_groups]
+
+
+@pytest.mark.parametrize("kind", ["hugging_face", "stage0"])
+def test_an_imported_model_is_trained_with_the_engines_own_settings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    saved = make_model().state_dict()
+    if kind == "stage0":  # whose states have numbers, not names
+        numbered = {"state": {0: {"exp_avg": torch.ones(17, 7)}}, "param_groups": [{"params": [0]}]}
+        content = {"module": saved, "buffer_names": ["calls"], "optimizer": numbered}
+        torch.save(content | {"param_shapes": None}, source / "mp_rank_00_model_states.pt")
+    else:
+        torch.save(saved, source / "pytorch_model.bin")
+    frozen = ["--tensor", "fixed.*=frozen"]
+    assert conversion.main(["import", str(source), str(tmp_path / "own"), *frozen]) == 0
+    assert "optimizer states begin anew" in caplog.text
+    results = []
+    for folder, keys in ((source, {"load_optimizer_states": False}), (tmp_path / "own", {})):
+        torch.manual_seed(4)
+        model = type(make_model())()
+        config = config_of(2, "fp32", 1)
+        del config["scheduler"]
+        engine, *_ = zerorun.initialize(model, model_parameters=groups_of(model), config=config)
+        own = groups_of_core(engine)
+        engine.load_checkpoint(folder, **keys)
+        assert groups_of_core(engine) == own
+        assert engine.core.step_count == 0
+        results.append(continued(engine))
+        engine.destroy()
+    assert results[0] == results[1]
+    assert results[0][-1] != results[0][0]
+    out = str(tmp_path / "dcp")
+    assert conversion.main(["export", str(tmp_path / "own"), out, "--to", "dcp"]) == 0
+    names = dcp.FileSystemReader(out).read_metadata().state_dict_metadata
+    assert {*names} == {f"model.{name}" for name in saved}
+
+
+def test_settings_that_a_source_does_not_have_are_not_made_up(runs: Path, tmp_path: Path) -> None:
+    """DeepSpeed's elastic checkpoints have states without hyperparameters."""
+    run = runs / "stage1-elastic-fp32-2"
+    assert conversion.main(["import", str(run), str(tmp_path)]) == 0
+    losses = []
+    for folder in (run, tmp_path):
+        model = make_model()
+        config = config_of(1, "fp32", 1)
+        del config["scheduler"]
+        engine, *_ = zerorun.initialize(model, model_parameters=groups_of(model), config=config)
+        own = groups_of_core(engine)
+        engine.load_checkpoint(folder)
+        assert groups_of_core(engine) == own
+        assert engine.core.step_count == SAVED_AFTER
+        losses.append(continued(engine))
+        engine.destroy()
+    assert losses[0] == losses[1]
+
+
+def bytes_of(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
+
+
+def with_buffers(value: int) -> nn.Module:
+    """A model that has buffers of every dtype and shape of memory."""
+    model = nn.Linear(4, 4)
+    for dtype, name in NAMES.items():
+        number = complex(value, -1) if dtype.is_complex else float(value)
+        model.register_buffer(name, torch.full((2, 3), number).to(dtype))
+    model.register_buffer("expanded", torch.arange(value, value + 3).expand(2, 3))
+    model.register_buffer("conjugate", torch.tensor([complex(value, 1)]).conj())
+    model.register_buffer("transposed", torch.arange(6).view(2, 3).t() * value)
+    model.register_buffer("number", torch.tensor(value))
+    model.register_buffer("none_of_them", torch.empty(0, value))
+    return model
+
+
+def test_buffers_of_every_kind_are_saved_and_exported(tmp_path: Path) -> None:
+    config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {}}}
+    engine = zerorun.initialize(with_buffers(3), config=config)[0]
+    expected = {name: bytes_of(value) for name, value in engine.module.named_buffers()}
+    engine.save_checkpoint(tmp_path / "own")
+    engine.destroy()
+    files = ["export", str(tmp_path / "own")]
+    for kind in ("safetensors", "bin", "dcp"):
+        assert conversion.main([*files, str(tmp_path / kind), "--to", kind]) == 0
+    assert conversion.main(["import", str(tmp_path / "dcp"), str(tmp_path / "again")]) == 0
+    for folder in ("own", "safetensors", "bin", "dcp"):
+        model = with_buffers(5)
+        model.none_of_them = torch.empty(0, 3)
+        engine = zerorun.initialize(model, config=config)[0]
+        engine.load_checkpoint(tmp_path / folder)
+        for name, value in model.named_buffers():
+            assert torch.equal(bytes_of(value), expected[name]), (folder, name)
+        engine.destroy()
+
+
+def test_a_buffer_that_cannot_hold_the_saved_values_is_an_error(tmp_path: Path) -> None:
+    config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {}}}
+    for saved, own in (
+        (torch.tensor([1 + 2j]), torch.zeros(1)),
+        (torch.tensor([0.5]), torch.zeros(1, dtype=torch.int64)),
+    ):
+        for buffer in (saved, own):
+            model = nn.Linear(4, 4)
+            model.register_buffer("table", buffer)
+            engine = zerorun.initialize(model, config=config)[0]
+            if buffer is saved:
+                engine.save_checkpoint(tmp_path)
+                engine.destroy()
+        before = engine.core.parameter_hash()
+        expected = f"the buffer table is {saved.dtype}, in this model {own.dtype}"
+        with pytest.raises(zerorun.CheckpointError, match=expected):
+            engine.load_checkpoint(tmp_path)
+        assert engine.core.parameter_hash() == before
+        engine.load_checkpoint(tmp_path, load_module_strict=False)
+        assert not engine.module.table.any()
+        engine.destroy()
 
 
 def test_a_tied_parameter_of_which_a_folder_has_two_values_is_an_error(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/files/file.h"
 #include "checkpoint/files/layout.h"
 #include "checkpoint/loading/checkpoint_reader.h"
 #include "core/check.h"
@@ -27,20 +28,43 @@ struct Row {
   SavedModel::Parameter parameter;
   DType trained_in = DType::fp32;
   std::vector<std::string> states;
+  bool is_here = true;  // all of its values are on this disk
   std::optional<double> norm;
 };
 
 std::string values_of(const Row& row) {
   if (!row.parameter.alias_of.empty()) return "tied to " + printable(row.parameter.alias_of);
   if (!row.parameter.saved) return "frozen, not saved";
+  if (!row.is_here) return row.parameter.trainable ? "on other hosts" : "on other hosts (frozen)";
   if (!row.norm) return row.parameter.trainable ? "" : "frozen";
   return fmt::format("{:.6g}{}", *row.norm, row.parameter.trainable ? "" : " (frozen)");
 }
 
-std::vector<Row> rows_of(const SavedModel& model, const Manifest& manifest, bool norms) {
+// By file: whether it is on this disk. With node-local storage others have their headers here.
+std::vector<bool> files_here(const CheckpointReader& checkpoint) {
+  std::vector<bool> here;
+  for (const Manifest::ShardFile& file : checkpoint.manifest().shards) {
+    here.push_back(path_exists(checkpoint.folder() / file.name));
+  }
+  return here;
+}
+
+bool has_all_values(const CheckpointReader& checkpoint, const std::vector<bool>& here, size_t i) {
+  const Manifest::Parameter& saved = checkpoint.manifest().parameters[i];
+  const int kind = saved.states.empty() ? CheckpointReader::kParam : 1 + saved.states.front();
+  const auto records = checkpoint.records_of(static_cast<int>(i), kind, 0, saved.numel());
+  return std::all_of(records.begin(), records.end(), [&](const CheckpointReader::Record& record) {
+    return here[static_cast<size_t>(record.shard)];
+  });
+}
+
+std::vector<Row> rows_of(const CheckpointReader& checkpoint, const SavedModel& model, bool norms) {
+  const Manifest& manifest = checkpoint.manifest();
+  const std::vector<bool> here = files_here(checkpoint);
   uint64_t total = 0;
-  for (const SavedModel::Parameter& parameter : model.parameters()) {
-    if (has_values(parameter)) total += nbytes_of(parameter);
+  for (size_t i = 0; i < model.parameters().size(); ++i) {
+    const SavedModel::Parameter& parameter = model.parameters()[i];
+    if (has_values(parameter) && has_all_values(checkpoint, here, i)) total += nbytes_of(parameter);
   }
   ProgressBar bar("reading", total);
   std::vector<Row> rows;
@@ -48,11 +72,12 @@ std::vector<Row> rows_of(const SavedModel& model, const Manifest& manifest, bool
     Row row{.parameter = model.parameters()[i],
             .trained_in = manifest.parameters[i].dtype,
             .states = {},
+            .is_here = has_all_values(checkpoint, here, i),
             .norm = {}};
     for (const int state : manifest.parameters[i].states) {
       row.states.push_back(manifest.states[static_cast<size_t>(state)].name);
     }
-    if (norms && has_values(row.parameter)) {
+    if (norms && row.is_here && has_values(row.parameter)) {
       row.norm = SavedValues(model, i).norm();
       bar.add(nbytes_of(row.parameter));
     }
@@ -68,6 +93,7 @@ Json to_json(const Row& row) {
   Json json = {{"name", row.parameter.name},       {"shape", row.parameter.shape},
                {"dtype", name_of(row.trained_in)}, {"trainable", row.parameter.trainable},
                {"saved", row.parameter.saved},     {"states", row.states}};
+  if (!row.is_here) json["on_other_hosts"] = true;
   // JSON has no infinity.
   if (row.norm) json["norm"] = std::isfinite(*row.norm) ? Json(*row.norm) : Json(nullptr);
   return json;
@@ -110,7 +136,7 @@ std::string show_checkpoint(const std::string& directory, const std::string& tag
   const CheckpointReader checkpoint(find_checkpoint(directory, tag));
   const Manifest& manifest = checkpoint.manifest();
   const SavedModel model(directory, tag);
-  const std::vector<Row> rows = rows_of(model, manifest, norms);
+  const std::vector<Row> rows = rows_of(checkpoint, model, norms);
   if (format == Format::json) {
     Json json = {{"folder", checkpoint.folder().string()},
                  {"step", manifest.progress.step_count},

@@ -18,7 +18,7 @@ from zerorun.agreement import all_or_none
 from zerorun.checkpoints import shard_files
 from zerorun.interchange import folders
 from zerorun.interchange.filling import Filling
-from zerorun.interchange.own import open_own
+from zerorun.interchange.own import exact_dtypes_of, open_own
 from zerorun.model import saved_buffers
 from zerorun.optimizers.optimizer import ShardOptimizer
 from zerorun.optimizers.saved_values import (
@@ -51,6 +51,7 @@ class Training:
     micro_steps: int
     configuration: dict[str, Any]  # as the program gave it
     pickle_objects: bool = False  # a save pickles what JSON has no form for
+    model_only: bool = False  # a save's optimizer states and hyperparameters mean nothing
 
     @property
     def allow_pickle(self) -> bool:
@@ -175,6 +176,8 @@ def _data(shards: Shards, training: Training, part: dict[str, Any] | None) -> di
     return {
         "counters": {"global_steps": training.global_steps, "micro_steps": training.micro_steps},
         "optimizer": _optimizer_name(shards, training.optimizer),
+        "model_only": training.model_only,
+        "exact_dtypes": shards.layout.exact_dtypes(),
         "part": part,
         "shard_files": None,
     }
@@ -230,6 +233,11 @@ def load(  # noqa: PLR0913 - likewise
     scheduler: Any = training.lr_scheduler if lr_scheduler_states else None
     with all_or_none(shards.communicator, "load_checkpoint"):
         found = _check(training, folder, "" if tag is None else str(tag), strict=strict)
+        _check_exact_dtypes(shards, found.data, folder)
+        is_model = found.data.get("model_only") is True
+        if is_model and optimizer is not None:
+            _logger.warning("%s has a model alone: optimizer states begin anew", folder)
+            optimizer = None
         if optimizer is not None:
             settings = _settings(shards, optimizer, found.data, found.objects, folder)
             if shards.external:
@@ -242,7 +250,7 @@ def load(  # noqa: PLR0913 - likewise
     chunks: shard_files.Chunks | None = None
     if optimizer is not None and shards.external:
         chunks = _read_states(shards, training, folder, found.data["shard_files"], strict=strict)
-    if optimizer is None and _is_of_another(shards, training, found.data):
+    if optimizer is None and (is_model or _is_of_another(shards, training, found.data)):
         _fill_alone(shards, found.saved, folder, strict=strict)
     else:
         _C.load_checkpoint(shards.core, folder, found.saved.tag, strict)
@@ -276,6 +284,17 @@ def _check(training: Training, folder: str, tag: str, *, strict: bool) -> _Found
     if strict and data:  # the bundled train saves no buffers
         saved_buffers.check(training.module, buffers, folder)
     return _Found(saved, data, objects, buffers, _counts(data, folder))
+
+
+def _check_exact_dtypes(shards: Shards, data: dict[str, Any], folder: str) -> None:
+    """Raises CheckpointError for bytes that would mean something else in this model."""
+    saved = exact_dtypes_of(data, folder)
+    for name, dtype in shards.layout.exact_dtypes().items():
+        if saved.get(name, dtype) != dtype:
+            raise _C.CheckpointError(
+                f"{folder}: {name} is {saved[name]}, in this model {dtype}, of which no value may "
+                "change"
+            )
 
 
 def _restore_optimizer(

@@ -87,9 +87,16 @@ class ModelStates:
         source.client_state = {k: v for k, v in content.items() if k not in _OWN}
 
     def add_full(self, source: Source) -> None:
-        """The parameters of a checkpoint without ZeRO."""
+        """The parameters of a checkpoint without ZeRO. Tied ones are views of one memory there."""
+        owners: dict[tuple[Any, ...], str] = {}
         for name, value in self.content["module"].items():
-            if name not in source.buffers and isinstance(value, torch.Tensor):
+            if name in source.buffers or not isinstance(value, torch.Tensor):
+                continue
+            place = (value.untyped_storage().data_ptr(), value.storage_offset(), value.shape)
+            owner = owners.setdefault((*place, value.stride()), name) if value.numel() else name
+            if owner != name:
+                source.aliases[name] = owner
+            else:
                 self._add(source, name, tuple(value.shape), [(value, self.path)])
 
     def add_frozen(self, source: Source, stage: int) -> None:

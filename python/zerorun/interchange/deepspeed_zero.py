@@ -84,6 +84,7 @@ def open_zero(folder: str, *, optimizer_states: bool = True) -> Source:
         )
     if not files:
         model.add_full(source)
+        source.only_names = True
         source.why_no_states = (
             "it was saved without ZeRO (stage 0), whose optimizer states have no names"
         )

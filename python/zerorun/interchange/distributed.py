@@ -179,7 +179,10 @@ class _Reader:
                 f"{path}: {os.path.getsize(path)} bytes, {key} has {place.length} from "
                 f"{place.offset} on: the file is incomplete"
             )
-        self.source.files.append(SavedPart(path, place.offset, place.length, numel))
+        tensor = None
+        if numel is not None:
+            tensor = numel, self._metadata.state_dict_metadata[key].properties.dtype
+        self.source.files.append(SavedPart(path, place.offset, place.length, tensor))
         return functools.partial(_stored, path, place.offset, place.length)
 
     def _add_states(
@@ -195,6 +198,8 @@ class _Reader:
                 )
                 return
             entry = self._metadata.state_dict_metadata[key]
+            if entry.properties.dtype.is_complex:
+                raise _C.CheckpointError(f"{self._folder}: {key} is {entry.properties.dtype}")
             if state == _STEP or tuple(entry.size) != parameter.shape:
                 parameter.numbers[state] = self._load(key, (0,) * len(entry.size))()
             else:

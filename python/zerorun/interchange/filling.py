@@ -73,6 +73,8 @@ class Filling:
                     f"{names[0]} is {found.dtype}, in this model {parameter.dtype}, of which no "
                     "value may change"
                 )
+            elif found.dtype.is_complex and parameter not in layout.own_dtype:
+                yield f"{names[0]} is {found.dtype}, in this model {parameter.dtype}"
             elif gaps := found.gaps():
                 yield f"{names[0]}: {', '.join(gaps)} are not complete"
             elif strict and (other := self._differing(names, found)):

@@ -14,6 +14,7 @@ import torch
 from zerorun import _C
 from zerorun.interchange import folders, pickles
 from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
+from zerorun.model.safetensors_dtypes import DTYPES
 
 __all__ = ["Weights", "is_hugging_face", "open_hugging_face"]
 
@@ -86,27 +87,17 @@ class Weights(Mapping[str, torch.Tensor]):
         """Without reading the tensor."""
         path = self._files[name]
         if path.endswith(_SAFETENSORS):
-            return _DTYPES[_open(path).get_slice(name).get_dtype()]
+            return _dtype_of(path, name, _open(path).get_slice(name).get_dtype())
         return self[name].dtype
 
     def pickled_files(self) -> list[str]:
         return sorted({p for p in self._files.values() if not p.endswith(_SAFETENSORS)})
 
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
+def _dtype_of(path: str, name: str, spelled: str) -> torch.dtype:
+    if spelled not in DTYPES:
+        raise _C.CheckpointError(f"{path}: {name} is of {spelled}, which torch does not have")
+    return DTYPES[spelled]
 
 
 def _index(path: str) -> dict[str, str]:
@@ -158,10 +149,10 @@ def _flat(content: Any, path: str) -> dict[str, torch.Tensor]:
         )
     found = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
     for name, value in found.items():
-        if not isinstance(name, str) or not pickles.is_plain(value):
+        if not isinstance(name, str) or not pickles.is_readable(value):
             raise _C.CheckpointError(
                 f"{path}: {name!r} is {value.layout} of {value.dtype}, expected names with dense "
-                "tensors of real numbers"
+                "tensors"
             )
     return found
 

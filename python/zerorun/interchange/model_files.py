@@ -15,6 +15,7 @@ import torch
 
 from zerorun import _C
 from zerorun.interchange.source import Source, SourceParameter
+from zerorun.model.safetensors_dtypes import NAMES
 from zerorun.whole_file import replacing
 
 __all__ = ["Progress", "model_tensors", "nbytes_of", "write_model"]
@@ -23,18 +24,6 @@ Progress = Callable[[int, int], None]  # bytes that are done, of so many
 
 _CHUNK_NUMEL = 1 << 22
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
-_CODES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 def nbytes_of(size: str | int) -> int:
@@ -88,23 +77,28 @@ def model_tensors(
 ) -> dict[str, ModelTensor]:
     """The entries of a state dict of the model, unread; tied names share one.
 
-    `dtype`: of floating-point tensors; None: as they are stored.
+    `dtype`: of floating-point tensors of 16 bits and more; None: as they are stored. Eight bits
+    mean something with their scales only.
     """
     tensors: dict[str, ModelTensor] = {}
     for name, parameter in source.parameters.items():
         if exclude_frozen and not parameter.trained:
             continue
         own = parameter.dtype
-        kept = own if dtype is None or not own.is_floating_point else dtype
+        kept = own if dtype is None or parameter.exact or not _can_be_cast(own) else dtype
         tensors[name] = ModelTensor(name, parameter.shape, kept, parameter)
     for name, buffer in source.buffers.items():
         own = buffer.dtype
-        kept = own if dtype is None or not own.is_floating_point else dtype
+        kept = own if dtype is None or not _can_be_cast(own) else dtype
         tensors[name] = ModelTensor(name, tuple(buffer.shape), kept, buffer)
     for alias, owner in source.aliases.items():
         if owner in tensors:
             tensors[alias] = tensors[owner]
     return tensors
+
+
+def _can_be_cast(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize > 1
 
 
 def write_model(
@@ -204,11 +198,11 @@ def _write_safetensors(file: Any, part: dict[str, ModelTensor], add: Callable[[i
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, value in part.items():
-        if value.dtype not in _CODES:
+        if value.dtype not in NAMES:
             raise _C.ConfigError(f"{name}: safetensors files cannot hold {value.dtype}")
         end = offset + value.nbytes
         shape = list(value.shape)
-        header[name] = {"dtype": _CODES[value.dtype], "shape": shape, "data_offsets": [offset, end]}
+        header[name] = {"dtype": NAMES[value.dtype], "shape": shape, "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -13,10 +13,10 @@ import torch
 from zerorun import _C, program_state
 from zerorun.interchange.source import Piece, Source, SourceParameter
 from zerorun.model import saved_buffers
-from zerorun.model.own_dtype import CORE_DTYPES
+from zerorun.model.own_dtype import CORE_DTYPES, stored_shape
 from zerorun.optimizers.saved_values import DECOUPLED
 
-__all__ = ["open_own", "optimizer_of"]
+__all__ = ["exact_dtypes_of", "open_own", "optimizer_of"]
 
 
 def optimizer_of(
@@ -25,10 +25,19 @@ def optimizer_of(
     """The name of the optimizer whose states a checkpoint has, and whether its weight decay is
     decoupled, if that is said. Raises CheckpointError."""
     saved = _C.SavedModel(os.fspath(directory), tag or "")
-    name = program_state.decode(saved.client_state).get("optimizer")
+    data = program_state.decode(saved.client_state)
+    name = None if data.get("model_only") is True else data.get("optimizer")
     objects = program_state.decode_objects(saved.client_state, allow_pickle=False)
     groups = objects.get("param_groups") or [{}]
     return name, groups[0].get(DECOUPLED)
+
+
+def exact_dtypes_of(data: dict[str, Any], where: str) -> dict[str, torch.dtype]:
+    """The dtypes of parameters that the core's dtype does not say. Raises CheckpointError."""
+    dtypes = data.get("exact_dtypes") or {}
+    if isinstance(dtypes, dict) and all(isinstance(v, torch.dtype) for v in dtypes.values()):
+        return dtypes
+    raise _C.CheckpointError(f"{where}: 'exact_dtypes' are no dtypes by name")
 
 
 def open_own(directory: str | os.PathLike[str], tag: str | None = None) -> Source:
@@ -46,11 +55,13 @@ def open_own(directory: str | os.PathLike[str], tag: str | None = None) -> Sourc
     source.global_steps = data.get("counters", {}).get("global_steps", saved.step)
 
     @functools.lru_cache(maxsize=1)  # a parameter is read piece by piece
-    def values(index: int) -> torch.Tensor:
+    def values(index: int, dtype: torch.dtype) -> torch.Tensor:
         parameter = saved.parameters[index]
         flat = torch.empty(math.prod(parameter.shape), dtype=CORE_DTYPES[parameter.dtype])
         saved.read(index, flat)
-        return flat
+        return flat.view(dtype)
+
+    exact_dtypes = exact_dtypes_of(data, folder)
 
     manifest = _manifest(source.path)
     table = {entry["name"]: entry for entry in manifest["parameters"]}
@@ -61,14 +72,28 @@ def open_own(directory: str | os.PathLike[str], tag: str | None = None) -> Sourc
         if parameter.alias_of:
             source.aliases[parameter.name] = parameter.alias_of
         elif parameter.saved:
-            shape = tuple(parameter.shape)
-            piece = Piece(0, math.prod(shape), functools.partial(values, index))
-            made = SourceParameter(
-                shape, [piece], CORE_DTYPES[parameter.dtype], parameter.trainable
-            )
+            shape, dtype = tuple(parameter.shape), CORE_DTYPES[parameter.dtype]
+            exact = exact_dtypes.get(parameter.name)
+            if exact is not None:
+                shape, dtype = _seen_as(shape, dtype, exact, f"{folder}: {parameter.name}"), exact
+            piece = Piece(0, math.prod(shape), functools.partial(values, index, dtype))
+            made = SourceParameter(shape, [piece], dtype, parameter.trainable)
+            made.exact = exact is not None
             made.group = table[parameter.name].get("group", 0)
             source.parameters[parameter.name] = made
     return source
+
+
+def _seen_as(
+    shape: tuple[int, ...], stored: torch.dtype, dtype: torch.dtype, where: str
+) -> tuple[int, ...]:
+    """The shape of a parameter whose bytes are of another dtype than the core's. Raises
+    CheckpointError."""
+    if stored_shape(torch.Size(shape), dtype) == list(shape) and stored.itemsize == dtype.itemsize:
+        return shape
+    if stored == torch.uint8 and stored_shape(torch.Size(shape[:-1]), dtype) == list(shape):
+        return shape[:-1]
+    raise _C.CheckpointError(f"{where}: {stored} of shape {shape} is not what {dtype} is saved as")
 
 
 def _manifest(folder: str) -> Any:

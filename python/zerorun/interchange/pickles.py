@@ -92,10 +92,13 @@ def _load(file: Any, path: str, mapped: bool) -> Any:
 
 
 def check_intact(
-    path: str, offset: int = 0, nbytes: int | None = None, numel: int | None = None
+    path: str,
+    offset: int = 0,
+    nbytes: int | None = None,
+    tensor: tuple[int, torch.dtype] | None = None,
 ) -> None:
     """Raises CheckpointError for a file, or `nbytes` of it, that is not as it was saved, and for
-    one that is not a tensor of `numel` elements where these are given."""
+    one that is not a `tensor` of so many elements of a dtype where these are given."""
     try:
         with open(path, "rb") as whole:
             file: Any = whole
@@ -112,14 +115,15 @@ def check_intact(
         raise _C.CheckpointError(
             f"{path}: damaged: the checksum of its part {damaged} is not that of what was saved"
         )
-    if numel is not None:
+    if tensor is not None:
         file.seek(0)
         value = read_bytes(file, path)
-        found = value.numel() if isinstance(value, torch.Tensor) else type(value).__name__
-        if found != numel or not is_plain(value):
-            raise _C.CheckpointError(
-                f"{path}: at byte {offset} got {found} elements, {numel} were saved"
-            )
+        found = type(value).__name__
+        if is_readable(value):
+            found = f"{value.numel()} elements of {value.dtype}"
+        expected = f"{tensor[0]} elements of {tensor[1]}"
+        if found != expected:
+            raise _C.CheckpointError(f"{path}: at byte {offset} got {found}, {expected} were saved")
 
 
 def is_readable(value: Any) -> bool:

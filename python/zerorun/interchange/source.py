@@ -20,12 +20,13 @@ _COMPARED_NUMEL = 1 << 22  # elements that are in memory at a time
 
 @dataclass(frozen=True)
 class SavedPart:
-    """A file of torch.save, or `nbytes` of one: a tensor of `numel` elements if these are known."""
+    """A file of torch.save, or `nbytes` of one: a `tensor` of so many elements of a dtype if these
+    are known."""
 
     path: str
     offset: int = 0
     nbytes: int | None = None
-    numel: int | None = None
+    tensor: tuple[int, torch.dtype] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class SourceParameter:
     numbers: dict[str, Any] = field(default_factory=dict)  # one for the parameter: its step
     group: int = 0  # of the optimizer's
     parts: int = 1  # in which ranks saved the values, empty ones too
+    exact: bool = False  # bits that no cast may change (packed weights, fp8)
 
     @property
     def numel(self) -> int:
@@ -161,7 +163,7 @@ class Source:  # size: a table of what checkpoints of all programs may have
         """Raises CheckpointError for a file, of every step-th from the first on, that is not as it
         was saved."""
         for part in self.files[first::step]:
-            check_intact(part.path, part.offset, part.nbytes, part.numel)
+            check_intact(part.path, part.offset, part.nbytes, part.tensor)
 
     def find(self, names: list[str]) -> SourceParameter | None:
         """The parameter that has one of these names."""

@@ -65,8 +65,9 @@ def _conclude(
     rest = [n for n in open_names if n in source.parameters]
     if rest and not trained:
         yield (
-            f"it has no optimizer states: {len(rest)} tensors are taken as parameters, those of "
-            f"floating point as trained (--tensor NAME={_FROZEN} or NAME={_BUFFER} for others)"
+            f"{source.why_no_states}: {len(rest)} tensors are taken as parameters, those of "
+            f"floating point as trained (--tensor NAME={_FROZEN} or NAME={_BUFFER} for others); "
+            "optimizer states begin anew"
         )
     elif rest and not divided:
         yield (

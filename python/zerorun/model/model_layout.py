@@ -204,6 +204,14 @@ class ModelLayout:  # size: a table, each column of which somebody reads
         """ParameterSpec.dtype of it."""
         return core_dtype_of(parameter.dtype) if parameter in self.own_dtype else None
 
+    def exact_dtypes(self) -> dict[str, torch.dtype]:
+        """By name in checkpoints, where the core's dtype does not say what the bytes are."""
+        return {
+            self.saved_name(p): p.dtype
+            for p in self.own_dtype
+            if is_packed(p) or p.dtype != CORE_DTYPES[core_dtype_of(p.dtype)]
+        }
+
     def stored_shape(self, parameter: nn.Parameter) -> list[int]:
         shape = self.shapes[parameter]
         own = parameter in self.own_dtype

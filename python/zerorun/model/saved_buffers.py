@@ -10,31 +10,13 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.model.plain_names import plain_name
+from zerorun.model.safetensors_dtypes import DTYPES, NAMES
+from zerorun.rank_zero import overwrite
 
 __all__ = ["check", "of", "of_any_length", "read", "restore", "values"]
 
 # (name, dtype as safetensors spells it, shape, bytes)
 Saved = list[tuple[str, str, list[int], torch.Tensor]]
-
-_NAMES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.uint16: "U16",
-    torch.uint32: "U32",
-    torch.uint64: "U64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-}
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -49,15 +31,15 @@ def values(model: nn.Module) -> Saved:
     for."""
     saved = []
     for name, value in of(model):
-        if value.layout is not torch.strided or value.dtype not in _NAMES or value.is_meta:
+        if value.layout is not torch.strided or value.dtype not in NAMES or value.is_meta:
             raise _C.ConfigError(
                 f"save_checkpoint: the buffer {name} is {value.layout} of {value.dtype}, which "
                 "safetensors has no form for: keep it in another dtype, or register it with "
                 "persistent=False"
             )
-        flat = value.detach().cpu().contiguous().reshape(-1)
+        flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         data = flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
-        saved.append((name, _NAMES[value.dtype], list(value.shape), data))
+        saved.append((name, NAMES[value.dtype], list(value.shape), data))
     return saved
 
 
@@ -65,9 +47,9 @@ def read(saved: _C.SavedModel) -> dict[str, torch.Tensor]:
     """The buffers of a checkpoint by name, on the CPU. Raises CheckpointError."""
     buffers = {}
     for index, (name, dtype, shape) in enumerate(saved.buffers):
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             raise _C.CheckpointError(f"the buffer {name} is of {dtype}, which torch does not have")
-        value = torch.empty(shape, dtype=_DTYPES[dtype])
+        value = torch.empty(shape, dtype=DTYPES[dtype])
         flat = value.reshape(-1)
         data = flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
         saved.read_buffer(index, data)
@@ -76,14 +58,23 @@ def read(saved: _C.SavedModel) -> dict[str, torch.Tensor]:
 
 
 def check(model: nn.Module, saved: dict[str, torch.Tensor], folder: str) -> None:
-    """Raises CheckpointError unless the model has the saved buffers, in their shapes."""
-    present = {name: value.shape for name, value in of(model)}
+    """Raises CheckpointError unless the model has the saved buffers, in their shapes and in dtypes
+    that can hold their values."""
+    present = dict(of(model))
     any_length = of_any_length(model)
     for name, value in saved.items():
-        if name in present and present[name] != value.shape and not name.startswith(any_length):
+        if name not in present or name.startswith(any_length):
+            continue
+        own = present[name]
+        if own.shape != value.shape:
             raise _C.CheckpointError(
                 f"{folder}: the buffer {name} has shape {tuple(value.shape)}, in this model "
-                f"{tuple(present[name])}; load_module_strict=False leaves it as it is"
+                f"{tuple(own.shape)}; load_module_strict=False leaves it as it is"
+            )
+        if not _can_hold(own, value):
+            raise _C.CheckpointError(
+                f"{folder}: the buffer {name} is {value.dtype}, in this model {own.dtype}, which "
+                "cannot hold such values; load_module_strict=False leaves it as it is"
             )
     for name in sorted(present.keys() ^ saved.keys()):
         has, lacks = ("checkpoint", "model") if name in saved else ("model", "checkpoint")
@@ -91,6 +82,13 @@ def check(model: nn.Module, saved: dict[str, torch.Tensor], folder: str) -> None
             f"{folder}: the {has} has the buffer {name}, the {lacks} not; load_module_strict=False "
             "loads the others"
         )
+
+
+def _can_hold(own: torch.Tensor, value: torch.Tensor) -> bool:
+    """False where complex numbers would become real ones, or fractions whole numbers."""
+    if own.dtype == torch.bool:
+        return not (value.is_floating_point() or value.is_complex())
+    return torch.can_cast(value.dtype, own.dtype)
 
 
 def of_any_length(model: nn.Module) -> tuple[str, ...]:
@@ -103,8 +101,9 @@ def restore(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
     """Gives the model's buffers the saved values, where name and shape are the same."""
     present = {plain_name(name): value for name, value in model.named_buffers()}
     for name, value in saved.items():
-        if name in present and present[name].shape == value.shape:
-            present[name].detach().copy_(value)
+        own = present.get(name)
+        if own is not None and own.shape == value.shape and _can_hold(own, value):
+            overwrite(own, value)
     for name, parameter in _packed(model):
         parts = {key: value for key, value in saved.items() if key.startswith(f"{name}.")}
         if parts:

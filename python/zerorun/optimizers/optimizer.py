@@ -92,6 +92,8 @@ class ShardOptimizer(torch.optim.Optimizer):
     """
 
     states_class = ParameterStates
+    # Hyperparameters that nobody has chosen: an import has only those of its source.
+    unknown: frozenset[str] = frozenset()
 
     def __init__(self, shards: Shards, basic: torch.optim.Optimizer) -> None:
         super().__init__(basic.param_groups, basic.defaults)
@@ -174,8 +176,9 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     def group_settings(self) -> list[dict[str, Any]]:
         """The hyperparameters of the groups; the first also has states of no parameter."""
+        left_out = self.unknown | {"params"}
         settings = [
-            {key: value for key, value in group.items() if key != "params"}
+            {key: value for key, value in group.items() if key not in left_out}
             for group in self.param_groups
         ]
         states = self.shards.torch_states

@@ -31,11 +31,17 @@ class NodeLocal : public ::testing::Test {
 
   fs::path disk(const std::string& host) const { return directory_.path() / host; }
 
+  // An engine that has made as many steps as its seed.
+  FakeEngine engine_of(const testing::Cuts& cuts, const Communicator& comm, uint64_t seed) const {
+    FakeEngine engine(model_, cuts, comm, seed);
+    engine.set_progress({.step_count = static_cast<int64_t>(seed)});
+    return engine;
+  }
   void save(int world_size, const Host& host_of, const std::string& tag, uint64_t seed,
             const std::vector<NamedTensor>& buffers = {}) const {
     const testing::Cuts cuts = testing::random_cuts(model_, world_size, 7);
     testing::run_ranks(world_size, [&](Communicator& comm) {
-      FakeEngine engine(model_, cuts, comm, seed);
+      FakeEngine engine = engine_of(cuts, comm, seed);
       save_checkpoint(engine, comm,
                       {.directory = disk(host_of(comm.rank())).string(),
                        .tag = tag,
@@ -62,7 +68,7 @@ class NodeLocal : public ::testing::Test {
         }
         const LoadedCheckpoint loaded = load_checkpoint(engine, comm, folder);
         if (loaded.client_state != "{\"rank\": 0}") result = loaded.client_state;
-        if (engine.bytes() != FakeEngine(model_, cuts, comm, seed).bytes()) result = "differs";
+        if (engine.bytes() != engine_of(cuts, comm, seed).bytes()) result = "differs";
       } catch (const CheckpointError& error) {
         result = error.what();
         if (engine.bytes() != before) result += " and has changed";
@@ -124,17 +130,35 @@ TEST_F(NodeLocal, AHostThatHasNothingStartsFromTheOthers) {
   EXPECT_EQ(found, values);
 }
 
-TEST_F(NodeLocal, TheCheckpointIsThatOfTheLowestRankThatFindsOne) {
+TEST_F(NodeLocal, ANewerCheckpointOfWhichHostsLackFilesLeavesThatOfTheLowestRank) {
   save(4, two_hosts, "step1", 1);
   fs::copy(disk("a"), disk("old"), fs::copy_options::recursive);
   save(4, two_hosts, "step2", 2);
   // As after a crash between the commits of two disks: the second's latest is newer.
   fs::remove_all(disk("a"));
   fs::rename(disk("old"), disk("a"));
+  ::testing::internal::CaptureStderr();
   EXPECT_EQ(load(4, two_hosts, 1), fine_);
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(),
+      ::testing::MatchesRegex(".*rank 2's host has step2 .step 2., but no rank of this job "
+                              "finds rank00000-.*written on .*: step1 .step 1. is loaded\n"));
   EXPECT_EQ(load(
                 4, [](int) { return "c"; }, 1),
             std::vector<std::string>(4, "none"));
+}
+
+TEST_F(NodeLocal, AHostThatWasAwayDoesNotTakeTheJobBack) {
+  save(4, two_hosts, "step1", 1);
+  const auto without_a = [](int rank) { return rank < 2 ? "b" : "c"; };
+  save(4, without_a, "step2", 2);
+  save(4, without_a, "step3", 3);
+  const auto with_a = [](int rank) { return std::string(1, static_cast<char>("aabc"[rank])); };
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(load(4, with_a, 3), fine_);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("rank 2's host has step3 (step 3), that of a lower rank only step1"));
+  EXPECT_EQ(load(4, with_a, 1, "step1"), fine_);  // asked for by name
 }
 
 TEST_F(NodeLocal, WhatNoHostHasIsNamedAndNothingChanges) {
@@ -168,7 +192,7 @@ TEST_F(NodeLocal, ASaveBesideTheTrainingIsCompleteWhenARankIsTold) {
     const auto name = fmt::format("step{}", ++tag);
     const testing::Cuts cuts = testing::random_cuts(model_, 4, 7);
     testing::run_ranks(4, [&](Communicator& comm) {
-      FakeEngine engine(model_, cuts, comm, 1);
+      FakeEngine engine = engine_of(cuts, comm, 1);
       AsyncSaver saver(engine, comm);
       SaveOptions options{.directory = disk(two_hosts(comm.rank())).string(),
                           .tag = name,
@@ -176,6 +200,7 @@ TEST_F(NodeLocal, ASaveBesideTheTrainingIsCompleteWhenARankIsTold) {
                           .node_local = true};
       saver.save(options);
       engine.fill(2);
+      engine.set_progress({.step_count = 2});
       while (told == Told::by_poll && !saver.poll()) {
       }
       options.tag = "last";

@@ -302,7 +302,8 @@ def case_chunks_of_another_tensor_change_nothing(folder: Path) -> None:
     if RANK == 0:
         (path / ".metadata").write_bytes(pickle.dumps(metadata))
     engine.communicator.barrier()
-    raises(zerorun.CheckpointError, "elements, ", lambda: engine.load_checkpoint(path))
+    message = "got 11 elements of torch.float32, 77 elements of torch.float32 were saved"
+    raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(path))
     assert engine.core.parameter_hash() == before
     assert engine.core.step_count == 0
     engine.destroy()

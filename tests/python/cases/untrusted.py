@@ -104,6 +104,7 @@ def case_forged_texts_change_nothing(folder: Path) -> None:
             "objects": good["objects"] | {"param_groups": [groups[0] | {"lr": -1}, *groups[1:]]}
         },
         "lr_scheduler is [1], expected": {"objects": good["objects"] | {"lr_scheduler": [1]}},
+        "'exact_dtypes' are no dtypes by name": {"exact_dtypes": {"weight": "float32"}},
     }
     for number, (message, values) in enumerate(forged.items()):
         path = program_text(engine, folder / str(number), json.dumps(good | values))
@@ -111,6 +112,17 @@ def case_forged_texts_change_nothing(folder: Path) -> None:
         assert engine.core.parameter_hash() == before
         assert engine.global_steps == step
     engine.destroy()
+
+
+def case_bytes_that_are_no_text_are_shown(folder: Path) -> None:
+    own = folder / str(RANK)
+    own.mkdir(parents=True)
+    (own / "latest").write_bytes(b"step\xff")
+    raises(
+        zerorun.CheckpointError,
+        "step\\xff holds no checkpoint, although latest names it",
+        lambda: zerorun._C.SavedModel(str(own), ""),
+    )
 
 
 def case_a_checkpoint_that_this_user_may_not_read_is_no_new_start(folder: Path) -> None:
