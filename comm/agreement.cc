@@ -93,8 +93,8 @@ void Agreement::run(std::string_view label, const std::function<void()>& step) {
   } catch (...) {
     error = std::current_exception();
   }
-  const int first =
-      world_size() - static_cast<int>(reduce(error ? world_size() - rank() : 0, ReduceOp::max));
+  const int first = world_size() - static_cast<int>(reduce(error ? world_size() - rank() : 0,
+                                                           ReduceOp::max, label));
   if (first == world_size()) return;
   if (world_size() == 1) std::rethrow_exception(error);
 
@@ -107,9 +107,9 @@ void Agreement::run(std::string_view label, const std::function<void()>& step) {
   raise(failure.kind, fmt::format("rank {} of {}: {}", first, world_size(), failure.text.data()));
 }
 
-int64_t Agreement::reduce(int64_t value, ReduceOp op) {
+int64_t Agreement::reduce(int64_t value, ReduceOp op, std::string_view label) {
   const TensorView view = view_of(std::span<int64_t>(&value, 1));
-  comm_.all_reduce(view, view, op, Output::overwrite, stream_, "ranks agree").synchronize();
+  comm_.all_reduce(view, view, op, Output::overwrite, stream_, label).synchronize();
   return value;
 }
 
@@ -119,12 +119,12 @@ int64_t Agreement::broadcast(int64_t value) {
   return value;
 }
 
-std::vector<int64_t> Agreement::gather(std::span<const int64_t> words) {
+std::vector<int64_t> Agreement::gather(std::span<const int64_t> words, std::string_view label) {
   std::vector<int64_t> own(words.begin(), words.end());
   std::vector<int64_t> all(own.size() * static_cast<size_t>(world_size()));
   comm_
       .all_gather(view_of(std::span<int64_t>(own)), view_of(std::span<int64_t>(all)),
-                  Sync::collective, stream_, "ranks agree")
+                  Sync::collective, stream_, label)
       .synchronize();
   return all;
 }

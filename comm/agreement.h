@@ -32,11 +32,12 @@ class Agreement {
   // throw the error of the lowest rank that failed, with its type and text, as an OnEveryRank.
   void run(std::string_view label, const std::function<void()>& step);
 
-  int64_t reduce(int64_t value, ReduceOp op);
+  int64_t reduce(int64_t value, ReduceOp op, std::string_view label = "ranks agree");
   // Returns rank 0's value on every rank.
   int64_t broadcast(int64_t value);
   // Concatenates the words of all ranks in rank order. All ranks pass the same number of words.
-  std::vector<int64_t> gather(std::span<const int64_t> words);
+  std::vector<int64_t> gather(std::span<const int64_t> words,
+                              std::string_view label = "ranks agree");
 
  private:
   Communicator& comm_;

@@ -100,11 +100,18 @@ std::shared_ptr<Communicator> CallCommunicator::split(int color, int key, std::s
   const std::unique_ptr<Stream> own = options_.device ? nullptr : make_inline_stream();
   Stream& stream = own ? *own : options_.device->inline_stream();
   Agreement agreement(*this, stream);
-  GroupOptions group = group_of(agreement.gather(std::array<int64_t, 2>{color, key}), color);
+  GroupOptions group = group_of(
+      agreement.gather(std::array<int64_t, 2>{color, key}, "colors and keys of a split"), color);
   group.name = fmt::format("{}/split{}/{}", options_.name, ++splits_, color);
   group.group = name;
-  if (!group.store && world_size() > 1) {
-    group.store = make_host_store(*this, stream, options_.timeout);
+  group.look = [this, what = fmt::format("the split into '{}'", name)] { look_at_peers(what); };
+  try {
+    if (!group.store && world_size() > 1) {
+      group.store = make_host_store(*this, stream, options_.timeout);
+    }
+  } catch (const CommError&) {
+    group.look();  // the rank that serves the store may have died
+    throw;
   }
   std::shared_ptr<Communicator> made;
   // The store has to stay until all have met.

@@ -28,6 +28,9 @@ class CallCommunicator : public Communicator {
   Subscription observe(CollectiveObserver observer) final {
     return ledger_->observe(std::move(observer));
   }
+  // Throws CommError if the communicator has an error, or if a peer has left or died while this
+  // rank waited for it in `what`. Called often by a rank that waits outside of collectives.
+  virtual void look_at_peers(std::string_view /*what*/) {}
 
  protected:
   // If `options` has no store, split() makes one, which works for ranks of one host only.

@@ -44,7 +44,7 @@ std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions& optio
   return make_host_communicator(GroupOptions(options));
 }
 
-std::shared_ptr<Communicator> make_host_communicator(const GroupOptions& options) {
+std::shared_ptr<CallCommunicator> make_host_communicator(const GroupOptions& options) {
   if (options.world_size == 1) return make_self_communicator(options);
   ZR_CHECK(options.store != nullptr, "{} ranks need a store to find each other",
            options.world_size);

@@ -22,7 +22,7 @@ const NcclBackend& open_nccl_backend() {
 constexpr const char* kNone = "none";
 
 // Tells all ranks alike which two of them have the same GPU, as "0 and 1", or kNone: rank 0 looks.
-std::string ranks_with_one_device(const CommunicatorOptions& options, const std::string& mine) {
+std::string ranks_with_one_device(const GroupOptions& options, const std::string& mine) {
   const auto key = [&](int rank) { return fmt::format("{}/device/{}", options.name, rank); };
   const std::string answer = options.name + "/devices";
   const PatientGet get(options);
@@ -52,8 +52,8 @@ std::shared_ptr<Communicator> make_device_communicator(const CommunicatorOptions
   if (options.world_size > 1) {
     ZR_CHECK(options.store != nullptr, "{} ranks need a store to find each other",
              options.world_size);
-    const std::string ranks =
-        ranks_with_one_device(options, open_cuda_backend().identity_of(*options.device));
+    const std::string ranks = ranks_with_one_device(
+        GroupOptions(options), open_cuda_backend().identity_of(*options.device));
     const std::string share = read_environment("ZERORUN_SHARE_GPUS").value_or("");
     if (ranks != kNone && !is_on(share)) {
       fail<ConfigError>(

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,6 +23,10 @@ struct GroupOptions : CommunicatorOptions {
   int job_size;
   std::shared_ptr<Family> family = std::make_shared<Family>();
   std::shared_ptr<CallLedger> parent;  // of the communicator that was split; null: none
+  // Waits of a group that is being made call it about once a second. Throws CommError if a rank of
+  // the communicator that is split has failed or died: it may not have come to its group yet, so
+  // the group does not know it. Valid until the group is made. Null: all ranks of the job.
+  std::function<void()> look;
 
   // The rank in the job of `peer`, a rank of the group. Error messages name ranks by it.
   int number(int peer) const { return numbers.empty() ? peer : numbers[static_cast<size_t>(peer)]; }

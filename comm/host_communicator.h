@@ -11,7 +11,7 @@ namespace zerorun {
 // Makes a communicator for host memory. The transport depends on where the ranks are: a copy for
 // one rank, shared memory for ranks of one host, and shared memory with Gloo links for ranks of
 // several hosts.
-std::shared_ptr<Communicator> make_host_communicator(const GroupOptions& options);
+std::shared_ptr<CallCommunicator> make_host_communicator(const GroupOptions& options);
 
 // The base class of communicators for host memory. Each call is one task of a CpuStream.
 class HostCommunicator : public CallCommunicator {

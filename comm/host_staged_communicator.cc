@@ -40,6 +40,7 @@ class HostStagedCommunicator final : public CallCommunicator, public LinkBound {
   bool reads_peers() const override { return false; }
   void bound_link(DType dtype) override { zerorun::bound_link(*host_, dtype); }
   void abort(std::string_view reason) noexcept override { host_->abort(reason); }
+  void look_at_peers(std::string_view what) override { host_->look_at_peers(what); }
 
   std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override {
     host_->allocate(0, Sharing::per_rank);  // throws the error of an aborted job
@@ -72,7 +73,7 @@ class HostStagedCommunicator final : public CallCommunicator, public LinkBound {
 
   const bool is_group_;
   const std::shared_ptr<Device> device_;
-  std::shared_ptr<Communicator> host_;
+  std::shared_ptr<CallCommunicator> host_;
   std::array<Staging, 4> staging_;  // in turn: calls that are on their way at once
   size_t next_ = 0;
   std::unique_ptr<CpuStream> worker_;

@@ -68,7 +68,7 @@ class SelfCommunicator final : public HostCommunicator {
 
 }  // namespace
 
-std::shared_ptr<Communicator> make_self_communicator(const GroupOptions& options) {
+std::shared_ptr<CallCommunicator> make_self_communicator(const GroupOptions& options) {
   return std::make_shared<SelfCommunicator>(options);
 }
 

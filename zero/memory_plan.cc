@@ -5,6 +5,7 @@
 #include "zero/gradients/gradient_pool.h"
 #include "zero/gradients/group_reduction.h"
 #include "zero/gradients/quantized_reduction.h"
+#include "zero/groups/link_savings.h"
 #include "zero/parameters/quantized_gather.h"
 #include "zero/partition/model_spec.h"
 #include "zero/partition/sharded_model.h"
@@ -57,6 +58,15 @@ int64_t gathered_nbytes(const Sharding& sharding, const ModelSpec& model,
   return std::min(total, kept + ahead);
 }
 
+// True if CPU ranks keep stage 3's full parameters once per host (BucketMemory): all ranks of a
+// shard group are on one.
+bool keeps_one_copy(const Sharding& sharding) {
+  const bool one_host =
+      sharding.world_size <= sharding.host_ranks || sharding.host_ranks % sharding.shard_ranks == 0;
+  return sharding.computes_on_host && sharding.share_parameters && one_host &&
+         link_savings(sharding.zero).empty();
+}
+
 // The temporary in which NCCL sums the largest bucket, where the sum is then cast or accumulated
 // (NcclCall::scratch_nbytes).
 int64_t reduction_nbytes(const Sharding& sharding, std::span<const Bucket> buckets) {
@@ -103,12 +113,17 @@ std::array<int64_t, kMemoryCategories> MemoryPlan::by_category() const {
   return bytes;
 }
 
-MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> specs, int world_size,
-                       bool shared_host, int host_ranks) {
-  const ShardedModel sharded(config, specs, world_size, shared_host);
+MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> specs,
+                       const HostLayout& layout) {
+  Config own = config;
+  resolve_groups(own.zero, layout.world_size, layout.ranks_per_host);
+  return plan_memory(ShardedModel(own, specs, layout.world_size, layout.cpu), layout);
+}
+
+MemoryPlan plan_memory(const ShardedModel& sharded, const HostLayout& layout) {
   const auto& [rules, model, of_model, buckets, bounds_link] = sharded;
   Sharding sharding = of_model;
-  sharding.host_ranks = host_ranks;
+  sharding.host_ranks = layout.ranks_per_host;
 
   MemoryPlan plan;
   const BucketSizes sizes = sizes_of(sharding, buckets);
@@ -121,7 +136,7 @@ MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> spec
                    QuantizedReduction::sizes(sharding, buckets).lost;
   plan_states(state_layouts(sharding, rules, buckets, false), plan);
   plan_buckets_in_flight(sharding, rules, buckets, plan);
-  if (!(shared_host && sharding.share_parameters) || sharding.moves_parameters()) {
+  if (!keeps_one_copy(sharding) || sharding.moves_parameters()) {
     plan.gathered = gathered_nbytes(sharding, model, buckets);
   }
   if (sharding.offloads_states() || sharding.moves_parameters()) {

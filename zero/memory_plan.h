@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "zero/partition/sharded_model.h"
 #include "zerorun/config.h"
 #include "zerorun/device.h"
 #include "zerorun/engine.h"
@@ -33,11 +34,19 @@ struct MemoryPlan {
   std::array<int64_t, kMemoryCategories> by_category() const;
 };
 
-// Plans the memory of rank 0 of `world_size` ranks. `shared_host`: the ranks are CPU ranks of one
-// host, which can keep one shared copy of stage 3's parameters; otherwise each rank has a device of
-// its own. `host_ranks`: ranks per host, which quantized gradients are added over first. Throws
-// ConfigError like Engine::create.
-MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> specs, int world_size,
-                       bool shared_host, int host_ranks = 1);
+// How ranks are distributed over hosts.
+struct HostLayout {
+  int world_size = 1;
+  int ranks_per_host = 1;
+  bool cpu = false;  // true: CPU ranks, false: GPU ranks
+
+  int hosts() const { return (world_size + ranks_per_host - 1) / ranks_per_host; }
+};
+
+// Plans the memory of rank 0. Throws ConfigError like Engine::create.
+MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> specs,
+                       const HostLayout& layout);
+// The same for a model that is sharded for these ranks, with the settings of resolve_groups().
+MemoryPlan plan_memory(const ShardedModel& sharded, const HostLayout& layout);
 
 }  // namespace zerorun

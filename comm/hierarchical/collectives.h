@@ -43,6 +43,8 @@ class Collectives {
   void set_error(std::string_view error) noexcept { watch_->set_error(error); }
   // The error of this host's ranks; empty: none.
   std::string error() { return local_.control().error(); }
+  // Throws CommError if there is an error, or if a rank of this host has left or died.
+  void look_at_peers(std::string_view what) { local_.control().look_at_peers(what); }
   // Tells all peers that this rank makes no more calls.
   void leave() noexcept;
 

@@ -35,6 +35,8 @@ class HierarchicalCommunicator final : public HostCommunicator, public LinkBound
   bool reads_peers() const override { return false; }
   void bound_link(DType dtype) override { collectives_->bound_link(dtype); }
   void abort(std::string_view reason) noexcept override { collectives_->abort(reason); }
+  // Those of this host; Watch looks at the others.
+  void look_at_peers(std::string_view what) override { collectives_->look_at_peers(what); }
 
   std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override {
     std::optional<Buffer> buffer;
@@ -67,8 +69,8 @@ class HierarchicalCommunicator final : public HostCommunicator, public LinkBound
 
 }  // namespace
 
-std::shared_ptr<Communicator> make_hierarchical_communicator(const GroupOptions& options,
-                                                             Topology topology) {
+std::shared_ptr<CallCommunicator> make_hierarchical_communicator(const GroupOptions& options,
+                                                                 Topology topology) {
   try {
     return std::make_shared<HierarchicalCommunicator>(options, std::move(topology));
   } catch (const std::exception& error) {  // the peers wait for this rank

@@ -57,6 +57,15 @@ std::string Connecting::get(int peer, const std::string& key) const {
   }
 }
 
+std::string Connecting::failure() const {
+  try {
+    if (options_.look) options_.look();
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return find_error(options_).value_or("");
+}
+
 std::string Connecting::watch(int peer, const std::function<bool()>& ended,
                               const std::function<void()>& cancel) const {
   const Clock::time_point started = Clock::now();
@@ -67,7 +76,7 @@ std::string Connecting::watch(int peer, const std::function<bool()>& ended,
     const auto waited = Clock::now() - started;
     const double seconds = std::chrono::duration<double>(waited).count();
     try {
-      problem = find_error(options_).value_or("");
+      problem = failure();
     } catch (const CommError& error) {
       problem = fmt::format("rank {} waited {:.1f} s for {}: {}", options_.own_number(), seconds,
                             waiting_for(peer), error.what());
@@ -113,8 +122,11 @@ void Connecting::run(int peer, const std::function<void()>& connect,
   changed.notify_all();
   watcher.join();
   // A peer that has failed refuses connections: its own error says why.
-  if (error && problem.empty()) problem = find_error(options_).value_or("");
-  if (!problem.empty()) fail<CommError>("{}", problem);
+  if (error && problem.empty()) problem = failure();
+  if (!problem.empty()) {
+    tell_peers(options_, problem);  // before this rank refuses connections
+    fail<CommError>("{}", problem);
+  }
   if (error) std::rethrow_exception(error);
 }
 

@@ -27,6 +27,8 @@ class Connecting {
 
  private:
   std::string waiting_for(int peer) const;
+  // Why a peer will not come; empty: they may. Throws CommError if the store is unreachable.
+  std::string failure() const;
   // Returns when `ended`, which waits a moment, returns true. If `connect` has to end before, calls
   // `cancel` and returns the reason.
   std::string watch(int peer, const std::function<bool()>& ended,

@@ -71,6 +71,9 @@ class NcclCommunicator final : public CallCommunicator {
   std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override;
   Event coalesced(Stream& stream, const std::function<void()>& calls) override;
 
+  void look_at_peers(std::string_view what) override {
+    if (group_) group_->look_at_peers(what);
+  }
   void abort(std::string_view reason) noexcept override {
     if (group_) return group_->abort(reason);
     aborted_->error.abort(reason);

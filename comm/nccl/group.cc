@@ -59,6 +59,10 @@ void NcclGroup::stop_watching() noexcept {
 
 void NcclGroup::join() {
   constexpr std::string_view kJoining = "joining the other ranks (ncclCommInitRankConfig)";
+  const auto look_at_all = [this] {
+    check();
+    if (options_.look) options_.look();
+  };
   begin({.what = std::string(kJoining)});
   peers_.arrive();
   ncclUniqueId id{};
@@ -66,7 +70,7 @@ void NcclGroup::join() {
     finish_call(nccl_.unique_id(&id), "ncclGetUniqueId");
     peers_.give_id(std::string(id.internal, sizeof(id.internal)));
   } else {
-    const std::string bytes = peers_.wait_for_id([this] { check(); });
+    const std::string bytes = peers_.wait_for_id(look_at_all);
     if (bytes.size() != sizeof(id.internal)) {
       fail<CommError>("rank {}: got an NCCL id of {} bytes from rank 0, expected {}",
                       options_.own_number(), bytes.size(), sizeof(id.internal));
@@ -83,9 +87,9 @@ void NcclGroup::join() {
     result = nccl_.init(&comm, options_.world_size, id, options_.rank, &config);
     comm_.set(comm);
   }
-  finish_call(result, kJoining);
-  let_calls_block();
-  peers_.meet([this] { check(); });
+  finish_call(result, kJoining, look_at_all);
+  let_calls_block(look_at_all);
+  peers_.meet(look_at_all);
   const std::lock_guard lock(mutex_);
   calling_.reset();
 }
@@ -93,7 +97,7 @@ void NcclGroup::join() {
 // A communicator that does not block gives every call to a thread of its own, and the host asks for
 // its end, for several times the cost of the call. Whether it blocks cannot be changed, but one
 // that is split off may do the other thing.
-void NcclGroup::let_calls_block() {
+void NcclGroup::let_calls_block(const NcclPeers::Check& look) {
   constexpr std::string_view kWhat = "joining the other ranks (ncclCommSplit)";
   begin({.what = std::string(kWhat)});
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -103,7 +107,7 @@ void NcclGroup::let_calls_block() {
     const auto split = [&](ncclComm_t comm) {
       return nccl_.split(comm, 0, options_.rank, &blocking, &config);
     };
-    finish_call(call(split), kWhat);
+    finish_call(call(split), kWhat, look);
     finish_call(call([&](ncclComm_t comm) { return nccl_.finalize(comm); }), kWhat);
     ncclComm_t const first = comm_.exchange(blocking);
     if (first == nullptr) throw CommError(error());
@@ -130,13 +134,20 @@ void NcclGroup::begin(Call call) {
   changed_.notify_all();
 }
 
-void NcclGroup::finish_call(ncclResult_t result, std::string_view what) {
+void NcclGroup::finish_call(ncclResult_t result, std::string_view what,
+                            const NcclPeers::Check& look) {
   const auto begun = Clock::now();
+  auto looked = begun;
   while (result == ncclInProgress) {
-    if (Clock::now() - begun < kSpin) {
+    const auto now = Clock::now();
+    if (now - begun < kSpin) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(kPoll);
+    }
+    if (look && now - looked >= kLook) {
+      look();
+      looked = now;
     }
     const ncclResult_t asked =
         call([&](ncclComm_t comm) { return nccl_.async_error(comm, &result); });
@@ -269,6 +280,18 @@ void NcclGroup::fail_with(std::string text) noexcept {
   peers_.report(error_);
   if (ncclComm_t const comm = comm_.exchange(nullptr)) nccl_.abort(comm);
   options_.family->fail(error_);
+}
+
+void NcclGroup::look_at_peers(std::string_view what) {
+  int64_t next = 0;
+  {
+    const std::lock_guard lock(calls_);
+    next = made_ + 1;
+  }
+  std::string problem = error();
+  if (problem.empty()) problem = peers_.missing(next, std::string(what));
+  if (!problem.empty()) fail_with(std::move(problem));
+  check();
 }
 
 NcclGroup::Look NcclGroup::look() {

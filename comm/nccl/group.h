@@ -52,6 +52,8 @@ class NcclGroup final : public CudaStream::Watched {
   // Numbers of the GPUs of other ranks that are threads of this process.
   std::vector<int> devices_of_this_process() const { return peers_.devices_of_this_process(); }
 
+  // See CallCommunicator::look_at_peers.
+  void look_at_peers(std::string_view what);
   void abort(std::string_view reason) noexcept;
   // Makes `error` the error of all ranks, unless they already have one.
   void set_error(std::string_view error) noexcept;
@@ -79,13 +81,14 @@ class NcclGroup final : public CudaStream::Watched {
   };
 
   void join();
-  void let_calls_block();
+  void let_calls_block(const NcclPeers::Check& look);
   // Throws the error of this rank if there is one.
   ncclResult_t call(const NcclHandle::Function& function);
   void begin(Call call);
   // Waits until NCCL has finished a call of a non-blocking communicator. Throws CommError after an
-  // error of NCCL, and if the watcher thread has aborted the call.
-  void finish_call(ncclResult_t result, std::string_view what);
+  // error of NCCL, and if the watcher thread has aborted the call. `look`: throws to give up; null:
+  // only the watcher thread ends the wait.
+  void finish_call(ncclResult_t result, std::string_view what, const NcclPeers::Check& look = {});
   void* register_memory(void* data, size_t nbytes);
   void release(void* data, void* handle) noexcept;
   void forget_done();

@@ -8,6 +8,9 @@
 #include <span>
 #include <string>
 
+#include "comm/rendezvous/tcp_store.h"
+#include "os/socket.h"
+
 namespace zerorun {
 
 namespace {
@@ -39,7 +42,8 @@ std::shared_ptr<Store> make_host_store(Communicator& comm, Stream& stream,
   if (store != nullptr) return store;
   options.port = static_cast<uint16_t>(words[0]);
   options.secret = secret_of(words);
-  return make_tcp_store(options);
+  const Deadline deadline = std::chrono::steady_clock::now() + timeout;
+  return join_tcp_store(options, connect_to(options.host, options.port, deadline, Absence::gone));
 }
 
 }  // namespace zerorun

@@ -5,19 +5,19 @@
 #include <string>
 #include <utility>
 
-#include "zerorun/communicator.h"
+#include "comm/group_options.h"
 
 namespace zerorun {
 
 // Waits for keys of a store, up to the deadline of the communicator, and prints a notice on stderr
-// if a wait is long.
+// if a wait is long. A wait for a group ends when GroupOptions::look throws.
 class PatientGet {
  public:
-  // The time between two calls of `look`.
+  // The time between two looks.
   static constexpr std::chrono::seconds kLook{1};
 
-  // `options` must outlive this object. `look` is called during a wait and may throw to end it.
-  explicit PatientGet(const CommunicatorOptions& options, std::function<void()> look = {})
+  // `options` must outlive this object. `look` is called like GroupOptions::look; null: nothing.
+  explicit PatientGet(const GroupOptions& options, std::function<void()> look = {})
       : options_(options), look_(std::move(look)) {}
 
   // Returns the value of `key`. `what` names what this rank waits for. Throws CommError at the
@@ -25,7 +25,7 @@ class PatientGet {
   std::string operator()(const std::string& key, const std::function<std::string()>& what) const;
 
  private:
-  const CommunicatorOptions& options_;
+  const GroupOptions& options_;
   const std::function<void()> look_;  // or null
 };
 

@@ -36,6 +36,9 @@ class ShmCommunicator final : public HostCommunicator {
   std::string transport() const override { return "shm"; }
   bool reads_peers() const override { return true; }
   void abort(std::string_view reason) noexcept override { collectives_->control().abort(reason); }
+  void look_at_peers(std::string_view what) override {
+    collectives_->control().look_at_peers(what);
+  }
 
   std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override {
     std::optional<Buffer> buffer;
@@ -72,7 +75,7 @@ class ShmCommunicator final : public HostCommunicator {
 
 }  // namespace
 
-std::shared_ptr<Communicator> make_shm_communicator(const GroupOptions& options) {
+std::shared_ptr<CallCommunicator> make_shm_communicator(const GroupOptions& options) {
   return std::make_shared<ShmCommunicator>(options);
 }
 

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <utility>
 
+#include "comm/rendezvous/patient_get.h"
 #include "core/check.h"
 #include "core/log.h"
 #include "os/futex.h"
@@ -49,7 +50,10 @@ int stride_for(int world_size) {
 std::shared_ptr<Segment> meet(const GroupOptions& options, LocalSegments* local) {
   const std::string key = options.name + "/control";
   if (options.rank != 0) {
-    const SegmentTicket ticket = decode_ticket(options.store->get(key, options.timeout));
+    const SegmentTicket ticket = decode_ticket(PatientGet(options)(key, [&] {
+      return fmt::format("rank {} to make the shared memory of '{}'", options.number(0),
+                         options.name);
+    }));
     return local != nullptr ? local->find(ticket) : Segment::open(ticket);
   }
   std::shared_ptr<Segment> segment = Segment::create(control_bytes(options.world_size));
@@ -83,6 +87,7 @@ Control::Control(GroupOptions options, LocalSegments* local)
   }
   if (rank_ == 0) segment_->close_file();  // all have it
   options_.store = nullptr;
+  options_.look = nullptr;
 }
 
 void Control::claim_slot() {
@@ -189,9 +194,36 @@ bool Control::all_arrived() const {
   return true;
 }
 
+bool Control::has_left(int peer) const {
+  return slot(peer).membership.load(std::memory_order_acquire) == Membership::left;
+}
+
+bool Control::has_died(int peer) const {
+  if ((peer - looked_ + world_size_) % world_size_ >= kLooks) return false;
+  const RankSlot& theirs = slot(peer);
+  return theirs.membership.load(std::memory_order_acquire) == Membership::joined &&
+         theirs.process != process_ && !is_running(theirs.process);
+}
+
+void Control::fail_without(int peer, std::string_view what) {
+  fail(fmt::format("{} {} while rank {} waited for it in {}; its last operation: {}",
+                   name_of_rank(peer),
+                   has_left(peer) ? "left (its communicator was destroyed)" : "died", number(rank_),
+                   what, last_operation(peer)));
+}
+
+void Control::look_at_peers(std::string_view what) {
+  check();
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (has_left(peer) || has_died(peer)) fail_without(peer, what);
+  }
+  looked_ = (looked_ + kLooks) % world_size_;
+}
+
 void Control::examine_peers(Clock::time_point started, WaitingNotice& notice) {
   try {
     options_.family->look();
+    if (options_.look) options_.look();
     check();
   } catch (const CommError&) {
     // A peer that has taken this step may fail in the next one before this rank looks up.
@@ -202,17 +234,9 @@ void Control::examine_peers(Clock::time_point started, WaitingNotice& notice) {
   std::vector<int> missing;
   for (int peer = 0; peer < world_size_; ++peer) {
     if (arrived(peer)) continue;
-    const RankSlot& theirs = slot(peer);
-    const Membership membership = theirs.membership.load(std::memory_order_acquire);
-    const int turn = (peer - looked_ + world_size_) % world_size_;
-    const bool died = waited >= kSlice && turn < kLooks && membership == Membership::joined &&
-                      theirs.process != process_ && !is_running(theirs.process);
+    const bool gone = has_left(peer) || (waited >= kSlice && has_died(peer));
     // A peer may have counted its last step just before it went.
-    if ((membership == Membership::left || died) && !arrived(peer)) {
-      fail(fmt::format("{} {} while rank {} waited for it in {}; its last operation: {}",
-                       name_of_rank(peer), died ? "died" : "left (its communicator was destroyed)",
-                       number(rank_), describe(current_), last_operation(peer)));
-    }
+    if (gone && !arrived(peer)) fail_without(peer, describe(current_));
     missing.push_back(peer);
   }
   looked_ = (looked_ + kLooks) % world_size_;

@@ -38,6 +38,10 @@ class Control {
   void advance();
   // Throws CommError on every rank unless all announced the same operation.
   void check_agreement();
+  // Throws CommError if the job has an error, or if a peer has left or died. For a wait outside of
+  // steps that every peer has to end; `what` names it. Called often, because a call looks at the
+  // processes of some peers only.
+  void look_at_peers(std::string_view what);
   // The peer's announcement for the last step.
   Announcement announcement(int peer) const;
   // This rank's staging memory for the coming step, and a peer's for the last step; kStageBytes
@@ -97,6 +101,10 @@ class Control {
   void claim_slot();
   void wait_for(int peer);
   bool spin_for(int peer) const;
+  bool has_left(int peer) const;
+  // True if the peer's process was found to have ended. A call looks at some peers only.
+  bool has_died(int peer) const;
+  [[noreturn]] void fail_without(int peer, std::string_view what);
   void examine_peers(Clock::time_point started, WaitingNotice& notice);
   void end_late_wait(Clock::duration waited, const std::string& text);
   RankActivity activity(int peer) const;

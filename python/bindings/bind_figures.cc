@@ -81,10 +81,9 @@ class EngineFigures {
   std::map<std::string, int64_t> memory_plan() const {
     const auto held = owner();
     const Communicator& comm = *held->comm;
-    const bool shared = held->device->is_host() && comm.local_world_size() == comm.world_size();
-    const auto planned = plan_memory(held->config, held->engine->parameters(), comm.world_size(),
-                                     shared, comm.local_world_size())
-                             .by_category();
+    const HostLayout layout{comm.world_size(), comm.local_world_size(), held->device->is_host()};
+    const auto planned =
+        plan_memory(held->config, held->engine->parameters(), layout).by_category();
     std::map<std::string, int64_t> plan;
     for (int i = 0; i < kMemoryCategories; ++i) {
       const int64_t nbytes = planned[static_cast<size_t>(i)];

@@ -61,9 +61,9 @@ void train(Engine& engine, const Config& config) {
   }
 }
 
-void expect_planned(const Config& config, int world_size, const std::string& what) {
-  const MemoryPlan plan = plan_memory(config, small_transformer(), world_size, true);
-  run_ranks(world_size, [&](Communicator& comm) {
+void expect_planned(const Config& config, const HostLayout& layout, const std::string& what) {
+  const MemoryPlan plan = plan_memory(config, small_transformer(), layout);
+  const auto body = [&](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine = Engine::create(config, *device, comm, small_transformer(),
                                        {ParameterGroup{}, ParameterGroup{.name = "plain"}});
@@ -84,7 +84,13 @@ void expect_planned(const Config& config, int world_size, const std::string& wha
     EXPECT_LE(static_cast<double>(device->memory_use(MemoryCategory::pinned).peak_bytes),
               1.01 * static_cast<double>(plan.pinned))
         << what;
-  });
+  };
+  run_ranks(layout.world_size, body, std::chrono::seconds(30),
+            testing::hosts_of(layout.ranks_per_host));
+}
+
+void expect_planned(const Config& config, int world_size, const std::string& what) {
+  expect_planned(config, {world_size, world_size, /*cpu=*/true}, what);
 }
 
 constexpr std::array kHomes = {OffloadDevice::none, OffloadDevice::cpu, OffloadDevice::nvme};
@@ -156,6 +162,29 @@ TEST(MemoryPlan, GathersWithinTheReuseDistance) {
   config.zero.max_reuse_distance = 0;
   config.share_parameters = false;
   expect_planned(config, 2, "no reuse");
+}
+
+TEST(MemoryPlan, IsWhatTheLedgerSaysOnSeveralHosts) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const int64_t group : {0, 2, 4}) {
+      for (const bool saves : {false, true}) {
+        if (stage == 0 && group > 0) continue;
+        if (saves && (stage == 0 || group > 0)) continue;
+        Config config;
+        config.batch.accumulation_steps = 1;
+        config.precision.param_dtype = DType::bf16;
+        config.zero.stage = stage;
+        config.zero.param_persistence_threshold = 1000;
+        config.zero.max_reuse_distance = 0;
+        config.zero.shard_group_size = group == 4 ? kRanksOfHost : group;
+        config.zero.quantized_gradients = saves;
+        config.zero.quantized_weights = saves && stage == 3;
+        if (saves && stage == 3) config.zero.hpz_partition_size = 2;
+        expect_planned(config, {4, 2, /*cpu=*/true},
+                       fmt::format("stage {} groups {} saves {}", stage, group, saves));
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -133,7 +133,7 @@ TEST(SecondCopyTest, AllRanksMeetOnceForEachParameterAndStep) {
             (std::map<std::string, int64_t>{{"", kNumel}, {"second copy 0", 3 * kNumel}}));
   // On one host there is nothing to save.
   EXPECT_FALSE(traffic_of(config, hosts_of(4)).gathered.contains("second copy 0"));
-  const MemoryPlan plan = plan_memory(config, two_matrices(), 4, /*shared_host=*/false);
+  const MemoryPlan plan = plan_memory(config, two_matrices(), {4, 2, true});
   EXPECT_EQ(plan.second_copy, kNumel);
   EXPECT_EQ(plan.parameters + plan.second_copy + plan.gradients + plan.masters + plan.moments,
             copied.state_bytes);

@@ -16,7 +16,7 @@ Cluster parse_cluster(const std::string& text) {
   std::istringstream parts(text);
   int hosts = 0;
   int gpus = 0;
-  bool valid = true;
+  bool valid = !text.ends_with(',');
   for (std::string part; std::getline(parts, part, ',');) {
     const size_t equals = part.find('=');
     const std::string_view value =
@@ -58,7 +58,10 @@ double parse_rate(const std::string& text, const std::string& option) {
                                          : 0.0;
   const double rate = number * factor;
   if (error != std::errc() || factor == 0 || !(rate > 0)) {
-    fail<ConfigError>("{} '{}': expected a rate such as 400Gbit or 450GB/s", option, text);
+    fail<ConfigError>(
+        "{} '{}': expected a rate such as 400Gbit or 450GB/s, which is a number above 0 of Mbit, "
+        "Gbit, Tbit, MB, GB or TB per second",
+        option, text);
   }
   if (rate < 1e3 || rate > 1e18) {
     fail<ConfigError>("{} '{}': expected a rate from 0.001MB/s to 1000000TB/s", option, text);

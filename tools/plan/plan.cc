@@ -98,6 +98,7 @@ class Planner {
     return options_.ranks_per_host > 0 ? std::min(options_.ranks_per_host, options_.world_size)
                                        : options_.world_size;
   }
+  HostLayout layout() const { return {options_.world_size, ranks_per_host(), options_.cpu}; }
 
   const PlanOptions& options_;
   PlanModel model_;
@@ -160,15 +161,19 @@ Planner::Planner(const PlanOptions& options, ParsedConfig parsed)
         "or --seq_len",
         config_.batch.micro_batch_size, work_.seq_len);
   }
+  if (options.tflops > 0 && tokens_ == 0) {
+    fail<ConfigError>(
+        "--tflops needs the number of tokens per step, got {} sequences of {} tokens: give "
+        "--seq_len, and --micro_batch unless the configuration has it",
+        config_.batch.micro_batch_size, work_.seq_len);
+  }
 }
 
 Need Planner::need_of(const Config& config) const {
   Need need;
-  need.plan =
-      plan_memory(config, model_.specs, options_.world_size,
-                  options_.cpu && ranks_per_host() == options_.world_size, ranks_per_host());
+  need.plan = plan_memory(config, model_.specs, layout());
   need.device = add(need.plan.device(), activations_);
-  need.snapshot = plan_snapshot(config, model_.specs, options_.world_size);
+  need.snapshot = plan_snapshot(config, model_.specs, layout());
   need.host = multiply(add(need.plan.pinned, need.snapshot), ranks_per_host());
   need.disk = multiply(need.plan.nvme, ranks_per_host());
   if (options_.cpu) {
@@ -261,8 +266,7 @@ std::string Planner::json() const {
 }
 
 std::string Planner::report() const {
-  const HostLayout layout{options_.world_size, ranks_per_host(), options_.cpu};
-  std::string text = details() + table() + link_table(config_, model_.specs, layout);
+  std::string text = details() + table() + link_table(config_, model_.specs, layout());
   if (options_.simulate.empty()) return text;
   std::optional<int64_t> room = limits_.device;
   if (room) *room -= activations_;
@@ -356,11 +360,6 @@ void check_simulation(const PlanOptions& options) {
   if (options.world_size > 1 || options.ranks_per_host > 0) {
     fail<ConfigError>(
         "--simulate determines the number of ranks: remove --world_size and --ranks_per_host");
-  }
-  if (options.tflops > 0 && options.seq_len == 0) {
-    fail<ConfigError>(
-        "--tflops needs the number of tokens per step: give --seq_len, and --micro_batch unless "
-        "the configuration has it");
   }
 }
 

@@ -4,19 +4,11 @@
 #include <span>
 #include <string>
 
+#include "zero/memory_plan.h"
 #include "zerorun/config.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {
-
-// How ranks are distributed over hosts.
-struct HostLayout {
-  int world_size = 1;
-  int ranks_per_host = 1;
-  bool cpu = false;  // true: CPU ranks, false: GPU ranks
-
-  int hosts() const { return (world_size + ranks_per_host - 1) / ranks_per_host; }
-};
 
 // Bytes of buckets that a step sends over the link of one host. The host receives as many.
 struct LinkTraffic {

@@ -208,6 +208,7 @@ std::string simulation_report(const Config& config, std::span<const ParameterSpe
     text += fmt::format("  cores sending           {}\n", text_of_seconds(step.sending_s));
   }
   text += growth(model, cluster);
+  const HostLayout layout{cluster.ranks(), cluster.gpus, cluster.cpu};
   std::vector<Choice> choices;
   const auto look_at = [&](int stage, int64_t group, bool second_copy) {
     Config setting = own;
@@ -220,9 +221,9 @@ std::string simulation_report(const Config& config, std::span<const ParameterSpe
       setting.zero.hpz_partition_size = cluster.gpus;
       name += fmt::format(", second copy of {}", cluster.gpus);
     }
-    const MemoryPlan plan =
-        plan_memory(setting, specs, cluster.ranks(), /*shared_host=*/cluster.cpu, cluster.gpus);
-    choices.push_back({name, simulate_step(setting, specs, cluster, tokens), plan.device()});
+    const ShardedModel sharded(setting, specs, cluster.ranks(), cluster.cpu);
+    choices.push_back(
+        {name, simulate(sharded, cluster, tokens), plan_memory(sharded, layout).device()});
   };
   for (int stage = 1; stage <= 3; ++stage) {
     for (const int64_t group : group_sizes(cluster)) {

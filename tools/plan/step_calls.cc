@@ -33,12 +33,8 @@ class StepCalls {
         reduce(buckets_[i]);
       }
     }
-    for (const Bucket& bucket : buckets_) {
-      if (!sharding_.policy.shard_state || bucket.plan.shard_params || !bucket.plan.trainable) {
-        continue;
-      }
-      add(Collective::all_gather, all(), bucket, nbytes(bucket, sharding_.param_dtype),
-          Phase::step);
+    if (sharding_.policy.shard_state) {
+      for (const Bucket& bucket : buckets_) update(bucket);
     }
     return std::move(calls_);
   }
@@ -113,6 +109,16 @@ class StepCalls {
     add(Collective::all_to_all, {sharding_.shard_ranks / host_ranks_, host_ranks_}, bucket,
         quantized_nbytes(numel / host_ranks_, QuantizedReduction::bits_across(sharding_)),
         Phase::backward);
+  }
+
+  // Muon updates whole matrices, whose directions ranks gather.
+  void update(const Bucket& bucket) {
+    if (!bucket.plan.trainable) return;
+    if (bucket.plan.use_muon) {
+      add(Collective::all_gather, all(), bucket, nbytes(bucket, DType::fp32), Phase::step);
+    }
+    if (bucket.plan.shard_params) return;
+    add(Collective::all_gather, all(), bucket, nbytes(bucket, sharding_.param_dtype), Phase::step);
   }
 
   const Sharding& sharding_;

@@ -48,11 +48,9 @@ OrderedJson settings_of(const RunSetup& setup) {
 }
 
 OrderedJson plan_of(const RunSetup& setup, Communicator& comm, Device& device) {
-  const int on_host = comm.local_world_size();
-  const bool shared = device.is_host() && on_host == comm.world_size();
+  const HostLayout layout{comm.world_size(), comm.local_world_size(), device.is_host()};
   const auto specs = parameter_specs(setup.model);
-  const auto planned =
-      plan_memory(setup.config, specs, comm.world_size(), shared, on_host).by_category();
+  const auto planned = plan_memory(setup.config, specs, layout).by_category();
   OrderedJson plan = OrderedJson::object();
   for (size_t i = 0; i < planned.size(); ++i) {
     if (planned[i] > 0) plan[name_of(static_cast<MemoryCategory>(i))] = planned[i];

@@ -1,6 +1,7 @@
 #include "zero/partition/bucket.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "core/check.h"
@@ -12,11 +13,16 @@ namespace {
 // Elements of offloaded states that are moved and updated at once, at most: enough to keep copies
 // and disks busy, few enough that staging stays small.
 constexpr int64_t kMaxChunkNumel = int64_t{1} << 22;
+// Chunks of a rank, about at most: more only cost time. A rank with more than 2^38 elements has
+// larger ones, and so has a plan for one that no host could hold.
+constexpr int64_t kMaxChunks = int64_t{1} << 16;
 
-int64_t host_chunk_numel(const Sharding& sharding) {
+int64_t host_chunk_numel(const Sharding& sharding, std::span<const int64_t> numels) {
   int64_t numel = std::min(sharding.offload.sub_group_size, kMaxChunkNumel);
   if (sharding.moves_parameters()) numel = std::min(numel, sharding.offload.param.buffer_size);
-  return std::max(numel, kNormBlock);
+  const int64_t stored = std::accumulate(numels.begin(), numels.end(), int64_t{0}) /
+                         (sharding.policy.shard_state ? sharding.shard_ranks : 1);
+  return std::max({numel, kNormBlock, stored / kMaxChunks});
 }
 
 StoredRange stored_range(const Sharding& sharding, const BucketPlan& plan,
@@ -36,9 +42,9 @@ StoredRange stored_range(const Sharding& sharding, const BucketPlan& plan,
   return stored;
 }
 
-std::vector<Chunk> chunks_of(const Sharding& sharding, const Bucket& bucket) {
+std::vector<Chunk> chunks_of(const Bucket& bucket, int64_t host_numel) {
   const StoredRange& stored = bucket.stored;
-  ChunkSizes sizes{.device = stored.numel, .host = host_chunk_numel(sharding)};
+  ChunkSizes sizes{.device = stored.numel, .host = host_numel};
   if (bucket.moves_params) sizes.device = sizes.host;
   return cut_chunks(bucket.layout, stored.begin, stored.numel, stored.host_from, sizes);
 }
@@ -73,6 +79,7 @@ std::vector<Bucket> make_buckets(const Sharding& sharding, std::span<const int64
                                  std::span<const ModuleId> modules) {
   std::vector<Bucket> buckets;
   ChunkNumbers numbers(sharding.offload.param);
+  const int64_t host_numel = host_chunk_numel(sharding, numels);
   for (BucketPlan& plan : plan_buckets(sharding.specs, numels, modules, sharding.zero)) {
     Bucket& bucket = buckets.emplace_back();
     bucket.index = static_cast<int>(buckets.size()) - 1;
@@ -89,7 +96,7 @@ std::vector<Bucket> make_buckets(const Sharding& sharding, std::span<const int64
     bucket.stored = stored_range(sharding, plan, bucket.layout);
     bucket.moves_params = sharding.moves_parameters() && plan.shard_params;
     bucket.plan = std::move(plan);
-    bucket.chunks = chunks_of(sharding, bucket);
+    bucket.chunks = chunks_of(bucket, host_numel);
     for (Chunk& chunk : bucket.chunks) numbers.number(bucket, chunk);
   }
   return buckets;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <nccl.h>
 
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -13,6 +14,7 @@
 #include <string>
 #include <thread>
 
+#include "comm/agreement.h"
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/runtime/current_device.h"
@@ -341,6 +343,19 @@ TEST_F(NcclFailureTest, ReducesWithoutCopiesWhereDtypesAgree) {
                   fake_.counts()["cudaMallocFromPoolAsync"],
               before);
     communicator.barrier(device.inline_stream(), "").synchronize();
+  });
+}
+
+// It has not come to its group yet, whose other rank waits for it there.
+TEST_F(NcclFailureTest, ARankThatFailsDuringASplitEndsItForAllGroups) {
+  on_ranks(4, kDeadline, [&](Communicator& world, CudaDevice& device) {
+    const int color = world.rank() / 2;
+    if (world.rank() == 3) {
+      Agreement(world, device.inline_stream())
+          .gather(std::array<int64_t, 2>{color, 0}, "colors and keys of a split");
+      return world.abort("it cannot go on");
+    }
+    EXPECT_THAT(error_of([&] { world.split(color, 0, "half"); }), HasSubstr("it cannot go on"));
   });
 }
 

@@ -211,7 +211,7 @@ TEST_F(KeptMemoryTest, LeavesWhatThePlanNeedsWithinTheLimit) {
   config.zero.max_reuse_distance = 0;
   config.zero.prefetch_bucket_size = 0;
   const std::vector<ParameterSpec> specs = three_modules();
-  const int64_t limit = plan_memory(config, specs, 2, false).device() + kOther;
+  const int64_t limit = plan_memory(config, specs, {2, 2}).device() + kOther;
   EXPECT_GT(most_held(config, specs, 0).device, limit);
   EXPECT_LE(most_held(config, specs, limit).device, limit);
 }
@@ -231,7 +231,7 @@ TEST_F(KeptMemoryTest, LeavesWhatAccumulationNeedsWithinTheLimit) {
         config.precision.communication_dtype = comm_dtype;
         config.batch.accumulation_steps = accumulation;
         const std::vector<ParameterSpec> specs = three_modules();
-        const MemoryPlan plan = plan_memory(config, specs, 2, false);
+        const MemoryPlan plan = plan_memory(config, specs, {2, 2});
         const int64_t limit = plan.device() + kOther;
         fake_.reset();
         fake_.set_memory(2 * static_cast<size_t>(limit));

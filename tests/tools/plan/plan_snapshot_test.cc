@@ -53,7 +53,7 @@ Config config_of(const Planned& planned) {
 void expect_planned(const Planned& planned, int world_size) {
   const std::vector<ParameterSpec> specs = specs_of_plan();
   const Config config = config_of(planned);
-  const int64_t plan = plan_snapshot(config, specs, world_size);
+  const int64_t plan = plan_snapshot(config, specs, {world_size, world_size, true});
   run_ranks(world_size, [&](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine = Engine::create(config, *device, comm, specs, {ParameterGroup{}});
@@ -87,7 +87,7 @@ TEST(PlanSnapshot, IsWhatTheSaverOfAnEngineTakes) {
 TEST(PlanSnapshot, IsNothingWithoutAsynchronousSaves) {
   Config config = config_of({2});
   config.checkpoint.async_save = false;
-  EXPECT_EQ(plan_snapshot(config, specs_of_plan(), 2), 0);
+  EXPECT_EQ(plan_snapshot(config, specs_of_plan(), {2, 2, true}), 0);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "tools/plan/simulation.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,6 +33,7 @@ std::vector<ParameterSpec> layers() {
   for (int layer = 0; layer < kLayers; ++layer) {
     const std::string module = "h." + std::to_string(layer);
     specs.push_back({module + ".up", {32, 128}, module, 0, true, ""});
+    specs.back().use_muon = true;
     specs.push_back({module + ".bias", {128}, module, 0, true, ""});
   }
   return specs;
@@ -114,6 +116,9 @@ TEST(SimulationTest, PlansTheCallsThatRanksMake) {
             << ranks << " ranks, stage " << stage << what;
       };
       expect_planned("");
+      config.optimizer.type = "Muon";
+      expect_planned(", Muon");
+      config.optimizer.type = "AdamW";
       if (stage == 0 || ranks == 2) continue;
       config.zero.shard_group_size = host;
       expect_planned(", groups");
@@ -288,11 +293,14 @@ TEST(SimulationTest, WhatCannotBeMeantIsAnError) {
   const auto error = [&] { return error_of([&] { plan_report(options); }); };
   EXPECT_THAT(error(), HasSubstr("--simulate needs --link and --nvlink"));
   options.link = "400Gbit";
-  options.nvlink = "450";
-  EXPECT_THAT(error(), HasSubstr("--nvlink '450': expected a rate"));
+  for (const char* rate : {"450", "450GiB/s", "450Gbps", "0GB/s", "-1GB/s", "GB/s"}) {
+    options.nvlink = rate;
+    EXPECT_THAT(error(), AllOf(HasSubstr(fmt::format("--nvlink '{}': expected a rate", rate)),
+                               HasSubstr("Mbit, Gbit, Tbit, MB, GB or TB per second")));
+  }
   options.nvlink = "450GB/s";
-  for (const char* cluster :
-       {"hosts=0", "hosts", "hosts=2", "racks=2", "hosts=2,gpus=x", "hosts=2,gpus=2,hosts=3"}) {
+  for (const char* cluster : {"hosts=0", "hosts", "hosts=2", "racks=2", "hosts=2,gpus=x",
+                              "hosts=2,gpus=2,hosts=3", "hosts=2,gpus=2,"}) {
     options.simulate = cluster;
     EXPECT_THAT(error(), HasSubstr("expected hosts=H,gpus=G")) << cluster;
   }
@@ -309,6 +317,8 @@ TEST(SimulationTest, WhatCannotBeMeantIsAnError) {
   options.link_cpu.clear();
   options.tflops = 400;
   EXPECT_THAT(error(), HasSubstr("--tflops needs the number of tokens per step"));
+  options.seq_len = 4096;
+  EXPECT_THAT(error(), HasSubstr("got 0 sequences of 4096 tokens"));
   options.micro_batch = options.seq_len = int64_t{1} << 40;
   EXPECT_THAT(error(), HasSubstr("are more than 2^63 tokens"));
   options.world_size = 4;

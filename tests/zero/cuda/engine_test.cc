@@ -142,7 +142,7 @@ void expect_parameters_elsewhere(Engine& engine, Device& device, const MemoryPla
 // Compares what is held between steps, and what is beside it at most, with the plan.
 void expect_planned_groups(const Setting& setting, Engine& engine, Device& device, int ranks) {
   const MemoryPlan plan =
-      plan_memory(config_of(setting), testing::toy_specs(), ranks, false, setting.ranks_of_host);
+      plan_memory(config_of(setting), testing::toy_specs(), {ranks, setting.ranks_of_host});
   EXPECT_EQ(plan.second_copy > 0, setting.second_copy);
   const int64_t states =
       plan.parameters + plan.second_copy + plan.gradients + plan.masters + plan.moments;
@@ -166,9 +166,9 @@ uint64_t train(const Setting& setting, Communicator& comm, Device& device) {
     EXPECT_TRUE(engine->step().applied);
   }
   if (setting.param != OffloadDevice::none && comm.transport() == "nccl" && comm.rank() == 0) {
-    expect_parameters_elsewhere(
-        *engine, device,
-        plan_memory(config_of(setting), testing::toy_specs(), comm.world_size(), false));
+    expect_parameters_elsewhere(*engine, device,
+                                plan_memory(config_of(setting), testing::toy_specs(),
+                                            {comm.world_size(), comm.world_size()}));
   }
   if (setting.ranks_of_host > 0 && comm.transport() == "nccl" && comm.rank() == 0) {
     expect_planned_groups(setting, *engine, device, comm.world_size());

@@ -313,7 +313,7 @@ TEST_P(UnusedPoolerTest, HoldsNothingBackFromTheSecondStepOn) {
   config.zero.stage = GetParam();
   config.zero.reduce_bucket_size = 64 * 64;
   config.zero.param_persistence_threshold = 0;
-  const MemoryPlan plan = plan_memory(config, with_unused_pooler(), 2, true);
+  const MemoryPlan plan = plan_memory(config, with_unused_pooler(), {2, 2, true});
   run_ranks(2, [&](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine =

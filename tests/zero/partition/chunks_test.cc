@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <vector>
+
+#include "zero/partition/sharded_model.h"
 
 namespace zerorun {
 namespace {
@@ -58,6 +61,22 @@ TEST(Chunks, CoverTheStoredRangeAndAreCutOnTheGridOfEveryParameter) {
       }
       EXPECT_EQ(at, numel);
     }
+  }
+}
+
+// So a plan for ranks that could never hold their shards ends soon, too.
+TEST(Chunks, OfAnyModelAreFew) {
+  Config config;
+  config.zero.stage = 2;
+  config.offload.optimizer.device = OffloadDevice::cpu;
+  for (const int64_t numel : {int64_t{1} << 22, int64_t{1} << 40, int64_t{1} << 49}) {
+    std::vector<ParameterSpec> specs;
+    for (const char* name : {"a", "b", "c"}) specs.push_back({name, {numel / 256, 256}, "m"});
+    const ShardedModel model(config, specs, 2, /*computes_on_host=*/true);
+    size_t chunks = 0;
+    for (const Bucket& bucket : model.buckets) chunks += bucket.chunks.size();
+    EXPECT_GE(static_cast<int64_t>(chunks), 3 * std::min<int64_t>(numel / 2 >> 22, 1 << 14));
+    EXPECT_LE(chunks, size_t{(1 << 16) + 3 * 2});
   }
 }
 
