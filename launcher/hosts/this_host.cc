@@ -36,8 +36,13 @@ ThisHost look_at_this_host(Accelerator accelerator, bool own_program,
   here.cores = group_by_core(chosen_cpus(core_list));
   HostResources& resources = here.resources;
   resources.name = host_name();
-  resources.gpus =
-      visible_gpus(find_variable(here.environment, "CUDA_VISIBLE_DEVICES"), count_gpus());
+  const auto visible = find_variable(here.environment, "CUDA_VISIBLE_DEVICES");
+  const int gpus = count_gpus();
+  resources.gpus = visible_gpus(visible, gpus);
+  if (gpus > 0 && resources.gpus.empty() && !hides_all_gpus()) {
+    resources.why_no_gpu = fmt::format("CUDA_VISIBLE_DEVICES={} shows none of this host's {} GPU{}",
+                                       visible.value_or(""), gpus, gpus == 1 ? "" : "s");
+  }
   resources.cpus = count_cpus(here.cores);
   resources.numa_nodes = count_nodes(here.cores);
   resources.own_program = own_program;

@@ -153,7 +153,7 @@ Selection take_slots(const std::vector<int>& slots, const RankRequest& request,
     selection.none_found = !asked && host.gpus.empty();
     if (!asked) {
       selection.note = fmt::format("{}: {} CPU rank{}",
-                                   host.gpus.empty() ? "no GPU found" : host.cuda_problem.text,
+                                   host.gpus.empty() ? host.why_no_gpu : host.cuda_problem.text,
                                    slots.size(), slots.size() == 1 ? "" : "s");
     }
     return selection;

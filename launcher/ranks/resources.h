@@ -27,9 +27,10 @@ struct HostResources {
   std::vector<std::string> gpus;  // the base set, as CUDA_VISIBLE_DEVICES names them; slot = index
   int cpus = 1;                   // CPUs that this process may use
   int numa_nodes = 1;
-  bool own_program = false;    // the ranks run a program of zerorun's
-  CudaProblem cuda_problem{};  // why it cannot use GPUs, if it is one
-  bool share_gpus = false;     // more ranks than GPUs are allowed
+  bool own_program = false;                 // the ranks run a program of zerorun's
+  CudaProblem cuda_problem{};               // why it cannot use GPUs, if it is one
+  bool share_gpus = false;                  // more ranks than GPUs are allowed
+  std::string why_no_gpu = "no GPU found";  // where `gpus` is empty
 };
 
 struct Selection {

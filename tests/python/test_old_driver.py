@@ -140,6 +140,15 @@ def test_other_programs_may_find_gpus_that_dev_does_not_show(build: Path, zeroru
         assert set(result.stdout.split("\n")) == {f"[{seen}]", ""}
 
 
+def test_a_number_that_no_gpu_has_is_named(zerorun: Path, gpus_of_dev: Path) -> None:
+    result = subprocess.run(
+        with_two_gpus(gpus_of_dev, zerorun, "--no_python", "true"),
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "2"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "CUDA_VISIBLE_DEVICES=2 shows none of this host's 2 GPUs: 1 CPU rank" in result.stderr
+
+
 def test_train_computes_on_the_cpu_only_where_no_gpu_was_asked_for(
     build: Path, zerorun: Path, gpus_of_dev: Path
 ) -> None:

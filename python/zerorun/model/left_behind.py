@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["InnerHook", "LeftBehind", "ModuleHook"]
+from zerorun import _C
+
+__all__ = ["InnerHook", "LeftBehind", "ModuleHook", "check_hooks_are_taken"]
 
 
 def _replacement(kind: type[LeftBehind]) -> Any:
@@ -29,6 +31,19 @@ class LeftBehind:
 
 def _no_hook(*_args: Any) -> None:
     """Replaces the hook in a copied or pickled module."""
+
+
+def check_hooks_are_taken(model: nn.Module) -> None:
+    """Raises ConfigError naming a module with parameters that takes no hooks."""
+    for name, module in model.named_modules():
+        own = next(module.parameters(recurse=False), None)
+        if own is not None and isinstance(module, torch.jit.ScriptModule):
+            raise _C.ConfigError(
+                f"module {name or 'of the model'} was made by torch.jit, so it takes no hooks: "
+                "they gather parameters at stage 3, and wait for them with "
+                "zerorun.overlap_param_gather: use the module that it was made from "
+                "(torch.compile may compile it), or a lower stage without that setting"
+            )
 
 
 class ModuleHook(LeftBehind):

@@ -18,7 +18,7 @@ from zerorun.hooks.silent_results import EmptyStateWarnings
 from zerorun.hooks.updated_parameters import UpdatedParameters
 from zerorun.model.buffers import share_buffers
 from zerorun.model.engine_ranks import EngineRanks
-from zerorun.model.left_behind import LeftBehind
+from zerorun.model.left_behind import LeftBehind, check_hooks_are_taken
 from zerorun.model.local_tensor import is_distributed, local_gradient, place
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import Partition, PrivatePartition, partition_of
@@ -190,8 +190,10 @@ class Shards:
                     partition.detach()
                 place(parameter, full_view(self.core, self.layout, parameter))
             if model is not None and self.stage > 0 and self.settings.zero.overlap_param_gather:
+                check_hooks_are_taken(model)
                 self.updates = UpdatedParameters(model, self.core, self.layout)
             return
+        check_hooks_are_taken(model)
         hooks = GatherHooks(model, self.core, self.layout, self.device)
         self.gather_hooks = hooks
         intervals = by_parameter(self.core)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from pathlib import Path
 
 import torch
@@ -254,6 +255,23 @@ def case_an_initialize_that_fails_gives_the_model_back(_folder: Path) -> None:
         engine, *_ = zerorun.initialize(model, optimizer, config=config(stage))
         train(engine, 1)
         engine.destroy()
+
+
+def case_a_module_of_torch_jit_takes_no_hooks(_folder: Path) -> None:
+    for stage, overlap in ((3, False), (2, True), (2, False)):
+        model = make()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.jit is deprecated
+            model.blocks[1].norm = torch.jit.script(model.blocks[1].norm)
+        settings = config(stage, zerorun={"overlap_param_gather": overlap})
+        start = functools.partial(zerorun.initialize, model, adamw(model), config=settings)
+        if stage == 3 or overlap:
+            raises(zerorun.ConfigError, "module blocks.1.norm was made by torch.jit", start)
+            assert not any(m._forward_pre_hooks for m in model.modules())
+        else:
+            engine, *_ = start()
+            train(engine, 1)
+            engine.destroy()
 
 
 def case_values_that_are_replaced_instead_of_changed(_folder: Path) -> None:
