@@ -159,6 +159,7 @@ Finding find_on_own_disk(const std::string& directory, const std::string& tag) {
 
 // One rank's finding, on all ranks.
 struct Shared {
+  int rank = 0;
   fs::path folder;
   std::string text;
   Manifest manifest;
@@ -167,7 +168,8 @@ struct Shared {
 Shared share_finding(Communicator& comm, Stream& stream, const Finding& own,
                      const std::string& directory, int source) {
   const std::string name = share_text(comm, stream, own.name, source);
-  Shared shared{.folder = name.empty() ? fs::path(directory) : fs::path(directory) / name,
+  Shared shared{.rank = source,
+                .folder = name.empty() ? fs::path(directory) : fs::path(directory) / name,
                 .text = share_text(comm, stream, own.text, source)};
   shared.manifest = decode_manifest(shared.text, (shared.folder / kManifestName).string());
   return shared;
@@ -199,7 +201,7 @@ std::vector<std::string> missing_files(Agreement& agreement, const Shared& share
   return missing;
 }
 
-void tell_newer(const Logger& logger, const Shared& newer, const Shared& older, int rank,
+void tell_newer(const Logger& logger, const Shared& newer, const Shared& older,
                 const std::vector<std::string>& missing) {
   const auto name = [](const Shared& shared) {
     return fmt::format("{} (step {})", shared.folder.filename().string(),
@@ -207,10 +209,10 @@ void tell_newer(const Logger& logger, const Shared& newer, const Shared& older, 
   };
   if (missing.empty()) {
     logger.warning("rank {}'s host has {}, that of a lower rank only {}: the newer one is loaded",
-                   rank, name(newer), name(older));
+                   newer.rank, name(newer), name(older));
   } else {
-    logger.warning("rank {}'s host has {}, but no rank of this job finds {}: {} is loaded", rank,
-                   name(newer), fmt::join(missing, ", "), name(older));
+    logger.warning("rank {}'s host has {}, but no rank of this job finds {}: {} is loaded",
+                   newer.rank, name(newer), fmt::join(missing, ", "), name(older));
   }
 }
 
@@ -235,16 +237,23 @@ std::string share_checkpoint(EngineStates& engine, Communicator& comm, const std
   for (const int rank : tag.empty() ? ranks_after(steps, *lowest) : std::vector<int>()) {
     Shared newer = share(rank);
     const std::vector<std::string> missing = missing_files(agreement, newer);
-    tell_newer(Logger(comm.rank(), comm.world_size()), newer, chosen, rank, missing);
+    tell_newer(Logger(comm.rank(), comm.world_size()), newer, chosen, missing);
     if (!missing.empty()) continue;
     chosen = std::move(newer);
     break;
   }
   const Disks disks(comm, stream, directory);
-  agreement.run("load: make folder", [&] { create_folders(chosen.folder); });
+  const fs::path path = chosen.folder / kManifestName;
+  agreement.run("load: make folder", [&] {
+    create_folders(chosen.folder);
+    if (!path_exists(path) || read_text(path, kMaxManifestNbytes) == chosen.text) return;
+    fail<CheckpointError>(
+        "{} is of another save than the checkpoint of that name which rank {}'s host has and the "
+        "job is to load: move it away, or load another tag",
+        chosen.folder.string(), chosen.rank);
+  });
   bring_headers(agreement, disks, chosen.manifest, chosen.folder);
   agreement.run("load: keep tables", [&] {  // last: by it a folder is a checkpoint
-    const fs::path path = chosen.folder / kManifestName;
     if (disks.leads(agreement.rank()) && !path_exists(path)) write_whole_file(path, chosen.text);
   });
   return chosen.folder.string();

@@ -360,8 +360,8 @@ LoadedCheckpoint load_checkpoint(EngineStates& engine, Communicator& comm,
   agreement.run("load: plan", [&] {
     if (!same_for_all) {
       fail<CheckpointError>(
-          "the ranks see different checkpoints in {}: all ranks must load from one file system, or "
-          "the folders of that name on their hosts are of different saves: remove the older ones",
+          "the ranks see different checkpoints in {}: all ranks must load from "
+          "one file system",
           directory);
     }
     load->plan(strict);

@@ -1,3 +1,6 @@
+#include <exception>
+
+#include "core/printable.h"
 #include "python/bindings/register.h"
 #include "zerorun/error.h"
 
@@ -11,9 +14,19 @@ namespace {
 template <typename E>
 py::object register_error(py::module_& m, const char* name, const py::handle& bases,
                           const char* doc) {
-  auto& error = py::register_exception<E>(m, name, bases);
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> made;
+  const py::object& error =
+      made.call_once_and_store_result([&] { return py::exception<E>(m, name, bases); })
+          .get_stored();
   error.attr("__module__") = "zerorun";  // where users import it from, and what tracebacks show
   error.attr("__doc__") = doc;
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const E& found) {  // its text may have bytes of files and names, which may be any
+      PyErr_SetString(made.get_stored().ptr(), printable_lines(found.what()).c_str());
+    }
+  });
   return error;
 }
 

@@ -150,7 +150,8 @@ def import_checkpoint(
         if source.lr_scheduler:
             engine.lr_scheduler = _SavedSchedule(source.lr_scheduler)
         engine.saves_model_only = not with_states
-        engine.optimizer.unknown = _unknown(engine.optimizer.group_settings(), source)
+        if engine.optimizer is not None:  # something is trained
+            engine.optimizer.unknown = _unknown(engine.optimizer.group_settings(), source)
         engine.save_checkpoint(directory, None, client_state)
         return target
     finally:

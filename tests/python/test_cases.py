@@ -12,6 +12,7 @@ FILES = (
     "numbers",
     "mixed_norms",
     "packed_weights",
+    "saved_dtypes",
     "silence",
     "clipping",
     "optimizers",

@@ -133,6 +133,8 @@ def test_an_imported_model_is_trained_with_the_engines_own_settings(
         engine.destroy()
     assert results[0] == results[1]
     assert results[0][-1] != results[0][0]
+    all_frozen = [str(source), str(tmp_path / "frozen"), "--tensor", "*=frozen"]
+    assert conversion.main(["import", *all_frozen]) == 0
     out = str(tmp_path / "dcp")
     assert conversion.main(["export", str(tmp_path / "own"), out, "--to", "dcp"]) == 0
     names = dcp.FileSystemReader(out).read_metadata().state_dict_metadata

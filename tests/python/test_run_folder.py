@@ -262,6 +262,27 @@ def test_checkpoints_are_listed_shown_and_compared(train, ckpt, tmp_path):
     assert ckpt("ls", "nowhere", fails=True)[0] == 2
 
 
+def test_a_checkpoint_of_which_other_hosts_have_files_is_shown(train, ckpt, tmp_path):
+    """With node-local storage, where the headers of those files are here."""
+    assert train("--steps", 1, "--save", "run")[0] == 0
+    before = json.loads(ckpt("show", "run", "--json"))["parameters"]
+    step = tmp_path / "run" / "step1"
+    file = json.loads((step / "checkpoint.json").read_text())["files"][1]
+    data = (step / file["name"]).read_bytes()
+    (step / (file["name"] + ".header")).write_bytes(data[: file["header_nbytes"]])
+    (step / file["name"]).unlink()
+    after = json.loads(ckpt("show", "run", "--json"))["parameters"]
+    elsewhere = [entry["name"] for entry in after if "on_other_hosts" in entry]
+    assert 0 < len(elsewhere) < len(after)
+    for entry, same in zip(before, after, strict=True):
+        if entry["name"] in elsewhere:
+            entry["on_other_hosts"] = True
+            del entry["norm"]
+        assert same == entry
+    assert ckpt("show", "run").count(" on other hosts\n") == len(elsewhere)
+    assert "is missing, although" in ckpt("verify", "run", fails=True)[1]
+
+
 def test_values_of_show_are_those_of_the_saved_model(train, ckpt, tmp_path):
     torch = pytest.importorskip("torch")
     safetensors = pytest.importorskip("safetensors.torch")

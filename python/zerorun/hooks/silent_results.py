@@ -3,7 +3,11 @@ go."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import warnings
+import weakref
 from typing import Any
 
 import torch
@@ -18,46 +22,50 @@ EMPTY_PARAMETERS = (
     "sharded at stage 3. engine.full_state_dict() is the whole model's, save_checkpoint saves all; "
     "within zerorun.zero.GatheredParameters(model.parameters()) a state dict is whole"
 )
+_PACKAGES = tuple(
+    os.path.join(os.path.dirname(path), "") for path in (torch.__file__, os.path.dirname(__file__))
+)
 
 
 class EmptyStateWarnings:
-    """Until remove(), warns when a state dict of the model, or of a module in it, has parameters
-    that are empty. `names`: those of the sharded ones."""
+    """Until remove(), warns when a state dict of the model, of a module in it, or of what one of
+    them is in, has parameters that are empty: once for each dictionary."""
 
-    def __init__(self, model: nn.Module, names: set[str]) -> None:
-        self._names = names
-        whole = ModuleHook(self._look_at_model)
-        self._handles = [model.register_state_dict_post_hook(whole)]
-        for name, module in model.named_modules():
-            if module is not model:
-                hook = ModuleHook(self._look_at_part, f"{name}.")
+    def __init__(self, model: nn.Module, sharded: set[nn.Parameter]) -> None:
+        self._last: weakref.ref[Any] | None = None  # the dictionary that was warned of
+        self._handles = []
+        for module in model.modules():
+            names = {name for name, p in module.named_parameters(recurse=False) if p in sharded}
+            if names:
+                hook = ModuleHook(self._look_at, names)
                 self._handles.append(module.register_state_dict_post_hook(hook))
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
 
-    def _look_at_model(
-        self, _module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any
+    def _look_at(
+        self, names: set[str], _module: nn.Module, state: Any, prefix: str, _metadata: Any
     ) -> None:
-        self._warn([name for name in self._names if _is_empty(state.get(prefix + name))])
-
-    def _look_at_part(
-        self, path: str, _module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any
-    ) -> None:
-        if prefix:  # of a state dict that has more, which is looked at when it is complete
+        empty = sorted(name for name in names if _is_empty(state.get(prefix + name)))
+        if not empty or (self._last is not None and self._last() is state):
             return
-        own = [name.removeprefix(path) for name in self._names if name.startswith(path)]
-        self._warn([name for name in own if _is_empty(state.get(name))])
+        with contextlib.suppress(TypeError):  # a plain dictionary of the caller's
+            self._last = weakref.ref(state)
+        warnings.warn_explicit(
+            f"state_dict: {prefix}{empty[0]} is empty, as others may be, since it is "
+            f"{EMPTY_PARAMETERS}",
+            UserWarning,
+            *_place_of_call(),
+        )
 
-    @staticmethod
-    def _warn(empty: list[str]) -> None:
-        if empty:
-            more = f" and {len(empty) - 1} more are" if len(empty) > 1 else " is"
-            warnings.warn(
-                f"state_dict: {min(empty)}{more} empty, since they are {EMPTY_PARAMETERS}",
-                stacklevel=5,
-            )
+
+def _place_of_call() -> tuple[str, int]:
+    """The file and line of the program that asks for a state dict."""
+    frame: Any = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def _is_empty(value: Any) -> bool:

@@ -208,8 +208,9 @@ class ModelLayout:  # size: a table, each column of which somebody reads
         """By name in checkpoints, where the core's dtype does not say what the bytes are."""
         return {
             self.saved_name(p): p.dtype
-            for p in self.own_dtype
-            if is_packed(p) or p.dtype != CORE_DTYPES[core_dtype_of(p.dtype)]
+            for p in self.names  # in their order
+            if p in self.own_dtype
+            and (is_packed(p) or p.dtype != CORE_DTYPES[core_dtype_of(p.dtype)])
         }
 
     def stored_shape(self, parameter: nn.Parameter) -> list[int]:

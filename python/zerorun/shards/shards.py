@@ -204,11 +204,7 @@ class Shards:
                 EnginePartition(hooks, self.communicator_of(parameter), unit, parameter, own)
             unit.place()
         hooks.attach()
-        sharded = {
-            name
-            for name, parameter in model.named_parameters(remove_duplicate=False)
-            if parameter in self.layout.ids and self.core.is_sharded(self.layout.ids[parameter])
-        }
+        sharded = {p for p, index in self.layout.ids.items() if self.core.is_sharded(index)}
         self._handles.append(EmptyStateWarnings(model, sharded))
 
     def until_closed(self, handle: Any) -> None:

@@ -161,6 +161,19 @@ TEST_F(NodeLocal, AHostThatWasAwayDoesNotTakeTheJobBack) {
   EXPECT_EQ(load(4, with_a, 1, "step1"), fine_);  // asked for by name
 }
 
+TEST_F(NodeLocal, AnotherSaveOfTheSameTagOnOneHostIsNotMixedIn) {
+  save(4, two_hosts, "same", 1);
+  save(
+      4, [](int) { return "c"; }, "same", 2);
+  const auto files = files_of("c", "same");
+  const auto three = [](int rank) { return std::string(1, static_cast<char>("aabc"[rank])); };
+  for (const std::string& error : load(4, three, 1, "same")) {
+    EXPECT_THAT(error, HasSubstr("c/same is of another save than the checkpoint of that name which "
+                                 "rank 0's host has"));
+  }
+  EXPECT_EQ(files_of("c", "same"), files);
+}
+
 TEST_F(NodeLocal, WhatNoHostHasIsNamedAndNothingChanges) {
   save(4, two_hosts, "step1", 1);
   for (const std::string& error : load(

@@ -302,7 +302,7 @@ def case_chunks_of_another_tensor_change_nothing(folder: Path) -> None:
     if RANK == 0:
         (path / ".metadata").write_bytes(pickle.dumps(metadata))
     engine.communicator.barrier()
-    message = "got 11 elements of torch.float32, 77 elements of torch.float32 were saved"
+    message = "got 5 elements of torch.float32, 35 elements of torch.float32 were saved"
     raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(path))
     assert engine.core.parameter_hash() == before
     assert engine.core.step_count == 0
@@ -348,7 +348,9 @@ def case_weights_that_no_model_has_change_nothing(folder: Path) -> None:
             (folder / name).mkdir(parents=True)
             torch.save(make_model().state_dict() | wrong, folder / name / "pytorch_model.bin")
         engine.communicator.barrier()
-        message = "expected names with dense tensors of real numbers"
+        message = "expected names with dense tensors"
+        if name == "complex":
+            message = "first.weight is torch.complex64, in this model torch.float32"
         raises(zerorun.CheckpointError, message, lambda p=folder / name: engine.load_checkpoint(p))
     if RANK == 0:
         (folder / "loop").mkdir()

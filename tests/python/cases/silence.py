@@ -32,12 +32,17 @@ def case_state_dicts_of_sharded_parameters_are_not_empty_in_silence(_folder: Pat
     model = make()
     engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
     raises(zerorun.ConfigError, "state_dict: embedding.weight is empty", engine.state_dict)
-    with pytest.warns(UserWarning, match="state_dict: blocks.0.*are empty") as warned:
-        model.state_dict()
-    assert len(warned) == 1
-    with pytest.warns(UserWarning, match="state_dict: down.bias.*are empty") as warned:
-        model.blocks[1].state_dict()
-    assert len(warned) == 1
+    for name, state_dict in (
+        (r"embedding\.weight", model.state_dict),
+        (r"x\.embedding\.weight", lambda: model.state_dict(prefix="x.")),
+        (r"norm\.bias", model.blocks[1].state_dict),
+        (r"y\.norm\.bias", lambda: model.blocks[1].state_dict(prefix="y.")),
+        (r"block\.norm\.bias", nn.ModuleDict({"block": model.blocks[1]}).state_dict),
+        (r"_orig_mod\.norm\.bias", torch.compile(model.blocks[1], backend="eager").state_dict),
+    ):
+        with pytest.warns(UserWarning, match=f"state_dict: {name} is empty") as warned:
+            state_dict()
+        assert [warning.filename for warning in warned] == [__file__]
     with pytest.warns(UserWarning, match="has an empty parameter"):
         pickle.dumps(model)
     assert engine.state_dict(keep_vars=True)["embedding.weight"] is model.embedding.weight
