@@ -26,6 +26,10 @@ class ParameterSwitch {
   void release();
   bool available() const { return holders_ > 0; }
 
+  // For Python's garbage collector: parameters refer to their engine, and so to this.
+  int traverse(visitproc visit, void* arg) const;
+  void clear();
+
  private:
   struct Entry {
     pybind11::object parameter;

@@ -25,19 +25,27 @@ class BucketMemory(ABC):
     tensors of the engine's.
     """
 
+    def __init__(self) -> None:
+        self._flat: dict[int, torch.Tensor] = {}  # by bucket
+
     @staticmethod
     def serving(core: _C.Engine, device: torch.device) -> BucketMemory:
         memory = _HostMemory() if device.type == "cpu" else _TorchMemory(device)
         memory.serve(core)
         return memory
 
+    def flat(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A bucket of `numel` elements. Before the first gather."""
+        if bucket not in self._flat:
+            self._flat[bucket] = self._made(bucket, numel, dtype)
+        return self._flat[bucket]
+
     @abstractmethod
     def serve(self, core: _C.Engine) -> None:
         """From now on the engine gathers into this memory; copies that nobody holds are dropped."""
 
     @abstractmethod
-    def flat(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A bucket of `numel` elements. Before the first gather."""
+    def _made(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor: ...
 
     @abstractmethod
     def empty(self, bucket: int) -> None:
@@ -49,17 +57,14 @@ class _HostMemory(BucketMemory):
     for each gather, and the system clears each before it is used."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._pool = _C.PagePool()
-        self._flat: dict[int, torch.Tensor] = {}  # by bucket
 
     def serve(self, core: _C.Engine) -> None:
         self._pool.serve(core)
 
-    def flat(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        if bucket not in self._flat:
-            nbytes = numel * dtype.itemsize
-            self._flat[bucket] = tensor_of(self._pool.reserve(bucket, nbytes)).view(dtype)
-        return self._flat[bucket]
+    def _made(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return tensor_of(self._pool.reserve(bucket, numel * dtype.itemsize)).view(dtype)
 
     def empty(self, bucket: int) -> None:
         pass  # it never had memory
@@ -69,16 +74,14 @@ class _TorchMemory(BucketMemory):
     """PyTorch's allocator's, which knows the streams of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self._device = device
-        self._flat: dict[int, torch.Tensor] = {}  # by bucket
 
     def serve(self, core: _C.Engine) -> None:
         core.use_full_memory(self._acquire, self.empty)
 
-    def flat(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        if bucket not in self._flat:
-            self._flat[bucket] = torch.empty(numel, dtype=dtype, device=self._device)
-        return self._flat[bucket]
+    def _made(self, _bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(numel, dtype=dtype, device=self._device)
 
     def empty(self, bucket: int) -> None:
         flat = self._flat[bucket]

@@ -38,12 +38,14 @@ def ranks_of_group(group: Any, what: str) -> tuple[int, ...]:
             f"{what}: needs torch.distributed: call init_process_group() before, and make the "
             "groups with it"
         )
-    if isinstance(group, str):
-        raise _C.ConfigError(f"{what}: got '{group}', expected a process group or a list of ranks")
-    if isinstance(group, Sequence):
-        ranks = tuple(int(rank) for rank in group)
-    else:
-        ranks = tuple(distributed.get_process_group_ranks(group))
+    try:
+        listed = isinstance(group, Sequence) and not isinstance(group, str)
+        found = group if listed else distributed.get_process_group_ranks(group)
+        ranks = tuple(int(rank) for rank in found)
+    except (KeyError, TypeError, ValueError):
+        raise _C.ConfigError(
+            f"{what}: got {group!r:.80}, expected a process group or a list of ranks"
+        ) from None
     if distributed.get_rank() not in ranks:
         raise _C.ConfigError(
             f"{what}: got ranks {list(ranks)}, and rank {distributed.get_rank()} is not one of "
@@ -71,8 +73,7 @@ def mesh_of(mpu: Any = None, device_mesh: Any = None, mesh_param: Any = None) ->
         return _of_mpu(mpu)
     if mesh_param is not None and isinstance(mesh_param, Sequence):
         return _of_sizes(mesh_param)
-    found = device_mesh if device_mesh is not None else mesh_param
-    return None if found is None else _of_device_mesh(found)
+    return _of_device_mesh(given[present[0]], present[0]) if present else None
 
 
 def _of_sizes(sizes: Sequence[int]) -> Mesh:
@@ -153,15 +154,15 @@ def _check_sequence(mpu: Any, ranks: tuple[int, ...], size: int) -> None:
         )
 
 
-def _of_device_mesh(mesh: Any) -> Mesh:
+def _of_device_mesh(mesh: Any, what: str) -> Mesh:
     ranks, names = getattr(mesh, "mesh", None), getattr(mesh, "mesh_dim_names", None)
     if not isinstance(ranks, torch.Tensor):
         raise _C.ConfigError(
-            f"device_mesh: got {type(mesh)}, expected torch's DeviceMesh, as init_device_mesh makes"
+            f"{what}: got {mesh!r:.80}, expected torch's DeviceMesh, as init_device_mesh makes"
         )
     if names is None and ranks.dim() > 1:
         raise _C.ConfigError(
-            f"device_mesh: its {ranks.dim()} dimensions have no names, which say what they are: "
+            f"{what}: its {ranks.dim()} dimensions have no names, which say what they are: "
             "init_device_mesh(device, (2, 2), mesh_dim_names=('dp', 'tp'))"
         )
     names = ("dp",) if names is None else tuple(names)
@@ -171,7 +172,7 @@ def _of_device_mesh(mesh: Any) -> Mesh:
             nearest = _C.nearest_name(name, sorted(known))
             hint = f" (did you mean '{nearest}'?)" if nearest else ""
             raise _C.ConfigError(
-                f"device_mesh: a dimension is named '{name}'{hint}: expected, for ranks with other "
+                f"{what}: a dimension is named '{name}'{hint}: expected, for ranks with other "
                 f"data, one of {', '.join(sorted(_DATA))}; for parts of the model, of "
                 f"{', '.join(sorted(_MODEL))}; for parts of a sequence, of "
                 f"{', '.join(sorted(_SEQUENCE))}"
@@ -179,7 +180,7 @@ def _of_device_mesh(mesh: Any) -> Mesh:
     world = communicator.world()
     if ranks.numel() != world.world_size:
         raise _C.ConfigError(
-            f"device_mesh: has {ranks.numel()} ranks, expected all {world.world_size} of the job: "
+            f"{what}: has {ranks.numel()} ranks, expected all {world.world_size} of the job: "
             "give the whole mesh, not a slice of it"
         )
     sizes = dict(zip(names, ranks.shape, strict=True))

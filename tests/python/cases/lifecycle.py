@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,18 @@ def case_a_dropped_engine_leaves_a_usable_model(_folder: Path) -> None:
         assert abs(loss_of(engine, batch_of(5)).item() - loss) < 1e-5
         train(engine, 1)
         engine.destroy()
+
+
+def case_an_engine_that_is_dropped_with_its_model_is_freed(_folder: Path) -> None:
+    for stage in STAGES:
+        for share in (True, False):
+            model = make()
+            engine = start(stage, model, zerorun={"comm_timeout": 30, "share_parameters": share})
+            train(engine, 2)
+            dropped = weakref.ref(model), weakref.ref(engine.core)
+            del model, engine
+            gc.collect()
+            assert [each() for each in dropped] == [None, None]
 
 
 def case_an_initialize_that_fails_late_leaves_the_model_as_it_was(_folder: Path) -> None:

@@ -352,6 +352,16 @@ def case_what_contradicts_itself_is_an_error(_folder: Path) -> None:
     raises(zerorun.ConfigError, "no get_data_parallel_group", lambda: start(mpu=object()))
     nameless = types.SimpleNamespace(get_data_parallel_group=megatron().get_data_parallel_group)
     raises(zerorun.ConfigError, "get_model_parallel_rank() and", lambda: start(mpu=nameless))
+    for group in (5, "22", ["a"]):
+        given = types.SimpleNamespace(get_data_parallel_group=lambda found=group: found)
+        message = f"mpu.get_data_parallel_group(): got {group!r}, expected a process group"
+        raises(zerorun.ConfigError, message, lambda mpu=given: start(mpu=mpu))
+    raises(
+        zerorun.ConfigError,
+        "zero.Init: zero_param_parallel_group: got 5, expected a process group",
+        lambda: zerorun.zero.Init(zero_param_parallel_group=5),
+    )
+    raises(zerorun.ConfigError, "mesh_param: got {'dp': 4}", lambda: start(mesh_param={"dp": 4}))
     raises(zerorun.ConfigError, "expected the sizes of", lambda: start(mesh_param="22"))
     raises(zerorun.ConfigError, "expected the sizes of", lambda: start(mesh_param=(8, 0.5)))
     raises(
