@@ -182,6 +182,7 @@ std::vector<int> ranks_after(const std::vector<int64_t>& steps, int64_t step) {
     if (steps[rank] > step) ranks.emplace(steps[rank], static_cast<int>(rank));
   }
   std::vector<int> found;
+  found.reserve(ranks.size());
   for (const auto& [_, rank] : ranks) found.push_back(rank);
   return found;
 }

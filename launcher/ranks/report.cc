@@ -50,7 +50,8 @@ std::string cause_of_signal(int signal, const RankFailure& failure) {
                        *failure.shm_available >> 20)
                  : "shared memory or a mapped file ran out of space";
     case SIGSEGV:
-      return "a bug in native code (segmentation fault)";
+      return "a bug in native code (segmentation fault), or a tensor that shares the memory of a "
+             "gathered parameter (stage 3) and was read after the gather: clone() it before";
     case SIGILL:
       return "the program was built for another CPU (illegal instruction)";
     case SIGTERM:

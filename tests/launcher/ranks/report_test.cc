@@ -40,7 +40,9 @@ TEST(FailureReport, EndsWithHowAndWhy) {
             "  Traceback\n"
             "  Error: x\n"
             "[zerorun] error: rank 1 of 4 (pid 4242 on node7) was killed by SIGSEGV (signal 11)\n"
-            "[zerorun] likely cause: a bug in native code (segmentation fault)\n");
+            "[zerorun] likely cause: a bug in native code (segmentation fault), or a tensor that "
+            "shares the memory of a gathered parameter (stage 3) and was read after the gather: "
+            "clone() it before\n");
 }
 
 TEST(FailureReport, OfASingleRankDoesNotRepeatItsLines) {
