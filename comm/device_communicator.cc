@@ -22,16 +22,20 @@ const NcclBackend& open_nccl_backend() {
 constexpr const char* kNone = "none";
 
 // Tells all ranks alike which two of them have the same GPU, as "0 and 1", or kNone: rank 0 looks.
+// If there are two, rank 0 returns after all have read it: it then fails, and its store with it.
 std::string ranks_with_one_device(const GroupOptions& options, const std::string& mine) {
   const auto key = [&](int rank) { return fmt::format("{}/device/{}", options.name, rank); };
+  const auto seen = [&](int rank) { return fmt::format("{}/devices/seen/{}", options.name, rank); };
   const std::string answer = options.name + "/devices";
   const PatientGet get(options);
   options.store->set(key(options.rank), mine);
   if (options.rank > 0) {
-    return get(answer, [&] {
+    std::string found = get(answer, [&] {
       return fmt::format("all {} ranks to come with their GPUs: rank 0 knows who is missing",
                          options.world_size);
     });
+    if (found != kNone) options.store->set(seen(options.rank), "");
+    return found;
   }
   std::string found = kNone;
   std::map<std::string, int> owners;
@@ -43,6 +47,9 @@ std::string ranks_with_one_device(const GroupOptions& options, const std::string
     if (!is_first && found == kNone) found = fmt::format("{} and {}", owner->second, rank);
   }
   options.store->set(answer, found);
+  for (int rank = 1; found != kNone && rank < options.world_size; ++rank) {
+    get(seen(rank), [&] { return fmt::format("rank {} to read which GPUs are shared", rank); });
+  }
   return found;
 }
 
