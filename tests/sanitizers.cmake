@@ -27,7 +27,7 @@ if(ZERORUN_SANITIZE STREQUAL "thread")
     */ReduceTest*
     ReduceKernelsTest*
     # Processes of their own, killed or out of disk: no threads to look at.
-    *Crash* SaveFailure* Rules/OptimizerResume*
+    *Crash* SaveFailure* SplitFailure* Rules/OptimizerResume*
     # The CUDA backend's streams and communicators are in the failure tests and one stage.
     Transports/*nccl_* Transports/*host_staged_* CudaFailureTest.Every*
     Settings/EngineFailureTest* Transports/CommunicatorFailureTest*
