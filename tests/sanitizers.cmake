@@ -10,7 +10,7 @@ set(slow
   */UpdateConformance.DoesNotDependOnCutsOrThreads/* */UpdateConformance.HundredsOfSegments*
   Devices/*Conformance.*/cuda_with_delays
   # A hundred runs that are killed or meet a full disk, and random inputs, which fuzz_config has too.
-  OffloadCrash* Junk.DamagedConfigurations*
+  OffloadCrash* SplitFailure* Junk.DamagedConfigurations*
   # Every way from one job's checkpoint to another's, and a process killed at each of a save's calls.
   Matrix.* OffloadResume.AnySetting* EngineReshard.Any* Tags/Crash.*
   # Of runs whose calls fail, one engine on each transport stays.
@@ -27,7 +27,10 @@ if(ZERORUN_SANITIZE STREQUAL "thread")
     */ReduceTest*
     ReduceKernelsTest*
     # Processes of their own, killed or out of disk: no threads to look at.
-    *Crash* SaveFailure* SplitFailure* Rules/OptimizerResume*
+    *Crash* SaveFailure* Rules/OptimizerResume*
+    # Many bytes, of which other tests of the same threads have fewer.
+    HostsTest.SumsOfManyChunks* LargeCheckpoint.*/Odd BlockWriter.BytesInPlace*
+    RoundTrip.ParametersLongerThanARecord
     # The CUDA backend's streams and communicators are in the failure tests and one stage.
     Transports/*nccl_* Transports/*host_staged_* CudaFailureTest.Every*
     Settings/EngineFailureTest* Transports/CommunicatorFailureTest*
