@@ -61,12 +61,8 @@ bool has_all_values(const CheckpointReader& checkpoint, const std::vector<bool>&
 std::vector<Row> rows_of(const CheckpointReader& checkpoint, const SavedModel& model, bool norms) {
   const Manifest& manifest = checkpoint.manifest();
   const std::vector<bool> here = files_here(checkpoint);
+  const auto is_read = [](const Row& row) { return row.is_here && has_values(row.parameter); };
   uint64_t total = 0;
-  for (size_t i = 0; i < model.parameters().size(); ++i) {
-    const SavedModel::Parameter& parameter = model.parameters()[i];
-    if (has_values(parameter) && has_all_values(checkpoint, here, i)) total += nbytes_of(parameter);
-  }
-  ProgressBar bar("reading", total);
   std::vector<Row> rows;
   for (size_t i = 0; i < model.parameters().size(); ++i) {
     Row row{.parameter = model.parameters()[i],
@@ -77,11 +73,14 @@ std::vector<Row> rows_of(const CheckpointReader& checkpoint, const SavedModel& m
     for (const int state : manifest.parameters[i].states) {
       row.states.push_back(manifest.states[static_cast<size_t>(state)].name);
     }
-    if (norms && row.is_here && has_values(row.parameter)) {
-      row.norm = SavedValues(model, i).norm();
-      bar.add(nbytes_of(row.parameter));
-    }
+    if (is_read(row)) total += nbytes_of(row.parameter);
     rows.push_back(std::move(row));
+  }
+  ProgressBar bar("reading", total);
+  for (size_t i = 0; norms && i < rows.size(); ++i) {
+    if (!is_read(rows[i])) continue;
+    rows[i].norm = SavedValues(model, i).norm();
+    bar.add(nbytes_of(rows[i].parameter));
   }
   return rows;
 }

@@ -47,9 +47,10 @@ class _Pending(_Parameters):
     __slots__ = ()
 
     # By which one comes to what is in a dictionary.
-    for _name in ("__getitem__", "__iter__", "__repr__", "get", "items"):
-        locals()[_name] = _after_use(_name)
-    for _name in ("pop", "popitem", "setdefault", "values"):
+    for _name in (
+        *("__getitem__", "__iter__", "__repr__", "get", "items"),
+        *("pop", "popitem", "setdefault", "values"),
+    ):
         locals()[_name] = _after_use(_name)
 
 
