@@ -103,12 +103,14 @@ void define_simulation(CLI::App& tool, PlanOptions& plan) {
              "RATE");
   takes_text(
       tool.add_option("--nvlink", plan.nvlink,
-                      "Bandwidth between the GPUs of a host, per GPU and direction (450GB/s)"),
+                      "Bandwidth between the GPUs of a host, per GPU and direction (450GB/s); with "
+                      "cpus=: at which one of the ranks copies memory while all do"),
       "RATE");
   takes_text(
       tool.add_option("--link_cpu", plan.link_cpu,
                       "With cpus=: bandwidth per direction at which a host's cores can send and "
-                      "receive if they do nothing else (1GB/s); this time is added to a step"),
+                      "receive if they do nothing else (1GB/s); this time, and that of copying and "
+                      "quantizing, is added to a step"),
       "RATE");
   takes_number(tool.add_option("--latency_us", plan.latency_us,
                                "Latency of a message between hosts, in microseconds"),

@@ -29,6 +29,7 @@ class Streams {
     step_.link_bytes += cost.link_bytes;
     step_.link_messages += cost.link_messages;
     step_.near_bytes += cost.near_bytes;
+    quantized_ += call.quantized;
     step_.messages += cost.messages;
     step_.communication_s += cost.seconds;
     const bool gathers = call.op == Collective::all_gather && call.phase != StepCall::Phase::step;
@@ -52,7 +53,8 @@ class Streams {
   SimulatedStep finish() {
     wait_for(sent_);
     if (cluster_.link_cpu > 0) {
-      step_.sending_s = static_cast<double>(step_.link_bytes) / cluster_.link_cpu;
+      step_.cores_s = static_cast<double>(step_.link_bytes) / cluster_.link_cpu +
+                      static_cast<double>(step_.near_bytes + quantized_) / cluster_.nvlink;
     }
     return step_;
   }
@@ -68,6 +70,7 @@ class Streams {
   const int64_t tokens_;
   const bool overlaps_;
   SimulatedStep step_;
+  int64_t quantized_ = 0;  // as in StepCall
   double sent_ = 0.0;      // time until which the stream of collectives is busy
   double computed_ = 0.0;  // time until which the stream of computation is busy
   double needed_ = 0.0;    // time at which the last gather is complete
@@ -205,7 +208,7 @@ std::string simulation_report(const Config& config, std::span<const ParameterSpe
       cluster.flops > 0 ? "" : " (give --tflops, --micro_batch and --seq_len)",
       text_of_seconds(step.communication_s), text_of_seconds(step.exposed_s));
   if (cluster.link_cpu > 0) {
-    text += fmt::format("  cores sending           {}\n", text_of_seconds(step.sending_s));
+    text += fmt::format("  cores communicating     {}\n", text_of_seconds(step.cores_s));
   }
   text += growth(model, cluster);
   const HostLayout layout{cluster.ranks(), cluster.gpus, cluster.cpu};

@@ -21,8 +21,8 @@ struct SimulatedStep {
   double compute_s = 0.0;
   double communication_s = 0.0;
   double exposed_s = 0.0;  // time of communication that is not overlapped with computation
-  double sending_s = 0.0;  // time that cores spend on sending and receiving instead of computing
-  double seconds() const { return compute_s + exposed_s + sending_s; }
+  double cores_s = 0.0;    // time that cores spend on communication instead of computation
+  double seconds() const { return compute_s + exposed_s + cores_s; }
 };
 
 // `tokens` is the number of tokens of a rank in a micro-step. Collectives run one after the other:

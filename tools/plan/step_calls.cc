@@ -47,11 +47,13 @@ class StepCalls {
   static int64_t nbytes(const Bucket& bucket, DType dtype) {
     return bytes_of(bucket.layout.padded_numel(), dtype);
   }
-  void add(Collective op, CallRanks ranks, const Bucket& bucket, int64_t bytes, Phase phase) {
+  void add(Collective op, CallRanks ranks, const Bucket& bucket, int64_t bytes, Phase phase,
+           int64_t quantized = 0) {
     if (ranks.count == 1) return;
     calls_.push_back({.op = op,
                       .ranks = ranks,
                       .bytes = bytes,
+                      .quantized = quantized,
                       .bucket = bucket.index,
                       .phase = phase,
                       .micro_step = micro_});
@@ -78,11 +80,12 @@ class StepCalls {
     if (!is_first && sharding_.has_second_copy()) {
       add(Collective::all_gather, {sharding_.secondary_ranks, 1}, bucket, plain, phase);
     } else {
-      const bool quantized = QuantizedGather::takes(sharding_, bucket);
+      if (!QuantizedGather::takes(sharding_, bucket)) {
+        return add(Collective::all_gather, all(), bucket, plain, phase);
+      }
       add(Collective::all_gather, all(), bucket,
-          quantized ? quantized_nbytes(bucket.layout.padded_numel(), QuantizedGather::kBits)
-                    : plain,
-          phase);
+          quantized_nbytes(bucket.layout.padded_numel(), QuantizedGather::kBits), phase,
+          bytes_of(bucket.layout.shard_numel, sharding_.param_dtype) + plain);
     }
   }
 
@@ -103,12 +106,17 @@ class StepCalls {
     if (sharding_.computes_on_host) {
       add_reduction(Collective::reduce_scatter, {host_ranks_, 1}, bucket, numel, comm, comm, comm);
     } else {
-      add(Collective::all_to_all, {host_ranks_, 1}, bucket,
-          quantized_nbytes(numel, QuantizedReduction::kBitsWithin), Phase::backward);
+      exchange({host_ranks_, 1}, bucket, numel, QuantizedReduction::kBitsWithin);
     }
-    add(Collective::all_to_all, {sharding_.shard_ranks / host_ranks_, host_ranks_}, bucket,
-        quantized_nbytes(numel / host_ranks_, QuantizedReduction::bits_across(sharding_)),
-        Phase::backward);
+    exchange({sharding_.shard_ranks / host_ranks_, host_ranks_}, bucket, numel / host_ranks_,
+             QuantizedReduction::bits_across(sharding_));
+  }
+
+  // Adds an all_to_all of quantized gradients. A rank's own slice stays as it is.
+  void exchange(CallRanks ranks, const Bucket& bucket, int64_t numel, int bits) {
+    const int64_t others = bytes_of(numel - numel / ranks.count, sharding_.comm_dtype);
+    add(Collective::all_to_all, ranks, bucket, quantized_nbytes(numel, bits), Phase::backward,
+        2 * others);
   }
 
   // Muon updates whole matrices, whose directions ranks gather.

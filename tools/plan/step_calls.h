@@ -25,6 +25,9 @@ struct StepCall {
   // results.
   int64_t sums = 0;
   int64_t results = 0;
+  // If it sends fewer bits: bytes of the values, in their own dtype, that a rank quantizes and
+  // dequantizes for it.
+  int64_t quantized = 0;
   int bucket = -1;  // -1: no bucket
   Phase phase = Phase::step;
   int64_t micro_step = 0;

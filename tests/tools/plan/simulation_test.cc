@@ -226,17 +226,34 @@ TEST(SimulationTest, WithoutOverlapAllCommunicationIsExposed) {
   EXPECT_LT(simulate_step(config, layers(), cluster, 100'000).exposed_s, step.exposed_s);
 }
 
-// The link's bytes at the rate of the cores come on top of what the link itself takes.
-TEST(SimulationTest, CoresThatSendDoNotCompute) {
+// What cores send, copy and quantize comes on top of the time that the link itself takes.
+TEST(SimulationTest, CoresThatCommunicateDoNotCompute) {
   Config config;
-  config.zero.stage = 2;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.max_reuse_distance = 0;
   Cluster cluster{.hosts = 2, .gpus = 2, .cpu = true, .link = 1e9, .nvlink = 1e10};
   cluster.flops = 1e9;
-  const SimulatedStep free = simulate_step(config, layers(), cluster, 1000);
-  cluster.link_cpu = 5e8;
-  const SimulatedStep step = simulate_step(config, layers(), cluster, 1000);
-  EXPECT_NEAR(step.seconds() - free.seconds(), static_cast<double>(step.link_bytes) / 5e8, 1e-12);
-  EXPECT_DOUBLE_EQ(step.exposed_s, free.exposed_s);
+  const auto time_of_cores = [&] {
+    cluster.link_cpu = 0;
+    const SimulatedStep free = simulate_step(config, layers(), cluster, 1000);
+    cluster.link_cpu = 5e8;
+    const SimulatedStep step = simulate_step(config, layers(), cluster, 1000);
+    EXPECT_DOUBLE_EQ(step.exposed_s, free.exposed_s);
+    const double bytes_s =
+        static_cast<double>(step.link_bytes) / 5e8 + static_cast<double>(step.near_bytes) / 1e10;
+    return std::pair(step.seconds() - free.seconds(), bytes_s);
+  };
+  const auto [plain, of_plain_bytes] = time_of_cores();
+  EXPECT_NEAR(plain, of_plain_bytes, 1e-12);
+  config.zero.quantized_weights = true;
+  config.zero.quantized_gradients = true;
+  const auto [quantized, of_quantized_bytes] = time_of_cores();
+  // Matrices, of fp32, the first padded to four shards of whole blocks of 256: two gathers quantize
+  // a quarter of each and dequantize all of it. Each rank has the sums of two in a half, quantizes
+  // those of the other host, and dequantizes as many.
+  constexpr double kMatrices = 40 * 256 + kLayers * 32 * 128;
+  EXPECT_NEAR(quantized - of_quantized_bytes, kMatrices * 4 * (2 * 1.25 + 2 * 0.25) / 1e10, 1e-12);
 }
 
 TEST(SimulationTest, ComputationHidesGathersAndReductions) {
