@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "comm/rendezvous/store_server.h"
+#include "comm/rendezvous/tcp_store.h"
 #include "comm/shm/segment.h"
 #include "device/cpu/cpu_stream.h"
 #include "os/peer_user.h"
@@ -190,6 +191,20 @@ TEST(StoreTest, AServerThatHasGoneIsAnErrorAtOnce) {
   for (int i = 0; i < 2; ++i) {  // on the connection that broke, and without one
     EXPECT_THAT(error_of([&] { pair.client->set("key", ""); }), HasSubstr("rank 0"));
   }
+  EXPECT_LT(std::chrono::steady_clock::now() - before, 20s);  // not the timeout
+}
+
+TEST(StoreTest, AServerThatGoesBeforeItAnswersIsAnErrorAtOnceIfItCannotCome) {
+  Listener listener = reserve_port("127.0.0.1", 0);
+  listen_on(listener);
+  TcpStoreOptions options;
+  options.port = listener.port;
+  options.timeout = 60s;
+  FileDescriptor connection = connect_to("127.0.0.1", options.port, soon());
+  listener.socket.close();
+  const auto before = std::chrono::steady_clock::now();
+  EXPECT_THAT(error_of([&] { join_tcp_store(options, std::move(connection), Absence::gone); }),
+              HasSubstr("rank 0 does not listen"));
   EXPECT_LT(std::chrono::steady_clock::now() - before, 20s);  // not the timeout
 }
 
