@@ -20,7 +20,6 @@
 
 #include "comm/rendezvous/store_server.h"
 #include "comm/rendezvous/tcp_store.h"
-#include "comm/shm/segment.h"
 #include "device/cpu/cpu_stream.h"
 #include "os/peer_user.h"
 #include "os/socket.h"
@@ -385,20 +384,6 @@ TEST(StoreTest, FramesSurviveAnyBytes) {
   EXPECT_EQ(take_frame(stream, 10), "one");
   EXPECT_EQ(take_frame(stream, 10), "");
   EXPECT_EQ(take_frame(stream, 10), std::nullopt);
-}
-
-TEST(StoreTest, ATicketThatIsNoTicketIsAnError) {
-  const SegmentTicket ticket = Segment::create(4096)->ticket();
-  EXPECT_EQ(decode_ticket(encode(ticket)).inode, ticket.inode);
-  for (const std::string text : {"", "x", "a b c d e f g h", "id 1 -5 1 3 1 1 1",
-                                 "0123456789012345678901234567890123456789 1 5 1 3 1 1 1"}) {
-    EXPECT_THROW(decode_ticket(text), CommError) << text;
-  }
-  // Its owner has closed the file.
-  EXPECT_THROW(Segment::open(ticket), CommError);
-  SegmentTicket elsewhere = ticket;
-  elsewhere.owner.boot_id[0] ^= 1;
-  EXPECT_THAT(error_of([&] { Segment::open(elsewhere); }), HasSubstr("another host"));
 }
 
 }  // namespace
