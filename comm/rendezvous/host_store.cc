@@ -43,7 +43,8 @@ std::shared_ptr<Store> make_host_store(Communicator& comm, Stream& stream,
   options.port = static_cast<uint16_t>(words[0]);
   options.secret = secret_of(words);
   const Deadline deadline = std::chrono::steady_clock::now() + timeout;
-  return join_tcp_store(options, connect_to(options.host, options.port, deadline, Absence::gone));
+  return join_tcp_store(options, connect_to(options.host, options.port, deadline, Absence::gone),
+                        Absence::gone);
 }
 
 }  // namespace zerorun

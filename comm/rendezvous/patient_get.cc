@@ -10,6 +10,12 @@
 
 namespace zerorun {
 
+namespace {
+
+constexpr std::chrono::milliseconds kFirstLook{50};
+
+}  // namespace
+
 std::string PatientGet::operator()(const std::string& key,
                                    const std::function<std::string()>& what) const {
   using Clock = std::chrono::steady_clock;
@@ -18,7 +24,9 @@ std::string PatientGet::operator()(const std::string& key,
   while (true) {
     const auto waited = Clock::now() - started;
     auto until = std::min<Clock::duration>(options_.timeout, notice.next());
-    if (look_ || options_.look) until = std::min<Clock::duration>(until, waited + kLook);
+    if (look_ || options_.look) {
+      until = std::min(until, waited + std::clamp<Clock::duration>(waited, kFirstLook, kLook));
+    }
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - waited);
     try {
       return options_.store->get(key, std::max(left, std::chrono::milliseconds(1)));

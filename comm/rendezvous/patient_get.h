@@ -13,7 +13,8 @@ namespace zerorun {
 // if a wait is long. A wait for a group ends when GroupOptions::look throws.
 class PatientGet {
  public:
-  // The time between two looks.
+  // The longest time between two looks. The first ones come sooner, so that a rank that dies at
+  // once is noticed at once.
   static constexpr std::chrono::seconds kLook{1};
 
   // `options` must outlive this object. `look` is called like GroupOptions::look; null: nothing.

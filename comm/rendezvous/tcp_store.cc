@@ -47,9 +47,10 @@ class ServingTcpStore final : public TcpStore {
 // that waits does not keep others from setting.
 class ClientTcpStore final : public TcpStore {
  public:
-  ClientTcpStore(const TcpStoreOptions& options, FileDescriptor connection) : options_(options) {
+  ClientTcpStore(const TcpStoreOptions& options, FileDescriptor connection, Absence absence)
+      : options_(options) {
     const Deadline deadline = Clock::now() + options_.timeout;
-    idle_.push_back(greeted(std::move(connection), deadline, Absence::not_yet));
+    idle_.push_back(greeted(std::move(connection), deadline, absence));
   }
 
   void set(const std::string& key, const std::string& value) override {
@@ -153,8 +154,9 @@ std::shared_ptr<Store> serve_tcp_store(Listener listener, std::string secret) {
   return std::make_shared<ServingTcpStore>(std::move(listener), std::move(secret));
 }
 
-std::shared_ptr<Store> join_tcp_store(const TcpStoreOptions& options, FileDescriptor connection) {
-  return std::make_shared<ClientTcpStore>(options, std::move(connection));
+std::shared_ptr<Store> join_tcp_store(const TcpStoreOptions& options, FileDescriptor connection,
+                                      Absence absence) {
+  return std::make_shared<ClientTcpStore>(options, std::move(connection), absence);
 }
 
 std::shared_ptr<Store> make_tcp_store(const TcpStoreOptions& options) {

@@ -33,15 +33,6 @@ using testing::Setup;
 using testing::StreamKind;
 using testing::TransportUnderTest;
 
-// The inputs of all ranks.
-std::vector<Bytes> inputs_of_all(const Rank& rank, DType dtype, int64_t numel) {
-  std::vector<Bytes> inputs;
-  for (int peer = 0; peer < rank.world_size(); ++peer) {
-    inputs.push_back(random_values(dtype, numel, static_cast<unsigned>(peer)));
-  }
-  return inputs;
-}
-
 Bytes part_of(const Bytes& whole, int rank, int world_size) {
   const auto part = static_cast<ptrdiff_t>(whole.size()) / world_size;
   return {whole.begin() + rank * part, whole.begin() + (rank + 1) * part};
@@ -87,7 +78,7 @@ TEST_P(ConformanceTest, AllReduceAddsInAFixedTreeAndRoundsOnce) {
       for (const int64_t numel : kSizes) {
         if (is_large(numel) && cut_like_others(in_dtype)) continue;
         for (const Output output : {Output::overwrite, Output::accumulate}) {
-          const std::vector<Bytes> inputs = inputs_of_all(rank, in_dtype, numel);
+          const std::vector<Bytes>& inputs = rank.inputs_of_all(in_dtype, numel);
           const Bytes& mine = inputs[static_cast<size_t>(rank.number())];
           Bytes expected = random_values(out_dtype, numel, 77);
           const TensorView in = rank.make(mine, in_dtype);
@@ -109,7 +100,7 @@ TEST_P(ConformanceTest, CollectivesMadeTogetherGiveWhatTheyGiveOneByOne) {
     const Event done = rank->coalesced(rank.stream(), [&] {
       for (const auto& [in_dtype, out_dtype] : kReducible) {
         for (const int64_t numel : {int64_t{0}, int64_t{4099}}) {
-          const std::vector<Bytes> inputs = inputs_of_all(rank, in_dtype, numel);
+          const std::vector<Bytes>& inputs = rank.inputs_of_all(in_dtype, numel);
           Bytes expected = random_values(out_dtype, numel, 77);
           const TensorView out = rank.make(expected, out_dtype);
           const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], in_dtype);
@@ -131,7 +122,7 @@ TEST_P(ConformanceTest, AllReduceWorksInPlace) {
       for (const int64_t numel : kSizes) {
         if (is_large(numel) && cut_like_others(dtype)) continue;
         for (const Output output : {Output::overwrite, Output::accumulate}) {
-          const std::vector<Bytes> inputs = inputs_of_all(rank, dtype, numel);
+          const std::vector<Bytes>& inputs = rank.inputs_of_all(dtype, numel);
           Bytes expected = inputs[static_cast<size_t>(rank.number())];
           const TensorView inout = rank.make(expected, dtype);
           rank.reduce(inputs, dtype, ReduceOp::sum, output, dtype, expected);
@@ -148,7 +139,7 @@ TEST_P(ConformanceTest, AllReduceTakesMaxAndMin) {
   on_all_ranks([](Rank& rank) {
     for (const DType dtype : {DType::fp32, DType::int64}) {
       for (const ReduceOp op : {ReduceOp::max, ReduceOp::min}) {
-        const std::vector<Bytes> inputs = inputs_of_all(rank, dtype, 1021);
+        const std::vector<Bytes>& inputs = rank.inputs_of_all(dtype, 1021);
         Bytes expected = inputs.front();
         const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], dtype);
         const TensorView out = rank.make(expected, dtype);
@@ -167,7 +158,7 @@ TEST_P(ConformanceTest, ReduceScatterGivesEachRankItsSlice) {
         if (is_large(part) && cut_like_others(in_dtype)) continue;
         for (const Output output : {Output::overwrite, Output::accumulate}) {
           const int64_t numel = part * rank.world_size();
-          const std::vector<Bytes> inputs = inputs_of_all(rank, in_dtype, numel);
+          const std::vector<Bytes>& inputs = rank.inputs_of_all(in_dtype, numel);
           Bytes sum = random_values(out_dtype, numel, 77);
           const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], in_dtype);
           const TensorView out =
@@ -188,7 +179,7 @@ TEST_P(ConformanceTest, ReduceScatterWritesIntoItsOwnSliceOfTheInput) {
     for (const DType dtype : {DType::fp32, DType::bf16, DType::int64}) {
       for (const int64_t part : kParts) {
         if (is_large(part) && cut_like_others(dtype)) continue;
-        const std::vector<Bytes> inputs = inputs_of_all(rank, dtype, part * rank.world_size());
+        const std::vector<Bytes>& inputs = rank.inputs_of_all(dtype, part * rank.world_size());
         Bytes sum = inputs.front();
         const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], dtype);
         const TensorView out = in.slice(rank.number() * part, part);
@@ -228,7 +219,7 @@ TEST_P(ConformanceTest, AllToAllGivesEachRankItsSliceOfEveryInput) {
   on_all_ranks([](Rank& rank) {
     for (const DType dtype : {DType::uint8, DType::fp32}) {
       for (const int64_t part : kParts) {
-        const std::vector<Bytes> inputs = inputs_of_all(rank, dtype, part * rank.world_size());
+        const std::vector<Bytes>& inputs = rank.inputs_of_all(dtype, part * rank.world_size());
         Bytes expected;
         for (const Bytes& input : inputs) {
           const Bytes slice = part_of(input, rank.number(), rank.world_size());
@@ -275,8 +266,8 @@ TEST_P(ConformanceTest, InputsMayBeOverwrittenOnceTheEventHasHappened) {
       const Bytes bytes = rank.read(part);
       std::vector<int64_t> sums(static_cast<size_t>(part.numel));
       std::memcpy(sums.data(), bytes.data(), bytes.size());
-      const int64_t expected = round * rank.world_size();
-      ASSERT_EQ(std::count(sums.begin(), sums.end(), expected), part.numel) << round;
+      const std::vector<int64_t> expected(sums.size(), round * rank.world_size());
+      ASSERT_TRUE(sums == expected) << round;
     }
   });
 }
@@ -312,7 +303,7 @@ TEST_P(ConformanceTest, AllocatedMemoryIsZeroAndAligned) {
         EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 64, 0U);
         const auto bytes = view_of(*buffer, DType::uint8, static_cast<int64_t>(nbytes));
         const Bytes values = rank.read(bytes);
-        EXPECT_EQ(std::count(values.begin(), values.end(), std::byte{0}), bytes.numel);
+        EXPECT_TRUE(values == Bytes(nbytes)) << nbytes;
         rank->barrier(rank.stream(), "read").synchronize();
         if (sharing == Sharing::per_rank) rank.write(bytes, Bytes(nbytes, std::byte{1}));
       }

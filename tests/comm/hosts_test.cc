@@ -152,11 +152,11 @@ void expect_parts_of_sum(const std::string& hosts, DType dtype, int64_t row) {
 
 TEST(HostsTest, PartsOfManyChunksAreThoseOfTheSum) {
   const int64_t row = (int64_t{9} << 17) + 5;  // elements; a chunk has 2^18 of fp32 or less
-  for (const char* hosts : {"aabb", "abab", "abc", "aab"}) {
-    for (const DType dtype : {DType::fp32, DType::bf16}) {
-      SCOPED_TRACE(fmt::format("{} {}", hosts, name_of(dtype)));
-      expect_parts_of_sum(hosts, dtype, row);
-    }
+  for (const auto& [hosts, dtype] : {std::pair("aabb", DType::fp32), std::pair("aabb", DType::bf16),
+                                     std::pair("abab", DType::bf16), std::pair("abc", DType::fp32),
+                                     std::pair("aab", DType::bf16)}) {
+    SCOPED_TRACE(fmt::format("{} {}", hosts, name_of(dtype)));
+    expect_parts_of_sum(hosts, dtype, row);
   }
 }
 

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <list>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -61,6 +63,14 @@ class Rank {
     write(view, values);
     return view;
   }
+  // Of a collective: random, the same on all ranks and each time.
+  const std::vector<Bytes>& inputs_of_all(DType dtype, int64_t numel) {
+    std::vector<Bytes>& inputs = inputs_[{dtype, numel}];
+    for (auto peer = static_cast<int>(inputs.size()); peer < world_size(); ++peer) {
+      inputs.push_back(random_values(dtype, numel, static_cast<unsigned>(peer)));
+    }
+    return inputs;
+  }
   void clear() {
     used_ = 0;
     buffers_.clear();
@@ -98,6 +108,7 @@ class Rank {
   Buffer arena_;
   size_t used_ = 0;
   std::list<Buffer> buffers_;
+  std::map<std::pair<DType, int64_t>, std::vector<Bytes>> inputs_;
   std::unique_ptr<Stream> stream_;  // null: the inline one
 };
 

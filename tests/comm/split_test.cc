@@ -113,7 +113,7 @@ TEST(SplitTest, GroupsThatEndLeaveNothing) {
         [](Communicator& world) {
           const auto barrier = [&] { world.barrier(*make_inline_stream(), "").synchronize(); };
           Held before;
-          for (int round = 0; round < 22; ++round) {
+          for (int round = 0; round < 12; ++round) {
             barrier();
             if (round == 2) before = Held();
             barrier();

@@ -1,4 +1,4 @@
-"""Jobs of ranks that stay between files of cases."""
+"""Jobs of ranks that stay between files of cases, and whose ranks share what they import."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,46 @@ from typing import TextIO
 from ranks import DEADLINE, HERE, command, environment
 
 
+class RankSource:
+    """A process of which ranks are forks; see rank_source.py. It starts with the first of them."""
+
+    def __init__(self, build: Path, variables: Mapping[str, str]) -> None:
+        self._build, self._variables = build, variables
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = Path()
+
+    def socket(self) -> Path:
+        """Where the process listens, or will."""
+        if self._process is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="rank-source-"))
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(str(self._folder / "socket"))
+                listener.listen()
+                self._process = subprocess.Popen(
+                    [sys.executable, HERE / "rank_source.py", str(listener.fileno())],
+                    env=environment(self._build, **self._variables),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[listener.fileno()],
+                )
+        return self._folder / "socket"
+
+    def close(self) -> None:
+        """Ends the process, and ranks that there still are."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
 class RankPool:
     """One job; see rank_main.py. It starts with the first run, and again after a rank is lost."""
 
-    def __init__(self, build: Path, ranks: int, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, build: Path, ranks: int, variables: Mapping[str, str], source: RankSource
+    ) -> None:
         self._build, self._ranks, self._variables = build, ranks, variables
+        self._source = source
         self._job: subprocess.Popen[bytes] | None = None
         self._folder = Path()
         self._connections: list[tuple[socket.socket, TextIO]] = []  # by rank
@@ -46,6 +82,7 @@ class RankPool:
             listener.listen()
             listener.settimeout(DEADLINE)
             program = ["--no_local_rank", HERE / "rank_main.py", self._folder / "socket"]
+            program.append(self._source.socket())
             with open(self._folder / "log", "wb") as log:
                 self._job = subprocess.Popen(
                     command(self._build, self._ranks, *program),
@@ -88,16 +125,20 @@ class RankPools:
     def __init__(self, build: Path) -> None:
         self._build = build
         self._pools: dict[tuple[int, tuple[tuple[str, str], ...]], RankPool] = {}
+        self._sources: dict[str, RankSource] = {}  # by what differs before ranks do
 
     def get(self, ranks: int, variables: Mapping[str, str]) -> RankPool:
         key = ranks, tuple(sorted(variables.items()))
         if key not in self._pools:
-            self._pools[key] = RankPool(self._build, ranks, variables)
+            package = variables.get("PYTHONPATH", "")
+            if package not in self._sources:
+                self._sources[package] = RankSource(self._build, variables)
+            self._pools[key] = RankPool(self._build, ranks, variables, self._sources[package])
         return self._pools[key]
 
     def close(self) -> None:
-        for pool in self._pools.values():
-            pool.close()
+        for held in (*self._pools.values(), *self._sources.values()):
+            held.close()
 
 
 class CaseResults:

@@ -39,6 +39,20 @@ def command(build: Path, ranks: int, *arguments: str | Path) -> list[str]:
     return [str(launcher), *options, *map(str, arguments)]
 
 
+def shell(build: Path, line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A command as users type it, on a machine without GPUs."""
+    path = [build / "bin", Path(sys.prefix) / "bin", cwd, os.environ["PATH"]]
+    return subprocess.run(
+        ["bash", "-c", line],
+        cwd=cwd,
+        env=environment(build, PATH=os.pathsep.join(map(str, path)), CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+
+
 def launch(
     build: Path, ranks: int, *arguments: str | Path, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:

@@ -1,21 +1,20 @@
-"""Every command in the documents and in the headings of the examples, run as it is written.
+"""Every command in the documents and in the headings of the examples, run as it is written, here or
+in test_examples.py.
 
 They run in the order in which they are written, in a folder with the files that they name.
 Training is cut short by options behind the command. On a machine with GPUs they run CPU ranks all
 the same.
 """
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranks import DEADLINE, environment
+import test_examples
+from ranks import shell
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")], key=lambda path: path.suffix)
@@ -124,27 +123,20 @@ def test_other_lines_of_shell_blocks_build_zerorun() -> None:
     assert [line for line in shell if not line.startswith(known)] == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_that_other_tests_run_are_documented() -> None:
+    assert COMMANDS.keys() >= set(test_examples.COMMANDS)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in test_examples.COMMANDS])
 def test_a_command_runs_as_it_is_written(command: str, folder: Path, build: Path) -> None:
-    if "accelerate" in command or "trainer.py --deepspeed ds_config_stage3" in command:
+    if "accelerate" in command:
         pytest.importorskip("accelerate")
         pytest.importorskip("transformers")
         pytest.importorskip("peft")
     line = command.replace("bench nvme /disk", f"bench nvme {folder} --gib 0.25")
     if re.search(r"^zerorun .*\btrain\b(?!\.)", command):
         line += SHORT
-    if "trainer.py --deepspeed ds_config_stage3" in command:
-        line += " --max_steps 2"
-    path = [build / "bin", Path(sys.prefix) / "bin", folder, os.environ["PATH"]]
-    job = subprocess.run(
-        ["bash", "-c", line],
-        cwd=folder,
-        env=environment(build, PATH=os.pathsep.join(map(str, path)), CUDA_VISIBLE_DEVICES=""),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    job = shell(build, line, folder)
     if ONLY_ON_GPUS in command:
         assert "it needs --accelerator cuda" in job.stderr
         return

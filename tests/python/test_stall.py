@@ -1,13 +1,9 @@
 """A rank that does not come to a collective: what the others say about it."""
 
 import json
-import os
-import subprocess
-import sys
 
-import pytest
+from ranks import launch
 
-DEADLINE = 120
 STUCK = """
 import os, threading, time, torch, zerorun
 
@@ -29,22 +25,10 @@ for step in range(3):
 """
 
 
-@pytest.mark.parametrize("by", ["option", "variable"])
-def test_the_report_shows_the_python_stack_of_the_rank_that_is_stuck(zerorun, build, tmp_path, by):
+def test_the_report_shows_the_python_stack_of_the_rank_that_is_stuck(build, tmp_path):
     (tmp_path / "stuck.py").write_text(STUCK)
-    variables = {"ZERORUN_COMM_TIMEOUT": "4"} if by == "variable" else {}
-    option = ["--comm_timeout", "4"] if by == "option" else []
-    done = subprocess.run(
-        [zerorun, "--accelerator", "cpu", "--num_gpus", "3", "--log_dir", "logs", *option,
-         "stuck.py"],
-        cwd=tmp_path,
-        env={**os.environ, "VIRTUAL_ENV": sys.prefix, "PYTHONPATH": str(build / "python"),
-             **variables},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )  # fmt: skip
+    options = ["--log_dir", "logs", "--comm_timeout", "4"]
+    done = launch(build, 3, *options, "stuck.py", cwd=tmp_path)
     assert done.returncode == 1
     logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("rank*.log"))
     assert logs.count("the job stands still") == 1

@@ -29,19 +29,18 @@ using testing::ToyOutcome;
 const char* name(OffloadDevice device) { return device == OffloadDevice::cpu ? "cpu" : "nvme"; }
 
 TEST(Offload, GivesTheSameBitsAtEveryStageRatioDtypeAndAccumulation) {
-  for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
-    for (const int64_t accumulation : {1, 3}) {
-      for (int stage = 1; stage <= 3; ++stage) {
-        const Config config = base_config(stage, dtype, accumulation);
-        const ToyOutcome expected = toy_train(config, 2);
-        for (const double ratio : {0.0, 0.3, 1.0}) {
-          for (const OffloadDevice device : {OffloadDevice::cpu, OffloadDevice::nvme}) {
-            Config other = offloaded(config, ratio, device);
-            other.zero.overlap_comm = device == OffloadDevice::cpu || ratio < 1;
-            expect_same(toy_train(other, 2), expected,
-                        fmt::format("{} stage {} accumulation {} ratio {} {}", name_of(dtype),
-                                    stage, accumulation, ratio, name(device)));
-          }
+  for (const auto& [dtype, accumulation] : {std::pair(DType::fp32, 1), std::pair(DType::bf16, 1),
+                                            std::pair(DType::bf16, 3), std::pair(DType::fp16, 3)}) {
+    for (int stage = 1; stage <= 3; ++stage) {
+      const Config config = base_config(stage, dtype, accumulation);
+      const ToyOutcome expected = toy_train(config, 2);
+      for (const double ratio : {0.0, 0.3, 1.0}) {
+        for (const OffloadDevice device : {OffloadDevice::cpu, OffloadDevice::nvme}) {
+          Config other = offloaded(config, ratio, device);
+          other.zero.overlap_comm = device == OffloadDevice::cpu || ratio < 1;
+          expect_same(toy_train(other, 2), expected,
+                      fmt::format("{} stage {} accumulation {} ratio {} {}", name_of(dtype), stage,
+                                  accumulation, ratio, name(device)));
         }
       }
     }

@@ -30,22 +30,20 @@ Config config_of(int stage, int64_t group, DType dtype = DType::bf16) {
 constexpr std::array<std::pair<int, int>, 3> kGroups = {{{4, 2}, {8, 4}, {8, 2}}};
 
 TEST(ShardGroupTest, EveryStageGivesTheBitsOfOneGroup) {
-  for (const DType dtype : {DType::fp32, DType::bf16}) {
-    for (const int64_t accumulation : {1, 2}) {
-      std::map<int, ToyOutcome> expected;  // by world size
-      for (const auto& [ranks, group] : kGroups) {
-        Config config = config_of(2, 0, dtype);
-        config.batch.accumulation_steps = accumulation;
-        if (!expected.contains(ranks)) expected[ranks] = toy_train(config, ranks);
-        for (int stage = 1; stage <= 3; ++stage) {
-          for (const bool own_thread : {false, true}) {
-            config.zero = config_of(stage, group).zero;
-            config.zero.overlap_comm = own_thread;
-            config.share_parameters = !own_thread;
-            expect_same(toy_train(config, ranks), expected[ranks],
-                        fmt::format("stage {} of {} in groups of {}, {}, {} micro-steps", stage,
-                                    ranks, group, name_of(dtype), accumulation));
-          }
+  for (const auto& [dtype, accumulation] : {std::pair(DType::fp32, 1), std::pair(DType::bf16, 2)}) {
+    std::map<int, ToyOutcome> expected;  // by world size
+    for (const auto& [ranks, group] : kGroups) {
+      Config config = config_of(2, 0, dtype);
+      config.batch.accumulation_steps = accumulation;
+      if (!expected.contains(ranks)) expected[ranks] = toy_train(config, ranks);
+      for (int stage = 1; stage <= 3; ++stage) {
+        for (const bool own_thread : {false, true}) {
+          config.zero = config_of(stage, group).zero;
+          config.zero.overlap_comm = own_thread;
+          config.share_parameters = !own_thread;
+          expect_same(toy_train(config, ranks), expected[ranks],
+                      fmt::format("stage {} of {} in groups of {}, {}, {} micro-steps", stage,
+                                  ranks, group, name_of(dtype), accumulation));
         }
       }
     }

@@ -32,13 +32,16 @@ class UndoLogTest : public ::testing::Test {
  protected:
   // Tensors of a device: zeros, and random bytes.
   UndoLogTest() : memory_(device_->allocate(2 * kNumel, MemoryCategory::parameters)) {
-    for (size_t i = 0; i < kNumel; ++i) {
-      memory_.data()[i] = std::byte{0};
-      memory_.data()[kNumel + i] = std::byte(1 + i % 251);
+    std::memset(memory_.data(), 0, kNumel);
+    std::byte* const others = memory_.data() + kNumel;  // which repeat after a prime number
+    for (size_t i = 0; i < kPeriod; ++i) others[i] = std::byte(1 + i);
+    for (size_t done = kPeriod; done < kNumel; done *= 2) {
+      std::memcpy(others + done, others, std::min(done, kNumel - done));
     }
   }
 
   static constexpr size_t kNumel = 5'000'011;
+  static constexpr size_t kPeriod = 251;
   std::string bytes() const {
     return {reinterpret_cast<const char*>(memory_.data()), memory_.nbytes()};
   }

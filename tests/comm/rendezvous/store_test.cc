@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "comm/rendezvous/store_server.h"
-#include "comm/shm/segment.h"
+#include "comm/rendezvous/tcp_store.h"
 #include "device/cpu/cpu_stream.h"
 #include "os/peer_user.h"
 #include "os/socket.h"
@@ -190,6 +190,20 @@ TEST(StoreTest, AServerThatHasGoneIsAnErrorAtOnce) {
   for (int i = 0; i < 2; ++i) {  // on the connection that broke, and without one
     EXPECT_THAT(error_of([&] { pair.client->set("key", ""); }), HasSubstr("rank 0"));
   }
+  EXPECT_LT(std::chrono::steady_clock::now() - before, 20s);  // not the timeout
+}
+
+TEST(StoreTest, AServerThatGoesBeforeItAnswersIsAnErrorAtOnceIfItCannotCome) {
+  Listener listener = reserve_port("127.0.0.1", 0);
+  listen_on(listener);
+  TcpStoreOptions options;
+  options.port = listener.port;
+  options.timeout = 60s;
+  FileDescriptor connection = connect_to("127.0.0.1", options.port, soon());
+  listener.socket.close();
+  const auto before = std::chrono::steady_clock::now();
+  EXPECT_THAT(error_of([&] { join_tcp_store(options, std::move(connection), Absence::gone); }),
+              HasSubstr("rank 0 does not listen"));
   EXPECT_LT(std::chrono::steady_clock::now() - before, 20s);  // not the timeout
 }
 
@@ -370,20 +384,6 @@ TEST(StoreTest, FramesSurviveAnyBytes) {
   EXPECT_EQ(take_frame(stream, 10), "one");
   EXPECT_EQ(take_frame(stream, 10), "");
   EXPECT_EQ(take_frame(stream, 10), std::nullopt);
-}
-
-TEST(StoreTest, ATicketThatIsNoTicketIsAnError) {
-  const SegmentTicket ticket = Segment::create(4096)->ticket();
-  EXPECT_EQ(decode_ticket(encode(ticket)).inode, ticket.inode);
-  for (const std::string text : {"", "x", "a b c d e f g h", "id 1 -5 1 3 1 1 1",
-                                 "0123456789012345678901234567890123456789 1 5 1 3 1 1 1"}) {
-    EXPECT_THROW(decode_ticket(text), CommError) << text;
-  }
-  // Its owner has closed the file.
-  EXPECT_THROW(Segment::open(ticket), CommError);
-  SegmentTicket elsewhere = ticket;
-  elsewhere.owner.boot_id[0] ^= 1;
-  EXPECT_THAT(error_of([&] { Segment::open(elsewhere); }), HasSubstr("another host"));
 }
 
 }  // namespace

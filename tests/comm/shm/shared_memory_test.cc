@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/shm/segment.h"
 #include "device/cpu/cpu_stream.h"
 #include "os/host_limits.h"
 #include "tests/comm/reference.h"
@@ -237,6 +238,20 @@ TEST(SharedMemoryTest, MemoryThatAPeerHasFreedIsAnError) {
         [&] { communicator.reduce_scatter(in, out, Output::overwrite, *stream, "freed"); });
     EXPECT_THAT(error, HasSubstr("has freed"));
   });
+}
+
+TEST(SharedMemoryTest, ATicketThatIsNoTicketIsAnError) {
+  const SegmentTicket ticket = Segment::create(4096)->ticket();
+  EXPECT_EQ(decode_ticket(encode(ticket)).inode, ticket.inode);
+  for (const std::string text : {"", "x", "a b c d e f g h", "id 1 -5 1 3 1 1 1",
+                                 "0123456789012345678901234567890123456789 1 5 1 3 1 1 1"}) {
+    EXPECT_THROW(decode_ticket(text), CommError) << text;
+  }
+  // Its owner has closed the file.
+  EXPECT_THROW(Segment::open(ticket), CommError);
+  SegmentTicket elsewhere = ticket;
+  elsewhere.owner.boot_id[0] ^= 1;
+  EXPECT_THAT(error_of([&] { Segment::open(elsewhere); }), HasSubstr("another host"));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ from torch import nn
 from zerorun import consolidate
 
 from cases.models import (
+    PRIVATE_MEMORY,
     RANK,
     STAGES,
     adamw,
@@ -51,6 +52,12 @@ def shard_with_late_gathers(model: nn.Module, optimizer: torch.optim.Optimizer, 
     return zerorun.initialize(model, optimizer, config=settings)[0]
 
 
+def sharded(model: nn.Module, stage: int, optimizer: torch.optim.Optimizer) -> zerorun.ZeroEngine:
+    if PRIVATE_MEMORY:
+        return zerorun.initialize(model, optimizer, config=config(stage))[0]
+    return zerorun.shard(model, stage=stage, optimizer=optimizer, clip=1.0)
+
+
 def losses_at(
     stage: int, change: Callable[[nn.Module], None], before: bool, late: bool = False
 ) -> list[float]:
@@ -62,7 +69,7 @@ def losses_at(
     if late:
         engine = shard_with_late_gathers(model, optimizer, stage)
     else:
-        engine = zerorun.shard(model, stage=stage, optimizer=optimizer, clip=1.0)
+        engine = sharded(model, stage, optimizer)
     if not before:
         change(model)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -85,7 +92,7 @@ def case_compiled_models_train_as_they_are(_folder: Path) -> None:
         ):
             for stage in stages:
                 assert_close(losses_at(stage, change, before), expected)
-        for change in (wrap_blocks, compile_blocks, compile_all):
+        for change in (wrap_blocks, compile_blocks, compile_all) if 2 in STAGES else ():
             for before in (True, False):
                 late = losses_at(2, change, before, late=True)
                 assert late == losses_at(2, change, before), (change, before)
@@ -113,7 +120,7 @@ def graphs_of(
         engine = (
             shard_with_late_gathers(model, adamw(model), stage)
             if late
-            else zerorun.shard(model, stage=stage, optimizer=adamw(model))
+            else sharded(model, stage, adamw(model))
         )
         train(engine, 2)
         engine.destroy()
@@ -139,7 +146,8 @@ def case_blocks_are_compiled_whole_and_once_at_every_stage(_folder: Path) -> Non
             assert max(expected) > 3
             for stage in STAGES:
                 assert graphs_of(blocks, stage) == expected, (stage, blocks)
-            assert graphs_of(blocks, 2, late=True) == expected, blocks
+            if 2 in STAGES:
+                assert graphs_of(blocks, 2, late=True) == expected, blocks
         # Those of a whole model, and what lies around them.
         of_block = max(graphs_of(compile_in_place, None))
         assert graphs_of(compile_model, 3).count(of_block) == 1
@@ -164,7 +172,7 @@ def compare_checkpoints(folder: Path) -> None:
     for stage in STAGES:
         first = wrapped(make())
         expected = first.constant.clone()
-        engine = zerorun.shard(first, stage=stage, optimizer=adamw(first))
+        engine = sharded(first, stage, adamw(first))
         train(engine, 1)
         values = engine.full_state_dict(rank0_only=False)
         assert sorted(values) == sorted(names)
@@ -181,7 +189,7 @@ def compare_checkpoints(folder: Path) -> None:
             model = make(seed=1)
             model.register_buffer("constant", torch.zeros(2))
             model = wrapped(model) if compiled else model
-            engine = zerorun.shard(model, stage=stage, optimizer=adamw(model))
+            engine = sharded(model, stage, adamw(model))
             engine.load_checkpoint(folder / f"{stage}")
             assert torch.equal(model.constant, expected)
             assert_close(train(engine, 1, first=1), losses, 1e-6)

@@ -19,7 +19,7 @@ from torch import nn
 RANK = int(os.environ["RANK"])
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 BATCH = 4
-STEPS = int(os.environ.get("CASE_STEPS", "20"))
+STEPS = int(os.environ.get("CASE_STEPS", "8"))
 # Set: every case at stage 3 only, with memory of each rank's own, as GPUs have it.
 PRIVATE_MEMORY = "CASE_PRIVATE_MEMORY" in os.environ
 STAGES = (3,) if PRIVATE_MEMORY else range(4)

