@@ -66,8 +66,13 @@ void check_loss_scale(const GivenKeys& keys, const LossScalerOptions& scaler,
                       ConfigProblems& problems) {
   constexpr std::string_view kMin = "/fp16/min_loss_scale";
   const JsonNode* least = given_value(keys, kMin);
+  if (least == nullptr || scaler.static_scale > 0) return;
+  const JsonNode* fp16 = given_value(keys, kFp16);
+  if (least->number == 0 && fp16 != nullptr && fp16->boolean) {  // as in DeepSpeed, only then
+    problems.add(kMin, least->where, "got 0, expected a number above 0");
+  }
   const double first = std::ldexp(1.0, scaler.initial_scale_power);
-  if (least == nullptr || scaler.static_scale > 0 || scaler.min_scale <= first) return;
+  if (scaler.min_scale <= first) return;
   problems.add(
       kMin, least->where,
       "got {}, expected at most 2^{} = {:g}, the initial scale that /fp16/initial_scale_power sets",
@@ -97,7 +102,9 @@ void check_offload(const GivenKeys& keys, const Config& config, ConfigProblems& 
     if (device == OffloadDevice::none || given == keys.end()) return;
     const auto& where = given->second.node->where;
     if (config.zero.stage < least_stage) {
-      problems.add(pointer, where, "{} needs /zero_optimization/stage {}, got {}",
+      problems.add(pointer, where,
+                   "{} needs /zero_optimization/stage {}, got {} (programs that import deepspeed "
+                   "ignore it, with a warning)",
                    to_text(*given->second.node), least_stage == 3 ? "3" : "1, 2 or 3",
                    config.zero.stage);
     }

@@ -115,8 +115,8 @@ void add_hosts(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   app.option_defaults()->group("Hosts");
   HostRequest& hosts = options.hosts;
   takes_text(app.add_option("-H,--hostfile", hosts.hostfile,
-                            "File with a line 'HOST slots=N' for each host. Default: /job/hostfile "
-                            "if it exists, else only this host"),
+                            "File with a line 'HOST slots=N' for each host; '': none. Default: "
+                            "/job/hostfile if it exists, else only this host"),
              "FILE");
   takes_text(
       app.add_option(

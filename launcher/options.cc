@@ -42,6 +42,7 @@ constexpr auto kFromEnvironment = std::to_array<std::string_view>({
 struct Split {
   std::vector<std::string> launcher;
   std::vector<std::string> program;
+  bool no_hostfile = false;  // --hostfile "", which CLI11 would take for a missing value
 };
 
 Split split_arguments(const CLI::App& app, const std::vector<std::string>& arguments) {
@@ -66,7 +67,10 @@ Split split_arguments(const CLI::App& app, const std::vector<std::string>& argum
       if (i == arguments.size()) fail<ConfigError>("option {} needs a value", name);
       value = arguments[i++];
     }
+    const bool is_hostfile = name == "-H" || name == "--hostfile";
+    if (is_hostfile) split.no_hostfile = value.empty();
     if (value.empty()) {
+      if (is_hostfile) continue;
       // A script's --include "$FILTER" with nothing in FILTER.
       if (name == "-i" || name == "--include" || name == "-e" || name == "--exclude") continue;
       fail<ConfigError>("option {}: the value is empty; give one, or leave the option out", name);
@@ -199,6 +203,7 @@ LaunchOptions parse_options(const std::vector<std::string>& arguments,
   } catch (const CLI::ParseError& error) {
     fail<ConfigError>("{}", error.what());
   }
+  if (parts.no_hostfile) options.hosts.hostfile = "";
   if (options.help || options.version) return options;
   finish_options(raw, options);
   if (parts.program.empty()) {

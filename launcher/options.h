@@ -14,13 +14,13 @@ namespace zerorun {
 
 // The hosts that the command line requests, as text; empty = not given.
 struct HostRequest {
-  std::string hostfile{};
-  std::string count{};             // --num_nodes or --nnodes: N or MIN:MAX
-  std::optional<int> node_rank{};  // --node_rank
-  std::string launcher{};          // --launcher: ssh, pdsh, slurm, openmpi, ...
-  bool by_hand = false;            // --no_ssh: the user starts this command on every host
-  bool force_multi = false;        // use --launcher even if this is the only host
-  bool standalone = false;         // this host alone, regardless of other options
+  std::optional<std::string> hostfile{};  // empty: none, not the default one either
+  std::string count{};                    // --num_nodes or --nnodes: N or MIN:MAX
+  std::optional<int> node_rank{};         // --node_rank
+  std::string launcher{};                 // --launcher: ssh, pdsh, slurm, openmpi, ...
+  bool by_hand = false;                   // --no_ssh: the user starts this command on every host
+  bool force_multi = false;               // use --launcher even if this is the only host
+  bool standalone = false;                // this host alone, regardless of other options
   std::string master_addr{};
   uint16_t master_port = 0;  // 0 = a free one
   std::string backend{};     // --rdzv_backend: static or c10d

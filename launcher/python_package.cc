@@ -68,13 +68,13 @@ std::string absent_package(const fs::path& python, const Environment& environmen
   const std::optional<OwnPackage> own = find_own_package(launcher_directory);
   if (!own) {
     return fmt::format(
-        "{} does not have the package zerorun, and this zerorun was built without it; pip install "
-        "zerorun into that environment",
+        "{} does not have the package zerorun, and this zerorun was built without it; run `pip "
+        "install .` in zerorun's sources for that environment",
         python.string());
   }
   return fmt::format(
       "{} does not have the package zerorun; this zerorun's is for {}: set ZERORUN_PYTHON={} and "
-      "PYTHONPATH={}, or pip install zerorun into the environment that you use",
+      "PYTHONPATH={}, or run `pip install .` in zerorun's sources for the environment that you use",
       python.string(), own->python.string(), own->python.string(), own->folder.string());
 }
 

@@ -137,7 +137,7 @@ void choose_python(PythonCommand& command, const std::string& tool, const Progra
   if (!own || ::access(own->python.c_str(), X_OK) != 0) {
     fail<ConfigError>(
         "zerorun {} is written in Python, but {} does not have the package zerorun{}; activate an "
-        "environment that has it, or pip install zerorun into this one",
+        "environment that has it, or run `pip install .` in zerorun's sources for this one",
         tool, python, own ? fmt::format(", nor is there {}", own->python.string()) : "");
   }
   // Environments of one installation differ in their packages only, and the active one may have

@@ -28,6 +28,18 @@ void expand_boolean_block(JsonNode& node) {
   node.children.push_back(std::move(stage));
 }
 
+// What true or false may mean where a block is expected: {"enabled": true}, {"device": "none"}.
+std::string advise_block(const KeyTable& table, const KeySpec& spec, const JsonNode& node) {
+  if (!spec.is_block() || node.kind != Kind::boolean) return {};
+  if (table.find(append_pointer(spec.pointer, "enabled")) != nullptr) {
+    return fmt::format("; write {{\"enabled\": {}}}", node.boolean);
+  }
+  if (table.find(append_pointer(spec.pointer, "device")) != nullptr) {
+    return fmt::format("; write {{\"device\": \"{}\"}}", node.boolean ? "cpu" : "none");
+  }
+  return {};
+}
+
 class KeyChecker {
  public:
   KeyChecker(const KeyTable& table, ConfigProblems& problems)
@@ -65,7 +77,7 @@ class KeyChecker {
                     known->second.node->key_where.column);
     }
     if (const auto problem = check_value(spec, node)) {
-      problems_.add(pointer, node.where, "{}", *problem);
+      problems_.add(pointer, node.where, "{}{}", *problem, advise_block(table_, spec, node));
       known->second.is_valid = false;
       return;
     }
@@ -86,6 +98,13 @@ class KeyChecker {
 GivenKeys check_names_and_values(const KeyTable& table, JsonNode& root, ConfigProblems& problems) {
   if (root.kind != Kind::object) {
     problems.add("", root.where, "got {}, expected an object", to_short_text(root));
+    return {};
+  }
+  if (find_member(root, "compute_environment") != nullptr) {  // YAML, which reads as Hjson
+    problems.add(
+        "", root.where,
+        "this is a configuration of accelerate, which `accelerate launch --config_file` "
+        "reads; expected the DeepSpeed configuration that its deepspeed_config_file names");
     return {};
   }
   KeyChecker checker(table, problems);

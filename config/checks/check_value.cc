@@ -132,12 +132,18 @@ bool is_boolean_number(const KeySpec& spec, const JsonNode& node) {
          (*integer == 0 || *integer == 1);
 }
 
-bool is_later_choice(const KeySpec& spec, const JsonNode& node) {
-  const auto later = split_choices(spec.later);
+// `names` are separated by |.
+bool is_one_of(std::string_view names, const JsonNode& node) {
+  const auto known = split_choices(names);
   return node.kind == Kind::string &&
-         std::any_of(later.begin(), later.end(), [&](std::string_view choice) {
-           return equal_ignoring_case(choice, node.text);
-         });
+         std::any_of(known.begin(), known.end(),
+                     [&](std::string_view name) { return equal_ignoring_case(name, node.text); });
+}
+
+// Python's True and False; Hjson reads a comma behind them as part of the text.
+bool is_python_boolean(const KeySpec& spec, std::string_view text) {
+  if (text.ends_with(',')) text.remove_suffix(1);
+  return (spec.type & KeyType::boolean) != 0 && (text == "True" || text == "False");
 }
 
 // Advises about a wrong value, beyond saying what was expected.
@@ -148,6 +154,7 @@ std::string advice(const KeySpec& spec, const JsonNode& node) {
   if (node.kind != Kind::string) return {};
   if (!spec.choices.empty()) return suggest_choice(spec.choices, node.text);
   if (node.text == "Auto" || node.text == "AUTO") return R"(; did you mean "auto"?)";
+  if (is_python_boolean(spec, node.text)) return " in lower case, without quotes";
   const bool is_quoted_value =
       (spec.type & (KeyType::boolean | KeyType::integer | KeyType::number)) != 0 &&
       (node.text == "true" || node.text == "false" ||
@@ -190,9 +197,14 @@ std::optional<std::string> check_value(const KeySpec& spec, JsonNode& node) {
     node.kind = Kind::boolean;
   }
   if (is_auto(spec, node) || suits(spec, node)) return std::nullopt;
-  if (is_later_choice(spec, node)) {
+  if (is_one_of(spec.later, node)) {
     return fmt::format("got {}, not supported yet by zerorun {}; expected {}", to_short_text(node),
                        ZERORUN_VERSION, expected_value(spec));
+  }
+  if (is_one_of(spec.torchs, node)) {
+    return fmt::format(
+        "got {}, a class of torch, which only programs that import deepspeed can name; expected {}",
+        to_short_text(node), expected_value(spec));
   }
   return fmt::format("got {}, expected {}{}", to_short_text(node), expected_value(spec),
                      advice(spec, node));

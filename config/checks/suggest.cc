@@ -132,6 +132,7 @@ std::string suggest_key(const KeyTable& table, std::string_view block, std::stri
   if (!elsewhere.empty() && elsewhere.size() <= kMaxOffered) {
     return fmt::format("did you mean {}?", fmt::join(elsewhere, " or "));
   }
+  if (block.empty()) return "remove it (programs that import deepspeed ignore it, with a warning)";
   const auto valid = table.children(block);
   if (valid.size() > kMaxListed) return "remove it, or see `zerorun config schema`";
   std::vector<std::string_view> names;

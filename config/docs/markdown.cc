@@ -106,6 +106,10 @@ std::string meaning(const KeySpec& spec) {
   if (!spec.later.empty()) {
     text += fmt::format(" Not yet: {}.", fmt::join(split_choices(spec.later), ", "));
   }
+  if (!spec.torchs.empty()) {
+    text += fmt::format(" Programs that import `deepspeed` can also name torch's: {}.",
+                        fmt::join(split_choices(spec.torchs), ", "));
+  }
   if (!spec.alias.empty()) text += fmt::format(" Also spelt `{}`.", spec.alias);
   if (spec.auto_waits) text += " *auto*";
   return text;

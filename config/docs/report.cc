@@ -97,7 +97,8 @@ std::string describe_groups(const ParsedConfig& parsed) {
 std::string describe_batch(const ParsedConfig& parsed) {
   if (elasticity_of(parsed).enabled) return describe_elasticity(parsed);
   if (is_batch_given(parsed.config.batch)) {
-    return fmt::format("batch sizes: suit {} ranks", suitable_ranks(parsed));
+    const std::string ranks = suitable_ranks(parsed);
+    return fmt::format("batch sizes: suit {} rank{}", ranks, ranks == "1" ? "" : "s");
   }
   for (const ConfigValue& value : parsed.values) {
     if (value.pointer == "/zerorun/train" || value.pointer.starts_with("/zerorun/train/"))

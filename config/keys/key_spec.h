@@ -53,6 +53,7 @@ struct KeySpec {
   KeyRange range = {};
   std::string_view choices = {};  // allowed strings, separated by |; case does not matter
   std::string_view later = {};    // strings that DeepSpeed accepts and zerorun does not support yet
+  std::string_view torchs = {};   // torch's classes: only programs that import deepspeed name them
   KeyStatus status = KeyStatus::works;
   std::string_view doc = {};       // meaning, in a sentence with units
   std::string_view note = {};      // see KeyStatus
@@ -86,7 +87,7 @@ struct KeySpec {
   std::string_view fallback_for(std::string_view type_name) const;
 };
 
-// Splits `choices` or `later` into its strings.
+// Splits `choices`, `later` or `torchs` into its strings.
 std::vector<std::string_view> split_choices(std::string_view choices);
 
 inline constexpr KeyRange kPositive{.low = 1};  // integers

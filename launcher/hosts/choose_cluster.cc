@@ -114,9 +114,11 @@ std::optional<std::string> find_own(const std::vector<HostSlots>& hosts, const T
 
 std::optional<Pool> pool_of_hostfile(const LaunchOptions& options, const ThisHost& here,
                                      std::string& note) {
-  std::string path = options.hosts.hostfile;
+  std::string path = options.hosts.hostfile.value_or("");
   std::error_code error;
-  if (path.empty() && std::filesystem::exists(kDefaultHostfile, error)) path = kDefaultHostfile;
+  if (!options.hosts.hostfile && std::filesystem::exists(kDefaultHostfile, error)) {
+    path = kDefaultHostfile;
+  }
   if (path.empty()) return std::nullopt;
   auto hosts = read_hostfile(path);
   if (!hosts) {

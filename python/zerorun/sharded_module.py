@@ -140,7 +140,9 @@ class ShardedModule(nn.Module):
 
     def _input_dtype(self) -> torch.dtype | None:
         """The dtype that forward casts floating-point inputs to; None: it casts nothing."""
-        return torch.float16 if self.settings.precision.auto_cast_inputs else None
+        precision = self.settings.precision
+        casts = precision.auto_cast_inputs and precision.param_dtype == "fp16"
+        return torch.float16 if casts else None
 
     def state_dict(  # type: ignore[override]
         self, *args: Any, keep_vars: bool = False, **kwargs: Any

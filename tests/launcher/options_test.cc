@@ -101,9 +101,12 @@ TEST(Options, TheLastOneWins) {
   EXPECT_EQ(parse_options({"--num_gpus", "2", "--num-gpus", "3", "train"}).request.count, "3");
 }
 
-TEST(Options, AnEmptyFilterIsNoneAndOtherEmptyValuesAreErrors) {
+TEST(Options, AnEmptyFilterOrHostfileIsNoneAndOtherEmptyValuesAreErrors) {
   EXPECT_EQ(parse_options({"--include=", "--exclude", "", "train"}).request.include, "");
   EXPECT_EQ(parse_options({"--num_gpus", "2", "-i", "", "train"}).program.name, "train");
+  EXPECT_EQ(parse_options({"--hostfile", "", "train"}).hosts.hostfile, "");
+  EXPECT_EQ(parse_options({"--hostfile=", "train"}).hosts.hostfile, "");
+  EXPECT_EQ(parse_options({"train"}).hosts.hostfile, std::nullopt);
   for (const std::vector<std::string>& arguments :
        {std::vector<std::string>{"--num_gpus=", "train"},
         {"--log_dir", "", "train"},

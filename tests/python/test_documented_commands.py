@@ -18,24 +18,23 @@ from ranks import shell
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")], key=lambda path: path.suffix)
+DEV = (ROOT / "dev").read_text()
 EXAMPLES = sorted(path for path in ROOT.glob("examples/*/*") if path.suffix in {".py", ".cc"})
 STARTS = ("zerorun ", "python -m zerorun", "ZERORUN_COMPAT=", "deepspeed ", "torchrun ")
 # Commands of other lines build or install zerorun.
-BUILDS = ("./dev ", "pip install .", "pip install dist/", "cmake ", "scripts/gpu_check")
+BUILDS = (
+    "./dev ",
+    "apt-get install ",
+    "cmake ",
+    "pip install .",
+    "pip install dist/",
+    "scripts/gpu_check",
+)
 SHORT = " --model nano --steps 1 --seq_len 16 --sample_tokens 1"
 ONLY_ON_GPUS = "--tf32"
 
-# What users have: a folder with these files.
-CONFIG = '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}'
+# What users have: a folder with these files, and those that README.md shows.
 SCRIPT = "import os, sys\nprint('rank', os.environ['RANK'], sys.argv[1:])\n"
-LOOP = """
-import torch, zerorun
-model = torch.nn.Linear(4, 1)
-parameters = model.parameters()
-engine, *_ = zerorun.initialize(model, torch.optim.AdamW(parameters), config="ds_config.json")
-engine.backward(engine(torch.ones(2, 4)).mean())
-engine.step()
-"""
 DEEPSPEED = """
 import argparse, deepspeed, torch
 parser = argparse.ArgumentParser()
@@ -52,10 +51,20 @@ engine.save_checkpoint("checkpoints")
 """
 
 
+def blocks_of_document(path: Path) -> list[tuple[str, str]]:
+    """Its fenced blocks, each with its language."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def file_of_readme(start: str) -> str:
+    """The block that begins so."""
+    blocks = [block for _, block in blocks_of_document(ROOT / "README.md")]
+    return next(block for block in blocks if block.startswith(start))
+
+
 def commands_of_document(path: Path) -> Iterator[str]:
     """The lines of its blocks without a language or with `sh`."""
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
-    for language, block in fenced:
+    for language, block in blocks_of_document(path):
         if language in {"", "sh"}:
             yield from block.replace("\\\n", " ").splitlines()
 
@@ -98,11 +107,11 @@ def folder(build: Path) -> Path:
     (folder / "my").mkdir()
     (folder / "my_text").mkdir()
     (folder / "my_text" / "a.txt").write_text("All work and no play makes a dull text.\n" * 200)
-    (folder / "ds_config.json").write_text(CONFIG)
+    (folder / "ds_config.json").write_text(file_of_readme('{\n  "train_micro_batch'))
+    (folder / "hello.py").write_text(file_of_readme("# hello.py"))
     shutil.copy(folder / "accelerate_zero3.yaml", folder / "accelerate.yaml")
     for name in ("my_script.py", "train.py", "my/package.py"):
         (folder / name).write_text(SCRIPT)
-    (folder / "my_torch_script.py").write_text(LOOP)
     (folder / "hf_trainer.py").write_text(DEEPSPEED)
     (folder / "my_program").write_text("#!/bin/sh\necho rank $RANK\n")
     (folder / "my_program").chmod(0o755)
@@ -125,6 +134,18 @@ def test_other_lines_of_shell_blocks_build_zerorun() -> None:
 
 def test_the_commands_that_other_tests_run_are_documented() -> None:
     assert COMMANDS.keys() >= set(test_examples.COMMANDS)
+
+
+def test_the_page_about_installing_lists_what_dev_installs_to_build() -> None:
+    lines = commands_of_document(ROOT / "docs" / "install.md")
+    listed = next(line for line in lines if line.startswith("apt-get install ")).split()[2:]
+    arrays = re.findall(
+        r"^readonly (?:run|build)_packages=\((.*?)\)", DEV, re.DOTALL | re.MULTILINE
+    )
+    installed = {word for array in arrays for word in array.split() if word[0] not in '"$'}
+    # What users have, and what only tests and benchmarks need.
+    unlisted = {"ccache", "git", "python3", "libgtest-dev", "libgmock-dev", "libbenchmark-dev"}
+    assert set(listed) == installed - unlisted
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c not in test_examples.COMMANDS])

@@ -96,12 +96,14 @@ std::string host_report() {
 }
 
 std::string environment_report() {
-  std::string text = "environment variables that zerorun reads\n";
+  std::string text =
+      "environment variables that zerorun reads, with the values of those that are set\n";
   for (const EnvironmentVariable& variable : environment_variables()) {
-    std::string value = read_environment(variable.name).value_or("(unset)");
-    if (variable.name == "ZERORUN_JOB_SECRET" && value != "(unset)") value = "(secret)";
-    text +=
-        fmt::format("  {:<22} {}\n  {:<22}   = {}\n", variable.name, variable.meaning, "", value);
+    text += fmt::format("  {:<28} {}\n", variable.name, variable.meaning);
+    if (const auto value = read_environment(variable.name)) {
+      const bool secret = variable.name == "ZERORUN_JOB_SECRET";
+      text += fmt::format("  {:<28}   = {}\n", "", secret ? "(secret)" : *value);
+    }
   }
   return text;
 }

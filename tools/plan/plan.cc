@@ -295,9 +295,10 @@ Setting Planner::fastest(const std::string& nvme_path) const {
   }
   const Need need = need_of(*closest);
   fail<ConfigError>(
-      "--fit: nothing fits; the closest, {}, needs {} of each device, {} of each host's memory and "
-      "{} of its disk. Use more ranks, --recompute or a smaller --micro_batch",
-      describe(*closest), text_of(need.device), text_of(need.host), text_of(need.disk));
+      "--fit: nothing fits; the closest, {}, needs {} of each device and {} of each host's "
+      "memory{}. Use more ranks, --recompute or a smaller --micro_batch",
+      describe(*closest), text_of(need.device), text_of(need.host),
+      need.disk == 0 ? "" : fmt::format(", and {} of its disk", text_of(need.disk)));
 }
 
 // Returns the configuration FILE with the setting, and with the micro-batch size and options for

@@ -25,7 +25,7 @@ constexpr const char* kFooter =
     "Options of the groups Job and Output may also be set in the config, as zerorun.train.NAME; "
     "the\ncommand line takes precedence. Options may be written with - or _ between "
     "words.\n\nExamples:\n  zerorun --num_gpus 2 train\n  zerorun --num_gpus 2 train --config "
-    "ds_config.json --data my_text/ --model gpt2 --save out/\n  zerorun --num_gpus 2 train "
+    "ds_config.json --data my_text/ --model mini --save out/\n  zerorun --num_gpus 2 train "
     "--resume out/ --save out/ --steps 1000\n  zerorun train --init gpt2/ --data tokens.bin "
     "--dtype bf16\n\nExit code: 0 if the run finished and was saved; 128 + the signal's number if "
     "a signal ended the run\nearly and it was saved; 2 for an invalid command line, config or "
@@ -226,7 +226,8 @@ void check_all_placed(const CLI::App& app) {
     fail<ConfigError>("unexpected argument '{}': it belongs to no option; see train --help",
                       printable(extras.front()));
   }
-  fail_unknown_option(app, option->substr(0, option->find('=')), "train --help");
+  fail_unknown_option(app, option->substr(0, option->find('=')),
+                      "train --help; the launcher's options come before the word train");
 }
 
 std::vector<std::string> texts_of(const nlohmann::json& value) {

@@ -36,7 +36,10 @@ TEST(Problems, UnknownKeysGetTheNearestNameAnywhere) {
       problems_of(R"({"optimizer": {"params": {"learning_rate": 1}}})"),
       HasSubstr("/optimizer/params/learning_rate (1:27): unknown key; did you mean \"lr\"?"));
   EXPECT_THAT(problems_of(R"({"bf16": {"xyzzy": 1}})"), HasSubstr("expected one of enabled,"));
-  EXPECT_THAT(problems_of(R"({"xyzzy": 1})"), HasSubstr("`zerorun config schema`"));
+  EXPECT_THAT(problems_of(R"({"xyzzy": 1})"),
+              HasSubstr("remove it (programs that import deepspeed ignore it, with a warning)"));
+  EXPECT_THAT(problems_of(R"({"zero_optimization": {"xyzzy": 1}})"),
+              HasSubstr("`zerorun config schema`"));
   EXPECT_THAT(problems_of(R"({"zero_optimization/stage": 1})"),
               HasSubstr("/zero_optimization~1stage (1:2): unknown key"));
 }
@@ -93,7 +96,8 @@ TEST(Problems, OptimizersThatDeepSpeedKnowsAreToldApartFromTypingErrors) {
   EXPECT_THAT(problems_of(R"({"optimizer": {"type": "OneBitAdam"}})"),
               HasSubstr(R"(got "OneBitAdam", not supported yet by zerorun )"));
   EXPECT_THAT(problems_of(R"({"scheduler": {"type": "StepLR"}})"),
-              HasSubstr(R"(got "StepLR", not supported yet by zerorun )"));
+              HasSubstr(R"(got "StepLR", a class of torch, which only programs that import )"
+                        R"(deepspeed can name; expected "WarmupLR", )"));
   EXPECT_THAT(problems_of(R"({"optimizer": {"type": "AdamWW"}})"),
               HasSubstr(R"(expected "Adam", "AdamW", "SGD", "Adagrad", "Lion", "Lamb", "Muon", )"
                         R"("Adam8bit" or "AdamW8bit" (did you mean "AdamW"?))"));
@@ -199,6 +203,40 @@ TEST(Problems, TheLossScaleStartsAboveItsMinimum) {
   EXPECT_EQ(
       problems_of(R"({"fp16": {"enabled": true, "min_loss_scale": 32, "initial_scale_power": 5}})"),
       "");
+}
+
+TEST(Problems, TheLeastLossScaleMayBeZeroWhereItIsNotUsed) {
+  EXPECT_THAT(problems_of(R"({"fp16": {"enabled": true, "min_loss_scale": 0}})"),
+              HasSubstr("/fp16/min_loss_scale (1:46): got 0, expected a number above 0"));
+  EXPECT_EQ(problems_of(R"({"fp16": {"enabled": true, "loss_scale": 512, "min_loss_scale": 0}})"),
+            "");
+  EXPECT_EQ(problems_of(R"({"fp16": {"enabled": false, "min_loss_scale": 0}})"), "");
+}
+
+TEST(Problems, ABlockThatIsTrueOrFalseIsShownInFull) {
+  const auto offload = [](const char* value) {
+    return problems_of(
+        fmt::format(R"({{"zero_optimization": {{"stage": 1, "offload_optimizer": {}}}}})", value));
+  };
+  EXPECT_THAT(offload("true"),
+              HasSubstr(R"(got true, expected an object; write {"device": "cpu"})"));
+  EXPECT_THAT(offload("false"), HasSubstr(R"(expected an object; write {"device": "none"})"));
+  EXPECT_THAT(problems_of(R"({"bf16": true})"),
+              HasSubstr(R"(got true, expected an object; write {"enabled": true})"));
+}
+
+TEST(Problems, AConfigurationOfAccelerateIsOneProblem) {
+  const std::string problems = problems_of(
+      "compute_environment: LOCAL_MACHINE\ndeepspeed_config:\n  zero_stage: 3\nuse_cpu: false\n");
+  EXPECT_THAT(problems, HasSubstr("1 problem\n"));
+  EXPECT_THAT(problems, HasSubstr("a configuration of accelerate"));
+}
+
+TEST(Problems, PythonsTrueIsNotJsons) {
+  constexpr const char* kAdvice = "expected true or false in lower case, without quotes";
+  EXPECT_THAT(problems_of(R"({"fp16": {"enabled": "True"}})"), HasSubstr(kAdvice));
+  EXPECT_THAT(problems_of("{\"fp16\": {\n\"enabled\": False,\n\"hysteresis\": 2}}"),
+              HasSubstr(kAdvice));
 }
 
 TEST(Problems, OneSettingUnderTwoNames) {

@@ -25,6 +25,15 @@ TEST(ChooseCluster, AMissingHostfileMeansThisHost) {
   EXPECT_THAT(choice.note, HasSubstr("/no/such/file does not exist"));
 }
 
+// DeepSpeed's users write it to ignore /job/hostfile.
+TEST(ChooseCluster, AnEmptyHostfileMeansThisHost) {
+  for (const Words& words : {Words{"--hostfile="}, Words{"--hostfile", ""}}) {
+    const ClusterChoice choice = choose(words, worker(2, std::nullopt, {}));
+    EXPECT_EQ(text_of(choice.cluster), "worker-1:0,1");
+    EXPECT_EQ(choice.note, "");
+  }
+}
+
 TEST(ChooseCluster, KnowsItsPlaceAndWhereTheLaunchersMeet) {
   const Scratch folder;
   const std::string path = folder.write("hosts", "198.51.100.1 slots=2\nworker-1 slots=3\n");

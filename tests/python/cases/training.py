@@ -247,6 +247,10 @@ def case_fp16_inputs_are_cast_when_the_configuration_asks(_folder: Path) -> None
     assert model.seen == [torch.float16, torch.int64]
     assert out.dtype == torch.float16
     engine.destroy()
+    # Templates for fp16 leave it in where they are used for fp32.
+    engine, *_ = zerorun.initialize(Half(), config=config(2, fp16={"auto_cast": True}))
+    assert engine(torch.ones(1, 4, device=DEVICE), ids=ids).dtype == torch.float32
+    engine.destroy()
 
 
 def case_train_evaluate_generate_train(_folder: Path) -> None:

@@ -270,7 +270,9 @@ TEST(Plan, FitNamesWhatIsClosestOrWhatIsMissing) {
   };
   EXPECT_THAT(error_of(), HasSubstr("--fit needs a limit"));
   options.device_memory = "1MB";
-  EXPECT_THAT(error_of(), ContainsRegex("nothing fits; the closest, stage 3, .*parameters cpu, "));
+  EXPECT_THAT(error_of(),
+              ContainsRegex("nothing fits; the closest, stage 3, .*parameters cpu, .* of each "
+                            "host's memory\\. Use more ranks"));
   EXPECT_FALSE(std::filesystem::exists(options.fit));
   options.device_memory = "2GB";
   options.host_memory = "3GB";

@@ -180,8 +180,10 @@ TEST(OptionsTest, BadValuesNameTheOption) {
   EXPECT_EQ(cli_error_of({"--micro-bach=3"}),
             "unknown option --micro_bach; did you mean --micro_batch?");
   EXPECT_EQ(cli_error_of({"-resume", "x"}), "unknown option -resume; did you mean --resume?");
-  EXPECT_EQ(cli_error_of({"--entirely_different"}),
-            "unknown option --entirely_different; see train --help");
+  EXPECT_EQ(
+      cli_error_of({"--entirely_different"}),
+      "unknown option --entirely_different; see train --help; the launcher's options come before "
+      "the word train");
   EXPECT_EQ(cli_error_of({"text.txt"}),
             "unexpected argument 'text.txt': it belongs to no option; see train --help");
   for (const char* value : {"nan", "-nan", "inf", "-0.1", "100.5", "warm", "", "1e999"}) {
