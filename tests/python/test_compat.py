@@ -111,8 +111,9 @@ def test_the_other_commands(build: Path, root: Path, tmp_path: Path) -> None:
     folder = root / "python" / "zerorun" / "compat" / "bin"
     commands = {path.name for path in folder.iterdir()}
     reports = {"ds_report", "dsr"}
-    absent = {"ds_bench", "ds_io", "ds_nvme_tune", "ds_ssh", "ds_to_universal"}
-    assert commands == {"deepspeed", "deepspeed.pt", "ds", "ds_elastic"} | reports | absent
+    absent = {"ds_bench", "ds_io", "ds_nvme_tune", "ds_ssh"}
+    served = {"deepspeed", "deepspeed.pt", "ds", "ds_elastic", "ds_to_universal"}
+    assert commands == served | reports | absent
     section = {"enabled": True, "max_train_batch_size": 12, "micro_batch_sizes": [3]}
     (tmp_path / "elastic.json").write_text(json.dumps({"elasticity": section}))
     path = os.pathsep.join([str(build / "bin"), os.environ["PATH"]])
@@ -124,6 +125,7 @@ def test_the_other_commands(build: Path, root: Path, tmp_path: Path) -> None:
         "    print(command, found.returncode, 'zerorun' in found.stdout + found.stderr)\n"
     )
     module = f"{sys.executable} -m deepspeed."
+    folders = f"--input_folder {tmp_path} --output_folder {tmp_path}/out"
     lines = python(
         build,
         "-m",
@@ -132,14 +134,17 @@ def test_the_other_commands(build: Path, root: Path, tmp_path: Path) -> None:
         *sorted(reports | absent),
         f"ds_elastic -c {tmp_path}/elastic.json --world-size 4",
         f"{module}env_report",
-        f"{module}checkpoint.ds_to_universal",
+        f"{module}checkpoint.ds_to_universal {folders}",
+        "ds_to_universal --help",
         PATH=path,
     ).splitlines()
     elastic = next(line for line in lines if line.startswith("ds_elastic"))
     lines.remove(elastic)
     assert elastic.split()[-2] == "0"
     expected = [f"{name} {int(name in absent)} True" for name in sorted(reports | absent)]
-    expected += [f"{module}env_report 0 True", f"{module}checkpoint.ds_to_universal 1 True"]
+    expected += [f"{module}env_report 0 True"]
+    expected += [f"{module}checkpoint.ds_to_universal {folders} 1 True"]
+    expected += ["ds_to_universal --help 0 True"]
     assert lines == expected
 
 

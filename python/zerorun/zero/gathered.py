@@ -120,9 +120,10 @@ class GatheredParameters:
             same = now.shape == before.shape and torch.equal(_bits(now), _bits(before))
             if partition.on_any_rank(not same, "changes within GatheredParameters"):
                 raise _C.InternalError(
-                    f"a parameter of shape {tuple(partition.shape)} was changed within "
-                    "GatheredParameters without modifier_rank, which would be lost: name the rank "
-                    "whose values all are to take (zero_optimization.enable_sanity_checks is on)"
+                    f"in-place modification of a parameter of shape {tuple(partition.shape)} "
+                    "within GatheredParameters without modifier_rank, which would be lost: name "
+                    "the rank whose values all are to take "
+                    "(zero_optimization.enable_sanity_checks is on)"
                 )
 
     def _release(self) -> None:

@@ -123,7 +123,11 @@ def case_attributes_of_partitioned_parameters(_folder: Path) -> None:
     assert (summary["id"], summary["status"]) == (weight.ds_id, "NOT_AVAILABLE")
     assert (summary["numel"], summary["ds_shape"]) == (0, tuple(weight.ds_shape))
     raises(AttributeError, "no partition_gradients: backward", lambda: weight.partition_gradients)
-    assert not hasattr(weight, "all_gather_coalesced")
+    parameters = list(engine.module.parameters())
+    parameters[0].all_gather_coalesced(parameters).wait()
+    assert [p.shape for p in parameters] == [p.ds_shape for p in parameters]
+    weight.partition(parameters)
+    assert {p.numel() for p in parameters} == {0}
     assert not hasattr(torch.nn.Parameter(torch.ones(1)), "ds_secondary_tensor")
     engine.destroy()
     zero = {"stage": 3, "stage3_param_persistence_threshold": 0, "zero_hpz_partition_size": 2}

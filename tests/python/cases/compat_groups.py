@@ -16,6 +16,12 @@ from deepspeed.moe.utils import (
     is_moe_param,
     split_params_into_different_moe_groups_for_optimizer,
 )
+from deepspeed.runtime.pipe.topology import (
+    PipeDataParallelTopology,
+    PipelineParallelGrid,
+    PipeModelDataParallelTopology,
+    ProcessTopology,
+)
 from deepspeed.sequence.layer import DistributedAttention, single_all_to_all
 from deepspeed.utils import groups
 from torch import nn
@@ -31,6 +37,56 @@ KEYS = {"gradient_clipping": 0.05, "zerorun": {"comm_timeout": 30}}
 def adamw_keys(stage: int) -> dict[str, Any]:
     optimizer = {"type": "AdamW", "params": {"lr": 0.02, "weight_decay": 0.1}}
     return KEYS | {"optimizer": optimizer, "zero_optimization": {"stage": stage}}
+
+
+def case_a_grid_of_a_topology_is_an_mpu(_folder: Path) -> None:
+    """Ranks of two tensor-parallel models, numbered by the topology."""
+    deepspeed.init_distributed()
+    topology = PipeModelDataParallelTopology(num_pp=1, num_mp=2, num_dp=2)
+    assert topology.get_axis_comm_lists("model") == [[0, 1], [2, 3]]
+    assert topology.get_axis_comm_lists("data") == [[0, 2], [1, 3]]
+    assert topology.get_axis_comm_lists("pipe") == [[rank] for rank in range(4)]
+    assert topology.filter_match(data=1, model=0) == [2] == topology.get_axis_list("data", 1)[:1]
+    assert topology.get_coord(3) == (0, 1, 1)
+    assert topology.get_rank(pipe=0, data=1, model=1) == 3
+    assert topology.get_rank_repr(3) == "model_01"
+    assert topology.get_rank_repr(3, omit_axes=(), outer_sep="+") == "pipe_00+data_01+model_01"
+    assert (topology.get_dim("data"), topology.get_dim("expert")) == (2, 0)
+    raises(ValueError, "expected each of", lambda: topology.get_rank(data=1))
+    small = ProcessTopology(["pipe", "data"], [1, 2])
+    raises(AssertionError, "Invalid Grid", lambda: PipelineParallelGrid(small))
+    grid = PipelineParallelGrid(topology)
+    assert (grid.get_data_parallel_rank(), grid.get_slice_parallel_rank()) == divmod(RANK, 2)
+    assert grid.get_data_parallel_group_ranks() == [RANK % 2, RANK % 2 + 2]
+    assert (grid.get_model_parallel_rank(), grid.get_model_parallel_world_size()) == (RANK % 2, 2)
+    assert (grid.is_first_stage, grid.is_last_stage, grid.stage_to_global(0)) == (True, True, RANK)
+    total = torch.tensor(RANK)
+    dist.all_reduce(total, group=grid.get_slice_parallel_group())
+    assert total == (1 if RANK < 2 else 5)
+    config = adamw_keys(2) | {"train_batch_size": mesh.ROWS, "gradient_accumulation_steps": 1}
+    grid.tensor = grid.get_slice_parallel_group()  # the name in this model
+    model = mesh.Divided(grid)
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=config, mpu=grid
+    )
+    assert (engine.dp_world_size, engine.mp_world_size) == (2, 2)
+    assert_close(
+        mesh.train(engine), train_whole(mesh.make(mesh.Whole), mesh.whole_loss, mesh.STEPS)
+    )
+    engine.destroy()
+
+
+def case_stages_of_a_pipeline_are_an_axis(_folder: Path) -> None:
+    deepspeed.init_distributed()
+    grid = PipelineParallelGrid(PipeDataParallelTopology(num_pp=2, num_dp=2))
+    stage, column = divmod(RANK, 2)
+    assert (grid.get_stage_id(), grid.get_data_parallel_id()) == (stage, column)
+    assert [grid.stage_to_global(i) for i in range(2)] == [column, column + 2]
+    assert grid.stage_to_global(1, data=0) == 2
+    assert (grid.is_first_stage, grid.is_last_stage) == (stage == 0, stage == 1)
+    assert grid.p2p_groups == [[0, 2], [1, 3], [2, 0], [3, 1]]
+    assert dist.get_process_group_ranks(grid.get_pipe_parallel_group()) == [column, column + 2]
+    assert (grid.get_slice_parallel_world_size(), grid.get_slice_parallel_rank()) == (1, 0)
 
 
 def case_groups_answer_from_the_mpu(folder: Path) -> None:

@@ -3,6 +3,8 @@
 import os
 import stat
 
+from deepspeed.utils.logging import logger
+
 _HEAD = """#!/usr/bin/env python3
 # Writes the whole model of a checkpoint: {usage}
 # --help lists the options.
@@ -27,4 +29,7 @@ def write_scripts(folder: str | os.PathLike[str]) -> None:
         path = os.path.join(folder, name)
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
+        try:
+            os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
+        except OSError as error:  # file shares without modes; `python SCRIPT` runs it all the same
+            logger.info("%s is not executable: %s", path, error)

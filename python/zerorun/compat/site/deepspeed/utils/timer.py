@@ -123,6 +123,13 @@ class ThroughputTimer:
         monitor_memory: bool = False,
         logging_fn: Callable[[str], Any] | None = None,
     ) -> None:
+        if steps_per_output is not None and not (
+            isinstance(steps_per_output, int) and steps_per_output > 0
+        ):
+            raise ValueError(
+                f"ThroughputTimer: got steps_per_output {steps_per_output!r}, expected a positive "
+                "whole number, or None for no output"
+            )
         self.enabled = getattr(config, "enabled", True)
         self.batch_size = batch_size or 1
         self.start_step = start_step  # those before are not counted

@@ -7,10 +7,11 @@ parameters have none of them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import nn
 from zerorun.model.partition import Partition, partition_of
 from zerorun.zero.status import status_of
 
@@ -53,6 +54,23 @@ def _summary(partition: Partition) -> Callable[..., dict[str, Any]]:
     return ds_summary
 
 
+class _Gathered:
+    """What ``all_gather_coalesced`` returns: there is nothing left to wait for."""
+
+    def wait(self, **_options: Any) -> None:
+        """The parameters are full."""
+
+
+def _gather_coalesced(partition: Partition) -> Callable[..., _Gathered]:
+    """A method: ``all_gather`` with a handle. Collective."""
+
+    def all_gather_coalesced(params: Iterable[nn.Parameter], **_options: Any) -> _Gathered:
+        partition.parameter.all_gather(list(params))
+        return _Gathered()
+
+    return all_gather_coalesced
+
+
 def _absent(name: str, instead: str) -> Callable[[Partition], Any]:
     def get(_partition: Partition) -> Any:
         raise AbsentAttributeError(f"zerorun's parameters have no {name}: {instead}")
@@ -64,9 +82,7 @@ _ATTRIBUTES: dict[str, Callable[[Partition], Any]] = {
     "ds_status": status_of,
     "ds_secondary_tensor": _secondary_tensor,
     "ds_summary": _summary,
-    "all_gather_coalesced": _absent(
-        "all_gather_coalesced", "all_gather(parameters) makes all of them full, partition() empty"
-    ),
+    "all_gather_coalesced": _gather_coalesced,
     "partition_gradients": _absent(
         "partition_gradients", "backward reduces gradients; safe_get_local_grad is this rank's part"
     ),

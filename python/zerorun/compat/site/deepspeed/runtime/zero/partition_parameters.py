@@ -8,7 +8,12 @@ from typing import Any
 import torch
 import zerorun
 from zerorun.model.partition import partition_of
-from zerorun.zero import GatheredParameters, ZeroParamStatus
+from zerorun.zero import (
+    GatheredParameters,
+    ZeroParamStatus,
+    register_external_parameter,
+    unregister_external_parameter,
+)
 
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
@@ -22,6 +27,8 @@ __all__ = [
     "get_accelerator",
     "is_zero_param",
     "partitioned_param_data_shape",
+    "register_external_parameter",
+    "unregister_external_parameter",
     "zero_wrapper_for_fp_tensor_constructor",
 ]
 

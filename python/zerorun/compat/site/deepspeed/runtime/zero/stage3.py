@@ -31,6 +31,11 @@ class DeepSpeedZeroOptimizer_Stage3(DeepSpeedOptimizer):  # noqa: N801 - DeepSpe
         """As flat_masters(), one for each parameter group."""
         return self.flat_masters()
 
+    def _set_fp32_optimizer_param_groups(self) -> None:
+        """The torch optimizer's ``state_dict()`` has all groups at any time."""
+
+    _clear_fp32_optimizer_param_groups = _set_fp32_optimizer_param_groups
+
 
 @contextlib.contextmanager
 def unwrap_model_for_generation(model: Any) -> Iterator[Any]:
