@@ -34,13 +34,15 @@ def case_values_of_a_section_that_follow_from_others(_folder: Path) -> None:
 
 def case_which_operators_and_versions_there_are(_folder: Path) -> None:
     from deepspeed.git_version_info import version
+    from deepspeed.ops.op_builder import CPUAdamBuilder
     from deepspeed.runtime.zero.config import DeepSpeedZeroOffloadParamConfig
     from deepspeed.utils.numa import parse_range_list
     from deepspeed.utils.torch import required_torch_version
 
     assert version == deepspeed.__version__
     operators = deepspeed.ops.__compatible_ops__
-    assert operators["fused_adam"]
+    assert operators[CPUAdamBuilder.NAME]
+    assert all(operators[name] for name in ("cpu_adagrad", "cpu_lion", "fused_adam"))
     assert not operators["transformer_inference"]
     assert DeepSpeedZeroOffloadParamConfig.__name__ == "DeepSpeedZeroOffloadParamConfig"
     assert required_torch_version(min_version=2.0)

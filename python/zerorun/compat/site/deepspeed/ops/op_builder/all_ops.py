@@ -4,11 +4,13 @@ from deepspeed._names import modules, names_of
 from deepspeed.ops import op_builder
 
 _PACKAGE = "ops.op_builder."
-_BASES = {"CUDAOpBuilder", "OpBuilder", "TorchCPUOpBuilder"}
+_BASES = {"CPUOpBuilder", "CUDAOpBuilder", "OpBuilder", "TorchCPUOpBuilder"}
 _CLASSES = {
     name
     for module in modules()
-    if module.startswith(_PACKAGE) and "." not in module.removeprefix(_PACKAGE)
+    if module.startswith(_PACKAGE)
+    # Other subpackages are of other accelerators.
+    and "." not in module.removeprefix(_PACKAGE).removeprefix("cpu.")
     for name in names_of(module).classes
     if name.endswith("Builder") and name not in _BASES
 }
