@@ -220,23 +220,3 @@ def case_external_parameters_are_named_where_deepspeed_has_them(_folder: Path) -
     partition_parameters.unregister_external_parameter(module, weight)
     assert external_parameters(module) == []
     engine.destroy()
-
-
-def case_a_schedule_needs_the_optimizer_that_it_was_made_for(_folder: Path) -> None:
-    model = make()
-    optimizer = torch.optim.AdamW(model.parameters())
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    named = {"optimizer": {"type": "AdamW"}}
-    for given in (None, torch.optim.AdamW):
-        begin = functools.partial(
-            deepspeed.initialize,
-            model=model,
-            optimizer=given,
-            lr_scheduler=schedule,
-            config=config(1) | ({} if given else named),
-        )
-        raises(AssertionError, "got StepLR, made for an optimizer that initialize is not", begin)
-    engine, *_ = deepspeed.initialize(
-        model=model, optimizer=optimizer, lr_scheduler=schedule, config=config(1)
-    )
-    engine.destroy()

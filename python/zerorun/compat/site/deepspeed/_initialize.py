@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import zerorun
-from torch.optim.lr_scheduler import LRScheduler
 from zerorun.sequence.groups import data_parallel_size
 
 import deepspeed.runtime.zero  # noqa: F401 - gives parameters their ds_status
@@ -82,18 +81,6 @@ def _check(settings: dict[str, Any]) -> None:
         compute_elastic_config(settings, importlib.metadata.version("deepspeed"), ranks)
 
 
-def _checked(optimizer: Any, lr_scheduler: Any) -> tuple[Any, Any]:
-    """Both. Raises for torch's schedule of an optimizer that the engine will not have: its rates
-    would reach nobody."""
-    if isinstance(lr_scheduler, LRScheduler) and not hasattr(optimizer, "param_groups"):
-        raise DeepSpeedConfigError(
-            f"lr_scheduler: got {type(lr_scheduler).__name__}, made for an optimizer that "
-            "initialize is not given: pass that optimizer, too, or as lr_scheduler a function that "
-            "makes the schedule of the engine's optimizer"
-        )
-    return optimizer, lr_scheduler
-
-
 def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     args: Any = None,
     model: Any = None,
@@ -121,7 +108,7 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     settings = adapt_config(sequence_settings(raw, mpu))
     if raw.get("log_level"):
         set_log_level_from_string(raw["log_level"])
-    given_optimizer, given_scheduler = _checked(optimizer, lr_scheduler)
+    given_optimizer, given_scheduler = optimizer, lr_scheduler
     for section, given in (("optimizer", optimizer), ("scheduler", lr_scheduler)):
         if given is not None and settings.pop(section, None):
             logger.warning("%s: the program's own goes before the configuration's", section)
