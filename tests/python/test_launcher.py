@@ -183,8 +183,8 @@ def test_a_python_without_zerorun_is_told_where_it_is(tmp_path, launch, zerorun)
     interpreter = os.readlink(folder / "interpreter")
     assert cause == (
         f"[zerorun] likely cause: {python} does not have the package zerorun; this zerorun's is "
-        f"for {interpreter}: set ZERORUN_PYTHON={interpreter} and PYTHONPATH={folder}, or pip "
-        "install zerorun into the environment that you use"
+        f"for {interpreter}: set ZERORUN_PYTHON={interpreter} and PYTHONPATH={folder}, or run "
+        "`pip install .` in zerorun's sources for the environment that you use"
     )
     remedy = {"ZERORUN_PYTHON": interpreter, "PYTHONPATH": str(folder)}
     assert launch("loop.py", **remedy).returncode == 0
