@@ -201,7 +201,7 @@ std::optional<std::string> check_value(const KeySpec& spec, JsonNode& node) {
     return fmt::format("got {}, not supported yet by zerorun {}; expected {}", to_short_text(node),
                        ZERORUN_VERSION, expected_value(spec));
   }
-  if (is_one_of(spec.torchs, node)) {
+  if (is_one_of(spec.torch_classes, node)) {
     return fmt::format(
         "got {}, a class of torch, which only programs that import deepspeed can name; expected {}",
         to_short_text(node), expected_value(spec));

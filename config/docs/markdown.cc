@@ -106,9 +106,9 @@ std::string meaning(const KeySpec& spec) {
   if (!spec.later.empty()) {
     text += fmt::format(" Not yet: {}.", fmt::join(split_choices(spec.later), ", "));
   }
-  if (!spec.torchs.empty()) {
+  if (!spec.torch_classes.empty()) {
     text += fmt::format(" Programs that import `deepspeed` can also name torch's: {}.",
-                        fmt::join(split_choices(spec.torchs), ", "));
+                        fmt::join(split_choices(spec.torch_classes), ", "));
   }
   if (!spec.alias.empty()) text += fmt::format(" Also spelt `{}`.", spec.alias);
   if (spec.auto_waits) text += " *auto*";

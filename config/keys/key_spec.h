@@ -53,7 +53,7 @@ struct KeySpec {
   KeyRange range = {};
   std::string_view choices = {};  // allowed strings, separated by |; case does not matter
   std::string_view later = {};    // strings that DeepSpeed accepts and zerorun does not support yet
-  std::string_view torchs = {};   // torch's classes: only programs that import deepspeed name them
+  std::string_view torch_classes = {};  // what only programs that import deepspeed can name
   KeyStatus status = KeyStatus::works;
   std::string_view doc = {};       // meaning, in a sentence with units
   std::string_view note = {};      // see KeyStatus
@@ -87,7 +87,7 @@ struct KeySpec {
   std::string_view fallback_for(std::string_view type_name) const;
 };
 
-// Splits `choices`, `later` or `torchs` into its strings.
+// Splits `choices`, `later` or `torch_classes` into its strings.
 std::vector<std::string_view> split_choices(std::string_view choices);
 
 inline constexpr KeyRange kPositive{.low = 1};  // integers

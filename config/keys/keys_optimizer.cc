@@ -49,7 +49,7 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
      .fallback = R"("AdamW")",
      .choices = "Adam|AdamW|SGD|Adagrad|Lion|Lamb|Muon|Adam8bit|AdamW8bit",
      .later = "OneBitAdam|OneBitLamb|ZeroOneAdam|MuAdam|MuAdamW|MuSGD|Adafactor|SparseAdam|LBFGS",
-     .torchs = "Adamax|NAdam|RAdam|Adadelta|ASGD|RMSprop|Rprop",
+     .torch_classes = "Adamax|NAdam|RAdam|Adadelta|ASGD|RMSprop|Rprop",
      .doc = "Name of the optimizer. params.adam_w_mode alone selects between the update rules of "
             "Adam and AdamW, whichever name is given, as in DeepSpeed. Adam8bit and AdamW8bit are "
             "specific to zerorun: block-wise 8-bit states.",

@@ -78,9 +78,10 @@ constexpr auto kSchedulerKeys = std::to_array<KeySpec>({
      .type = KeyType::string,
      .choices = "WarmupLR|WarmupDecayLR|WarmupCosineLR|OneCycle|LRRangeTest|cosine|linear|constant|"
                 "WSD",
-     .torchs = "LambdaLR|MultiplicativeLR|StepLR|MultiStepLR|ConstantLR|LinearLR|ExponentialLR|"
-               "PolynomialLR|CosineAnnealingLR|CosineAnnealingWarmRestarts|CyclicLR|OneCycleLR|"
-               "ReduceLROnPlateau",
+     .torch_classes =
+         "LambdaLR|MultiplicativeLR|StepLR|MultiStepLR|ConstantLR|LinearLR|ExponentialLR|"
+         "PolynomialLR|CosineAnnealingLR|CosineAnnealingWarmRestarts|CyclicLR|OneCycleLR|"
+         "ReduceLROnPlateau",
      .doc =
          "Name of the schedule. The first five are DeepSpeed's, with its formulas. The others have "
          "the formulas of Hugging Face: a linear warm-up to the group's learning rate, then half a "
