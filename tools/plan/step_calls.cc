@@ -78,15 +78,14 @@ class StepCalls {
     if (!bucket.plan.shard_params || (!is_first && all_stay())) return;
     const int64_t plain = nbytes(bucket, sharding_.param_dtype);
     if (!is_first && sharding_.has_second_copy()) {
-      add(Collective::all_gather, {sharding_.secondary_ranks, 1}, bucket, plain, phase);
-    } else {
-      if (!QuantizedGather::takes(sharding_, bucket)) {
-        return add(Collective::all_gather, all(), bucket, plain, phase);
-      }
-      add(Collective::all_gather, all(), bucket,
-          quantized_nbytes(bucket.layout.padded_numel(), QuantizedGather::kBits), phase,
-          bytes_of(bucket.layout.shard_numel, sharding_.param_dtype) + plain);
+      return add(Collective::all_gather, {sharding_.secondary_ranks, 1}, bucket, plain, phase);
     }
+    if (!QuantizedGather::takes(sharding_, bucket)) {
+      return add(Collective::all_gather, all(), bucket, plain, phase);
+    }
+    add(Collective::all_gather, all(), bucket,
+        quantized_nbytes(bucket.layout.padded_numel(), QuantizedGather::kBits), phase,
+        bytes_of(bucket.layout.shard_numel, sharding_.param_dtype) + plain);
   }
 
   void reduce(const Bucket& bucket) {

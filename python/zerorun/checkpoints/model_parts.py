@@ -26,7 +26,7 @@ from zerorun.rank_zero import text_of_rank_zero
 from zerorun.shards.shards import Shards
 from zerorun.whole_file import replacing
 
-__all__ = ["check_whole", "load", "save"]
+__all__ = ["check_whole", "load", "parts_in", "save"]
 
 _logger = logging.getLogger("zerorun")
 _PART = re.compile(r"mp_rank_(\d\d+)")
@@ -37,7 +37,7 @@ def _name(model_rank: int) -> str:
     return f"mp_rank_{model_rank:02d}"
 
 
-def _parts_in(folder: str) -> list[int]:
+def parts_in(folder: str) -> list[int]:
     """The numbers of the parts in a folder."""
     found = []
     with contextlib.suppress(OSError):
@@ -121,7 +121,7 @@ def save(
 
 def _is_complete(folder: str, size: int) -> bool:
     """True if the folder has all parts, of one save."""
-    if _parts_in(folder) != list(range(size)):
+    if parts_in(folder) != list(range(size)):
         return False
     try:
         return len({_save_of(folder, number) for number in range(size)}) == 1
@@ -218,7 +218,7 @@ def _latest(directory: str) -> str:
 
 def _check_parts(folder: str, ranks: EngineRanks, directory: str, tag: str) -> None:
     """Raises CheckpointError unless the folder has the parts of as many ranks."""
-    found, size = _parts_in(folder), ranks.model_size
+    found, size = parts_in(folder), ranks.model_size
     if found == list(range(size)):
         return
     if found:
@@ -244,7 +244,7 @@ def check_whole(directory: str | os.PathLike[str], tag: str | None) -> None:
     """Raises CheckpointError where the checkpoint is one of a model's parts. Of one rank."""
     named = _latest(os.fspath(directory)) if tag is None else str(tag)
     folder = os.path.join(os.fspath(directory), named)
-    found = _parts_in(folder)
+    found = parts_in(folder)
     if found and not os.path.exists(os.path.join(folder, _MANIFEST)):
         raise _C.CheckpointError(
             f"{folder}: has the parts of {len(found)} model-parallel ranks: give initialize the "

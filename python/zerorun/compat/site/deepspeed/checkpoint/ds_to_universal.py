@@ -12,6 +12,7 @@ from typing import Any
 
 import zerorun
 from zerorun import program_state
+from zerorun.checkpoints.model_parts import parts_in
 from zerorun.checkpoints.shard_files import check_record
 from zerorun.interchange.deepspeed_zero import is_zero_checkpoint
 
@@ -60,9 +61,7 @@ def main(args: Any = None) -> None:
 
 def _is_own(folder: str) -> bool:
     """True for a checkpoint of zerorun's, also of a model in parts."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    parts = (os.path.join(name, _MANIFEST) for name in names if name.startswith("mp_rank_"))
-    return any(os.path.isfile(os.path.join(folder, path)) for path in (_MANIFEST, *parts))
+    return os.path.isfile(os.path.join(folder, _MANIFEST)) or bool(parts_in(folder))
 
 
 def _is_checkpoint(folder: str) -> bool:
