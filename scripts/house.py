@@ -19,7 +19,7 @@ CEILINGS = "scripts/ceilings.json"
 SUFFIXES = CPP_SUFFIXES | {".py", ".md", ".js", ".css", ".cmake"}
 NO_PRODUCT = {"tests", "bench", "cmake"}
 SMALL_FILE = 50  # lines
-ADVICE = f"make the folder smaller, or raise it in {CEILINGS} and say why in the commit"
+ADVICE = f"make the folder smaller, or raise the ceiling in {CEILINGS}; the commit then says why"
 
 Sizes = dict[str, dict[str, int]]  # {folder: {"files": ..., "lines": ...}}
 
