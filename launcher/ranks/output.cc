@@ -55,10 +55,9 @@ void OutputQueue::write_some() {
   } else {
     written_ += static_cast<size_t>(done);
   }
-  if (broken_ || !pending()) {
-    bytes_.clear();
-    written_ = 0;
-  }
+  if (broken_) written_ = bytes_.size();
+  // Not at every write: with a slow reader, each would move all that is waiting.
+  if (!pending() || written_ >= kQueueLimit) bytes_.erase(0, std::exchange(written_, 0));
 }
 
 void OutputQueue::lose_text() {
