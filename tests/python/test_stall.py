@@ -39,4 +39,4 @@ def test_the_report_shows_the_python_stack_of_the_rank_that_is_stuck(build, tmp_
     assert "bucket" in waiting["label"]
     assert stuck["waits_for"] is None
     assert any("wait_for_a_lock" in line for line in stuck["python_stack"])
-    assert stuck["native_stack"]
+    assert f"gdb -p {stuck['pid']}" in logs
