@@ -83,13 +83,14 @@ std::string activity_text(const RankActivity& rank) {
 
 std::string stacks_text(const RankActivity& rank) {
   const std::string who = fmt::format("rank {} (pid {} on {})", rank.rank, rank.pid, rank.host);
-  std::string text = rank.python_stacks.empty()
-                         ? fmt::format("  {} {}: it shows no Python stack\n", who, rank.state)
-                         : fmt::format("  Python stack of {}:\n{}", who,
-                                       indented(rank.python_stacks));
+  std::string text =
+      rank.python_stacks.empty()
+          ? fmt::format("  {} {}: it shows no Python stack\n", who, rank.state)
+          : fmt::format("  Python stack of {}:\n{}", who, indented(rank.python_stacks));
   if (rank.pid != 0 && rank.state != kEnded) {
-    text += fmt::format("  its native stacks, while it runs: gdb -p {0}, py-spy dump --native --pid {0}\n",
-                        rank.pid);
+    text += fmt::format(
+        "  its native stacks, while it runs: gdb -p {0}, py-spy dump --native --pid {0}\n",
+        rank.pid);
   }
   return text;
 }

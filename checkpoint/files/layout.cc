@@ -216,9 +216,8 @@ fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
 }
 
 int remove_leftovers(const fs::path& directory, uint64_t save_id) {
-  return remove_entries(directory, [&](const Unfinished& entry) {
-    return entry.save_id >> 32 != save_id >> 32;
-  });
+  return remove_entries(
+      directory, [&](const Unfinished& entry) { return entry.save_id >> 32 != save_id >> 32; });
 }
 
 int remove_leftovers_of(const fs::path& path) {
