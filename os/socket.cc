@@ -134,6 +134,15 @@ void listen_on(const Listener& listener) {
   fail<CommError>("cannot listen on port {}: {}", listener.port, error_text(errno));
 }
 
+FileDescriptor accept_from(const Listener& listener) {
+  FileDescriptor socket(
+      ::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket && (errno == EMFILE || errno == ENFILE)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return socket;
+}
+
 std::optional<Listener> inherit_listener(int descriptor, uint16_t port) {
   int type = 0;
   int listens = 1;
