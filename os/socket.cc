@@ -181,13 +181,14 @@ FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadl
       if (error == 0) return connected;
     }
     if (error == ECONNREFUSED && absence == Absence::gone) {
-      fail<Dropped>("rank 0 does not listen at {} port {} any more: has it failed?", host, port);
+      fail<Dropped>("no program listens at {} port {} any more: has it failed?", host, port);
     }
-    std::this_thread::sleep_for(pause);  // rank 0 has not started yet
+    std::this_thread::sleep_for(pause);  // it has not started yet
     pause = std::min(2 * pause, kMaxPause);
   } while (Clock::now() < deadline);
-  fail<CommError>("cannot reach rank 0 at {} port {} for {:.1f} s: {}; has it started?", host, port,
-                  std::chrono::duration<double>(Clock::now() - started).count(), error_text(error));
+  fail<CommError>("cannot reach a program at {} port {} for {:.1f} s: {}; has it started?", host,
+                  port, std::chrono::duration<double>(Clock::now() - started).count(),
+                  error_text(error));
 }
 
 std::string frame_of(const std::string& payload) {
@@ -218,11 +219,11 @@ void send_frame(const FileDescriptor& socket, const std::string& payload, Deadli
   size_t sent = 0;
   while (sent < frame.size()) {
     if (!wait_ready(socket, POLLOUT, deadline))
-      fail<CommError>("rank 0 does not read a message before the deadline");
+      fail<CommError>("the peer does not read a message before the deadline");
     const ssize_t count =
         ::send(socket.get(), frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
     if (count < 0 && errno != EAGAIN && errno != EINTR) {
-      fail<Dropped>("the connection to rank 0 broke: {}", error_text(errno));
+      fail<Dropped>("the connection broke: {}", error_text(errno));
     }
     if (count > 0) sent += static_cast<size_t>(count);
   }
@@ -232,12 +233,12 @@ std::string receive_frame(const FileDescriptor& socket, size_t limit, Deadline d
   std::string bytes;
   while (true) {
     if (std::optional<std::string> payload = take_frame(bytes, limit)) return *std::move(payload);
-    if (!wait_ready(socket, POLLIN, deadline)) fail<CommError>("rank 0 does not answer");
+    if (!wait_ready(socket, POLLIN, deadline)) fail<CommError>("the peer does not answer");
     std::array<char, 4096> chunk;
     const ssize_t count = ::recv(socket.get(), chunk.data(), chunk.size(), 0);
-    if (count == 0) fail<Dropped>("rank 0 closed the connection: has it failed?");
+    if (count == 0) fail<Dropped>("the peer closed the connection: has it failed?");
     if (count < 0 && errno != EAGAIN && errno != EINTR) {
-      fail<Dropped>("the connection to rank 0 broke: {}", error_text(errno));
+      fail<Dropped>("the connection broke: {}", error_text(errno));
     }
     if (count > 0) bytes.append(chunk.data(), static_cast<size_t>(count));
   }
