@@ -48,8 +48,10 @@ void expand_part(std::string_view part, std::string_view list, std::vector<std::
           first.size() == range.size() ? first : range.substr(first.size() + 1);
       const auto from = parse_digits(first);
       const auto to = parse_digits(last);
-      if (!from || !to || *to < *from || *to - *from >= kMaxHosts) fail_host_list(list);
-      for (uint32_t number = *from; number <= *to; ++number) {
+      if (!from || !to || *to < *from || numbers.size() + (*to - *from) >= kMaxHosts) {
+        fail_host_list(list);
+      }
+      for (uint64_t number = *from; number <= *to; ++number) {  // *to may be the last uint32_t
         numbers.push_back(fmt::format("{:0{}}", number, first.size()));
       }
       more = comma != std::string_view::npos;
