@@ -10,9 +10,9 @@
 
 namespace zerorun {
 
-Cluster parse_cluster(const std::string& text) {
+SimulatedCluster parse_cluster(const std::string& text) {
   constexpr int kMax = 1 << 20;
-  Cluster cluster;
+  SimulatedCluster cluster;
   std::istringstream parts(text);
   int hosts = 0;
   int gpus = 0;
@@ -69,11 +69,11 @@ double parse_rate(const std::string& text, const std::string& option) {
   return rate;
 }
 
-Cluster cluster_of(const PlanOptions& options) {
+SimulatedCluster cluster_of(const PlanOptions& options) {
   if (options.link.empty() || options.nvlink.empty()) {
     fail<ConfigError>("--simulate needs --link and --nvlink, such as 400Gbit and 450GB/s");
   }
-  Cluster cluster = parse_cluster(options.simulate);
+  SimulatedCluster cluster = parse_cluster(options.simulate);
   if (options.cpu && !cluster.cpu) {
     fail<ConfigError>("--simulate {} describes GPUs: remove --cpu, or write cpus= instead of gpus=",
                       options.simulate);
@@ -125,7 +125,7 @@ double sent_by_ring(const StepCall& call, const HostGroup& group, double sent) {
 
 }  // namespace
 
-CallCost cost_of(const StepCall& call, const Cluster& cluster) {
+CallCost cost_of(const StepCall& call, const SimulatedCluster& cluster) {
   const int64_t ranks = call.ranks.count;
   const bool exchanges = call.op == Collective::all_to_all;
   const int64_t passes = call.op == Collective::all_reduce ? 2 : 1;
