@@ -5,13 +5,13 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <optional>
 #include <string>
 #include <system_error>
 
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "os/file_descriptor.h"
 
 namespace zerorun {
@@ -47,11 +47,7 @@ void write_text_to(int descriptor, std::string_view text, const fs::path& path) 
 std::optional<int> open_file_of(const fs::path& path) {
   std::error_code error;
   if (fs::canonical(path.parent_path(), error) != fs::canonical("/proc/self/fd", error)) return {};
-  const std::string name = path.filename().string();
-  int number = -1;
-  const auto [end, result] = std::from_chars(name.data(), name.data() + name.size(), number);
-  if (result != std::errc() || end != name.data() + name.size()) return {};
-  return number;
+  return parse_number(path.filename().string());
 }
 
 void sync_folder_of(const fs::path& path) {
