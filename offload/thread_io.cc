@@ -8,6 +8,7 @@
 
 #include "device/cpu/cpu_stream.h"
 #include "offload/block_io.h"
+#include "os/uninterrupted.h"
 
 namespace zerorun {
 
@@ -17,10 +18,10 @@ void transfer_block(const OpenFile& file, Direction direction, const Block& bloc
   for (size_t done = 0; done < block.nbytes;) {
     const auto at = static_cast<off_t>(block.offset + done);
     const size_t left = block.nbytes - done;
-    const ssize_t moved = direction == Direction::read
-                              ? ::pread(file.fd, block.data + done, left, at)
-                              : ::pwrite(file.fd, block.data + done, left, at);
-    if (moved < 0 && errno == EINTR) continue;
+    const ssize_t moved = uninterrupted([&] {
+      return direction == Direction::read ? ::pread(file.fd, block.data + done, left, at)
+                                          : ::pwrite(file.fd, block.data + done, left, at);
+    });
     if (moved <= 0) {
       fail_transfer(file, direction, block.offset + done, left, moved < 0 ? errno : 0);
     }

@@ -14,6 +14,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "launcher/ranks/signals.h"
+#include "os/uninterrupted.h"
 
 namespace zerorun {
 
@@ -108,13 +109,13 @@ LogFile::LogFile(const std::string& path)
 
 bool LogFile::write(std::string_view text) {
   while (file_ && !text.empty()) {
-    const ssize_t done = ::write(file_.get(), text.data(), text.size());
-    if (done >= 0) {
-      text.remove_prefix(static_cast<size_t>(done));
-    } else if (errno != EINTR) {
+    const ssize_t done =
+        uninterrupted([&] { return ::write(file_.get(), text.data(), text.size()); });
+    if (done < 0) {
       file_.close();
       return false;
     }
+    text.remove_prefix(static_cast<size_t>(done));
   }
   return true;
 }

@@ -15,7 +15,7 @@
 
 #include "os/process_stat.h"
 
-namespace zerorun {
+namespace zerorun::python_stacks_test {
 namespace {
 
 constexpr std::chrono::seconds kLong{60};
@@ -77,4 +77,4 @@ TEST(PythonStacks, AProcessThatDoesNotHandleTheSignalGetsNone) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::python_stacks_test
