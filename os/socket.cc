@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -12,10 +11,10 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <thread>
 
 #include "core/check.h"
+#include "os/address.h"
 
 namespace zerorun {
 
@@ -24,21 +23,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 std::string error_text(int error) { return std::strerror(error); }
-
-using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-AddressList resolve(const std::string& host, uint16_t port) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (error != 0) {
-    fail<CommError>("cannot find the address of host '{}': {}", host, gai_strerror(error));
-  }
-  return {found, &freeaddrinfo};
-}
 
 void set_option(int socket, int level, int option) {
   constexpr int kOn = 1;
@@ -98,14 +82,6 @@ std::optional<uint16_t> bound_port_of(const FileDescriptor& socket) {
   return ntohs(reinterpret_cast<const sockaddr_in&>(bound).sin_port);
 }
 
-bool is_loopback_address(const sockaddr_storage& address) {
-  if (address.ss_family == AF_INET6) {
-    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
-  }
-  const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
-  return ntohl(v4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
-}
-
 [[noreturn]] void fail_for_busy_port(const std::string& host, uint16_t port) {
   fail<CommError>("port {} on {} is in use by another program", port, host);
 }
@@ -113,7 +89,7 @@ bool is_loopback_address(const sockaddr_storage& address) {
 }  // namespace
 
 Listener reserve_port(const std::string& host, uint16_t port) {
-  const AddressList addresses = resolve(host, port);
+  const AddressList addresses = look_up(host, port);
   addrinfo& address = *addresses;
   FileDescriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) fail<CommError>("cannot make a socket: {}", error_text(errno));
@@ -163,7 +139,7 @@ bool is_bound_to_loopback(const Listener& listener) {
   sockaddr_storage bound{};
   socklen_t size = sizeof(bound);
   return getsockname(listener.socket.get(), reinterpret_cast<sockaddr*>(&bound), &size) == 0 &&
-         is_loopback_address(bound);
+         is_loopback(bound);
 }
 
 FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadline,
@@ -171,7 +147,7 @@ FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadl
   constexpr std::chrono::milliseconds kMaxPause(50);
   std::chrono::milliseconds pause(1);
   const Deadline started = Clock::now();
-  const AddressList addresses = resolve(host, port);
+  const AddressList addresses = look_up(host, port);
   int error = 0;
   do {
     for (const addrinfo* address = addresses.get(); address != nullptr;
