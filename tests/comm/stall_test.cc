@@ -109,7 +109,7 @@ TEST_F(StallTest, OneTableShowsWhoWaitsForWhomAndWhereTheRankIsThatDoesNotCome) 
 // A handler may run while a rank is in a function that uses a block of the heap as its stack.
 TEST_F(StallTest, RanksHandleNoSignalForTheReport) {
   Processes ranks(2, [](Communicator& communicator, Shared&) -> std::string {
-    communicator.barrier(*make_inline_stream()).synchronize();
+    communicator.barrier(*make_inline_stream(), "together").synchronize();
     for (int signal = SIGRTMIN; signal <= SIGRTMAX; ++signal) {
       struct sigaction action {};
       sigaction(signal, nullptr, &action);
