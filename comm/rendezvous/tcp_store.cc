@@ -66,9 +66,8 @@ class ClientTcpStore final : public TcpStore {
   ClientTcpStore(const TcpStoreOptions& options, FileDescriptor connection, Absence absence)
       : options_(options) {
     const Deadline deadline = Clock::now() + options_.timeout;
-    idle_.push_back(ask_rank_0(options_, "cannot join", [&] {
-      return greeted(std::move(connection), deadline, absence);
-    }));
+    idle_.push_back(ask_rank_0(options_, "cannot join",
+                               [&] { return greeted(std::move(connection), deadline, absence); }));
   }
 
   void set(const std::string& key, const std::string& value) override {

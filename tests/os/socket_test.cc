@@ -10,8 +10,8 @@
 namespace zerorun {
 namespace {
 
-using testing::error_of;
 using ::testing::AllOf;
+using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -28,7 +28,8 @@ TEST(SocketTest, ErrorsNameTheAddressAndNoRank) {
     EXPECT_THAT(error_of(connect), AllOf(HasSubstr(address), Not(HasSubstr("rank"))));
   }
   listen_on(silent);
-  const FileDescriptor socket = connect_to("127.0.0.1", silent.port, after(std::chrono::minutes(1)));
+  const FileDescriptor socket =
+      connect_to("127.0.0.1", silent.port, after(std::chrono::minutes(1)));
   const auto receive = [&] { receive_frame(socket, 100, after(std::chrono::milliseconds(20))); };
   EXPECT_THAT(error_of(receive), HasSubstr("the peer does not answer"));
 }
