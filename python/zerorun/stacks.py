@@ -11,7 +11,6 @@ from zerorun import _C
 __all__ = ["answer_stack_requests"]
 
 
-@cache
 def answer_stack_requests() -> None:
     """From now on a rank that waits for this process can see its Python stacks.
 
@@ -19,8 +18,12 @@ def answer_stack_requests() -> None:
     program that uses the signal itself keeps it. Does nothing on other threads than the main one,
     which is the one that gets the signal and for which faulthandler then makes a stack.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return
+    if threading.current_thread() is threading.main_thread():
+        _register()
+
+
+@cache
+def _register() -> None:
     number, name = _C.stack_requests()
     if signal.getsignal(number) == signal.SIG_DFL:
         # For as long as the process lives: the handler keeps the descriptor.
