@@ -107,6 +107,28 @@ def test_allowed_code_passes(tmp_path: Path, path: str, code: str) -> None:
     assert lint("check_boundaries.py", tmp_path, {path: code}) == (0, [])
 
 
+def test_a_name_is_that_of_one_type(tmp_path: Path) -> None:
+    files = {
+        "comm/a.h": "namespace zerorun {\nstruct A final : B<int> { int a; };\n}",
+        "offload/a.h": "namespace zerorun {\nenum class A : uint8_t { one };\n}",
+        "zero/a.h": "namespace zerorun::zero { class A {}; }",
+    }
+    message = "zerorun::A is also a type of comm/a.h: each type needs a name of its own"
+    assert lint("check_boundaries.py", tmp_path, files) == (1, [f"offload/a.h:1: {message}"])
+
+
+def test_types_that_others_cannot_name_may_share_one(tmp_path: Path) -> None:
+    header = (
+        "namespace zerorun { class A {}; template <> struct hash<A> {}; struct D { enum E {}; }; }"
+    )
+    source = (
+        "namespace zerorun { class A; namespace { class A {}; } void f(A a) { struct D {} d; } "
+        "template <> struct hash<int> {}; struct sigaction A {}; } // class A {"
+    )
+    files = {"comm/a.h": header, "offload/a.cc": source, "zero/a.cc": source}
+    assert lint("check_boundaries.py", tmp_path, files) == (0, [])
+
+
 PYTHON = "python/zerorun"
 
 
