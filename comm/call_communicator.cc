@@ -75,7 +75,7 @@ Event CallCommunicator::start(CollectiveCall call, Stream& stream) {
   } else {
     submit(std::move(call), stream);
   }
-  return stream.record();
+  return submitted(stream);
 }
 
 void CallCommunicator::submit_observed(CollectiveCall call, Stream& stream) {

@@ -42,6 +42,8 @@ class CallCommunicator : public Communicator {
   virtual std::shared_ptr<Communicator> make_group(const GroupOptions& options) = 0;
   // Submits the collective of `call`, which has been checked, to the stream.
   virtual void submit(CollectiveCall call, Stream& stream) = 0;
+  // The event with which the collective is done that was submitted last, to `stream`.
+  virtual Event submitted(Stream& stream) { return stream.record(); }
 
   Event start(CollectiveCall call, Stream& stream);
   // Calls submit() and records when the collective started and ended, for observers.

@@ -1,7 +1,5 @@
 #include "comm/nccl/call.h"
 
-#include <fmt/format.h>
-
 #include <utility>
 
 #include "device/cuda/kernels/kernels.h"
@@ -58,8 +56,9 @@ OnDevice::OnDevice(CudaDevice& device, CudaStream& stream, TensorView view) : vi
   device.upload(stream, view.data, view_);
 }
 
-void OnDevice::write_back(CudaDevice& device, CudaStream& stream, TensorView host) const {
+bool OnDevice::write_back(CudaDevice& device, CudaStream& stream, TensorView host) const {
   if (copy_) device.download(stream, view_, host.data);
+  return static_cast<bool>(copy_);
 }
 
 size_t NcclCall::scratch_nbytes(const CollectiveCall& call) {
@@ -75,15 +74,15 @@ NcclCall::NcclCall(CudaDevice& device, CudaStream& stream, CollectiveCall call, 
       call_(with_word(std::move(call), word)),
       in_place_(call_.in.data == call_.out.data && call_.in.numel <= call_.out.numel),
       out_(device, stream, call_.out),
-      in_(device, stream, in_place_ ? out_.view() : call_.in),
+      in_(in_place_ ? OnDevice(out_.view()) : OnDevice(device, stream, call_.in)),
       from_(in_place_ ? TensorView{out_.view().data, call_.in.numel, call_.in.dtype} : in_.view()),
       to_(scratch_nbytes(call_) == 0 ? out_.view()
                                      : TensorView{scratch, call_.out.numel, call_.in.dtype}) {}
 
 bool NcclCall::empty() const { return reduces(call_) ? from_.empty() : to_.empty(); }
 
-std::string NcclCall::name() const {
-  return fmt::format("{} '{}' of {} bytes", name_of(call_.op), call_.label, count_of(call_).bytes);
+CallName NcclCall::take_name() {
+  return {.label = std::move(call_.label), .op = call_.op, .bytes = count_of(call_).bytes};
 }
 
 ncclResult_t NcclCall::enqueue(const NcclFunctions& nccl, ncclComm_t comm, int ranks) const {
@@ -127,9 +126,10 @@ ncclResult_t NcclCall::exchange(const NcclFunctions& nccl, ncclComm_t comm, int 
 
 void NcclCall::copy() const { cuda::cast(stream_.handle(), from_, to_); }
 
-void NcclCall::finish() const {
+bool NcclCall::finish() const {
   const TensorView out = out_.view();
-  if (to_.data != out.data) {
+  const bool is_elsewhere = to_.data != out.data;
+  if (is_elsewhere) {
     if (call_.output != Output::accumulate) {
       cuda::cast(stream_.handle(), to_, out);
     } else if (call_.reduce == ReduceOp::sum) {
@@ -138,7 +138,7 @@ void NcclCall::finish() const {
       cuda::extreme(stream_.handle(), to_, out, call_.reduce == ReduceOp::max);
     }
   }
-  out_.write_back(device_, stream_, call_.out);
+  return out_.write_back(device_, stream_, call_.out) || is_elsewhere;
 }
 
 }  // namespace zerorun

@@ -1,10 +1,10 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
 
 #include "comm/collective_call.h"
 #include "comm/nccl/library.h"
+#include "comm/nccl/pending_calls.h"
 #include "device/cuda/cuda_device.h"
 
 namespace zerorun {
@@ -14,8 +14,11 @@ namespace zerorun {
 class OnDevice {
  public:
   OnDevice(CudaDevice& device, CudaStream& stream, TensorView view);
+  // Of one that is known to be in device memory.
+  explicit OnDevice(TensorView view) : view_(view) {}
   TensorView view() const { return view_; }
-  void write_back(CudaDevice& device, CudaStream& stream, TensorView host) const;
+  // False if it is the tensor itself.
+  bool write_back(CudaDevice& device, CudaStream& stream, TensorView host) const;
 
  private:
   TensorView view_;
@@ -34,12 +37,13 @@ class NcclCall {
   NcclCall(CudaDevice& device, CudaStream& stream, CollectiveCall call, TensorView word,
            std::byte* scratch);
 
-  bool empty() const;        // nothing to send
-  std::string name() const;  // for errors
+  bool empty() const;    // nothing to send
+  CallName take_name();  // for errors; at most once
   ncclResult_t enqueue(const NcclFunctions& nccl, ncclComm_t comm, int ranks) const;
   // Replaces enqueue() in a job of one rank.
   void copy() const;
-  void finish() const;
+  // False if there is nothing to do: the collective was all.
+  bool finish() const;
 
  private:
   // all_to_all as one NCCL group of sends and receives.
@@ -47,12 +51,12 @@ class NcclCall {
 
   CudaDevice& device_;
   CudaStream& stream_;
-  const CollectiveCall call_;  // as the caller made it
-  const bool in_place_;
-  const OnDevice out_;
-  const OnDevice in_;
-  const TensorView from_;
-  const TensorView to_;
+  CollectiveCall call_;  // as the caller made it
+  bool in_place_;
+  OnDevice out_;
+  OnDevice in_;
+  TensorView from_;
+  TensorView to_;
 };
 
 }  // namespace zerorun

@@ -1,7 +1,6 @@
 #include "comm/nccl/communicator.h"
 
 #include <algorithm>
-#include <deque>
 #include <functional>
 #include <span>
 #include <string>
@@ -84,9 +83,11 @@ class NcclCommunicator final : public CallCommunicator {
     return std::make_shared<NcclCommunicator>(options, device_);
   }
   void submit(CollectiveCall call, Stream& stream) override;
+  // Those within coalesced() are not submitted yet.
+  Event submitted(Stream& /*stream*/) override { return coalesced_ != nullptr ? Event() : done_; }
   // Starts all of them as one operation.
   void start(std::span<CollectiveCall> calls, Stream& stream);
-  void run(const std::deque<NcclCall>& calls, CudaStream& stream);
+  void run(std::vector<NcclCall>& calls, CudaStream& stream);
   Buffer allocate_block(size_t nbytes);
   // True when `mine` is true on every rank.
   bool agree(bool mine);
@@ -102,6 +103,7 @@ class NcclCommunicator final : public CallCommunicator {
   // Calls of one communicator happen in one order on all ranks, whatever their streams.
   const Stream* last_stream_ = nullptr;
   Event last_call_;
+  Event done_;  // with what follows the last call
 };
 
 std::optional<Buffer> NcclCommunicator::allocate(size_t nbytes, Sharing sharing) {
@@ -153,10 +155,11 @@ Event NcclCommunicator::coalesced(Stream& stream, const std::function<void()>& c
   }
   coalesced_ = nullptr;
   const std::span<CollectiveCall> all(collected);
+  if (all.empty()) return stream.record();
   for (size_t i = 0; i < all.size(); i += kMaxOfGroup) {
     start(all.subspan(i, std::min(kMaxOfGroup, all.size() - i)), stream);
   }
-  return stream.record();
+  return done_;
 }
 
 void NcclCommunicator::submit(CollectiveCall call, Stream& stream) {
@@ -174,41 +177,42 @@ void NcclCommunicator::start(std::span<CollectiveCall> calls, Stream& stream) {
   size_t scratch_nbytes = 0;
   for (const CollectiveCall& call : calls) scratch_nbytes += scratch_part(call);
   std::byte* scratch = scratch_nbytes > 0 ? scratch_.acquire(cuda, scratch_nbytes) : nullptr;
-  std::deque<NcclCall> started;
+  std::vector<NcclCall> started;
+  started.reserve(calls.size());
   for (CollectiveCall& call : calls) {
     const size_t part = scratch_part(call);
     started.emplace_back(*device_, cuda, std::move(call), view_of(word_, DType::int64, 1), scratch);
     scratch += part;
     if (started.back().empty()) started.pop_back();
   }
-  if (started.empty()) return;
-  run(started, cuda);
-  for (const NcclCall& call : started) call.finish();
-  if (scratch_nbytes > 0) scratch_.release(cuda);
-  if (!group_) return;
-  last_stream_ = &stream;
-  last_call_ = stream.record();
+  if (!started.empty()) run(started, cuda);
+  bool is_more = !group_ || started.empty();
+  for (const NcclCall& call : started) is_more = call.finish() || is_more;
+  done_ = is_more ? stream.record() : last_call_;
+  if (scratch_nbytes > 0) scratch_.release(done_);
+  if (group_) last_stream_ = &stream;
 }
 
-void NcclCommunicator::run(const std::deque<NcclCall>& calls, CudaStream& stream) {
+void NcclCommunicator::run(std::vector<NcclCall>& calls, CudaStream& stream) {
   if (!group_) {
     for (const NcclCall& call : calls) call.copy();
     return;
   }
-  std::string what = calls.front().name();
-  if (calls.size() > 1) what += fmt::format(" and {} more", calls.size() - 1);
-  group_->run(what, stream, [&](const NcclFunctions& nccl, ncclComm_t comm) {
-    if (calls.size() == 1) return calls.front().enqueue(nccl, comm, world_size());
-    ncclResult_t result = nccl.group_start();
-    if (result != ncclSuccess) return result;
-    for (const NcclCall& call : calls) {
-      if (result == ncclSuccess || result == ncclInProgress) {
-        result = call.enqueue(nccl, comm, world_size());
-      }
-    }
-    const ncclResult_t ended = nccl.group_end();  // also after an error
-    return result == ncclSuccess || result == ncclInProgress ? ended : result;
-  });
+  CallName name = calls.front().take_name();
+  name.more = calls.size() - 1;
+  last_call_ =
+      group_->run(std::move(name), stream, [&](const NcclFunctions& nccl, ncclComm_t comm) {
+        if (calls.size() == 1) return calls.front().enqueue(nccl, comm, world_size());
+        ncclResult_t result = nccl.group_start();
+        if (result != ncclSuccess) return result;
+        for (const NcclCall& call : calls) {
+          if (result == ncclSuccess || result == ncclInProgress) {
+            result = call.enqueue(nccl, comm, world_size());
+          }
+        }
+        const ncclResult_t ended = nccl.group_end();  // also after an error
+        return result == ncclSuccess || result == ncclInProgress ? ended : result;
+      });
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ NcclGroup::NcclGroup(const GroupOptions& options, int device)
       options_(options),
       device_(device),
       peers_(options_, device),
-      stall_(options_, peers_) {
+      stall_(options_, peers_, [this] { return last_call(); }) {
   const CurrentDevice current(device);
   watcher_ = std::thread([this] { watch(); });
   try {
@@ -58,16 +58,15 @@ void NcclGroup::stop_watching() noexcept {
 }
 
 void NcclGroup::join() {
-  constexpr std::string_view kJoining = "joining the other ranks (ncclCommInitRankConfig)";
   const auto look_at_all = [this] {
     check();
     if (options_.look) options_.look();
   };
-  begin({.what = std::string(kJoining)});
+  begin("joining the other ranks (ncclGetUniqueId)");
   peers_.arrive();
   ncclUniqueId id{};
   if (options_.rank == 0) {
-    finish_call(nccl_.unique_id(&id), "ncclGetUniqueId");
+    finish_call(nccl_.unique_id(&id));
     peers_.give_id(std::string(id.internal, sizeof(id.internal)));
   } else {
     const std::string bytes = peers_.wait_for_id(look_at_all);
@@ -77,6 +76,7 @@ void NcclGroup::join() {
     }
     std::memcpy(id.internal, bytes.data(), bytes.size());
   }
+  begin("joining the other ranks (ncclCommInitRankConfig)");
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;  // else nothing could end the wait for a rank that never joins
   ncclResult_t result = ncclSuccess;
@@ -87,35 +87,34 @@ void NcclGroup::join() {
     result = nccl_.init(&comm, options_.world_size, id, options_.rank, &config);
     comm_.set(comm);
   }
-  finish_call(result, kJoining, look_at_all);
+  finish_call(result, look_at_all);
   let_calls_block(look_at_all);
   peers_.meet(look_at_all);
   const std::lock_guard lock(mutex_);
-  calling_.reset();
+  pending_.end();
 }
 
 // A communicator that does not block gives every call to a thread of its own, and the host asks for
 // its end, for several times the cost of the call. Whether it blocks cannot be changed, but one
 // that is split off may do the other thing.
 void NcclGroup::let_calls_block(const NcclPeers::Check& look) {
-  constexpr std::string_view kWhat = "joining the other ranks (ncclCommSplit)";
-  begin({.what = std::string(kWhat)});
+  begin("joining the other ranks (ncclCommSplit)");
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
-  ncclComm_t blocking = nullptr;
-  try {
-    const auto split = [&](ncclComm_t comm) {
-      return nccl_.split(comm, 0, options_.rank, &blocking, &config);
-    };
-    finish_call(call(split), kWhat, look);
-    finish_call(call([&](ncclComm_t comm) { return nccl_.finalize(comm); }), kWhat);
-    ncclComm_t const first = comm_.exchange(blocking);
-    if (first == nullptr) throw CommError(error());
-    nccl_.destroy(first);
-  } catch (const CommError&) {
-    if (blocking != nullptr) nccl_.abort(blocking);
-    throw;
+  const ncclResult_t split = call([&](ncclComm_t comm) {
+    return nccl_.split(comm, 0, options_.rank, comm_.successor(), &config);
+  });
+  // It returns success while the communicator is still in progress, and so without a successor.
+  finish_call(split == ncclSuccess ? ncclInProgress : split, look);
+  finish_call(call([&](ncclComm_t comm) { return nccl_.finalize(comm); }), look);
+  ncclComm_t const first = comm_.succeed();
+  if (first == nullptr) {
+    check();
+    fail<CommError>("rank {}: ncclCommSplit succeeded, but made no communicator",
+                    options_.own_number());
   }
+  finish_call(nccl_.destroy(first));
+  finish_call(ncclInProgress, look);  // the successor, as NCCL says
 }
 
 ncclResult_t NcclGroup::call(const NcclHandle::Function& function) {
@@ -124,18 +123,20 @@ ncclResult_t NcclGroup::call(const NcclHandle::Function& function) {
   return result.value_or(ncclInvalidUsage);
 }
 
-void NcclGroup::begin(Call call) {
+void NcclGroup::begin(PendingCall call) {
+  bool wake = false;
   {
     const std::lock_guard lock(mutex_);
     if (!error_.empty()) throw CommError(error_);
-    stall_.begin(call.what);
-    calling_ = std::move(call);
+    stall_.begin();
+    pending_.begin(std::move(call));
+    wake = std::exchange(idle_, false);
   }
-  changed_.notify_all();
+  if (wake) changed_.notify_all();
 }
 
-void NcclGroup::finish_call(ncclResult_t result, std::string_view what,
-                            const NcclPeers::Check& look) {
+void NcclGroup::finish_call(ncclResult_t result, const NcclPeers::Check& look) {
+  if (result == ncclSuccess) return;
   const auto begun = Clock::now();
   auto looked = begun;
   while (result == ncclInProgress) {
@@ -154,9 +155,11 @@ void NcclGroup::finish_call(ncclResult_t result, std::string_view what,
     if (asked != ncclSuccess) result = asked;
   }
   if (result == ncclSuccess) return;
+  std::string what;
   {
     const std::lock_guard lock(mutex_);
     if (!error_.empty()) throw CommError(error_);  // its abort may be what ended the call
+    what = pending_.last();
   }
   const char* detail = nccl_.last_error(nullptr);
   fail<CommError>("rank {}: {} failed: {}{}{}", options_.own_number(), what,
@@ -169,47 +172,34 @@ void NcclGroup::check() const {
   if (!error_.empty()) throw CommError(error_);
 }
 
-void NcclGroup::run(const std::string& what, CudaStream& stream, const Enqueue& enqueue) {
-  const CurrentDevice current(device_);
+Event NcclGroup::run(CallName name, CudaStream& stream, const Enqueue& enqueue) {
   const std::lock_guard one(calls_);
   check();
   try {
-    begin({.what = what, .number = ++made_, .reached = stream.record()});
-    finish_call(call([&](ncclComm_t comm) { return enqueue(nccl_, comm); }), what);
+    begin({.name = std::move(name), .number = ++made_, .reached = stream.record()});
+    finish_call(call([&](ncclComm_t comm) { return enqueue(nccl_, comm); }));
     Event done = stream.record();
     const std::lock_guard lock(mutex_);
     if (!error_.empty()) throw CommError(error_);
-    forget_done();
-    calling_->done = std::move(done);
-    pending_.push_back(*std::exchange(calling_, std::nullopt));
+    pending_.enqueued(done);
+    return done;
   } catch (const DeviceError& error) {  // of this rank's own GPU, which its peers know as CommError
     fail_with(error.what());
     throw;
   } catch (const Error& error) {
     fail_with(error.what());
     check();
+    throw;
   }
 }
 
-void NcclGroup::forget_done() {
-  while (!pending_.empty() && pending_.front().done.ready()) pending_.pop_front();
-}
-
-// Null where NCCL refuses, or has no use for it here (NCCL_LOCAL_REGISTER=0, for one).
+// Null where NCCL refuses, or has no use for it here (NCCL_LOCAL_REGISTER=0, for one). It waits for
+// nobody, and is done when it returns.
 void* NcclGroup::register_memory(void* data, size_t nbytes) {
-  constexpr std::string_view kWhat = "ncclCommRegister";
   void* handle = nullptr;
-  try {
-    begin({.what = std::string(kWhat)});
-    finish_call(
-        call([&](ncclComm_t comm) { return nccl_.register_memory(comm, data, nbytes, &handle); }),
-        kWhat);
-  } catch (const CommError&) {
-    handle = nullptr;
-  }
-  const std::lock_guard lock(mutex_);
-  calling_.reset();
-  return handle;
+  const auto result = comm_.call(
+      [&](ncclComm_t comm) { return nccl_.register_memory(comm, data, nbytes, &handle); });
+  return result == ncclSuccess ? handle : nullptr;
 }
 
 Buffer NcclGroup::allocate(size_t nbytes, std::shared_ptr<NcclGroup> self) {
@@ -233,14 +223,21 @@ Buffer NcclGroup::allocate(size_t nbytes, std::shared_ptr<NcclGroup> self) {
 void NcclGroup::release(void* data, void* handle) noexcept {
   const CurrentDevice current(device_, std::nothrow);
   const std::lock_guard one(calls_);
+  drain();
+  if (!comm_.call([&](ncclComm_t comm) { return nccl_.deregister_memory(comm, handle); })) {
+    comm_.wait_for_end();
+  }
+  nccl_.free(data);
+}
+
+// While the watcher may still abort what the calls wait for.
+void NcclGroup::drain() noexcept {
   Event last;
   {
     const std::lock_guard lock(mutex_);
-    if (!pending_.empty()) last = pending_.back().done;
+    last = pending_.last_done();
   }
-  zerorun::drain(last);  // while the watcher may still abort what it waits for
-  comm_.call([&](ncclComm_t comm) { return nccl_.deregister_memory(comm, handle); });
-  nccl_.free(data);
+  zerorun::drain(last);
 }
 
 void NcclGroup::abort(std::string_view reason) noexcept {
@@ -274,11 +271,10 @@ void NcclGroup::fail_with(std::string text) noexcept {
     const std::lock_guard lock(mutex_);
     if (!error_.empty()) return;
     error_ = std::move(text);
-    calling_.reset();
     pending_.clear();
   }
   peers_.report(error_);
-  if (ncclComm_t const comm = comm_.exchange(nullptr)) nccl_.abort(comm);
+  comm_.end(nccl_.abort);
   options_.family->fail(error_);
 }
 
@@ -294,21 +290,26 @@ void NcclGroup::look_at_peers(std::string_view what) {
   check();
 }
 
+std::string NcclGroup::last_call() const {
+  const std::lock_guard lock(mutex_);
+  return pending_.last();
+}
+
 NcclGroup::Look NcclGroup::look() {
   const std::lock_guard lock(mutex_);
-  forget_done();
-  if (pending_.empty() && !calling_) return {};
-  Call& first = pending_.empty() ? *calling_ : pending_.front();
-  Look look{.what = first.what, .number = first.number};
+  pending_.forget_done();
+  if (pending_.empty()) return {};
+  PendingCall& first = pending_.first();
+  Look look{.what = first.name.text(), .number = first.number};
   ncclResult_t result = ncclSuccess;
-  if (!pending_.empty()) {
+  if (pending_.any_enqueued()) {
     const auto asked =
         comm_.call([&](ncclComm_t comm) { return nccl_.async_error(comm, &result); });
     if (asked.value_or(ncclSuccess) != ncclSuccess) result = *asked;
   }
   if (result != ncclSuccess && result != ncclInProgress) {
     const char* detail = nccl_.last_error(nullptr);
-    look.error = fmt::format("rank {}: {} failed: {} {}", options_.own_number(), first.what,
+    look.error = fmt::format("rank {}: {} failed: {} {}", options_.own_number(), look.what,
                              nccl_.error_string(result), detail == nullptr ? "" : detail);
   }
   if (!first.reached.ready()) return look;
@@ -324,9 +325,8 @@ NcclGroup::Look NcclGroup::look() {
 
 bool NcclGroup::is_first(int64_t number) {
   const std::lock_guard lock(mutex_);
-  forget_done();
-  if (pending_.empty()) return calling_ && calling_->number == number;
-  return pending_.front().number == number;
+  pending_.forget_done();
+  return !pending_.empty() && pending_.first().number == number;
 }
 
 void NcclGroup::watch() {
@@ -336,7 +336,9 @@ void NcclGroup::watch() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait_for(lock, kIdle, [&] { return closing_ || calling_ || !pending_.empty(); });
+      idle_ = pending_.empty();  // else a call that begins finds it awake
+      changed_.wait_for(lock, kIdle, [&] { return closing_ || !pending_.empty(); });
+      idle_ = false;
       if (changed_.wait_for(lock, pause, [&] { return closing_; })) return;
     }
     try {
@@ -371,26 +373,25 @@ void NcclGroup::watch() {
 // Under watch: NCCL may wait for peers here, too.
 void NcclGroup::leave() noexcept {
   peers_.leave(made_);
+  // Else ncclCommFinalize waits, and an abort meanwhile frees what it uses.
+  drain();
   try {
     finalize();
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nobody is left to tell
   }
   {
     const std::lock_guard lock(mutex_);
-    calling_.reset();
     pending_.clear();
   }
-  // It is not over in order.
-  if (ncclComm_t const comm = comm_.exchange(nullptr)) nccl_.abort(comm);
+  comm_.end(nccl_.abort);  // if it is not over in order
   peers_.see_off();
 }
 
 void NcclGroup::finalize() {
-  constexpr std::string_view kLeaving = "leaving the other ranks (ncclCommFinalize)";
   const CurrentDevice current(device_);
-  begin({.what = std::string(kLeaving)});
-  finish_call(call([&](ncclComm_t comm) { return nccl_.finalize(comm); }), kLeaving);
-  if (ncclComm_t const comm = comm_.exchange(nullptr)) nccl_.destroy(comm);
+  begin("leaving the other ranks (ncclCommFinalize)");
+  finish_call(call([&](ncclComm_t comm) { return nccl_.finalize(comm); }));
+  if (ncclComm_t const comm = comm_.take()) nccl_.destroy(comm);
 }
 
 }  // namespace zerorun

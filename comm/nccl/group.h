@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -16,6 +15,7 @@
 #include "comm/nccl/handle.h"
 #include "comm/nccl/library.h"
 #include "comm/nccl/peers.h"
+#include "comm/nccl/pending_calls.h"
 #include "comm/nccl/stall.h"
 #include "device/cuda/runtime/cuda_stream.h"
 
@@ -36,12 +36,12 @@ class NcclGroup final : public CudaStream::Watched {
 
   void check() const override;
 
-  // Calls `enqueue(functions, communicator)`, which enqueues one collective on `stream`, and
-  // watches it until the stream has completed it. `what` names it in errors. The deadline counts
-  // from when `stream` reaches the collective, so earlier computation of this rank does not count
-  // as waiting.
+  // Calls `enqueue(functions, communicator)`, which enqueues one collective on `stream`, whose
+  // device is the current one, and watches it until the stream has completed it: that is the event
+  // that is returned. The deadline counts from when `stream` reaches the collective, so earlier
+  // computation of this rank does not count as waiting.
   using Enqueue = std::function<ncclResult_t(const NcclFunctions&, ncclComm_t)>;
-  void run(const std::string& what, CudaStream& stream, const Enqueue& enqueue);
+  Event run(CallName name, CudaStream& stream, const Enqueue& enqueue);
 
   // Allocates memory registered with NCCL, which it can use without staging. Empty if this is not
   // supported. Allocating and freeing it may wait for the GPU, and so for peers; an abort must not
@@ -62,14 +62,6 @@ class NcclGroup final : public CudaStream::Watched {
 
  private:
   using Clock = std::chrono::steady_clock;
-  // A call that may wait for peers.
-  struct Call {
-    std::string what;
-    int64_t number = 0;  // among this rank's collectives; 0: it is not a collective
-    Event reached{};     // the stream has reached the call
-    Event done{};
-    std::optional<Clock::time_point> since{};  // when it was first seen to wait
-  };
   // The state of the oldest pending call, as the watcher thread sees it.
   struct Look {
     std::string what;
@@ -84,14 +76,17 @@ class NcclGroup final : public CudaStream::Watched {
   void let_calls_block(const NcclPeers::Check& look);
   // Throws the error of this rank if there is one.
   ncclResult_t call(const NcclHandle::Function& function);
-  void begin(Call call);
-  // Waits until NCCL has finished a call of a non-blocking communicator. Throws CommError after an
-  // error of NCCL, and if the watcher thread has aborted the call. `look`: throws to give up; null:
-  // only the watcher thread ends the wait.
-  void finish_call(ncclResult_t result, std::string_view what, const NcclPeers::Check& look = {});
+  void begin(PendingCall call);
+  void begin(std::string_view name) { begin({.name = {.label = std::string(name)}}); }
+  // Waits until NCCL has finished the call that has begun, which returned `result`: a communicator
+  // that does not block may still be at it. Throws CommError after an error of NCCL, and if the
+  // watcher thread has aborted the call. `look`: throws to give up; null: only the watcher thread
+  // ends the wait.
+  void finish_call(ncclResult_t result, const NcclPeers::Check& look = {});
   void* register_memory(void* data, size_t nbytes);
   void release(void* data, void* handle) noexcept;
-  void forget_done();
+  void drain() noexcept;
+  std::string last_call() const;
   void watch();
   Look look();
   bool is_first(int64_t number);
@@ -110,8 +105,8 @@ class NcclGroup final : public CudaStream::Watched {
   NcclHandle comm_;           // taken away by an abort
   mutable std::mutex mutex_;  // guards all below; never held for long
   std::condition_variable changed_;
-  std::optional<Call> calling_;  // the call that NCCL processes
-  std::deque<Call> pending_;
+  bool idle_ = false;  // the watcher thread, until a call begins
+  PendingCalls pending_;
   std::string error_;
   bool closing_ = false;
   std::thread watcher_;

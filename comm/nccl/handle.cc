@@ -24,12 +24,43 @@ std::optional<ncclResult_t> NcclHandle::call(const Function& function) {
   return result;
 }
 
-ncclComm_t NcclHandle::exchange(ncclComm_t next) {
-  std::unique_lock lock(mutex_);
-  if (comm_ == nullptr) return nullptr;
+ncclComm_t NcclHandle::exchange(std::unique_lock<std::mutex>& lock, ncclComm_t next) {
   ncclComm_t const comm = std::exchange(comm_, next);
   returned_.wait_until(lock, begun_ + kPatience, [&] { return calls_ == 0; });
   return comm;
+}
+
+ncclComm_t NcclHandle::take() {
+  std::unique_lock lock(mutex_);
+  return comm_ == nullptr ? nullptr : exchange(lock, nullptr);
+}
+
+void NcclHandle::end(const Function& abort) {
+  std::unique_lock lock(mutex_);
+  if (comm_ == nullptr) return;
+  ending_ = true;
+  ncclComm_t const comm = exchange(lock, nullptr);
+  lock.unlock();
+  abort(comm);
+  lock.lock();
+  // NCCL's thread is joined now, and has stored what it had split off.
+  ncclComm_t const successor = std::exchange(successor_, nullptr);
+  lock.unlock();
+  if (successor != nullptr) abort(successor);
+  lock.lock();
+  ending_ = false;
+  returned_.notify_all();
+}
+
+void NcclHandle::wait_for_end() {
+  std::unique_lock lock(mutex_);
+  returned_.wait(lock, [&] { return !ending_; });
+}
+
+ncclComm_t NcclHandle::succeed() {
+  std::unique_lock lock(mutex_);
+  if (comm_ == nullptr || successor_ == nullptr) return nullptr;
+  return exchange(lock, std::exchange(successor_, nullptr));
 }
 
 }  // namespace zerorun

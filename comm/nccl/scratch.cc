@@ -17,6 +17,4 @@ std::byte* NcclScratch::acquire(CudaStream& stream, size_t nbytes) {
   return static_cast<std::byte*>(block_.data());
 }
 
-void NcclScratch::release(CudaStream& stream) { free_ = stream.record(); }
-
 }  // namespace zerorun

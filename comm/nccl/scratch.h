@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <utility>
 
 #include "device/cuda/cuda_device.h"
 
@@ -18,7 +19,8 @@ class NcclScratch {
 
   // Returns at least `nbytes` bytes for work that is submitted to `stream` before release().
   std::byte* acquire(CudaStream& stream, size_t nbytes);
-  void release(CudaStream& stream);
+  // `done`: with that work.
+  void release(Event done) { free_ = std::move(done); }
 
  private:
   CudaDevice& device_;

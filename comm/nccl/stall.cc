@@ -28,12 +28,12 @@ std::string key_of(int rank) { return fmt::format("stall/{}", rank); }
 
 }  // namespace
 
-NcclStall::NcclStall(const GroupOptions& options, NcclPeers& peers)
-    : options_(options), peers_(peers) {}
+NcclStall::NcclStall(const GroupOptions& options, NcclPeers& peers,
+                     std::function<std::string()> last_call)
+    : options_(options), peers_(peers), last_call_(std::move(last_call)) {}
 
-void NcclStall::begin(const std::string& call) {
+void NcclStall::begin() {
   const std::lock_guard lock(mutex_);
-  last_ = call;
   ++begun_;
   notice_ = {};
 }
@@ -43,13 +43,11 @@ void NcclStall::tell(double waited_s) {
   constexpr double kTurn = 0.3;
   constexpr int kTurns = 16;
   const double turn = waited_s - kTurn * std::min(options_.rank, kTurns);
-  std::string call;
   std::string told;
   {
     const std::lock_guard lock(mutex_);
     const auto waited = std::chrono::duration<double>(std::max(turn, 0.0));
     if (!notice_.due(std::chrono::duration_cast<Clock::duration>(waited))) return;
-    call = last_;
     told = fmt::format("told/{}/{}", begun_, notice_.next().count());
   }
   try {
@@ -59,7 +57,7 @@ void NcclStall::tell(double waited_s) {
   }
   Logger(options_.own_number(), options_.job_size)
       .log(LogLevel::warning, "rank {} has waited {:.0f} s in {} for other ranks",
-           options_.own_number(), waited_s, call);
+           options_.own_number(), waited_s, last_call_());
 }
 
 void NcclStall::hand_in(std::optional<double> waited_s) {
@@ -72,10 +70,7 @@ void NcclStall::hand_in(std::optional<double> waited_s) {
   mine.state = waited_s ? kWaits : state_of(process);
   mine.waited_s = waited_s.value_or(0);
   if (!waited_s) mine.python_stacks = python_stacks_of(process, kStackPatience);
-  {
-    const std::lock_guard lock(mutex_);
-    mine.operation = last_;
-  }
+  mine.operation = last_call_();
   peers_.write(key_of(options_.rank), encode_activities({mine}));
 }
 

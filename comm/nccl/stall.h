@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -18,12 +19,13 @@ namespace zerorun {
 // ranks.
 class NcclStall {
  public:
-  // The arguments must outlive this object.
-  NcclStall(const GroupOptions& options, NcclPeers& peers);
+  // `options` and `peers` must outlive this object. `last_call` names the last call that this rank
+  // began.
+  NcclStall(const GroupOptions& options, NcclPeers& peers, std::function<std::string()> last_call);
 
   // Records that this rank begins a call. Any thread may call it. Only the watcher thread calls the
   // functions below.
-  void begin(const std::string& call);
+  void begin();
   // Prints on stderr, on one rank, that the last call waits for long.
   void tell(double waited_s);
   // Checks once a second whether a peer asks, and answers. Returns the error of all ranks if rank 0
@@ -43,12 +45,12 @@ class NcclStall {
 
   const GroupOptions& options_;
   NcclPeers& peers_;
+  const std::function<std::string()> last_call_;
   bool handed_in_ = false;
   Clock::time_point looked_{};
   std::mutex mutex_;
-  // The last call that began. Guarded by mutex_, like the next two.
-  std::string last_ = "none";
-  int64_t begun_ = 0;  // calls that began
+  // Calls that began. Guarded by mutex_, like the next.
+  int64_t begun_ = 0;
   WaitingNotice notice_;
 };
 

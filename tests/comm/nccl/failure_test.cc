@@ -94,9 +94,9 @@ TEST_F(NcclFailureTest, AnAsynchronousErrorIsReportedWithRankAndLabelOnAllRanks)
     if (communicator.rank() == 0) {
       Event done = communicator.barrier(stream, "bucket 7");
       fake_.fail("(asynchronous error of NCCL)", 0, ncclRemoteError);
-      EXPECT_THAT(
-          error_of([&] { done.synchronize(); }),
-          ::testing::ContainsRegex("rank 0: barrier 'bucket 7' of 8 bytes failed: a fake error"));
+      EXPECT_THAT(error_of([&] { done.synchronize(); }),
+                  ::testing::ContainsRegex(
+                      "rank 0: barrier 'bucket 7' of 8 bytes failed: remote process exited"));
       EXPECT_THROW(communicator.barrier(stream, "later"), CommError);
       EXPECT_THROW(stream.synchronize(), CommError);
     }

@@ -1,6 +1,7 @@
 // Column-major products in plain loops, summed in double, of inputs that are rounded to TF32 where
 // the handle allows it (the real library may); in the place of device/cuda/
-// cublas_library.cc, which opens the real library.
+// cublas_library.cc, which opens the real library. The source of each function is its section of
+// cuBLAS's documentation, 13.0.
 #include "device/cuda/libraries/cublas.h"
 
 #include <cublas_v2.h>
@@ -40,6 +41,7 @@ float to_tf32(float value) {
 
 }  // namespace
 
+// The handle belongs to the current device.
 cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
   if (const auto planned = enter(__func__); planned != CUBLAS_STATUS_SUCCESS) return planned;
   *handle = new cublasContext;
@@ -47,6 +49,7 @@ cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
+// May wait for the device, on which it was made.
 cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
   const auto planned = enter(__func__);
   if (!FakeCuda::instance().release("cuBLAS handles", handle)) return CUBLAS_STATUS_INVALID_VALUE;
@@ -55,6 +58,7 @@ cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
   return planned;
 }
 
+// For later calls with the handle.
 cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream) {
   if (const auto planned = enter(__func__, stream); planned != CUBLAS_STATUS_SUCCESS) {
     return planned;
@@ -63,12 +67,15 @@ cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
+// For later calls; CUBLAS_TF32_TENSOR_OP_MATH allows TF32, and does not promise it.
 cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
   if (const auto planned = enter(__func__); planned != CUBLAS_STATUS_SUCCESS) return planned;
   handle->mode = mode;
   return CUBLAS_STATUS_SUCCESS;
 }
 
+// Enqueued when it returns, with alpha and beta of the host as they are then; refuses leading
+// dimensions that are too small.
 cublasStatus_t cublasSgemm_v2_64(cublasHandle_t handle, cublasOperation_t transa,
                                  cublasOperation_t transb, int64_t m, int64_t n, int64_t k,
                                  const float* alpha, const float* a, int64_t lda, const float* b,

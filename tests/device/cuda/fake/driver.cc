@@ -1,4 +1,5 @@
-// The fake CUDA driver: see include/cuda.h.
+// The fake CUDA driver: see include/cuda.h. The source of each function is its comment in
+// CUDA 13.0's cuda.h; of the last one, in cuda_runtime_api.h.
 #include <cuda.h>
 
 #include <atomic>
@@ -10,11 +11,13 @@
 
 using namespace zerorun::fake;
 
+// Null, and no error, on a thread without a context.
 CUresult cuCtxGetCurrent(CUcontext* context) {
   *context = has_context ? reinterpret_cast<CUcontext>(&has_context) : nullptr;
   return CUDA_SUCCESS;
 }
 
+// Waits until (int32_t)(*address - value) >= 0. Refuses addresses that are not aligned to 4 bytes.
 CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
                              unsigned flags) {
   if (const int planned = seen().enter(__func__, stream); planned != 0) {
@@ -41,12 +44,14 @@ CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t va
   return CUDA_SUCCESS;
 }
 
+// Succeeds without a function where the driver has none; refuses versions newer than the driver.
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
                                              unsigned long long /*flags*/,
                                              cudaDriverEntryPointQueryResult* found) {
   ENTER_HOST();
   *function = nullptr;
   *found = cudaDriverEntryPointSymbolNotFound;
+  if (static_cast<int>(version) > seen().driver()) return result(cudaErrorInvalidValue);
   if (std::strcmp(name, "cuCtxGetCurrent") == 0 && version >= 4000) {
     *function = reinterpret_cast<void*>(&cuCtxGetCurrent);
   } else if (std::strcmp(name, "cuStreamWaitValue32") == 0 && version >= 11070) {

@@ -95,6 +95,16 @@ bool FakeCuda::capturing() const {
   return settings_.capturing;
 }
 
+void FakeCuda::set_local_register(bool registers) {
+  const std::lock_guard lock(mutex_);
+  settings_.local_register = registers;
+}
+
+bool FakeCuda::local_register() const {
+  const std::lock_guard lock(mutex_);
+  return settings_.local_register;
+}
+
 std::set<int> FakeCuda::used_devices() const {
   const std::lock_guard lock(mutex_);
   return used_devices_;

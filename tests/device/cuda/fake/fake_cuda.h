@@ -26,6 +26,17 @@ struct Call {
   std::thread::id thread{};      // that makes it
 };
 
+// While one lives, the thread is within the fakes: a test does not count what they allocate.
+class InFake {
+ public:
+  InFake() { ++depth; }
+  InFake(const InFake&) = delete;
+  InFake& operator=(const InFake&) = delete;
+  ~InFake() { --depth; }
+
+  inline static thread_local int depth = 0;
+};
+
 // NVLinks of the devices: to each other, and of every one to a switch. Devices that have none read
 // each other's memory all the same; where some have, only those do that are linked.
 struct GpuLinks {
@@ -63,6 +74,10 @@ class FakeCuda {
   // timing.
   void set_inline_streams(bool are_inline);
   bool inline_streams() const;
+
+  // NCCL_LOCAL_REGISTER: false means that NCCL has no use for registered memory.
+  void set_local_register(bool registers);
+  bool local_register() const;
 
   // A thread captures a CUDA graph, which others may spoil.
   void set_capturing(bool capturing);
@@ -118,6 +133,7 @@ class FakeCuda {
     std::chrono::microseconds delay{0};
     bool inline_streams = false;
     bool capturing = false;
+    bool local_register = true;
   };
 
   mutable std::mutex mutex_;  // guards all
@@ -137,10 +153,12 @@ class FakeCuda {
 };
 
 // Device memory of other libraries than the runtime.
-bool add_device_memory(void** data, size_t bytes);
+bool add_device_memory(void** data, size_t bytes, size_t alignment = 512);
 bool remove_device_memory(void* data);
 // True if kernels on `device` may use it.
 bool reachable(const void* data, int device);
+// False for ordinary memory of the host, and for memory that was freed.
+bool addressable(const void* data, size_t bytes);
 // Memory that is not from here, and is taken for the device's until it is disowned.
 void adopt_device_memory(const void* data, size_t bytes);
 void disown_device_memory(const void* data);

@@ -1,4 +1,4 @@
-// Memory of the fake CUDA runtime.
+// Memory of the fake CUDA runtime. The sources are those of runtime.cc.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -76,11 +76,14 @@ using namespace zerorun::fake;
 
 namespace {
 
+constexpr size_t kAlignment = 512;  // of a pool's blocks
+constexpr size_t kPage = 4096;
+
 // Blocks of device memory, and of host memory that the device may read.
 class Blocks {
  public:
-  void* add(size_t bytes, bool on_device, cudaMemPool_t pool = nullptr) {
-    const size_t alignment = on_device ? 512 : 4096;  // as the driver's
+  // `alignment`: as the driver's.
+  void* add(size_t bytes, bool on_device, size_t alignment, cudaMemPool_t pool = nullptr) {
     void* const data =
         std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
     if (data == nullptr) return nullptr;
@@ -177,16 +180,20 @@ namespace zerorun::fake {
 
 namespace {
 
-bool add_from(cudaMemPool_t pool, void** data, size_t bytes) {
+bool add_from(cudaMemPool_t pool, void** data, size_t bytes, size_t alignment) {
   if (!(pool == nullptr ? seen().take_memory(bytes) : pool->reserve->take(bytes))) return false;
-  *data = blocks().add(bytes, true, pool);
+  *data = blocks().add(bytes, true, alignment, pool);
   seen().hold("device memory", *data);
   return true;
 }
 
 }  // namespace
 
-bool add_device_memory(void** data, size_t bytes) { return add_from(nullptr, data, bytes); }
+bool add_device_memory(void** data, size_t bytes, size_t alignment) {
+  return add_from(nullptr, data, bytes, alignment);
+}
+
+bool addressable(const void* data, size_t bytes) { return !blocks().pageable(data, bytes); }
 
 bool reachable(const void* data, int device) { return blocks().reachable(data, device); }
 
@@ -202,12 +209,14 @@ void disown_device_memory(const void* data) { blocks().disown(data); }
 
 }  // namespace zerorun::fake
 
+// Of the current device; what a pool has reserved is not free.
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   ENTER();
   *free = seen().free_memory();
   *total = seen().memory();
   return cudaSuccess;
 }
+// Of the device that the properties name.
 cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
   ENTER();
   if (!valid_device(properties->location.id)) return result(cudaErrorInvalidDevice);
@@ -216,6 +225,7 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* prope
   return cudaSuccess;
 }
 
+// Does not wait for blocks that are in use, which keep what they need.
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
   ENTER_UNDO();
   if (!seen().release("pools", pool)) return result(cudaErrorInvalidValue);
@@ -223,14 +233,24 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
   return planned;
 }
 
+// The pool's own device has access and keeps it. (cudaErrorInvalidDevice for a device that cannot
+// reach it: cuda.h, cuMemPoolSetAccess.)
 cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* access,
                                  size_t count) {
   ENTER();
   NEED("pools", pool);
-  for (size_t i = 0; i < count; ++i) pool->readers.insert(access[i].location.id);
+  for (size_t i = 0; i < count; ++i) {
+    const int device = access[i].location.id;
+    if (!valid_device(device) || !are_peers(device, pool->device)) {
+      seen().violate("a device that cannot reach a pool's memory gets access to it");
+      return result(cudaErrorInvalidDevice);
+    }
+    pool->readers.insert(device);
+  }
   return cudaSuccess;
 }
 
+// Gives back what no block uses.
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep) {
   ENTER();
   NEED("pools", pool);
@@ -238,15 +258,19 @@ cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep) {
   return cudaSuccess;
 }
 
+// The value is an int, or 64 bits for sizes; the used and reserved bytes cannot be set.
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
   ENTER();
   NEED("pools", pool);
   if (attribute == cudaMemPoolAttrReleaseThreshold) {
     pool->reserve->set_threshold(*static_cast<uint64_t*>(value));
+  } else if (attribute != cudaMemPoolReuseAllowInternalDependencies) {
+    return result(cudaErrorInvalidValue);
   }
   return cudaSuccess;
 }
 
+// The value is 64 bits for sizes.
 cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
   ENTER();
   NEED("pools", pool);
@@ -256,16 +280,19 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribut
   return cudaSuccess;
 }
 
+// May be used when the stream gets there. cudaErrorMemoryAllocation if the device has no more.
 cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t pool,
                                     cudaStream_t stream) {
   ENTER(stream);
   NEED("pools", pool);
   NEED("streams", stream);
   if (bytes == 0) seen().violate("memory of 0 bytes is asked for");
-  if (!zerorun::fake::add_from(pool, data, bytes)) return result(cudaErrorMemoryAllocation);
+  if (!zerorun::fake::add_from(pool, data, bytes, kAlignment))
+    return result(cudaErrorMemoryAllocation);
   return cudaSuccess;
 }
 
+// Freed when the stream gets there. Refuses what is not allocated.
 cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
   ENTER_UNDO(stream);
   NEED("streams", stream);
@@ -274,7 +301,7 @@ cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
   return planned;
 }
 
-// The real one promises nothing here, but it may wait for the whole device.
+// May wait for the whole device: CUDA C++ Programming Guide 13.0, "Implicit Synchronization".
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned flags) {
   ENTER();
   use_device();
@@ -283,12 +310,13 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned flags) {
   if ((flags & ~(cudaHostAllocPortable | cudaHostAllocMapped)) != 0) {
     seen().violate("cudaHostAlloc with a flag that does not exist");
   }
-  *data = blocks().add(bytes, false);
+  *data = blocks().add(bytes, false, kPage);
   if (*data == nullptr) return result(cudaErrorMemoryAllocation);
   seen().hold("pinned memory", *data);
   return cudaSuccess;
 }
 
+// The same. Refuses what is not allocated.
 cudaError_t cudaFreeHost(void* data) {
   ENTER_UNDO();
   use_device();
@@ -299,13 +327,16 @@ cudaError_t cudaFreeHost(void* data) {
   return planned;
 }
 
-cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned /*flags*/) {
+// Only of memory that is pinned; the flags must be 0.
+cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned flags) {
   ENTER();
-  if (blocks().pageable(host, 1)) return result(cudaErrorInvalidValue);
+  if (flags != 0 || blocks().pageable(host, 1)) return result(cudaErrorInvalidValue);
   *device = host;
   return cudaSuccess;
 }
 
+// "API synchronization behavior" there: from pageable memory it may read later, or now; to such
+// memory it returns when the copy is over. The wrong kind is undefined.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   ENTER(stream);
@@ -318,18 +349,18 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   }
   if (blocks().pageable(from, bytes)) {
     seen().enter("(copy from pageable memory)");
-    // It may be read now, whatever the stream still has to do: small copies are.
+    // Now, whatever the stream still has to do: small copies are.
     const auto* const first = static_cast<const std::byte*>(from);
     return zerorun::fake::submit(stream, [to, now = std::vector(first, first + bytes)] {
       std::memmove(to, now.data(), now.size());
     });
   }
   zerorun::fake::submit(stream, [=] { std::memmove(to, from, bytes); });
-  // As CUDA says: a copy to such memory is over when the call returns.
   if (blocks().pageable(to, bytes)) stream->worker->synchronize();
   return cudaSuccess;
 }
 
+// Asynchronous; only of device memory here.
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
   ENTER(stream);
   NEED("streams", stream);
@@ -337,9 +368,11 @@ cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t st
   return zerorun::fake::submit(stream, [=] { std::memset(data, value, bytes); });
 }
 
+// From CUDA 11 on, cudaMemoryTypeUnregistered for ordinary memory; undefined for what is freed.
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
   ENTER();
-  attributes->type =
-      blocks().on_device(data, 1) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+  attributes->type = blocks().on_device(data, 1)  ? cudaMemoryTypeDevice
+                     : blocks().pageable(data, 1) ? cudaMemoryTypeUnregistered
+                                                  : cudaMemoryTypeHost;
   return cudaSuccess;
 }

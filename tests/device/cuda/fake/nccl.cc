@@ -1,200 +1,75 @@
-// A fake NCCL for ranks that are threads: collectives run on the ranks' streams, meet there, and
-// read each other's memory. In the place of comm/nccl/library.cc, which opens the real library.
-// size: the functions of one library
+// A fake NCCL for ranks that are threads: its communicators, and its memory. In the place of
+// comm/nccl/library.cc, which opens the real library. See nccl_call.h.
 #include <nccl.h>
 
-#include <algorithm>
 #include <atomic>
-#include <condition_variable>
+#include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
-#include <vector>
 
 #include "comm/nccl/library.h"
-#include "tests/device/cuda/fake/nccl_ranks.h"
-#include "tests/device/cuda/fake/runtime_call.h"
+#include "device/drain.h"
+#include "tests/device/cuda/fake/nccl_call.h"
+
+using namespace zerorun::fake::of_nccl;
+using zerorun::fake::Group;
+using zerorun::fake::seen;
 
 namespace {
 
-using zerorun::fake::Bytes;
-using zerorun::fake::compute;
-using zerorun::fake::FakeCuda;
-using zerorun::fake::Group;
-using zerorun::fake::input_bytes;
-using zerorun::fake::kExchange;
-using zerorun::fake::Operation;
-
+constexpr size_t kPage = 4096;
 std::mutex groups_mutex;
 std::map<std::string, std::weak_ptr<Group>> groups;
 
-FakeCuda& seen() { return FakeCuda::instance(); }
-
-ncclResult_t enter(const char* name, const void* stream = nullptr) {
-  return static_cast<ncclResult_t>(seen().enter(name, stream));
+// ncclAsyncLaunch and ncclGroupEndInternal of src/group.cc: a communicator that does not block is
+// in progress when the call returns, and a thread of NCCL's performs it.
+ncclResult_t perform(const Shared& comm, std::function<ncclResult_t()> call) {
+  if (comm->blocking) return call();
+  comm->state = ncclInProgress;
+  const std::lock_guard lock(comm->mutex);
+  comm->job = std::thread([held = comm.get(), call = std::move(call)] { held->state = call(); });
+  return ncclInProgress;
 }
 
-#undef ENTER
-#define ENTER(...)                                                               \
-  do {                                                                           \
-    if (const ncclResult_t planned = enter(__func__ __VA_OPT__(, ) __VA_ARGS__); \
-        planned != ncclSuccess) {                                                \
-      return planned;                                                            \
-    }                                                                            \
-  } while (false)
-
-// Collectives hold the communicator's state: it may be aborted while they wait.
-using Shared = std::shared_ptr<ncclComm>;
-std::mutex comms_mutex;
-std::map<ncclComm_t, Shared> comms;
-
-// A group of this thread: how deep it is in groups, and what it has collected.
-thread_local int group_depth = 0;
-thread_local std::vector<std::pair<Shared, std::function<void()>>> collected;
-// Messages of a group, until there is one to and one from each rank: an exchange of slices.
-struct Messages {
-  const std::byte* in = nullptr;
-  std::byte* out = nullptr;
-  int sent = 0;
-  int received = 0;
-};
-thread_local Messages messages;
-
-Shared find(ncclComm_t comm) {
-  const std::lock_guard lock(comms_mutex);
-  const auto found = comms.find(comm);
-  return found == comms.end() ? nullptr : found->second;
+void set_aborted(ncclComm& comm) {
+  const std::lock_guard lock(comm.group->mutex);
+  comm.aborted = true;
+  comm.group->changed.notify_all();
 }
 
-// False when the rank's communicator was aborted.
-bool meet(ncclComm& comm, int64_t meeting) {
+void join(ncclComm& comm) {
+  const std::lock_guard lock(comm.group->mutex);
+  ++comm.group->joined;
+  comm.group->devices.push_back(comm.device);
+  comm.group->changed.notify_all();
+}
+
+// Waits for all ranks to join; an error when the communicator was aborted.
+ncclResult_t wait_for_peers(ncclComm& comm) {
   Group& group = *comm.group;
   std::unique_lock lock(group.mutex);
-  ++group.arrived;
-  group.changed.notify_all();
-  group.changed.wait(lock, [&] { return comm.aborted || group.arrived >= meeting * group.ranks; });
-  return !comm.aborted;
+  group.changed.wait(lock, [&] { return comm.aborted || group.joined >= group.ranks; });
+  return comm.aborted ? ncclInternalError : ncclSuccess;
 }
 
-// A first collective waits for peers to connect to. False when the communicator was aborted.
-bool connect(ncclComm& comm) {
-  Group& group = *comm.group;
-  std::unique_lock lock(group.mutex);
-  if (!std::exchange(comm.connected, true)) ++group.connecting;
-  group.changed.notify_all();
-  group.changed.wait(lock, [&] { return comm.aborted || group.connecting >= group.ranks; });
-  return !comm.aborted;
-}
-
-ncclResult_t launch_collected() {
-  for (auto& [comm, enqueue] : std::exchange(collected, {})) {
-    if (!connect(*comm)) return ncclRemoteError;
-    enqueue();
-  }
-  return ncclSuccess;
-}
-
-// Between GPUs of one process NCCL's kernels use the ranks' memory where it lies.
-void expect_reachable(const Shared& comm, const Operation& operation) {
-  if (operation.count == 0) return;
-  const std::lock_guard lock(comm->group->mutex);
-  for (const int device : comm->group->devices) {
-    if (zerorun::fake::reachable(operation.in, device) &&
-        zerorun::fake::reachable(operation.out, device)) {
-      continue;
-    }
-    seen().violate(operation.name + " on memory that the GPU of a peer cannot reach");
-  }
-}
-
-// A communicator may not be used before it is done with the last call.
-void expect_finished(const Shared& comm, const char* what) {
-  const std::lock_guard lock(comm->group->mutex);
-  if (!comm->unfinished.empty()) {
-    seen().violate(std::string(what) + " on a communicator that is still in progress");
-  }
-}
-
-ncclResult_t start(Operation operation, ncclComm_t handle, cudaStream_t stream) {
-  const Shared comm = find(handle);
-  if (!comm || comm->aborted || comm->finalized) {
-    seen().violate(operation.name + " on a communicator that has ended");
-    return ncclInvalidArgument;
-  }
-  expect_finished(comm, operation.name.c_str());
-  if (!comm->blocking) seen().violate(operation.name + " that costs NCCL a thread");
-  if (comm->device != zerorun::fake::current_device) {
-    seen().violate(operation.name + " with another device than the communicator's");
-  }
-  expect_reachable(comm, operation);
-  // A collective in place has this rank's part where its rank says.
-  operation.in_place = comm->place_of(operation.in);
-  if (operation.name == "ncclAllGather")
-    operation.in_place = std::min<int64_t>(operation.in_place, 0);
-  operation.out_place = comm->place_of(operation.out);
-  if (operation.name == "ncclReduceScatter") {
-    operation.out_place = std::min<int64_t>(operation.out_place, 0);
-  }
-  const int64_t first = ++comm->meetings;
-  comm->meetings += 2;
-  auto task = [comm, operation = std::move(operation), first] {
-    Group& group = *comm->group;
-    {
-      const std::lock_guard lock(group.mutex);
-      if (comm->aborted) return;
-      Operation& mine = group.operations[static_cast<size_t>(comm->rank)];
-      mine = operation;
-      const auto* in = static_cast<const std::byte*>(operation.in);
-      mine.input.assign(in, in + input_bytes(group, operation));
-    }
-    if (!meet(*comm, first)) return;
-    bool differs = false;
-    for (const Operation& other : group.operations) {
-      if (!operation.matches(other)) {
-        seen().violate("ranks differ: " + operation.name + " and " + other.name);
-        differs = true;
-      } else if (!operation.lies_like(other)) {
-        seen().violate(operation.name +
-                       " on registered memory of some ranks only, or elsewhere in it");
-      }
-    }
-    const Bytes result = differs ? Bytes() : compute(group, operation, comm->rank);
-    if (!meet(*comm, first + 1)) return;  // all have read
-    std::memcpy(operation.out, result.data(), result.size());
-    meet(*comm, first + 2);
-  };
-  auto enqueue = [stream, device = comm->device, task = std::move(task)] {
-    // NCCL's own thread does this.
-    const int before = std::exchange(zerorun::fake::current_device, device);
-    zerorun::fake::submit(stream, task);
-    zerorun::fake::current_device = before;
-  };
-  collected.emplace_back(comm, std::move(enqueue));
-  return group_depth > 0 ? ncclSuccess : launch_collected();
-}
-
-// False as long as ranks are missing.
-bool give_child(ncclComm& parent) {
+// commDestroySync of src/init.cc waits for NCCL's streams, which follow its kernels.
+void wait_for_kernels(ncclComm& comm) {
+  zerorun::Event last;
   {
-    const std::lock_guard lock(parent.child->group->mutex);
-    if (parent.child->group->joined < parent.child->group->ranks) return false;
+    const std::lock_guard lock(comm.mutex);
+    last = comm.last;
   }
-  *parent.child_place = parent.child.get();
-  seen().hold("NCCL communicators", parent.child.get());
-  const std::lock_guard lock(comms_mutex);
-  comms[parent.child.get()] = std::move(parent.child);
-  return true;
+  zerorun::drain(last);
 }
 
 ncclResult_t forget(ncclComm_t comm) {
-  if (const Shared ended = find(comm)) {
-    const std::lock_guard lock(ended->group->mutex);
-    ended->unfinished.clear();  // which hold it
-  }
   const std::lock_guard lock(comms_mutex);
   comms.erase(comm);
   return seen().release("NCCL communicators", comm) ? ncclSuccess : ncclInvalidArgument;
@@ -208,6 +83,7 @@ ncclResult_t ncclGetVersion(int* version) {
   return ncclSuccess;
 }
 
+// src/init.cc, bootstrapCreateRoot: by the caller's thread.
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   ENTER();
   static std::atomic<int> next{0};
@@ -216,41 +92,42 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   return ncclSuccess;
 }
 
+// src/init.cc: the handle is there when it returns, with the state, which is in progress or done.
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
+  *comm = nullptr;
   ENTER();
+  expect_no_group(__func__);
   if (config->blocking != 0) seen().violate("nothing can end the wait for a rank that never joins");
-  std::shared_ptr<Group> group;
+  const auto made = std::make_shared<ncclComm>();
   {
     const std::lock_guard lock(groups_mutex);
-    group = groups[id.internal].lock();
-    if (!group) groups[id.internal] = group = std::make_shared<Group>(ranks);
+    made->group = groups[id.internal].lock();
+    if (!made->group) groups[id.internal] = made->group = std::make_shared<Group>(ranks);
   }
-  auto made = std::make_shared<ncclComm>();
-  made->group = group;
   made->rank = rank;
   made->device = zerorun::fake::current_device;
   *comm = made.get();
-  {
-    const std::lock_guard lock(comms_mutex);
-    comms[*comm] = made;
-  }
-  seen().hold("NCCL communicators", *comm);
-  const std::lock_guard lock(group->mutex);
-  ++group->joined;
-  group->devices.push_back(made->device);
-  return ncclInProgress;
+  add(made);
+  join(*made);
+  perform(made, [held = made.get()] { return wait_for_peers(*held); });
+  return state_of(*made);
 }
 
-// The handle is there once all ranks have split.
+// src/init.cc, from 2.27 to 2.31: returns ncclSuccess while the parent is still in progress. A
+// thread of NCCL's stores the handle when all ranks have split, also when that fails
+// (ncclCommInitRankFunc), and only then changes the parent's state (groupLaunch of src/group.cc).
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int /*key*/, ncclComm_t* made,
                            ncclConfig_t* config) {
   ENTER();
-  const Shared parent = find(comm);
+  expect_no_group(__func__);
+  const Shared parent = alive(comm, __func__);
   if (!parent || color != 0) return ncclInvalidArgument;
-  expect_finished(parent, __func__);
+  if (const ncclResult_t ready = ensure_ready(*parent, __func__); ready != ncclSuccess) {
+    return ready;
+  }
   *made = nullptr;
-  auto child = std::make_shared<ncclComm>();
+  const auto child = std::make_shared<ncclComm>();
   {
     const std::lock_guard lock(parent->group->mutex);
     if (!parent->group->split) parent->group->split = std::make_shared<Group>(parent->group->ranks);
@@ -259,194 +136,197 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int /*key*/, ncclComm_t* 
   child->rank = parent->rank;
   child->device = parent->device;
   child->blocking = config->blocking != 0;
-  parent->child = child;
-  parent->child_place = made;
-  const std::lock_guard lock(child->group->mutex);
-  ++child->group->joined;
-  child->group->devices.push_back(child->device);
-  return ncclInProgress;
+  {
+    const std::lock_guard lock(parent->mutex);
+    parent->child = child;
+  }
+  join(*child);
+  perform(parent, [held = parent.get(), child, made] {
+    constexpr std::chrono::milliseconds kTakesTime{1};
+    std::this_thread::sleep_for(kTakesTime);
+    ncclResult_t result = wait_for_peers(*child);
+    if (result == ncclSuccess) result = enter("(NCCL's thread splits)");
+    add(child);
+    std::atomic_ref(*made).store(child.get(), std::memory_order_release);
+    const std::lock_guard lock(held->mutex);
+    held->child.reset();
+    return result;
+  });
+  return ncclSuccess;
 }
 
+// src/init.cc: what the last call of a communicator that does not block has come to.
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   *error = ncclSuccess;
   ENTER();
   *error = enter("(asynchronous error of NCCL)");
   if (*error != ncclSuccess) return ncclSuccess;
-  const Shared shared = find(comm);
-  if (!shared) {
-    seen().violate("a communicator is asked for errors after its end");
-    return ncclInvalidArgument;
-  }
-  std::vector<std::function<void()>> unfinished;
-  {
-    const std::lock_guard lock(shared->group->mutex);
-    if (shared->group->joined < shared->group->ranks) *error = ncclInProgress;
-    unfinished.swap(shared->unfinished);
-  }
-  if (shared->child && !give_child(*shared)) *error = ncclInProgress;
-  if (!unfinished.empty()) *error = ncclInProgress;  // for once more
-  for (const auto& enqueue : unfinished) enqueue();
+  const Shared shared = alive(comm, __func__);
+  if (!shared) return ncclInvalidArgument;
+  *error = state_of(*shared);
   return ncclSuccess;
 }
 
-ncclResult_t ncclGroupStart() {
-  ENTER();
-  ++group_depth;
-  return ncclSuccess;
-}
-
-ncclResult_t ncclGroupEnd() {
-  const ncclResult_t planned = enter(__func__);
-  if (group_depth == 0) {
-    seen().violate("a group ends that was not started");
-    return ncclInvalidUsage;
-  }
-  if (--group_depth > 0) return planned;
-  if (planned != ncclSuccess) {
-    collected.clear();
-    return planned;
-  }
-  return collected.empty() ? ncclSuccess : launch_collected();
-}
-
+// src/init.cc: refused while the communicator is in progress, which then has that error. Waits for
+// the communicator's kernels, in NCCL's thread if it does not block. (From 2.31 on also for the
+// other ranks of the host.)
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   ENTER();
-  const Shared shared = find(comm);
+  expect_no_group(__func__);
+  const Shared shared = alive(comm, __func__);
   if (!shared) return ncclInvalidArgument;
-  expect_finished(shared, __func__);
-  shared->finalized = true;
-  return shared->blocking ? ncclSuccess : ncclInProgress;
+  ncclResult_t refused = ensure_ready(*shared, __func__);
+  if (refused == ncclSuccess && shared->finalized.exchange(true)) {
+    seen().violate("a communicator is finalized twice");
+    refused = ncclInvalidArgument;
+  }
+  if (refused != ncclSuccess) {
+    if (!shared->blocking) shared->state = refused;
+    return refused;
+  }
+  shared->finalizing = true;
+  const ncclResult_t begun = perform(shared, [held = shared.get()] {
+    wait_for_kernels(*held);
+    held->finalizing = false;
+    return ncclSuccess;
+  });
+  return shared->blocking ? begun : state_of(*shared);
 }
 
+// src/init.cc: refused while the communicator is in progress (and then the caller's group never
+// ends). Without ncclCommFinalize it would wait for the communicator's kernels.
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  const zerorun::fake::InFake in_fake;
   const ncclResult_t planned = enter(__func__);
-  const Shared shared = find(comm);
-  if (shared && !shared->finalized) seen().violate("a communicator is destroyed unfinalized");
+  expect_no_group(__func__);
+  if (comm == nullptr) return planned;
+  const Shared shared = alive(comm, __func__);
+  if (!shared) return ncclInvalidArgument;
+  if (!shared->finalized) seen().violate("a communicator is destroyed unfinalized");
+  if (const ncclResult_t ready = ensure_ready(*shared, __func__); ready != ncclSuccess) {
+    return ready;
+  }
   const ncclResult_t forgotten = forget(comm);
   return planned != ncclSuccess ? planned : forgotten;
 }
 
+// src/init.cc: also ends a communicator that is being split off, joins NCCL's thread, which stores
+// that one's handle all the same, and waits for the kernels to end. It frees what a call of another
+// thread may still use.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  const zerorun::fake::InFake in_fake;
   const ncclResult_t planned = enter(__func__);
-  if (const Shared shared = find(comm)) {
-    const std::lock_guard lock(shared->group->mutex);
-    shared->aborted = true;
-    shared->group->changed.notify_all();
+  expect_no_group(__func__);
+  if (comm == nullptr) return planned;
+  const Shared shared = alive(comm, __func__);
+  if (!shared) return ncclInvalidArgument;
+  Shared child;
+  {
+    const std::lock_guard lock(shared->mutex);
+    child = shared->child;
+  }
+  if (shared->blocking && shared->finalizing) {
+    seen().violate("a communicator is aborted and freed while another thread finalizes it");
+  }
+  if (child) set_aborted(*child);
+  set_aborted(*shared);
+  join_thread(*shared);
+  if (!shared->finalized) wait_for_kernels(*shared);
+  {
+    const std::lock_guard lock(shared->mutex);
     for (const auto& [data, bytes] : shared->registered) {
       seen().release("registered buffers", data);
     }
+    shared->registered.clear();
   }
   const ncclResult_t forgotten = forget(comm);
   return planned != ncclSuccess ? planned : forgotten;
 }
 
-const char* ncclGetErrorString(ncclResult_t /*result*/) { return "a fake error of NCCL"; }
+// src/init.cc.
+const char* ncclGetErrorString(ncclResult_t result) {
+  switch (result) {
+    case ncclSuccess:
+      return "no error";
+    case ncclUnhandledCudaError:
+      return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    case ncclSystemError:
+      return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+    case ncclInternalError:
+      return "internal error - please report this issue to the NCCL developers";
+    case ncclInvalidArgument:
+      return "invalid argument (run with NCCL_DEBUG=WARN for details)";
+    case ncclInvalidUsage:
+      return "invalid usage (run with NCCL_DEBUG=WARN for details)";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
+    case ncclInProgress:
+      return "NCCL operation in progress";
+  }
+  return "unknown result code";
+}
+// src/init.cc: the last warning of the process, whatever the communicator.
 const char* ncclGetLastError(ncclComm_t /*comm*/) { return ""; }
 
-// As with the runtime's memory, the real ones may wait for the whole device.
+// src/allocator.cc: cuMemCreate and its kin, or cudaMalloc, either of which may wait for the whole
+// device. (It rounds up to the granularity of the GPU, which the fake does not count.)
 ncclResult_t ncclMemAlloc(void** data, size_t bytes) {
   ENTER();
   zerorun::fake::synchronize_device();
-  return zerorun::fake::add_device_memory(data, bytes) ? ncclSuccess : ncclUnhandledCudaError;
+  return zerorun::fake::add_device_memory(data, bytes, kPage) ? ncclSuccess
+                                                              : ncclUnhandledCudaError;
 }
 
+// src/allocator.cc.
 ncclResult_t ncclMemFree(void* data) {
+  const zerorun::fake::InFake in_fake;
   const ncclResult_t planned = enter(__func__);
   zerorun::fake::synchronize_device();
-  return zerorun::fake::remove_device_memory(data) ? planned : ncclInvalidArgument;
+  if (seen().holds("registered buffers", data)) {
+    seen().violate("memory is freed that is registered with a communicator");
+  }
+  return zerorun::fake::remove_device_memory(data) ? planned : ncclUnhandledCudaError;
 }
 
-// A test may have it go on in the background, as any call of a non-blocking communicator may.
+// src/register/register.cc: by the caller's thread, whatever the communicator. Null if
+// NCCL_LOCAL_REGISTER=0. It rounds to pages; the driver refuses (from 2.30 on already here) memory
+// that it does not know.
 ncclResult_t ncclCommRegister(const ncclComm_t comm, void* data, size_t bytes, void** handle) {
-  const ncclResult_t planned = enter(__func__);
-  if (planned != ncclSuccess && planned != ncclInProgress) return planned;
-  const Shared shared = find(comm);
+  ENTER();
+  const Shared shared = alive(comm, __func__);
   if (!shared) return ncclInvalidArgument;
-  expect_finished(shared, __func__);
-  auto finish = [held = shared.get(), data, bytes, handle] {
-    held->registered[static_cast<const std::byte*>(data)] = bytes;
-    *handle = data;
-    seen().hold("registered buffers", data);
-  };
-  if (planned == ncclSuccess) {
-    finish();
-  } else {
-    const std::lock_guard lock(shared->group->mutex);
-    shared->unfinished.push_back(std::move(finish));
+  *handle = nullptr;
+  if (!seen().local_register()) return ncclSuccess;
+  if (reinterpret_cast<uintptr_t>(data) % kPage != 0) {
+    seen().violate("memory is registered that does not begin a page");
   }
-  return planned;
+  if (!zerorun::fake::addressable(data, bytes)) {
+    seen().violate("memory is registered that is freed or that no GPU can address");
+    return ncclUnhandledCudaError;
+  }
+  const std::lock_guard lock(shared->mutex);
+  shared->registered[static_cast<const std::byte*>(data)] = bytes;
+  *handle = data;
+  seen().hold("registered buffers", data);
+  return ncclSuccess;
 }
 
+// src/register/register.cc: it unmaps, which may wait for the whole device.
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
+  const zerorun::fake::InFake in_fake;
   const ncclResult_t planned = enter(__func__);
+  const Shared shared = alive(comm, __func__);
+  if (!shared) return ncclInvalidArgument;
+  if (handle == nullptr) return planned;
   zerorun::fake::synchronize_device();
-  const Shared shared = find(comm);
-  if (!shared || shared->registered.erase(static_cast<const std::byte*>(handle)) == 0) {
-    seen().violate("memory is deregistered from a communicator that does not have it");
+  {
+    const std::lock_guard lock(shared->mutex);
+    if (shared->registered.erase(static_cast<const std::byte*>(handle)) == 0) {
+      seen().violate("memory is deregistered from a communicator that does not have it");
+      return ncclInvalidUsage;
+    }
   }
-  return seen().release("registered buffers", handle) ? planned : ncclInvalidArgument;
-}
-
-ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type,
-                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  ENTER(stream);
-  return start({.name = __func__, .in = in, .out = out, .count = count, .type = type, .detail = op},
-               comm, stream);
-}
-
-ncclResult_t ncclReduceScatter(const void* in, void* out, size_t out_count, ncclDataType_t type,
-                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  ENTER(stream);
-  return start(
-      {.name = __func__, .in = in, .out = out, .count = out_count, .type = type, .detail = op},
-      comm, stream);
-}
-
-ncclResult_t ncclAllGather(const void* in, void* out, size_t in_count, ncclDataType_t type,
-                           ncclComm_t comm, cudaStream_t stream) {
-  ENTER(stream);
-  return start({.name = __func__, .in = in, .out = out, .count = in_count, .type = type}, comm,
-               stream);
-}
-
-ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root,
-                           ncclComm_t comm, cudaStream_t stream) {
-  ENTER(stream);
-  return start(
-      {.name = __func__, .in = in, .out = out, .count = count, .type = type, .detail = root}, comm,
-      stream);
-}
-
-// As the two are used: within a group, to and from each rank in order, of neighbouring slices.
-ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-                      cudaStream_t stream) {
-  ENTER(stream);
-  const auto* const from = static_cast<const std::byte*>(in);
-  if (peer == 0) messages.in = from;
-  if (group_depth == 0 || type != ncclUint8 || peer != messages.sent++ ||
-      from != messages.in + static_cast<size_t>(peer) * count) {
-    seen().violate("a message that is no part of an exchange of slices");
-    return ncclInvalidArgument;
-  }
-  return find(comm) ? ncclSuccess : ncclInvalidArgument;
-}
-
-ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t type, int peer, ncclComm_t handle,
-                      cudaStream_t stream) {
-  ENTER(stream);
-  const Shared comm = find(handle);
-  if (!comm) return ncclInvalidArgument;
-  if (peer == 0) messages.out = static_cast<std::byte*>(out);
-  ++messages.received;
-  if (messages.received != peer + 1 || messages.sent != peer + 1 ||
-      out != messages.out + static_cast<size_t>(peer) * count) {
-    seen().violate("a message that is no part of an exchange of slices");
-    return ncclInvalidArgument;
-  }
-  if (messages.received < comm->group->ranks) return ncclSuccess;
-  const Messages all = std::exchange(messages, {});
-  return start({.name = kExchange, .in = all.in, .out = all.out, .count = count, .type = type},
-               handle, stream);
+  return seen().release("registered buffers", handle) ? planned : ncclInvalidUsage;
 }
 
 namespace zerorun {

@@ -3,6 +3,7 @@
 
 #include <nccl.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -10,9 +11,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/comm/reference.h"
+#include "zerorun/device.h"
 
 namespace zerorun::fake {
 
@@ -81,6 +84,12 @@ inline size_t input_bytes(const Group& group, const Operation& operation) {
   return has_slices ? bytes * static_cast<size_t>(group.ranks) : bytes;
 }
 
+inline size_t output_bytes(const Group& group, const Operation& operation) {
+  const size_t bytes = operation.count * zerorun::size_of(dtype_of(operation.type));
+  const bool has_slices = operation.name == "ncclAllGather" || operation.name == kExchange;
+  return has_slices ? bytes * static_cast<size_t>(group.ranks) : bytes;
+}
+
 // The result for one rank, from all ranks' inputs.
 inline Bytes compute(const Group& group, const Operation& mine, int rank) {
   const DType dtype = dtype_of(mine.type);
@@ -112,24 +121,29 @@ inline Bytes compute(const Group& group, const Operation& mine, int rank) {
 
 }  // namespace zerorun::fake
 
+// One rank of a communicator. Collectives and NCCL's own threads hold it: it may be aborted while
+// they wait.
 struct ncclComm {
   std::shared_ptr<zerorun::fake::Group> group;
   int rank = 0;
   int device = 0;
-  int64_t meetings = 0;  // that this rank's collectives have asked for
-  bool aborted = false;  // guarded by the group's mutex
-  bool finalized = false;
   bool blocking = false;
-  bool connected = false;  // guarded by the group's mutex
-  // A communicator that is being made from this one, and where its handle goes.
-  std::shared_ptr<ncclComm> child;
-  ncclComm** child_place = nullptr;
-  // Enqueued when the caller asks again how the communicator is: guarded by the group's mutex.
-  std::vector<std::function<void()>> unfinished;
+  int64_t meetings = 0;    // that this rank's collectives have asked for
+  bool aborted = false;    // guarded by the group's mutex, like the next
+  bool connected = false;  // to its peers
+  std::atomic<bool> finalized = false;
+  std::atomic<bool> finalizing = false;
+  // What ncclCommGetAsyncError tells: of a communicator that does not block, how its last call is.
+  std::atomic<ncclResult_t> state = ncclSuccess;
+  std::mutex mutex;                               // guards all below
+  std::thread job;                                // NCCL's own, which performs the last call
+  std::shared_ptr<ncclComm> child;                // that is being split off
+  zerorun::Event last;                            // of its collectives
   std::map<const std::byte*, size_t> registered;  // with their sizes; ends with the communicator
 
   // The place of `data` in registered memory.
-  int64_t place_of(const void* data) const {
+  int64_t place_of(const void* data) {
+    const std::lock_guard lock(mutex);
     const auto* const at = static_cast<const std::byte*>(data);
     auto found = registered.upper_bound(at);
     if (found == registered.begin()) return zerorun::fake::Operation::kElsewhere;

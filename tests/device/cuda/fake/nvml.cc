@@ -1,5 +1,7 @@
 // NVML for the fake GPUs, in the place of device/cuda/libraries/nvml_library.cc, which opens the
-// real library.
+// real library. The source of each function is NVML's API reference for CUDA 13: all but
+// nvmlErrorString return NVML_ERROR_INVALID_ARGUMENT for a null, NVML_ERROR_NOT_SUPPORTED where the
+// GPU has no such thing.
 #include <nvml.h>
 
 #include <cstdio>
@@ -42,6 +44,7 @@ std::optional<int> end_of(nvmlDevice_t device, unsigned link) {
 
 }  // namespace
 
+// Counts: each needs an nvmlShutdown of its own.
 nvmlReturn_t nvmlInit_v2() {
   if (const auto planned = enter(__func__); planned != NVML_SUCCESS) return planned;
   FakeCuda::instance().hold("NVML sessions", &kSwitch);
@@ -55,6 +58,7 @@ nvmlReturn_t nvmlShutdown() {
 
 const char* nvmlErrorString(nvmlReturn_t /*result*/) { return "a fake error"; }
 
+// The length is that of the array.
 nvmlReturn_t nvmlSystemGetDriverVersion(char* version, unsigned length) {
   if (const auto planned = enter(__func__); planned != NVML_SUCCESS) return planned;
   std::snprintf(version, length, "580.00.01");
@@ -75,6 +79,7 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char* address, nvmlDevice_t*
   return NVML_SUCCESS;
 }
 
+// Of two devices, the closest level at which they meet.
 nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device, nvmlDevice_t peer,
                                                  nvmlGpuTopologyLevel_t* level) {
   if (const auto planned = enter(__func__); planned != NVML_SUCCESS) return planned;
@@ -83,6 +88,7 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device, nvmlDevice
   return NVML_SUCCESS;
 }
 
+// NVML_P2P_STATUS_NOT_SUPPORTED is a status, and no error.
 nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t peer,
                                     nvmlGpuP2PCapsIndex_t index, nvmlGpuP2PStatus_t* status) {
   if (const auto planned = enter(__func__); planned != NVML_SUCCESS) return planned;
@@ -93,6 +99,7 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t peer,
   return NVML_SUCCESS;
 }
 
+// NVML_ERROR_NOT_SUPPORTED without NVLink; links beyond the last are disabled.
 nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link,
                                       nvmlEnableState_t* state) {
   if (const auto planned = enter(__func__); planned != NVML_SUCCESS) return planned;
@@ -101,6 +108,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link,
   return NVML_SUCCESS;
 }
 
+// Refuses links that are not there.
 nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned link,
                                                  nvmlIntNvLinkDeviceType_t* type) {
   if (const auto planned = enter(__func__); planned != NVML_SUCCESS) return planned;
@@ -110,6 +118,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned l
   return NVML_SUCCESS;
 }
 
+// Only of links that end at a device.
 nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned link,
                                                  nvmlPciInfo_t* remote) {
   if (const auto planned = enter(__func__); planned != NVML_SUCCESS) return planned;

@@ -1,4 +1,8 @@
 // Devices, streams and events of the fake CUDA runtime: see include/cuda_runtime.h.
+//
+// The source of each function here and in memory.cc is its comment in CUDA 13.0's
+// cuda_runtime_api.h, where no other is named: what it returns, refuses and waits for. All of them
+// may also return errors of earlier work on the device.
 #include <cstring>
 #include <exception>
 #include <thread>
@@ -37,9 +41,12 @@ cudaError_t make_stream(cudaStream_t* stream) {
 
 namespace zerorun::fake {
 
+// CUDA C++ Programming Guide 13.0, "Stream and Event Behavior": a launch is refused on a stream of
+// another device than the current one. A copy is not, but none here is meant to be.
 cudaError_t submit(cudaStream_t stream, std::function<void()> task) {
   if (stream->device != current_device) {
     seen().violate("work for a stream of another device than the current one");
+    return result(cudaErrorInvalidResourceHandle);
   }
   stream->worker->submit([task = std::move(task), device = stream->device] {
     const auto delay = FakeCuda::instance().draw_delay();
@@ -49,8 +56,10 @@ cudaError_t submit(cudaStream_t stream, std::function<void()> task) {
   return cudaSuccess;
 }
 
+// cudaLaunchKernel: the same guide, "Compute Capabilities", has the limits of a grid and a block.
 cudaError_t launch(const std::type_info& kernel, dim3 grid, dim3 block, size_t shared_bytes,
                    cudaStream_t stream, std::function<void()> thread) {
+  const InFake in_fake;
   if (const cudaError_t planned = enter("cudaLaunchKernel", stream); planned != cudaSuccess) {
     return planned;
   }
@@ -60,7 +69,7 @@ cudaError_t launch(const std::type_info& kernel, dim3 grid, dim3 block, size_t s
   if (shared_bytes != 0 || threads == 0 || threads > 1024 || grid.x == 0 || grid.y > 65535 ||
       grid.z > 65535) {
     seen().violate("a kernel is launched with a grid or block of no valid size");
-    return result(cudaErrorInvalidValue);
+    return result(cudaErrorInvalidConfiguration);
   }
   return submit(stream, [=, body = std::move(thread)] { run_grid(grid, block, body); });
 }
@@ -76,6 +85,7 @@ void synchronize_device() {
 
 }  // namespace zerorun::fake
 
+// Of the calling thread; reset by it.
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 
 const char* cudaGetErrorName(cudaError_t error) {
@@ -99,18 +109,21 @@ const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaErrorNoDevice ? "no CUDA-capable device is detected" : "a fake error";
 }
 
+// Makes no context.
 cudaError_t cudaDriverGetVersion(int* version) {
   ENTER_HOST();
   *version = seen().driver();
   return cudaSuccess;
 }
 
+// Makes no context.
 cudaError_t cudaRuntimeGetVersion(int* version) {
   ENTER_HOST();
   *version = 13000;
   return cudaSuccess;
 }
 
+// An error where there is none, or the driver is too old: the enumerators say so.
 cudaError_t cudaGetDeviceCount(int* count) {
   ENTER_HOST();
   if (seen().driver() < 12000) return result(cudaErrorInsufficientDriver);
@@ -118,12 +131,14 @@ cudaError_t cudaGetDeviceCount(int* count) {
   return *count == 0 ? result(cudaErrorNoDevice) : cudaSuccess;
 }
 
+// The thread's current device; makes no context.
 cudaError_t cudaGetDevice(int* device) {
   ENTER_HOST();
   *device = current_device;
   return cudaSuccess;
 }
 
+// From CUDA 12 on, makes the context at once; waits for nothing.
 cudaError_t cudaSetDevice(int device) {
   ENTER_HOST();
   if (!valid_device(device)) return result(cudaErrorInvalidDevice);
@@ -132,6 +147,7 @@ cudaError_t cudaSetDevice(int device) {
   return cudaSuccess;
 }
 
+// Refuses numbers of no device; makes no context.
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   ENTER_HOST();
   if (!valid_device(device)) return result(cudaErrorInvalidDevice);
@@ -145,6 +161,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 
+// Refuses numbers of no device; makes no context.
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   ENTER_HOST();
   if (!valid_device(device)) return result(cudaErrorInvalidDevice);
@@ -152,6 +169,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   return cudaSuccess;
 }
 
+// Lower numbers go first; the values are those of compute capability 9.0.
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   ENTER();
   *least = 0;
@@ -159,26 +177,28 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   return cudaSuccess;
 }
 
+// No device is its own peer.
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   ENTER_HOST();
   if (!valid_device(device) || !valid_device(peer)) return result(cudaErrorInvalidDevice);
-  const GpuLinks links = seen().links();
-  const bool all = links.between.empty() || links.switched > 0;
-  *can = device != peer && (all || links.direct(device, peer) > 0) ? 1 : 0;
+  *can = are_peers(device, peer) ? 1 : 0;
   return cudaSuccess;
 }
 
+// On the current device, whose context it makes.
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
   ENTER();
   return make_stream(stream);
 }
 
+// The same; a priority out of range is clamped there, and no use here.
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned /*flags*/, int priority) {
   ENTER();
   if (priority > 0 || priority < -5) seen().violate("a stream's priority is out of range");
   return make_stream(stream);
 }
 
+// Returns at once there; waits for the stream's work here, which nobody may rely on.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   ENTER_UNDO(stream);
   use_device();
@@ -187,8 +207,10 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return planned;
 }
 
-// An error is told when the work is over, as by the real ones: no copy is under way any more.
+// Waits for all of the stream's work. An error is told when that is over: no copy is under way any
+// more.
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  const InFake in_fake;
   const cudaError_t planned = enter(__func__, stream);
   spoil_capture(__func__);
   NEED("streams", stream);
@@ -196,6 +218,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return planned != cudaSuccess ? planned : waited;
 }
 
+// cudaErrorNotReady while there is work, which is kept as the last error.
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   ENTER(stream);
   spoil_capture(__func__);
@@ -203,12 +226,14 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   return result(stream->worker->record().ready() ? cudaSuccess : cudaErrorNotReady);
 }
 
+// Swaps the thread's mode and the argument.
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   ENTER_HOST();
   std::swap(capture_mode, *mode);
   return cudaSuccess;
 }
 
+// For what the event stands for now, on whatever device; nothing if it was never recorded.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
   ENTER(stream);
   NEED("streams", stream);
@@ -217,7 +242,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cudaSuccess;
 }
 
-// CUDA promises host functions no thread of their own: all have one here.
+// May serialize host functions of independent streams: all have one thread here.
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
   ENTER(stream);
   NEED("streams", stream);
@@ -228,6 +253,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
   });
 }
 
+// On the current device; without cudaEventBlockingSync a wait spins.
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   ENTER();
   if ((flags & cudaEventBlockingSync) == 0) seen().violate("an event whose waits take a core each");
@@ -237,6 +263,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   return cudaSuccess;
 }
 
+// Does not wait for the event.
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   ENTER_UNDO();
   use_device();
@@ -245,6 +272,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return planned;
 }
 
+// Stands for the stream's work so far; refused on a stream of another device.
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   ENTER(stream);
   NEED("events", event);
@@ -257,6 +285,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaSuccess;
 }
 
+// cudaErrorNotReady while there is work; ready if it was never recorded.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   ENTER();
   spoil_capture(__func__);
@@ -264,7 +293,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   return result(event->last.ready() ? cudaSuccess : cudaErrorNotReady);
 }
 
+// Waits for what the event stands for; also tells errors of that work.
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  const InFake in_fake;
   const cudaError_t planned = enter(__func__);
   spoil_capture(__func__);
   NEED("events", event);

@@ -65,9 +65,17 @@ void synchronize_device();
 
 inline bool valid_device(int device) { return device >= 0 && device < seen().devices(); }
 
+// Where some devices are linked, only those read each other's memory.
+inline bool are_peers(int device, int peer) {
+  const GpuLinks links = seen().links();
+  const bool all = links.between.empty() || links.switched > 0;
+  return device != peer && (all || links.direct(device, peer) > 0);
+}
+
 }  // namespace zerorun::fake
 
 #define ENTER(...)                                                              \
+  const zerorun::fake::InFake in_fake;                                          \
   do {                                                                          \
     if (const cudaError_t planned = enter(__func__ __VA_OPT__(, ) __VA_ARGS__); \
         planned != cudaSuccess) {                                               \
@@ -76,6 +84,7 @@ inline bool valid_device(int device) { return device >= 0 && device < seen().dev
   } while (false)
 // A call that asks nothing of the device.
 #define ENTER_HOST()                                                                \
+  const zerorun::fake::InFake in_fake;                                              \
   do {                                                                              \
     if (const cudaError_t planned = enter_host(__func__); planned != cudaSuccess) { \
       return planned;                                                               \
@@ -83,7 +92,9 @@ inline bool valid_device(int device) { return device >= 0 && device < seen().dev
   } while (false)
 // A call that gives something back does so also when it reports an error, as CUDA's do: of earlier
 // work.
-#define ENTER_UNDO(...) const cudaError_t planned = enter(__func__ __VA_OPT__(, ) __VA_ARGS__)
+#define ENTER_UNDO(...)                \
+  const zerorun::fake::InFake in_fake; \
+  const cudaError_t planned = enter(__func__ __VA_OPT__(, ) __VA_ARGS__)
 // Whichever device it is of, the runtime begins with the thread's current one.
 #define NEED(kind, handle) \
   use_device();            \

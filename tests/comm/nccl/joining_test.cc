@@ -1,0 +1,97 @@
+// Ranks that join through NCCL, whose first communicator does not block: each of its calls is done
+// later, by a thread of NCCL's, which stores the handle of the second one whenever it gets there.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nccl.h>
+
+#include <barrier>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/comm/nccl/nccl_test.h"
+#include "zerorun/error.h"
+
+namespace zerorun::nccl_joining {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr std::chrono::seconds kDeadline{60};  // which no test meets
+
+class NcclJoiningTest : public testing::NcclTest {
+ protected:
+  // Each rank's error while it joins; empty: none.
+  std::vector<std::string> errors_of_joining(int ranks) {
+    fake_.set_devices(ranks);
+    const auto store = make_memory_store();
+    std::vector<std::string> errors(static_cast<size_t>(ranks));
+    testing::run_threads(ranks, [&](int rank) {
+      CommunicatorOptions options;
+      options.rank = rank;
+      options.world_size = ranks;
+      options.store = store;
+      options.timeout = kDeadline;
+      options.device = std::make_shared<CudaDevice>(rank, 0);
+      try {
+        make_nccl_communicator(options);
+      } catch (const CommError& error) {
+        errors[static_cast<size_t>(rank)] = error.what();
+      }
+    });
+    return errors;
+  }
+};
+
+TEST_F(NcclJoiningTest, WaitsForTheSplitAlthoughItsCallSucceeded) {
+  for (const int ranks : {1, 2, 4}) {
+    fake_.reset();
+    on_ranks(ranks, kDeadline, [](Communicator& world, CudaDevice& device) {
+      world.barrier(device.inline_stream(), "all are here").synchronize();
+      const auto half = world.split(world.rank() % 2, 0, "half");
+      half->barrier(device.inline_stream(), "half is here").synchronize();
+    });
+  }
+}
+
+// NCCL stores a handle all the same, of what has to be ended.
+TEST_F(NcclJoiningTest, ASplitThatFailsLaterIsAnError) {
+  fake_.fail("(NCCL's thread splits)", 0, ncclSystemError);
+  EXPECT_THAT(errors_of_joining(2), ::testing::Contains(AllOf(HasSubstr("ncclCommSplit"),
+                                                              HasSubstr("failed: unhandled"))));
+}
+
+// NCCL's thread waits for it, and stores a handle when the communicator is aborted.
+TEST_F(NcclJoiningTest, ARankThatCannotSplitEndsTheSplitOfItsPeers) {
+  fake_.fail("ncclCommSplit", 0, ncclSystemError);
+  const std::vector<std::string> errors = errors_of_joining(3);
+  EXPECT_THAT(errors,
+              ::testing::Each(AllOf(HasSubstr("ncclCommSplit"), HasSubstr("failed: unhandled"))));
+}
+
+TEST_F(NcclJoiningTest, TheFirstCommunicatorEndsInOrder) {
+  for (const char* name : {"ncclCommFinalize", "ncclCommDestroy"}) {
+    fake_.reset();
+    fake_.fail(name, 0, ncclSystemError);
+    EXPECT_THAT(errors_of_joining(2), ::testing::Contains(HasSubstr("failed: unhandled"))) << name;
+  }
+}
+
+// What ncclCommAbort frees, ncclCommFinalize still uses in another thread.
+TEST_F(NcclJoiningTest, ARankThatLeavesFinalizesWhenItsCallsAreDone) {
+  std::barrier both(2);
+  on_ranks(2, std::chrono::milliseconds(300), [&](Communicator& world, CudaDevice& device) {
+    world.barrier(device.inline_stream(), "start").synchronize();
+    if (world.rank() == 0) {
+      world.barrier(device.inline_stream(), "to which rank 1 does not come");
+    } else {
+      while (fake_.counts()["ncclCommAbort"] == 0) std::this_thread::yield();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zerorun::nccl_joining

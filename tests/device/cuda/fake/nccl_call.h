@@ -1,0 +1,104 @@
+// What the parts of the fake NCCL share.
+//
+// Return values and their order were read in NCCL's sources of 2.27 and 2.29.2, between which they
+// do not differ; the file is named above each function, and a version that does. What the real one
+// refuses, or what corrupts it, is also a violation, as callers may ignore what is returned.
+#pragma once
+
+#include <nccl.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "tests/device/cuda/fake/nccl_ranks.h"
+#include "tests/device/cuda/fake/runtime_call.h"
+
+namespace zerorun::fake::of_nccl {
+
+inline ncclResult_t enter(const char* name, const void* stream = nullptr) {
+  return static_cast<ncclResult_t>(seen().enter(name, stream));
+}
+
+// A group of this thread: how deep it is in groups, and the error of a call within it.
+inline thread_local int group_depth = 0;
+inline thread_local ncclResult_t group_error = ncclSuccess;
+
+// An error within a group ends the whole of it: ncclGroupErrCheck of src/include/group.h.
+inline ncclResult_t told(ncclResult_t result) {
+  if (group_depth > 0 && result != ncclSuccess) group_error = result;
+  return result;
+}
+
+// Collectives hold the communicator's state: it may be aborted while they wait.
+using Shared = std::shared_ptr<ncclComm>;
+inline std::mutex comms_mutex;
+inline std::map<ncclComm_t, Shared> comms;
+
+inline Shared find(ncclComm_t comm) {
+  const std::lock_guard lock(comms_mutex);
+  const auto found = comms.find(comm);
+  return found == comms.end() ? nullptr : found->second;
+}
+
+inline void add(const Shared& comm) {
+  seen().hold("NCCL communicators", comm.get());
+  const std::lock_guard lock(comms_mutex);
+  comms[comm.get()] = comm;
+}
+
+// Null, and a violation, where the real one reads memory that is freed.
+inline Shared alive(ncclComm_t comm, const std::string& what) {
+  Shared found = find(comm);
+  if (!found) seen().violate(what + " on a communicator that has ended");
+  return found;
+}
+
+// Within a group the real ones are only queued.
+inline void expect_no_group(const char* what) {
+  if (group_depth > 0) seen().violate(std::string(what) + " within a group");
+}
+
+inline void join_thread(ncclComm& comm) {
+  std::thread job;
+  {
+    const std::lock_guard lock(comm.mutex);
+    job.swap(comm.job);
+  }
+  if (job.joinable()) job.join();
+}
+
+// How the communicator is; once it is done its thread is joined (ncclCommGetAsyncError).
+inline ncclResult_t state_of(ncclComm& comm) {
+  const ncclResult_t state = comm.state;
+  if (state == ncclSuccess) join_thread(comm);
+  return state;
+}
+
+// ncclCommEnsureReady of src/init.cc: not before the last call is done.
+inline ncclResult_t ensure_ready(ncclComm& comm, const std::string& what) {
+  const ncclResult_t state = state_of(comm);
+  if (state != ncclInProgress) return state;
+  seen().violate(what + " on a communicator that is still in progress");
+  return ncclInvalidArgument;
+}
+
+inline bool is_aborted(ncclComm& comm) {
+  const std::lock_guard lock(comm.group->mutex);
+  return comm.aborted;
+}
+
+}  // namespace zerorun::fake::of_nccl
+
+#undef ENTER
+#define ENTER(...)                                                               \
+  const zerorun::fake::InFake in_fake;                                           \
+  do {                                                                           \
+    if (const ncclResult_t planned = enter(__func__ __VA_OPT__(, ) __VA_ARGS__); \
+        planned != ncclSuccess) {                                                \
+      return told(planned);                                                      \
+    }                                                                            \
+  } while (false)
