@@ -3,7 +3,7 @@
 #include <atomic>
 #include <cstdio>
 
-#include "fake.h"
+#include "testing/nccl_on_fake_cuda/fake.h"
 
 namespace zerorun::fake_cuda {
 

@@ -1,7 +1,7 @@
 // The functions of NVIDIA's driver that NCCL calls itself (src/misc/cudawrap.cc).
 #include <cuda.h>
 
-#include "fake.h"
+#include "testing/nccl_on_fake_cuda/fake.h"
 
 using namespace zerorun::fake_cuda;
 

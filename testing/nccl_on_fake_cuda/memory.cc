@@ -5,7 +5,7 @@
 #include <map>
 #include <mutex>
 
-#include "fake.h"
+#include "testing/nccl_on_fake_cuda/fake.h"
 
 namespace zerorun::fake_cuda {
 
@@ -15,9 +15,12 @@ std::mutex mutex;  // guards blocks
 std::map<uintptr_t, Block> blocks;
 
 cudaError_t allocate(void** data, size_t bytes, cudaMemoryType type) {
-  *data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-               0);
-  if (*data == MAP_FAILED) return bytes == 0 ? cudaErrorInvalidValue : cudaErrorMemoryAllocation;
+  *data = nullptr;
+  if (bytes == 0) return cudaSuccess;
+  void* const got = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (got == MAP_FAILED) return cudaErrorMemoryAllocation;
+  *data = got;
   const auto begin = reinterpret_cast<uintptr_t>(*data);
   const std::lock_guard lock(mutex);
   blocks[begin] = {begin, bytes, type, current_device(), true};

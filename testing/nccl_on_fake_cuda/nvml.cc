@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "fake.h"
+#include "testing/nccl_on_fake_cuda/fake.h"
 
 using namespace zerorun::fake_cuda;
 

@@ -18,7 +18,8 @@
 #include <string>
 #include <string_view>
 
-#include "fake.h"
+#include "testing/nccl_on_fake_cuda/fake.h"
+#include "testing/nccl_on_fake_cuda/fake_cuda_for.h"
 
 using namespace zerorun::fake_cuda;
 
@@ -79,9 +80,7 @@ class MappedFile {
 
 }  // namespace
 
-// Gives the library of this handle (of dlopen) that many GPUs. Returns how many functions were replaced;
-// 0 when the file has no symbols.
-extern "C" __attribute__((visibility("default"))) int fake_cuda_for(void* library, int devices) {
+int fake_cuda_for(void* library, int devices) {
   set_device_count(devices);
   link_map* loaded = nullptr;
   if (dlinfo(library, RTLD_DI_LINKMAP, &loaded) != 0) return 0;

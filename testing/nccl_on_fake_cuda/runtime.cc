@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "fake.h"
+#include "testing/nccl_on_fake_cuda/fake.h"
 
 using namespace zerorun::fake_cuda;
 
