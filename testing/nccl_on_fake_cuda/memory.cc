@@ -137,3 +137,21 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t /*pool*/, cudaMemPoolAttr /*at
                                     void* /*value*/) {
   return cudaSuccess;
 }
+
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t /*pool*/, cudaMemPoolAttr /*attribute*/,
+                                    void* value) {
+  *static_cast<uint64_t*>(value) = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t /*pool*/, const cudaMemAccessDesc* /*access*/,
+                                 size_t /*count*/) {
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t /*pool*/, size_t /*keep*/) { return cudaSuccess; }
+
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  *free = *total = size_t{80} << 30;
+  return cudaSuccess;
+}

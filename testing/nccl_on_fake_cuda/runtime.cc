@@ -25,6 +25,10 @@ const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaSuccess ? "no error" : "an error of the fake CUDA";
 }
 
+const char* cudaGetErrorName(cudaError_t error) {
+  return error == cudaSuccess ? "cudaSuccess" : "cudaErrorFake";
+}
+
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = device_count();
   return *count == 0 ? cudaErrorNoDevice : cudaSuccess;
@@ -80,6 +84,12 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int /*device*/, int /*peer*/) {
   return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+
 cudaError_t cudaDeviceSetLimit(cudaLimit /*limit*/, size_t /*value*/) { return cudaSuccess; }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* /*mode*/) {
@@ -91,12 +101,17 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) 
   return cudaSuccess;
 }
 
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int /*priority*/) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   delete reinterpret_cast<char*>(stream);
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) { return cudaSuccess; }
+cudaError_t cudaStreamQuery(cudaStream_t /*stream*/) { return cudaSuccess; }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t /*stream*/, cudaEvent_t /*event*/,
                                 unsigned /*flags*/) {
@@ -183,6 +198,7 @@ std::span<const Entry> runtime_entries() {
       ZR_ENTRY(cudaRuntimeGetVersion),
       ZR_ENTRY(cudaGetLastError),
       ZR_ENTRY(cudaGetErrorString),
+      ZR_ENTRY(cudaGetErrorName),
       ZR_ENTRY(cudaGetDeviceCount),
       ZR_ENTRY(cudaGetDevice),
       ZR_ENTRY(cudaSetDevice),
@@ -191,11 +207,14 @@ std::span<const Entry> runtime_entries() {
       ZR_ENTRY(cudaDeviceGetPCIBusId),
       ZR_ENTRY(cudaDeviceGetByPCIBusId),
       ZR_ENTRY(cudaDeviceCanAccessPeer),
+      ZR_ENTRY(cudaDeviceGetStreamPriorityRange),
       ZR_ENTRY(cudaDeviceSetLimit),
       ZR_ENTRY(cudaThreadExchangeStreamCaptureMode),
       ZR_ENTRY(cudaStreamCreateWithFlags),
+      ZR_ENTRY(cudaStreamCreateWithPriority),
       ZR_ENTRY(cudaStreamDestroy),
       ZR_ENTRY(cudaStreamSynchronize),
+      ZR_ENTRY(cudaStreamQuery),
       ZR_ENTRY(cudaStreamWaitEvent),
       ZR_ENTRY(cudaStreamIsCapturing),
       ZR_ENTRY(cudaStreamGetCaptureInfo),
@@ -225,9 +244,13 @@ std::span<const Entry> runtime_entries() {
       ZR_ENTRY(cudaMemcpyAsync),
       ZR_ENTRY(cudaMemset),
       ZR_ENTRY(cudaMemsetAsync),
+      ZR_ENTRY(cudaMemGetInfo),
       ZR_ENTRY(cudaMemPoolCreate),
       ZR_ENTRY(cudaMemPoolDestroy),
       ZR_ENTRY(cudaMemPoolSetAttribute),
+      ZR_ENTRY(cudaMemPoolTrimTo),
+      ZR_ENTRY(cudaMemPoolSetAccess),
+      ZR_ENTRY(cudaMemPoolGetAttribute),
   };
   return entries;
 }

@@ -54,7 +54,7 @@ class Rank {
     ncclResult_t now = ncclInProgress;
     while (now == ncclInProgress && Clock::now() < end) {
       now = state(comm);
-      std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     return now;
   }
