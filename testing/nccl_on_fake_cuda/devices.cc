@@ -25,19 +25,29 @@ std::string bus_address(int device) {
 
 int attribute_of(cudaDeviceAttr attribute, int device) {
   switch (attribute) {
-    case cudaDevAttrComputeCapabilityMajor: return 9;
-    case cudaDevAttrMultiProcessorCount: return 132;
-    case cudaDevAttrWarpSize: return 32;
-    case cudaDevAttrMaxThreadsPerBlock: return 1024;
-    case cudaDevAttrMaxSharedMemoryPerBlock: return 49152;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: return 232448;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: return 233472;
-    case cudaDevAttrPciBusId: return 0x10 + device;
+    case cudaDevAttrComputeCapabilityMajor:
+      return 9;
+    case cudaDevAttrMultiProcessorCount:
+      return 132;
+    case cudaDevAttrWarpSize:
+      return 32;
+    case cudaDevAttrMaxThreadsPerBlock:
+      return 1024;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+      return 49152;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      return 232448;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      return 233472;
+    case cudaDevAttrPciBusId:
+      return 0x10 + device;
     case cudaDevAttrUnifiedAddressing:
     case cudaDevAttrCanMapHostMemory:
     case cudaDevAttrHostRegisterSupported:
-    case cudaDevAttrCanUseHostPointerForRegisteredMem: return 1;
-    default: return 0;
+    case cudaDevAttrCanUseHostPointerForRegisteredMem:
+      return 1;
+    default:
+      return 0;
   }
 }
 

@@ -1,5 +1,5 @@
-// What the parts of this fake of CUDA share: GPUs whose memory is the process's own, whose streams are
-// done when work is submitted, and whose kernels do nothing.
+// What the parts of this fake of CUDA share: GPUs whose memory is the process's own, whose streams
+// are done when work is submitted, and whose kernels do nothing.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,7 +18,8 @@ struct Entry {
   void* function;
 };
 // The header renames some functions to their newest version (cuMemGetAddressRange to ..._v2).
-#define ZR_ENTRY(function) {#function, reinterpret_cast<void*>(function)}
+#define ZR_ENTRY(function) \
+  { #function, reinterpret_cast < void*>(function) }
 
 std::span<const Entry> runtime_entries();
 std::span<const Entry> driver_entries();

@@ -41,8 +41,8 @@ ncclComm_t init(const NcclFunctions& nccl, const ncclUniqueId& id, int rank) {
 
 enum class When { kWhileJoining, kAfterJoining };
 
-// Rank 1 of 2: a process of its own, which runs DISABLED_Victim below. It was killed when this returns
-// from end().
+// Rank 1 of 2: a process of its own, which runs DISABLED_Victim below. It was killed when this
+// returns from end().
 class Victim {
  public:
   Victim(const ncclUniqueId& id, When when) : file_(::testing::TempDir() + "nccl_id_XXXXXX") {

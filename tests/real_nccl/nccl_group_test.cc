@@ -44,7 +44,7 @@ TEST_P(RealNcclGroup, JoinsRegistersCallsAndLeaves) {
     const auto events = std::make_shared<EventPool>(rank);
     CudaStreamImpl stream(rank, CudaStreamImpl::Priority::low, events,
                           std::make_shared<HostFlags>(rank));
-    group->run("a sum", stream, [&](const NcclFunctions& nccl, ncclComm_t comm) {
+    group->run({"a sum"}, stream, [&](const NcclFunctions& nccl, ncclComm_t comm) {
       return nccl.all_reduce(buffer.data(), buffer.data(), 100, ncclFloat32, ncclSum, comm,
                              stream.handle());
     });

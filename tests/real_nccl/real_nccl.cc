@@ -14,8 +14,8 @@ namespace {
 
 void* open_on_fake() {
   setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-  setenv("NCCL_RAS_ENABLE", "0", 1);        // else processes of one host share a port
-  setenv("NCCL_MAX_NCHANNELS", "1", 1);     // most of the time of joining is theirs
+  setenv("NCCL_RAS_ENABLE", "0", 1);     // else processes of one host share a port
+  setenv("NCCL_MAX_NCHANNELS", "1", 1);  // most of the time of joining is theirs
   void* const library = dlopen(ZERORUN_NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw std::runtime_error(dlerror());
   constexpr int kGpus = 8;  // NCCL counts them once in a process
