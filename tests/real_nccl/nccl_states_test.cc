@@ -1,5 +1,6 @@
 // The states of NCCL's communicators and what its functions return, as far as zerorun relies on
 // them. The same tests run on the real NCCL and on the fake one.
+#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -27,7 +28,13 @@ class Rank {
  public:
   Rank(const NcclFunctions& nccl, const ncclUniqueId& id, int number, int ranks,
        std::barrier<>& barrier)
-      : nccl_(nccl), id_(id), number_(number), ranks_(ranks), barrier_(barrier) {}
+      : nccl_(nccl), id_(id), number_(number), ranks_(ranks), barrier_(barrier) {
+    testing::use_gpu(number);
+    cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
+  }
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+  ~Rank() { cudaStreamDestroy(stream_); }
 
   int number() const { return number_; }
   bool first() const { return number_ == 0; }
@@ -78,8 +85,10 @@ class Rank {
     EXPECT_EQ(nccl_.destroy(comm), ncclSuccess);
   }
   ncclResult_t sum(ncclComm_t comm, void* data) {
-    return nccl_.all_reduce(data, data, 100, ncclFloat32, ncclSum, comm, nullptr);
+    return nccl_.all_reduce(data, data, 100, ncclFloat32, ncclSum, comm, stream_);
   }
+
+  void drain() { cudaStreamSynchronize(stream_); }
 
   const NcclFunctions& nccl() const { return nccl_; }
 
@@ -89,6 +98,7 @@ class Rank {
   const int number_;
   const int ranks_;
   std::barrier<>& barrier_;
+  cudaStream_t stream_ = nullptr;
 };
 
 class NcclStates : public ::testing::TestWithParam<int> {
@@ -100,7 +110,6 @@ class NcclStates : public ::testing::TestWithParam<int> {
     ASSERT_EQ(nccl.functions().unique_id(&id), ncclSuccess);
     std::barrier<> barrier(ranks);
     testing::run_threads(ranks, [&](int number) {
-      testing::use_gpu(number);
       Rank rank(nccl.functions(), id, number, ranks, barrier);
       body(rank);
     });
@@ -239,6 +248,7 @@ TEST_P(NcclStates, OnlyABlockingCommunicatorHasDoneWhatItReturnsSuccessFor) {
     EXPECT_EQ(rank.nccl().allocate(&data, kBytes), ncclSuccess);
     EXPECT_EQ(rank.sum(blocking, data), ncclSuccess);
     EXPECT_EQ(rank.state(blocking), ncclSuccess);
+    rank.drain();
     EXPECT_TRUE(accepted(rank.nccl().finalize(comm)));
     EXPECT_EQ(rank.finish(comm), ncclSuccess);
     EXPECT_EQ(rank.nccl().finalize(blocking), ncclSuccess);
@@ -276,7 +286,7 @@ TEST_P(NcclStates, RegistrationIsByHandleAndCounted) {
     EXPECT_NE(once, nullptr);
     EXPECT_EQ(nccl.register_memory(comm, data, kBytes, &twice), ncclSuccess);
     EXPECT_EQ(once, twice);
-    EXPECT_EQ(nccl.deregister_memory(parent, once), ncclInvalidUsage);  // it is another's
+    EXPECT_EQ(nccl.deregister_memory(parent, once), ncclInvalidUsage);  // it is the child's
     EXPECT_EQ(nccl.deregister_memory(comm, once), ncclSuccess);
     EXPECT_EQ(nccl.deregister_memory(comm, once), ncclSuccess);
     EXPECT_EQ(nccl.deregister_memory(comm, once), ncclInvalidUsage);
