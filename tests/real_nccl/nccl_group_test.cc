@@ -1,0 +1,73 @@
+// zerorun's groups on the real NCCL: how they begin and end. Kernels do nothing, so no sums.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "comm/nccl/group.h"
+#include "device/cuda/runtime/cuda_stream_impl.h"
+#include "tests/harness.h"
+#include "tests/real_nccl/nccl_under_test.h"
+#include "zerorun/error.h"
+
+namespace zerorun::nccl_real_group {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+class RealNcclGroup : public ::testing::TestWithParam<int> {
+ protected:
+  GroupOptions options_of(int rank, milliseconds timeout = seconds(60)) {
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.world_size = GetParam();
+    options.store = store_;
+    options.timeout = timeout;
+    return GroupOptions(options);
+  }
+
+  const testing::NcclUnderTest nccl_;
+  const std::shared_ptr<Store> store_ = make_memory_store();
+};
+
+TEST_P(RealNcclGroup, JoinsRegistersCallsAndLeaves) {
+  testing::run_threads(GetParam(), [&](int rank) {
+    testing::use_gpu(rank);
+    const auto group = std::make_shared<NcclGroup>(options_of(rank), rank);
+    const Buffer buffer = group->allocate(1 << 20, group);
+    ASSERT_NE(buffer.data(), nullptr);
+    const auto events = std::make_shared<EventPool>(rank);
+    CudaStreamImpl stream(rank, CudaStreamImpl::Priority::low, events,
+                          std::make_shared<HostFlags>(rank));
+    group->run({"a sum"}, stream, [&](const NcclFunctions& nccl, ncclComm_t comm) {
+      return nccl.all_reduce(buffer.data(), buffer.data(), 100, ncclFloat32, ncclSum, comm,
+                             stream.handle());
+    });
+    EXPECT_EQ(group->error(), "");
+  });
+}
+
+TEST_P(RealNcclGroup, AnAbortReachesAllRanks) {
+  std::barrier<> joined(GetParam());
+  testing::run_threads(GetParam(), [&](int rank) {
+    testing::use_gpu(rank);
+    NcclGroup group(options_of(rank), rank);
+    joined.arrive_and_wait();
+    if (rank == 0) group.abort("for a test");
+    joined.arrive_and_wait();
+    EXPECT_THAT(group.error(), HasSubstr("rank 0 aborted the job: for a test"));
+  });
+}
+
+const auto number_of_ranks = [](const ::testing::TestParamInfo<int>& info) {
+  return std::to_string(info.param) + "Ranks";
+};
+INSTANTIATE_TEST_SUITE_P(Of, RealNcclGroup, ::testing::Values(2, 4), number_of_ranks);
+
+}  // namespace
+}  // namespace zerorun::nccl_real_group

@@ -1,0 +1,341 @@
+// The states of NCCL's communicators and what its functions return, as far as zerorun relies on
+// them. The same tests run on the real NCCL and on the fake one.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "tests/harness.h"
+#include "tests/real_nccl/nccl_under_test.h"
+
+namespace zerorun::nccl_states {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kDeadline{60};  // which no test meets
+constexpr size_t kBytes = 1 << 20;
+
+// What a call of a communicator that does not block returns may already be done.
+bool accepted(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
+
+// One rank of a test.
+class Rank {
+ public:
+  Rank(const NcclFunctions& nccl, const ncclUniqueId& id, int number, int ranks,
+       std::barrier<>& barrier)
+      : nccl_(nccl), id_(id), number_(number), ranks_(ranks), barrier_(barrier) {
+    testing::use_gpu(number);
+    cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
+  }
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+  ~Rank() { cudaStreamDestroy(stream_); }
+
+  int number() const { return number_; }
+  bool first() const { return number_ == 0; }
+  void meet() { barrier_.arrive_and_wait(); }
+
+  ncclResult_t init(ncclComm_t* comm, int blocking = 0) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = blocking;
+    return nccl_.init(comm, ranks_, id_, number_, &config);
+  }
+  ncclResult_t split(ncclComm_t comm, ncclComm_t* child, int blocking = 1) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = blocking;
+    return nccl_.split(comm, 0, number_, child, &config);
+  }
+  ncclResult_t state(ncclComm_t comm) {
+    ncclResult_t state = ncclInProgress;
+    EXPECT_EQ(nccl_.async_error(comm, &state), ncclSuccess);
+    return state;
+  }
+  // The state in which a communicator is no more in progress.
+  ncclResult_t finish(ncclComm_t comm) {
+    const auto end = Clock::now() + kDeadline;
+    ncclResult_t now = ncclInProgress;
+    while (now == ncclInProgress && Clock::now() < end) {
+      now = state(comm);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return now;
+  }
+  // A communicator of all ranks that is ready.
+  ncclComm_t join() {
+    ncclComm_t comm = nullptr;
+    EXPECT_TRUE(accepted(init(&comm)));
+    EXPECT_EQ(finish(comm), ncclSuccess);
+    return comm;
+  }
+  // And one that blocks, as zerorun makes it.
+  ncclComm_t join_blocking(ncclComm_t parent) {
+    ncclComm_t child = nullptr;
+    split(parent, &child);
+    EXPECT_EQ(finish(parent), ncclSuccess);
+    return child;
+  }
+  void leave(ncclComm_t comm) {
+    EXPECT_TRUE(accepted(nccl_.finalize(comm)));
+    EXPECT_EQ(finish(comm), ncclSuccess);
+    EXPECT_EQ(nccl_.destroy(comm), ncclSuccess);
+  }
+  ncclResult_t sum(ncclComm_t comm, void* data) {
+    return nccl_.all_reduce(data, data, 100, ncclFloat32, ncclSum, comm, stream_);
+  }
+
+  void drain() { cudaStreamSynchronize(stream_); }
+
+  const NcclFunctions& nccl() const { return nccl_; }
+
+ private:
+  const NcclFunctions& nccl_;
+  const ncclUniqueId& id_;
+  const int number_;
+  const int ranks_;
+  std::barrier<>& barrier_;
+  cudaStream_t stream_ = nullptr;
+};
+
+class NcclStates : public ::testing::TestWithParam<int> {
+ protected:
+  void on_ranks(const std::function<void(Rank&)>& body) {
+    const int ranks = GetParam();
+    testing::NcclUnderTest nccl;
+    ncclUniqueId id{};
+    ASSERT_EQ(nccl.functions().unique_id(&id), ncclSuccess);
+    std::barrier<> barrier(ranks);
+    testing::run_threads(ranks, [&](int number) {
+      Rank rank(nccl.functions(), id, number, ranks, barrier);
+      body(rank);
+    });
+  }
+};
+
+class NcclStatesOfMany : public NcclStates {};
+
+TEST_P(NcclStatesOfMany, InitGivesAHandleThatIsInProgressUntilAllRanksHaveJoined) {
+  on_ranks([](Rank& rank) {
+    if (!rank.first()) rank.meet();
+    ncclComm_t comm = nullptr;
+    EXPECT_TRUE(accepted(rank.init(&comm)));
+    ASSERT_NE(comm, nullptr);
+    if (rank.first()) {
+      for (int i = 0; i < 1000; ++i) ASSERT_EQ(rank.state(comm), ncclInProgress);
+      rank.meet();
+    }
+    EXPECT_EQ(rank.finish(comm), ncclSuccess);
+    rank.leave(comm);
+  });
+}
+
+TEST_P(NcclStates, ARankThatWaitsForOthersCanBeAborted) {
+  on_ranks([](Rank& rank) {
+    if (!rank.first()) return;
+    ncclComm_t comm = nullptr;
+    EXPECT_EQ(rank.init(&comm), ncclInProgress);
+    for (int i = 0; i < 1000; ++i) ASSERT_EQ(rank.state(comm), ncclInProgress);
+    EXPECT_EQ(rank.nccl().abort(comm), ncclSuccess);
+  });
+}
+
+// A call that comes too early, on a rank that waits for others, and the state that it leaves.
+class NcclStatesEarly : public NcclStates {
+ protected:
+  void refused(ncclResult_t state, const std::function<ncclResult_t(Rank&, ncclComm_t)>& call) {
+    on_ranks([&](Rank& rank) {
+      if (!rank.first()) return;
+      ncclComm_t comm = nullptr;
+      EXPECT_EQ(rank.init(&comm), ncclInProgress);
+      EXPECT_EQ(call(rank, comm), ncclInvalidArgument);
+      EXPECT_EQ(rank.state(comm), state);
+      EXPECT_EQ(rank.nccl().abort(comm), ncclSuccess);
+    });
+  }
+};
+
+TEST_P(NcclStatesEarly, ACollectiveBeforeItIsReadyEndsIt) {
+  refused(ncclInvalidArgument, [](Rank& rank, ncclComm_t comm) {
+    void* data = nullptr;
+    EXPECT_EQ(rank.nccl().allocate(&data, kBytes), ncclSuccess);
+    const ncclResult_t result = rank.sum(comm, data);
+    EXPECT_EQ(rank.nccl().free(data), ncclSuccess);
+    return result;
+  });
+}
+
+TEST_P(NcclStatesEarly, ASplitBeforeItIsReadyIsRefused) {
+  refused(ncclInProgress, [](Rank& rank, ncclComm_t comm) {
+    ncclComm_t child = nullptr;
+    const ncclResult_t result = rank.split(comm, &child);
+    EXPECT_EQ(child, nullptr);
+    return result;
+  });
+}
+
+TEST_P(NcclStatesEarly, FinalizeBeforeItIsReadyEndsIt) {
+  refused(ncclInvalidArgument,
+          [](Rank& rank, ncclComm_t comm) { return rank.nccl().finalize(comm); });
+}
+
+TEST_P(NcclStatesOfMany, ASplitReturnsSuccessBeforeThereIsAHandle) {
+  on_ranks([](Rank& rank) {
+    ncclComm_t const parent = rank.join();
+    if (!rank.first()) rank.meet();
+    ncclComm_t child = nullptr;
+    EXPECT_EQ(rank.split(parent, &child), ncclSuccess);
+    if (rank.first()) {
+      for (int i = 0; i < 1000; ++i) ASSERT_EQ(rank.state(parent), ncclInProgress);
+      EXPECT_EQ(child, nullptr);
+      rank.meet();
+    }
+    EXPECT_EQ(rank.finish(parent), ncclSuccess);
+    ASSERT_NE(child, nullptr);
+    EXPECT_EQ(rank.state(child), ncclSuccess);
+    rank.leave(parent);  // a child does not need its parent
+    rank.meet();
+    rank.leave(child);
+  });
+}
+
+TEST_P(NcclStates, FinalizeOfAParentInProgressIsRefusedAndEndsIt) {
+  on_ranks([](Rank& rank) {
+    ncclComm_t const parent = rank.join();
+    rank.meet();
+    if (rank.first()) {
+      ncclComm_t child = nullptr;
+      EXPECT_EQ(rank.split(parent, &child), ncclSuccess);
+      EXPECT_EQ(rank.nccl().finalize(parent), ncclInvalidArgument);
+      EXPECT_EQ(rank.state(parent), ncclInvalidArgument);
+      EXPECT_EQ(rank.nccl().abort(parent), ncclSuccess);
+      EXPECT_EQ(rank.nccl().abort(child), ncclSuccess);
+    }
+    rank.meet();
+    if (rank.first()) return;
+    EXPECT_EQ(rank.nccl().abort(parent), ncclSuccess);
+  });
+}
+
+// NCCL's thread writes it before the abort of the parent is done: it has to be aborted as well.
+TEST_P(NcclStates, ASplitThatIsAbortedLeavesAHandle) {
+  on_ranks([](Rank& rank) {
+    ncclComm_t const parent = rank.join();
+    rank.meet();
+    if (rank.first()) {
+      ncclComm_t child = nullptr;
+      EXPECT_EQ(rank.split(parent, &child), ncclSuccess);
+      EXPECT_EQ(child, nullptr);
+      EXPECT_EQ(rank.nccl().abort(parent), ncclSuccess);
+      ASSERT_NE(child, nullptr);
+      EXPECT_EQ(rank.nccl().abort(child), ncclSuccess);
+    }
+    rank.meet();
+    if (rank.first()) return;
+    EXPECT_EQ(rank.nccl().abort(parent), ncclSuccess);
+  });
+}
+
+TEST_P(NcclStates, OnlyABlockingCommunicatorHasDoneWhatItReturnsSuccessFor) {
+  on_ranks([](Rank& rank) {
+    ncclComm_t const comm = rank.join();
+    ncclComm_t const blocking = rank.join_blocking(comm);
+    ASSERT_NE(blocking, nullptr);
+    void* data = nullptr;
+    EXPECT_EQ(rank.nccl().allocate(&data, kBytes), ncclSuccess);
+    EXPECT_EQ(rank.sum(blocking, data), ncclSuccess);
+    EXPECT_EQ(rank.state(blocking), ncclSuccess);
+    rank.drain();
+    EXPECT_TRUE(accepted(rank.nccl().finalize(comm)));
+    EXPECT_EQ(rank.finish(comm), ncclSuccess);
+    EXPECT_EQ(rank.nccl().finalize(blocking), ncclSuccess);
+    EXPECT_EQ(rank.state(blocking), ncclSuccess);
+    rank.meet();
+    EXPECT_EQ(rank.nccl().destroy(comm), ncclSuccess);
+    EXPECT_EQ(rank.nccl().destroy(blocking), ncclSuccess);
+    EXPECT_EQ(rank.nccl().free(data), ncclSuccess);
+  });
+}
+
+TEST_P(NcclStates, ASecondFinalizeIsRefused) {
+  on_ranks([](Rank& rank) {
+    ncclComm_t const comm = rank.join();
+    EXPECT_TRUE(accepted(rank.nccl().finalize(comm)));
+    EXPECT_EQ(rank.finish(comm), ncclSuccess);
+    EXPECT_EQ(rank.nccl().finalize(comm), ncclInvalidArgument);
+    EXPECT_EQ(rank.state(comm), ncclInvalidArgument);
+    rank.meet();
+    EXPECT_EQ(rank.nccl().abort(comm), ncclSuccess);
+  });
+}
+
+TEST_P(NcclStates, RegistrationIsByHandleAndCounted) {
+  on_ranks([](Rank& rank) {
+    ncclComm_t const parent = rank.join();
+    ncclComm_t const comm = rank.join_blocking(parent);
+    ASSERT_NE(comm, nullptr);
+    const NcclFunctions& nccl = rank.nccl();
+    void* data = nullptr;
+    EXPECT_EQ(nccl.allocate(&data, kBytes), ncclSuccess);
+    void* once = nullptr;
+    void* twice = nullptr;
+    EXPECT_EQ(nccl.register_memory(comm, data, kBytes, &once), ncclSuccess);
+    EXPECT_NE(once, nullptr);
+    EXPECT_EQ(nccl.register_memory(comm, data, kBytes, &twice), ncclSuccess);
+    EXPECT_EQ(once, twice);
+    EXPECT_EQ(nccl.deregister_memory(parent, once), ncclInvalidUsage);  // it is the child's
+    EXPECT_EQ(nccl.deregister_memory(comm, once), ncclSuccess);
+    EXPECT_EQ(nccl.deregister_memory(comm, once), ncclSuccess);
+    EXPECT_EQ(nccl.deregister_memory(comm, once), ncclInvalidUsage);
+    EXPECT_EQ(rank.state(comm), ncclSuccess);
+    EXPECT_EQ(nccl.deregister_memory(comm, nullptr), ncclSuccess);
+    EXPECT_EQ(nccl.free(data), ncclSuccess);
+    EXPECT_EQ(nccl.free(nullptr), ncclSuccess);
+    rank.meet();
+    rank.leave(parent);
+    rank.leave(comm);
+  });
+}
+
+TEST_P(NcclStates, AGroupReturnsTheErrorOfACallAndDoesNothing) {
+  on_ranks([](Rank& rank) {
+    ncclComm_t const comm = rank.join();
+    const NcclFunctions& nccl = rank.nccl();
+    void* data = nullptr;
+    EXPECT_EQ(nccl.allocate(&data, kBytes), ncclSuccess);
+    EXPECT_EQ(nccl.group_end(), ncclInvalidUsage);
+    EXPECT_EQ(nccl.group_start(), ncclSuccess);
+    EXPECT_EQ(nccl.group_end(), ncclSuccess);
+    EXPECT_EQ(nccl.group_start(), ncclSuccess);
+    EXPECT_EQ(rank.sum(nullptr, data), ncclInvalidArgument);
+    EXPECT_EQ(nccl.group_end(), ncclInvalidArgument);
+    EXPECT_EQ(rank.state(comm), ncclSuccess);
+    rank.meet();
+    rank.leave(comm);
+    EXPECT_EQ(nccl.free(data), ncclSuccess);
+  });
+}
+
+TEST_P(NcclStates, OfNoCommunicatorEndingIsAccepted) {
+  on_ranks([](Rank& rank) {
+    const NcclFunctions& nccl = rank.nccl();
+    EXPECT_EQ(nccl.abort(nullptr), ncclSuccess);
+    EXPECT_EQ(nccl.destroy(nullptr), ncclSuccess);
+    EXPECT_EQ(nccl.finalize(nullptr), ncclSuccess);
+    ncclResult_t state = ncclSuccess;
+    EXPECT_EQ(nccl.async_error(nullptr, &state), ncclInvalidArgument);
+  });
+}
+
+const auto number_of_ranks = [](const ::testing::TestParamInfo<int>& info) {
+  return std::to_string(info.param) + "Ranks";
+};
+INSTANTIATE_TEST_SUITE_P(Of, NcclStates, ::testing::Values(2), number_of_ranks);
+INSTANTIATE_TEST_SUITE_P(Of, NcclStatesOfMany, ::testing::Values(2, 4), number_of_ranks);
+INSTANTIATE_TEST_SUITE_P(Of, NcclStatesEarly, ::testing::Values(2), number_of_ranks);
+
+}  // namespace
+}  // namespace zerorun::nccl_states
