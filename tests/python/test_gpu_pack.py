@@ -87,3 +87,21 @@ def test_python_is_the_one_whose_pytorch_sees_the_gpu(machine: Machine) -> None:
             check=False,
         )  # fmt: skip
         assert re.search(rf"`\S*{expected} tests/gpu/torch_on_gpu.py", result.stdout), result
+
+
+def test_the_commands_of_the_page_about_gpus_are_right(machine: Machine, root: Path) -> None:
+    lines = re.findall(
+        r"^scripts/(gpu_\w+)(.*?)(?: #.*)?$", (root / "docs/gpu.md").read_text(), re.M
+    )
+    assert {script for script, _ in lines} == {"gpu_check", "gpu_first"}
+    for script, options in lines:
+        words = [*options.replace("python3.12", "python3").split(), "--dry-run"]
+        if "--pack" in words:
+            fake_build(machine)
+            release = machine.root / "build" / "release"
+            (release / "CMakeCache.txt").write_text("ZERORUN_CUDA_ARCHITECTURES:STRING=90\n")
+            (release / "build_id.cc").write_text("")
+        job = machine.start(*words, script=script)
+        stdout, stderr = job.communicate()
+        assert job.returncode == 0, stderr
+        assert "would run" in stdout or "packed/programs.tar.gz: " in stdout
