@@ -31,16 +31,14 @@ from gpu_pack import (
 from gpu_steps import Step, Table
 
 PROGRAM = Path(sys.argv[0]).name
-WORK = Path(
-    "build/gpu"
-)  # logs and unpacked programs; what comes back from a machine lies elsewhere
+WORK = Path("build/gpu")  # logs and unpacked programs; results are elsewhere
 LOGS = WORK / "logs"
 TOOLS = ("/usr/local/nvidia/bin", "/usr/local/cuda/bin", "/opt/cuda/bin")
 KEPT_OF_LOG = 1 << 20  # bytes
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 NO_GPU, TARGET_MISSED = 3, 4  # exit codes of programs and benchmarks
 SAYS_NO_GPU = (
-    r"no /dev/nvidia|no GPU|no CUDA-capable device|libcuda\.so|NVIDIA driver|driver: missing"
+    "no /dev/nvidia|driver is not installed|no NVIDIA driver|no GPU is visible|sees no GPU"
 )
 EXIT_CODES = (
     "Exit code: 0 if nothing failed, 1 if something did, 2 for a wrong call, 3 without a GPU, "
@@ -84,20 +82,28 @@ class Report:
                 return
             with (self.folder / "report.md").open("a") as file:
                 print(*lines, sep="\n", file=file)
-            archive = self.folder / "logs.tar.gz"
-            with tarfile.open(archive.with_suffix(".new"), "w:gz", compresslevel=6) as tar:
-                for path in filter(Path.is_file, sorted(LOGS.iterdir())):
-                    tar.add(path, path.name)
-            archive.with_suffix(".new").replace(archive)
+            try:
+                self.archive(self.folder / "logs.tar.gz")
+            except (
+                OSError
+            ) as error:  # of a file that a program has just removed; the next one has it
+                print(f"{PROGRAM}: logs.tar.gz is not new: {error}", flush=True)
 
+    def archive(self, target: Path) -> None:
+        new = target.with_suffix(".new")
+        with tarfile.open(new, "w:gz", compresslevel=6) as tar:
+            for path in filter(Path.is_file, sorted(LOGS.iterdir())):
+                tar.add(path, path.name)
+        new.replace(target)
 
-def read_log(log: Path) -> str:
-    """A log that is too long to be sent anywhere loses its middle."""
-    text = log.read_bytes()
-    if len(text) > KEPT_OF_LOG:
-        text = text[: KEPT_OF_LOG // 2] + b"\n[...]\n" + text[-KEPT_OF_LOG // 2 :]
-        log.write_bytes(text)
-    return text.decode(errors="replace")
+    def read_log(self, log: Path) -> str:
+        """A log that is too long to be sent anywhere loses its middle."""
+        with self.lock:
+            text = log.read_bytes()
+            if len(text) > KEPT_OF_LOG:
+                text = text[: KEPT_OF_LOG // 2] + b"\n[...]\n" + text[-KEPT_OF_LOG // 2 :]
+                log.write_bytes(text)
+        return text.decode(errors="replace")
 
 
 def indented(lines: Sequence[str]) -> list[str]:
@@ -148,6 +154,7 @@ class Run:
         limit = min(step.limit, self.end - begin)
         if limit < 1:
             self.leave_out(step, "the time was over (--seconds N)")
+        if limit < 1 or self.interrupted:
             return
         status = self.status_of(step, limit)
         took = f"{time.monotonic() - begin:.0f} s"
@@ -168,19 +175,19 @@ class Run:
         return status
 
     def judge(self, step: Step, status: int, took: str, late: bool) -> None:
-        text = read_log(LOGS / f"{step.name}.log")
+        text = self.report.read_log(LOGS / f"{step.name}.log")
         # NCCL says more about its start than a report can show.
         lines = [line for line in text.splitlines() if " NCCL INFO " not in line]
-        last = indented(lines[len(lines) - step.shows :])
+        last = indented(lines[-step.shows :] if step.shows else [])
         if status == 0:
             self.report.say(f"- pass: {step.name} ({took})", *last)
         elif status == TARGET_MISSED:
             self.report.say(f"- below a target: {step.name} ({took})", *last)
-        elif refusal := re.search(f".*({step.refused}).*", text):
-            self.leave_out(step, refusal[0])
         elif self.options.trial and (found := re.search(f".*({SAYS_NO_GPU}).*", text)):
             self.no_gpu = True
             self.report.say(f"- no GPU: {step.name} ({took}): {found[0][:200]}")
+        elif refusal := re.search(f".*({step.refused}).*", text):
+            self.leave_out(step, refusal[0])
         elif late and time.monotonic() >= self.end:
             self.leave_out(step, f"not at its end after {took}, when the time was over", *last)
         else:
@@ -196,16 +203,18 @@ class Run:
 
     def stop(self) -> None:
         self.interrupted = True
-        names = ", ".join(self.running)
+        names = ", ".join(list(self.running))
         for job in list(self.running.values()):
             job.terminate()  # timeout passes it on to all processes of its command
         self.on_cpu.shutdown(cancel_futures=True)
         self.report.say("", f"Interrupted{' in: ' if names else ''}{names}.")
 
-    def conclude(self) -> int:
+    def conclude(self, took: float) -> int:
         verdict = "Something failed." if self.failed else "Everything that was run passed."
+        if self.options.dry_run:
+            verdict = "Nothing was run."
         left_out = [f"Not run: {', '.join(self.left_out)}."] if self.left_out else []
-        self.report.say("", verdict, *left_out)
+        self.report.say("", verdict, *left_out, f"It took {took:.0f} s.")
         return 1 if self.failed else NO_GPU if self.no_gpu else 0
 
 
@@ -321,8 +330,7 @@ def run_steps(options: argparse.Namespace, gpus: str) -> int:
     except Interrupted as interrupted:
         run.stop()
         return 128 + int(interrupted.args[0])
-    run.report.say("", f"It took {time.monotonic() - begin:.0f} s.")
-    return run.conclude()
+    return run.conclude(time.monotonic() - begin)
 
 
 def main(about: str, names: Sequence[str], most: int) -> int:

@@ -265,6 +265,7 @@ def test_a_dry_run_names_every_command_and_runs_none(machine: Machine) -> None:
     for command in commands:
         assert subprocess.run(["bash", "-n", "-c", command], check=False).returncode == 0
     assert " --save ''" in result.stdout
+    assert "Nothing was run." in result.stdout
     assert not machine.calls.exists()
     assert not machine.out.exists()
 
