@@ -40,8 +40,8 @@ NO_SANITIZER = "Device not supported|compute-sanitizer: command not found"
 
 MACHINE = """nvidia-smi; nvidia-smi -q -d MEMORY,PCIE,PERFORMANCE,CLOCK; nvidia-smi topo -m
 uname -a; ldd --version | head -1; nproc; free -g; df -h . /tmp /dev/shm; ulimit -l
-ip -brief address; ls -l /dev/nvidia*; PYTHON -c 'import sys, torch
-print("Python", sys.version.split()[0], "PyTorch", torch.__version__)' || true"""
+ip -brief address; ls -l /dev/nvidia*; PYTHON -c 'import importlib.metadata as packages, sys
+print("Python", sys.version.split()[0], "PyTorch", packages.version("torch"))' || true"""
 
 # NCCL refuses two ranks on one GPU of a host: each has a host name of its own. A rank that is to be
 # killed is so after its program has begun to train.
