@@ -36,8 +36,10 @@ def missing_programs(folder: Path) -> list[str]:
 
 def commit_here() -> str:
     command = ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
-    job = subprocess.run(command, capture_output=True, text=True, check=False)
-    return job.stdout.strip() or "unknown"
+    try:
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True).strip()
+    except (OSError, subprocess.CalledProcessError):  # no git, or no checkout
+        return "unknown"
 
 
 def working_python(name: str) -> str | None:

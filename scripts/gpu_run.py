@@ -303,7 +303,7 @@ def hold_context(options: argparse.Namespace) -> subprocess.Popen[bytes]:
 
 
 def run_steps(options: argparse.Namespace, gpus: str) -> int:
-    begin, commit = time.monotonic(), commit_here()
+    begin = time.monotonic()
     programs = WORK / "programs" if options.prebuilt else BUILD
     table = Table(str(programs), shlex.quote(options.python), str(LOGS))
     if not options.dry_run:
@@ -311,7 +311,9 @@ def run_steps(options: argparse.Namespace, gpus: str) -> int:
         (LOGS / "nvme").mkdir(parents=True)
         for path, text in table.configs.items():
             Path(path).write_text(text)
-        commit = unpack(options, programs) if options.prebuilt else commit
+    commit = commit_here()
+    if options.prebuilt and not options.dry_run:
+        commit = unpack(options, programs)
     run = Run(table, Report(None if options.dry_run else options.out), options)
     date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     run.report.say(f"# {PROGRAM}, {date}, commit {commit}", "", gpus or "no GPU here", "")

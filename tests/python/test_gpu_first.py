@@ -103,3 +103,11 @@ def test_a_name_is_of_a_part_or_of_a_step(root: Path, monkeypatch: pytest.Monkey
     table = importlib.import_module("gpu_steps").Table("", "", "")
     for name in table.parts.keys() & table.steps.keys():
         assert table.parts[name] == [name]
+
+
+def test_a_report_has_what_zerorun_says_of_the_machine(machine: Machine) -> None:
+    says = "GPUs  1 visible\\nCPUs  0-15\\nmemory  1 TiB\\n\\nenvironment variables\\n  RANK\\n"
+    folder = machine.pack(program=f"#!/bin/bash\nprintf '{says}'\n")
+    machine.check("--prebuilt", folder, "env", script="gpu_first")
+    assert "      GPUs  1 visible\n      CPUs  0-15\n      memory  1 TiB\n" in machine.report()
+    assert "RANK" not in machine.report()

@@ -89,6 +89,14 @@ def test_python_is_the_one_whose_pytorch_sees_the_gpu(machine: Machine) -> None:
         assert re.search(rf"`\S*{expected} tests/gpu/torch_on_gpu.py", result.stdout), result
 
 
+def test_a_machine_without_git_runs_what_was_packed(machine: Machine) -> None:
+    pack = machine.root / "scripts" / "gpu_pack.py"
+    pack.write_text(pack.read_text().replace('["git", ', '["no-git-here", '))
+    result = machine.check("train_kernels", script="gpu_first")
+    assert result.returncode == 0, result.stderr
+    assert ", commit 0123456789ab-dirty\n" in machine.report()
+
+
 def test_the_commands_of_the_page_about_gpus_are_right(machine: Machine, root: Path) -> None:
     lines = re.findall(
         r"^scripts/(gpu_\w+)(.*?)(?: #.*)?$", (root / "docs/gpu.md").read_text(), re.M
