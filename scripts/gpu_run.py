@@ -329,9 +329,9 @@ def run_steps(options: argparse.Namespace, gpus: str) -> int:
             if not run.failed:
                 run.end = begin + options.seconds
                 run.all(options.names)
-    except Interrupted as interrupted:
+    except Interrupted:
         run.stop()
-        return 128 + int(interrupted.args[0])
+        raise
     return run.conclude(time.monotonic() - begin)
 
 
@@ -351,6 +351,8 @@ def main(about: str, names: Sequence[str], most: int) -> int:
             print(make_pack(options.pack, options.python, options.capability))
             return 0
         return run_steps(options, gpus)
+    except Interrupted as interrupted:
+        return 128 + int(interrupted.args[0])
     except (PackError, subprocess.CalledProcessError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
