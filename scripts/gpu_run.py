@@ -157,13 +157,14 @@ class Run:
         if limit < 1 or self.interrupted:
             return
         status = self.status_of(step, limit)
-        took = f"{time.monotonic() - begin:.0f} s"
+        took = time.monotonic() - begin
         if not self.interrupted:
-            self.judge(step, status, took, limit < time.monotonic() - begin)
+            by_limit = "" if took < limit - 0.2 else "cut short" if limit < step.limit else "hung"
+            self.judge(step, status, f"{took:.0f} s", by_limit)
 
     def status_of(self, step: Step, limit: float) -> int:
         """`timeout` ends all processes of a command, also after this program was killed."""
-        bash = ["timeout", "-k", "5", f"{limit:.1f}", "bash", "-c", step.command]
+        bash = ["timeout", "-k", "5", f"{limit:.3f}", "bash", "-c", step.command]
         with (LOGS / f"{step.name}.log").open("wb") as log:
             job = subprocess.Popen(bash, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self.running[step.name] = job
@@ -174,7 +175,7 @@ class Run:
         del self.running[step.name]
         return status
 
-    def judge(self, step: Step, status: int, took: str, late: bool) -> None:
+    def judge(self, step: Step, status: int, took: str, by_limit: str) -> None:
         text = self.report.read_log(LOGS / f"{step.name}.log")
         # NCCL says more about its start than a report can show.
         lines = [line for line in text.splitlines() if " NCCL INFO " not in line]
@@ -188,11 +189,11 @@ class Run:
             self.report.say(f"- no GPU: {step.name} ({took}): {found[0][:200]}")
         elif refusal := re.search(f".*({step.refused}).*", text):
             self.leave_out(step, refusal[0])
-        elif late and time.monotonic() >= self.end:
+        elif by_limit == "cut short":
             self.leave_out(step, f"not at its end after {took}, when the time was over", *last)
         else:
             self.failed = True
-            why = f"hung: more than {step.limit} s" if late else f"exit {status}, {took}"
+            why = f"hung: more than {step.limit} s" if by_limit else f"exit {status}, {took}"
             self.report.say(
                 f"- FAIL: {step.name} ({why}); `{step.command}`:", *indented(reasons(lines))
             )
