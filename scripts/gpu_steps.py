@@ -152,7 +152,8 @@ class Table:
         """A training, and then its losses beside those of others."""
         losses = [self.beside(name, other, *bounds) for other, bounds in others.items()]
         refused = f"{NO_NCCL}|{NO_WORKSPACE}"
-        return Step(name, 40, " && ".join([train, *losses]), len(losses), refused, list(others))
+        limit = 40 if others else 100  # CPU ranks may have few cores
+        return Step(name, limit, " && ".join([train, *losses]), len(losses), refused, list(others))
 
     def training(self, setting: str, where: str, ranks: int, stage: int) -> Step:
         name = f"{setting}_{where}{ranks}_stage{stage}"
