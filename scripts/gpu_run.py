@@ -117,16 +117,17 @@ def reasons(lines: Sequence[str]) -> list[str]:
 
 
 class Run:
-    """One call. Steps on the CPU run beside the others, one after the other."""
+    """One call. Steps run in threads, those on the CPU beside the others: a signal interrupts the
+    main thread, which only waits, and never between the start of a program and its entry here."""
 
     def __init__(self, table: Table, report: Report, options: argparse.Namespace) -> None:
         self.table, self.report, self.options = table, report, options
         self.end = float("inf")
         self.failed = self.no_gpu = self.interrupted = False
         self.left_out: list[str] = []
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self.started: dict[str, Future[None] | None] = {}
-        self.on_cpu = ThreadPoolExecutor(1)
+        self.running: dict[str, subprocess.Popen[bytes] | None] = {}
+        self.started: dict[str, Future[None]] = {}
+        self.threads = {on_cpu: ThreadPoolExecutor(1) for on_cpu in (True, False)}
 
     def all(self, names: Iterable[str]) -> None:
         """The steps, also of parts; before each those that it needs."""
@@ -135,21 +136,21 @@ class Run:
             for given in names
             for name in self.table.parts.get(given, [given])
         ]
-        wanted = [self.table.steps[name] for step in steps for name in [*step.needs, step.name]]
-        for step in wanted:
-            if step.on_cpu and step.name not in self.started:
-                self.started[step.name] = self.on_cpu.submit(self.one, step)
-        for step in wanted:
+        self.those([self.table.steps[name] for step in steps for name in [*step.needs, step.name]])
+
+    def those(self, steps: Iterable[Step]) -> None:
+        for step in steps:
             if step.name not in self.started:
-                self.started[step.name] = None
-                self.one(step)
-            elif (future := self.started[step.name]) is not None:
-                future.result()
+                self.started[step.name] = self.threads[step.on_cpu].submit(self.one, step)
+        for started in self.started.values():
+            started.result()
 
     def one(self, step: Step) -> None:
         if self.options.dry_run:
             self.report.say(f"- would run: {step.name}: `{step.command}`")
             return
+        for name in step.needs:
+            self.started[name].result()
         begin = time.monotonic()
         limit = min(step.limit, self.end - begin)
         if limit < 1:
@@ -165,9 +166,12 @@ class Run:
     def status_of(self, step: Step, limit: float) -> int:
         """`timeout` ends all processes of a command, also after this program was killed."""
         bash = ["timeout", "-k", "5", f"{limit:.3f}", "bash", "-c", step.command]
+        self.running[step.name] = None
         with (LOGS / f"{step.name}.log").open("wb") as log:
             job = subprocess.Popen(bash, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self.running[step.name] = job
+        if self.interrupted:
+            job.terminate()
         try:
             status = job.wait(limit + 10)
         except subprocess.TimeoutExpired:  # not even SIGKILL ends what hangs in a driver
@@ -205,9 +209,10 @@ class Run:
     def stop(self) -> None:
         self.interrupted = True
         names = ", ".join(list(self.running))
-        for job in list(self.running.values()):
+        for job in filter(None, list(self.running.values())):
             job.terminate()  # timeout passes it on to all processes of its command
-        self.on_cpu.shutdown(cancel_futures=True)
+        for threads in self.threads.values():
+            threads.shutdown(cancel_futures=True)
         self.report.say("", f"Interrupted{' in: ' if names else ''}{names}.")
 
     def conclude(self, took: float) -> int:
@@ -323,7 +328,7 @@ def run_steps(options: argparse.Namespace, gpus: str) -> int:
             if not options.prebuilt:
                 capability = gpus.split(", ")[1] if gpus else options.capability
                 variable = f"ZERORUN_CUDA_ARCHITECTURES={capability.replace('.', '')}"
-                run.one(Step("build", 3600, f"{variable} ./dev build"))
+                run.those([Step("build", 3600, f"{variable} ./dev build")])
                 begin = time.monotonic()
             if not options.dry_run:
                 stack.callback(hold_context(options).terminate)

@@ -44,9 +44,10 @@ def test_an_interrupted_run_ends_its_program_and_keeps_what_it_has(
 def test_report_and_archive_have_the_steps_before_a_kill(machine: Machine) -> None:
     settings = {"script": "gpu_first", "HANG": "test_gpu_train", "MESSAGE": "half a suite"}
     with start_and_wait_for(machine, "half a suite", **settings) as job:
-        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        threads = Path(f"/proc/{job.pid}/task").glob("*/children")
+        children = [int(child) for thread in threads for child in thread.read_text().split()]
         job.kill()
-    for timeout in map(int, children):
+    for timeout in children:
         os.kill(timeout, signal.SIGTERM)
     assert "- pass: device_kernels" in machine.report()
     assert "device_kernels.log" in machine.archived()
