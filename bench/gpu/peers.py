@@ -44,13 +44,15 @@ DISK_ROUNDS = 3  # a step moves about 20 GB to and from the disk
 def bandwidth(options: argparse.Namespace, targets: Targets) -> None:
     trial = ["--accelerator", "cpu", "--numel", "65536", "--repeats", "1"]
     command = [options.program, *(trial if options.device == "cpu" else [])]
-    job = subprocess.run(command, check=True, capture_output=True, text=True)
-    print(job.stdout, end="")
-    for line in job.stdout.splitlines():
+    job = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True)
+    for line in job.stdout:
+        print(line, end="", flush=True)
         name, _, rest = line.partition("  ")
         if name.startswith(KERNELS):
             share = float(re.search(r"([\d.]+) % of copy", rest).group(1)) / 100
             targets.show(f"{name} over copy", share, "kernel")
+    if job.wait() != 0:
+        raise subprocess.CalledProcessError(job.returncode, job.args)
 
 
 def bench_train(options: argparse.Namespace, *arguments: object) -> dict[str, dict[str, Any]]:

@@ -72,6 +72,11 @@ class ConformanceTest : public ::testing::TestWithParam<Setup> {
   }
 };
 
+TEST_P(ConformanceTest, IsPrintedByItsName) {
+  const ::testing::TestInfo& test = *::testing::UnitTest::GetInstance()->current_test_info();
+  EXPECT_THAT(test.name(), ::testing::EndsWith(test.value_param()));
+}
+
 TEST_P(ConformanceTest, AllReduceAddsInAFixedTreeAndRoundsOnce) {
   on_all_ranks([](Rank& rank) {
     for (const auto& [in_dtype, out_dtype] : kReducible) {

@@ -5,6 +5,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,11 +27,16 @@ struct Setup {
   Memory memory;
 };
 
-inline std::string name_of_setup(const ::testing::TestParamInfo<Setup>& info) {
-  return fmt::format("{}_{}_ranks_{}_{}", info.param.transport.name, info.param.world_size,
-                     info.param.stream == StreamKind::worker ? "worker" : "inline",
-                     info.param.memory == Memory::shared ? "shared" : "own");
+inline std::string name_of(const Setup& setup) {
+  return fmt::format("{}_{}_ranks_{}_{}", setup.transport.name, setup.world_size,
+                     setup.stream == StreamKind::worker ? "worker" : "inline",
+                     setup.memory == Memory::shared ? "shared" : "own");
 }
+inline std::string name_of_setup(const ::testing::TestParamInfo<Setup>& info) {
+  return name_of(info.param);
+}
+// Else GoogleTest prints the bytes.
+inline void PrintTo(const Setup& setup, std::ostream* out) { *out << name_of(setup); }
 
 // One rank under test: its stream and its memory.
 class Rank {

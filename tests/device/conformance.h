@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <random>
 #include <span>
 #include <string>
@@ -24,6 +25,9 @@ struct DeviceUnderTest {
   std::function<void()> enter = [] {};  // before each test
   std::function<void()> leave = [] {};  // after it
 };
+
+// Else GoogleTest prints the bytes.
+inline void PrintTo(const DeviceUnderTest& device, std::ostream* out) { *out << device.name; }
 
 // The devices of the program that the suite is linked into.
 std::vector<DeviceUnderTest> devices_under_test();

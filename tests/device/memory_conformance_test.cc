@@ -112,6 +112,11 @@ TEST_P(MemoryConformance, PinnedMemoryIsPageAlignedHostMemoryThatCopiesReach) {
   EXPECT_EQ(use(MemoryCategory::pinned).live_bytes, 0);
 }
 
+TEST_P(MemoryConformance, IsPrintedByItsName) {
+  const ::testing::TestInfo& test = *::testing::UnitTest::GetInstance()->current_test_info();
+  EXPECT_THAT(test.name(), ::testing::EndsWith(test.value_param()));
+}
+
 TEST_P(MemoryConformance, CategoriesHaveNames) {
   for (int i = 0; i < kMemoryCategories; ++i) {
     EXPECT_THAT(name_of(static_cast<MemoryCategory>(i)), ::testing::SizeIs(::testing::Gt(3)));

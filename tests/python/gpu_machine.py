@@ -1,4 +1,5 @@
-"""A machine with a GPU for scripts/gpu_check: programs that only write down their calls."""
+"""A machine with a GPU for scripts/gpu_check and gpu_first: programs that only write down their
+calls."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ PROGRAMS = [
     "lib/libzerorun_cuda.so",
     "lib/libzerorun_train_cuda.so",
 ]
+SCRIPTS = ["gpu_check", "gpu_first", "gpu_pack.py", "gpu_run.py", "gpu_steps.py"]
 
 # Writes its call to $CALLS; where $FAIL is part of it, prints $MESSAGE and exits with $STATUS, and
 # where $HANG is, prints it and does not end. train writes its losses: those of $LOSSES for parts of
@@ -47,20 +49,22 @@ if [[ -n $FAIL && "${0##*/}$call" == *"$FAIL"* ]]; then
 fi
 """
 
-# What asks for PyTorch gets $TORCH_PROBLEM; scripts of the tree are programs, the rest is Python.
+# Scripts of the tree are programs, what holds a context is written down with its process, and the
+# rest is Python.
 PYTHON = f"""#!/bin/bash
 case $* in
-  *"import torch"*) echo "$TORCH_PROBLEM" ;;
+  *cuDevicePrimaryCtxRetain*)
+    echo "context $$" >>"$CALLS"
+    exec sleep 600
+    ;;
+  -c*torch*) exit 0 ;;
   *_on_gpu.py* | *bench/gpu/*.py*) source "${{BASH_SOURCE%/*}}/program" "$@" ;;
   *) exec {sys.executable} "$@" ;;
 esac
 """
 
 NVIDIA_SMI = """#!/bin/sh
-case $1 in
-  *name*) echo "NVIDIA H200, 9.0, 580.00" ;;
-  *) echo 9.0 ;;
-esac
+echo "NVIDIA H200, 9.0, 580.00"
 """
 
 
@@ -71,50 +75,51 @@ def write_program(path: Path, text: str) -> None:
 
 
 class Machine:
-    """A copy of the script in an empty tree, a GPU that nvidia-smi shows, and packed programs."""
+    """A copy of the scripts in an empty tree, a GPU that nvidia-smi shows, and packed programs."""
 
     def __init__(self, root: Path, source: Path) -> None:
         self.root = root
-        (root / "scripts").mkdir()
         (root / "tests" / "gpu").mkdir(parents=True)
-        for file in ("scripts/gpu_check", "tests/gpu/same_losses.py"):
+        (root / "scripts").mkdir()
+        for file in [*(f"scripts/{name}" for name in SCRIPTS), "tests/gpu/same_losses.py"]:
             shutil.copy(source / file, root / file)
-        self.calls = root / "calls"
-        self.tools = root / "tools"
+        self.calls, self.tools, self.out = root / "calls", root / "tools", root / "out"
         write_program(self.tools / "nvidia-smi", NVIDIA_SMI)
         write_program(self.tools / "compute-sanitizer", PROGRAM)
         write_program(self.tools / "program", PROGRAM)
         write_program(self.tools / "python3", PYTHON)
 
-    def pack(self, programs: list[str]) -> Path:
-        folder = self.root / "packed"
-        folder.mkdir()
+    def pack(self, programs: list[str] = PROGRAMS, program: str = PROGRAM) -> Path:
+        """A new pack of programs that are all the same."""
+        folder, made = self.root / "packed", self.root / "made"
+        for name in programs:
+            write_program(made / name, program)
+        (made / "commit").write_text("0123456789ab-dirty\n")
+        folder.mkdir(exist_ok=True)
         with tarfile.open(folder / "programs.tar.gz", "w:gz") as archive:
-            for program in programs:
-                write_program(self.root / "made" / program, PROGRAM)
-                archive.add(self.root / "made" / program, program)
+            archive.add(made, ".")
         return folder
 
     def start(
         self,
         *options: object,
+        script: str = "gpu_check",
         fail: str = "",
         losses: Mapping[str, object] = MappingProxyType({"--tf32": 5.501}),
         **variables: str,
     ) -> subprocess.Popen[str]:
-        """In a process group of its own, as a shell starts it in a terminal."""
+        """In a process group of its own, as a shell starts it in a terminal. The script itself is
+        run by this Python, and its steps by the one among the tools."""
         path = f"{self.tools}:{os.environ['PATH']}"
-        own = {"PATH": path, "CALLS": str(self.calls), "FAIL": fail}
+        own = {"PATH": path, "CALLS": str(self.calls), "FAIL": fail, "MESSAGE": "", "HANG": ""}
         own["LOSSES"] = "\n".join(f"{loss} {part}" for part, loss in losses.items())
+        # A job in the background of a script ignores Ctrl-C, and so would its children.
+        command = ["env", "--default-signal=INT", sys.executable, self.root / "scripts" / script]
+        if "--python" not in options and "--pack" not in options:
+            command += ["--python", "python3"]
         return subprocess.Popen(
-            # A job in the background of a script ignores Ctrl-C, and so would its children.
-            [
-                "env",
-                "--default-signal=INT",
-                self.root / "scripts" / "gpu_check",
-                *map(str, options),
-            ],
-            env=os.environ | {"TORCH_PROBLEM": "", "MESSAGE": "", "HANG": ""} | own | variables,
+            [*command, *map(str, options)],
+            env=os.environ | own | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -122,7 +127,16 @@ class Machine:
         )
 
     def check(self, *options: object, **settings: Any) -> subprocess.CompletedProcess[str]:
-        """What start() takes, to its end."""
-        job = self.start(*options, **settings)
+        """What start() takes, to its end, with programs that were packed."""
+        if not {"--prebuilt", "--pack", "--help"} & set(options):
+            options = ("--prebuilt", self.pack(), *options)
+        job = self.start("--out", self.out, *options, **settings)
         stdout, stderr = job.communicate()
         return subprocess.CompletedProcess(job.args, job.returncode, stdout, stderr)
+
+    def report(self) -> str:
+        return (self.out / "report.md").read_text()
+
+    def archived(self) -> set[str]:
+        with tarfile.open(self.out / "logs.tar.gz") as archive:
+            return set(archive.getnames())

@@ -28,7 +28,8 @@ BUILDS = (
     "cmake ",
     "pip install .",
     "pip install dist/",
-    "scripts/gpu_check",
+    "scripts/gpu_",
+    "ZERORUN_CUDA_ARCHITECTURES=",
 )
 SHORT = " --model nano --steps 1 --seq_len 16 --sample_tokens 1"
 ONLY_ON_GPUS = "--tf32"

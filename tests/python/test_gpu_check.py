@@ -4,15 +4,12 @@ import importlib
 import json
 import os
 import re
-import shlex
-import shutil
-import sysconfig
-import tarfile
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from gpu_machine import PROGRAM, PROGRAMS, PYTHON, Machine, write_program
+from gpu_machine import PROGRAM, PROGRAMS, Machine, write_program
 from torch.nn import functional
 
 
@@ -25,249 +22,252 @@ def test_without_a_gpu_it_exits_3(machine: Machine) -> None:
     write_program(machine.tools / "nvidia-smi", "#!/bin/sh\nexit 9\n")
     result = machine.check()
     assert result.returncode == 3
-    assert "no NVIDIA GPU" in result.stderr
+    assert "nvidia-smi finds no GPU" in result.stderr
 
 
 def test_runs_every_check_on_packed_programs(machine: Machine) -> None:
-    result = machine.check("--prebuilt", machine.pack(PROGRAMS))
+    result = machine.check()
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "Everything that was run passed." in (machine.root / "build/gpu_check.md").read_text()
+    assert "Everything that was run passed." in machine.report()
     calls = machine.calls.read_text()
+    programs = "build/gpu/programs"
     for call in (
-        "test_gpu --gtest_filter=Devices/*",
-        "test_gpu --gtest_filter=Transports/*",
-        "test_gpu_train \n",
+        "zerorun env\n",
+        "test_gpu --gtest_brief=1 --gtest_filter=Devices/*\n",
+        "test_gpu --gtest_brief=1 --gtest_filter=Transports/*\n",
+        "test_gpu_train --gtest_brief=1 --gtest_filter=*\n",
         "zerorun --accelerator cpu --num_gpus 2 train",
         "zerorun --accelerator cuda --num_gpus 2 train",
-        "--accelerator cuda --num_gpus 2 train --config build/gpu_check/clipped_stage2.json",
+        "--accelerator cuda --num_gpus 2 train --config build/gpu/logs/clipped_stage2.json",
         "--tf32\n",
         "--attention_workspace 0\n",
-        "torch_on_gpu.py build/gpu_check/programs\n",
-        "failures_on_gpu.py memory build/gpu_check/programs\n",
-        "failures_on_gpu.py gather build/gpu_check/programs\n",
-        "zerorun --accelerator cuda --num_gpus 1 python3 bench/gpu/nccl_calls.py\n",
-        "zerorun --accelerator cuda --num_gpus 2 python3 bench/gpu/nccl_calls.py\n",
-        "hf.py --build build/gpu_check/programs --trace build/gpu_check\n",
-        "ckpt diff build/gpu_check/first build/gpu_check/again\n",
-        "compute-sanitizer --tool racecheck",
-        "peers.py build/gpu_check/programs/bench/gpu/bench_gpu --part bandwidth",
-        "bench_gpu --part rate",
-        "bench_gpu --part offload",
-        "bench_gpu --part wide",
+        f"torch_on_gpu.py {programs}\n",
+        f"failures_on_gpu.py memory {programs}\n",
+        f"failures_on_gpu.py gather {programs}\n",
+        f"--num_gpus 1 {machine.tools}/python3 bench/gpu/nccl_calls.py\n",
+        f"--num_gpus 2 {machine.tools}/python3 bench/gpu/nccl_calls.py\n",
+        f"hf.py --build {programs} --sides torch zerorun2 zerorun3 --rounds 4 --turns 1 --trace",
+        f"hf.py --build {programs}\n",
+        "ckpt diff build/gpu/logs/first build/gpu/logs/again\n",
+        "compute-sanitizer --error-exitcode 9 --tool racecheck",
+        *(f"{programs}/bench/gpu/bench_gpu --part {part}" for part in ("bandwidth", "rate")),
+        *(f"{programs}/bench/gpu/bench_gpu --part {part}" for part in ("offload", "wide")),
     ):
         assert call in calls
     # What tells most comes first.
-    order = ["Devices/*", "test_gpu_train \n", "named_rank", "gpu.py memory", "--tf32"]
+    order = ["Devices/*", "test_gpu_train ", "NCCL_HOSTID", "gpu.py memory", "--tf32"]
     order += ["clipped_stage2", "ckpt diff", "all_on_disk", "torch_on_gpu", "Transports/*"]
-    order += ["hf.py", "peers.py", "compute-sanitizer"]
-    assert sorted(order, key=calls.index) == order
+    order += ["hf.py", "bench_train", "peers.py", "compute-sanitizer"]
+    on_gpu = "\n".join(line for line in calls.splitlines() if "--accelerator cpu" not in line)
+    assert sorted(order, key=on_gpu.index) == order
     trajectories, single = 2 * 2, 3 + 2  # dtypes, ranks; TF32, workspace, clipping; twice
     offloaded, calls_of_nccl = 4, 2
-    through_nccl = 1 + 2 * 4 + 1  # a first one; 2 and 4 ranks at every stage; the killed one
-    on_gpu = trajectories * 4 + single + through_nccl + offloaded
-    assert calls.count("--accelerator cuda --num_gpus") == on_gpu + calls_of_nccl
-    on_cpu = trajectories + 1 + 2 + 1  # clipped; beside NCCL; nothing offloaded
+    through_nccl = 2 * 4 + 1  # 2 and 4 ranks at every stage; the killed one
+    trained = trajectories * 4 + single + through_nccl + offloaded
+    assert calls.count("--accelerator cuda --num_gpus") == trained + calls_of_nccl
+    references = trajectories + 2  # clipped; 4 ranks
     saves = re.findall(r"--save (\S*)", calls)
-    assert len(saves) == on_gpu + on_cpu
-    assert set(saves) == {"", "build/gpu_check/first", "build/gpu_check/again"}
+    assert len(saves) == trained + references
+    assert set(saves) == {"", "build/gpu/logs/first", "build/gpu/logs/again"}
+    # The texts of another machine would give other losses.
+    assert calls.count("--data docs ") == len(saves)
+
+
+def test_configs_have_what_their_names_say(machine: Machine) -> None:
+    machine.check("device")
     bf16, clipped, on_disk = (
-        json.loads((machine.root / f"build/gpu_check/{name}.json").read_text())
+        json.loads((machine.root / f"build/gpu/logs/{name}.json").read_text())
         for name in ("bf16_stage3", "clipped_stage2", "all_on_disk_stage3")
     )
     assert on_disk["zero_optimization"]["offload_param"]["device"] == "nvme"
-    assert Path(on_disk["zero_optimization"]["offload_optimizer"]["nvme_path"]).is_absolute()
+    folder = Path(on_disk["zero_optimization"]["offload_optimizer"]["nvme_path"])
+    assert folder.is_absolute()
+    assert folder.is_dir()
     assert bf16["bf16"] == {"enabled": True}
     assert bf16["zero_optimization"] == {"stage": 3}
     assert clipped["gradient_accumulation_steps"] == 2
     assert clipped["gradient_clipping"] > 0
 
 
+def failed(result: subprocess.CompletedProcess[str]) -> list[str]:
+    return re.findall(r"^- FAIL: (\S+) \(exit 1,", result.stdout, re.MULTILINE)
+
+
 def test_runs_of_one_configuration_that_differ_are_a_failure(machine: Machine) -> None:
-    options = ["--only", "trajectories", "--prebuilt", machine.pack(PROGRAMS)]
-    result = machine.check(*options, EQUAL="master of head.weight: 3 values differ")
+    result = machine.check("twice", EQUAL="master of head.weight: 3 values differ")
     assert result.returncode == 1
-    assert "- FAIL: the same run twice, bit for bit (exit 1" in result.stdout
+    assert failed(result) == ["twice"]
     assert "3 values differ" in result.stdout
-    result = machine.check(*options, losses={"--tf32": 5.501, "gpu_check/again": 5.500001})
-    failed = re.findall(r"- FAIL: (.*) \(exit 1,", result.stdout)
-    assert failed == ["losses: bf16 on the GPU, stage 3, again, beside bf16 on the GPU, stage 3"]
+    result = machine.check("twice", losses={"logs/first": 5.5, "logs/again": 5.500001})
+    assert failed(result) == ["twice"]
+    assert "(expected at most 0)" in result.stdout
 
 
-GPU1, GPU2 = (f"cuda --num_gpus {ranks} train --config build/gpu_check" for ranks in (1, 2))
+GPU1, GPU2 = (f"cuda --num_gpus {ranks} train --config build/gpu/logs" for ranks in (1, 2))
 
 
 def test_losses_that_differ_by_rounding_pass(machine: Machine) -> None:
     losses = {f"{GPU2}/fp32": 5.5005, f"{GPU1}/bf16": 5.52, "--tf32": 5.52}
-    options = ["--only", "trajectories", "--prebuilt", machine.pack(PROGRAMS)]
-    result = machine.check(*options, losses=losses)
+    result = machine.check("trajectories", losses=losses)
     assert result.returncode == 0, result.stdout
 
 
 def test_losses_that_differ_by_more_are_failures(machine: Machine) -> None:
     losses = {
         f"{GPU1}/fp32_stage3": 5.501,
-        f"{GPU1}/bf16_stage1": 5.52,
+        f"{GPU1}/bf16_stage1": 5.502,
         "--tf32": 5.5,  # as without
         "--attention_workspace 0": 5.53,
         f"{GPU2}/clipped": "NaN",
     }
-    options = ["--only", "trajectories", "--prebuilt", machine.pack(PROGRAMS)]
-    result = machine.check(*options, losses=losses)
+    result = machine.check("trajectories", losses=losses)
     assert result.returncode == 1
-    expected = [
-        "fp32 on 1 ranks of the GPU, stage 3, beside fp32 on 1 CPU ranks",
-        "fp32 on 1 ranks of the GPU, stage 3, beside fp32 on 1 ranks of the GPU, stage 0",
-        "bf16 on 1 ranks of the GPU, stage 1, beside bf16 on 1 ranks of the GPU, stage 0",
-        "fp32 with --tf32 on the GPU, beside fp32 on 1 ranks of the GPU, stage 0",
-        "bf16 with --attention_workspace 0 on the GPU, beside bf16 on 1 CPU ranks",
-        "clipped on 2 ranks of the GPU, beside clipped on 2 CPU ranks",
-    ]
-    assert re.findall(r"- FAIL: losses: (.*) \(exit 1,", result.stdout) == expected
+    expected = ["fp32_gpu1_stage3", "fp32_gpu1_stages", "bf16_gpu1_stages", "tf32"]
+    assert failed(result) == [*expected, "attention_workspace", "clipped_gpu2_stage2"]
 
 
 def test_a_cudnn_that_needs_its_workspace_is_no_failure(machine: Machine) -> None:
     message = "error: --attention_workspace: attention's backward takes 4 MiB"
-    options = ["--only", "trajectories", "--prebuilt", machine.pack(PROGRAMS), "r.md"]
-    result = machine.check(*options, fail="--attention_workspace 0", MESSAGE=message)
+    result = machine.check("trajectories", fail="--attention_workspace 0", MESSAGE=message)
     assert result.returncode == 0, result.stdout
-    report = (machine.root / "r.md").read_text()
-    name = "train: bf16 with --attention_workspace 0 on the GPU"
-    assert f"- not run: {name}: {message}" in report
+    assert f"- not run: attention_workspace: {message}" in machine.report()
 
 
-def test_quick_leaves_out_what_takes_long(machine: Machine) -> None:
-    result = machine.check("--quick", "--dry-run", "--prebuilt", machine.pack(PROGRAMS))
-    assert result.returncode == 0
-    assert "compute-sanitizer" not in result.stdout
-    assert "bench_gpu" not in result.stdout
-    assert "hf.py" not in result.stdout
-    assert "torch_on_gpu" in result.stdout
-
-
-def test_only_the_parts_that_are_named_run(machine: Machine) -> None:
-    folder = machine.pack(PROGRAMS)
-    result = machine.check("--only", "sanitize,device", "--prebuilt", folder, "out/r.md")
+def test_only_what_is_named_runs(machine: Machine) -> None:
+    result = machine.check("sanitize", "train_kernels")
     assert result.returncode == 0, result.stdout
-    calls = [line for line in machine.calls.read_text().splitlines() if "env" not in line]
-    assert len(calls) == 6
-    assert calls[0] == "test_gpu --gtest_filter=Devices/*"
-    calls = ["device,nccl,memory", "trajectories,offload,torch,comm", "hf", "figures", "sanitize"]
-    dry = [
-        machine.check("--dry-run", "--prebuilt", folder, "--only", parts).stdout.count("would run")
+    calls = machine.calls.read_text().splitlines()
+    assert [call.split()[0] for call in calls if "context" not in call] == [
+        *["compute-sanitizer"] * 4,
+        "test_gpu_train",
+    ]
+    assert "memcheck_device.log" in machine.archived()
+    refused = machine.check("devices")
+    assert refused.returncode == 2
+    assert "got devices, expected some of device nccl" in refused.stderr
+
+
+def test_five_calls_run_everything(machine: Machine) -> None:
+    text = machine.check("--help").stdout
+    calls = re.search(r"these five do everything:\n\n(.*)\n", text)[1].strip().split("    ")
+    assert len(calls) == 5
+    steps = [
+        set(re.findall("would run: (\\w+)", machine.check("--dry-run", *parts.split()).stdout))
         for parts in calls
     ]
-    unpacking = len(calls) - 1
-    whole = machine.check("--dry-run", "--prebuilt", folder).stdout.count("would run")
-    assert sum(dry) - unpacking == whole  # as the usage says
-    assert all(f"--only {parts}" in machine.check("--help").stdout for parts in calls)
-    assert "--only: got devices, expected" in machine.check("--only", "devices").stderr
-    with tarfile.open(machine.root / "out/r.md.tar.gz") as archive:
-        assert {"out/r.md", "build/gpu_check/device_suite.log"} <= set(archive.getnames())
+    whole = re.findall("would run: (\\w+)", machine.check("--dry-run").stdout)
+    assert len(whole) == len(set(whole)) >= 60
+    assert set.union(*steps) == set(whole)
 
 
 def test_calls_for_other_parts_keep_their_reports(machine: Machine) -> None:
-    folder = machine.pack(PROGRAMS)
-    for parts in ("device", "comm,sanitize"):
-        machine.check("--prebuilt", folder, "--only", parts)
+    folder = machine.pack()
+    for parts in (["device"], ["comm", "sanitize"]):
+        machine.start("--prebuilt", folder, *parts).communicate()
     device, rest = (
-        (machine.root / f"build/gpu_check_{name}.md").read_text()
+        (machine.root / f"build/gpu_check_{name}/report.md").read_text()
         for name in ("device", "comm_sanitize")
     )
-    assert "- pass: device suite" in device
-    assert "device suite" not in rest
-    assert "- pass: communicator suite" in rest
+    assert "- pass: device_kernels" in device
+    assert "- pass: device_kernels" not in rest
+    assert "- pass: comm" in rest
 
 
 def test_a_killed_rank_beside_nccl_has_to_end_the_job(machine: Machine) -> None:
-    options = ["--only", "nccl", "--prebuilt", machine.pack(PROGRAMS)]
-    name = "rank 1 of 2 killed, its status is the job's"
-    assert f"- pass: {name}" in machine.check(*options).stdout
-    program = machine.root / "made" / "bin" / "zerorun"
-    write_program(program, PROGRAM.replace("exit 137", "true"))
-    with tarfile.open(options[-1] / "programs.tar.gz", "w:gz") as archive:
-        for file in PROGRAMS:
-            archive.add(machine.root / "made" / file, file)
-    result = machine.check(*options)
+    result = machine.check("killed")
+    assert "- pass: killed" in result.stdout
+    folder = machine.pack(program=PROGRAM.replace("exit 137", "true"))
+    result = machine.check("--prebuilt", folder, "killed")
     assert result.returncode == 1
-    assert f"- FAIL: {name}" in result.stdout
+    assert failed(result) == ["killed"]
 
 
 def test_without_pytorch_the_rest_is_run(machine: Machine) -> None:
-    options = ["--only", "torch,figures", "--prebuilt", machine.pack(PROGRAMS), "r.md"]
-    result = machine.check(*options, TORCH_PROBLEM="No module named 'torch'")
+    message = "ModuleNotFoundError: No module named 'torch'"
+    result = machine.check("torch", "bandwidth", fail="torch_on_gpu.py", MESSAGE=message)
     assert result.returncode == 0, result.stdout
-    report = (machine.root / "r.md").read_text()
-    assert "- not run: PyTorch models: python3: No module named 'torch'" in report
-    assert "Not run: PyTorch models; rate of train beside PyTorch." in report
-    calls = machine.calls.read_text()
-    assert "torch_on_gpu" not in calls
-    assert "bench_gpu --part bandwidth" in calls
+    assert f"- not run: torch: {message}" in machine.report()
+    assert "Not run: torch." in machine.report()
+    assert "bench_gpu --part bandwidth" in machine.calls.read_text()
 
 
 def test_a_sanitizer_that_may_not_see_the_device_is_no_failure(machine: Machine) -> None:
     message = "========= Error: Device not supported. Please refer to the documentation."
-    options = ["--only", "sanitize", "--prebuilt", machine.pack(PROGRAMS), "r.md"]
-    result = machine.check(*options, fail="--tool memcheck", MESSAGE=message)
+    result = machine.check("sanitize", fail="--tool memcheck", MESSAGE=message)
     assert result.returncode == 0, result.stdout
-    assert (
-        f"- not run: compute-sanitizer memcheck: {message}" in (machine.root / "r.md").read_text()
-    )
-    result = machine.check(*options, fail="--tool memcheck", MESSAGE="Invalid __global__ write")
-    assert result.returncode == 1
+    assert f"- not run: memcheck_device: {message}" in machine.report()
+    result = machine.check("sanitize", fail="--tool memcheck", MESSAGE="Invalid __global__ write")
+    assert failed(result) == ["memcheck_device", "memcheck_train"]
+    (machine.tools / "compute-sanitizer").unlink()
+    assert "- not run: memcheck_train: bash: " in machine.check("memcheck_train").stdout
 
 
 def test_figures_below_their_targets_are_shown_and_not_counted(machine: Machine) -> None:
-    options = ["--only", "figures", "--prebuilt", machine.pack(PROGRAMS), "r.md"]
     missed = {"MESSAGE": "over copy: 0.80 (target at least 0.9: MISSED)", "STATUS": "4"}
-    result = machine.check(*options, fail="--part bandwidth", **missed)
+    result = machine.check("figures", fail="--part bandwidth", **missed)
     assert result.returncode == 0, result.stdout
-    report = (machine.root / "r.md").read_text()
-    assert "- below a target: bandwidths (exit 4, " in report
-    assert f"      {missed['MESSAGE']}\n" in report
-    assert machine.check(*options, fail="--part bandwidth").returncode == 1
+    assert f"- below a target: bandwidth (0 s)\n      {missed['MESSAGE']}\n" in machine.report()
+    assert failed(machine.check("figures", fail="--part bandwidth")) == ["bandwidth"]
 
 
 def test_without_transformers_its_part_is_not_run(machine: Machine) -> None:
     message = "ModuleNotFoundError: No module named 'transformers'"
-    options = ["--only", "hf", "--prebuilt", machine.pack(PROGRAMS)]
-    result = machine.check(*options, fail="hf.py", MESSAGE=f"torch failed:\n{message}")
+    result = machine.check("hf", fail="hf.py", MESSAGE=f"torch failed:\n{message}")
     assert result.returncode == 0, result.stdout
-    assert f"- not run: a Hugging Face model: {message}" in result.stdout
+    assert f"- not run: llama: {message}" in result.stdout
 
 
 def test_a_failure_is_in_the_report_and_the_rest_runs(machine: Machine) -> None:
     message = "norm_test.cc:7: Failure\nexpected 3, got 4" + "\n[  FAILED  ] one of many" * 40
-    options = ["--only", "device,sanitize", "--prebuilt", machine.pack(PROGRAMS), "r.md"]
-    result = machine.check(*options, fail="test_gpu_train", MESSAGE=message)
+    result = machine.check("train_kernels", "comm", fail="test_gpu_train", MESSAGE=message)
     assert result.returncode == 1
-    report = (machine.root / "r.md").read_text()
-    assert "- FAIL: train's kernels (exit 1" in report
+    report = machine.report()
+    assert (
+        "- FAIL: train_kernels (exit 1, 0 s); `build/gpu/programs/tests/test_gpu_train " in report
+    )
     assert "expected 3, got 4" in report
     assert "Something failed." in report
-    assert "compute-sanitizer" in machine.calls.read_text()
+    assert "- pass: comm" in report
 
 
-def test_two_ranks_that_nccl_refuses_do_not_count(machine: Machine) -> None:
-    options = ["--only", "nccl", "--prebuilt", machine.pack(PROGRAMS)]
-    result = machine.check(*options, fail="named_rank")
+def test_ranks_that_nccl_refuses_do_not_count_and_other_failures_do(machine: Machine) -> None:
+    message = "rank-0:7 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 0 and rank 1"
+    result = machine.check("nccl", fail="NCCL_HOSTID", MESSAGE=message)
     assert result.returncode == 0, result.stdout
-    assert "not counted" in result.stdout
+    assert f"- not run: fp32_nccl2_stage0: {message}" in result.stdout
+    assert result.stdout.count("- not run:") == 2 * 4
+    message = "rank-0:7 [0] NCCL INFO Bootstrap\nncclCommSplit failed: invalid argument"
+    result = machine.check("nccl", fail="NCCL_HOSTID", MESSAGE=message)
+    assert result.returncode == 1
+    assert len(failed(result)) == 2 * 4
+    assert "invalid argument" in result.stdout
+    assert "Bootstrap" not in result.stdout
+    assert "- pass: nccl_calls2" in result.stdout
+
+
+def test_a_step_that_hangs_fails_and_the_rest_runs(machine: Machine) -> None:
+    steps = machine.root / "scripts" / "gpu_steps.py"
+    steps.write_text(
+        steps.read_text().replace('Step("device_kernels", 60', 'Step("device_kernels", 1')
+    )
+    result = machine.check("device", HANG="Devices/*", MESSAGE="[ RUN ] Norm")
+    assert result.returncode == 1
+    assert "- FAIL: device_kernels (hung: more than 1 s); `" in machine.report()
+    assert "      [ RUN ] Norm" in machine.report()
+    assert "- pass: train_kernels" in machine.report()
 
 
 def test_a_dry_run_names_every_command_and_runs_none(machine: Machine) -> None:
-    result = machine.check("--dry-run", "--prebuilt", machine.pack(PROGRAMS))
+    result = machine.check("--dry-run")
     assert result.returncode == 0, result.stderr
-    commands = re.findall(r"would run: .*: `(.*)`", result.stdout)
-    assert len(commands) > 40
-    path = f"{machine.tools}:{os.environ['PATH']}"
-    for words in map(shlex.split, commands):
-        program = next(
-            word for word in words if word != "env" and not re.match("[A-Z_0-9]+=", word)
-        )
-        assert program.startswith("build/gpu_check/programs/") or shutil.which(program, path=path)
+    commands = re.findall(r"^- would run: \w+: `(.*?)`$", result.stdout, re.MULTILINE | re.DOTALL)
+    assert len(commands) >= 60
+    for command in commands:
+        assert subprocess.run(["bash", "-n", "-c", command], check=False).returncode == 0
     assert " --save ''" in result.stdout
     assert "Nothing was run." in result.stdout
     assert not machine.calls.exists()
+    assert not machine.out.exists()
 
 
 def test_programs_that_are_missing_are_named(machine: Machine) -> None:
@@ -276,54 +276,40 @@ def test_programs_that_are_missing_are_named(machine: Machine) -> None:
     assert "bin/zerorun" in result.stderr
 
 
-def test_python_is_the_one_whose_pytorch_sees_the_gpu(machine: Machine) -> None:
-    write_program(machine.root / ".venv" / "bin" / "python", PYTHON)
-    models = "tests/gpu/torch_on_gpu.py"
-    assert f"`python3 {models}" in machine.check("--dry-run").stdout
-    no_gpu = PYTHON.replace("case", "case $* in *is_available*) exit 1 ;; esac\ncase", 1)
-    write_program(machine.tools / "python3", no_gpu)
-    assert f"`.venv/bin/python {models}" in machine.check("--dry-run").stdout
+def test_a_report_has_the_commit_of_the_pack(machine: Machine) -> None:
+    machine.check("train_kernels")
+    assert ", commit 0123456789ab-dirty\n" in machine.report()
 
 
-def test_a_pack_has_the_package_for_the_python_that_is_named(machine: Machine) -> None:
-    module = f"python/zerorun/_C{sysconfig.get_config_var('EXT_SUFFIX')}"
-    for file in [*PROGRAMS, module]:
-        path = machine.root / "build" / "release" / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(shutil.which("true"), path)  # something to strip
-    for file in ("__init__.py", "_C.pyi", "__pycache__/old.pyc"):
-        write_program(machine.root / "python" / "zerorun" / file, "")
-    cache = machine.root / "build" / "release" / "CMakeCache.txt"
-    cache.write_text("ZERORUN_CUDA_ARCHITECTURES:STRING=80\n")
-    refused = machine.check("--pack", "packed")
-    assert refused.returncode == 1
-    assert "is for GPUs of 80, expected 90: ZERORUN_CUDA_ARCHITECTURES=90" in refused.stderr
-    cache.write_text("ZERORUN_CUDA_ARCHITECTURES:STRING=80;90\n")
-    refused = machine.check("--pack", "packed", "--python", "python3")
-    assert refused.returncode == 1
-    assert "of other sources or settings" in refused.stderr  # it would refuse the packed backend
-    (cache.parent / "build_id.cc").write_text("of one build")
-    result = machine.check("--pack", "packed", "--python", machine.tools / "python3")
-    assert result.returncode == 0, result.stderr
-    assert "MiB for 80;90" in result.stdout
-    assert Path(module).name in result.stdout
-    with tarfile.open(machine.root / "packed" / "programs.tar.gz") as archive:
-        files = {member.name.removeprefix("./") for member in archive if member.isfile()}
-    package = {module, "python/zerorun/__init__.py", "python/zerorun/_C.pyi"}
-    assert {file for file in files if not file.startswith("system/")} == package | set(PROGRAMS)
+def test_nvidia_smi_need_not_be_on_the_path(machine: Machine) -> None:
+    """/usr/local/nvidia/bin is not on the path of every container."""
+    script = machine.root / "scripts" / "gpu_run.py"
+    hidden = machine.root / "nvidia"
+    script.write_text(script.read_text().replace("/usr/local/nvidia/bin", str(hidden)))
+    hidden.mkdir()
+    (machine.tools / "nvidia-smi").rename(hidden / "nvidia-smi")
+    assert machine.check("train_kernels").returncode == 0
+    assert "NVIDIA H200" in machine.report()
+
+
+def test_a_context_stays_open_as_long_as_steps_run(machine: Machine) -> None:
+    machine.check("train_kernels", "torch")
+    process = int(re.search(r"^context (\d+)$", machine.calls.read_text(), re.MULTILINE)[1])
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
 
 
 def test_help_is_no_wrong_call(machine: Machine) -> None:
     result = machine.check("--help")
     assert result.returncode == 0
-    assert result.stdout.startswith("Checks the CUDA backend")
+    assert "Checks the CUDA backend" in result.stdout
     assert "--prebuilt DIR" in result.stdout
     assert not result.stderr
 
 
 @pytest.mark.parametrize(
     "options",
-    [["--bogus"], ["--pack"], ["--minutes", "0"], ["--python", "python9"], ["a.md", "b.md"]],
+    [["--bogus"], ["--seconds", "0"], ["--seconds", "1.5"], ["--python", "python9"], ["a.md"]],
 )
 def test_a_wrong_call_exits_2_with_the_usage(machine: Machine, options: list[str]) -> None:
     result = machine.check(*options)
@@ -366,8 +352,8 @@ def test_activations_in_bf16_stay_far_within_the_bound(
     monkeypatch.setattr(  # as train sums losses
         gpt2.F, "cross_entropy", lambda logits, targets: in_fp32(logits.float(), targets)
     )
-    script = (root / "scripts" / "gpu_check").read_text()
-    bound = float(re.search(r"^readonly loose=(\S+)", script, re.MULTILINE)[1])
+    monkeypatch.syspath_prepend(root / "scripts")
+    bound = importlib.import_module("gpu_steps").LOOSE
     text = (root / "ARCHITECTURE.md").read_bytes()
     cpu, gpu = (losses_of_gpt2(gpt2.Gpt2, kind, text, 8) for kind in (torch.float, torch.bfloat16))
     assert cpu[-1] < 0.9 * cpu[0]

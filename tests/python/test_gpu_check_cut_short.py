@@ -1,12 +1,14 @@
-"""What scripts/gpu_check leaves where it does not come to its end."""
+"""What scripts/gpu_check and gpu_first leave where they do not come to their end."""
 
 import os
+import re
 import signal
-import tarfile
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
-from gpu_machine import PROGRAMS, Machine
+from gpu_machine import Machine
 
 
 @pytest.fixture
@@ -14,52 +16,70 @@ def machine(tmp_path: Path, root: Path) -> Machine:
     return Machine(tmp_path, root)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_check_ends_its_program_and_keeps_what_it_has(
-    machine: Machine, number: signal.Signals
-) -> None:
-    folder = machine.pack(PROGRAMS)
-    job = machine.start("--prebuilt", folder, "r.md", HANG="test_gpu_train", MESSAGE="half a suite")
-    log = machine.root / "build" / "gpu_check" / "train_s_kernels.log"
-    while not log.exists() or "half a suite" not in log.read_text():
+def start_and_wait_for(machine: Machine, text: str, **settings: str) -> subprocess.Popen[str]:
+    """Until this is in a log."""
+    job = machine.start("--out", machine.out, "--prebuilt", machine.pack(), **settings)
+    logs = machine.root / "build" / "gpu" / "logs"
+    while not any(text in log.read_text() for log in logs.glob("*.log")):
         assert job.poll() is None, job.communicate()
+        time.sleep(0.01)
+    return job
+
+
+@pytest.mark.parametrize("script", ["gpu_check", "gpu_first"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_its_program_and_keeps_what_it_has(
+    machine: Machine, script: str, number: signal.Signals
+) -> None:
+    settings = {"script": script, "HANG": "test_gpu_train", "MESSAGE": "half a suite"}
+    job = start_and_wait_for(machine, "half a suite", **settings)
     os.killpg(job.pid, number)  # as a terminal does
     stdout, _ = job.communicate(timeout=60)  # its programs would hold the pipe open
     assert job.returncode == 128 + number
-    assert "- pass: device suite" in stdout
-    assert "Interrupted in: train's kernels." in (machine.root / "r.md").read_text()
-    with tarfile.open(machine.root / "r.md.tar.gz") as archive:
-        assert {"r.md", str(log.relative_to(machine.root))} <= set(archive.getnames())
+    assert "- pass: device_kernels" in stdout
+    assert re.search("^Interrupted in: .*train_kernels", machine.report(), re.MULTILINE)
+    assert {"device_kernels.log", "train_kernels.log"} <= machine.archived()
 
 
-def test_the_archive_has_the_parts_before_a_kill(machine: Machine) -> None:
-    with machine.start("--prebuilt", machine.pack(PROGRAMS), "r.md", HANG="nccl_calls") as job:
-        while not machine.calls.exists() or "nccl_calls" not in machine.calls.read_text():
-            assert job.poll() is None, job.communicate()
-        timeout = int(Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text())
+def test_report_and_archive_have_the_steps_before_a_kill(machine: Machine) -> None:
+    settings = {"script": "gpu_first", "HANG": "test_gpu_train", "MESSAGE": "half a suite"}
+    with start_and_wait_for(machine, "half a suite", **settings) as job:
+        threads = Path(f"/proc/{job.pid}/task").glob("*/children")
+        children = [int(child) for thread in threads for child in thread.read_text().split()]
         job.kill()
-    os.kill(timeout, signal.SIGTERM)
-    with tarfile.open(machine.root / "r.md.tar.gz") as archive:
-        assert "build/gpu_check/device_suite.log" in archive.getnames()
+    for timeout in children:
+        os.kill(timeout, signal.SIGTERM)
+    assert "- pass: device_kernels" in machine.report()
+    assert "device_kernels.log" in machine.archived()
 
 
 def test_the_report_has_what_ended_before_the_time_was_over(machine: Machine) -> None:
-    folder = machine.pack(PROGRAMS)
-    script = machine.root / "scripts" / "gpu_check"
-    script.write_text(script.read_text().replace("minutes * 60", "minutes * 2"))  # seconds here
-    result = machine.check("--minutes", 1, "--prebuilt", folder, "r.md", HANG="Devices/")
-    assert result.returncode == 0, result.stdout
-    report = (machine.root / "r.md").read_text()
-    assert "- pass: unpacking " in report
-    assert "- not run: device suite: not at its end after" in report
-    assert "- not run: train's kernels: the 1 minutes were over (--minutes N)" in report
-    assert "test_gpu_train" not in machine.calls.read_text()
-
-
-def test_figures_that_were_found_before_the_time_was_over_are_kept(machine: Machine) -> None:
-    script = machine.root / "scripts" / "gpu_check"
-    script.write_text(script.read_text().replace("minutes * 60", "minutes * 2"))  # seconds here
-    options = ["--only", "figures", "--minutes", 1, "--prebuilt", machine.pack(PROGRAMS)]
+    options = ["--seconds", 3, "train_kernels", "bandwidth", "comm"]
     result = machine.check(*options, HANG="--part bandwidth", MESSAGE="AdamW: 2800 GB/s")
-    assert "- not run: bandwidths: not at its end" in result.stdout
-    assert "      AdamW: 2800 GB/s\n" in result.stdout
+    assert result.returncode == 0, result.stdout
+    report = machine.report()
+    assert "- pass: train_kernels" in report
+    assert "- not run: bandwidth: not at its end after" in report
+    assert "      AdamW: 2800 GB/s\n" in report
+    assert "- not run: comm: the time was over (--seconds N)" in report
+    assert "Transports/*" not in machine.calls.read_text()
+
+
+def test_a_program_that_nothing_ends_does_not_hold_up_the_rest(machine: Machine) -> None:
+    """What hangs in a driver ignores even SIGKILL; here, `timeout` itself does not end."""
+    steps = machine.root / "scripts" / "gpu_steps.py"
+    steps.write_text(
+        steps.read_text().replace('Step("device_kernels", 60', 'Step("device_kernels", 1')
+    )
+    run = machine.root / "scripts" / "gpu_run.py"
+    run.write_text(run.read_text().replace("job.wait(limit + 10)", "job.wait(limit + 1)"))
+    (machine.tools / "timeout").write_text(
+        """#!/bin/bash
+[[ $* != *Devices/* ]] || exec sleep 20
+exec /usr/bin/timeout "$@"
+"""
+    )
+    (machine.tools / "timeout").chmod(0o755)
+    result = machine.check("device")
+    assert "- FAIL: device_kernels (hung: more than 1 s)" in result.stdout
+    assert "- pass: train_kernels" in result.stdout

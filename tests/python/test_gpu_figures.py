@@ -3,6 +3,7 @@
 import gzip
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -51,6 +52,22 @@ def test_both_sides_of_every_figure_that_a_cpu_has(root: Path, build: Path) -> N
         other = r"as kernels of their own: [0-9.]+ ms, [0-9.]+ x"
         assert re.search(f"^{layer}, 1 x [0-9]+ to [0-9]+ +[0-9.]+ ms  {other}$", job.stdout, re.M)
     assert "12 blocks of width 64, stage 3, offload_optimizer nvme: " in job.stdout
+
+
+def test_rates_are_printed_as_they_are_found(root: Path, tmp_path: Path) -> None:
+    """So that those before a program is cut short are known."""
+    program, go_on = tmp_path / "bench_gpu", tmp_path / "go_on"
+    os.mkfifo(go_on)
+    rate = "AdamW, bf16 grad and param    2800.0 GB/s   93.0 % of copy"
+    program.write_text(f"#!/bin/sh\necho '{rate}'\nread line <{go_on}\necho the end\n")
+    program.chmod(0o755)
+    command = [sys.executable, root / "bench" / "gpu" / "peers.py", program, "--part", "bandwidth"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout.readline() == rate + "\n"
+        assert "over copy: 0.93 (target at least 0.9: met)" in job.stdout.readline()
+        go_on.write_text("\n")
+        assert job.stdout.read() == "the end\n"
+    assert job.returncode == 0
 
 
 def test_where_nothing_compiles_pytorch_runs_without(root: Path, build: Path) -> None:

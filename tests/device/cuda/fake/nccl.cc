@@ -173,6 +173,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   ENTER();
   expect_no_group(__func__);
+  if (comm == nullptr) return ncclSuccess;
   const Shared shared = alive(comm, __func__);
   if (!shared) return ncclInvalidArgument;
   ncclResult_t refused = ensure_ready(*shared, __func__);
@@ -281,6 +282,7 @@ ncclResult_t ncclMemAlloc(void** data, size_t bytes) {
 ncclResult_t ncclMemFree(void* data) {
   const zerorun::fake::InFake in_fake;
   const ncclResult_t planned = enter(__func__);
+  if (data == nullptr) return planned;
   zerorun::fake::synchronize_device();
   if (seen().holds("registered buffers", data)) {
     seen().violate("memory is freed that is registered with a communicator");
@@ -307,7 +309,7 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void* data, size_t bytes, v
   const std::lock_guard lock(shared->mutex);
   shared->registered[static_cast<const std::byte*>(data)] = bytes;
   *handle = data;
-  seen().hold("registered buffers", data);
+  if (++shared->times_registered[data] == 1) seen().hold("registered buffers", data);
   return ncclSuccess;
 }
 
@@ -321,6 +323,11 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
   zerorun::fake::synchronize_device();
   {
     const std::lock_guard lock(shared->mutex);
+    const auto times = shared->times_registered.find(handle);
+    if (times != shared->times_registered.end()) {
+      if (--times->second > 0) return planned;
+      shared->times_registered.erase(times);
+    }
     if (shared->registered.erase(static_cast<const std::byte*>(handle)) == 0) {
       seen().violate("memory is deregistered from a communicator that does not have it");
       return ncclInvalidUsage;

@@ -116,6 +116,7 @@ ncclResult_t check(const Shared& comm, const Operation& operation, cudaStream_t 
 ncclResult_t start(Operation operation, ncclComm_t handle, cudaStream_t stream) {
   const Shared comm = alive(handle, operation.name);
   if (const ncclResult_t checked = check(comm, operation, stream); checked != ncclSuccess) {
+    if (comm && !comm->blocking) comm->state = checked;
     return told(checked);
   }
   // A collective in place has this rank's part where its rank says.

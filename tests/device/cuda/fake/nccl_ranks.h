@@ -139,6 +139,7 @@ struct ncclComm {
   std::thread job;                                // NCCL's own, which performs the last call
   std::shared_ptr<ncclComm> child;                // that is being split off
   zerorun::Event last;                            // of its collectives
+  std::map<const void*, int> times_registered;    // of the same memory
   std::map<const std::byte*, size_t> registered;  // with their sizes; ends with the communicator
 
   // The place of `data` in registered memory.

@@ -1,0 +1,113 @@
+"""scripts/gpu_first where there is no GPU: on programs that only write down their calls."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+from gpu_machine import Machine, write_program
+
+
+@pytest.fixture
+def machine(tmp_path: Path, root: Path) -> Machine:
+    return Machine(tmp_path, root)
+
+
+def verdicts(text: str) -> dict[str, str]:
+    """Of each step."""
+    found = re.findall(r"^- ([\w ]+): (\w+)[ :]", text, re.MULTILINE)
+    return {name: verdict for verdict, name in found}
+
+
+def test_every_layer_runs_once_and_the_most_telling_steps_first(
+    machine: Machine, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = machine.check(script="gpu_first")
+    assert result.returncode == 0, result.stdout
+    found = verdicts(result.stdout)
+    assert set(found.values()) == {"pass"}
+    references = {"fp32_cpu1_stage0", "bf16_cpu1_stage0", "fp32_cpu2_stage0"}
+    monkeypatch.syspath_prepend(root / "scripts")
+    first = importlib.import_module("gpu_steps").FIRST
+    assert tuple(name for name in found if name not in references) == first
+    assert set(found) == {*first, *references}
+    # A machine that is lent for 15 minutes has time for it, and for another run.
+    table = importlib.import_module("gpu_steps").Table("", "", "")
+    limits = [table.steps[name].limit for name in first]
+    assert max(limits) <= 100
+    assert min(limits) >= 20
+
+
+def test_the_results_are_two_files(machine: Machine) -> None:
+    machine.check(script="gpu_first")
+    assert sorted(path.name for path in machine.out.iterdir()) == ["logs.tar.gz", "report.md"]
+    files = machine.archived()
+    assert {"llama.log", "fp32_cpu2_stage0.jsonl", "fp32_stage3.json", "context.log"} <= files
+    assert not any("/" in file for file in files)
+
+
+def test_steps_that_are_named_run_alone_with_what_they_are_compared_with(machine: Machine) -> None:
+    result = machine.check(
+        "--seconds", 190, "gpt2", "fp32_nccl2_stage3", "rate", script="gpu_first"
+    )
+    found = verdicts(result.stdout)
+    assert set(found) == {"gpt2", "fp32_cpu2_stage0", "fp32_nccl2_stage3", "rate"}
+    assert set(found.values()) == {"pass"}
+
+
+def test_a_failure_and_a_hang_do_not_hold_up_the_rest(machine: Machine) -> None:
+    steps = machine.root / "scripts" / "gpu_steps.py"
+    steps.write_text(
+        steps.read_text().replace('Step("device_kernels", 60', 'Step("device_kernels", 1')
+    )
+    settings = {"script": "gpu_first", "HANG": "Devices/*", "fail": "test_gpu_train"}
+    result = machine.check(**settings, MESSAGE="got 1, expected 2")
+    assert result.returncode == 1
+    found = verdicts(result.stdout)
+    failed = [name for name, verdict in found.items() if verdict == "FAIL"]
+    assert failed == ["device_kernels", "train_kernels", "memcheck_train"]
+    assert len(found) == 18 + 3
+    assert "- FAIL: device_kernels (hung: more than 1 s)" in machine.report()
+
+
+def test_a_reference_that_fails_is_not_taken_for_the_gpu(machine: Machine) -> None:
+    result = machine.check(
+        "fp32_gpu1_stage0", script="gpu_first", fail="--accelerator cpu", MESSAGE="no docs"
+    )
+    assert verdicts(result.stdout)["fp32_cpu1_stage0"] == "FAIL"
+
+
+def test_a_log_without_end_loses_its_middle(machine: Machine) -> None:
+    flood = "#!/bin/bash\nyes 'NCCL WARN again' | head -c 3000000\necho the end\n"
+    machine.check("--prebuilt", machine.pack(program=flood), "train_kernels", script="gpu_first")
+    log = (machine.root / "build" / "gpu" / "logs" / "train_kernels.log").read_text()
+    assert 1_000_000 < len(log) < 1_100_000
+    assert log.startswith("NCCL WARN again")
+    assert log.endswith("the end\n")
+
+
+def test_in_a_trial_what_needs_a_gpu_says_that_there_is_none(machine: Machine) -> None:
+    write_program(machine.tools / "nvidia-smi", "#!/bin/sh\nexit 9\n")
+    says = "test_gpu: GPUs are asked for, but this host shows none (no /dev/nvidia*)"
+    settings = {"script": "gpu_first", "fail": "Devices/*", "MESSAGE": says}
+    result = machine.check("--trial", "device", **settings)
+    assert result.returncode == 3
+    assert f"- no GPU: device_kernels (0 s): {says}" in result.stdout
+    assert verdicts(result.stdout)["train_kernels"] == "pass"
+    settings["MESSAGE"] = "got 1, expected 2"
+    assert machine.check("--trial", "device", **settings).returncode == 1
+
+
+def test_a_name_is_of_a_part_or_of_a_step(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(root / "scripts")
+    table = importlib.import_module("gpu_steps").Table("", "", "")
+    for name in table.parts.keys() & table.steps.keys():
+        assert table.parts[name] == [name]
+
+
+def test_a_report_has_what_zerorun_says_of_the_machine(machine: Machine) -> None:
+    says = "GPUs  1 visible\\nCPUs  0-15\\nmemory  1 TiB\\n\\nenvironment variables\\n  RANK\\n"
+    folder = machine.pack(program=f"#!/bin/bash\nprintf '{says}'\n")
+    machine.check("--prebuilt", folder, "env", script="gpu_first")
+    assert "      GPUs  1 visible\n      CPUs  0-15\n      memory  1 TiB\n" in machine.report()
+    assert "RANK" not in machine.report()
