@@ -31,7 +31,7 @@ def test_every_layer_runs_once_and_the_most_telling_steps_first(
     first = importlib.import_module("gpu_steps").FIRST
     assert tuple(name for name in found if name not in references) == first
     assert set(found) == {*first, *references}
-    # A machine that is lent for 15 minutes has time for it, and for another run.
+    # A machine that is there for 15 minutes has time for it, and for another run.
     table = importlib.import_module("gpu_steps").Table("", "", "")
     limits = [table.steps[name].limit for name in first]
     assert max(limits) <= 100
