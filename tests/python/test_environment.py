@@ -157,6 +157,7 @@ def test_nccl_launches_in_the_programs_order_unless_the_user_chose() -> None:
     """Whoever started the process; the variable is there as soon as the package is."""
     show = "import os, zerorun; print(os.environ['NCCL_LAUNCH_ORDER_IMPLICIT'])"
     others = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
+    others["PYTHONPATH"] = os.pathsep.join(sys.path)
     for given, expected in ({}, "1"), ({"NCCL_LAUNCH_ORDER_IMPLICIT": "0"}, "0"):
         command = [sys.executable, "-c", show]
         job = subprocess.run(

@@ -106,8 +106,9 @@ void GradientNorm::clear_host() {
   std::fill(words.begin(), words.end(), 0);
 }
 
-// A GPU that has done a short step idles until the host goes on. Behind a long one's norm it has the
-// update to do, in which a thread can wake up. Cores of CPU ranks have work for the norm itself.
+// A GPU that has done a short step idles until the host goes on. Behind a long one's norm it has
+// the update to do, in which a thread can wake up. Cores of CPU ranks have work for the norm
+// itself.
 GradientNorm::Result GradientNorm::read() {
   constexpr std::chrono::milliseconds kPatience{2};
   if (context_.device.is_host()) {
