@@ -121,8 +121,8 @@ class ParameterGatherer {
   GatherOrder order_;
   std::vector<Residence> residences_;  // by bucket
   Event gathered_;
-  int parked_ = 0;                     // residences with parked memory
-  int64_t live_ = 0;                   // elements of full copies
+  int parked_ = 0;    // residences with parked memory
+  int64_t live_ = 0;  // elements of full copies
   int64_t order_hash_ = 0;
 };
 
