@@ -121,6 +121,12 @@ std::shared_ptr<Communicator> CallCommunicator::split(int color, int key, std::s
   return made;
 }
 
+Communicator& CallCommunicator::second_lane(std::string_view name) {
+  if (!has_lanes()) return *this;
+  if (!second_lane_) second_lane_ = split(0, rank(), name);
+  return *second_lane_;
+}
+
 GroupOptions CallCommunicator::group_of(const std::vector<int64_t>& words, int color) const {
   std::vector<std::pair<int64_t, int>> members;  // key, rank
   for (int peer = 0; peer < world_size(); ++peer) {

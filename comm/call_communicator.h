@@ -24,6 +24,7 @@ class CallCommunicator : public Communicator {
   Event broadcast(TensorView inout, int root, Stream& stream, std::string_view label) final;
   Event barrier(Stream& stream, std::string_view label) final;
   std::shared_ptr<Communicator> split(int color, int key, std::string_view name) final;
+  Communicator& second_lane(std::string_view name) final;
   CommStats stats() const final { return ledger_->stats(); }
   Subscription observe(CollectiveObserver observer) final {
     return ledger_->observe(std::move(observer));
@@ -38,6 +39,9 @@ class CallCommunicator : public Communicator {
       : options_(std::move(options)), ledger_(std::make_shared<CallLedger>(options_.parent)) {}
 
  private:
+  // True if calls of another communicator of the same ranks run beside those of this one, with no
+  // cost to the caller.
+  virtual bool has_lanes() const { return false; }
   // Makes the communicator of a subset of the ranks, for split().
   virtual std::shared_ptr<Communicator> make_group(const GroupOptions& options) = 0;
   // Submits the collective of `call`, which has been checked, to the stream.
@@ -56,6 +60,7 @@ class CallCommunicator : public Communicator {
   const GroupOptions options_;
   const std::shared_ptr<CallLedger> ledger_;
   int64_t splits_ = 0;
+  std::shared_ptr<Communicator> second_lane_;
 };
 
 }  // namespace zerorun

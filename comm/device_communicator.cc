@@ -15,7 +15,11 @@ namespace zerorun {
 
 namespace {
 
+// Gathers and reductions have communicators of their own, and PyTorch has more. Two that overlap,
+// in another order on another rank, could wait for each other. NCCL reads the variable when it
+// launches its first collective.
 const NcclBackend& open_nccl_backend() {
+  default_environment("NCCL_LAUNCH_ORDER_IMPLICIT", "1");
   return plugin_entry<NcclBackend>(open_plugin(kCudaLibrary), kNcclBackendEntry);
 }
 

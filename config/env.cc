@@ -58,7 +58,9 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"HOME", "home directory of the user"},
     {"TMPDIR", "folder for temporary files, such as the report of a stalled job"},
     {"NCCL_LAUNCH_ORDER_IMPLICIT",
-     "of NCCL; if it is unset, the launcher sets it to 1 for jobs with GPUs"},
+     "of NCCL; if it is unset, zerorun sets it to 1, so that communicators of one GPU launch in "
+     "the "
+     "program's order"},
     {"CUDA_DEVICE_MAX_CONNECTIONS",
      "of CUDA; if it is unset, the launcher sets it to 32 for jobs with GPUs"},
     {"TORCHELASTIC_USE_AGENT_STORE", "True: the ranks meet at the store that torchrun provides"},
@@ -128,6 +130,11 @@ std::optional<std::string> read_environment(std::string_view name) {
   const char* value = std::getenv(std::string(name).c_str());
   if (value == nullptr || *value == '\0') return std::nullopt;
   return std::string(value);
+}
+
+void default_environment(const char* name, const char* value) {
+  check_in_table(name);
+  setenv(name, value, /*overwrite=*/0);
 }
 
 bool hides_all_gpus() {

@@ -23,6 +23,9 @@ void check_in_table(std::string_view name);
 
 // Returns the value, or nullopt if the variable is unset or empty. The name must be in the table.
 std::optional<std::string> read_environment(std::string_view name);
+// Sets the variable to `value` if it is unset, for a library that reads it later. The name must be
+// in the table.
+void default_environment(const char* name, const char* value);
 // Returns all variables of this process, which the launcher passes on.
 std::map<std::string, std::string> inherited_environment();
 // True if CUDA_VISIBLE_DEVICES is set and names no GPU: it is empty, by which the launcher marks

@@ -30,8 +30,8 @@ std::string join_paths(std::initializer_list<std::string> paths) {
 
 // Settings of NVIDIA's libraries that training wants, for a user who has not set them.
 constexpr auto kGpuSettings = std::to_array<std::pair<const char*, const char*>>({
-    // PyTorch's communicators and ours launch in the program's order on every rank. Two that
-    // overlap, in another order on another rank, would wait for each other.
+    // As comm/device_communicator.cc does, for programs that use PyTorch's communicators before
+    // ours.
     {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},
     // A hardware queue for each stream: with the default of 8, copies wait behind other streams'
     // kernels.

@@ -13,6 +13,7 @@
 #include "zero/gradients/micro_step.h"
 #include "zero/gradients/step_control.h"
 #include "zero/groups/engine_context.h"
+#include "zero/groups/lanes.h"
 #include "zero/memory_advice.h"
 #include "zero/parameters/parameter_gatherer.h"
 #include "zero/parameters/parameter_hash.h"
@@ -36,7 +37,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
       : model_(with_rules(std::move(specs), rules.size() > 1), groups.size()),
         groups_(std::move(groups)),
         context_(make_context(config, model_.specs(), rules.front(), device, comm, others)),
-        comm_stream_(*context_.zero.overlap_comm ? device.make_stream("zerorun-comm") : nullptr),
+        lanes_(context_),
         buckets_(make_buckets(context_, model_.numels(), model_.modules())),
         offload_(make_offload(context_, buckets_, rules)),
         memory_(context_, buckets_,
@@ -60,7 +61,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
     // Peers must not wait for collectives that an unwinding rank will never join.
     if (std::uncaught_exceptions() > 0) context_.job().abort("it stopped after an error");
     // Work on the streams uses the other members' memory.
-    comm_stream_.reset();
+    lanes_.end();
     end_work();
     if (offload_ && offload_->pipeline) offload_->pipeline->drain();
     if (moved_parameters() != nullptr) moved_parameters()->drain();
@@ -184,14 +185,14 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
 
  private:
   void end_work() noexcept;
-  Stream& comm_stream() { return comm_stream_ ? *comm_stream_ : context_.device.inline_stream(); }
+  Stream& comm_stream() { return lanes_.reductions(); }
   // One-sided gathers need no order among the collectives, and those of resident buckets move
   // nothing.
   Stream& gather_stream() {
     const bool resident = std::any_of(buckets_.begin(), buckets_.end(), [&](const Bucket& bucket) {
       return memory_.parameters(bucket).resident;
     });
-    return resident ? context_.device.inline_stream() : comm_stream();
+    return resident ? context_.device.inline_stream() : lanes_.gathers();
   }
   // False for what other ranks have: there is no bucket of it.
   bool is_here(ParameterId id) const {
@@ -221,7 +222,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   const ModelSpec model_;
   std::vector<ParameterGroup> groups_;
   const EngineContext context_;
-  std::unique_ptr<Stream> comm_stream_;
+  Lanes lanes_;
   const std::vector<Bucket> buckets_;
   const std::unique_ptr<Offload> offload_;  // null when nothing is offloaded
   BucketMemory memory_;
@@ -278,6 +279,7 @@ StepDecision EngineImpl::decide(const GradientReducer::Ahead& ahead) {
   }
   // Gathers that still run read what the step will write; the collective below waits for all ranks.
   gatherer_.invalidate();
+  comm_stream().wait(gatherer_.gathered());
   const Stopwatch watch(timings_.optimizer_s);
   const GradientNorm::Result sum = reducer_.finish(gatherer_.order_hash(), ahead);
   if (runs_ahead()) reducer_.trim();

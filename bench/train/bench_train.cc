@@ -5,6 +5,7 @@
 //   bench_train [--ranks 2] [--model gpt2] [--batch 1] [--seq_len 64] [--dtype bf16]
 //               [--vocabulary 256] [--stages 2 3] [--overlap] [--rounds 10] [--accelerator cpu]
 //               [--offload_optimizer] [--offload_param] [--nvme FOLDER] [--threads 1]
+//               [--fast_attention]
 //
 // "forward and backward" is the model alone, on parameters of its own; "step at stage N" is that
 // with an engine: gathers, reductions, norm, clipping, update. "tflops" counts the model's
@@ -47,11 +48,15 @@ struct Options {
   bool overlap = false;
   bool offload_optimizer = false;
   bool offload_param = false;
+  bool fast_attention = false;
   std::string nvme;
   int rounds = 10;
   int threads = 1;
 
   DType param_dtype() const { return parse_dtype(dtype); }
+  KernelOptions kernel_options() const {
+    return {.dtype = param_dtype(), .fast_attention = fast_attention};
+  }
   ModelOptions model_options() const { return {batch, seq_len, false}; }
 };
 
@@ -72,7 +77,7 @@ class Work {
 class ForwardBackward final : public Work {
  public:
   ForwardBackward(const Options& options, Device& device)
-      : kernels_(make_kernels(device, {options.param_dtype()})),
+      : kernels_(make_kernels(device, options.kernel_options())),
         parameters_(parameter_specs(config_of(options)), options.param_dtype(), device),
         model_(config_of(options), options.model_options(), parameters_, device, *kernels_) {
     parameters_.initialize(Initializer(config_of(options), 1));
@@ -93,7 +98,7 @@ class Step final : public Work {
  public:
   Step(const Options& options, int stage, Communicator& comm, Device& device)
       : stage_(stage),
-        kernels_(make_kernels(device, {options.param_dtype()})),
+        kernels_(make_kernels(device, options.kernel_options())),
         engine_(make_engine(options, stage, comm, device)),
         parameters_(*engine_),
         model_(config_of(options), options.model_options(), parameters_, device, *kernels_) {
@@ -240,6 +245,7 @@ int main(int argc, char** argv) {
   app.add_flag("--overlap", options.overlap, "overlap_comm");
   app.add_flag("--offload_optimizer", options.offload_optimizer, "masters and states on the host");
   app.add_flag("--offload_param", options.offload_param, "parameters of stage 3 on the host");
+  app.add_flag("--fast_attention", options.fast_attention, "as of `train`; on GPUs");
   app.add_option("--nvme", options.nvme, "folder of what is offloaded, instead of host memory");
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 1000000));
   app.add_option("--threads", options.threads, "of each rank")->check(CLI::Range(1, 1024));

@@ -79,6 +79,7 @@ class NcclCommunicator final : public CallCommunicator {
   }
 
  private:
+  bool has_lanes() const override { return true; }
   std::shared_ptr<Communicator> make_group(const GroupOptions& options) override {
     return std::make_shared<NcclCommunicator>(options, device_);
   }

@@ -141,6 +141,11 @@ class ZR_API Communicator {
   // other, on every rank that is in both.
   virtual std::shared_ptr<Communicator> split(int color, int key, std::string_view name) = 0;
 
+  // The communicator of the same ranks whose calls run beside those of this one; this one itself if
+  // that is not supported. The first call is collective and gives it its name, as in split(). It
+  // ends with this one.
+  virtual Communicator& second_lane(std::string_view /*name*/) { return *this; }
+
   // True if Sync::one_sided gathers need no help from other ranks.
   virtual bool reads_peers() const = 0;
 

@@ -1,8 +1,8 @@
 """ZeRO-sharded training: :func:`shard` with keywords, :func:`initialize` with a ds_config.json.
 
 The core is C++ and includes neither Python nor PyTorch; importing this package loads it, starts
-nothing, and touches no accelerator. What needs PyTorch loads it when it is used. The training
-program and the launcher are the command ``zerorun``.
+nothing, and touches no accelerator; it sets one variable for NCCL. What needs PyTorch loads it when
+it is used. The training program and the launcher are the command ``zerorun``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from zerorun import config
+from zerorun import config, environment
 from zerorun._C import (
     CheckpointError,
     CommError,
@@ -51,6 +51,8 @@ __all__ = [
     "shard",
     "zero",
 ]
+
+environment.order_collectives()
 
 # Names that need PyTorch, and where they are.
 _LAZY = {

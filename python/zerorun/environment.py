@@ -19,6 +19,7 @@ __all__ = [
     "master_address",
     "may_share_gpus",
     "meets_at_torchrun",
+    "order_collectives",
     "prepend",
     "rank",
     "set_python",
@@ -107,6 +108,14 @@ def meets_at_torchrun() -> bool:
 def compat() -> str:
     """ZERORUN_COMPAT: "deepspeed" turns the stand-in for DeepSpeed on, "0" off for good."""
     return os.environ.get("ZERORUN_COMPAT", "")
+
+
+def order_collectives() -> None:
+    """NCCL_LAUNCH_ORDER_IMPLICIT: communicators of one GPU launch in the program's order.
+
+    Those of PyTorch may be the first to launch, after which NCCL does not read it again.
+    """
+    os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
 
 
 def prepend(variable: str, folder: str) -> None:

@@ -1,6 +1,8 @@
 """The environment variables that the package reads itself."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -149,3 +151,16 @@ def test_the_only_gpu_that_a_scheduler_shows_is_the_ranks(
             device.local_device()
     else:
         assert device.local_device() == torch.device("cuda", chosen)
+
+
+def test_nccl_launches_in_the_programs_order_unless_the_user_chose() -> None:
+    """Whoever started the process; the variable is there as soon as the package is."""
+    show = "import os, zerorun; print(os.environ['NCCL_LAUNCH_ORDER_IMPLICIT'])"
+    others = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
+    others["PYTHONPATH"] = os.pathsep.join(sys.path)
+    for given, expected in ({}, "1"), ({"NCCL_LAUNCH_ORDER_IMPLICIT": "0"}, "0"):
+        command = [sys.executable, "-c", show]
+        job = subprocess.run(
+            command, env=others | given, capture_output=True, text=True, check=False
+        )
+        assert job.stdout.strip() == expected, job.stderr

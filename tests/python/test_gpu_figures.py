@@ -43,7 +43,7 @@ def test_both_sides_of_every_figure_that_a_cpu_has(root: Path, build: Path) -> N
     assert job.returncode == (4 if missed else 0)
     rates = [float(rate) for rate in re.findall(r"([\d.]+) tokens/s", job.stdout)]
     assert "with torch.compile" in job.stdout
-    assert len(rates) == 2
+    assert len(rates) == 3
     assert min(rates) > 0
     assert job.stdout.count(" ms\n") == 6 + 4 + 2 + 2
     for extra in ("what GELU adds", "what the bias gradient adds"):
@@ -76,6 +76,30 @@ def test_where_nothing_compiles_pytorch_runs_without(root: Path, build: Path) ->
     assert job.returncode in {0, 4}, job.stderr
     assert "torch.compile failed: " in job.stdout
     assert ", not compiled: " in job.stdout
+
+
+def test_fast_attention_is_what_stands_beside_pytorch(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(root / "bench" / "gpu")
+    monkeypatch.syspath_prepend(root / "bench")
+    peers = importlib.import_module("gpu.peers")
+
+    def bench_train(_options: object, *arguments: object) -> dict[str, dict[str, float]]:
+        ms = 40.0 if "--fast_attention" in arguments else 44.0
+        return {"step at stage 2": {"ms_min": ms, "tokens_per_s": 16384e3 / ms, "tflops": 300.0}}
+
+    monkeypatch.setattr(peers, "bench_train", bench_train)
+    monkeypatch.setattr(peers, "matmul_tflops", lambda _device: 600.0)
+    monkeypatch.setattr(peers, "start_torch", lambda _options: (None, "PyTorch"))
+    monkeypatch.setattr(peers, "least_ms", lambda *_: 46.0)
+    options = SimpleNamespace(device="cuda", model="gpt2", batch=16, seq_len=1024, turns=2)
+    options.rounds = 1
+    peers.rate(options, peers.Targets({"matmul": 0.5, "pytorch": 1.1}))
+    shown = capsys.readouterr().out
+    assert "deterministic attention 372364 tokens/s, 300.0 TFLOP/s, 1.05 x PyTorch" in shown
+    assert "fast attention 409600 tokens/s, 300.0 TFLOP/s, 1.15 x PyTorch" in shown
+    assert "over PyTorch: 1.15 (target at least 1.1: met)" in shown
 
 
 def test_the_peer_has_gpt2s_parameters(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tests/harness.h"
-#include "tests/zero/timed_gathers.h"
+#include "tests/zero/timed_collectives.h"
 #include "tests/zero/virtual_clock.h"
 #include "zerorun/engine.h"
 
@@ -15,7 +15,7 @@ namespace zerorun::gather_overlap {
 namespace {
 
 using testing::run_ranks;
-using testing::TimedGathers;
+using testing::TimedCollectives;
 using testing::VirtualClock;
 using testing::VirtualKind;
 using testing::VirtualTimeDevice;
@@ -36,7 +36,7 @@ double step_seconds(double gather, const Limits& limits) {
   run_ranks(1, [&](Communicator& comm) {
     VirtualClock clock;
     VirtualTimeDevice device(clock, {}, VirtualKind::accelerator);
-    TimedGathers timed(comm, gather);
+    TimedCollectives timed(comm, {.gather = gather});
     std::vector<ParameterSpec> specs;
     for (int i = 0; i < kModules; ++i) {
       specs.push_back({"w" + std::to_string(i), {kNumel}, "m" + std::to_string(i), 0, true, ""});

@@ -2,15 +2,19 @@
 // wait changes the bits, and ThreadSanitizer sees it. Ranks are threads.
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <mutex>
 #include <ostream>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "comm/host_staged_communicator.h"
 #include "tests/harness.h"
 #include "tests/zero/delayed_device.h"
 #include "tests/zero/stream_program.h"
 #include "tests/zero/toy_run.h"
+#include "tests/zero/wrapped_communicator.h"
 
 namespace zerorun {
 namespace {
@@ -83,6 +87,35 @@ Connect connect_delayed(DelayedKind kind, unsigned seed) {
   };
 }
 
+// As NCCL's: no rank reads its peers' memory, so that gathers have a lane of their own.
+class CollectiveGathers final : public testing::WrappedCommunicator {
+ public:
+  explicit CollectiveGathers(std::shared_ptr<Communicator> inner)
+      : WrappedCommunicator(*inner), inner_(std::move(inner)) {}
+  Event all_gather(TensorView in, TensorView out, Sync /*sync*/, Stream& stream,
+                   std::string_view label) override {
+    return inner_->all_gather(in, out, Sync::collective, stream, label);
+  }
+  Communicator& second_lane(std::string_view name) override {
+    if (!lane_) lane_ = std::make_unique<CollectiveGathers>(inner_->split(0, rank(), name));
+    return *lane_;
+  }
+  bool reads_peers() const override { return false; }
+
+ private:
+  const std::shared_ptr<Communicator> inner_;
+  std::unique_ptr<CollectiveGathers> lane_;
+};
+
+Connect connect_with_lanes(unsigned seed) {
+  return [=](CommunicatorOptions& options) {
+    auto comm = std::make_shared<CollectiveGathers>(make_communicator(options));
+    options.device = std::make_shared<DelayedDevice>(
+        DelayedKind::accelerator, seed + 100U * static_cast<unsigned>(options.rank));
+    return comm;
+  };
+}
+
 class StreamOrderTest : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(StreamOrderTest, DelaysChangeNoBit) {
@@ -95,6 +128,10 @@ TEST_P(StreamOrderTest, DelaysChangeNoBit) {
             << (kind == DelayedKind::host ? "host" : "accelerator") << ", seed " << seed
             << ", micro-steps " << accumulation;
       }
+    }
+    for (const unsigned seed : {1U, 2U, 3U}) {
+      EXPECT_EQ(train(config, connect_with_lanes(seed)), expected)
+          << "lanes, seed " << seed << ", micro-steps " << accumulation;
     }
   }
 }

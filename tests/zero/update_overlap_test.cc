@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tests/harness.h"
-#include "tests/zero/timed_gathers.h"
+#include "tests/zero/timed_collectives.h"
 #include "tests/zero/virtual_clock.h"
 #include "tests/zero/wrapped_communicator.h"
 #include "zerorun/engine.h"
@@ -16,7 +16,7 @@ namespace zerorun::update_overlap {
 namespace {
 
 using testing::run_ranks;
-using testing::TimedGathers;
+using testing::TimedCollectives;
 using testing::VirtualClock;
 using testing::VirtualCosts;
 using testing::VirtualKind;
@@ -66,7 +66,7 @@ void after_step(const Config& config, double gather, VirtualKind kind,
   run_ranks(1, [&](Communicator& comm) {
     VirtualClock clock;
     VirtualTimeDevice device(clock, {}, kind);
-    TimedGathers slow(comm, gather);
+    TimedCollectives slow(comm, {.gather = gather});
     std::vector<ParameterSpec> specs;
     for (int i = 0; i < kModules; ++i) {
       specs.push_back({"w" + std::to_string(i), {kNumel}, "m" + std::to_string(i), 0, true, ""});

@@ -15,6 +15,8 @@ namespace zerorun::testing {
 // Time that passes only as a test says: for the caller, and on each stream.
 struct VirtualClock {
   double caller = 0.0;
+  double look = 0.0;  // what it takes the caller to ask whether an event has happened
+  int slept = 0;      // waits for events that had not happened
 };
 
 // The durations of operations.
@@ -27,8 +29,14 @@ struct VirtualCosts {
 class VirtualEvent final : public Event::State {
  public:
   VirtualEvent(VirtualClock& clock, double time) : clock_(clock), time_(time) {}
-  bool ready() const override { return time_ <= clock_.caller; }
-  void synchronize() override { clock_.caller = std::max(clock_.caller, time_); }
+  bool ready() const override {
+    clock_.caller += clock_.look;
+    return time_ <= clock_.caller;
+  }
+  void synchronize() override {
+    if (time_ > clock_.caller) ++clock_.slept;
+    clock_.caller = std::max(clock_.caller, time_);
+  }
   double time() const { return time_; }
 
  private:

@@ -15,7 +15,7 @@ namespace zerorun {
 
 namespace {
 
-// The two streams of a rank: computation and collectives.
+// The streams of a rank: computation, reductions, and gathers of sharded parameters.
 class Streams {
  public:
   Streams(const SimulatedCluster& cluster, const ShardedModel& model, int64_t tokens)
@@ -34,9 +34,10 @@ class Streams {
     step_.communication_s += cost.seconds;
     const bool gathers = call.op == Collective::all_gather && call.phase != StepCall::Phase::step;
     // A gather starts together with the computation before the one that needs it.
-    sent_ = std::max(sent_, gathers && overlaps_ ? last_begin_ : computed_) + cost.seconds;
-    if (gathers) needed_ = sent_;
-    if (!overlaps_) wait_for(sent_);
+    Lane& lane = gathers && !cluster_.cpu ? gathers_ : reductions_;
+    send(lane, gathers && overlaps_ ? last_begin_ : computed_, cost);
+    if (gathers) needed_ = lane.sent;
+    if (!overlaps_) wait_for(sent());
   }
   // Simulates forward (1 pass) or backward (2 passes) of a bucket, after its gather.
   void compute(int bucket, int passes) {
@@ -51,7 +52,7 @@ class Streams {
     step_.compute_s += seconds;
   }
   SimulatedStep finish() {
-    wait_for(sent_);
+    wait_for(sent());
     if (cluster_.link_cpu > 0) {
       step_.cores_s = static_cast<double>(step_.link_bytes) / cluster_.link_cpu +
                       static_cast<double>(step_.near_bytes + quantized_) / cluster_.nvlink;
@@ -60,6 +61,24 @@ class Streams {
   }
 
  private:
+  // A stream of collectives.
+  struct Lane {
+    double sent = 0.0;    // time until which it is busy
+    bool leaves = false;  // its last collective is between hosts
+  };
+
+  void send(Lane& lane, double ready, const CallCost& cost) {
+    const bool leaves = cost.link_bytes > 0;
+    double begin = std::max(lane.sent, ready);
+    if (&lane == &gathers_) {
+      if (reductions_.leaves == leaves && reductions_.sent > begin)
+        reductions_.sent += cost.seconds;
+    } else if (gathers_.leaves == leaves) {
+      begin = std::max(begin, gathers_.sent);
+    }
+    lane = {begin + cost.seconds, leaves};
+  }
+  double sent() const { return std::max(gathers_.sent, reductions_.sent); }
   void wait_for(double time) {
     step_.exposed_s += std::max(0.0, time - computed_);
     computed_ = std::max(computed_, time);
@@ -71,7 +90,8 @@ class Streams {
   const bool overlaps_;
   SimulatedStep step_;
   int64_t quantized_ = 0;  // as in StepCall
-  double sent_ = 0.0;      // time until which the stream of collectives is busy
+  Lane gathers_;           // not used on CPU ranks, whose gathers are in order with reductions
+  Lane reductions_;
   double computed_ = 0.0;  // time until which the stream of computation is busy
   double needed_ = 0.0;    // time at which the last gather is complete
   double last_begin_ = 0.0;

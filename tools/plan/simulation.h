@@ -25,8 +25,11 @@ struct SimulatedStep {
   double seconds() const { return compute_s + exposed_s + cores_s; }
 };
 
-// `tokens` is the number of tokens of a rank in a micro-step. Collectives run one after the other:
-// gathers one module ahead of their use, reductions when backward has passed their bucket.
+// `tokens` is the number of tokens of a rank in a micro-step. Gathers begin one module ahead of
+// their use, reductions when backward has passed their bucket. On CPU ranks collectives run one
+// after the other. On GPUs a gather does not wait for the reductions before it: they take place at
+// the same time if only one of them is between hosts. On the same links they cannot; the gather
+// then goes first and the reduction ends so much later.
 SimulatedStep simulate_step(const Config& config, std::span<const ParameterSpec> specs,
                             const SimulatedCluster& cluster, int64_t tokens);
 

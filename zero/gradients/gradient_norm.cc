@@ -1,9 +1,11 @@
 #include "zero/gradients/gradient_norm.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <vector>
 
+#include "device/soon.h"
 #include "device/staging.h"
 
 namespace zerorun {
@@ -104,8 +106,16 @@ void GradientNorm::clear_host() {
   std::fill(words.begin(), words.end(), 0);
 }
 
+// A GPU that has done a short step idles until the host goes on. Behind a long one's norm it has
+// the update to do, in which a thread can wake up. Cores of CPU ranks have work for the norm
+// itself.
 GradientNorm::Result GradientNorm::read() {
-  found_all_.synchronize();
+  constexpr std::chrono::milliseconds kPatience{2};
+  if (context_.device.is_host()) {
+    found_all_.synchronize();
+  } else {
+    synchronize_soon(found_all_, kPatience);
+  }
   clear_host();  // not before: it may be read as late as that
   const std::span words(view_of(found_, DType::int64, view_.numel).as<const int64_t>(),
                         static_cast<size_t>(view_.numel));

@@ -133,6 +133,15 @@ bool gathers_alike(const EngineContext& context) {
   return agreement.reduce(collective, ReduceOp::min) == agreement.reduce(collective, ReduceOp::max);
 }
 
+// Otherwise the gather of a block would wait for the reduction of the block that backward has just
+// left: calls of one communicator wait for each other, whatever their streams.
+void add_gather_lanes(EngineContext& context) {
+  if (!context.policy.shard_params || !*context.zero.overlap_comm) return;
+  for (int ranks = 0; ranks <= std::ssize(context.groups.parts); ++ranks) {
+    context.gather_lanes.push_back(&context.shards(ranks).second_lane("gathers"));
+  }
+}
+
 // Groups for the two hops of quantized gradients.
 void add_hops(EngineContext& context) {
   constexpr std::string_view kGradients = "/zero_optimization/zero_quantized_gradients";
@@ -188,6 +197,7 @@ EngineContext make_context(const Config& config, std::span<const ParameterSpec> 
         context.shards().split(copy, context.secondary_rank(), fmt::format("second copy {}", copy));
   }
   if (zero.quantized_gradients) add_hops(context);
+  add_gather_lanes(context);
   if (const auto dtype = config.precision.communication_dtype) {
     bound_link(comm, *dtype);
     if (context.shard_group) bound_link(*context.shard_group, *dtype);

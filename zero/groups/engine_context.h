@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "zero/partition/sharding.h"
 #include "zerorun/communicator.h"
@@ -24,6 +25,9 @@ struct EngineContext : Sharding {
   // same index on their hosts. Null unless gradients are quantized and the ranks span hosts.
   std::shared_ptr<Communicator> host_group{};
   std::shared_ptr<Communicator> cross_group{};
+  // By BucketPlan::ranks: the second lane of shards(ranks), if gathers of sharded parameters run
+  // beside reductions. Empty: they do not.
+  std::vector<Communicator*> gather_lanes{};
   EngineGroups groups{};
   // The same gathers are collectives on all ranks, so that their order can be compared.
   bool compares_gathers = true;
@@ -37,6 +41,10 @@ struct EngineContext : Sharding {
   }
   Communicator& shards(int ranks = 0) const {
     return ranks == 0 && shard_group ? *shard_group : all(ranks);
+  }
+  // The communicator of shards(ranks) that gathers sharded parameters.
+  Communicator& gathers(int ranks = 0) const {
+    return gather_lanes.empty() ? shards(ranks) : *gather_lanes.at(static_cast<size_t>(ranks));
   }
 };
 

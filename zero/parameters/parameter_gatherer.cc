@@ -185,7 +185,7 @@ void ParameterGatherer::unpark(const Bucket& bucket) {
 
 void ParameterGatherer::start(Module& module) {
   const bool near = module.has_second_copy;
-  Communicator& ranks = near ? *context_.secondary_group : context_.shards();
+  Communicator& ranks = near ? *context_.secondary_group : context_.gathers();
   Event ready = ranks.coalesced(stream_, [&] {
     for (int bucket : module.buckets) start(buckets_[static_cast<size_t>(bucket)], near);
   });
@@ -235,8 +235,8 @@ void ParameterGatherer::start(const Bucket& bucket, bool from_second_copy) {
     } else {
       // Peers cannot look into a file, or into another host memory than theirs.
       const Sync sync = bucket.moves_params ? Sync::collective : Sync::one_sided;
-      Communicator& shards = context_.shards(bucket.plan.ranks);
-      residence.ready = shards.all_gather(shard, full, sync, stream_, bucket.label);
+      Communicator& ranks = context_.gathers(bucket.plan.ranks);
+      residence.ready = ranks.all_gather(shard, full, sync, stream_, bucket.label);
     }
   }
   if (context_.compares_gathers && is_collective(bucket)) {

@@ -49,6 +49,8 @@ class ParameterGatherer {
   // Called before parameters change. Drops full copies that are not in use. Later writes to shards
   // come after all gathers that read them.
   void invalidate();
+  // All gathers so far are complete.
+  const Event& gathered() const { return gathered_; }
 
   // Gathers the results of a step; see UpdatedParameters.
   UpdatedParameters& updates() { return updates_; }
@@ -118,9 +120,9 @@ class ParameterGatherer {
   std::vector<Module> modules_;
   GatherOrder order_;
   std::vector<Residence> residences_;  // by bucket
-  Event gathered_;                     // all gathers started so far are complete
-  int parked_ = 0;                     // residences with parked memory
-  int64_t live_ = 0;                   // elements of full copies
+  Event gathered_;
+  int parked_ = 0;    // residences with parked memory
+  int64_t live_ = 0;  // elements of full copies
   int64_t order_hash_ = 0;
 };
 

@@ -56,7 +56,7 @@ void QuantizedGather::start(const Bucket& bucket, TensorView shard, Stream& stre
   const TensorView own = all.slice(context_.shard_rank() * part, part);
   clear_padding(bucket, bucket.owned_begin, shard, context_.device, stream);
   context_.device.quantize(stream, shard, own, {.bits = kBits});
-  context_.shards().all_gather(own, all, Sync::collective, stream, bucket.label);
+  context_.gathers().all_gather(own, all, Sync::collective, stream, bucket.label);
 }
 
 void QuantizedGather::decode(const Bucket& bucket, TensorView full, Stream& stream) const {

@@ -72,26 +72,27 @@ TensorView BucketMemory::parameters(const Bucket& bucket, const Chunk& chunk) co
 }
 
 std::optional<TensorView> BucketMemory::share(int64_t nbytes, Sharing sharing,
-                                              MemoryCategory category, int ranks) {
+                                              MemoryCategory category, Communicator& ranks) {
   const auto size = static_cast<size_t>(nbytes);
-  std::optional<Buffer> buffer = context_.shards(ranks).allocate(size, sharing);
+  std::optional<Buffer> buffer = ranks.allocate(size, sharing);
   if (!buffer) return std::nullopt;
-  const auto parts = static_cast<size_t>(context_.place(ranks).shard_ranks);
+  const auto parts = static_cast<size_t>(ranks.world_size());
   ledger_.push_back(
       context_.device.account(sharing == Sharing::per_host ? size / parts : size, category));
   buffers_.push_back(std::move(*buffer));
   return view_of(buffers_.back(), DType::uint8, nbytes);
 }
 
-TensorView BucketMemory::share_per_rank(int64_t nbytes, MemoryCategory category, int ranks) {
+TensorView BucketMemory::share_per_rank(int64_t nbytes, MemoryCategory category,
+                                        Communicator& ranks) {
   if (nbytes == 0) return {};
   const std::optional<TensorView> arena = share(nbytes, Sharing::per_rank, category, ranks);
-  ZR_CHECK(arena, "transport {} gives no per-rank memory", context_.shards(ranks).transport());
+  ZR_CHECK(arena, "transport {} gives no per-rank memory", ranks.transport());
   return *arena;
 }
 
 void BucketMemory::place_replicated(std::span<const Bucket> buckets, int64_t total, int ranks) {
-  TensorView arena = share_per_rank(total, MemoryCategory::parameters, ranks);
+  TensorView arena = share_per_rank(total, MemoryCategory::parameters, context_.shards(ranks));
   for (const Bucket& bucket : buckets) {
     if (bucket.plan.shard_params || bucket.plan.ranks != ranks) continue;
     BucketParameters& memory = parameters(bucket);
@@ -111,10 +112,10 @@ void BucketMemory::place_sharded(std::span<const Bucket> buckets, int64_t total,
   // Quantized gathers and those of second copies write to memory of their rank. If they are on,
   // other groups of this rank's job span hosts.
   if (context_.share_parameters && one_host && link_savings(context_.zero).empty()) {
-    arena = share(total * shards, Sharing::per_host, category, ranks);
+    arena = share(total * shards, Sharing::per_host, category, context_.gathers(ranks));
   }
   const bool resident = arena.has_value();
-  if (!resident) arena = share_per_rank(total, category, ranks);
+  if (!resident) arena = share_per_rank(total, category, context_.gathers(ranks));
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.shard_params || bucket.moves_params || bucket.plan.ranks != ranks) continue;
     BucketParameters& memory = parameters(bucket);
@@ -147,8 +148,8 @@ void BucketMemory::place_secondary(std::span<const Bucket> buckets, int64_t tota
 void BucketMemory::place_gradients(std::span<const Bucket> buckets, const BucketSizes& sizes,
                                    int ranks) {
   const TensorView shape{nullptr, sizes.gradients, context_.param_dtype};
-  TensorView full_arena =
-      share_per_rank(static_cast<int64_t>(shape.nbytes()), MemoryCategory::gradients, ranks);
+  TensorView full_arena = share_per_rank(static_cast<int64_t>(shape.nbytes()),
+                                         MemoryCategory::gradients, context_.shards(ranks));
   TensorView reduced_arena{nullptr, sizes.reduced, context_.accum_dtype};
   if (sizes.reduced > 0) {
     buffers_.push_back(context_.device.allocate(reduced_arena.nbytes(), MemoryCategory::gradients));

@@ -82,8 +82,8 @@ class BucketMemory {
   void place_gradients(std::span<const Bucket> buckets, const BucketSizes& sizes, int ranks);
   // Allocates memory that the ranks share; nullopt if the transport does not support it.
   std::optional<TensorView> share(int64_t nbytes, Sharing sharing, MemoryCategory category,
-                                  int ranks);
-  TensorView share_per_rank(int64_t nbytes, MemoryCategory category, int ranks);
+                                  Communicator& ranks);
+  TensorView share_per_rank(int64_t nbytes, MemoryCategory category, Communicator& ranks);
 
   const EngineContext& context_;
   std::vector<Place> places_;                 // by parameter

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdlib>
 #include <string>
 
 #include "comm/device_communicator.h"
@@ -53,6 +54,18 @@ TEST_F(BackendLibraryTest, ReportsEverythingThatIsMissingAtOnce) {
     EXPECT_THAT(lines, Contains(AnyOf(ContainsRegex("^" + library + " [0-9.]+ [(]/.*[.]so"),
                                       ContainsRegex("^" + library + ": missing: .*pip install"))));
   }
+}
+
+// Under torchrun or srun as well, where zerorun's launcher has set nothing.
+TEST(LaunchOrder, IsTheProgramsUnlessTheUserChose) {
+  const char* const kName = "NCCL_LAUNCH_ORDER_IMPLICIT";
+  unsetenv(kName);
+  describe_device_collectives();  // opens the library
+  EXPECT_STREQ(getenv(kName), "1");
+  setenv(kName, "0", 1);
+  describe_device_collectives();
+  EXPECT_STREQ(getenv(kName), "0");
+  unsetenv(kName);
 }
 
 TEST(DescribeCuda, BeginsWithTheCompilerAndNeedsNoDriver) {

@@ -272,6 +272,53 @@ TEST(SimulationTest, ComputationHidesGathersAndReductions) {
   EXPECT_GT(hidden.exposed_s, 0);  // the first gather and the last reduction
 }
 
+// A step of equal blocks, whose backward computes as long as a reduction between two hosts takes.
+// In forward, gathers are between hosts; in backward, too, or from a second copy within each host,
+// which takes two thirds of that.
+struct BlocksStep {
+  static constexpr int kBlocks = 16;
+
+  explicit BlocksStep(bool second_copy) {
+    constexpr int64_t kSide = 256;
+    constexpr int64_t kTokens = 1000;
+    std::vector<ParameterSpec> specs;
+    for (int i = 0; i < kBlocks; ++i) {
+      const std::string name = std::to_string(i);
+      specs.push_back({"w" + name, {kSide, kSide}, "m" + name, 0, true, ""});
+    }
+    Config config;
+    config.zero.stage = 3;
+    config.zero.param_persistence_threshold = 0;
+    config.zero.max_reuse_distance = 0;
+    config.zero.overlap_comm = true;
+    config.batch.accumulation_steps = 1;
+    if (second_copy) config.zero.hpz_partition_size = 2;
+    Cluster cluster{.hosts = 2, .gpus = 2, .link = 2e9, .nvlink = 2e9};
+    cluster.latency = cluster.near_latency = 0;
+    reduction = 0.75 * 4 * kSide * kSide / cluster.link;
+    cluster.flops = 4.0 * kSide * kSide * kTokens / reduction;
+    step = simulate_step(config, specs, cluster, kTokens);
+  }
+
+  double reduction = 0;  // seconds
+  SimulatedStep step;
+};
+
+// One after the other, gathers and reductions of backward would take two thirds of a reduction
+// longer than its computation, in each block.
+TEST(SimulationTest, OnGpusGathersDoNotWaitForReductionsOfOtherLinks) {
+  const BlocksStep blocks(true);
+  const double forward = 0.5 * BlocksStep::kBlocks;  // half of each gather is exposed
+  EXPECT_LT(blocks.step.exposed_s, (forward + 3) * blocks.reduction);
+  EXPECT_GT(blocks.step.exposed_s, forward * blocks.reduction);
+}
+
+TEST(SimulationTest, OnGpusGathersAndReductionsShareTheirLinks) {
+  const SimulatedStep step = BlocksStep(false).step;
+  EXPECT_GE(step.seconds(), step.communication_s);  // never more than the rate of the link
+  EXPECT_LE(step.seconds(), 1.05 * step.communication_s);
+}
+
 TEST(SimulationTest, TenThousandRanksTakeSeconds) {
   PlanOptions options;
   options.model = "7B";
