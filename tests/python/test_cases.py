@@ -10,6 +10,7 @@ FILES = (
     "compiled",
     "accumulation",
     "numbers",
+    "written_values",
     "mixed_norms",
     "packed_weights",
     "saved_dtypes",

@@ -14,7 +14,7 @@ the graph of a gradient's own gradient, and results that cannot be looked into.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -25,6 +25,7 @@ from zerorun import _C
 from zerorun.hooks.external import external_parameters
 from zerorun.hooks.full_memory import BucketMemory, full_parameters
 from zerorun.hooks.results import Results, tensors_in, with_copies
+from zerorun.hooks.watched_parameters import WatchedParameters, is_empty
 from zerorun.model.left_behind import InnerHook, ModuleHook
 from zerorun.model.local_tensor import LocalData, is_distributed, local_of, place
 from zerorun.model.model_layout import ModelLayout
@@ -115,33 +116,6 @@ class _Call:
         self.hooks.closed(self)
 
 
-class _WatchedParameters(dict[str, Any]):
-    """A module's `_parameters`: an empty parameter that another module's forward reads is gathered
-    for that forward, without having been registered as external."""
-
-    def __init__(self, parameters: Mapping[str, Any], fetch: Callable[[Any], None]) -> None:
-        super().__init__(parameters)
-        self._fetch = fetch
-
-    def __getitem__(self, name: str) -> Any:
-        parameter = super().__getitem__(name)
-        if parameter is not None and _is_empty(parameter):
-            self._fetch(parameter)
-        return parameter
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)
-
-
-_EMPTY = torch.Size([0])
-
-
-def _is_empty(parameter: Any) -> bool:
-    return parameter.shape == _EMPTY or (
-        is_distributed(parameter) and local_of(parameter).shape == _EMPTY
-    )
-
-
 _CALL = nn.Module._call_impl.__code__
 
 
@@ -216,8 +190,8 @@ class GatherHooks:
         self._watched.add(module)
         before, after = hook(self._before_forward, units), hook(self._after_forward)
         self._handles += hook.around(module, before, after)
-        if any(p is not None and _is_empty(p) for p in module._parameters.values()):
-            module._parameters = _WatchedParameters(module._parameters, self._fetch)
+        if any(p is not None and is_empty(p) for p in module._parameters.values()):
+            module._parameters = WatchedParameters(module._parameters, self.need)
 
     # --- forward ---
 
@@ -307,13 +281,18 @@ class GatherHooks:
                 found.append((tensor, unit))
         return found
 
-    def _call_around(self) -> _Call | None:
-        return next((call for _, call in reversed(self._stack) if call is not None), None)
+    def _call_around(self, module: nn.Module | None = None) -> _Call | None:
+        """The innermost call that holds anything; of those around `module`, if it is running."""
+        modules = [called for called, _ in self._stack]
+        inside = modules[::-1].index(module) if module in modules else 0
+        around = self._stack[: len(modules) - inside]
+        return next((call for _, call in reversed(around) if call is not None), None)
 
-    def _fetch(self, parameter: nn.Parameter) -> None:
-        unit = self.unit_of.get(parameter)
-        call = self._call_around()
-        if unit is not None and call is not None:
+    def need(self, parameter: nn.Parameter, module: nn.Module | None = None) -> None:
+        """Gathers a parameter until the end of the call that is running, and for its backward.
+        `module`: the one that needs it, where the call may be of another."""
+        unit, call = self.unit_of.get(parameter), self._call_around(module)
+        if unit is not None and unit.sharded and call is not None and unit not in call.units:
             call.add(unit)
 
     def _forget_interrupted(self, running: list[nn.Module]) -> None:
@@ -396,5 +375,5 @@ class GatherHooks:
         self._handles.clear()
         self._watched.clear()
         for module in self._model.modules():
-            if isinstance(module._parameters, _WatchedParameters):
+            if isinstance(module._parameters, WatchedParameters):
                 module._parameters = dict(module._parameters)

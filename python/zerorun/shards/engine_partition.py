@@ -84,6 +84,7 @@ class EnginePartition(Partition):
 
     def watch(self, module: nn.Module) -> None:
         self._hooks.watch(module)
+        self._hooks.need(self.parameter, module)  # it may be running
 
     def broadcast(self, values: torch.Tensor, root: int) -> None:
         label = f"parameter {self._hooks.layout.names[self.parameter]}"

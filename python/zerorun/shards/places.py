@@ -55,6 +55,6 @@ class Places:
         name = next(self._names[p] for p, address, now in pairs if address != now)
         raise _C.ConfigError(
             f"parameter {name}: its .data was replaced after initialize, so steps would no longer "
-            "reach it: change the values in place (parameter.data.copy_(values)), and move or cast "
-            "the model before initialize"
+            "reach it: change the values in place (with torch.no_grad(): parameter.copy_(values)), "
+            "and move or cast the model before initialize"
         )

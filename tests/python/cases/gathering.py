@@ -18,6 +18,7 @@ from cases.models import (
     DEVICE,
     RANK,
     adamw,
+    assert_close,
     batch_of,
     config,
     loss_of,
@@ -275,4 +276,58 @@ def case_one_leaf_module_is_named_by_a_string(_folder: Path) -> None:
         model = make()
         engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
         assert is_leaf(model.blocks[0])
+        engine.destroy()
+
+
+class Regularised(nn.Module):
+    """Gathers what it regularises itself, as peft's AdaLoRA does."""
+
+    def __init__(self, inner: nn.Module, gather: bool) -> None:
+        super().__init__()
+        self.inner, self._gather = inner, gather
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.inner(tokens)
+        penalty = torch.zeros((), device=logits.device)
+        weights = (p for name, p in self.inner.named_parameters() if name.endswith("up.weight"))
+        for weight in weights:
+            with GatheredParameters(weight, fwd_module=self, enabled=self._gather):
+                product = weight.T @ weight
+            penalty = penalty + torch.norm(product - torch.eye(len(product), device=product.device))
+        return logits, penalty
+
+
+def case_parameters_gathered_for_the_module_that_is_running(_folder: Path) -> None:
+    def loss_with_penalty(model: nn.Module, step: int) -> torch.Tensor:
+        tokens = batch_of(step).to(next(model.parameters()).device)
+        logits, penalty = model(tokens[:, :-1])
+        target = tokens[:, 1:].flatten()
+        return nn.functional.cross_entropy(logits.flatten(0, 1), target) + 0.01 * penalty
+
+    for inside in (False, True):  # another module around it
+
+        def wrapped(gather: bool, inside: bool = inside) -> nn.Module:
+            found = Regularised(make(), gather)
+            return nn.Sequential(found) if inside else found
+
+        plain = wrapped(gather=False)
+        optimizer = adamw(plain)
+        expected = []
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = loss_with_penalty(plain, step)
+            loss.backward()
+            nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+            optimizer.step()
+            expected.append(loss.item())
+        model = wrapped(gather=True)
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+        losses = []
+        for step in range(3):
+            loss = loss_with_penalty(model, step)
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        assert_close(losses, expected)
+        assert all(parameter.numel() == 0 for parameter in model.parameters())
         engine.destroy()
