@@ -6,6 +6,7 @@ from ranks import cases_in
 
 FILES = (
     "training",
+    "autocast",
     "updates",
     "compiled",
     "accumulation",
@@ -70,6 +71,7 @@ ALONE = (
 # Again at stage 3 alone, with memory of each rank's own for full parameters, as on GPUs.
 PRIVATE = (
     "training",
+    "autocast",
     "compiled",
     "accumulation",
     "clipping",

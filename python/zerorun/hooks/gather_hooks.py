@@ -14,7 +14,7 @@ the graph of a gradient's own gradient, and results that cannot be looked into.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -22,64 +22,30 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.hooks.autocast_copies import AutocastCopies, Casts, casts_what_it_reads
 from zerorun.hooks.external import external_parameters
 from zerorun.hooks.full_memory import BucketMemory, full_parameters
 from zerorun.hooks.results import Results, tensors_in, with_copies
+from zerorun.hooks.shared_unit import SharedUnit
 from zerorun.hooks.watched_parameters import WatchedParameters, is_empty
 from zerorun.model.left_behind import InnerHook, ModuleHook
-from zerorun.model.local_tensor import LocalData, is_distributed, local_of, place
+from zerorun.model.local_tensor import is_distributed, local_of
 from zerorun.model.model_layout import ModelLayout
-from zerorun.model.units import Unit, modules_within
+from zerorun.model.units import modules_within
 
-__all__ = ["GatherHooks", "SharedUnit"]
-
-
-class SharedUnit:
-    """A unit of an engine: full while acquired, empty for this rank otherwise."""
-
-    def __init__(
-        self,
-        unit: Unit,
-        core: _C.Engine,
-        layout: ModelLayout,
-        full: Mapping[nn.Parameter, torch.Tensor],
-    ) -> None:
-        self.name, self.module = unit.name, unit.module
-        self.parameters = unit.parameters
-        self.full = {parameter: full[parameter] for parameter in unit.parameters}
-        self.forwards = 0  # calls of forward that hold it
-        self._switch = _C.ParameterSwitch(core, unit.name)
-        self.acquire = self._switch.acquire
-        self.release = self._switch.release
-        sharded = {p: core.is_sharded(layout.ids[p]) for p in unit.parameters}
-        self._always_full = [p for p in unit.parameters if not sharded[p]]  # they are small
-        self.sharded = any(sharded.values())
-        for parameter, values in self.full.items():
-            if sharded[parameter]:
-                holder = LocalData(parameter) if is_distributed(parameter) else parameter
-                self._switch.add(holder, values, values.new_empty(0))
-
-    def place(self) -> None:
-        """Points the parameters at the engine's memory; from here on they come and go."""
-        for parameter in self._always_full:
-            place(parameter, self.full[parameter])
-        self.acquire()
-        self.release()
-
-    @property
-    def available(self) -> bool:
-        return self._switch.available
+__all__ = ["GatherHooks"]
 
 
 class _Call:
     """One forward of a module, and the backward that belongs to it."""
 
-    __slots__ = ("held", "hooks", "units")
+    __slots__ = ("copies", "held", "hooks", "units")
 
     def __init__(self, units: list[SharedUnit], hooks: GatherHooks) -> None:
         self.units = units  # from `begin` on, the acquired ones
         self.hooks = hooks
         self.held: list[SharedUnit] | None = None  # by backward
+        self.copies = AutocastCopies(hooks.casts)
 
     def begin(self) -> None:
         units, self.units = self.units, []
@@ -92,6 +58,7 @@ class _Call:
         self.units.append(unit)
 
     def end(self) -> None:
+        self.copies.end_forward()
         for unit in self.units:
             unit.forwards -= 1
             unit.release()
@@ -104,13 +71,16 @@ class _Call:
         for unit in self.units:
             unit.acquire()
             self.held.append(unit)
+        self.copies.hold()
         if torch.is_grad_enabled():  # create_graph: other nodes will read what these read
             self.hooks.keep(self.units)
+            self.copies.let_go()
 
     def end_backward(self, _grad: Any = None) -> None:
         if self.held is None:
             return
         held, self.held = self.held, None
+        self.copies.release()
         for unit in held:
             unit.release()
         self.hooks.closed(self)
@@ -149,6 +119,7 @@ class GatherHooks:
         }
         # The running calls; without a _Call where one further out holds everything.
         self._stack: list[tuple[nn.Module, _Call | None]] = []
+        self.casts: Casts = {}  # of the outermost one
         self._kept: dict[SharedUnit, None] = {}  # full until the step
         self._recomputed: list[SharedUnit] = []  # full until the next hook of a backward
         self._open: dict[_Call, int] = {}  # acquired by backward -> its graph task
@@ -191,7 +162,8 @@ class GatherHooks:
         before, after = hook(self._before_forward, units), hook(self._after_forward)
         self._handles += hook.around(module, before, after)
         if any(p is not None and is_empty(p) for p in module._parameters.values()):
-            module._parameters = WatchedParameters(module._parameters, self.need)
+            read = self._as_cast if casts_what_it_reads(module) else None
+            module._parameters = WatchedParameters(module, self.need, read)
 
     # --- forward ---
 
@@ -221,6 +193,8 @@ class GatherHooks:
         if not self._stack or self._stack[-1][0] is not module:
             return None  # compiled code has left out the hook before
         _, call = self._stack.pop()
+        if not self._stack:
+            self.casts = {}
         if call is None:
             return None
         results = Results(result)
@@ -231,8 +205,11 @@ class GatherHooks:
         try:
             return self._hand_out(call, result, results)
         finally:
-            if torch._C._current_graph_task_id() >= 0:
+            if (
+                torch._C._current_graph_task_id() >= 0
+            ):  # the backward that follows is another call's
                 self._keep_frozen(call.units)
+                call.copies.let_go()
             call.end()
 
     def _keep_frozen(self, units: Sequence[SharedUnit]) -> None:
@@ -295,6 +272,19 @@ class GatherHooks:
         if unit is not None and unit.sharded and call is not None and unit not in call.units:
             call.add(unit)
 
+    def _as_cast(self, module: nn.Module, parameter: Any) -> Any:
+        """The parameter as autocast would cast it for the module's forward, or itself."""
+        is_running = bool(self._stack) and self._stack[-1][0] is module
+        if not is_running or is_distributed(parameter):
+            return parameter
+        unit = self.unit_of.get(parameter)
+        calls = (call for _, call in reversed(self._stack) if call is not None)
+        holding = next((call for call in calls if unit in call.units), None)
+        sharded = unit is not None and self.core.is_sharded(self.layout.ids[parameter])
+        if holding is None or not sharded or parameter.dtype != torch.float32:
+            return parameter
+        return holding.copies.get(parameter, torch.get_autocast_dtype(parameter.device.type))
+
     def _forget_interrupted(self, running: list[nn.Module]) -> None:
         """Ends the calls that are running no more: PyTorch calls no hook after an exception like
         KeyboardInterrupt. `running`: as of _running_modules."""
@@ -305,6 +295,8 @@ class GatherHooks:
                 self._stack.insert(0, (module, call))
             elif call is not None:
                 call.end()
+        if not self._stack:
+            self.casts = {}
 
     # --- backward ---
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from zerorun.model.local_tensor import is_distributed, local_of
 
@@ -22,16 +24,28 @@ def is_empty(parameter: Any) -> bool:
 
 class WatchedParameters(dict[str, Any]):
     """A module's `_parameters`: an empty parameter that another module's forward reads is gathered
-    for that forward, without having been registered as external."""
+    for that forward, without having been registered as external. `read`: what a read gives under
+    autocast."""
 
-    def __init__(self, parameters: Mapping[str, Any], fetch: Callable[[Any], None]) -> None:
-        super().__init__(parameters)
-        self._fetch = fetch
+    def __init__(
+        self,
+        module: nn.Module,
+        fetch: Callable[[Any], None],
+        read: Callable[[nn.Module, Any], Any] | None,
+    ) -> None:
+        super().__init__(module._parameters)
+        self._fetch, self._read = fetch, read
+        self._module = weakref.ref(module)
 
     def __getitem__(self, name: str) -> Any:
         parameter = super().__getitem__(name)
-        if parameter is not None and is_empty(parameter):
+        if parameter is None:
+            return None
+        if is_empty(parameter):
             self._fetch(parameter)
+        elif self._read is not None and torch.is_autocast_enabled(parameter.device.type):
+            module = self._module()
+            return parameter if module is None else self._read(module, parameter)
         return parameter
 
     def __reduce__(self) -> tuple[Any, ...]:
