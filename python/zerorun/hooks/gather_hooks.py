@@ -13,6 +13,8 @@ the graph of a gradient's own gradient, and results that cannot be looked into.
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 from collections.abc import Sequence
 from types import FrameType
@@ -108,8 +110,8 @@ class GatherHooks:
         self.core, self.layout = core, layout
         self.memory = BucketMemory.serving(core, device)
         full = full_parameters(core, layout, self.memory)
-        self.units = [SharedUnit(unit, core, layout, full) for unit in layout.units]
-        self.unit_of = {p: unit for unit in self.units for p in unit.parameters}
+        units = (SharedUnit(unit, core, layout, full) for unit in layout.units)
+        self.unit_of = {p: unit for unit in units for p in unit.parameters}
         self._unit_in = {
             full.untyped_storage()._cdata: unit
             for unit in self.units
@@ -125,8 +127,12 @@ class GatherHooks:
         self._open: dict[_Call, int] = {}  # acquired by backward -> its graph task
         self._queued: set[int] = set()  # graph tasks whose end will be told
         self._handles: list[Any] = []
-        self._model = model
+        self._model, self._process = model, os.getpid()
         self._watched: set[nn.Module] = set()
+
+    @functools.cached_property
+    def units(self) -> list[SharedUnit]:
+        return list(dict.fromkeys(self.unit_of.values()))
 
     def attach(self) -> None:
         """Puts the hooks on the modules, whose parameters are placed."""
@@ -181,6 +187,12 @@ class GatherHooks:
         if self._stack and all(unit.forwards for unit in units):
             self._stack.append((module, None))  # a call further out holds everything
             return
+        if os.getpid() != self._process:
+            raise _C.ConfigError(
+                f"{type(module).__name__} was called in a process forked from a rank, as a worker "
+                "of a DataLoader is: at stage 3 a gather needs the ranks themselves. Call the "
+                "model in the training process, or give workers a copy that was made before"
+            )
         call = _Call(list(units), self)
         self._stack.append((module, call))
         call.begin()

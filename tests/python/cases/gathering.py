@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -135,6 +136,35 @@ def case_apply_under_init_sees_full_values(_folder: Path) -> None:
             else:
                 assert torch.equal(parameter.detach().cpu(), expected)
     assert "_apply" not in nn.Module.apply.__qualname__
+
+
+def case_the_inner_one_of_nested_inits_counts(_folder: Path) -> None:
+    with Init(dtype=torch.bfloat16):
+        with Init(dtype=torch.float16):
+            inner = nn.Linear(4, 4)
+        outer = nn.Linear(4, 4)
+    assert (inner.weight.dtype, outer.weight.dtype) == (torch.float16, torch.bfloat16)
+
+
+def case_a_forked_process_cannot_gather(_folder: Path) -> None:
+    """As a worker of a DataLoader, which would read the training's shared memory."""
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            model(batch_of(0))
+            os.write(writer, b"no error")
+        except zerorun.ConfigError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert b"called in a process forked from a rank" in os.read(reader, 1 << 12)
+    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    engine.step()
+    engine.destroy()
 
 
 def case_copies_under_init_are_whole(_folder: Path) -> None:

@@ -235,10 +235,6 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
     def get_sequence_parallel_group(self) -> Any:
         return groups._get_sequence_parallel_group()
 
-    @property
-    def data_parallel_group(self) -> Any:
-        return groups._get_data_parallel_group()
-
     # --- data and state ---
 
     @staticmethod
