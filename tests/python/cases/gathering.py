@@ -10,6 +10,7 @@ import pytest
 import torch
 import zerorun
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from zerorun.communicator import world
 from zerorun.model.leaf_modules import is_leaf
@@ -136,6 +137,34 @@ def case_apply_under_init_sees_full_values(_folder: Path) -> None:
             else:
                 assert torch.equal(parameter.detach().cpu(), expected)
     assert "_apply" not in nn.Module.apply.__qualname__
+
+
+def case_a_moving_average_is_made_within_a_gather(_folder: Path) -> None:
+    """Elsewhere torch's AveragedModel would average empty tensors."""
+    plain = make()
+    basic = adamw(plain)
+    expected = AveragedModel(plain)
+    for under_init in (False, True):
+        with Init(enabled=under_init):
+            model = make()
+        with GatheredParameters(model.parameters()):
+            average = AveragedModel(model)
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+        for step in range(3):
+            if not under_init:
+                basic.zero_grad()
+                loss_of(plain, batch_of(step)).backward()
+                nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+                basic.step()
+                expected.update_parameters(plain)
+            engine.backward(loss_of(engine, part_of(batch_of(step))))
+            engine.step()
+            with GatheredParameters(model.parameters()):
+                average.update_parameters(model)
+        pairs = zip(average.parameters(), expected.parameters(), strict=True)
+        for found, wanted in pairs:
+            torch.testing.assert_close(found.cpu(), wanted, rtol=1e-3, atol=1e-4)
+        engine.destroy()
 
 
 def case_the_inner_one_of_nested_inits_counts(_folder: Path) -> None:
