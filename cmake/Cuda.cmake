@@ -90,7 +90,7 @@ set(CMAKE_CUDA_EXTENSIONS OFF)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 
 # Code that names CUDA links this: host files (.cc) and kernels (.cu) alike. The runtime is linked
-# statically; see ARCHITECTURE.md, "One copy of each CUDA library".
+# statically; see docs/decisions.md, "One copy of each CUDA library".
 add_library(zerorun_cuda_options INTERFACE)
 target_compile_options(zerorun_cuda_options INTERFACE
   $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>

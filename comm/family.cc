@@ -2,6 +2,7 @@
 
 #include <new>
 #include <utility>
+#include <vector>
 
 namespace zerorun {
 
@@ -10,7 +11,7 @@ std::shared_ptr<void> Family::join(Member member) {
   if (!error_.empty()) member.tell(error_);
   members_.push_front(std::move(member));
   return {nullptr, [family = shared_from_this(), place = members_.begin()](void*) {
-            const std::lock_guard left(family->mutex_);
+            const std::scoped_lock left(family->asking_, family->mutex_);
             family->members_.erase(place);
           }};
 }
@@ -28,15 +29,17 @@ void Family::fail(std::string_view error) noexcept {
 }
 
 void Family::look() {
-  std::string found;
+  const std::shared_lock asking(asking_);
+  std::vector<std::function<std::string()>> asks;
   {
     const std::lock_guard lock(mutex_);
-    if (failed_ || members_.size() < 2) return;
-    for (const Member& member : members_) {
-      if (found.empty()) found = member.ask();
-    }
+    if (members_.size() < 2) return;
+    for (const Member& member : members_) asks.push_back(member.ask);
   }
-  if (!found.empty()) fail(found);
+  for (const auto& ask : asks) {
+    if (failed_) return;
+    if (const std::string found = ask(); !found.empty()) return fail(found);
+  }
 }
 
 }  // namespace zerorun

@@ -5,6 +5,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <string_view>
 
@@ -23,17 +24,20 @@ class Family : public std::enable_shared_from_this<Family> {
     std::function<std::string()> ask;
   };
 
-  // Adds a member. It leaves the family when the result is destroyed.
+  // Adds a member. It leaves the family when the result is destroyed, which waits for the end of an
+  // `ask`.
   [[nodiscard]] std::shared_ptr<void> join(Member member);
   // Sets `error` on all members. Only the first call has an effect. Any thread may call it, also
   // from within `tell`.
   void fail(std::string_view error) noexcept;
   // Asks all members for an error and sets the first one found on all of them. Called by ranks
-  // while they wait, because the error may be in another group.
+  // while they wait, because the error may be in another group. An `ask` may take long, if the host
+  // it asks is unreachable; fail() and join() do not wait for it.
   void look();
 
  private:
   std::atomic<bool> failed_ = false;
+  std::shared_mutex asking_;  // shared by those who ask; locked before mutex_
   std::mutex mutex_;
   std::list<Member> members_;  // guarded by mutex_, like the next
   std::string error_;

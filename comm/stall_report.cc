@@ -24,6 +24,7 @@ namespace {
 constexpr size_t kMaxStackBytes = size_t{16} << 10;
 constexpr size_t kMaxWaitingLines = 32;
 constexpr size_t kMaxStacks = 8;
+constexpr const char* kEnded = "has ended";
 
 nlohmann::json lines_of(const std::string& text) {
   nlohmann::json lines = nlohmann::json::array();
@@ -47,8 +48,7 @@ nlohmann::json json_of(const RankActivity& rank) {
           {"label", rank.label},
           {"waits_for", rank.waits_for ? nlohmann::json(*rank.waits_for) : nlohmann::json()},
           {"waited_s", rank.waited_s},
-          {"python_stack", lines_of(rank.stacks.python)},
-          {"native_stack", lines_of(rank.stacks.native)}};
+          {"python_stack", lines_of(rank.python_stacks)}};
 }
 
 RankActivity activity_of(const nlohmann::json& entry) {
@@ -61,8 +61,7 @@ RankActivity activity_of(const nlohmann::json& entry) {
   entry.at("label").get_to(rank.label);
   if (!entry.at("waits_for").is_null()) rank.waits_for = entry.at("waits_for").get<int>();
   entry.at("waited_s").get_to(rank.waited_s);
-  rank.stacks.python = text_of(entry.at("python_stack"));
-  rank.stacks.native = text_of(entry.at("native_stack"));
+  rank.python_stacks = text_of(entry.at("python_stack"));
   return rank;
 }
 
@@ -84,15 +83,15 @@ std::string activity_text(const RankActivity& rank) {
 
 std::string stacks_text(const RankActivity& rank) {
   const std::string who = fmt::format("rank {} (pid {} on {})", rank.rank, rank.pid, rank.host);
-  std::string text;
-  if (!rank.stacks.python.empty()) {
-    text += fmt::format("  Python stack of {}:\n{}", who, indented(rank.stacks.python));
+  std::string text =
+      rank.python_stacks.empty()
+          ? fmt::format("  {} {}: it shows no Python stack\n", who, rank.state)
+          : fmt::format("  Python stack of {}:\n{}", who, indented(rank.python_stacks));
+  if (rank.pid != 0 && rank.state != kEnded) {
+    text += fmt::format(
+        "  its native stacks, while it runs: gdb -p {0}, py-spy dump --native --pid {0}\n",
+        rank.pid);
   }
-  if (!rank.stacks.native.empty()) {
-    text +=
-        fmt::format("  C++ stack of {}, its main thread:\n{}", who, indented(rank.stacks.native));
-  }
-  if (text.empty()) text = fmt::format("  {} {}: it shows no stack\n", who, rank.state);
   return text;
 }
 
@@ -108,7 +107,7 @@ std::string new_file() {
 
 std::string state_of(const ProcessIdentity& process) {
   const auto stat = read_process_stat(process.pid);
-  if (!stat || stat->start_time != process.start_time) return "has ended";
+  if (!stat || stat->start_time != process.start_time) return kEnded;
   switch (stat->state) {
     case 'R':
       return "runs, outside of collectives";
@@ -120,7 +119,7 @@ std::string state_of(const ProcessIdentity& process) {
     case 't':
       return "is stopped (SIGSTOP or a debugger)";
     default:
-      return "has ended";
+      return kEnded;
   }
 }
 

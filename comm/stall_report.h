@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "os/process_identity.h"
-#include "os/process_stacks.h"
 
 namespace zerorun {
 
@@ -20,14 +19,14 @@ struct RankActivity {
   std::string label;      // of that operation: a bucket, a parameter
   std::optional<int> waits_for;  // a rank
   double waited_s = 0;
-  ProcessStacks stacks{};  // of a rank that waits for no other rank
+  std::string python_stacks;  // of a rank that waits for no other rank
 };
 
 // Returns RankActivity::state for a process of this host that waits in no collective.
 std::string state_of(const ProcessIdentity& process);
 
-// The report of a job whose collectives make no progress: one line per rank, and the stacks of the
-// ranks that others wait for.
+// The report of a job whose collectives make no progress: one line per rank, and the Python stacks
+// of the ranks that others wait for.
 class StallReport {
  public:
   // `reason`: the error of the rank whose wait reached the deadline. `world_size`: ranks of its
@@ -37,8 +36,8 @@ class StallReport {
 
   void add(const std::vector<RankActivity>& ranks);
 
-  // A table as text. It lists only some of the waiting ranks, and the stacks of ranks that wait for
-  // no other rank.
+  // A table as text. It lists only some of the waiting ranks. For ranks that wait for no other rank
+  // it has the Python stacks and the commands that print native ones.
   std::string table() const;
   // The whole report as JSON.
   std::string json() const;

@@ -6,13 +6,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "config/checks/suggest.h"
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "core/printable.h"
 
 namespace zerorun {
@@ -71,14 +71,6 @@ class PlainHelp final : public CLI::Formatter {
   }
 };
 
-template <typename T>
-bool reads_as(const std::string& text, T low, T high) {
-  T value = {};
-  const char* const last = text.data() + text.size();
-  const auto [end, error] = std::from_chars(text.data(), last, value);
-  return error == std::errc() && end == last && value >= low && value <= high;  // false for NaN
-}
-
 std::string expected_but_got(const std::string& expected, const std::string& text) {
   return fmt::format("expected {}, got '{}'", expected, printable(text));
 }
@@ -110,14 +102,14 @@ CLI::Option* takes_integer(CLI::Option* option, const std::string& word, int64_t
                                    ? fmt::format("an integer of at least {}", low)
                                    : fmt::format("an integer from {} to {}", low, high);
   return option->type_name(word)->check([=](const std::string& text) {
-    return reads_as(text, low, high) ? std::string() : expected_but_got(expected, text);
+    return parse_number(text, low, high) ? std::string() : expected_but_got(expected, text);
   });
 }
 
 CLI::Option* takes_number(CLI::Option* option, const std::string& word, double low, double high) {
   const std::string expected = fmt::format("a number from {} to {}", low, high);
   return option->type_name(word)->check([=](const std::string& text) {
-    return reads_as(text, low, high) ? std::string() : expected_but_got(expected, text);
+    return parse_number(text, low, high) ? std::string() : expected_but_got(expected, text);
   });
 }
 

@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdlib>
 #include <string_view>
 #include <thread>
 
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "core/printable.h"
 
 namespace zerorun {
@@ -148,10 +148,7 @@ void check_thread_count(std::string_view value) {
   std::string_view rest = value;
   while (true) {
     const std::string_view part = rest.substr(0, rest.find(','));
-    int threads = 0;
-    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), threads);
-    if (error != std::errc() || end != part.data() + part.size() || threads < 1 ||
-        threads > max_threads) {
+    if (!parse_number(part, 1, max_threads)) {
       fail<ConfigError>(
           "environment variable OMP_NUM_THREADS='{}': expected a number of threads from 1 to {}",
           value, max_threads);
@@ -168,29 +165,26 @@ std::optional<long> read_environment_int(std::string_view name, long low, long h
 }
 
 long parse_environment_int(std::string_view name, std::string_view text, long low, long high) {
-  long value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
+  const std::optional<long> value = parse_number(text, low, high);
+  if (!value) {
     fail<ConfigError>("environment variable {}='{}': expected an integer from {} to {}", name,
                       printable(text), low, high);
   }
-  return value;
+  return *value;
 }
 
 std::chrono::milliseconds comm_timeout(std::chrono::milliseconds configured) {
   constexpr double kMaxSeconds = 1e6;
   const std::optional<std::string> text = read_environment("ZERORUN_COMM_TIMEOUT");
   if (!text) return configured;
-  double seconds = 0;
-  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), seconds);
-  if (error != std::errc() || end != text->data() + text->size() || !(seconds > 0) ||
-      seconds > kMaxSeconds) {
+  const std::optional<double> seconds = parse_number(*text, 0.0, kMaxSeconds);
+  if (!seconds || *seconds == 0) {
     fail<ConfigError>(
         "environment variable ZERORUN_COMM_TIMEOUT='{}': expected seconds, a number "
         "above 0 and at most {:.0f}",
         printable(*text), kMaxSeconds);
   }
-  return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
+  return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(*seconds));
 }
 
 }  // namespace zerorun

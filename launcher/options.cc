@@ -10,6 +10,7 @@
 
 #include "config/command_line.h"
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "launcher/option_table.h"
 #include "launcher/ranks/stream_plan.h"
 #include "launcher/words.h"

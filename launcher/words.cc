@@ -1,7 +1,6 @@
 #include "launcher/words.h"
 
 #include <algorithm>
-#include <charconv>
 
 namespace zerorun {
 
@@ -35,13 +34,6 @@ std::vector<std::string_view> split_words(std::string_view text) {
     text.remove_prefix(end);
   }
   return words;
-}
-
-std::optional<int> parse_number(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
 }
 
 }  // namespace zerorun

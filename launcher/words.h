@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -14,7 +13,5 @@ std::vector<std::string_view> split(std::string_view text, char separator);
 std::string_view trim(std::string_view text);
 // The words of `text`, which are separated by blanks.
 std::vector<std::string_view> split_words(std::string_view text);
-// nullopt unless the whole text is a number.
-std::optional<int> parse_number(std::string_view text);
 
 }  // namespace zerorun

@@ -9,14 +9,14 @@
 
 namespace zerorun {
 
-void fail_transfer(const OpenFile& file, Transfer direction, uint64_t offset, size_t nbytes,
+void fail_transfer(const OpenFile& file, Direction direction, uint64_t offset, size_t nbytes,
                    int error) {
   fail<IoError>("{}: cannot {} {} bytes at offset {}: {}", file.path,
-                direction == Transfer::read ? "read" : "write", nbytes, offset,
+                direction == Direction::read ? "read" : "write", nbytes, offset,
                 error == 0 ? "the file ends before" : std::generic_category().message(error));
 }
 
-double transfer_rate(BlockIo& io, Transfer direction, std::span<std::byte> memory, size_t block,
+double transfer_rate(BlockIo& io, Direction direction, std::span<std::byte> memory, size_t block,
                      uint64_t nbytes) {
   std::vector<Block> blocks;
   for (uint64_t at = 0; at + block <= nbytes; at += block) {

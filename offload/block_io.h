@@ -19,7 +19,7 @@ constexpr size_t align_direct(size_t nbytes) {
   return (nbytes + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment;
 }
 
-enum class Transfer : uint8_t { read, write };
+enum class Direction : uint8_t { read, write };
 
 // A part of a file and the memory that it is read into or written from. All values are multiples of
 // kDirectAlignment.
@@ -37,7 +37,7 @@ class BlockIo {
   // written, while others are being transferred; several threads may call it at once. Throws
   // IoError that names file, offset and cause; no transfer is then in progress.
   using Visit = std::function<void(size_t)>;
-  virtual void transfer(Transfer direction, std::span<const Block> blocks, const Visit& visit) = 0;
+  virtual void transfer(Direction direction, std::span<const Block> blocks, const Visit& visit) = 0;
   virtual std::string_view name() const = 0;
 };
 
@@ -62,12 +62,12 @@ std::unique_ptr<BlockIo> make_uring_io(const OpenFile& file, int queue_depth,
 
 // Measures bytes per second: transfers the first `nbytes` bytes of a file once, in blocks of
 // `block` bytes, from or to `memory`, which is at least one block.
-double transfer_rate(BlockIo& io, Transfer direction, std::span<std::byte> memory, size_t block,
+double transfer_rate(BlockIo& io, Direction direction, std::span<std::byte> memory, size_t block,
                      uint64_t nbytes);
 
 // Throws the IoError of a transfer that failed with `error` (errno), or that ended early if `error`
 // is 0.
-[[noreturn]] void fail_transfer(const OpenFile& file, Transfer direction, uint64_t offset,
+[[noreturn]] void fail_transfer(const OpenFile& file, Direction direction, uint64_t offset,
                                 size_t nbytes, int error);
 
 }  // namespace zerorun

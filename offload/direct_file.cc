@@ -14,6 +14,7 @@
 #include "core/check.h"
 #include "core/format_bytes.h"
 #include "os/free_space.h"
+#include "os/open_file.h"
 
 namespace zerorun {
 
@@ -75,11 +76,7 @@ void reserve(int fd, const fs::path& folder, uint64_t nbytes, const FilePurpose&
   if (available && nbytes > *available) {
     fail_for_space<ConfigError>(describe_reservation(folder, nbytes, purpose), *available, purpose);
   }
-  int status = -1;
-  do {
-    status = ::fallocate(fd, 0, 0, static_cast<off_t>(nbytes));
-  } while (status != 0 && errno == EINTR);
-  if (status == 0) return;
+  if (reserve_blocks(fd, nbytes) == 0) return;
   const int error = errno;
   // Others reserve at the same time: what this rank met, its peers may not have.
   if (error == ENOSPC) {

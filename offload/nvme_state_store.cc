@@ -213,12 +213,13 @@ void NvmeStateStore::read(Chunk& chunk, std::byte* data) {
       std::memset(all[i].data, 0, all[i].nbytes);
     }
   }
-  reader_->transfer(Transfer::read, blocks, [&](size_t i) { check(chunk, indices[i], blocks[i]); });
+  reader_->transfer(Direction::read, blocks,
+                    [&](size_t i) { check(chunk, indices[i], blocks[i]); });
 }
 
 void NvmeStateStore::write(Chunk& chunk, std::byte* data, size_t nbytes) {
   const std::vector<Block> blocks = blocks_of(chunk, data, nbytes);
-  writer_->transfer(Transfer::write, blocks,
+  writer_->transfer(Direction::write, blocks,
                     [&](size_t i) { chunk.hashes[i] = hash_of(blocks[i]); });
 }
 

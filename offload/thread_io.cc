@@ -8,19 +8,20 @@
 
 #include "device/cpu/cpu_stream.h"
 #include "offload/block_io.h"
+#include "os/uninterrupted.h"
 
 namespace zerorun {
 
 namespace {
 
-void transfer_block(const OpenFile& file, Transfer direction, const Block& block) {
+void transfer_block(const OpenFile& file, Direction direction, const Block& block) {
   for (size_t done = 0; done < block.nbytes;) {
     const auto at = static_cast<off_t>(block.offset + done);
     const size_t left = block.nbytes - done;
-    const ssize_t moved = direction == Transfer::read
-                              ? ::pread(file.fd, block.data + done, left, at)
-                              : ::pwrite(file.fd, block.data + done, left, at);
-    if (moved < 0 && errno == EINTR) continue;
+    const ssize_t moved = uninterrupted([&] {
+      return direction == Direction::read ? ::pread(file.fd, block.data + done, left, at)
+                                          : ::pwrite(file.fd, block.data + done, left, at);
+    });
     if (moved <= 0) {
       fail_transfer(file, direction, block.offset + done, left, moved < 0 ? errno : 0);
     }
@@ -34,16 +35,16 @@ class ThreadIo final : public BlockIo {
     for (int i = 0; i < threads; ++i) workers_.push_back(make_worker_stream("zerorun-io"));
   }
 
-  void transfer(Transfer direction, std::span<const Block> blocks, const Visit& visit) override {
+  void transfer(Direction direction, std::span<const Block> blocks, const Visit& visit) override {
     std::atomic<size_t> next = 0;
     std::mutex mutex;
     std::exception_ptr error;
     const auto work = [&] {
       try {
         for (size_t i = next++; i < blocks.size(); i = next++) {
-          if (direction == Transfer::write) visit(i);
+          if (direction == Direction::write) visit(i);
           transfer_block(file_, direction, blocks[i]);
-          if (direction == Transfer::read) visit(i);
+          if (direction == Direction::read) visit(i);
         }
       } catch (...) {
         next = blocks.size();

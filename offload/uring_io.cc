@@ -31,7 +31,7 @@ class UringIo final : public BlockIo {
   UringIo& operator=(const UringIo&) = delete;
   ~UringIo() override { io_uring_queue_exit(&ring_); }
 
-  void transfer(Transfer direction, std::span<const Block> blocks, const Visit& visit) override {
+  void transfer(Direction direction, std::span<const Block> blocks, const Visit& visit) override {
     std::vector<size_t> done(blocks.size(), 0);  // bytes
     std::exception_ptr error;
     const auto guarded = [&](const auto& action) {
@@ -45,7 +45,7 @@ class UringIo final : public BlockIo {
     size_t running = 0;
     while (running > 0 || (next < blocks.size() && !error)) {
       for (; running < depth_ && next < blocks.size() && !error; ++next) {
-        if (direction == Transfer::write) guarded([&] { visit(next); });
+        if (direction == Direction::write) guarded([&] { visit(next); });
         if (error) break;
         guarded([&] { submit(direction, blocks[next], next, 0); });
         if (!error) ++running;
@@ -59,7 +59,7 @@ class UringIo final : public BlockIo {
         done[index] += static_cast<size_t>(std::max(result, 0));
         if (done[index] == blocks[index].nbytes) {
           fill_queue(direction, blocks, visit, guarded, next, running, error);
-          if (direction == Transfer::read) guarded([&] { visit(index); });
+          if (direction == Direction::read) guarded([&] { visit(index); });
         } else if (!error) {
           guarded([&] { submit(direction, blocks[index], index, done[index]); });
           if (!error) ++running;
@@ -87,7 +87,7 @@ class UringIo final : public BlockIo {
   };
 
   // Throws with nothing left in the queue that would touch the block later.
-  void submit(Transfer direction, const Block& block, size_t index, size_t from) {
+  void submit(Direction direction, const Block& block, size_t index, size_t from) {
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);
     if (entry == nullptr) {  // what failed submissions left fills the queue
       const int submitted = io_uring_submit(&ring_);
@@ -100,7 +100,7 @@ class UringIo final : public BlockIo {
     std::byte* const data = block.data + from;
     const auto nbytes = static_cast<unsigned>(block.nbytes - from);
     const int buffer = buffer_of(data);
-    const bool reads = direction == Transfer::read;
+    const bool reads = direction == Direction::read;
     if (buffer >= 0 && reads) {
       io_uring_prep_read_fixed(entry, file_.fd, data, nbytes, block.offset + from, buffer);
     } else if (buffer >= 0) {
@@ -141,11 +141,11 @@ class UringIo final : public BlockIo {
 
   // Before a block that was read is looked at, the disk gets its next task.
   template <typename Guarded>
-  void fill_queue(Transfer direction, std::span<const Block> blocks, const Visit& visit,
+  void fill_queue(Direction direction, std::span<const Block> blocks, const Visit& visit,
                   const Guarded& guarded, size_t& next, size_t& running,
                   const std::exception_ptr& error) {
     if (next == blocks.size() || error) return;
-    if (direction == Transfer::write) guarded([&] { visit(next); });
+    if (direction == Direction::write) guarded([&] { visit(next); });
     if (error) return;
     guarded([&] { submit(direction, blocks[next], next, 0); });
     if (error) return;

@@ -3,16 +3,12 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
-#include <sys/socket.h>
 
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <optional>
-#include <vector>
 
 #include "core/check.h"
 #include "os/file_descriptor.h"
@@ -30,40 +26,22 @@ struct Address {
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
 };
 
-// In the order in which a caller should try them; at least one.
-std::vector<Address> look_up_all(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), "9", &hints, &found);
-  if (error != 0) {
-    fail<CommError>("cannot find the address of host '{}': {}", host, gai_strerror(error));
-  }
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
-  std::vector<Address> addresses;
-  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
-    Address& address = addresses.emplace_back();
-    std::memcpy(&address.storage, one->ai_addr, one->ai_addrlen);
-    address.size = one->ai_addrlen;
-  }
-  return addresses;
+constexpr uint16_t kDiscardPort = 9;  // any: nothing is sent there
+
+Address address_in(const addrinfo& found) {
+  Address address;
+  std::memcpy(&address.storage, found.ai_addr, found.ai_addrlen);
+  address.size = found.ai_addrlen;
+  return address;
 }
 
-Address look_up(const std::string& host) { return look_up_all(host).front(); }
-
-bool is_of_loopback(const Address& address) {
-  if (address.storage.ss_family == AF_INET) {
-    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address.storage);
-    return ntohl(v4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
-  }
-  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address.storage);
-  return IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr);
+Address first_address_of(const std::string& host) {
+  return address_in(*look_up(host, kDiscardPort));
 }
 
 // Connecting a datagram socket sends nothing; it only chooses the way.
 Address source_towards(const std::string& host) {
-  const Address target = look_up(host);
+  const Address target = first_address_of(host);
   const FileDescriptor socket(::socket(target.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   Address source;
   if (!socket || ::connect(socket.get(), target.get(), target.size) != 0 ||
@@ -120,8 +98,10 @@ std::optional<Address> own_address_among(const std::string& host) try {
   ifaddrs* found = nullptr;
   if (getifaddrs(&found) != 0) found = nullptr;
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(found, &freeifaddrs);
-  for (const Address& address : look_up_all(host)) {
-    if (is_of_loopback(address)) return address;
+  const AddressList addresses = look_up(host, kDiscardPort);
+  for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
+    const Address address = address_in(*one);
+    if (is_loopback(address.storage)) return address;
     for (const ifaddrs* entry = found; entry != nullptr; entry = entry->ifa_next) {
       if (same_number(entry->ifa_addr, address.get())) return address;
     }
@@ -133,21 +113,44 @@ std::optional<Address> own_address_among(const std::string& host) try {
 
 }  // namespace
 
+AddressList look_up(const std::string& host, uint16_t port) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (error != 0) {
+    fail<CommError>("cannot find the address of host '{}': {}", host, gai_strerror(error));
+  }
+  return {found, &freeaddrinfo};
+}
+
+bool is_loopback(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET6) {
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+  }
+  const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+  return ntohl(v4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
 bool is_loopback(const std::string& host) {
   return host == "localhost" || host.starts_with("127.") || host == "::1";
 }
 
-bool resolves_to_loopback(const std::string& host) { return is_of_loopback(look_up(host)); }
+bool resolves_to_loopback(const std::string& host) {
+  return is_loopback(first_address_of(host).storage);
+}
 
 bool is_own_address(const std::string& host) { return own_address_among(host).has_value(); }
 
 std::string any_address_like(const std::string& host) {
-  return look_up(host).storage.ss_family == AF_INET6 ? "::" : "0.0.0.0";
+  return first_address_of(host).storage.ss_family == AF_INET6 ? "::" : "0.0.0.0";
 }
 
 std::string own_address_towards(const std::string& host) {
   const Address source = source_towards(host);
-  if (!is_of_loopback(source) || is_loopback(host)) return text_of(source);
+  if (!is_loopback(source.storage) || is_loopback(host)) return text_of(source);
   // Debian gives a host's own name an address of the loopback. What others reach is, on most hosts,
   // where the way to everything else begins (an address that RFC 5737 keeps for documentation).
   return text_of(source_towards("192.0.2.1"));
@@ -155,7 +158,7 @@ std::string own_address_towards(const std::string& host) {
 
 std::string own_address_of(const std::string& name, const std::string& like) {
   if (if_nametoindex(name.c_str()) != 0) {
-    const int family = like.empty() ? 0 : look_up(like).storage.ss_family;
+    const int family = like.empty() ? 0 : first_address_of(like).storage.ss_family;
     std::optional<Address> address = address_of_interface(name, family);
     if (!address) address = address_of_interface(name, 0);
     if (!address) fail<CommError>("network interface '{}' has no address", name);

@@ -1,8 +1,20 @@
 #pragma once
 
+#include <netdb.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <memory>
 #include <string>
 
 namespace zerorun {
+
+// The addresses of `host` with a port, in the order in which a caller should try them; at least
+// one. Throws CommError.
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+AddressList look_up(const std::string& host, uint16_t port);
+// True for a loopback address of IPv4 or IPv6.
+bool is_loopback(const sockaddr_storage& address);
 
 // True for loopback addresses and for "localhost". Other names are not resolved, because a host may
 // resolve its own name to a loopback address that no other host could use.

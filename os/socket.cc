@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -12,10 +11,10 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <thread>
 
 #include "core/check.h"
+#include "os/address.h"
 
 namespace zerorun {
 
@@ -24,21 +23,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 std::string error_text(int error) { return std::strerror(error); }
-
-using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-AddressList resolve(const std::string& host, uint16_t port) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (error != 0) {
-    fail<CommError>("cannot find the address of host '{}': {}", host, gai_strerror(error));
-  }
-  return {found, &freeaddrinfo};
-}
 
 void set_option(int socket, int level, int option) {
   constexpr int kOn = 1;
@@ -98,14 +82,6 @@ std::optional<uint16_t> bound_port_of(const FileDescriptor& socket) {
   return ntohs(reinterpret_cast<const sockaddr_in&>(bound).sin_port);
 }
 
-bool is_loopback_address(const sockaddr_storage& address) {
-  if (address.ss_family == AF_INET6) {
-    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
-  }
-  const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
-  return ntohl(v4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
-}
-
 [[noreturn]] void fail_for_busy_port(const std::string& host, uint16_t port) {
   fail<CommError>("port {} on {} is in use by another program", port, host);
 }
@@ -113,7 +89,7 @@ bool is_loopback_address(const sockaddr_storage& address) {
 }  // namespace
 
 Listener reserve_port(const std::string& host, uint16_t port) {
-  const AddressList addresses = resolve(host, port);
+  const AddressList addresses = look_up(host, port);
   addrinfo& address = *addresses;
   FileDescriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) fail<CommError>("cannot make a socket: {}", error_text(errno));
@@ -132,6 +108,15 @@ void listen_on(const Listener& listener) {
   if (::listen(listener.socket.get(), SOMAXCONN) == 0) return;
   if (errno == EADDRINUSE) fail_for_busy_port("this host", listener.port);
   fail<CommError>("cannot listen on port {}: {}", listener.port, error_text(errno));
+}
+
+FileDescriptor accept_from(const Listener& listener) {
+  FileDescriptor socket(
+      ::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket && (errno == EMFILE || errno == ENFILE)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return socket;
 }
 
 std::optional<Listener> inherit_listener(int descriptor, uint16_t port) {
@@ -154,7 +139,7 @@ bool is_bound_to_loopback(const Listener& listener) {
   sockaddr_storage bound{};
   socklen_t size = sizeof(bound);
   return getsockname(listener.socket.get(), reinterpret_cast<sockaddr*>(&bound), &size) == 0 &&
-         is_loopback_address(bound);
+         is_loopback(bound);
 }
 
 FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadline,
@@ -162,7 +147,7 @@ FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadl
   constexpr std::chrono::milliseconds kMaxPause(50);
   std::chrono::milliseconds pause(1);
   const Deadline started = Clock::now();
-  const AddressList addresses = resolve(host, port);
+  const AddressList addresses = look_up(host, port);
   int error = 0;
   do {
     for (const addrinfo* address = addresses.get(); address != nullptr;
@@ -172,13 +157,14 @@ FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadl
       if (error == 0) return connected;
     }
     if (error == ECONNREFUSED && absence == Absence::gone) {
-      fail<Dropped>("rank 0 does not listen at {} port {} any more: has it failed?", host, port);
+      fail<Dropped>("no program listens at {} port {} any more: has it failed?", host, port);
     }
-    std::this_thread::sleep_for(pause);  // rank 0 has not started yet
+    std::this_thread::sleep_for(pause);  // it has not started yet
     pause = std::min(2 * pause, kMaxPause);
   } while (Clock::now() < deadline);
-  fail<CommError>("cannot reach rank 0 at {} port {} for {:.1f} s: {}; has it started?", host, port,
-                  std::chrono::duration<double>(Clock::now() - started).count(), error_text(error));
+  fail<CommError>("cannot reach a program at {} port {} for {:.1f} s: {}; has it started?", host,
+                  port, std::chrono::duration<double>(Clock::now() - started).count(),
+                  error_text(error));
 }
 
 std::string frame_of(const std::string& payload) {
@@ -209,11 +195,11 @@ void send_frame(const FileDescriptor& socket, const std::string& payload, Deadli
   size_t sent = 0;
   while (sent < frame.size()) {
     if (!wait_ready(socket, POLLOUT, deadline))
-      fail<CommError>("rank 0 does not read a message before the deadline");
+      fail<CommError>("the peer does not read a message before the deadline");
     const ssize_t count =
         ::send(socket.get(), frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
     if (count < 0 && errno != EAGAIN && errno != EINTR) {
-      fail<Dropped>("the connection to rank 0 broke: {}", error_text(errno));
+      fail<Dropped>("the connection broke: {}", error_text(errno));
     }
     if (count > 0) sent += static_cast<size_t>(count);
   }
@@ -223,12 +209,12 @@ std::string receive_frame(const FileDescriptor& socket, size_t limit, Deadline d
   std::string bytes;
   while (true) {
     if (std::optional<std::string> payload = take_frame(bytes, limit)) return *std::move(payload);
-    if (!wait_ready(socket, POLLIN, deadline)) fail<CommError>("rank 0 does not answer");
+    if (!wait_ready(socket, POLLIN, deadline)) fail<CommError>("the peer does not answer");
     std::array<char, 4096> chunk;
     const ssize_t count = ::recv(socket.get(), chunk.data(), chunk.size(), 0);
-    if (count == 0) fail<Dropped>("rank 0 closed the connection: has it failed?");
+    if (count == 0) fail<Dropped>("the peer closed the connection: has it failed?");
     if (count < 0 && errno != EAGAIN && errno != EINTR) {
-      fail<Dropped>("the connection to rank 0 broke: {}", error_text(errno));
+      fail<Dropped>("the connection broke: {}", error_text(errno));
     }
     if (count > 0) bytes.append(chunk.data(), static_cast<size_t>(count));
   }

@@ -28,6 +28,9 @@ struct Listener {
 Listener reserve_port(const std::string& host, uint16_t port);
 // Listens on a reserved port. Throws CommError if another process does.
 void listen_on(const Listener& listener);
+// Accepts a connection, without waiting for one: the result may be empty. If the process is out of
+// descriptors, waits a moment for a free one, because poll() goes on to report the listener.
+FileDescriptor accept_from(const Listener& listener);
 // Takes over a reserved port from the parent process, whose socket is `descriptor`. Returns nullopt
 // unless the descriptor is a socket bound to that port on which no process listens.
 std::optional<Listener> inherit_listener(int descriptor, uint16_t port);

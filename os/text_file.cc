@@ -11,6 +11,7 @@
 
 #include "core/check.h"
 #include "os/file_descriptor.h"
+#include "os/uninterrupted.h"
 
 namespace zerorun {
 
@@ -32,14 +33,15 @@ int try_read_text(const std::filesystem::path& path, uint64_t limit, std::string
   while (text.size() <= limit) {
     const size_t before = text.size();
     text.resize(before + std::min(kBlock, limit + 1 - before));
-    const ssize_t count = ::read(file.get(), text.data() + before, text.size() - before);
+    const ssize_t count = uninterrupted(
+        [&] { return ::read(file.get(), text.data() + before, text.size() - before); });
     const int error = count < 0 ? errno : 0;
     text.resize(before + static_cast<size_t>(std::max<ssize_t>(count, 0)));
     if (count == 0) return text.empty() && is_pipe(file.get()) ? ENODATA : 0;
     if (error == EAGAIN) {  // a pipe with a writer who has more
       pollfd wanted{.fd = file.get(), .events = POLLIN, .revents = 0};
       ::poll(&wanted, 1, -1);
-    } else if (error != 0 && error != EINTR) {
+    } else if (error != 0) {
       return error;
     }
   }

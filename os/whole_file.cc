@@ -5,14 +5,15 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <optional>
 #include <string>
 #include <system_error>
 
 #include "core/check.h"
-#include "os/file_descriptor.h"
+#include "core/parse_number.h"
+#include "os/open_file.h"
+#include "os/uninterrupted.h"
 
 namespace zerorun {
 
@@ -26,18 +27,15 @@ namespace fs = std::filesystem;
 
 // `named` is the file that an error is about.
 FileDescriptor open_whole_file(const fs::path& path, int flags, const fs::path& named) {
-  int descriptor = -1;
-  do {
-    descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
-  } while (descriptor < 0 && errno == EINTR);
-  if (descriptor < 0) fail_to_write(named, errno);
-  return FileDescriptor(descriptor);
+  FileDescriptor descriptor = open_file(path, flags);
+  if (!descriptor) fail_to_write(named, errno);
+  return descriptor;
 }
 
 void write_text_to(int descriptor, std::string_view text, const fs::path& path) {
   while (!text.empty()) {
-    const ssize_t count = ::write(descriptor, text.data(), text.size());
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count =
+        uninterrupted([&] { return ::write(descriptor, text.data(), text.size()); });
     if (count < 0) fail_to_write(path, errno);
     text.remove_prefix(static_cast<size_t>(count));
   }
@@ -47,18 +45,7 @@ void write_text_to(int descriptor, std::string_view text, const fs::path& path) 
 std::optional<int> open_file_of(const fs::path& path) {
   std::error_code error;
   if (fs::canonical(path.parent_path(), error) != fs::canonical("/proc/self/fd", error)) return {};
-  const std::string name = path.filename().string();
-  int number = -1;
-  const auto [end, result] = std::from_chars(name.data(), name.data() + name.size(), number);
-  if (result != std::errc() || end != name.data() + name.size()) return {};
-  return number;
-}
-
-void sync_folder_of(const fs::path& path) {
-  const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
-  const FileDescriptor descriptor = open_whole_file(folder, O_RDONLY | O_DIRECTORY, folder);
-  // EINVAL: this file system has nothing to sync for a folder.
-  if (::fsync(descriptor.get()) != 0 && errno != EINVAL) fail_to_write(folder, errno);
+  return parse_number(path.filename().string());
 }
 
 void replace_whole_file(const fs::path& path, std::string_view text) {
@@ -76,7 +63,7 @@ void replace_whole_file(const fs::path& path, std::string_view text) {
     fs::remove(temporary, ignored);
     throw;
   }
-  sync_folder_of(path);
+  sync_folder(path.has_parent_path() ? path.parent_path() : ".");
 }
 
 }  // namespace

@@ -61,6 +61,14 @@ ROOM_LEVEL = {
 STANDARD_HEADER = re.compile(r"[a-z_]+")
 INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*([<\"])([^>\"]+)[>\"]", re.MULTILINE)
 
+# What opens a scope: a namespace, a type (but no specialization), or anything else; or closes it.
+SCOPE = re.compile(
+    r"\bnamespace\s+(?P<namespace>\w+(?:::\w+)*)\s*\{"
+    r"|\b(?:class|struct|union|enum(?:\s+(?:class|struct))?)\s+(?:(?:ZR_API|alignas\(\w+\))\s+)*"
+    r"(?P<type>\w+(?:::\w+)*)(?:\s+final)?\s*(?::(?!:)[^;{}]*)?\{"
+    r"|[{}]"
+)
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -191,10 +199,37 @@ def check_file(root: Path, path: Path) -> list[str]:
     return problems
 
 
+def defined_types(text: str) -> set[str]:
+    """Qualified names of classes and enumerations that other files can name."""
+    scopes: list[str | None] = []
+    found = set()
+    for match in SCOPE.finditer(without_literals(text)):
+        if match[0] == "}":
+            del scopes[-1:]
+            continue
+        scopes.append(match["namespace"] or match["type"])
+        if match["type"] and None not in scopes:
+            found.add("::".join(filter(None, scopes)))
+    return found
+
+
+def check_type_names(root: Path, paths: list[Path]) -> list[str]:
+    """One name, one type: a program that links both would mix up their functions."""
+    files: dict[str, list[str]] = {}
+    for path in paths:
+        for name in sorted(defined_types(path.read_text(encoding="utf-8"))):
+            files.setdefault(name, []).append(path.relative_to(root).as_posix())
+    return [
+        f"{other}:1: {name} is also a type of {first}: each type needs a name of its own"
+        for name, (first, *others) in sorted(files.items())
+        for other in others
+    ]
+
+
 def check(root: Path) -> list[str]:
-    directories = [name for names in LAYERS for name in names]
-    problems = [p for path in cpp_files(root, directories) for p in check_file(root, path)]
-    return problems + check_imports(root)
+    paths = list(cpp_files(root, [name for names in LAYERS for name in names]))
+    problems = [problem for path in paths for problem in check_file(root, path)]
+    return problems + check_type_names(root, paths) + check_imports(root)
 
 
 def main() -> int:

@@ -35,7 +35,7 @@ def load() -> Durations:
 def of_report(report: Path) -> dict[str, float]:
     """Seconds of each test that ran, by the name that its runner knows it by."""
     tests = {}
-    for case in ET.parse(report).iter("testcase"):
+    for case in ET.parse(report).iter("testcase"):  # noqa: S314 (written by our own run)
         if case.find("skipped") is None:
             name, group = case.get("name", ""), case.get("classname", "")
             tests[name if group in ("", name) else f"{group}::{name}"] = float(case.get("time", 0))

@@ -17,7 +17,7 @@ constexpr double kGB = 1e9;
 
 // Transfers the whole file once in blocks of `block` bytes, `depth` at a time. Returns bytes per
 // second.
-double measure(const DirectFile& file, std::span<std::byte> memory, Transfer direction,
+double measure(const DirectFile& file, std::span<std::byte> memory, Direction direction,
                int64_t block, int depth, std::string& way) {
   const std::vector<std::span<std::byte>> all = {memory};
   const auto io = make_block_io(file.open(), {.block_size = block, .queue_depth = depth}, all);
@@ -41,7 +41,7 @@ void bench_nvme(const std::string& folder, uint64_t nbytes,
   std::string way;
   // Writes the file first, because blocks that were never written are faster to read and slower to
   // write.
-  measure(file, memory, Transfer::write, 1 << 20, 8, way);
+  measure(file, memory, Direction::write, 1 << 20, 8, way);
   print(fmt::format("{}: {:.1f} GB, direct I/O through {}", folder,
                     static_cast<double>(nbytes) / kGB, way));
   print(fmt::format("{:>10}{:>8}{:>12}{:>12}", "block", "depth", "read GB/s", "write GB/s"));
@@ -52,8 +52,8 @@ void bench_nvme(const std::string& folder, uint64_t nbytes,
   int best_depth = 0;
   for (const int64_t block : {int64_t{128} << 10, int64_t{1} << 20, int64_t{8} << 20}) {
     for (const int depth : {1, 8, 32}) {
-      const double read = measure(file, memory, Transfer::read, block, depth, way);
-      const double write = measure(file, memory, Transfer::write, block, depth, way);
+      const double read = measure(file, memory, Direction::read, block, depth, way);
+      const double write = measure(file, memory, Direction::write, block, depth, way);
       print(fmt::format("{:>6} KiB{:>8}{:>12.2f}{:>12.2f}", block >> 10, depth, read / kGB,
                         write / kGB));
       const double both = 1 / (1 / read + 1 / write);

@@ -178,12 +178,12 @@ double disk_seconds(const std::string& folder, double nbytes) {
   const std::vector<std::span<std::byte>> memory = {{buffer.data(), kMemory}};
   const auto io = make_block_io(file.open(), {.block_size = kBlock, .queue_depth = 8}, memory);
   double total = 0;
-  for (const Transfer direction : {Transfer::write, Transfer::read}) {
+  for (const Direction direction : {Direction::write, Direction::read}) {
     double best = 0;
     for (int i = 0; i < 3; ++i) {
       best = std::max(best, transfer_rate(*io, direction, memory[0], kBlock, kFile));
     }
-    fmt::print("disk: {} {:.2f} GB/s ({})\n", direction == Transfer::read ? "read" : "write",
+    fmt::print("disk: {} {:.2f} GB/s ({})\n", direction == Direction::read ? "read" : "write",
                best / kGB, io->name());
     total += nbytes / best;
   }

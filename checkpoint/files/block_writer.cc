@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "offload/block_io.h"
+#include "os/uninterrupted.h"
 
 namespace zerorun {
 
@@ -149,9 +150,9 @@ void BlockWriter::write_block(uint64_t offset, std::span<const std::byte> bytes)
 // the cache says which.
 bool BlockWriter::write_direct(uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t count =
-        ::pwrite(direct_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = uninterrupted([&] {
+      return ::pwrite(direct_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    });
     if (count <= 0) return false;
     bytes = bytes.subspan(static_cast<size_t>(count));
     offset += static_cast<uint64_t>(count);

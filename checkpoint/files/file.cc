@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "core/check.h"
+#include "os/open_file.h"
+#include "os/uninterrupted.h"
 
 namespace zerorun {
 
@@ -21,15 +23,6 @@ constexpr size_t kMaxTransfer = size_t{1} << 30;
 
 std::string reason(int code) { return std::generic_category().message(code); }
 
-// open() that a signal does not interrupt; empty, with errno set, on failure.
-FileDescriptor open_file(const char* path, int flags) {
-  int descriptor = -1;
-  do {
-    descriptor = ::open(path, flags | O_CLOEXEC, 0666);
-  } while (descriptor < 0 && errno == EINTR);
-  return FileDescriptor(descriptor);
-}
-
 // Sets or clears O_DIRECT; false where it was so before, or cannot be.
 bool set_direct(int descriptor, bool direct) {
   const int flags = ::fcntl(descriptor, F_GETFL);
@@ -37,18 +30,10 @@ bool set_direct(int descriptor, bool direct) {
   return ::fcntl(descriptor, F_SETFL, flags ^ O_DIRECT) == 0;
 }
 
-int sync_descriptor(int descriptor) {
-  int result = 0;
-  do {
-    result = ::fsync(descriptor);
-  } while (result != 0 && errno == EINTR);
-  return result;
-}
-
 }  // namespace
 
 File::File(std::filesystem::path path, int flags)
-    : path_(std::move(path)), descriptor_(open_file(path_.c_str(), flags)) {
+    : path_(std::move(path)), descriptor_(open_file(path_, flags)) {
   if (descriptor_) return;
   const int code = errno;
   const bool creates = (flags & O_CREAT) != 0;
@@ -76,20 +61,17 @@ void File::resize(uint64_t nbytes) {
 }
 
 void File::reserve(uint64_t nbytes) {
-  int status = 0;
-  do {
-    status = ::fallocate(descriptor_.get(), 0, 0, static_cast<off_t>(nbytes));
-  } while (status != 0 && errno == EINTR);
-  if (status == 0 || (errno != ENOSPC && errno != EDQUOT && errno != EFBIG)) return;
+  if (reserve_blocks(descriptor_.get(), nbytes) == 0) return;
+  if (errno != ENOSPC && errno != EDQUOT && errno != EFBIG) return;  // it cannot reserve
   fail<IoError>("cannot write {} bytes to {}: {}", nbytes, path_.string(), reason(errno));
 }
 
 void File::write(uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t count =
-        ::pwrite(descriptor_.get(), bytes.data(), std::min(bytes.size(), kMaxTransfer),
-                 static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = uninterrupted([&] {
+      return ::pwrite(descriptor_.get(), bytes.data(), std::min(bytes.size(), kMaxTransfer),
+                      static_cast<off_t>(offset));
+    });
     if (count < 0) {
       fail<IoError>("cannot write {} bytes at offset {} of {}: {}", bytes.size(), offset,
                     path_.string(), reason(errno));
@@ -102,10 +84,10 @@ void File::write(uint64_t offset, std::span<const std::byte> bytes) {
 size_t File::read(uint64_t offset, std::span<std::byte> out) const {
   size_t done = 0;
   while (done < out.size()) {
-    const ssize_t count =
-        ::pread(descriptor_.get(), out.data() + done, std::min(out.size() - done, kMaxTransfer),
-                static_cast<off_t>(offset + done));
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = uninterrupted([&] {
+      return ::pread(descriptor_.get(), out.data() + done,
+                     std::min(out.size() - done, kMaxTransfer), static_cast<off_t>(offset + done));
+    });
     // A file system that takes O_DIRECT need not read so, nor from where the file ends.
     if (count < 0 && errno == EINVAL && set_direct(descriptor_.get(), false)) continue;
     if (count < 0) {
@@ -121,7 +103,7 @@ size_t File::read(uint64_t offset, std::span<std::byte> out) const {
 void File::go_past_cache() noexcept { set_direct(descriptor_.get(), true); }
 
 void File::sync() {
-  if (sync_descriptor(descriptor_.get()) != 0) {
+  if (uninterrupted([&] { return ::fsync(descriptor_.get()); }) != 0) {
     fail<IoError>("cannot bring {} to the disk: {}", path_.string(), reason(errno));
   }
 }
@@ -150,16 +132,6 @@ File create_text(const std::filesystem::path& path, const std::string& text) {
 
 void write_text(const std::filesystem::path& path, const std::string& text) {
   create_text(path, text).sync();
-}
-
-void sync_folder(const std::filesystem::path& folder) {
-  const FileDescriptor descriptor = open_file(folder.c_str(), O_RDONLY | O_DIRECTORY);
-  if (!descriptor) fail<IoError>("cannot open {}: {}", folder.string(), reason(errno));
-  const int code = sync_descriptor(descriptor.get()) == 0 ? 0 : errno;
-  // EINVAL: this file system has nothing to sync for a folder.
-  if (code != 0 && code != EINVAL) {
-    fail<IoError>("cannot bring {} to the disk: {}", folder.string(), reason(code));
-  }
 }
 
 bool path_exists(const std::filesystem::path& path) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "os/file_descriptor.h"
+#include "os/open_file.h"
 
 namespace zerorun {
 
@@ -56,8 +57,6 @@ File create_text(const std::filesystem::path& path, const std::string& text);
 // Creates the file, writes it and syncs it.
 void write_text(const std::filesystem::path& path, const std::string& text);
 
-// Makes changes of a folder's entries (files created, renamed or removed) survive a power failure.
-void sync_folder(const std::filesystem::path& folder);
 // Also false if the system denies access.
 bool path_exists(const std::filesystem::path& path);
 // True also for a link that leads nowhere, and for what the system does not let us look at: what

@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
+#include <optional>
 #include <random>
 #include <system_error>
 #include <utility>
@@ -32,13 +34,19 @@ bool all_digits(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
 }
 
-// The name that an unfinished entry would have got; empty when `entry` is not one.
-std::string_view finished_name(std::string_view entry) {
+struct Unfinished {
+  std::string_view name;  // that the entry would have got
+  uint64_t save_id = 0;
+};
+
+// nullopt when `entry` is not the name of an unfinished one.
+std::optional<Unfinished> parse_unfinished(std::string_view entry) {
   constexpr size_t kTail = kTemporaryMark.size() + kHexDigits;
   if (entry.size() < kTail + 2 || entry.front() != '.') return {};
   const std::string_view tail = entry.substr(entry.size() - kTail);
-  if (!tail.starts_with(kTemporaryMark) || !from_hex(tail.substr(kTemporaryMark.size()))) return {};
-  return entry.substr(1, entry.size() - kTail - 1);
+  const auto id = from_hex(tail.substr(kTemporaryMark.size()));
+  if (!tail.starts_with(kTemporaryMark) || !id) return {};
+  return Unfinished{entry.substr(1, entry.size() - kTail - 1), *id};
 }
 
 std::vector<std::string> entries(const fs::path& directory) {
@@ -54,7 +62,8 @@ template <typename Wanted>
 int remove_entries(const fs::path& directory, const Wanted& wanted) {
   int removed = 0;
   for (const std::string& name : entries(directory)) {
-    if (!wanted(finished_name(name))) continue;
+    const std::optional<Unfinished> entry = parse_unfinished(name);
+    if (!entry || !wanted(*entry)) continue;
     std::error_code ignored;
     fs::remove_all(directory / name, ignored);
     if (!ignored) ++removed;
@@ -145,6 +154,12 @@ uint64_t random_id() {
   return (uint64_t{device()} << 32) | device();
 }
 
+uint64_t new_save_id() {
+  static const uint32_t session = std::random_device{}();
+  // A child of fork() has the parent's session, but not its number.
+  return (uint64_t{session ^ static_cast<uint32_t>(getpid())} << 32) | std::random_device{}();
+}
+
 void check_tag(const std::string& tag) {
   const bool is_printable = std::none_of(tag.begin(), tag.end(), [](char c) {
     return std::iscntrl(static_cast<unsigned char>(c)) != 0;
@@ -200,14 +215,15 @@ fs::path find_checkpoint(const fs::path& directory, const std::string& tag) {
   return directory / wanted;
 }
 
-int remove_leftovers(const fs::path& directory) {
-  return remove_entries(directory, [](std::string_view name) { return !name.empty(); });
+int remove_leftovers(const fs::path& directory, uint64_t save_id) {
+  return remove_entries(
+      directory, [&](const Unfinished& entry) { return entry.save_id >> 32 != save_id >> 32; });
 }
 
 int remove_leftovers_of(const fs::path& path) {
   const std::string wanted = path.filename().string();
   return remove_entries(path.parent_path().empty() ? fs::path(".") : path.parent_path(),
-                        [&](std::string_view name) { return name == wanted; });
+                        [&](const Unfinished& entry) { return entry.name == wanted; });
 }
 
 }  // namespace zerorun

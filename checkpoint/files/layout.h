@@ -34,6 +34,8 @@ bool is_buffers_name(std::string_view name);
 // A temporary name next to `path`, on the same file system.
 std::filesystem::path temporary_path(const std::filesystem::path& path, uint64_t save_id);
 uint64_t random_id();
+// An id whose upper half is the same for all saves that this process leads, and for no others.
+uint64_t new_save_id();
 
 // Throws ConfigError if `tag` cannot be the name of a tag's folder.
 void check_tag(const std::string& tag);
@@ -48,9 +50,10 @@ std::string read_latest(const std::filesystem::path& directory);
 std::filesystem::path find_checkpoint(const std::filesystem::path& directory,
                                       const std::string& tag);
 
-// Removes unfinished entries of crashed saves from the directory, as far as possible. Returns how
+// Removes unfinished entries of crashed saves from the directory, as far as possible, but none of
+// the process that leads the save `save_id`: another of its saves may be under way. Returns how
 // many were removed.
-int remove_leftovers(const std::filesystem::path& directory);
+int remove_leftovers(const std::filesystem::path& directory, uint64_t save_id);
 // Removes unfinished versions of one file.
 int remove_leftovers_of(const std::filesystem::path& path);
 

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <charconv>
 #include <numeric>
 #include <utility>
 
 #include "checkpoint/format/safetensors_format.h"
 #include "core/check.h"
+#include "core/parse_number.h"
 
 namespace zerorun {
 
@@ -16,13 +16,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the format is little-endian");
 
 std::optional<int64_t> parse_count(std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool canonical = text == "0" || (!text.empty() && text.front() != '0');
-  if (error != std::errc() || end != text.data() + text.size() || value < 0 || !canonical) {
-    return std::nullopt;
-  }
-  return value;
+  const bool canonical = text == "0" || !text.starts_with('0');
+  return canonical ? parse_number<int64_t>(text, 0) : std::nullopt;
 }
 
 // The parameter's own where the tensor holds all of it, for those who look at the file.

@@ -1,12 +1,11 @@
 #include "checkpoint/loading/undo_log.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <cstring>
 #include <vector>
+
+#include "os/populate_pages.h"
 
 namespace zerorun {
 
@@ -22,15 +21,6 @@ bool is_zero(std::span<const std::byte> bytes) {
   return true;
 }
 
-// Makes the system provide memory that was never written. Otherwise is_zero() would map zero pages,
-// after which each small page costs a fault of its own.
-void populate(std::byte* data, size_t nbytes) {
-  constexpr uintptr_t kPage = 4096;
-  const uintptr_t before = reinterpret_cast<uintptr_t>(data) % kPage;
-  // The system may refuse it: then it is slow.
-  ::madvise(data - before, before + nbytes, MADV_POPULATE_WRITE);
-}
-
 TensorView view_at(std::byte* data, size_t nbytes) {
   return {data, static_cast<int64_t>(nbytes), DType::uint8};
 }
@@ -38,7 +28,9 @@ TensorView view_at(std::byte* data, size_t nbytes) {
 }  // namespace
 
 bool UndoLog::keep(std::byte* to, size_t nbytes) {
-  populate(to, nbytes);
+  // Otherwise is_zero() would map zero pages where nothing was ever written, after which each small
+  // page costs a fault of its own. The system may refuse it: then it is slow.
+  populate_pages(to, nbytes);
   return keep(to, {to, nbytes});
 }
 

@@ -81,7 +81,7 @@ PreparedSave prepare_save(EngineStates& engine, Communicator& comm, const SaveOp
   }
   Disks disks = options.node_local ? Disks(comm, stream, options.directory) : Disks(comm, stream);
   const int leader = disks.leader_of(agreement.rank());
-  const auto id = static_cast<int64_t>(is_first ? random_id() : 0);
+  const auto id = static_cast<int64_t>(is_first ? new_save_id() : 0);
   const auto all = agreement.gather(std::vector<int64_t>{id, static_cast<int64_t>(own)});
   int64_t needed = 0;  // on this rank's disk
   for (int rank = 0; rank < agreement.world_size(); ++rank) {

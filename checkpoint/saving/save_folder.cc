@@ -36,7 +36,7 @@ void SaveFolder::make() {
   if (names_.tag.starts_with(kPartPrefix)) {  // other parts may be saving beside this one
     remove_leftovers_of(place());
   } else {
-    remove_leftovers(names_.directory);
+    remove_leftovers(names_.directory, names_.id);
   }
   if (free_space(names_.directory).value_or(needed_) < needed_) {
     fail<IoError>("cannot save {}: {}: free some space, or save elsewhere", place().string(),
@@ -116,7 +116,7 @@ void SaveFolder::replace_tag(const Manifest& manifest) {
 }
 
 void SaveFolder::discard() noexcept {
-  std::error_code ignored;  // the next save tries again
+  std::error_code ignored;  // the first save of the next job tries again
   fs::remove_all(temporary_, ignored);
   fs::remove(temporary_latest_, ignored);
 }

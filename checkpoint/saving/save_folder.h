@@ -17,7 +17,7 @@ class SaveFolder {
   struct Names {
     std::filesystem::path directory;
     std::string tag;
-    uint64_t id = 0;  // random, the same on all ranks
+    uint64_t id = 0;  // rank 0's new_save_id(), on all ranks
   };
   // `needed`: the bytes of the files of all ranks.
   SaveFolder(Names names, uint64_t needed);
@@ -30,8 +30,8 @@ class SaveFolder {
   // "the checkpoint needs 10 bytes, out has 5 free"
   std::string disk_use() const;
 
-  // Removes unfinished entries of crashed saves and creates the folder if the disk has space for
-  // all files.
+  // Removes unfinished entries of crashed saves, but no folder of a save of this job that is under
+  // way, and creates the folder if the disk has space for all files.
   void make();
   // Throws if this rank does not see the folder that rank 0 created.
   void check_seen() const;

@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "os/process_identity.h"
+#include "os/python_stacks.h"
 
 namespace zerorun {
 
@@ -17,7 +18,7 @@ constexpr const char* kAsked = "stall asked";
 constexpr const char* kWaits = "waits";
 constexpr std::chrono::milliseconds kNow{0};
 constexpr std::chrono::seconds kAskBeat{1};
-// Watchers look once in a beat whether somebody asks, and stacks take up to two seconds.
+// Watchers look once in a beat whether somebody asks, and stacks take up to a second.
 constexpr std::chrono::milliseconds kAnswers{4000};
 constexpr std::chrono::milliseconds kReport{2 * kAnswers};
 constexpr std::chrono::milliseconds kStackPatience{1000};
@@ -28,9 +29,7 @@ std::string key_of(int rank) { return fmt::format("stall/{}", rank); }
 }  // namespace
 
 NcclStall::NcclStall(const GroupOptions& options, NcclPeers& peers)
-    : options_(options), peers_(peers) {
-  answer_stack_requests();
-}
+    : options_(options), peers_(peers) {}
 
 void NcclStall::begin(const std::string& call) {
   const std::lock_guard lock(mutex_);
@@ -72,7 +71,7 @@ void NcclStall::hand_in(std::optional<double> waited_s) {
   mine.host = host_name();
   mine.state = waited_s ? kWaits : state_of(process);
   mine.waited_s = waited_s.value_or(0);
-  if (!waited_s) mine.stacks = stacks_of(process, kStackPatience);
+  if (!waited_s) mine.python_stacks = python_stacks_of(process, kStackPatience);
   {
     const std::lock_guard lock(mutex_);
     mine.operation = last_;
@@ -117,7 +116,7 @@ RankActivity NcclStall::activity_of(int rank, Clock::time_point until) const {
   silent.pid = process->pid;
   silent.host = host_name();
   silent.state = fmt::format("did not answer; {}", state_of(*process));
-  silent.stacks = stacks_of(*process, kStackPatience);
+  silent.python_stacks = python_stacks_of(*process, kStackPatience);
   return silent;
 }
 

@@ -1,11 +1,11 @@
 #include "comm/rendezvous/slurm.h"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 
 #include "config/env.h"
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "core/printable.h"
 
 namespace zerorun {
@@ -18,13 +18,6 @@ constexpr size_t kMaxHosts = 65536;
 [[noreturn]] void fail_host_list(std::string_view list) {
   fail<ConfigError>("'{}' is not a list of hosts as Slurm writes it, such as n[1-3,5]",
                     printable(list));
-}
-
-std::optional<uint32_t> parse_digits(std::string_view text) {
-  uint32_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
 }
 
 // Adds the hosts of one part, "n[01-03,5]-ib" or "login"; brackets may come several times.
@@ -46,10 +39,12 @@ void expand_part(std::string_view part, std::string_view list, std::vector<std::
       const std::string_view first = range.substr(0, range.find('-'));
       const std::string_view last =
           first.size() == range.size() ? first : range.substr(first.size() + 1);
-      const auto from = parse_digits(first);
-      const auto to = parse_digits(last);
-      if (!from || !to || *to < *from || *to - *from >= kMaxHosts) fail_host_list(list);
-      for (uint32_t number = *from; number <= *to; ++number) {
+      const auto from = parse_number<uint32_t>(first);
+      const auto to = parse_number<uint32_t>(last);
+      if (!from || !to || *to < *from || numbers.size() + (*to - *from) >= kMaxHosts) {
+        fail_host_list(list);
+      }
+      for (uint64_t number = *from; number <= *to; ++number) {  // *to may be the last uint32_t
         numbers.push_back(fmt::format("{:0{}}", number, first.size()));
       }
       more = comma != std::string_view::npos;
@@ -103,10 +98,10 @@ std::vector<int> expand_task_counts(std::string_view counts) {
     if (const size_t open = part.find("(x"); open != std::string_view::npos) {
       std::string_view repeat = part.substr(open + 2);
       if (repeat.ends_with(')')) repeat.remove_suffix(1);
-      times = parse_digits(repeat).value_or(0);
+      times = parse_number<uint32_t>(repeat).value_or(0);
       part = part.substr(0, open);
     }
-    const std::optional<uint32_t> count = parse_digits(part);
+    const std::optional<uint32_t> count = parse_number<uint32_t>(part);
     if (!count || *count > kMaxHosts || times == 0 || tasks.size() + times > kMaxHosts) {
       fail<ConfigError>("'{}' is not a list of task counts as Slurm writes it, such as 4(x2),3",
                         printable(all));
@@ -122,7 +117,7 @@ std::optional<SlurmStep> slurm_step() {
   // The interactive shell of salloc and the batch script have numbers near 2^32, if any.
   constexpr uint32_t kFirstSpecialStep = 0xfffffff0U;
   const std::optional<std::string> id = read_environment("SLURM_STEP_ID");
-  const std::optional<uint32_t> number = id ? parse_digits(*id) : std::nullopt;
+  const std::optional<uint32_t> number = id ? parse_number<uint32_t>(*id) : std::nullopt;
   if (!number || *number >= kFirstSpecialStep) return std::nullopt;
   const std::optional<int> task = slurm_number("SLURM_PROCID");
   const std::optional<int> tasks = step_number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS");

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/secret.h"
 #include "os/peer_user.h"
 
 namespace zerorun {
@@ -21,15 +22,6 @@ namespace {
 // Limits of clients that are not authenticated.
 constexpr size_t kMaxUnauthenticated = 64;
 constexpr std::chrono::seconds kGreetingTime{10};
-
-// The comparison takes a time that depends on the lengths only.
-bool same_secret(std::string_view a, std::string_view b) {
-  unsigned difference = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    difference |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i]);
-  }
-  return difference == 0;
-}
 
 }  // namespace
 
@@ -93,15 +85,8 @@ void StoreServer::run() {
 void StoreServer::accept_new() {
   constexpr int kAtOnce = 32;  // then those that are here are served
   for (int i = 0; i < kAtOnce; ++i) {
-    FileDescriptor socket(
-        ::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) {
-      // Out of descriptors: there is nothing to do but to wait until one is free.
-      if (errno == EMFILE || errno == ENFILE) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      }
-      return;
-    }
+    FileDescriptor socket = accept_from(listener_);
+    if (!socket) return;
     Connection& added = unauthenticated_.emplace_back();
     added.socket = std::move(socket);
     added.opened = std::chrono::steady_clock::now();

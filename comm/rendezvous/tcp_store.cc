@@ -17,6 +17,22 @@ namespace zerorun {
 
 namespace {
 
+// Calls a function that talks to rank 0, and names rank 0 in its errors.
+template <typename Function>
+auto ask_rank_0(const TcpStoreOptions& options, const std::string& what, const Function& function) {
+  const auto explain = [&](const CommError& error) {
+    return fmt::format("{} the store of rank 0 at {} port {}: {}", what, options.host, options.port,
+                       error.what());
+  };
+  try {
+    return function();
+  } catch (const Dropped& error) {
+    throw Dropped(explain(error));
+  } catch (const CommError& error) {
+    throw CommError(explain(error));
+  }
+}
+
 class TcpStore : public LookupStore {
  public:
   virtual uint16_t port() const = 0;
@@ -50,40 +66,41 @@ class ClientTcpStore final : public TcpStore {
   ClientTcpStore(const TcpStoreOptions& options, FileDescriptor connection, Absence absence)
       : options_(options) {
     const Deadline deadline = Clock::now() + options_.timeout;
-    idle_.push_back(greeted(std::move(connection), deadline, absence));
+    idle_.push_back(ask_rank_0(options_, "cannot join",
+                               [&] { return greeted(std::move(connection), deadline, absence); }));
   }
 
   void set(const std::string& key, const std::string& value) override {
-    granted(request(store_protocol::kSet + frame_of(key) + value, answer_timeout()));
+    request("cannot set '" + key + "' in", store_protocol::kSet + frame_of(key) + value,
+            answer_timeout());
   }
   std::optional<std::string> find(const std::string& key) override {
-    const std::string answer = request(store_protocol::kFind + key, answer_timeout());
-    if (answer == std::string{store_protocol::kAbsent}) return std::nullopt;
-    return granted(answer);
+    return request("looked for '" + key + "' in", store_protocol::kFind + key, answer_timeout());
   }
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
-    const auto explain = [&](const CommError& error) {
-      return fmt::format("waited for '{}' in the store of rank 0 at {} port {}: {}", key,
-                         options_.host, options_.port, error.what());
-    };
-    try {
-      return granted(request(store_protocol::kGet + key, timeout));
-    } catch (const Dropped& error) {
-      throw Dropped(explain(error));
-    } catch (const CommError& error) {
-      throw CommError(explain(error));
-    }
+    auto value = request("waited for '" + key + "' in", store_protocol::kGet + key, timeout);
+    if (!value) fail<CommError>("rank 0 refused a request");
+    return *std::move(value);
   }
   uint16_t port() const override { return options_.port; }
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  std::string request(const std::string& text, std::chrono::milliseconds timeout) {
+  // The value that was asked for, if there is one. `what`: for errors.
+  std::optional<std::string> request(const std::string& what, const std::string& text,
+                                     std::chrono::milliseconds timeout) {
     if (text.size() > store_protocol::kMaxBytes) {
       fail<CommError>("got {} bytes for the store, at most {} are allowed", text.size(),
                       store_protocol::kMaxBytes);
     }
+    const std::string answer = ask_rank_0(options_, what, [&] { return exchange(text, timeout); });
+    if (answer == std::string{store_protocol::kAbsent}) return std::nullopt;
+    if (!answer.starts_with(store_protocol::kGranted)) fail<CommError>("rank 0 refused a request");
+    return answer.substr(1);
+  }
+
+  std::string exchange(const std::string& text, std::chrono::milliseconds timeout) {
     const Deadline deadline = Clock::now() + timeout;
     FileDescriptor connection = take_connection(deadline);
     send_frame(connection, text, deadline);
@@ -91,11 +108,6 @@ class ClientTcpStore final : public TcpStore {
     const std::lock_guard lock(mutex_);
     idle_.push_back(std::move(connection));
     return answer;
-  }
-
-  static std::string granted(const std::string& answer) {
-    if (!answer.starts_with(store_protocol::kGranted)) fail<CommError>("rank 0 refused a request");
-    return answer.substr(1);
   }
 
   // The timeout of requests that wait for rank 0 alone.
@@ -137,9 +149,8 @@ class ClientTcpStore final : public TcpStore {
     const std::string answer = receive_frame(connection, store_protocol::kMaxHelloBytes, deadline);
     if (answer == std::string{store_protocol::kGranted}) return;
     fail<CommError>(
-        "rank 0 at {} port {} refused this rank: is ZERORUN_JOB_SECRET the same on all ranks, and "
-        "the port used by this job only? Without a secret all ranks must be of one user and host",
-        options_.host, options_.port);
+        "it refused this rank: is ZERORUN_JOB_SECRET the same on all ranks, and the port used by "
+        "this job only? Without a secret all ranks must be of one user and host");
   }
 
   const TcpStoreOptions options_;
@@ -170,8 +181,10 @@ std::shared_ptr<Store> make_tcp_store(const TcpStoreOptions& options) {
           error.what());
     }
   }
-  return join_tcp_store(options, connect_to(options.host, options.port,
-                                            std::chrono::steady_clock::now() + options.timeout));
+  return join_tcp_store(options, ask_rank_0(options, "cannot join", [&] {
+                          return connect_to(options.host, options.port,
+                                            std::chrono::steady_clock::now() + options.timeout);
+                        }));
 }
 
 uint16_t bound_port(const Store& store) {

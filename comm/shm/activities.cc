@@ -1,5 +1,6 @@
 // Finds out what a host's ranks do while others wait for them.
 #include "comm/shm/control.h"
+#include "os/python_stacks.h"
 
 namespace zerorun::shm {
 
@@ -32,7 +33,7 @@ RankActivity Control::activity(int peer) const {
     rank.waits_for = static_cast<int>(wait.rank);
     rank.waited_s = std::chrono::duration<double>(since).count();
   } else if (runs) {
-    rank.stacks = stacks_of(theirs.process, kStackPatience);
+    rank.python_stacks = python_stacks_of(theirs.process, kStackPatience);
   }
   return rank;
 }

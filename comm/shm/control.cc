@@ -78,7 +78,6 @@ Control::Control(GroupOptions options, LocalSegments* local)
       process_(this_process()),
       segment_(meet(options_, local)) {
   claim_slot();
-  answer_stack_requests();
   try {
     advance();
   } catch (...) {

@@ -13,6 +13,7 @@
 #include "core/check.h"
 #include "core/format_bytes.h"
 #include "os/host_limits.h"
+#include "os/populate_pages.h"
 
 namespace zerorun {
 
@@ -103,9 +104,10 @@ Segment::Segment(FileDescriptor file, const SegmentTicket& ticket)
 Segment::~Segment() { munmap(data_, ticket_.nbytes); }
 
 void reserve_pages(std::byte* data, size_t nbytes) {
-  if (nbytes == 0 || madvise(data, nbytes, MADV_POPULATE_WRITE) == 0) return;
-  if (errno == EINVAL) return;  // Linux before 5.14: pages come at the first touch
-  fail<DeviceError>("cannot reserve {} of shared memory: {}", format_bytes(nbytes), error_text());
+  const int error = nbytes == 0 ? 0 : populate_pages(data, nbytes);
+  if (error == 0 || error == EINVAL) return;  // Linux before 5.14: pages come at the first touch
+  fail<DeviceError>("cannot reserve {} of shared memory: {}", format_bytes(nbytes),
+                    std::strerror(error));
 }
 
 void LocalSegments::add(const std::shared_ptr<Segment>& segment) {

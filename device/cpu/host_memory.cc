@@ -1,6 +1,7 @@
 #include "device/cpu/host_memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -12,15 +13,16 @@ namespace zerorun {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
+
+size_t page_size() { return static_cast<size_t>(::sysconf(_SC_PAGESIZE)); }
 
 constexpr size_t round_up(size_t value, size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
 HostBlock map_huge(size_t nbytes) {
-  const size_t size = round_up(nbytes, kPage);
+  const size_t size = round_up(nbytes, page_size());
   // One huge page more than needed, so that an aligned block lies inside; the rest is unmapped.
   const size_t mapped = size + kHugePage;
   void* const address =
@@ -44,7 +46,7 @@ HostBlock allocate_host(size_t nbytes) {
     return {};
   }
   if (nbytes >= kHugePage) return map_huge(nbytes);
-  const size_t alignment = nbytes < kPage ? kAlignment : kPage;
+  const size_t alignment = nbytes < page_size() ? kAlignment : page_size();
   void* const data =
       std::aligned_alloc(alignment, round_up(std::max<size_t>(nbytes, 1), alignment));
   if (data == nullptr) return {};

@@ -55,7 +55,8 @@ struct LoadedCheckpoint {
 // which is synced (fsync) and renamed before `latest` is updated: a crash at any instant leaves the
 // previous checkpoint loadable, even if an existing tag is replaced. Throws IoError (such as a full
 // disk) on every rank, naming the rank that failed. All ranks must see the same file system unless
-// SaveOptions::node_local is set. Only one job at a time may save to a directory.
+// SaveOptions::node_local is set. A save of this job's AsyncSaver may be under way; `latest` names
+// the one that is committed last. Only one job at a time may save to a directory.
 ZR_API void save_checkpoint(EngineStates& engine, Communicator& comm, const SaveOptions& options);
 
 // Returns the size in bytes of this rank's part of a checkpoint, frozen parameters included.

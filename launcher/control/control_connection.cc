@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "os/socket.h"
+#include "os/uninterrupted.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
@@ -31,14 +32,14 @@ void ControlConnection::send(const ControlMessage& message) {
 
 void ControlConnection::write_some() {
   while (open() && !to_send_.empty()) {
-    const ssize_t count =
-        ::send(fd(), to_send_.data(), to_send_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count > 0) {
-      to_send_.erase(0, static_cast<size_t>(count));
-    } else if (errno != EINTR) {
+    const ssize_t count = uninterrupted([&] {
+      return ::send(fd(), to_send_.data(), to_send_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    });
+    if (count < 0) {
       if (errno != EAGAIN) close();
       return;
     }
+    to_send_.erase(0, static_cast<size_t>(count));
   }
 }
 
@@ -46,8 +47,8 @@ void ControlConnection::service() {
   write_some();
   std::array<char, 65536> chunk;
   while (open() && received_.size() <= limit_) {  // else whole messages first
-    const ssize_t count = ::recv(fd(), chunk.data(), chunk.size(), MSG_DONTWAIT);
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count =
+        uninterrupted([&] { return ::recv(fd(), chunk.data(), chunk.size(), MSG_DONTWAIT); });
     if (count < 0 && errno == EAGAIN) return;
     if (count <= 0) return socket_.close();  // what came before is still there for next()
     received_.append(chunk.data(), static_cast<size_t>(count));

@@ -1,9 +1,9 @@
 #include "launcher/control/control_message.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "core/printable.h"
 #include "os/socket.h"
 
@@ -32,14 +32,12 @@ std::string ControlMessage::text(std::string_view name) const {
 
 int64_t ControlMessage::number(std::string_view name, int64_t low, int64_t high) const {
   const std::string value = text(name);
-  int64_t number = 0;
-  const char* end = value.data() + value.size();
-  const auto parsed = std::from_chars(value.data(), end, number);
-  if (parsed.ec != std::errc() || parsed.ptr != end || number < low || number > high) {
+  const std::optional<int64_t> number = parse_number(value, low, high);
+  if (!number) {
     fail<CommError>("a launcher's message '{}' has {}='{}', expected a number from {} to {}",
                     printable(kind_), name, printable(value), low, high);
   }
-  return number;
+  return *number;
 }
 
 std::vector<std::string> ControlMessage::all(std::string_view name) const {

@@ -1,7 +1,5 @@
 #include "launcher/control/control_server.h"
 
-#include <sys/socket.h>
-
 #include <chrono>
 #include <utility>
 
@@ -29,8 +27,7 @@ std::vector<int> ControlServer::descriptors() const {
 
 void ControlServer::accept_new() {
   for (;;) {
-    FileDescriptor socket(
-        ::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    FileDescriptor socket = accept_from(listener_);
     if (!socket) return;
     if (unauthenticated_.size() >= kMaxUnauthenticated) unauthenticated_.pop_front();
     unauthenticated_.push_back({.connection = ControlConnection(std::move(socket)),

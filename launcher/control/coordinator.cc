@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "core/printable.h"
+#include "core/secret.h"
 #include "launcher/control/meeting_message.h"
 #include "launcher/hosts/address.h"
 #include "launcher/ranks/process.h"
@@ -87,7 +88,7 @@ void Coordinator::wait_and_handle() {
   waits.wait(ControlConnection::kBeat);
   const auto accepts = [this](const ControlMessage& join) {
     const std::string token = join.text("token");
-    return join.text("program").empty() ? starters_.knows(token) : token == job_.secret;
+    return join.text("program").empty() ? starters_.knows(token) : same_secret(token, job_.secret);
   };
   for (ControlServer::Arrival& arrival : server_.service(accepts)) admit(std::move(arrival));
   handle_messages();

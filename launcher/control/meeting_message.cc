@@ -3,10 +3,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <string_view>
 
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "core/printable.h"
 #include "launcher/hosts/address.h"
 
@@ -27,14 +27,12 @@ std::vector<int> decode_slots(const std::string& text) {
   std::string_view rest = text;
   while (!rest.empty()) {
     const std::string_view part = rest.substr(0, rest.find(','));
-    int slot = 0;
-    const auto parsed = std::from_chars(part.data(), part.data() + part.size(), slot);
-    if (parsed.ec != std::errc() || parsed.ptr != part.data() + part.size() || slot < 0 ||
-        slots.size() >= kMaxRanksPerHost) {
+    const std::optional<int> slot = parse_number(part);
+    if (!slot || *slot < 0 || slots.size() >= kMaxRanksPerHost) {
       fail<CommError>("a launcher's message has the slots '{}', expected numbers and commas",
                       printable(text));
     }
-    slots.push_back(slot);
+    slots.push_back(*slot);
     rest.remove_prefix(std::min(part.size() + 1, rest.size()));
   }
   return slots;

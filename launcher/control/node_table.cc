@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include "core/build_id.h"
+#include "core/parse_number.h"
 #include "core/printable.h"
 #include "zerorun/version.h"
 
@@ -14,12 +14,7 @@ namespace zerorun {
 namespace {
 
 std::optional<int> parse_index(const std::string& text, size_t size) {
-  size_t value = 0;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || value >= size) {
-    return std::nullopt;
-  }
-  return static_cast<int>(value);
+  return parse_number(text, 0, static_cast<int>(size) - 1);
 }
 
 std::optional<int> node_of_command(const ControlMessage& join, const std::vector<Node>& nodes,

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "core/printable.h"
 #include "launcher/hosts/hostfile.h"
 #include "launcher/words.h"

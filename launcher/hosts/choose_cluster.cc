@@ -10,6 +10,7 @@
 #include "comm/rendezvous/slurm.h"
 #include "config/env.h"
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "core/printable.h"
 #include "launcher/hosts/address.h"
 #include "launcher/hosts/host_filter.h"

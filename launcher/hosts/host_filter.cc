@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "core/printable.h"
 #include "launcher/hosts/hostfile.h"
 #include "launcher/words.h"

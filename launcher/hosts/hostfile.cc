@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "core/printable.h"
 #include "launcher/ranks/resources.h"
 #include "launcher/words.h"

@@ -2,9 +2,8 @@
 
 #include <fmt/ranges.h>
 
-#include <charconv>
-
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "launcher/hosts/address.h"
 #include "launcher/hosts/shell_quote.h"
 
@@ -122,16 +121,14 @@ RemoteCommand mpirun_command(const Cluster& cluster, const RemoteContext& contex
 }
 
 int64_t parse_whole(const std::string& text, int64_t low, int64_t high) {
-  int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto parsed = std::from_chars(text.data(), end, value);
-  if (parsed.ec != std::errc() || parsed.ptr != end || value < low || value > high) {
+  const std::optional<int64_t> value = parse_number(text, low, high);
+  if (!value) {
     fail<ConfigError>(
         "--node_launcher is what zerorun starts on other hosts, not for users; got "
         "'{}', expected a number from {} to {}",
         text, low, high);
   }
-  return value;
+  return *value;
 }
 
 }  // namespace

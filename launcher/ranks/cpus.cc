@@ -4,10 +4,11 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <map>
 #include <set>
+
+#include "core/parse_number.h"
 
 namespace zerorun {
 
@@ -29,12 +30,10 @@ std::map<int, int> read_nodes(const std::filesystem::path& sysfs) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(sysfs / "node", error)) {
     const std::string name = entry.path().filename().string();
-    int node = 0;
-    if (!name.starts_with("node") ||
-        std::from_chars(name.data() + 4, name.data() + name.size(), node).ec != std::errc()) {
-      continue;
-    }
-    for (const int cpu : parse_cpu_list(read_line(entry.path() / "cpulist"))) node_of[cpu] = node;
+    if (!name.starts_with("node")) continue;
+    const std::optional<int> node = parse_number(std::string_view(name).substr(4));
+    if (!node) continue;
+    for (const int cpu : parse_cpu_list(read_line(entry.path() / "cpulist"))) node_of[cpu] = *node;
   }
   return node_of;
 }
@@ -51,20 +50,17 @@ std::pair<size_t, size_t> slice(size_t count, int index, int parts) {
 
 std::vector<int> parse_cpu_list(std::string_view text) {
   std::vector<int> cpus;
-  const char* position = text.data();
-  const char* const end = text.data() + text.size();
-  while (position < end) {
-    int first = 0;
-    auto parsed = std::from_chars(position, end, first);
-    if (parsed.ec != std::errc() || first < 0 || first > kMaxCpu) break;
-    int last = first;
-    if (parsed.ptr < end && *parsed.ptr == '-') {
-      parsed = std::from_chars(parsed.ptr + 1, end, last);
-      if (parsed.ec != std::errc() || last > kMaxCpu) break;
+  while (!text.empty()) {
+    const std::optional<int> first = take_number<int>(text);
+    if (!first || *first < 0 || *first > kMaxCpu) break;
+    std::optional<int> last = first;
+    if (text.starts_with('-')) {
+      text.remove_prefix(1);
+      last = take_number<int>(text);
+      if (!last || *last > kMaxCpu) break;
     }
-    for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
-    position = parsed.ptr;
-    if (position < end && *position == ',') ++position;
+    for (int cpu = *first; cpu <= *last; ++cpu) cpus.push_back(cpu);
+    if (text.starts_with(',')) text.remove_prefix(1);
   }
   return cpus;
 }

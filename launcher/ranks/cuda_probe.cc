@@ -11,6 +11,7 @@
 #include "device/cuda_backend.h"
 #include "launcher/ranks/process.h"
 #include "launcher/ranks/signals.h"
+#include "os/uninterrupted.h"
 
 namespace zerorun {
 
@@ -35,14 +36,12 @@ CudaProblem ask_for_cuda_problem() {
   pipe.write.close();
   CudaProblem problem;
   std::array<char, 4096> block;
-  ssize_t count = 0;
-  while ((count = read(pipe.read.get(), block.data(), block.size())) != 0) {
-    if (count > 0) problem.text.append(block.data(), static_cast<size_t>(count));
-    if (count < 0 && errno != EINTR) break;
+  const auto read_block = [&] { return read(pipe.read.get(), block.data(), block.size()); };
+  for (ssize_t count = 0; (count = uninterrupted(read_block)) > 0;) {
+    problem.text.append(block.data(), static_cast<size_t>(count));
   }
   int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
+  uninterrupted([&] { return waitpid(child, &status, 0); });
   problem.driver_fails = WIFSIGNALED(status) || WEXITSTATUS(status) == kDriverFails;
   if (WIFSIGNALED(status)) {
     problem.text = fmt::format("CUDA: a process that looked for GPUs was killed by {}",

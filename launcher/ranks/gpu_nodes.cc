@@ -1,9 +1,10 @@
 #include "launcher/ranks/gpu_nodes.h"
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <system_error>
+
+#include "core/parse_number.h"
 
 namespace zerorun {
 
@@ -50,10 +51,8 @@ std::vector<Gpu> read_gpus(const fs::path& root) {
 }
 
 const Gpu* find_gpu(const std::vector<Gpu>& gpus, const std::string& name) {
-  size_t index = 0;
-  const char* const end = name.data() + name.size();
-  if (std::from_chars(name.data(), end, index).ptr == end) {
-    return index < gpus.size() ? &gpus[index] : nullptr;
+  if (const std::optional<size_t> index = parse_number<size_t>(name)) {
+    return *index < gpus.size() ? &gpus[*index] : nullptr;
   }
   const auto found = std::find_if(gpus.begin(), gpus.end(), [&](const Gpu& gpu) {
     return !gpu.uuid.empty() && gpu.uuid.starts_with(name);  // as CUDA, which takes beginnings

@@ -14,6 +14,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "launcher/ranks/signals.h"
+#include "os/uninterrupted.h"
 
 namespace zerorun {
 
@@ -55,10 +56,9 @@ void OutputQueue::write_some() {
   } else {
     written_ += static_cast<size_t>(done);
   }
-  if (broken_ || !pending()) {
-    bytes_.clear();
-    written_ = 0;
-  }
+  if (broken_) written_ = bytes_.size();
+  // Not at every write: with a slow reader, each would move all that is waiting.
+  if (!pending() || written_ >= kQueueLimit) bytes_.erase(0, std::exchange(written_, 0));
 }
 
 void OutputQueue::lose_text() {
@@ -109,13 +109,13 @@ LogFile::LogFile(const std::string& path)
 
 bool LogFile::write(std::string_view text) {
   while (file_ && !text.empty()) {
-    const ssize_t done = ::write(file_.get(), text.data(), text.size());
-    if (done >= 0) {
-      text.remove_prefix(static_cast<size_t>(done));
-    } else if (errno != EINTR) {
+    const ssize_t done =
+        uninterrupted([&] { return ::write(file_.get(), text.data(), text.size()); });
+    if (done < 0) {
       file_.close();
       return false;
     }
+    text.remove_prefix(static_cast<size_t>(done));
   }
   return true;
 }

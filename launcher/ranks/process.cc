@@ -8,12 +8,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <map>
 
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "os/process_stat.h"
 
 namespace zerorun {
@@ -118,11 +118,9 @@ std::vector<pid_t> descendants() {
   std::multimap<pid_t, pid_t> children;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
-    const std::string name = entry.path().filename().string();
-    pid_t pid = 0;
-    const auto parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (parsed.ec != std::errc()) continue;
-    if (const auto stat = read_process_stat(pid)) children.emplace(stat->parent, pid);
+    const std::optional<pid_t> pid = parse_number<pid_t>(entry.path().filename().string());
+    if (!pid) continue;
+    if (const auto stat = read_process_stat(*pid)) children.emplace(stat->parent, *pid);
   }
   std::vector<pid_t> found = {getpid()};
   for (size_t i = 0; i < found.size(); ++i) {

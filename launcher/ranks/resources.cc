@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "launcher/hosts/host_filter.h"
 #include "launcher/hosts/hostfile.h"
 #include "launcher/words.h"

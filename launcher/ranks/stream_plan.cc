@@ -1,10 +1,10 @@
 #include "launcher/ranks/stream_plan.h"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "launcher/options.h"
 
 namespace zerorun {
@@ -15,26 +15,19 @@ constexpr unsigned kOutputBit = 1;
 constexpr unsigned kErrorBit = 2;
 constexpr unsigned kAllStreams = kOutputBit | kErrorBit;
 
-std::optional<unsigned> parse_stream_number(std::string_view text) {
-  unsigned value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
 // The streams that `value` names for a rank: a set of bits; nothing when it is malformed.
 std::optional<unsigned> named_streams(std::string_view value, int local_rank) {
   if (value.find(':') == std::string_view::npos) {
-    const std::optional<unsigned> all = value.empty() ? 0U : parse_stream_number(value);
+    const std::optional<unsigned> all = value.empty() ? 0U : parse_number<unsigned>(value);
     return all && *all <= kAllStreams ? all : std::nullopt;
   }
   unsigned found = 0;
   for (;;) {
     const std::string_view part = value.substr(0, value.find(','));
     const size_t colon = std::min(part.find(':'), part.size());
-    const std::optional<unsigned> rank = parse_stream_number(part.substr(0, colon));
+    const std::optional<unsigned> rank = parse_number<unsigned>(part.substr(0, colon));
     const std::optional<unsigned> streams =
-        parse_stream_number(part.substr(std::min(colon + 1, part.size())));
+        parse_number<unsigned>(part.substr(std::min(colon + 1, part.size())));
     if (!rank || !streams || *streams > kAllStreams) return std::nullopt;
     if (*rank == static_cast<unsigned>(local_rank)) found = *streams;
     if (part.size() == value.size()) return found;

@@ -16,6 +16,7 @@
 #include "core/check.h"
 #include "launcher/ranks/signals.h"
 #include "os/free_space.h"
+#include "os/uninterrupted.h"
 
 namespace zerorun {
 
@@ -95,10 +96,7 @@ void Supervisor::start_ranks() {
 
 void Supervisor::check_started(const FileDescriptor& failure) {
   int error = 0;
-  ssize_t count = 0;
-  do {
-    count = read(failure.get(), &error, sizeof(error));
-  } while (count < 0 && errno == EINTR);
+  const ssize_t count = uninterrupted([&] { return read(failure.get(), &error, sizeof(error)); });
   if (count != sizeof(error)) return;  // closed by every exec
   const std::string& path = job_.ranks.front().command.front();
   fail<ConfigError>("cannot execute {}: {}{}", path, std::strerror(error),

@@ -11,7 +11,7 @@
 #include "config/env.h"
 #include "core/check.h"
 #include "os/address.h"
-#include "os/process_stacks.h"
+#include "os/python_stacks.h"
 #include "python/bindings/register.h"
 #include "python/bindings/tensor_exchange.h"
 #include "python/bindings/without_gil.h"

@@ -3,6 +3,7 @@
 import faulthandler
 import os
 import signal
+import threading
 from functools import cache
 
 from zerorun import _C
@@ -10,13 +11,19 @@ from zerorun import _C
 __all__ = ["answer_stack_requests"]
 
 
-@cache
 def answer_stack_requests() -> None:
     """From now on a rank that waits for this process can see its Python stacks.
 
     They are written by a signal handler in C, so also while Python itself waits or is stuck. A
-    program that uses the signal itself keeps it.
+    program that uses the signal itself keeps it. Does nothing on other threads than the main one,
+    which is the one that gets the signal and for which faulthandler then makes a stack.
     """
+    if threading.current_thread() is threading.main_thread():
+        _register()
+
+
+@cache
+def _register() -> None:
     number, name = _C.stack_requests()
     if signal.getsignal(number) == signal.SIG_DFL:
         # For as long as the process lives: the handler keeps the descriptor.

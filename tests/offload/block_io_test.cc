@@ -60,10 +60,10 @@ TEST_P(BlockIoTest, ReadsWhatItWroteAndVisitsEveryBlockOnce) {
         const std::lock_guard lock(mutex);
         ++visits[i];
       };
-      io->transfer(Transfer::write, blocks(block), visit);
+      io->transfer(Direction::write, blocks(block), visit);
       EXPECT_THAT(visits, ::testing::Each(1));
       std::fill_n(buffer_.data(), kNbytes, std::byte{0});
-      io->transfer(Transfer::read, blocks(block), visit);
+      io->transfer(Direction::read, blocks(block), visit);
       EXPECT_THAT(visits, ::testing::Each(2));
       EXPECT_TRUE(std::equal(expected.begin(), expected.end(),
                              reinterpret_cast<const uint64_t*>(buffer_.data())));
@@ -77,26 +77,26 @@ TEST_P(BlockIoTest, ReadingBeyondTheEndNamesFileAndOffset) {
   std::vector<Block> all = blocks(4096);
   all[200].offset = 2 * kNbytes;
   try {
-    io->transfer(Transfer::read, all, [](size_t) {});
+    io->transfer(Direction::read, all, [](size_t) {});
     ADD_FAILURE() << "no error";
   } catch (const IoError& error) {
     EXPECT_THAT(error.what(), HasSubstr("test: cannot read 4096 bytes at offset 2097152: the file "
                                         "ends before"));
   }
-  io->transfer(Transfer::read, blocks(4096), [](size_t) {});  // it goes on
+  io->transfer(Direction::read, blocks(4096), [](size_t) {});  // it goes on
 }
 
 TEST_P(BlockIoTest, AnErrorOfTheVisitorEndsTheTransfer) {
   const auto io = make(4);
   if (!io) GTEST_SKIP() << "the kernel refuses io_uring";
-  for (const Transfer direction : {Transfer::read, Transfer::write}) {
+  for (const Direction direction : {Direction::read, Direction::write}) {
     EXPECT_THROW(io->transfer(direction, blocks(4096),
                               [](size_t i) {
                                 if (i == 100) throw IoError("damaged");
                               }),
                  IoError);
   }
-  io->transfer(Transfer::read, blocks(4096), [](size_t) {});
+  io->transfer(Direction::read, blocks(4096), [](size_t) {});
 }
 
 // The descriptor of a ring, replaced by a file that is none until this ends.
@@ -136,10 +136,10 @@ TEST_P(BlockIoTest, AfterAFailedSubmissionNothingRunsAndTheNextTransferIsWhole) 
     const int ring = io ? find_ring() : -1;
     if (ring < 0) GTEST_SKIP() << "the kernel refuses io_uring, or does not show it";
     std::fill_n(buffer_.data(), kNbytes, std::byte{1});
-    io->transfer(Transfer::write, blocks(4096), [](size_t) {});
+    io->transfer(Direction::write, blocks(4096), [](size_t) {});
     std::optional<BrokenRing> broken;
     // Blocks 0 to 4 are on their way when the ring breaks.
-    EXPECT_THROW(io->transfer(Transfer::write, blocks(4096),
+    EXPECT_THROW(io->transfer(Direction::write, blocks(4096),
                               [&](size_t i) {
                                 std::fill_n(buffer_.data() + i * 4096, 4096, std::byte{2});
                                 if (i == 5) broken.emplace(ring);
@@ -147,7 +147,7 @@ TEST_P(BlockIoTest, AfterAFailedSubmissionNothingRunsAndTheNextTransferIsWhole) 
                  IoError);
     broken.reset();
     std::fill_n(buffer_.data(), kNbytes, std::byte{3});  // nobody may write this for block 5
-    io->transfer(Transfer::read, blocks(4096), [](size_t) {});
+    io->transfer(Direction::read, blocks(4096), [](size_t) {});
     for (size_t i = 0; i < kNbytes; ++i) {
       const auto expected = i < size_t{5} * 4096 ? std::byte{2} : std::byte{1};
       ASSERT_EQ(buffer_.data()[i], expected) << i;
@@ -167,12 +167,12 @@ TEST(BlockIo, ThreadsMoveBlocksWhereTheKernelRefusesIoUring) {
     const auto io = make_block_io(file.open(), {}, memory);
     EXPECT_EQ(io->name(), "threads");
     std::fill_n(buffer.data(), kDirectAlignment, std::byte{7});
-    const auto move = [&](Transfer direction, size_t at) {
+    const auto move = [&](Direction direction, size_t at) {
       const std::vector<Block> blocks = {{buffer.data() + at, kDirectAlignment, 0}};
       io->transfer(direction, blocks, [](size_t) {});
     };
-    move(Transfer::write, 0);
-    move(Transfer::read, kDirectAlignment);
+    move(Direction::write, 0);
+    move(Direction::read, kDirectAlignment);
     EXPECT_EQ(buffer.data()[2 * kDirectAlignment - 1], std::byte{7});
   })
       .join();

@@ -33,14 +33,14 @@ int open_buffered(int fd) {
 class FaultyIo final : public BlockIo {
  public:
   enum class Fault { none, no_space, damage };
-  FaultyIo(std::unique_ptr<BlockIo> inner, OpenFile file, Transfer direction, int fail_at,
+  FaultyIo(std::unique_ptr<BlockIo> inner, OpenFile file, Direction direction, int fail_at,
            Fault fault)
       : inner_(std::move(inner)),
         file_(std::move(file)),
         direction_(direction),
         fail_at_(fail_at),
         fault_(fault) {}
-  void transfer(Transfer direction, std::span<const Block> blocks, const Visit& visit) override {
+  void transfer(Direction direction, std::span<const Block> blocks, const Visit& visit) override {
     inner_->transfer(direction, blocks, visit);
     if (direction != direction_) return;
     for (const Block& block : blocks) {
@@ -72,7 +72,7 @@ class FaultyIo final : public BlockIo {
 
   std::unique_ptr<BlockIo> inner_;
   OpenFile file_;
-  Transfer direction_;
+  Direction direction_;
   int fail_at_;
   Fault fault_;
   int seen_ = 0;
@@ -205,7 +205,7 @@ TEST_P(NvmeStateStoreTest, ADamagedBlockIsAnErrorWithFileAndOffset) {
   for (int at = 0; at < 20; ++at) {
     stream_ = device_->make_stream("test");  // a stream keeps its error
     const auto store = make(some_chunks(), [&](const OpenFile& file, auto) {
-      return std::make_unique<FaultyIo>(make_thread_io(file, 2), file, Transfer::write, at,
+      return std::make_unique<FaultyIo>(make_thread_io(file, 2), file, Direction::write, at,
                                         FaultyIo::Fault::damage);
     });
     for (int chunk = 0; chunk < 7; ++chunk) write(*store, chunk, 3.0F);
@@ -228,7 +228,7 @@ TEST_P(NvmeStateStoreTest, ADamagedBlockIsAnErrorWithFileAndOffset) {
 TEST_P(NvmeStateStoreTest, AFullDiskIsAnErrorAtWhateverBlockItHappens) {
   std::mt19937 random(7);
   for (int round = 0; round < 50; ++round) {
-    const auto direction = random() % 2 == 0 ? Transfer::read : Transfer::write;
+    const auto direction = random() % 2 == 0 ? Direction::read : Direction::write;
     const int at = static_cast<int>(random() % 40);
     const auto store = make(some_chunks(), [&](const OpenFile& file, auto) {
       return std::make_unique<FaultyIo>(make_thread_io(file, 2), file, direction, at,
@@ -273,8 +273,8 @@ class CountingIo final : public BlockIo {
  public:
   CountingIo(std::unique_ptr<BlockIo> inner, std::atomic<int>& reads)
       : inner_(std::move(inner)), reads_(reads) {}
-  void transfer(Transfer direction, std::span<const Block> blocks, const Visit& visit) override {
-    if (direction == Transfer::read) reads_ += static_cast<int>(blocks.size());
+  void transfer(Direction direction, std::span<const Block> blocks, const Visit& visit) override {
+    if (direction == Direction::read) reads_ += static_cast<int>(blocks.size());
     inner_->transfer(direction, blocks, visit);
   }
   std::string_view name() const override { return "counting"; }

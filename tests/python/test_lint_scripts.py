@@ -1,5 +1,6 @@
 """The lint scripts report what breaks the rules, and nothing else."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,28 @@ def test_allowed_code_passes(tmp_path: Path, path: str, code: str) -> None:
     assert lint("check_boundaries.py", tmp_path, {path: code}) == (0, [])
 
 
+def test_a_name_is_that_of_one_type(tmp_path: Path) -> None:
+    files = {
+        "comm/a.h": "namespace zerorun {\nstruct A final : B<int> { int a; };\n}",
+        "offload/a.h": "namespace zerorun {\nenum class A : uint8_t { one };\n}",
+        "zero/a.h": "namespace zerorun::zero { class A {}; }",
+    }
+    message = "zerorun::A is also a type of comm/a.h: each type needs a name of its own"
+    assert lint("check_boundaries.py", tmp_path, files) == (1, [f"offload/a.h:1: {message}"])
+
+
+def test_types_that_others_cannot_name_may_share_one(tmp_path: Path) -> None:
+    header = (
+        "namespace zerorun { class A {}; template <> struct hash<A> {}; struct D { enum E {}; }; }"
+    )
+    source = (
+        "namespace zerorun { class A; namespace { class A {}; } void f(A a) { struct D {} d; } "
+        "template <> struct hash<int> {}; struct sigaction A {}; } // class A {"
+    )
+    files = {"comm/a.h": header, "offload/a.cc": source, "zero/a.cc": source}
+    assert lint("check_boundaries.py", tmp_path, files) == (0, [])
+
+
 PYTHON = "python/zerorun"
 
 
@@ -200,6 +223,13 @@ def struct_of(members: int) -> str:
 """
 
 
+def derived_class(members: int, inherited: int) -> str:
+    fields = "".join(f"  int field{i} = {i};\n" for i in range(members - 2))
+    more = "  const std::map<int, int>*p = f(1, 2), q[2] = {{1, 2}};\n  int g(int a, int b);\n"
+    bases = f"struct Base {{ int {', '.join(f'b{i}' for i in range(inherited))}; }};\n"
+    return f"{bases}class A final : public zerorun::Base, I<int> {{\n{fields}{more}}};\n"
+
+
 def python_class_of(members: int, before: str = "") -> str:
     lines = [f"        self.a{i}, other.x{i} = {i}, 0" for i in range(members - 1)]
     more = ["        self.a0 += 1", "        b = self.c"]
@@ -218,6 +248,12 @@ def python_class_of(members: int, before: str = "") -> str:
         ("zero/a.cc", function_of(61, "\n// size:\n"), "zero/a.cc:3: f has 61 lines"),
         ("zero/a.h", class_of(16), "zero/a.h:1: A has 16 data members"),
         ("zero/a.h", struct_of(16), "zero/a.h:1: A has 16 data members"),
+        (
+            "zero/a.h",
+            "struct A {\n  std::string a, b, c;\n" + "int d, e;\n" * 7 + "};",
+            "zero/a.h:1: A",
+        ),
+        ("zero/a.h", derived_class(16, 0), "zero/a.h:2: A has 16 data members"),
         ("python/a.py", python_class_of(16), "python/a.py:1: A has 16 data members"),
     ],
 )
@@ -236,6 +272,7 @@ def test_budget_overrun_is_reported(tmp_path: Path, path: str, code: str, found:
         ("zero/a.cc", function_of(70, "// size: one switch over every key\n")),
         ("zero/a.h", class_of(15)),
         ("zero/a.h", struct_of(15)),
+        ("zero/a.h", derived_class(10, 5)),
         ("python/a.py", python_class_of(15)),
         ("python/a.py", python_class_of(16, "# size: mirrors a file's header\n")),
         ("zero/a.h", class_of(16, "// size: mirrors the file's header\n")),
@@ -244,3 +281,89 @@ def test_budget_overrun_is_reported(tmp_path: Path, path: str, code: str, found:
 )
 def test_within_budget_passes(tmp_path: Path, path: str, code: str) -> None:
     assert size(tmp_path, path, code) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("zero/a.h", derived_class(10, 6)),
+        (
+            "python/a.py",
+            "\n" + python_class_of(15, "class B:\n    b: int\n").replace("A:", "A(x.B):"),
+        ),
+    ],
+)
+def test_members_of_base_classes_are_a_warning(tmp_path: Path, path: str, code: str) -> None:
+    status, found = lint("check_size.py", tmp_path, {path: code})
+    assert status == 0
+    assert len(found) == 1
+    assert found[0].startswith(f"warning: {path}:")
+    assert " A has 16 data members with those of its base classes;" in found[0]
+
+
+CEILINGS = "scripts/ceilings.json"
+
+
+def house(root: Path, *options: str) -> tuple[int, list[str]]:
+    subprocess.run(["git", "init", "-q", root], check=True)
+    command = [sys.executable, SCRIPTS / "house.py", *options, root]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stderr == ""
+    return result.returncode, result.stdout.splitlines()
+
+
+def write_house(root: Path, files: dict[str, int], ceilings: dict[str, tuple[int, int]]) -> None:
+    """`files`: lines of each; `ceilings`: files and lines of each folder."""
+    for name, lines in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("int x;\n" * lines)
+    (root / CEILINGS).parent.mkdir(exist_ok=True)
+    named = {folder: {"files": f, "lines": n} for folder, (f, n) in ceilings.items()}
+    (root / CEILINGS).write_text(json.dumps(named))
+
+
+FILES = {"zero/a.cc": 3, "zero/update/b.h": 4, "zero/data.json": 9, "python/bindings/c.cc": 2}
+
+
+@pytest.mark.parametrize(
+    ("zero", "found"),
+    [
+        ((2, 7), []),
+        ((3, 9), []),
+        ((2, 5), ["zero has 7 lines, 2 above its ceiling of 5"]),
+        ((1, 7), ["zero has 2 files, 1 above its ceiling of 1"]),
+        (None, ["zero has no ceiling"]),
+    ],
+)
+def test_ceilings(tmp_path: Path, zero: tuple[int, int] | None, found: list[str]) -> None:
+    ceilings = {"python/bindings": (1, 2), "removed": (1, 1)} | ({"zero": zero} if zero else {})
+    write_house(tmp_path, FILES, ceilings)
+    status, problems = house(tmp_path, "--check")
+    assert [problem.partition(":")[0] for problem in problems] == found
+    assert status == bool(found)
+    assert all("scripts/" in problem for problem in problems)  # what to do
+
+
+def test_ceilings_are_only_lowered(tmp_path: Path) -> None:
+    write_house(tmp_path, FILES, {"zero": (5, 6), "removed": (1, 1)})
+    assert house(tmp_path, "--tighten") == (0, [])
+    assert json.loads((tmp_path / CEILINGS).read_text()) == {
+        "python/bindings": {"files": 1, "lines": 2},
+        "zero": {"files": 2, "lines": 6},
+    }
+    assert house(tmp_path, "--check")[0] == 1
+
+
+def test_figures(tmp_path: Path) -> None:
+    write_house(tmp_path, FILES | {"comm/a.cc": 60, "tests/a_test.cc": 5}, {})
+    (tmp_path / "comm/b.h").write_text(
+        derived_class(10, 5) + "// dynamic_cast<A>(a)\nauto a = dynamic_cast<A>(b);\n"
+    )
+    status, lines = house(tmp_path)
+    assert status == 0
+    figures = dict(line.rsplit(maxsplit=1) for line in lines if line)
+    assert figures["C++ product: files"] == "5"
+    assert figures["C++ product: files under 50 lines"] == "4"
+    assert figures["classes with exactly 15 data members"] == "1"
+    assert figures["dynamic_casts in comm"] == "1"
+    assert any(line.endswith("A 15, Base 5") for line in lines)

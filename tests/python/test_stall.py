@@ -39,4 +39,40 @@ def test_the_report_shows_the_python_stack_of_the_rank_that_is_stuck(build, tmp_
     assert "bucket" in waiting["label"]
     assert stuck["waits_for"] is None
     assert any("wait_for_a_lock" in line for line in stuck["python_stack"])
-    assert stuck["native_stack"]
+    assert f"gdb -p {stuck['pid']}" in logs
+
+
+HANDLERS = """
+import ctypes, threading
+from pathlib import Path
+from zerorun import _C
+from zerorun.stacks import answer_stack_requests
+
+class Stack(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("nbytes", ctypes.c_size_t)]
+
+def has_handler():
+    status = Path("/proc/self/status").read_text()
+    caught = int(status.split("SigCgt:")[1].split()[0], 16)
+    return bool(caught >> (_C.stack_requests()[0] - 1) & 1)
+
+def has_stack():
+    stack = Stack()
+    assert ctypes.CDLL(None).sigaltstack(None, ctypes.byref(stack)) == 0
+    return stack.at is not None
+
+thread = threading.Thread(target=answer_stack_requests)
+thread.start()
+thread.join()
+print("after a thread:", has_handler())
+answer_stack_requests()
+print("after the main thread:", has_handler(), has_stack())
+"""
+
+
+def test_the_handler_has_a_stack_of_its_own(build, tmp_path):
+    """A rank may be in a function that uses a block of the heap as its stack."""
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    done = launch(build, 1, "handlers.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["after a thread: False", "after the main thread: True True"]

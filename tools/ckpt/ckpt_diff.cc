@@ -40,10 +40,8 @@ Difference compare_values(const SavedValues& one, const SavedValues& other) {
   Difference difference{.name = {}, .kind = {}, .numel = one.numel()};
   double squares = 0;
   for (int64_t i = 0; i < one.numel(); ++i) {
-    const double a = one.value(i);
-    const double b = other.value(i);
-    if (a == b || (std::isnan(a) && std::isnan(b))) continue;
-    const double distance = std::abs(a - b);
+    const double distance = one.distance(other, i);
+    if (distance == 0) continue;
     ++difference.elements;
     difference.largest = std::isnan(distance) ? distance : std::max(difference.largest, distance);
     squares += distance * distance;

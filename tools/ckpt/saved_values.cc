@@ -1,5 +1,6 @@
 #include "tools/ckpt/saved_values.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -31,24 +32,38 @@ SavedValues::SavedValues(const SavedModel& model, size_t parameter) {
   model.read(parameter, {bytes_.data(), numel_, dtype_});
 }
 
+template <typename T>
+T SavedValues::read(int64_t element) const {
+  T value;
+  std::memcpy(&value, bytes_.data() + static_cast<size_t>(element) * sizeof value, sizeof value);
+  return value;
+}
+
 double SavedValues::value(int64_t element) const {
-  const auto read = [&]<typename T>(T value) {
-    std::memcpy(&value, bytes_.data() + static_cast<size_t>(element) * sizeof value, sizeof value);
-    return value;
-  };
   switch (dtype_) {
     case DType::fp32:
-      return read(float{});
+      return read<float>(element);
     case DType::bf16:
-      return to_float(read(Bf16{}));
+      return to_float(read<Bf16>(element));
     case DType::fp16:
-      return to_float(read(Fp16{}));
+      return to_float(read<Fp16>(element));
     case DType::int64:
-      return static_cast<double>(read(int64_t{}));
+      return static_cast<double>(read<int64_t>(element));
     case DType::uint8:
-      return read(uint8_t{});
+      return read<uint8_t>(element);
   }
   return 0;
+}
+
+double SavedValues::distance(const SavedValues& other, int64_t element) const {
+  if (dtype_ == DType::int64 && other.dtype_ == DType::int64) {
+    // A double holds integers up to 2^53 only.
+    const auto [low, high] = std::minmax({read<int64_t>(element), other.read<int64_t>(element)});
+    return static_cast<double>(static_cast<uint64_t>(high) - static_cast<uint64_t>(low));
+  }
+  const double a = value(element);
+  const double b = other.value(element);
+  return a == b || (std::isnan(a) && std::isnan(b)) ? 0 : std::abs(a - b);
 }
 
 double SavedValues::norm() const {

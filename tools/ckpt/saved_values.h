@@ -16,10 +16,16 @@ class SavedValues {
 
   int64_t numel() const { return numel_; }
   double value(int64_t element) const;
+  // The absolute difference to the same element of `other`; 0 only if they are equal. NaN equals
+  // NaN.
+  double distance(const SavedValues& other, int64_t element) const;
   double norm() const;  // L2 norm
   bool all_finite() const;
 
  private:
+  template <typename T>
+  T read(int64_t element) const;
+
   DType dtype_;
   int64_t numel_ = 0;
   std::vector<std::byte> bytes_;

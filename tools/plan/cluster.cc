@@ -1,18 +1,18 @@
 #include "tools/plan/cluster.h"
 
 #include <algorithm>
-#include <charconv>
 #include <sstream>
 #include <string_view>
 
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "tools/plan/host_groups.h"
 
 namespace zerorun {
 
-Cluster parse_cluster(const std::string& text) {
+SimulatedCluster parse_cluster(const std::string& text) {
   constexpr int kMax = 1 << 20;
-  Cluster cluster;
+  SimulatedCluster cluster;
   std::istringstream parts(text);
   int hosts = 0;
   int gpus = 0;
@@ -21,10 +21,9 @@ Cluster parse_cluster(const std::string& text) {
     const size_t equals = part.find('=');
     const std::string_view value =
         std::string_view(part).substr(equals == std::string::npos ? part.size() : equals + 1);
-    int number = 0;
-    const auto [end, error] = std::from_chars(value.begin(), value.end(), number);
+    const int number = parse_number(value, 1, kMax).value_or(0);
     const std::string name = part.substr(0, equals);
-    valid &= error == std::errc() && end == value.end() && number >= 1 && number <= kMax;
+    valid &= number > 0;
     if (name == "hosts" && hosts == 0) {
       cluster.hosts = hosts = number;
     } else if ((name == "gpus" || name == "cpus") && gpus == 0) {
@@ -44,10 +43,8 @@ Cluster parse_cluster(const std::string& text) {
 }
 
 double parse_rate(const std::string& text, const std::string& option) {
-  double number = 0;
-  const char* const last = text.data() + text.size();
-  const auto [end, error] = std::from_chars(text.data(), last, number);
-  std::string_view unit(end, static_cast<size_t>(last - end));
+  std::string_view unit = text;
+  const double number = take_number<double>(unit).value_or(0);
   if (unit.ends_with("/s")) unit.remove_suffix(2);
   const double factor = unit == "Gbit"   ? 1e9 / 8
                         : unit == "Mbit" ? 1e6 / 8
@@ -57,7 +54,7 @@ double parse_rate(const std::string& text, const std::string& option) {
                         : unit == "TB"   ? 1e12
                                          : 0.0;
   const double rate = number * factor;
-  if (error != std::errc() || factor == 0 || !(rate > 0)) {
+  if (!(rate > 0)) {
     fail<ConfigError>(
         "{} '{}': expected a rate such as 400Gbit or 450GB/s, which is a number above 0 of Mbit, "
         "Gbit, Tbit, MB, GB or TB per second",
@@ -69,11 +66,11 @@ double parse_rate(const std::string& text, const std::string& option) {
   return rate;
 }
 
-Cluster cluster_of(const PlanOptions& options) {
+SimulatedCluster cluster_of(const PlanOptions& options) {
   if (options.link.empty() || options.nvlink.empty()) {
     fail<ConfigError>("--simulate needs --link and --nvlink, such as 400Gbit and 450GB/s");
   }
-  Cluster cluster = parse_cluster(options.simulate);
+  SimulatedCluster cluster = parse_cluster(options.simulate);
   if (options.cpu && !cluster.cpu) {
     fail<ConfigError>("--simulate {} describes GPUs: remove --cpu, or write cpus= instead of gpus=",
                       options.simulate);
@@ -125,7 +122,7 @@ double sent_by_ring(const StepCall& call, const HostGroup& group, double sent) {
 
 }  // namespace
 
-CallCost cost_of(const StepCall& call, const Cluster& cluster) {
+CallCost cost_of(const StepCall& call, const SimulatedCluster& cluster) {
   const int64_t ranks = call.ranks.count;
   const bool exchanges = call.op == Collective::all_to_all;
   const int64_t passes = call.op == Collective::all_reduce ? 2 : 1;

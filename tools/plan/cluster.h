@@ -10,7 +10,7 @@ namespace zerorun {
 
 // A cluster for `zerorun plan --simulate`. With CPU ranks, members about GPUs describe the CPU
 // ranks.
-struct Cluster {
+struct SimulatedCluster {
   int hosts = 1;
   int gpus = 8;         // GPUs (or CPU ranks) per host
   bool cpu = false;     // the ranks are CPU ranks
@@ -27,13 +27,13 @@ struct Cluster {
 };
 
 // Parses "hosts=1280,gpus=8" or "hosts=2,cpus=2". Throws ConfigError.
-Cluster parse_cluster(const std::string& text);
+SimulatedCluster parse_cluster(const std::string& text);
 // Parses "400Gbit", "400Gbit/s" or "450GB/s" to bytes per second. Throws ConfigError that names
 // `option`.
 double parse_rate(const std::string& text, const std::string& option);
 
 // Builds the cluster from --simulate, --link, --nvlink and related options. Throws ConfigError.
-Cluster cluster_of(const PlanOptions& options);
+SimulatedCluster cluster_of(const PlanOptions& options);
 
 // The cost of a collective on a cluster. GPUs use rings for reductions and gathers, each of which
 // leaves a host once, and one message to each peer for all_to_all; CPU ranks send what
@@ -47,6 +47,6 @@ struct CallCost {
   int64_t link_messages = 0;  // messages over a host's link
   int64_t messages = 0;       // messages that a rank sends
 };
-CallCost cost_of(const StepCall& call, const Cluster& cluster);
+CallCost cost_of(const StepCall& call, const SimulatedCluster& cluster);
 
 }  // namespace zerorun

@@ -370,7 +370,7 @@ std::string plan_report(const PlanOptions& given) {
   PlanOptions options = given;
   check_simulation(options);
   if (!options.simulate.empty()) {
-    const Cluster cluster = cluster_of(options);
+    const SimulatedCluster cluster = cluster_of(options);
     options.world_size = cluster.ranks();
     options.ranks_per_host = cluster.gpus;
     options.cpu = cluster.cpu;

@@ -8,6 +8,7 @@ namespace zerorun {
 // The options of `zerorun plan`. Sizes are text ("80GB", "24GiB"), empty if not given. The
 // micro-batch size is that of the options, else of the configuration, else the default of the
 // bundled program.
+// size: one option each
 struct PlanOptions {
   std::string config;  // argument of load_config; empty: stage 2, bf16, AdamW
   std::string model;

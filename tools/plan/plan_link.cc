@@ -14,12 +14,12 @@ LinkTraffic plan_link(const Config& config, std::span<const ParameterSpec> specs
   if (layout.hosts() == 1) return {};
   const ShardedModel model(config, specs, layout.world_size, layout.cpu);
   // Bandwidths only affect times, which are not used here.
-  const Cluster cluster{.hosts = layout.hosts(),
-                        .gpus = layout.ranks_per_host,
-                        .cpu = layout.cpu,
-                        .world_size = layout.world_size,
-                        .link = 1,
-                        .nvlink = 1};
+  const SimulatedCluster cluster{.hosts = layout.hosts(),
+                                 .gpus = layout.ranks_per_host,
+                                 .cpu = layout.cpu,
+                                 .world_size = layout.world_size,
+                                 .link = 1,
+                                 .nvlink = 1};
   LinkTraffic traffic;
   for (const StepCall& call : step_calls(model, layout.ranks_per_host)) {
     const bool gathers = call.op == Collective::all_gather;

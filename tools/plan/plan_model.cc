@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <optional>
 #include <string_view>
 
 #include "core/check.h"
+#include "core/parse_number.h"
 #include "tools/plan/plan_shape.h"
 #include "train/model/activations.h"
 
@@ -105,20 +105,17 @@ PlanModel model_of(const PlanShape& shape, const std::string& name, DType activa
 
 // "350M", "1.3B", "124000000".
 std::optional<double> parse_count(const std::string& text) {
-  double count = 0;
-  const char* const last = text.data() + text.size();
-  const auto [end, error] = std::from_chars(text.data(), last, count);
-  if (error != std::errc() || end == text.data()) return std::nullopt;
-  const std::string_view unit(end, static_cast<size_t>(last - end));
+  std::string_view unit = text;
+  std::optional<double> count = take_number<double>(unit);
   const double factor = unit.empty()                 ? 1.0
                         : unit == "K" || unit == "k" ? 1e3
                         : unit == "M" || unit == "m" ? 1e6
                         : unit == "B" || unit == "b" ? 1e9
                         : unit == "T" || unit == "t" ? 1e12
                                                      : 0.0;
-  if (factor == 0.0) return std::nullopt;
-  count *= factor;
-  if (!(count >= 1 && count <= kMaxParameters)) {
+  if (!count || factor == 0.0) return std::nullopt;
+  *count *= factor;
+  if (!(*count >= 1 && *count <= kMaxParameters)) {
     fail<ConfigError>("--model '{}': expected from 1 to {:.0e} parameters", text, kMaxParameters);
   }
   return count;

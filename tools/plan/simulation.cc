@@ -18,7 +18,7 @@ namespace {
 // The two streams of a rank: computation and collectives.
 class Streams {
  public:
-  Streams(const Cluster& cluster, const ShardedModel& model, int64_t tokens)
+  Streams(const SimulatedCluster& cluster, const ShardedModel& model, int64_t tokens)
       : cluster_(cluster),
         model_(model),
         tokens_(tokens),
@@ -65,7 +65,7 @@ class Streams {
     computed_ = std::max(computed_, time);
   }
 
-  const Cluster& cluster_;
+  const SimulatedCluster& cluster_;
   const ShardedModel& model_;
   const int64_t tokens_;
   const bool overlaps_;
@@ -77,7 +77,7 @@ class Streams {
   double last_begin_ = 0.0;
 };
 
-SimulatedStep simulate(const ShardedModel& model, const Cluster& cluster, int64_t tokens) {
+SimulatedStep simulate(const ShardedModel& model, const SimulatedCluster& cluster, int64_t tokens) {
   const std::vector<StepCall> calls = step_calls(model, cluster.gpus);
   Streams streams(cluster, model, tokens);
   size_t next = 0;
@@ -112,7 +112,7 @@ std::string text_of_seconds(double seconds) {
   return seconds >= 1 ? fmt::format("{:.2f} s", seconds) : fmt::format("{:.2f} ms", 1e3 * seconds);
 }
 
-std::string growth(const ShardedModel& model, const Cluster& cluster) {
+std::string growth(const ShardedModel& model, const SimulatedCluster& cluster) {
   int64_t padded = 0;
   int64_t numel = 0;
   for (const Bucket& bucket : model.buckets) {
@@ -159,7 +159,7 @@ std::string table(std::vector<Choice> choices, std::optional<int64_t> device_mem
 
 // Returns the sizes of shard groups to evaluate: equal parts of a host, whole hosts, and equal
 // parts of all hosts.
-std::vector<int64_t> group_sizes(const Cluster& cluster) {
+std::vector<int64_t> group_sizes(const SimulatedCluster& cluster) {
   const int64_t ranks = cluster.ranks();
   std::vector<int64_t> sizes;
   for (int64_t size = 1; size <= ranks; size += size < cluster.gpus ? 1 : cluster.gpus) {
@@ -172,7 +172,7 @@ std::vector<int64_t> group_sizes(const Cluster& cluster) {
 
 // Returns the configuration with only those quantization settings that shard groups of this size
 // support.
-ZeroConfig fewer_bits(const ZeroConfig& zero, int64_t group, const Cluster& cluster) {
+ZeroConfig fewer_bits(const ZeroConfig& zero, int64_t group, const SimulatedCluster& cluster) {
   ZeroConfig fewer = group > cluster.gpus ? zero : without_link_savings(zero);
   fewer.hpz_partition_size = 1;
   if (group < cluster.ranks()) {
@@ -185,13 +185,13 @@ ZeroConfig fewer_bits(const ZeroConfig& zero, int64_t group, const Cluster& clus
 }  // namespace
 
 SimulatedStep simulate_step(const Config& config, std::span<const ParameterSpec> specs,
-                            const Cluster& cluster, int64_t tokens) {
+                            const SimulatedCluster& cluster, int64_t tokens) {
   const ShardedModel model(config, specs, cluster.ranks(), cluster.cpu);
   return simulate(model, cluster, tokens);
 }
 
 std::string simulation_report(const Config& config, std::span<const ParameterSpec> specs,
-                              const Cluster& cluster, int64_t tokens,
+                              const SimulatedCluster& cluster, int64_t tokens,
                               std::optional<int64_t> device_memory) {
   Config own = config;
   resolve_groups(own.zero, cluster.ranks(), cluster.gpus);

@@ -28,13 +28,13 @@ struct SimulatedStep {
 // `tokens` is the number of tokens of a rank in a micro-step. Collectives run one after the other:
 // gathers one module ahead of their use, reductions when backward has passed their bucket.
 SimulatedStep simulate_step(const Config& config, std::span<const ParameterSpec> specs,
-                            const Cluster& cluster, int64_t tokens);
+                            const SimulatedCluster& cluster, int64_t tokens);
 
 // Returns a report about the step with this configuration, costs that grow with the number of
 // ranks, and steps with other stages, shard groups and second copies, the fastest first. Settings
 // that need more than `device_memory` are omitted.
 std::string simulation_report(const Config& config, std::span<const ParameterSpec> specs,
-                              const Cluster& cluster, int64_t tokens,
+                              const SimulatedCluster& cluster, int64_t tokens,
                               std::optional<int64_t> device_memory);
 
 }  // namespace zerorun

@@ -2,18 +2,17 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 
 #include "core/check.h"
 #include "core/format_bytes.h"
+#include "core/parse_number.h"
 
 namespace zerorun {
 
 int64_t parse_bytes(const std::string& text, const std::string& option) {
-  double number = 0;
-  const char* const last = text.data() + text.size();
-  const auto [end, error] = std::from_chars(text.data(), last, number);
-  std::string unit(end, last);
+  std::string_view rest = text;
+  const std::optional<double> number = take_number<double>(rest);
+  std::string unit(rest);
   std::transform(unit.begin(), unit.end(), unit.begin(),
                  [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
   constexpr double kKibi = 1024;
@@ -24,12 +23,12 @@ int64_t parse_bytes(const std::string& text, const std::string& option) {
                         : unit == "MIB" || unit == "M" ? kKibi * kKibi
                         : unit == "MB"                 ? 1e6
                                                        : 0.0;
-  const double nbytes = number * factor;
-  if (error == std::errc() && unit.empty()) {
+  const double nbytes = number.value_or(0) * factor;
+  if (number && unit.empty()) {
     fail<ConfigError>("{} '{}' has no unit: expected a size such as {}GB or {}GiB", option, text,
                       text, text);
   }
-  if (error != std::errc() || !(nbytes > 0) || nbytes > kMaxByteSize) {
+  if (!(nbytes > 0) || nbytes > kMaxByteSize) {
     fail<ConfigError>("{} '{}': expected a size such as 80GB, 24GiB or 2TB", option, text);
   }
   return static_cast<int64_t>(nbytes);

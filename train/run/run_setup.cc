@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <string_view>
 #include <utility>
 
@@ -14,6 +13,7 @@
 #include "config/env.h"
 #include "core/check.h"
 #include "core/format_bytes.h"
+#include "core/parse_number.h"
 #include "os/host_limits.h"
 #include "train/model/activations.h"
 #include "train/run/default_run.h"
@@ -159,16 +159,14 @@ void check_memory(const RunSetup& setup, const RankInfo& rank) {
 }
 
 int32_t parse_token(std::string_view text, int64_t vocabulary) {
-  int32_t token = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), token);
-  if (error != std::errc() || end != text.data() + text.size() || token < 0 ||
-      token >= vocabulary) {
+  const std::optional<int32_t> token = parse_number<int32_t>(text, 0);
+  if (!token || *token >= vocabulary) {
     fail<ConfigError>(
         "--sample: '{}' is not a token id below {}; a model of tokens takes ids, as "
         "in --sample '464 3290'",
         text, vocabulary);
   }
-  return token;
+  return *token;
 }
 
 std::vector<int32_t> make_prompt(const TrainOptions& options, const RunSetup& setup) {

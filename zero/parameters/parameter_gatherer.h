@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "zero/groups/engine_context.h"
@@ -55,7 +56,9 @@ class ParameterGatherer {
 
   // A hash, below kMaxOrderHash, of the collective gathers so far. If it differs between ranks,
   // they have gathered different modules at the same time and their full parameters are wrong.
-  static constexpr int64_t kMaxOrderHash = int64_t{1} << 24;
+  // Its squares are summed over all ranks, up to 2^20 of them.
+  static constexpr int64_t kMaxOrderHash = int64_t{1} << 20;
+  static_assert(kMaxOrderHash <= std::numeric_limits<int64_t>::max() / kMaxOrderHash >> 20);
   int64_t order_hash() const { return order_hash_; }
 
  private:

@@ -12,6 +12,7 @@
 #include "checkpoint/files/layout.h"
 #include "checkpoint/folder/retention.h"
 #include "checkpoint/loading/verify.h"
+#include "checkpoint/saving/save_folder.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "zerorun/checkpoint.h"
@@ -138,13 +139,13 @@ TEST_F(Directory, ThoseWhoRemoveTheSameCheckpointsDoNotFail) {
     std::thread other(remove_all);
     std::atomic<bool> done = false;
     std::thread saving([&] {
-      while (!done) remove_leftovers(path_);
+      while (!done) remove_leftovers(path_, new_save_id());
     });
     one.join();
     other.join();
     done = true;
     saving.join();
-    remove_leftovers(path_);
+    remove_leftovers(path_, new_save_id());
     EXPECT_THAT(names_in(path_), ElementsAre("kept", "latest"));
   }
 }
@@ -198,6 +199,18 @@ TEST_F(Directory, LeftoversOfCrashesGoWithTheNextSaveAndNothingElse) {
   save("a");
   EXPECT_THAT(names_in(path_), ElementsAre(".gitignore", ".step1.tmp-0123", ".tmp-0123456789abcdef",
                                            "a", "latest", "notes.txt", "x.tmp-0123456789abcdef"));
+}
+
+// As a blocking save does while an AsyncSaver of the same process writes.
+TEST_F(Directory, ASaveSparesTheFolderOfAnotherThatIsUnderWay) {
+  SaveFolder under_way({path_, "async", new_save_id()}, 0);
+  under_way.make();
+  testing::write_file(under_way.shard(0), "bytes");
+  save("blocking");
+  EXPECT_NO_THROW(under_way.check_seen());
+  EXPECT_TRUE(fs::exists(under_way.shard(0)));
+  under_way.discard();
+  EXPECT_THAT(names_in(path_), ElementsAre("blocking", "latest"));
 }
 
 TEST_F(Directory, MissingLatestListsTheTagsInOrder) {

@@ -19,11 +19,13 @@ TEST(SlurmHostList, Expands) {
               ElementsAre("n08-ib", "n09-ib", "n10-ib", "n11-ib", "x"));
   EXPECT_THAT(expand_host_list("r[1-2]n[1,3]"), ElementsAre("r1n1", "r1n3", "r2n1", "r2n3"));
   EXPECT_THAT(expand_host_list("n[1-1000]"), SizeIs(1000));
+  EXPECT_THAT(expand_host_list("n[4294967294-4294967295]"),
+              ElementsAre("n4294967294", "n4294967295"));
 }
 
 TEST(SlurmHostList, OtherTextIsAnError) {
   for (const char* list : {"", "a,", ",a", "n[", "n[]", "n[1", "n[2-1]", "n[a-b]", "n[1-99999999]",
-                           "n[1-60000]m[1-60000]", "n[1-99999999999999]"}) {
+                           "n[1-60000]m[1-60000]", "n[1-60000,1-60000]", "n[1-99999999999999]"}) {
     EXPECT_THROW(expand_host_list(list), ConfigError) << list;
   }
 }

@@ -2,7 +2,11 @@
 // is left behind.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <array>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -238,6 +242,19 @@ TEST(SharedMemoryTest, MemoryThatAPeerHasFreedIsAnError) {
         [&] { communicator.reduce_scatter(in, out, Output::overwrite, *stream, "freed"); });
     EXPECT_THAT(error, HasSubstr("has freed"));
   });
+}
+
+// A rank's share of memory may begin within a page, where pages are large.
+TEST(SharedMemoryTest, PagesOfWhichAShareHasAPartAreReserved) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const std::shared_ptr<Segment> segment = Segment::create(4 * page);
+  if (madvise(segment->data(), page, MADV_POPULATE_WRITE) != 0 && errno == EINVAL) {
+    GTEST_SKIP() << "Linux before 5.14";
+  }
+  std::array<unsigned char, 4> resident{};
+  reserve_pages(segment->data() + page + page / 2, page);
+  ASSERT_EQ(mincore(segment->data(), 4 * page, resident.data()), 0);
+  EXPECT_EQ(resident, (std::array<unsigned char, 4>{1, 1, 1, 0}));
 }
 
 TEST(SharedMemoryTest, ATicketThatIsNoTicketIsAnError) {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <chrono>
@@ -14,6 +15,7 @@
 
 #include "core/build_id.h"
 #include "launcher/control/control_connection.h"
+#include "launcher/control/control_server.h"
 #include "launcher/control/meeting_message.h"
 #include "launcher/environment.h"
 #include "launcher/ranks/supervisor.h"
@@ -95,6 +97,25 @@ ControlMessage end_when_told(const ControlMessage& message) {
   launcher.send(ControlMessage("finish").add("code", 9).add("report", ""));
   EXPECT_EQ(job.wait(), 9);
   return end;
+}
+
+// Its owner polls, and the listening socket goes on to be readable.
+TEST(ControlServer, WaitsForAFreeDescriptor) {
+  Listener listener = reserve_port("127.0.0.1", 0);
+  const uint16_t port = listener.port;
+  ControlServer server(std::move(listener));
+  Peer peer(connect_to("127.0.0.1", port, Clock::now() + kDeadline));
+  peer.send(ControlMessage("join"));
+  const auto accepts = [](const ControlMessage&) { return true; };
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit none = {0, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none);
+  const Clock::time_point begin = Clock::now();
+  for (int turn = 0; turn < 10; ++turn) EXPECT_TRUE(server.service(accepts).empty());
+  EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(100));
+  setrlimit(RLIMIT_NOFILE, &before);
+  while (server.service(accepts).empty()) ASSERT_LT(Clock::now() - begin, kDeadline);
 }
 
 int64_t cause_of(const ControlMessage& end) { return end.number("cause", 0, 9); }

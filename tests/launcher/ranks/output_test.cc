@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <fstream>
 
 #include "tests/scratch.h"
 #include "zerorun/error.h"
@@ -155,6 +156,29 @@ TEST_F(Output, AFullQueueMakesStreamsWait) {
   EXPECT_FALSE(stream.wants_data());
   drain(queue_);
   EXPECT_TRUE(stream.wants_data());
+}
+
+size_t resident_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  size_t total = 0;
+  size_t resident = 0;
+  statm >> total >> resident;
+  return resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
+
+// The ranks write faster than the reader reads, so the queue is never empty.
+TEST_F(Output, TextThatWasWrittenIsFreedWhileMoreIsWaiting) {
+  const FileDescriptor nowhere(open("/dev/null", O_WRONLY | O_CLOEXEC));
+  OutputQueue queue(nowhere.get());
+  const std::string chunk(size_t{1} << 16, 'x');
+  constexpr size_t kAllBytes = size_t{64} << 20;
+  const size_t before = resident_bytes();
+  for (size_t printed = 0; printed < kAllBytes; printed += chunk.size()) {
+    queue.append(0, chunk);
+    while (queue.full()) queue.write_some();
+    ASSERT_TRUE(queue.pending());
+  }
+  EXPECT_LT(resident_bytes(), before + kAllBytes / 4);
 }
 
 TEST_F(Output, WhenTheReaderIsGoneStreamsClose) {

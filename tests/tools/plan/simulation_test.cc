@@ -166,7 +166,7 @@ TEST(SimulationTest, PlansTheManifestThatRanksSave) {
 }
 
 TEST(SimulationTest, ACallCostsItsMessagesAndBytes) {
-  Cluster cluster{.hosts = 4, .gpus = 2, .link = 1e9, .nvlink = 1e10};
+  SimulatedCluster cluster{.hosts = 4, .gpus = 2, .link = 1e9, .nvlink = 1e10};
   cluster.latency = 1e-3;
   StepCall call{.op = Collective::all_gather, .ranks = {8, 1}, .bytes = 8000};
   const CallCost ring = cost_of(call, cluster);
@@ -188,7 +188,7 @@ TEST(SimulationTest, ACallCostsItsMessagesAndBytes) {
 
 // Groups of 3 on hosts of 4: the second one is on two hosts, and so is the third.
 TEST(SimulationTest, AGroupThatBeginsOnOneHostAndEndsOnAnotherUsesTheLink) {
-  const Cluster cluster{.hosts = 3, .gpus = 4, .link = 1e9, .nvlink = 1e10};
+  const SimulatedCluster cluster{.hosts = 3, .gpus = 4, .link = 1e9, .nvlink = 1e10};
   StepCall call{.op = Collective::all_gather, .ranks = {3, 1}, .bytes = 3000};
   const CallCost ring = cost_of(call, cluster);
   EXPECT_EQ(ring.link_bytes, 2 * 2000);  // of the middle host, which two groups leave
@@ -201,7 +201,7 @@ TEST(SimulationTest, AGroupThatBeginsOnOneHostAndEndsOnAnotherUsesTheLink) {
 
 // By hand: 2 hosts of 2 CPU ranks; of each host's sums and results one half crosses.
 TEST(SimulationTest, CpuRanksSendEachByteOncePerHost) {
-  const Cluster cluster{.hosts = 2, .gpus = 2, .cpu = true, .link = 1e9, .nvlink = 1e10};
+  const SimulatedCluster cluster{.hosts = 2, .gpus = 2, .cpu = true, .link = 1e9, .nvlink = 1e10};
   StepCall call{.op = Collective::reduce_scatter, .ranks = {4, 1}, .bytes = 4000, .sums = 8000};
   EXPECT_EQ(cost_of(call, cluster).link_bytes, 4000);
   call.op = Collective::all_gather;
@@ -218,7 +218,7 @@ TEST(SimulationTest, WithoutOverlapAllCommunicationIsExposed) {
   Config config;
   config.zero.stage = 2;
   config.zero.overlap_comm = false;
-  Cluster cluster{.hosts = 2, .gpus = 2, .cpu = true, .link = 1e9, .nvlink = 1e10};
+  SimulatedCluster cluster{.hosts = 2, .gpus = 2, .cpu = true, .link = 1e9, .nvlink = 1e10};
   cluster.flops = 1e9;
   const SimulatedStep step = simulate_step(config, layers(), cluster, 100'000);
   EXPECT_NEAR(step.exposed_s, step.communication_s, 1e-9);
@@ -232,7 +232,7 @@ TEST(SimulationTest, CoresThatCommunicateDoNotCompute) {
   config.zero.stage = 3;
   config.zero.param_persistence_threshold = 0;
   config.zero.max_reuse_distance = 0;
-  Cluster cluster{.hosts = 2, .gpus = 2, .cpu = true, .link = 1e9, .nvlink = 1e10};
+  SimulatedCluster cluster{.hosts = 2, .gpus = 2, .cpu = true, .link = 1e9, .nvlink = 1e10};
   cluster.flops = 1e9;
   const auto time_of_cores = [&] {
     cluster.link_cpu = 0;
@@ -261,7 +261,7 @@ TEST(SimulationTest, ComputationHidesGathersAndReductions) {
   config.zero.stage = 3;
   config.zero.param_persistence_threshold = 0;
   config.batch.accumulation_steps = 1;
-  Cluster cluster{.hosts = 2, .gpus = 2, .link = 1e9, .nvlink = 1e10};
+  SimulatedCluster cluster{.hosts = 2, .gpus = 2, .link = 1e9, .nvlink = 1e10};
   const std::vector<ParameterSpec> specs = layers();
   const SimulatedStep bare = simulate_step(config, specs, cluster, 1000);
   EXPECT_DOUBLE_EQ(bare.exposed_s, bare.communication_s);
