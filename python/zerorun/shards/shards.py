@@ -25,8 +25,7 @@ from zerorun.model.partition import Partition, PrivatePartition, partition_of
 from zerorun.rank_zero import share
 from zerorun.shards.background_saver import BackgroundSaver
 from zerorun.shards.engine_partition import EnginePartition
-from zerorun.shards.places import Places
-from zerorun.shards.program_writes import ProgramWrites
+from zerorun.shards.places import Places, ProgramWrites
 from zerorun.shards.torch_states import TorchStates
 
 __all__ = ["Shards", "shards_of", "take_over"]
