@@ -1,5 +1,7 @@
 #include "amp/step_decision.h"
 
+#include <limits>
+
 namespace zerorun {
 
 StepDecider::StepDecider(const Config& config, double average)
@@ -17,7 +19,8 @@ StepDecision StepDecider::decide(double norm, bool finite) {
   result.loss_scale = loss_scale();
   // The gradients were made with the scale from before the update.
   const StepVerdict verdict(rule(), norm, finite);
-  result.grad_norm = verdict.norm;
+  // `norm` is that of the elements that are finite.
+  result.grad_norm = finite ? verdict.norm : std::numeric_limits<double>::infinity();
   result.applied = verdict.applied;
   result.clip_factor = verdict.clip;
   decision.grad_scale = verdict.factor;

@@ -19,6 +19,7 @@ LAYERS = [
         "config",
         "experts",
         "plain_values",
+        "program_warning",
         "shard_keywords",
         "stacks",
     ],

@@ -122,7 +122,8 @@ struct StepResult {
   // false: the step was skipped, because the gradient was not finite or missing
   bool applied = true;
   bool had_gradient = true;  // false: no rank has had a gradient since the last step
-  double grad_norm = 0.0;    // global L2 norm of the averaged, unscaled gradient, before clipping
+  // global L2 norm of the averaged, unscaled gradient, before clipping; inf if it is not finite
+  double grad_norm = 0.0;
   double clip_factor = 1.0;  // factor by which clipping multiplied the gradient
   double loss_scale = 1.0;   // loss scale with which the gradients of this step were computed
 };

@@ -35,7 +35,12 @@ def all_or_none(communicator: _C.Communicator, operation: str) -> Iterator[None]
 def _agree(communicator: _C.Communicator, error: Exception | None, operation: str) -> None:
     rank, world_size = communicator.rank, communicator.world_size
     first = torch.tensor([world_size if error is None else rank])
-    communicator.all_reduce(first, "min", f"{operation}: agree")
+    try:
+        communicator.all_reduce(first, "min", f"{operation}: agree")
+    except _C.Error:
+        if error is not None:  # the peers are gone or elsewhere, perhaps for the same reason
+            raise error from error.__cause__
+        raise
     source = int(first.item())
     if source == world_size:
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,9 +18,11 @@ from zerorun.model.buffers import hint_at_buffers
 from zerorun.monitor import MonitorMaster
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.profiling.flops import FlopsProfile
+from zerorun.program_warning import warn
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.sharded_module import ShardedModule
 from zerorun.shards.shards import Shards
+from zerorun.shards.skipped_step import tell_skipped
 
 __all__ = ["ZeroEngine"]
 
@@ -98,6 +99,7 @@ class ZeroEngine(ShardedModule):
             self.meter.saw_loss(whole)
             scaled.backward(retain_graph=retain_graph, **kwargs)
             self.core.reduce_gradients()
+            self._is_scaled = False
         return loss / steps if scale_wrt_gas and steps > 1 else loss
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -109,6 +111,7 @@ class ZeroEngine(ShardedModule):
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss)
             raise _C.ConfigError(f"backward: got {got}, expected a loss, a scalar tensor")
         factor = self.core.loss_scale
+        self._check_scaled()
         self._is_scaled = True
         return loss if factor == 1.0 else loss.float() * factor
 
@@ -139,6 +142,7 @@ class ZeroEngine(ShardedModule):
         self.micro_step_applied = False
         if self.core.is_last_micro_step:  # what is wrong shows before anything is used up
             self.shards.saver.poll()
+            self.layout.check_frozen()
             if self.global_steps % _CHECK_EVERY == 0:
                 self.layout.check_unchanged(self.module)
             self.shards.places.check()
@@ -146,14 +150,13 @@ class ZeroEngine(ShardedModule):
         if self.core.end_micro_step():
             result = self.optimizer.update()
             if not result.had_gradient:
-                warnings.warn(
-                    "step() without a backward since the last one: nothing has changed",
-                    stacklevel=3,
-                )
+                warn("step() without a backward since the last one: nothing has changed")
                 return
             self.last_step = result
             self.micro_step_applied = self.last_step.applied
             self.global_steps += 1
+            if not result.applied:
+                tell_skipped(self.shards, self.global_steps, result, self.meter.losses())
             if self.lr_scheduler is not None and self.last_step.applied:
                 self.lr_scheduler.step(**lr_kwargs)
         self.micro_steps += 1
@@ -161,9 +164,10 @@ class ZeroEngine(ShardedModule):
         self.meter.finish_micro_step(samples, self.micro_steps)
 
     def _check_scaled(self) -> None:
-        """Raises ConfigError for gradients that the update would divide by a scale they lack."""
+        """Raises ConfigError for a backward since the last reduction whose gradients the update
+        would divide by a scale that they lack."""
         is_scaled, self._is_scaled = self._is_scaled, False
-        if not is_scaled and self.core.loss_scale != 1.0 and self.core.phase != "idle":
+        if not is_scaled and self.core.loss_scale != 1.0 and self.core.phase == "open":
             raise _C.ConfigError(
                 "step: Loss scaling is required for fp16, but backward() was called on a loss "
                 "without it: use engine.backward(loss) or engine.scale(loss).backward()"
@@ -178,6 +182,7 @@ class ZeroEngine(ShardedModule):
     def _reduce_open(self) -> None:
         """Reduces the gradients of a backward that the program called itself."""
         if self.core.phase == "open":
+            self._check_scaled()
             self.core.reduce_gradients()
 
     # --- accumulation ---
@@ -229,6 +234,7 @@ class ZeroEngine(ShardedModule):
     def drop_batch(self) -> None:
         """Discards all gradients since the last update. Collective."""
         self.core.drop_batch()
+        self._is_scaled = False
         self.meter.drop_batch()
 
     def metrics(self) -> dict[str, Any] | None:
@@ -255,5 +261,6 @@ class ZeroEngine(ShardedModule):
         self.meter.add_listener(listener)
 
     def get_global_grad_norm(self) -> float | None:
-        """The L2 norm of the last step's averaged gradient before clipping; None before a step."""
+        """The L2 norm of the last step's averaged gradient before clipping, inf if that was not
+        finite; None before a step."""
         return None if self.last_step is None else self.last_step.grad_norm

@@ -101,17 +101,21 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
         settings, layout.dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
     )
     shards = Shards(layout, adapted, ranks, device, model, round_masters=engine_class.round_masters)
-    with shards, all_or_none(own, "initialize"):
-        engine = engine_class(model, shards, batch)
-        _configure(engine, parsed, given)
-        if basic is not None:
+    with shards:
+        with all_or_none(own, "initialize"):
+            engine = engine_class(model, shards, batch)
+            _configure(engine, parsed, given)
+        if basic is not None:  # which is collective
             engine.optimizer = engine.optimizer_class(engine, shards, basic)
-        engine.lr_scheduler = _scheduler(lr_scheduler, basic, settings)
-        observe(engine, parsed)
-        if training_data is not None:
-            engine.training_dataloader = make_dataloader(
-                training_data, batch.micro_batch_size, data, collate_fn, engine.meter.data
-            )
+        with all_or_none(own, "initialize"):
+            engine.lr_scheduler = _scheduler(lr_scheduler, basic, settings)
+            measures = observe(engine, parsed)
+            if training_data is not None:
+                engine.training_dataloader = make_dataloader(
+                    training_data, batch.micro_batch_size, data, collate_fn, engine.meter.data
+                )
+        if measures:
+            engine.measure_peak()
     release_cached_memory(device)
     _log(parsed, layout, ranks, f"{device}, {layout.dtype}")
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler

@@ -29,7 +29,6 @@ class _Engine(Protocol):
     batch: Any
     flops_profile: FlopsProfile | None
 
-    def measure_peak(self) -> None: ...
     @property
     def core(self) -> _C.Engine: ...
     @property
@@ -51,8 +50,8 @@ def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def observe(engine: _Engine, parsed: _C.ParsedConfig) -> None:
-    """Adds the listeners that the configuration asks for.
+def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
+    """Adds the listeners that the configuration asks for. True if they need measure_peak().
 
     ConfigError or OSError for what cannot be had, on the rank where it is.
     """
@@ -71,10 +70,9 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> None:
     if path:
         run = _description(engine, parsed.values)
         add(MetricsFile(path, rank, engine.ranks.job.world_size, run))
-        engine.measure_peak()
     engine.monitor = MonitorMaster({name: _section(found, name) for name in SECTIONS}, rank)
     if rank > 0:
-        return
+        return bool(path)
     if engine.monitor.enabled:
         precision = parsed.config.precision
         scaled = precision.param_dtype == "fp16" or precision.scales_loss
@@ -87,6 +85,7 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> None:
         add(ProgressLines(parsed.config.steps_per_print, breakdown, lambda: _momenta(engine)))
     if profile.pop("enabled", False):
         engine.flops_profile = FlopsProfile.during(engine, **profile)
+    return bool(path)
 
 
 def _table(engine: _Engine, section: dict[str, Any]) -> CollectiveTable | None:

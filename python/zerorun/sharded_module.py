@@ -243,6 +243,7 @@ class ShardedModule(nn.Module):
         that cannot be saved, and CheckpointError or IoError on every rank, also for an earlier
         asynchronous save that failed; so do :meth:`step` and :meth:`wait_for_checkpoint`.
         """
+        self.shards.writes.take()
         save = model_parts.save if self.ranks.model_size > 1 else checkpoint.save
         save(
             self.shards,
@@ -289,6 +290,7 @@ class ShardedModule(nn.Module):
         self._check_open("load_checkpoint")
         if custom_load_fn is not None:
             raise _C.ConfigError("load_checkpoint: custom_load_fn is not supported")
+        self.shards.writes.take()
         training = self._training()
         wanted = {
             "strict": load_module_strict,

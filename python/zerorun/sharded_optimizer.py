@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from zerorun import _C, communicator, config
-from zerorun.agreement import all_or_none
 from zerorun.checkpoints import torch_state_dicts
 from zerorun.checkpoints.shard_files import Chunks, assemble, parameter_names
 from zerorun.device import gpu_of, local_device, shared_device
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.model_layout import ModelLayout
+from zerorun.optimizers.full_states import indices_of
 from zerorun.optimizers.optimizer import ShardOptimizer, rule_of
 from zerorun.shards.shards import Shards
 
@@ -120,7 +120,7 @@ class ShardedOptimizer(ShardOptimizer):
         if shards.communicator.rank != to:
             return
         states = {}
-        for parameter, index in self._indices().items():
+        for parameter, index in indices_of(self.param_groups).items():
             name, shape = shards.layout.names[parameter], shards.layout.shapes[parameter]
             state = assemble(chunks.get(name, []), 0, shape.numel(), name)
             states[index] = {key: _shaped(value, shape) for key, value in state.items()}
@@ -145,81 +145,6 @@ class ShardedOptimizer(ShardOptimizer):
             start += count
         return {"state": self._consolidated, "param_groups": groups}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads full states, the same on every rank, of this or of the wrapped optimizer.
-        Collective.
-
-        Raises CheckpointError on every rank, before anything changes, for states that do not fit.
-        """
-        with all_or_none(self.shards.communicator, "load_state_dict"):
-            self._check(state_dict)
-        self.load_group_settings(state_dict["param_groups"])
-        states = state_dict.get("state", {})
-        steps = [float(state["step"]) for state in states.values() if "step" in state]
-        parameter_of = {index: parameter for parameter, index in self.shards.layout.ids.items()}
-        indices = self._indices()
-        for interval in self.shards.core.state_intervals():
-            if interval.grad is None:
-                continue
-            state = states.get(indices[parameter_of[interval.parameter]], {})
-            part = slice(interval.begin, interval.begin + interval.numel)
-            self._load(interval, {key: _part(value, part) for key, value in state.items()})
-        if not self.shards.external:
-            core = self.shards.core
-            core.set_progress(int(max(steps, default=0)), core.skipped_steps)
-
-    def _check(self, state_dict: dict[str, Any]) -> None:
-        """Raises CheckpointError unless groups and states fit this optimizer."""
-        saved = [len(group["params"]) for group in state_dict["param_groups"]]
-        own = [len(group["params"]) for group in self.param_groups]
-        if saved != own:
-            raise _C.CheckpointError(
-                f"load_state_dict: got groups of {saved} parameters, this optimizer has {own}"
-            )
-        layout, states = self.shards.layout, state_dict.get("state", {})
-        for parameter, index in self._indices().items():
-            name, shape, state = (
-                layout.names[parameter],
-                layout.shapes[parameter],
-                states.get(index),
-            )
-            found = set()
-            for key, value in (state or {}).items():
-                if not isinstance(value, torch.Tensor) or value.dim() == 0:
-                    continue
-                found.add(key)
-                if value.shape not in (shape, (shape.numel(),)):
-                    raise _C.CheckpointError(
-                        f"load_state_dict: {key} of parameter {index} ({name}): got shape "
-                        f"{tuple(value.shape)}, expected {tuple(shape)}"
-                    )
-            if not state or self.shards.external or not layout.is_trainable(parameter):
-                continue
-            expected = set(self.shards.core.state_names(layout.ids[parameter]))
-            if found != expected:
-                raise _C.CheckpointError(
-                    f"load_state_dict: parameter {index} ({name}): got states {sorted(found)}, "
-                    f"expected {sorted(expected)}"
-                )
-
-    def _load(self, interval: _C.StateInterval, state: dict[str, Any]) -> None:
-        if self.shards.torch_states is not None:
-            if state:
-                self.shards.torch_states.put(interval.parameter, interval.begin, state)
-            return
-        names = self.shards.core.state_names(interval.parameter)
-        for name, capsule in zip(names, interval.states, strict=True):
-            target = tensor_of(capsule)
-            if name in state:
-                target.copy_(state[name])
-            else:
-                target.zero_()
-
-    def _indices(self) -> dict[nn.Parameter, int]:
-        """Position in all groups together, as in torch's state dicts."""
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        return {parameter: index for index, parameter in enumerate(parameters)}
-
     def _chunks(self) -> list[tuple[str, int, int, dict[str, Any]]]:
         core, name_of = self.shards.core, parameter_names(self.shards)
         chunks = []
@@ -241,12 +166,6 @@ def _shaped(value: Any, shape: torch.Size) -> Any:
     """A state in its parameter's shape; step counts and the like as they are."""
     flat = isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() == shape.numel()
     return value.view(shape) if flat else value
-
-
-def _part(value: Any, part: slice) -> Any:
-    if not isinstance(value, torch.Tensor) or value.dim() == 0:
-        return value
-    return value.detach().flatten()[part].clone()
 
 
 def _all_gather(mine: list[Any], ranks: _C.Communicator) -> list[Any]:

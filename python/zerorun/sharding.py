@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -18,7 +17,6 @@ from zerorun.initialization import initialize
 from zerorun.model.materialization import Initializer, materialize
 from zerorun.model.model_layout import DTYPES
 from zerorun.model.unit_policy import UnitPolicy
-from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.shard_keywords import check_initial_values, naming_keywords, number_of, place_of
 
 __all__ = ["shard"]
@@ -58,7 +56,7 @@ def shard(  # noqa: PLR0913 - keywords
       gathers stay within the group. 0: all ranks; "auto": the ranks of a host.
     - `optimizer`: a torch optimizer on the model's parameters, or a function of parameter groups
       that makes one (``functools.partial(torch.optim.AdamW, lr=1e-3)``). After this call its
-      ``step()`` and ``zero_grad()`` call the engine. None: the engine does not train.
+      methods and ``state`` are the engine's. None: the engine does not train.
     - `dtype`: dtype of parameters in forward and backward; 16-bit parameters get fp32 masters.
       None: the model's. With 16 bits ``engine(...)`` casts floating-point inputs. With fp16 use
       ``engine.backward(loss)``, which scales the loss.
@@ -122,7 +120,7 @@ def shard(  # noqa: PLR0913 - keywords
         engine_class=_CastingEngine,
     )
     if made is not None:
-        _step_through(made)
+        made.given.keep(engine)
     return engine
 
 
@@ -166,19 +164,3 @@ def _offload(section: str, keyword: str, place: str | os.PathLike[str] | None) -
     if path == "cpu":
         return {section: {"device": "cpu"}}
     return {section: {"device": "nvme", "nvme_path": path}}
-
-
-def _step_through(made: ZeroOptimizer) -> None:
-    """Makes the program's optimizer step the engine; torch's own step would find no gradient."""
-
-    def step(_self: Any, closure: Callable[[], float] | None = None) -> None:
-        made.step(closure)
-
-    def zero_grad(_self: Any, set_to_none: bool = True) -> None:
-        made.zero_grad(set_to_none)
-
-    # torch's schedulers wrap a step that is not marked so, and look for the mark later.
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    given = made.optimizer
-    vars(given)["step"] = types.MethodType(step, given)
-    vars(given)["zero_grad"] = types.MethodType(zero_grad, given)

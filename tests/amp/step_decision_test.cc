@@ -65,8 +65,9 @@ TEST(StepDecision, ScalesByAverageLossScaleAndClippingInOneFactor) {
 
 TEST(StepDecision, AnOverflowSkipsTheStepAndHalvesTheScaleDownToTheMinimum) {
   StepDecider decider(config_of(DType::fp16), 1.0);
-  const StepDecision decision = decider.decide(std::numeric_limits<double>::infinity(), false);
+  const StepDecision decision = decider.decide(0.25, false);  // of the elements that are finite
   EXPECT_FALSE(decision.result.applied);
+  EXPECT_EQ(decision.result.grad_norm, std::numeric_limits<double>::infinity());
   EXPECT_EQ(decision.result.loss_scale, 8.0);  // what the gradients were made with
   EXPECT_EQ(decision.result.clip_factor, 1.0);
   EXPECT_FALSE(decision.exhausted);

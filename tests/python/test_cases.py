@@ -6,10 +6,12 @@ from ranks import cases_in
 
 FILES = (
     "training",
+    "autocast",
     "updates",
     "compiled",
     "accumulation",
     "numbers",
+    "written_values",
     "mixed_norms",
     "packed_weights",
     "saved_dtypes",
@@ -69,6 +71,7 @@ ALONE = (
 # Again at stage 3 alone, with memory of each rank's own for full parameters, as on GPUs.
 PRIVATE = (
     "training",
+    "autocast",
     "compiled",
     "accumulation",
     "clipping",

@@ -17,7 +17,8 @@ _registered: weakref.WeakKeyDictionary[nn.Module, list[nn.Parameter]] = weakref.
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
     """Declares that `module` uses `parameter` in forward although another module owns it.
 
-    The parameter is then gathered for forward and backward of `module`. Accesses through an
+    The parameter is then gathered for forward and backward of `module`, also of a call that is
+    running. Accesses through an
     attribute of the owning module are detected without this; call it if the parameter is reached in
     another way. May be called before and after zerorun.initialize. Raises ConfigError for arguments
     of other types.

@@ -13,8 +13,10 @@ the graph of a gradient's own gradient, and results that cannot be looked into.
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -22,63 +24,30 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.hooks.autocast_copies import AutocastCopies, Casts, casts_what_it_reads
 from zerorun.hooks.external import external_parameters
 from zerorun.hooks.full_memory import BucketMemory, full_parameters
 from zerorun.hooks.results import Results, tensors_in, with_copies
+from zerorun.hooks.shared_unit import SharedUnit
+from zerorun.hooks.watched_parameters import WatchedParameters, is_empty
 from zerorun.model.left_behind import InnerHook, ModuleHook
-from zerorun.model.local_tensor import LocalData, is_distributed, local_of, place
+from zerorun.model.local_tensor import is_distributed, local_of
 from zerorun.model.model_layout import ModelLayout
-from zerorun.model.units import Unit, modules_within
+from zerorun.model.units import modules_within
 
-__all__ = ["GatherHooks", "SharedUnit"]
-
-
-class SharedUnit:
-    """A unit of an engine: full while acquired, empty for this rank otherwise."""
-
-    def __init__(
-        self,
-        unit: Unit,
-        core: _C.Engine,
-        layout: ModelLayout,
-        full: Mapping[nn.Parameter, torch.Tensor],
-    ) -> None:
-        self.name, self.module = unit.name, unit.module
-        self.parameters = unit.parameters
-        self.full = {parameter: full[parameter] for parameter in unit.parameters}
-        self.forwards = 0  # calls of forward that hold it
-        self._switch = _C.ParameterSwitch(core, unit.name)
-        self.acquire = self._switch.acquire
-        self.release = self._switch.release
-        sharded = {p: core.is_sharded(layout.ids[p]) for p in unit.parameters}
-        self._always_full = [p for p in unit.parameters if not sharded[p]]  # they are small
-        self.sharded = any(sharded.values())
-        for parameter, values in self.full.items():
-            if sharded[parameter]:
-                holder = LocalData(parameter) if is_distributed(parameter) else parameter
-                self._switch.add(holder, values, values.new_empty(0))
-
-    def place(self) -> None:
-        """Points the parameters at the engine's memory; from here on they come and go."""
-        for parameter in self._always_full:
-            place(parameter, self.full[parameter])
-        self.acquire()
-        self.release()
-
-    @property
-    def available(self) -> bool:
-        return self._switch.available
+__all__ = ["GatherHooks"]
 
 
 class _Call:
     """One forward of a module, and the backward that belongs to it."""
 
-    __slots__ = ("held", "hooks", "units")
+    __slots__ = ("copies", "held", "hooks", "units")
 
     def __init__(self, units: list[SharedUnit], hooks: GatherHooks) -> None:
         self.units = units  # from `begin` on, the acquired ones
         self.hooks = hooks
         self.held: list[SharedUnit] | None = None  # by backward
+        self.copies = AutocastCopies(hooks.casts)
 
     def begin(self) -> None:
         units, self.units = self.units, []
@@ -91,6 +60,7 @@ class _Call:
         self.units.append(unit)
 
     def end(self) -> None:
+        self.copies.end_forward()
         for unit in self.units:
             unit.forwards -= 1
             unit.release()
@@ -103,43 +73,19 @@ class _Call:
         for unit in self.units:
             unit.acquire()
             self.held.append(unit)
+        self.copies.hold()
         if torch.is_grad_enabled():  # create_graph: other nodes will read what these read
             self.hooks.keep(self.units)
+            self.copies.let_go()
 
     def end_backward(self, _grad: Any = None) -> None:
         if self.held is None:
             return
         held, self.held = self.held, None
+        self.copies.release()
         for unit in held:
             unit.release()
         self.hooks.closed(self)
-
-
-class _WatchedParameters(dict[str, Any]):
-    """A module's `_parameters`: an empty parameter that another module's forward reads is gathered
-    for that forward, without having been registered as external."""
-
-    def __init__(self, parameters: Mapping[str, Any], fetch: Callable[[Any], None]) -> None:
-        super().__init__(parameters)
-        self._fetch = fetch
-
-    def __getitem__(self, name: str) -> Any:
-        parameter = super().__getitem__(name)
-        if parameter is not None and _is_empty(parameter):
-            self._fetch(parameter)
-        return parameter
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)
-
-
-_EMPTY = torch.Size([0])
-
-
-def _is_empty(parameter: Any) -> bool:
-    return parameter.shape == _EMPTY or (
-        is_distributed(parameter) and local_of(parameter).shape == _EMPTY
-    )
 
 
 _CALL = nn.Module._call_impl.__code__
@@ -164,8 +110,8 @@ class GatherHooks:
         self.core, self.layout = core, layout
         self.memory = BucketMemory.serving(core, device)
         full = full_parameters(core, layout, self.memory)
-        self.units = [SharedUnit(unit, core, layout, full) for unit in layout.units]
-        self.unit_of = {p: unit for unit in self.units for p in unit.parameters}
+        units = (SharedUnit(unit, core, layout, full) for unit in layout.units)
+        self.unit_of = {p: unit for unit in units for p in unit.parameters}
         self._unit_in = {
             full.untyped_storage()._cdata: unit
             for unit in self.units
@@ -175,13 +121,18 @@ class GatherHooks:
         }
         # The running calls; without a _Call where one further out holds everything.
         self._stack: list[tuple[nn.Module, _Call | None]] = []
+        self.casts: Casts = {}  # of the outermost one
         self._kept: dict[SharedUnit, None] = {}  # full until the step
         self._recomputed: list[SharedUnit] = []  # full until the next hook of a backward
         self._open: dict[_Call, int] = {}  # acquired by backward -> its graph task
         self._queued: set[int] = set()  # graph tasks whose end will be told
         self._handles: list[Any] = []
-        self._model = model
+        self._model, self._process = model, os.getpid()
         self._watched: set[nn.Module] = set()
+
+    @functools.cached_property
+    def units(self) -> list[SharedUnit]:
+        return list(dict.fromkeys(self.unit_of.values()))
 
     def attach(self) -> None:
         """Puts the hooks on the modules, whose parameters are placed."""
@@ -216,8 +167,9 @@ class GatherHooks:
         self._watched.add(module)
         before, after = hook(self._before_forward, units), hook(self._after_forward)
         self._handles += hook.around(module, before, after)
-        if any(p is not None and _is_empty(p) for p in module._parameters.values()):
-            module._parameters = _WatchedParameters(module._parameters, self._fetch)
+        if any(p is not None and is_empty(p) for p in module._parameters.values()):
+            read = self._as_cast if casts_what_it_reads(module) else None
+            module._parameters = WatchedParameters(module, self.need, read)
 
     # --- forward ---
 
@@ -235,6 +187,12 @@ class GatherHooks:
         if self._stack and all(unit.forwards for unit in units):
             self._stack.append((module, None))  # a call further out holds everything
             return
+        if os.getpid() != self._process:
+            raise _C.ConfigError(
+                f"{type(module).__name__} was called in a process forked from a rank, as a worker "
+                "of a DataLoader is: at stage 3 a gather needs the ranks themselves. Call the "
+                "model in the training process, or give workers a copy that was made before"
+            )
         call = _Call(list(units), self)
         self._stack.append((module, call))
         call.begin()
@@ -247,6 +205,8 @@ class GatherHooks:
         if not self._stack or self._stack[-1][0] is not module:
             return None  # compiled code has left out the hook before
         _, call = self._stack.pop()
+        if not self._stack:
+            self.casts = {}
         if call is None:
             return None
         results = Results(result)
@@ -257,8 +217,11 @@ class GatherHooks:
         try:
             return self._hand_out(call, result, results)
         finally:
-            if torch._C._current_graph_task_id() >= 0:
+            if (
+                torch._C._current_graph_task_id() >= 0
+            ):  # the backward that follows is another call's
                 self._keep_frozen(call.units)
+                call.copies.let_go()
             call.end()
 
     def _keep_frozen(self, units: Sequence[SharedUnit]) -> None:
@@ -307,14 +270,32 @@ class GatherHooks:
                 found.append((tensor, unit))
         return found
 
-    def _call_around(self) -> _Call | None:
-        return next((call for _, call in reversed(self._stack) if call is not None), None)
+    def _call_around(self, module: nn.Module | None = None) -> _Call | None:
+        """The innermost call that holds anything; of those around `module`, if it is running."""
+        modules = [called for called, _ in self._stack]
+        inside = modules[::-1].index(module) if module in modules else 0
+        around = self._stack[: len(modules) - inside]
+        return next((call for _, call in reversed(around) if call is not None), None)
 
-    def _fetch(self, parameter: nn.Parameter) -> None:
-        unit = self.unit_of.get(parameter)
-        call = self._call_around()
-        if unit is not None and call is not None:
+    def need(self, parameter: nn.Parameter, module: nn.Module | None = None) -> None:
+        """Gathers a parameter until the end of the call that is running, and for its backward.
+        `module`: the one that needs it, where the call may be of another."""
+        unit, call = self.unit_of.get(parameter), self._call_around(module)
+        if unit is not None and unit.sharded and call is not None and unit not in call.units:
             call.add(unit)
+
+    def _as_cast(self, module: nn.Module, parameter: Any) -> Any:
+        """The parameter as autocast would cast it for the module's forward, or itself."""
+        is_running = bool(self._stack) and self._stack[-1][0] is module
+        if not is_running or is_distributed(parameter):
+            return parameter
+        unit = self.unit_of.get(parameter)
+        calls = (call for _, call in reversed(self._stack) if call is not None)
+        holding = next((call for call in calls if unit in call.units), None)
+        sharded = unit is not None and self.core.is_sharded(self.layout.ids[parameter])
+        if holding is None or not sharded or parameter.dtype != torch.float32:
+            return parameter
+        return holding.copies.get(parameter, torch.get_autocast_dtype(parameter.device.type))
 
     def _forget_interrupted(self, running: list[nn.Module]) -> None:
         """Ends the calls that are running no more: PyTorch calls no hook after an exception like
@@ -326,6 +307,8 @@ class GatherHooks:
                 self._stack.insert(0, (module, call))
             elif call is not None:
                 call.end()
+        if not self._stack:
+            self.casts = {}
 
     # --- backward ---
 
@@ -396,5 +379,5 @@ class GatherHooks:
         self._handles.clear()
         self._watched.clear()
         for module in self._model.modules():
-            if isinstance(module._parameters, _WatchedParameters):
+            if isinstance(module._parameters, WatchedParameters):
                 module._parameters = dict(module._parameters)

@@ -4,9 +4,6 @@ go."""
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
-import warnings
 import weakref
 from typing import Any
 
@@ -15,15 +12,13 @@ from torch import nn
 
 from zerorun.model.left_behind import ModuleHook
 from zerorun.model.local_tensor import local_of
+from zerorun.program_warning import warn
 
 __all__ = ["EMPTY_PARAMETERS", "EmptyStateWarnings"]
 
 EMPTY_PARAMETERS = (
     "sharded at stage 3. engine.full_state_dict() is the whole model's, save_checkpoint saves all; "
     "within zerorun.zero.GatheredParameters(model.parameters()) a state dict is whole"
-)
-_PACKAGES = tuple(
-    os.path.join(os.path.dirname(path), "") for path in (torch.__file__, os.path.dirname(__file__))
 )
 
 
@@ -52,20 +47,10 @@ class EmptyStateWarnings:
             return
         with contextlib.suppress(TypeError):  # a plain dictionary of the caller's
             self._last = weakref.ref(state)
-        warnings.warn_explicit(
+        warn(
             f"state_dict: {prefix}{empty[0]} is empty, as others may be, since it is "
-            f"{EMPTY_PARAMETERS}",
-            UserWarning,
-            *_place_of_call(),
+            f"{EMPTY_PARAMETERS}"
         )
-
-
-def _place_of_call() -> tuple[str, int]:
-    """The file and line of the program that asks for a state dict."""
-    frame: Any = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
 
 
 def _is_empty(value: Any) -> bool:

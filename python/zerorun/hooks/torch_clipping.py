@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,12 +10,12 @@ from typing import Any, Protocol
 import torch
 from torch.nn.utils import clip_grad
 
+from zerorun import _C
+from zerorun.program_warning import warn
+
 __all__ = ["Clip", "EngineClipping", "serve_clipping", "warn_that_nothing_changes"]
 
-# What clip_grad_norm_ calls, by whatever name that was imported: the first makes the norm of the
-# gradients that torch sees, the second clips by it, and the norm is what the caller gets.
-_NORM, _CLIP = "_get_total_norm", "_clip_grads_with_norm_"
-_ATTRIBUTE = "_zerorun_norm"
+_BY_NORM = "_clip_grads_with_norm_"  # from 2.6 on; also what clip_grad_norm_ calls
 
 
 @dataclass
@@ -49,11 +48,10 @@ class EngineClipping(Protocol):
 
 
 def warn_that_nothing_changes(function: str) -> None:
-    warnings.warn(
+    warn(
         f"{function} changes nothing: the gradients of an engine's parameters are the "
         "engine's. gradient_clipping in its configuration clips them in step(), and "
-        "get_global_grad_norm() is their norm",
-        stacklevel=6,
+        "get_global_grad_norm() is their norm"
     )
 
 
@@ -62,68 +60,62 @@ def _listed(parameters: Any) -> list[Any]:
 
 
 @functools.cache
-def serve_clipping(engines: EngineClipping) -> None:
-    """From the first call on, torch's clip_grad_norm_ also lets `engines` clip, and returns the
-    norm of all gradients; what torch itself sees is clipped by the same norm. So does
-    clip_grad_value_."""
-    _serve_norms(engines)
-    _serve_values(engines)
+def serve_clipping(engines: EngineClipping, torchs: Any = clip_grad) -> None:
+    """From the first call on, torch's functions also clip the gradients that `engines` keep, by
+    whatever name a program has imported them. `torchs`: the module that has them.
 
+    Raises ConfigError where they are made in another way than those of torch 2.4 to 2.13.
+    """
 
-def _serve_norms(engines: EngineClipping) -> None:
-    make_norm = getattr(clip_grad, _NORM, None)
-    clip_by = getattr(clip_grad, _CLIP, None)
-    if make_norm is None or clip_by is None:  # another PyTorch
-        return
-
-    @functools.wraps(make_norm)
-    def total_norm(
-        tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, *args: Any
+    def clip_norm(
+        parameters: Any,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
-        norm = make_norm(tensors, norm_type, error_if_nonfinite, *args)
-        setattr(norm, _ATTRIBUTE, (float(norm_type), error_if_nonfinite))
-        return norm
-
-    @functools.wraps(clip_by)
-    def clip(parameters: Any, max_norm: float, norm: Any, foreach: bool | None = None) -> None:
         given = _listed(parameters)
-        arguments = getattr(norm, _ATTRIBUTE, None)
-        if arguments is not None:
-            found = engines.by_norm(given, Clip(float(max_norm), *arguments))
-            if found is not None:
-                norm.copy_(found)
-        clip_by(given, max_norm, norm, foreach)
+        clip = Clip(float(max_norm), float(norm_type), error_if_nonfinite)
+        found = engines.by_norm(given, clip)
+        if found is not None:
+            return found
+        seen = _with_gradients(given) if given else parameters  # torch warns of no parameters
+        return norm(seen, max_norm, norm_type, error_if_nonfinite, *args, **kwargs)
 
-    setattr(clip_grad, _NORM, total_norm)
-    setattr(clip_grad, _CLIP, clip)
-
-    def clip_directly(
+    def clip_by_norm(
         parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any
     ) -> None:
         given = _listed(parameters)
-        if not hasattr(total_norm, _ATTRIBUTE):  # as clip_grad_norm_ has it
-            engines.by_given_norm(given)
-        wrapped(given, max_norm, total_norm, *args, **kwargs)
+        engines.by_given_norm(given)
+        by_norm(given, max_norm, total_norm, *args, **kwargs)
 
-    wrapped = _replace_wrapped(clip_by, clip_directly)
+    def clip_value(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> None:
+        given = _listed(parameters)
+        served = engines.by_value(given, float(clip_value))
+        if not served or _with_gradients(given):
+            value(given, clip_value, *args, **kwargs)
+
+    norm = _replace_wrapped(torchs, "clip_grad_norm_", clip_norm)
+    value = _replace_wrapped(torchs, "clip_grad_value_", clip_value)
+    if hasattr(torchs, _BY_NORM):
+        by_norm = _replace_wrapped(torchs, _BY_NORM, clip_by_norm)
 
 
-def _replace_wrapped(wrapper: Callable[..., Any], function: Callable[..., Any]) -> Any:
-    """Puts `function` in place of the one that a wrapper of torch's calls, and returns that one.
-    So it is called by whatever name the wrapper was imported. None: another PyTorch."""
+def _with_gradients(parameters: list[Any]) -> list[Any]:
+    """Those of which torch sees a gradient: it clips no others."""
+    return [parameter for parameter in parameters if parameter.grad is not None]
+
+
+def _replace_wrapped(module: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Puts `function` in place of the one that a wrapper of torch's calls, and returns that one."""
+    wrapper = getattr(module, name, None)
     wrapped = getattr(wrapper, "__wrapped__", None)
-    for cell in wrapper.__closure__ or ():
+    for cell in getattr(wrapper, "__closure__", None) or ():
         if wrapped is not None and cell.cell_contents is wrapped:
             cell.cell_contents = functools.wraps(wrapped)(function)
             return wrapped
-    return None
-
-
-def _serve_values(engines: EngineClipping) -> None:
-    def clip(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> None:
-        given = _listed(parameters)
-        served = engines.by_value(given, float(clip_value))
-        if not served or any(parameter.grad is not None for parameter in given):
-            wrapped(given, clip_value, *args, **kwargs)
-
-    wrapped = _replace_wrapped(clip_grad.clip_grad_value_, clip)
+    raise _C.ConfigError(
+        f"torch.nn.utils.{name} of PyTorch {torch.__version__} is not made as in 2.4 to 2.13, so "
+        "it would not clip the gradients that an engine keeps: use one of these versions"
+    )

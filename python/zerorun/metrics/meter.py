@@ -68,6 +68,12 @@ class StepMeter:
             return
         self._losses.append(loss.detach().to("cpu", non_blocking=True, copy=True))
 
+    def losses(self) -> list[float]:
+        """Of this batch, for a report of what went wrong. Waits for a GPU."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        return [float(loss) for loss in self._losses]
+
     def drop_batch(self) -> None:
         """Forgets the losses of a batch that is given up, and its tokens if it had a backward: else
         its forward may be on its way."""

@@ -144,7 +144,7 @@ def _some(names: list[str]) -> str:
 def _unset_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Memory in which a value that was never written shows."""
     values = torch.empty_like(meta, device=device)
-    if meta.is_floating_point():
+    if meta.is_floating_point() or meta.is_complex():
         values.fill_(torch.nan)
     elif meta.dtype != torch.bool:
         values.fill_(torch.iinfo(meta.dtype).min)
@@ -156,7 +156,7 @@ def _unset_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _is_unset(tensor: torch.Tensor) -> bool:
-    if tensor.is_floating_point():
+    if tensor.is_floating_point() or tensor.is_complex():
         return bool(tensor.isnan().any())
     if tensor.dtype == torch.bool:
         return False

@@ -145,14 +145,19 @@ class ModelLayout:  # size: a table, each column of which somebody reads
         """Parameters that could be trained when the engine was made, and are frozen now."""
         return [p for p in self.group_of if not p.requires_grad and p in self.trainable]
 
+    def check_frozen(self) -> None:
+        """Raises ConfigError for a parameter that was unfrozen since."""
+        found = next((parameter for parameter in self.frozen if parameter.requires_grad), None)
+        if found is not None:
+            name = self.names.get(found) or self.outside[found]
+            raise _C.ConfigError(
+                f"parameter {name} was frozen when initialize was called, and cannot be "
+                "trained now: unfreeze it before"
+            )
+
     def check_unchanged(self, model: nn.Module) -> None:
-        """Raises ConfigError for parameters that joined the model, or were unfrozen, since."""
+        """Raises ConfigError for parameters that joined the model since."""
         for name, parameter in model.named_parameters():
-            if parameter.requires_grad and parameter in self.frozen:
-                raise _C.ConfigError(
-                    f"parameter {name} was frozen when initialize was called, and cannot be "
-                    "trained now: unfreeze it before"
-                )
             if parameter.requires_grad and parameter not in self.names:
                 raise _C.ConfigError(
                     f"parameter {name} joined the model after initialize, and would never be "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from zerorun.config import value_of
 from zerorun.model.left_behind import LeftBehind
 from zerorun.model.local_tensor import is_distributed, like, local_of, place
 from zerorun.model.own_dtype import as_bytes
+from zerorun.program_warning import warn
 
 __all__ = [
     "Partition",
@@ -118,11 +118,10 @@ class Partition(LeftBehind):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not self.available:
-            warnings.warn(
+            warn(
                 f"a pickle (torch.save) has an empty parameter of shape {tuple(self.shape)}, which "
                 "is sharded at stage 3: pickle the model within "
-                "zerorun.zero.GatheredParameters(model.parameters()), or use save_checkpoint",
-                stacklevel=2,
+                "zerorun.zero.GatheredParameters(model.parameters()), or use save_checkpoint"
             )
         return super().__reduce__()
 

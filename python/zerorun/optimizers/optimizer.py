@@ -11,11 +11,13 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
+from zerorun.optimizers.full_states import FullStates
 from zerorun.optimizers.given_states import take_states
 from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.optimizer_probe import check_elementwise
 from zerorun.optimizers.parameter_states import ParameterStates
 from zerorun.optimizers.saved_values import COMMON_STATES, common_states
+from zerorun.shards.given_optimizer import GivenOptimizer
 from zerorun.shards.shard_states import ShardStates
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
@@ -68,22 +70,9 @@ def load_group_settings(groups: list[dict[str, Any]], settings: list[dict[str, A
             set_rate(group, values["lr"])
 
 
-class _Replaced:
-    """The ``state`` of an optimizer while an engine steps for it."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, state: Any, core: _C.Engine) -> None:
-        self._optimizer, self._before = optimizer, optimizer.state
-        self._core, self._steps = core, core.step_count
-        optimizer.state = state
-
-    def remove(self) -> None:
-        if self._core.step_count != self._steps:
-            self._before.clear()  # those that the engine has taken over are of other values
-        self._optimizer.state = self._before
-
-
 class ShardOptimizer(torch.optim.Optimizer):
-    """Updates this rank's shards with the hyperparameters of a torch optimizer (`optimizer`).
+    """Updates this rank's shards with the hyperparameters of a torch optimizer (`optimizer`), all
+    of whose methods call this one's.
 
     ``param_groups`` are the same dictionaries as that optimizer's, so a scheduler made for either
     of the two changes the learning rate of both. ``lr``, ``weight_decay``, ``betas`` or
@@ -102,13 +91,15 @@ class ShardOptimizer(torch.optim.Optimizer):
         self.optimizer = basic
         self.overflow = False
         self.shards = shards
+        self.given = GivenOptimizer(basic, shards.core)
         if shards.external:
             shards.torch_states = TorchStates(
-                shards.core, shards.layout, basic, shards.communicator
+                shards.core, shards.layout, self.given, shards.communicator, shards.writes
             )
-        else:  # it shows the engine's, who has its own
+        else:
             take_states(shards, basic)
-            shards.until_closed(_Replaced(basic, self.state, shards.core))
+        self.given.serve(self)
+        shards.until_closed(self.given)
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         raise _C.ConfigError(
@@ -119,6 +110,8 @@ class ShardOptimizer(torch.optim.Optimizer):
     def update(self) -> _C.StepResult:
         """Updates the parameters from the reduced gradients. Collective."""
         core, states = self.shards.core, self.shards.torch_states
+        self._check_groups()
+        self.shards.writes.take()
         frozen = self.shards.layout.frozen_since()
         if states is None:
             self.tell_hyperparameters()
@@ -136,9 +129,22 @@ class ShardOptimizer(torch.optim.Optimizer):
             if updates is not None:
                 updates.expect()
         self.overflow = not result.applied
+        if result.applied:
+            self.given.forget_states()
         # torch's schedulers look here for whether the optimizer has stepped.
         vars(self.optimizer)["_opt_called"] = True
         return result
+
+    def _check_groups(self) -> None:
+        """Raises ConfigError unless the groups are those of the beginning; the list may be
+        another."""
+        self.param_groups = self.optimizer.param_groups
+        count = self.shards.layout.group_count
+        if len(self.param_groups) != count:
+            raise _C.ConfigError(
+                f"step: the optimizer has {len(self.param_groups)} parameter groups, and had "
+                f"{count} when its parameters were sharded: make all groups before"
+            )
 
     def tell_hyperparameters(self) -> None:
         """Tells the core's rule what the groups say; another optimizer reads its own."""
@@ -208,15 +214,26 @@ class ShardOptimizer(torch.optim.Optimizer):
         return {"state": ShardStates(self.shards).get(), "param_groups": self.group_settings()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the result of state_dict() of the same rank of as many ranks. Collective.
+        """Loads the result of state_dict() of the same rank of as many ranks, or that of a torch
+        optimizer, the same on every rank. Collective.
 
-        Raises CheckpointError on every rank, before anything changes, for that of another rank.
+        Raises CheckpointError on every rank, before anything changes, for what does not fit.
         """
-        states = ShardStates(self.shards)
         with all_or_none(self.shards.communicator, "load_state_dict"):
-            states.check(state_dict.get("state", {}))
-        self.load_group_settings(state_dict["param_groups"])
-        states.put(state_dict["state"])
+            groups, states = state_dict.get("param_groups"), state_dict.get("state")
+            if not isinstance(groups, list) or not isinstance(states, dict):
+                raise _C.CheckpointError(
+                    f"load_state_dict: got {sorted(state_dict)}, expected state and param_groups"
+                )
+            if any("params" in group for group in groups):  # torch's
+                full = FullStates(self.shards, self.param_groups)
+                put, groups = full.put, full.check(groups, states)
+            else:
+                own = ShardStates(self.shards)
+                put = own.put
+                own.check(states)
+        self.load_group_settings(groups)
+        put(states)
 
 
 class TrainingLoop(Protocol):

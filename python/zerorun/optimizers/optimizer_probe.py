@@ -12,6 +12,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.optimizers.whole_tensors import WholeTensors
+from zerorun.shards.given_optimizer import SERVED
 
 __all__ = ["check_elementwise", "state_names"]
 
@@ -22,13 +23,10 @@ _STEPS = 30  # some begin to look at whole tensors after 25
 # below 0.5. An update that depends on other elements differs by far more.
 _RELATIVE, _ABSOLUTE = 1e-4, 6e-8
 _LEAST_DECAY = 0.1  # of a group that has weight decay: its usual values are below what shows
-# Attributes that a copy, which runs by itself, does without: hooks, and a step that a scheduler has
-# wrapped.
-_LEFT_OUT = (
-    "step",
-    "_optimizer_step_pre_hooks",
-    "_optimizer_step_post_hooks",
-)
+# Attributes that a copy, which runs by itself, does without: hooks, a step that a scheduler has
+# wrapped, and methods that are an engine's.
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_LEFT_OUT = (*SERVED, *_HOOKS)
 
 
 def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
@@ -156,7 +154,7 @@ def _twin(
             attributes[key] = copy.deepcopy(value, memo)
         except Exception:  # something that cannot be copied is shared
             attributes[key] = value
-    for hooks in _LEFT_OUT[1:]:
+    for hooks in _HOOKS:
         if hasattr(optimizer, hooks):
             attributes[hooks] = collections.OrderedDict()
     for index, copied in enumerate(attributes["param_groups"]):

@@ -16,24 +16,29 @@ from zerorun.shards.state_access import StateAccess
 __all__ = ["ParameterStates"]
 
 
-class ParameterStates(MutableMapping[torch.Tensor, dict[str, Any]]):
+class ParameterStates(MutableMapping[Any, Any]):
     """By parameter, what this rank keeps of its states: ``step``, ``exp_avg``, ...
 
     In the parameter's shape where the rank keeps all of it, else the rank's elements, flat. The
     values are views of the engine's memory where they lie there in one piece and in fp32. Nothing
-    is there before the first step, as in torch. Reading is not collective.
+    is there before the first step, as in torch. States of no parameter are there by their own keys.
+    Reading is not collective.
     """
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
-    def __getitem__(self, parameter: torch.Tensor) -> dict[str, Any]:
+    def __getitem__(self, parameter: Any) -> Any:
+        if not isinstance(parameter, torch.Tensor):
+            return self._common()[parameter]
         if not isinstance(parameter, nn.Parameter) or parameter not in self._parameters():
             return {}
         return StateAccess(self._shards).get_kept(parameter)
 
-    def __setitem__(self, parameter: torch.Tensor, states: dict[str, Any]) -> None:
+    def __setitem__(self, parameter: Any, states: Any) -> None:
         """Accepts what is there already, from programs that move states to a device."""
+        if not isinstance(parameter, torch.Tensor) and parameter in self._common():
+            return
         kept = self[parameter]
         same = kept.keys() == states.keys() and all(
             torch.equal(value, given.to(value.device)) if _are_tensors(value, given) else True
@@ -46,25 +51,31 @@ class ParameterStates(MutableMapping[torch.Tensor, dict[str, Any]]):
                 "load_checkpoint all"
             )
 
-    def __delitem__(self, parameter: torch.Tensor) -> None:
+    def __delitem__(self, parameter: Any) -> None:
         raise _C.ConfigError(
             "optimizer.state: the states are in the engine's memory as long as the engine is"
         )
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(self._parameters())
+    def __iter__(self) -> Iterator[Any]:
+        return iter([*self._parameters(), *self._common()])
 
     def __len__(self) -> int:
-        return len(self._parameters())
+        return len(self._parameters()) + len(self._common())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles of an optimizer have none."""
         return collections.defaultdict, (dict,)
 
+    def _common(self) -> dict[Any, Any]:
+        states = self._shards.torch_states
+        return {} if states is None else states.common()
+
     def _parameters(self) -> dict[nn.Parameter, int]:
         """Those with states, and their groups."""
-        core = self._shards.core
-        started = not core.closed and core.step_count > 0
+        core, states = self._shards.core, self._shards.torch_states
+        if core.closed:
+            return {}
+        started = core.step_count > 0 if states is None else states.has_started
         return self._shards.layout.group_of if started else {}
 
 

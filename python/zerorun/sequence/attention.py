@@ -96,17 +96,18 @@ class _Positions:
     def __init__(self, groups: SequenceGroups) -> None:
         self._groups = groups
         self._own: torch.Tensor | None = None
-        self._version = -1
+        self._version: int | None = None
         self._all = torch.empty(0)
         self.documents: torch.Tensor | None = None  # of each token, where there are several
 
     def gather(self, own: torch.Tensor) -> torch.Tensor:
-        if own is self._own and own._version == self._version:
+        version = None if own.is_inference() else own._version
+        if own is self._own and version == self._version:
             return self._all
         parts = [torch.empty_like(own, memory_format=torch.contiguous_format)]
         parts += [torch.empty_like(parts[0]) for _ in range(self._groups.size - 1)]
         dist.all_gather(parts, own.contiguous(), group=self._groups.group)
-        self._own, self._version, self._all = own, own._version, torch.cat(parts, dim=-1)
+        self._own, self._version, self._all = own, version, torch.cat(parts, dim=-1)
         starts = self._all[..., 1:] <= self._all[..., :-1]
         self.documents = None
         if bool(starts.any()):

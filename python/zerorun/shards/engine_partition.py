@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.hooks.gather_hooks import GatherHooks, SharedUnit
+from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.parameter_memory import tensor_of, write_full
+from zerorun.hooks.shared_unit import SharedUnit
 from zerorun.model.own_dtype import as_bytes
 from zerorun.model.partition import OwnPart, Partition
 
@@ -84,6 +85,7 @@ class EnginePartition(Partition):
 
     def watch(self, module: nn.Module) -> None:
         self._hooks.watch(module)
+        self._hooks.need(self.parameter, module)  # it may be running
 
     def broadcast(self, values: torch.Tensor, root: int) -> None:
         label = f"parameter {self._hooks.layout.names[self.parameter]}"

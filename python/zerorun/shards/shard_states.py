@@ -67,6 +67,7 @@ class ShardStates:
             core.set_progress(steps, core.skipped_steps)
 
     def _intervals(self) -> Iterator[tuple[str, _C.StateInterval]]:
+        self._shards.writes.take()
         layout = self._shards.layout
         names = {index: layout.names[parameter] for parameter, index in layout.ids.items()}
         for interval in self._shards.core.state_intervals():

@@ -25,7 +25,7 @@ from zerorun.model.partition import Partition, PrivatePartition, partition_of
 from zerorun.rank_zero import share
 from zerorun.shards.background_saver import BackgroundSaver
 from zerorun.shards.engine_partition import EnginePartition
-from zerorun.shards.places import Places
+from zerorun.shards.places import Places, ProgramWrites
 from zerorun.shards.torch_states import TorchStates
 
 __all__ = ["Shards", "shards_of", "take_over"]
@@ -131,7 +131,9 @@ class Shards:
             if model is not None:
                 self._collect_gradients()
             self._place(model)
-            self.places = Places(layout, () if self.gather_hooks else layout.names)
+            whole = () if self.gather_hooks else layout.names
+            self.places = Places(layout, whole)
+            self.writes = ProgramWrites(self.core, layout, whole)
 
     def __enter__(self) -> Shards:
         return self

@@ -62,6 +62,7 @@ class StateAccess:
 
     def set_all(self, values: Iterable[tuple[nn.Parameter, str, torch.Tensor]]) -> None:
         """Whole states of many parameters, which exist and whose shapes fit. Collective."""
+        self._shards.writes.take()
         for parameter, name, value in values:
             flat = local_of(value).flatten().float()
             parts = list(self._parts(parameter, name))
@@ -265,6 +266,8 @@ class StateAccess:
         it keeps in 8 bits."""
         core = self._shards.core
         torch_states = self._shards.torch_states
+        if name != "grad":
+            self._shards.writes.take()
         for interval in core.state_intervals(self._shards.layout.ids[parameter]):
             if name == "fp32_param":
                 held = interval.param if interval.master is None else interval.master

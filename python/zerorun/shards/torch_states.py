@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from zerorun import _C
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.model.model_layout import ModelLayout
+from zerorun.shards.given_optimizer import GivenOptimizer
+from zerorun.shards.places import ProgramWrites
 
 __all__ = ["MODES", "TorchStates"]
 
@@ -29,17 +32,19 @@ class TorchStates:
         self,
         core: _C.Engine,
         layout: ModelLayout,
-        optimizer: torch.optim.Optimizer,
+        given: GivenOptimizer,
         ranks: _C.Communicator,
+        writes: ProgramWrites,
     ) -> None:
+        optimizer = given.optimizer
         _check_states(optimizer, layout)
-        self._core, self._ranks = core, ranks
-        self._optimizer = optimizer
-        self._torch_step = optimizer.step  # the program's handle may become the engine's
+        self._core, self._ranks, self._writes = core, ranks, writes
+        self._given, self._optimizer = given, optimizer
+        # The optimizer's own while it runs; the program sees those of its parameters.
+        self._states: dict[Any, Any] = collections.defaultdict(dict)
         self._shards: dict[tuple[int, int], torch.nn.Parameter] = {}  # by (parameter, begin)
         self._members: list[list[torch.nn.Parameter]] = [[] for _ in optimizer.param_groups]
         parameter_of = {index: parameter for parameter, index in layout.ids.items()}
-        states: dict[torch.Tensor, dict[str, Any]] = {}
         for interval in core.state_intervals():
             if interval.grad is None:
                 continue
@@ -48,48 +53,52 @@ class TorchStates:
             shard.grad = tensor_of(interval.grad)
             self._shards[interval.parameter, interval.begin] = shard
             self._members[layout.group_of[parameter]].append(shard)
-            given = optimizer.state.get(parameter)
-            if given is not None:
+            known = optimizer.state.get(parameter)
+            if known is not None:
                 part = slice(interval.begin, interval.begin + interval.numel)
-                states[shard] = {
+                self._states[shard] = {
                     key: value.detach().flatten()[part].to(shard.device, copy=True)
                     if _is_cut(key, value, layout.shapes[parameter])
                     else copy.deepcopy(value)
-                    for key, value in given.items()
+                    for key, value in known.items()
                 }
-        common = self.common()
-        optimizer.state.clear()
-        optimizer.state.update(states)
-        self.put_common(common)
+        self.put_common(_common_in(optimizer.state))
         for mode in MODES:
             method = getattr(optimizer, mode, None)
             if callable(method):
                 vars(optimizer)[mode] = self._switching(method)
 
+    @property
+    def has_started(self) -> bool:
+        """True once the engine has made a step, or where the optimizer brought states."""
+        return self._core.step_count > 0 or bool(self._states)
+
     def common(self) -> dict[str, Any]:
         """The states that belong to no parameter, such as MADGRAD's count of steps."""
-        states: Iterable[tuple[Any, Any]] = self._optimizer.state.items()
-        return {key: value for key, value in states if not isinstance(key, torch.Tensor)}
+        return _common_in(self._states)
 
     def put_common(self, values: dict[Any, Any]) -> None:
         """Replaces states that belong to no parameter. Tensors stay on the device of those that the
         optimizer has."""
-        state: Any = self._optimizer.state
         for key, value in values.items():
-            known = state.get(key)
+            known: Any = self._states.get(key)
             placed = isinstance(known, torch.Tensor) and isinstance(value, torch.Tensor)
             # A copy: `values` may belong to a dictionary that is loaded again.
-            state[key] = value.to(known.device, copy=True) if placed else copy.deepcopy(value)
+            copied = value.to(known.device, copy=True) if placed else copy.deepcopy(value)
+            self._states[key] = copied
 
     def get(self, parameter: int, begin: int) -> dict[str, Any]:
         """The states of the shard that begins at an element of a parameter."""
-        return self._optimizer.state.get(self._shards[parameter, begin], {})
+        return self._states.get(self._shards[parameter, begin], {})
 
     def put(self, parameter: int, begin: int, state: dict[str, Any]) -> None:
-        """Replaces the states of a shard. Counts are copied: optimizers change them in place, and
-        one may be that of several shards."""
+        """Replaces the states of a shard; without any the optimizer begins anew. Counts are copied:
+        optimizers change them in place, and one may be that of several shards."""
         shard = self._shards[parameter, begin]
-        self._optimizer.state[shard] = {
+        self._states.pop(shard, None)
+        if not state:
+            return
+        self._states[shard] = {
             key: copy.deepcopy(value) if _is_number(value) else value.to(shard.device)
             for key, value in state.items()
         }
@@ -98,7 +107,7 @@ class TorchStates:
         """Drops the shards and their states."""
         for mode in MODES:
             vars(self._optimizer).pop(mode, None)
-        self._optimizer.state.clear()
+        self._states.clear()
         self._shards.clear()
         self._members.clear()
 
@@ -108,7 +117,7 @@ class TorchStates:
         for shard in left:
             shard.grad = None
         try:
-            self._on_shards(self._torch_step)
+            self._on_shards(lambda optimizer: optimizer.step())
         finally:
             for shard, gradient in left.items():
                 shard.grad = gradient
@@ -117,25 +126,34 @@ class TorchStates:
         """The optimizer's method, which changes values, for the model's parameters. Collective."""
 
         def switch() -> None:
+            self._writes.take()
             self._ranks.barrier(method.__name__)  # until none reads the values
-            self._on_shards(method)
+            self._on_shards(lambda _: method())
             self._core.refresh_from_masters()
 
         return switch
 
-    def _on_shards(self, method: Callable[[], Any]) -> None:
+    def _on_shards(self, run: Callable[[torch.optim.Optimizer], Any]) -> None:
         # The shards' gradients view the engine's memory, which holds their new values. Outside of
         # this step the groups have the model's parameters, which is what programs expect there.
         groups = self._optimizer.param_groups
         given = [group["params"] for group in groups]
-        try:
-            for group, shards in zip(groups, self._members, strict=True):
-                group["params"] = shards
-            with torch.enable_grad():
-                method()
-        finally:
-            for group, params in zip(groups, given, strict=True):
-                group["params"] = params
+        with self._given.as_torchs():
+            optimizer: Any = self._optimizer
+            before, optimizer.state = optimizer.state, self._states
+            try:
+                for group, shards in zip(groups, self._members, strict=True):
+                    group["params"] = shards
+                with torch.enable_grad():
+                    run(optimizer)
+            finally:
+                self._states, optimizer.state = optimizer.state, before
+                for group, params in zip(groups, given, strict=True):
+                    group["params"] = params
+
+
+def _common_in(states: Any) -> dict[str, Any]:
+    return {key: value for key, value in states.items() if not isinstance(key, torch.Tensor)}
 
 
 def _is_number(value: Any) -> bool:

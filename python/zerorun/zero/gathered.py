@@ -42,8 +42,8 @@ class GatheredParameters:
     - `modifier_rank`: this rank's changes are sent to all ranks and to the fp32 masters. None: the
       changes of each rank are local and end with the block (merged adapters); with
       ``zero_optimization.enable_sanity_checks`` they raise InternalError on every rank.
-    - `fwd_module`: a module whose forward uses the parameters; they are registered as external to
-      it (:func:`register_external_parameter`).
+    - `fwd_module`: a module whose forward uses the parameters, which may be running; they are
+      registered as external to it (:func:`register_external_parameter`).
     - `enabled`: False does nothing.
     """
 

@@ -141,7 +141,7 @@ class Init:
                 self._depth[key] -= 1
             if self._depth[key] == 0:
                 del self._depth[key]
-                self._partition(module)
+                _active[-1]._partition(module)
 
         cls.__init__ = initialize  # type: ignore[misc]
         self._wrapped.append((cls, original))

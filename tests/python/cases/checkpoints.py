@@ -314,9 +314,11 @@ def case_one_element_with_its_own_state(folder: Path) -> None:
     engine.save_checkpoint(folder)
     expected = losses + train(engine, 2, first=2)
     engine.load_checkpoint(folder)
-    for state in engine.optimizer.optimizer.state.values():
+    kept = [state for state in engine.optimizer.optimizer.state.values() if state]
+    assert kept
+    for state in kept:  # of what this rank stores
         assert state["step"].dim() == 0
-        assert state["exp_avg"].dim() == 1
+        assert state["exp_avg"].dim() > 0
     assert_close(losses + train(engine, 2, first=2), expected, 1e-6)
     engine.destroy()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ import pytest
 import torch
 import zerorun
 from torch import nn
+from zerorun.hooks.torch_clipping import serve_clipping
+from zerorun.shards import clipping
 
 from cases.models import (
     STAGES,
@@ -167,6 +171,81 @@ def case_a_norm_that_was_made_of_other_gradients_clips_none(_folder: Path) -> No
     other.grad = torch.ones(4)
     clip(other, 1.0, total_norm=torch.tensor(2.0))
     torch.testing.assert_close(other.grad, torch.full((4,), 0.5))
+
+
+def case_a_norm_of_clip_grad_norm_clips_none_later(_folder: Path) -> None:
+    """The norm is right, but nothing would clip: it is refused as every other one."""
+    model = make()
+    engine = zerorun.shard(model, optimizer=sgd(model))
+    loss_of(model, part_of(batch_of(0))).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+    assert norm > 0
+    raises(
+        zerorun.ConfigError,
+        "clip_grads_with_norm_",
+        lambda: torch.nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm),
+    )
+    engine.destroy()
+
+
+OF_TORCH_2_4 = """
+def no_grad(function):
+    def wrapper(*args, **kwargs):
+        with torch.no_grad():
+            return function(*args, **kwargs)
+    functools.update_wrapper(wrapper, function)
+    return wrapper
+
+@no_grad
+def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norms = [torch.linalg.vector_norm(g, norm_type) for g in gradients]
+    if not norms:
+        return torch.tensor(0.0)
+    norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    for gradient in gradients:
+        gradient.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+    return norm
+
+@no_grad
+def clip_grad_value_(parameters, clip_value, foreach=None):
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.clamp_(-clip_value, clip_value)
+"""
+
+
+def case_clipping_that_torch_writes_in_one_function(_folder: Path) -> None:
+    """As 2.4 and 2.5 do; and what is in no known form is an error instead of silence."""
+    old = types.ModuleType("clip_grad of torch 2.4")
+    vars(old).update(functools=functools, torch=torch)
+    exec(OF_TORCH_2_4, vars(old))  # noqa: S102
+    imported = old.clip_grad_norm_
+    serve_clipping(clipping._ENGINES, old)
+    plain = make()
+    loss_of(plain, batch_of(0)).backward()
+    expected = imported(plain.parameters(), 0.01).item()
+    for stage in STAGES:
+        model = make()
+        engine, *_ = zerorun.initialize(model, sgd(model), config=config(stage))
+        loss_of(model, part_of(batch_of(0))).backward()
+        norm = imported(model.parameters(), 0.01, foreach=False)
+        assert norm.item() == pytest.approx(expected, rel=1e-5)
+        assert imported(model.parameters(), 1.0).item() == pytest.approx(0.01, rel=1e-3)
+        engine.destroy()
+    old = types.ModuleType("another clip_grad")
+    old.clip_grad_norm_ = torch.no_grad()(lambda parameters, max_norm: None)
+    del old.clip_grad_norm_.__wrapped__
+    raises(
+        zerorun.ConfigError,
+        "torch.nn.utils.clip_grad_norm_ of PyTorch",
+        lambda: serve_clipping(clipping._ENGINES, old),
+    )
+
+
+def case_torchs_own_norm_takes_its_keywords(_folder: Path) -> None:
+    norm = torch.nn.utils.get_total_norm(tensors=[torch.ones(4)], norm_type=2.0, foreach=False)
+    assert norm.item() == 2.0
 
 
 def case_what_is_no_engines_is_torchs(_folder: Path) -> None:

@@ -33,13 +33,20 @@ def case_values_of_a_section_that_follow_from_others(_folder: Path) -> None:
 
 
 def case_which_operators_and_versions_there_are(_folder: Path) -> None:
-    from deepspeed.git_version_info import version
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+    from deepspeed.git_version_info import torch_info, version
     from deepspeed.ops.op_builder import CPUAdamBuilder
     from deepspeed.runtime.zero.config import DeepSpeedZeroOffloadParamConfig
     from deepspeed.utils.numa import parse_range_list
     from deepspeed.utils.torch import required_torch_version
 
     assert version == deepspeed.__version__
+    assert torch.__version__.startswith(torch_info["version"] + ".")
+    assert {"bf16_support", "cuda_version", "nccl_version", "hip_version"} <= torch_info.keys()
+    host = CPU_Accelerator()
+    assert host.get_rss() == host.max_mem > 0
+    host.max_mem = 1 << 60
+    assert 0 < host.reset_rss() == host.max_mem < 1 << 60
     operators = deepspeed.ops.__compatible_ops__
     assert operators[CPUAdamBuilder.NAME]
     assert all(operators[name] for name in ("cpu_adagrad", "cpu_lion", "fused_adam"))

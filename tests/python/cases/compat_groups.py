@@ -115,6 +115,13 @@ def case_groups_answer_from_the_mpu(folder: Path) -> None:
     assert drawn.item() == torch.rand(
         1, generator=torch.Generator().manual_seed(7 + 2718 + RANK % 2)
     )
+    plain, *_ = deepspeed.initialize(model=nn.Linear(4, 4), config={"train_batch_size": WORLD_SIZE})
+    assert plain.data_parallel_group is dist.group.WORLD
+    assert plain.mpu is None
+    assert engine.data_parallel_group is groups._get_data_parallel_group() is mpu.data
+    assert engine.seq_dp_world_size == 2
+    assert plain.seq_dp_world_size == WORLD_SIZE
+    plain.destroy()
     engine.save_checkpoint(str(folder))
     assert sorted(path.name for path in (folder / "global_step6").iterdir()) == [
         "mp_rank_00",

@@ -307,6 +307,7 @@ def case_readers_of_configurations(folder: Path) -> None:
     raises(ValueError, "fp32", lambda: found.get_communication_data_type(unknown))
     raises(ValueError, "mean, sum", lambda: found.get_gradient_allreduce_op(unknown))
     assert found.get_gradient_allreduce_op({}) == "mean"
+    assert found.get_gradient_allreduce_op({"gradient_allreduce_op": "SUM"}) == "sum"
     autocast = {"torch_autocast": {"enabled": True, "dtype": "fp16"}}
     assert found.get_torch_autocast_enabled(autocast)
     assert found.get_torch_autocast_dtype(autocast) is torch.float16

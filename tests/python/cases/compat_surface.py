@@ -82,6 +82,8 @@ def case_the_program_ends_batches_itself(_folder: Path) -> None:
                 engine.backward(loss_of(engine, part_of(batch_of(batch + index))))
             engine.step()
             assert engine.was_step_applied()
+            assert engine.micro_steps == 2 * (batch + 1)
+            assert engine.global_samples == engine.micro_steps * engine.train_batch_size()
             losses.append(mean_loss(engine))
         assert_close(losses, expected)
         raises(AssertionError, "step()", engine.coalesce_grad_reduction)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import zerorun
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from zerorun.communicator import world
 from zerorun.model.leaf_modules import is_leaf
@@ -18,6 +20,7 @@ from cases.models import (
     DEVICE,
     RANK,
     adamw,
+    assert_close,
     batch_of,
     config,
     loss_of,
@@ -134,6 +137,63 @@ def case_apply_under_init_sees_full_values(_folder: Path) -> None:
             else:
                 assert torch.equal(parameter.detach().cpu(), expected)
     assert "_apply" not in nn.Module.apply.__qualname__
+
+
+def case_a_moving_average_is_made_within_a_gather(_folder: Path) -> None:
+    """Elsewhere torch's AveragedModel would average empty tensors."""
+    plain = make()
+    basic = adamw(plain)
+    expected = AveragedModel(plain)
+    for under_init in (False, True):
+        with Init(enabled=under_init):
+            model = make()
+        with GatheredParameters(model.parameters()):
+            average = AveragedModel(model)
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+        for step in range(3):
+            if not under_init:
+                basic.zero_grad()
+                loss_of(plain, batch_of(step)).backward()
+                nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+                basic.step()
+                expected.update_parameters(plain)
+            engine.backward(loss_of(engine, part_of(batch_of(step))))
+            engine.step()
+            with GatheredParameters(model.parameters()):
+                average.update_parameters(model)
+        pairs = zip(average.parameters(), expected.parameters(), strict=True)
+        for found, wanted in pairs:
+            torch.testing.assert_close(found.cpu(), wanted, rtol=1e-3, atol=1e-4)
+        engine.destroy()
+
+
+def case_the_inner_one_of_nested_inits_counts(_folder: Path) -> None:
+    with Init(dtype=torch.bfloat16):
+        with Init(dtype=torch.float16):
+            inner = nn.Linear(4, 4)
+        outer = nn.Linear(4, 4)
+    assert (inner.weight.dtype, outer.weight.dtype) == (torch.float16, torch.bfloat16)
+
+
+def case_a_forked_process_cannot_gather(_folder: Path) -> None:
+    """As a worker of a DataLoader, which would read the training's shared memory."""
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            model(batch_of(0))
+            os.write(writer, b"no error")
+        except zerorun.ConfigError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert b"called in a process forked from a rank" in os.read(reader, 1 << 12)
+    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    engine.step()
+    engine.destroy()
 
 
 def case_copies_under_init_are_whole(_folder: Path) -> None:
@@ -275,4 +335,58 @@ def case_one_leaf_module_is_named_by_a_string(_folder: Path) -> None:
         model = make()
         engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
         assert is_leaf(model.blocks[0])
+        engine.destroy()
+
+
+class Regularised(nn.Module):
+    """Gathers what it regularises itself, as peft's AdaLoRA does."""
+
+    def __init__(self, inner: nn.Module, gather: bool) -> None:
+        super().__init__()
+        self.inner, self._gather = inner, gather
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.inner(tokens)
+        penalty = torch.zeros((), device=logits.device)
+        weights = (p for name, p in self.inner.named_parameters() if name.endswith("up.weight"))
+        for weight in weights:
+            with GatheredParameters(weight, fwd_module=self, enabled=self._gather):
+                product = weight.T @ weight
+            penalty = penalty + torch.norm(product - torch.eye(len(product), device=product.device))
+        return logits, penalty
+
+
+def case_parameters_gathered_for_the_module_that_is_running(_folder: Path) -> None:
+    def loss_with_penalty(model: nn.Module, step: int) -> torch.Tensor:
+        tokens = batch_of(step).to(next(model.parameters()).device)
+        logits, penalty = model(tokens[:, :-1])
+        target = tokens[:, 1:].flatten()
+        return nn.functional.cross_entropy(logits.flatten(0, 1), target) + 0.01 * penalty
+
+    for inside in (False, True):  # another module around it
+
+        def wrapped(gather: bool, inside: bool = inside) -> nn.Module:
+            found = Regularised(make(), gather)
+            return nn.Sequential(found) if inside else found
+
+        plain = wrapped(gather=False)
+        optimizer = adamw(plain)
+        expected = []
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = loss_with_penalty(plain, step)
+            loss.backward()
+            nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+            optimizer.step()
+            expected.append(loss.item())
+        model = wrapped(gather=True)
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+        losses = []
+        for step in range(3):
+            loss = loss_with_penalty(model, step)
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        assert_close(losses, expected)
+        assert all(parameter.numel() == 0 for parameter in model.parameters())
         engine.destroy()

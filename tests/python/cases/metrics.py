@@ -172,6 +172,17 @@ def case_a_metrics_file_is_what_a_listener_sees(folder: Path) -> None:
     engine.destroy()
 
 
+def case_a_metrics_file_that_one_rank_cannot_open_is_told_on_all(folder: Path) -> None:
+    file = folder / "metrics.jsonl"
+    if RANK == WORLD_SIZE - 1:
+        (folder / "metrics.rank1.jsonl").mkdir(parents=True)
+    raises(
+        zerorun.IoError,
+        "Is a directory",
+        lambda: start(zerorun={"comm_timeout": 10, "metrics": str(file)}),
+    )
+
+
 def case_collectives_have_counts_sizes_and_times(folder: Path) -> None:
     raises(zerorun.ConfigError, "comms_logger", zerorun.metrics.log_summary)
     engine = start(2, comms_logger={"enabled": True})

@@ -319,6 +319,30 @@ def case_buffers_may_be_assigned(_folder: Path) -> None:
         engine.destroy()
 
 
+class Rotated(Model):
+    """With a complex buffer, as Llama's reference code has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.polar(torch.ones(16), torch.arange(16.0))
+        self.register_buffer("freqs_cis", angles, persistent=False)
+
+    def reset_parameters(self) -> None:
+        self.freqs_cis = torch.polar(torch.ones(16), torch.arange(16.0))
+
+
+def case_complex_buffers_may_be_on_the_meta_device(_folder: Path) -> None:
+    expected = make(Rotated)
+    for stage in (3, 1):
+        model = on_meta(Rotated)
+        engine = zerorun.shard(model, stage=stage, weights=make().state_dict())
+        assert torch.equal(model.freqs_cis.cpu(), expected.freqs_cis)
+        engine.destroy()
+    model = on_meta(Rotated)
+    init = lambda module: hasattr(module, "bias") and module.reset_parameters()  # noqa: E731
+    raises(zerorun.ConfigError, "freqs_cis", lambda: zerorun.shard(model, init=init))
+
+
 def case_what_has_no_value_is_named(_folder: Path) -> None:
     raises(
         ValueError,

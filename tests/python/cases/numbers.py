@@ -22,6 +22,7 @@ from zerorun.zero import (
 )
 
 from cases.models import (
+    RANK,
     STAGES,
     WORLD_SIZE,
     Model,
@@ -104,9 +105,14 @@ def case_a_gradient_that_was_set_to_infinity_skips_the_step(_folder: Path) -> No
         backward(engine)
         before = safe_get_full_fp32_param(weight)
         safe_set_full_grad(weight, torch.full(before.shape, float("inf")))
-        engine.step()
+        with logged() as messages:
+            engine.step()
         assert (engine.skipped_steps, engine.last_step.applied) == (1, False)
         assert torch.equal(safe_get_full_fp32_param(weight), before)
+        assert engine.get_global_grad_norm() == math.inf
+        text = "step 1 was skipped on all ranks: the gradient is not finite, first that of "
+        text += "blocks.0.up.weight; the losses of all ranks were finite"
+        assert messages == ([f"WARNING {text}"] if RANK == 0 else [])
         # A gradient that has overflowed and is put right is no reason to skip.
         backward(engine)
         safe_set_full_grad(weight, torch.full(before.shape, float("nan")))
@@ -114,6 +120,38 @@ def case_a_gradient_that_was_set_to_infinity_skips_the_step(_folder: Path) -> No
         engine.step()
         assert (engine.skipped_steps, engine.last_step.applied) == (1, True)
         engine.destroy()
+
+
+def case_a_skipped_step_names_the_rank_whose_loss_was_not_finite(_folder: Path) -> None:
+    last = WORLD_SIZE - 1
+    for stage in STAGES:
+        engine, *_ = zerorun.initialize(model := make(), adamw(model), config=config(stage))
+        train(engine, 1)
+        loss = loss_of(engine, part_of(batch_of(1)))
+        engine.backward(loss * (math.nan if last == RANK else 1.0))
+        with logged() as messages:
+            engine.step()
+        assert engine.get_global_grad_norm() == math.inf
+        if RANK == 0:
+            (message,) = messages
+            assert message.startswith("WARNING step 2 was skipped on all ranks"), message
+            assert message.endswith(f"; the loss of rank {last} was not finite"), message
+        train(engine, 1, first=2)
+        assert math.isfinite(engine.get_global_grad_norm())
+        engine.destroy()
+
+
+def case_a_dynamic_loss_scale_is_found_without_warnings(_folder: Path) -> None:
+    model = make()
+    keys = {"fp16": {"enabled": True, "initial_scale_power": 32}}
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(2, **keys))
+    with logged() as messages:
+        train(engine, 1)
+    assert engine.skipped_steps == 1
+    said = [message for message in messages if "overflowed at loss scale 4.29497e+09" in message]
+    assert len(said) == (RANK == 0), messages
+    assert not any(message.startswith("WARNING") for message in messages)
+    engine.destroy()
 
 
 # --- dtypes ---
@@ -317,4 +355,12 @@ def case_a_loss_without_its_scale_is_an_error(_folder: Path) -> None:
         engine.scale(loss_of(engine, part_of(batch_of(0)))).backward()
         engine.step()
         assert engine.global_steps == 1
+        for first in (True, False):  # one that is scaled hides no other
+            losses = [loss_of(engine, part_of(batch_of(0))) for _ in range(2)]
+            if first:
+                engine.backward(losses[0])
+            losses[1].backward()
+            call = engine.step if first else lambda: engine.backward(losses[0])
+            raises(zerorun.ConfigError, "Loss scaling is required", call)
+            engine.drop_batch()
         engine.destroy()

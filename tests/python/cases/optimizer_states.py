@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import zerorun
@@ -20,6 +22,7 @@ from cases.models import (
     config,
     loss_of,
     make,
+    mean,
     part_of,
     raises,
     train,
@@ -82,24 +85,125 @@ def case_states_of_an_optimizer_of_torchs(_folder: Path) -> None:
     check(lambda m: torch.optim.SGD(m.parameters(), lr=0.5, momentum=0.9), {"momentum_buffer"})
 
 
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
 def case_the_optimizer_that_was_given_shows_them_until_the_engine_ends(_folder: Path) -> None:
     for stage in STAGES:
-        model = make()
-        basic = adamw(model)
-        before = basic.state
-        engine, *_ = zerorun.initialize(model, basic, config=config(stage))
-        assert basic.state_dict()["state"] == {}
-        train(engine, 2)
-        saved = basic.state_dict()["state"]
-        assert set(saved) == set(range(len(list(model.parameters()))))
-        assert all(state["step"] == 2 for state in saved.values())
-        kept = sum(state["exp_avg"].numel() for state in saved.values())
-        full = sum(whole(engine, state["exp_avg"]).numel() for state in saved.values())
-        assert kept == full if WORLD_SIZE == 1 else kept < full
-        assert not copy.deepcopy(basic).state
-        engine.destroy()
-        assert basic.state is before
-        assert len(engine.optimizer.state) == 0
+        for make_optimizer, name in ((adamw, "exp_avg"), (sgd, "momentum_buffer")):
+            model = make()
+            basic = make_optimizer(model)
+            before = basic.state
+            engine, *_ = zerorun.initialize(model, basic, config=config(stage))
+            assert not basic.state
+            train(engine, 2)
+            kept = 0
+            for parameter in model.parameters():
+                states = basic.state[parameter]
+                kept += states[name].numel() if name in states else 0
+                own = engine.optimizer.state[parameter].get(name, torch.empty(0))
+                assert torch.equal(states.get(name, torch.empty(0)), own)
+            full = whole(engine, torch.empty(kept)).numel()
+            assert kept == full if WORLD_SIZE == 1 else kept < full
+            assert not copy.deepcopy(basic).state
+            engine.destroy()
+            assert basic.state is before
+            assert not before
+            assert len(engine.optimizer.state) == 0
+
+
+def case_the_optimizer_that_was_given_is_the_engines_in_all_that_it_offers(_folder: Path) -> None:
+    """Loading must not cut it off: the engine went on with the rates of before, silently."""
+    for stage in STAGES:
+        for make_optimizer in (adamw, sgd):
+            model = make()
+            basic = make_optimizer(model)
+            engine = zerorun.shard(model, stage=stage, optimizer=basic)
+            own_step(basic, model, engine, 0)
+            saved = copy.deepcopy(basic.state_dict())
+            expected = [own_step(basic, model, engine, step) for step in (1, 2)]
+            kept = {
+                name: value.clone()
+                for name, value in engine.full_state_dict(rank0_only=False).items()
+            }
+            basic.load_state_dict(saved)
+            assert same_states(basic.state_dict(), saved)
+            basic.param_groups[0]["lr"] = 0.0  # as a scheduler does
+            basic.param_groups[0]["weight_decay"] = 0.0
+            own_step(basic, model, engine, 3)
+            for name, value in engine.full_state_dict(rank0_only=False).items():
+                assert torch.equal(value, kept[name]), (stage, name)
+            raises(
+                zerorun.ConfigError,
+                "add_param_group after initialize",
+                lambda basic=basic: basic.add_param_group(
+                    {"params": [nn.Parameter(torch.ones(2))]}
+                ),
+            )
+            basic.param_groups.append({**basic.param_groups[0], "params": []})
+            loss_of(model, part_of(batch_of(4))).backward()
+            raises(zerorun.ConfigError, "has 2 parameter groups, and had 1", basic.step)
+            engine.destroy()
+            basic.param_groups.pop()
+            assert not {"step", "state_dict", "load_state_dict"} & vars(basic).keys()
+            assert all(map(math.isfinite, expected))
+            again = zerorun.shard(model, stage=stage, optimizer=basic)
+            assert math.isfinite(own_step(basic, model, again, 5))
+            again.destroy()
+
+
+def own_step(
+    basic: torch.optim.Optimizer, model: nn.Module, engine: zerorun.ZeroEngine, step: int
+) -> float:
+    loss = loss_of(model, part_of(batch_of(step)))
+    loss.backward()
+    basic.step()
+    basic.zero_grad()
+    return mean(loss.detach(), engine)
+
+
+def same_states(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return found["state"].keys() == expected["state"].keys() and all(
+        torch.equal(torch.as_tensor(value), torch.as_tensor(expected["state"][key][name]))
+        for key, state in found["state"].items()
+        for name, value in state.items()
+    )
+
+
+def case_states_of_torchs_own_training_are_loaded(_folder: Path) -> None:
+    """What torch.save(optimizer.state_dict()) wrote before the model was sharded."""
+    for make_optimizer in (adamw, sgd):
+        plain = make()
+        basic = make_optimizer(plain)
+        for step in range(STEPS):
+            torch_step(plain, basic, step)
+        weights = copy.deepcopy(plain.state_dict())
+        saved = copy.deepcopy(basic.state_dict())
+        saved["param_groups"][0]["lr"] /= 2
+        basic.load_state_dict(copy.deepcopy(saved))
+        losses = [torch_step(plain, basic, STEPS + step) for step in range(STEPS)]
+        for stage in STAGES:
+            model = make()
+            model.load_state_dict(weights)
+            own = make_optimizer(model)
+            engine, *_ = zerorun.initialize(model, own, config=config(stage))
+            own.load_state_dict(saved)
+            assert own.param_groups[0]["lr"] == saved["param_groups"][0]["lr"]
+            assert_close(train(engine, STEPS, STEPS), losses)
+            wrong = saved | {"state": saved["state"] | {0: {**saved["state"][0], "step": -1}}}
+            if make_optimizer is adamw:
+                raises(
+                    zerorun.CheckpointError,
+                    "step of parameter 0 is -1",
+                    lambda: own.load_state_dict(wrong),
+                )
+            raises(
+                zerorun.CheckpointError,
+                "expected state and param_groups",
+                lambda: own.load_state_dict({}),
+            )
+            engine.destroy()
 
 
 def case_states_that_move_to_their_own_device_stay(_folder: Path) -> None:

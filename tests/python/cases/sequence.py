@@ -234,6 +234,14 @@ def case_hugging_face_models_attend_over_shared_sequences(_folder: Path) -> None
                     torch.testing.assert_close(found, whole)
             finally:
                 stop()
+            with torch.inference_mode():
+                stop = sequence.use_with_transformers(config)
+                try:
+                    for whole, each in zip(expected, positions, strict=True):
+                        found = model.train()(own(ids), position_ids=own(each).clone()).logits
+                        torch.testing.assert_close(found, own(whole), rtol=1e-4, atol=1e-5)
+                finally:
+                    stop()
     assert here.size == WORLD_SIZE
     raises(
         ValueError,

@@ -103,8 +103,32 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     if model is None:
         raise DeepSpeedConfigError("deepspeed.initialize requires a model")
     comm.init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
-    groups.mpu, groups.mesh_device = mpu, None if _is_sizes(mesh_param) else mesh_param
-    raw = read_config(_config_of(args, config, config_params))
+    with groups.of_engine(mpu, None if _is_sizes(mesh_param) else mesh_param):
+        return _initialize(
+            model,
+            optimizer,
+            model_parameters,
+            training_data,
+            lr_scheduler,
+            mpu,
+            collate_fn,
+            mesh_param,
+            _config_of(args, config, config_params),
+        )
+
+
+def _initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's
+    model: Any,
+    optimizer: Any,
+    model_parameters: Any,
+    training_data: Any,
+    lr_scheduler: Any,
+    mpu: Any,
+    collate_fn: Any,
+    mesh_param: Any,
+    config: Any,
+) -> tuple[Any, Any, Any, Any]:
+    raw = read_config(config)
     settings = adapt_config(sequence_settings(raw, mpu))
     if raw.get("log_level"):
         set_log_level_from_string(raw["log_level"])
@@ -136,6 +160,7 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         )
     groups.start_sequence_data_group()
     engine.mpu = mpu
+    engine.keep_groups()
     engine.config, engine.collate_fn, engine.client_optimizer = raw, collate_fn, given_optimizer
     engine.client_lr_scheduler, engine.training_data = given_scheduler, training_data
     if training_data is not None:

@@ -132,7 +132,7 @@ def get_communication_data_type(
 
 def get_gradient_allreduce_op(param_dict: Settings) -> str:
     value = param_dict.get("gradient_allreduce_op", "mean")
-    return _chosen("gradient_allreduce_op", str(value), {"mean": "mean", "sum": "sum"})
+    return _chosen("gradient_allreduce_op", str(value).lower(), {"mean": "mean", "sum": "sum"})
 
 
 def get_torch_autocast_dtype(param_dict: Settings) -> torch.dtype | None:

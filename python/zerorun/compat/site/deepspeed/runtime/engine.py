@@ -135,14 +135,22 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
         with deepspeeds_errors():
             return super().scale(loss)
 
+    def backward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        found = super().backward(*args, **kwargs)
+        if not self.managed_gradient_accumulation():
+            self.micro_steps += 1
+        return found
+
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         if self.core.no_sync:
             raise DeepSpeedConfigError(
                 "It is illegal to call Engine.step() inside no_sync context manager"
             )
-        before = self.global_steps
+        before, passes = self.global_steps, self.micro_steps
         with deepspeeds_errors():
             super().step(lr_kwargs)
+        if not self.managed_gradient_accumulation():
+            self.micro_steps = passes  # backward counts them
         self.tput_timer.stop(global_step=self.global_steps > before)
 
     def coalesce_grad_reduction(self) -> contextlib.AbstractContextManager[None]:
@@ -234,10 +242,6 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
 
     def get_sequence_parallel_group(self) -> Any:
         return groups._get_sequence_parallel_group()
-
-    @property
-    def data_parallel_group(self) -> Any:
-        return groups._get_data_parallel_group()
 
     # --- data and state ---
 

@@ -56,21 +56,19 @@ class EngineAttributes:
     def param_names(self) -> dict[nn.Parameter, str]:
         return {parameter: name for name, parameter in self.module.named_parameters()}
 
-    @property
-    def mesh_device(self) -> Any:
-        return groups.mesh_device
+    def keep_groups(self) -> None:
+        """Those that the engine was made with; another engine may have others."""
+        self.mesh_device = groups.mesh_device
+        self.data_parallel_group = groups._get_data_parallel_group()
+        self.seq_data_parallel_group = groups._get_sequence_data_parallel_group()
 
     @property
     def seq_parallel_group(self) -> Any:
         return groups._get_sequence_parallel_group() if self.sequence_parallel_size > 1 else None
 
     @property
-    def seq_data_parallel_group(self) -> Any:
-        return groups._get_sequence_data_parallel_group()
-
-    @property
     def seq_dp_world_size(self) -> int:
-        return groups._get_sequence_data_parallel_world_size()
+        return dist.get_world_size(self.seq_data_parallel_group)
 
     @property
     def sequence_parallel_size(self) -> int:

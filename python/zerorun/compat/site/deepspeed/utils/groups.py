@@ -3,6 +3,8 @@
 With Ulysses several ranks share a sequence, with experts several hold the layers' experts together.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -15,6 +17,20 @@ has_secondary_partitions = False  # as the last initialize was asked for
 
 _DATA = ("data_parallel", "dp", "data")
 _TENSOR = ("tensor_parallel", "tp", "model_parallel", "model", "tensor")
+
+
+@contextlib.contextmanager
+def of_engine(its_mpu: Any, its_mesh: Any) -> Iterator[None]:
+    """Answers for the engine that is made within the block, and afterwards too if it has an mpu or
+    a mesh; else the engine that had one before goes on to be asked."""
+    global mpu, mesh_device
+    before = mpu, mesh_device
+    mpu, mesh_device = its_mpu, its_mesh
+    try:
+        yield
+    finally:
+        if its_mpu is None and its_mesh is None:
+            mpu, mesh_device = before
 
 
 def _of_mpu(*names: str) -> Any:

@@ -1,0 +1,52 @@
+"""A unit of a stage-3 engine, whose parameters come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from zerorun import _C
+from zerorun.model.local_tensor import LocalData, is_distributed, place
+from zerorun.model.model_layout import ModelLayout
+from zerorun.model.units import Unit
+
+__all__ = ["SharedUnit"]
+
+
+class SharedUnit:
+    """A unit of an engine: full while acquired, empty for this rank otherwise."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        core: _C.Engine,
+        layout: ModelLayout,
+        full: Mapping[nn.Parameter, torch.Tensor],
+    ) -> None:
+        self.name, self.module = unit.name, unit.module
+        self.parameters = unit.parameters
+        self.full = {parameter: full[parameter] for parameter in unit.parameters}
+        self.forwards = 0  # calls of forward that hold it
+        self._switch = _C.ParameterSwitch(core, unit.name)
+        self.acquire = self._switch.acquire
+        self.release = self._switch.release
+        sharded = {p: core.is_sharded(layout.ids[p]) for p in unit.parameters}
+        self._always_full = [p for p in unit.parameters if not sharded[p]]  # they are small
+        self.sharded = any(sharded.values())
+        for parameter, values in self.full.items():
+            if sharded[parameter]:
+                holder = LocalData(parameter) if is_distributed(parameter) else parameter
+                self._switch.add(holder, values, values.new_empty(0))
+
+    def place(self) -> None:
+        """Points the parameters at the engine's memory; from here on they come and go."""
+        for parameter in self._always_full:
+            place(parameter, self.full[parameter])
+        self.acquire()
+        self.release()
+
+    @property
+    def available(self) -> bool:
+        return self._switch.available

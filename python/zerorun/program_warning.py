@@ -1,0 +1,32 @@
+"""Warnings about what a program does, at the line where it does it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import Any
+
+__all__ = ["warn"]
+
+_OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+
+
+def warn(message: str) -> None:
+    """A UserWarning at the innermost line of Python that is neither zerorun's nor PyTorch's."""
+    packages = (_OWN, *_folder_of("torch"))
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(packages):
+        frame = frame.f_back
+    warnings.warn_explicit(
+        message,
+        UserWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _folder_of(name: str) -> list[str]:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return [] if file is None else [os.path.join(os.path.dirname(file), "")]

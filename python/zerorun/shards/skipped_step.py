@@ -1,0 +1,54 @@
+"""What is known of a gradient that was not finite, after the step that it skipped."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from zerorun import _C
+from zerorun.hooks.parameter_memory import tensor_of
+from zerorun.shards.shards import Shards
+
+__all__ = ["tell_skipped"]
+
+_logger = logging.getLogger("zerorun")
+_NONE = 1 << 62
+
+
+def tell_skipped(shards: Shards, step: int, result: _C.StepResult, losses: list[float]) -> None:
+    """Logs a line on rank 0. `losses`: this rank's, of the batch. Collective, but for a dynamic
+    loss scale, which is found by skipping steps."""
+    precision = shards.settings.precision
+    scales = precision.param_dtype == "fp16" or precision.scales_loss
+    if scales and precision.loss_scaler.static_scale == 0:
+        if shards.ranks.job.rank == 0:
+            text = "step %d was skipped: the gradient overflowed at loss scale %g, which is now %g"
+            _logger.info(text, step, result.loss_scale, shards.core.loss_scale)
+        return
+    job = shards.ranks.job
+    finite = bool(torch.tensor(losses).isfinite().all())
+    first = torch.tensor([_first_parameter(shards), _NONE if finite else job.rank])
+    job.all_reduce(first, "min", "a gradient that is not finite")
+    seen = torch.tensor([len(losses)])
+    job.all_reduce(seen, "max", "losses of a skipped step")
+    if job.rank > 0:
+        return
+    index, rank = first.tolist()
+    names = {i: shards.layout.names[parameter] for parameter, i in shards.layout.ids.items()}
+    where = f", first that of {names[index]}" if index in names else ""
+    because = "" if rank == _NONE else f"; the loss of rank {rank} was not finite"
+    if rank == _NONE and int(seen) > 0:
+        because = "; the losses of all ranks were finite"
+    _logger.warning(
+        "step %d was skipped on all ranks: the gradient is not finite%s%s", step, where, because
+    )
+
+
+def _first_parameter(shards: Shards) -> int:
+    """The first parameter with an element that is not finite, of those that this rank stores; they
+    are sums over the ranks."""
+    for interval in shards.core.state_intervals():
+        if interval.grad is not None and not tensor_of(interval.grad).isfinite().all():
+            return interval.parameter
+    return _NONE

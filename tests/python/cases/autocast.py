@@ -1,0 +1,95 @@
+"""torch.autocast around models whose parameters come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import zerorun
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from cases.models import (
+    DEVICE,
+    STAGES,
+    adamw,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    mean,
+    part_of,
+)
+
+
+def case_autocast_leaves_no_weights_between_forward_and_backward(_folder: Path) -> None:
+    """At stage 3 what autograd saves of the weights has memory while their unit is gathered."""
+
+    def linears() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+
+    def held(model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor]) -> int:
+        """Bytes that autograd has saved, but for inputs."""
+        saved: dict[int, torch.UntypedStorage] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.shape[0] == 64:
+                saved[id(tensor.untyped_storage())] = tensor.untyped_storage()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = call(torch.ones(2, 64, device=DEVICE)).square().mean()
+        found = {storage.data_ptr(): storage.nbytes() for storage in saved.values()}
+        kept = sum(found.values())
+        loss.backward()
+        assert all(p.numel() == 0 for p in model.parameters())
+        return kept
+
+    asked = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+    for keys in (asked, {}):
+        model = make(linears)
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(3, **keys))
+
+        def call(tokens: torch.Tensor, engine: zerorun.ZeroEngine = engine) -> torch.Tensor:
+            with torch.autocast(DEVICE.type, torch.bfloat16):
+                return engine(tokens)
+
+        assert held(model, call) == 0
+        engine.step()
+        engine.destroy()
+
+
+def case_autocast_gives_the_same_numbers_at_all_stages(_folder: Path) -> None:
+    """Also where a module is called twice, recomputes its forward, or is compiled."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make()
+            self.shared = nn.Linear(32, 32)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            hidden = self.inner.embedding(tokens)
+            for index, block in enumerate(self.inner.blocks):
+                again = checkpoint(block, hidden, use_reentrant=False) if index else block(hidden)
+                hidden = self.shared(again) + again
+            return self.inner.head(self.shared(hidden))
+
+    asked = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+    found = []
+    for stage in (1, *((3, 3) if len(STAGES) > 1 else (3,))):
+        model = make(Twice)
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **asked))
+        losses = []
+        for step in range(3):
+            loss = loss_of(engine, part_of(batch_of(step)))
+            with torch.no_grad():
+                assert torch.equal(loss_of(engine, part_of(batch_of(step))), loss)
+            engine.backward(loss)
+            norm = engine.get_global_grad_norm()
+            engine.step()
+            losses += [mean(loss.detach(), engine), norm, engine.get_global_grad_norm()]
+        found.append((losses, engine.core.parameter_hash()))
+        engine.destroy()
+    assert all(each == found[0] for each in found)
