@@ -17,6 +17,7 @@
 #include "python/bindings/tensor_exchange.h"
 #include "zerorun/config.h"
 #include "zerorun/engine.h"
+#include "zerorun/out_of_memory.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -101,22 +102,48 @@ void set_progress(const EngineHandle& self, int64_t step_count, int64_t skipped_
   self.engine().states().set_progress(progress);
 }
 
-// Full parameters lie in memory of Python's: `acquire(bucket)` returns its address, and
-// `release(bucket)` is called when nobody needs it any more.
-void use_full_memory(const EngineHandle& self, py::object acquire, py::object release) {
+// Python's own error that there is no memory. In Python it is that error again.
+class OutOfMemoryInPython : public OutOfMemory {
+ public:
+  explicit OutOfMemoryInPython(py::error_already_set& error)
+      : OutOfMemory(error.what()), error_(error) {}
+  void restore() { error_.restore(); }
+
+ private:
+  py::error_already_set error_;
+};
+
+void translate(std::exception_ptr thrown) {
+  try {
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (OutOfMemoryInPython& error) {
+    error.restore();
+  }
+}
+
+// Full parameters lie in memory of Python's: `acquire(bucket)` returns its address, or raises an
+// `out_of_memory`, and `release(bucket)` is called when nobody needs it any more.
+void use_full_memory(const EngineHandle& self, py::object acquire, py::object release,
+                     py::object out_of_memory) {
   const auto take = keep(std::move(acquire));
   const auto give = keep(std::move(release));
+  const auto lacks_memory = keep(std::move(out_of_memory));
   Device* const device = &self.engine().device();
-  self.engine().hooks().use_full_memory([take, give, device](int bucket, size_t nbytes) {
+  self.engine().hooks().use_full_memory([take, give, lacks_memory, device](int bucket, size_t nbytes) {
     std::shared_ptr<void> counted = device->account(nbytes, MemoryCategory::buckets);
     const auto acquired = [&] {
       const py::gil_scoped_acquire locked;
-      return PyLong_AsVoidPtr((*take)(bucket).ptr());
+      try {
+        return PyLong_AsVoidPtr((*take)(bucket).ptr());
+      } catch (py::error_already_set& error) {
+        if (error.matches(*lacks_memory)) throw OutOfMemoryInPython(error);
+        throw;
+      }
     };
     void* data = nullptr;
     try {
       data = acquired();
-    } catch (const py::error_already_set&) {
+    } catch (const OutOfMemory&) {
       if (!device->release_kept()) throw;  // there is no more for the other allocator
       data = acquired();
     }
@@ -336,6 +363,7 @@ void define_memory(Engines& engine) {
 void register_engine(py::module_& m) {
   register_specs(m);
   register_results(m);
+  py::register_exception_translator(&translate);
   m.attr("EXTERNAL_OPTIMIZER") = std::string(kExternalOptimizer);
   Engines engine(m, "Engine", "Shards one model's states over the ranks and steps it.");
   engine
@@ -377,9 +405,10 @@ void register_engine(py::module_& m) {
           "index"_a,
           "(bucket, first element in its full memory, elements of that) of a parameter whose full "
           "memory comes and goes; None: `parameter` always is in the same place.")
-      .def("use_full_memory", &use_full_memory, "acquire"_a, "release"_a,
-           "`acquire(bucket)` returns the address of memory for a bucket's full parameters, "
-           "`release(bucket)` ends its use. Between gathers.")
+      .def("use_full_memory", &use_full_memory, "acquire"_a, "release"_a, "out_of_memory"_a,
+           "`acquire(bucket)` returns the address of memory for a bucket's full parameters, or "
+           "raises an exception of the class `out_of_memory`; `release(bucket)` ends its use. "
+           "Between gathers.")
       .def_property_readonly("closed", &EngineHandle::closed)
       .def("close", &EngineHandle::close,
            "Lets go of the engine; its memory ends with the last tensor that views it.");

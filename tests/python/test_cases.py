@@ -25,6 +25,7 @@ FILES = (
     "gathering",
     "unusual_modules",
     "lifecycle",
+    "loading",
     "sequence",
     "placement",
     "shard_groups",
@@ -61,6 +62,7 @@ ALONE = (
     "native",
     "native_errors",
     "lifecycle",
+    "loading",
     "placement",
     "checkpoints",
     "compat_engine",
@@ -78,6 +80,7 @@ PRIVATE = (
     "unusual_modules",
     "mixed_norms",
     "lifecycle",
+    "loading",
 )
 
 

@@ -11,6 +11,7 @@
 #include "tests/zero/toy_model.h"
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
+#include "zerorun/out_of_memory.h"
 
 namespace zerorun::full_memory {
 namespace {
@@ -23,7 +24,7 @@ class Lender {
  public:
   EngineHooks::FullMemory lend() {
     return [this](int bucket, size_t nbytes) {
-      if (bucket == refused_) throw DeviceError("out of memory");
+      if (bucket == refused_) throw OutOfMemory("out of memory");
       auto& block = given_[bucket];
       EXPECT_TRUE(block.empty()) << "bucket " << bucket << " is asked for twice";
       block.resize(nbytes);
