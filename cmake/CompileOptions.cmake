@@ -52,8 +52,10 @@ set(zerorun_kernel_options $<$<CONFIG:Release>:-O3>)
 # For code that need not be fast: command lines and configurations. -Og takes a sixth off the time of
 # -O1; -O0 takes no more off, as it emits all that inlining removes.
 set(zerorun_light_options $<IF:$<BOOL:${ZERORUN_SANITIZE}>,-O0,-Og>)
-# References in tests compute a lot.
-set(zerorun_test_options $<IF:$<BOOL:${ZERORUN_SANITIZE}>,-O0,-O1>)
+# References in tests compute a lot. Where its header is precompiled, GCC 12 reports std::string itself
+# (bug 105329).
+set(zerorun_test_options $<IF:$<BOOL:${ZERORUN_SANITIZE}>,-O0,-O1>
+  "$<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds;-Wno-stringop-overflow>")
 
 if(ZERORUN_SANITIZE STREQUAL "address")
   # Left out: what AddressSanitizer finds as well, at half the compile time of the whole set.

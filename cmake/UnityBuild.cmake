@@ -35,7 +35,9 @@ function(zerorun_join_sources target)
         PROPERTIES UNITY_GROUP ${group}_${part})
     endforeach()
   endforeach()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  # Relocatable, where CMake can (4.0): the compiler cache of one clone serves another.
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP
+    UNITY_BUILD_RELOCATABLE ON)
 endfunction()
 
 function(zerorun_join_sources_below folder)

@@ -16,8 +16,7 @@ set(slow
   # Every way from one job's checkpoint to another's, and a process killed at each of a save's calls.
   Matrix.* OffloadResume.AnySetting* EngineReshard.Any* Tags/Crash.*
   # Of runs whose calls fail, one engine on each transport stays.
-  TrainingFailureTest* Settings/EngineFailureTest*/[0-7] Settings/EngineFailureTest*/[9-11]
-  Settings/EngineFailureTest*/[13-14]
+  TrainingFailureTest* Settings/EngineFailureTest*/[0-2] Settings/EngineFailureTest*/[4-7]
   # Worlds of three and four ranks have what smaller ones have.
   Transports/ConformanceTest*_1_ranks_* Transports/ConformanceTest*_2_ranks_*)
 if(ZERORUN_SANITIZE STREQUAL "thread")

@@ -390,6 +390,8 @@ TEST_P(ConformanceTest, AbortIsTheErrorOfEveryLaterCall) {
   });
 }
 
+// Each number of ranks, and each kind of stream with each kind of memory: how ranks wait for each
+// other does not depend on where their data is.
 std::vector<Setup> setups() {
   constexpr StreamKind kInline = StreamKind::inline_stream;
   constexpr StreamKind kWorker = StreamKind::worker;
@@ -397,14 +399,9 @@ std::vector<Setup> setups() {
   for (const TransportUnderTest& transport : testing::transports_under_test()) {
     for (const auto& [ranks, stream, memory] :
          std::to_array<std::tuple<int, StreamKind, Memory>>({{1, kInline, Memory::own},
-                                                             {1, kWorker, Memory::shared},
-                                                             {2, kInline, Memory::own},
                                                              {2, kInline, Memory::shared},
                                                              {2, kWorker, Memory::own},
-                                                             {2, kWorker, Memory::shared},
-                                                             {3, kInline, Memory::shared},
-                                                             {3, kWorker, Memory::own},
-                                                             {4, kInline, Memory::own},
+                                                             {3, kInline, Memory::own},
                                                              {4, kWorker, Memory::shared}})) {
       if (ranks < transport.least_ranks) continue;
       if (ranks <= transport.most_ranks) setups.push_back({transport, ranks, stream, memory});

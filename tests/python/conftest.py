@@ -1,5 +1,7 @@
 """Where the tests find what ./dev has built, and how they are spread over processes."""
 
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +39,22 @@ def pools(build: Path) -> Iterator[RankPools]:
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of one file stay in one process, which keeps what its fixtures made; parametrized files
-    may say otherwise."""
+    may say otherwise. The group that took longest in the last run begins first."""
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.name))
+    file = os.environ.get("ZERORUN_TEST_DURATIONS", os.devnull)
+    known = json.loads(Path(file).read_text() or "{}").get("python", {})
+    total: dict[str, float] = {}
+    for item in items:
+        module = item.nodeid.partition("::")[0].removesuffix(".py").replace("/", ".")
+        group = group_of(item)
+        total[group] = total.get(group, 0) + known.get(f"{module}::{item.name}", 0)
+    items.sort(key=lambda item: -total[group_of(item)])
+
+
+def group_of(item: pytest.Item) -> str:
+    """What pytest-xdist gives to one process."""
+    marker = item.get_closest_marker("xdist_group")
+    assert marker is not None
+    return str(marker.args[0] if marker.args else marker.kwargs["name"])

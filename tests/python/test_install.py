@@ -82,6 +82,7 @@ def test_pip_install_brings_command_program_and_package(
         "CXX": cached(build, "CMAKE_CXX_COMPILER"),
         "CCACHE_BASEDIR": str(root),
         "CCACHE_NOHASHDIR": "1",
+        "CCACHE_SLOPPINESS": "pch_defines,time_macros",
     }
     run(*pip, *settings, "--target", tmp_path, root, env=environment)
     installed = os.environ | {"PYTHONPATH": str(tmp_path)}

@@ -101,7 +101,7 @@ Counts planned(const Config& config, int ranks, int ranks_of_host) {
 }
 
 TEST(SimulationTest, PlansTheCallsThatRanksMake) {
-  for (const int host : {1, 2, 4}) {
+  for (const int host : {1, 2}) {  // the next test has the many
     const int ranks = 2 * host;
     for (int stage = 0; stage <= 3; ++stage) {
       Config config;
