@@ -32,8 +32,8 @@ bool read_answer(int in, std::chrono::seconds patience, std::string& text) {
   const auto end = std::chrono::steady_clock::now() + patience;
   std::array<char, 4096> block;
   while (true) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-        end - std::chrono::steady_clock::now());
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
     if (left.count() <= 0) return false;
     pollfd ready = {in, POLLIN, 0};
     if (poll(&ready, 1, static_cast<int>(left.count())) <= 0) continue;

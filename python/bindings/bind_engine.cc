@@ -12,12 +12,12 @@
 
 #include "core/check.h"
 #include "python/bindings/engine_handle.h"
+#include "python/bindings/full_memory.h"
 #include "python/bindings/owned_interval.h"
 #include "python/bindings/register.h"
 #include "python/bindings/tensor_exchange.h"
 #include "zerorun/config.h"
 #include "zerorun/engine.h"
-#include "zerorun/out_of_memory.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -100,63 +100,6 @@ void set_progress(const EngineHandle& self, int64_t step_count, int64_t skipped_
     progress.loss_scaler = {cur_scale, cur_iter, last_overflow_iter, cur_hysteresis};
   }
   self.engine().states().set_progress(progress);
-}
-
-// Python's own error that there is no memory. In Python it is that error again.
-class OutOfMemoryInPython : public OutOfMemory {
- public:
-  explicit OutOfMemoryInPython(py::error_already_set& error)
-      : OutOfMemory(error.what()), error_(error) {}
-  void restore() { error_.restore(); }
-
- private:
-  py::error_already_set error_;
-};
-
-void translate(std::exception_ptr thrown) {
-  try {
-    if (thrown) std::rethrow_exception(thrown);
-  } catch (OutOfMemoryInPython& error) {
-    error.restore();
-  }
-}
-
-// Full parameters lie in memory of Python's: `acquire(bucket)` returns its address, or raises an
-// `out_of_memory`, and `release(bucket)` is called when nobody needs it any more.
-void use_full_memory(const EngineHandle& self, py::object acquire, py::object release,
-                     py::object out_of_memory) {
-  const auto take = keep(std::move(acquire));
-  const auto give = keep(std::move(release));
-  const auto lacks_memory = keep(std::move(out_of_memory));
-  Device* const device = &self.engine().device();
-  self.engine().hooks().use_full_memory([take, give, lacks_memory, device](int bucket, size_t nbytes) {
-    std::shared_ptr<void> counted = device->account(nbytes, MemoryCategory::buckets);
-    const auto acquired = [&] {
-      const py::gil_scoped_acquire locked;
-      try {
-        return PyLong_AsVoidPtr((*take)(bucket).ptr());
-      } catch (py::error_already_set& error) {
-        if (error.matches(*lacks_memory)) throw OutOfMemoryInPython(error);
-        throw;
-      }
-    };
-    void* data = nullptr;
-    try {
-      data = acquired();
-    } catch (const OutOfMemory&) {
-      if (!device->release_kept()) throw;  // there is no more for the other allocator
-      data = acquired();
-    }
-    return Buffer(data, nbytes, [give, bucket, counted] {
-      if (Py_IsInitialized() == 0) return;
-      const py::gil_scoped_acquire locked_again;
-      try {
-        (*give)(bucket);
-      } catch (py::error_already_set& error) {
-        error.discard_as_unraisable("release of full parameters");
-      }
-    });
-  });
 }
 
 using Engines = py::class_<EngineHandle>;
@@ -363,7 +306,7 @@ void define_memory(Engines& engine) {
 void register_engine(py::module_& m) {
   register_specs(m);
   register_results(m);
-  py::register_exception_translator(&translate);
+  py::register_exception_translator(&translate_out_of_memory);
   m.attr("EXTERNAL_OPTIMIZER") = std::string(kExternalOptimizer);
   Engines engine(m, "Engine", "Shards one model's states over the ranks and steps it.");
   engine

@@ -31,6 +31,7 @@ from cases.models import (
     config,
     loss_of,
     make,
+    raises,
     reference,
     train,
 )
@@ -78,8 +79,11 @@ def case_the_ranks_meet_without_a_collective_of_pytorchs_group(_folder: Path) ->
 
 def case_rank_zero_that_does_not_come_is_named(_folder: Path) -> None:
     if WORLD_SIZE > 1:
-        with pytest.raises(zerorun.CommError, match="waited 0.1 s for rank 0's address"):
-            communicator._connect_through(dist.HashStore(), 1, 2, 0.1)
+        raises(
+            zerorun.CommError,
+            "waited 0.1 s for rank 0's address",
+            lambda: communicator._connect_through(dist.HashStore(), 1, 2, 0.1),
+        )
 
 
 class Mixed(Model):
@@ -175,9 +179,7 @@ SLACK = 1 << 20  # for what has nothing to do with parameters
 
 def with_initialize(stage: int) -> Any:
     model = make(Large)
-    return functools.partial(
-        zerorun.initialize, model, adamw(model), config=config(stage, **HALF)
-    )
+    return functools.partial(zerorun.initialize, model, adamw(model), config=config(stage, **HALF))
 
 
 def with_shard(stage: int) -> Any:
