@@ -324,6 +324,8 @@ class Shards:
             if partition is None:
                 values = full_view(self.core, self.layout, parameter)
                 place(parameter, self._kept(parameter, values.clone(), as_before))
+                if self.stage == 3 and self._before[parameter].partitioned:
+                    self._partition(parameter)
             elif partition.in_engine:
                 full[partition] = self._kept(parameter, partition.gather_full(), as_before)
         for partition, values in full.items():
@@ -333,10 +335,13 @@ class Shards:
             if is_distributed(parameter):
                 continue  # zero.Init has none: its piece stays whole
             if self._before[parameter].partitioned or not as_before:
-                communicator = self.communicator_of(parameter)
-                is_expert = communicator is not self.communicator
-                ranks = experts.named(parameter.group_name, "").data_ranks if is_expert else None
-                PrivatePartition(parameter, communicator, ranks or self.ranks.data_ranks)
+                self._partition(parameter)
+
+    def _partition(self, parameter: Any) -> None:
+        communicator = self.communicator_of(parameter)
+        is_expert = communicator is not self.communicator
+        ranks = experts.named(parameter.group_name, "").data_ranks if is_expert else None
+        PrivatePartition(parameter, communicator, ranks or self.ranks.data_ranks)
 
     def _kept(self, parameter: nn.Parameter, values: torch.Tensor, as_before: bool) -> torch.Tensor:
         """The values as the parameter keeps them."""

@@ -153,6 +153,7 @@ def case_zero_inits_model_is_partitioned_after_a_load_that_failed(_folder: Path)
             model = make()
         with fails_at(number), pytest.raises(OSError, match="injected"):
             zerorun.initialize(model, adamw(model), config=config(3))
+        assert all(p.numel() == 0 and hasattr(p, "ds_tensor") for p in model.parameters())
         with zerorun.zero.GatheredParameters(model.parameters()):
             for parameter, values in zip(model.parameters(), make().parameters(), strict=True):
                 assert torch.equal(parameter.cpu(), values)
