@@ -204,17 +204,25 @@ def case_no_host_memory_for_a_value_twice(_folder: Path) -> None:
     if DEVICE.type == "cuda":
         return
     ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: freed memory goes back at once
-    take, seen = Shards._take, []
+    seen: list[int] = []
 
-    def measured(shards: Shards, *arguments: Any) -> None:
-        seen.append(resident_bytes())
-        take(shards, *arguments)
+    def measuring(function: Callable[..., None]) -> Callable[..., None]:
+        def measured(*arguments: Any) -> None:
+            seen.append(resident_bytes())
+            function(*arguments)
+
+        return measured
+
+    load, take = measuring(Loading._load), measuring(Shards._take)
 
     for way in WAYS:
         for stage in STAGES:
             start = way(stage)
             seen.clear()
-            with mock.patch.object(Shards, "_take", measured):
+            with (
+                mock.patch.object(Loading, "_load", load),
+                mock.patch.object(Shards, "_take", take),
+            ):
                 made = start()
             engine = made[0] if isinstance(made, tuple) else made
             most = max(seen[0], resident_bytes()) + LARGEST + SLACK
