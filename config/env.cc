@@ -30,6 +30,8 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"ZERORUN_SHARE_GPUS",
      "for tests. 1: allow more ranks than GPUs, which then share GPUs; nccl: the same, and "
      "communicate through NCCL; 0: do not allow it"},
+    {"ZERORUN_DRIVER_TIMEOUT",
+     "seconds that the launcher waits for NVIDIA's driver to say whether a GPU can be used (120)"},
     {"ZERORUN_COMM_TIMEOUT",
      "timeout in seconds of waits for other ranks; overrides zerorun.comm_timeout"},
     {"ZERORUN_STALL_FILE",

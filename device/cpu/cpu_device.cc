@@ -11,6 +11,7 @@
 #include "device/decide_step.h"
 #include "device/device_calls.h"
 #include "device/trust_ratio.h"
+#include "zerorun/out_of_memory.h"
 
 namespace zerorun {
 
@@ -45,7 +46,7 @@ CpuDevice::CpuDevice(const CpuDeviceOptions& options)
 Buffer CpuDevice::allocate(size_t nbytes, MemoryCategory category) {
   HostBlock block = allocate_host(nbytes);
   if (block.data == nullptr) {
-    fail<DeviceError>(
+    fail<OutOfMemory>(
         "cpu: cannot allocate {} for {}; held now: {}. Use a higher ZeRO stage, more ranks, "
         "smaller "
         "buckets or a smaller micro-batch",

@@ -15,6 +15,7 @@
 #include "device/device_calls.h"
 #include "device/drain.h"
 #include "zerorun/exact_sum.h"
+#include "zerorun/out_of_memory.h"
 
 namespace zerorun {
 
@@ -113,7 +114,7 @@ void CudaDevice::refuse(const MemoryRequest& request, size_t room) const {
   const auto& [nbytes, category, purpose] = request;
   const std::string advice =
       adviser_ ? adviser_(ledger_->shortage(request, nbytes - std::min(nbytes, room))) : "";
-  fail<DeviceError>("{}: cannot allocate {} for {}: {} free{}; held now: {}; kept for reuse {}{}{}",
+  fail<OutOfMemory>("{}: cannot allocate {} for {}: {} free{}; held now: {}; kept for reuse {}{}{}",
                     name_, format_bytes(nbytes), purpose, format_bytes(room),
                     memory_limit_ == 0
                         ? std::string()

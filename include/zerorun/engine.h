@@ -258,8 +258,8 @@ class ZR_API EngineHooks {
   virtual ~EngineHooks() = default;
 
   // Sets the function that allocates memory for the full parameters of a bucket for the time from
-  // gather to release. With its own memory a framework can wait for its own readers. Default:
-  // memory of the device.
+  // gather to release, or throws OutOfMemory. With its own memory a framework can wait for its own
+  // readers. Default: memory of the device.
   using FullMemory = std::function<Buffer(int bucket, size_t nbytes)>;
   virtual void use_full_memory(FullMemory memory) = 0;
   // Returns the place of a parameter in that memory; not set if the parameter is always full.

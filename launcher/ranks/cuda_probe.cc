@@ -1,10 +1,12 @@
 #include "launcher/ranks/cuda_probe.h"
 
+#include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 
 #include "core/check.h"
@@ -26,19 +28,44 @@ constexpr int kDriverFails = 2;  // exit status of the child
   _exit(why_driver_fails().empty() ? 0 : kDriverFails);
 }
 
+// Reads until the child closes its end; false if it has not after `patience`.
+bool read_answer(int in, std::chrono::seconds patience, std::string& text) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  std::array<char, 4096> block;
+  while (true) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    if (left.count() <= 0) return false;
+    pollfd ready = {in, POLLIN, 0};
+    if (poll(&ready, 1, static_cast<int>(left.count())) <= 0) continue;
+    const ssize_t count = read(in, block.data(), block.size());
+    if (count == 0) return true;
+    if (count > 0) text.append(block.data(), static_cast<size_t>(count));
+    if (count < 0 && errno != EINTR) return true;
+  }
+}
+
+// A process that waits within the driver may stay until that answers, even when it is killed.
+void end_silent(pid_t child) {
+  kill(child, SIGKILL);
+  for (int i = 0; i < 100 && waitpid(child, nullptr, WNOHANG) == 0; ++i) usleep(10'000);
+}
+
 }  // namespace
 
-CudaProblem ask_for_cuda_problem() {
+CudaProblem ask_for_cuda_problem(std::chrono::seconds patience) {
   Pipe pipe = make_pipe();
   const pid_t child = fork();
   if (child < 0) fail<IoError>("cannot start a process: {}", std::strerror(errno));
   if (child == 0) answer(pipe.write.get());
   pipe.write.close();
   CudaProblem problem;
-  std::array<char, 4096> block;
-  const auto read_block = [&] { return read(pipe.read.get(), block.data(), block.size()); };
-  for (ssize_t count = 0; (count = uninterrupted(read_block)) > 0;) {
-    problem.text.append(block.data(), static_cast<size_t>(count));
+  if (!read_answer(pipe.read.get(), patience, problem.text)) {
+    end_silent(child);
+    return {fmt::format("CUDA: NVIDIA's driver has not said within {} s whether a GPU can be used "
+                        "(does nvidia-smi answer? ZERORUN_DRIVER_TIMEOUT=600 waits longer)",
+                        patience.count()),
+            true};
   }
   int status = 0;
   uninterrupted([&] { return waitpid(child, &status, 0); });

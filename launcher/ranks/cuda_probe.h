@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <string>
 
 namespace zerorun {
@@ -11,7 +12,7 @@ struct CudaProblem {
 };
 
 // A child process looks, so that the launcher does not initialise the driver before it forks, and
-// survives a driver that crashes.
-CudaProblem ask_for_cuda_problem();
+// survives a driver that crashes or takes longer than `patience`.
+CudaProblem ask_for_cuda_problem(std::chrono::seconds patience);
 
 }  // namespace zerorun

@@ -12,6 +12,7 @@
 
 #include "core/check.h"
 #include "python/bindings/engine_handle.h"
+#include "python/bindings/full_memory.h"
 #include "python/bindings/owned_interval.h"
 #include "python/bindings/register.h"
 #include "python/bindings/tensor_exchange.h"
@@ -99,37 +100,6 @@ void set_progress(const EngineHandle& self, int64_t step_count, int64_t skipped_
     progress.loss_scaler = {cur_scale, cur_iter, last_overflow_iter, cur_hysteresis};
   }
   self.engine().states().set_progress(progress);
-}
-
-// Full parameters lie in memory of Python's: `acquire(bucket)` returns its address, and
-// `release(bucket)` is called when nobody needs it any more.
-void use_full_memory(const EngineHandle& self, py::object acquire, py::object release) {
-  const auto take = keep(std::move(acquire));
-  const auto give = keep(std::move(release));
-  Device* const device = &self.engine().device();
-  self.engine().hooks().use_full_memory([take, give, device](int bucket, size_t nbytes) {
-    std::shared_ptr<void> counted = device->account(nbytes, MemoryCategory::buckets);
-    const auto acquired = [&] {
-      const py::gil_scoped_acquire locked;
-      return PyLong_AsVoidPtr((*take)(bucket).ptr());
-    };
-    void* data = nullptr;
-    try {
-      data = acquired();
-    } catch (const py::error_already_set&) {
-      if (!device->release_kept()) throw;  // there is no more for the other allocator
-      data = acquired();
-    }
-    return Buffer(data, nbytes, [give, bucket, counted] {
-      if (Py_IsInitialized() == 0) return;
-      const py::gil_scoped_acquire locked_again;
-      try {
-        (*give)(bucket);
-      } catch (py::error_already_set& error) {
-        error.discard_as_unraisable("release of full parameters");
-      }
-    });
-  });
 }
 
 using Engines = py::class_<EngineHandle>;
@@ -336,6 +306,7 @@ void define_memory(Engines& engine) {
 void register_engine(py::module_& m) {
   register_specs(m);
   register_results(m);
+  py::register_exception_translator(&translate_out_of_memory);
   m.attr("EXTERNAL_OPTIMIZER") = std::string(kExternalOptimizer);
   Engines engine(m, "Engine", "Shards one model's states over the ranks and steps it.");
   engine
@@ -377,9 +348,10 @@ void register_engine(py::module_& m) {
           "index"_a,
           "(bucket, first element in its full memory, elements of that) of a parameter whose full "
           "memory comes and goes; None: `parameter` always is in the same place.")
-      .def("use_full_memory", &use_full_memory, "acquire"_a, "release"_a,
-           "`acquire(bucket)` returns the address of memory for a bucket's full parameters, "
-           "`release(bucket)` ends its use. Between gathers.")
+      .def("use_full_memory", &use_full_memory, "acquire"_a, "release"_a, "out_of_memory"_a,
+           "`acquire(bucket)` returns the address of memory for a bucket's full parameters, or "
+           "raises an exception of the class `out_of_memory`; `release(bucket)` ends its use. "
+           "Between gathers.")
       .def_property_readonly("closed", &EngineHandle::closed)
       .def("close", &EngineHandle::close,
            "Lets go of the engine; its memory ends with the last tensor that views it.");

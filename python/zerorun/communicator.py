@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+from datetime import timedelta
 from typing import Any
 
 from zerorun import _C, environment
@@ -12,6 +13,7 @@ from zerorun.stacks import answer_stack_requests
 __all__ = ["duplicate", "world"]
 
 _SECRET_BYTES = 32
+_ADDRESS = "zerorun/address"  # the key in torch.distributed's store
 _world: _C.Communicator | None = None
 
 
@@ -31,54 +33,47 @@ def world(timeout_s: float = 600.0) -> _C.Communicator:
 
 
 def _connect(timeout_s: float) -> _C.Communicator:
-    group = _torch_group()
-    if group is not None:
-        return _connect_through(group.get_rank(), group.get_world_size(), group, timeout_s)
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, world_size = distributed.get_rank(), distributed.get_world_size()
+        # Its collectives would make a communicator of NCCL's, with its memory, for one string.
+        store = distributed.distributed_c10d._get_default_store()
+        return _connect_through(store, rank, world_size, timeout_s)
     if environment.meets_at_torchrun():
         # torchrun listens on MASTER_PORT itself, so the ranks meet at its store.
         from torch.distributed.rendezvous import rendezvous
 
         store, rank, world_size = next(iter(rendezvous("env://")))
-        return _connect_through(rank, world_size, _StoreExchange(store, rank), timeout_s)
+        return _connect_through(store, rank, world_size, timeout_s)
     return _C.connect_from_environment(timeout_s)
 
 
-def _torch_group() -> Any:
-    """torch.distributed with a default group, if the program has made one."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed
-
-
-class _StoreExchange:
-    """torch.distributed's broadcast_object_list on a bare store."""
-
-    def __init__(self, store: Any, rank: int) -> None:
-        self._store, self._rank = store, rank
-
-    def broadcast_object_list(self, objects: list[str]) -> None:
-        if self._rank == 0:
-            self._store.set("zerorun/address", objects[0])
-        else:
-            objects[0] = self._store.get("zerorun/address").decode()
-
-
-def _connect_through(rank: int, world_size: int, group: Any, timeout_s: float) -> _C.Communicator:
+def _connect_through(store: Any, rank: int, world_size: int, timeout_s: float) -> _C.Communicator:
+    """`store`: torch.distributed's, at which all ranks meet."""
     if world_size == 1:
         return _C.connect(0, 1)
-    address, store = [""], None
     if rank == 0:
         # Where rank 0 is reached, on one host or from others: the variable is that of torch, too.
         host = environment.master_address()
         secret = secrets.token_hex(_SECRET_BYTES)
-        store = _C.make_store(host, 0, True, secret, timeout_s)
-        address = [f"{host} {store.port} {secret}"]
-    group.broadcast_object_list(address)
-    host, port, secret = address[0].split()
-    if store is None:
-        store = _C.make_store(host, int(port), False, secret, timeout_s)
-    return _C.connect(rank, world_size, store, "world", timeout_s, master_addr=host)
+        own = _C.make_store(host, 0, True, secret, timeout_s)
+        store.set(_ADDRESS, f"{host} {own.port} {secret}")
+    else:
+        host, port, secret = _address_in(store, timeout_s).split()
+        own = _C.make_store(host, int(port), False, secret, timeout_s)
+    return _C.connect(rank, world_size, own, "world", timeout_s, master_addr=host)
+
+
+def _address_in(store: Any, timeout_s: float) -> str:
+    try:
+        store.wait([_ADDRESS], timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise _C.CommError(
+            f"joining the other ranks: waited {timeout_s:g} s for rank 0's address at "
+            f"torch.distributed's store ({error}): every rank calls initialize, shard or zero.Init"
+        ) from error
+    address: bytes = store.get(_ADDRESS)
+    return address.decode()
 
 
 def duplicate(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from zerorun import _C, environment
 from zerorun.model.partition import partition_of
@@ -16,7 +19,7 @@ __all__ = [
     "gpu_of",
     "local_device",
     "make_current",
-    "move_model",
+    "on_local_device",
     "release_cached_memory",
     "shared_device",
 ]
@@ -116,17 +119,44 @@ def shared_device(parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.devic
     return device
 
 
-def move_model(model: nn.Module) -> torch.device:
-    """Moves a model from the CPU to this rank's device, as DeepSpeed does; returns the device.
+class _ParametersStay(TorchFunctionMode):
+    """``model.to(device)`` moves all but the plain parameters that are in host memory, and what
+    modules do beside moving is done. Classes derived from nn.Parameter may do more (quantize)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        own = [p for p in model.parameters() if type(p) is nn.Parameter and p.device == _CPU]
+        self._staying = {id(tensor): tensor for p in own for tensor in (p, p.grad)}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.to and id(args[0]) in self._staying:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def on_local_device(model: nn.Module) -> Iterator[torch.device]:
+    """Prepares a model that is on the CPU for an engine on this rank's device, which it returns.
+
+    Buffers are moved. Parameters stay until the engine takes them one by one, so that a GPU never
+    holds the model beside the engine. If the block fails, what has moved returns to the CPU.
 
     Raises ConfigError as shared_device().
     """
-    shared_device(model.named_parameters())
+    before = shared_device(model.named_parameters())
     device = local_device()
     tensors = [*model.parameters(), *model.buffers()]
-    if device != _CPU and any(tensor.device == _CPU for tensor in tensors):
-        model.to(device)
-    return device
+    if device == _CPU or all(tensor.device != _CPU for tensor in tensors):
+        yield device
+        return
+    try:
+        with _ParametersStay(model):
+            model.to(device)
+        yield device
+    except BaseException:
+        if before == _CPU:
+            model.to(_CPU)
+        raise
 
 
 def release_cached_memory(device: torch.device) -> None:

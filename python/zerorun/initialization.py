@@ -14,7 +14,13 @@ from zerorun import _C, communicator
 from zerorun import config as configuration
 from zerorun.agreement import all_or_none
 from zerorun.dataloader import make_dataloader
-from zerorun.device import gpu_of, move_model, release_cached_memory
+from zerorun.device import (
+    gpu_of,
+    local_device,
+    make_current,
+    on_local_device,
+    release_cached_memory,
+)
 from zerorun.engine import ZeroEngine
 from zerorun.hooks.mixed_norms import serve_mixed_norms
 from zerorun.model.buffers import cast_buffers
@@ -60,7 +66,9 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
 
     The arguments are those of ``deepspeed.initialize``. Collective: every rank calls it with the
     same model. All ranks get rank 0's values. A model on the CPU is moved to this rank's GPU if it
-    has one (``engine.device``).
+    has one (``engine.device``), parameter by parameter, and the memory of each goes as soon as the
+    engine has its values: the peak is what the engine keeps and the largest parameter. Only what
+    the program itself refers to (``state_dict()``, a tensor of which parameters are views) stays.
 
     - `config`: the path of a ds_config.json, or its content as a dict.
     - `optimizer`: a torch optimizer on the model's parameters, or a function of `model_parameters`
@@ -77,45 +85,48 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     - `units`: the modules that are gathered as a whole at stage 3; see :func:`zerorun.shard`.
 
     If the model belongs to another engine, that engine is destroyed first. If initialize fails, the
-    model is as before; an error after sharding has begun is raised on every rank. Raises
+    model is as before, but that parameters which the engine had taken are rounded to its dtype; an
+    error after sharding has begun is raised on every rank. Raises
     :class:`zerorun.ConfigError`, which names the parameter or key, if arguments are invalid or
     contradict each other.
     """
     if not isinstance(model, nn.Module):
         raise _C.ConfigError(f"initialize: model is {type(model)}, expected a torch.nn.Module")
+    make_current(local_device())  # before anything is asked of PyTorch's groups
     mesh = mesh_of(mpu, device_mesh, mesh_param)
     parsed, given = _parse(config)
     parsed = _with_mesh(parsed, given, mesh)
     settings = parsed.config
     _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
-    device = move_model(model)
-    world = communicator.world(settings.comm_timeout_s)
-    own = communicator.duplicate(world, settings.comm_timeout_s, gpu_of(device))
-    ranks = EngineRanks.of(own, mesh)
-    data = ranks.data
-    batch = configuration.batch_for(parsed, data_parallel_size(data.world_size))
-    basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
-    layout = _prepare(model, basic, parsed, units, ranks)
-    rule = UpdateRule(None) if basic is None or optimizer is None else rule_of(basic)
-    adapted = _C.adapt_config(
-        settings, layout.dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
-    )
-    shards = Shards(layout, adapted, ranks, device, model, round_masters=engine_class.round_masters)
-    with shards:
-        with all_or_none(own, "initialize"):
-            engine = engine_class(model, shards, batch)
-            _configure(engine, parsed, given)
-        if basic is not None:  # which is collective
-            engine.optimizer = engine.optimizer_class(engine, shards, basic)
-        with all_or_none(own, "initialize"):
-            engine.lr_scheduler = _scheduler(lr_scheduler, basic, settings)
-            measures = observe(engine, parsed)
-            if training_data is not None:
-                engine.training_dataloader = make_dataloader(
-                    training_data, batch.micro_batch_size, data, collate_fn, engine.meter.data
-                )
-        if measures:
-            engine.measure_peak()
+    with on_local_device(model) as device:
+        world = communicator.world(settings.comm_timeout_s)
+        own = communicator.duplicate(world, settings.comm_timeout_s, gpu_of(device))
+        ranks = EngineRanks.of(own, mesh)
+        data = ranks.data
+        batch = configuration.batch_for(parsed, data_parallel_size(data.world_size))
+        basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
+        layout = _prepare(model, basic, parsed, units, ranks)
+        rule = UpdateRule(None) if basic is None or optimizer is None else rule_of(basic)
+        adapted = _C.adapt_config(
+            settings, layout.dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
+        )
+        rounds = engine_class.round_masters
+        shards = Shards(layout, adapted, ranks, device, model, round_masters=rounds)
+        with shards:
+            with all_or_none(own, "initialize"):
+                engine = engine_class(model, shards, batch)
+                _configure(engine, parsed, given)
+            if basic is not None:  # which is collective
+                engine.optimizer = engine.optimizer_class(engine, shards, basic)
+            with all_or_none(own, "initialize"):
+                engine.lr_scheduler = _scheduler(lr_scheduler, basic, settings)
+                measures = observe(engine, parsed)
+                if training_data is not None:
+                    engine.training_dataloader = make_dataloader(
+                        training_data, batch.micro_batch_size, data, collate_fn, engine.meter.data
+                    )
+            if measures:
+                engine.measure_peak()
     release_cached_memory(device)
     _log(parsed, layout, ranks, f"{device}, {layout.dtype}")
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler

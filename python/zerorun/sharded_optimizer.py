@@ -45,10 +45,11 @@ def _shards_of(optimizer: torch.optim.Optimizer) -> Shards:
     settings = config.parse(_SETTINGS).config
     groups = optimizer.param_groups
     device = shared_device(_named(groups)) or local_device()
+    gpu = gpu_of(device)
     world = communicator.world(settings.comm_timeout_s)
     dtype = settings.precision.param_dtype
     layout = ModelLayout.of_parameters(_named(groups), groups, dtype)
-    own = communicator.duplicate(world, settings.comm_timeout_s, gpu_of(device))
+    own = communicator.duplicate(world, settings.comm_timeout_s, gpu)
     adapted = _C.adapt_config(settings, layout.dtype, 1, rule.name, rule.hyperparameters)
     return Shards(layout, adapted, EngineRanks(own, own), device)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from zerorun import _C, communicator
 from zerorun import config as configuration
-from zerorun.device import local_device
+from zerorun.device import local_device, make_current
 from zerorun.engine import ZeroEngine
 from zerorun.initialization import initialize
 from zerorun.model.materialization import Initializer, materialize
@@ -98,13 +98,15 @@ def shard(  # noqa: PLR0913 - keywords
         },
     }
     configuration.parse(config, "zerorun.shard")  # before anything is made
+    device = local_device()
+    make_current(device)
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         if device_mesh is not None:
             raise _C.ConfigError(
                 "shard: device_mesh= and a model on the meta device: give the model its values "
                 "first (model.to_empty(device='cpu') and its initialisation)"
             )
-        world, device = communicator.world(timeout), local_device()
+        world = communicator.world(timeout)
         materialize(model, world, device=device, partition=stage == 3, init=init, weights=weights)
     elif init is not None or weights is not None:
         raise _C.ConfigError(

@@ -113,6 +113,7 @@ def fake_library() -> ctypes.CDLL:
     library.fake_torch_stream.restype = ctypes.c_void_p
     library.fake_violation.restype = ctypes.c_char_p
     library.fake_bytes_held.restype = ctypes.c_int64
+    library.fake_take_peak.restype = ctypes.c_int64
     library.fake_calls_on.argtypes = [ctypes.c_void_p]
     library.fake_launches_of.argtypes = [ctypes.c_char_p]
     library.fake_is_on_gpu.argtypes = [ctypes.c_void_p]
@@ -269,6 +270,10 @@ class FakeTorchCuda:
         """Memory of the fake runtime's pools that somebody has."""
         return self.library.fake_bytes_held()
 
+    def take_peak(self) -> int:
+        """The most memory that the engine and PyTorch had at a time since the last call."""
+        return self.library.fake_take_peak()
+
     def set_delay(self, microseconds: int) -> None:
         """Work on the engine's streams starts up to that much later than it could."""
         self.library.fake_set_delay(microseconds)
@@ -288,10 +293,12 @@ class FakeTorchCuda:
 
     def _patch_cuda(self) -> None:
         answers = {"is_available": True, "is_bf16_supported": True, "device_count": 1}
-        answers |= {"current_device": 0, "set_device": None, "synchronize": None}
+        answers |= {"current_device": 0, "synchronize": None}
         answers |= {"is_current_stream_capturing": False, "empty_cache": None}
         for name, answer in answers.items():
             setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+        self.made_current = []  # devices, in the order of the calls
+        torch.cuda.set_device = self.made_current.append
         torch.cuda.current_stream = lambda *_: SimpleNamespace(cuda_stream=self.current)
         torch.cuda.Event = _Event
         torch.cuda.Stream = lambda: None

@@ -27,6 +27,7 @@ FILES = (
     "gathering",
     "unusual_modules",
     "lifecycle",
+    "loading",
     "sequence",
     "placement",
     "shard_groups",
@@ -63,6 +64,7 @@ ALONE = (
     "native",
     "native_errors",
     "lifecycle",
+    "loading",
     "placement",
     "checkpoints",
     "compat_engine",
@@ -81,6 +83,7 @@ PRIVATE = (
     "unusual_modules",
     "mixed_norms",
     "lifecycle",
+    "loading",
 )
 
 

@@ -140,6 +140,24 @@ def test_other_programs_may_find_gpus_that_dev_does_not_show(build: Path, zeroru
         assert set(result.stdout.split("\n")) == {f"[{seen}]", ""}
 
 
+def test_a_driver_that_hangs_does_not_hang_the_launcher(
+    build: Path, zerorun: Path, gpus_of_dev: Path
+) -> None:
+    tiny = ["train", "--steps", "1", "--save", "", "--sample_tokens", "1", "--data", __file__]
+    hangs = {"FAKE_DRIVER_HANGS": "1", "ZERORUN_DRIVER_TIMEOUT": "2"}
+    told = "NVIDIA's driver has not said within 2 s whether a GPU can be used"
+    for number, options in enumerate(([], ["--num_gpus", "1"])):
+        folder = gpus_of_dev.with_name(f"dev{number}")
+        command = with_two_gpus(folder, zerorun, *options, *tiny)
+        result = run(build, 12020, 0, *command, **hangs)
+        assert (result.returncode == 0) == (not options), result.stderr
+        assert told in result.stderr
+        if options:
+            assert f"GPUs are asked for, but CUDA: {told}" in result.stderr
+        else:
+            assert "1 CPU rank" in result.stderr
+
+
 def test_a_number_that_no_gpu_has_is_named(zerorun: Path, gpus_of_dev: Path) -> None:
     result = subprocess.run(
         with_two_gpus(gpus_of_dev, zerorun, "--no_python", "true"),

@@ -13,6 +13,8 @@ from zerorun import _C
 CASES = {
     "on_gpu": cases_in("on_gpu"),
     "init_on_gpu": cases_in("init_on_gpu"),
+    "loading_on_gpu": cases_in("loading_on_gpu"),
+    "loading": cases_in("loading"),
     "updates": cases_in("updates"),
     "training": [
         "case_all_stages_equal_torch_and_each_other",
@@ -41,7 +43,8 @@ CASES = {
     ],
 }
 JOBS = [(file, 2, "exchange_api") for file in CASES]
-JOBS += [("on_gpu", 1, "exchange_api"), ("on_gpu", 1, "function")]
+JOBS += [(file, 1, "exchange_api") for file in ("on_gpu", "loading_on_gpu")]
+JOBS += [("on_gpu", 1, "function")]
 
 pytestmark = pytest.mark.skipif(
     "no CUDA backend" in _C.why_no_cuda(), reason="this build has no CUDA backend to put on a fake"

@@ -11,6 +11,7 @@
 #include "tests/zero/toy_model.h"
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
+#include "zerorun/out_of_memory.h"
 
 namespace zerorun::full_memory {
 namespace {
@@ -23,7 +24,8 @@ class Lender {
  public:
   EngineHooks::FullMemory lend() {
     return [this](int bucket, size_t nbytes) {
-      if (bucket == refused_) throw DeviceError("out of memory");
+      if (bucket == refused_ && broken_) throw DeviceError("the device does not work any more");
+      if (bucket == refused_) throw OutOfMemory("out of memory");
       auto& block = given_[bucket];
       EXPECT_TRUE(block.empty()) << "bucket " << bucket << " is asked for twice";
       block.resize(nbytes);
@@ -31,13 +33,17 @@ class Lender {
     };
   }
   // The next requests for this bucket fail; -1: none.
-  void refuse(int bucket) { refused_ = bucket; }
+  void refuse(int bucket, bool broken = false) {
+    refused_ = bucket;
+    broken_ = broken;
+  }
   size_t given() const { return given_.size(); }
   const std::byte* data(int bucket) const { return given_.at(bucket).data(); }
 
  private:
   std::map<int, std::vector<std::byte>> given_;
   int refused_ = -1;
+  bool broken_ = false;  // not for lack of memory
 };
 
 Config config_of(bool share_parameters) {
@@ -115,7 +121,14 @@ TEST(FullMemory, APrefetchWithoutMemoryLeavesTheGatherThatAskedForIt) {
     engine.states().accept_changes();  // drops what was gathered ahead
     pass();
     engine.states().accept_changes();
-    memory.refuse(engine.hooks().full_place(next)->bucket);
+    const int bucket = engine.hooks().full_place(next)->bucket;
+    memory.refuse(bucket, true);
+    EXPECT_THROW(engine.gather(engine.module_id("h.0")), DeviceError);
+    memory.refuse(-1);
+    pass();  // in the learned order again
+    pass();
+    engine.states().accept_changes();
+    memory.refuse(bucket);
     engine.gather(engine.module_id("h.0"));
     EXPECT_EQ(engine.parameter(engine.parameter_id("h.0.weight")).as<float>()[0], 1.0F);
     engine.release(engine.module_id("h.0"));

@@ -1,13 +1,13 @@
 #include "zero/parameters/parameter_gatherer.h"
 
 #include <algorithm>
-#include <exception>
 #include <functional>
 #include <string>
 #include <utility>
 
 #include "core/check.h"
 #include "core/log.h"
+#include "zerorun/out_of_memory.h"
 
 namespace zerorun {
 
@@ -151,7 +151,7 @@ bool ParameterGatherer::take_memory_ahead(const Module& module) {
       take_memory(module, memory_, &Residence::full);
       return true;
     }
-  } catch (const std::exception&) {
+  } catch (const OutOfMemory&) {
     // There may be room when the module is used. Alone this rank can wait for that; peers that
     // gather with it would be left waiting. Where ranks share a GPU, pinning may wait for a peer.
     if (context_.shards().transport().starts_with("host-staged")) throw;

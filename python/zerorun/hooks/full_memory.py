@@ -78,7 +78,7 @@ class _TorchMemory(BucketMemory):
         self._device = device
 
     def serve(self, core: _C.Engine) -> None:
-        core.use_full_memory(self._acquire, self.empty)
+        core.use_full_memory(self._acquire, self.empty, torch.cuda.OutOfMemoryError)
 
     def _made(self, _bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(numel, dtype=dtype, device=self._device)

@@ -1,4 +1,4 @@
-"""Moving a model's parameters into an engine's memory, and out of it again."""
+"""A model's parameters in an engine's memory: views of it, and new values."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ import torch.utils.dlpack
 from torch import nn
 
 from zerorun import _C
-from zerorun.model.engine_ranks import EngineRanks
-from zerorun.model.local_tensor import local_of
 from zerorun.model.model_layout import ModelLayout
-from zerorun.model.partition import partition_of
 
 __all__ = [
     "by_parameter",
     "full_view",
     "keep_precise",
-    "load_parameters",
     "masters_from_parameters",
     "tensor_of",
+    "to_write",
     "write_full",
 ]
 
@@ -47,29 +44,7 @@ def by_parameter(engine: _C.Engine) -> dict[int, list[_C.StateInterval]]:
     return intervals
 
 
-def _are_on_gpus(layout: ModelLayout, job: _C.Communicator) -> bool:
-    """True if all ranks have all values on their GPUs, but for parts of zero.Init's. Collective."""
-    values = [local_of(parameter) for parameter in layout.names if partition_of(parameter) is None]
-    answer = torch.tensor([all(not tensor.is_cpu for tensor in values)], dtype=torch.int64)
-    job.all_reduce(answer, "min", "initial values are on GPUs")
-    return bool(answer.item())
-
-
-def _full_values(
-    parameter: nn.Parameter, layout: ModelLayout, communicator: _C.Communicator, *, on_gpus: bool
-) -> torch.Tensor:
-    """Rank 0's values on all ranks, flat. Collective."""
-    partition = partition_of(parameter)
-    if partition is not None:
-        return layout.flat(parameter, partition.gather_full())
-    values = layout.flat(parameter, local_of(parameter))
-    if communicator.world_size > 1:
-        broadcast = communicator.broadcast_on_gpu if on_gpus else communicator.broadcast
-        broadcast(values, 0, f"initial values of {layout.names[parameter]}")
-    return values
-
-
-def _to_write(engine: _C.Engine, layout: ModelLayout) -> Iterator[nn.Parameter]:
+def to_write(engine: _C.Engine, layout: ModelLayout) -> Iterator[nn.Parameter]:
     """Every parameter, for the caller to change this rank's part of it.
 
     Changes to parameters that are stored in files are written back in between, so that few of them
@@ -82,32 +57,6 @@ def _to_write(engine: _C.Engine, layout: ModelLayout) -> Iterator[nn.Parameter]:
         if changed >= _MAX_CHANGED:
             engine.accept_changes()
             changed = 0
-
-
-def load_parameters(
-    engine: _C.Engine,
-    layout: ModelLayout,
-    ranks: EngineRanks,
-    *,
-    round_masters: bool = False,
-) -> None:
-    """Fills the engine's masters and parameters with the model's values, those of the first rank
-    that has them. Collective.
-
-    `round_masters`: masters get the values that the parameters have in their own dtype.
-    """
-    on_gpus = _are_on_gpus(layout, ranks.job)
-    with torch.no_grad():
-        for parameter in _to_write(engine, layout):
-            communicator = ranks.holding(layout.ranks_of.get(parameter, 0))
-            values = _full_values(parameter, layout, communicator, on_gpus=on_gpus)
-            for interval in engine.state_intervals(layout.ids[parameter]):
-                part = values[interval.begin : interval.begin + interval.numel]
-                parameter_part = tensor_of(interval.param).copy_(part)
-                if interval.master is not None:
-                    master = tensor_of(interval.master)
-                    master.copy_(parameter_part if round_masters else part)
-    engine.refresh_from_masters()
 
 
 def write_full(engine: _C.Engine, index: int, flat: torch.Tensor) -> None:
@@ -134,7 +83,7 @@ def masters_from_parameters(
     `only_changed`: a master that rounds to its parameter stays as precise as it is.
     """
     with torch.no_grad():
-        for parameter in _to_write(engine, layout):
+        for parameter in to_write(engine, layout):
             for interval in engine.state_intervals(layout.ids[parameter]):
                 if interval.master is None:
                     continue

@@ -16,6 +16,7 @@ from zerorun.rank_zero import share
 __all__ = ["Initializer", "materialize"]
 
 Initializer = Callable[[nn.Module], object]
+_HOST = torch.device("cpu")
 
 
 def materialize(
@@ -31,6 +32,8 @@ def materialize(
 
     Parameters stay the objects that they are, and get rank 0's values.
 
+    - `device`: where values are made; parameters then wait in host memory, one module's on a GPU
+      at a time, until an engine takes them.
     - `partition`: each rank keeps only its part of each parameter, as under zero.Init.
     - `init`: writes the values of a module's own parameters and buffers; default: the module's
       ``reset_parameters()``.
@@ -54,10 +57,13 @@ def materialize(
             for tensor in metas.values():
                 if partition and isinstance(tensor, nn.Parameter):
                     share(tensor, communicator, f"initial values of {path}")
-                    PrivatePartition(tensor, communicator)
-                elif source is not None and source.have(tensor) and not tensor.is_floating_point():
+                    PrivatePartition(tensor, communicator, home=_HOST)
+                    continue
+                if source is not None and source.have(tensor) and not tensor.is_floating_point():
                     # The engine shares parameters and floating-point buffers, but no others.
                     share(tensor, communicator, f"initial values of {path}")
+                if isinstance(tensor, nn.Parameter):
+                    tensor.data = tensor.data.to(_HOST)
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

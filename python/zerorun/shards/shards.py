@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from zerorun import _C, experts, torch_groups
 from zerorun.hooks.gather_hooks import GatherHooks
-from zerorun.hooks.parameter_memory import by_parameter, full_view, load_parameters
+from zerorun.hooks.parameter_memory import by_parameter, full_view
 from zerorun.hooks.silent_results import EmptyStateWarnings
 from zerorun.hooks.updated_parameters import UpdatedParameters
 from zerorun.model.buffers import share_buffers
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.left_behind import LeftBehind, check_hooks_are_taken
-from zerorun.model.local_tensor import is_distributed, local_gradient, place
+from zerorun.model.local_tensor import is_distributed, local_gradient, local_of, place
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import Partition, PrivatePartition, partition_of
+from zerorun.model.units import Unit
 from zerorun.rank_zero import share
 from zerorun.shards.background_saver import BackgroundSaver
 from zerorun.shards.engine_partition import EnginePartition
+from zerorun.shards.loading import Loading
 from zerorun.shards.places import Places, ProgramWrites
 from zerorun.shards.torch_states import TorchStates
 
 __all__ = ["Shards", "shards_of", "take_over"]
 
 _ATTRIBUTE = "_zerorun_shards"
+_logger = logging.getLogger("zerorun")
 
 
 class _Reference(LeftBehind):
@@ -71,13 +75,22 @@ class _LocalHook:
         parameter.grad = None
 
 
+class _Before(NamedTuple):
+    """What a parameter was before the engine had it."""
+
+    device: torch.device
+    dtype: torch.dtype
+    partitioned: bool
+
+
 class Shards:
     """A model in a core engine, from the making of the engine until close().
 
     Checkpoints, single states, optimizers and the training loop work on this. Making it is one
-    step: the engine is made, takes the model's values (rank 0's), and the parameters become views
-    of its memory; at stage 3 hooks gather them. When a part of that fails, the model is given back
-    as it was. As a context manager it does so for the block too.
+    step: the engine is made and takes the model's values (rank 0's) parameter by parameter, each of
+    which becomes a view of the engine's memory at once; at stage 3 hooks gather them. When a part
+    of that fails, the model is given back as it was, though what the engine had taken is rounded to
+    its dtype. As a context manager it does so for the block too.
     """
 
     clips_as_torch = False  # torch's clip_grad_norm_ clips; the loop sets it
@@ -94,7 +107,7 @@ class Shards:
     ) -> None:
         """Collective. `settings`: as adapt_config gave them. Without `model` no hooks are made:
         the parameters are not of one module, and somebody else calls the collector.
-        `round_masters`: as in load_parameters()."""
+        `round_masters`: as in Loading."""
         torch_groups.end_at_exit()
         self.layout = layout
         self.settings = settings
@@ -108,8 +121,9 @@ class Shards:
         # Ends an open micro-step and tells whether there are reduced gradients; the loop sets it.
         self.finish_reduction: Callable[[], bool] = bool
         self._handles: list[Any] = []
-        # Parameters that were partitioned before, and are so again when this ends.
-        self._partitioned = {p for p in layout.names if partition_of(p) is not None}
+        self._before = {
+            p: _Before(p.device, p.dtype, partition_of(p) is not None) for p in layout.names
+        }
         groups = [_C.ParameterGroup() for _ in range(max(1, layout.group_count))]
         self.core = _C.Engine(
             settings,
@@ -126,11 +140,11 @@ class Shards:
                 share_buffers(model, communicator)
             for parameter, name in layout.outside.items():
                 share(parameter, communicator, f"initial values of {name}")
-            load_parameters(self.core, layout, ranks, round_masters=round_masters)
+            self._load(round_masters)
             self.collector = _C.GradientCollector(self.core)
             if model is not None:
                 self._collect_gradients()
-            self._place(model)
+                self._attach_hooks(model)
             whole = () if self.gather_hooks else layout.names
             self.places = Places(layout, whole)
             self.writes = ProgramWrites(self.core, layout, whole)
@@ -144,8 +158,14 @@ class Shards:
         _value: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        if error is not None:
+        if error is None:
+            return
+        try:
             self.close(as_before=True)
+        except Exception as problem:  # the error that says why is the block's
+            _logger.error(
+                "the model's parameters could not be given back (%s): make the model anew", problem
+            )
 
     @property
     def communicator(self) -> _C.Communicator:
@@ -178,20 +198,31 @@ class Shards:
                     hook = _LocalHook(hook)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def _place(self, model: nn.Module | None) -> None:
-        """Makes the parameters views of the engine's memory."""
+    def _load(self, round_masters: bool) -> None:
         reference = _Reference(self)
-        for parameter in self.layout.names:
-            if self.layout.is_trainable(parameter):
-                parameter.grad = None  # of a training before this one
-        if self.stage < 3 or model is None:
-            for parameter in self.layout.names:
-                setattr(parameter, _ATTRIBUTE, reference)
-                partition = partition_of(parameter)
-                if partition is not None:
-                    partition.detach()
-                place(parameter, full_view(self.core, self.layout, parameter))
-            if model is not None and self.stage > 0 and self.settings.zero.overlap_param_gather:
+        loading = Loading(
+            self.core, self.layout, self.ranks, self.device, round_masters=round_masters
+        )
+        for parameter in loading:
+            self._take(parameter, reference)
+
+    def _take(self, parameter: nn.Parameter, reference: _Reference) -> None:
+        """Lets the parameter's own memory and gradient go: the engine has its values."""
+        setattr(parameter, _ATTRIBUTE, reference)
+        if self.layout.is_trainable(parameter):
+            parameter.grad = None  # of a training before this one
+        partition = partition_of(parameter)
+        if partition is not None:
+            partition.detach()
+        if self.core.is_sharded(self.layout.ids[parameter]):
+            place(parameter, local_of(parameter).new_empty(0, device=self.device))
+        else:
+            place(parameter, full_view(self.core, self.layout, parameter))
+
+    def _attach_hooks(self, model: nn.Module) -> None:
+        """At stage 3 gathers the parameters for their use, else waits for their updates there."""
+        if self.stage < 3:
+            if self.stage > 0 and self.settings.zero.overlap_param_gather:
                 check_hooks_are_taken(model)
                 self.updates = UpdatedParameters(model, self.core, self.layout)
             return
@@ -202,7 +233,6 @@ class Shards:
         for unit in hooks.units:
             for parameter in unit.parameters:
                 own = intervals.get(self.layout.ids[parameter], [])
-                setattr(parameter, _ATTRIBUTE, reference)
                 EnginePartition(hooks, self.communicator_of(parameter), unit, parameter, own)
             unit.place()
         hooks.attach()
@@ -258,11 +288,11 @@ class Shards:
             if self.gather_hooks is not None:
                 self.gather_hooks.remove()
             with torch.no_grad():
-                if self.gather_hooks is None:
+                if self.stage < 3:
                     self._return(list(self.layout.names), as_before)
                 else:
                     for unit in self.layout.units:
-                        self._return(unit.parameters, as_before)
+                        self._return_unit(unit, as_before)
         finally:
             self.gather_hooks = None
             if self.torch_states is not None:
@@ -270,27 +300,52 @@ class Shards:
             self.__dict__.pop("collector", None)
             self.core.close()
 
+    def _return_unit(self, unit: Unit, as_before: bool) -> None:
+        taken = [parameter for parameter in unit.parameters if hasattr(parameter, _ATTRIBUTE)]
+        if not taken or partition_of(taken[0]) is not None:
+            self._return(taken, as_before)
+            return
+        # An error came before the hooks, which gather a unit else.
+        self.core.accept_changes()
+        gathered = _C.ParameterSwitch(self.core, unit.name)
+        gathered.acquire()
+        try:
+            self._return(taken, as_before)
+        finally:
+            gathered.release()
+
     def _return(self, parameters: list[nn.Parameter], as_before: bool) -> None:
         """Makes parameters ordinary ones, or at stage 3 a unit's ones of zero.Init."""
         full: dict[Partition, torch.Tensor] = {}  # of the unit; its releases empty all of them
         for parameter in parameters:
             if not hasattr(parameter, _ATTRIBUTE):
-                continue  # it was not placed yet
+                continue  # it was not taken yet
             parameter.grad = None
             delattr(parameter, _ATTRIBUTE)
             partition = partition_of(parameter)
             if partition is None:
-                place(parameter, full_view(self.core, self.layout, parameter).clone())
+                values = full_view(self.core, self.layout, parameter)
+                place(parameter, self._kept(parameter, values.clone(), as_before))
+                if self.stage == 3 and self._before[parameter].partitioned:
+                    self._partition(parameter)
             elif partition.in_engine:
-                full[partition] = partition.gather_full()
+                full[partition] = self._kept(parameter, partition.gather_full(), as_before)
         for partition, values in full.items():
             parameter = partition.parameter
             partition.detach()
             place(parameter, values)
             if is_distributed(parameter):
                 continue  # zero.Init has none: its piece stays whole
-            if parameter in self._partitioned or not as_before:
-                communicator = self.communicator_of(parameter)
-                is_expert = communicator is not self.communicator
-                ranks = experts.named(parameter.group_name, "").data_ranks if is_expert else None
-                PrivatePartition(parameter, communicator, ranks or self.ranks.data_ranks)
+            if self._before[parameter].partitioned or not as_before:
+                self._partition(parameter)
+
+    def _partition(self, parameter: Any) -> None:
+        communicator = self.communicator_of(parameter)
+        is_expert = communicator is not self.communicator
+        ranks = experts.named(parameter.group_name, "").data_ranks if is_expert else None
+        PrivatePartition(parameter, communicator, ranks or self.ranks.data_ranks)
+
+    def _kept(self, parameter: nn.Parameter, values: torch.Tensor, as_before: bool) -> torch.Tensor:
+        """The values as the parameter keeps them."""
+        before = self._before[parameter]
+        return values.to(before.device, before.dtype) if as_before else values

@@ -1,5 +1,8 @@
 // libcuda.so.1 as far as the real CUDA runtime asks before it looks for GPUs. Its version of CUDA
-// and what cuInit says are in the environment; no other function works.
+// and what cuInit says are in the environment (or that it never says anything); no other function
+// works.
+#include <unistd.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -25,7 +28,10 @@ ZR_DRIVER int cuDriverGetVersion(int* version) {
   return 0;
 }
 
-ZR_DRIVER int cuInit(unsigned /*flags*/) { return from_environment("FAKE_DRIVER_INIT"); }
+ZR_DRIVER int cuInit(unsigned /*flags*/) {
+  while (from_environment("FAKE_DRIVER_HANGS") != 0) pause();
+  return from_environment("FAKE_DRIVER_INIT");
+}
 
 ZR_DRIVER int cuGetProcAddress_v2(const char* name, void** function, int /*version*/,
                                   uint64_t /*flags*/, int* found) {

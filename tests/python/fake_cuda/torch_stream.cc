@@ -48,6 +48,9 @@ ZR_FOR_PYTHON int64_t fake_bytes_held() {
   return static_cast<int64_t>(fake_cuda().memory() - fake_cuda().free_memory());
 }
 
+// The most memory, with PyTorch's, since the last call.
+ZR_FOR_PYTHON int64_t fake_take_peak() { return static_cast<int64_t>(fake_cuda().take_peak()); }
+
 // True if memory is the fake GPU's.
 ZR_FOR_PYTHON int fake_is_on_gpu(const void* data) {
   cudaPointerAttributes attributes = {};

@@ -18,6 +18,7 @@
 #include "tests/zero/toy_run.h"
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
+#include "zerorun/out_of_memory.h"
 
 namespace zerorun::failed_gather {
 namespace {
@@ -59,7 +60,7 @@ class FailedGatherMemoryTest : public testing::FakeCudaTest {
     engine_ = Engine::create(config_of(prefetch), *device_, *comm_, specs(), ToyModel::groups());
     fill_with_ids(*engine_);
     engine_->hooks().use_full_memory([this](int /*bucket*/, size_t nbytes) {
-      if (++requests_ == refused_) throw DeviceError("out of memory");
+      if (++requests_ == refused_) throw OutOfMemory("out of memory");
       return device_->allocate(nbytes, MemoryCategory::buckets);
     });
   }
@@ -166,7 +167,7 @@ TEST_F(FailedGatherMemoryTest, OneRankWithLessMemoryThanItsPeersTrainsAsBefore) 
       const int64_t pinned = device.memory_use(MemoryCategory::pinned).live_bytes;
       engine->hooks().use_full_memory([&device, live, scarce, rank](int, size_t nbytes) {
         constexpr size_t kRoom = 10000;  // the largest module takes most of it
-        if (scarce && rank == 1 && *live + nbytes > kRoom) throw DeviceError("out of memory");
+        if (scarce && rank == 1 && *live + nbytes > kRoom) throw OutOfMemory("out of memory");
         *live += nbytes;
         const auto block =
             std::make_shared<Buffer>(device.allocate(nbytes, MemoryCategory::buckets));

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
+#include <utility>
 
 namespace zerorun::fake {
 
@@ -233,19 +234,36 @@ void FakeCuda::for_each(std::string_view kind, const std::function<void(const vo
 
 bool FakeCuda::take_memory(size_t bytes) {
   const std::lock_guard lock(mutex_);
-  if (bytes > settings_.memory - used_) return false;
-  used_ += bytes;
+  if (bytes > settings_.memory - memory_.used) return false;
+  memory_.used += bytes;
+  memory_.peak = std::max(memory_.peak, memory_.used + memory_.adopted);
   return true;
 }
 
 void FakeCuda::give_memory(size_t bytes) {
   const std::lock_guard lock(mutex_);
-  used_ -= bytes;
+  memory_.used -= bytes;
+}
+
+void FakeCuda::take_adopted(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  memory_.adopted += bytes;
+  memory_.peak = std::max(memory_.peak, memory_.used + memory_.adopted);
+}
+
+void FakeCuda::give_adopted(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  memory_.adopted -= bytes;
+}
+
+size_t FakeCuda::take_peak() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(memory_.peak, memory_.used + memory_.adopted);
 }
 
 size_t FakeCuda::free_memory() const {
   const std::lock_guard lock(mutex_);
-  return settings_.memory - used_;
+  return settings_.memory - memory_.used;
 }
 
 size_t FakeCuda::memory() const {

@@ -121,6 +121,11 @@ class FakeCuda {
   // Bytes of device memory; false when there are not as many.
   bool take_memory(size_t bytes);
   void give_memory(size_t bytes);
+  // Counts memory that another library has, beside the limit.
+  void take_adopted(size_t bytes);
+  void give_adopted(size_t bytes);
+  // The most memory that all had at a time since the last call.
+  size_t take_peak();
   size_t free_memory() const;
   size_t memory() const;
 
@@ -138,7 +143,11 @@ class FakeCuda {
 
   mutable std::mutex mutex_;  // guards all
   Settings settings_;
-  size_t used_ = 0;
+  struct Memory {
+    size_t used = 0;
+    size_t adopted = 0;
+    size_t peak = 0;
+  } memory_;
   std::set<int> used_devices_;
   std::minstd_rand random_;
   std::map<std::pair<std::string, int>, int> failures_;  // (function, call) -> error

@@ -125,12 +125,17 @@ class Blocks {
   }
   // Memory of another library, which that says is on the device.
   void adopt(const void* data, size_t bytes) {
+    disown(data);
     const std::lock_guard lock(mutex_);
     adopted_[static_cast<const std::byte*>(data)] = {bytes, true, nullptr, nullptr};
+    seen().take_adopted(bytes);
   }
   void disown(const void* data) {
     const std::lock_guard lock(mutex_);
-    adopted_.erase(static_cast<const std::byte*>(data));
+    const auto found = adopted_.find(static_cast<const std::byte*>(data));
+    if (found == adopted_.end()) return;
+    seen().give_adopted(found->second.bytes);
+    adopted_.erase(found);
   }
   // Ordinary memory, which the device cannot address.
   bool pageable(const void* data, size_t bytes) const { return find(data, bytes) == Place::none; }

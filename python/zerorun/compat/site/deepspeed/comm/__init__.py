@@ -1,14 +1,17 @@
 """deepspeed.comm: torch.distributed, which scripts use for their own collectives."""
 
 import os
+import re
 import warnings
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import zerorun.metrics
 from torch.distributed import ReduceOp, irecv, is_available, isend, new_group, recv, send
 from zerorun import environment
+from zerorun.device import local_device, make_current
 
 from deepspeed.accelerator import get_accelerator
 from deepspeed.comm._collectives import (
@@ -85,6 +88,13 @@ def _backend(asked: str | None) -> str:
     return own
 
 
+def _device_id(backend: str, device: torch.device) -> torch.device | None:
+    """The GPU of NCCL's group. With one, torch after 2.6.0 and before 2.7.1 hangs (DeepSpeed leaves
+    it out there, too)."""
+    release = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:3])
+    return device if backend == "nccl" and not (2, 6, 0) < release < (2, 7, 1) else None
+
+
 def init_distributed(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     dist_backend: str | None = None,
     auto_mpi_discovery: bool = True,
@@ -99,6 +109,9 @@ def init_distributed(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
 ) -> None:
     """torch.distributed's default group, unless there is one; of one rank without a launcher.
 
+    This rank's GPU becomes PyTorch's current one first, and NCCL's group is bound to it: nothing
+    goes to the GPU that is current by default, which is the first one on every rank.
+
     On CPU ranks "nccl" is Gloo, with a warning, since scripts for GPUs name it. AssertionError for
     `dist_init_required` False when there is none.
     """
@@ -111,15 +124,24 @@ def init_distributed(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         )
     if auto_mpi_discovery:
         environment.adopt_scheduler(None if distributed_port == DEFAULT_PORT else distributed_port)
+    device = local_device()
+    make_current(device)
     backend = _backend(dist_backend)
+    bound = _device_id(backend, device)
     if "RANK" not in os.environ and init_method is None and rank < 0:
         os.environ.setdefault("LOCAL_RANK", "0")
+        store = dist.HashStore()
         dist.init_process_group(
-            backend, store=dist.HashStore(), timeout=timeout, rank=0, world_size=1
+            backend, store=store, timeout=timeout, rank=0, world_size=1, device_id=bound
         )
         return
     dist.init_process_group(
-        backend, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
+        backend,
+        init_method=init_method,
+        timeout=timeout,
+        rank=rank,
+        world_size=world_size,
+        device_id=bound,
     )
 
 

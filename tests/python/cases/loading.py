@@ -1,0 +1,231 @@
+"""How a model's values come into an engine: the ranks' meeting, failures on the way, memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+import zerorun
+from torch import nn
+from zerorun import communicator
+from zerorun.shards.loading import Loading
+from zerorun.shards.shards import Shards
+
+from cases.models import (
+    DEVICE,
+    RANK,
+    STAGES,
+    WORLD_SIZE,
+    Model,
+    adamw,
+    assert_close,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    raises,
+    reference,
+    train,
+)
+
+HALF = {"bf16": {"enabled": True}}
+
+
+class Silent(dist.ProcessGroup):
+    """A group of PyTorch's in which every collective is an error."""
+
+    def getBackendName(self) -> str:  # noqa: N802 - PyTorch's
+        return "silent"
+
+
+def make_silent(_store: Any, rank: int, size: int, _timeout: Any) -> Silent:
+    return Silent(rank, size)
+
+
+def case_the_ranks_meet_without_a_collective_of_pytorchs_group(_folder: Path) -> None:
+    """Comes first. NCCL's would be made on GPU 0 of every rank that has not chosen one."""
+    dist.Backend.register_backend("silent", make_silent, devices=["cpu"])
+    dist.init_process_group("silent")
+    if WORLD_SIZE > 1:
+        with pytest.raises(RuntimeError):
+            dist.broadcast_object_list([""])
+    made_current: list[torch.device] = []
+    asked_with: list[list[torch.device]] = []
+    get_store = dist.distributed_c10d._get_default_store
+
+    def store() -> Any:
+        asked_with.append(list(made_current))
+        return get_store()
+
+    with (
+        mock.patch.object(torch.cuda, "set_device", made_current.append),
+        mock.patch.object(dist.distributed_c10d, "_get_default_store", store),
+    ):
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(STAGES[-1]))
+    assert asked_with == [[DEVICE] if DEVICE.type == "cuda" else []]
+    assert_close(train(engine, 2), reference(steps=2)[0])
+    engine.destroy()
+    dist.destroy_process_group()
+
+
+def case_rank_zero_that_does_not_come_is_named(_folder: Path) -> None:
+    if WORLD_SIZE > 1:
+        raises(
+            zerorun.CommError,
+            "waited 0.1 s for rank 0's address",
+            lambda: communicator._connect_through(dist.HashStore(), 1, 2, 0.1),
+        )
+
+
+class Mixed(Model):
+    """Also what is frozen, transposed, and in the memory of another parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].up.weight.requires_grad = False
+        down = self.blocks[1].down.weight
+        down.data = down.data.t().contiguous().t()
+        both = torch.cat([self.blocks[2].up.bias.data, self.blocks[1].up.bias.data])
+        self.blocks[2].up.bias.data, self.blocks[1].up.bias.data = both.chunk(2)
+        self.register_buffer("constant", torch.ones(2))
+
+
+def case_values_are_rank_zeros_bit_by_bit(_folder: Path) -> None:
+    expected = [p.clone() for p in make(Mixed).parameters()]
+    for stage in STAGES:
+        for keys in ({}, HALF):
+            model = make(Mixed, seed=RANK)
+            engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+            for parameter, values in zip(model.parameters(), expected, strict=True):
+                full = zerorun.zero.safe_get_full_fp32_param(parameter)
+                trained = parameter.requires_grad
+                assert not trained or torch.equal(full.cpu(), values)
+                with zerorun.zero.GatheredParameters([parameter]):
+                    assert torch.equal(parameter.cpu(), values.to(parameter.dtype))
+            engine.destroy()
+
+
+@contextlib.contextmanager
+def fails_at(number: int, kind: type[BaseException] = OSError) -> Iterator[None]:
+    """The `number`th parameter cannot be loaded."""
+    load, calls = Loading._load, []
+
+    def counted(loading: Loading, parameter: nn.Parameter) -> None:
+        calls.append(parameter)
+        if len(calls) == number:
+            raise kind("injected")
+        load(loading, parameter)
+
+    with mock.patch.object(Loading, "_load", counted):
+        yield
+
+
+def case_a_model_is_whole_after_a_load_that_failed_in_the_middle(_folder: Path) -> None:
+    loss = loss_of(make(), batch_of(0))
+    for stage in STAGES:
+        for keys, tolerance in (({}, 0.0), (HALF, 1e-2)):
+            for number in (1, 2, 6):
+                model = make()
+                with fails_at(number), pytest.raises(OSError, match="injected"):
+                    zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+                kinds = {(p.device.type, p.dtype) for p in model.parameters()}
+                assert kinds == {("cpu", torch.float32)}, (stage, number)
+                found = loss_of(model, batch_of(0))
+                assert abs(found - loss) <= tolerance * loss, (stage, keys, number)
+                engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+                if not keys:
+                    assert_close(train(engine, 2), reference(steps=2)[0])
+                engine.destroy()
+
+
+def case_zero_inits_model_is_partitioned_after_a_load_that_failed(_folder: Path) -> None:
+    for number in (1, 2, 6):
+        with zerorun.zero.Init():
+            model = make()
+        with fails_at(number), pytest.raises(OSError, match="injected"):
+            zerorun.initialize(model, adamw(model), config=config(3))
+        assert all(p.numel() == 0 and hasattr(p, "ds_tensor") for p in model.parameters())
+        with zerorun.zero.GatheredParameters(model.parameters()):
+            for parameter, values in zip(model.parameters(), make().parameters(), strict=True):
+                assert torch.equal(parameter.cpu(), values)
+
+
+class Large(nn.Module):
+    """Parameters of several megabytes, of which none is much larger than the others."""
+
+    WIDTH = 1024
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(self.WIDTH, self.WIDTH) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+LARGEST = 4 * Large.WIDTH**2  # bytes
+SLACK = 1 << 20  # for what has nothing to do with parameters
+
+
+def with_initialize(stage: int) -> Any:
+    model = make(Large)
+    return functools.partial(zerorun.initialize, model, adamw(model), config=config(stage, **HALF))
+
+
+def with_shard(stage: int) -> Any:
+    model = make(Large)
+    return functools.partial(
+        zerorun.shard, model, stage=stage, optimizer=adamw(model), dtype=torch.bfloat16
+    )
+
+
+WAYS: tuple[Callable[[int], Any], ...] = (with_initialize, with_shard)
+
+
+def resident_bytes() -> int:
+    """This rank's, and its part of what it shares."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) << 10
+
+
+def case_no_host_memory_for_a_value_twice(_folder: Path) -> None:
+    """As parameters are taken over, the engine's pages fill and the originals' go."""
+    if DEVICE.type == "cuda":
+        return
+    ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: freed memory goes back at once
+    seen: list[int] = []
+
+    def measuring(function: Callable[..., None]) -> Callable[..., None]:
+        def measured(*arguments: Any) -> None:
+            seen.append(resident_bytes())
+            function(*arguments)
+
+        return measured
+
+    load, take = measuring(Loading._load), measuring(Shards._take)
+
+    for way in WAYS:
+        for stage in STAGES:
+            start = way(stage)
+            seen.clear()
+            with (
+                mock.patch.object(Loading, "_load", load),
+                mock.patch.object(Shards, "_take", take),
+            ):
+                made = start()
+            engine = made[0] if isinstance(made, tuple) else made
+            most = max(seen[0], resident_bytes()) + LARGEST + SLACK
+            assert max(seen) <= most, (way, stage, [value - seen[0] for value in seen])
+            engine.destroy()
+            del engine, made, start
