@@ -235,7 +235,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!shared->finalized) wait_for_kernels(*shared);
   {
     const std::lock_guard lock(shared->mutex);
-    for (const auto& [data, bytes] : shared->registered) {
+    for (const auto& [data, registered] : shared->registered) {
       seen().release("registered buffers", data);
     }
     shared->registered.clear();
@@ -307,9 +307,10 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void* data, size_t bytes, v
     return ncclUnhandledCudaError;
   }
   const std::lock_guard lock(shared->mutex);
-  shared->registered[static_cast<const std::byte*>(data)] = bytes;
+  auto& registered = shared->registered[static_cast<const std::byte*>(data)];
+  registered.bytes = bytes;
   *handle = data;
-  if (++shared->times_registered[data] == 1) seen().hold("registered buffers", data);
+  if (++registered.times == 1) seen().hold("registered buffers", data);
   return ncclSuccess;
 }
 
@@ -323,15 +324,13 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
   zerorun::fake::synchronize_device();
   {
     const std::lock_guard lock(shared->mutex);
-    const auto times = shared->times_registered.find(handle);
-    if (times != shared->times_registered.end()) {
-      if (--times->second > 0) return planned;
-      shared->times_registered.erase(times);
-    }
-    if (shared->registered.erase(static_cast<const std::byte*>(handle)) == 0) {
+    const auto found = shared->registered.find(static_cast<const std::byte*>(handle));
+    if (found == shared->registered.end()) {
       seen().violate("memory is deregistered from a communicator that does not have it");
       return ncclInvalidUsage;
     }
+    if (--found->second.times > 0) return planned;
+    shared->registered.erase(found);
   }
   return seen().release("registered buffers", handle) ? planned : ncclInvalidUsage;
 }

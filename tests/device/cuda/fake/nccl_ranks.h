@@ -135,12 +135,15 @@ struct ncclComm {
   std::atomic<bool> finalizing = false;
   // What ncclCommGetAsyncError tells: of a communicator that does not block, how its last call is.
   std::atomic<ncclResult_t> state = ncclSuccess;
-  std::mutex mutex;                               // guards all below
-  std::thread job;                                // NCCL's own, which performs the last call
-  std::shared_ptr<ncclComm> child;                // that is being split off
-  zerorun::Event last;                            // of its collectives
-  std::map<const void*, int> times_registered;    // of the same memory
-  std::map<const std::byte*, size_t> registered;  // with their sizes; ends with the communicator
+  std::mutex mutex;                 // guards all below
+  std::thread job;                  // NCCL's own, which performs the last call
+  std::shared_ptr<ncclComm> child;  // that is being split off
+  zerorun::Event last;              // of its collectives
+  struct Registered {
+    size_t bytes = 0;
+    int times = 0;
+  };
+  std::map<const std::byte*, Registered> registered;  // ends with the communicator
 
   // The place of `data` in registered memory.
   int64_t place_of(const void* data) {
@@ -150,7 +153,7 @@ struct ncclComm {
     if (found == registered.begin()) return zerorun::fake::Operation::kElsewhere;
     --found;
     const auto offset = static_cast<size_t>(at - found->first);
-    return offset < found->second ? static_cast<int64_t>(offset)
-                                  : zerorun::fake::Operation::kElsewhere;
+    return offset < found->second.bytes ? static_cast<int64_t>(offset)
+                                        : zerorun::fake::Operation::kElsewhere;
   }
 };
