@@ -293,7 +293,7 @@ struct BlocksStep {
     config.zero.overlap_comm = true;
     config.batch.accumulation_steps = 1;
     if (second_copy) config.zero.hpz_partition_size = 2;
-    Cluster cluster{.hosts = 2, .gpus = 2, .link = 2e9, .nvlink = 2e9};
+    SimulatedCluster cluster{.hosts = 2, .gpus = 2, .link = 2e9, .nvlink = 2e9};
     cluster.latency = cluster.near_latency = 0;
     reduction = 0.75 * 4 * kSide * kSide / cluster.link;
     cluster.flops = 4.0 * kSide * kSide * kTokens / reduction;
