@@ -123,7 +123,11 @@ std::shared_ptr<Communicator> CallCommunicator::split(int color, int key, std::s
 
 Communicator& CallCommunicator::second_lane(std::string_view name) {
   if (!has_lanes()) return *this;
-  if (!second_lane_) second_lane_ = split(0, rank(), name);
+  if (!second_lane_) {
+    const std::string& own = options_.group;
+    second_lane_ =
+        split(0, rank(), own.empty() ? std::string(name) : fmt::format("{}, {}", own, name));
+  }
   return *second_lane_;
 }
 

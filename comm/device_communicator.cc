@@ -74,6 +74,11 @@ std::shared_ptr<Communicator> make_device_communicator(const CommunicatorOptions
     }
     if (ranks != kNone && share != "nccl") return make_host_staged_communicator(options);
   }
+  if (read_environment("NCCL_COMM_BLOCKING")) {
+    fail<ConfigError>(
+        "NCCL_COMM_BLOCKING is set, and NCCL lets it take the place of what zerorun asks for each "
+        "communicator: unset it");
+  }
   return open_nccl_backend().make_communicator(options);
 }
 

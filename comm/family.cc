@@ -1,6 +1,8 @@
 #include "comm/family.h"
 
+#include <exception>
 #include <new>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,7 +18,8 @@ std::shared_ptr<void> Family::join(Member member) {
           }};
 }
 
-// Whom it tells, tells it in turn: that is why the flag comes before the lock.
+// A member that is told may call this in turn: that is why the flag comes before the lock. To tell
+// one may take until another one has been told, so all are told at once.
 void Family::fail(std::string_view error) noexcept {
   if (failed_.exchange(true)) return;
   const std::lock_guard lock(mutex_);
@@ -25,7 +28,15 @@ void Family::fail(std::string_view error) noexcept {
   } catch (const std::bad_alloc&) {
     error_ = "failed";
   }
-  for (const Member& member : members_) member.tell(error_);
+  std::vector<std::thread> threads;
+  for (const Member& member : members_) {
+    try {
+      threads.emplace_back(member.tell, error_);
+    } catch (const std::exception&) {  // no thread is to be had
+      member.tell(error_);
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 void Family::look() {

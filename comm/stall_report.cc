@@ -87,7 +87,7 @@ std::string stacks_text(const RankActivity& rank) {
       rank.python_stacks.empty()
           ? fmt::format("  {} {}: it shows no Python stack\n", who, rank.state)
           : fmt::format("  Python stack of {}:\n{}", who, indented(rank.python_stacks));
-  if (rank.pid != 0 && rank.state != kEnded) {
+  if (rank.pid != 0 && !rank.state.ends_with(kEnded)) {
     text += fmt::format(
         "  its native stacks, while it runs: gdb -p {0}, py-spy dump --native --pid {0}\n",
         rank.pid);

@@ -61,8 +61,9 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"TMPDIR", "folder for temporary files, such as the report of a stalled job"},
     {"NCCL_LAUNCH_ORDER_IMPLICIT",
      "of NCCL; if it is unset, zerorun sets it to 1, so that communicators of one GPU launch in "
-     "the "
-     "program's order"},
+     "the program's order"},
+    {"NCCL_COMM_BLOCKING",
+     "of NCCL; GPU jobs refuse it, as NCCL would let it take the place of what zerorun asks for"},
     {"CUDA_DEVICE_MAX_CONNECTIONS",
      "of CUDA; if it is unset, the launcher sets it to 32 for jobs with GPUs"},
     {"TORCHELASTIC_USE_AGENT_STORE", "True: the ranks meet at the store that torchrun provides"},

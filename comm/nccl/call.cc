@@ -50,7 +50,7 @@ bool reduces(const CollectiveCall& call) {
 }  // namespace
 
 OnDevice::OnDevice(CudaDevice& device, CudaStream& stream, TensorView view) : view_(view) {
-  if (view.empty() || is_device_memory(view.data)) return;
+  if (view.empty() || is_addressable(view.data)) return;
   copy_ = device.scratch(stream, view.nbytes());
   view_.data = copy_.data();
   device.upload(stream, view.data, view_);

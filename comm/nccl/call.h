@@ -9,12 +9,12 @@
 
 namespace zerorun {
 
-// A tensor that NCCL can use: the tensor itself if it is in device memory, else a copy on the
-// device (control words of checkpoints, and hashes, are in host memory).
+// A tensor that NCCL can use: the tensor itself if the device addresses it, else a copy on the
+// device (control words of checkpoints, and hashes, are in ordinary host memory).
 class OnDevice {
  public:
   OnDevice(CudaDevice& device, CudaStream& stream, TensorView view);
-  // Of one that is known to be in device memory.
+  // Of one that the device is known to address.
   explicit OnDevice(TensorView view) : view_(view) {}
   TensorView view() const { return view_; }
   // False if it is the tensor itself.

@@ -258,24 +258,38 @@ std::string NcclGroup::error() const {
 
 void NcclGroup::set_error(std::string_view error) noexcept {
   try {
-    fail_with(std::string(error));
+    take_error(std::string(error));
   } catch (const std::bad_alloc&) {
-    fail_with("aborted");
+    take_error("aborted");
   }
+  end();
 }
 
-// The first error counts. Peers learn of it through the store; NCCL's kernels end; this rank's
-// other communicators get it, too.
+// This rank's other communicators get it, too, and all are ended at once: kernels of one may wait
+// in the order of streams for those of another.
 void NcclGroup::fail_with(std::string text) noexcept {
+  if (!take_error(std::move(text))) return;
+  options_.family->fail(error_);
+  end();  // also while it is not among them
+}
+
+// The first error counts. Peers learn of it through the store.
+bool NcclGroup::take_error(std::string text) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (!error_.empty()) return;
+    if (!error_.empty()) return false;
     error_ = std::move(text);
-    pending_.clear();
   }
   peers_.report(error_);
+  return true;
+}
+
+void NcclGroup::end() noexcept {
+  const CurrentDevice current(device_, std::nothrow);
   comm_.end(nccl_.abort);
-  options_.family->fail(error_);
+  comm_.wait_for_end();
+  const std::lock_guard lock(mutex_);
+  pending_.clear();  // not before: who frees memory waits for the last of them
 }
 
 void NcclGroup::look_at_peers(std::string_view what) {
@@ -379,11 +393,7 @@ void NcclGroup::leave() noexcept {
     finalize();
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nobody is left to tell
   }
-  {
-    const std::lock_guard lock(mutex_);
-    pending_.clear();
-  }
-  comm_.end(nccl_.abort);  // if it is not over in order
+  end();  // if it is not over in order
   peers_.see_off();
 }
 

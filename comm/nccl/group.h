@@ -91,6 +91,8 @@ class NcclGroup final : public CudaStream::Watched {
   Look look();
   bool is_first(int64_t number);
   void fail_with(std::string text) noexcept;
+  bool take_error(std::string text) noexcept;
+  void end() noexcept;
   void leave() noexcept;
   void finalize();
   void stop_watching() noexcept;

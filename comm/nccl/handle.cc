@@ -41,12 +41,8 @@ void NcclHandle::end(const Function& abort) {
   ending_ = true;
   ncclComm_t const comm = exchange(lock, nullptr);
   lock.unlock();
-  abort(comm);
-  lock.lock();
-  // NCCL's thread is joined now, and has stored what it had split off.
-  ncclComm_t const successor = std::exchange(successor_, nullptr);
-  lock.unlock();
-  if (successor != nullptr) abort(successor);
+  abort(comm);  // which joins NCCL's thread: it has stored what it had split off
+  if (ncclComm_t const successor = std::exchange(successor_, nullptr)) abort(successor);
   lock.lock();
   ending_ = false;
   returned_.notify_all();

@@ -28,13 +28,13 @@ constexpr int kDriverFails = 2;  // exit status of the child
   _exit(why_driver_fails().empty() ? 0 : kDriverFails);
 }
 
-// Reads until the child closes its end; false if it has not after `patience`.
-bool read_answer(int in, std::chrono::seconds patience, std::string& text) {
-  const auto end = std::chrono::steady_clock::now() + patience;
+using Clock = std::chrono::steady_clock;
+
+// Reads until the child closes its end; false if it has not at `end`.
+bool read_answer(int in, Clock::time_point end, std::string& text) {
   std::array<char, 4096> block;
   while (true) {
-    const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
     if (left.count() <= 0) return false;
     pollfd ready = {in, POLLIN, 0};
     if (poll(&ready, 1, static_cast<int>(left.count())) <= 0) continue;
@@ -45,10 +45,13 @@ bool read_answer(int in, std::chrono::seconds patience, std::string& text) {
   }
 }
 
-// A process that waits within the driver may stay until that answers, even when it is killed.
-void end_silent(pid_t child) {
-  kill(child, SIGKILL);
-  for (int i = 0; i < 100 && waitpid(child, nullptr, WNOHANG) == 0; ++i) usleep(10'000);
+// False if the child has not ended at `end`: it may wait within the driver as it exits.
+bool reap(pid_t child, Clock::time_point end, int& status) {
+  while (uninterrupted([&] { return waitpid(child, &status, WNOHANG); }) == 0) {
+    if (Clock::now() >= end) return false;
+    usleep(1000);
+  }
+  return true;
 }
 
 }  // namespace
@@ -60,15 +63,17 @@ CudaProblem ask_for_cuda_problem(std::chrono::seconds patience) {
   if (child == 0) answer(pipe.write.get());
   pipe.write.close();
   CudaProblem problem;
-  if (!read_answer(pipe.read.get(), patience, problem.text)) {
-    end_silent(child);
+  int status = 0;
+  const auto end = Clock::now() + patience;
+  if (!read_answer(pipe.read.get(), end, problem.text) || !reap(child, end, status)) {
+    // One that waits within the driver may stay until that answers, even when it is killed.
+    kill(child, SIGKILL);
+    reap(child, Clock::now() + std::chrono::seconds(1), status);
     return {fmt::format("CUDA: NVIDIA's driver has not said within {} s whether a GPU can be used "
                         "(does nvidia-smi answer? ZERORUN_DRIVER_TIMEOUT=600 waits longer)",
                         patience.count()),
             true};
   }
-  int status = 0;
-  uninterrupted([&] { return waitpid(child, &status, 0); });
   problem.driver_fails = WIFSIGNALED(status) || WEXITSTATUS(status) == kDriverFails;
   if (WIFSIGNALED(status)) {
     problem.text = fmt::format("CUDA: a process that looked for GPUs was killed by {}",

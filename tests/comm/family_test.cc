@@ -44,6 +44,28 @@ TEST_F(FamilyTest, AnAbortDoesNotWaitForAMemberThatIsAsked) {
   answer_.open();
 }
 
+TEST_F(FamilyTest, AMemberMayNeedThatAnotherIsToldBeforeItEnds) {
+  Gate first;
+  Gate second;
+  // As the abort of a communicator waits for its kernels, which wait for those of another.
+  const auto one = family_->join({.tell =
+                                      [&](auto) {
+                                        first.open();
+                                        second.pass();
+                                      },
+                                  .ask = no_error});
+  const auto other = family_->join({.tell =
+                                        [&](auto) {
+                                          second.open();
+                                          first.pass();
+                                        },
+                                    .ask = no_error});
+  auto failing = std::async(std::launch::async, [&] { family_->fail("aborted"); });
+  EXPECT_EQ(failing.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  first.open();
+  second.open();
+}
+
 TEST_F(FamilyTest, AMemberThatHasLeftIsNotBeingAsked) {
   std::atomic<bool> asking = false;
   auto leaving = family_->join({.tell = [](auto) {},

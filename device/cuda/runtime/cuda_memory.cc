@@ -179,10 +179,10 @@ void PinnedBlock::free() const noexcept {
   cudaFreeHost(data);
 }
 
-bool is_device_memory(const void* data) {
+bool is_addressable(const void* data) {
   cudaPointerAttributes attributes = {};
   check_cuda(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes");
-  return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+  return attributes.type != cudaMemoryTypeUnregistered;
 }
 
 }  // namespace zerorun

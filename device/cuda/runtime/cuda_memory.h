@@ -80,7 +80,7 @@ struct PinnedBlock {
 };
 PinnedBlock allocate_pinned_host(int device, size_t nbytes);
 
-// True when kernels and NCCL can read `data`.
-bool is_device_memory(const void* data);
+// True when kernels and NCCL can read `data`: device, managed or page-locked memory.
+bool is_addressable(const void* data);
 
 }  // namespace zerorun

@@ -141,7 +141,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int /*key*/, ncclComm_t* 
     parent->child = child;
   }
   join(*child);
-  perform(parent, [held = parent.get(), child, made] {
+  const ncclResult_t done = perform(parent, [held = parent.get(), child, made] {
     constexpr std::chrono::milliseconds kTakesTime{1};
     std::this_thread::sleep_for(kTakesTime);
     ncclResult_t result = wait_for_peers(*child);
@@ -152,7 +152,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int /*key*/, ncclComm_t* 
     held->child.reset();
     return result;
   });
-  return ncclSuccess;
+  return parent->blocking ? done : ncclSuccess;
 }
 
 // src/init.cc: what the last call of a communicator that does not block has come to.
