@@ -28,13 +28,13 @@ constexpr int kDriverFails = 2;  // exit status of the child
   _exit(why_driver_fails().empty() ? 0 : kDriverFails);
 }
 
-using Clock = std::chrono::steady_clock;
+using std::chrono::steady_clock;
 
 // Reads until the child closes its end; false if it has not at `end`.
-bool read_answer(int in, Clock::time_point end, std::string& text) {
+bool read_answer(int in, steady_clock::time_point end, std::string& text) {
   std::array<char, 4096> block;
   while (true) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - steady_clock::now());
     if (left.count() <= 0) return false;
     pollfd ready = {in, POLLIN, 0};
     if (poll(&ready, 1, static_cast<int>(left.count())) <= 0) continue;
@@ -46,9 +46,9 @@ bool read_answer(int in, Clock::time_point end, std::string& text) {
 }
 
 // False if the child has not ended at `end`: it may wait within the driver as it exits.
-bool reap(pid_t child, Clock::time_point end, int& status) {
+bool reap(pid_t child, steady_clock::time_point end, int& status) {
   while (uninterrupted([&] { return waitpid(child, &status, WNOHANG); }) == 0) {
-    if (Clock::now() >= end) return false;
+    if (steady_clock::now() >= end) return false;
     usleep(1000);
   }
   return true;
@@ -64,11 +64,11 @@ CudaProblem ask_for_cuda_problem(std::chrono::seconds patience) {
   pipe.write.close();
   CudaProblem problem;
   int status = 0;
-  const auto end = Clock::now() + patience;
+  const auto end = steady_clock::now() + patience;
   if (!read_answer(pipe.read.get(), end, problem.text) || !reap(child, end, status)) {
     // One that waits within the driver may stay until that answers, even when it is killed.
     kill(child, SIGKILL);
-    reap(child, Clock::now() + std::chrono::seconds(1), status);
+    reap(child, steady_clock::now() + std::chrono::seconds(1), status);
     return {fmt::format("CUDA: NVIDIA's driver has not said within {} s whether a GPU can be used "
                         "(does nvidia-smi answer? ZERORUN_DRIVER_TIMEOUT=600 waits longer)",
                         patience.count()),
