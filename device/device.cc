@@ -41,10 +41,10 @@ void Device::copy(Stream& stream, std::span<const TensorCopy> copies) {
 }
 
 std::shared_ptr<Device> make_device(Accelerator accelerator) {
-  const bool cuda = accelerator == Accelerator::cuda ||
-                    (accelerator == Accelerator::automatic && cuda_is_available());
-  if (cuda) return make_cuda_device();
+  if (accelerator == Accelerator::cuda) return make_cuda_device();
+  // Where all GPUs are hidden, the driver is not asked: the launcher hides them if it hangs.
   if (accelerator == Accelerator::automatic && !hides_all_gpus()) {
+    if (cuda_is_available()) return make_cuda_device();
     if (const std::string problem = why_driver_fails(); !problem.empty()) {
       fail<DeviceError>("{}; to train on the CPU, set CUDA_VISIBLE_DEVICES to nothing", problem);
     }

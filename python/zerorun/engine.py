@@ -111,9 +111,17 @@ class ZeroEngine(ShardedModule):
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss)
             raise _C.ConfigError(f"backward: got {got}, expected a loss, a scalar tensor")
         factor = self.core.loss_scale
+        if factor == 1.0:
+            return loss
+        scaled = loss.float() * factor
+        if scaled.requires_grad:
+            scaled.register_hook(self._saw_scaled)
+        return scaled
+
+    def _saw_scaled(self, _gradient: torch.Tensor) -> None:
+        """Called when a backward begins at a loss that scale() has made."""
         self._check_scaled()
         self._is_scaled = True
-        return loss if factor == 1.0 else loss.float() * factor
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Ends a micro-step; at the end of a batch updates the parameters. Collective.

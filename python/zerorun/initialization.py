@@ -106,7 +106,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
         batch = configuration.batch_for(parsed, data_parallel_size(data.world_size))
         basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
         layout = _prepare(model, basic, parsed, units, ranks)
-        rule = UpdateRule(None) if basic is None or optimizer is None else rule_of(basic)
+        rule = UpdateRule(None) if basic is None or optimizer is None else rule_of(basic, device)
         adapted = _C.adapt_config(
             settings, layout.dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
         )

@@ -41,10 +41,10 @@ def _named(groups: list[dict[str, Any]]) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _shards_of(optimizer: torch.optim.Optimizer) -> Shards:
-    rule = rule_of(optimizer)
     settings = config.parse(_SETTINGS).config
     groups = optimizer.param_groups
     device = shared_device(_named(groups)) or local_device()
+    rule = rule_of(optimizer, device)
     gpu = gpu_of(device)
     world = communicator.world(settings.comm_timeout_s)
     dtype = settings.precision.param_dtype

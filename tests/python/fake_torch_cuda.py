@@ -299,7 +299,9 @@ class FakeTorchCuda:
             setattr(torch.cuda, name, lambda *_, answer=answer: answer)
         self.made_current = []  # devices, in the order of the calls
         torch.cuda.set_device = self.made_current.append
-        torch.cuda.current_stream = lambda *_: SimpleNamespace(cuda_stream=self.current)
+        torch.cuda.current_stream = lambda *_: SimpleNamespace(
+            cuda_stream=self.current, synchronize=lambda: None
+        )
         torch.cuda.Event = _Event
         torch.cuda.Stream = lambda: None
         torch.cuda.stream = lambda _stream: self.other_stream()

@@ -97,6 +97,6 @@ def masters_from_parameters(
 
 def keep_precise(interval: _C.StateInterval, precise: torch.Tensor) -> None:
     """Gives the master the values that round to the parameter's, and of others the parameter's."""
-    values = tensor_of(interval.param)
+    values = tensor_of(interval.param).to(precise.device)  # masters may be offloaded
     same = precise.to(values.dtype) == values
     tensor_of(interval.master).copy_(torch.where(same, precise, values.to(precise.dtype)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import types
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -96,10 +96,14 @@ def serve_clipping(engines: EngineClipping, torchs: Any = clip_grad) -> None:
         if not served or _with_gradients(given):
             value(given, clip_value, *args, **kwargs)
 
-    norm = _replace_wrapped(torchs, "clip_grad_norm_", clip_norm)
-    value = _replace_wrapped(torchs, "clip_grad_value_", clip_value)
+    functions: dict[str, Any] = {"clip_grad_norm_": clip_norm, "clip_grad_value_": clip_value}
     if hasattr(torchs, _BY_NORM):
-        by_norm = _replace_wrapped(torchs, _BY_NORM, clip_by_norm)
+        functions[_BY_NORM] = clip_by_norm
+    cells = {name: _wrapped_by(torchs, name) for name in functions}  # all of them, or none
+    norm, value = cells["clip_grad_norm_"].cell_contents, cells["clip_grad_value_"].cell_contents
+    by_norm: Any = cells[_BY_NORM].cell_contents if _BY_NORM in cells else None
+    for name, cell in cells.items():
+        cell.cell_contents = functools.wraps(cell.cell_contents)(functions[name])
 
 
 def _with_gradients(parameters: list[Any]) -> list[Any]:
@@ -107,15 +111,15 @@ def _with_gradients(parameters: list[Any]) -> list[Any]:
     return [parameter for parameter in parameters if parameter.grad is not None]
 
 
-def _replace_wrapped(module: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Puts `function` in place of the one that a wrapper of torch's calls, and returns that one."""
+def _wrapped_by(module: Any, name: str) -> types.CellType:
+    """Where a wrapper of torch's has the function that it calls."""
     wrapper = getattr(module, name, None)
     wrapped = getattr(wrapper, "__wrapped__", None)
     for cell in getattr(wrapper, "__closure__", None) or ():
         if wrapped is not None and cell.cell_contents is wrapped:
-            cell.cell_contents = functools.wraps(wrapped)(function)
-            return wrapped
+            return cell
     raise _C.ConfigError(
-        f"torch.nn.utils.{name} of PyTorch {torch.__version__} is not made as in 2.4 to 2.13, so "
-        "it would not clip the gradients that an engine keeps: use one of these versions"
+        f"torch.nn.utils.{name}, of {getattr(wrapper, '__module__', None)}, is not made as in "
+        f"PyTorch 2.4 to 2.13 (this is {torch.__version__}), so it would not clip the gradients "
+        "that an engine keeps: use one of these versions, and do not replace the function"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -43,9 +44,15 @@ class WatchedParameters(dict[str, Any]):
             return None
         if is_empty(parameter):
             self._fetch(parameter)
-        elif self._read is not None and torch.is_autocast_enabled(parameter.device.type):
+        elif (
+            self._read is not None
+            and not torch.compiler.is_compiling()  # compiled code casts by itself
+            and torch.is_autocast_enabled(parameter.device.type)
+        ):
             module = self._module()
-            return parameter if module is None else self._read(module, parameter)
+            # The product alone, which reads through nn.Module.__getattr__; hooks get the parameter.
+            if module is not None and sys._getframe(2).f_code is type(module).forward.__code__:
+                return self._read(module, parameter)
         return parameter
 
     def __reduce__(self) -> tuple[Any, ...]:

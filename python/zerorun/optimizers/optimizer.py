@@ -34,12 +34,12 @@ class UpdateRule:
         self.hyperparameters = hyperparameters or {}
 
 
-def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
+def rule_of(optimizer: torch.optim.Optimizer, device: torch.device) -> UpdateRule:
     """The core's Adam or AdamW for torch's if they compute the same, else `optimizer` itself.
 
     They do for exactly torch's class (or one with the attribute `zerorun_rule`), with numbers as
-    hyperparameters, and without amsgrad and maximize. Raises ConfigError for an optimizer that
-    cannot run on shards.
+    hyperparameters, and without amsgrad and maximize. `device`: where it will run. Raises
+    ConfigError for an optimizer that cannot run on shards.
     """
     groups = optimizer.param_groups
     kind = type(optimizer)
@@ -51,7 +51,7 @@ def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
     tensors = any(isinstance(beta, torch.Tensor) for g in groups for beta in g.get("betas", ()))
     known = kind in (torch.optim.Adam, torch.optim.AdamW) or hasattr(kind, "adam_w_mode")
     if not known or unusual or tensors or len(decoupled) != 1:
-        check_elementwise(optimizer)
+        check_elementwise(optimizer, device)
         return UpdateRule(_C.EXTERNAL_OPTIMIZER)
     is_adamw = decoupled.pop()
     return UpdateRule("AdamW" if is_adamw else "Adam", {"adam_w_mode": is_adamw})

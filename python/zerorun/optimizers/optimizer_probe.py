@@ -29,16 +29,16 @@ _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _LEFT_OUT = (*SERVED, *_HOOKS)
 
 
-def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
+def check_elementwise(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Raises ConfigError for an optimizer that needs whole parameters, all of them, or a closure.
 
-    A copy of it, with the hyperparameters of each group, steps a small matrix once as a whole and
-    once as two flat parts that know nothing of each other, as the shards of two ranks do. Some
-    measure whole tensors long before it shows in what they change (Prodigy, Shampoo, SWATS), so
-    a step that does is refused too. The optimizer that was given stays as it is.
+    A copy of it, with the hyperparameters of each group, steps a small matrix on `device` once
+    as a whole and once as two flat parts that know nothing of each other, as the shards of two
+    ranks do.
+    Some measure whole tensors long before it shows in what they change (Prodigy, Shampoo, SWATS),
+    so a step that does is refused too. The optimizer that was given stays as it is.
     """
     name = type(optimizer).__name__
-    device = _device_of(optimizer)
     tried: set[str] = set()
     for index, group in enumerate(optimizer.param_groups):
         settings = repr({key: value for key, value in group.items() if key != "params"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 import weakref
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ _ABSENT = object()
 
 
 def _served(optimizer: torch.optim.Optimizer, engines: weakref.ref[Any], name: str) -> Any:
+    @functools.wraps(getattr(type(engines()), name))  # accelerate looks at the signature
     def method(_self: Any, *args: Any, **kwargs: Any) -> Any:
         serving = engines()
         if serving is None:

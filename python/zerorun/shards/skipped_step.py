@@ -23,8 +23,9 @@ def tell_skipped(shards: Shards, step: int, result: _C.StepResult, losses: list[
     scales = precision.param_dtype == "fp16" or precision.scales_loss
     if scales and precision.loss_scaler.static_scale == 0:
         if shards.ranks.job.rank == 0:
-            text = "step %d was skipped: the gradient overflowed at loss scale %g, which is now %g"
-            _logger.info(text, step, result.loss_scale, shards.core.loss_scale)
+            then, now = result.loss_scale, shards.core.loss_scale
+            text = "step %d was skipped: the gradient overflowed at loss scale %g%s"
+            _logger.info(text, step, then, "" if then == now else f", which is now {now:g}")
         return
     job = shards.ranks.job
     finite = bool(torch.tensor(losses).isfinite().all())
@@ -34,9 +35,12 @@ def tell_skipped(shards: Shards, step: int, result: _C.StepResult, losses: list[
     job.all_reduce(seen, "max", "losses of a skipped step")
     if job.rank > 0:
         return
-    index, rank = first.tolist()
+    found, rank = first.tolist()
+    part, index = divmod(found, 1 << 32)
     names = {i: shards.layout.names[parameter] for parameter, i in shards.layout.ids.items()}
     where = f", first that of {names[index]}" if index in names else ""
+    if found != _NONE and part != shards.ranks.part:
+        where = f", first in part {part} of the model"
     because = "" if rank == _NONE else f"; the loss of rank {rank} was not finite"
     if rank == _NONE and int(seen) > 0:
         because = "; the losses of all ranks were finite"
@@ -46,9 +50,9 @@ def tell_skipped(shards: Shards, step: int, result: _C.StepResult, losses: list[
 
 
 def _first_parameter(shards: Shards) -> int:
-    """The first parameter with an element that is not finite, of those that this rank stores; they
-    are sums over the ranks."""
+    """The first parameter with an element that is not finite, of those that this rank stores, which
+    are sums over the ranks: its part of the model and its index there."""
     for interval in shards.core.state_intervals():
         if interval.grad is not None and not tensor_of(interval.grad).isfinite().all():
-            return interval.parameter
+            return shards.ranks.part << 32 | interval.parameter
     return _NONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,3 +94,40 @@ def case_autocast_gives_the_same_numbers_at_all_stages(_folder: Path) -> None:
         found.append((losses, engine.core.parameter_hash()))
         engine.destroy()
     assert all(each == found[0] for each in found)
+
+
+def case_hooks_and_compiled_models_see_parameters_under_autocast(_folder: Path) -> None:
+    """A copy is for the product alone: pre-hooks compute weights, and compiled code casts itself."""
+
+    def normed() -> nn.Module:
+        layers = nn.Linear(16, 16), nn.Linear(16, 16)
+        torch.nn.utils.spectral_norm(layers[1])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # weight_norm is deprecated, and used
+            return nn.Sequential(torch.nn.utils.weight_norm(layers[0]), nn.ReLU(), layers[1])
+
+    def compiled() -> nn.Module:
+        torch._dynamo.reset()
+        model = make()
+        model.compile(backend="aot_eager")
+        return model
+
+    asked = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+    for build in (normed, compiled):
+        found = []
+        for stage in (1, 3):
+            model = make(build) if build is normed else build()
+            zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
+            settings = config(stage, zero_optimization=zero, **asked)
+            engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+            for step in range(2):
+                if build is normed:
+                    inputs = torch.full((2, 16), 1.0 + step, device=DEVICE)
+                    loss = engine(inputs).float().square().mean()
+                else:
+                    loss = loss_of(engine, part_of(batch_of(step)))
+                engine.backward(loss)
+                engine.step()
+                found.append((stage, mean(loss.detach(), engine), engine.get_global_grad_norm()))
+            engine.destroy()
+        assert [each[1:] for each in found[:2]] == [each[1:] for each in found[2:]], found

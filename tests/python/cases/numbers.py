@@ -364,3 +364,23 @@ def case_a_loss_without_its_scale_is_an_error(_folder: Path) -> None:
             raises(zerorun.ConfigError, "Loss scaling is required", call)
             engine.drop_batch()
         engine.destroy()
+
+
+def case_a_scaled_loss_may_wait_for_its_backward(_folder: Path) -> None:
+    """What counts is the loss at which a backward begins, not when it was scaled."""
+    for stage in (0, 3):
+        model = make()
+        engine, optimizer, *_ = zerorun.initialize(
+            model, adamw(model), config=config(stage, **FP16)
+        )
+        scaled = engine.scale(loss_of(engine, part_of(batch_of(0))))
+        optimizer.zero_grad()
+        scaled.backward()
+        optimizer.step()
+        first, second = (loss_of(engine, part_of(batch_of(step))) for step in (1, 2))
+        scaled = engine.scale(second)
+        engine.backward(first)
+        scaled.backward()
+        engine.step()
+        assert engine.global_steps == 2
+        engine.destroy()

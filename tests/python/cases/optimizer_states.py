@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +121,7 @@ def case_the_optimizer_that_was_given_is_the_engines_in_all_that_it_offers(_fold
             model = make()
             basic = make_optimizer(model)
             engine = zerorun.shard(model, stage=stage, optimizer=basic)
+            assert "set_to_none" in inspect.signature(basic.zero_grad).parameters
             own_step(basic, model, engine, 0)
             saved = copy.deepcopy(basic.state_dict())
             expected = [own_step(basic, model, engine, step) for step in (1, 2)]
