@@ -97,14 +97,17 @@ def case_autocast_gives_the_same_numbers_at_all_stages(_folder: Path) -> None:
 
 
 def case_hooks_and_compiled_models_see_parameters_under_autocast(_folder: Path) -> None:
-    """A copy is for the product alone: pre-hooks compute weights, and compiled code casts itself."""
+    """A copy is for the product alone: pre-hooks compute weights, compiled code casts itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler itself, and of weight_norm's age
+        compare_stages_under_autocast()
 
+
+def compare_stages_under_autocast() -> None:
     def normed() -> nn.Module:
         layers = nn.Linear(16, 16), nn.Linear(16, 16)
         torch.nn.utils.spectral_norm(layers[1])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # weight_norm is deprecated, and used
-            return nn.Sequential(torch.nn.utils.weight_norm(layers[0]), nn.ReLU(), layers[1])
+        return nn.Sequential(torch.nn.utils.weight_norm(layers[0]), nn.ReLU(), layers[1])
 
     def compiled() -> nn.Module:
         torch._dynamo.reset()

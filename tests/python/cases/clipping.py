@@ -238,7 +238,7 @@ def case_clipping_that_torch_writes_in_one_function(_folder: Path) -> None:
     del old.clip_grad_norm_.__wrapped__
     raises(
         zerorun.ConfigError,
-        "torch.nn.utils.clip_grad_norm_ of PyTorch",
+        "torch.nn.utils.clip_grad_norm_, of cases.clipping, is not made as in PyTorch",
         lambda: serve_clipping(clipping._ENGINES, old),
     )
 

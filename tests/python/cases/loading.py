@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import zerorun
 from torch import nn
 from zerorun import communicator
 from zerorun.shards.loading import Loading
-from zerorun.shards.shards import Shards
 
 from cases.models import (
     DEVICE,
@@ -159,80 +157,51 @@ def case_zero_inits_model_is_partitioned_after_a_load_that_failed(_folder: Path)
                 assert torch.equal(parameter.cpu(), values)
 
 
-class Large(nn.Module):
-    """Parameters of several megabytes, of which none is much larger than the others."""
-
-    WIDTH = 1024
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(self.WIDTH, self.WIDTH) for _ in range(6))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
+class Memory(bytearray):
+    """Memory of a parameter, of which one can tell whether it is still there."""
 
 
-LARGEST = 4 * Large.WIDTH**2  # bytes
-SLACK = 1 << 20  # for what has nothing to do with parameters
+def in_memory(model: nn.Module) -> list[weakref.ref[Memory]]:
+    """Moves the parameters into a Memory each."""
+    memories = []
+    with torch.no_grad():
+        for parameter in model.parameters():
+            memory = Memory(parameter.nbytes)
+            values = torch.frombuffer(memory, dtype=parameter.dtype).view(parameter.shape)
+            parameter.data = values.copy_(parameter)
+            memories.append(weakref.ref(memory))
+    return memories
 
 
-def with_initialize(stage: int) -> Any:
-    model = make(Large)
-    return functools.partial(zerorun.initialize, model, adamw(model), config=config(stage, **HALF))
+def with_initialize(model: nn.Module, stage: int) -> zerorun.ZeroEngine:
+    return zerorun.initialize(model, adamw(model), config=config(stage, **HALF))[0]
 
 
-def with_shard(stage: int) -> Any:
-    model = make(Large)
-    return functools.partial(
-        zerorun.shard, model, stage=stage, optimizer=adamw(model), dtype=torch.bfloat16
-    )
-
-
-WAYS: tuple[Callable[[int], Any], ...] = (with_initialize, with_shard)
-
-
-def resident_bytes() -> int:
-    """This rank's, and its part of what it shares."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) << 10
-
-
-def warm_up(start: Callable[[], Any]) -> None:
-    """What a first time makes stays: memory of threads, imported modules."""
-    made = start()
-    (made[0] if isinstance(made, tuple) else made).destroy()
+def with_shard(model: nn.Module, stage: int) -> zerorun.ZeroEngine:
+    return zerorun.shard(model, stage=stage, optimizer=adamw(model), dtype=torch.bfloat16)
 
 
 def case_no_host_memory_for_a_value_twice(_folder: Path) -> None:
-    """As parameters are taken over, the engine's pages fill and the originals' go."""
-    if DEVICE.type == "cuda":
-        return
-    ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: freed memory goes back at once
-    seen: list[int] = []
-
-    def measuring(function: Callable[..., None]) -> Callable[..., None]:
-        def measured(*arguments: Any) -> None:
-            seen.append(resident_bytes())
-            function(*arguments)
-
-        return measured
-
-    load, take = measuring(Loading._load), measuring(Shards._take)
-
-    for way in WAYS:
+    """When the next parameter is loaded, the memory of those before is gone."""
+    for make_engine in (with_initialize, with_shard):
         for stage in STAGES:
-            warm_up(way(stage))
-            start = way(stage)
-            seen.clear()
-            with (
-                mock.patch.object(Loading, "_load", load),
-                mock.patch.object(Shards, "_take", take),
-            ):
-                made = start()
-            engine = made[0] if isinstance(made, tuple) else made
-            most = max(seen[0], resident_bytes()) + LARGEST + SLACK
-            assert max(seen) <= most, (way, stage, [value - seen[0] for value in seen])
+            model = make()
+            memories = in_memory(model)
+            there: list[int] = []
+            load = Loading._load
+
+            def counting(
+                loading: Loading,
+                parameter: nn.Parameter,
+                memories: list[weakref.ref[Memory]] = memories,
+                there: list[int] = there,
+                load: Callable[..., None] = load,
+            ) -> None:
+                there.append(sum(memory() is not None for memory in memories))
+                load(loading, parameter)
+
+            with mock.patch.object(Loading, "_load", counting):
+                engine = make_engine(model, stage)
+            there.append(sum(memory() is not None for memory in memories))
+            assert there == list(range(len(memories), -1, -1)), (make_engine, stage, there)
             engine.destroy()
-            del engine, made, start
