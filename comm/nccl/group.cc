@@ -1,3 +1,4 @@
+// size: joining, calls, their watch and leaving depend on one another
 #include "comm/nccl/group.h"
 
 #include <cstring>
