@@ -103,12 +103,19 @@ TEST_F(NcclCallCostTest, CollectivesOfAGroupShareTheEvents) {
 }  // namespace
 }  // namespace zerorun::nccl_call_cost
 
-// Inlined, they would look to the compiler like a free() of what `new` has made.
+// All that pair with one another: a sanitizer has others of its own. Inlined, they would look to
+// the compiler like a free() of what `new` has made.
 #define NOT_INLINE __attribute__((noinline))
-NOT_INLINE void* operator new(size_t bytes) {
+NOT_INLINE void* operator new(size_t bytes, const std::nothrow_t& /*tag*/) noexcept {
   if (zerorun::fake::InFake::depth == 0) ++zerorun::nccl_call_cost::allocated;
-  if (void* const data = std::malloc(bytes)) return data;
+  return std::malloc(bytes);
+}
+NOT_INLINE void* operator new(size_t bytes) {
+  if (void* const data = operator new(bytes, std::nothrow)) return data;
   throw std::bad_alloc();
 }
 NOT_INLINE void operator delete(void* data) noexcept { std::free(data); }
 NOT_INLINE void operator delete(void* data, size_t /*bytes*/) noexcept { std::free(data); }
+NOT_INLINE void operator delete(void* data, const std::nothrow_t& /*tag*/) noexcept {
+  std::free(data);
+}
