@@ -18,7 +18,6 @@ from zerorun import device
 from zerorun.shards.loading import Loading
 from zerorun.shards.shards import Shards
 
-from cases.loading import LARGEST, WAYS, Large
 from cases.models import (
     DEVICE,
     STAGES,
@@ -34,8 +33,40 @@ from cases.models import (
 )
 
 fake = fake_torch_cuda.installed()
+
+
+class Large(nn.Module):
+    """Parameters of several megabytes, of which none is much larger than the others."""
+
+    WIDTH = 1024
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(self.WIDTH, self.WIDTH) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+LARGEST = 4 * Large.WIDTH**2  # bytes
 BUCKET = LARGEST // 2 + 2 * Large.WIDTH  # bytes of a unit in bf16
 SLACK = 1 << 16  # of what is not parameters
+
+
+def with_initialize(stage: int) -> Any:
+    model = make(Large)
+    return functools.partial(
+        zerorun.initialize, model, adamw(model), config=config(stage, bf16={"enabled": True})
+    )
+
+
+def with_shard(stage: int) -> Any:
+    model = make(Large)
+    return functools.partial(
+        zerorun.shard, model, stage=stage, optimizer=adamw(model), dtype=torch.bfloat16
+    )
 
 
 def now() -> int:
@@ -62,7 +93,7 @@ def peak_of(start: Any, stage: int) -> tuple[int, int]:
 
 
 def case_the_peak_is_the_plan_and_the_largest_parameter(_folder: Path) -> None:
-    for way in WAYS:
+    for way in (with_initialize, with_shard):
         for stage in STAGES:
             peak, held = peak_of(way(stage), stage)
             gathered = BUCKET if stage == 3 else 0  # views of a bucket are made in its memory
