@@ -82,9 +82,13 @@ Event GroupCommunicator::start_observed(CollectiveCall& call, Stream& stream) {
 }
 
 Event GroupCommunicator::coalesced(Stream& stream, const std::function<void()>& calls) {
+  if (!traits_.overlaps) {
+    calls();
+    return stream.record();
+  }
   ZR_CHECK(coalesced_ == nullptr, "coalesced() within coalesced()");
   std::vector<CollectiveCall> collected;
-  if (traits_.overlaps) coalesced_ = &collected;
+  coalesced_ = &collected;
   try {
     calls();
   } catch (...) {
