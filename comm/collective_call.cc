@@ -88,19 +88,6 @@ void check_call(const CollectiveCall& call, int rank, int world_size) {
   }
 }
 
-void run_call(const CollectiveCall& call, std::string_view error,
-              const std::function<void()>& body) {
-  constexpr size_t kShown = 60;  // messages of transports cut labels
-  try {
-    body();
-  } catch (const CommError& met) {
-    const std::string text = met.what();
-    if (!error.empty() || text.find(call.label.substr(0, kShown)) != std::string::npos) throw;
-    throw CommError(
-        fmt::format("{}; this rank was in {} '{}'", text, name_of(call.op), call.label));
-  }
-}
-
 CollectiveCount count_of(const CollectiveCall& call) {
   const TensorView& whole = call.op == Collective::all_gather ? call.out : call.in;
   return {1, whole.numel, static_cast<int64_t>(whole.nbytes())};

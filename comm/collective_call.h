@@ -1,9 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
-#include <string_view>
 
 #include "zerorun/communicator.h"
 #include "zerorun/tensor.h"
@@ -27,12 +25,6 @@ struct CollectiveCall {
 // Throws InternalError unless sizes, dtypes and overlaps of the tensors are as
 // include/zerorun/communicator.h allows.
 void check_call(const CollectiveCall& call, int rank, int world_size);
-
-// Runs `body`, which performs `call`. `error` is the communicator's earlier error, or empty. If
-// `body` throws the first CommError of the communicator and the cause is in another group of ranks,
-// the text also names the call that this rank was in.
-void run_call(const CollectiveCall& call, std::string_view error,
-              const std::function<void()>& body);
 
 // Calls and bytes that CommStats counts for `call`.
 CollectiveCount count_of(const CollectiveCall& call);

@@ -3,20 +3,13 @@
 #include <utility>
 
 #include "comm/device_communicator.h"
-#include "comm/hierarchical/communicator.h"
-#include "comm/host_communicator.h"
+#include "comm/group_communicator.h"
+#include "comm/host_transport.h"
 #include "comm/rendezvous/rendezvous.h"
-#include "comm/self_communicator.h"
-#include "comm/shm/communicator.h"
 #include "config/env.h"
 #include "core/check.h"
 
 namespace zerorun {
-
-namespace {
-// Ranks of one host; more than any host has, and few enough for each to have a slot.
-constexpr size_t kMaxRanks = 1024;
-}  // namespace
 
 std::string_view name_of(Collective op) {
   switch (op) {
@@ -41,20 +34,9 @@ std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions& optio
            "got rank {} of {}", options.rank, options.world_size);
   // The transport follows from where the memory is and how many ranks there are.
   if (options.device && !options.device->is_host()) return make_device_communicator(options);
-  return make_host_communicator(GroupOptions(options));
-}
-
-std::shared_ptr<CallCommunicator> make_host_communicator(const GroupOptions& options) {
-  if (options.world_size == 1) return make_self_communicator(options);
-  ZR_CHECK(options.store != nullptr, "{} ranks need a store to find each other",
-           options.world_size);
-  Topology topology = Topology::discover(options);
-  const size_t local_ranks = topology.ranks_of(topology.host_of(options.rank)).size();
-  if (local_ranks > kMaxRanks) {
-    fail<CommError>("got {} ranks: at most {} can share one host's memory", local_ranks, kMaxRanks);
-  }
-  if (topology.hosts() == 1) return make_shm_communicator(options);
-  return make_hierarchical_communicator(options, std::move(topology));
+  GroupOptions group(options);
+  std::shared_ptr<Transport> transport = make_host_transport(group);
+  return std::make_shared<GroupCommunicator>(std::move(group), std::move(transport));
 }
 
 std::shared_ptr<Communicator> connect(const RankInfo& info, std::chrono::milliseconds timeout,

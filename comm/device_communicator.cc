@@ -3,9 +3,8 @@
 #include <map>
 #include <string>
 
-#include "comm/host_staged_communicator.h"
 #include "comm/nccl/backend.h"
-#include "comm/rendezvous/patient_get.h"
+#include "comm/waiting.h"
 #include "config/env.h"
 #include "core/check.h"
 #include "device/cuda_backend.h"
@@ -31,10 +30,9 @@ std::string ranks_with_one_device(const GroupOptions& options, const std::string
   const auto key = [&](int rank) { return fmt::format("{}/device/{}", options.name, rank); };
   const auto seen = [&](int rank) { return fmt::format("{}/devices/seen/{}", options.name, rank); };
   const std::string answer = options.name + "/devices";
-  const PatientGet get(options);
   options.store->set(key(options.rank), mine);
   if (options.rank > 0) {
-    std::string found = get(answer, [&] {
+    std::string found = wait_for_key(options, answer, [&] {
       return fmt::format("all {} ranks to come with their GPUs: rank 0 knows who is missing",
                          options.world_size);
     });
@@ -44,7 +42,7 @@ std::string ranks_with_one_device(const GroupOptions& options, const std::string
   std::string found = kNone;
   std::map<std::string, int> owners;
   for (int rank = 0; rank < options.world_size; ++rank) {
-    const std::string device = get(key(rank), [&] {
+    const std::string device = wait_for_key(options, key(rank), [&] {
       return fmt::format("rank {} of {} to come with its GPU", rank, options.world_size);
     });
     const auto [owner, is_first] = owners.emplace(device, rank);
@@ -52,7 +50,8 @@ std::string ranks_with_one_device(const GroupOptions& options, const std::string
   }
   options.store->set(answer, found);
   for (int rank = 1; found != kNone && rank < options.world_size; ++rank) {
-    get(seen(rank), [&] { return fmt::format("rank {} to read which GPUs are shared", rank); });
+    wait_for_key(options, seen(rank),
+                 [&] { return fmt::format("rank {} to read which GPUs are shared", rank); });
   }
   return found;
 }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/call_ledger.h"
-#include "comm/family.h"
+#include "comm/error_group.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun {
@@ -21,12 +21,12 @@ struct GroupOptions : CommunicatorOptions {
   std::string group;         // the group's name in errors; empty: all ranks of the job
   std::vector<int> numbers;  // by rank of the group: the rank in the job; empty: the same
   int job_size;
-  std::shared_ptr<Family> family = std::make_shared<Family>();
+  std::shared_ptr<ErrorGroup> errors = std::make_shared<ErrorGroup>();
   std::shared_ptr<CallLedger> parent;  // of the communicator that was split; null: none
   // Waits of a group that is being made call it about once a second. Throws CommError if a rank of
   // the communicator that is split has failed or died: it may not have come to its group yet, so
   // the group does not know it. Valid until the group is made. Null: all ranks of the job.
-  std::function<void()> look;
+  std::function<void()> check_parent;
 
   // The rank in the job of `peer`, a rank of the group. Error messages name ranks by it.
   int number(int peer) const { return numbers.empty() ? peer : numbers[static_cast<size_t>(peer)]; }

@@ -1,47 +1,46 @@
-#include "comm/host_staged_communicator.h"
-
 #include <array>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "comm/host_communicator.h"
-#include "comm/link_bound.h"
+#include "comm/device_communicator.h"
+#include "comm/group_communicator.h"
+#include "comm/host_transport.h"
 #include "core/check.h"
+#include "device/cpu/cpu_stream.h"
 #include "device/drain.h"
 
 namespace zerorun {
 
 namespace {
 
-// Options of the communicator below, whose calls have the labels of those above.
-GroupOptions on_host(GroupOptions options) {
-  options.device = nullptr;
+std::shared_ptr<Transport> make_transport_below(GroupOptions options) {
   options.name += "/staged";
-  options.group.clear();
-  options.parent = nullptr;
-  return options;
+  return make_host_transport(options);
 }
 
-class HostStagedCommunicator final : public CallCommunicator, public LinkBound {
+class HostStagedTransport final : public Transport {
  public:
-  explicit HostStagedCommunicator(const GroupOptions& options)
-      : CallCommunicator(options),
-        is_group_(!options.group.empty()),
+  explicit HostStagedTransport(const GroupOptions& options)
+      : is_group_(!options.group.empty()),
         device_(options.device),
-        host_(make_host_communicator(on_host(options))),
+        host_(make_transport_below(options)),
         worker_(make_worker_stream("zr-staged")) {}
-  HostStagedCommunicator(const HostStagedCommunicator&) = delete;
-  HostStagedCommunicator& operator=(const HostStagedCommunicator&) = delete;
-  ~HostStagedCommunicator() override;
 
-  int local_world_size() const override { return host_->local_world_size(); }
-  std::string transport() const override { return "host-staged " + host_->transport(); }
-  bool reads_peers() const override { return false; }
-  void bound_link(DType dtype) override { zerorun::bound_link(*host_, dtype); }
-  void abort(std::string_view reason) noexcept override { host_->abort(reason); }
-  void look_at_peers(std::string_view what) override { host_->look_at_peers(what); }
-
+  TransportTraits traits() const override {
+    const TransportTraits host = host_->traits();
+    return {.name = "host-staged " + host.name, .local_world_size = host.local_world_size};
+  }
+  Event start(std::span<CollectiveCall> calls, Stream& stream) override {
+    for (CollectiveCall& call : calls) {
+      if (is_group_) {
+        run(std::move(call), stream);
+      } else {
+        enqueue(std::move(call), stream);
+      }
+    }
+    return stream.record();
+  }
   std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override {
     host_->allocate(0, Sharing::per_rank);  // throws the error of an aborted job
     if (sharing == Sharing::per_host) return std::nullopt;
@@ -53,6 +52,15 @@ class HostStagedCommunicator final : public CallCommunicator, public LinkBound {
     stream.synchronize();
     return block;
   }
+  std::shared_ptr<Transport> make_group(GroupOptions& options) override {
+    return std::make_shared<HostStagedTransport>(options);
+  }
+  void bound_link(DType dtype) override { host_->bound_link(dtype); }
+  void check_peers(std::string_view what) override { host_->check_peers(what); }
+  void abort(std::string_view reason) noexcept override { host_->abort(reason); }
+  void set_error(std::string_view error) noexcept override { host_->set_error(error); }
+  std::string error() override { return host_->error(); }
+  void leave() noexcept override;
 
  private:
   // Host memory of a call until its outputs are on the device. Pinned: from other memory a copy may
@@ -62,56 +70,38 @@ class HostStagedCommunicator final : public CallCommunicator, public LinkBound {
     Event free;
   };
 
-  std::shared_ptr<Communicator> make_group(const GroupOptions& options) override {
-    return std::make_shared<HostStagedCommunicator>(options);
-  }
   Staging& stage(const CollectiveCall& call, size_t nbytes);
   void grow(const std::string& label, size_t nbytes);
-  void submit(CollectiveCall call, Stream& stream) override;
+  void enqueue(CollectiveCall call, Stream& stream);
   void run(CollectiveCall call, Stream& stream);
-  void start_on_host(const CollectiveCall& call);
+  // Starts the call with its inputs and outputs in host memory.
+  void start_on_host(CollectiveCall call, std::byte* in, std::byte* out);
 
   const bool is_group_;
   const std::shared_ptr<Device> device_;
-  std::shared_ptr<CallCommunicator> host_;
+  const std::shared_ptr<Transport> host_;
   std::array<Staging, 4> staging_;  // in turn: calls that are on their way at once
   size_t next_ = 0;
   std::unique_ptr<CpuStream> worker_;
 };
 
-void HostStagedCommunicator::start_on_host(const CollectiveCall& call) {
-  switch (call.op) {
-    case Collective::all_reduce:
-      host_->all_reduce(call.in, call.out, call.reduce, call.output, *worker_, call.label);
-      return;
-    case Collective::reduce_scatter:
-      host_->reduce_scatter(call.in, call.out, call.output, *worker_, call.label);
-      return;
-    case Collective::all_gather:
-      host_->all_gather(call.in, call.out, Sync::collective, *worker_, call.label);
-      return;
-    case Collective::all_to_all:
-      host_->all_to_all(call.in, call.out, *worker_, call.label);
-      return;
-    case Collective::broadcast:
-      host_->broadcast(call.out, call.root, *worker_, call.label);
-      return;
-    case Collective::barrier:
-      host_->barrier(*worker_, call.label);
-      return;
-  }
+void HostStagedTransport::start_on_host(CollectiveCall call, std::byte* in, std::byte* out) {
+  call.in.data = call.op == Collective::broadcast ? out : in;
+  call.out.data = out;
+  call.sync = Sync::collective;
+  host_->start(std::span(&call, 1), *worker_);
 }
 
 // The stream reads and writes the host's memory up to the last upload. Then this rank leaves before
 // memory is unpinned: that may wait for the whole GPU, and so for peers that wait for this rank.
-HostStagedCommunicator::~HostStagedCommunicator() {
+void HostStagedTransport::leave() noexcept {
   for (const Staging& staging : staging_) drain(staging.free);
   worker_.reset();
-  host_.reset();
+  host_->leave();
 }
 
-HostStagedCommunicator::Staging& HostStagedCommunicator::stage(const CollectiveCall& call,
-                                                               size_t nbytes) {
+HostStagedTransport::Staging& HostStagedTransport::stage(const CollectiveCall& call,
+                                                         size_t nbytes) {
   Staging& staging = staging_[next_];
   if (staging.memory.nbytes() < nbytes) grow(call.label, nbytes);
   next_ = (next_ + 1) % staging_.size();
@@ -120,29 +110,31 @@ HostStagedCommunicator::Staging& HostStagedCommunicator::stage(const CollectiveC
 
 // Pinning memory may wait for the whole GPU, whose streams wait for peers in a collective. So it is
 // done while there is none: all ranks come here with the same call, and go on together.
-void HostStagedCommunicator::grow(const std::string& label, size_t nbytes) {
+void HostStagedTransport::grow(const std::string& label, size_t nbytes) {
   for (const Staging& staging : staging_) staging.free.synchronize();
-  const std::string what = fmt::format("memory to stage '{}'", label);
-  host_->barrier(*worker_, what).synchronize();
+  const auto meet = [&] {
+    CollectiveCall barrier;
+    barrier.label = fmt::format("memory to stage '{}'", label);
+    host_->start(std::span(&barrier, 1), *worker_).synchronize();
+  };
+  meet();
   for (Staging& staging : staging_) {
     staging.memory = {};
     staging.memory = device_->allocate_pinned(nbytes);
   }
-  host_->barrier(*worker_, what).synchronize();
+  meet();
 }
 
 // In ordinary memory, while the caller waits. Pinning more would wait for the whole GPU, and so for
 // calls of ranks outside of the group, which know nothing of it.
-void HostStagedCommunicator::run(CollectiveCall call, Stream& stream) {
+void HostStagedTransport::run(CollectiveCall call, Stream& stream) {
   std::vector<std::byte> in(call.in.nbytes());
   std::vector<std::byte> staged_out(call.out.nbytes());
   const TensorView out = call.out;
   device_->download(stream, call.in, in.data());
   device_->download(stream, call.out, staged_out.data());
   stream.synchronize();
-  call.in.data = in.data();
-  call.out.data = staged_out.data();
-  start_on_host(call);
+  start_on_host(std::move(call), in.data(), staged_out.data());
   worker_->record().synchronize();
   device_->upload(stream, staged_out.data(), out);
   stream.synchronize();
@@ -150,8 +142,7 @@ void HostStagedCommunicator::run(CollectiveCall call, Stream& stream) {
 
 // The device's stream copies D2H, the worker takes part in the collective, the stream copies H2D:
 // each waits for the other's event, the caller for none.
-void HostStagedCommunicator::submit(CollectiveCall call, Stream& stream) {
-  if (is_group_) return run(std::move(call), stream);
+void HostStagedTransport::enqueue(CollectiveCall call, Stream& stream) {
   constexpr size_t kAlignment = 64;
   const size_t in_nbytes = (call.in.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
   Staging& staging = stage(call, in_nbytes + call.out.nbytes());
@@ -163,9 +154,7 @@ void HostStagedCommunicator::submit(CollectiveCall call, Stream& stream) {
   device_->download(stream, call.in, in);
   if (reads_out) device_->download(stream, call.out, staged_out);
   worker_->wait(stream.record());
-  call.in.data = in;
-  call.out.data = staged_out;
-  start_on_host(call);
+  start_on_host(std::move(call), in, staged_out);
   stream.wait(worker_->record());
   device_->upload(stream, staged_out, out);
   staging.free = stream.record();
@@ -175,7 +164,8 @@ void HostStagedCommunicator::submit(CollectiveCall call, Stream& stream) {
 
 std::shared_ptr<Communicator> make_host_staged_communicator(const CommunicatorOptions& options) {
   ZR_CHECK(options.device != nullptr, "got no device to copy from");
-  return std::make_shared<HostStagedCommunicator>(GroupOptions(options));
+  const GroupOptions group(options);
+  return std::make_shared<GroupCommunicator>(group, std::make_shared<HostStagedTransport>(group));
 }
 
 }  // namespace zerorun

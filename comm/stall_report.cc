@@ -123,8 +123,13 @@ std::string state_of(const ProcessIdentity& process) {
   }
 }
 
-void StallReport::add(const std::vector<RankActivity>& ranks) {
-  ranks_.insert(ranks_.end(), ranks.begin(), ranks.end());
+StallReport::StallReport(std::string reason, const GroupOptions& options,
+                         std::vector<RankActivity> ranks)
+    : reason_(std::move(reason)),
+      rank_(options.own_number()),
+      world_size_(options.world_size),
+      job_size_(options.job_size),
+      ranks_(std::move(ranks)) {
   std::sort(ranks_.begin(), ranks_.end(),
             [](const auto& a, const auto& b) { return a.rank < b.rank; });
 }
@@ -176,7 +181,7 @@ std::string StallReport::json() const {
          '\n';
 }
 
-void StallReport::write(int rank) const {
+void StallReport::write() const {
   std::string written;
   try {
     const auto given = read_environment("ZERORUN_STALL_FILE");
@@ -186,7 +191,7 @@ void StallReport::write(int rank) const {
   } catch (const std::exception& error) {
     written = fmt::format("  not written as JSON: {}", error.what());
   }
-  Logger(rank, job_size_).log(LogLevel::error, "the job stands still: {}{}", table(), written);
+  Logger(rank_, job_size_).log(LogLevel::error, "the job stands still: {}{}", table(), written);
 }
 
 std::string encode_activities(const std::vector<RankActivity>& ranks) {

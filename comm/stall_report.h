@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/group_options.h"
 #include "os/process_identity.h"
 
 namespace zerorun {
@@ -29,12 +30,8 @@ std::string state_of(const ProcessIdentity& process);
 // of the ranks that others wait for.
 class StallReport {
  public:
-  // `reason`: the error of the rank whose wait reached the deadline. `world_size`: ranks of its
-  // group; `job_size`: ranks of the job.
-  StallReport(std::string reason, int world_size, int job_size)
-      : reason_(std::move(reason)), world_size_(world_size), job_size_(job_size) {}
-
-  void add(const std::vector<RankActivity>& ranks);
+  // `reason`: the error of the rank whose wait reached the deadline. `options`: of this rank.
+  StallReport(std::string reason, const GroupOptions& options, std::vector<RankActivity> ranks);
 
   // A table as text. It lists only some of the waiting ranks. For ranks that wait for no other rank
   // it has the Python stacks and the commands that print native ones.
@@ -42,13 +39,13 @@ class StallReport {
   // The whole report as JSON.
   std::string json() const;
   // Prints the table on stderr and writes the JSON to ZERORUN_STALL_FILE or to a new file in the
-  // directory for temporary files; the last line names it. `rank`: this rank's number in the job,
-  // which begins each line.
-  void write(int rank) const;
+  // directory for temporary files; the last line names it.
+  void write() const;
 
  private:
   std::string reason_;
-  int world_size_;
+  int rank_;        // this one's number in the job, with which each line begins
+  int world_size_;  // ranks of the group
   int job_size_;
   std::vector<RankActivity> ranks_;  // ascending
 };

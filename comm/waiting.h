@@ -1,6 +1,10 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
+#include <string>
+
+#include "comm/group_options.h"
 
 namespace zerorun {
 
@@ -20,5 +24,17 @@ class WaitingNotice {
  private:
   std::chrono::steady_clock::duration next_ = std::chrono::seconds(10);
 };
+
+// The longest time between two checks of wait_for_key(). The first ones come sooner, so that a rank
+// that dies at once is noticed at once.
+inline constexpr std::chrono::seconds kKeyCheckInterval{1};
+
+// Waits for a key of the store, up to the deadline of the communicator, and returns its value.
+// Prints a notice on stderr if it waits for long. `what` names what this rank waits for. The wait
+// ends when GroupOptions::check_parent or `check` throws; null: nothing to check. Throws CommError
+// at the deadline, and at once if the store is unreachable.
+std::string wait_for_key(const GroupOptions& options, const std::string& key,
+                         const std::function<std::string()>& what,
+                         const std::function<void()>& check = {});
 
 }  // namespace zerorun

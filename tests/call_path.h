@@ -52,6 +52,9 @@ inline std::vector<std::string> functions_at(void* address) {
          {"(anonymous namespace)::", "zerorun::", "testing::", "Wrapped"}) {
       for (size_t at = 0; (at = text.find(part)) != std::string::npos;) text.erase(at, part.size());
     }
+    // The implementation of Communicator.
+    if (const size_t at = text.find("GroupCommunicator"); at != std::string::npos)
+      text.erase(at, 5);
     text = text.substr(0, text.find_first_of("(\n"));
     if (text.find_first_of(" <") == std::string::npos) functions.push_back(text);  // no template's
   }

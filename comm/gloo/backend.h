@@ -12,7 +12,8 @@ namespace zerorun {
 // library of its own because its copy of Gloo exports the same symbols as PyTorch's copy.
 struct GlooBackend {
   BuildId build;
-  // As connect_with_gloo in comm/gloo/links.h.
+  // Connects this rank to options.peers over TCP. Collective over the ranks that are peers of each
+  // other. Throws CommError if a peer cannot be reached.
   std::unique_ptr<Links> (*connect)(const LinkOptions& options);
   // For `zerorun env`: Gloo's version.
   std::string (*describe)();

@@ -1,6 +1,9 @@
-#include "comm/gloo/links.h"
+// libzerorun_gloo.so: links over Gloo, and its entry point.
+#include "comm/links.h"
 
+#include <fmt/format.h>
 #include <gloo/common/error.h>
+#include <gloo/config.h>
 #include <gloo/transport/context.h>
 #include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/device.h>
@@ -14,6 +17,7 @@
 #include <string>
 #include <utility>
 
+#include "comm/gloo/backend.h"
 #include "core/check.h"
 
 namespace zerorun {
@@ -210,10 +214,19 @@ void GlooLinks::connect(const LinkOptions& options) {
   }
 }
 
-}  // namespace
-
 std::unique_ptr<Links> connect_with_gloo(const LinkOptions& options) {
   return std::make_unique<GlooLinks>(options);
+}
+
+std::string describe_gloo() {
+  return fmt::format("Gloo {}.{}.{}", GLOO_VERSION_MAJOR, GLOO_VERSION_MINOR, GLOO_VERSION_PATCH);
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const GlooBackend* zerorun_gloo_backend() {
+  static const GlooBackend backend = {build_id(), connect_with_gloo, describe_gloo};
+  return &backend;
 }
 
 }  // namespace zerorun

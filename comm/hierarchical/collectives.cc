@@ -7,7 +7,6 @@
 
 #include "comm/gloo/backend.h"
 #include "comm/hierarchical/connecting.h"
-#include "comm/hierarchical/interface.h"
 #include "comm/hierarchical/operation.h"
 #include "core/check.h"
 #include "device/plugin.h"
@@ -91,7 +90,7 @@ Collectives::Collectives(const GroupOptions& options, Topology topology)
          .run = [&](int peer, const auto& connect,
                     const auto& cancel) { connecting.run(peer, connect, cancel); }});
     watch_ = std::make_unique<Watch>(options_, topology_, local_.control(), *links_);
-    window_ = local_.allocate(size_t{2} * kSlots * kWindowBytes, Sharing::per_host);
+    window_ = *local_.make_buffer(size_t{2} * kSlots * kWindowBytes, Sharing::per_host);
   } catch (...) {
     local_.control().leave();
     throw;
@@ -115,13 +114,25 @@ void Collectives::abort(std::string_view reason) noexcept {
 void Collectives::leave() noexcept {
   if (!watch_->is_this_process()) return;
   local_.control().leave();
-  watch_->leave();
+  watch_->leave(linked_);
   links_->cancel();
 }
 
-Buffer Collectives::allocate(size_t nbytes) {
+std::shared_ptr<Transport> make_transport(const GroupOptions& options, Topology topology) {
   try {
-    return local_.allocate(nbytes, Sharing::per_rank);
+    return std::make_shared<Collectives>(options, std::move(topology));
+  } catch (const std::exception& error) {  // the peers wait for this rank
+    report_error(options, error.what());
+    throw;
+  }
+}
+
+std::optional<Buffer> Collectives::make_buffer(size_t nbytes, Sharing sharing) {
+  try {
+    const bool per_rank = sharing == Sharing::per_rank;
+    // An aborted job has no memory, whatever it is asked for.
+    std::optional<Buffer> buffer = local_.make_buffer(per_rank ? nbytes : 0, Sharing::per_rank);
+    return per_rank ? std::move(buffer) : std::nullopt;
   } catch (const DeviceError&) {
     watch_->set_error(local_.control().error());
     throw;

@@ -7,51 +7,41 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/collective_call.h"
-#include "comm/hierarchical/messages.h"
 #include "comm/hierarchical/topology.h"
 #include "comm/hierarchical/watch.h"
+#include "comm/host_transport.h"
 #include "comm/links.h"
 #include "comm/shm/collectives.h"
 
 namespace zerorun::hierarchical {
 
-// The collectives of ranks on several hosts: shared memory within a host, point-to-point links
-// between hosts. They run on the caller's thread, one at a time, in the same order on every rank.
+// The transport of ranks on several hosts: shared memory within a host, point-to-point links
+// between hosts. run() performs collectives on the caller's thread, one at a time, in the same
+// order on every rank.
 //
 // Each rank owns a slice of the tensor that is reduced or gathered. For an owner on another host,
 // one rank of each host, the relay (Topology::relay), exchanges the data of its whole host with
 // that owner: it sends the sum of the host's ranks and receives the result. So each slice crosses
 // the link once per host in each direction.
-class Collectives {
+class Collectives final : public HostTransport {
  public:
   Collectives(const GroupOptions& options, Topology topology);
   Collectives(const Collectives&) = delete;
   Collectives& operator=(const Collectives&) = delete;
-  ~Collectives();
+  ~Collectives() override;
 
-  void run(const CollectiveCall& call);
-  // Allocates memory that all ranks of this host can read.
-  Buffer allocate(size_t nbytes);
-
-  // See LinkBound.
-  void bound_link(DType dtype) { bound_ = dtype; }
-
-  // Makes all calls on all ranks throw CommError. Any thread may call it.
-  void abort(std::string_view reason) noexcept;
-  // Makes `error` the error of all ranks, unless they already have one.
-  void set_error(std::string_view error) noexcept { watch_->set_error(error); }
-  // The error of this host's ranks; empty: none.
-  std::string error() { return local_.control().error(); }
-  // Throws CommError if there is an error, or if a rank of this host has left or died.
-  void look_at_peers(std::string_view what) { local_.control().look_at_peers(what); }
-  // Tells all peers that this rank makes no more calls.
-  void leave() noexcept;
-
-  const Topology& topology() const { return topology_; }
-  // True when each host has one rank.
-  bool links_only() const { return alone_everywhere_; }
-  int local_world_size() const { return static_cast<int>(topology_.ranks_of(host_).size()); }
+  // Peers' memory is read within a host only.
+  TransportTraits traits() const override {
+    return {.name = alone_everywhere_ ? "gloo" : "shm+gloo",
+            .local_world_size = local_world_size()};
+  }
+  void bound_link(DType dtype) override { bound_ = dtype; }
+  void abort(std::string_view reason) noexcept override;
+  void set_error(std::string_view error) noexcept override { watch_->set_error(error); }
+  std::string error() override { return local_.error(); }
+  // Those of this host; Watch checks the others.
+  void check_peers(std::string_view what) override { local_.check_peers(what); }
+  void leave() noexcept override;
 
  private:
   enum class Phase : uint64_t { greeting, scatter, gather };
@@ -61,6 +51,11 @@ class Collectives {
   // The same of a reduce_scatter.
   struct Scatter;
 
+  void run(const CollectiveCall& call) override;
+  // Allocates memory that all ranks of this host can read.
+  std::optional<Buffer> make_buffer(size_t nbytes, Sharing sharing) override;
+
+  int local_world_size() const { return static_cast<int>(topology_.ranks_of(host_).size()); }
   bool alone() const { return local_world_size() == 1; }
   const std::vector<int>& local_ranks() const { return topology_.ranks_of(host_); }
   bool is_bound(DType in) const;
@@ -112,8 +107,8 @@ class Collectives {
   const GroupOptions options_;
   const Topology topology_;
   const int rank_;
-  const int host_;  // of this rank
-  const bool alone_everywhere_;
+  const int host_;                 // of this rank
+  const bool alone_everywhere_;    // each host has one rank
   const std::vector<int> linked_;  // ranks of other hosts to which this rank is connected
   shm::Collectives local_;
   std::unique_ptr<Links> links_;
@@ -124,5 +119,9 @@ class Collectives {
   uint64_t sequence_ = 0;  // operations begun
   uint64_t round_ = 0;     // chunks begun
 };
+
+// Collective: ranks meet through options.store. Throws CommError if they cannot meet, and
+// DeviceError if libzerorun_gloo.so cannot be opened.
+std::shared_ptr<Transport> make_transport(const GroupOptions& options, Topology topology);
 
 }  // namespace zerorun::hierarchical

@@ -6,11 +6,11 @@
 #include <mutex>
 #include <thread>
 
-#include "comm/rendezvous/lookup_store.h"
-#include "comm/rendezvous/patient_get.h"
 #include "comm/waiting.h"
+#include "config/env.h"
 #include "core/check.h"
 #include "core/log.h"
+#include "os/address.h"
 
 namespace zerorun::hierarchical {
 
@@ -21,18 +21,42 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kConnectLook{100};
 // Longer than the time between two looks of a rank that waits for the store.
 constexpr std::chrono::seconds kHearing{2};
-static_assert(kHearing > PatientGet::kLook);
+static_assert(kHearing > kKeyCheckInterval);
+
+std::string own_address(const CommunicatorOptions& options, const std::string& name) {
+  try {
+    std::string address = own_address_of(name, options.master_addr);
+    const bool far = !options.master_addr.empty() && !is_loopback(options.master_addr);
+    if (far && is_loopback(address)) {
+      fail<CommError>("'{}' has the address {}, which every host has for itself", name, address);
+    }
+    return address;
+  } catch (const CommError& error) {
+    fail<CommError>(
+        "rank {} cannot exchange data with other hosts: {}; expected an interface or an address of "
+        "this host (--interface, GLOO_SOCKET_IFNAME)",
+        options.rank, error.what());
+  }
+}
 
 }  // namespace
+
+std::string choose_address(const CommunicatorOptions& options) {
+  std::string name = options.interface;
+  if (name.empty()) name = read_environment("GLOO_SOCKET_IFNAME").value_or("");
+  name = name.substr(0, name.find(','));  // PyTorch's may be a list
+  if (!name.empty()) return own_address(options, name);
+  if (options.master_addr.empty()) return "127.0.0.1";
+  return own_address_towards(options.master_addr);
+}
 
 std::string error_key(const GroupOptions& options) { return options.name + "/error/0"; }
 
 std::optional<std::string> find_error(const GroupOptions& options) {
-  auto* const store = dynamic_cast<LookupStore*>(options.store.get());
-  return store != nullptr ? store->find(error_key(options)) : std::nullopt;
+  return options.store->find(error_key(options));
 }
 
-void tell_peers(const GroupOptions& options, const std::string& error) noexcept {
+void report_error(const GroupOptions& options, const std::string& error) noexcept {
   try {
     if (find_error(options)) return;
     options.store->set(error_key(options), error);
@@ -46,20 +70,21 @@ std::string Connecting::waiting_for(int peer) const {
 }
 
 std::string Connecting::get(int peer, const std::string& key) const {
-  const PatientGet get(options_, [this] {
+  const auto check = [this] {
     if (const auto error = find_error(options_)) fail<CommError>("{}", *error);
-  });
+  };
   try {
-    return get(key, [&] { return waiting_for(peer); });
+    return wait_for_key(
+        options_, key, [&] { return waiting_for(peer); }, check);
   } catch (const std::exception& error) {
-    tell_peers(options_, error.what());  // while this rank still listens: peers are not refused
+    report_error(options_, error.what());  // while this rank still listens: peers are not refused
     throw;
   }
 }
 
 std::string Connecting::failure() const {
   try {
-    if (options_.look) options_.look();
+    if (options_.check_parent) options_.check_parent();
   } catch (const CommError& error) {
     return error.what();
   }
@@ -124,7 +149,7 @@ void Connecting::run(int peer, const std::function<void()>& connect,
   // A peer that has failed refuses connections: its own error says why.
   if (error && problem.empty()) problem = failure();
   if (!problem.empty()) {
-    tell_peers(options_, problem);  // before this rank refuses connections
+    report_error(options_, problem);  // before this rank refuses connections
     fail<CommError>("{}", problem);
   }
   if (error) std::rethrow_exception(error);

@@ -38,13 +38,17 @@ class Connecting {
   const Topology& topology_;
 };
 
+// The IP address of this host at which ranks of other hosts connect. It is that of the interface or
+// address in the options or in GLOO_SOCKET_IFNAME. If neither is set, it is the address of the
+// interface that routes to options.master_addr, or loopback if that is not set either. Throws
+// CommError if this host does not have the address.
+std::string choose_address(const CommunicatorOptions& options);
 // The key of the store for the first error of a communicator's ranks.
 std::string error_key(const GroupOptions& options);
-// The error in the store; nullopt if there is none or the store cannot be looked up. Throws
-// CommError if the store is unreachable.
+// The error in the store, if there is one. Throws CommError if the store is unreachable.
 std::optional<std::string> find_error(const GroupOptions& options);
-// Tells the peers why this rank cannot take part. On rank 0, which serves the store, waits a moment
-// so that they can read it.
-void tell_peers(const GroupOptions& options, const std::string& error) noexcept;
+// Reports to the peers why this rank cannot take part. On rank 0, which serves the store, waits a
+// moment so that they can read it.
+void report_error(const GroupOptions& options, const std::string& error) noexcept;
 
 }  // namespace zerorun::hierarchical

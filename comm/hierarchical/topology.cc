@@ -9,8 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "comm/rendezvous/lookup_store.h"
-#include "comm/rendezvous/patient_get.h"
+#include "comm/waiting.h"
 #include "core/build_id.h"
 #include "core/check.h"
 #include "os/process_identity.h"
@@ -41,15 +40,13 @@ std::string list_of(const std::vector<int>& ranks) {
 // Rank 0's side: waits for the entries of all ranks, up to the first that expects another number of
 // ranks: whoever reads it fails.
 std::vector<std::string> collect(const GroupOptions& options, const std::string& prefix) {
-  auto* const lookup = dynamic_cast<LookupStore*>(options.store.get());
   std::vector<std::string> entries;
-  const PatientGet get(options);
   for (int rank = 0; rank < options.world_size; ++rank) {
     const auto missing = [&] {
       std::vector<int> absent;
       for (int peer = rank; peer < options.world_size; ++peer) {
         const std::string key = prefix + std::to_string(peer);
-        if (lookup == nullptr || !lookup->find(key)) absent.push_back(options.number(peer));
+        if (!options.store->find(key)) absent.push_back(options.number(peer));
       }
       return fmt::format("{} of {} to join '{}'{}", list_of(absent), options.world_size,
                          options.name,
@@ -57,7 +54,7 @@ std::vector<std::string> collect(const GroupOptions& options, const std::string&
                              ? ""
                              : " at " + options.master_addr + " (MASTER_ADDR, MASTER_PORT)");
     };
-    entries.push_back(get(prefix + std::to_string(rank), missing));
+    entries.push_back(wait_for_key(options, prefix + std::to_string(rank), missing));
     if (!entries.back().ends_with(fmt::format("\n{}", options.world_size))) break;
   }
   return entries;
@@ -104,7 +101,7 @@ Topology Topology::discover(const GroupOptions& options) {
     all = without_repetitions(collect(options, prefix));
     options.store->set(all_key, all);
   } else {
-    all = PatientGet(options)(all_key, [&] {
+    all = wait_for_key(options, all_key, [&] {
       return fmt::format("all {} ranks to join '{}': rank 0 knows which are missing",
                          options.world_size, options.name);
     });

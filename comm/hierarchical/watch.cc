@@ -21,7 +21,7 @@ constexpr std::chrono::seconds kSilence{20};
 constexpr std::chrono::seconds kGrace{5};
 // The time that a peer has to say why it closed a connection.
 constexpr std::chrono::seconds kReason{1};
-constexpr std::chrono::seconds kFarewell{2};
+constexpr std::chrono::seconds kLeavingTime{2};
 constexpr std::chrono::milliseconds kPause{5};
 // After so long a wait each rank looks whether a report is asked for: the host's first may be what
 // the others wait for.
@@ -45,9 +45,9 @@ Watch::Watch(const GroupOptions& options, const Topology& topology, shm::Control
       topology_(topology),
       control_(control),
       links_(links),
-      store_(dynamic_cast<LookupStore*>(options.store.get())),
+      store_(*options.store),
       leads_(topology.local_rank(options.rank) == 0),
-      signs_(static_cast<size_t>(topology.hosts()), {"", Clock::now()}),
+      heartbeats_(static_cast<size_t>(topology.hosts()), {"", Clock::now()}),
       asked_(Clock::now()) {
   control_.on_stall([this](const std::string& reason) { report_stall(reason); });
   thread_ = std::thread([this] { run(); });
@@ -73,7 +73,7 @@ std::string Watch::key(std::string_view what, int number) const {
 // Nothing, too, when the store is gone.
 std::optional<std::string> Watch::find(const std::string& key) noexcept {
   try {
-    return store_ != nullptr ? store_->find(key) : std::nullopt;
+    return store_.find(key);
   } catch (const std::exception&) {
     return std::nullopt;
   }
@@ -81,7 +81,7 @@ std::optional<std::string> Watch::find(const std::string& key) noexcept {
 
 bool Watch::store_is_gone() noexcept {
   try {
-    if (store_ != nullptr) store_->find(error_key(options_));
+    store_.find(error_key(options_));
     return false;
   } catch (const Dropped&) {
     return true;
@@ -117,7 +117,7 @@ void Watch::wait(Transfer& transfer, int peer, const shm::Announcement& operatio
   if (!problem.empty()) explain(peer, operation, problem);
 }
 
-// The peer may have closed its connections because of an error, which it tells first.
+// The peer may have closed its connections because of an error, which it reports first.
 void Watch::explain(int peer, const shm::Announcement& operation, const std::string& text) {
   const Clock::time_point until = Clock::now() + kReason;
   do {
@@ -157,26 +157,20 @@ void Watch::set_error(std::string_view text) noexcept {
 void Watch::spread(const std::string& text) noexcept {
   if (spread_.exchange(true)) return;
   try {
-    if (!find(error_key(options_))) options_.store->set(key("error", 0), text);
+    if (!find(error_key(options_))) store_.set(key("error", 0), text);
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): peers see closed connections
   }
   links_.cancel();
 }
 
-void Watch::leave() noexcept {
+void Watch::leave(const std::vector<int>& linked) noexcept {
   try {
-    options_.store->set(key(kLeft, options_.rank), "");
-    const Clock::time_point until = Clock::now() + kFarewell;
+    store_.set(key(kLeft, options_.rank), "");
+    const Clock::time_point until = Clock::now() + kLeavingTime;
     for (int peer = 0; peer < options_.world_size; ++peer) {
       // Rank 0's store goes with it, so it stays for all.
-      const int host = topology_.host_of(peer);
-      const bool linked =
-          host != topology_.host_of(options_.rank) &&
-          (topology_.relay(host, options_.rank) == peer ||
-           topology_.relay(topology_.host_of(options_.rank), peer) == options_.rank);
-      if (!linked && options_.rank != 0) continue;
-      while (!spread_ && store_ != nullptr && Clock::now() < until &&
-             !store_->find(key(kLeft, peer))) {
+      if (options_.rank != 0 && !std::binary_search(linked.begin(), linked.end(), peer)) continue;
+      while (!spread_ && Clock::now() < until && !store_.find(key(kLeft, peer))) {
         std::this_thread::sleep_for(kPause);
       }
     }
@@ -191,21 +185,21 @@ void Watch::run() {
       if (changed_.wait_for(lock, kTick, [&] { return closing_; })) return;
     }
     try {
-      look();
+      check();
     } catch (const std::exception& error) {  // of a thread's function it would end the process
       set_error(fmt::format("rank {}: {}", options_.own_number(), error.what()));
     }
   }
 }
 
-void Watch::look() {
+void Watch::check() {
   if (spread_) return;
-  options_.family->look();
+  options_.errors->propagate();
   const std::string local = control_.error();
   if (!local.empty()) return spread(local);
   const bool asks = leads_ || control_.waited() > kLongWait;
-  if (asks && store_ != nullptr) ask_store();
-  look_at_wait();
+  if (asks) ask_store();
+  check_wait();
 }
 
 void Watch::ask_store() {
@@ -217,16 +211,16 @@ void Watch::ask_store() {
   }
   if (!waits && now - asked_ < kBeat) return;
   try {
-    if (const auto error = store_->find(error_key(options_))) return set_error(*error);
+    if (const auto error = store_.find(error_key(options_))) return set_error(*error);
     if (now - asked_ >= kBeat) {
       asked_ = now;
       if (options_.rank == 0) {
-        look_at_hosts();
-        if (was_handed_in()) write_stall_report();
+        check_heartbeats();
+        if (was_published()) write_stall_report();
       } else {
         const int host = topology_.host_of(options_.rank);
-        if (leads_) store_->set(key("alive", host), std::to_string(++beats_));
-        if (store_->find(key(kStallAsked, 0)) && control_.claim_report()) hand_in("");
+        if (leads_) store_.set(key("alive", host), std::to_string(++beats_));
+        if (store_.find(key(kStallAsked, 0)) && control_.claim_report()) publish_activities("");
       }
     }
     gone_ = Clock::time_point::max();
@@ -246,14 +240,14 @@ void Watch::ask_store() {
   }
 }
 
-void Watch::look_at_hosts() {
+void Watch::check_heartbeats() {
   const Clock::time_point now = Clock::now();
   for (int host = 1; host < topology_.hosts(); ++host) {
     const int rank = topology_.ranks_of(host).front();
-    auto& [last, since] = signs_[static_cast<size_t>(host)];
-    const std::string sign = store_->find(key("alive", host)).value_or("");
-    if (sign != last || store_->find(key(kLeft, rank))) {
-      last = sign;
+    auto& [last, since] = heartbeats_[static_cast<size_t>(host)];
+    const std::string beat = store_.find(key("alive", host)).value_or("");
+    if (beat != last || store_.find(key(kLeft, rank))) {
+      last = beat;
       since = now;
     }
     if (now - since > kSilence) {
@@ -261,13 +255,13 @@ void Watch::look_at_hosts() {
           "{} gave no sign of life for {} s: its host is down, the process is "
           "stopped, or the link between the hosts is cut",
           topology_.name_of_rank(rank), kSilence.count());
-      if (control_.claim_report()) hand_in(text);
+      if (control_.claim_report()) publish_activities(text);
       return write_stall_report();
     }
   }
 }
 
-void Watch::look_at_wait() {
+void Watch::check_wait() {
   std::string text;
   bool late = false;
   bool too_late = false;  // whoever reports should have done so
@@ -289,10 +283,10 @@ void Watch::look_at_wait() {
     if (reports || too_late) set_error(text);
     return;
   }
-  if (tells()) Logger(options_.own_number(), options_.job_size).log(LogLevel::warning, "{}", text);
+  if (warns()) Logger(options_.own_number(), options_.job_size).log(LogLevel::warning, "{}", text);
 }
 
-bool Watch::tells() const {
+bool Watch::warns() const {
   const std::vector<int>& here = topology_.ranks_of(topology_.host_of(options_.rank));
   for (int peer = 0; peer < topology_.local_rank(options_.rank); ++peer) {
     const std::optional<int> awaited = control_.waits_for(peer);
@@ -303,21 +297,21 @@ bool Watch::tells() const {
   return true;
 }
 
-void Watch::hand_in(const std::string& reason) {
+void Watch::publish_activities(const std::string& reason) {
   const std::string ranks = encode_activities(control_.activities());
-  options_.store->set(key(kStall, topology_.host_of(options_.rank)), reason + '\n' + ranks);
+  store_.set(key(kStall, topology_.host_of(options_.rank)), reason + '\n' + ranks);
 }
 
 void Watch::report_stall(const std::string& reason) noexcept {
   try {
-    hand_in(reason);
+    publish_activities(reason);
     if (options_.rank == 0 && std::this_thread::get_id() == thread_.get_id()) {
       return write_stall_report();
     }
     const Clock::time_point until = Clock::now() + 2 * kAnswers;
     while (Clock::now() < until) {
       if (!control_.error().empty() || spread_) return;
-      if (const auto error = store_->find(error_key(options_))) return set_error(*error);
+      if (const auto error = store_.find(error_key(options_))) return set_error(*error);
       std::this_thread::sleep_for(kLook);
     }
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the store is gone
@@ -325,22 +319,22 @@ void Watch::report_stall(const std::string& reason) noexcept {
   write_own_host_report(reason);
 }
 
-bool Watch::was_handed_in() {
+bool Watch::was_published() {
   for (int host = 0; host < topology_.hosts(); ++host) {
-    if (store_->find(key(kStall, host))) return true;
+    if (store_.find(key(kStall, host))) return true;
   }
   return false;
 }
 
 // Rank 0's: what all hosts hand in, by host; empty for one that does not answer in time.
 std::vector<std::string> Watch::collect_stall() {
-  store_->set(key(kStallAsked, 0), "");
-  if (control_.claim_report()) hand_in("");
+  store_.set(key(kStallAsked, 0), "");
+  if (control_.claim_report()) publish_activities("");
   const Clock::time_point until = Clock::now() + kAnswers;
   std::vector<std::string> parts;
   for (int host = 0; host < topology_.hosts(); ++host) {
     std::optional<std::string> part;
-    while (!(part = store_->find(key(kStall, host))) && Clock::now() < until) {
+    while (!(part = store_.find(key(kStall, host))) && Clock::now() < until) {
       std::this_thread::sleep_for(kPause);
     }
     parts.push_back(part.value_or(""));
@@ -358,19 +352,15 @@ void Watch::write_stall_report() {
     const std::vector<RankActivity> of_host = decode_activities(part.substr(end + 1));
     ranks.insert(ranks.end(), of_host.begin(), of_host.end());
   }
-  StallReport report(reason, options_.world_size, options_.job_size);
-  report.add(ranks);
-  report.write(options_.own_number());
-  store_->set(error_key(options_), reason);
+  StallReport(reason, options_, std::move(ranks)).write();
+  store_.set(error_key(options_), reason);
   std::this_thread::sleep_for(kHeard);
   set_error(reason);
 }
 
 void Watch::write_own_host_report(const std::string& reason) noexcept {
   try {
-    StallReport report(reason, options_.world_size, options_.job_size);
-    report.add(control_.activities());
-    report.write(options_.own_number());
+    StallReport(reason, options_, control_.activities()).write();
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the error itself follows
   }
 }

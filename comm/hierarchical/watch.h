@@ -16,7 +16,6 @@
 #include "comm/group_options.h"
 #include "comm/hierarchical/topology.h"
 #include "comm/links.h"
-#include "comm/rendezvous/lookup_store.h"
 #include "comm/shm/control.h"
 #include "comm/stall_report.h"
 #include "comm/waiting.h"
@@ -53,7 +52,8 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
   void set_error(std::string_view text) noexcept;
   // Tells the peers that this rank makes no more calls, and waits a moment for connected peers,
   // because closing a connection would lose messages in flight.
-  void leave() noexcept;
+  // `linked`: the ranks to which this one is connected, ascending.
+  void leave(const std::vector<int>& linked) noexcept;
   // False in a forked child process, which is not a rank and does not have the thread.
   bool is_this_process() const { return process_ == getpid(); }
 
@@ -73,18 +73,18 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
   std::string name_of_server() const;
   void spread(const std::string& text) noexcept;
   void run();
-  void look();
+  void check();
   void ask_store();
-  void look_at_hosts();
-  void look_at_wait();
+  void check_heartbeats();
+  void check_wait();
   // True if this rank prints the notice about a long wait: no lower rank of this host waits for
   // another host.
-  bool tells() const;
+  bool warns() const;
   // Publishes the activity of this host's ranks and waits until rank 0 has printed the report. If
   // rank 0 does not, prints a report of this host alone.
   void report_stall(const std::string& reason) noexcept;
-  void hand_in(const std::string& reason);
-  bool was_handed_in();
+  void publish_activities(const std::string& reason);
+  bool was_published();
   void write_stall_report();
   std::vector<std::string> collect_stall();
   void write_own_host_report(const std::string& reason) noexcept;
@@ -93,11 +93,11 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
   const Topology& topology_;
   shm::Control& control_;
   Links& links_;
-  LookupStore* const store_;  // null: the store has no find()
-  const bool leads_;          // this is the first rank of its host
+  Store& store_;
+  const bool leads_;  // this is the first rank of its host
   const pid_t process_ = getpid();
   // Used by the watching thread only.
-  std::vector<std::pair<std::string, Clock::time_point>> signs_;  // last heartbeat, by host
+  std::vector<std::pair<std::string, Clock::time_point>> heartbeats_;  // last heartbeat, by host
   int64_t beats_ = 0;
   Clock::time_point asked_;
   Clock::time_point gone_ = Clock::time_point::max();  // when the store was first unreachable

@@ -1,21 +1,19 @@
 #include "comm/nccl/communicator.h"
 
 #include <algorithm>
-#include <functional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "comm/aborted.h"
-#include "comm/call_communicator.h"
+#include "comm/group_communicator.h"
 #include "comm/nccl/call.h"
 #include "comm/nccl/group.h"
-#include "comm/nccl/scratch.h"
 #include "core/check.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/profiler_range.h"
 #include "device/cuda/runtime/current_device.h"
+#include "device/drain.h"
 
 namespace zerorun {
 
@@ -30,84 +28,116 @@ size_t scratch_part(const CollectiveCall& call) {
   return (NcclCall::scratch_nbytes(call) + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+// Temporary memory for sums by NCCL that are then cast or accumulated. It is one block, allocated
+// at first use, as large as the largest operation needs, and reused by later operations on any
+// stream.
+class NcclScratch {
+ public:
+  explicit NcclScratch(CudaDevice& device) : device_(device) {}
+  NcclScratch(const NcclScratch&) = delete;
+  NcclScratch& operator=(const NcclScratch&) = delete;
+  ~NcclScratch() { drain(free_); }
+
+  // Returns at least `nbytes` bytes for work that is submitted to `stream` before release().
+  std::byte* acquire(CudaStream& stream, size_t nbytes);
+  // `done`: with that work.
+  void release(Event done) { free_ = std::move(done); }
+
+ private:
+  CudaDevice& device_;
+  Buffer block_;
+  Event free_;  // the last work that used the block has completed
+};
+
+std::byte* NcclScratch::acquire(CudaStream& stream, size_t nbytes) {
+  if (block_.nbytes() < nbytes) {
+    free_.synchronize();
+    block_ = {};  // before the larger one: there need not be room for both
+    block_ = device_.allocate(nbytes, MemoryCategory::buckets);
+  } else {
+    stream.wait(free_);
+  }
+  return static_cast<std::byte*>(block_.data());
+}
+
 // The streams of a job of one rank, which has no group, fail after abort().
 class AbortedStreams final : public CudaStream::Watched {
  public:
-  explicit AbortedStreams(const GroupOptions& options)
-      : error(options.own_number(), options.family) {}
   void check() const override { error.check(); }
 
-  Aborted error;
+  FirstError error;
 };
 
-class NcclCommunicator final : public CallCommunicator {
+class NcclTransport final : public Transport {
  public:
-  NcclCommunicator(const GroupOptions& options, std::shared_ptr<CudaDevice> device)
-      : CallCommunicator(options), device_(std::move(device)), scratch_(*device_) {
+  NcclTransport(const GroupOptions& options, std::shared_ptr<CudaDevice> device)
+      : rank_(options.own_number()),
+        world_size_(options.world_size),
+        errors_(options.errors),
+        device_(std::move(device)),
+        scratch_(*device_) {
     if (options.world_size > 1 || options.store) {
       group_ = std::make_shared<NcclGroup>(options, device_->index());
       // Within a process NCCL lets a GPU read its peers' memory where it lies.
       for (const int peer : group_->devices_of_this_process()) device_->share_memory_with(peer);
       watched_ = group_;
-      kin_ =
-          options.family->join({.tell = [group = group_](auto error) { group->set_error(error); },
-                                .ask = [group = group_] { return group->error(); }});
     } else {
-      aborted_ = std::make_shared<AbortedStreams>(options);
+      aborted_ = std::make_shared<AbortedStreams>();
       watched_ = aborted_;
-      kin_ = options.family->join(
-          {.tell = [aborted = aborted_](auto error) { aborted->error.fail(error); },
-           .ask = [aborted = aborted_] { return aborted->error.error(); }});
     }
     // After joining: peers learn of an error.
     word_ = device_->allocate(sizeof(int64_t), MemoryCategory::other);
   }
 
-  int local_world_size() const override { return group_ ? group_->ranks_of_this_host() : 1; }
-  std::string transport() const override { return group_ ? "nccl" : "self"; }
-  bool reads_peers() const override { return false; }
-
+  TransportTraits traits() const override {
+    return {.name = group_ ? "nccl" : "self",
+            .local_world_size = group_ ? group_->ranks_of_this_host() : 1,
+            .overlaps = true};
+  }
+  Event start(std::span<CollectiveCall> calls, Stream& stream) override;
   std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override;
-  Event coalesced(Stream& stream, const std::function<void()>& calls) override;
-
-  void look_at_peers(std::string_view what) override {
-    if (group_) group_->look_at_peers(what);
+  std::shared_ptr<Transport> make_group(GroupOptions& options) override {
+    return std::make_shared<NcclTransport>(options, device_);
   }
-  void abort(std::string_view reason) noexcept override {
-    if (group_) return group_->abort(reason);
-    aborted_->error.abort(reason);
+  void check_peers(std::string_view what) override {
+    if (group_) group_->check_peers(what);
   }
+  void abort(std::string_view reason) noexcept override;
+  void set_error(std::string_view error) noexcept override {
+    group_ ? group_->set_error(error) : aborted_->error.set(error);
+  }
+  std::string error() override { return group_ ? group_->error() : aborted_->error.text(); }
 
  private:
-  bool has_lanes() const override { return true; }
-  std::shared_ptr<Communicator> make_group(const GroupOptions& options) override {
-    return std::make_shared<NcclCommunicator>(options, device_);
-  }
-  void submit(CollectiveCall call, Stream& stream) override;
-  // Those within coalesced() are not submitted yet.
-  Event submitted(Stream& /*stream*/) override { return coalesced_ != nullptr ? Event() : done_; }
-  // Starts all of them as one operation.
-  void start(std::span<CollectiveCall> calls, Stream& stream);
+  // Starts the calls as one operation.
+  void start_group(std::span<CollectiveCall> calls, Stream& stream);
   void run(std::vector<NcclCall>& calls, CudaStream& stream);
   Buffer allocate_block(size_t nbytes);
   // True when `mine` is true on every rank.
   bool agree(bool mine);
 
+  const int rank_;  // in the job
+  const int world_size_;
+  const std::shared_ptr<ErrorGroup> errors_;
   const std::shared_ptr<CudaDevice> device_;
   Buffer word_;  // a barrier reduces it
   NcclScratch scratch_;
   std::shared_ptr<NcclGroup> group_;              // null for one rank by itself,
   std::shared_ptr<AbortedStreams> aborted_;       // which has this
   std::shared_ptr<CudaStream::Watched> watched_;  // either
-  std::shared_ptr<void> kin_;
-  std::vector<CollectiveCall>* coalesced_ = nullptr;  // the calls that coalesced() collects
   // Calls of one communicator happen in one order on all ranks, whatever their streams.
   const Stream* last_stream_ = nullptr;
   Event last_call_;
   Event done_;  // with what follows the last call
 };
 
-std::optional<Buffer> NcclCommunicator::allocate(size_t nbytes, Sharing sharing) {
+void NcclTransport::abort(std::string_view reason) noexcept {
+  if (group_) return group_->abort(reason);
+  aborted_->error.set(fmt::format("rank {} aborted the job: {}", rank_, reason));
+  errors_->fail(aborted_->error.text());
+}
+
+std::optional<Buffer> NcclTransport::allocate(size_t nbytes, Sharing sharing) {
   watched_->check();
   if (sharing == Sharing::per_host) return std::nullopt;
   Buffer block = allocate_block(nbytes);
@@ -120,7 +150,7 @@ std::optional<Buffer> NcclCommunicator::allocate(size_t nbytes, Sharing sharing)
 // Not in the device's ledger: the caller accounts for it, as for all memory of communicators.
 //
 // Registered on every rank or on none: NCCL may not be given a mixture.
-Buffer NcclCommunicator::allocate_block(size_t nbytes) {
+Buffer NcclTransport::allocate_block(size_t nbytes) {
   if (group_ && nbytes > 0) {
     Buffer registered;
     if (nbytes <= device_->room()) {
@@ -133,7 +163,7 @@ Buffer NcclCommunicator::allocate_block(size_t nbytes) {
   return device_->allocate_uncounted({nbytes, MemoryCategory::other, "communication"});
 }
 
-bool NcclCommunicator::agree(bool mine) {
+bool NcclTransport::agree(bool mine) {
   Stream& stream = device_->inline_stream();
   int64_t word = mine ? 1 : 0;
   CollectiveCall call{.op = Collective::all_reduce, .label = "memory is registered"};
@@ -144,31 +174,14 @@ bool NcclCommunicator::agree(bool mine) {
   return word == 1;
 }
 
-Event NcclCommunicator::coalesced(Stream& stream, const std::function<void()>& calls) {
-  ZR_CHECK(coalesced_ == nullptr, "coalesced() within coalesced()");
-  std::vector<CollectiveCall> collected;
-  coalesced_ = &collected;
-  try {
-    calls();
-  } catch (...) {
-    coalesced_ = nullptr;
-    throw;
-  }
-  coalesced_ = nullptr;
-  const std::span<CollectiveCall> all(collected);
-  if (all.empty()) return stream.record();
-  for (size_t i = 0; i < all.size(); i += kMaxOfGroup) {
-    start(all.subspan(i, std::min(kMaxOfGroup, all.size() - i)), stream);
+Event NcclTransport::start(std::span<CollectiveCall> calls, Stream& stream) {
+  for (size_t i = 0; i < calls.size(); i += kMaxOfGroup) {
+    start_group(calls.subspan(i, std::min(kMaxOfGroup, calls.size() - i)), stream);
   }
   return done_;
 }
 
-void NcclCommunicator::submit(CollectiveCall call, Stream& stream) {
-  if (coalesced_ != nullptr) return coalesced_->push_back(std::move(call));
-  start(std::span(&call, 1), stream);
-}
-
-void NcclCommunicator::start(std::span<CollectiveCall> calls, Stream& stream) {
+void NcclTransport::start_group(std::span<CollectiveCall> calls, Stream& stream) {
   CudaStream& cuda = cuda_stream(stream);
   watched_->check();
   cuda.watch(watched_);
@@ -194,7 +207,7 @@ void NcclCommunicator::start(std::span<CollectiveCall> calls, Stream& stream) {
   if (group_) last_stream_ = &stream;
 }
 
-void NcclCommunicator::run(std::vector<NcclCall>& calls, CudaStream& stream) {
+void NcclTransport::run(std::vector<NcclCall>& calls, CudaStream& stream) {
   if (!group_) {
     for (const NcclCall& call : calls) call.copy();
     return;
@@ -203,12 +216,12 @@ void NcclCommunicator::run(std::vector<NcclCall>& calls, CudaStream& stream) {
   name.more = calls.size() - 1;
   last_call_ =
       group_->run(std::move(name), stream, [&](const NcclFunctions& nccl, ncclComm_t comm) {
-        if (calls.size() == 1) return calls.front().enqueue(nccl, comm, world_size());
+        if (calls.size() == 1) return calls.front().enqueue(nccl, comm, world_size_);
         ncclResult_t result = nccl.group_start();
         if (result != ncclSuccess) return result;
         for (const NcclCall& call : calls) {
           if (result == ncclSuccess || result == ncclInProgress) {
-            result = call.enqueue(nccl, comm, world_size());
+            result = call.enqueue(nccl, comm, world_size_);
           }
         }
         const ncclResult_t ended = nccl.group_end();  // also after an error
@@ -221,7 +234,9 @@ void NcclCommunicator::run(std::vector<NcclCall>& calls, CudaStream& stream) {
 std::shared_ptr<Communicator> make_nccl_communicator(const CommunicatorOptions& options) {
   auto device = std::dynamic_pointer_cast<CudaDevice>(options.device);
   ZR_CHECK(device != nullptr, "NCCL needs a CUDA device");
-  return std::make_shared<NcclCommunicator>(GroupOptions(options), std::move(device));
+  const GroupOptions group(options);
+  return std::make_shared<GroupCommunicator>(
+      group, std::make_shared<NcclTransport>(group, std::move(device)));
 }
 
 }  // namespace zerorun

@@ -59,9 +59,9 @@ void NcclGroup::stop_watching() noexcept {
 }
 
 void NcclGroup::join() {
-  const auto look_at_all = [this] {
+  const auto check_all = [this] {
     check();
-    if (options_.look) options_.look();
+    if (options_.check_parent) options_.check_parent();
   };
   begin("joining the other ranks (ncclGetUniqueId)");
   peers_.arrive();
@@ -70,7 +70,7 @@ void NcclGroup::join() {
     finish_call(nccl_.unique_id(&id));
     peers_.give_id(std::string(id.internal, sizeof(id.internal)));
   } else {
-    const std::string bytes = peers_.wait_for_id(look_at_all);
+    const std::string bytes = peers_.wait_for_id(check_all);
     if (bytes.size() != sizeof(id.internal)) {
       fail<CommError>("rank {}: got an NCCL id of {} bytes from rank 0, expected {}",
                       options_.own_number(), bytes.size(), sizeof(id.internal));
@@ -88,9 +88,9 @@ void NcclGroup::join() {
     result = nccl_.init(&comm, options_.world_size, id, options_.rank, &config);
     comm_.set(comm);
   }
-  finish_call(result, look_at_all);
-  let_calls_block(look_at_all);
-  peers_.meet(look_at_all);
+  finish_call(result, check_all);
+  let_calls_block(check_all);
+  peers_.meet(check_all);
   const std::lock_guard lock(mutex_);
   pending_.end();
 }
@@ -270,7 +270,7 @@ void NcclGroup::set_error(std::string_view error) noexcept {
 // in the order of streams for those of another.
 void NcclGroup::fail_with(std::string text) noexcept {
   if (!take_error(std::move(text))) return;
-  options_.family->fail(error_);
+  options_.errors->fail(error_);
   end();  // also while it is not among them
 }
 
@@ -293,7 +293,7 @@ void NcclGroup::end() noexcept {
   pending_.clear();  // not before: who frees memory waits for the last of them
 }
 
-void NcclGroup::look_at_peers(std::string_view what) {
+void NcclGroup::check_peers(std::string_view what) {
   int64_t next = 0;
   {
     const std::lock_guard lock(calls_);
@@ -310,12 +310,12 @@ std::string NcclGroup::last_call() const {
   return pending_.last();
 }
 
-NcclGroup::Look NcclGroup::look() {
+NcclGroup::CallState NcclGroup::oldest_call() {
   const std::lock_guard lock(mutex_);
   pending_.forget_done();
   if (pending_.empty()) return {};
   PendingCall& first = pending_.first();
-  Look look{.what = first.name.text(), .number = first.number};
+  CallState state{.what = first.name.text(), .number = first.number};
   ncclResult_t result = ncclSuccess;
   if (pending_.any_enqueued()) {
     const auto asked =
@@ -324,18 +324,18 @@ NcclGroup::Look NcclGroup::look() {
   }
   if (result != ncclSuccess && result != ncclInProgress) {
     const char* detail = nccl_.last_error(nullptr);
-    look.error = fmt::format("rank {}: {} failed: {} {}", options_.own_number(), look.what,
-                             nccl_.error_string(result), detail == nullptr ? "" : detail);
+    state.error = fmt::format("rank {}: {} failed: {} {}", options_.own_number(), state.what,
+                              nccl_.error_string(result), detail == nullptr ? "" : detail);
   }
-  if (!first.reached.ready()) return look;
+  if (!first.reached.ready()) return state;
   const auto now = Clock::now();
-  look.waits = first.since.has_value();
-  if (look.waits) {
-    look.late = now - *first.since > options_.timeout;
-    look.waited_s = std::chrono::duration<double>(now - *first.since).count();
+  state.waits = first.since.has_value();
+  if (state.waits) {
+    state.late = now - *first.since > options_.timeout;
+    state.waited_s = std::chrono::duration<double>(now - *first.since).count();
   }
-  if (!look.waits) first.since = now;
-  return look;
+  if (!state.waits) first.since = now;
+  return state;
 }
 
 bool NcclGroup::is_first(int64_t number) {
@@ -357,13 +357,13 @@ void NcclGroup::watch() {
       if (changed_.wait_for(lock, pause, [&] { return closing_; })) return;
     }
     try {
-      const Look first = look();
+      const CallState first = oldest_call();
       std::string problem = first.error;
       if (problem.empty() && !first.late) problem = stall_.answer(first.waited_s);
       // Most calls are soon done: then nobody is asked.
       if (problem.empty() && !first.waits) continue;
-      options_.family->look();
-      if (problem.empty()) stall_.tell(*first.waited_s);
+      options_.errors->propagate();
+      if (problem.empty()) stall_.warn(*first.waited_s);
       if (problem.empty() && first.late) {
         problem = stall_.ask(
             fmt::format("rank {}: {} took longer than {:.1f} s", options_.own_number(), first.what,
@@ -395,7 +395,7 @@ void NcclGroup::leave() noexcept {
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nobody is left to tell
   }
   end();  // if it is not over in order
-  peers_.see_off();
+  peers_.wait_until_all_left();
 }
 
 void NcclGroup::finalize() {

@@ -52,8 +52,8 @@ class NcclGroup final : public CudaStream::Watched {
   // Numbers of the GPUs of other ranks that are threads of this process.
   std::vector<int> devices_of_this_process() const { return peers_.devices_of_this_process(); }
 
-  // See CallCommunicator::look_at_peers.
-  void look_at_peers(std::string_view what);
+  // See Transport::check_peers.
+  void check_peers(std::string_view what);
   void abort(std::string_view reason) noexcept;
   // Makes `error` the error of all ranks, unless they already have one.
   void set_error(std::string_view error) noexcept;
@@ -63,7 +63,7 @@ class NcclGroup final : public CudaStream::Watched {
  private:
   using Clock = std::chrono::steady_clock;
   // The state of the oldest pending call, as the watcher thread sees it.
-  struct Look {
+  struct CallState {
     std::string what;
     int64_t number = 0;
     bool waits = false;
@@ -88,7 +88,7 @@ class NcclGroup final : public CudaStream::Watched {
   void drain() noexcept;
   std::string last_call() const;
   void watch();
-  Look look();
+  CallState oldest_call();
   bool is_first(int64_t number);
   void fail_with(std::string text) noexcept;
   bool take_error(std::string text) noexcept;

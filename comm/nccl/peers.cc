@@ -6,7 +6,6 @@
 #include <string>
 #include <thread>
 
-#include "comm/rendezvous/memory_store.h"
 #include "core/check.h"
 #include "os/socket.h"
 
@@ -15,7 +14,7 @@ namespace zerorun {
 namespace {
 
 constexpr std::chrono::milliseconds kSlice{100};
-constexpr std::chrono::seconds kFarewell{3};
+constexpr std::chrono::seconds kLeavingTime{3};
 // A collective may still be on its way when rank 0 has done its part and left.
 constexpr std::chrono::seconds kGrace{5};
 constexpr const char* kLeft = "left";  // set by whoever leaves
@@ -32,12 +31,10 @@ std::optional<std::string> NcclPeers::find(const std::string& key,
                                            std::chrono::milliseconds timeout) const {
   constexpr std::chrono::milliseconds kMaxPause{20};
   const auto until = Clock::now() + timeout;
-  auto* const lookup = dynamic_cast<LookupStore*>(options_.store.get());
   std::chrono::milliseconds pause{1};
   try {
-    if (lookup == nullptr) return options_.store->get(key, timeout);
     while (true) {
-      if (std::optional<std::string> value = lookup->find(key)) return value;
+      if (std::optional<std::string> value = options_.store->find(key)) return value;
       if (Clock::now() >= until) return std::nullopt;
       std::this_thread::sleep_for(pause);
       pause = std::min(2 * pause, kMaxPause);
@@ -162,11 +159,11 @@ void NcclPeers::leave(int64_t calls) noexcept {
   }
 }
 
-void NcclPeers::see_off() const noexcept {
+void NcclPeers::wait_until_all_left() const noexcept {
   // Ranks that are threads share a store that does not go.
-  if (options_.rank != 0 || dynamic_cast<MemoryStore*>(options_.store.get()) != nullptr) return;
+  if (options_.rank != 0 || options_.store->local_segments() != nullptr) return;
   constexpr std::chrono::milliseconds kAskAgain{5};
-  const auto until = Clock::now() + kFarewell;
+  const auto until = Clock::now() + kLeavingTime;
   try {
     for (size_t i = 1; i < met_.size(); ++i) {
       while (Clock::now() < until && !has_died(met_[i].process)) {

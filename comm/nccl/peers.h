@@ -53,7 +53,7 @@ class NcclPeers {
   void leave(int64_t calls) noexcept;
   // Waits on rank 0, which serves the store, until the other ranks have left, for at most some
   // seconds.
-  void see_off() const noexcept;
+  void wait_until_all_left() const noexcept;
   // False in a forked child process, which is not a rank.
   bool is_this_process() const { return own_.process.pid == getpid(); }
   // Explains why some rank will never make its `call`th call, named `what`, for which this rank

@@ -39,7 +39,7 @@ void NcclStall::begin() {
 }
 
 // Ranks come to this one after the other, and the first of them speaks for all.
-void NcclStall::tell(double waited_s) {
+void NcclStall::warn(double waited_s) {
   constexpr double kTurn = 0.3;
   constexpr int kTurns = 16;
   const double turn = waited_s - kTurn * std::min(options_.rank, kTurns);
@@ -60,8 +60,8 @@ void NcclStall::tell(double waited_s) {
            options_.own_number(), waited_s, last_call_());
 }
 
-void NcclStall::hand_in(std::optional<double> waited_s) {
-  if (std::exchange(handed_in_, true)) return;
+void NcclStall::publish_activity(std::optional<double> waited_s) {
+  if (std::exchange(published_, true)) return;
   const ProcessIdentity process = this_process();
   RankActivity mine;
   mine.rank = options_.own_number();
@@ -75,18 +75,18 @@ void NcclStall::hand_in(std::optional<double> waited_s) {
 }
 
 std::string NcclStall::answer(std::optional<double> waited_s) {
-  if (handed_in_ || Clock::now() - looked_ < kAskBeat) return {};
-  looked_ = Clock::now();
+  if (published_ || Clock::now() - asked_at_ < kAskBeat) return {};
+  asked_at_ = Clock::now();
   const std::optional<std::string> reason = peers_.read(kAsked, kNow);
   if (!reason) return {};
-  hand_in(waited_s);
+  publish_activity(waited_s);
   return options_.rank == 0 ? write_report(*reason, kAnswers) : "";
 }
 
 std::string NcclStall::ask(const std::string& reason, std::optional<double> waited_s) {
   try {
     if (!peers_.read(kAsked, kNow)) peers_.write(kAsked, reason);
-    hand_in(waited_s);
+    publish_activity(waited_s);
   } catch (const CommError&) {  // the store is gone: this rank reports what it sees
     return write_report(reason, kNow);
   }
@@ -133,9 +133,7 @@ std::string NcclStall::write_report(const std::string& reason, std::chrono::mill
                          : fmt::format("; rank {} {}", rank.rank, rank.state);
   }
   if (shown > kMaxNames) names += fmt::format("; and {} more", shown - kMaxNames);
-  StallReport report(reason, options_.world_size, options_.job_size);
-  report.add(ranks);
-  report.write(options_.own_number());
+  StallReport(reason, options_, std::move(ranks)).write();
   return reason + names;
 }
 

@@ -27,7 +27,7 @@ class NcclStall {
   // functions below.
   void begin();
   // Prints on stderr, on one rank, that the last call waits for long.
-  void tell(double waited_s);
+  void warn(double waited_s);
   // Checks once a second whether a peer asks, and answers. Returns the error of all ranks if rank 0
   // has just reported, else an empty string. `waited_s`: how long this rank has waited in its last
   // call.
@@ -39,15 +39,15 @@ class NcclStall {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void hand_in(std::optional<double> waited_s);
+  void publish_activity(std::optional<double> waited_s);
   std::string write_report(const std::string& reason, std::chrono::milliseconds patience);
   RankActivity activity_of(int rank, Clock::time_point until) const;
 
   const GroupOptions& options_;
   NcclPeers& peers_;
   const std::function<std::string()> last_call_;
-  bool handed_in_ = false;
-  Clock::time_point looked_{};
+  bool published_ = false;
+  Clock::time_point asked_at_{};
   std::mutex mutex_;
   // Calls that began. Guarded by mutex_, like the next.
   int64_t begun_ = 0;

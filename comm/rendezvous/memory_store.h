@@ -7,20 +7,18 @@
 #include <optional>
 #include <string>
 
-#include "comm/rendezvous/lookup_store.h"
 #include "comm/shm/segment.h"
+#include "zerorun/communicator.h"
 
 namespace zerorun {
 
 // A Store in memory, for ranks that are threads of one process.
-class MemoryStore final : public LookupStore {
+class MemoryStore final : public Store {
  public:
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
   std::optional<std::string> find(const std::string& key) override;
-
-  // Memory segments that the ranks of this store share.
-  const std::shared_ptr<LocalSegments>& segments() const { return segments_; }
+  std::shared_ptr<LocalSegments> local_segments() override { return segments_; }
 
  private:
   const std::shared_ptr<LocalSegments> segments_ = std::make_shared<LocalSegments>();

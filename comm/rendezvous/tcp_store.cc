@@ -1,9 +1,14 @@
 #include "comm/rendezvous/tcp_store.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -33,13 +38,8 @@ auto ask_rank_0(const TcpStoreOptions& options, const std::string& what, const F
   }
 }
 
-class TcpStore : public LookupStore {
- public:
-  virtual uint16_t port() const = 0;
-};
-
 // Rank 0's side: the values are here.
-class ServingTcpStore final : public TcpStore {
+class ServingTcpStore final : public Store {
  public:
   ServingTcpStore(Listener listener, std::string secret)
       : server_(std::move(listener), std::move(secret), values_) {}
@@ -61,7 +61,7 @@ class ServingTcpStore final : public TcpStore {
 
 // The other ranks' side. Each request has a connection of its own while it lasts, so that a get
 // that waits does not keep others from setting.
-class ClientTcpStore final : public TcpStore {
+class ClientTcpStore final : public Store {
  public:
   ClientTcpStore(const TcpStoreOptions& options, FileDescriptor connection, Absence absence)
       : options_(options) {
@@ -158,6 +158,12 @@ class ClientTcpStore final : public TcpStore {
   std::vector<FileDescriptor> idle_;  // guarded by mutex_
 };
 
+using Address = std::array<int64_t, 5>;  // the port, and a secret
+
+std::string secret_of(const Address& words) {
+  return fmt::format("{:x}", fmt::join(words.begin() + 1, words.end(), ""));
+}
+
 }  // namespace
 
 std::shared_ptr<Store> serve_tcp_store(Listener listener, std::string secret) {
@@ -187,10 +193,33 @@ std::shared_ptr<Store> make_tcp_store(const TcpStoreOptions& options) {
                         }));
 }
 
+std::shared_ptr<Store> make_host_store(Communicator& comm, Stream& stream,
+                                       std::chrono::milliseconds timeout) {
+  Address words{};
+  TcpStoreOptions options{.serve = comm.rank() == 0, .timeout = timeout};
+  std::shared_ptr<Store> store;
+  if (options.serve) {
+    std::random_device random;
+    for (size_t i = 1; i < words.size(); ++i) {
+      words[i] = static_cast<int64_t>(uint64_t{random()} << 32 | random());
+    }
+    options.secret = secret_of(words);
+    store = make_tcp_store(options);
+    words[0] = bound_port(*store);
+  }
+  const TensorView view = view_of(std::span<int64_t>(words));
+  comm.broadcast(view, 0, stream, "address of another communicator's store").synchronize();
+  if (store != nullptr) return store;
+  options.port = static_cast<uint16_t>(words[0]);
+  options.secret = secret_of(words);
+  const Deadline deadline = std::chrono::steady_clock::now() + timeout;
+  return join_tcp_store(options, connect_to(options.host, options.port, deadline, Absence::gone),
+                        Absence::gone);
+}
+
 uint16_t bound_port(const Store& store) {
-  const auto* tcp_store = dynamic_cast<const TcpStore*>(&store);
-  ZR_CHECK(tcp_store != nullptr, "got a store that is not a TCP store");
-  return tcp_store->port();
+  ZR_CHECK(store.port() != 0, "got a store that is not a TCP store");
+  return store.port();
 }
 
 }  // namespace zerorun

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -15,5 +16,8 @@ std::shared_ptr<Store> serve_tcp_store(Listener listener, std::string secret);
 // the server drops the connection before it has answered, and does not listen any more.
 std::shared_ptr<Store> join_tcp_store(const TcpStoreOptions& options, FileDescriptor connection,
                                       Absence absence = Absence::not_yet);
+// A store for the ranks of `comm`, which are on one host; it is served on a free port. Collective.
+std::shared_ptr<Store> make_host_store(Communicator& comm, Stream& stream,
+                                       std::chrono::milliseconds timeout);
 
 }  // namespace zerorun

@@ -10,18 +10,9 @@
 
 namespace zerorun::shm {
 
-// What a rank is about to do: a collective, or the allocation of shared memory. `join` is the step
-// before the first operation.
-enum class Operation : uint8_t {
-  join,
-  all_reduce,
-  reduce_scatter,
-  all_gather,
-  all_to_all,
-  broadcast,
-  barrier,
-  allocate,
-};
+// What a rank is about to do: nothing yet but to meet its peers, a collective, or the allocation of
+// shared memory.
+enum class Step : uint8_t { join, collective, allocate };
 
 // Where a tensor is within memory that the ranks allocated together.
 struct Location {
@@ -41,7 +32,8 @@ struct Announcement {     // size: all that ranks compare, and where their tenso
   int64_t numel = 0;
   uint64_t label_hash = 0;
   int32_t root = 0;
-  Operation operation = Operation::join;
+  Step step = Step::join;
+  Collective op = Collective::barrier;  // of a collective
   DType dtype = DType::fp32;
   DType out_dtype = DType::fp32;
   ReduceOp reduce = ReduceOp::sum;

@@ -5,8 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "comm/rendezvous/memory_store.h"
-#include "comm/shm/exchange.h"
 #include "comm/shm/reduce_kernels.h"
 #include "core/check.h"
 
@@ -21,68 +19,68 @@ size_t round_up(size_t value, size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-struct Range {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t numel() const { return end - begin; }
-};
-
 // The elements that `rank` computes for all when an output is computed in parts: whole cache lines.
-Range part_of(int64_t numel, int rank, int world_size) {
+Exchange::Range part_of(int64_t numel, int rank, int world_size) {
   constexpr int64_t kLine = 64;
   const int64_t lines = (numel + kLine - 1) / kLine;
   const int64_t part = (lines + world_size - 1) / world_size * kLine;
   return {std::min(numel, rank * part), std::min(numel, (rank + 1) * part)};
 }
 
-std::shared_ptr<LocalSegments> local_segments_of(Store& store) {
-  auto* memory_store = dynamic_cast<MemoryStore*>(&store);
-  return memory_store != nullptr ? memory_store->segments() : nullptr;
+inline void reduce_chunks(const CollectiveCall& call, Exchange& exchange) {
+  while (exchange.next()) {
+    const Exchange::Chunk& chunk = exchange.chunk();
+    reduce({chunk.sources, call.in.dtype, call.reduce, call.output},
+           call.out.slice(chunk.begin, chunk.numel));
+  }
 }
 
-// Reduces the elements of `range` that the chunk has into `out`, the output of the whole row.
-void reduce_chunk(const CollectiveCall& call, const Exchange::Chunk& chunk, Range range,
-                  TensorView out) {
-  range.begin = std::max(range.begin, chunk.begin);
-  range.end = std::min(range.end, chunk.begin + chunk.numel);
-  if (range.numel() <= 0) return;
-  std::vector<const std::byte*> sources(chunk.sources.begin(), chunk.sources.end());
-  for (const std::byte*& source : sources) {
-    source += static_cast<size_t>(range.begin - chunk.begin) * size_of(call.in.dtype);
-  }
-  reduce({sources, call.in.dtype, call.reduce, call.output}, out.slice(range.begin, range.numel()));
+bool is_one_sided(const CollectiveCall& call) {
+  return call.op == Collective::all_gather && call.sync == Sync::one_sided;
 }
 
 }  // namespace
 
 Collectives::Collectives(const GroupOptions& options)
-    : local_(local_segments_of(*options.store)),
+    : local_(options.store->local_segments()),
       control_(options, local_.get()),
       blocks_(std::make_shared<Blocks>(options.rank)) {}
 
 void Collectives::run(const CollectiveCall& call) {
+  if (is_one_sided(call)) return gather_one_sided(call);
   try {
+    Exchange exchange(control_, *blocks_, call);
     switch (call.op) {
       case Collective::all_reduce:
-        return all_reduce(call);
+        return all_reduce(call, exchange);
       case Collective::reduce_scatter:
-        return reduce_scatter(call);
+        reduce_chunks(call, exchange);
+        break;
       case Collective::all_gather:
-        return all_gather(call);
+        if (exchange.one_output()) return gather_into_one(call, exchange);
+        while (exchange.next()) copy_gathered(call, exchange.chunk());
+        break;
       case Collective::all_to_all:
-        return all_to_all(call);
+        while (exchange.next()) copy_rows(call, exchange.chunk());
+        break;
       case Collective::broadcast:
-        return broadcast(call);
+        if (exchange.one_output()) return;
+        while (exchange.next()) {
+          const TensorView to = call.out.slice(exchange.chunk().begin, exchange.chunk().numel);
+          const std::byte* from = exchange.chunk().sources.front();
+          if (control_.rank() != call.root) copy_bytes(to.data, from, to.nbytes());
+        }
+        break;
       case Collective::barrier:
-        Exchange(control_, *blocks_, call);
+        break;
     }
+    if (exchange.reads_inputs()) control_.advance();
   } catch (const std::exception& error) {
     control_.fail(error.what());  // peers must not wait; an earlier failure stays the error
   }
 }
 
-void Collectives::all_reduce(const CollectiveCall& call) {
-  Exchange exchange(control_, *blocks_, call);
+void Collectives::all_reduce(const CollectiveCall& call, Exchange& exchange) {
   const int world_size = control_.world_size();
   // Each rank computes a part for all where outputs can be shared or read: 1/world_size of the
   // reading. It also keeps peers from overwriting what others still need when in place.
@@ -94,15 +92,13 @@ void Collectives::all_reduce(const CollectiveCall& call) {
       !exchange.all([](const Announcement& peer) { return !(peer.direct && peer.in_place); })) {
     exchange.stage_all();
   }
-  const Range whole{0, call.out.numel};
-  const Range mine = by_parts ? part_of(call.out.numel, control_.rank(), world_size) : whole;
-  exchange.for_each_chunk(
-      [&](const Exchange::Chunk& chunk) { reduce_chunk(call, chunk, mine, call.out); });
+  if (by_parts) exchange.read_only(part_of(call.out.numel, control_.rank(), world_size));
+  reduce_chunks(call, exchange);
   if (by_parts) control_.advance();
   if (by_parts && !one_output) {
     for (int rank = 0; rank < world_size; ++rank) {
       if (rank == control_.rank()) continue;
-      const Range part = part_of(call.out.numel, rank, world_size);
+      const Exchange::Range part = part_of(call.out.numel, rank, world_size);
       const TensorView to = call.out.slice(part.begin, part.numel());
       const auto from = blocks_->address(exchange.peer(rank).out, call.out.nbytes(), rank);
       const std::byte* source = from.get() + (to.data - call.out.data);
@@ -112,75 +108,47 @@ void Collectives::all_reduce(const CollectiveCall& call) {
   if (by_parts ? !one_output : exchange.reads_inputs()) control_.advance();
 }
 
-void Collectives::reduce_scatter(const CollectiveCall& call) {
-  Exchange exchange(control_, *blocks_, call);
-  exchange.for_each_chunk([&](const Exchange::Chunk& chunk) {
-    reduce_chunk(call, chunk, {0, call.out.numel}, call.out);
-  });
-  if (exchange.reads_inputs()) control_.advance();
-}
-
-void Collectives::all_gather(const CollectiveCall& call) {
-  Exchange exchange(control_, *blocks_, call);
+// All outputs are the same memory: each rank copies its own input there.
+void Collectives::gather_into_one(const CollectiveCall& call, const Exchange& exchange) {
   const size_t nbytes = call.in.nbytes();
-  const auto place_of = [&](int rank) {
-    return call.out.data + static_cast<size_t>(rank) * nbytes;
-  };
-  std::byte* const own_place = place_of(control_.rank());
-  if (exchange.one_output()) {
-    if (call.in.data != own_place) copy_bytes(own_place, call.in.data, nbytes);
-    bool all_in_place = true;
-    for (int rank = 0; rank < control_.world_size(); ++rank) {
-      const Announcement& peer = exchange.peer(rank);
-      const Location place{peer.out.block, peer.out.offset + static_cast<size_t>(rank) * nbytes};
-      all_in_place &= peer.in == place;
-    }
-    if (!all_in_place) control_.advance();
-    return;
+  std::byte* const own = call.out.data + static_cast<size_t>(control_.rank()) * nbytes;
+  if (call.in.data != own) copy_bytes(own, call.in.data, nbytes);
+  bool all_in_place = true;
+  for (int rank = 0; rank < control_.world_size(); ++rank) {
+    const Announcement& peer = exchange.peer(rank);
+    const Location place{peer.out.block, peer.out.offset + static_cast<size_t>(rank) * nbytes};
+    all_in_place &= peer.in == place;
   }
-  exchange.for_each_chunk([&](const Exchange::Chunk& chunk) {
-    const size_t offset = static_cast<size_t>(chunk.begin) * size_of(call.in.dtype);
-    const size_t chunk_bytes = static_cast<size_t>(chunk.numel) * size_of(call.in.dtype);
-    for (int rank = 0; rank < control_.world_size(); ++rank) {
-      const bool own = rank == control_.rank();
-      const std::byte* from =
-          own ? call.in.data + offset : chunk.sources[static_cast<size_t>(rank)];
-      std::byte* to = place_of(rank) + offset;
-      if (from != to) copy_bytes(to, from, chunk_bytes);
-    }
-  });
-  if (exchange.reads_inputs()) control_.advance();
+  if (!all_in_place) control_.advance();
 }
 
-void Collectives::all_to_all(const CollectiveCall& call) {
-  Exchange exchange(control_, *blocks_, call);
+void Collectives::copy_gathered(const CollectiveCall& call, const Exchange::Chunk& chunk) const {
+  const size_t offset = static_cast<size_t>(chunk.begin) * size_of(call.in.dtype);
+  const size_t chunk_bytes = static_cast<size_t>(chunk.numel) * size_of(call.in.dtype);
+  for (int rank = 0; rank < control_.world_size(); ++rank) {
+    const bool own = rank == control_.rank();
+    const std::byte* from = own ? call.in.data + offset : chunk.sources[static_cast<size_t>(rank)];
+    std::byte* to = call.out.data + static_cast<size_t>(rank) * call.in.nbytes() + offset;
+    if (from != to) copy_bytes(to, from, chunk_bytes);
+  }
+}
+
+void Collectives::copy_rows(const CollectiveCall& call, const Exchange::Chunk& chunk) const {
   const int64_t row = call.out.numel / control_.world_size();
-  exchange.for_each_chunk([&](const Exchange::Chunk& chunk) {
-    for (int rank = 0; rank < control_.world_size(); ++rank) {
-      const TensorView to = call.out.slice(rank * row + chunk.begin, chunk.numel);
-      copy_bytes(to.data, chunk.sources[static_cast<size_t>(rank)], to.nbytes());
-    }
-  });
-  if (exchange.reads_inputs()) control_.advance();
+  for (int rank = 0; rank < control_.world_size(); ++rank) {
+    const TensorView to = call.out.slice(rank * row + chunk.begin, chunk.numel);
+    copy_bytes(to.data, chunk.sources[static_cast<size_t>(rank)], to.nbytes());
+  }
 }
 
-void Collectives::broadcast(const CollectiveCall& call) {
-  Exchange exchange(control_, *blocks_, call);
-  if (exchange.one_output()) return;
-  exchange.for_each_chunk([&](const Exchange::Chunk& chunk) {
-    if (control_.rank() == call.root) return;
-    const TensorView to = call.out.slice(chunk.begin, chunk.numel);
-    copy_bytes(to.data, chunk.sources.front(), to.nbytes());
-  });
-  if (exchange.reads_inputs()) control_.advance();
-}
-
-void Collectives::check_one_sided(const CollectiveCall& call) const {
+bool Collectives::takes_turn(const CollectiveCall& call) const {
+  if (!is_one_sided(call)) return true;
   ZR_CHECK(
       call.in.empty() || blocks_->locate(call.in.data, call.in.nbytes()).shared(),
       "all_gather '{}' of one-sided inputs: the input is not in memory that the ranks allocated "
       "together",
       call.label);
+  return false;
 }
 
 void Collectives::gather_one_sided(const CollectiveCall& call) {
@@ -198,7 +166,7 @@ void Collectives::gather_one_sided(const CollectiveCall& call) {
   }
 }
 
-Buffer Collectives::allocate(size_t nbytes, Sharing sharing) {
+std::optional<Buffer> Collectives::make_buffer(size_t nbytes, Sharing sharing) {
   try {
     Block block = share_block(nbytes, sharing);
     // One part each: a rank's own, or its share of the one that all have.
@@ -239,7 +207,7 @@ Block Collectives::share_block(size_t nbytes, Sharing sharing) {
     std::memcpy(control_.outbox(), &block.segment->ticket(), sizeof(SegmentTicket));
   }
   Announcement mine;
-  mine.operation = Operation::allocate;
+  mine.step = Step::allocate;
   mine.numel = static_cast<int64_t>(nbytes);
   mine.sharing = sharing;
   control_.announce(mine, "");

@@ -9,7 +9,6 @@
 #include <numeric>
 #include <utility>
 
-#include "comm/rendezvous/patient_get.h"
 #include "core/check.h"
 #include "core/log.h"
 #include "os/futex.h"
@@ -50,7 +49,7 @@ int stride_for(int world_size) {
 std::shared_ptr<Segment> meet(const GroupOptions& options, LocalSegments* local) {
   const std::string key = options.name + "/control";
   if (options.rank != 0) {
-    const SegmentTicket ticket = decode_ticket(PatientGet(options)(key, [&] {
+    const SegmentTicket ticket = decode_ticket(wait_for_key(options, key, [&] {
       return fmt::format("rank {} to make the shared memory of '{}'", options.number(0),
                          options.name);
     }));
@@ -86,7 +85,7 @@ Control::Control(GroupOptions options, LocalSegments* local)
   }
   if (rank_ == 0) segment_->close_file();  // all have it
   options_.store = nullptr;
-  options_.look = nullptr;
+  options_.check_parent = nullptr;
 }
 
 void Control::claim_slot() {
@@ -211,7 +210,7 @@ void Control::fail_without(int peer, std::string_view what) {
                    what, last_operation(peer)));
 }
 
-void Control::look_at_peers(std::string_view what) {
+void Control::check_peers(std::string_view what) {
   check();
   for (int peer = 0; peer < world_size_; ++peer) {
     if (has_left(peer) || has_died(peer)) fail_without(peer, what);
@@ -221,8 +220,8 @@ void Control::look_at_peers(std::string_view what) {
 
 void Control::examine_peers(Clock::time_point started, WaitingNotice& notice) {
   try {
-    options_.family->look();
-    if (options_.look) options_.look();
+    options_.errors->propagate();
+    if (options_.check_parent) options_.check_parent();
     check();
   } catch (const CommError&) {
     // A peer that has taken this step may fail in the next one before this rank looks up.
@@ -273,9 +272,7 @@ void Control::end_late_wait(Clock::duration waited, const std::string& text) {
     if (report_) {
       report_(text);
     } else {
-      StallReport report(text, world_size_, options_.job_size);
-      report.add(activities());
-      report.write(number(rank_));
+      StallReport(text, options_, activities()).write();
     }
   }
   fail(text);
@@ -347,7 +344,7 @@ std::string Control::keep_error(std::string_view text) {
     }
     error = error_;
   }
-  options_.family->fail(error);
+  options_.errors->fail(error);
   return error;
 }
 

@@ -41,7 +41,7 @@ class Control {
   // Throws CommError if the job has an error, or if a peer has left or died. For a wait outside of
   // steps that every peer has to end; `what` names it. Called often, because a call looks at the
   // processes of some peers only.
-  void look_at_peers(std::string_view what);
+  void check_peers(std::string_view what);
   // The peer's announcement for the last step.
   Announcement announcement(int peer) const;
   // This rank's staging memory for the coming step, and a peer's for the last step; kStageBytes

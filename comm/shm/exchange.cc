@@ -32,7 +32,8 @@ Exchange::Exchange(Control& control, const Blocks& blocks, const CollectiveCall&
       call_(call),
       rows_(has_rows(call.op) ? control.world_size() : 1),
       row_numel_(call.in.numel / rows_),
-      stage_numel_(static_cast<int64_t>(kStageBytes / size_of(call.in.dtype)) / rows_) {
+      stage_numel_(static_cast<int64_t>(kStageBytes / size_of(call.in.dtype)) / rows_),
+      part_{0, row_numel_} {
   // After a failed step, what this rank said for the last one must stay readable to slower peers.
   control.check();
   const Announcement mine = announcement_of(call, blocks);
@@ -64,36 +65,42 @@ bool Exchange::reads_inputs() const {
 
 void Exchange::stage_all() { stage_all_ = true; }
 
-void Exchange::for_each_chunk(const std::function<void(const Chunk&)>& body) {
-  const int64_t row = rows_ == 1 ? 0 : control_.rank();
-  const size_t element = size_of(call_.in.dtype);
-  // Inputs that are read where they lie stay mapped until the collective is over.
-  std::vector<std::shared_ptr<std::byte>> direct;
+void Exchange::find_inputs() {
   bool any_staged = false;
   for (int rank = 0; rank < control_.world_size(); ++rank) {
     const bool reads = gives(rank) && !staged(rank);
-    direct.push_back(reads ? blocks_.address(peer(rank).in, call_.in.nbytes(), rank) : nullptr);
+    direct_.push_back(reads ? blocks_.address(peer(rank).in, call_.in.nbytes(), rank) : nullptr);
     any_staged |= gives(rank) && staged(rank);
   }
-  const int64_t step = any_staged ? stage_numel_ : row_numel_;
-  std::vector<const std::byte*> sources;
-  for (int64_t begin = 0; begin < row_numel_; begin += step) {
-    const int64_t numel = std::min(step, row_numel_ - begin);
-    if (begin > 0 || stage_all_) {
-      if (gives(control_.rank()) && staged(control_.rank())) stage(begin, numel);
-      control_.advance();
-    }
-    sources.clear();
-    for (int rank = 0; rank < control_.world_size(); ++rank) {
-      const auto& data = direct[static_cast<size_t>(rank)];
-      if (data) {
-        sources.push_back(data.get() + static_cast<size_t>(row * row_numel_ + begin) * element);
-      } else if (gives(rank)) {
-        sources.push_back(control_.inbox(rank) + static_cast<size_t>(row * numel) * element);
-      }
-    }
-    body({begin, numel, sources});
+  step_ = any_staged ? stage_numel_ : row_numel_;
+}
+
+bool Exchange::next() {
+  if (direct_.empty()) find_inputs();
+  if (next_ >= row_numel_) return false;
+  const int64_t begin = next_;
+  const int64_t numel = std::min(step_, row_numel_ - begin);
+  next_ += numel;
+  if (begin > 0 || stage_all_) {
+    if (gives(control_.rank()) && staged(control_.rank())) stage(begin, numel);
+    control_.advance();
   }
+  chunk_.begin = std::clamp(part_.begin, begin, next_);
+  chunk_.numel = std::clamp(part_.end, begin, next_) - chunk_.begin;
+  const int64_t row = rows_ == 1 ? 0 : control_.rank();
+  const size_t element = size_of(call_.in.dtype);
+  sources_.clear();
+  for (int rank = 0; rank < control_.world_size(); ++rank) {
+    if (const auto& data = direct_[static_cast<size_t>(rank)]) {
+      const int64_t at = row * row_numel_ + chunk_.begin;
+      sources_.push_back(data.get() + static_cast<size_t>(at) * element);
+    } else if (gives(rank)) {
+      const int64_t at = row * numel + chunk_.begin - begin;
+      sources_.push_back(control_.inbox(rank) + static_cast<size_t>(at) * element);
+    }
+  }
+  chunk_.sources = sources_;
+  return true;
 }
 
 bool Exchange::gives(int rank) const {

@@ -21,6 +21,11 @@ namespace zerorun::shm {
 // collectives. A rank reads the same row of all inputs.
 class Exchange {
  public:
+  struct Range {
+    int64_t begin = 0;
+    int64_t end = 0;
+    int64_t numel() const { return end - begin; }
+  };
   // Consecutive elements of the row that this rank reads.
   struct Chunk {
     int64_t begin = 0;
@@ -42,13 +47,17 @@ class Exchange {
   // Stages all inputs, whatever was announced, because outputs will overwrite inputs that peers
   // still need.
   void stage_all();
-  // Calls `body` on each chunk of the row.
-  void for_each_chunk(const std::function<void(const Chunk&)>& body);
+  // This rank needs a part of the row only.
+  void read_only(Range part) { part_ = part; }
+  // Gets the next chunk of the row, which chunk() then returns. False if there is none.
+  bool next();
+  const Chunk& chunk() const { return chunk_; }
 
  private:
   bool gives(int rank) const;
   bool staged(int rank) const;
   void stage(int64_t begin, int64_t numel);
+  void find_inputs();
 
   Control& control_;
   const Blocks& blocks_;
@@ -58,6 +67,13 @@ class Exchange {
   const int64_t stage_numel_;  // elements of a row that fit into a stage
   std::vector<Announcement> peers_;
   bool stage_all_ = false;
+  // Inputs that are read in place, by rank; null: staged. They stay mapped until this is destroyed.
+  std::vector<std::shared_ptr<std::byte>> direct_;
+  int64_t step_ = 0;  // elements that ranks stage at once
+  int64_t next_ = 0;  // the first that they have not staged
+  Range part_;
+  std::vector<const std::byte*> sources_;
+  Chunk chunk_;
 };
 
 }  // namespace zerorun::shm

@@ -159,13 +159,21 @@ class ZR_API Communicator {
   virtual Subscription observe(CollectiveObserver observer) = 0;
 };
 
-// A blocking key-value service through which ranks find each other.
+class LocalSegments;
+
+// A key-value service through which ranks find each other.
 class ZR_API Store {
  public:
   virtual ~Store() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
   // Waits until the key is set. Throws CommError naming the key after `timeout`.
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
+  // The value of the key, or nothing if it is not set now.
+  virtual std::optional<std::string> find(const std::string& key) = 0;
+  // The memory that ranks share if they are threads of one process; null for other stores.
+  virtual std::shared_ptr<LocalSegments> local_segments() { return nullptr; }
+  // The port of a TCP store; 0 for other stores.
+  virtual uint16_t port() const { return 0; }
 };
 // Returns a store for ranks that are threads of one process.
 ZR_API std::shared_ptr<Store> make_memory_store();

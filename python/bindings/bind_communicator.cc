@@ -6,8 +6,8 @@
 #include <span>
 #include <string>
 
-#include "comm/rendezvous/host_store.h"
 #include "comm/rendezvous/rendezvous.h"
+#include "comm/rendezvous/tcp_store.h"
 #include "config/env.h"
 #include "core/check.h"
 #include "os/address.h"

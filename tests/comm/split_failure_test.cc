@@ -10,7 +10,7 @@
 
 #include "comm/agreement.h"
 #include "comm/hierarchical/topology.h"
-#include "comm/rendezvous/host_store.h"
+#include "comm/rendezvous/tcp_store.h"
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/processes.h"
 

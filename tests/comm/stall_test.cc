@@ -186,25 +186,28 @@ TEST_F(StallTest, ActivitiesSurviveTheirWayThroughTheStore) {
 }
 
 TEST_F(StallTest, AJobOfManyRanksShowsSomeOfThoseThatWait) {
-  StallReport report("rank 0 waited", 1000, 1000);
   std::vector<RankActivity> ranks(900);
   for (int number = 0; number < 900; ++number) {
     ranks[static_cast<size_t>(number)].rank = number;
     if (number != 700) ranks[static_cast<size_t>(number)].waits_for = 700;
   }
-  report.add(ranks);
-  const std::string table = report.table();
+  CommunicatorOptions options;
+  options.world_size = 1000;
+  const std::string table = StallReport("rank 0 waited", GroupOptions(options), ranks).table();
   EXPECT_THAT(table, AllOf(HasSubstr("and 867 more ranks that wait"), HasSubstr("\n   700  "),
                            HasSubstr("100 ranks are on hosts that did not answer")));
   EXPECT_LT(count(table, "\n"), 45U);
 }
 
 TEST_F(StallTest, AGroupSaysThatItsRanksAreNotAll) {
-  StallReport report("rank 2 waited", 2, 8);
   std::vector<RankActivity> ranks(2);
   ranks[0].rank = 2;
   ranks[1].rank = 3;
-  report.add(ranks);
+  CommunicatorOptions options;
+  options.world_size = 2;
+  GroupOptions group(options);
+  group.job_size = 8;
+  const StallReport report("rank 2 waited", group, ranks);
   EXPECT_THAT(report.table(), HasSubstr("these are the 2 ranks of the group; the job has 8"));
   EXPECT_EQ(nlohmann::json::parse(report.json()).at("job_size"), 8);
 }

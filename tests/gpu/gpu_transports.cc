@@ -1,6 +1,6 @@
 #include <cstdlib>
 
-#include "comm/host_staged_communicator.h"
+#include "comm/device_communicator.h"
 #include "device/cuda_backend.h"
 #include "tests/comm/conformance.h"
 #include "tests/harness.h"

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "comm/host_staged_communicator.h"
+#include "comm/device_communicator.h"
 #include "tests/harness.h"
 #include "tests/zero/delayed_device.h"
 #include "tests/zero/stream_program.h"

@@ -213,6 +213,7 @@ class StoreOfTheDead final : public Store {
   std::string get(const std::string& key, milliseconds timeout) override {
     return store_->get(key, timeout);
   }
+  std::optional<std::string> find(const std::string& key) override { return store_->find(key); }
 
  private:
   const std::string key_;
@@ -240,8 +241,11 @@ class BreakingStore final : public Store {
   void break_now() { broken_ = true; }
   void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
   std::string get(const std::string& key, milliseconds timeout) override {
-    if (broken_ && key == "world/nccl/error") throw std::runtime_error("the store broke");
     return store_->get(key, timeout);
+  }
+  std::optional<std::string> find(const std::string& key) override {
+    if (broken_ && key == "world/nccl/error") throw std::runtime_error("the store broke");
+    return store_->find(key);
   }
 
  private:

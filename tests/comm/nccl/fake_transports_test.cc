@@ -2,7 +2,7 @@
 // on the one through the host, with fake CUDA libraries below them.
 #include <gtest/gtest.h>
 
-#include "comm/host_staged_communicator.h"
+#include "comm/device_communicator.h"
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "tests/comm/conformance.h"

@@ -8,7 +8,7 @@
 #include <functional>
 #include <thread>
 
-#include "comm/host_staged_communicator.h"
+#include "comm/device_communicator.h"
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "tests/device/cuda/fake/fake_cuda.h"

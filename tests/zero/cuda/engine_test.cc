@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/host_staged_communicator.h"
+#include "comm/device_communicator.h"
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "tests/device/cuda/fake_cuda_test.h"

@@ -1,0 +1,187 @@
+#include "comm/host_transport.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "comm/hierarchical/collectives.h"
+#include "comm/shm/collectives.h"
+#include "comm/shm/reduce_kernels.h"
+#include "core/check.h"
+#include "device/cpu/cpu_stream.h"
+
+namespace zerorun {
+
+namespace {
+
+// Ranks of one host; more than any host has, and few enough for each to have a slot.
+constexpr size_t kMaxRanks = 1024;
+
+// If the cause of a call's error is in another group of ranks, the text also names the call.
+void name_call(const CommError& error, const CollectiveCall& call) {
+  constexpr size_t kShown = 60;  // messages of transports cut labels
+  const std::string text = error.what();
+  if (text.find(call.label.substr(0, kShown)) != std::string::npos) return;
+  fail<CommError>("{}; this rank was in {} '{}'", text, name_of(call.op), call.label);
+}
+
+// The transport of one rank, whose collectives copy their inputs.
+class SelfTransport final : public HostTransport {
+ public:
+  explicit SelfTransport(const GroupOptions& options)
+      : rank_(options.own_number()), errors_(options.errors) {}
+
+  TransportTraits traits() const override { return {.name = "self", .reads_peers = true}; }
+  void abort(std::string_view reason) noexcept override {
+    error_.set(fmt::format("rank {} aborted the job: {}", rank_, reason));
+    errors_->fail(error_.text());
+  }
+  void set_error(std::string_view error) noexcept override { error_.set(error); }
+  std::string error() override { return error_.text(); }
+
+ private:
+  bool takes_turn(const CollectiveCall& /*call*/) const override { return false; }
+  void run(const CollectiveCall& call) override {
+    error_.check();
+    const bool reduces = call.op == Collective::all_reduce || call.op == Collective::reduce_scatter;
+    const bool computes = call.output == Output::accumulate || call.in.dtype != call.out.dtype;
+    if (reduces && computes) {
+      const std::array<const std::byte*, 1> sources = {call.in.data};
+      reduce({sources, call.in.dtype, call.reduce, call.output}, call.out);
+    } else if (call.in.data != call.out.data) {
+      copy_bytes(call.out.data, call.in.data, call.in.nbytes());
+    }
+  }
+  std::optional<Buffer> make_buffer(size_t nbytes, Sharing /*sharing*/) override {
+    error_.check();
+    const size_t mapped = std::max<size_t>(nbytes, 1);
+    void* data = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) {
+      fail<DeviceError>("cannot allocate {} bytes: {}", nbytes, std::strerror(errno));
+    }
+    madvise(data, mapped, MADV_HUGEPAGE);  // faster where the host has them
+    return Buffer(data, nbytes, [data, mapped] { munmap(data, mapped); });
+  }
+
+  const int rank_;
+  const std::shared_ptr<ErrorGroup> errors_;
+  FirstError error_;
+};
+
+}  // namespace
+
+// The place of a call in the order of calls.
+class HostTransport::Turn {
+ public:
+  Turn(std::shared_ptr<HostTransport> transport, uint64_t number, std::string what)
+      : transport_(std::move(transport)), number_(number), what_(std::move(what)) {}
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  // If its task was never run (the stream failed or ended), peers need not wait for it, nor later
+  // turns.
+  ~Turn() {
+    if (started_) return;
+    transport_->abort(what_ + " was skipped because of an earlier error on its stream");
+    {
+      const std::lock_guard lock(transport_->order_.mutex);
+      transport_->order_.stopped = true;
+    }
+    transport_->order_.changed.notify_all();
+  }
+
+  HostTransport& transport() const { return *transport_; }
+
+ private:
+  friend class HostTransport::Running;
+
+  const std::shared_ptr<HostTransport> transport_;
+  const uint64_t number_;
+  const std::string what_;
+  bool started_ = false;
+};
+
+// A turn that has come. The constructor waits until all earlier turns have ended.
+class HostTransport::Running {
+ public:
+  explicit Running(Turn& turn) : transport_(turn.transport()) {
+    std::unique_lock lock(transport_.order_.mutex);
+    transport_.order_.changed.wait(
+        lock, [&] { return transport_.order_.ended >= turn.number_ || transport_.order_.stopped; });
+    turn.started_ = true;
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+  ~Running() {
+    {
+      const std::lock_guard lock(transport_.order_.mutex);
+      ++transport_.order_.ended;
+    }
+    transport_.order_.changed.notify_all();
+  }
+
+ private:
+  HostTransport& transport_;
+};
+
+std::shared_ptr<HostTransport::Turn> HostTransport::take_turn(std::string what) {
+  const std::lock_guard lock(order_.mutex);
+  return std::make_shared<Turn>(shared_from_this(), order_.taken++, std::move(what));
+}
+
+// A task keeps the transport: it may outlive the communicator.
+Event HostTransport::start(std::span<CollectiveCall> calls, Stream& stream) {
+  CpuStream& cpu = cpu_stream(stream);
+  for (CollectiveCall& call : calls) {
+    if (takes_turn(call)) {
+      auto turn = take_turn(fmt::format("{} '{}'", name_of(call.op), call.label));
+      cpu.submit([turn = std::move(turn), call = std::move(call)] {
+        const Running running(*turn);
+        const bool is_first = turn->transport().error().empty();
+        try {
+          turn->transport().run(call);
+        } catch (const CommError& error) {
+          if (is_first) name_call(error, call);
+          throw;
+        }
+      });
+    } else {
+      cpu.submit([self = shared_from_this(), call = std::move(call)] { self->run(call); });
+    }
+  }
+  return stream.record();
+}
+
+std::optional<Buffer> HostTransport::allocate(size_t nbytes, Sharing sharing) {
+  const std::shared_ptr<Turn> turn = take_turn("allocate");
+  const Running running(*turn);
+  return make_buffer(nbytes, sharing);
+}
+
+std::shared_ptr<Transport> HostTransport::make_group(GroupOptions& options) {
+  return make_host_transport(options);
+}
+
+std::shared_ptr<Transport> make_host_transport(GroupOptions& options) {
+  if (options.world_size == 1) return std::make_shared<SelfTransport>(options);
+  ZR_CHECK(options.store != nullptr, "{} ranks need a store to find each other",
+           options.world_size);
+  Topology topology = Topology::discover(options);
+  const size_t local_ranks = topology.ranks_of(topology.host_of(options.rank)).size();
+  if (local_ranks > kMaxRanks) {
+    fail<CommError>("got {} ranks: at most {} can share one host's memory", local_ranks, kMaxRanks);
+  }
+  if (topology.hosts() > 1) {
+    return hierarchical::make_transport(options, std::move(topology));
+  }
+  auto transport = std::make_shared<shm::Collectives>(options);
+  // Ranks that share a host need no store once they have met, but for what is shared within a
+  // process: a program may open PyTorch's own group at the same port.
+  if (!options.store->local_segments()) options.store = nullptr;
+  return transport;
+}
+
+}  // namespace zerorun
