@@ -49,8 +49,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
                  offload_ ? offload_->pipeline.get() : nullptr, moved_parameters()),
         step_(context_, buckets_, memory_, storage_, rules),
         control_(context_, config),
-        micro_step_(context_, buckets_),
-        reducer_(context_, buckets_, memory_, micro_step_, control_, comm_stream(), offload_.get()),
+        reducer_(context_, buckets_, memory_, control_, comm_stream(), offload_.get()),
         gatherer_(context_, buckets_, memory_, model_.module_count(), gather_stream(),
                   moved_parameters()) {}
 
@@ -59,7 +58,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
 
   ~EngineImpl() override {
     // Peers must not wait for collectives that an unwinding rank will never join.
-    if (std::uncaught_exceptions() > 0) context_.job().abort("it stopped after an error");
+    if (is_unwinding()) context_.job().abort("it stopped after an error");
     // Work on the streams uses the other members' memory.
     lanes_.end();
     end_work();
@@ -86,7 +85,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
     const auto& modules = model_.uses(module);
     size_t held = 0;
     try {
-      const bool last = micro_step_.is_last();
+      const bool last = micro_step().is_last();
       for (; held < modules.size(); ++held) gatherer_.gather(modules[held], last);
     } catch (...) {
       while (held > 0) gatherer_.release(modules[--held]);
@@ -112,8 +111,8 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   }
   void grad_ready(ParameterId id) override {
     const Stopwatch watch(timings_.reduce_s);
-    micro_step_.complete(model_.owner(id));
-    while (const std::optional<int> bucket = micro_step_.take_ready()) reducer_.reduce(*bucket);
+    micro_step().complete(model_.owner(id));
+    while (const std::optional<int> bucket = micro_step().take_ready()) reducer_.reduce(*bucket);
   }
   void contribute(std::span<const Contribution> gradients) override;
   GradientBucket gradient_bucket(ParameterId id) const override {
@@ -125,9 +124,9 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
     reducer_.reduce_rest();
   }
   bool end_micro_step() override {
-    if (!micro_step_.is_reduced()) reduce_gradients();
+    if (!micro_step().is_reduced()) reduce_gradients();
     gatherer_.end_micro_step();
-    return micro_step_.end();
+    return micro_step().end();
   }
   void drop_batch() override {
     const BatchState state = batch();
@@ -136,10 +135,10 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
     reducer_.drop();
   }
   void set_batch_rule(const BatchRule& rule) override {
-    micro_step_.set_rule(rule);
+    micro_step().set_rule(rule);
     control_.average_over(rule.accumulation_steps);
   }
-  BatchState batch() const override { return micro_step_.state(); }
+  BatchState batch() const override { return micro_step().state(); }
   double loss_scale() const override { return control_.decider().loss_scale(); }
   StepResult step() override;
   StepResult step(const ShardUpdate& update) override;
@@ -147,6 +146,10 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   double gradient_average() const override { return control_.decider().average(); }
   TensorView whole_gradient(ParameterId id) override { return reducer_.whole(model_.owner(id)); }
   void accept_gradients() override { reducer_.measure(); }
+  void reduce_late_gradients() override {
+    const Stopwatch watch(timings_.reduce_s);
+    reducer_.reduce_late_now();
+  }
   EngineStates& states() override { return *this; }
   EngineHooks& hooks() override { return *this; }
   EngineProgress progress() const override {
@@ -185,6 +188,10 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
 
  private:
   void end_work() noexcept;
+  // True while an exception ends this engine. Exceptions that were there before it do not.
+  bool is_unwinding() const { return std::uncaught_exceptions() > exceptions_before_; }
+  MicroStep& micro_step() { return reducer_.micro_step(); }
+  const MicroStep& micro_step() const { return reducer_.micro_step(); }
   Stream& comm_stream() { return lanes_.reductions(); }
   // One-sided gathers need no order among the collectives, and those of resident buckets move
   // nothing.
@@ -219,6 +226,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   // On a GPU a step waits once, for the norm.
   bool runs_ahead() const { return !context_.device.is_host(); }
 
+  const int exceptions_before_ = std::uncaught_exceptions();
   const ModelSpec model_;
   std::vector<ParameterGroup> groups_;
   const EngineContext context_;
@@ -229,7 +237,6 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   ChunkStorage storage_;
   ShardedStep step_;
   StepControl control_;
-  MicroStep micro_step_;
   GradientReducer reducer_;
   ParameterGatherer gatherer_;
   Timers timings_;
@@ -266,12 +273,12 @@ void EngineImpl::contribute(std::span<const Contribution> gradients) {
     id = model_.owner(id);
   }
   reducer_.add(owned);
-  for (const Contribution& one : owned) micro_step_.receive(one.parameter);
-  while (const std::optional<int> bucket = micro_step_.take_ready()) reducer_.reduce(*bucket);
+  for (const Contribution& one : owned) micro_step().receive(one.parameter);
+  while (const std::optional<int> bucket = micro_step().take_ready()) reducer_.reduce(*bucket);
 }
 
 StepDecision EngineImpl::decide(const GradientReducer::Ahead& ahead) {
-  ZR_CHECK(micro_step_.phase() == BatchPhase::step_due && micro_step_.is_last(),
+  ZR_CHECK(micro_step().phase() == BatchPhase::step_due && micro_step().is_last(),
            "step() before end_micro_step() returned true");
   if (!runs_ahead()) {
     const Stopwatch watch(timings_.reduce_s);
@@ -337,7 +344,7 @@ void EngineImpl::end_work() noexcept {
   try {
     context_.device.inline_stream().synchronize();
   } catch (const std::exception& error) {
-    if (std::uncaught_exceptions() > 0) return;
+    if (is_unwinding()) return;
     Logger(context_.rank, context_.world_size)
         .log(LogLevel::error, "{}; what was computed since then is wrong", error.what());
   }

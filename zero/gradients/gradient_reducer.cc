@@ -2,17 +2,18 @@
 
 #include <utility>
 
+#include "comm/agreement.h"
 #include "core/check.h"
 
 namespace zerorun {
 
 GradientReducer::GradientReducer(const EngineContext& context, std::span<const Bucket> buckets,
-                                 BucketMemory& memory, MicroStep& micro_step, StepControl& control,
-                                 Stream& stream, Offload* offload)
+                                 BucketMemory& memory, StepControl& control, Stream& stream,
+                                 Offload* offload)
     : context_(context),
       buckets_(buckets),
       memory_(memory),
-      micro_step_(micro_step),
+      micro_step_(context, buckets),
       control_(control),
       stream_(stream),
       offload_(offload),
@@ -51,7 +52,7 @@ GradientView GradientReducer::place_contribution(ParameterId parameter) {
     const bool accumulate = micro_step_.add(parameter);
     return {place(parameter), accumulate};
   }
-  Buffer& late = late_[parameter];
+  Buffer& late = late_.gradients[parameter];
   const bool accumulate = static_cast<bool>(late);
   if (!late) {
     late = context_.device.allocate(static_cast<size_t>(numel) * size_of(context_.param_dtype),
@@ -148,12 +149,26 @@ void GradientReducer::reduce_rest() {
     reduce(*next);
   }
   micro_step_.close();
+  late_.agreed = false;
+}
+
+void GradientReducer::reduce_late_now() {
+  const BatchPhase phase = micro_step_.phase();
+  const bool is_closed = phase == BatchPhase::reduced || phase == BatchPhase::step_due;
+  if (!is_closed || late_.agreed) return;
+  const int64_t own = late_.gradients.empty() ? 0 : 1;
+  if (Agreement(context_.comm, stream_).reduce(own, ReduceOp::max, "late gradients") > 0) {
+    reduce_late();
+    wait();
+    if (phase == BatchPhase::step_due) micro_step_.end();
+  }
+  late_.agreed = true;
 }
 
 GradientNorm::Result GradientReducer::finish(int64_t gather_order, const Ahead& ahead) {
   GradientNorm::Votes votes = {
       .any = micro_step_.has_gradient(),
-      .late = !late_.empty(),
+      .late = !late_.gradients.empty(),
       .new_order = context_.rank == 0 && micro_step_.schedule().wants_change(),
       .gather_order = gather_order};
   GradientNorm& norm = control_.norm();
@@ -174,7 +189,7 @@ GradientNorm::Result GradientReducer::finish(int64_t gather_order, const Ahead& 
 
 void GradientReducer::reduce_late() {
   begin_round();
-  const std::map<ParameterId, Buffer> late = std::exchange(late_, {});
+  const std::map<ParameterId, Buffer> late = std::exchange(late_.gradients, {});
   std::vector<Contribution> gradients;
   for (const auto& [parameter, memory] : late) {
     const int64_t numel = micro_step_.locate(parameter).numel;
@@ -188,7 +203,7 @@ void GradientReducer::reduce_late() {
 void GradientReducer::drop() {
   wait();
   control_.norm().restart(stream_);
-  late_.clear();
+  late_.gradients.clear();
   end_batch(false);
 }
 

@@ -30,8 +30,10 @@ class GradientReducer {
   // `control`: its inspector sees each bucket before the reduction, its norm each reduced bucket of
   // the batch's last round. `offload`: null if nothing is offloaded.
   GradientReducer(const EngineContext& context, std::span<const Bucket> buckets,
-                  BucketMemory& memory, MicroStep& micro_step, StepControl& control, Stream& stream,
-                  Offload* offload);
+                  BucketMemory& memory, StepControl& control, Stream& stream, Offload* offload);
+
+  MicroStep& micro_step() { return micro_step_; }
+  const MicroStep& micro_step() const { return micro_step_; }
 
   // See Engine::gradient.
   GradientView gradient(ParameterId parameter);
@@ -43,6 +45,8 @@ class GradientReducer {
   void reduce(int index);
   // Ends the round: reduces the remaining buckets, with zeros for unused parameters. Collective.
   void reduce_rest();
+  // See EngineHooks::reduce_late_gradients.
+  void reduce_late_now();
 
   // Submits device work that follows the decision about the step but is enqueued before the host
   // knows the norm, on the reducer's stream. It is called again if late gradients changed the norm.
@@ -72,6 +76,12 @@ class GradientReducer {
     Event done;
   };
 
+  // Gradients that came after their bucket was reduced.
+  struct Late {
+    std::map<ParameterId, Buffer> gradients;  // in the parameters' dtype
+    bool agreed = false;                      // no rank has one of the last round or an earlier one
+  };
+
   // The place of a contribution, and whether it is added to the values there.
   GradientView place_contribution(ParameterId parameter);
   void begin_round();
@@ -94,7 +104,7 @@ class GradientReducer {
   const EngineContext& context_;
   const std::span<const Bucket> buckets_;
   BucketMemory& memory_;
-  MicroStep& micro_step_;
+  MicroStep micro_step_;
   StepControl& control_;
   Stream& stream_;
   Offload* const offload_;
@@ -102,9 +112,9 @@ class GradientReducer {
   std::optional<GradientPool> pool_;
   std::optional<GradientPool> comm_pool_;  // if comm_dtype is not the parameters' dtype
   std::vector<Flight> flights_;            // by bucket
-  std::map<ParameterId, Buffer> late_;     // late gradients, in the parameters' dtype
-  std::vector<Buffer> aside_;              // by bucket: sums of earlier rounds; usually empty
-  bool sum_in_place_ = false;              // the sum is where backward writes
+  Late late_;
+  std::vector<Buffer> aside_;  // by bucket: sums of earlier rounds; usually empty
+  bool sum_in_place_ = false;  // the sum is where backward writes
   bool norm_begun_ = false;
 };
 

@@ -8,7 +8,7 @@ namespace zerorun {
 
 namespace {
 
-std::vector<int> trainable_buckets(const std::vector<Bucket>& buckets) {
+std::vector<int> trainable_buckets(std::span<const Bucket> buckets) {
   std::vector<int> order;
   for (const Bucket& bucket : buckets) {
     if (bucket.plan.trainable) order.push_back(bucket.index);
@@ -18,7 +18,7 @@ std::vector<int> trainable_buckets(const std::vector<Bucket>& buckets) {
 
 }  // namespace
 
-MicroStep::MicroStep(const Sharding& sharding, const std::vector<Bucket>& buckets)
+MicroStep::MicroStep(const Sharding& sharding, std::span<const Bucket> buckets)
     : specs_(sharding.specs),
       in_place_(reduces_in_place(sharding)),
       rule_{.accumulation_steps = sharding.accumulation_steps},

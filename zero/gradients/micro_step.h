@@ -23,7 +23,7 @@ namespace zerorun {
 // its gradients stay on this rank, and the next round adds to them.
 class MicroStep {
  public:
-  MicroStep(const Sharding& sharding, const std::vector<Bucket>& buckets);
+  MicroStep(const Sharding& sharding, std::span<const Bucket> buckets);
 
   struct Location {
     int bucket = -1;  // -1: frozen

@@ -129,6 +129,53 @@ TEST_P(MicroStepTest, LateContributionsCountAtThePriceOfOneRound) {
   }
 }
 
+// What reads gradients before the step (clipping) has to see late ones.
+TEST_P(MicroStepTest, LateContributionsCanBeReducedBeforeTheStep) {
+  struct Seen {
+    std::vector<std::vector<float>> gradients;
+    double norm = 0;
+    bool operator==(const Seen&) const = default;
+  };
+  // The first step of an engine, in which one contribution of each parameter is expected.
+  const auto first_step = [](Communicator& comm, const std::vector<int>& ranks, bool late) {
+    const auto device = make_cpu_device();
+    const auto engine = Engine::create(base_config(GetParam(), DType::fp32), *device, comm,
+                                       toy_specs(), ToyModel::groups());
+    toy_initialize(*engine);
+    const bool adds = std::find(ranks.begin(), ranks.end(), comm.rank()) != ranks.end();
+    for (const ParameterId id : trainable(*engine)) {
+      std::vector<float> sum = gradient_of(*engine, id, comm.rank(), 0, 0);
+      const std::vector<float> more = gradient_of(*engine, id, comm.rank(), 1, 0);
+      for (size_t i = 0; i < sum.size() && adds && !late; ++i) sum[i] += more[i];
+      engine->contribute(id, view_of(std::span<float>(sum)));
+    }
+    if (adds && late) backward(*engine, comm.rank(), 0, 1);
+    engine->reduce_gradients();
+    engine->hooks().reduce_late_gradients();
+    const auto calls = [&] {
+      return reductions(comm.stats(), GetParam()) + comm.stats()[Collective::all_reduce].calls;
+    };
+    const int64_t before = calls();
+    engine->hooks().reduce_late_gradients();  // nothing has come since
+    EXPECT_TRUE(engine->end_micro_step());
+    EXPECT_EQ(calls(), before);
+    Seen seen;
+    for (const StateInterval& part : engine->states().state_intervals()) {
+      if (part.grad.empty()) continue;
+      const float* values = part.grad.as<const float>();
+      seen.gradients.emplace_back(values, values + part.grad.numel);
+    }
+    seen.norm = engine->step().grad_norm;
+    return seen;
+  };
+  for (const std::vector<int>& ranks : {std::vector<int>{0}, {1}, {0, 1}}) {
+    run_ranks(2, [&](Communicator& comm) {
+      const Seen at_once = first_step(comm, ranks, false);
+      EXPECT_EQ(first_step(comm, ranks, true), at_once) << ranks.size() << " ranks are late";
+    });
+  }
+}
+
 TEST_P(MicroStepTest, OneCollectiveDecidesUnlessGradientsWereLate) {
   run_ranks(2, [](Communicator& comm) {
     const auto device = make_cpu_device();
