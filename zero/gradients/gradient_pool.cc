@@ -16,7 +16,7 @@ constexpr int kCommSlots = 2;
 
 // The group whose ranks read each other's gradients: QuantizedReduction has one of its own.
 Communicator& adds_within_host(const EngineContext& context) {
-  return context.host_group ? *context.host_group : context.shards();
+  return context.groups.host_group ? *context.groups.host_group : context.groups.shards();
 }
 }  // namespace
 
@@ -94,6 +94,9 @@ GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> b
     if (!bucket.plan.trainable) continue;
     ++trainable;
     pools.slot_numel = std::max(pools.slot_numel, bucket.layout.padded_numel());
+    if (sharding.place.replicas() > 1) {
+      pools.partial_numel = std::max(pools.partial_numel, bucket.layout.shard_numel);
+    }
     if (!bucket.plan.quantized) vectors = std::max(vectors, bucket.layout.padded_numel());
   }
   if (sharding.policy.shard_grads) {
@@ -101,7 +104,7 @@ GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> b
     // Vectors that are not quantized fill a bucket beside that of the matrices.
     if (sharding.zero.quantized_gradients) pools.small_numel = vectors;
   }
-  if (sharding.comm_dtype != sharding.param_dtype) {
+  if (sharding.precision.comm_dtype != sharding.precision.param_dtype) {
     pools.comm_slots = std::min(kCommSlots, trainable);
   }
   return pools;

@@ -50,12 +50,13 @@ class GradientPool {
   int64_t releases_ = 0;
 };
 
-// Sizes of the pools for the buckets that GradientReducer has in flight.
+// Sizes of the memory for the buckets that GradientReducer has in flight.
 struct GradientPools {
-  int64_t slot_numel = 0;   // elements of the largest bucket
-  int slots = 0;            // in the parameters' dtype
-  int comm_slots = 0;       // in Sharding::comm_dtype
-  int64_t small_numel = 0;  // elements of one more slot in the parameters' dtype
+  int64_t slot_numel = 0;     // elements of the largest bucket
+  int slots = 0;              // in the parameters' dtype
+  int comm_slots = 0;         // in Sharding::comm_dtype
+  int64_t small_numel = 0;    // elements of one more slot in the parameters' dtype
+  int64_t partial_numel = 0;  // of a shard's sum over the shard group, in Sharding::partial_dtype
 };
 GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> buckets);
 

@@ -6,19 +6,19 @@
 #include <span>
 #include <vector>
 
+#include "zero/gradients/gradient_batch.h"
 #include "zero/gradients/gradient_pool.h"
-#include "zero/gradients/group_reduction.h"
-#include "zero/gradients/micro_step.h"
+#include "zero/gradients/quantized_reduction.h"
 #include "zero/gradients/step_control.h"
 #include "zero/groups/engine_context.h"
-#include "zero/storage/bucket_memory.h"
+#include "zero/partition/bucket.h"
 #include "zero/storage/offload.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {
 
 // Takes gradients of parameters, reduces them bucket by bucket over the ranks, and stores the
-// reduced gradients. It has the memory and the collectives; MicroStep decides when a bucket is
+// reduced gradients. It has the memory and the collectives; GradientBatch decides when a bucket is
 // reduced.
 //
 // Rounds and micro-steps are accumulated after reduction, so the order of summation is the same at
@@ -29,11 +29,11 @@ class GradientReducer {
  public:
   // `control`: its inspector sees each bucket before the reduction, its norm each reduced bucket of
   // the batch's last round. `offload`: null if nothing is offloaded.
-  GradientReducer(const EngineContext& context, std::span<const Bucket> buckets,
-                  BucketMemory& memory, StepControl& control, Stream& stream, Offload* offload);
+  GradientReducer(const EngineContext& context, Buckets& buckets, StepControl& control,
+                  Stream& stream, Offload* offload);
 
-  MicroStep& micro_step() { return micro_step_; }
-  const MicroStep& micro_step() const { return micro_step_; }
+  GradientBatch& batch() { return batch_; }
+  const GradientBatch& batch() const { return batch_; }
 
   // See Engine::gradient.
   GradientView gradient(ParameterId parameter);
@@ -41,8 +41,8 @@ class GradientReducer {
   // already reduced, its gradient is kept and reduced with the step. Each parameter occurs at most
   // once.
   void add(std::span<const Contribution> gradients);
-  // Reduces a bucket that MicroStep has released.
-  void reduce(int index);
+  // Reduces a bucket that GradientBatch has released.
+  void reduce(Bucket& bucket);
   // Ends the round: reduces the remaining buckets, with zeros for unused parameters. Collective.
   void reduce_rest();
   // See EngineHooks::reduce_late_gradients.
@@ -68,14 +68,6 @@ class GradientReducer {
   void trim();
 
  private:
-  // A bucket between its first gradient and the end of its reduction.
-  struct Flight {
-    int slot = -1;
-    int comm_slot = -1;
-    TensorView buffer;
-    Event done;
-  };
-
   // Gradients that came after their bucket was reduced.
   struct Late {
     std::map<ParameterId, Buffer> gradients;  // in the parameters' dtype
@@ -87,33 +79,37 @@ class GradientReducer {
   void begin_round();
   // The place of the parameter in its bucket's memory.
   TensorView place(ParameterId parameter);
-  void open(int bucket);
+  // Gives the bucket memory for the gradients of a round.
+  void open(Bucket& bucket);
   void fill_missing(const Bucket& bucket);
   // Scales and casts the gradient; returns the tensor to reduce.
-  TensorView prepare(Flight& flight);
+  TensorView prepare(BucketGradients& gradients);
+  // Adds the gradients of the shard group, and then those sums over the replicas. In fp32 the
+  // result is bitwise identical to that of one collective if the size of a group is a power of two,
+  // because groups are then subtrees of its summation tree.
+  Event reduce_in_groups(const Bucket& bucket, TensorView outgoing, TensorView reduced,
+                         Output output);
   // Moves the reduced gradient from `reduced` to where it is stored and adds it to the norm.
   // Returns the event after which backward may write to the bucket again.
-  Event store(const Bucket& bucket, TensorView reduced);
+  Event store(Bucket& bucket, TensorView reduced);
   // Adds a bucket's stored gradient to the norm.
   void add_stored(const Bucket& bucket);
-  void set_sum_aside();
-  TensorView sum_aside(const Bucket& bucket) const;
+  void move_earlier_sums();
+  TensorView earlier_sum(const Bucket& bucket) const;
   void reduce_late();
   void end_batch(bool new_order);
 
   const EngineContext& context_;
-  const std::span<const Bucket> buckets_;
-  BucketMemory& memory_;
-  MicroStep micro_step_;
+  Buckets& buckets_;
+  GradientBatch batch_;
   StepControl& control_;
   Stream& stream_;
   Offload* const offload_;
-  GroupReduction groups_;
+  std::optional<QuantizedReduction> quantized_;
+  Buffer partial_;  // a shard's sum over the shard group, if there are replicas
   std::optional<GradientPool> pool_;
   std::optional<GradientPool> comm_pool_;  // if comm_dtype is not the parameters' dtype
-  std::vector<Flight> flights_;            // by bucket
   Late late_;
-  std::vector<Buffer> aside_;  // by bucket: sums of earlier rounds; usually empty
   bool sum_in_place_ = false;  // the sum is where backward writes
   bool norm_begun_ = false;
 };

@@ -3,9 +3,9 @@
 namespace zerorun {
 
 Lanes::Lanes(const EngineContext& context) : inline_(context.device.inline_stream()) {
-  if (!*context.zero.overlap_comm) return;
+  if (!*context.sharding.zero.overlap_comm) return;
   reductions_ = context.device.make_stream("zerorun-comm");
-  if (&context.gathers() != &context.shards()) {
+  if (&context.groups.gathers() != &context.groups.shards()) {
     gathers_ = context.device.make_stream("zerorun-gather");
   }
 }

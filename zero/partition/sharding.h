@@ -23,44 +23,52 @@ struct RankPlace {
   int world_size = 1;
   int rank = 0;
   int shard_ranks = 1;      // ranks of a shard group
-  int secondary_ranks = 0;  // ranks that share a second copy of parameters (hpZ); 0: no copy
+  int secondary_ranks = 0;  // ranks of an hpZ (secondary) partition of parameters; 0: there is none
   int host_ranks = 1;       // ranks of a host, over which quantized gradients are added first
 
   int shard_rank() const { return rank % shard_ranks; }
   int replica() const { return rank / shard_ranks; }
   int replicas() const { return world_size / shard_ranks; }
-  bool has_second_copy() const { return secondary_ranks > 0; }
-  // This rank's index among the ranks that share its second copy.
+  bool has_secondary() const { return secondary_ranks > 0; }
+  // This rank's index within its hpZ partition.
   int secondary_rank() const { return shard_rank() % secondary_ranks; }
 };
 
-// Everything that follows from configuration, model, world size and rank and determines the sizes
-// of the engine's memory. Computed before any memory is allocated.
-struct Sharding : RankPlace {
-  std::span<const ParameterSpec> specs;
-  StagePolicy policy;
-  ZeroConfig zero;
-  OffloadConfig offload;
+// The dtypes in which an engine computes and communicates, and the factor before a sum.
+struct Precision {
   DType param_dtype = DType::fp32;
   DType comm_dtype = DType::fp32;     // of gradients in the reduction
   DType partial_dtype = DType::fp32;  // of a shard group's sums that are added over replicas
   DType accum_dtype = DType::fp32;    // of reduced gradients
   double pre_scale = 1.0;             // factor of each rank's gradient before the sum
-  int64_t accumulation_steps = 1;
-  bool share_parameters = true;
   bool master_is_param = false;
-  int64_t parameter_alignment = 1;  // minimum alignment of parameters within a bucket, elements
-  bool computes_on_host = true;     // true on CPU ranks
-  // This rank's places among the ranks that hold a parameter that not all ranks hold (experts), by
-  // ParameterSpec::ranks - 1.
-  std::vector<RankPlace> parts{};
-
-  const RankPlace& place(int ranks) const {
-    return ranks == 0 ? *this : parts.at(static_cast<size_t>(ranks) - 1);
-  }
 
   // True if there are fp32 masters in addition to 16-bit parameters.
   bool separate_master() const { return param_dtype != DType::fp32 && !master_is_param; }
+  DType master_dtype() const { return separate_master() ? DType::fp32 : param_dtype; }
+};
+
+// Everything that follows from configuration, model, world size and rank and determines the sizes
+// of the engine's memory. Computed before any memory is allocated.
+struct Sharding {
+  std::span<const ParameterSpec> specs;
+  StagePolicy policy;
+  ZeroConfig zero;
+  OffloadConfig offload;
+  RankPlace place{};
+  // This rank's places among the ranks that hold a parameter that not all ranks hold (experts), by
+  // ParameterSpec::ranks - 1.
+  std::vector<RankPlace> parts{};
+  Precision precision{};
+  int64_t accumulation_steps = 1;
+  bool share_parameters = true;
+  int64_t parameter_alignment = 1;  // minimum alignment of parameters within a bucket, elements
+  bool computes_on_host = true;     // true on CPU ranks
+
+  // `ranks`: see ParameterSpec::ranks.
+  const RankPlace& place_of(int ranks) const {
+    return ranks == 0 ? place : parts.at(static_cast<size_t>(ranks) - 1);
+  }
   // True if a part of the optimizer states and reduced gradients is stored on the host.
   bool offloads_states() const {
     return offload.optimizer.device != OffloadDevice::none && offload.optimizer.ratio > 0;
@@ -72,7 +80,6 @@ struct Sharding : RankPlace {
            (offload.param.device == OffloadDevice::nvme ||
             (offload.param.device == OffloadDevice::cpu && !computes_on_host));
   }
-  DType master_dtype() const { return separate_master() ? DType::fp32 : param_dtype; }
 };
 
 // True if the reduced gradient overwrites the gradient that it is computed from: below stage 2,

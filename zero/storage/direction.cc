@@ -30,8 +30,8 @@ DirectionSize direction_size(const Sharding& sharding, std::span<const Optimizer
 DirectionMemory::DirectionMemory(const EngineContext& context, DirectionSize size) {
   if (size.numel == 0) return;
   const size_t nbytes = static_cast<size_t>(size.numel) * sizeof(float);
-  std::optional<Buffer> direction = context.shards().allocate(nbytes, Sharing::per_rank);
-  ZR_CHECK(direction, "transport {} gives no per-rank memory", context.shards().transport());
+  std::optional<Buffer> direction = context.groups.shards().allocate(nbytes, Sharing::per_rank);
+  ZR_CHECK(direction, "transport {} gives no per-rank memory", context.groups.shards().transport());
   ledger_ = context.device.account(nbytes, MemoryCategory::buckets);
   direction_ = std::move(*direction);
   work_ = context.device.allocate(static_cast<size_t>(size.work) * sizeof(float),

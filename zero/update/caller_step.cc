@@ -26,7 +26,7 @@ void step_by_caller(const EngineContext& context, Stream& comm_stream, Optimizer
     }
   };
   try {
-    Agreement(context.job(), comm_stream).run("the caller's optimizer", note_error);
+    Agreement(context.groups.job(), comm_stream).run("the caller's optimizer", note_error);
   } catch (...) {
     if (own) std::rethrow_exception(own);
     throw;

@@ -36,7 +36,7 @@ using SegmentScalars = std::function<UpdateScalars(const Optimizer&, const Plann
 class UpdatePlan {
  public:
   UpdatePlan(const EngineContext& context, std::span<const Bucket> buckets,
-             const BucketMemory& memory, const ChunkStorage& storage);
+             const ChunkStorage& storage);
 
   // `params`: see ChunkStorage::open_params.
   UpdateTensors tensors(const ActiveChunk& active, TensorView params,
@@ -51,7 +51,6 @@ class UpdatePlan {
   std::vector<PlannedSegment> plan(const Bucket& bucket, const Chunk& chunk) const;
 
   const EngineContext& context_;
-  const BucketMemory& memory_;
   const ChunkStorage& storage_;
   std::vector<std::vector<std::vector<PlannedSegment>>> segments_;  // by bucket and chunk
 };

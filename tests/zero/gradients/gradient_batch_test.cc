@@ -1,5 +1,5 @@
 // Rounds of gradients, contributions that come several times or late, and the order of buckets.
-#include "zero/gradients/micro_step.h"
+#include "zero/gradients/gradient_batch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 #include "zerorun/error.h"
 #include "zerorun/exact_sum.h"
 
-namespace zerorun::micro_step {
+namespace zerorun::gradient_batch {
 namespace {
 
 using testing::base_config;
@@ -70,10 +70,10 @@ void backward(Engine& engine, int rank, int64_t step, int64_t part) {
   for (const ParameterId id : trainable(engine)) contribute(engine, id, rank, part, step);
 }
 
-class MicroStepTest : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Stages, MicroStepTest, ::testing::Range(0, 4));
+class GradientBatchTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Stages, GradientBatchTest, ::testing::Range(0, 4));
 
-TEST_P(MicroStepTest, ContributionsAreReducedAsTheyComeAtEveryStage) {
+TEST_P(GradientBatchTest, ContributionsAreReducedAsTheyComeAtEveryStage) {
   run_ranks(2, [](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine = Engine::create(base_config(GetParam(), DType::fp32), *device, comm,
@@ -94,7 +94,7 @@ TEST_P(MicroStepTest, ContributionsAreReducedAsTheyComeAtEveryStage) {
 }
 
 // Sums of the toy's gradients are exact, so the split of a gradient shows in no bit.
-TEST_P(MicroStepTest, LateContributionsCountAtThePriceOfOneRound) {
+TEST_P(GradientBatchTest, LateContributionsCountAtThePriceOfOneRound) {
   Config config = base_config(GetParam(), DType::fp32);
   const auto at_once = [](Engine& engine, Communicator& comm, int64_t step) {
     for (const ParameterId id : trainable(engine)) {
@@ -130,7 +130,7 @@ TEST_P(MicroStepTest, LateContributionsCountAtThePriceOfOneRound) {
 }
 
 // What reads gradients before the step (clipping) has to see late ones.
-TEST_P(MicroStepTest, LateContributionsCanBeReducedBeforeTheStep) {
+TEST_P(GradientBatchTest, LateContributionsCanBeReducedBeforeTheStep) {
   struct Seen {
     std::vector<std::vector<float>> gradients;
     double norm = 0;
@@ -176,7 +176,7 @@ TEST_P(MicroStepTest, LateContributionsCanBeReducedBeforeTheStep) {
   }
 }
 
-TEST_P(MicroStepTest, OneCollectiveDecidesUnlessGradientsWereLate) {
+TEST_P(GradientBatchTest, OneCollectiveDecidesUnlessGradientsWereLate) {
   run_ranks(2, [](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine = Engine::create(base_config(GetParam(), DType::fp32), *device, comm,
@@ -208,7 +208,7 @@ TEST_P(MicroStepTest, OneCollectiveDecidesUnlessGradientsWereLate) {
 }
 
 // As stage 2 has it, where reduced gradients have memory of their own.
-TEST_P(MicroStepTest, RoundsOfOneMicroStepAddUpToTheSameBits) {
+TEST_P(GradientBatchTest, RoundsOfOneMicroStepAddUpToTheSameBits) {
   const auto rounds = [](int count) -> Batch {
     return [count](Engine& engine, Communicator& comm, int64_t step) {
       for (int64_t round = 0; round < count; ++round) {
@@ -234,7 +234,7 @@ TEST_P(MicroStepTest, RoundsOfOneMicroStepAddUpToTheSameBits) {
   }
 }
 
-TEST_P(MicroStepTest, ABatchThatIsNotSteppedGoesOn) {
+TEST_P(GradientBatchTest, ABatchThatIsNotSteppedGoesOn) {
   const auto twice = [](Engine& engine, Communicator& comm, int64_t step) {
     for (int64_t part = 0; part < 2; ++part) {
       backward(engine, comm.rank(), step, part);
@@ -254,7 +254,7 @@ TEST_P(MicroStepTest, ABatchThatIsNotSteppedGoesOn) {
   EXPECT_EQ(train(config, twice), train(config, once));
 }
 
-TEST_P(MicroStepTest, AStepWithoutAGradientChangesNothing) {
+TEST_P(GradientBatchTest, AStepWithoutAGradientChangesNothing) {
   run_ranks(2, [](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine = Engine::create(base_config(GetParam(), DType::fp32), *device, comm,
@@ -274,7 +274,7 @@ TEST_P(MicroStepTest, AStepWithoutAGradientChangesNothing) {
   });
 }
 
-TEST_P(MicroStepTest, ABoundaryThatIsSetAfterTheReductionCounts) {
+TEST_P(GradientBatchTest, ABoundaryThatIsSetAfterTheReductionCounts) {
   const auto late_boundary = [](Engine& engine, Communicator& comm, int64_t step) {
     engine.set_batch_rule({.boundary = false});
     backward(engine, comm.rank(), step, 0);
@@ -291,7 +291,7 @@ TEST_P(MicroStepTest, ABoundaryThatIsSetAfterTheReductionCounts) {
   EXPECT_EQ(train(config, late_boundary), train(config, plain));
 }
 
-TEST_P(MicroStepTest, ADroppedBatchLeavesNothing) {
+TEST_P(GradientBatchTest, ADroppedBatchLeavesNothing) {
   const auto plain = [](Engine& engine, Communicator& comm, int64_t step) {
     backward(engine, comm.rank(), step, 0);
     EXPECT_TRUE(engine.end_micro_step());
@@ -306,7 +306,7 @@ TEST_P(MicroStepTest, ADroppedBatchLeavesNothing) {
   EXPECT_EQ(train(config, dropped), train(config, plain));
 }
 
-TEST_P(MicroStepTest, CallsOutOfOrderAreErrors) {
+TEST_P(GradientBatchTest, CallsOutOfOrderAreErrors) {
   run_ranks(1, [](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine =
@@ -423,4 +423,4 @@ TEST(GatherOrders, ThatDifferEndAtTheStepOnEveryRank) {
 }
 
 }  // namespace
-}  // namespace zerorun::micro_step
+}  // namespace zerorun::gradient_batch
