@@ -6,17 +6,47 @@
 #include <optional>
 #include <utility>
 
+#include "comm/agreement.h"
 #include "core/check.h"
 #include "core/log.h"
 #include "zero/engine_parts.h"
 #include "zero/memory_advice.h"
 #include "zero/parameters/parameter_hash.h"
 #include "zero/timeline/stopwatch.h"
-#include "zero/update/caller_step.h"
+#include "zero/update/optimizer_states.h"
 
 namespace zerorun {
 
 namespace {
+
+// Lets an optimizer of the caller (a torch optimizer) update this rank's masters, with gradients
+// multiplied by `grad_scale`, in the order of the inline stream. If it throws on one rank, that
+// rank rethrows the error and all others throw one, too. Collective.
+void step_by_caller(const EngineContext& context, Stream& comm_stream, OptimizerStates states,
+                    float grad_scale, const Engine::ShardUpdate& update) {
+  // Parameters are cast from masters afterwards; they may be in a file.
+  std::vector<StateInterval> intervals = states.intervals(OptimizerStates::Parts::states);
+  std::erase_if(intervals, [](const StateInterval& part) { return part.grad.data == nullptr; });
+  for (const StateInterval& part : intervals) {
+    Device& home = part.on_host ? context.device.host() : context.device;
+    home.scale(home.inline_stream(), part.grad, grad_scale);
+  }
+  std::exception_ptr own;
+  const auto note_error = [&] {
+    try {
+      update(intervals);
+    } catch (...) {
+      own = std::current_exception();
+      throw;
+    }
+  };
+  try {
+    Agreement(context.groups.job(), comm_stream).run("the caller's optimizer", note_error);
+  } catch (...) {
+    if (own) std::rethrow_exception(own);
+    throw;
+  }
+}
 
 class EngineImpl final : public Engine, private EngineStates, private EngineHooks {
  public:
@@ -177,18 +207,19 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
     return parts_.buckets->of(parts_.model->owner(id));
   }
   OptimizerStates stored_states() { return {*parts_.context, *parts_.buckets, *parts_.storage}; }
-  // Waits for the gradient and decides about it; `ahead` as in GradientReducer::finish.
-  StepDecision decide(const GradientReducer::Ahead& ahead);
+  // Waits for the gradient and decides about it; `submit_update` as in GradientReducer::finish.
+  StepDecision decide(const GradientReducer::SubmitUpdate& submit_update);
   void run_update(const StepScalars& step);
   void refresh();  // of all that is computed from masters
   void finish_step() {
-    // Where it is not ahead, threads of the host may still write what the next step reads.
-    const bool waits = parts_.offload != nullptr && !runs_ahead();
+    // Threads of the host may still write what the next step reads.
+    const bool waits = parts_.offload != nullptr && !decides_on_device();
     waits ? parts_.gatherer->updates().finish(comm_stream())
           : parts_.gatherer->updates().end(comm_stream());
   }
-  // On a GPU a step waits once, for the norm.
-  bool runs_ahead() const { return !parts_.context->device.is_host(); }
+  // On a GPU Device::decide computes the decision, so that the update is submitted before the host
+  // knows the norm, for which a step waits once.
+  bool decides_on_device() const { return !parts_.context->device.is_host(); }
 
   const int exceptions_before_ = std::uncaught_exceptions();
   const EngineParts parts_;
@@ -234,11 +265,11 @@ void EngineImpl::contribute(std::span<const Contribution> gradients) {
     parts_.reducer->reduce(*bucket);
 }
 
-StepDecision EngineImpl::decide(const GradientReducer::Ahead& ahead) {
+StepDecision EngineImpl::decide(const GradientReducer::SubmitUpdate& submit_update) {
   ZR_CHECK(
       parts_.reducer->batch().phase() == BatchPhase::step_due && parts_.reducer->batch().is_last(),
       "step() before end_micro_step() returned true");
-  if (!runs_ahead()) {
+  if (!decides_on_device()) {
     const Stopwatch watch(timings_.reduce_s);
     parts_.reducer->wait();
   }
@@ -246,8 +277,9 @@ StepDecision EngineImpl::decide(const GradientReducer::Ahead& ahead) {
   parts_.gatherer->invalidate();
   comm_stream().wait(parts_.gatherer->gathered());
   const Stopwatch watch(timings_.optimizer_s);
-  const GradientNorm::Result sum = parts_.reducer->finish(parts_.gatherer->order_hash(), ahead);
-  if (runs_ahead()) parts_.reducer->trim();
+  const GradientNorm::Result sum =
+      parts_.reducer->finish(parts_.gatherer->order_hash(), submit_update);
+  if (decides_on_device()) parts_.reducer->trim();
   if (!sum.same_gathers) {
     fail<CommError>(
         "the ranks used different modules since the last step, or in another order, and gathered "
@@ -269,12 +301,12 @@ void EngineImpl::run_update(const StepScalars& step) {
 }
 
 StepResult EngineImpl::step() {
-  if (runs_ahead()) {
-    const auto ahead = [&](TensorView decision) {
+  if (decides_on_device()) {
+    const auto submit_update = [&](TensorView decision) {
       parts_.context->device.inline_stream().wait(comm_stream().record());
       run_update({counts_.step_count + 1, 1.0F, groups_, decision});
     };
-    return decide(ahead).result;
+    return decide(submit_update).result;
   }
   const StepDecision decision = decide({});
   if (!decision.result.applied) return decision.result;

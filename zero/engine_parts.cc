@@ -34,6 +34,19 @@ Stream& gather_stream(const EngineParts& parts) {
 
 }  // namespace
 
+Lanes::Lanes(const EngineContext& context) : inline_(context.device.inline_stream()) {
+  if (!*context.sharding.zero.overlap_comm) return;
+  reductions_ = context.device.make_stream("zerorun-comm");
+  if (&context.groups.gathers() != &context.groups.shards()) {
+    gathers_ = context.device.make_stream("zerorun-gather");
+  }
+}
+
+void Lanes::end() {
+  gathers_.reset();
+  reductions_.reset();
+}
+
 EngineParts make_engine_parts(const Config& config, Device& device, Communicator& comm,
                               std::vector<ParameterSpec> specs, size_t groups,
                               const EngineGroups& others) {

@@ -6,7 +6,6 @@
 #include "zero/gradients/gradient_reducer.h"
 #include "zero/gradients/step_control.h"
 #include "zero/groups/engine_context.h"
-#include "zero/groups/lanes.h"
 #include "zero/parameters/parameter_gatherer.h"
 #include "zero/partition/bucket.h"
 #include "zero/partition/model_spec.h"
@@ -16,6 +15,26 @@
 #include "zero/update/sharded_step.h"
 
 namespace zerorun {
+
+// The streams of an engine's collectives.
+class Lanes {
+ public:
+  // Without overlap_comm there is none, and collectives run on the inline stream.
+  explicit Lanes(const EngineContext& context);
+
+  // Reductions of gradients, and all that follows them in a step.
+  Stream& reductions() { return reductions_ ? *reductions_ : inline_; }
+  // Gathers of sharded parameters, with RankGroups::gathers.
+  Stream& gathers() { return gathers_ ? *gathers_ : reductions(); }
+
+  // Ends both when their work is done.
+  void end();
+
+ private:
+  Stream& inline_;
+  std::unique_ptr<Stream> reductions_;
+  std::unique_ptr<Stream> gathers_;  // null: the same as reductions_
+};
 
 // What an engine is made of. Parts refer to those above them and end before them.
 struct EngineParts {

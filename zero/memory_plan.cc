@@ -4,7 +4,7 @@
 
 #include "zero/gradients/gradient_pool.h"
 #include "zero/gradients/quantized_reduction.h"
-#include "zero/groups/link_savings.h"
+#include "zero/groups/zeropp.h"
 #include "zero/parameters/quantized_gather.h"
 #include "zero/partition/model_spec.h"
 #include "zero/partition/sharded_model.h"
@@ -63,7 +63,7 @@ bool keeps_one_copy(const Sharding& sharding) {
   const bool one_host = sharding.place.world_size <= sharding.place.host_ranks ||
                         sharding.place.host_ranks % sharding.place.shard_ranks == 0;
   return sharding.computes_on_host && sharding.share_parameters && one_host &&
-         link_savings(sharding.zero).empty();
+         zeropp_keys(sharding.zero).empty();
 }
 
 // The temporary in which NCCL sums the largest bucket, where the sum is then cast or accumulated
@@ -104,7 +104,7 @@ std::array<int64_t, kMemoryCategories> MemoryPlan::by_category() const {
   const auto of = [&](MemoryCategory category) -> int64_t& {
     return bytes[static_cast<size_t>(category)];
   };
-  of(MemoryCategory::parameters) = parameters + second_copy;
+  of(MemoryCategory::parameters) = parameters + secondary;
   of(MemoryCategory::gradients) = gradients;
   of(MemoryCategory::optimizer) = masters + moments;
   of(MemoryCategory::buckets) = buckets + gathered;
@@ -130,7 +130,7 @@ MemoryPlan plan_memory(const ShardedModel& sharded, const HostLayout& layout) {
   plan.parameters = sizes.replicated;
   const bool params_on_host = sharding.offload.param.device != OffloadDevice::none;
   (params_on_host ? plan.pinned : plan.parameters) += sizes.sharded;
-  plan.second_copy = sizes.secondary;
+  plan.secondary = sizes.secondary;
   plan.gradients = nbytes_of(sizes.gradients, sharding.precision.param_dtype) +
                    nbytes_of(sizes.reduced, sharding.precision.accum_dtype) +
                    QuantizedReduction::sizes(sharding, buckets).lost;

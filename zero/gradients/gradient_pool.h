@@ -21,7 +21,7 @@ namespace zerorun {
 class GradientPool {
  public:
   // `small_numel`: elements of one more slot; 0: there is none.
-  GradientPool(const EngineContext& context, DType dtype, int64_t slot_numel, int slots,
+  GradientPool(Device& device, const RankGroups& groups, DType dtype, int64_t slot_numel, int slots,
                int64_t small_numel = 0);
 
   struct Slot {
@@ -42,7 +42,7 @@ class GradientPool {
   void trim();
 
  private:
-  const EngineContext& context_;
+  Device& device_;
   const DType dtype_;
   Buffer arena_;
   std::shared_ptr<void> ledger_entry_;

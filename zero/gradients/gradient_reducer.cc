@@ -22,11 +22,11 @@ GradientReducer::GradientReducer(const EngineContext& context, Buckets& buckets,
     partial_ = context.device.allocate(partial.nbytes(), MemoryCategory::buckets);
   }
   if (pools.slots > 0)
-    pool_.emplace(context, context.sharding.precision.param_dtype, pools.slot_numel, pools.slots,
-                  pools.small_numel);
+    pool_.emplace(context.device, context.groups, context.sharding.precision.param_dtype,
+                  pools.slot_numel, pools.slots, pools.small_numel);
   if (pools.comm_slots > 0) {
-    comm_pool_.emplace(context, context.sharding.precision.comm_dtype, pools.slot_numel,
-                       pools.comm_slots);
+    comm_pool_.emplace(context.device, context.groups, context.sharding.precision.comm_dtype,
+                       pools.slot_numel, pools.comm_slots);
   }
 }
 
@@ -187,7 +187,8 @@ void GradientReducer::reduce_late_now() {
   late_.agreed = true;
 }
 
-GradientNorm::Result GradientReducer::finish(int64_t gather_order, const Ahead& ahead) {
+GradientNorm::Result GradientReducer::finish(int64_t gather_order,
+                                             const SubmitUpdate& submit_update) {
   GradientNorm::Votes votes = {
       .any = batch_.has_gradient(),
       .late = !late_.gradients.empty(),
@@ -195,8 +196,8 @@ GradientNorm::Result GradientReducer::finish(int64_t gather_order, const Ahead& 
       .gather_order = gather_order};
   GradientNorm& norm = control_.norm();
   while (true) {
-    norm.start(stream_, votes, ahead ? std::optional(control_.rule()) : std::nullopt);
-    if (ahead) ahead(norm.decision());
+    norm.start(stream_, votes, submit_update ? std::optional(control_.rule()) : std::nullopt);
+    if (submit_update) submit_update(norm.decision());
     const GradientNorm::Result result = norm.read();
     if (!result.late) {
       end_batch(result.new_order);

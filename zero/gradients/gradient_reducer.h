@@ -23,8 +23,8 @@ namespace zerorun {
 //
 // Rounds and micro-steps are accumulated after reduction, so the order of summation is the same at
 // every stage. If reduction is in place (reduces_in_place), a further round of a batch would find
-// the sum in the memory that backward writes to. The sum is then moved aside until that round is
-// reduced.
+// the sum in the memory that backward writes to. The sum is then kept elsewhere until that round
+// is reduced.
 class GradientReducer {
  public:
   // `control`: its inspector sees each bucket before the reduction, its norm each reduced bucket of
@@ -50,12 +50,12 @@ class GradientReducer {
 
   // Submits device work that follows the decision about the step but is enqueued before the host
   // knows the norm, on the reducer's stream. It is called again if late gradients changed the norm.
-  using Ahead = std::function<void(TensorView decision)>;
+  using SubmitUpdate = std::function<void(TensorView decision)>;
   // Computes the norm of the reduced gradient, with one collective in an ordinary step. If a
   // gradient came after its bucket was reduced, on any rank, all ranks reduce such gradients in one
   // more round. Ends the batch and adopts another schedule if rank 0 proposes one. `gather_order`:
-  // see GradientNorm::Votes. `ahead` may be empty.
-  GradientNorm::Result finish(int64_t gather_order, const Ahead& ahead);
+  // see GradientNorm::Votes. `submit_update` may be empty.
+  GradientNorm::Result finish(int64_t gather_order, const SubmitUpdate& submit_update);
   // Discards the gradients of the batch. Not within a round.
   void drop();
   // See EngineHooks::whole_gradient. Waits for all reductions.

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "zero/storage/padding.h"
-
 namespace zerorun {
 
 namespace {
@@ -100,7 +98,7 @@ QuantizedReduction::QuantizedReduction(const EngineContext& context, std::span<B
 
 Event QuantizedReduction::run(const Bucket& bucket, TensorView outgoing, TensorView reduced,
                               Output output, Stream& stream) {
-  clear_padding(bucket, 0, outgoing, context_.device, stream);
+  bucket.clear_padding(0, outgoing, context_.device, stream);
   const TensorView partial = add_within_host(bucket, outgoing, stream);
   Communicator& across = *context_.groups.cross_group;
   const int bits = bits_across(context_.sharding);

@@ -11,7 +11,7 @@
 #include "comm/link_bound.h"
 #include "core/check.h"
 #include "core/log.h"
-#include "zero/groups/link_savings.h"
+#include "zero/groups/zeropp.h"
 #include "zero/partition/sharding.h"
 
 namespace zerorun {
@@ -71,7 +71,7 @@ void check_groups(const Config& config, std::span<const ParameterSpec> specs, co
   }
   if (!rule.is_external()) check_divided(rule_name(config.optimizer), specs, groups);
   if (groups.parts.empty()) return;
-  std::vector<std::string_view> refused = link_savings(config.zero);
+  std::vector<std::string_view> refused = zeropp_keys(config.zero);
   if (config.zero.shard_group_size != 0) refused.push_back(kShardGroupKey);
   if (refused.empty()) return;
   fail<ConfigError>(
@@ -93,10 +93,10 @@ void split_copies(const ZeroConfig& zero, RankGroups& groups) {
 
 // Drops what saves nothing among these ranks; the first rank of the job says so. All groups do the
 // same, also if only some of them are within a host: they add gradients bucket by bucket.
-void resolve_link_savings(ZeroConfig& zero, const RankGroups& groups, Stream& stream) {
+void resolve_zeropp(ZeroConfig& zero, const RankGroups& groups, Stream& stream) {
   const Communicator& job = groups.job();
   Communicator& shards = groups.shards();
-  const std::vector<std::string_view> asked = link_savings(zero);
+  const std::vector<std::string_view> asked = zeropp_keys(zero);
   if (asked.empty()) return;
   const int64_t within_host = shards.local_world_size() == shards.world_size() ? 1 : 0;
   if (Agreement(groups.comm, stream).reduce(within_host, ReduceOp::min) == 1) {
@@ -109,7 +109,7 @@ void resolve_link_savings(ZeroConfig& zero, const RankGroups& groups, Stream& st
                          : "the ranks of a shard group are on one host, and sums travel between "
                            "groups as they are");
     }
-    zero = without_link_savings(zero);
+    zero = without_zeropp(zero);
     return;
   }
   if (zero.hpz_partition_size == kRanksOfHost) {
@@ -176,7 +176,7 @@ EngineContext make_context(const Config& config, std::span<const ParameterSpec> 
   overlap_between_hosts(zero, comm.world_size(), comm.local_world_size());
   RankGroups rank_groups{comm, groups};
   split_copies(zero, rank_groups);
-  resolve_link_savings(zero, rank_groups, device.inline_stream());
+  resolve_zeropp(zero, rank_groups, device.inline_stream());
   EngineContext context{
       make_sharding(resolved, specs, rule, comm.world_size(), comm.rank(), device.is_host()),
       device, std::move(rank_groups)};

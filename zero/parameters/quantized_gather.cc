@@ -4,8 +4,6 @@
 #include <map>
 #include <vector>
 
-#include "zero/storage/padding.h"
-
 namespace zerorun {
 
 namespace {
@@ -61,7 +59,7 @@ void QuantizedGather::start(const Bucket& bucket, TensorView shard, Stream& stre
   const TensorView all = bucket.params.wire;
   const int64_t part = all.numel / context_.sharding.place.shard_ranks;
   const TensorView own = all.slice(context_.sharding.place.shard_rank() * part, part);
-  clear_padding(bucket, bucket.owned_begin, shard, context_.device, stream);
+  bucket.clear_padding(bucket.owned_begin, shard, context_.device, stream);
   context_.device.quantize(stream, shard, own, {.bits = kBits});
   context_.groups.gathers().all_gather(own, all, Sync::collective, stream, bucket.label);
 }

@@ -117,4 +117,16 @@ std::vector<Interval> Bucket::shard_intervals(int64_t begin, int64_t numel) cons
   return layout.intervals(first, last);  // none where they do not meet
 }
 
+void Bucket::clear_padding(int64_t begin, TensorView part, Device& device, Stream& stream) const {
+  int64_t end = begin;  // of the parameter before
+  const auto clear_to = [&](int64_t offset) {
+    if (offset > end) device.fill(stream, part.slice(end - begin, offset - end), 0.0F);
+  };
+  for (const Interval& interval : layout.intervals(begin, begin + part.numel)) {
+    clear_to(interval.offset);
+    end = interval.offset + interval.numel;
+  }
+  clear_to(begin + part.numel);
+}
+
 }  // namespace zerorun

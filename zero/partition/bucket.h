@@ -93,6 +93,9 @@ struct Bucket {
   std::vector<Interval> owned_intervals(int64_t begin, int64_t numel) const {
     return owned ? shard_intervals(begin, numel) : std::vector<Interval>();
   }
+  // Sets the padding to zero in `part` of the bucket, which begins at element `begin`. Padding may
+  // have any values otherwise, and would change the scale of a quantized block.
+  void clear_padding(int64_t begin, TensorView part, Device& device, Stream& stream) const;
   // The parameters of a chunk. Not with moves_params.
   TensorView params_of(const Chunk& chunk) const {
     return params.stored.slice(chunk.begin, chunk.numel());

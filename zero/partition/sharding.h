@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "optim/optimizer.h"
-#include "zero/partition/stage.h"
 #include "zerorun/config.h"
 #include "zerorun/engine.h"
 
@@ -16,6 +15,19 @@ namespace zerorun {
 inline constexpr std::string_view kShardGroupKey =
     "/zerorun/shard_group_size (/zero_optimization/mics_shard_size)";
 inline constexpr std::string_view kSecondaryKey = "/zero_optimization/zero_hpz_partition_size";
+
+// What a ZeRO stage shards over the ranks. This is the only difference between stages 0 to 3.
+// Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+// Models", arXiv 1910.02054.
+struct StagePolicy {
+  bool shard_state = false;
+  bool shard_grads = false;
+  bool shard_params = false;
+};
+
+constexpr StagePolicy stage_policy(int stage) {
+  return {.shard_state = stage >= 1, .shard_grads = stage >= 2, .shard_params = stage >= 3};
+}
 
 // A rank's place in a job. Neighbouring ranks form shard groups; each group holds one copy (a
 // replica) of everything that is sharded.

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "zero/groups/link_savings.h"
+#include "zero/groups/zeropp.h"
 
 namespace zerorun {
 
@@ -99,7 +99,7 @@ void BucketMemory::place_sharded(std::span<Bucket> buckets, int64_t total, int r
   // Quantized gathers and those of second copies write to memory of their rank. If they are on,
   // other groups of this rank's job span hosts.
   if (context_.sharding.share_parameters && one_host &&
-      link_savings(context_.sharding.zero).empty()) {
+      zeropp_keys(context_.sharding.zero).empty()) {
     arena = share(total * shards, Sharing::per_host, category, context_.groups.gathers(ranks));
   }
   const bool resident = arena.has_value();

@@ -28,8 +28,9 @@ ShardedStep::ShardedStep(const EngineContext& context, std::span<const Bucket> b
       last_first_(context.sharding.policy.shard_state && !context.sharding.policy.shard_params &&
                   storage.pipeline() == nullptr),
       has_muon_(rules.size() > 1),
-      direction_(context, direction_size(context.sharding, rules, buckets)),
-      plan_(context, buckets, storage),
+      direction_(context.device, context.groups.shards(),
+                 direction_size(context.sharding, rules, buckets)),
+      plan_(context.sharding, buckets, storage),
       muon_(context, buckets, storage, plan_, direction_) {
   const bool has_host = storage.pipeline() != nullptr && !context.device.is_host();
   // Not in the first step: pinning memory waits for the GPU, and so for peers.

@@ -35,7 +35,7 @@ using SegmentScalars = std::function<UpdateScalars(const Optimizer&, const Plann
 // scalars.
 class UpdatePlan {
  public:
-  UpdatePlan(const EngineContext& context, std::span<const Bucket> buckets,
+  UpdatePlan(const Sharding& sharding, std::span<const Bucket> buckets,
              const ChunkStorage& storage);
 
   // `params`: see ChunkStorage::open_params.
@@ -50,7 +50,7 @@ class UpdatePlan {
  private:
   std::vector<PlannedSegment> plan(const Bucket& bucket, const Chunk& chunk) const;
 
-  const EngineContext& context_;
+  const Sharding& sharding_;
   const ChunkStorage& storage_;
   std::vector<std::vector<std::vector<PlannedSegment>>> segments_;  // by bucket and chunk
 };
