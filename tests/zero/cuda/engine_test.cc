@@ -224,7 +224,7 @@ class CudaGroupsTest : public testing::FakeCudaTest {
 TEST_F(CudaGroupsTest, ASecondCopyChangesNoBit) {
   const Setting plain{.stage = 3, .accumulation = 2, .ranks_of_host = 2};
   Setting copied = plain;
-  copied.secondary = true;
+  copied.hpz = true;
   const uint64_t expected = train(plain, Where::cpu);
   for (const Where where : {Where::nccl, Where::shared_gpu}) {
     EXPECT_EQ(train(copied, where), expected);
