@@ -28,7 +28,7 @@ struct BucketParameters {
   TensorView full;        // without data while a sharded bucket is released
   TensorView stored;      // Bucket::stored of them; without data if Bucket::moves_params
   TensorView secondary;   // this rank's part of the hpZ partition; without data if there is none
-  TensorView wire;        // of a quantized gather, which is shared with other modules
+  TensorView wire;        // the bytes of a quantized gather, in memory that modules share
   bool resident = false;  // sharded, but always full: all shards are in this host's memory
 
   // A sharded bucket is full between gather and release.
