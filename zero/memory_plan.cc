@@ -3,9 +3,8 @@
 #include <algorithm>
 
 #include "zero/gradients/gradient_pool.h"
-#include "zero/gradients/group_reduction.h"
 #include "zero/gradients/quantized_reduction.h"
-#include "zero/groups/link_savings.h"
+#include "zero/groups/zeropp.h"
 #include "zero/parameters/quantized_gather.h"
 #include "zero/partition/model_spec.h"
 #include "zero/partition/sharded_model.h"
@@ -61,10 +60,10 @@ int64_t gathered_nbytes(const Sharding& sharding, const ModelSpec& model,
 // True if CPU ranks keep stage 3's full parameters once per host (BucketMemory): all ranks of a
 // shard group are on one.
 bool keeps_one_copy(const Sharding& sharding) {
-  const bool one_host =
-      sharding.world_size <= sharding.host_ranks || sharding.host_ranks % sharding.shard_ranks == 0;
+  const bool one_host = sharding.place.world_size <= sharding.place.host_ranks ||
+                        sharding.place.host_ranks % sharding.place.shard_ranks == 0;
   return sharding.computes_on_host && sharding.share_parameters && one_host &&
-         link_savings(sharding.zero).empty();
+         zeropp_keys(sharding.zero).empty();
 }
 
 // The temporary in which NCCL sums the largest bucket, where the sum is then cast or accumulated
@@ -76,23 +75,24 @@ int64_t reduction_nbytes(const Sharding& sharding, std::span<const Bucket> bucke
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.trainable) continue;
     // Offloaded gradients are accumulated on the host, in fp32.
-    const bool apart = sharding.comm_dtype != sharding.accum_dtype ||
-                       (adds && (!bucket.stored.offloaded || sharding.comm_dtype != DType::fp32));
+    const bool apart =
+        sharding.precision.comm_dtype != sharding.precision.accum_dtype ||
+        (adds && (!bucket.stored.offloaded || sharding.precision.comm_dtype != DType::fp32));
     if (apart) numel = std::max(numel, bucket.stored.numel);
   }
-  return nbytes_of(numel, sharding.comm_dtype);
+  return nbytes_of(numel, sharding.precision.comm_dtype);
 }
 
 void plan_buckets_in_flight(const Sharding& sharding, std::span<const Optimizer> rules,
                             std::span<const Bucket> buckets, MemoryPlan& plan) {
   const GradientPools pools = gradient_pools(sharding, buckets);
   plan.buckets +=
-      nbytes_of(pools.slot_numel * pools.slots + pools.small_numel, sharding.param_dtype);
-  plan.buckets += nbytes_of(pools.slot_numel * pools.comm_slots, sharding.comm_dtype);
+      nbytes_of(pools.slot_numel * pools.slots + pools.small_numel, sharding.precision.param_dtype);
+  plan.buckets += nbytes_of(pools.slot_numel * pools.comm_slots, sharding.precision.comm_dtype);
   plan.buckets += reduction_nbytes(sharding, buckets);
   plan.buckets += QuantizedGather::nbytes(sharding, buckets);
   plan.buckets += QuantizedReduction::sizes(sharding, buckets).buffers;
-  plan.buckets += nbytes_of(partial_numel(sharding, buckets), sharding.partial_dtype);
+  plan.buckets += nbytes_of(pools.partial_numel, sharding.precision.partial_dtype);
   const DirectionSize direction = direction_size(sharding, rules, buckets);
   plan.buckets += nbytes_of(direction.numel + direction.work, DType::fp32);
 }
@@ -104,7 +104,7 @@ std::array<int64_t, kMemoryCategories> MemoryPlan::by_category() const {
   const auto of = [&](MemoryCategory category) -> int64_t& {
     return bytes[static_cast<size_t>(category)];
   };
-  of(MemoryCategory::parameters) = parameters + second_copy;
+  of(MemoryCategory::parameters) = parameters + secondary;
   of(MemoryCategory::gradients) = gradients;
   of(MemoryCategory::optimizer) = masters + moments;
   of(MemoryCategory::buckets) = buckets + gathered;
@@ -123,16 +123,16 @@ MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> spec
 MemoryPlan plan_memory(const ShardedModel& sharded, const HostLayout& layout) {
   const auto& [rules, model, of_model, buckets, bounds_link] = sharded;
   Sharding sharding = of_model;
-  sharding.host_ranks = layout.ranks_per_host;
+  sharding.place.host_ranks = layout.ranks_per_host;
 
   MemoryPlan plan;
   const BucketSizes sizes = sizes_of(sharding, buckets);
   plan.parameters = sizes.replicated;
   const bool params_on_host = sharding.offload.param.device != OffloadDevice::none;
   (params_on_host ? plan.pinned : plan.parameters) += sizes.sharded;
-  plan.second_copy = sizes.secondary;
-  plan.gradients = nbytes_of(sizes.gradients, sharding.param_dtype) +
-                   nbytes_of(sizes.reduced, sharding.accum_dtype) +
+  plan.secondary = sizes.secondary;
+  plan.gradients = nbytes_of(sizes.gradients, sharding.precision.param_dtype) +
+                   nbytes_of(sizes.reduced, sharding.precision.accum_dtype) +
                    QuantizedReduction::sizes(sharding, buckets).lost;
   plan_states(state_layouts(sharding, rules, buckets, false), plan);
   plan_buckets_in_flight(sharding, rules, buckets, plan);

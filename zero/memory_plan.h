@@ -17,7 +17,7 @@ namespace zerorun {
 struct MemoryPlan {
   // On the device.
   int64_t parameters = 0;
-  int64_t second_copy = 0;  // of the parameters, for gathers within a host (hpZ)
+  int64_t secondary = 0;  // the hpZ (secondary) partition of the parameters
   int64_t gradients = 0;
   int64_t masters = 0;
   int64_t moments = 0;   // optimizer states without masters
@@ -28,7 +28,7 @@ struct MemoryPlan {
   int64_t nvme = 0;    // files
 
   int64_t device() const {
-    return parameters + second_copy + gradients + masters + moments + buckets + gathered;
+    return parameters + secondary + gradients + masters + moments + buckets + gathered;
   }
   // The device's bytes by the categories in which a Device counts its memory.
   std::array<int64_t, kMemoryCategories> by_category() const;

@@ -281,6 +281,10 @@ class ZR_API EngineHooks {
   // Must be called after writing to StateInterval::grad, between reduce_gradients and step:
   // computes the gradient norm again, on which clipping and skipping depend.
   virtual void accept_gradients() = 0;
+  // Reduces contributions that arrived after their bucket was reduced, on any rank, which otherwise
+  // wait for step(). Call it between reduce_gradients and a use of StateInterval::grad. Collective:
+  // the ranks ask each other once after each reduce_gradients.
+  virtual void reduce_late_gradients() = 0;
 };
 
 // Trains one model whose states are sharded over the ranks of a communicator (ZeRO stages 0 to 3).

@@ -160,6 +160,12 @@ void define_training(Engines& engine) {
           "Reduces what came so far of this micro-step; unused parameters count as zero. "
           "Collective.")
       .def(
+          "reduce_late_gradients",
+          [](const EngineHandle& self) {
+            unlocked(self, [](Engine& core) { core.hooks().reduce_late_gradients(); });
+          },
+          "Reduces what came after its bucket was reduced, before gradients are read. Collective.")
+      .def(
           "end_micro_step",
           [](const EngineHandle& self) {
             return unlocked(self, [](Engine& core) { return core.end_micro_step(); });

@@ -185,7 +185,10 @@ class ZeroEngine(ShardedModule):
         """Completes the reduction; True between a backward and the step, when gradients exist.
         Collective."""
         self._reduce_open()
-        return self.core.phase != "idle"
+        if self.core.phase == "idle":
+            return False
+        self.core.reduce_late_gradients()  # a second backward's, in the first such step
+        return True
 
     def _reduce_open(self) -> None:
         """Reduces the gradients of a backward that the program called itself."""

@@ -9,6 +9,7 @@
 #include "tests/error_of.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_model.h"
+#include "tests/zero/wrapped_communicator.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
@@ -224,6 +225,43 @@ TEST(Engine, AnExceptionOnOneRankEndsTheOthers) {
   } catch (const std::exception&) {
   }
   EXPECT_THAT(peer_message, HasSubstr("rank 1"));
+}
+
+// Counts the calls of abort, which does nothing.
+class AbortCounter final : public testing::WrappedCommunicator {
+ public:
+  using WrappedCommunicator::WrappedCommunicator;
+  void abort(std::string_view /*reason*/) noexcept override { ++aborts; }
+  int aborts = 0;
+};
+
+// Uses an engine of its own when it ends, as an object that saves or measures something may.
+class UsesAnEngineAtItsEnd {
+ public:
+  explicit UsesAnEngineAtItsEnd(Communicator& comm) : comm_(comm) {}
+  UsesAnEngineAtItsEnd(const UsesAnEngineAtItsEnd&) = delete;
+  UsesAnEngineAtItsEnd& operator=(const UsesAnEngineAtItsEnd&) = delete;
+  ~UsesAnEngineAtItsEnd() {
+    const auto device = make_cpu_device();
+    Engine::create(Config{}, *device, comm_, ToyModel::specs(), ToyModel::groups());
+  }
+
+ private:
+  Communicator& comm_;
+};
+
+TEST(Engine, AnExceptionFromBeforeAnEngineDoesNotEndTheJob) {
+  run_ranks(1, [](Communicator& comm) {
+    AbortCounter counter(comm);
+    const auto fails_beside = [](const auto& /*object*/) { throw NumericError("unwinds"); };
+    EXPECT_THROW(fails_beside(UsesAnEngineAtItsEnd(counter)), NumericError);
+    EXPECT_EQ(counter.aborts, 0);
+    const auto device = make_cpu_device();
+    EXPECT_THROW(fails_beside(Engine::create(Config{}, *device, counter, ToyModel::specs(),
+                                             ToyModel::groups())),
+                 NumericError);
+    EXPECT_EQ(counter.aborts, 1);
+  });
 }
 
 }  // namespace

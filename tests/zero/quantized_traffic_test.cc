@@ -115,7 +115,7 @@ Reduced reduce(const Config& config, int world_size, int ranks_of_host, int time
     const EngineContext context = make_context(config, specs, rules.front(), *device, comm, {});
     const std::vector<int64_t> numels = {kElements};
     const std::vector<ModuleId> modules = {0};
-    const std::vector<Bucket> buckets = make_buckets(context, numels, modules);
+    std::vector<Bucket> buckets = make_buckets(context.sharding, numels, modules);
     const Bucket& bucket = buckets.front();
     QuantizedReduction reduction(context, buckets);
     const int64_t numel = bucket.layout.padded_numel();

@@ -21,7 +21,7 @@
 #include "tools/plan/simulation.h"
 #include "tools/plan/workload.h"
 #include "tools/terminal/byte_size.h"
-#include "zero/groups/link_savings.h"
+#include "zero/groups/zeropp.h"
 #include "zero/memory_plan.h"
 #include "zero/partition/sharding.h"
 
@@ -215,7 +215,7 @@ std::string Planner::details() const {
     text += fmt::format("  {:<12} {:>12}\n", name, text_of(nbytes));
   };
   line("parameters", plan.parameters);
-  if (config_.zero.hpz_partition_size > 1) line("second copy", plan.second_copy);
+  if (config_.zero.hpz_partition_size > 1) line("second copy", plan.secondary);
   line("gradients", plan.gradients);
   line("master", plan.masters);
   line("moments", plan.moments);

@@ -7,7 +7,7 @@
 
 #include "tools/plan/plan_manifest.h"
 #include "tools/terminal/byte_size.h"
-#include "zero/groups/link_savings.h"
+#include "zero/groups/zeropp.h"
 #include "zero/memory_plan.h"
 #include "zero/partition/sharding.h"
 
@@ -193,7 +193,7 @@ std::vector<int64_t> group_sizes(const SimulatedCluster& cluster) {
 // Returns the configuration with only those quantization settings that shard groups of this size
 // support.
 ZeroConfig fewer_bits(const ZeroConfig& zero, int64_t group, const SimulatedCluster& cluster) {
-  ZeroConfig fewer = group > cluster.gpus ? zero : without_link_savings(zero);
+  ZeroConfig fewer = group > cluster.gpus ? zero : without_zeropp(zero);
   fewer.hpz_partition_size = 1;
   if (group < cluster.ranks()) {
     fewer.quantized_gradients = false;
@@ -233,14 +233,14 @@ std::string simulation_report(const Config& config, std::span<const ParameterSpe
   text += growth(model, cluster);
   const HostLayout layout{cluster.ranks(), cluster.gpus, cluster.cpu};
   std::vector<Choice> choices;
-  const auto look_at = [&](int stage, int64_t group, bool second_copy) {
+  const auto look_at = [&](int stage, int64_t group, bool hpz) {
     Config setting = own;
     setting.zero = at_stage(fewer_bits(own.zero, group, cluster), stage);
     setting.zero.shard_group_size = group == cluster.ranks() ? 0 : group;
     std::string name = fmt::format("stage {}, groups of {}", stage, group);
     if (setting.zero.quantized_weights) name += ", qwZ";
     if (setting.zero.quantized_gradients) name += ", qgZ";
-    if (second_copy) {
+    if (hpz) {
       setting.zero.hpz_partition_size = cluster.gpus;
       name += fmt::format(", second copy of {}", cluster.gpus);
     }

@@ -15,8 +15,10 @@ class StepCalls {
       : sharding_(model.sharding),
         buckets_(model.buckets),
         host_ranks_(host_ranks),
-        sum_dtype_(host_ranks > 1 && !model.bounds_link ? DType::fp32 : sharding_.comm_dtype),
-        result_dtype_(model.bounds_link ? sharding_.comm_dtype : sharding_.accum_dtype) {
+        sum_dtype_(host_ranks > 1 && !model.bounds_link ? DType::fp32
+                                                        : sharding_.precision.comm_dtype),
+        result_dtype_(model.bounds_link ? sharding_.precision.comm_dtype
+                                        : sharding_.precision.accum_dtype) {
     for (const Bucket& bucket : buckets_) {
       if (bucket.plan.shard_params) gathered_ += bucket.layout.padded_numel();
     }
@@ -40,7 +42,7 @@ class StepCalls {
   }
 
  private:
-  CallRanks all() const { return {sharding_.shard_ranks, 1}; }
+  CallRanks all() const { return {sharding_.place.shard_ranks, 1}; }
   static int64_t bytes_of(int64_t numel, DType dtype) {
     return numel * static_cast<int64_t>(size_of(dtype));
   }
@@ -76,44 +78,46 @@ class StepCalls {
   void gather(const Bucket& bucket, Phase phase) {
     const bool is_first = micro_ == 0 && phase == Phase::forward;
     if (!bucket.plan.shard_params || (!is_first && all_stay())) return;
-    const int64_t plain = nbytes(bucket, sharding_.param_dtype);
-    if (!is_first && sharding_.has_second_copy()) {
-      return add(Collective::all_gather, {sharding_.secondary_ranks, 1}, bucket, plain, phase);
+    const int64_t plain = nbytes(bucket, sharding_.precision.param_dtype);
+    if (!is_first && sharding_.place.has_secondary()) {
+      return add(Collective::all_gather, {sharding_.place.secondary_ranks, 1}, bucket, plain,
+                 phase);
     }
     if (!QuantizedGather::takes(sharding_, bucket)) {
       return add(Collective::all_gather, all(), bucket, plain, phase);
     }
     add(Collective::all_gather, all(), bucket,
         quantized_nbytes(bucket.layout.padded_numel(), QuantizedGather::kBits), phase,
-        bytes_of(bucket.layout.shard_numel, sharding_.param_dtype) + plain);
+        bytes_of(bucket.layout.shard_numel, sharding_.precision.param_dtype) + plain);
   }
 
   void reduce(const Bucket& bucket) {
     if (!bucket.plan.trainable) return;
     const int64_t numel = bucket.layout.padded_numel();
-    const DType comm = sharding_.comm_dtype;
+    const DType comm = sharding_.precision.comm_dtype;
     if (!sharding_.policy.shard_state) {
       return add_reduction(Collective::all_reduce, all(), bucket, numel, comm, sum_dtype_,
                            result_dtype_);
     }
     if (!sharding_.zero.quantized_gradients || !bucket.plan.quantized) {
-      const DType partial = sharding_.partial_dtype;
+      const DType partial = sharding_.precision.partial_dtype;
       add_reduction(Collective::reduce_scatter, all(), bucket, numel, comm, sum_dtype_, comm);
-      return add_reduction(Collective::all_reduce, {sharding_.replicas(), sharding_.shard_ranks},
-                           bucket, bucket.layout.shard_numel, partial, partial, partial);
+      return add_reduction(Collective::all_reduce,
+                           {sharding_.place.replicas(), sharding_.place.shard_ranks}, bucket,
+                           bucket.layout.shard_numel, partial, partial, partial);
     }
     if (sharding_.computes_on_host) {
       add_reduction(Collective::reduce_scatter, {host_ranks_, 1}, bucket, numel, comm, comm, comm);
     } else {
       exchange({host_ranks_, 1}, bucket, numel, QuantizedReduction::kBitsWithin);
     }
-    exchange({sharding_.shard_ranks / host_ranks_, host_ranks_}, bucket, numel / host_ranks_,
+    exchange({sharding_.place.shard_ranks / host_ranks_, host_ranks_}, bucket, numel / host_ranks_,
              QuantizedReduction::bits_across(sharding_));
   }
 
   // Adds an all_to_all of quantized gradients. A rank's own slice stays as it is.
   void exchange(CallRanks ranks, const Bucket& bucket, int64_t numel, int bits) {
-    const int64_t others = bytes_of(numel - numel / ranks.count, sharding_.comm_dtype);
+    const int64_t others = bytes_of(numel - numel / ranks.count, sharding_.precision.comm_dtype);
     add(Collective::all_to_all, ranks, bucket, quantized_nbytes(numel, bits), Phase::backward,
         2 * others);
   }
@@ -125,7 +129,8 @@ class StepCalls {
       add(Collective::all_gather, all(), bucket, nbytes(bucket, DType::fp32), Phase::step);
     }
     if (bucket.plan.shard_params) return;
-    add(Collective::all_gather, all(), bucket, nbytes(bucket, sharding_.param_dtype), Phase::step);
+    add(Collective::all_gather, all(), bucket, nbytes(bucket, sharding_.precision.param_dtype),
+        Phase::step);
   }
 
   const Sharding& sharding_;

@@ -59,7 +59,7 @@ GradientInspector::Finding GradientInspector::examine(ParameterId parameter, Ten
 std::string GradientInspector::report(Stream& stream) {
   constexpr size_t kMaxName = 200;
   constexpr int64_t kNobody = std::numeric_limits<int64_t>::max();
-  Communicator& job = context_.job();
+  Communicator& job = context_.groups.job();
   const auto agree = [&](std::span<int64_t> values, ReduceOp op) {
     const TensorView view = view_of(values);
     job.all_reduce(view, view, op, Output::overwrite, stream, "non-finite gradient").synchronize();
@@ -73,7 +73,7 @@ std::string GradientInspector::report(Stream& stream) {
   std::array<int64_t, kMaxName> letters{};  // other ranks may have another part of the model
   if (first_ && own == lowest[0]) {
     details = {first_->nan ? 1 : 0, std::bit_cast<int64_t>(first_->largest_finite)};
-    const std::string& name = context_.specs[static_cast<size_t>(first_->parameter)].name;
+    const std::string& name = context_.sharding.specs[static_cast<size_t>(first_->parameter)].name;
     std::copy_n(name.begin(), std::min(name.size(), kMaxName), letters.begin());
   }
   agree(details, ReduceOp::max);
@@ -81,7 +81,7 @@ std::string GradientInspector::report(Stream& stream) {
   first_.reset();
   if (lowest[0] == kNobody) {
     return fmt::format("the gradient of each rank is finite, but not their sum in {}",
-                       name_of(context_.accum_dtype));
+                       name_of(context_.sharding.precision.accum_dtype));
   }
   std::string name;
   for (const int64_t letter : letters) {

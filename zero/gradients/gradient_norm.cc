@@ -21,7 +21,7 @@ bool all_equal(int count, int64_t sum, int64_t squares) {
 }  // namespace
 
 GradientNorm::GradientNorm(const EngineContext& context)
-    : context_(context), has_host_(context.offloads_states()), votes_(vote_count()) {
+    : context_(context), has_host_(context.sharding.offloads_states()), votes_(vote_count()) {
   const int64_t numel =
       int64_t{ExactSum::kWords} * (has_host_ ? 2 : 1) + static_cast<int64_t>(votes_.size());
   const size_t nbytes = static_cast<size_t>(numel) * sizeof(int64_t);
@@ -42,10 +42,9 @@ void GradientNorm::add(const Bucket& bucket, TensorView reduced, int64_t begin, 
                                  view_.slice(0, ExactSum::kWords));
 }
 
-void GradientNorm::add_host(const Bucket& bucket, const BucketGradients& gradients,
-                            HostPipeline& pipeline) {
-  const TensorView reduced = gradients.host_reduced;
-  pipeline.stream().wait(gradients.host_ready);
+void GradientNorm::add_host(const Bucket& bucket, HostPipeline& pipeline) {
+  const TensorView reduced = bucket.grads.host_reduced;
+  pipeline.stream().wait(bucket.grads.host_ready);
   pipeline.host().sum_of_squares(pipeline.stream(), reduced,
                                  segments_of(bucket, reduced, bucket.stored.host_from),
                                  view_of(host_, DType::int64, ExactSum::kWords));
@@ -56,7 +55,7 @@ std::vector<SquaresSegment> GradientNorm::segments_of(const Bucket& bucket, Tens
                                                       int64_t begin) const {
   std::vector<SquaresSegment> segments;
   for (const Interval& part : bucket.owned_intervals(begin, reduced.numel)) {
-    if (!context_.specs[static_cast<size_t>(part.parameter)].counted) continue;
+    if (!context_.sharding.specs[static_cast<size_t>(part.parameter)].counted) continue;
     segments.push_back({.begin = part.offset - bucket.stored.begin - begin, .numel = part.numel});
   }
   return segments;
@@ -85,14 +84,15 @@ void GradientNorm::start(Stream& stream, const Votes& votes, const std::optional
     device.upload(stream, host_.data(), view_.slice(ExactSum::kWords, ExactSum::kWords));
   }
   device.fill(stream, sum_, 0.0F);  // no votes: what is aborted decides for no step
-  context_.job().all_reduce(view_, sum_, ReduceOp::sum, Output::overwrite, stream, "gradient norm");
+  context_.groups.job().all_reduce(view_, sum_, ReduceOp::sum, Output::overwrite, stream,
+                                   "gradient norm");
   if (rule) {
     const TensorView all_votes = sum_.slice(sum_.numel - tail, tail);
     device.decide(stream,
                   {.words = sum_.slice(0, (has_host_ ? int64_t{2} : 1) * ExactSum::kWords),
                    .votes = all_votes.slice(0, kCommonVotes),
                    .same = all_votes.slice(static_cast<int64_t>(own) + 1, 2),
-                   .ranks = context_.world_size},
+                   .ranks = context_.sharding.place.world_size},
                   *rule, decision());
   }
   device.download(stream, sum_, found_.data());
@@ -130,7 +130,8 @@ GradientNorm::Result GradientNorm::read() {
           .any = total[0] > 0,
           .late = total[1] > 0,
           .new_order = total[own] > 0,
-          .same_gathers = all_equal(context_.world_size, total[own + 1], total[own + 2])};
+          .same_gathers =
+              all_equal(context_.sharding.place.world_size, total[own + 1], total[own + 2])};
 }
 
 }  // namespace zerorun

@@ -5,7 +5,7 @@
 
 #include "offload/host_pipeline.h"
 #include "zero/groups/engine_context.h"
-#include "zero/storage/bucket_memory.h"
+#include "zero/partition/bucket.h"
 #include "zerorun/exact_sum.h"
 
 namespace zerorun {
@@ -22,7 +22,7 @@ class GradientNorm {
   // `reduced` holds elements of the stored range from `begin` on.
   void add(const Bucket& bucket, TensorView reduced, int64_t begin, Stream& stream);
   // Adds the offloaded part of the bucket's reduced gradient.
-  void add_host(const Bucket& bucket, const BucketGradients& gradients, HostPipeline& pipeline);
+  void add_host(const Bucket& bucket, HostPipeline& pipeline);
 
   // Resets the sum, after the work submitted to the stream.
   void restart(Stream& stream);
@@ -62,11 +62,11 @@ class GradientNorm {
 
   // Index of the first vote of the ranks that have this rank's part of the model.
   size_t own_votes() const {
-    return kCommonVotes + kPartVotes * static_cast<size_t>(context_.groups.part);
+    return kCommonVotes + kPartVotes * static_cast<size_t>(context_.groups.others.part);
   }
   // The votes for all parts of the model, then three votes for each part.
   size_t vote_count() const {
-    return kCommonVotes + kPartVotes * static_cast<size_t>(context_.groups.part_count);
+    return kCommonVotes + kPartVotes * static_cast<size_t>(context_.groups.others.part_count);
   }
   static constexpr size_t kCommonVotes = 2;
   static constexpr size_t kPartVotes = 3;

@@ -15,24 +15,24 @@ constexpr int kSlots = 3;
 constexpr int kCommSlots = 2;
 
 // The group whose ranks read each other's gradients: QuantizedReduction has one of its own.
-Communicator& adds_within_host(const EngineContext& context) {
-  return context.host_group ? *context.host_group : context.shards();
+Communicator& adds_within_host(const RankGroups& groups) {
+  return groups.host_group ? *groups.host_group : groups.shards();
 }
 }  // namespace
 
-GradientPool::GradientPool(const EngineContext& context, DType dtype, int64_t slot_numel, int slots,
-                           int64_t small_numel)
-    : context_(context), dtype_(dtype) {
+GradientPool::GradientPool(Device& device, const RankGroups& groups, DType dtype,
+                           int64_t slot_numel, int slots, int64_t small_numel)
+    : device_(device), dtype_(dtype) {
   const int64_t numel = slot_numel * slots + small_numel;
   const size_t nbytes = static_cast<size_t>(numel) * size_of(dtype);
-  if (context.device.is_host()) {  // ranks of a host add gradients where they are
-    Communicator& adds = adds_within_host(context);
+  if (device.is_host()) {  // ranks of a host add gradients where they are
+    Communicator& adds = adds_within_host(groups);
     std::optional<Buffer> arena = adds.allocate(nbytes, Sharing::per_rank);
     ZR_CHECK(arena, "transport {} gives no per-rank memory", adds.transport());
     arena_ = std::move(*arena);
-    ledger_entry_ = context.device.account(nbytes, MemoryCategory::buckets);
+    ledger_entry_ = device.account(nbytes, MemoryCategory::buckets);
   } else {
-    arena_ = context.device.allocate(nbytes, MemoryCategory::buckets);
+    arena_ = device.allocate(nbytes, MemoryCategory::buckets);
   }
   const TensorView all = view_of(arena_, dtype, numel);
   const auto add = [&](int64_t begin, int64_t count) {
@@ -57,13 +57,13 @@ int GradientPool::acquire(int64_t numel) {
   if (found == nullptr) {
     Slot slot;
     slot.shared = false;
-    slot.private_memory = context_.device.allocate(static_cast<size_t>(numel) * size_of(dtype_),
-                                                   MemoryCategory::buckets);
+    slot.private_memory =
+        device_.allocate(static_cast<size_t>(numel) * size_of(dtype_), MemoryCategory::buckets);
     slot.view = view_of(slot.private_memory, dtype_, numel);
     slots_.push_back(std::move(slot));
     found = &slots_.back();
   }
-  context_.device.inline_stream().wait(found->free_after);
+  device_.inline_stream().wait(found->free_after);
   found->in_use = true;
   return static_cast<int>(found - slots_.data());
 }
@@ -94,6 +94,9 @@ GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> b
     if (!bucket.plan.trainable) continue;
     ++trainable;
     pools.slot_numel = std::max(pools.slot_numel, bucket.layout.padded_numel());
+    if (sharding.place.replicas() > 1) {
+      pools.partial_numel = std::max(pools.partial_numel, bucket.layout.shard_numel);
+    }
     if (!bucket.plan.quantized) vectors = std::max(vectors, bucket.layout.padded_numel());
   }
   if (sharding.policy.shard_grads) {
@@ -101,7 +104,7 @@ GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> b
     // Vectors that are not quantized fill a bucket beside that of the matrices.
     if (sharding.zero.quantized_gradients) pools.small_numel = vectors;
   }
-  if (sharding.comm_dtype != sharding.param_dtype) {
+  if (sharding.precision.comm_dtype != sharding.precision.param_dtype) {
     pools.comm_slots = std::min(kCommSlots, trainable);
   }
   return pools;

@@ -21,7 +21,7 @@ namespace zerorun {
 class GradientPool {
  public:
   // `small_numel`: elements of one more slot; 0: there is none.
-  GradientPool(const EngineContext& context, DType dtype, int64_t slot_numel, int slots,
+  GradientPool(Device& device, const RankGroups& groups, DType dtype, int64_t slot_numel, int slots,
                int64_t small_numel = 0);
 
   struct Slot {
@@ -42,7 +42,7 @@ class GradientPool {
   void trim();
 
  private:
-  const EngineContext& context_;
+  Device& device_;
   const DType dtype_;
   Buffer arena_;
   std::shared_ptr<void> ledger_entry_;
@@ -50,12 +50,13 @@ class GradientPool {
   int64_t releases_ = 0;
 };
 
-// Sizes of the pools for the buckets that GradientReducer has in flight.
+// Sizes of the memory for the buckets that GradientReducer has in flight.
 struct GradientPools {
-  int64_t slot_numel = 0;   // elements of the largest bucket
-  int slots = 0;            // in the parameters' dtype
-  int comm_slots = 0;       // in Sharding::comm_dtype
-  int64_t small_numel = 0;  // elements of one more slot in the parameters' dtype
+  int64_t slot_numel = 0;     // elements of the largest bucket
+  int slots = 0;              // in the parameters' dtype
+  int comm_slots = 0;         // in Sharding::comm_dtype
+  int64_t small_numel = 0;    // elements of one more slot in the parameters' dtype
+  int64_t partial_numel = 0;  // of a shard's sum over the shard group, in Sharding::partial_dtype
 };
 GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> buckets);
 

@@ -2,39 +2,43 @@
 
 #include <utility>
 
+#include "comm/agreement.h"
 #include "core/check.h"
 
 namespace zerorun {
 
-GradientReducer::GradientReducer(const EngineContext& context, std::span<const Bucket> buckets,
-                                 BucketMemory& memory, MicroStep& micro_step, StepControl& control,
-                                 Stream& stream, Offload* offload)
+GradientReducer::GradientReducer(const EngineContext& context, Buckets& buckets,
+                                 StepControl& control, Stream& stream, Offload* offload)
     : context_(context),
       buckets_(buckets),
-      memory_(memory),
-      micro_step_(micro_step),
+      batch_(context.sharding, buckets),
       control_(control),
       stream_(stream),
-      offload_(offload),
-      groups_(context, buckets),
-      flights_(buckets.size()) {
-  const GradientPools pools = gradient_pools(context, buckets);
+      offload_(offload) {
+  const GradientPools pools = gradient_pools(context.sharding, buckets);
+  if (context.groups.cross_group) quantized_.emplace(context, buckets);
+  const TensorView partial{nullptr, pools.partial_numel, context.sharding.precision.partial_dtype};
+  if (!partial.empty()) {
+    partial_ = context.device.allocate(partial.nbytes(), MemoryCategory::buckets);
+  }
   if (pools.slots > 0)
-    pool_.emplace(context, context.param_dtype, pools.slot_numel, pools.slots, pools.small_numel);
+    pool_.emplace(context.device, context.groups, context.sharding.precision.param_dtype,
+                  pools.slot_numel, pools.slots, pools.small_numel);
   if (pools.comm_slots > 0) {
-    comm_pool_.emplace(context, context.comm_dtype, pools.slot_numel, pools.comm_slots);
+    comm_pool_.emplace(context.device, context.groups, context.sharding.precision.comm_dtype,
+                       pools.slot_numel, pools.comm_slots);
   }
 }
 
 GradientView GradientReducer::gradient(ParameterId parameter) {
-  micro_step_.locate(parameter);  // not frozen
+  batch_.place_of(parameter);  // not frozen
   begin_round();
-  const bool accumulate = micro_step_.write(parameter);
+  const bool accumulate = batch_.write(parameter);
   return {place(parameter), accumulate};
 }
 
 void GradientReducer::add(std::span<const Contribution> gradients) {
-  for (const Contribution& one : gradients) micro_step_.locate(one.parameter);  // not frozen
+  for (const Contribution& one : gradients) batch_.place_of(one.parameter);  // not frozen
   begin_round();
   std::vector<TensorCopy> copies;
   copies.reserve(gradients.size());
@@ -46,57 +50,79 @@ void GradientReducer::add(std::span<const Contribution> gradients) {
 }
 
 GradientView GradientReducer::place_contribution(ParameterId parameter) {
-  const int64_t numel = micro_step_.locate(parameter).numel;
-  if (!micro_step_.is_late(parameter)) {
-    const bool accumulate = micro_step_.add(parameter);
+  const int64_t numel = batch_.place_of(parameter).numel;
+  if (!batch_.is_late(parameter)) {
+    const bool accumulate = batch_.add(parameter);
     return {place(parameter), accumulate};
   }
-  Buffer& late = late_[parameter];
+  Buffer& late = late_.gradients[parameter];
   const bool accumulate = static_cast<bool>(late);
   if (!late) {
-    late = context_.device.allocate(static_cast<size_t>(numel) * size_of(context_.param_dtype),
-                                    MemoryCategory::buckets);
+    late = context_.device.allocate(
+        static_cast<size_t>(numel) * size_of(context_.sharding.precision.param_dtype),
+        MemoryCategory::buckets);
   }
-  return {view_of(late, context_.param_dtype, numel), accumulate};
+  return {view_of(late, context_.sharding.precision.param_dtype, numel), accumulate};
 }
 
-void GradientReducer::reduce(int index) {
-  const Bucket& bucket = buckets_[static_cast<size_t>(index)];
-  const BucketGradients& gradients = memory_.gradients(bucket);
-  Flight& flight = flights_[static_cast<size_t>(index)];
-  control_.inspector().look_at(bucket, flight.buffer);
-  const TensorView outgoing = prepare(flight);
+void GradientReducer::reduce(Bucket& bucket) {
+  BucketGradients& gradients = bucket.grads;
+  gradients.state = BucketGradients::State::reduced;
+  control_.inspector().look_at(bucket, gradients.filled);
+  const TensorView outgoing = prepare(gradients);
   stream_.wait(context_.device.inline_stream().record());
-  Output output = micro_step_.is_first_reduction() ? Output::overwrite : Output::accumulate;
+  Output output = batch_.is_first_reduction() ? Output::overwrite : Output::accumulate;
   TensorView reduced = gradients.reduced;
   if (bucket.stored.offloaded) {
-    reduced = offload_->gradients->output(bucket, gradients, output, stream_);
+    reduced = offload_->gradients->output(bucket, output, stream_);
     output = Output::overwrite;  // it is added to the sum where that is stored
-  } else if (!aside_.empty()) {
-    reduced = sum_aside(bucket);
+  } else if (gradients.earlier) {
+    reduced = earlier_sum(bucket);
   }
-  Communicator& all = context_.all(bucket.plan.ranks);
-  if (context_.replica_group || (context_.cross_group && bucket.plan.quantized)) {
-    flight.done = groups_.run(bucket, outgoing, reduced, output, stream_);
-  } else if (context_.policy.shard_state) {
-    flight.done = all.reduce_scatter(outgoing, reduced, output, stream_, bucket.label);
+  Communicator& all = context_.groups.all(bucket.plan.ranks);
+  if (quantized_ && bucket.plan.quantized) {
+    gradients.done = quantized_->run(bucket, outgoing, reduced, output, stream_);
+  } else if (context_.groups.replica_group) {
+    gradients.done = reduce_in_groups(bucket, outgoing, reduced, output);
+  } else if (context_.sharding.policy.shard_state) {
+    gradients.done = all.reduce_scatter(outgoing, reduced, output, stream_, bucket.label);
   } else {
-    flight.done = all.all_reduce(outgoing, reduced, ReduceOp::sum, output, stream_, bucket.label);
+    gradients.done =
+        all.all_reduce(outgoing, reduced, ReduceOp::sum, output, stream_, bucket.label);
   }
-  if (pool_) pool_->release(flight.slot, flight.done);
-  if (comm_pool_) comm_pool_->release(flight.comm_slot, flight.done);
+  if (pool_) pool_->release(gradients.slot, gradients.done);
+  if (comm_pool_) comm_pool_->release(gradients.comm_slot, gradients.done);
   const Event stored = store(bucket, reduced);
-  if (reduces_in_place(context_)) flight.done = stored;
+  if (reduces_in_place(context_.sharding)) gradients.done = stored;
 }
 
-Event GradientReducer::store(const Bucket& bucket, TensorView reduced) {
-  BucketGradients& gradients = memory_.gradients(bucket);
-  const bool first = micro_step_.is_first_reduction();
-  const bool last = micro_step_.is_last();
+Event GradientReducer::reduce_in_groups(const Bucket& bucket, TensorView outgoing,
+                                        TensorView reduced, Output output) {
+  const std::string& label = bucket.label;
+  Communicator& replicas = *context_.groups.replica_group;
+  const TensorView partial =
+      view_of(partial_, context_.sharding.precision.partial_dtype, reduced.numel);
+  context_.groups.shard_group->reduce_scatter(outgoing, partial, Output::overwrite, stream_, label);
+  if (reduced.dtype == DType::fp32 || reduced.dtype == partial.dtype) {
+    return replicas.all_reduce(partial, reduced, ReduceOp::sum, output, stream_, label);
+  }
+  replicas.all_reduce(partial, partial, ReduceOp::sum, Output::overwrite, stream_, label);
+  if (output == Output::accumulate) {
+    context_.device.add(stream_, partial, reduced);
+  } else {
+    context_.device.cast(stream_, partial, reduced);
+  }
+  return stream_.record();
+}
+
+Event GradientReducer::store(Bucket& bucket, TensorView reduced) {
+  BucketGradients& gradients = bucket.grads;
+  const bool first = batch_.is_first_reduction();
+  const bool last = batch_.is_last();
   norm_begun_ |= last;
   sum_in_place_ = true;
-  if (!aside_.empty()) {  // the sum, or the part of it that stays on the device, goes back
-    const TensorView sum = sum_aside(bucket);
+  if (gradients.earlier) {  // the sum, or the part of it that stays on the device, goes back
+    const TensorView sum = earlier_sum(bucket);
     context_.device.cast(stream_, sum, gradients.reduced.slice(0, sum.numel));
   }
   if (!bucket.stored.offloaded) {
@@ -105,29 +131,28 @@ Event GradientReducer::store(const Bucket& bucket, TensorView reduced) {
   }
   if (last && first)
     control_.norm().add(bucket, reduced, 0, stream_);  // the sum is what was just reduced
-  Event taken = offload_->gradients->take(bucket, gradients, reduced,
+  Event taken = offload_->gradients->take(bucket, reduced,
                                           first ? Output::overwrite : Output::accumulate, stream_);
   if (last && !first) add_stored(bucket);
   return taken;
 }
 
 void GradientReducer::add_stored(const Bucket& bucket) {
-  const BucketGradients& gradients = memory_.gradients(bucket);
+  const TensorView reduced = bucket.grads.reduced;
   if (!bucket.stored.offloaded) {
-    control_.norm().add(bucket, gradients.reduced, 0, stream_);
+    control_.norm().add(bucket, reduced, 0, stream_);
     return;
   }
-  control_.norm().add(bucket, gradients.reduced.slice(0, bucket.stored.host_from), 0, stream_);
-  control_.norm().add_host(bucket, gradients, *offload_->pipeline);
+  control_.norm().add(bucket, reduced.slice(0, bucket.stored.host_from), 0, stream_);
+  control_.norm().add_host(bucket, *offload_->pipeline);
 }
 
 TensorView GradientReducer::whole(ParameterId parameter) {
   wait();
-  const MicroStep::Location& location = micro_step_.locate(parameter);
-  const Bucket& bucket = buckets_[static_cast<size_t>(location.bucket)];
-  const TensorView reduced = memory_.gradients(bucket).reduced;
-  const bool is_whole = !context_.policy.shard_state && !bucket.stored.offloaded;
-  return is_whole ? reduced.slice(location.offset, location.numel) : TensorView{};
+  const ParameterPlace& place = batch_.place_of(parameter);
+  const Bucket& bucket = buckets_[place.bucket];
+  const bool is_whole = !context_.sharding.policy.shard_state && !bucket.stored.offloaded;
+  return is_whole ? bucket.grads.reduced.slice(place.offset, place.numel) : TensorView{};
 }
 
 void GradientReducer::measure() {
@@ -135,31 +160,44 @@ void GradientReducer::measure() {
   if (!norm_begun_) return;  // the batch's last micro-step will
   stream_.wait(context_.device.inline_stream().record());
   control_.norm().restart(stream_);
-  for (const int index : micro_step_.schedule().order()) {
-    add_stored(buckets_[static_cast<size_t>(index)]);
-  }
+  for (const int index : batch_.schedule().order()) add_stored(buckets_[index]);
 }
 
 void GradientReducer::reduce_rest() {
   begin_round();
-  while (const std::optional<int> next = micro_step_.take_next()) {
-    if (micro_step_.fills(*next)) open(*next);
-    fill_missing(buckets_[static_cast<size_t>(*next)]);
-    reduce(*next);
+  while (Bucket* const bucket = batch_.take_next()) {
+    if (bucket->grads.state == BucketGradients::State::empty) open(*bucket);
+    fill_missing(*bucket);
+    reduce(*bucket);
   }
-  micro_step_.close();
+  batch_.close();
+  late_.agreed = false;
 }
 
-GradientNorm::Result GradientReducer::finish(int64_t gather_order, const Ahead& ahead) {
+void GradientReducer::reduce_late_now() {
+  const BatchPhase phase = batch_.phase();
+  const bool is_closed = phase == BatchPhase::reduced || phase == BatchPhase::step_due;
+  if (!is_closed || late_.agreed) return;
+  const int64_t own = late_.gradients.empty() ? 0 : 1;
+  if (Agreement(context_.groups.comm, stream_).reduce(own, ReduceOp::max, "late gradients") > 0) {
+    reduce_late();
+    wait();
+    if (phase == BatchPhase::step_due) batch_.end();
+  }
+  late_.agreed = true;
+}
+
+GradientNorm::Result GradientReducer::finish(int64_t gather_order,
+                                             const SubmitUpdate& submit_update) {
   GradientNorm::Votes votes = {
-      .any = micro_step_.has_gradient(),
-      .late = !late_.empty(),
-      .new_order = context_.rank == 0 && micro_step_.schedule().wants_change(),
+      .any = batch_.has_gradient(),
+      .late = !late_.gradients.empty(),
+      .new_order = context_.sharding.place.rank == 0 && batch_.schedule().wants_change(),
       .gather_order = gather_order};
   GradientNorm& norm = control_.norm();
   while (true) {
-    norm.start(stream_, votes, ahead ? std::optional(control_.rule()) : std::nullopt);
-    if (ahead) ahead(norm.decision());
+    norm.start(stream_, votes, submit_update ? std::optional(control_.rule()) : std::nullopt);
+    if (submit_update) submit_update(norm.decision());
     const GradientNorm::Result result = norm.read();
     if (!result.late) {
       end_batch(result.new_order);
@@ -174,11 +212,12 @@ GradientNorm::Result GradientReducer::finish(int64_t gather_order, const Ahead& 
 
 void GradientReducer::reduce_late() {
   begin_round();
-  const std::map<ParameterId, Buffer> late = std::exchange(late_, {});
+  const std::map<ParameterId, Buffer> late = std::exchange(late_.gradients, {});
   std::vector<Contribution> gradients;
   for (const auto& [parameter, memory] : late) {
-    const int64_t numel = micro_step_.locate(parameter).numel;
-    gradients.push_back({parameter, view_of(memory, context_.param_dtype, numel)});
+    const int64_t numel = batch_.place_of(parameter).numel;
+    gradients.push_back(
+        {parameter, view_of(memory, context_.sharding.precision.param_dtype, numel)});
   }
   add(gradients);
   context_.device.inline_stream().synchronize();  // `late` ends here
@@ -188,26 +227,26 @@ void GradientReducer::reduce_late() {
 void GradientReducer::drop() {
   wait();
   control_.norm().restart(stream_);
-  late_.clear();
+  late_.gradients.clear();
   end_batch(false);
 }
 
 void GradientReducer::end_batch(bool new_order) {
   std::vector<int64_t> order;
   if (new_order) {
-    order = micro_step_.schedule().proposal();
-    order.resize(micro_step_.schedule().order().size());  // ranks but 0 may have none
-    context_.comm.broadcast(view_of(std::span(order)), 0, stream_, "order of buckets")
+    order = batch_.schedule().proposal();
+    order.resize(batch_.schedule().order().size());  // ranks but 0 may have none
+    context_.groups.comm.broadcast(view_of(std::span(order)), 0, stream_, "order of buckets")
         .synchronize();
   }
-  micro_step_.end_batch(order);
-  groups_.end_batch(stream_);
-  aside_.clear();
+  batch_.end_batch(order);
+  if (quantized_) quantized_->end_batch(stream_);
+  for (Bucket& bucket : buckets_) bucket.grads.earlier = {};
   sum_in_place_ = norm_begun_ = false;
 }
 
 void GradientReducer::wait() {
-  for (Flight& flight : flights_) flight.done.synchronize();
+  for (const Bucket& bucket : buckets_) bucket.grads.done.synchronize();
   trim();
 }
 
@@ -217,73 +256,74 @@ void GradientReducer::trim() {
 }
 
 void GradientReducer::begin_round() {
-  if (micro_step_.phase() == BatchPhase::open) return;
-  micro_step_.open();
+  if (batch_.phase() == BatchPhase::open) return;
+  batch_.open();
   if (std::exchange(norm_begun_, false)) control_.norm().restart(stream_);
-  if (reduces_in_place(context_) && std::exchange(sum_in_place_, false)) set_sum_aside();
+  if (reduces_in_place(context_.sharding) && std::exchange(sum_in_place_, false))
+    move_earlier_sums();
 }
 
-void GradientReducer::set_sum_aside() {
-  aside_.resize(buckets_.size());
+void GradientReducer::move_earlier_sums() {
   Device& device = context_.device;
-  for (const int index : micro_step_.schedule().order()) {
-    const Bucket& bucket = buckets_[static_cast<size_t>(index)];
-    Buffer& memory = aside_[static_cast<size_t>(index)];
-    if (!memory) {
-      const TensorView shape{nullptr, bucket.stored.host_from, context_.accum_dtype};
-      memory = device.allocate(shape.nbytes(), MemoryCategory::buckets);
+  for (const int index : batch_.schedule().order()) {
+    const Bucket& bucket = buckets_[index];
+    BucketGradients& gradients = buckets_[index].grads;
+    if (!gradients.earlier) {
+      const TensorView shape{nullptr, bucket.stored.host_from,
+                             context_.sharding.precision.accum_dtype};
+      gradients.earlier = device.allocate(shape.nbytes(), MemoryCategory::buckets);
     }
     Stream& stream = device.inline_stream();
-    stream.wait(flights_[static_cast<size_t>(index)].done);
-    const TensorView sum = sum_aside(bucket);
-    device.cast(stream, memory_.gradients(bucket).reduced.slice(0, sum.numel), sum);
+    stream.wait(gradients.done);
+    const TensorView sum = earlier_sum(bucket);
+    device.cast(stream, gradients.reduced.slice(0, sum.numel), sum);
   }
 }
 
-TensorView GradientReducer::sum_aside(const Bucket& bucket) const {
-  return view_of(aside_[static_cast<size_t>(bucket.index)], context_.accum_dtype,
+TensorView GradientReducer::earlier_sum(const Bucket& bucket) const {
+  return view_of(bucket.grads.earlier, context_.sharding.precision.accum_dtype,
                  bucket.stored.host_from);
 }
 
 TensorView GradientReducer::place(ParameterId parameter) {
-  const MicroStep::Location& location = micro_step_.locate(parameter);
-  if (micro_step_.fills(location.bucket)) open(location.bucket);
-  return flights_[static_cast<size_t>(location.bucket)].buffer.slice(location.offset,
-                                                                     location.numel);
+  const ParameterPlace& place = batch_.place_of(parameter);
+  Bucket& bucket = buckets_[place.bucket];
+  if (bucket.grads.state == BucketGradients::State::empty) open(bucket);
+  return bucket.grads.filled.slice(place.offset, place.numel);
 }
 
-void GradientReducer::open(int bucket) {
-  Flight& flight = flights_[static_cast<size_t>(bucket)];
-  const BucketLayout& layout = buckets_[static_cast<size_t>(bucket)].layout;
+void GradientReducer::open(Bucket& bucket) {
+  BucketGradients& gradients = bucket.grads;
+  gradients.state = BucketGradients::State::filling;
   if (pool_) {
-    flight.slot = pool_->acquire(layout.padded_numel());
-    flight.buffer = pool_->view(flight.slot, layout.padded_numel());
+    gradients.slot = pool_->acquire(bucket.layout.padded_numel());
+    gradients.filled = pool_->view(gradients.slot, bucket.layout.padded_numel());
   } else {
     // An earlier reduction may still read the memory.
-    context_.device.inline_stream().wait(flight.done);
-    flight.buffer = memory_.gradients(buckets_[static_cast<size_t>(bucket)]).full;
+    context_.device.inline_stream().wait(gradients.done);
+    gradients.filled = gradients.full;
   }
 }
 
 void GradientReducer::fill_missing(const Bucket& bucket) {
-  const TensorView buffer = flights_[static_cast<size_t>(bucket.index)].buffer;
   for (const Placement& placement : bucket.layout.placements) {
-    if (!micro_step_.is_missing(placement.parameter)) continue;
+    if (!batch_.is_missing(placement.parameter)) continue;
     context_.device.fill(context_.device.inline_stream(),
-                         buffer.slice(placement.offset, placement.numel), 0.0F);
+                         bucket.grads.filled.slice(placement.offset, placement.numel), 0.0F);
   }
 }
 
-TensorView GradientReducer::prepare(Flight& flight) {
+TensorView GradientReducer::prepare(BucketGradients& gradients) {
   Device& device = context_.device;
   Stream& stream = device.inline_stream();
-  if (context_.pre_scale != 1.0) {
-    device.scale(stream, flight.buffer, static_cast<float>(context_.pre_scale));
+  const TensorView filled = gradients.filled;
+  if (context_.sharding.precision.pre_scale != 1.0) {
+    device.scale(stream, filled, static_cast<float>(context_.sharding.precision.pre_scale));
   }
-  if (!comm_pool_) return flight.buffer;
-  flight.comm_slot = comm_pool_->acquire(flight.buffer.numel);
-  const TensorView outgoing = comm_pool_->view(flight.comm_slot, flight.buffer.numel);
-  device.cast(stream, flight.buffer, outgoing);
+  if (!comm_pool_) return filled;
+  gradients.comm_slot = comm_pool_->acquire(filled.numel);
+  const TensorView outgoing = comm_pool_->view(gradients.comm_slot, filled.numel);
+  device.cast(stream, filled, outgoing);
   return outgoing;
 }
 

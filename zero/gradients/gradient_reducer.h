@@ -6,32 +6,34 @@
 #include <span>
 #include <vector>
 
+#include "zero/gradients/gradient_batch.h"
 #include "zero/gradients/gradient_pool.h"
-#include "zero/gradients/group_reduction.h"
-#include "zero/gradients/micro_step.h"
+#include "zero/gradients/quantized_reduction.h"
 #include "zero/gradients/step_control.h"
 #include "zero/groups/engine_context.h"
-#include "zero/storage/bucket_memory.h"
+#include "zero/partition/bucket.h"
 #include "zero/storage/offload.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {
 
 // Takes gradients of parameters, reduces them bucket by bucket over the ranks, and stores the
-// reduced gradients. It has the memory and the collectives; MicroStep decides when a bucket is
+// reduced gradients. It has the memory and the collectives; GradientBatch decides when a bucket is
 // reduced.
 //
 // Rounds and micro-steps are accumulated after reduction, so the order of summation is the same at
 // every stage. If reduction is in place (reduces_in_place), a further round of a batch would find
-// the sum in the memory that backward writes to. The sum is then moved aside until that round is
-// reduced.
+// the sum in the memory that backward writes to. The sum is then kept elsewhere until that round
+// is reduced.
 class GradientReducer {
  public:
   // `control`: its inspector sees each bucket before the reduction, its norm each reduced bucket of
   // the batch's last round. `offload`: null if nothing is offloaded.
-  GradientReducer(const EngineContext& context, std::span<const Bucket> buckets,
-                  BucketMemory& memory, MicroStep& micro_step, StepControl& control, Stream& stream,
-                  Offload* offload);
+  GradientReducer(const EngineContext& context, Buckets& buckets, StepControl& control,
+                  Stream& stream, Offload* offload);
+
+  GradientBatch& batch() { return batch_; }
+  const GradientBatch& batch() const { return batch_; }
 
   // See Engine::gradient.
   GradientView gradient(ParameterId parameter);
@@ -39,19 +41,21 @@ class GradientReducer {
   // already reduced, its gradient is kept and reduced with the step. Each parameter occurs at most
   // once.
   void add(std::span<const Contribution> gradients);
-  // Reduces a bucket that MicroStep has released.
-  void reduce(int index);
+  // Reduces a bucket that GradientBatch has released.
+  void reduce(Bucket& bucket);
   // Ends the round: reduces the remaining buckets, with zeros for unused parameters. Collective.
   void reduce_rest();
+  // See EngineHooks::reduce_late_gradients.
+  void reduce_late_now();
 
   // Submits device work that follows the decision about the step but is enqueued before the host
   // knows the norm, on the reducer's stream. It is called again if late gradients changed the norm.
-  using Ahead = std::function<void(TensorView decision)>;
+  using SubmitUpdate = std::function<void(TensorView decision)>;
   // Computes the norm of the reduced gradient, with one collective in an ordinary step. If a
   // gradient came after its bucket was reduced, on any rank, all ranks reduce such gradients in one
   // more round. Ends the batch and adopts another schedule if rank 0 proposes one. `gather_order`:
-  // see GradientNorm::Votes. `ahead` may be empty.
-  GradientNorm::Result finish(int64_t gather_order, const Ahead& ahead);
+  // see GradientNorm::Votes. `submit_update` may be empty.
+  GradientNorm::Result finish(int64_t gather_order, const SubmitUpdate& submit_update);
   // Discards the gradients of the batch. Not within a round.
   void drop();
   // See EngineHooks::whole_gradient. Waits for all reductions.
@@ -64,12 +68,10 @@ class GradientReducer {
   void trim();
 
  private:
-  // A bucket between its first gradient and the end of its reduction.
-  struct Flight {
-    int slot = -1;
-    int comm_slot = -1;
-    TensorView buffer;
-    Event done;
+  // Gradients that came after their bucket was reduced.
+  struct Late {
+    std::map<ParameterId, Buffer> gradients;  // in the parameters' dtype
+    bool agreed = false;                      // no rank has one of the last round or an earlier one
   };
 
   // The place of a contribution, and whether it is added to the values there.
@@ -77,34 +79,38 @@ class GradientReducer {
   void begin_round();
   // The place of the parameter in its bucket's memory.
   TensorView place(ParameterId parameter);
-  void open(int bucket);
+  // Gives the bucket memory for the gradients of a round.
+  void open(Bucket& bucket);
   void fill_missing(const Bucket& bucket);
   // Scales and casts the gradient; returns the tensor to reduce.
-  TensorView prepare(Flight& flight);
+  TensorView prepare(BucketGradients& gradients);
+  // Adds the gradients of the shard group, and then those sums over the replicas. In fp32 the
+  // result is bitwise identical to that of one collective if the size of a group is a power of two,
+  // because groups are then subtrees of its summation tree.
+  Event reduce_in_groups(const Bucket& bucket, TensorView outgoing, TensorView reduced,
+                         Output output);
   // Moves the reduced gradient from `reduced` to where it is stored and adds it to the norm.
   // Returns the event after which backward may write to the bucket again.
-  Event store(const Bucket& bucket, TensorView reduced);
+  Event store(Bucket& bucket, TensorView reduced);
   // Adds a bucket's stored gradient to the norm.
   void add_stored(const Bucket& bucket);
-  void set_sum_aside();
-  TensorView sum_aside(const Bucket& bucket) const;
+  void move_earlier_sums();
+  TensorView earlier_sum(const Bucket& bucket) const;
   void reduce_late();
   void end_batch(bool new_order);
 
   const EngineContext& context_;
-  const std::span<const Bucket> buckets_;
-  BucketMemory& memory_;
-  MicroStep& micro_step_;
+  Buckets& buckets_;
+  GradientBatch batch_;
   StepControl& control_;
   Stream& stream_;
   Offload* const offload_;
-  GroupReduction groups_;
+  std::optional<QuantizedReduction> quantized_;
+  Buffer partial_;  // a shard's sum over the shard group, if there are replicas
   std::optional<GradientPool> pool_;
   std::optional<GradientPool> comm_pool_;  // if comm_dtype is not the parameters' dtype
-  std::vector<Flight> flights_;            // by bucket
-  std::map<ParameterId, Buffer> late_;     // late gradients, in the parameters' dtype
-  std::vector<Buffer> aside_;              // by bucket: sums of earlier rounds; usually empty
-  bool sum_in_place_ = false;              // the sum is where backward writes
+  Late late_;
+  bool sum_in_place_ = false;  // the sum is where backward writes
   bool norm_begun_ = false;
 };
 

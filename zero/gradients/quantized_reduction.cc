@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "zero/storage/padding.h"
-
 namespace zerorun {
 
 namespace {
@@ -12,11 +10,11 @@ bool is_quantized(const Bucket& bucket) { return bucket.plan.trainable && bucket
 
 // Elements of what the second hop takes.
 int64_t partial_numel_of(const Sharding& sharding, const Bucket& bucket) {
-  return bucket.layout.padded_numel() / sharding.host_ranks;
+  return bucket.layout.padded_numel() / sharding.place.host_ranks;
 }
 
 bool exchanges_within(const Sharding& sharding) {
-  return sharding.host_ranks > 1 && !sharding.computes_on_host;
+  return sharding.place.host_ranks > 1 && !sharding.computes_on_host;
 }
 
 int64_t bytes_for(int64_t numel, DType dtype) {
@@ -44,14 +42,15 @@ int64_t largest_numel(std::span<const Bucket> buckets) {
 
 // One direction of the larger hop.
 int64_t hop_nbytes(const Sharding& sharding, int64_t numel) {
-  const int64_t across =
-      quantized_nbytes(numel / sharding.host_ranks, QuantizedReduction::bits_across(sharding));
+  const int64_t across = quantized_nbytes(numel / sharding.place.host_ranks,
+                                          QuantizedReduction::bits_across(sharding));
   if (!exchanges_within(sharding)) return across;
   return std::max(across, quantized_nbytes(numel, QuantizedReduction::kBitsWithin));
 }
 
 int64_t partial_nbytes(const Sharding& sharding, int64_t numel) {
-  return sharding.host_ranks > 1 ? bytes_for(numel / sharding.host_ranks, DType::fp32) : 0;
+  return sharding.place.host_ranks > 1 ? bytes_for(numel / sharding.place.host_ranks, DType::fp32)
+                                       : 0;
 }
 
 }  // namespace
@@ -69,17 +68,16 @@ QuantizedReduction::Sizes QuantizedReduction::sizes(const Sharding& sharding,
   return sizes;
 }
 
-QuantizedReduction::QuantizedReduction(const EngineContext& context,
-                                       std::span<const Bucket> buckets)
-    : context_(context), lost_(buckets.size()) {
-  const Sizes needed = sizes(context, buckets);
+QuantizedReduction::QuantizedReduction(const EngineContext& context, std::span<Bucket> buckets)
+    : context_(context) {
+  const Sizes needed = sizes(context.sharding, buckets);
   if (needed.buffers == 0) return;
   const int64_t numel = largest_numel(buckets);
   const auto allocate = [&](int64_t nbytes, MemoryCategory category) {
     return nbytes > 0 ? context.device.allocate(static_cast<size_t>(nbytes), category) : Buffer();
   };
-  partial_ = allocate(partial_nbytes(context, numel), MemoryCategory::buckets);
-  wire_ = allocate(2 * hop_nbytes(context, numel), MemoryCategory::buckets);
+  partial_ = allocate(partial_nbytes(context.sharding, numel), MemoryCategory::buckets);
+  wire_ = allocate(2 * hop_nbytes(context.sharding, numel), MemoryCategory::buckets);
   if (needed.lost == 0) return;
   lost_memory_ = allocate(needed.lost, MemoryCategory::gradients);
   TensorView rest = view_of(lost_memory_, DType::fp32, needed.lost / 4);
@@ -88,11 +86,10 @@ QuantizedReduction::QuantizedReduction(const EngineContext& context,
     rest = rest.slice(count, rest.numel - count);
     return view;
   };
-  for (const Bucket& bucket : buckets) {
-    const LostNumel numels = lost_numel(context, bucket);
-    Lost& lost = lost_[static_cast<size_t>(bucket.index)];
-    if (numels.within > 0) lost.within = take(numels.within);
-    if (numels.across > 0) lost.across = take(numels.across);
+  for (Bucket& bucket : buckets) {
+    const LostNumel lost = lost_numel(context.sharding, bucket);
+    if (lost.within > 0) bucket.grads.lost_within = take(lost.within);
+    if (lost.across > 0) bucket.grads.lost_across = take(lost.across);
   }
   Stream& stream = context.device.inline_stream();
   context.device.fill(stream, view_of(lost_memory_, DType::uint8, needed.lost), 0.0F);
@@ -101,12 +98,12 @@ QuantizedReduction::QuantizedReduction(const EngineContext& context,
 
 Event QuantizedReduction::run(const Bucket& bucket, TensorView outgoing, TensorView reduced,
                               Output output, Stream& stream) {
-  clear_padding(bucket, 0, outgoing, context_.device, stream);
+  bucket.clear_padding(0, outgoing, context_.device, stream);
   const TensorView partial = add_within_host(bucket, outgoing, stream);
-  Communicator& across = *context_.cross_group;
-  const int bits = bits_across(context_);
+  Communicator& across = *context_.groups.cross_group;
+  const int bits = bits_across(context_.sharding);
   const Wire bytes = wire(partial.numel, bits);
-  const TensorView lost = lost_[static_cast<size_t>(bucket.index)].across;
+  const TensorView lost = bucket.grads.lost_across;
   // What stays on this host is added as it is.
   const int64_t slice = partial.numel / across.world_size();
   const int64_t own = across.rank() * slice;
@@ -126,7 +123,7 @@ void QuantizedReduction::quantize_for_hosts(TensorView partial, TensorView lost,
                                             int64_t begin, int64_t end, Stream& stream) {
   if (begin == end) return;
   const int64_t numel = end - begin;
-  const int bits = bits_across(context_);
+  const int bits = bits_across(context_.sharding);
   if (lost.data != nullptr) lost = lost.slice(begin, numel);
   context_.device.quantize(stream, partial.slice(begin, numel),
                            sent.slice(quantized_nbytes(begin, bits), quantized_nbytes(numel, bits)),
@@ -135,12 +132,12 @@ void QuantizedReduction::quantize_for_hosts(TensorView partial, TensorView lost,
 
 TensorView QuantizedReduction::add_within_host(const Bucket& bucket, TensorView outgoing,
                                                Stream& stream) {
-  const int ranks = context_.host_ranks;
+  const int ranks = context_.sharding.place.host_ranks;
   if (ranks == 1) return outgoing;
-  Communicator& here = *context_.host_group;
-  const int64_t hosts = context_.shard_ranks / ranks;
+  Communicator& here = *context_.groups.host_group;
+  const int64_t hosts = context_.sharding.place.shard_ranks / ranks;
   const TensorView partial = view_of(partial_, DType::fp32, outgoing.numel / ranks);
-  if (!exchanges_within(context_)) {
+  if (!exchanges_within(context_.sharding)) {
     const int64_t of_host = outgoing.numel / hosts;
     const int64_t shard = partial.numel / hosts;
     here.coalesced(stream, [&] {
@@ -153,7 +150,7 @@ TensorView QuantizedReduction::add_within_host(const Bucket& bucket, TensorView 
     return partial;
   }
   const Wire bytes = wire(outgoing.numel, kBitsWithin);
-  Quantization quantization = how(kBitsWithin, lost_[static_cast<size_t>(bucket.index)].within);
+  Quantization quantization = how(kBitsWithin, bucket.grads.lost_within);
   quantization.rows = hosts;
   quantization.columns = ranks;
   context_.device.quantize(stream, outgoing, bytes.sent, quantization);
@@ -164,7 +161,7 @@ TensorView QuantizedReduction::add_within_host(const Bucket& bucket, TensorView 
 }
 
 void QuantizedReduction::end_batch(Stream& stream) {
-  if (!lost_memory_ || ++batches_ % context_.zero.loco->reset_T != 0) return;
+  if (!lost_memory_ || ++batches_ % context_.sharding.zero.loco->reset_T != 0) return;
   context_.device.fill(
       stream, view_of(lost_memory_, DType::uint8, static_cast<int64_t>(lost_memory_.nbytes())),
       0.0F);
@@ -178,7 +175,8 @@ QuantizedReduction::Wire QuantizedReduction::wire(int64_t numel, int bits) const
 
 Quantization QuantizedReduction::how(int bits, TensorView lost) const {
   Quantization quantization{.bits = bits, .lost = lost};
-  if (lost.data != nullptr) quantization.beta = static_cast<float>(context_.zero.loco->err_beta);
+  if (lost.data != nullptr)
+    quantization.beta = static_cast<float>(context_.sharding.zero.loco->err_beta);
   return quantization;
 }
 

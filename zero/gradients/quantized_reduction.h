@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "zero/groups/engine_context.h"
 #include "zero/partition/bucket.h"
@@ -35,21 +34,17 @@ class QuantizedReduction {
   };
   static Sizes sizes(const Sharding& sharding, std::span<const Bucket> buckets);
 
-  QuantizedReduction(const EngineContext& context, std::span<const Bucket> buckets);
+  // Places the rounding errors of the buckets.
+  QuantizedReduction(const EngineContext& context, std::span<Bucket> buckets);
 
-  // See GroupReduction::run.
+  // Writes the stored range of the sum of all ranks' `outgoing` to `reduced`, which may be a part
+  // of `outgoing`.
   Event run(const Bucket& bucket, TensorView outgoing, TensorView reduced, Output output,
             Stream& stream);
   // Called after the last reduction of a batch.
   void end_batch(Stream& stream);
 
  private:
-  // The rounding errors of a bucket's slices, in the two steps.
-  struct Lost {
-    TensorView within;
-    TensorView across;
-  };
-
   // The sum over this host's ranks of the slices of all ranks with this rank's index on their
   // hosts. If each host has one rank, it is `outgoing`.
   TensorView add_within_host(const Bucket& bucket, TensorView outgoing, Stream& stream);
@@ -68,7 +63,6 @@ class QuantizedReduction {
   Buffer partial_;  // fp32
   Buffer wire_;
   Buffer lost_memory_;
-  std::vector<Lost> lost_;  // by bucket
   int64_t batches_ = 0;
 };
 

@@ -9,9 +9,9 @@ namespace {
 // The divisor of a sum over ranks, after Sharding::pre_scale, for their average.
 double divisor_of(const EngineContext& context, const Config& config) {
   const double ranks = config.precision.gradient_reduction == GradientReduction::mean
-                           ? context.comm.world_size()
+                           ? context.groups.comm.world_size()
                            : 1;
-  return ranks * context.pre_scale;
+  return ranks * context.sharding.precision.pre_scale;
 }
 
 }  // namespace
@@ -21,7 +21,7 @@ StepControl::StepControl(const EngineContext& context, const Config& config)
       norm_(context),
       inspector_(context),
       decider_(config, 1.0) {
-  average_over(context.accumulation_steps);
+  average_over(context.sharding.accumulation_steps);
   inspector_.watch(decider_.next_overflow_is_fatal());
 }
 

@@ -4,13 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/agreement.h"
 #include "comm/link_bound.h"
 #include "core/check.h"
 #include "core/log.h"
-#include "zero/groups/link_savings.h"
+#include "zero/groups/zeropp.h"
 #include "zero/partition/sharding.h"
 
 namespace zerorun {
@@ -70,7 +71,7 @@ void check_groups(const Config& config, std::span<const ParameterSpec> specs, co
   }
   if (!rule.is_external()) check_divided(rule_name(config.optimizer), specs, groups);
   if (groups.parts.empty()) return;
-  std::vector<std::string_view> refused = link_savings(config.zero);
+  std::vector<std::string_view> refused = zeropp_keys(config.zero);
   if (config.zero.shard_group_size != 0) refused.push_back(kShardGroupKey);
   if (refused.empty()) return;
   fail<ConfigError>(
@@ -79,31 +80,26 @@ void check_groups(const Config& config, std::span<const ParameterSpec> specs, co
       fmt::join(refused, ", "));
 }
 
-// The groups of ranks that share a copy, and of those that hold the same shard.
-struct CopyGroups {
-  CopyGroups(const ZeroConfig& zero, Communicator& comm) {
-    const RankPlace place{comm.world_size(), comm.rank(), shard_ranks_of(zero, comm.world_size())};
-    if (place.replicas() == 1) return;
-    const int replica_number = place.replica();
-    const int shard_number = place.shard_rank();
-    shard = comm.split(replica_number, shard_number, fmt::format("shard group {}", replica_number));
-    replica =
-        comm.split(shard_number, replica_number, fmt::format("replicas of shard {}", shard_number));
-  }
-  Communicator& shards(Communicator& comm) const { return shard ? *shard : comm; }
-
-  std::shared_ptr<Communicator> shard;
-  std::shared_ptr<Communicator> replica;
-};
+// Makes the groups of ranks that share a copy, and of those that hold the same shard.
+void split_copies(const ZeroConfig& zero, RankGroups& groups) {
+  Communicator& comm = groups.comm;
+  const RankPlace place{comm.world_size(), comm.rank(), shard_ranks_of(zero, comm.world_size())};
+  if (place.replicas() == 1) return;
+  const int replica = place.replica();
+  const int shard = place.shard_rank();
+  groups.shard_group = comm.split(replica, shard, fmt::format("shard group {}", replica));
+  groups.replica_group = comm.split(shard, replica, fmt::format("replicas of shard {}", shard));
+}
 
 // Drops what saves nothing among these ranks; the first rank of the job says so. All groups do the
 // same, also if only some of them are within a host: they add gradients bucket by bucket.
-void resolve_link_savings(ZeroConfig& zero, Communicator& all, Communicator& shards,
-                          Communicator& job, Stream& stream) {
-  const std::vector<std::string_view> asked = link_savings(zero);
+void resolve_zeropp(ZeroConfig& zero, const RankGroups& groups, Stream& stream) {
+  const Communicator& job = groups.job();
+  Communicator& shards = groups.shards();
+  const std::vector<std::string_view> asked = zeropp_keys(zero);
   if (asked.empty()) return;
   const int64_t within_host = shards.local_world_size() == shards.world_size() ? 1 : 0;
-  if (Agreement(all, stream).reduce(within_host, ReduceOp::min) == 1) {
+  if (Agreement(groups.comm, stream).reduce(within_host, ReduceOp::min) == 1) {
     if (job.rank() == 0) {
       const bool alone = shards.world_size() == job.world_size();
       Logger(job.rank(), job.world_size())
@@ -113,7 +109,7 @@ void resolve_link_savings(ZeroConfig& zero, Communicator& all, Communicator& sha
                          : "the ranks of a shard group are on one host, and sums travel between "
                            "groups as they are");
     }
-    zero = without_link_savings(zero);
+    zero = without_zeropp(zero);
     return;
   }
   if (zero.hpz_partition_size == kRanksOfHost) {
@@ -124,37 +120,37 @@ void resolve_link_savings(ZeroConfig& zero, Communicator& all, Communicator& sha
 // Whether the same gathers are collectives on all ranks. Not if some groups are within a host,
 // where ranks read each other's memory, and others are not.
 bool gathers_alike(const EngineContext& context) {
-  if (context.replicas() == 1 && context.groups.parts.empty()) return true;
-  int64_t collective = context.shards().reads_peers() ? 0 : 1;
-  for (const Communicator* part : context.groups.parts) {
+  if (context.sharding.place.replicas() == 1 && context.groups.others.parts.empty()) return true;
+  int64_t collective = context.groups.shards().reads_peers() ? 0 : 1;
+  for (const Communicator* part : context.groups.others.parts) {
     collective = 2 * collective + (part->reads_peers() ? 0 : 1);
   }
-  Agreement agreement(context.comm, context.device.inline_stream());
+  Agreement agreement(context.groups.comm, context.device.inline_stream());
   return agreement.reduce(collective, ReduceOp::min) == agreement.reduce(collective, ReduceOp::max);
 }
 
 // Otherwise the gather of a block would wait for the reduction of the block that backward has just
 // left: calls of one communicator wait for each other, whatever their streams.
 void add_gather_lanes(EngineContext& context) {
-  if (!context.policy.shard_params || !*context.zero.overlap_comm) return;
-  for (int ranks = 0; ranks <= std::ssize(context.groups.parts); ++ranks) {
-    context.gather_lanes.push_back(&context.shards(ranks).second_lane("gathers"));
+  if (!context.sharding.policy.shard_params || !*context.sharding.zero.overlap_comm) return;
+  for (int ranks = 0; ranks <= std::ssize(context.groups.others.parts); ++ranks) {
+    context.groups.gather_lanes.push_back(&context.groups.shards(ranks).second_lane("gathers"));
   }
 }
 
 // Groups for the two hops of quantized gradients.
 void add_hops(EngineContext& context) {
   constexpr std::string_view kGradients = "/zero_optimization/zero_quantized_gradients";
-  check_quantized_groups(context.replicas(), context.shard_ranks);
-  Communicator& all = context.shards();
+  check_quantized_groups(context.sharding.place.replicas(), context.sharding.place.shard_ranks);
+  Communicator& all = context.groups.shards();
   Stream& stream = context.device.inline_stream();
-  context.host_ranks = static_cast<int>(ranks_of_host(all, stream, kGradients));
-  const int host = all.rank() / context.host_ranks;
-  const int number = all.rank() % context.host_ranks;
-  context.host_group = all.split(host, number, fmt::format("host {}", host));
-  context.cross_group = all.split(number, host, fmt::format("rank {} of each host", number));
-  const int64_t here = context.host_group->local_world_size();
-  if (Agreement(all, stream).reduce(here, ReduceOp::min) < context.host_ranks) {
+  context.sharding.place.host_ranks = static_cast<int>(ranks_of_host(all, stream, kGradients));
+  const int host = all.rank() / context.sharding.place.host_ranks;
+  const int number = all.rank() % context.sharding.place.host_ranks;
+  context.groups.host_group = all.split(host, number, fmt::format("host {}", host));
+  context.groups.cross_group = all.split(number, host, fmt::format("rank {} of each host", number));
+  const int64_t here = context.groups.host_group->local_world_size();
+  if (Agreement(all, stream).reduce(here, ReduceOp::min) < context.sharding.place.host_ranks) {
     fail<ConfigError>("{} is true, but the ranks of a host are not neighbours in rank order",
                       kGradients);
   }
@@ -178,30 +174,30 @@ EngineContext make_context(const Config& config, std::span<const ParameterSpec> 
     }
   }
   overlap_between_hosts(zero, comm.world_size(), comm.local_world_size());
-  const CopyGroups copies(zero, comm);
-  Communicator& shards = copies.shards(comm);
-  Communicator& job = groups.job != nullptr ? *groups.job : comm;
-  resolve_link_savings(zero, comm, shards, job, device.inline_stream());
+  RankGroups rank_groups{comm, groups};
+  split_copies(zero, rank_groups);
+  resolve_zeropp(zero, rank_groups, device.inline_stream());
   EngineContext context{
       make_sharding(resolved, specs, rule, comm.world_size(), comm.rank(), device.is_host()),
-      device, comm, copies.shard, copies.replica};
-  context.groups = groups;
+      device, std::move(rank_groups)};
   for (const Communicator* part : groups.parts) {
     const int ranks = part->world_size();
-    context.parts.push_back({.world_size = ranks, .rank = part->rank(), .shard_ranks = ranks});
+    context.sharding.parts.push_back(
+        {.world_size = ranks, .rank = part->rank(), .shard_ranks = ranks});
   }
-  context.compares_gathers = gathers_alike(context);
-  if (context.has_second_copy()) {
-    const int copy = context.shard_rank() / context.secondary_ranks;
-    context.secondary_group =
-        context.shards().split(copy, context.secondary_rank(), fmt::format("second copy {}", copy));
+  context.groups.compares_gathers = gathers_alike(context);
+  if (context.sharding.place.has_secondary()) {
+    const RankPlace& place = context.sharding.place;
+    const int copy = place.shard_rank() / place.secondary_ranks;
+    context.groups.secondary_group = context.groups.shards().split(
+        copy, place.secondary_rank(), fmt::format("second copy {}", copy));
   }
   if (zero.quantized_gradients) add_hops(context);
   add_gather_lanes(context);
   if (const auto dtype = config.precision.communication_dtype) {
     bound_link(comm, *dtype);
-    if (context.shard_group) bound_link(*context.shard_group, *dtype);
-    if (context.replica_group) bound_link(*context.replica_group, *dtype);
+    if (context.groups.shard_group) bound_link(*context.groups.shard_group, *dtype);
+    if (context.groups.replica_group) bound_link(*context.groups.replica_group, *dtype);
   }
   return context;
 }

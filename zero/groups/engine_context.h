@@ -10,16 +10,15 @@
 
 namespace zerorun {
 
-// The settings, device and communicators that every part of the engine needs. Constant after
-// construction.
-struct EngineContext : Sharding {
-  Device& device;
+// The communicators of an engine's groups of ranks.
+struct RankGroups {
   Communicator& comm;  // of all ranks that have the same part of the model
+  EngineGroups others{};
   // `shard_group`: the ranks that share one copy with this rank. `replica_group`: the ranks that
   // hold the same shard of other copies. Both are null if there is one copy.
   std::shared_ptr<Communicator> shard_group{};
   std::shared_ptr<Communicator> replica_group{};
-  // The ranks that share a second copy of the parameters (hpZ); null if there is none.
+  // The ranks of an hpZ (secondary) partition of the parameters; null if there is none.
   std::shared_ptr<Communicator> secondary_group{};
   // The groups of the two steps of quantized reductions: this host's ranks, and the ranks with the
   // same index on their hosts. Null unless gradients are quantized and the ranks span hosts.
@@ -28,16 +27,15 @@ struct EngineContext : Sharding {
   // By BucketPlan::ranks: the second lane of shards(ranks), if gathers of sharded parameters run
   // beside reductions. Empty: they do not.
   std::vector<Communicator*> gather_lanes{};
-  EngineGroups groups{};
   // The same gathers are collectives on all ranks, so that their order can be compared.
   bool compares_gathers = true;
 
   // All ranks that step together, with all parts of the model.
-  Communicator& job() const { return groups.job != nullptr ? *groups.job : comm; }
+  Communicator& job() const { return others.job != nullptr ? *others.job : comm; }
   // `all`: the ranks that hold a parameter. `shards`: those of them that share one copy of it.
   // `ranks`: see ParameterSpec::ranks.
   Communicator& all(int ranks) const {
-    return ranks == 0 ? comm : *groups.parts.at(static_cast<size_t>(ranks) - 1);
+    return ranks == 0 ? comm : *others.parts.at(static_cast<size_t>(ranks) - 1);
   }
   Communicator& shards(int ranks = 0) const {
     return ranks == 0 && shard_group ? *shard_group : all(ranks);
@@ -46,6 +44,13 @@ struct EngineContext : Sharding {
   Communicator& gathers(int ranks = 0) const {
     return gather_lanes.empty() ? shards(ranks) : *gather_lanes.at(static_cast<size_t>(ranks));
   }
+};
+
+// What the parts of an engine share. Constant after construction.
+struct EngineContext {
+  Sharding sharding;
+  Device& device;
+  RankGroups groups;
 };
 
 // Makes the sharding of `config` and its groups of ranks. Collective. Throws ConfigError like

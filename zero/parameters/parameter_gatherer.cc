@@ -38,22 +38,20 @@ std::string room_advice(const ZeroConfig& zero, std::vector<int64_t> numels) {
 
 }  // namespace
 
-ParameterGatherer::ParameterGatherer(const EngineContext& context, std::span<const Bucket> buckets,
-                                     BucketMemory& memory, int module_count, Stream& stream,
+ParameterGatherer::ParameterGatherer(const EngineContext& context, std::span<Bucket> buckets,
+                                     int module_count, Stream& stream,
                                      OffloadedParameters* parameters)
     : context_(context),
       buckets_(buckets),
-      bucket_memory_(memory),
       stream_(stream),
       parameters_(parameters),
       quantized_(context, buckets),
-      updates_(context, buckets, memory),
+      updates_(context, buckets),
       memory_([&device = context.device](int /*bucket*/, size_t nbytes) {
         return device.allocate(nbytes, MemoryCategory::buckets);
       }),
       modules_(static_cast<size_t>(module_count)),
-      order_(sharded_numels(buckets, module_count)),
-      residences_(buckets.size()) {
+      order_(sharded_numels(buckets, module_count)) {
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.shard_params) continue;
     Module& module = modules_.at(static_cast<size_t>(bucket.plan.module));
@@ -61,12 +59,15 @@ ParameterGatherer::ParameterGatherer(const EngineContext& context, std::span<con
     module.numel += bucket.layout.padded_numel();
   }
   const bool moves = std::any_of(buckets.begin(), buckets.end(), [&](const Bucket& bucket) {
-    return bucket.moves_params || (bucket.plan.shard_params && context.shard_ranks > 1 &&
-                                   !memory.parameters(bucket).resident);
+    return bucket.moves_params ||
+           (bucket.plan.shard_params && context.sharding.place.shard_ranks > 1 &&
+            !bucket.params.resident);
   });
   const std::string advice =
-      moves ? room_advice(context.zero, sharded_numels(buckets, module_count)) : std::string();
-  if (!advice.empty()) Logger(context.rank, context.world_size).info("{}", advice);
+      moves ? room_advice(context.sharding.zero, sharded_numels(buckets, module_count))
+            : std::string();
+  if (!advice.empty())
+    Logger(context.sharding.place.rank, context.sharding.place.world_size).info("{}", advice);
 }
 
 void ParameterGatherer::use_memory(EngineHooks::FullMemory memory) {
@@ -78,7 +79,7 @@ void ParameterGatherer::gather(ModuleId id, bool step_follows) {
   Module& module = modules_.at(static_cast<size_t>(id));
   if (module.buckets.empty()) return;
   const auto finish_own = [&] {
-    for (int bucket : module.buckets) finish(buckets_[static_cast<size_t>(bucket)], Next::use);
+    for (int index : module.buckets) finish(bucket(index), Next::use);
   };
   const bool is_first = module.holders++ == 0;  // held, so that what comes ahead leaves its room
   try {
@@ -86,10 +87,10 @@ void ParameterGatherer::gather(ModuleId id, bool step_follows) {
       order_.record(id);
       if (is_sharded(module)) {
         make_room(module.numel, kAny);
-        take_memory(module, memory_, &Residence::full);
+        take_memory(module, memory_, &BucketParameters::full_memory);
         start(module);
       }
-      if (parked_ > 0) finish_own();  // before a later module takes the room
+      if (pinned_ > 0) finish_own();  // before a later module takes the room
       prefetch(step_follows);
     }
     finish_own();
@@ -105,9 +106,9 @@ void ParameterGatherer::release(ModuleId id) {
   ZR_CHECK(module.holders > 0, "module {} released more often than gathered", id);
   if (--module.holders > 0) return;
   const std::optional<int64_t> distance = order_.reuse_distance(id);
-  const bool soon = distance && *distance < context_.zero.max_reuse_distance;
-  if (soon && live_ <= context_.zero.max_live_parameters) return;
-  for (int bucket : module.buckets) drop(buckets_[static_cast<size_t>(bucket)]);
+  const bool soon = distance && *distance < context_.sharding.zero.max_reuse_distance;
+  if (soon && live_ <= context_.sharding.zero.max_live_parameters) return;
+  for (int index : module.buckets) drop(bucket(index));
 }
 
 void ParameterGatherer::invalidate() {
@@ -118,27 +119,24 @@ void ParameterGatherer::invalidate() {
     context_.device.inline_stream().wait(gathered_);
   }
   for (Module& module : modules_) {
-    module.has_second_copy = false;
+    module.has_secondary = false;
     if (module.holders > 0) continue;
-    for (int bucket : module.buckets) drop(buckets_[static_cast<size_t>(bucket)]);
+    for (int index : module.buckets) drop(bucket(index));
   }
 }
 
 void ParameterGatherer::take_memory(const Module& module, const EngineHooks::FullMemory& memory,
-                                    Buffer Residence::*place) {
+                                    Buffer BucketParameters::*place) {
   std::vector<std::pair<int, Buffer>> taken;
   for (int index : module.buckets) {
-    const Bucket& bucket = buckets_[static_cast<size_t>(index)];
-    const bool sharded = residences_[static_cast<size_t>(index)].state == State::sharded;
-    if (bucket_memory_.parameters(bucket).resident || !sharded) continue;
-    const TensorView shape{nullptr, bucket.layout.padded_numel(), bucket.dtype};
-    taken.emplace_back(index, memory(index, shape.nbytes()));
+    const Bucket& one = bucket(index);
+    if (one.params.resident || one.params.state != State::sharded) continue;
+    taken.emplace_back(index, memory(index, static_cast<size_t>(one.full_nbytes())));
   }
   for (auto& [index, block] : taken) {
-    const Bucket& bucket = buckets_[static_cast<size_t>(index)];
-    bucket_memory_.parameters(bucket).full =
-        view_of(block, bucket.dtype, bucket.layout.padded_numel());
-    residences_[static_cast<size_t>(index)].*place = std::move(block);
+    Bucket& one = bucket(index);
+    one.params.full = view_of(block, one.dtype, one.layout.padded_numel());
+    one.params.*place = std::move(block);
   }
   // Work that was given to the inline stream may still use what lay there before.
   if (!taken.empty()) stream_.wait(context_.device.inline_stream().record());
@@ -147,131 +145,130 @@ void ParameterGatherer::take_memory(const Module& module, const EngineHooks::Ful
 bool ParameterGatherer::take_memory_ahead(const Module& module) {
   try {
     // What waits on the host is used before this, and gets the next room on the device.
-    if (parked_ == 0) {
-      take_memory(module, memory_, &Residence::full);
+    if (pinned_ == 0) {
+      take_memory(module, memory_, &BucketParameters::full_memory);
       return true;
     }
   } catch (const OutOfMemory&) {
     // There may be room when the module is used. Alone this rank can wait for that; peers that
     // gather with it would be left waiting. Where ranks share a GPU, pinning may wait for a peer.
-    if (context_.shards().transport().starts_with("host-staged")) throw;
-    const bool alone = std::none_of(
-        module.buckets.begin(), module.buckets.end(),
-        [this](int index) { return is_collective(buckets_[static_cast<size_t>(index)]); });
+    if (context_.groups.shards().transport().starts_with("host-staged")) throw;
+    const bool alone = std::none_of(module.buckets.begin(), module.buckets.end(),
+                                    [this](int index) { return is_collective(bucket(index)); });
     if (alone) return false;
   }
   const auto pinned = [this](int /*bucket*/, size_t nbytes) {
     return context_.device.allocate_pinned(nbytes);
   };
-  take_memory(module, pinned, &Residence::parked);
+  take_memory(module, pinned, &BucketParameters::pinned);
   for (int index : module.buckets) {
-    if (residences_[static_cast<size_t>(index)].parked) ++parked_;
+    if (bucket(index).params.pinned) ++pinned_;
   }
   return true;
 }
 
-void ParameterGatherer::unpark(const Bucket& bucket) {
-  Residence& residence = residences_[static_cast<size_t>(bucket.index)];
-  TensorView& full = bucket_memory_.parameters(bucket).full;
-  residence.full = memory_(bucket.index, full.nbytes());
-  const TensorView parked = full;
-  full = view_of(residence.full, bucket.dtype, parked.numel);
+void ParameterGatherer::upload(Bucket& bucket) {
+  BucketParameters& params = bucket.params;
+  params.full_memory = memory_(bucket.index, params.full.nbytes());
+  const TensorView pinned = params.full;
+  params.full = view_of(params.full_memory, bucket.dtype, pinned.numel);
   Stream& stream = context_.device.inline_stream();
-  context_.device.upload(stream, parked.data, full);
-  stream.synchronize();  // `parked` ends here
-  residence.parked = {};
-  --parked_;
+  context_.device.upload(stream, pinned.data, params.full);
+  stream.synchronize();  // `pinned` ends here
+  params.pinned = {};
+  --pinned_;
 }
 
 void ParameterGatherer::start(Module& module) {
-  const bool near = module.has_second_copy;
-  Communicator& ranks = near ? *context_.secondary_group : context_.gathers();
+  const bool from_secondary = module.has_secondary;
+  Communicator& ranks =
+      from_secondary ? *context_.groups.secondary_group : context_.groups.gathers();
   Event ready = ranks.coalesced(stream_, [&] {
-    for (int bucket : module.buckets) start(buckets_[static_cast<size_t>(bucket)], near);
+    for (int index : module.buckets) start(bucket(index), from_secondary);
   });
-  if (!near && complete(module)) ready = stream_.record();
-  for (int bucket : module.buckets) {
-    Residence& residence = residences_[static_cast<size_t>(bucket)];
-    if (residence.state == State::gathering) residence.ready = ready;
+  if (!from_secondary && complete(module)) ready = stream_.record();
+  for (int index : module.buckets) {
+    BucketParameters& params = bucket(index).params;
+    if (params.state == State::gathering) params.gathered = ready;
   }
   gathered_ = ready;
 }
 
 bool ParameterGatherer::complete(Module& module) {
-  bool completed = context_.has_second_copy();
+  bool completed = context_.sharding.place.has_secondary();
   for (int index : module.buckets) {
-    const Bucket& bucket = buckets_[static_cast<size_t>(index)];
-    if (residences_[static_cast<size_t>(index)].state != State::gathering) continue;
-    const BucketParameters& memory = bucket_memory_.parameters(bucket);
-    if (QuantizedGather::takes(context_, bucket)) {
-      quantized_.decode(bucket, memory.full, stream_);
+    const Bucket& one = bucket(index);
+    const BucketParameters& params = one.params;
+    if (params.state != State::gathering) continue;
+    if (params.wire.data != nullptr) {
+      quantized_.decode(one, params.full, stream_);
       completed = true;
     }
-    if (!context_.has_second_copy()) continue;
-    const int64_t numel = memory.secondary.numel;
-    const TensorView own = memory.full.slice(context_.secondary_rank() * numel, numel);
-    context_.device.cast(stream_, own, memory.secondary);
+    if (!context_.sharding.place.has_secondary()) continue;
+    const int64_t numel = params.secondary.numel;
+    const TensorView own =
+        params.full.slice(context_.sharding.place.secondary_rank() * numel, numel);
+    context_.device.cast(stream_, own, params.secondary);
   }
-  module.has_second_copy = context_.has_second_copy();
+  module.has_secondary = context_.sharding.place.has_secondary();
   return completed;
 }
 
-void ParameterGatherer::start(const Bucket& bucket, bool from_second_copy) {
-  Residence& residence = residences_[static_cast<size_t>(bucket.index)];
-  if (residence.state != State::sharded) return;
-  const BucketParameters& memory = bucket_memory_.parameters(bucket);
-  const TensorView& full = memory.full;
-  if (from_second_copy) {
-    residence.ready = context_.secondary_group->all_gather(memory.secondary, full, Sync::collective,
-                                                           stream_, bucket.label);
+void ParameterGatherer::start(Bucket& bucket, bool from_secondary) {
+  BucketParameters& params = bucket.params;
+  if (params.state != State::sharded) return;
+  const TensorView& full = params.full;
+  if (from_secondary) {
+    params.gathered = context_.groups.secondary_group->all_gather(
+        params.secondary, full, Sync::collective, stream_, bucket.label);
   } else {
-    TensorView shard = memory.shard;
+    TensorView shard = params.shard;
     if (bucket.moves_params) {
       shard = full.slice(bucket.owned_begin, bucket.layout.shard_numel);
       stream_.wait(parameters_->fetch(bucket, shard));
     }
-    if (QuantizedGather::takes(context_, bucket)) {
+    if (params.wire.data != nullptr) {
       quantized_.start(bucket, shard, stream_);
     } else {
       // Peers cannot look into a file, or into another host memory than theirs.
       const Sync sync = bucket.moves_params ? Sync::collective : Sync::one_sided;
-      Communicator& ranks = context_.gathers(bucket.plan.ranks);
-      residence.ready = ranks.all_gather(shard, full, sync, stream_, bucket.label);
+      Communicator& ranks = context_.groups.gathers(bucket.plan.ranks);
+      params.gathered = ranks.all_gather(shard, full, sync, stream_, bucket.label);
     }
   }
-  if (context_.compares_gathers && is_collective(bucket)) {
+  if (context_.groups.compares_gathers && is_collective(bucket)) {
     constexpr int64_t kPrime = 16777619;
     order_hash_ = (order_hash_ * kPrime + bucket.index + 1) % kMaxOrderHash;
   }
-  residence.state = State::gathering;
+  params.state = State::gathering;
   live_ += bucket.layout.padded_numel();
 }
 
-void ParameterGatherer::finish(const Bucket& bucket, Next next) {
-  Residence& residence = residences_[static_cast<size_t>(bucket.index)];
-  if (residence.state != State::gathering) return;
-  context_.device.inline_stream().wait(residence.ready);
-  if (residence.parked && next == Next::use) unpark(bucket);
-  residence.state = State::full;
+void ParameterGatherer::finish(Bucket& bucket, Next next) {
+  BucketParameters& params = bucket.params;
+  if (params.state != State::gathering) return;
+  context_.device.inline_stream().wait(params.gathered);
+  if (params.pinned && next == Next::use) upload(bucket);
+  params.state = State::full;
 }
 
-void ParameterGatherer::drop(const Bucket& bucket) {
-  Residence& residence = residences_[static_cast<size_t>(bucket.index)];
-  if (residence.state == State::sharded) return;
+void ParameterGatherer::drop(Bucket& bucket) {
+  BucketParameters& params = bucket.params;
+  if (params.state == State::sharded) return;
   // Whoever has the memory next must not meet the gather there; the host's is free at once.
-  if (residence.parked) residence.ready.synchronize();
+  if (params.pinned) params.gathered.synchronize();
   finish(bucket, Next::drop);
-  residence.state = State::sharded;
+  params.state = State::sharded;
   live_ -= bucket.layout.padded_numel();
-  if (!bucket_memory_.parameters(bucket).resident) {
-    bucket_memory_.parameters(bucket).full = {};
-    residence.full = {};
-    if (std::exchange(residence.parked, {})) --parked_;
+  if (!params.resident) {
+    params.full = {};
+    params.full_memory = {};
+    if (std::exchange(params.pinned, {})) --pinned_;
   }
 }
 
 void ParameterGatherer::prefetch(bool step_follows) {
-  const int64_t limit = context_.zero.prefetch_bucket_size;
+  const int64_t limit = context_.sharding.zero.prefetch_bucket_size;
   if (limit == 0) return;
   int64_t ahead = 0;
   for (ModuleId id : order_.predict(kPrefetchModules, !step_follows)) {
@@ -288,11 +285,11 @@ void ParameterGatherer::prefetch(bool step_follows) {
 }
 
 bool ParameterGatherer::is_collective(const Bucket& bucket) const {
-  return bucket.moves_params || !context_.shards(bucket.plan.ranks).reads_peers();
+  return bucket.moves_params || !context_.groups.shards(bucket.plan.ranks).reads_peers();
 }
 
 bool ParameterGatherer::make_room(int64_t numel, int64_t distance) {
-  int64_t excess = live_ + numel - context_.zero.max_live_parameters;
+  int64_t excess = live_ + numel - context_.sharding.zero.max_live_parameters;
   if (excess <= 0) return true;
   std::vector<std::pair<int64_t, const Module*>> others;  // and how far away their next use is
   int64_t room = 0;
@@ -311,23 +308,21 @@ bool ParameterGatherer::make_room(int64_t numel, int64_t distance) {
   for (const auto& [next, module] : others) {
     if (excess <= 0) break;
     excess -= full_numel(*module);
-    for (int bucket : module->buckets) drop(buckets_[static_cast<size_t>(bucket)]);
+    for (int index : module->buckets) drop(bucket(index));
   }
   return excess <= 0;
 }
 
 bool ParameterGatherer::is_sharded(const Module& module) const {
-  for (int bucket : module.buckets) {
-    if (residences_[static_cast<size_t>(bucket)].state == State::sharded) return true;
-  }
-  return false;
+  return std::any_of(module.buckets.begin(), module.buckets.end(),
+                     [this](int index) { return bucket(index).params.state == State::sharded; });
 }
 
 int64_t ParameterGatherer::full_numel(const Module& module) const {
   int64_t numel = 0;
   for (int index : module.buckets) {
-    const bool full = residences_[static_cast<size_t>(index)].state != State::sharded;
-    if (full) numel += buckets_[static_cast<size_t>(index)].layout.padded_numel();
+    const Bucket& one = bucket(index);
+    if (one.params.state != State::sharded) numel += one.layout.padded_numel();
   }
   return numel;
 }

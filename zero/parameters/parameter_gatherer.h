@@ -8,7 +8,7 @@
 #include "zero/parameters/gather_order.h"
 #include "zero/parameters/quantized_gather.h"
 #include "zero/parameters/updated_parameters.h"
-#include "zero/storage/bucket_memory.h"
+#include "zero/partition/bucket.h"
 #include "zero/storage/offloaded_parameters.h"
 #include "zerorun/engine.h"
 
@@ -21,8 +21,8 @@ namespace zerorun {
 // device's memory. Released memory may be reused after the work that was submitted to the inline
 // stream.
 //
-// With a second copy (hpZ), the first gather after parameters changed writes it, and all later
-// gathers read it.
+// With an hpZ partition, the first gather after parameters changed writes it, and all later gathers
+// read it.
 //
 // It prefetches in the learned order: the next module, and further modules as long as all of them
 // have at most prefetch_bucket_size elements. Released parameters stay full if they are used again
@@ -34,9 +34,8 @@ namespace zerorun {
 class ParameterGatherer {
  public:
   // Gathers run on `stream`. `parameters`: null if shards are gathered from where they are stored.
-  ParameterGatherer(const EngineContext& context, std::span<const Bucket> buckets,
-                    BucketMemory& memory, int module_count, Stream& stream,
-                    OffloadedParameters* parameters);
+  ParameterGatherer(const EngineContext& context, std::span<Bucket> buckets, int module_count,
+                    Stream& stream, OffloadedParameters* parameters);
 
   // Sets the memory of full copies; see EngineHooks::use_full_memory.
   void use_memory(EngineHooks::FullMemory memory);
@@ -64,40 +63,34 @@ class ParameterGatherer {
   int64_t order_hash() const { return order_hash_; }
 
  private:
-  // sharded -> gathering -> full -> sharded
-  enum class State : uint8_t { sharded, gathering, full };
-  struct Residence {
-    State state = State::sharded;
-    Event ready;
-    Buffer full;
-    Buffer parked;  // pinned host memory instead of `full`, until the first use
-  };
+  using State = BucketParameters::State;
   struct Module {
     std::vector<int> buckets;
     int64_t numel = 0;
-    int holders = 0;               // gathers that were not released yet
-    bool has_second_copy = false;  // of the current values
+    int holders = 0;             // gathers that were not released yet
+    bool has_secondary = false;  // the hpZ partition has the current values
   };
 
   // Allocates memory for all buckets of the module that need it or, if there is not enough, for
   // none.
   void take_memory(const Module& module, const EngineHooks::FullMemory& memory,
-                   Buffer Residence::*place);
+                   Buffer BucketParameters::*place);
   // The same for a prefetch. Returns false if it is left out for lack of memory.
   bool take_memory_ahead(const Module& module);
   // Copies a bucket that was gathered into host memory to the device.
-  void unpark(const Bucket& bucket);
+  void upload(Bucket& bucket);
   // Starts the gathers of the module, as one operation, and those of one bucket.
   void start(Module& module);
-  void start(const Bucket& bucket, bool from_second_copy);
+  void start(Bucket& bucket, bool from_secondary);
   // Submits the work that follows when all shards of a module are there. Returns false if there is
   // none.
   bool complete(Module& module);
   // Makes the inline stream's later work wait for the gather. `use`: the bucket is then on the
   // device.
   enum class Next : uint8_t { use, drop };
-  void finish(const Bucket& bucket, Next next);
-  void drop(const Bucket& bucket);
+  void finish(Bucket& bucket, Next next);
+  void drop(Bucket& bucket);
+  Bucket& bucket(int index) const { return buckets_[static_cast<size_t>(index)]; }
   void prefetch(bool step_follows);
   // True if a gather of this bucket is a collective of all ranks that share it.
   bool is_collective(const Bucket& bucket) const;
@@ -110,8 +103,7 @@ class ParameterGatherer {
   int64_t full_numel(const Module& module) const;
 
   const EngineContext& context_;
-  const std::span<const Bucket> buckets_;
-  BucketMemory& bucket_memory_;
+  const std::span<Bucket> buckets_;
   Stream& stream_;
   OffloadedParameters* const parameters_;
   QuantizedGather quantized_;
@@ -119,9 +111,8 @@ class ParameterGatherer {
   EngineHooks::FullMemory memory_;
   std::vector<Module> modules_;
   GatherOrder order_;
-  std::vector<Residence> residences_;  // by bucket
   Event gathered_;
-  int parked_ = 0;    // residences with parked memory
+  int pinned_ = 0;    // buckets that were gathered into host memory
   int64_t live_ = 0;  // elements of full copies
   int64_t order_hash_ = 0;
 };

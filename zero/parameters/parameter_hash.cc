@@ -16,7 +16,7 @@ constexpr int64_t kBlock = kNormBlock * 256;
 // Adds the chunks of `interval`, whose elements `view` holds.
 uint64_t hash_interval(const EngineContext& context, const Interval& interval, TensorView view,
                        std::vector<std::byte>& scratch) {
-  const std::string& name = context.specs[static_cast<size_t>(interval.parameter)].name;
+  const std::string& name = context.sharding.specs[static_cast<size_t>(interval.parameter)].name;
   const uint64_t name_hash = XXH3_64bits(name.data(), name.size());
   uint64_t sum = 0;
   Stream& stream = context.device.inline_stream();
@@ -68,17 +68,17 @@ void check_same(const EngineContext& context, Communicator& comm, uint64_t hash)
   fail<CommError>(
       "rank {}: full parameters differ between ranks; a replica was written by this "
       "program or a collective failed silently",
-      context.rank);
+      context.sharding.place.rank);
 }
 
 }  // namespace
 
 uint64_t hash_parameters(const EngineContext& context, std::span<const Bucket> buckets,
-                         const BucketMemory& memory, OffloadedParameters* parameters) {
+                         OffloadedParameters* parameters) {
   std::vector<std::byte> scratch;
   uint64_t own = 0;  // this rank's shards
   // All that this rank holds in full, by those who share it.
-  std::vector<uint64_t> replicas(context.parts.size() + 1);
+  std::vector<uint64_t> replicas(context.sharding.parts.size() + 1);
   for (const Bucket& bucket : buckets) {
     if (bucket.moves_params) {
       for (const Chunk& chunk : bucket.chunks) {
@@ -86,10 +86,10 @@ uint64_t hash_parameters(const EngineContext& context, std::span<const Bucket> b
       }
       continue;
     }
-    const TensorView shard = memory.parameters(bucket).shard;
-    const TensorView full = memory.parameters(bucket).full;
+    const TensorView shard = bucket.params.shard;
+    const TensorView full = bucket.params.full;
     for (const Interval& part :
-         bucket.layout.shard_intervals(context.place(bucket.plan.ranks).shard_rank())) {
+         bucket.layout.shard_intervals(context.sharding.place_of(bucket.plan.ranks).shard_rank())) {
       own += hash_interval(context, part, shard.slice(part.offset - bucket.owned_begin, part.numel),
                            scratch);
     }
@@ -99,12 +99,12 @@ uint64_t hash_parameters(const EngineContext& context, std::span<const Bucket> b
           hash_interval(context, part, full.slice(part.offset, part.numel), scratch);
     }
   }
-  std::array<int64_t, 2> sum = halves(context.replica() == 0 ? own : 0);
-  all_reduce(context.comm, context.device.inline_stream(), sum, ReduceOp::sum);
+  std::array<int64_t, 2> sum = halves(context.sharding.place.replica() == 0 ? own : 0);
+  all_reduce(context.groups.comm, context.device.inline_stream(), sum, ReduceOp::sum);
   for (int ranks = 0; ranks < static_cast<int>(replicas.size()); ++ranks) {
-    check_same(context, context.all(ranks), replicas[static_cast<size_t>(ranks)]);
+    check_same(context, context.groups.all(ranks), replicas[static_cast<size_t>(ranks)]);
   }
-  if (context.replica_group) check_same(context, *context.replica_group, own);
+  if (context.groups.replica_group) check_same(context, *context.groups.replica_group, own);
   return static_cast<uint64_t>(sum[0]) + (static_cast<uint64_t>(sum[1]) << 32);
 }
 

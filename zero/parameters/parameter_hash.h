@@ -4,7 +4,7 @@
 #include <span>
 
 #include "zero/groups/engine_context.h"
-#include "zero/storage/bucket_memory.h"
+#include "zero/partition/bucket.h"
 #include "zero/storage/offloaded_parameters.h"
 
 namespace zerorun {
@@ -14,6 +14,6 @@ namespace zerorun {
 // rank hashes the blocks that it owns and the hashes are added. Collective. Throws CommError if
 // replicas of a parameter differ between ranks. `parameters`: null if no shards are offloaded.
 uint64_t hash_parameters(const EngineContext& context, std::span<const Bucket> buckets,
-                         const BucketMemory& memory, OffloadedParameters* parameters);
+                         OffloadedParameters* parameters);
 
 }  // namespace zerorun

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <map>
-
-#include "zero/storage/padding.h"
+#include <vector>
 
 namespace zerorun {
 
@@ -44,28 +43,29 @@ int64_t QuantizedGather::nbytes(const Sharding& sharding, std::span<const Bucket
   return places_of(sharding, buckets).back();
 }
 
-QuantizedGather::QuantizedGather(const EngineContext& context, std::span<const Bucket> buckets)
-    : context_(context), places_(places_of(context, buckets)) {
-  if (places_.back() == 0) return;
-  memory_ = context.device.allocate(static_cast<size_t>(places_.back()), MemoryCategory::buckets);
+QuantizedGather::QuantizedGather(const EngineContext& context, std::span<Bucket> buckets)
+    : context_(context) {
+  const std::vector<int64_t> places = places_of(context.sharding, buckets);
+  if (places.back() == 0) return;
+  memory_ = context.device.allocate(static_cast<size_t>(places.back()), MemoryCategory::buckets);
+  for (Bucket& bucket : buckets) {
+    if (!takes(context.sharding, bucket)) continue;
+    const auto place = static_cast<size_t>(places[static_cast<size_t>(bucket.index)]);
+    bucket.params.wire = view_of(memory_, DType::uint8, wire_nbytes(bucket), place);
+  }
 }
 
 void QuantizedGather::start(const Bucket& bucket, TensorView shard, Stream& stream) {
-  const TensorView all = wire(bucket);
-  const int64_t part = all.numel / context_.shard_ranks;
-  const TensorView own = all.slice(context_.shard_rank() * part, part);
-  clear_padding(bucket, bucket.owned_begin, shard, context_.device, stream);
+  const TensorView all = bucket.params.wire;
+  const int64_t part = all.numel / context_.sharding.place.shard_ranks;
+  const TensorView own = all.slice(context_.sharding.place.shard_rank() * part, part);
+  bucket.clear_padding(bucket.owned_begin, shard, context_.device, stream);
   context_.device.quantize(stream, shard, own, {.bits = kBits});
-  context_.gathers().all_gather(own, all, Sync::collective, stream, bucket.label);
+  context_.groups.gathers().all_gather(own, all, Sync::collective, stream, bucket.label);
 }
 
 void QuantizedGather::decode(const Bucket& bucket, TensorView full, Stream& stream) const {
-  context_.device.dequantize(stream, wire(bucket), full, {.bits = kBits});
-}
-
-TensorView QuantizedGather::wire(const Bucket& bucket) const {
-  const int64_t place = places_[static_cast<size_t>(bucket.index)];
-  return view_of(memory_, DType::uint8, wire_nbytes(bucket), static_cast<size_t>(place));
+  context_.device.dequantize(stream, bucket.params.wire, full, {.bits = kBits});
 }
 
 }  // namespace zerorun

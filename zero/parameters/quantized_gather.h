@@ -1,7 +1,6 @@
 #pragma once
 
 #include <span>
-#include <vector>
 
 #include "zero/groups/engine_context.h"
 #include "zero/partition/bucket.h"
@@ -20,7 +19,8 @@ class QuantizedGather {
   // The bytes that a QuantizedGather allocates: those of the module that needs most.
   static int64_t nbytes(const Sharding& sharding, std::span<const Bucket> buckets);
 
-  QuantizedGather(const EngineContext& context, std::span<const Bucket> buckets);
+  // Places BucketParameters::wire.
+  QuantizedGather(const EngineContext& context, std::span<Bucket> buckets);
 
   // start() starts the gather of one bucket, of which this rank has `shard`; decode() writes the
   // decoded values to `full`. The buckets of a module are all started first and then all decoded,
@@ -29,11 +29,8 @@ class QuantizedGather {
   void decode(const Bucket& bucket, TensorView full, Stream& stream) const;
 
  private:
-  TensorView wire(const Bucket& bucket) const;
-
   const EngineContext& context_;
   Buffer memory_;
-  std::vector<int64_t> places_;  // by bucket: its offset in memory_
 };
 
 }  // namespace zerorun

@@ -8,22 +8,21 @@ namespace zerorun {
 void UpdatedParameters::gather(const Bucket& bucket, Stream& stream) {
   if (bucket.plan.shard_params) return;  // peers read shards where they lie
   stream.wait(context_.device.inline_stream().record());
-  const BucketParameters& parameters = memory_.parameters(bucket);
-  Event gathered =
-      context_.shards(bucket.plan.ranks)
-          .all_gather(parameters.shard, parameters.full, Sync::collective, stream, bucket.label);
+  Event gathered = context_.groups.shards(bucket.plan.ranks)
+                       .all_gather(bucket.params.shard, bucket.params.full, Sync::collective,
+                                   stream, bucket.label);
   if (&stream == &context_.device.inline_stream()) return;  // nothing comes before it there
-  gathered_[static_cast<size_t>(bucket.index)] = std::move(gathered);
+  buckets_[static_cast<size_t>(bucket.index)].params.updated = std::move(gathered);
 }
 
 void UpdatedParameters::end(Stream& stream) {
-  if (!context_.policy.shard_params) return;
+  if (!context_.sharding.policy.shard_params) return;
   const bool any_sharded = std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
     return bucket.plan.shard_params;
   });
   if (any_sharded) {
     stream.wait(context_.device.inline_stream().record());
-    context_.shards().barrier(stream, "updated parameters");
+    context_.groups.shards().barrier(stream, "updated parameters");
     context_.device.inline_stream().wait(stream.record());
   }
   wait();  // for those that are small enough to be whole
@@ -36,9 +35,9 @@ void UpdatedParameters::finish(Stream& stream) {
 }
 
 void UpdatedParameters::wait(const Bucket& bucket) const {
-  Event& gathered = gathered_[static_cast<size_t>(bucket.index)];
-  if (gathered.state() == nullptr) return;
-  context_.device.inline_stream().wait(std::exchange(gathered, {}));
+  Event& updated = buckets_[static_cast<size_t>(bucket.index)].params.updated;
+  if (updated.state() == nullptr) return;
+  context_.device.inline_stream().wait(std::exchange(updated, {}));
 }
 
 void UpdatedParameters::wait() const {

@@ -1,10 +1,9 @@
 #pragma once
 
 #include <span>
-#include <vector>
 
 #include "zero/groups/engine_context.h"
-#include "zero/storage/bucket_memory.h"
+#include "zero/partition/bucket.h"
 
 namespace zerorun {
 
@@ -16,9 +15,8 @@ namespace zerorun {
 // gather of a bucket when one of its parameters is first used.
 class UpdatedParameters {
  public:
-  UpdatedParameters(const EngineContext& context, std::span<const Bucket> buckets,
-                    BucketMemory& memory)
-      : context_(context), buckets_(buckets), memory_(memory), gathered_(buckets.size()) {}
+  UpdatedParameters(const EngineContext& context, std::span<Bucket> buckets)
+      : context_(context), buckets_(buckets) {}
 
   // Starts the gather of a bucket, after the work submitted to the inline stream. Does nothing for
   // sharded parameters.
@@ -36,9 +34,7 @@ class UpdatedParameters {
 
  private:
   const EngineContext& context_;
-  const std::span<const Bucket> buckets_;
-  BucketMemory& memory_;
-  mutable std::vector<Event> gathered_;  // by bucket; empty: there is nothing to wait for
+  const std::span<Bucket> buckets_;
 };
 
 }  // namespace zerorun

@@ -21,13 +21,13 @@ int64_t host_chunk_numel(const Sharding& sharding, std::span<const int64_t> nume
   int64_t numel = std::min(sharding.offload.sub_group_size, kMaxChunkNumel);
   if (sharding.moves_parameters()) numel = std::min(numel, sharding.offload.param.buffer_size);
   const int64_t stored = std::accumulate(numels.begin(), numels.end(), int64_t{0}) /
-                         (sharding.policy.shard_state ? sharding.shard_ranks : 1);
+                         (sharding.policy.shard_state ? sharding.place.shard_ranks : 1);
   return std::max({numel, kNormBlock, stored / kMaxChunks});
 }
 
 StoredRange stored_range(const Sharding& sharding, const BucketPlan& plan,
                          const BucketLayout& layout) {
-  const int shard = sharding.place(plan.ranks).shard_rank();
+  const int shard = sharding.place_of(plan.ranks).shard_rank();
   StoredRange stored{.numel = layout.padded_numel()};
   if (sharding.policy.shard_state) {
     stored = {.begin = shard * layout.shard_numel, .numel = layout.shard_numel};
@@ -83,9 +83,9 @@ std::vector<Bucket> make_buckets(const Sharding& sharding, std::span<const int64
   for (BucketPlan& plan : plan_buckets(sharding.specs, numels, modules, sharding.zero)) {
     Bucket& bucket = buckets.emplace_back();
     bucket.index = static_cast<int>(buckets.size()) - 1;
-    const RankPlace& place = sharding.place(plan.ranks);
+    const RankPlace& place = sharding.place_of(plan.ranks);
     bucket.layout = lay_out(plan.parameters, place.shard_ranks, sharding.parameter_alignment);
-    bucket.dtype = plan.dtype.value_or(sharding.param_dtype);
+    bucket.dtype = plan.dtype.value_or(sharding.precision.param_dtype);
     const auto name = [&](const SizedParameter& parameter) -> const std::string& {
       return sharding.specs[static_cast<size_t>(parameter.parameter)].name;
     };
@@ -102,10 +102,31 @@ std::vector<Bucket> make_buckets(const Sharding& sharding, std::span<const int64
   return buckets;
 }
 
+Buckets::Buckets(std::vector<Bucket> buckets, size_t parameters)
+    : buckets_(std::move(buckets)), places_(parameters) {
+  for (const Bucket& bucket : buckets_) {
+    for (const auto& [id, offset, numel] : bucket.layout.placements) {
+      places_[static_cast<size_t>(id)] = {bucket.index, offset, numel};
+    }
+  }
+}
+
 std::vector<Interval> Bucket::shard_intervals(int64_t begin, int64_t numel) const {
   const int64_t first = std::max(stored.begin + begin, owned_begin);
   const int64_t last = std::min(stored.begin + begin + numel, owned_begin + layout.shard_numel);
   return layout.intervals(first, last);  // none where they do not meet
+}
+
+void Bucket::clear_padding(int64_t begin, TensorView part, Device& device, Stream& stream) const {
+  int64_t end = begin;  // of the parameter before
+  const auto clear_to = [&](int64_t offset) {
+    if (offset > end) device.fill(stream, part.slice(end - begin, offset - end), 0.0F);
+  };
+  for (const Interval& interval : layout.intervals(begin, begin + part.numel)) {
+    clear_to(interval.offset);
+    end = interval.offset + interval.numel;
+  }
+  clear_to(begin + part.numel);
 }
 
 }  // namespace zerorun

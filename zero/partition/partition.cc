@@ -5,7 +5,7 @@
 #include <tuple>
 #include <utility>
 
-#include "zero/partition/stage.h"
+#include "zero/partition/sharding.h"
 
 namespace zerorun {
 

@@ -34,13 +34,13 @@ int secondary_ranks_of(const ZeroConfig& zero, int shard_ranks) {
 // The fp32 shards of an outside optimizer are its parameters, and their gradients fp32 as well.
 void choose_gradient_dtypes(const Config& config, Sharding& sharding) {
   const DType param = config.precision.param_dtype;
-  sharding.comm_dtype = config.precision.communication_dtype.value_or(param);
+  sharding.precision.comm_dtype = config.precision.communication_dtype.value_or(param);
   const bool wide_partial = sharding.computes_on_host && !config.precision.communication_dtype;
-  sharding.partial_dtype = wide_partial ? DType::fp32 : sharding.comm_dtype;
+  sharding.precision.partial_dtype = wide_partial ? DType::fp32 : sharding.precision.comm_dtype;
   const bool sums = sharding.accumulation_steps > 1 && !config.precision.master_is_param;
   const bool wide = sums || config.optimizer.type == kExternalOptimizer;
-  sharding.accum_dtype =
-      config.precision.grad_accum_dtype.value_or(wide ? DType::fp32 : sharding.comm_dtype);
+  sharding.precision.accum_dtype = config.precision.grad_accum_dtype.value_or(
+      wide ? DType::fp32 : sharding.precision.comm_dtype);
 }
 
 // As DeepSpeed 0.19 (deepspeed/runtime/zero/stage_1_and_2.py): prescaling divides by the world size
@@ -105,8 +105,8 @@ int shard_ranks_of(const ZeroConfig& zero, int world_size) {
 
 bool reduces_in_place(const Sharding& sharding) {
   return !sharding.policy.shard_grads && sharding.accumulation_steps == 1 &&
-         sharding.comm_dtype == sharding.param_dtype &&
-         sharding.accum_dtype == sharding.param_dtype;
+         sharding.precision.comm_dtype == sharding.precision.param_dtype &&
+         sharding.precision.accum_dtype == sharding.precision.param_dtype;
 }
 
 ZeroConfig at_stage(ZeroConfig zero, int stage) {
@@ -131,21 +131,21 @@ Sharding make_sharding(const Config& config, std::span<const ParameterSpec> spec
                     .policy = stage_policy(config.zero.stage),
                     .zero = config.zero,
                     .offload = config.offload};
-  sharding.param_dtype = config.precision.param_dtype;
+  sharding.precision.param_dtype = config.precision.param_dtype;
   sharding.accumulation_steps = std::max<int64_t>(1, config.batch.accumulation_steps);
-  sharding.pre_scale = pre_scale(config.precision, world_size);
+  sharding.precision.pre_scale = pre_scale(config.precision, world_size);
   sharding.computes_on_host = computes_on_host;
   choose_gradient_dtypes(config, sharding);
   sharding.share_parameters = config.share_parameters;
-  sharding.master_is_param = config.precision.master_is_param;
+  sharding.precision.master_is_param = config.precision.master_is_param;
   sharding.parameter_alignment = rule.alignment();
-  sharding.world_size = world_size;
-  sharding.rank = rank;
-  sharding.shard_ranks = shard_ranks_of(config.zero, world_size);
-  sharding.secondary_ranks = secondary_ranks_of(config.zero, sharding.shard_ranks);
+  sharding.place.world_size = world_size;
+  sharding.place.rank = rank;
+  sharding.place.shard_ranks = shard_ranks_of(config.zero, world_size);
+  sharding.place.secondary_ranks = secondary_ranks_of(config.zero, sharding.place.shard_ranks);
   if (!computes_on_host && config.zero.reduce_bucket_size == ZeroConfig().reduce_bucket_size) {
     sharding.zero.reduce_bucket_size =
-        kGpuBucketBytes / static_cast<int64_t>(size_of(sharding.param_dtype));
+        kGpuBucketBytes / static_cast<int64_t>(size_of(sharding.precision.param_dtype));
   }
   // A GPU's cores that compute are not those that communicate; a CPU rank's are.
   sharding.zero.overlap_comm = config.zero.overlap_comm.value_or(!computes_on_host);

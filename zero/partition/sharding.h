@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "optim/optimizer.h"
-#include "zero/partition/stage.h"
 #include "zerorun/config.h"
 #include "zerorun/engine.h"
 
@@ -17,50 +16,71 @@ inline constexpr std::string_view kShardGroupKey =
     "/zerorun/shard_group_size (/zero_optimization/mics_shard_size)";
 inline constexpr std::string_view kSecondaryKey = "/zero_optimization/zero_hpz_partition_size";
 
+// What a ZeRO stage shards over the ranks. This is the only difference between stages 0 to 3.
+// Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+// Models", arXiv 1910.02054.
+struct StagePolicy {
+  bool shard_state = false;
+  bool shard_grads = false;
+  bool shard_params = false;
+};
+
+constexpr StagePolicy stage_policy(int stage) {
+  return {.shard_state = stage >= 1, .shard_grads = stage >= 2, .shard_params = stage >= 3};
+}
+
 // A rank's place in a job. Neighbouring ranks form shard groups; each group holds one copy (a
 // replica) of everything that is sharded.
 struct RankPlace {
   int world_size = 1;
   int rank = 0;
   int shard_ranks = 1;      // ranks of a shard group
-  int secondary_ranks = 0;  // ranks that share a second copy of parameters (hpZ); 0: no copy
+  int secondary_ranks = 0;  // ranks of an hpZ (secondary) partition of parameters; 0: there is none
   int host_ranks = 1;       // ranks of a host, over which quantized gradients are added first
 
   int shard_rank() const { return rank % shard_ranks; }
   int replica() const { return rank / shard_ranks; }
   int replicas() const { return world_size / shard_ranks; }
-  bool has_second_copy() const { return secondary_ranks > 0; }
-  // This rank's index among the ranks that share its second copy.
+  bool has_secondary() const { return secondary_ranks > 0; }
+  // This rank's index within its hpZ partition.
   int secondary_rank() const { return shard_rank() % secondary_ranks; }
 };
 
-// Everything that follows from configuration, model, world size and rank and determines the sizes
-// of the engine's memory. Computed before any memory is allocated.
-struct Sharding : RankPlace {
-  std::span<const ParameterSpec> specs;
-  StagePolicy policy;
-  ZeroConfig zero;
-  OffloadConfig offload;
+// The dtypes in which an engine computes and communicates, and the factor before a sum.
+struct Precision {
   DType param_dtype = DType::fp32;
   DType comm_dtype = DType::fp32;     // of gradients in the reduction
   DType partial_dtype = DType::fp32;  // of a shard group's sums that are added over replicas
   DType accum_dtype = DType::fp32;    // of reduced gradients
   double pre_scale = 1.0;             // factor of each rank's gradient before the sum
-  int64_t accumulation_steps = 1;
-  bool share_parameters = true;
   bool master_is_param = false;
-  int64_t parameter_alignment = 1;  // minimum alignment of parameters within a bucket, elements
-  bool computes_on_host = true;     // true on CPU ranks
-  // This rank's places among the ranks that hold a parameter that not all ranks hold (experts), by
-  // ParameterSpec::ranks - 1.
-  std::vector<RankPlace> parts{};
-
-  const RankPlace& place(int ranks) const {
-    return ranks == 0 ? *this : parts.at(static_cast<size_t>(ranks) - 1);
-  }
 
   // True if there are fp32 masters in addition to 16-bit parameters.
   bool separate_master() const { return param_dtype != DType::fp32 && !master_is_param; }
+  DType master_dtype() const { return separate_master() ? DType::fp32 : param_dtype; }
+};
+
+// Everything that follows from configuration, model, world size and rank and determines the sizes
+// of the engine's memory. Computed before any memory is allocated.
+struct Sharding {
+  std::span<const ParameterSpec> specs;
+  StagePolicy policy;
+  ZeroConfig zero;
+  OffloadConfig offload;
+  RankPlace place{};
+  // This rank's places among the ranks that hold a parameter that not all ranks hold (experts), by
+  // ParameterSpec::ranks - 1.
+  std::vector<RankPlace> parts{};
+  Precision precision{};
+  int64_t accumulation_steps = 1;
+  bool share_parameters = true;
+  int64_t parameter_alignment = 1;  // minimum alignment of parameters within a bucket, elements
+  bool computes_on_host = true;     // true on CPU ranks
+
+  // `ranks`: see ParameterSpec::ranks.
+  const RankPlace& place_of(int ranks) const {
+    return ranks == 0 ? place : parts.at(static_cast<size_t>(ranks) - 1);
+  }
   // True if a part of the optimizer states and reduced gradients is stored on the host.
   bool offloads_states() const {
     return offload.optimizer.device != OffloadDevice::none && offload.optimizer.ratio > 0;
@@ -72,7 +92,6 @@ struct Sharding : RankPlace {
            (offload.param.device == OffloadDevice::nvme ||
             (offload.param.device == OffloadDevice::cpu && !computes_on_host));
   }
-  DType master_dtype() const { return separate_master() ? DType::fp32 : param_dtype; }
 };
 
 // True if the reduced gradient overwrites the gradient that it is computed from: below stage 2,

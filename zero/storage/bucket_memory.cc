@@ -3,15 +3,15 @@
 #include <utility>
 
 #include "core/check.h"
-#include "zero/groups/link_savings.h"
+#include "zero/groups/zeropp.h"
 
 namespace zerorun {
 
 namespace {
 
 int64_t secondary_numel(const Sharding& sharding, const Bucket& bucket) {
-  if (!sharding.has_second_copy()) return 0;
-  return bucket.layout.padded_numel() / sharding.secondary_ranks;
+  if (!sharding.place.has_secondary()) return 0;
+  return bucket.layout.padded_numel() / sharding.place.secondary_ranks;
 }
 
 // Takes `numel` elements from the front of `bytes`. Shards are multiples of kNormBlock elements, so
@@ -44,31 +44,15 @@ BucketSizes sizes_of(const Sharding& sharding, std::span<const Bucket> buckets,
   return sizes;
 }
 
-BucketMemory::BucketMemory(const EngineContext& context, std::span<const Bucket> buckets,
-                           std::span<const TensorView> host_gradients)
-    : context_(context),
-      places_(context.specs.size()),
-      parameters_(buckets.size()),
-      gradients_(buckets.size()) {
-  for (const Bucket& bucket : buckets) {
-    for (const auto& [id, offset, numel] : bucket.layout.placements) {
-      places_[static_cast<size_t>(id)] = {bucket.index, offset, numel};
-    }
-  }
-  for (int ranks = 0; ranks <= static_cast<int>(context.parts.size()); ++ranks) {
-    const BucketSizes sizes = sizes_of(context, buckets, ranks);
+BucketMemory::BucketMemory(const EngineContext& context, std::span<Bucket> buckets)
+    : context_(context) {
+  for (int ranks = 0; ranks <= static_cast<int>(context.sharding.parts.size()); ++ranks) {
+    const BucketSizes sizes = sizes_of(context.sharding, buckets, ranks);
     place_replicated(buckets, sizes.replicated, ranks);
     place_sharded(buckets, sizes.sharded, ranks);
     if (ranks == 0) place_secondary(buckets, sizes.secondary);
     place_gradients(buckets, sizes, ranks);
   }
-  for (size_t i = 0; i < host_gradients.size(); ++i) gradients_[i].host_reduced = host_gradients[i];
-}
-
-TensorView BucketMemory::parameters(const Bucket& bucket, const Chunk& chunk) const {
-  const BucketParameters& memory = parameters(bucket);
-  const TensorView stored = context_.policy.shard_state ? memory.shard : memory.full;
-  return stored.slice(chunk.begin, chunk.numel());
 }
 
 std::optional<TensorView> BucketMemory::share(int64_t nbytes, Sharing sharing,
@@ -91,34 +75,38 @@ TensorView BucketMemory::share_per_rank(int64_t nbytes, MemoryCategory category,
   return *arena;
 }
 
-void BucketMemory::place_replicated(std::span<const Bucket> buckets, int64_t total, int ranks) {
-  TensorView arena = share_per_rank(total, MemoryCategory::parameters, context_.shards(ranks));
-  for (const Bucket& bucket : buckets) {
+void BucketMemory::place_replicated(std::span<Bucket> buckets, int64_t total, int ranks) {
+  TensorView arena =
+      share_per_rank(total, MemoryCategory::parameters, context_.groups.shards(ranks));
+  for (Bucket& bucket : buckets) {
     if (bucket.plan.shard_params || bucket.plan.ranks != ranks) continue;
-    BucketParameters& memory = parameters(bucket);
+    BucketParameters& memory = bucket.params;
     memory.full = take(arena, bucket.layout.padded_numel(), bucket.dtype);
     memory.shard = memory.full.slice(bucket.owned_begin, bucket.layout.shard_numel);
+    memory.stored = context_.sharding.policy.shard_state ? memory.shard : memory.full;
   }
 }
 
-void BucketMemory::place_sharded(std::span<const Bucket> buckets, int64_t total, int ranks) {
+void BucketMemory::place_sharded(std::span<Bucket> buckets, int64_t total, int ranks) {
   if (total == 0) return;
-  const int shards = context_.place(ranks).shard_ranks;
-  const bool on_host = context_.offload.param.device != OffloadDevice::none;
+  const int shards = context_.sharding.place_of(ranks).shard_ranks;
+  const bool on_host = context_.sharding.offload.param.device != OffloadDevice::none;
   const MemoryCategory category = on_host ? MemoryCategory::pinned : MemoryCategory::parameters;
   std::optional<TensorView> arena;
   // All or none: those that are gathered need one order among all collectives.
-  const bool one_host = context_.shards().reads_peers() && context_.shards(ranks).reads_peers();
+  const bool one_host =
+      context_.groups.shards().reads_peers() && context_.groups.shards(ranks).reads_peers();
   // Quantized gathers and those of second copies write to memory of their rank. If they are on,
   // other groups of this rank's job span hosts.
-  if (context_.share_parameters && one_host && link_savings(context_.zero).empty()) {
-    arena = share(total * shards, Sharing::per_host, category, context_.gathers(ranks));
+  if (context_.sharding.share_parameters && one_host &&
+      zeropp_keys(context_.sharding.zero).empty()) {
+    arena = share(total * shards, Sharing::per_host, category, context_.groups.gathers(ranks));
   }
   const bool resident = arena.has_value();
-  if (!resident) arena = share_per_rank(total, category, context_.gathers(ranks));
-  for (const Bucket& bucket : buckets) {
+  if (!resident) arena = share_per_rank(total, category, context_.groups.gathers(ranks));
+  for (Bucket& bucket : buckets) {
     if (!bucket.plan.shard_params || bucket.moves_params || bucket.plan.ranks != ranks) continue;
-    BucketParameters& memory = parameters(bucket);
+    BucketParameters& memory = bucket.params;
     const int64_t shard_numel = bucket.layout.shard_numel;
     memory.resident = resident;
     if (resident) {
@@ -127,42 +115,45 @@ void BucketMemory::place_sharded(std::span<const Bucket> buckets, int64_t total,
     } else {
       memory.shard = take(*arena, shard_numel, bucket.dtype);
     }
+    memory.stored = memory.shard;
   }
 }
 
 // From the group that gathers from it, which may read it in place.
-void BucketMemory::place_secondary(std::span<const Bucket> buckets, int64_t total) {
+void BucketMemory::place_secondary(std::span<Bucket> buckets, int64_t total) {
   if (total == 0) return;
   const auto nbytes = static_cast<size_t>(total);
-  std::optional<Buffer> buffer = context_.secondary_group->allocate(nbytes, Sharing::per_rank);
-  ZR_CHECK(buffer, "transport {} gives no per-rank memory", context_.secondary_group->transport());
+  std::optional<Buffer> buffer =
+      context_.groups.secondary_group->allocate(nbytes, Sharing::per_rank);
+  ZR_CHECK(buffer, "transport {} gives no per-rank memory",
+           context_.groups.secondary_group->transport());
   ledger_.push_back(context_.device.account(nbytes, MemoryCategory::parameters));
   buffers_.push_back(std::move(*buffer));
   TensorView arena = view_of(buffers_.back(), DType::uint8, total);
-  for (const Bucket& bucket : buckets) {
+  for (Bucket& bucket : buckets) {
     if (!bucket.plan.shard_params) continue;
-    parameters(bucket).secondary = take(arena, secondary_numel(context_, bucket), bucket.dtype);
+    bucket.params.secondary = take(arena, secondary_numel(context_.sharding, bucket), bucket.dtype);
   }
 }
 
-void BucketMemory::place_gradients(std::span<const Bucket> buckets, const BucketSizes& sizes,
-                                   int ranks) {
-  const TensorView shape{nullptr, sizes.gradients, context_.param_dtype};
+void BucketMemory::place_gradients(std::span<Bucket> buckets, const BucketSizes& sizes, int ranks) {
+  const TensorView shape{nullptr, sizes.gradients, context_.sharding.precision.param_dtype};
   TensorView full_arena = share_per_rank(static_cast<int64_t>(shape.nbytes()),
-                                         MemoryCategory::gradients, context_.shards(ranks));
-  TensorView reduced_arena{nullptr, sizes.reduced, context_.accum_dtype};
+                                         MemoryCategory::gradients, context_.groups.shards(ranks));
+  TensorView reduced_arena{nullptr, sizes.reduced, context_.sharding.precision.accum_dtype};
   if (sizes.reduced > 0) {
     buffers_.push_back(context_.device.allocate(reduced_arena.nbytes(), MemoryCategory::gradients));
     reduced_arena.data = buffers_.back().data();
   }
   int64_t reduced_cursor = 0;
-  for (const Bucket& bucket : buckets) {
+  for (Bucket& bucket : buckets) {
     if (!bucket.plan.trainable || bucket.plan.ranks != ranks) continue;
-    BucketGradients& memory = gradients(bucket);
-    if (!context_.policy.shard_grads) {
-      memory.full = take(full_arena, bucket.layout.padded_numel(), context_.param_dtype);
+    BucketGradients& memory = bucket.grads;
+    if (!context_.sharding.policy.shard_grads) {
+      memory.full =
+          take(full_arena, bucket.layout.padded_numel(), context_.sharding.precision.param_dtype);
     }
-    if (reduces_in_place(context_)) {
+    if (reduces_in_place(context_.sharding)) {
       memory.reduced = memory.full.slice(bucket.stored.begin, bucket.stored.numel);
     } else {
       memory.reduced = reduced_arena.slice(reduced_cursor, bucket.stored.host_from);

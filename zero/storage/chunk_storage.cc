@@ -11,7 +11,7 @@ const Optimizer& rule_of(std::span<const Optimizer> rules, bool use_muon) {
 }
 
 bool keeps_master(const Sharding& sharding, const Bucket& bucket, const Chunk& chunk) {
-  return chunk.on_host || sharding.separate_master() || bucket.moves_params;
+  return chunk.on_host || sharding.precision.separate_master() || bucket.moves_params;
 }
 
 std::vector<StateLayout> state_layouts(const Sharding& sharding, std::span<const Optimizer> rules,
@@ -24,7 +24,7 @@ std::vector<StateLayout> state_layouts(const Sharding& sharding, std::span<const
       StateLayout& layout = layouts.emplace_back();
       layout.numel = chunk.numel();
       if (keeps_master(sharding, bucket, chunk)) {
-        layout.tensors.push_back({"master", sharding.master_dtype()});
+        layout.tensors.push_back({"master", sharding.precision.master_dtype()});
       }
       const auto states = rule_of(rules, bucket.plan.use_muon).states();
       layout.tensors.insert(layout.tensors.end(), states.begin(), states.end());
@@ -33,11 +33,10 @@ std::vector<StateLayout> state_layouts(const Sharding& sharding, std::span<const
   return layouts;
 }
 
-ChunkStorage::ChunkStorage(const EngineContext& context, const BucketMemory& memory,
-                           std::vector<Optimizer> rules, StateStores stores, HostPipeline* pipeline,
+ChunkStorage::ChunkStorage(const EngineContext& context, std::vector<Optimizer> rules,
+                           StateStores stores, HostPipeline* pipeline,
                            OffloadedParameters* parameters)
     : context_(context),
-      memory_(memory),
       rules_(std::move(rules)),
       stores_(std::move(stores)),
       pipeline_(pipeline),
@@ -45,8 +44,8 @@ ChunkStorage::ChunkStorage(const EngineContext& context, const BucketMemory& mem
 
 std::vector<TensorView> ChunkStorage::with_master(const Bucket& bucket, const Chunk& chunk,
                                                   std::vector<TensorView> states) const {
-  if (!keeps_master(context_, bucket, chunk)) {
-    states.insert(states.begin(), memory_.parameters(bucket, chunk));
+  if (!keeps_master(context_.sharding, bucket, chunk)) {
+    states.insert(states.begin(), bucket.params_of(chunk));
   }
   return states;
 }
@@ -77,8 +76,9 @@ TensorView ChunkStorage::part_of(const Bucket& bucket, TensorView state, size_t 
 TensorView ChunkStorage::open_params(const ActiveChunk& active) {
   const auto& [bucket, chunk, device, stream, states] = active;
   if (bucket.moves_params) return parameters_->outgoing(bucket, chunk, device, stream);
-  if (sends_params(active)) return pipeline_->outgoing(chunk.numel(), context_.param_dtype);
-  return memory_.parameters(bucket, chunk);
+  if (sends_params(active))
+    return pipeline_->outgoing(chunk.numel(), context_.sharding.precision.param_dtype);
+  return bucket.params_of(chunk);
 }
 
 void ChunkStorage::close_params(const ActiveChunk& active, TensorView params) {
@@ -86,13 +86,14 @@ void ChunkStorage::close_params(const ActiveChunk& active, TensorView params) {
   if (bucket.moves_params) {
     parameters_->store(bucket, chunk, device, stream);
   } else if (sends_params(active)) {
-    pipeline_->send(params, memory_.parameters(bucket, chunk));
+    pipeline_->send(params, bucket.params_of(chunk));
   }
 }
 
 void ChunkStorage::store(const ActiveChunk& active, TensorView params) {
   const auto& [bucket, chunk, device, stream, states] = active;
-  if (context_.master_is_param && keeps_master(context_, bucket, chunk)) {
+  if (context_.sharding.precision.master_is_param &&
+      keeps_master(context_.sharding, bucket, chunk)) {
     device.cast(stream, states[0], params);
   }
   close_params(active, params);

@@ -9,7 +9,7 @@
 #include "offload/state_store.h"
 #include "optim/optimizer.h"
 #include "zero/groups/engine_context.h"
-#include "zero/storage/bucket_memory.h"
+#include "zero/partition/bucket.h"
 #include "zero/storage/offloaded_parameters.h"
 #include "zerorun/engine.h"
 
@@ -47,9 +47,8 @@ class ChunkStorage {
  public:
   // `rules`: see make_optimizers. `pipeline`: null if no states are offloaded. `parameters`: null
   // if no parameters are.
-  ChunkStorage(const EngineContext& context, const BucketMemory& memory,
-               std::vector<Optimizer> rules, StateStores stores, HostPipeline* pipeline,
-               OffloadedParameters* parameters);
+  ChunkStorage(const EngineContext& context, std::vector<Optimizer> rules, StateStores stores,
+               HostPipeline* pipeline, OffloadedParameters* parameters);
 
   const Optimizer& rule(const Bucket& bucket) const {
     return rule_of(rules_, bucket.plan.use_muon);
@@ -101,7 +100,6 @@ class ChunkStorage {
   }
 
   const EngineContext& context_;
-  const BucketMemory& memory_;
   const std::vector<Optimizer> rules_;
   StateStores stores_;
   HostPipeline* const pipeline_;

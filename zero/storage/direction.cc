@@ -27,15 +27,14 @@ DirectionSize direction_size(const Sharding& sharding, std::span<const Optimizer
   return size;
 }
 
-DirectionMemory::DirectionMemory(const EngineContext& context, DirectionSize size) {
+DirectionMemory::DirectionMemory(Device& device, Communicator& shards, DirectionSize size) {
   if (size.numel == 0) return;
   const size_t nbytes = static_cast<size_t>(size.numel) * sizeof(float);
-  std::optional<Buffer> direction = context.shards().allocate(nbytes, Sharing::per_rank);
-  ZR_CHECK(direction, "transport {} gives no per-rank memory", context.shards().transport());
-  ledger_ = context.device.account(nbytes, MemoryCategory::buckets);
+  std::optional<Buffer> direction = shards.allocate(nbytes, Sharing::per_rank);
+  ZR_CHECK(direction, "transport {} gives no per-rank memory", shards.transport());
+  ledger_ = device.account(nbytes, MemoryCategory::buckets);
   direction_ = std::move(*direction);
-  work_ = context.device.allocate(static_cast<size_t>(size.work) * sizeof(float),
-                                  MemoryCategory::buckets);
+  work_ = device.allocate(static_cast<size_t>(size.work) * sizeof(float), MemoryCategory::buckets);
 }
 
 }  // namespace zerorun

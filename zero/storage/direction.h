@@ -23,7 +23,7 @@ DirectionSize direction_size(const Sharding& sharding, std::span<const Optimizer
 class DirectionMemory {
  public:
   // Collective.
-  DirectionMemory(const EngineContext& context, DirectionSize size);
+  DirectionMemory(Device& device, Communicator& shards, DirectionSize size);
 
   TensorView direction(int64_t numel) const { return view_of(direction_, DType::fp32, numel); }
   TensorView work(int64_t numel) const { return view_of(work_, DType::fp32, numel); }

@@ -1,12 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "device/slot_ring.h"
 #include "offload/host_pipeline.h"
 #include "zero/groups/engine_context.h"
-#include "zero/storage/bucket_memory.h"
+#include "zero/partition/bucket.h"
 
 namespace zerorun {
 
@@ -16,19 +15,15 @@ namespace zerorun {
 // would add them.
 class HostGradients {
  public:
-  HostGradients(const EngineContext& context, std::span<const Bucket> buckets, PinnedArena& arena,
+  // Places BucketGradients::host_reduced in the arena.
+  HostGradients(const EngineContext& context, std::span<Bucket> buckets, PinnedArena& arena,
                 HostPipeline& pipeline);
 
-  // By bucket, the host memory of the offloaded part of its reduced gradient.
-  std::span<const TensorView> memory() const { return memory_; }
-
   // The memory that the bucket should be reduced to. `stream` waits until it is free.
-  TensorView output(const Bucket& bucket, const BucketGradients& gradients, Output output,
-                    Stream& stream);
-  // Copies the reduced gradient from there to `gradients`, or adds it, after the work on `stream`.
-  // Returns an event after which `reduced` may be overwritten.
-  Event take(const Bucket& bucket, BucketGradients& gradients, TensorView reduced, Output output,
-             Stream& stream);
+  TensorView output(const Bucket& bucket, Output output, Stream& stream);
+  // Copies the reduced gradient from there to where it is stored, or adds it, after the work on
+  // `stream`. Returns an event after which `reduced` may be overwritten.
+  Event take(Bucket& bucket, TensorView reduced, Output output, Stream& stream);
 
   // The bytes of the arena for offloaded gradients.
   static size_t host_nbytes(const Sharding& sharding, std::span<const Bucket> buckets);
@@ -38,7 +33,6 @@ class HostGradients {
  private:
   const EngineContext& context_;
   HostPipeline& pipeline_;
-  std::vector<TensorView> memory_;
   SlotRing slots_;  // empty if reduction is in place
 };
 

@@ -21,21 +21,24 @@ constexpr int kStagingSlots = 2;
 
 std::unique_ptr<StateStore> make_store(const EngineContext& context, PinnedArena& arena,
                                        std::span<const StateLayout> chunks) {
-  const OffloadOptimizerConfig& config = context.offload.optimizer;
+  const OffloadOptimizerConfig& config = context.sharding.offload.optimizer;
   if (config.device == OffloadDevice::cpu) return make_host_state_store(arena, chunks);
-  return make_nvme_state_store(context.device, arena, chunks,
-                               {.folder = config.nvme_path.value_or(""),
-                                .label = fmt::format("optimizer states of rank {}", context.rank),
-                                .buffer_count = static_cast<int>(config.buffer_count),
-                                .aio = context.offload.aio});
+  return make_nvme_state_store(
+      context.device, arena, chunks,
+      {.folder = config.nvme_path.value_or(""),
+       .label = fmt::format("optimizer states of rank {}", context.sharding.place.rank),
+       .buffer_count = static_cast<int>(config.buffer_count),
+       .aio = context.sharding.offload.aio});
 }
 
 void warn(const EngineContext& context, const std::string& advice) {
-  if (!advice.empty()) Logger(context.rank, context.world_size).warning("offloading: {}", advice);
+  if (!advice.empty())
+    Logger(context.sharding.place.rank, context.sharding.place.world_size)
+        .warning("offloading: {}", advice);
 }
 
 std::array<FileRequest, 2> files_of(const EngineContext& context, const OffloadSizes& sizes) {
-  const OffloadConfig& places = context.offload;
+  const OffloadConfig& places = context.sharding.offload;
   return {{{places.optimizer.nvme_path.value_or(""), sizes.states_file, {}},
            {places.param.nvme_path.value_or(""), sizes.parameters.file,
             OffloadedParameters::kFilePurpose}}};
@@ -76,7 +79,7 @@ OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> 
   }
   // Gradients that are added, and directions, go in fp32.
   const bool has_direction = direction_size(sharding, rules, buckets).numel > 0;
-  const DType uploaded = has_direction ? DType::fp32 : sharding.param_dtype;
+  const DType uploaded = has_direction ? DType::fp32 : sharding.precision.param_dtype;
   sizes.to_host = {kStagingSlots, PinnedArena::nbytes_of(largest, DType::fp32)};
   // CPU ranks write parameters where they belong.
   const bool sends = has_direction || !sharding.computes_on_host;
@@ -86,42 +89,42 @@ OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> 
   return sizes;
 }
 
-Offload::Offload(const EngineContext& context, std::span<const Bucket> buckets,
-                 const OffloadSizes& sizes, std::span<const StateLayout> host_chunks)
+Offload::Offload(const EngineContext& context, std::span<Bucket> buckets, const OffloadSizes& sizes,
+                 std::span<const StateLayout> host_chunks)
     : arena(context.device, sizes.pinned()) {
   // The first two need whole pages of the arena.
-  if (context.moves_parameters()) {
+  if (context.sharding.moves_parameters()) {
     parameters = std::make_unique<OffloadedParameters>(context, buckets, arena);
   }
-  if (!context.offloads_states()) return;
+  if (!context.sharding.offloads_states()) return;
   states = make_store(context, arena, host_chunks);
   pipeline = std::make_unique<HostPipeline>(context.device, arena, sizes.to_host, sizes.to_device);
   gradients = std::make_unique<HostGradients>(context, buckets, arena, *pipeline);
 }
 
-std::unique_ptr<Offload> make_offload(const EngineContext& context, std::span<const Bucket> buckets,
+std::unique_ptr<Offload> make_offload(const EngineContext& context, std::span<Bucket> buckets,
                                       std::span<const Optimizer> rules) {
-  if (!context.offloads_states() && !context.moves_parameters()) return nullptr;
-  const std::vector<StateLayout> chunks = state_layouts(context, rules, buckets, true);
-  const OffloadSizes sizes = offload_sizes(context, rules, buckets, chunks);
+  if (!context.sharding.offloads_states() && !context.sharding.moves_parameters()) return nullptr;
+  const std::vector<StateLayout> chunks = state_layouts(context.sharding, rules, buckets, true);
+  const OffloadSizes sizes = offload_sizes(context.sharding, rules, buckets, chunks);
   const std::array<FileRequest, 2> files = files_of(context, sizes);
   const HostLimits limits = host_limits();
-  const int local_ranks = context.comm.local_world_size();
-  Agreement agreement(context.comm, context.device.inline_stream());
+  const int local_ranks = context.groups.comm.local_world_size();
+  Agreement agreement(context.groups.comm, context.device.inline_stream());
   // A rank that looked later would miss the memory that another one has taken: all look first.
   agreement.run("room for what is offloaded", [&] {
     check_host_memory(limits, sizes.pinned(), local_ranks, "offloading");
     check_room(files, local_ranks);
   });
   warn(context, locking_advice(limits, sizes.registered(), local_ranks));
-  warn(context, unused_file_advice(context, sizes.parameters));
+  warn(context, unused_file_advice(context.sharding, sizes.parameters));
   try {
     return std::make_unique<Offload>(context, buckets, sizes, chunks);
   } catch (const ConfigError& error) {
     // There was room for all a moment ago: what this rank met, its peers may not have. They cannot
     // be asked here: pinning memory waits for a shared GPU, and so for ranks that wait for this
     // one.
-    if (context.world_size > 1) throw IoError(error.what());
+    if (context.sharding.place.world_size > 1) throw IoError(error.what());
     throw;
   }
 }

@@ -37,7 +37,7 @@ OffloadSizes offload_sizes(const Sharding& sharding, std::span<const Optimizer> 
 // An engine's memory and services on the host. A member is null if nothing of its kind is
 // offloaded.
 struct Offload {
-  Offload(const EngineContext& context, std::span<const Bucket> buckets, const OffloadSizes& sizes,
+  Offload(const EngineContext& context, std::span<Bucket> buckets, const OffloadSizes& sizes,
           std::span<const StateLayout> host_chunks);
 
   PinnedArena arena;
@@ -48,7 +48,7 @@ struct Offload {
 };
 
 // Null if nothing is offloaded. Throws ConfigError if the host does not have enough memory.
-std::unique_ptr<Offload> make_offload(const EngineContext& context, std::span<const Bucket> buckets,
+std::unique_ptr<Offload> make_offload(const EngineContext& context, std::span<Bucket> buckets,
                                       std::span<const Optimizer> rules);
 
 }  // namespace zerorun

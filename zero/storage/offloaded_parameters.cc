@@ -34,7 +34,9 @@ size_t update_slot_nbytes(const Sharding& sharding, std::span<const Bucket> buck
       if (!chunk.on_host) numel = std::max(numel, chunk.numel());
     }
   }
-  return sharding.computes_on_host ? 0 : static_cast<size_t>(numel) * size_of(sharding.param_dtype);
+  return sharding.computes_on_host
+             ? 0
+             : static_cast<size_t>(numel) * size_of(sharding.precision.param_dtype);
 }
 
 int buffer_count(const Sharding& sharding) {
@@ -63,13 +65,14 @@ OffloadedParameters::OffloadedParameters(const EngineContext& context,
     : context_(context),
       to_device_(context.device.make_stream("zerorun-param-to-device")),
       to_host_(context.device.make_stream("zerorun-param-to-host")) {
-  const OffloadParamConfig& config = context.offload.param;
+  const OffloadParamConfig& config = context.sharding.offload.param;
   if (config.device == OffloadDevice::nvme) {
-    const NvmeOptions options{.folder = config.nvme_path.value_or(""),
-                              .label = fmt::format("parameters of rank {}", context.rank),
-                              .purpose = kFilePurpose,
-                              .buffer_count = buffer_count(context),
-                              .aio = context.offload.aio};
+    const NvmeOptions options{
+        .folder = config.nvme_path.value_or(""),
+        .label = fmt::format("parameters of rank {}", context.sharding.place.rank),
+        .purpose = kFilePurpose,
+        .buffer_count = buffer_count(context.sharding),
+        .aio = context.sharding.offload.aio};
     file_ = make_nvme_state_store(context.device, arena, layouts(buckets, false), options);
   }
   const size_t begin = arena.taken();
@@ -77,7 +80,7 @@ OffloadedParameters::OffloadedParameters(const EngineContext& context,
   const size_t taken = arena.taken() - begin;
   arena.take(static_cast<int64_t>(align_direct(taken) - taken), DType::uint8);
   for (const Bucket& bucket : buckets) written_.emplace_back(bucket.chunks.size());
-  if (const size_t nbytes = update_slot_nbytes(context, buckets); nbytes > 0) {
+  if (const size_t nbytes = update_slot_nbytes(context.sharding, buckets); nbytes > 0) {
     for (size_t i = 0; i < kUpdateSlots; ++i) {
       slots_.add(context.device.allocate(nbytes, MemoryCategory::buckets));
     }
@@ -110,7 +113,7 @@ Event OffloadedParameters::fetch(const Bucket& bucket, TensorView shard) {
 TensorView OffloadedParameters::outgoing(const Bucket& bucket, const Chunk& chunk, Device& writer,
                                          Stream& stream) {
   if (writer.is_host()) return acquire(bucket, chunk, stream, Content::overwritten);
-  return slots_.view(slots_.take(stream), chunk.numel(), context_.param_dtype);
+  return slots_.view(slots_.take(stream), chunk.numel(), context_.sharding.precision.param_dtype);
 }
 
 void OffloadedParameters::store(const Bucket& bucket, const Chunk& chunk, Device& writer,
@@ -119,7 +122,9 @@ void OffloadedParameters::store(const Bucket& bucket, const Chunk& chunk, Device
   const size_t slot = slots_.last();
   to_host_->wait(stream.record());
   const TensorView home = acquire(bucket, chunk, *to_host_, Content::overwritten);
-  writer.download(*to_host_, slots_.view(slot, chunk.numel(), context_.param_dtype), home.data);
+  writer.download(*to_host_,
+                  slots_.view(slot, chunk.numel(), context_.sharding.precision.param_dtype),
+                  home.data);
   release(bucket, chunk, *to_host_, true);
   slots_.release(slot, to_host_->record());
 }

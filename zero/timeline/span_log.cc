@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "zero/timeline/stretches.h"
+#include "zero/timeline/time_intervals.h"
 
 namespace zerorun {
 
@@ -30,12 +30,12 @@ std::string_view trace_row(std::string_view stream) {
 }
 
 // Disjoint and ascending.
-std::vector<Stretch> stretches_of(const std::vector<LoggedSpan>& spans, SpanKind kind) {
-  std::vector<Stretch> all;
+std::vector<TimeInterval> intervals_of(const std::vector<LoggedSpan>& spans, SpanKind kind) {
+  std::vector<TimeInterval> all;
   for (const LoggedSpan& span : spans) {
     if (span.kind == kind) all.push_back({span.begin_s, span.end_s});
   }
-  return joined_stretches(std::move(all));
+  return joined_intervals(std::move(all));
 }
 
 }  // namespace
@@ -61,13 +61,13 @@ SpanKind span_kind(const CollectiveSpan& span) {
 
 // Work of the program encloses its waits.
 HiddenParts hidden_parts(const std::vector<LoggedSpan>& spans) {
-  const std::vector<Stretch> computed = stretches_of(spans, SpanKind::compute);
-  const std::vector<Stretch> waited = stretches_of(spans, SpanKind::wait);
+  const std::vector<TimeInterval> computed = intervals_of(spans, SpanKind::compute);
+  const std::vector<TimeInterval> waited = intervals_of(spans, SpanKind::wait);
   const auto part = [&](SpanKind kind) -> std::optional<double> {
-    const std::vector<Stretch> busy = stretches_of(spans, kind);
+    const std::vector<TimeInterval> busy = intervals_of(spans, kind);
     if (busy.empty() || total_seconds(busy) <= 0) return std::nullopt;
-    const std::vector<Stretch> beside = shared_stretches(busy, computed);
-    return (total_seconds(beside) - total_seconds(shared_stretches(beside, waited))) /
+    const std::vector<TimeInterval> beside = shared_intervals(busy, computed);
+    return (total_seconds(beside) - total_seconds(shared_intervals(beside, waited))) /
            total_seconds(busy);
   };
   return {part(SpanKind::reduction), part(SpanKind::gather)};

@@ -5,19 +5,19 @@
 #include <utility>
 
 #include "zero/timeline/span_log.h"
-#include "zero/timeline/stretches.h"
+#include "zero/timeline/time_intervals.h"
 #include "zerorun/device.h"
 
 namespace zerorun {
 
 namespace {
 
-constexpr size_t kMaxStretches = 1 << 16;  // of a kind in a step
+constexpr size_t kMaxIntervals = 1 << 16;  // of a kind in a step
 constexpr double kNoWait = 1e-6;  // seconds: most waits find that nothing is to be waited for
 
-SplitSeconds split(std::vector<Stretch> work, const std::vector<Stretch>& waits) {
-  const std::vector<Stretch> busy = joined_stretches(std::move(work));
-  const double exposed = total_seconds(shared_stretches(busy, waits));
+SplitSeconds split(std::vector<TimeInterval> work, const std::vector<TimeInterval>& waits) {
+  const std::vector<TimeInterval> busy = joined_intervals(std::move(work));
+  const double exposed = total_seconds(shared_intervals(busy, waits));
   return SplitSeconds{exposed, total_seconds(busy) - exposed};
 }
 
@@ -26,12 +26,12 @@ SplitSeconds split(std::vector<Stretch> work, const std::vector<Stretch>& waits)
 struct WorkMeter::Log {
   // One kind of work since the last look.
   struct Work {
-    std::vector<Stretch> stretches;
+    std::vector<TimeInterval> intervals;
     bool is_known = true;
 
     void add(double begin_s, double end_s) {
-      is_known = is_known && !std::isnan(begin_s) && stretches.size() < kMaxStretches;
-      if (is_known) stretches.push_back({begin_s, end_s});
+      is_known = is_known && !std::isnan(begin_s) && intervals.size() < kMaxIntervals;
+      if (is_known) intervals.push_back({begin_s, end_s});
     }
   };
 
@@ -75,10 +75,10 @@ StepWork WorkMeter::take() {
   Log::Work gathers = std::exchange(log_->gathers, {});
   Log::Work offload = std::exchange(log_->offload, {});
   lock.unlock();
-  const std::vector<Stretch> waited = joined_stretches(std::move(waits.stretches));
+  const std::vector<TimeInterval> waited = joined_intervals(std::move(waits.intervals));
   const auto part = [&](Log::Work& work) -> std::optional<SplitSeconds> {
     if (!work.is_known || !waits.is_known) return std::nullopt;
-    return split(std::move(work.stretches), waited);
+    return split(std::move(work.intervals), waited);
   };
   return {part(reductions), part(gathers), part(offload)};
 }

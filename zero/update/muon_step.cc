@@ -5,13 +5,12 @@
 namespace zerorun {
 
 MuonStep::MuonStep(const EngineContext& context, std::span<const Bucket> buckets,
-                   BucketMemory& memory, ChunkStorage& storage, const UpdatePlan& plan,
-                   const DirectionMemory& direction)
-    : context_(context), memory_(memory), storage_(storage), plan_(plan), direction_(direction) {
+                   ChunkStorage& storage, const UpdatePlan& plan, const DirectionMemory& direction)
+    : context_(context), storage_(storage), plan_(plan), direction_(direction) {
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.use_muon) continue;
     for (const SizedParameter& parameter : bucket.plan.parameters) {
-      const ParameterSpec& spec = context_.specs[static_cast<size_t>(parameter.parameter)];
+      const ParameterSpec& spec = context_.sharding.specs[static_cast<size_t>(parameter.parameter)];
       if (spec.shape.size() == 2) continue;
       fail<ConfigError>("parameter {}: use_muon is for matrices, this has {} dimensions", spec.name,
                         spec.shape.size());
@@ -24,9 +23,9 @@ void MuonStep::run(const Bucket& bucket, const StepScalars& step, const StepScal
   const TensorView direction = direction_.direction(bucket.layout.padded_numel());
   const TensorView stored = direction.slice(bucket.stored.begin, bucket.stored.numel);
   find_direction(bucket, step, stored);
-  if (context_.policy.shard_state) {
+  if (context_.sharding.policy.shard_state) {
     comm_stream.wait(context_.device.inline_stream().record());
-    context_.shards(bucket.plan.ranks)
+    context_.groups.shards(bucket.plan.ranks)
         .all_gather(stored, direction, Sync::collective, comm_stream, bucket.label);
     context_.device.inline_stream().wait(comm_stream.record());
   }
@@ -40,7 +39,7 @@ void MuonStep::find_direction(const Bucket& bucket, const StepScalars& step, Ten
   Stream& stream = context_.device.inline_stream();
   stream.wait(direction_read_);
   const Event read = stream.record();  // by this stream, too: the direction of the last bucket
-  if (bucket.stored.offloaded) pipeline->stream().wait(memory_.gradients(bucket).host_ready);
+  if (bucket.stored.offloaded) pipeline->stream().wait(bucket.grads.host_ready);
   for (const Chunk& chunk : bucket.chunks) {
     const ActiveChunk active = storage_.acquire(bucket, chunk);
     const TensorView part = stored.slice(chunk.begin, chunk.numel());
@@ -57,7 +56,7 @@ void MuonStep::find_direction(const Bucket& bucket, const StepScalars& step, Ten
 
 UpdateScalars MuonStep::scalars_of(const Bucket& bucket, const StepScalars& step,
                                    ParameterId parameter) const {
-  const ParameterSpec& spec = context_.specs[static_cast<size_t>(parameter)];
+  const ParameterSpec& spec = context_.sharding.specs[static_cast<size_t>(parameter)];
   return storage_.rule(bucket).muon_scalars(
       step.count, step.groups[static_cast<size_t>(spec.group)], spec.shape[0], spec.shape[1]);
 }
@@ -65,7 +64,7 @@ UpdateScalars MuonStep::scalars_of(const Bucket& bucket, const StepScalars& step
 void MuonStep::orthogonalize(const Bucket& bucket, const StepScalars& step, TensorView direction) {
   const int64_t begin = bucket.stored.begin;
   for (const Interval& part : bucket.layout.intervals(begin, begin + bucket.stored.numel)) {
-    const auto& shape = context_.specs[static_cast<size_t>(part.parameter)].shape;
+    const auto& shape = context_.sharding.specs[static_cast<size_t>(part.parameter)].shape;
     const TensorView matrix = direction.slice(part.offset - part.begin, shape[0] * shape[1]);
     context_.device.orthogonalize(context_.device.inline_stream(), matrix, shape[0], shape[1],
                                   storage_.rule(bucket).newton_schulz_steps(),

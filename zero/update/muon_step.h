@@ -12,8 +12,8 @@ namespace zerorun {
 class MuonStep {
  public:
   // Throws ConfigError that names the parameter if one is not a matrix.
-  MuonStep(const EngineContext& context, std::span<const Bucket> buckets, BucketMemory& memory,
-           ChunkStorage& storage, const UpdatePlan& plan, const DirectionMemory& direction);
+  MuonStep(const EngineContext& context, std::span<const Bucket> buckets, ChunkStorage& storage,
+           const UpdatePlan& plan, const DirectionMemory& direction);
 
   // Collective. Later work on `comm_stream` sees the updated shard. `applied`: the step for the
   // orthogonalized direction, which the gradient's factor does not scale.
@@ -30,7 +30,6 @@ class MuonStep {
   void apply(const Bucket& bucket, const StepScalars& step, TensorView stored);
 
   const EngineContext& context_;
-  BucketMemory& memory_;
   ChunkStorage& storage_;
   const UpdatePlan& plan_;
   const DirectionMemory& direction_;

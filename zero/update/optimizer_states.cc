@@ -21,8 +21,8 @@ bool has_part_of(const Bucket& bucket, const Chunk& chunk, ParameterId parameter
 }  // namespace
 
 OptimizerStates::OptimizerStates(const EngineContext& context, std::span<const Bucket> buckets,
-                                 BucketMemory& memory, ChunkStorage& storage)
-    : context_(context), buckets_(buckets), memory_(memory), storage_(storage) {}
+                                 ChunkStorage& storage)
+    : context_(context), buckets_(buckets), storage_(storage) {}
 
 void OptimizerStates::fill(const Bucket& bucket, const Chunk& chunk, TensorView master,
                            const Fill& fill) {
@@ -32,7 +32,7 @@ void OptimizerStates::fill(const Bucket& bucket, const Chunk& chunk, TensorView 
   OffloadedParameters* const moved = bucket.moves_params ? storage_.moved_parameters() : nullptr;
   const TensorView param =
       moved != nullptr ? moved->acquire(bucket, chunk, host.inline_stream(), Content::overwritten)
-                       : memory_.parameters(bucket, chunk);
+                       : bucket.params_of(chunk);
   const int64_t from = bucket.stored.begin + chunk.begin;
   for (const Interval& part : bucket.layout.intervals(from, from + chunk.numel())) {
     for (int64_t at = 0; at < part.numel; at += fill.staging.numel) {
@@ -89,8 +89,7 @@ StateInterval OptimizerStates::interval_of(const Bucket& bucket, const Chunk& ch
   interval.param_on_host = bucket.moves_params;
   if (!bucket.plan.trainable) return interval;
   interval.on_host = chunk.on_host;
-  interval.grad =
-      memory_.gradients(bucket).reduced_part(bucket, in_chunk + chunk.begin, part.numel);
+  interval.grad = bucket.reduced_part(in_chunk + chunk.begin, part.numel);
   for (size_t i = 0; i < views.states.size(); ++i) {
     const TensorView view = storage_.part_of(bucket, views.states[i], i, in_chunk, part.numel);
     if (i == 0) {
@@ -120,7 +119,7 @@ std::vector<StateInterval> OptimizerStates::intervals(Parts parts,
       if (only && !has_part_of(bucket, chunk, *only)) continue;
       ChunkViews views;
       if (!bucket.moves_params) {
-        views.param = memory_.parameters(bucket, chunk);
+        views.param = bucket.params_of(chunk);
       } else if (parts == Parts::all) {
         views.param = storage_.moved_parameters()->stored(bucket, chunk);
       }
@@ -144,7 +143,7 @@ void OptimizerStates::visit(StateAccess access, const EngineStates::StateVisit& 
                               std::vector<TensorView> states) {
     const bool moves = bucket.moves_params;
     const TensorView param =
-        moves ? moved->acquire(bucket, chunk, host, content) : memory_.parameters(bucket, chunk);
+        moves ? moved->acquire(bucket, chunk, host, content) : bucket.params_of(chunk);
     visit_chunk(bucket, chunk, {param, std::move(states)}, visit);
     if (moves) moved->release(bucket, chunk, host, changed);
   };
@@ -169,7 +168,7 @@ void OptimizerStates::gather_written(const ActiveChunk& active, Stream& comm_str
     const TensorView all = active.states[i];
     const TensorView own =
         storage_.part_of(bucket, all, i, bucket.owned_begin, bucket.layout.shard_numel);
-    context_.all(bucket.plan.ranks)
+    context_.groups.all(bucket.plan.ranks)
         .all_gather(own, all, Sync::collective, comm_stream, bucket.label);
   }
   active.stream.wait(comm_stream.record());

@@ -18,7 +18,7 @@ using GatherUpdated = std::function<void(const Bucket&)>;
 class OptimizerStates {
  public:
   OptimizerStates(const EngineContext& context, std::span<const Bucket> buckets,
-                  BucketMemory& memory, ChunkStorage& storage);
+                  ChunkStorage& storage);
 
   // See Engine::initialize_parameters.
   void initialize(const Engine::FillFunction& fill, const GatherUpdated& gather_updated);
@@ -54,7 +54,7 @@ class OptimizerStates {
   // True if a refresh gathers masters and states on every rank, and thereby parameters: at stage 0
   // the step reads all of them, unless it is the step of a caller's optimizer.
   bool gathers_states(const Bucket& bucket) const {
-    return !context_.policy.shard_state && bucket.plan.trainable &&
+    return !context_.sharding.policy.shard_state && bucket.plan.trainable &&
            !storage_.rule(bucket).is_external();
   }
   void gather_written(const ActiveChunk& active, Stream& comm_stream);
@@ -63,7 +63,6 @@ class OptimizerStates {
 
   const EngineContext& context_;
   const std::span<const Bucket> buckets_;
-  BucketMemory& memory_;
   ChunkStorage& storage_;
 };
 

@@ -21,18 +21,17 @@ TensorView second_of(const Buffer& decisions) {
 }  // namespace
 
 ShardedStep::ShardedStep(const EngineContext& context, std::span<const Bucket> buckets,
-                         BucketMemory& memory, ChunkStorage& storage,
-                         std::span<const Optimizer> rules)
+                         ChunkStorage& storage, std::span<const Optimizer> rules)
     : context_(context),
       buckets_(buckets),
-      memory_(memory),
       storage_(storage),
-      last_first_(context.policy.shard_state && !context.policy.shard_params &&
+      last_first_(context.sharding.policy.shard_state && !context.sharding.policy.shard_params &&
                   storage.pipeline() == nullptr),
       has_muon_(rules.size() > 1),
-      direction_(context, direction_size(context, rules, buckets)),
-      plan_(context, buckets, memory, storage),
-      muon_(context, buckets, memory, storage, plan_, direction_) {
+      direction_(context.device, context.groups.shards(),
+                 direction_size(context.sharding, rules, buckets)),
+      plan_(context.sharding, buckets, storage),
+      muon_(context, buckets, storage, plan_, direction_) {
   const bool has_host = storage.pipeline() != nullptr && !context.device.is_host();
   // Not in the first step: pinning memory waits for the GPU, and so for peers.
   if (has_host) host_decisions_ = context.device.allocate_pinned(nbytes_of_decisions());
@@ -89,7 +88,7 @@ void ShardedStep::run(const StepScalars& scalars_of_step, Stream& comm_stream,
   std::vector<Event> stored(buckets_.size());
   for (const Bucket& bucket : buckets_) {
     if (!takes_one_pass(bucket) || !bucket.stored.offloaded) continue;
-    storage_.pipeline()->stream().wait(memory_.gradients(bucket).host_ready);
+    storage_.pipeline()->stream().wait(bucket.grads.host_ready);
     for (const Chunk& chunk : bucket.chunks) {
       if (chunk.on_host) update_chunk(bucket, chunk, step, scalars);
     }
@@ -124,7 +123,7 @@ void ShardedStep::find_trust_ratios(const StepScalars& step, Stream& comm_stream
   for (const Bucket& bucket : buckets_) {
     if (!bucket.plan.trainable) continue;
     HostPipeline* const pipeline = storage_.pipeline();
-    if (bucket.stored.offloaded) pipeline->stream().wait(memory_.gradients(bucket).host_ready);
+    if (bucket.stored.offloaded) pipeline->stream().wait(bucket.grads.host_ready);
     for (const Chunk& chunk : bucket.chunks) {
       const ActiveChunk active = storage_.acquire(bucket, chunk);
       const TensorView direction = chunk.on_host ? pipeline->outgoing(chunk.numel(), DType::fp32)

@@ -18,8 +18,8 @@ namespace zerorun {
 class ShardedStep {
  public:
   // Collective. Throws ConfigError that names the parameter if one does not fit its optimizer.
-  ShardedStep(const EngineContext& context, std::span<const Bucket> buckets, BucketMemory& memory,
-              ChunkStorage& storage, std::span<const Optimizer> rules);
+  ShardedStep(const EngineContext& context, std::span<const Bucket> buckets, ChunkStorage& storage,
+              std::span<const Optimizer> rules);
 
   // Updates all chunks and calls `gather_updated` for each trainable bucket; work that it submits
   // to `comm_stream` sees the updated shard. Offloaded chunks are updated concurrently with the
@@ -46,7 +46,6 @@ class ShardedStep {
 
   const EngineContext& context_;
   const std::span<const Bucket> buckets_;
-  BucketMemory& memory_;
   ChunkStorage& storage_;
   const bool last_first_;  // nth() reverses the order
   const bool has_muon_;

@@ -12,9 +12,9 @@ TrustRatios::TrustRatios(const EngineContext& context, HostPipeline* pipeline,
     : context_(context),
       pipeline_(pipeline),
       limits_(rule.trust_ratio_limits()),
-      words_(2 * static_cast<int64_t>(context.specs.size()) * ExactSum::kWords) {
+      words_(2 * static_cast<int64_t>(context.sharding.specs.size()) * ExactSum::kWords) {
   Device& device = context.device;
-  const auto parameters = static_cast<int64_t>(context.specs.size());
+  const auto parameters = static_cast<int64_t>(context.sharding.specs.size());
   const auto nbytes = [&](int64_t words) {
     return static_cast<size_t>(words) * sizeof(int64_t) +
            static_cast<size_t>(parameters) * sizeof(float);
@@ -44,8 +44,8 @@ void TrustRatios::add(const ActiveChunk& active, TensorView directions) {
   const auto& [bucket, chunk, device, stream, states] = active;
   std::vector<SquaresSegment> segments;
   for (const Interval& part : bucket.owned_intervals(chunk.begin, chunk.numel())) {
-    const bool replica = context_.specs[static_cast<size_t>(part.parameter)].replica;
-    if (replica && context_.groups.tensor != nullptr) continue;  // the first rank adds it
+    const bool replica = context_.sharding.specs[static_cast<size_t>(part.parameter)].replica;
+    if (replica && context_.groups.others.tensor != nullptr) continue;  // the first rank adds it
     segments.push_back(
         {part.offset - bucket.stored.begin - chunk.begin, part.numel, part.parameter});
   }
@@ -63,9 +63,9 @@ void TrustRatios::finish(Stream& comm_stream) {
     device.upload(comm_stream, host_sums_.data, sums_.slice(words_, words_));
     sent_ = comm_stream.record();
   }
-  context_.comm.all_reduce(sums_, sums_, ReduceOp::sum, Output::overwrite, comm_stream,
-                           "Lamb's norms");
-  if (Communicator* const tensor = context_.groups.tensor) {
+  context_.groups.comm.all_reduce(sums_, sums_, ReduceOp::sum, Output::overwrite, comm_stream,
+                                  "Lamb's norms");
+  if (Communicator* const tensor = context_.groups.others.tensor) {
     tensor->all_reduce(sums_, sums_, ReduceOp::sum, Output::overwrite, comm_stream,
                        "Lamb's norms of divided tensors");
   }

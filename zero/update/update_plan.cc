@@ -2,9 +2,9 @@
 
 namespace zerorun {
 
-UpdatePlan::UpdatePlan(const EngineContext& context, std::span<const Bucket> buckets,
-                       const BucketMemory& memory, const ChunkStorage& storage)
-    : context_(context), memory_(memory), storage_(storage) {
+UpdatePlan::UpdatePlan(const Sharding& sharding, std::span<const Bucket> buckets,
+                       const ChunkStorage& storage)
+    : sharding_(sharding), storage_(storage) {
   for (const Bucket& bucket : buckets) {
     auto& of_bucket = segments_.emplace_back();
     if (!bucket.plan.trainable) continue;
@@ -20,7 +20,7 @@ std::vector<PlannedSegment> UpdatePlan::plan(const Bucket& bucket, const Chunk& 
                      rule.alignment() == 1;
   std::vector<PlannedSegment> segments;
   for (const Interval& part : bucket.layout.intervals(from + chunk.begin, from + chunk.end)) {
-    const int group = context_.specs[static_cast<size_t>(part.parameter)].group;
+    const int group = sharding_.specs[static_cast<size_t>(part.parameter)].group;
     const int64_t end = part.offset - from + part.numel;
     // Padding between neighbours is updated with them: longer segments cost less than the padding.
     if (merge && !segments.empty() && segments.back().group == group) {
@@ -37,8 +37,8 @@ UpdateTensors UpdatePlan::tensors(const ActiveChunk& active, TensorView params,
   const auto& [bucket, chunk, device, stream, states] = active;
   UpdateTensors tensors;
   tensors.master = states[0];
-  tensors.grad = memory_.gradients(bucket).reduced_part(bucket, chunk.begin, chunk.numel());
-  tensors.param = context_.master_is_param ? tensors.master : params;
+  tensors.grad = bucket.reduced_part(chunk.begin, chunk.numel());
+  tensors.param = sharding_.precision.master_is_param ? tensors.master : params;
   const std::span<const StateSpec> specs = storage_.rule(bucket).states();
   size_t count = 0;
   for (size_t i = 0; i < specs.size(); ++i) {

@@ -35,8 +35,8 @@ using SegmentScalars = std::function<UpdateScalars(const Optimizer&, const Plann
 // scalars.
 class UpdatePlan {
  public:
-  UpdatePlan(const EngineContext& context, std::span<const Bucket> buckets,
-             const BucketMemory& memory, const ChunkStorage& storage);
+  UpdatePlan(const Sharding& sharding, std::span<const Bucket> buckets,
+             const ChunkStorage& storage);
 
   // `params`: see ChunkStorage::open_params.
   UpdateTensors tensors(const ActiveChunk& active, TensorView params,
@@ -50,8 +50,7 @@ class UpdatePlan {
  private:
   std::vector<PlannedSegment> plan(const Bucket& bucket, const Chunk& chunk) const;
 
-  const EngineContext& context_;
-  const BucketMemory& memory_;
+  const Sharding& sharding_;
   const ChunkStorage& storage_;
   std::vector<std::vector<std::vector<PlannedSegment>>> segments_;  // by bucket and chunk
 };

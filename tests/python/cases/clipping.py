@@ -16,7 +16,9 @@ from zerorun.hooks.torch_clipping import serve_clipping
 from zerorun.shards import clipping
 
 from cases.models import (
+    RANK,
     STAGES,
+    WORLD_SIZE,
     adamw,
     assert_close,
     batch_of,
@@ -76,6 +78,40 @@ def case_it_clips_as_without_an_engine(_folder: Path) -> None:
                 else:  # on the core's own pass; its first gradient is that of sgd
                     assert_close(found[: len(calls)], expected[: len(calls)])
                 engine.destroy()
+
+
+def case_a_second_backward_is_clipped_too(_folder: Path) -> None:
+    """Of the first step as well, in which the engine expects one; on all ranks, or on the last."""
+    for late in (range(WORLD_SIZE), [WORLD_SIZE - 1]):
+        plain = make()
+        loss_of(plain, batch_of(0)).backward()
+        for rank in late:
+            rows = batch_of(1).chunk(WORLD_SIZE)[rank]
+            (loss_of(plain, rows) / WORLD_SIZE).backward()
+        whole = [p.grad.clone() for p in plain.parameters()]
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05).item()
+        clipped = [p.grad.clone() for p in plain.parameters()]
+        torch.nn.utils.clip_grad_value_(plain.parameters(), 1e-4)
+        for stage in STAGES:
+            model = make()
+            optimizer = sgd(model)
+            engine = zerorun.shard(model, stage=stage, optimizer=optimizer)
+            loss_of(model, part_of(batch_of(0))).backward()
+            if RANK in late:
+                loss_of(model, part_of(batch_of(1))).backward()
+            found = [zerorun.zero.safe_get_full_grad(p) for p in model.parameters()]
+            torch.testing.assert_close(found, whole)
+            own = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05).item()
+            assert own == pytest.approx(norm, rel=1e-5)
+            found = [zerorun.zero.safe_get_full_grad(p) for p in model.parameters()]
+            torch.testing.assert_close(found, clipped)
+            torch.nn.utils.clip_grad_value_(model.parameters(), 1e-4)
+            optimizer.step()
+            left = [p.grad for p in plain.parameters()]
+            assert engine.get_global_grad_norm() == pytest.approx(
+                torch.nn.utils.get_total_norm(left).item(), rel=1e-5
+            )
+            engine.destroy()
 
 
 def case_other_dtypes_and_places_are_clipped_too(_folder: Path) -> None:

@@ -12,7 +12,7 @@ from deepspeed.utils import safe_get_full_grad, safe_set_full_grad
 from torch import nn
 
 from cases.compat import start
-from cases.models import adamw, batch_of, loss_of, make, part_of, raises
+from cases.models import RANK, adamw, batch_of, loss_of, make, part_of, raises
 
 Change = Callable[[nn.Module], object]
 
@@ -117,6 +117,15 @@ def changed_loss(engine: nn.Module, parameter: nn.Parameter) -> torch.Tensor:
     loss = loss_of(engine, part_of(batch_of(0)))
     parameter.grad = torch.zeros_like(parameter)
     return loss
+
+
+def case_one_rank_alone_may_read_grad_after_a_backward_of_the_engine(_folder: Path) -> None:
+    engine, *_ = start(0)
+    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    if RANK == 0:  # to log it
+        assert all(p.grad is not None for p in engine.module.parameters())
+    engine.step()
+    engine.destroy()
 
 
 def case_grad_has_the_dtype_and_scale_of_fp16(_folder: Path) -> None:

@@ -38,7 +38,7 @@ struct Setting {
   OffloadDevice param = OffloadDevice::none;
   // On two hosts.
   int ranks_of_host = 0;  // 0: all ranks are on one
-  bool second_copy = false;
+  bool hpz = false;
   bool quantized = false;
 };
 
@@ -57,7 +57,7 @@ Config config_of(const Setting& setting) {
   config.offload.param.max_in_cpu = 500;
   config.offload.aio.block_size = 4096;
   if (setting.ranks_of_host > 0) config.zero.max_reuse_distance = 0;
-  if (setting.second_copy) config.zero.hpz_partition_size = setting.ranks_of_host;
+  if (setting.hpz) config.zero.hpz_partition_size = setting.ranks_of_host;
   if (setting.quantized) {
     config.zero.quantized_weights = setting.stage == 3;
     config.zero.quantized_gradients = true;
@@ -143,9 +143,9 @@ void expect_parameters_elsewhere(Engine& engine, Device& device, const MemoryPla
 void expect_planned_groups(const Setting& setting, Engine& engine, Device& device, int ranks) {
   const MemoryPlan plan =
       plan_memory(config_of(setting), testing::toy_specs(), {ranks, setting.ranks_of_host});
-  EXPECT_EQ(plan.second_copy > 0, setting.second_copy);
+  EXPECT_EQ(plan.secondary > 0, setting.hpz);
   const int64_t states =
-      plan.parameters + plan.second_copy + plan.gradients + plan.masters + plan.moments;
+      plan.parameters + plan.secondary + plan.gradients + plan.masters + plan.moments;
   EXPECT_NEAR(static_cast<double>(states), static_cast<double>(engine.model_state_bytes()),
               0.03 * static_cast<double>(states) + 64);
   EXPECT_LE(device.memory_use(MemoryCategory::buckets).peak_bytes, plan.buckets + plan.gathered);
@@ -224,7 +224,7 @@ class CudaGroupsTest : public testing::FakeCudaTest {
 TEST_F(CudaGroupsTest, ASecondCopyChangesNoBit) {
   const Setting plain{.stage = 3, .accumulation = 2, .ranks_of_host = 2};
   Setting copied = plain;
-  copied.second_copy = true;
+  copied.hpz = true;
   const uint64_t expected = train(plain, Where::cpu);
   for (const Where where : {Where::nccl, Where::shared_gpu}) {
     EXPECT_EQ(train(copied, where), expected);
@@ -238,7 +238,7 @@ TEST_F(CudaGroupsTest, FewerBitsAreThoseOfTheCpu) {
     EXPECT_EQ(train(alone, Where::nccl), train(alone, Where::cpu)) << stage;
     Setting together = alone;
     together.ranks_of_host = 2;
-    together.second_copy = stage == 3;
+    together.hpz = stage == 3;
     const uint64_t hash = train(together, Where::nccl);
     EXPECT_EQ(train(together, Where::nccl), hash) << stage;
     EXPECT_NE(hash, train(together, Where::cpu)) << stage;  // 8 bits within a host

@@ -15,7 +15,7 @@
 #include "core/observers.h"
 #include "tests/zero/offload_config.h"
 #include "tests/zero/toy_run.h"
-#include "zero/timeline/stretches.h"
+#include "zero/timeline/time_intervals.h"
 
 namespace zerorun::testing::work_meter {
 namespace {
@@ -124,11 +124,11 @@ TEST(WorkMeterTest, OffloadingIsOneKindOfWork) {
   check(offloaded(base_config(2), 1.0, OffloadDevice::nvme));
 }
 
-TEST(StretchesTest, OverlapsCountOnceAndCommonTimeIsFound) {
-  const std::vector<Stretch> joined = joined_stretches({{4, 6}, {0, 2}, {1, 3}, {6, 7}});
+TEST(TimeIntervalsTest, OverlapsCountOnceAndCommonTimeIsFound) {
+  const std::vector<TimeInterval> joined = joined_intervals({{4, 6}, {0, 2}, {1, 3}, {6, 7}});
   EXPECT_EQ(joined.size(), 2U);
   EXPECT_DOUBLE_EQ(total_seconds(joined), 6);
-  EXPECT_DOUBLE_EQ(total_seconds(shared_stretches(joined, {{2, 5}, {6, 9}})), 1 + 1 + 1);
+  EXPECT_DOUBLE_EQ(total_seconds(shared_intervals(joined, {{2, 5}, {6, 9}})), 1 + 1 + 1);
 }
 
 }  // namespace

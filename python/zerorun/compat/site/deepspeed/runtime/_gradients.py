@@ -62,15 +62,21 @@ class ShownGradients(LeftBehind):
         in_backward = torch._C._current_graph_task_id() >= 0
         if self._stepping or in_backward or core.phase == "idle" or not core.is_last_micro_step:
             return False
-        return self._finish_reduction()
+        if core.phase == "open":
+            return self._finish_reduction()
+        self._write_changed()  # nothing to ask the other ranks, who may not read
+        return True
 
     def _finish_reduction(self) -> bool:
         if self._shards.core.phase == "open":
             self.forget()  # what was made before this backward
         is_there = self._reduced()
         if is_there:
-            self._write({p: value for p, value in self._changed().items() if value is not None})
+            self._write_changed()
         return is_there
+
+    def _write_changed(self) -> None:
+        self._write({p: value for p, value in self._changed().items() if value is not None})
 
     def _changed(self) -> dict[nn.Parameter, torch.Tensor | None]:
         return {

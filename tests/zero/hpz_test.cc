@@ -12,7 +12,7 @@
 #include "tests/zero/toy_run.h"
 #include "zero/memory_plan.h"
 
-namespace zerorun::second_copy {
+namespace zerorun::hpz {
 namespace {
 
 using ::testing::AllOf;
@@ -134,11 +134,11 @@ TEST(SecondCopyTest, AllRanksMeetOnceForEachParameterAndStep) {
   // On one host there is nothing to save.
   EXPECT_FALSE(traffic_of(config, hosts_of(4)).gathered.contains("second copy 0"));
   const MemoryPlan plan = plan_memory(config, two_matrices(), {4, 2, true});
-  EXPECT_EQ(plan.second_copy, kNumel);
-  EXPECT_EQ(plan.parameters + plan.second_copy + plan.gradients + plan.masters + plan.moments,
+  EXPECT_EQ(plan.secondary, kNumel);
+  EXPECT_EQ(plan.parameters + plan.secondary + plan.gradients + plan.masters + plan.moments,
             copied.state_bytes);
   config.zero.hpz_partition_size = 1;
-  EXPECT_EQ(traffic_of(config, hosts_of(2)).state_bytes, copied.state_bytes - plan.second_copy);
+  EXPECT_EQ(traffic_of(config, hosts_of(2)).state_bytes, copied.state_bytes - plan.secondary);
 }
 
 // Weights that only the caller interprets, or of a dtype of their own, beside an adapter.
@@ -248,4 +248,4 @@ TEST(SecondCopyTest, SizesThatCannotWorkAreErrors) {
 }
 
 }  // namespace
-}  // namespace zerorun::second_copy
+}  // namespace zerorun::hpz

@@ -12,7 +12,7 @@
 namespace zerorun {
 
 // The state machine of a batch: which gradients of the current micro-step are ready, which bucket
-// is reduced next, and whether a step is due. It holds no memory and calls nothing.
+// is reduced next, and whether a step is due. It uses no memory of buckets and calls nothing.
 //
 // Gradients are reduced in rounds. In a round, every rank reduces every trainable bucket once, in
 // the schedule's order, with zeros for unused parameters. A micro-step has one round; another
@@ -21,18 +21,13 @@ namespace zerorun {
 //
 // If reduction is in place (reduces_in_place), a round that does not end the batch is not reduced:
 // its gradients stay on this rank, and the next round adds to them.
-class MicroStep {
+class GradientBatch {
  public:
-  MicroStep(const Sharding& sharding, const std::vector<Bucket>& buckets);
+  GradientBatch(const Sharding& sharding, Buckets& buckets);
 
-  struct Location {
-    int bucket = -1;  // -1: frozen
-    int64_t offset = 0;
-    int64_t numel = 0;
-  };
   // The place of the parameter's gradient in its bucket. Throws InternalError for frozen
   // parameters.
-  const Location& locate(ParameterId parameter) const;
+  const ParameterPlace& place_of(ParameterId parameter) const;
 
   BatchState state() const;
   BatchPhase phase() const { return phase_; }
@@ -47,8 +42,6 @@ class MicroStep {
   // --- a round: open() .. close() ---
 
   void open();
-  // True if this is the bucket's first gradient in this round.
-  bool fills(int bucket);
   // Called before the parameter's gradient is written. Returns true if it is added to values that
   // are there. Throws InternalError if the parameter was already complete.
   bool write(ParameterId parameter);
@@ -66,10 +59,10 @@ class MicroStep {
   bool is_missing(ParameterId parameter) const;
   // True if this rank had a gradient since the last step.
   bool has_gradient() const { return has_gradient_; }
-  // The next bucket to reduce, if it is complete. It then counts as reduced.
-  std::optional<int> take_ready();
-  // The next bucket to reduce at the end of a round, complete or not; nullopt: all are reduced.
-  std::optional<int> take_next();
+  // The next bucket to reduce, if it is complete; null: it is not.
+  Bucket* take_ready();
+  // The next bucket to reduce at the end of a round, complete or not; null: all are reduced.
+  Bucket* take_next();
   void close();
 
   // --- a micro-step ---
@@ -92,24 +85,16 @@ class MicroStep {
     int received = 0;  // in this round
     int expected = 1;
   };
-  struct Filling {
-    int parameters = 0;
-    int incomplete = 0;
-    bool begun = false;
-    bool gone = false;
-  };
-
   Contribution& contribution(ParameterId parameter) {
     return contributions_[static_cast<size_t>(parameter)];
   }
-  std::optional<int> take();
+  Bucket* next() const;
 
+  Buckets& buckets_;
   const std::span<const ParameterSpec> specs_;
   const bool in_place_;
   BatchRule rule_;
-  std::vector<Location> locations_;          // by parameter
   std::vector<Contribution> contributions_;  // by parameter
-  std::vector<Filling> filling_;             // by bucket
   BucketSchedule schedule_;
   BatchPhase phase_ = BatchPhase::idle;
   int64_t micro_steps_ = 0;       // ended micro-steps of this batch

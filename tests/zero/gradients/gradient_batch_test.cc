@@ -1,5 +1,5 @@
-// Rounds of gradients, contributions that come several times or late, and the order of buckets.
-#include "zero/gradients/micro_step.h"
+// Rounds of gradients, and contributions that come several times or late.
+#include "zero/gradients/gradient_batch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,12 +13,10 @@
 #include "tests/zero/offload_config.h"
 #include "tests/zero/toy_gradients.h"
 #include "tests/zero/toy_run.h"
-#include "tests/zero/wrapped_communicator.h"
-#include "zero/memory_plan.h"
 #include "zerorun/error.h"
 #include "zerorun/exact_sum.h"
 
-namespace zerorun::micro_step {
+namespace zerorun::gradient_batch {
 namespace {
 
 using testing::base_config;
@@ -31,7 +29,6 @@ using testing::toy_initialize;
 using testing::toy_specs;
 using testing::ToyModel;
 using testing::trainable;
-using testing::WrappedCommunicator;
 
 int64_t reductions(const CommStats& stats, int stage) {
   return stats[stage == 0 ? Collective::all_reduce : Collective::reduce_scatter].calls;
@@ -70,10 +67,10 @@ void backward(Engine& engine, int rank, int64_t step, int64_t part) {
   for (const ParameterId id : trainable(engine)) contribute(engine, id, rank, part, step);
 }
 
-class MicroStepTest : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Stages, MicroStepTest, ::testing::Range(0, 4));
+class GradientBatchTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Stages, GradientBatchTest, ::testing::Range(0, 4));
 
-TEST_P(MicroStepTest, ContributionsAreReducedAsTheyComeAtEveryStage) {
+TEST_P(GradientBatchTest, ContributionsAreReducedAsTheyComeAtEveryStage) {
   run_ranks(2, [](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine = Engine::create(base_config(GetParam(), DType::fp32), *device, comm,
@@ -94,7 +91,7 @@ TEST_P(MicroStepTest, ContributionsAreReducedAsTheyComeAtEveryStage) {
 }
 
 // Sums of the toy's gradients are exact, so the split of a gradient shows in no bit.
-TEST_P(MicroStepTest, LateContributionsCountAtThePriceOfOneRound) {
+TEST_P(GradientBatchTest, LateContributionsCountAtThePriceOfOneRound) {
   Config config = base_config(GetParam(), DType::fp32);
   const auto at_once = [](Engine& engine, Communicator& comm, int64_t step) {
     for (const ParameterId id : trainable(engine)) {
@@ -129,7 +126,54 @@ TEST_P(MicroStepTest, LateContributionsCountAtThePriceOfOneRound) {
   }
 }
 
-TEST_P(MicroStepTest, OneCollectiveDecidesUnlessGradientsWereLate) {
+// What reads gradients before the step (clipping) has to see late ones.
+TEST_P(GradientBatchTest, LateContributionsCanBeReducedBeforeTheStep) {
+  struct Seen {
+    std::vector<std::vector<float>> gradients;
+    double norm = 0;
+    bool operator==(const Seen&) const = default;
+  };
+  // The first step of an engine, in which one contribution of each parameter is expected.
+  const auto first_step = [](Communicator& comm, const std::vector<int>& ranks, bool late) {
+    const auto device = make_cpu_device();
+    const auto engine = Engine::create(base_config(GetParam(), DType::fp32), *device, comm,
+                                       toy_specs(), ToyModel::groups());
+    toy_initialize(*engine);
+    const bool adds = std::find(ranks.begin(), ranks.end(), comm.rank()) != ranks.end();
+    for (const ParameterId id : trainable(*engine)) {
+      std::vector<float> sum = gradient_of(*engine, id, comm.rank(), 0, 0);
+      const std::vector<float> more = gradient_of(*engine, id, comm.rank(), 1, 0);
+      for (size_t i = 0; i < sum.size() && adds && !late; ++i) sum[i] += more[i];
+      engine->contribute(id, view_of(std::span<float>(sum)));
+    }
+    if (adds && late) backward(*engine, comm.rank(), 0, 1);
+    engine->reduce_gradients();
+    engine->hooks().reduce_late_gradients();
+    const auto calls = [&] {
+      return reductions(comm.stats(), GetParam()) + comm.stats()[Collective::all_reduce].calls;
+    };
+    const int64_t before = calls();
+    engine->hooks().reduce_late_gradients();  // nothing has come since
+    EXPECT_TRUE(engine->end_micro_step());
+    EXPECT_EQ(calls(), before);
+    Seen seen;
+    for (const StateInterval& part : engine->states().state_intervals()) {
+      if (part.grad.empty()) continue;
+      const float* values = part.grad.as<const float>();
+      seen.gradients.emplace_back(values, values + part.grad.numel);
+    }
+    seen.norm = engine->step().grad_norm;
+    return seen;
+  };
+  for (const std::vector<int>& ranks : {std::vector<int>{0}, {1}, {0, 1}}) {
+    run_ranks(2, [&](Communicator& comm) {
+      const Seen at_once = first_step(comm, ranks, false);
+      EXPECT_EQ(first_step(comm, ranks, true), at_once) << ranks.size() << " ranks are late";
+    });
+  }
+}
+
+TEST_P(GradientBatchTest, OneCollectiveDecidesUnlessGradientsWereLate) {
   run_ranks(2, [](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine = Engine::create(base_config(GetParam(), DType::fp32), *device, comm,
@@ -161,7 +205,7 @@ TEST_P(MicroStepTest, OneCollectiveDecidesUnlessGradientsWereLate) {
 }
 
 // As stage 2 has it, where reduced gradients have memory of their own.
-TEST_P(MicroStepTest, RoundsOfOneMicroStepAddUpToTheSameBits) {
+TEST_P(GradientBatchTest, RoundsOfOneMicroStepAddUpToTheSameBits) {
   const auto rounds = [](int count) -> Batch {
     return [count](Engine& engine, Communicator& comm, int64_t step) {
       for (int64_t round = 0; round < count; ++round) {
@@ -187,7 +231,7 @@ TEST_P(MicroStepTest, RoundsOfOneMicroStepAddUpToTheSameBits) {
   }
 }
 
-TEST_P(MicroStepTest, ABatchThatIsNotSteppedGoesOn) {
+TEST_P(GradientBatchTest, ABatchThatIsNotSteppedGoesOn) {
   const auto twice = [](Engine& engine, Communicator& comm, int64_t step) {
     for (int64_t part = 0; part < 2; ++part) {
       backward(engine, comm.rank(), step, part);
@@ -207,7 +251,7 @@ TEST_P(MicroStepTest, ABatchThatIsNotSteppedGoesOn) {
   EXPECT_EQ(train(config, twice), train(config, once));
 }
 
-TEST_P(MicroStepTest, AStepWithoutAGradientChangesNothing) {
+TEST_P(GradientBatchTest, AStepWithoutAGradientChangesNothing) {
   run_ranks(2, [](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine = Engine::create(base_config(GetParam(), DType::fp32), *device, comm,
@@ -227,7 +271,7 @@ TEST_P(MicroStepTest, AStepWithoutAGradientChangesNothing) {
   });
 }
 
-TEST_P(MicroStepTest, ABoundaryThatIsSetAfterTheReductionCounts) {
+TEST_P(GradientBatchTest, ABoundaryThatIsSetAfterTheReductionCounts) {
   const auto late_boundary = [](Engine& engine, Communicator& comm, int64_t step) {
     engine.set_batch_rule({.boundary = false});
     backward(engine, comm.rank(), step, 0);
@@ -244,7 +288,7 @@ TEST_P(MicroStepTest, ABoundaryThatIsSetAfterTheReductionCounts) {
   EXPECT_EQ(train(config, late_boundary), train(config, plain));
 }
 
-TEST_P(MicroStepTest, ADroppedBatchLeavesNothing) {
+TEST_P(GradientBatchTest, ADroppedBatchLeavesNothing) {
   const auto plain = [](Engine& engine, Communicator& comm, int64_t step) {
     backward(engine, comm.rank(), step, 0);
     EXPECT_TRUE(engine.end_micro_step());
@@ -259,7 +303,7 @@ TEST_P(MicroStepTest, ADroppedBatchLeavesNothing) {
   EXPECT_EQ(train(config, dropped), train(config, plain));
 }
 
-TEST_P(MicroStepTest, CallsOutOfOrderAreErrors) {
+TEST_P(GradientBatchTest, CallsOutOfOrderAreErrors) {
   run_ranks(1, [](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine =
@@ -290,90 +334,5 @@ TEST_P(MicroStepTest, CallsOutOfOrderAreErrors) {
   });
 }
 
-// --- the order of buckets ---
-
-constexpr int kLayers = 8;
-
-// As BERT has it: the last module that is registered is never used.
-std::vector<ParameterSpec> with_unused_pooler() {
-  std::vector<ParameterSpec> specs;
-  for (int layer = 0; layer < kLayers; ++layer) {
-    const std::string module = "h." + std::to_string(layer);
-    specs.push_back({module + ".weight", {64, 64}, module, 0, true, ""});
-  }
-  specs.push_back({"pooler.weight", {64, 64}, "pooler", 0, true, ""});
-  return specs;
-}
-
-class UnusedPoolerTest : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Stages, UnusedPoolerTest, ::testing::Values(1, 2, 3));
-
-TEST_P(UnusedPoolerTest, HoldsNothingBackFromTheSecondStepOn) {
-  Config config;
-  config.zero.stage = GetParam();
-  config.zero.reduce_bucket_size = 64 * 64;
-  config.zero.param_persistence_threshold = 0;
-  const MemoryPlan plan = plan_memory(config, with_unused_pooler(), {2, 2, true});
-  run_ranks(2, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine =
-        Engine::create(config, *device, comm, with_unused_pooler(), {ParameterGroup{}});
-    toy_initialize(*engine);
-    const auto buckets = [&] { return device->memory_use(MemoryCategory::buckets).live_bytes; };
-    for (int step = 0; step < 3; ++step) {
-      const int64_t before = reductions(comm.stats(), GetParam());
-      for (int layer = kLayers; layer-- > 0;) {
-        engine->device().fill(engine->device().inline_stream(), engine->gradient(layer).view, 1);
-        engine->grad_ready(layer);
-        const int64_t gone = reductions(comm.stats(), GetParam()) - before;
-        EXPECT_EQ(gone, step == 0 ? 0 : kLayers - layer) << "step " << step;
-        if (step > 0) {
-          EXPECT_LE(static_cast<double>(buckets()),
-                    1.03 * static_cast<double>(plan.buckets + plan.gathered));
-        }
-      }
-      engine->end_micro_step();
-      engine->step();
-    }
-  });
-}
-
-// A transport on which gathers need the other ranks, as NCCL is.
-class BlindCommunicator final : public WrappedCommunicator {
- public:
-  using WrappedCommunicator::WrappedCommunicator;
-  bool reads_peers() const override { return false; }
-};
-
-TEST(GatherOrders, ThatDifferEndAtTheStepOnEveryRank) {
-  Config config = base_config(3, DType::fp32);
-  config.share_parameters = false;
-  config.zero.param_persistence_threshold = 0;
-  config.zero.prefetch_bucket_size = 0;
-  for (const bool differ : {false, true}) {
-    run_ranks(2, [&](Communicator& comm) {
-      BlindCommunicator blind(comm);
-      const auto device = make_cpu_device();
-      const auto engine = Engine::create(config, *device, blind, toy_specs(), ToyModel::groups());
-      toy_initialize(*engine);
-      std::vector<std::string> modules = {"h.0", "expert"};
-      if (differ && comm.rank() == 1) std::reverse(modules.begin(), modules.end());
-      for (const std::string& module : modules) {
-        engine->gather(engine->module_id(module));
-        engine->release(engine->module_id(module));
-      }
-      backward(*engine, comm.rank(), 0, 0);
-      engine->end_micro_step();
-      std::string message = "nothing was thrown";
-      try {
-        engine->step();
-      } catch (const CommError& error) {
-        message = error.what();
-      }
-      EXPECT_THAT(message, HasSubstr(differ ? "ranks used different modules" : "nothing"));
-    });
-  }
-}
-
 }  // namespace
-}  // namespace zerorun::micro_step
+}  // namespace zerorun::gradient_batch

@@ -1,11 +1,11 @@
-#include "zero/groups/link_savings.h"
+#include "zero/groups/zeropp.h"
 
 #include "core/check.h"
 #include "zero/partition/sharding.h"
 
 namespace zerorun {
 
-std::vector<std::string_view> link_savings(const ZeroConfig& zero) {
+std::vector<std::string_view> zeropp_keys(const ZeroConfig& zero) {
   std::vector<std::string_view> keys;
   const auto add = [&](bool asked, std::string_view key) {
     if (asked) keys.push_back(key);
@@ -36,8 +36,8 @@ std::vector<std::string_view> resolve_groups(ZeroConfig& zero, int world_size, i
   const int64_t shards = zero.shard_group_size > 0 ? zero.shard_group_size : world_size;
   const bool one_host = world_size <= ranks_per_host;
   if (one_host || (shards <= ranks_per_host && ranks_per_host % shards == 0)) {
-    std::vector<std::string_view> idle = link_savings(zero);
-    zero = without_link_savings(zero);
+    std::vector<std::string_view> idle = zeropp_keys(zero);
+    zero = without_zeropp(zero);
     return idle;
   }
   if (zero.hpz_partition_size == kRanksOfHost) zero.hpz_partition_size = ranks_per_host;
@@ -49,7 +49,7 @@ void overlap_between_hosts(ZeroConfig& zero, int world_size, int ranks_per_host)
   if (!zero.overlap_comm && ranks_per_host < world_size) zero.overlap_comm = true;
 }
 
-ZeroConfig without_link_savings(ZeroConfig zero) {
+ZeroConfig without_zeropp(ZeroConfig zero) {
   const ZeroConfig none;
   zero.hpz_partition_size = none.hpz_partition_size;
   zero.quantized_weights = none.quantized_weights;

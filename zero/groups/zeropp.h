@@ -7,12 +7,12 @@
 
 namespace zerorun {
 
-// Settings of ZeRO++ (Wang et al. 2023, arXiv 2306.10209) that reduce traffic between hosts: a
-// second copy of parameters within a host, and quantized communication. They save nothing if all
-// ranks that share a copy of the model are on one host.
+// Settings of ZeRO++ (Wang et al. 2023, arXiv 2306.10209) that reduce traffic between hosts: an
+// hpZ (secondary) partition of parameters within a host, and quantized communication. They save
+// nothing if all ranks that share a copy of the model are on one host.
 
 // The keys of these settings that `zero` turns on.
-std::vector<std::string_view> link_savings(const ZeroConfig& zero);
+std::vector<std::string_view> zeropp_keys(const ZeroConfig& zero);
 
 // Replaces "auto" group sizes in `zero` by numbers. `ranks_per_host`: neighbouring ranks that share
 // a host. Turns off settings that save nothing there and returns their keys.
@@ -27,6 +27,6 @@ void check_quantized_groups(int64_t groups, int64_t ranks);
 void overlap_between_hosts(ZeroConfig& zero, int world_size, int ranks_per_host);
 
 // `zero` without these settings.
-ZeroConfig without_link_savings(ZeroConfig zero);
+ZeroConfig without_zeropp(ZeroConfig zero);
 
 }  // namespace zerorun

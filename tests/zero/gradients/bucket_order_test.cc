@@ -1,0 +1,113 @@
+// The order in which buckets are reduced, and modules gathered.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tests/zero/offload_config.h"
+#include "tests/zero/toy_gradients.h"
+#include "tests/zero/toy_run.h"
+#include "tests/zero/wrapped_communicator.h"
+#include "zero/memory_plan.h"
+#include "zerorun/error.h"
+
+namespace zerorun::bucket_order {
+namespace {
+
+using testing::base_config;
+using testing::contribute;
+using ::testing::HasSubstr;
+using testing::run_ranks;
+using testing::toy_initialize;
+using testing::toy_specs;
+using testing::ToyModel;
+using testing::trainable;
+using testing::WrappedCommunicator;
+
+constexpr int kLayers = 8;
+
+// As BERT has it: the last module that is registered is never used.
+std::vector<ParameterSpec> with_unused_pooler() {
+  std::vector<ParameterSpec> specs;
+  for (int layer = 0; layer < kLayers; ++layer) {
+    const std::string module = "h." + std::to_string(layer);
+    specs.push_back({module + ".weight", {64, 64}, module, 0, true, ""});
+  }
+  specs.push_back({"pooler.weight", {64, 64}, "pooler", 0, true, ""});
+  return specs;
+}
+
+class UnusedPoolerTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Stages, UnusedPoolerTest, ::testing::Values(1, 2, 3));
+
+TEST_P(UnusedPoolerTest, HoldsNothingBackFromTheSecondStepOn) {
+  Config config;
+  config.zero.stage = GetParam();
+  config.zero.reduce_bucket_size = 64 * 64;
+  config.zero.param_persistence_threshold = 0;
+  const MemoryPlan plan = plan_memory(config, with_unused_pooler(), {2, 2, true});
+  run_ranks(2, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine =
+        Engine::create(config, *device, comm, with_unused_pooler(), {ParameterGroup{}});
+    toy_initialize(*engine);
+    const auto buckets = [&] { return device->memory_use(MemoryCategory::buckets).live_bytes; };
+    for (int step = 0; step < 3; ++step) {
+      const int64_t before = comm.stats()[Collective::reduce_scatter].calls;
+      for (int layer = kLayers; layer-- > 0;) {
+        engine->device().fill(engine->device().inline_stream(), engine->gradient(layer).view, 1);
+        engine->grad_ready(layer);
+        const int64_t gone = comm.stats()[Collective::reduce_scatter].calls - before;
+        EXPECT_EQ(gone, step == 0 ? 0 : kLayers - layer) << "step " << step;
+        if (step > 0) {
+          EXPECT_LE(static_cast<double>(buckets()),
+                    1.03 * static_cast<double>(plan.buckets + plan.gathered));
+        }
+      }
+      engine->end_micro_step();
+      engine->step();
+    }
+  });
+}
+
+// A transport on which gathers need the other ranks, as NCCL is.
+class BlindCommunicator final : public WrappedCommunicator {
+ public:
+  using WrappedCommunicator::WrappedCommunicator;
+  bool reads_peers() const override { return false; }
+};
+
+TEST(GatherOrders, ThatDifferEndAtTheStepOnEveryRank) {
+  Config config = base_config(3, DType::fp32);
+  config.share_parameters = false;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.prefetch_bucket_size = 0;
+  for (const bool differ : {false, true}) {
+    run_ranks(2, [&](Communicator& comm) {
+      BlindCommunicator blind(comm);
+      const auto device = make_cpu_device();
+      const auto engine = Engine::create(config, *device, blind, toy_specs(), ToyModel::groups());
+      toy_initialize(*engine);
+      std::vector<std::string> modules = {"h.0", "expert"};
+      if (differ && comm.rank() == 1) std::reverse(modules.begin(), modules.end());
+      for (const std::string& module : modules) {
+        engine->gather(engine->module_id(module));
+        engine->release(engine->module_id(module));
+      }
+      for (const ParameterId id : trainable(*engine)) contribute(*engine, id, comm.rank(), 0, 0);
+      engine->end_micro_step();
+      std::string message = "nothing was thrown";
+      try {
+        engine->step();
+      } catch (const CommError& error) {
+        message = error.what();
+      }
+      EXPECT_THAT(message, HasSubstr(differ ? "ranks used different modules" : "nothing"));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace zerorun::bucket_order

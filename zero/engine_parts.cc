@@ -1,0 +1,80 @@
+#include "zero/engine_parts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "optim/optimizer.h"
+
+namespace zerorun {
+
+namespace {
+
+// Masters and states of chunks on the device and on the host.
+std::unique_ptr<ChunkStorage> make_storage(const EngineParts& parts,
+                                           std::span<const Optimizer> rules) {
+  const EngineContext& context = *parts.context;
+  const auto layouts = state_layouts(context.sharding, rules, *parts.buckets, false);
+  StateStores stores{make_device_state_store(context.device, layouts), nullptr};
+  HostPipeline* pipeline = nullptr;
+  if (parts.offload) {
+    stores.host = std::move(parts.offload->states);
+    pipeline = parts.offload->pipeline.get();
+  }
+  return std::make_unique<ChunkStorage>(context, std::vector(rules.begin(), rules.end()),
+                                        std::move(stores), pipeline, parts.moved_parameters());
+}
+
+// One-sided gathers need no order among the collectives, and those of resident buckets move
+// nothing.
+Stream& gather_stream(const EngineParts& parts) {
+  const bool resident = std::any_of(parts.buckets->begin(), parts.buckets->end(),
+                                    [](const Bucket& bucket) { return bucket.params.resident; });
+  return resident ? parts.context->device.inline_stream() : parts.lanes->gathers();
+}
+
+}  // namespace
+
+Lanes::Lanes(const EngineContext& context) : inline_(context.device.inline_stream()) {
+  if (!*context.sharding.zero.overlap_comm) return;
+  reductions_ = context.device.make_stream("zerorun-comm");
+  if (&context.groups.gathers() != &context.groups.shards()) {
+    gathers_ = context.device.make_stream("zerorun-gather");
+  }
+}
+
+void Lanes::end() {
+  gathers_.reset();
+  reductions_.reset();
+}
+
+EngineParts make_engine_parts(const Config& config, Device& device, Communicator& comm,
+                              std::vector<ParameterSpec> specs, size_t groups,
+                              const EngineGroups& others) {
+  const std::vector<Optimizer> rules = make_optimizers(config.optimizer, config.precision);
+  EngineParts parts;
+  // What is trained, by which ranks.
+  parts.model = std::make_unique<ModelSpec>(with_rules(std::move(specs), rules.size() > 1), groups);
+  const ModelSpec& model = *parts.model;
+  parts.context = std::make_unique<EngineContext>(
+      make_context(config, model.specs(), rules.front(), device, comm, others));
+  const EngineContext& context = *parts.context;
+  parts.lanes = std::make_unique<Lanes>(context);
+  // Buckets and their memory.
+  parts.buckets = std::make_unique<Buckets>(
+      make_buckets(context.sharding, model.numels(), model.modules()), model.numels().size());
+  Buckets& buckets = *parts.buckets;
+  parts.offload = make_offload(context, buckets, rules);
+  parts.memory = std::make_unique<BucketMemory>(context, buckets);
+  // Optimizer states, and the step.
+  parts.storage = make_storage(parts, rules);
+  parts.step = std::make_unique<ShardedStep>(context, buckets, *parts.storage, rules);
+  // Reductions of gradients, and gathers of parameters.
+  parts.control = std::make_unique<StepControl>(context, config);
+  parts.reducer = std::make_unique<GradientReducer>(context, buckets, *parts.control,
+                                                    parts.lanes->reductions(), parts.offload.get());
+  parts.gatherer = std::make_unique<ParameterGatherer>(
+      context, buckets, model.module_count(), gather_stream(parts), parts.moved_parameters());
+  return parts;
+}
+
+}  // namespace zerorun
