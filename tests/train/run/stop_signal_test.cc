@@ -6,7 +6,7 @@
 #include <atomic>
 #include <vector>
 
-#include "train/cpu/gemm.h"
+#include "train/cpu/matrix.h"
 
 namespace zerorun::train {
 namespace {
