@@ -22,7 +22,7 @@ StopSignal::StopSignal() {
 }
 
 StopSignal::~StopSignal() {
-  pthread_kill(watcher_.native_handle(), SIGINT);
+  pthread_sigqueue(watcher_.native_handle(), SIGINT, {.sival_ptr = this});
   watcher_.join();
   pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);
 }
@@ -47,8 +47,8 @@ void StopSignal::watch() {
   siginfo_t info = {};
   while (true) {
     const int signal = sigwaitinfo(&signals_, &info);
-    if (signal < 0) continue;              // interrupted, as by a debugger
-    if (info.si_code == SI_TKILL) return;  // sent to this thread: by the destructor
+    if (signal < 0) continue;                                     // interrupted, as by a debugger
+    if (info.si_code == SI_QUEUE && info.si_ptr == this) return;  // sent by the destructor
     const std::scoped_lock lock(mutex_);
     if (holding_) {
       received_ = signal;

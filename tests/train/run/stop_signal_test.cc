@@ -32,6 +32,15 @@ TEST_F(StopSignalTest, EndsTheProcessUnlessHeld) {
       ::testing::KilledBySignal(SIGTERM), "");
 }
 
+TEST_F(StopSignalTest, EndsWithoutASignal) {
+  EXPECT_EXIT(
+      {
+        { const StopSignal stop; }
+        ::_exit(0);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
 TEST_F(StopSignalTest, RemembersTheLastOneWhileHeld) {
   EXPECT_EXIT(
       {
