@@ -12,9 +12,9 @@
 #include "comm/agreement.h"
 #include "core/log.h"
 #include "core/printable.h"
-#include "train/run/claimed_folder.h"
 #include "train/run/options.h"
 #include "train/run/run.h"
+#include "train/run/run_folder.h"
 #include "train/run/run_setup.h"
 #include "train/run/stop_signal.h"
 #include "zerorun/zerorun.h"
@@ -27,13 +27,10 @@ constexpr int kFailure = 1;
 constexpr int kBadInput = 2;
 constexpr int kSignalBase = 128;
 
-int exit_code(const std::exception& error) {
+// Prints the error, unless this is not the rank that does; returns the exit code.
+int report(const std::exception& error, bool prints = true) {
+  if (prints) std::fprintf(stderr, "error: %s\n", printable_lines(error.what()).c_str());
   return dynamic_cast<const ConfigError*>(&error) != nullptr ? kBadInput : kFailure;
-}
-
-int report(const std::exception& error) {
-  std::fprintf(stderr, "error: %s\n", printable_lines(error.what()).c_str());
-  return exit_code(error);
 }
 
 // The parsed command line, or the error.
@@ -43,13 +40,11 @@ struct Parsed {
 };
 
 Parsed parse(const std::vector<std::string>& arguments) {
-  Parsed parsed;
   try {
-    parsed.line = parse_command_line(arguments);
+    return {parse_command_line(arguments), nullptr};
   } catch (...) {
-    parsed.problem = std::current_exception();
+    return {{}, std::current_exception()};
   }
-  return parsed;
 }
 
 // True if the error occurs on all ranks: errors about input, model or checkpoint, and errors that
@@ -69,17 +64,16 @@ int guarded(Communicator& comm, Device& device, const std::function<int()>& body
   try {
     return body();
   } catch (const std::exception& error) {
-    if (!is_on_every_rank(error)) {
-      comm.abort(error.what());
-    } else if (comm.rank() != 0) {
+    const bool shared = is_on_every_rank(error);
+    if (!shared) comm.abort(error.what());
+    if (shared && comm.rank() != 0) {
       try {
         comm.barrier(device.inline_stream(), "rank 0 reports an error").synchronize();
       } catch (const CommError&) {
         // Rank 0 has exited and printed the error.
       }
-      return exit_code(error);
     }
-    return report(error);
+    return report(error, !shared || comm.rank() == 0);
   }
 }
 
@@ -105,21 +99,15 @@ int run_job(const Parsed& parsed, const RankInfo& rank, Communicator& comm, Devi
   RunSetup setup;
   Agreement agreement(comm, device.inline_stream());
   const CommandLine line = after_restart(parsed, agreement);
-  agreement.run("set-up", [&] {
-    setup = make_run_setup(line, rank,
-                           device.is_host() ? ActivationMemory::host : ActivationMemory::device);
-  });
+  agreement.run("set-up", [&] { setup = make_run_setup(line, rank, device.is_host()); });
   if (line.config) {
     const Logger log(rank.rank, rank.world_size);
     for (const std::string& warning : line.config->warnings) log.warning("{}", warning);
   }
-  Run run(setup, comm, device, stop);
+  const std::unique_ptr<Run> run = make_run(setup, comm, device, stop);
   return guarded(comm, device, [&] {
-    run.load();
-    const int signal = run.train();
-    if (signal != 0) return kSignalBase + signal;
-    run.finish();
-    return 0;
+    const int signal = run->run();
+    return signal == 0 ? 0 : kSignalBase + signal;
   });
 }
 

@@ -1,12 +1,12 @@
-#include "train/cpu/attention.h"
-
+// Causal multi-head attention in blocks of queries. Scores are stored for one block at a time only,
+// and backward recomputes them from the saved log-sums (Dao et al., arXiv:2205.14135).
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "core/parallel.h"
-#include "train/cpu/gemm.h"
-#include "train/cpu/softmax.h"
+#include "train/cpu/cpu_kernels.h"
+#include "train/cpu/matrix.h"
 
 namespace zerorun::train {
 
@@ -88,7 +88,7 @@ void attend_backward(const AttentionShape& shape, const Head& head, QueryBlock b
     const int64_t position = block.begin + i;
     const int64_t row = head.out + position * shape.width;
     exponentiate_from(p + i * seen, position + 1,
-                      state.log_sum.as<float>()[head.log_sum + position * shape.heads], 1.0F);
+                      state.log_sum.as<float>()[head.log_sum + position * shape.heads]);
     softmax_backward(p + i * seen, position + 1,
                      dot(dout + row, state.out.as<float>() + row, head.width), ds + i * seen);
     std::fill(p + i * seen + position + 1, p + (i + 1) * seen, 0.0F);
@@ -109,21 +109,27 @@ void attend_backward(const AttentionShape& shape, const Head& head, QueryBlock b
 
 }  // namespace
 
-void attention(const AttentionShape& shape, const float* qkv, float* log_sum, float* out) {
+void CpuKernels::attention(const AttentionShape& shape, TensorView qkv, TensorView log_sum,
+                           TensorView out) {
+  const float* const in = floats(qkv);
+  float* const sums = floats(log_sum);
+  float* const to = floats(out);
   parallel_for(shape.batch * shape.heads, 1, [&](int64_t first, int64_t last) {
     std::vector<float> scores(static_cast<size_t>(kQueries * shape.seq_len));
     for (int64_t index = first; index < last; ++index) {
       const Head head = head_of(shape, index);
       for (int64_t begin = shape.first; begin < shape.seq_len; begin += kQueries) {
-        attend(shape, head, {begin, std::min(begin + kQueries, shape.seq_len)}, qkv, scores.data(),
-               log_sum, out);
+        attend(shape, head, {begin, std::min(begin + kQueries, shape.seq_len)}, in, scores.data(),
+               sums, to);
       }
     }
   });
 }
 
-void attention_backward(const AttentionShape& shape, const AttentionState& state, const float* dout,
-                        float* dqkv) {
+void CpuKernels::attention_backward(const AttentionShape& shape, const AttentionState& state,
+                                    TensorView dout, TensorView dqkv) {
+  const float* const from = floats(dout);
+  float* const to = floats(dqkv);
   parallel_for(shape.batch * shape.heads, 1, [&](int64_t first, int64_t last) {
     const auto numel = static_cast<size_t>(kQueries * shape.seq_len);
     Scratch scratch{std::vector<float>(numel), std::vector<float>(numel)};
@@ -131,7 +137,7 @@ void attention_backward(const AttentionShape& shape, const AttentionState& state
       const Head head = head_of(shape, index);
       for (int64_t end = shape.seq_len; end > 0;) {
         const int64_t begin = (end - 1) / kQueries * kQueries;
-        attend_backward(shape, head, {begin, end}, state, dout, dqkv, scratch);
+        attend_backward(shape, head, {begin, end}, state, from, to, scratch);
         end = begin;
       }
     }

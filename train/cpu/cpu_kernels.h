@@ -4,12 +4,13 @@
 #include <utility>
 #include <vector>
 
-#include "train/cpu/matmul.h"
+#include "train/cpu/matrix.h"
 #include "train/model/kernels.h"
 
 namespace zerorun::train {
 
 // Kernels on the host, in fp32: oneDNN for matrix products, Highway for the rest, OpenMP threads.
+// Each operation is in the file of its name.
 class CpuKernels final : public Kernels {
  public:
   std::string libraries() const override { return {}; }
@@ -41,17 +42,27 @@ class CpuKernels final : public Kernels {
   void embed_backward(const TokenGrid& grid, const TokenOrder& order, TensorView dx,
                       const GradientView& wte, const GradientView& wpe) override;
 
-  void cross_entropy(const LogitsShape& shape, const int32_t* targets, TensorView logits) override;
   void cross_entropy_gradient(const LogitsShape& shape, const int32_t* targets, float loss_scale,
                               TensorView logits) override;
   double take_loss() override { return std::exchange(loss_, 0.0); }
   void move_loss(TensorView to) override { *to.as<float>() = static_cast<float>(take_loss()); }
 
  private:
-  Matmul matmul_;
-  std::vector<float> gain_;
-  std::vector<float> bias_;
+  struct GemmWeight {  // stored as [inner, cols] or, transposed, as [cols, inner]
+    TensorView weight;
+    bool transposed = false;
+  };
+  // c[rows, cols] = beta * c + a[rows, inner] * weight
+  void multiply(const GemmSize& size, const float* a, const GemmWeight& b, float beta, float* c);
+  void weight_gradient(const LinearShape& shape, const float* x, const float* dy,
+                       const GradientView& weight);
+  float* panel(int64_t rows, int64_t cols);
+
+  std::vector<float> panel_;  // scratch: a part of a weight or of its gradient in fp32
   double loss_ = 0.0;
 };
+
+// The elements of an activation; null when it is empty.
+float* floats(TensorView activation);
 
 }  // namespace zerorun::train

@@ -1,47 +1,32 @@
-#include "train/cpu/cross_entropy.h"
-
 #include <numeric>
 #include <vector>
 
+#include "core/check.h"
 #include "core/parallel.h"
-#include "train/cpu/softmax.h"
+#include "train/cpu/cpu_kernels.h"
+#include "train/cpu/matrix.h"
 
 namespace zerorun::train {
 
-namespace {
-
-// Mean of loss(row) over the rows, added in row order.
-template <typename RowLoss>
-double mean_over_rows(int64_t rows, const RowLoss& loss) {
-  std::vector<double> losses(static_cast<size_t>(rows));
-  parallel_for(rows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) losses[static_cast<size_t>(row)] = loss(row);
+void CpuKernels::cross_entropy_gradient(const LogitsShape& shape, const int32_t* targets,
+                                        float loss_scale, TensorView logits) {
+  ZR_CHECK(shape.stride == shape.vocabulary, "rows of {} logits lie {} apart", shape.vocabulary,
+           shape.stride);
+  float* const all = floats(logits);
+  const float weight = loss_scale / static_cast<float>(shape.rows);
+  std::vector<double> losses(static_cast<size_t>(shape.rows));
+  parallel_for(shape.rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      float* const scores = all + row * shape.vocabulary;
+      float& target = scores[targets[row]];
+      const double target_score = target;
+      const SoftmaxSums sums = exponentiate(scores, shape.vocabulary);
+      scale(scores, shape.vocabulary, weight / sums.sum);
+      target -= weight;
+      losses[static_cast<size_t>(row)] = sums.log_sum - target_score;
+    }
   });
-  return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(rows);
-}
-
-}  // namespace
-
-double cross_entropy(int64_t rows, int64_t vocabulary, const int32_t* targets,
-                     const float* logits) {
-  return mean_over_rows(rows, [&](int64_t row) {
-    const float* const scores = logits + row * vocabulary;
-    return double{log_sum_exp(scores, vocabulary)} - scores[targets[row]];
-  });
-}
-
-double cross_entropy_gradient(int64_t rows, int64_t vocabulary, const int32_t* targets,
-                              float loss_scale, float* logits) {
-  const float weight = loss_scale / static_cast<float>(rows);
-  return mean_over_rows(rows, [&](int64_t row) {
-    float* const scores = logits + row * vocabulary;
-    float& target = scores[targets[row]];
-    const double target_score = target;
-    const SoftmaxSums sums = exponentiate(scores, vocabulary);
-    scale(scores, vocabulary, weight / sums.sum);
-    target -= weight;
-    return sums.log_sum - target_score;
-  });
+  loss_ += std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(shape.rows);
 }
 
 }  // namespace zerorun::train

@@ -1,17 +1,16 @@
-#include "train/cpu/embedding.h"
-
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "core/parallel.h"
-#include "train/cpu/elementwise.h"
+#include "train/cpu/cpu_kernels.h"
+#include "train/cpu/matrix.h"
 
 namespace zerorun::train {
 
 namespace {
 
-constexpr int64_t kRows = 8;  // minimum number of rows per thread
+constexpr int64_t kEmbeddingRows = 8;  // minimum number of rows per thread
 
 GradientView row_of(const GradientView& gradient, int64_t row, int64_t width) {
   return {gradient.view.slice(row * width, width), gradient.accumulate};
@@ -35,7 +34,7 @@ class RowSum {
 };
 
 void wpe_backward(const TokenGrid& grid, const float* dx, const GradientView& wpe) {
-  parallel_for(grid.seq_len, kRows, [&](int64_t begin, int64_t end) {
+  parallel_for(grid.seq_len, kEmbeddingRows, [&](int64_t begin, int64_t end) {
     RowSum sum(grid.width);
     for (int64_t position = begin; position < end; ++position) {
       for (int64_t row = position; row < grid.rows; row += grid.seq_len)
@@ -65,22 +64,23 @@ void wte_backward(const TokenGrid& grid, const TokenOrder& order, const float* d
 
 }  // namespace
 
-void embed(const TokenGrid& grid, TensorView wte, TensorView wpe, float* x) {
-  parallel_for(grid.rows, kRows, [&](int64_t begin, int64_t end) {
+void CpuKernels::embed(const TokenGrid& grid, TensorView wte, TensorView wpe, TensorView x) {
+  float* const rows = floats(x);
+  parallel_for(grid.rows, kEmbeddingRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t token = grid.tokens[row];
       const int64_t position = grid.first + row % grid.seq_len;
-      float* const out = x + row * grid.width;
+      float* const out = rows + row * grid.width;
       start_rows(1, grid.width, wte.slice(token * grid.width, grid.width), nullptr, out);
       start_rows(1, grid.width, wpe.slice(position * grid.width, grid.width), out, out);
     }
   });
 }
 
-void embed_backward(const TokenGrid& grid, const TokenOrder& order, const float* dx,
-                    const GradientView& wte, const GradientView& wpe) {
-  wpe_backward(grid, dx, wpe);
-  wte_backward(grid, order, dx, wte);
+void CpuKernels::embed_backward(const TokenGrid& grid, const TokenOrder& order, TensorView dx,
+                                const GradientView& wte, const GradientView& wpe) {
+  wpe_backward(grid, floats(dx), wpe);
+  wte_backward(grid, order, floats(dx), wte);
 }
 
 }  // namespace zerorun::train

@@ -1,22 +1,25 @@
-#include "train/cpu/layer_norm.h"
-
+// Layer normalisation over the last dimension (Ba et al., arXiv:1607.06450).
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "core/parallel.h"
+#include "train/cpu/cpu_kernels.h"
+#include "train/cpu/matrix.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "train/cpu/layer_norm.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 // After foreach_target.h:
-#include "train/cpu/storage-inl.h"
+#include "train/cpu/vectors-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zerorun::train {
 namespace HWY_NAMESPACE {
 
-void norm_rows(const LayerNormShape& shape, const float* x, LayerNormWeights weights,
+// y = (x - mean) / deviation * gain + bias; writes mean and 1/deviation of each row to `moments`.
+void norm_rows(const LayerNormShape& shape, const float* x, const float* gain, const float* bias,
                float* moments, float* y) {
   const Floats d;
   const int64_t width = shape.width;
@@ -36,8 +39,7 @@ void norm_rows(const LayerNormShape& shape, const float* x, LayerNormWeights wei
     const auto inverses = hn::Set(d, inverse);
     for_vectors(width, [&](int64_t i, auto part) HWY_ATTR {
       const auto normal = hn::Mul(hn::Sub(load(x + i, part), means), inverses);
-      store(hn::MulAdd(normal, load(weights.gain + i, part), load(weights.bias + i, part)), y + i,
-            part);
+      store(hn::MulAdd(normal, load(gain + i, part), load(bias + i, part)), y + i, part);
     });
     moments[0] = mean;
     moments[1] = inverse;
@@ -45,12 +47,14 @@ void norm_rows(const LayerNormShape& shape, const float* x, LayerNormWeights wei
 }
 
 // With n = (x - mean) / deviation and g = dy * gain:
-// dx = (g - mean(g) - n * mean(g * n)) / deviation.
+// dx += (g - mean(g) - n * mean(g * n)) / deviation. Adds the gradients of gain and of bias to
+// `sums` and to sums + width.
 void norm_backward_rows(const LayerNormShape& shape, const float* x, const float* moments,
-                        const float* gain, const float* dy, float* dx, LayerNormSums sums) {
+                        const float* gain, const float* dy, float* dx, float* sums) {
   const Floats d;
   const int64_t width = shape.width;
   const float scale = 1.0F / static_cast<float>(width);
+  float* const dbias = sums + width;
   for (int64_t row = 0; row < shape.rows; ++row, x += width, dy += width, dx += width) {
     const auto mean = hn::Set(d, moments[2 * row]);
     const auto inverse = hn::Set(d, moments[2 * row + 1]);
@@ -62,8 +66,8 @@ void norm_backward_rows(const LayerNormShape& shape, const float* x, const float
       const auto g = hn::Mul(dout, load(gain + i, part));
       sum_g = hn::Add(sum_g, g);
       sum_gn = hn::MulAdd(g, normal, sum_gn);
-      store(hn::MulAdd(dout, normal, load(sums.gain + i, part)), sums.gain + i, part);
-      store(hn::Add(dout, load(sums.bias + i, part)), sums.bias + i, part);
+      store(hn::MulAdd(dout, normal, load(sums + i, part)), sums + i, part);
+      store(hn::Add(dout, load(dbias + i, part)), dbias + i, part);
     });
     const auto mean_g = hn::Set(d, sum_of_lanes(sum_g) * scale);
     const auto mean_gn = hn::Set(d, sum_of_lanes(sum_gn) * scale);
@@ -87,41 +91,61 @@ HWY_EXPORT(norm_rows);
 HWY_EXPORT(norm_backward_rows);
 
 namespace {
-// rows whose gradients are summed first, which bounds the rounding error
-constexpr int64_t kRows = 32;
+
+// Rows whose gradients are summed first, which bounds the rounding error.
+constexpr int64_t kNormRows = 32;
+
+std::vector<float> in_fp32(TensorView parameter) {
+  std::vector<float> values(static_cast<size_t>(parameter.numel));
+  start_rows(1, parameter.numel, parameter, nullptr, values.data());
+  return values;
+}
+
 }  // namespace
 
-void layer_norm(const LayerNormShape& shape, const float* x, LayerNormWeights weights,
-                float* moments, float* y) {
-  parallel_for(shape.rows, kRows, [&](int64_t begin, int64_t end) {
+void CpuKernels::layer_norm(const LayerNormShape& shape, TensorView x, TensorView gain,
+                            TensorView bias, TensorView moments, TensorView y) {
+  const std::vector<float> gains = in_fp32(gain);
+  const std::vector<float> biases = in_fp32(bias);
+  const float* const from = floats(x);
+  float* const sums = floats(moments);
+  float* const to = floats(y);
+  parallel_for(shape.rows, kNormRows, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(norm_rows)
-    ({end - begin, shape.width, shape.epsilon}, x + begin * shape.width, weights,
-     moments + 2 * begin, y + begin * shape.width);
+    ({end - begin, shape.width, shape.epsilon}, from + begin * shape.width, gains.data(),
+     biases.data(), sums + 2 * begin, to + begin * shape.width);
   });
 }
 
-void layer_norm_backward(const LayerNormShape& shape, const float* x, const float* moments,
-                         const float* gain, const float* dy, float* dx, LayerNormSums sums) {
+void CpuKernels::layer_norm_backward(const LayerNormShape& shape, const LayerNormState& state,
+                                     TensorView dy, const LayerNormGradients& gradients) {
   const int64_t width = shape.width;
-  const int64_t blocks = (shape.rows + kRows - 1) / kRows;
+  const int64_t blocks = (shape.rows + kNormRows - 1) / kNormRows;
+  const std::vector<float> gains = in_fp32(state.gain);
+  const float* const x = floats(state.x);
+  const float* const moments = floats(state.moments);
+  const float* const dout = floats(dy);
+  float* const dx = floats(gradients.dx.view);
+  if (!gradients.dx.accumulate) std::fill_n(dx, shape.rows * width, 0.0F);
+  // Sums of each block of rows: the gradient of gain, then that of bias.
   std::vector<float> partial(static_cast<size_t>(blocks * 2 * width), 0.0F);
   parallel_for(blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
-      const int64_t row = block * kRows;
-      const int64_t offset = row * width;
-      float* const block_sums = partial.data() + block * 2 * width;
+      const int64_t row = block * kNormRows;
       HWY_DYNAMIC_DISPATCH(norm_backward_rows)
-      ({std::min(kRows, shape.rows - row), width, shape.epsilon}, x + offset, moments + 2 * row,
-       gain, dy + offset, dx + offset, {block_sums, block_sums + width});
+      ({std::min(kNormRows, shape.rows - row), width, shape.epsilon}, x + row * width,
+       moments + 2 * row, gains.data(), dout + row * width, dx + row * width,
+       partial.data() + block * 2 * width);
     }
   });
-  std::fill_n(sums.gain, width, 0.0F);
-  std::fill_n(sums.bias, width, 0.0F);
+  std::vector<float> sums(static_cast<size_t>(2 * width), 0.0F);
   for (int64_t block = 0; block < blocks; ++block) {
-    const float* const block_sums = partial.data() + block * 2 * width;
-    for (int64_t i = 0; i < width; ++i) sums.gain[i] += block_sums[i];
-    for (int64_t i = 0; i < width; ++i) sums.bias[i] += block_sums[width + i];
+    for (int64_t i = 0; i < 2 * width; ++i) {
+      sums[static_cast<size_t>(i)] += partial[static_cast<size_t>(block * 2 * width + i)];
+    }
   }
+  write_gradient(sums.data(), gradients.gain);
+  write_gradient(sums.data() + width, gradients.bias);
 }
 
 }  // namespace zerorun::train

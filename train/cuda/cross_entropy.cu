@@ -1,4 +1,3 @@
-#include "train/cuda/cross_entropy.h"
 #include "train/cuda/elements.h"
 
 namespace zerorun::train::cuda {
@@ -58,8 +57,8 @@ __device__ RowSums sums_of_row(int64_t vocabulary, const T* logits) {
   return combine(sums);
 }
 
-// A block for each row. `weight` is that of a row in the gradient; kGradient: replaces the logits.
-template <bool kGradient, typename T, int N>
+// A block for each row. `weight` is that of a row in the gradient.
+template <typename T, int N>
 __global__ void cross_entropy_rows(LogitsShape shape, const int32_t* targets, float weight,
                                    T* logits, float* losses) {
   logits += blockIdx.x * shape.stride;
@@ -68,7 +67,6 @@ __global__ void cross_entropy_rows(LogitsShape shape, const int32_t* targets, fl
   const float target_score = widen(logits[target]);  // before anything is replaced
   const RowSums sums = sums_of_row<N>(vocabulary, logits);
   if (threadIdx.x == 0) losses[blockIdx.x] = sums.largest - target_score + logf(sums.sum);
-  if (!kGradient) return;
   const float factor = weight / sums.sum;
   const int64_t whole = vocabulary / N * N;
   const auto gradient = [&](float score, int64_t i) {
@@ -104,27 +102,17 @@ __global__ void add_mean(int64_t rows, const float* losses, double* sum) {
   *sum += total / static_cast<double>(rows);
 }
 
-template <bool kGradient>
-void run(cudaStream_t stream, const LogitsShape& shape, const int32_t* targets, float weight,
-         TensorView logits, const LossBuffers& loss) {
-  with_vectors(logits.dtype, {logits}, shape.stride, [&](auto* type, auto n) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    launch(cross_entropy_rows<kGradient, T, decltype(n)::value>, grid_of(shape.rows), kThreads,
-           stream, shape, targets, weight, logits.as<T>(), loss.rows);
-  });
-  launch(add_mean, grid_of(1), kThreads, stream, shape.rows, loss.rows, loss.sum);
-}
-
 }  // namespace
-
-void cross_entropy(cudaStream_t stream, const LogitsShape& shape, const int32_t* targets,
-                   TensorView logits, const LossBuffers& loss) {
-  run<false>(stream, shape, targets, 0.0F, logits, loss);
-}
 
 void cross_entropy_gradient(cudaStream_t stream, const LogitsShape& shape, const int32_t* targets,
                             float loss_scale, TensorView logits, const LossBuffers& loss) {
-  run<true>(stream, shape, targets, loss_scale / static_cast<float>(shape.rows), logits, loss);
+  const float weight = loss_scale / static_cast<float>(shape.rows);
+  with_vectors(logits.dtype, {logits}, shape.stride, [&](auto* type, auto n) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    launch(cross_entropy_rows<T, decltype(n)::value>, grid_of(shape.rows), kThreads, stream, shape,
+           targets, weight, logits.as<T>(), loss.rows);
+  });
+  launch(add_mean, grid_of(1), kThreads, stream, shape.rows, loss.rows, loss.sum);
 }
 
 void move_loss(cudaStream_t stream, double* sum, float* to) {

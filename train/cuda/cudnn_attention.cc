@@ -16,7 +16,6 @@
 #include "core/check.h"
 #include "device/cuda/libraries/library_files.h"
 #include "os/shared_library.h"
-#include "train/cuda/attention_workspace.h"
 #include "train/model/attention_workspace.h"
 
 namespace cudnn_frontend {
@@ -42,6 +41,7 @@ struct Graph {
   size_t workspace = 0;
 };
 
+// Describes the graph of one shape.
 class GraphBuilder {
  public:
   GraphBuilder(const AttentionShape& shape, DType dtype) : shape_(shape) {
@@ -56,12 +56,9 @@ class GraphBuilder {
                        .set_generate_stats(true)
                        .set_causal_mask(true)
                        .set_attn_scale(scale());
-    auto [out, log_sum] =
-        graph_->sdpa(part_of_qkv(kQuery), part_of_qkv(kKey), part_of_qkv(kValue), options);
-    describe(out, kOut, row_stride());
-    out->set_output(true);
-    describe_log_sum(log_sum);
-    log_sum->set_output(true);
+    auto [out, log_sum] = graph_->sdpa(input(kQuery, 3), input(kKey, 3), input(kValue, 3), options);
+    describe(out, kOut, 1)->set_output(true);
+    describe_log_sum(log_sum)->set_output(true);
   }
 
   void backward(bool fast) {
@@ -70,16 +67,11 @@ class GraphBuilder {
                        .set_causal_mask(true)
                        .set_attn_scale(scale())
                        .set_deterministic_algorithm(!fast);
-    const Tensor out = describe(graph_->tensor(fe::graph::Tensor_attributes()), kOut, row_stride());
-    const Tensor dout =
-        describe(graph_->tensor(fe::graph::Tensor_attributes()), kDout, row_stride());
     const Tensor log_sum = describe_log_sum(graph_->tensor(fe::graph::Tensor_attributes()));
-    auto [dquery, dkey, dvalue] = graph_->sdpa_backward(
-        part_of_qkv(kQuery), part_of_qkv(kKey), part_of_qkv(kValue), out, dout, log_sum, options);
-    for (auto& [tensor, id] :
-         {std::pair(dquery, kDquery), std::pair(dkey, kDkey), std::pair(dvalue, kDvalue)}) {
-      describe(tensor, id, 3 * row_stride())->set_output(true);
-    }
+    const auto gradients = graph_->sdpa_backward(input(kQuery, 3), input(kKey, 3), input(kValue, 3),
+                                                 input(kOut, 1), input(kDout, 1), log_sum, options);
+    constexpr std::array<Id, 3> kIds = {kDquery, kDkey, kDvalue};
+    for (size_t i = 0; i < kIds.size(); ++i) describe(gradients[i], kIds[i], 3)->set_output(true);
   }
 
   // Null, and a warning, when cuDNN has no kernel for it.
@@ -99,15 +91,18 @@ class GraphBuilder {
 
  private:
   int64_t head_width() const { return shape_.width / shape_.heads; }
-  int64_t row_stride() const { return shape_.width; }
   float scale() const { return 1.0F / std::sqrt(static_cast<float>(head_width())); }
 
-  // [batch, heads, positions, head width] of rows that lie `stride` apart.
-  Tensor describe(Tensor tensor, Id id, int64_t stride) const {
+  // [batch, heads, positions, head width] of rows that hold so many parts of `width`.
+  Tensor describe(Tensor tensor, Id id, int64_t parts) const {
+    const int64_t stride = parts * shape_.width;
     tensor->set_uid(id)
         .set_dim({shape_.batch, shape_.heads, shape_.seq_len, head_width()})
         .set_stride({shape_.seq_len * stride, head_width(), stride, 1});
     return tensor;
+  }
+  Tensor input(Id id, int64_t parts) {
+    return describe(graph_->tensor(fe::graph::Tensor_attributes()), id, parts);
   }
   Tensor describe_log_sum(Tensor tensor) const {
     tensor->set_uid(kLogSum)
@@ -116,9 +111,6 @@ class GraphBuilder {
         .set_data_type(fe::DataType_t::FLOAT);
     return tensor;
   }
-  Tensor part_of_qkv(Id id) {
-    return describe(graph_->tensor(fe::graph::Tensor_attributes()), id, 3 * row_stride());
-  }
 
   const AttentionShape& shape_;
   std::unique_ptr<fe::graph::Graph> graph_ = std::make_unique<fe::graph::Graph>();
@@ -126,7 +118,7 @@ class GraphBuilder {
 
 class Cudnn final : public CudnnAttention {
  public:
-  explicit Cudnn(const AttentionOptions& options) : options_(options) {
+  explicit Cudnn(const KernelOptions& options) : options_(options) {
     const cudnnStatus_t status = fe::detail::create_handle(&handle_);
     if (status == CUDNN_STATUS_SUCCESS) return;
     fail<DeviceError>("cudnnCreate failed: {}", fe::detail::get_error_string(status));
@@ -189,21 +181,23 @@ class Cudnn final : public CudnnAttention {
       if (graphs_.size() >= 2 * kMaxShapes) return nullptr;
       GraphBuilder builder(shape, dtype);
       if (direction == Direction::backward) limit_workspace(shape);
-      direction == Direction::forward ? builder.forward() : builder.backward(options_.fast);
+      direction == Direction::forward ? builder.forward()
+                                      : builder.backward(options_.fast_attention);
       at = graphs_.emplace(key, builder.build(handle_)).first;
     }
     return at->second.graph ? &at->second : nullptr;
   }
 
   void limit_workspace(const AttentionShape& shape) const {
-    if (!options_.workspace) return;
+    if (!options_.attention_workspace) return;
     CudnnVersion version{.number = static_cast<int64_t>(fe::detail::get_backend_version())};
     int device = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&version.architecture, cudaDevAttrComputeCapabilityMajor, device);
-    check_attention_workspace(shape, *options_.workspace, version);
+    check_attention_workspace(shape, *options_.attention_workspace, version);
     // The headers read it when they build a graph.
-    ::setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", std::to_string(*options_.workspace).c_str(),
+    ::setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT",
+             std::to_string(*options_.attention_workspace).c_str(),
              /*replace=*/1);
   }
 
@@ -227,7 +221,7 @@ class Cudnn final : public CudnnAttention {
     if (!result.is_good()) fail<DeviceError>("cuDNN's attention failed: {}", result.get_message());
   }
 
-  const AttentionOptions options_;
+  const KernelOptions options_;
   cudnnHandle_t handle_ = nullptr;
   std::map<Key, Graph> graphs_;
 };
@@ -237,7 +231,7 @@ void* open(const std::string& path) { return dlopen(path.c_str(), RTLD_NOW | RTL
 
 }  // namespace
 
-std::unique_ptr<CudnnAttention> open_cudnn_attention(const AttentionOptions& options,
+std::unique_ptr<CudnnAttention> open_cudnn_attention(const KernelOptions& options,
                                                      std::string& why) {
   try {
     // The headers open the CUDA runtime by name, CUDA 12's first, unless they are told.

@@ -5,15 +5,30 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
-#include "train/cuda/attention_workspace.h"
-#include "train/cuda/workspace.h"
+#include "train/cuda/matmul.h"
 #include "train/model/kernels.h"
 
 namespace zerorun::train::cuda {
 
+// The facts on which cuDNN's deterministic backward of attention depends.
+struct CudnnVersion {
+  int64_t number = 0;    // as cuDNN gives it: 92800 is 9.28.0
+  int architecture = 0;  // of the GPU: 9 is Hopper
+};
+
+// Throws ConfigError, which names the option, when one of cuDNN's attention is set although that is
+// not used, and says why not.
+void refuse_unused(const KernelOptions& options, std::string_view why);
+
+// Throws ConfigError, which names --attention_workspace, when the deterministic backward of `shape`
+// takes more than `most` bytes for them and this cuDNN has no way without.
+void check_attention_workspace(const AttentionShape& shape, int64_t most,
+                               const CudnnVersion& version);
+
 // Causal attention in 16 bits by cuDNN's fused kernels; see Kernels. log_sum is laid out as
-// attention.h has it.
+// kernels.h has it.
 class CudnnAttention {
  public:
   virtual ~CudnnAttention() = default;
@@ -29,9 +44,9 @@ class CudnnAttention {
 };
 
 // cuDNN, if the build had its headers and this machine has the library; else null, and `why` says
-// what is missing. Backward takes at most options.workspace bytes for gradients of probabilities,
-// where that is set, or throws ConfigError (attention_workspace.h).
-std::unique_ptr<CudnnAttention> open_cudnn_attention(const AttentionOptions& options,
+// what is missing. Backward takes at most options.attention_workspace bytes for gradients of
+// probabilities, where that is set, or throws ConfigError (check_attention_workspace).
+std::unique_ptr<CudnnAttention> open_cudnn_attention(const KernelOptions& options,
                                                      std::string& why);
 
 }  // namespace zerorun::train::cuda

@@ -7,7 +7,7 @@
 #include "device/convert.h"
 #include "device/cuda/kernels/launch.h"
 #include "device/cuda/kernels/vector.h"
-#include "train/cuda/checks.h"
+#include "train/cuda/kernels.h"
 #include "zerorun/tensor.h"
 
 // How kernels of the model walk over matrices: 16 bytes at a time where rows allow it, else element
@@ -86,5 +86,59 @@ inline dim3 grid_of(int64_t x, int64_t y = 1) {
 }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A block sums rows [begin, end) of the kLanes * N columns that its lanes own: each warp takes
+// every kWarps-th row and the warps' sums are added in order. add(row, sums) adds a row's
+// contribution; totals are valid in the first warp. All threads of the block call it, once in a
+// kernel.
+template <int kSums, int N, typename Add>
+__device__ inline void sum_rows(int64_t begin, int64_t end, float (&totals)[kSums][N],
+                                const Add& add) {
+  __shared__ float parts[kWarps][kSums * N][kLanes];
+  for (int64_t row = begin + warp(); row < end; row += kWarps) add(row, totals);
+#pragma unroll
+  for (int i = 0; i < kSums * N; ++i) parts[warp()][i][lane()] = totals[i / N][i % N];
+  __syncthreads();
+  if (warp() > 0) return;
+#pragma unroll
+  for (int i = 0; i < kSums * N; ++i) {
+    float total = 0.0F;
+    for (int w = 0; w < kWarps; ++w) total += parts[w][i][lane()];
+    totals[i / N][i % N] = total;
+  }
+}
+
+// to[k] = or += values[k]
+template <int N, typename G>
+__device__ inline void write_gradient(const float* values, bool accumulate, G* to) {
+  float sums[N];
+  if (accumulate) {
+    read<N>(to, sums);
+#pragma unroll
+    for (int k = 0; k < N; ++k) sums[k] += values[k];
+  } else {
+#pragma unroll
+    for (int k = 0; k < N; ++k) sums[k] = values[k];
+  }
+  write<N>(sums, to);
+}
+
+// to = or += the sum over [begin, end) of the rows at x + offset_of(i), in the columns from
+// `column` below `width` that the block's lanes own. All threads of the block call it, once in a
+// kernel.
+template <int N, typename T, typename G, typename OffsetOf>
+__device__ inline void sum_into(int64_t begin, int64_t end, int64_t column, int64_t width,
+                                const T* x, const OffsetOf& offset_of, bool accumulate, G* to) {
+  const bool inside = column < width;
+  float totals[1][N] = {};
+  sum_rows<1, N>(begin, end, totals, [&](int64_t i, float(&sums)[1][N]) {
+    if (!inside) return;
+    float values[N];
+    read<N>(x + offset_of(i) + column, values);
+#pragma unroll
+    for (int k = 0; k < N; ++k) sums[0][k] += values[k];
+  });
+  if (inside && warp() == 0) write_gradient<N>(totals[0], accumulate, to + column);
+}
 
 }  // namespace zerorun::train::cuda

@@ -1,5 +1,4 @@
-#include "train/cuda/embedding.h"
-#include "train/cuda/sum_rows.h"
+#include "train/cuda/elements.h"
 
 namespace zerorun::train::cuda {
 
@@ -25,38 +24,24 @@ __global__ void add_embeddings(TokenGrid grid, const T* wte, const T* wpe, T* x)
 template <typename T, typename G, int N>
 __global__ void token_gradients(TokenGrid grid, TokenOrder order, const T* dx, G* wte) {
   const int64_t column = (int64_t{blockIdx.y} * kLanes + lane()) * N;
-  const bool inside = column < grid.width;
   const int32_t begin = order.begins[blockIdx.x];
-  float totals[1][N] = {};
-  sum_rows<1, N>(begin, order.begins[blockIdx.x + 1], totals, [&](int64_t at, float(&sums)[1][N]) {
-    if (!inside) return;
-    float values[N];
-    read<N>(dx + order.rows[at] * grid.width + column, values);
-#pragma unroll
-    for (int k = 0; k < N; ++k) sums[0][k] += values[k];
-  });
-  if (!inside || warp() > 0) return;
   const int64_t token = grid.tokens[order.rows[begin]];
-  write_gradient<N>(totals[0], /*accumulate=*/true, wte + token * grid.width + column);
+  sum_into<N>(
+      begin, order.begins[blockIdx.x + 1], column, grid.width, dx,
+      [&](int64_t i) { return order.rows[i] * grid.width; }, /*accumulate=*/true,
+      wte + token * grid.width);
 }
 
 // A block for each position, also those beyond the sequences, and tile of columns.
 template <typename T, typename G, int N>
 __global__ void position_gradients(TokenGrid grid, const T* dx, bool accumulate, G* wpe) {
   const int64_t column = (int64_t{blockIdx.y} * kLanes + lane()) * N;
-  const bool inside = column < grid.width;
   const int64_t position = blockIdx.x;
   const int64_t sequences = position < grid.seq_len ? grid.rows / grid.seq_len : 0;
-  float totals[1][N] = {};
-  sum_rows<1, N>(0, sequences, totals, [&](int64_t sequence, float(&sums)[1][N]) {
-    if (!inside) return;
-    float values[N];
-    read<N>(dx + (sequence * grid.seq_len + position) * grid.width + column, values);
-#pragma unroll
-    for (int k = 0; k < N; ++k) sums[0][k] += values[k];
-  });
-  if (!inside || warp() > 0) return;
-  write_gradient<N>(totals[0], accumulate, wpe + position * grid.width + column);
+  sum_into<N>(
+      0, sequences, column, grid.width, dx,
+      [&](int64_t sequence) { return (sequence * grid.seq_len + position) * grid.width; },
+      accumulate, wpe + position * grid.width);
 }
 
 }  // namespace

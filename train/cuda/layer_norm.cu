@@ -1,8 +1,6 @@
 #include <algorithm>
 
-#include "train/cuda/column_sums.h"
-#include "train/cuda/layer_norm.h"
-#include "train/cuda/sum_rows.h"
+#include "train/cuda/elements.h"
 
 namespace zerorun::train::cuda {
 

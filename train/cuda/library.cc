@@ -1,35 +1,66 @@
-// The symbols that libzerorun_train_cuda.so shows: see train/cuda/plugin.h.
+// What libzerorun_train_cuda.so shows: CudaKernelsPlugin of train/model/kernels.h.
 #include <cuda_runtime.h>
 
 #include <memory>
 #include <string>
 #include <utility>
 
-#include "train/cuda/attention_workspace.h"
+#include "device/cuda/libraries/library_files.h"
+#include "os/shared_library.h"
 #include "train/cuda/cuda_kernels.h"
-#include "train/cuda/plugin.h"
 
 namespace zerorun::train {
 
+namespace cuda {
+
+#ifdef ZERORUN_NO_CUDNN
+std::unique_ptr<CudnnAttention> open_cudnn_attention(const KernelOptions& /*options*/,
+                                                     std::string& why) {
+  why = "this build has no cuDNN";
+  return nullptr;
+}
+#endif
+
 namespace {
 
-std::unique_ptr<Kernels> make_kernels_of_cuda(Device& device, const KernelOptions& options) {
-  using namespace cuda;                            // NOLINT: one function
+// Opens the copy that the process already has (PyTorch brings its own), else the one that the
+// loader finds, else the one of the build. Throws DeviceError when there is none.
+CublasLt open_cublas_lt() {
+  const SharedLibrary library(library_files_of_cuda("cublasLt", ZERORUN_CUBLASLT_LIBRARY));
+  CublasLt lt;
+  library.find(lt.create, "cublasLtCreate");
+  library.find(lt.destroy, "cublasLtDestroy");
+  library.find(lt.desc_create, "cublasLtMatmulDescCreate");
+  library.find(lt.desc_destroy, "cublasLtMatmulDescDestroy");
+  library.find(lt.desc_set, "cublasLtMatmulDescSetAttribute");
+  library.find(lt.layout_create, "cublasLtMatrixLayoutCreate");
+  library.find(lt.layout_destroy, "cublasLtMatrixLayoutDestroy");
+  library.find(lt.preference_create, "cublasLtMatmulPreferenceCreate");
+  library.find(lt.preference_destroy, "cublasLtMatmulPreferenceDestroy");
+  library.find(lt.preference_set, "cublasLtMatmulPreferenceSetAttribute");
+  library.find(lt.heuristic, "cublasLtMatmulAlgoGetHeuristic");
+  library.find(lt.matmul, "cublasLtMatmul");
+  library.find(lt.version, "cublasLtGetVersion");
+  library.find(lt.status_string, "cublasLtGetStatusString");
+  return lt;
+}
+
+std::unique_ptr<Kernels> make(Device& device, const KernelOptions& options) {
   if (device.gpu()) cudaSetDevice(*device.gpu());  // which cuDNN's handle is made for
   std::string why_no_cudnn;
-  const AttentionOptions how{options.attention_workspace, options.fast_attention};
-  auto attention = open_cudnn_attention(how, why_no_cudnn);
-  if (!attention) refuse_unused(how, why_no_cudnn);
-  return std::make_unique<CudaKernels>(
-      device, options, open_cublas_lt(),
-      FusedAttention{std::move(attention), std::move(why_no_cudnn)});
+  auto attention = open_cudnn_attention(options, why_no_cudnn);
+  if (!attention) refuse_unused(options, why_no_cudnn);
+  return make_cuda_kernels(device, options, open_cublas_lt(),
+                           {std::move(attention), std::move(why_no_cudnn)});
 }
 
 }  // namespace
 
+}  // namespace cuda
+
 extern "C" __attribute__((visibility("default"))) const CudaKernelsPlugin*
 zerorun_train_cuda_kernels() {
-  static const CudaKernelsPlugin plugin = {build_id(), make_kernels_of_cuda};
+  static const CudaKernelsPlugin plugin = {build_id(), cuda::make};
   return &plugin;
 }
 

@@ -35,22 +35,6 @@ int64_t alignment_of(TensorView matrix) {
   return alignment;
 }
 
-cublasLtEpilogue_t epilogue_of(Epilogue epilogue) {
-  switch (epilogue) {
-    case Epilogue::none:
-      return CUBLASLT_EPILOGUE_DEFAULT;
-    case Epilogue::bias:
-      return CUBLASLT_EPILOGUE_BIAS;
-    case Epilogue::bias_gelu:
-      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-    case Epilogue::gelu_gradient:
-      return CUBLASLT_EPILOGUE_DGELU;
-    case Epilogue::bias_gradient:
-      return CUBLASLT_EPILOGUE_BGRADA;
-  }
-  return CUBLASLT_EPILOGUE_DEFAULT;
-}
-
 // True if the auxiliary matrix may be read and written by an epilogue.
 bool fits_aux(const Product& product, const ProductTensors& tensors) {
   return tensors.aux.empty() ||
@@ -95,25 +79,12 @@ Matmul::Handle<cublasLtMatrixLayoutOpaque_t> Matmul::layout(TensorView matrix, i
 }
 
 Matmul::Key Matmul::key_of(const Product& product, const ProductTensors& tensors) {
-  const auto dtype = [](TensorView view) { return static_cast<int64_t>(view.dtype); };
-  return {product.rows,
-          product.cols,
-          product.inner,
-          product.transpose_a ? 1 : 0,
-          product.transpose_b ? 1 : 0,
-          product.lda,
-          product.ldb,
-          product.ldd,
-          dtype(tensors.a),
-          dtype(tensors.b),
-          dtype(tensors.d),
-          dtype(tensors.bias),
-          static_cast<int64_t>(tensors.epilogue),
-          tensors.c.empty() ? 0 : alignment_of(tensors.c),
-          alignment_of(tensors.a),
-          alignment_of(tensors.b),
-          alignment_of(tensors.d),
-          fits_aux(product, tensors) ? 1 : 0};
+  const auto& [a, b, d, c, bias, aux, epilogue] = tensors;
+  return {product,
+          {a.dtype, b.dtype, d.dtype, bias.dtype},
+          {alignment_of(a), alignment_of(b), alignment_of(d), c.empty() ? 0 : alignment_of(c)},
+          epilogue,
+          fits_aux(product, tensors)};
 }
 
 Matmul::Plan Matmul::make_plan(const Product& product, const ProductTensors& tensors) const {
@@ -133,7 +104,7 @@ Matmul::Plan Matmul::make_plan(const Product& product, const ProductTensors& ten
   const auto operation = [](bool transpose) { return transpose ? CUBLAS_OP_T : CUBLAS_OP_N; };
   set(plan, CUBLASLT_MATMUL_DESC_TRANSA, operation(product.transpose_a));
   set(plan, CUBLASLT_MATMUL_DESC_TRANSB, operation(product.transpose_b));
-  set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(tensors.epilogue));
+  set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, tensors.epilogue);
   set_epilogue(plan, product, tensors);
   if (fits_aux(product, tensors)) find_algorithm(plan, tensors);
   return plan;
@@ -176,7 +147,7 @@ void Matmul::find_algorithm(Plan& plan, const ProductTensors& tensors) const {
                     plan.d.get(), preference, 1, &result, &count);
   // With an epilogue it also says that of what it calls invalid: then that is done afterwards.
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) return;
-  if (status != CUBLAS_STATUS_SUCCESS && tensors.epilogue != Epilogue::none) return;
+  if (status != CUBLAS_STATUS_SUCCESS && tensors.epilogue != CUBLASLT_EPILOGUE_DEFAULT) return;
   check(status, "cublasLtMatmulAlgoGetHeuristic");
   plan.found = count > 0 && result.state == CUBLAS_STATUS_SUCCESS;
   plan.algo = result.algo;
@@ -188,7 +159,7 @@ bool Matmul::multiply(cudaStream_t stream, const Product& product, const Product
   auto at = plans_.find(key);
   if (at == plans_.end()) at = plans_.emplace(key, make_plan(product, tensors)).first;
   const Plan& plan = at->second;
-  if (!plan.found && tensors.epilogue != Epilogue::none) return false;
+  if (!plan.found && tensors.epilogue != CUBLASLT_EPILOGUE_DEFAULT) return false;
   if (!plan.found) {
     fail<DeviceError>(
         "cuBLASLt {} has no kernel for a product of [{}, {}] and [{}, {}] of {} and {} into {}",

@@ -1,23 +1,60 @@
 #pragma once
 
+#include <cublasLt.h>
+
 #include <array>
+#include <compare>
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <string>
 
-#include "train/cuda/cublas_lt.h"
-#include "train/cuda/workspace.h"
+#include "zerorun/device.h"
 #include "zerorun/tensor.h"
 
 namespace zerorun::train::cuda {
 
-// An operation on a product before it is stored.
-enum class Epilogue : uint8_t {
-  none,
-  bias,           // d += bias
-  bias_gelu,      // aux = d + bias; d = gelu(aux)
-  gelu_gradient,  // d *= gelu'(aux)
-  bias_gradient,  // besides: bias = sums of op(a)'s rows
+// Device memory that kernels of one stream use one after the other. It grows with the micro-batch
+// and the sequence, so it is counted with the activations.
+class Workspace {
+ public:
+  Workspace(Device& device, Stream& stream) : device_(device), stream_(stream) {}
+
+  // At least so many bytes; what was there before is lost.
+  void* take(size_t nbytes) {
+    if (nbytes > buffer_.nbytes()) {
+      stream_.synchronize();  // the memory goes to whoever asks next
+      buffer_ = Buffer();
+      buffer_ = device_.allocate(nbytes, MemoryCategory::activations);
+    }
+    return buffer_.data();
+  }
+  float* floats(int64_t numel) {
+    return static_cast<float*>(take(static_cast<size_t>(numel) * sizeof(float)));
+  }
+
+ private:
+  Device& device_;
+  Stream& stream_;
+  Buffer buffer_;
+};
+
+// The functions of cuBLASLt that are used here.
+struct CublasLt {
+  decltype(&cublasLtCreate) create = nullptr;
+  decltype(&cublasLtDestroy) destroy = nullptr;
+  decltype(&cublasLtMatmulDescCreate) desc_create = nullptr;
+  decltype(&cublasLtMatmulDescDestroy) desc_destroy = nullptr;
+  decltype(&cublasLtMatmulDescSetAttribute) desc_set = nullptr;
+  decltype(&cublasLtMatrixLayoutCreate) layout_create = nullptr;
+  decltype(&cublasLtMatrixLayoutDestroy) layout_destroy = nullptr;
+  decltype(&cublasLtMatmulPreferenceCreate) preference_create = nullptr;
+  decltype(&cublasLtMatmulPreferenceDestroy) preference_destroy = nullptr;
+  decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set = nullptr;
+  decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic = nullptr;
+  decltype(&cublasLtMatmul) matmul = nullptr;
+  decltype(&cublasLtGetVersion) version = nullptr;
+  decltype(&cublasLtGetStatusString) status_string = nullptr;
 };
 
 // d[rows, cols] = op(a)[rows, inner] * op(b)[inner, cols] + c, column-major as cuBLAS has it: a
@@ -31,6 +68,7 @@ struct Product {
   int64_t lda = 0;
   int64_t ldb = 0;
   int64_t ldd = 0;  // of c and d
+  auto operator<=>(const Product&) const = default;
 };
 
 struct ProductTensors {
@@ -40,7 +78,9 @@ struct ProductTensors {
   TensorView c{};     // empty: zeros; may be d
   TensorView bias{};  // [rows]
   TensorView aux{};   // as d, without gaps
-  Epilogue epilogue = Epilogue::none;
+  // What is done before d is stored. BIAS: d += bias. GELU_AUX_BIAS: aux = d + bias; d = gelu(aux).
+  // DGELU: d *= gelu'(aux). BGRADA: bias = sums of op(a)'s rows.
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
 };
 
 // Matrix products by cuBLASLt, summed in fp32 (fp32 matrices optionally in TF32). Its choice of a
@@ -70,7 +110,14 @@ class Matmul {
     cublasLtMatmulAlgo_t algo{};
     bool found = false;
   };
-  using Key = std::array<int64_t, 18>;
+  struct Key {  // what the choice of a kernel depends on
+    Product product;
+    std::array<DType, 4> dtypes;        // of a, b, d and bias
+    std::array<int64_t, 4> alignments;  // of a, b, d and c; 0: no c
+    cublasLtEpilogue_t epilogue;
+    bool fits_aux;
+    auto operator<=>(const Key&) const = default;
+  };
 
   static Key key_of(const Product& product, const ProductTensors& tensors);
   Plan make_plan(const Product& product, const ProductTensors& tensors) const;

@@ -1,12 +1,27 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "train/data/corpus.h"
-#include "train/data/data_order.h"
 #include "train/model/model.h"
 
 namespace zerorun::train {
+
+// The order in which sequences are used for training. Every epoch has each sequence once, in an
+// order that depends only on seed and epoch, not on the number of ranks or on how a batch is
+// divided. Any position can be computed without the previous ones.
+class DataOrder {
+ public:
+  DataOrder(int64_t sequences, uint64_t seed);
+  // Returns the index in [0, sequences) of sample number `position` since the start of training.
+  int64_t sequence(int64_t position) const;
+
+ private:
+  int64_t sequences_;
+  uint64_t seed_;
+  int half_bits_;
+};
 
 // How the sequences of a step are divided: among micro-steps, then ranks, then the sequences of a
 // micro-batch.

@@ -68,17 +68,13 @@ std::vector<std::string> files_below(const std::string& folder) {
 Corpus::Corpus(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) {
     std::error_code error;
-    if (!fs::is_directory(path, error)) {
-      add(path);
-      continue;
-    }
-    for (const std::string& file_path : files_below(path)) {
-      MappedFile file(file_path);
-      if (is_token_file(file) || file_path.ends_with(".bin")) {
-        add_tokens(file_path, std::move(file));
-      } else if (is_text_file(file)) {
-        add_text(file_path, std::move(file));
-      }
+    if (fs::is_directory(path, error)) {
+      for (const std::string& file : files_below(path)) add(file, /*must_be_data=*/false);
+    } else if (fs::is_regular_file(path, error)) {
+      add(path, /*must_be_data=*/true);
+    } else {
+      fail<ConfigError>("--data: cannot open {}: {}", path,
+                        error ? error.message() : "expected a file or a folder");
     }
   }
   if (size_ == 0) {
@@ -88,26 +84,14 @@ Corpus::Corpus(const std::vector<std::string>& paths) {
   }
 }
 
-void Corpus::add(const std::string& path) {
-  std::error_code error;
-  if (!fs::is_regular_file(path, error)) {
-    fail<ConfigError>("--data: cannot open {}: {}", path,
-                      error ? error.message() : "expected a file or a folder");
-  }
+void Corpus::add(const std::string& path, bool must_be_data) {
   MappedFile file(path);
   if (path.ends_with(".bin") || is_token_file(file)) {
     add_tokens(path, std::move(file));
-  } else {
-    add_text(path, std::move(file));
+  } else if (must_be_data || is_text_file(file)) {
+    const auto size = static_cast<int64_t>(file.bytes().size());
+    add_segment(path, std::move(file), size, /*is_text=*/true, kBytes);
   }
-}
-
-void Corpus::add_text(const std::string& path, MappedFile file) {
-  const auto size = static_cast<int64_t>(file.bytes().size());
-  if (size == 0) return;
-  require_kind(path, /*is_text=*/true, kBytes);
-  segments_.push_back({path, std::move(file), size_, size});
-  size_ += size;
 }
 
 void Corpus::add_tokens(const std::string& path, MappedFile file) {
@@ -132,46 +116,46 @@ void Corpus::add_tokens(const std::string& path, MappedFile file) {
     fail<ConfigError>("{}: the header says {} tokens, the file of {} bytes holds {}: truncated?",
                       path, header.count, file.bytes().size(), room);
   }
-  if (header.count == 0) return;
-  require_kind(path, /*is_text=*/false, header.vocabulary);
-  const auto size = static_cast<int64_t>(header.count);
+  add_segment(path, std::move(file), static_cast<int64_t>(header.count), /*is_text=*/false,
+              header.vocabulary);
+}
+
+void Corpus::add_segment(const std::string& path, MappedFile file, int64_t size, bool is_text,
+                         int64_t vocabulary) {
+  if (size == 0) return;
+  if (segments_.empty()) {
+    is_text_ = is_text;
+    vocabulary_ = vocabulary;
+  } else if (is_text != is_text_) {
+    fail<ConfigError>("the data mix text and tokens: {} is {}, {} is {}", segments_.front().path,
+                      is_text_ ? "text" : "tokens", path, is_text ? "text" : "tokens");
+  } else if (vocabulary != vocabulary_) {
+    fail<ConfigError>("the data mix vocabularies: {} has {} tokens, {} has {}",
+                      segments_.front().path, vocabulary_, path, vocabulary);
+  }
   segments_.push_back({path, std::move(file), size_, size});
   size_ += size;
 }
 
-void Corpus::require_kind(const std::string& path, bool is_text, int64_t vocabulary) {
-  if (segments_.empty()) {
-    is_text_ = is_text;
-    vocabulary_ = vocabulary;
-    return;
+template <typename Body>
+void Corpus::for_segments(int64_t begin, int64_t count, const Body& body) const {
+  const auto behind = std::ranges::upper_bound(segments_, begin, {}, &Segment::begin);
+  for (auto segment = behind - 1; count > 0; ++segment) {
+    const int64_t offset = begin - segment->begin;
+    const int64_t here = std::min(segment->size - offset, count);
+    body(*segment, offset, here);
+    begin += here;
+    count -= here;
   }
-  const Segment& first = segments_.front();
-  if (is_text != is_text_) {
-    fail<ConfigError>("the data mix text and tokens: {} is {}, {} is {}", first.path,
-                      is_text_ ? "text" : "tokens", path, is_text ? "text" : "tokens");
-  }
-  if (vocabulary != vocabulary_) {
-    fail<ConfigError>("the data mix vocabularies: {} has {} tokens, {} has {}", first.path,
-                      vocabulary_, path, vocabulary);
-  }
-}
-
-std::vector<Corpus::Segment>::const_iterator Corpus::segment_at(int64_t begin) const {
-  return std::upper_bound(segments_.begin(), segments_.end(), begin,
-                          [](int64_t at, const Segment& entry) { return at < entry.begin; }) -
-         1;
 }
 
 void Corpus::read(int64_t begin, std::span<int32_t> out) const {
   ZR_CHECK(begin >= 0 && begin + std::ssize(out) <= size_, "tokens {} to {} of {}", begin,
            begin + std::ssize(out), size_);
-  for (auto segment = segment_at(begin); !out.empty(); ++segment) {
-    const int64_t offset = begin - segment->begin;
-    const int64_t count = std::min(segment->size - offset, static_cast<int64_t>(out.size()));
-    read_segment(*segment, offset, out.first(static_cast<size_t>(count)));
+  for_segments(begin, std::ssize(out), [&](const Segment& segment, int64_t offset, int64_t count) {
+    read_segment(segment, offset, out.first(static_cast<size_t>(count)));
     out = out.subspan(static_cast<size_t>(count));
-    begin += count;
-  }
+  });
 }
 
 uint64_t Corpus::hash() const {
@@ -182,38 +166,30 @@ uint64_t Corpus::hash() const {
 uint64_t Corpus::computed_hash() const {
   Hash hash;
   hash.update(std::as_bytes(std::span(&size_, 1)));
-  const auto add = [&](int64_t begin, int64_t count) {
-    for (auto segment = segment_at(begin); count > 0; ++segment) {
-      const int64_t offset = begin - segment->begin;
-      const int64_t here = std::min(segment->size - offset, count);
-      const auto tokens = segment->file.bytes().last(nbytes_of(segment->size));
-      hash.update(tokens.subspan(nbytes_of(offset), nbytes_of(here)));
-      begin += here;
-      count -= here;
-    }
+  const auto add = [&](const Segment& segment, int64_t offset, int64_t count) {
+    const auto tokens = segment.file.bytes().last(nbytes_of(segment.size));
+    hash.update(tokens.subspan(nbytes_of(offset), nbytes_of(count)));
   };
   if (size_ <= kHashedWhole) {
-    add(0, size_);
+    for_segments(0, size_, add);
   } else {
     for (int64_t piece = 0; piece < kHashedPieces; ++piece) {
-      add((size_ - kHashedPiece) * piece / (kHashedPieces - 1), kHashedPiece);
+      for_segments((size_ - kHashedPiece) * piece / (kHashedPieces - 1), kHashedPiece, add);
     }
   }
   return hash.value();
 }
 
 void Corpus::read_segment(const Segment& segment, int64_t begin, std::span<int32_t> out) const {
-  const std::byte* const data = segment.file.bytes().data();
-  if (is_text_) {
-    for (size_t i = 0; i < out.size(); ++i) {
-      out[i] = std::to_integer<int32_t>(data[static_cast<size_t>(begin) + i]);
-    }
-    return;
-  }
+  const std::byte* const data = segment.file.bytes().last(nbytes_of(segment.size)).data();
   for (size_t i = 0; i < out.size(); ++i) {
     const size_t position = static_cast<size_t>(begin) + i;
+    if (is_text_) {
+      out[i] = std::to_integer<int32_t>(data[position]);
+      continue;
+    }
     uint16_t token = 0;
-    std::memcpy(&token, data + sizeof(TokenHeader) + position * sizeof(token), sizeof(token));
+    std::memcpy(&token, data + position * sizeof(token), sizeof(token));
     if (token >= vocabulary_) {
       fail<DataError>("{}: token {} at position {} is outside the vocabulary of {}", segment.path,
                       token, position, vocabulary_);

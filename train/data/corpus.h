@@ -46,14 +46,16 @@ class Corpus {
     int64_t begin = 0;  // position of its first token in the corpus
     int64_t size = 0;   // in tokens
   };
-  void add(const std::string& path);
-  void add_text(const std::string& path, MappedFile file);
+  // A file that need not be data is left out unless it is text or tokens.
+  void add(const std::string& path, bool must_be_data);
   void add_tokens(const std::string& path, MappedFile file);
-  void require_kind(const std::string& path, bool is_text, int64_t vocabulary);
+  void add_segment(const std::string& path, MappedFile file, int64_t size, bool is_text,
+                   int64_t vocabulary);
   uint64_t computed_hash() const;
   void read_segment(const Segment& segment, int64_t begin, std::span<int32_t> out) const;
-  // Returns the segment that contains this token.
-  std::vector<Segment>::const_iterator segment_at(int64_t begin) const;
+  // Calls body(segment, offset, count) for the parts of tokens [begin, begin + count).
+  template <typename Body>
+  void for_segments(int64_t begin, int64_t count, const Body& body) const;
   size_t nbytes_of(int64_t tokens) const {
     return static_cast<size_t>(tokens) * (is_text_ ? 1 : sizeof(uint16_t));
   }

@@ -2,8 +2,12 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <type_traits>
+
 #include "checkpoint/files/file.h"
 #include "core/check.h"
+#include "device/convert.h"
 #include "os/whole_file.h"
 #include "train/model/parameters.h"
 
@@ -30,11 +34,6 @@ TensorView find_tensor(const SafetensorsReader& reader, const ParameterSpec& spe
                           name_of(dtype));
   }
   return tensor->data;
-}
-
-template <typename T>
-void copy_as_floats(TensorView from, std::span<float> out) {
-  for (size_t i = 0; i < out.size(); ++i) out[i] = to_float(from.as<T>()[i]);
 }
 
 }  // namespace
@@ -71,13 +70,11 @@ HfWeights::HfWeights(const std::string& folder, const GptConfig& config) : reade
 void HfWeights::fill(ParameterId id, int64_t begin, std::span<float> out) const {
   const TensorView from =
       tensors_.at(static_cast<size_t>(id)).slice(begin, static_cast<int64_t>(out.size()));
-  if (from.dtype == DType::bf16) {
-    copy_as_floats<Bf16>(from, out);
-  } else if (from.dtype == DType::fp16) {
-    copy_as_floats<Fp16>(from, out);
-  } else {
-    std::copy_n(from.as<float>(), out.size(), out.begin());
-  }
+  with_floating(from.dtype, [&](auto* type) {
+    const auto* const values = from.as<std::remove_pointer_t<decltype(type)>>();
+    std::transform(values, values + out.size(), out.begin(),
+                   [](auto value) { return widen(value); });
+  });
 }
 
 }  // namespace zerorun::train

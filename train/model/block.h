@@ -34,20 +34,25 @@ class Block {
   void backward(const Rows& rows, TensorView x, const BlockActivations& kept, TensorView dx);
 
  private:
-  struct Layer {  // a linear or normalisation layer
+  struct Layer {  // a linear layer, or a normalisation, which needs no sizes
     ParameterId weight = 0;
     ParameterId bias = 0;
+    int64_t in = 0;
+    int64_t out = 0;
+    LinearShape shape(int64_t rows) const { return {rows, in, out}; }
   };
-  Layer layer_of(const std::string& name) const;
+  Layer layer_of(std::string_view name, int64_t in = 0, int64_t out = 0) const;
   LayerNormShape norm_shape(int64_t rows) const {
     return {rows, config_.width, config_.layer_norm_epsilon};
   }
+  TensorView weight(const Layer& layer) const { return parameters_.parameter(layer.weight); }
+  TensorView bias(const Layer& layer) const { return parameters_.parameter(layer.bias); }
   void normalize(const Layer& layer, int64_t rows, TensorView x, TensorView moments, TensorView y);
-  void linear(const Layer& layer, const LinearShape& shape, TensorView x, TensorView residual,
-              TensorView y);
-  void linear_gradients(const Layer& layer, const LinearShape& shape, TensorView x, TensorView dy);
+  void linear(const Layer& layer, int64_t rows, TensorView x, TensorView residual, TensorView y);
+  void linear_gradients(const Layer& layer, int64_t rows, TensorView x, TensorView dy);
   void norm_backward(const Layer& layer, int64_t rows, TensorView x, TensorView moments,
                      TensorView dx);
+  void complete_gradients(const Layer& layer);
   // Computes everything before the feed-forward part; returns the normalised input of that part.
   TensorView attend(const Rows& rows, TensorView x, BlockActivations& kept);
   void feed_forward_backward(int64_t rows, const BlockActivations& kept, TensorView dx);

@@ -7,11 +7,13 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "config/checks/suggest.h"
 #include "core/check.h"
 #include "core/printable.h"
+#include "os/text_file.h"
 #include "train/model/hf_config.h"
 
 namespace zerorun::train {
@@ -37,6 +39,12 @@ constexpr auto kPresets = std::to_array<Preset>({
     {"gpt2-large", 36, 1280, 20, 1024},
     {"gpt2-xl", 48, 1600, 25, 1024},
 });
+
+std::vector<std::string> list_presets() {
+  std::vector<std::string> names;
+  for (const Preset& preset : kPresets) names.emplace_back(preset.name);
+  return names;
+}
 
 // Keys of GPT2Config that change the arithmetic, with the only value that this program supports.
 struct FixedKey {
@@ -103,19 +111,10 @@ float epsilon_of(const HfConfig& config) {
 
 }  // namespace
 
-std::string preset_names() {
-  std::string names;
-  for (const Preset& preset : kPresets) {
-    names += names.empty() ? "" : ", ";
-    names += preset.name;
-  }
-  return names;
-}
+std::string preset_names() { return fmt::format("{}", fmt::join(list_presets(), ", ")); }
 
 std::string suggest_preset(std::string_view name) {
-  std::vector<std::string> names;
-  for (const Preset& preset : kPresets) names.emplace_back(preset.name);
-  const std::string nearest = nearest_name(name, names);
+  const std::string nearest = nearest_name(name, list_presets());
   return nearest.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", nearest);
 }
 
@@ -208,6 +207,57 @@ int64_t parameter_count(const GptConfig& config) {
   const int64_t norms = 4 * width;
   return (config.vocabulary + config.positions) * width + 2 * width +
          config.layers * (attention + feed_forward + norms);
+}
+
+double flops_per_token(const GptConfig& config, int64_t seq_len) {
+  const auto width = static_cast<double>(config.width);
+  const auto layers = static_cast<double>(config.layers);
+  const double block = 4 * width * width + 2 * width * static_cast<double>(config.inner);
+  const double head = static_cast<double>(config.vocabulary) * width;
+  return 6 * (layers * block + head) + 12 * layers * width * static_cast<double>(seq_len);
+}
+
+HfConfig::HfConfig(const std::string& json_text, std::string source)
+    : source_(std::move(source)),
+      json_(nlohmann::json::parse(json_text, nullptr, /*allow_exceptions=*/false)) {
+  if (!json_.is_object()) {
+    fail<ConfigError>("{}: expected a JSON object, the config.json of a Hugging Face model",
+                      source_);
+  }
+}
+
+HfConfig HfConfig::read(const std::string& path) {
+  constexpr uint64_t kMaxNbytes = 1 << 20;
+  return {read_text(path, kMaxNbytes), path};
+}
+
+int64_t HfConfig::integer(const char* key, int64_t high, std::optional<int64_t> fallback) const {
+  if (fallback && !has(key)) return *fallback;
+  const std::string expected = fmt::format("an integer from 1 to {}", high);
+  if (!json_.contains(key)) {
+    fail<ConfigError>("{}: /{} is missing: expected {}", source_, key, expected);
+  }
+  const nlohmann::json& value = json_.at(key);
+  if (value.is_number_integer() && value >= 1 && value <= high) return value.get<int64_t>();
+  fail_value(key, expected);
+}
+
+bool HfConfig::boolean(const char* key, bool fallback) const {
+  if (!has(key)) return fallback;
+  if (!json_.at(key).is_boolean()) fail_value(key, "true or false");
+  return json_.at(key).get<bool>();
+}
+
+std::string HfConfig::text(const char* key, const char* fallback) const {
+  if (!has(key)) return fallback;
+  if (!json_.at(key).is_string()) fail_value(key, "a string");
+  return json_.at(key).get<std::string>();
+}
+
+void HfConfig::fail_value(const std::string& key, const std::string& expected) const {
+  constexpr size_t kMaxShown = 80;
+  fail<ConfigError>("{}: /{} is {}: expected {}", source_, key,
+                    printable(json_.at(key).dump(), kMaxShown), expected);
 }
 
 }  // namespace zerorun::train

@@ -43,4 +43,9 @@ std::string to_json(const GptConfig& config);
 
 int64_t parameter_count(const GptConfig& config);
 
+// Returns the floating point operations of forward and backward per token: 6 per weight of a matrix
+// product, and 12 * layers * width * seq_len for attention (Chowdhery et al. 2022, appendix B).
+// Recomputation and skipped parts of masked attention do not change the number.
+double flops_per_token(const GptConfig& config, int64_t seq_len);
+
 }  // namespace zerorun::train

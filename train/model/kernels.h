@@ -1,12 +1,30 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 
+#include "core/build_id.h"
 #include "zerorun/engine.h"
 #include "zerorun/tensor.h"
 
 namespace zerorun::train {
+
+struct KernelOptions {
+  DType dtype = DType::fp32;  // dtype of parameters and gradients
+  bool tf32 = false;          // compute fp32 products in TF32; CUDA only
+  // Maximum bytes that cuDNN may use for gradients of attention's probabilities; unset: no limit.
+  // CUDA and 16 bits only.
+  std::optional<int64_t> attention_workspace{};
+  // cuDNN may add up gradients of queries in any order, so that two runs differ in their last bits.
+  // CUDA and 16 bits only.
+  bool fast_attention = false;
+  // Whether GELU with its derivative, and gradients of biases, are computed with the matrix product
+  // next to them or by kernels of their own. Results differ in their last bits. CUDA only.
+  bool gelu_epilogue = true;
+  bool bias_gradient_epilogue = true;
+};
 
 // A product with a weight matrix of shape [in, out] (Hugging Face's Conv1D layout) over `rows`
 // tokens.
@@ -130,11 +148,8 @@ class Kernels {
   virtual void embed_backward(const TokenGrid& grid, const TokenOrder& order, TensorView dx,
                               const GradientView& wte, const GradientView& wpe) = 0;
 
-  // Adds the mean over the rows of -log softmax(logits)[target] to the loss. `targets` are in
-  // device memory.
-  virtual void cross_entropy(const LogitsShape& shape, const int32_t* targets,
-                             TensorView logits) = 0;
-  // Like cross_entropy; also replaces the logits by the gradient of loss_scale times the mean.
+  // Adds the mean over the rows of -log softmax(logits)[target] to the loss, and replaces the
+  // logits by the gradient of loss_scale times that mean. `targets` are in device memory.
   virtual void cross_entropy_gradient(const LogitsShape& shape, const int32_t* targets,
                                       float loss_scale, TensorView logits) = 0;
   // Returns the sum of the losses that were added since the last call. Waits for them.
@@ -142,5 +157,12 @@ class Kernels {
   // Writes that sum to one fp32 element on the device instead, without waiting.
   virtual void move_loss(TensorView to) = 0;
 };
+
+// The kernels of libzerorun_train_cuda.so, a plugin (device/plugin.h).
+struct CudaKernelsPlugin {
+  BuildId build;
+  std::unique_ptr<Kernels> (*make)(Device& device, const KernelOptions& options);
+};
+inline constexpr const char* kCudaKernelsEntry = "zerorun_train_cuda_kernels";
 
 }  // namespace zerorun::train

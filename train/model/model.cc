@@ -1,10 +1,90 @@
 #include "train/model/model.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "core/check.h"
+#include "core/observers.h"
 
 namespace zerorun::train {
+
+namespace {
+
+// Writes the rows sorted by token, then the index where the rows of each token begin and the end of
+// the last. Returns the number of distinct tokens.
+int64_t write_order(std::span<const int32_t> tokens, int32_t* to) {
+  const std::span rows(to, tokens.size());
+  std::iota(rows.begin(), rows.end(), 0);
+  const auto token_of = [&](int32_t row) { return tokens[static_cast<size_t>(row)]; };
+  std::stable_sort(rows.begin(), rows.end(),
+                   [&](int32_t a, int32_t b) { return token_of(a) < token_of(b); });
+  int32_t* const begins = to + tokens.size();
+  int64_t distinct = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (i > 0 && token_of(rows[i]) == token_of(rows[i - 1])) continue;
+    begins[distinct++] = static_cast<int32_t>(i);
+  }
+  begins[distinct] = static_cast<int32_t>(rows.size());
+  return distinct;
+}
+
+// The host's cores have nothing to do beside the caller on which they could sort.
+std::unique_ptr<CpuStream> make_sorter(Device& device) {
+  return device.is_host() ? make_inline_stream() : make_worker_stream("zr-token-order");
+}
+
+int32_t* tokens_in(const Buffer& buffer) { return reinterpret_cast<int32_t*>(buffer.data()); }
+
+}  // namespace
+
+TokenBatch::TokenBatch(Device& device, int64_t max_tokens)
+    : TokenBatch(device, max_tokens, make_sorter(device)) {}
+
+TokenBatch::TokenBatch(Device& device, int64_t max_tokens, std::unique_ptr<CpuStream> sorter)
+    : device_(device),
+      buffer_(device.allocate(static_cast<size_t>(4 * max_tokens + 1) * sizeof(int32_t),
+                              MemoryCategory::activations)),
+      tokens_(tokens_in(buffer_)),
+      sorter_(std::move(sorter)) {
+  for (Staging& staging : staging_) staging.memory = device.allocate_pinned(buffer_.nbytes());
+}
+
+void TokenBatch::upload(const Batch& batch) {
+  count_ = batch.tokens.size();
+  ZR_CHECK((4 * count_ + 1) * sizeof(int32_t) <= buffer_.nbytes(),
+           "{} tokens in a buffer of {} bytes", count_, buffer_.nbytes());
+  staged_ = &staging_[next_];
+  next_ = (next_ + 1) % staging_.size();
+  for (const Event* event : {&staged_->sorted, &staged_->read}) {
+    if (!event->ready()) event->synchronize();
+  }
+  int32_t* const host = tokens_in(staged_->memory);
+  std::copy(batch.tokens.begin(), batch.tokens.end(), host);
+  std::copy(batch.targets.begin(), batch.targets.end(), host + count_);
+  transfer(0, count_ + batch.targets.size());
+  if (batch.targets.empty()) return;
+  sorter_->submit([host, count = count_, staged = staged_] {
+    staged->distinct = write_order({host, count}, host + 2 * count);
+  });
+  staged_->sorted = sorter_->record();
+}
+
+void TokenBatch::transfer(size_t begin, size_t end) {
+  Stream& stream = device_.inline_stream();
+  device_.upload(
+      stream, tokens_in(staged_->memory) + begin,
+      view_of(buffer_, DType::uint8, static_cast<int64_t>((end - begin) * sizeof(int32_t)),
+              begin * sizeof(int32_t)));
+  staged_->read = stream.record();
+}
+
+TokenOrder TokenBatch::order() {
+  staged_->sorted.synchronize();
+  const int64_t distinct = staged_->distinct;
+  transfer(2 * count_, 3 * count_ + static_cast<size_t>(distinct) + 1);
+  return {tokens_ + 2 * count_, tokens_ + 3 * count_, distinct};
+}
 
 Model::Model(const GptConfig& config, const ModelOptions& options, ParameterAccess& parameters,
              Device& device, Kernels& kernels)
@@ -13,35 +93,32 @@ Model::Model(const GptConfig& config, const ModelOptions& options, ParameterAcce
       parameters_(parameters),
       device_(device),
       kernels_(kernels),
-      embeddings_{parameters.module_id("embeddings"),
-                  parameters.parameter_id("transformer.wte.weight"),
-                  parameters.parameter_id("transformer.wpe.weight")},
-      norm_{parameters.module_id("ln_f"), parameters.parameter_id("transformer.ln_f.weight"),
-            parameters.parameter_id("transformer.ln_f.bias")},
-      batch_(device, options.micro_batch * options.seq_len),
-      scratch_(device, config, kernels.activation_dtype(), options.micro_batch * options.seq_len),
-      head_(device, kernels.logits_stride(config.vocabulary), kernels.activation_dtype(),
-            options.micro_batch * options.seq_len),
-      dx_(device, kernels.activation_dtype(),
-          options.micro_batch * options.seq_len * config.width) {
+      ids_{parameters.module_id("embeddings"),
+           parameters.parameter_id("transformer.wte.weight"),
+           parameters.parameter_id("transformer.wpe.weight"),
+           parameters.module_id("ln_f"),
+           parameters.parameter_id("transformer.ln_f.weight"),
+           parameters.parameter_id("transformer.ln_f.bias")},
+      batch_(device, max_rows()),
+      scratch_(device, config, kernels.activation_dtype(), max_rows()),
+      moments_(device, DType::fp32, max_rows(), 2),
+      logits_(device, kernels.activation_dtype(), max_rows(), logits_stride()) {
   ZR_CHECK(options.seq_len > 0 && options.seq_len <= config.positions,
            "sequences of {} tokens in a model of {} positions", options.seq_len, config.positions);
-  const int64_t rows = options.micro_batch * options.seq_len;
   const DType dtype = kernels.activation_dtype();
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
+  for (int64_t layer = 0; layer <= config.layers; ++layer) {
+    residual_.emplace_back(device, dtype, max_rows(), config.width);
+    if (layer == config.layers) break;
     blocks_.emplace_back(config, layer, parameters, kernels, scratch_);
-    residual_.emplace_back(device, dtype, rows * config.width);
-    if (layer == 0 || !options.recompute) kept_.emplace_back(device, config, dtype, rows);
+    if (layer == 0 || !options.recompute) kept_.emplace_back(device, config, dtype, max_rows());
   }
-  residual_.emplace_back(device, dtype, rows * config.width);
 }
 
 BlockActivations& Model::kept(size_t layer) { return kept_[options_.recompute ? 0 : layer]; }
 
 Rows Model::rows_of(const Batch& batch) const {
   const int64_t count = std::ssize(batch.tokens);
-  ZR_CHECK(count > 0 && count % options_.seq_len == 0 &&
-               count <= options_.micro_batch * options_.seq_len &&
+  ZR_CHECK(count > 0 && count % options_.seq_len == 0 && count <= max_rows() &&
                batch.targets.size() == batch.tokens.size(),
            "a batch of {} tokens and {} targets for sequences of {}", count, batch.targets.size(),
            options_.seq_len);
@@ -50,11 +127,11 @@ Rows Model::rows_of(const Batch& batch) const {
 
 void Model::forward_blocks(const Rows& rows) {
   {
-    const Gathered gathered(parameters_, embeddings_.module);
+    const Gathered gathered(parameters_, ids_.embeddings);
     kernels_.embed({batch_.tokens() + rows.first, rows.count(),
                     rows.batch == 1 ? rows.count() : rows.seq_len, rows.first, config_.width},
-                   parameters_.parameter(embeddings_.wte), parameters_.parameter(embeddings_.wpe),
-                   residual_[0].slice(rows.first * config_.width, rows.count() * config_.width));
+                   parameters_.parameter(ids_.wte), parameters_.parameter(ids_.wpe),
+                   residual_[0].rows(rows.first, rows.count()));
   }
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const Gathered gathered(parameters_, blocks_[layer].module());
@@ -63,45 +140,41 @@ void Model::forward_blocks(const Rows& rows) {
 }
 
 TensorView Model::normalize(const Rows& rows) {
-  const int64_t numel = rows.count() * config_.width;
-  const TensorView normal = scratch_.normal.first(numel);
-  kernels_.layer_norm({rows.count(), config_.width, config_.layer_norm_epsilon},
-                      residual_.back().slice(rows.first * config_.width, numel),
-                      parameters_.parameter(norm_.gain), parameters_.parameter(norm_.bias),
-                      head_.moments.first(2 * rows.count()), normal);
+  const TensorView normal = scratch_.normal.first(rows.count());
+  kernels_.layer_norm(norm_shape(rows), residual_.back().rows(rows.first, rows.count()),
+                      parameters_.parameter(ids_.gain), parameters_.parameter(ids_.bias),
+                      moments_.first(rows.count()), normal);
   return normal;
 }
 
 void Model::head(const Rows& rows, TensorView normal, float loss_scale) {
-  const TensorView logits = head_.logits.first(rows.count() * head_.stride);
-  const Gathered gathered(parameters_, embeddings_.module);
-  const TensorView wte = parameters_.parameter(embeddings_.wte);
+  const TensorView logits = logits_.first(rows.count());
+  const Gathered gathered(parameters_, ids_.embeddings);
+  const TensorView wte = parameters_.parameter(ids_.wte);
   kernels_.linear_transposed(head_shape(rows), normal, wte, logits);
   kernels_.cross_entropy_gradient(logits_shape(rows), batch_.targets(), loss_scale, logits);
-  kernels_.linear_gradients(head_shape(rows), logits, normal, parameters_.gradient(embeddings_.wte),
-                            {});
-  kernels_.linear(head_shape(rows), logits, wte, {}, {}, scratch_.dnormal.first(normal.numel));
+  kernels_.linear_gradients(head_shape(rows), logits, normal, parameters_.gradient(ids_.wte), {});
+  kernels_.linear(head_shape(rows), logits, wte, {}, {}, scratch_.dnormal.first(rows.count()));
 }
 
 void Model::head_and_norm_backward(const Rows& rows, float loss_scale) {
-  const Gathered gathered(parameters_, norm_.module);
-  const int64_t numel = rows.count() * config_.width;
+  const Gathered gathered(parameters_, ids_.norm);
+  const int64_t count = rows.count();
   head(rows, normalize(rows), loss_scale);
   kernels_.layer_norm_backward(
-      {rows.count(), config_.width, config_.layer_norm_epsilon},
-      {residual_.back().first(numel), head_.moments.first(2 * rows.count()),
-       parameters_.parameter(norm_.gain)},
-      scratch_.dnormal.first(numel),
-      {{dx_.first(numel), false},
-       parameters_.gradient(norm_.gain),
-       parameters_.gradient(norm_.bias)});
-  parameters_.grad_ready(norm_.gain);
-  parameters_.grad_ready(norm_.bias);
+      norm_shape(rows),
+      {residual_.back().first(count), moments_.first(count), parameters_.parameter(ids_.gain)},
+      scratch_.dnormal.first(count),
+      {{scratch_.dx.first(count), false},
+       parameters_.gradient(ids_.gain),
+       parameters_.gradient(ids_.bias)});
+  parameters_.grad_ready(ids_.gain);
+  parameters_.grad_ready(ids_.bias);
 }
 
 void Model::forward_backward(const Batch& batch, double loss_scale) {
   const Rows rows = rows_of(batch);
-  const TensorView dx = dx_.first(rows.count() * config_.width);
+  const TensorView dx = scratch_.dx.first(rows.count());
   batch_.upload(batch);
   forward_blocks(rows);
   head_and_norm_backward(rows, static_cast<float>(loss_scale));
@@ -112,18 +185,16 @@ void Model::forward_backward(const Batch& batch, double loss_scale) {
     blocks_[layer].backward(rows, x, kept(layer), dx);
   }
   kernels_.embed_backward({batch_.tokens(), rows.count(), rows.seq_len, 0, config_.width},
-                          batch_.order(), dx, parameters_.gradient(embeddings_.wte),
-                          parameters_.gradient(embeddings_.wpe));
-  parameters_.grad_ready(embeddings_.wte);
-  parameters_.grad_ready(embeddings_.wpe);
+                          batch_.order(), dx, parameters_.gradient(ids_.wte),
+                          parameters_.gradient(ids_.wpe));
+  parameters_.grad_ready(ids_.wte);
+  parameters_.grad_ready(ids_.wpe);
 }
 
 double Model::loss(const Batch& batch) {
   const Rows rows = rows_of(batch);
   batch_.upload(batch);
-  logits_of(rows);
-  kernels_.cross_entropy(logits_shape(rows), batch_.targets(),
-                         head_.logits.first(rows.count() * head_.stride));
+  kernels_.cross_entropy_gradient(logits_shape(rows), batch_.targets(), 1.0F, logits_of(rows));
   return kernels_.take_loss();
 }
 
@@ -138,10 +209,10 @@ std::span<const float> Model::logits(std::span<const int32_t> tokens, int64_t fi
 
   Stream& stream = device_.inline_stream();
   const int64_t vocabulary = config_.vocabulary;
-  const Activation wide(device_, DType::fp32, (count - first) * vocabulary);
+  const Activation wide(device_, DType::fp32, count - first, vocabulary);
   for (int64_t row = first; row < count; ++row) {
-    device_.cast(stream, head_.logits.slice((row - start) * head_.stride, vocabulary),
-                 wide.slice((row - first) * vocabulary, vocabulary));
+    device_.cast(stream, logits_.rows(row - start, 1).slice(0, vocabulary),
+                 wide.rows(row - first, 1));
   }
   host_logits_.resize(static_cast<size_t>((count - first) * vocabulary));
   device_.download(stream, wide.all(), host_logits_.data());
@@ -149,16 +220,43 @@ std::span<const float> Model::logits(std::span<const int32_t> tokens, int64_t fi
   return host_logits_;
 }
 
-void Model::logits_of(const Rows& rows) {
+TensorView Model::logits_of(const Rows& rows) {
   forward_blocks(rows);
   TensorView normal;
   {
-    const Gathered gathered(parameters_, norm_.module);
+    const Gathered gathered(parameters_, ids_.norm);
     normal = normalize(rows);
   }
-  const Gathered gathered(parameters_, embeddings_.module);
-  kernels_.linear_transposed(head_shape(rows), normal, parameters_.parameter(embeddings_.wte),
-                             head_.logits.first(rows.count() * head_.stride));
+  const Gathered gathered(parameters_, ids_.embeddings);
+  const TensorView logits = logits_.first(rows.count());
+  kernels_.linear_transposed(head_shape(rows), normal, parameters_.parameter(ids_.wte), logits);
+  return logits;
+}
+
+double measure_peak_flops(Device& device, Kernels& kernels, DType dtype) {
+  constexpr int64_t kMaxSide = 4096;
+  constexpr int kRepetitions = 3;
+  constexpr double kLongEnough = 0.02;  // minimum time of a product in seconds
+  Stream& stream = device.inline_stream();
+  double peak = 0.0;
+  double seconds = 0.0;
+  for (int64_t side = 256; side <= kMaxSide && seconds < kLongEnough; side *= 2) {
+    const Activation x(device, kernels.activation_dtype(), side, side);
+    const Activation weight(device, dtype, side, side);
+    const Activation y(device, kernels.activation_dtype(), side, side);
+    device.fill(stream, x.all(), 0.5F);
+    device.fill(stream, weight.all(), 0.5F);
+    for (int i = 0; i < kRepetitions; ++i) {
+      stream.synchronize();
+      const double begin = steady_seconds();
+      kernels.linear({side, side, side}, x.all(), weight.all(), {}, {}, y.all());
+      stream.synchronize();
+      seconds = steady_seconds() - begin;
+      const auto edge = static_cast<double>(side);
+      peak = std::max(peak, 2 * edge * edge * edge / seconds);
+    }
+  }
+  return peak;
 }
 
 }  // namespace zerorun::train

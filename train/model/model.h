@@ -1,12 +1,59 @@
 #pragma once
 
+#include <array>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "device/cpu/cpu_stream.h"
 #include "train/model/block.h"
-#include "train/model/token_batch.h"
 
 namespace zerorun::train {
+
+// Sequences of equal length, one after the other, with the target (the next token) of each token.
+struct Batch {
+  std::span<const int32_t> tokens;
+  std::span<const int32_t> targets;
+};
+
+// The tokens on which the model works, in device memory. The caller does not wait for transfers.
+// Beside a GPU a worker sorts the rows by token, which only the end of backward needs.
+class TokenBatch {
+ public:
+  TokenBatch(Device& device, int64_t max_tokens);
+  // `sorter`: the stream that sorts.
+  TokenBatch(Device& device, int64_t max_tokens, std::unique_ptr<CpuStream> sorter);
+  TokenBatch(const TokenBatch&) = delete;
+  TokenBatch& operator=(const TokenBatch&) = delete;
+
+  // Also sets targets, and lets the sorter begin, if `batch` has targets.
+  void upload(const Batch& batch);
+
+  const int32_t* tokens() const { return tokens_; }
+  const int32_t* targets() const { return tokens_ + count_; }
+  // The order of a batch that has targets; waits for the sorter.
+  TokenOrder order();
+
+ private:
+  // Pinned memory of a batch, until the transfers have read it and the sorter is done with it.
+  struct Staging {
+    Buffer memory;
+    int64_t distinct = 0;
+    Event sorted;
+    Event read;
+  };
+  // Transfers elements [begin, end) of what is staged.
+  void transfer(size_t begin, size_t end);
+
+  Device& device_;
+  Buffer buffer_;
+  std::array<Staging, 2> staging_;
+  size_t next_ = 0;
+  Staging* staged_ = nullptr;
+  size_t count_ = 0;
+  const int32_t* tokens_ = nullptr;
+  const std::unique_ptr<CpuStream> sorter_;  // declared last: it ends before what it writes
+};
 
 struct ModelOptions {
   int64_t micro_batch = 1;  // maximum number of sequences in a batch
@@ -44,31 +91,35 @@ class Model {
   std::span<const float> logits(std::span<const int32_t> tokens, int64_t first = 0);
 
  private:
-  struct Embeddings {
-    ModuleId module = 0;
+  // Of the token and position embeddings, and of the last normalisation.
+  struct Ids {
+    ModuleId embeddings = 0;
     ParameterId wte = 0;
     ParameterId wpe = 0;
-  };
-  struct FinalNorm {
-    ModuleId module = 0;
+    ModuleId norm = 0;
     ParameterId gain = 0;
     ParameterId bias = 0;
   };
 
+  int64_t max_rows() const { return options_.micro_batch * options_.seq_len; }
+  int64_t logits_stride() const { return kernels_.logits_stride(config_.vocabulary); }
   BlockActivations& kept(size_t layer);
   Rows rows_of(const Batch& batch) const;
   LogitsShape logits_shape(const Rows& rows) const {
-    return {rows.count(), config_.vocabulary, head_.stride};
+    return {rows.count(), config_.vocabulary, logits_stride()};
+  }
+  LayerNormShape norm_shape(const Rows& rows) const {
+    return {rows.count(), config_.width, config_.layer_norm_epsilon};
   }
   // The head multiplies with the transposed embedding, so that "x" of the shape are the logits.
   LinearShape head_shape(const Rows& rows) const {
-    return {rows.count(), config_.vocabulary, config_.width, head_.stride};
+    return {rows.count(), config_.vocabulary, config_.width, logits_stride()};
   }
   // Computes embeddings and blocks for the uploaded tokens.
   void forward_blocks(const Rows& rows);
   // Computes the last normalisation, whose module must be gathered.
   TensorView normalize(const Rows& rows);
-  void logits_of(const Rows& rows);
+  TensorView logits_of(const Rows& rows);
   // Computes the gradients of the head and writes the gradient of its input to scratch_.dnormal.
   void head(const Rows& rows, TensorView normal, float loss_scale);
   void head_and_norm_backward(const Rows& rows, float loss_scale);
@@ -78,16 +129,19 @@ class Model {
   ParameterAccess& parameters_;
   Device& device_;
   Kernels& kernels_;
-  const Embeddings embeddings_;
-  const FinalNorm norm_;
+  const Ids ids_;
   TokenBatch batch_;
   Scratch scratch_;
   std::vector<Block> blocks_;
   std::vector<BlockActivations> kept_;  // one per block; a single one if blocks are recomputed
   std::vector<Activation> residual_;    // inputs of the blocks and of the last normalisation
-  HeadActivations head_;
-  Activation dx_;
+  Activation moments_;                  // of the last normalisation
+  Activation logits_;
   std::vector<float> host_logits_;
 };
+
+// Measures the floating point operations per second of large products with weights of `dtype`, with
+// the kernels that train. Takes about a fifth of a second.
+double measure_peak_flops(Device& device, Kernels& kernels, DType dtype);
 
 }  // namespace zerorun::train

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/parallel.h"
+#include "core/observers.h"
 #include "train/model/philox.h"
 
 namespace zerorun::train {
@@ -15,55 +15,45 @@ namespace {
 constexpr int kDecayed = 0;
 constexpr int kNotDecayed = 1;
 constexpr float kDeviation = 0.02F;
-constexpr int64_t kGrain = 1 << 14;  // consecutive values per thread
-
-// Collects the parameters of one module.
-class ModuleSpecs {
- public:
-  ModuleSpecs(std::vector<ParameterSpec>& specs, std::string module, std::string prefix)
-      : specs_(specs), module_(std::move(module)), prefix_(std::move(prefix)) {}
-
-  void add(std::string_view name, std::vector<int64_t> shape) {
-    ParameterSpec spec;
-    spec.name = fmt::format("{}{}", prefix_, name);
-    spec.group = shape.size() > 1 ? kDecayed : kNotDecayed;
-    spec.shape = std::move(shape);
-    spec.module = module_;
-    specs_.push_back(std::move(spec));
-  }
-  void add_linear(std::string_view name, int64_t in, int64_t out) {
-    add(fmt::format("{}.weight", name), {in, out});
-    specs_.back().use_muon = true;  // hidden matrices only: not the embeddings
-    add(fmt::format("{}.bias", name), {out});
-  }
-  void add_norm(std::string_view name, int64_t width) {
-    add(fmt::format("{}.weight", name), {width});
-    add(fmt::format("{}.bias", name), {width});
-  }
-
- private:
-  std::vector<ParameterSpec>& specs_;
-  std::string module_;
-  std::string prefix_;
-};
 
 }  // namespace
 
 std::vector<ParameterSpec> parameter_specs(const GptConfig& config) {
   std::vector<ParameterSpec> specs;
-  ModuleSpecs embeddings(specs, "embeddings", "transformer.");
-  embeddings.add("wte.weight", {config.vocabulary, config.width});
-  embeddings.add("wpe.weight", {config.positions, config.width});
+  std::string module = "embeddings";
+  std::string prefix = "transformer.";
+  const auto add = [&](std::string_view name, std::vector<int64_t> shape, bool use_muon = false) {
+    ParameterSpec& spec = specs.emplace_back();
+    spec.name = fmt::format("{}{}", prefix, name);
+    spec.group = shape.size() > 1 ? kDecayed : kNotDecayed;
+    spec.shape = std::move(shape);
+    spec.module = module;
+    spec.use_muon = use_muon;
+  };
+  // Muon is for hidden matrices only, not for the embeddings.
+  const auto add_linear = [&](std::string_view name, int64_t in, int64_t out) {
+    add(fmt::format("{}.weight", name), {in, out}, /*use_muon=*/true);
+    add(fmt::format("{}.bias", name), {out});
+  };
+  const auto add_norm = [&](std::string_view name) {
+    add(fmt::format("{}.weight", name), {config.width});
+    add(fmt::format("{}.bias", name), {config.width});
+  };
+  add("wte.weight", {config.vocabulary, config.width});
+  add("wpe.weight", {config.positions, config.width});
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    ModuleSpecs block(specs, fmt::format("h.{}", layer), fmt::format("transformer.h.{}.", layer));
-    block.add_norm("ln_1", config.width);
-    block.add_linear("attn.c_attn", config.width, 3 * config.width);
-    block.add_linear("attn.c_proj", config.width, config.width);
-    block.add_norm("ln_2", config.width);
-    block.add_linear("mlp.c_fc", config.width, config.inner);
-    block.add_linear("mlp.c_proj", config.inner, config.width);
+    module = fmt::format("h.{}", layer);
+    prefix = fmt::format("transformer.h.{}.", layer);
+    add_norm("ln_1");
+    add_linear("attn.c_attn", config.width, 3 * config.width);
+    add_linear("attn.c_proj", config.width, config.width);
+    add_norm("ln_2");
+    add_linear("mlp.c_fc", config.width, config.inner);
+    add_linear("mlp.c_proj", config.inner, config.width);
   }
-  ModuleSpecs(specs, "ln_f", "transformer.").add_norm("ln_f", config.width);
+  module = "ln_f";
+  prefix = "transformer.";
+  add_norm("ln_f");
   return specs;
 }
 
@@ -91,10 +81,30 @@ void Initializer::fill(ParameterId id, int64_t begin, std::span<float> out) cons
     return;
   }
   const RandomStream stream{seed_, RandomStream::Purpose::parameters, static_cast<uint32_t>(id)};
-  parallel_for(std::ssize(out), kGrain, [&](int64_t from, int64_t to) {
-    const auto part = out.subspan(static_cast<size_t>(from), static_cast<size_t>(to - from));
-    random_normal(stream, begin + from, rule.deviation, part);
-  });
+  random_normal(stream, begin, rule.deviation, out);
+}
+
+void EngineParameters::gather(ModuleId module) {
+  engine_.gather(module);
+  if (timeline_ != nullptr) begun_.push_back({steady_seconds()});
+}
+
+GradientView EngineParameters::gradient(ParameterId id) {
+  if (!begun_.empty()) begun_.back().backward = true;
+  return engine_.gradient(id);
+}
+
+void EngineParameters::release(ModuleId module) {
+  if (!begun_.empty()) {
+    const auto of_module = [&](const ParameterSpec& spec) {
+      return engine_.module_id(spec.module) == module;
+    };
+    const auto found = std::ranges::find_if(engine_.parameters(), of_module);
+    timeline_->add(begun_.back().backward ? "backward" : "forward", found->module,
+                   begun_.back().begin_s, steady_seconds());
+    begun_.pop_back();
+  }
+  engine_.release(module);
 }
 
 }  // namespace zerorun::train

@@ -7,6 +7,7 @@
 
 #include "train/model/gpt_config.h"
 #include "zerorun/engine.h"
+#include "zerorun/timeline.h"
 
 // The parameters of a GPT-2 with Hugging Face's names, their initial values, and the model's access
 // to them.
@@ -63,21 +64,32 @@ class Gathered {
   ModuleId module_;
 };
 
-class EngineParameters : public ParameterAccess {
+// Those of an engine. With a timeline, adds spans for the time that the model works on each module,
+// from its gather to its release. On a GPU these are the times at which the host submits the work.
+class EngineParameters final : public ParameterAccess {
  public:
   explicit EngineParameters(Engine& engine) : engine_(engine) {}
+  // Null for none. Must not be called between gather and release.
+  void use_timeline(Timeline* timeline) { timeline_ = timeline; }
+
   ParameterId parameter_id(std::string_view name) const override {
     return engine_.parameter_id(name);
   }
   ModuleId module_id(std::string_view name) const override { return engine_.module_id(name); }
-  void gather(ModuleId module) override { engine_.gather(module); }
-  void release(ModuleId module) override { engine_.release(module); }
+  void gather(ModuleId module) override;
+  void release(ModuleId module) override;
   TensorView parameter(ParameterId id) const override { return engine_.parameter(id); }
-  GradientView gradient(ParameterId id) override { return engine_.gradient(id); }
+  GradientView gradient(ParameterId id) override;
   void grad_ready(ParameterId id) override { engine_.grad_ready(id); }
 
  private:
+  struct Span {
+    double begin_s = 0;
+    bool backward = false;  // backward has requested gradients
+  };
   Engine& engine_;
+  Timeline* timeline_ = nullptr;
+  std::vector<Span> begun_;  // nested
 };
 
 }  // namespace zerorun::train

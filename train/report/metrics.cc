@@ -1,16 +1,41 @@
 #include "train/report/metrics.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "core/check.h"
 
 namespace zerorun::train {
 
+using OrderedJson = nlohmann::ordered_json;
+
 namespace {
+
+OrderedJson milliseconds(double seconds) {
+  return std::isnan(seconds) ? OrderedJson() : OrderedJson(1e3 * seconds);
+}
+
+void add_split(OrderedJson& line, const std::string& name,
+               const std::optional<SplitSeconds>& split) {
+  line[name + "_hidden_ms"] = split ? milliseconds(split->hidden) : OrderedJson();
+}
+
+// Returns the resident memory, including shared memory, as for PyTorch programs.
+int64_t rss_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t all = 0;
+  int64_t resident = 0;
+  statm >> all >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
 
 // Returns the shortest decimal number that converts back to this float.
 double shortest(float value) { return std::stod(fmt::format("{}", value)); }
@@ -43,23 +68,22 @@ Metrics::Metrics(const std::string& path, Mode mode)
   if (mode == Mode::append && ends_within_line(path_)) file_ << '\n';
 }
 
-void Metrics::begin(int rank, int world_size, const nlohmann::ordered_json& run) {
-  write_line(nlohmann::ordered_json{
-      {"zerorun_metrics", kMetricsVersion},
-      {"rank", rank},
-      {"world_size", world_size},
-      {"run",
-       run}}.dump());
+void Metrics::begin(int rank, int world_size, const OrderedJson& run) {
+  const OrderedJson line = {{"zerorun_metrics", kMetricsVersion},
+                            {"rank", rank},
+                            {"world_size", world_size},
+                            {"run", run}};
+  write_line(line.dump());
 }
 
-void Metrics::write(const StepReport& report, const nlohmann::ordered_json& more) {
+void Metrics::write(const StepReport& report, const OrderedJson& more) {
   // A gradient that is not finite has no norm.
   const auto norm = [&](double value) {
-    return report.skipped ? nlohmann::ordered_json() : nlohmann::ordered_json(value);
+    return report.skipped ? OrderedJson() : OrderedJson(value);
   };
   const auto now = std::chrono::system_clock::now();
   const StepTimes& times = report.times;
-  nlohmann::ordered_json line = {
+  OrderedJson line = {
       {"step", report.step},
       {"samples", report.samples},
       {"time_s", std::chrono::duration<double>(now.time_since_epoch()).count()},
@@ -79,7 +103,7 @@ void Metrics::write(const StepReport& report, const nlohmann::ordered_json& more
       {"gather_ms", times.gather_ms},
       {"optimizer_ms", times.optimizer_ms},
       {"tokens_per_s", report.tokens_per_s},
-      {"mfu", report.mfu ? nlohmann::ordered_json(*report.mfu) : nlohmann::ordered_json()},
+      {"mfu", report.mfu ? OrderedJson(*report.mfu) : OrderedJson()},
       {"model_state_bytes", report.model_state_bytes},
       {"peak_rss_bytes", report.peak_rss_bytes},
   };
@@ -94,6 +118,45 @@ void Metrics::finish(uint64_t param_hash) {
 void Metrics::write_line(const std::string& line) {
   file_ << line << std::endl;  // flushes, because a reader may follow the file
   if (!file_) fail<IoError>("cannot write the metrics file {}: is the disk full?", path_);
+}
+
+RankFigures::RankFigures(Engine& engine, Communicator& comm)
+    : engine_(engine), comm_(comm), work_(engine, comm), counted_(comm.stats()) {}
+
+OrderedJson RankFigures::take() {
+  const StepWork work = work_.take();
+  OrderedJson line;
+  add_split(line, "reduce", work.reductions);
+  add_split(line, "gather", work.gathers);
+  if (work.offload && work.offload->any()) {
+    line["offload_ms"] = milliseconds(work.offload->exposed);
+    add_split(line, "offload", work.offload);
+  }
+  line["collectives"] = take_collectives();
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    const MemoryUse use = engine_.device().memory_use(category);
+    if (use.peak_bytes == 0) continue;
+    line["memory"][name_of(category)] = use.live_bytes;
+    line["memory_peak"][name_of(category)] = use.peak_bytes;
+  }
+  line["rss_bytes"] = rss_bytes();
+  return line;
+}
+
+OrderedJson RankFigures::take_collectives() {
+  const CommStats before = std::exchange(counted_, comm_.stats());
+  const auto earlier_s = std::exchange(seconds_, work_.collective_seconds());
+  OrderedJson found = OrderedJson::object();
+  for (int i = 0; i < kCollectives; ++i) {
+    const auto op = static_cast<Collective>(i);
+    const int64_t calls = counted_[op].calls - before[op].calls;
+    if (calls == 0) continue;
+    const auto at = static_cast<size_t>(i);
+    found[name_of(op)] = {calls, counted_[op].bytes - before[op].bytes,
+                          milliseconds(seconds_[at] - earlier_s[at])};
+  }
+  return found;
 }
 
 }  // namespace zerorun::train

@@ -2,7 +2,6 @@
 
 #include <memory>
 
-#include "train/model/kernel_options.h"
 #include "train/model/kernels.h"
 #include "zerorun/device.h"
 

@@ -14,7 +14,6 @@
 #include "core/check.h"
 #include "core/printable.h"
 #include "train/model/gpt_config.h"
-#include "train/run/default_run.h"
 
 namespace zerorun::train {
 
@@ -32,121 +31,106 @@ constexpr const char* kFooter =
     "data; 1 for other errors, such as\na full disk or a damaged checkpoint.\n\nDocumentation of "
     "the config: docs/config.md; of .bin files: docs/data_format.md.";
 
-// Sets the heading in the help for options that are added after this call.
-void begin_group(CLI::App& app, const std::string& name) { app.option_defaults()->group(name); }
+// Adds options to a group of the help, with a check of the value and the word that the help shows
+// for it.
+struct Group {
+  Group(CLI::App& all, const std::string& name) : app(all) { app.option_defaults()->group(name); }
+
+  void flag(const char* name, bool& value, const char* help) { app.add_flag(name, value, help); }
+  template <typename T>
+  CLI::Option* text(const char* name, T& value, const char* word, const std::string& help) {
+    return takes_text(app.add_option(name, value, help), word);
+  }
+  template <typename T>  // that may be empty
+  CLI::Option* any_text(const char* name, T& value, const char* word, const std::string& help) {
+    return app.add_option(name, value, help)->type_name(word);
+  }
+  template <typename T>
+  CLI::Option* integer(const char* name, T& value, const char* word, int64_t low,
+                       const std::string& help) {
+    return takes_integer(app.add_option(name, value, help), word, low);
+  }
+  template <typename T>  // from 0, whose default the help shows
+  void count(const char* name, T& value, const char* help, const char* word = "N") {
+    integer(name, value, word, 0, help)->capture_default_str();
+  }
+
+  CLI::App& app;
+};
 
 void add_job_options(CLI::App& app, TrainOptions& options) {
-  begin_group(app, "Job");
-  takes_text(
-      app.add_option("--data", options.data,
-                     "Text files or folders, read as bytes, or .bin files of tokens. Default: the "
-                     "source of Python's standard library, else the texts of common licences"),
-      "PATH...")
+  Group job(app, "Job");
+  job.text("--data", options.data, "PATH...",
+           "Text files or folders, read as bytes, or .bin files of tokens. Default: the source of "
+           "Python's standard library, else the texts of common licences")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  takes_text(app.add_option("--model", options.model,
-                            preset_names() +
-                                ", or a config.json of Hugging Face's GPT-2. Default: that of "
-                                "--init or --resume, else nano"),
-             "NAME|FILE");
-  takes_text(
-      app.add_option("--init", options.init,
-                     "Start from the weights of a Hugging Face GPT-2 (safetensors) in this folder"),
-      "DIR");
-  takes_integer(app.add_option("--seq_len", options.seq_len,
-                               fmt::format("Tokens per sequence. Default: the model's number of "
-                                           "positions, at most {}; without a config at most {}",
-                                           kConfigSeqLen, kSeqLen)),
-                "N", 1);
-  takes_integer(app.add_option("--micro_batch", options.micro_batch,
-                               fmt::format("Sequences per rank in a micro-step. Default: the "
-                                           "config's value, else {}; without a config {}",
-                                           kConfigMicroBatch, kMicroBatch)),
-                "N", 1);
-  takes_integer(app.add_option("--steps", options.steps,
-                               fmt::format("Total number of optimizer steps, including those "
-                                           "before --resume. Default: {}; without a config {}",
-                                           kConfigSteps, kSteps)),
-                "N", 0);
-  takes_integer(app.add_option("--seed", options.seed,
-                               "Seed of the initial parameters, the data order and samples"),
-                "N", 0)
-      ->capture_default_str();
+  job.text("--model", options.model, "NAME|FILE",
+           preset_names() +
+               ", or a config.json of Hugging Face's GPT-2. Default: that of --init "
+               "or --resume, else nano");
+  job.text("--init", options.init, "DIR",
+           "Start from the weights of a Hugging Face GPT-2 (safetensors) in this folder");
+  job.integer("--seq_len", options.seq_len, "N", 1,
+              fmt::format("Tokens per sequence. Default: the model's number of positions, at most "
+                          "{}; without a config at most {}",
+                          kConfigSeqLen, kSeqLen));
+  job.integer("--micro_batch", options.micro_batch, "N", 1,
+              fmt::format("Sequences per rank in a micro-step. Default: the config's value, else "
+                          "{}; without a config {}",
+                          kConfigMicroBatch, kMicroBatch));
+  job.integer("--steps", options.steps, "N", 0,
+              fmt::format("Total number of optimizer steps, including those before --resume. "
+                          "Default: {}; without a config {}",
+                          kConfigSteps, kSteps));
+  job.count("--seed", options.seed, "Seed of the initial parameters, the data order and samples");
   takes_one_of(
       app.add_option(
           "--dtype", options.dtype,
           "dtype of parameters and gradients. Default: that of the config; without a config bf16"),
       {"fp32", "bf16", "fp16"});
-  app.add_flag("--recompute", options.recompute,
-               "Activation checkpointing: keep only the input of each block and recompute the "
-               "block in backward");
-  app.add_flag(
-      "--fast_attention", options.fast_attention,
-      "Let cuDNN's attention add gradients in any order (CUDA, bf16 and fp16): its memory "
-      "grows with the sequence length, not with its square, and results of two runs differ "
-      "in their last bits");
+  job.flag("--recompute", options.recompute,
+           "Activation checkpointing: keep only the input of each block and recompute the block in "
+           "backward");
+  job.flag("--fast_attention", options.fast_attention,
+           "Let cuDNN's attention add gradients in any order (CUDA, bf16 and fp16): its memory "
+           "grows with the sequence length, not with its square, and results of two runs differ in "
+           "their last bits");
 }
 
 void add_output_options(CLI::App& app, TrainOptions& options) {
-  begin_group(app, "Output");
-  app.add_option("--save", options.save,
-                 "Folder for checkpoints and for the final model in Hugging Face's format; \"\": "
-                 "save nothing")
-      ->type_name("DIR")
+  Group output(app, "Output");
+  output
+      .any_text("--save", options.save, "DIR",
+                "Folder for checkpoints and for the final model in Hugging Face's format; \"\": "
+                "save nothing")
       ->capture_default_str();
-  takes_integer(app.add_option("--save_every", options.save_every,
-                               "Steps between checkpoints; 0: save only at the end"),
-                "N", 0)
-      ->capture_default_str();
-  app.add_flag("--save_async", options.save_async,
-               "Continue training while a checkpoint is written: training waits only for a copy in "
-               "memory. A save that is due during another one is delayed until that is done. Same "
-               "as /checkpoint/async_save in the config");
-  takes_integer(
-      app.add_option("--keep_last", options.keep_last,
-                     "Number of checkpoints to keep: a save removes older ones; 0: keep all"),
-      "N", 0)
-      ->capture_default_str();
-  takes_integer(app.add_option("--keep_every", options.keep_every,
-                               "With --keep_last: also keep the checkpoints of every N-th step"),
-                "N", 0)
-      ->capture_default_str();
-  takes_text(app.add_option(
-                 "--resume", options.resume,
-                 "Continue from the last checkpoint in this folder, the --save folder of a run"),
-             "DIR");
-  takes_integer(
-      app.add_option("--eval_every", options.eval_every,
-                     "Steps between evaluations on the last 5 % of the data; 0: no evaluation"),
-      "N", 0)
-      ->capture_default_str();
-  app.add_option(
-         "--sample", options.sample,
-         "Prompt for the text generated at the end; token ids for .bin data; \"\": generate "
-         "nothing. Default: for text a line break; for Python's library the start of a function")
-      ->type_name("PROMPT");
-  takes_text(app.add_option("--metrics", options.metrics,
-                            "Write one JSON object per step to this file (docs/metrics.md)"),
-             "FILE");
-}
-
-void add_timeline_options(CLI::App& app, TrainOptions& options) {
-  begin_group(app, "Timeline");
-  takes_text(app.add_option("--trace", options.trace,
-                            "Write a timeline of all ranks to this file, for Perfetto "
-                            "(ui.perfetto.dev). Default: zerorun.trace.file of the config"),
-             "FILE");
-  takes_integer(app.add_option("--trace_steps", options.trace_steps,
-                               "First and last step of the timeline. Default: those of the config, "
-                               "else the second to the fourth step of the run"),
-                "FIRST LAST", 1)
-      ->expected(2);
+  output.count("--save_every", options.save_every,
+               "Steps between checkpoints; 0: save only at the end");
+  output.flag("--save_async", options.save_async,
+              "Continue training while a checkpoint is written: training waits only for a copy in "
+              "memory. A save that is due during another one is delayed until that is done. Same "
+              "as /checkpoint/async_save in the config");
+  output.count("--keep_last", options.keep_last,
+               "Number of checkpoints to keep: a save removes older ones; 0: keep all");
+  output.count("--keep_every", options.keep_every,
+               "With --keep_last: also keep the checkpoints of every N-th step");
+  output.text("--resume", options.resume, "DIR",
+              "Continue from the last checkpoint in this folder, the --save folder of a run");
+  output.count("--eval_every", options.eval_every,
+               "Steps between evaluations on the last 5 % of the data; 0: no evaluation");
+  output.any_text("--sample", options.sample, "PROMPT",
+                  "Prompt for the text generated at the end; token ids for .bin data; \"\": "
+                  "generate nothing. Default: for text a line break; for Python's library the "
+                  "start of a function");
+  output.text("--metrics", options.metrics, "FILE",
+              "Write one JSON object per step to this file (docs/metrics.md)");
 }
 
 void add_device_options(CLI::App& app, TrainOptions& options) {
-  begin_group(app, "Device");
+  Group device(app, "Device");
   add_accelerator(app, options.accelerator);
-  app.add_flag("--tf32", options.tf32,
-               "Compute the matrix products of an fp32 model in TF32 (CUDA)");
+  device.flag("--tf32", options.tf32,
+              "Compute the matrix products of an fp32 model in TF32 (CUDA)");
   takes_one_of(app.add_option("--epilogues", options.epilogues,
                               "What is computed with the matrix product next to it, and not by a "
                               "kernel of its own (CUDA): GELU, the gradients of biases, or both. "
@@ -154,33 +138,36 @@ void add_device_options(CLI::App& app, TrainOptions& options) {
                               "bits"),
                {"all", "gelu", "bias_gradient", "none"})
       ->capture_default_str();
-  takes_integer(app.add_option("--attention_workspace", options.attention_workspace,
-                               "Maximum memory in MiB for the workspace of cuDNN's attention "
-                               "(CUDA, bf16 and fp16), which grows with the square of the sequence "
-                               "length; less memory makes it slower. Default: no limit"),
-                "MIB", 0);
+  device.integer("--attention_workspace", options.attention_workspace, "MIB", 0,
+                 "Maximum memory in MiB for the workspace of cuDNN's attention (CUDA, bf16 and "
+                 "fp16), which grows with the square of the sequence length; less memory makes it "
+                 "slower. Default: no limit");
+}
+
+void add_timeline_options(CLI::App& app, TrainOptions& options) {
+  Group timeline(app, "Timeline");
+  timeline.text("--trace", options.trace, "FILE",
+                "Write a timeline of all ranks to this file, for Perfetto (ui.perfetto.dev). "
+                "Default: zerorun.trace.file of the config");
+  timeline
+      .integer("--trace_steps", options.trace_steps, "FIRST LAST", 1,
+               "First and last step of the timeline. Default: those of the config, else the second "
+               "to the fourth step of the run")
+      ->expected(2);
 }
 
 void add_sampling_options(CLI::App& app, TrainOptions& options) {
-  begin_group(app, "Sampling");
-  takes_integer(
-      app.add_option("--sample_tokens", options.sample_tokens, "Number of tokens to generate"), "N",
-      0)
-      ->capture_default_str();
-  constexpr double kMaxTemperature = 100.0;
+  Group sampling(app, "Sampling");
+  sampling.count("--sample_tokens", options.sample_tokens, "Number of tokens to generate");
   takes_number(app.add_option("--temperature", options.temperature,
                               "Sampling temperature; 0: always take the most likely token"),
-               "T", 0.0, kMaxTemperature)
+               "T", 0.0, 100.0)
       ->capture_default_str();
-  takes_integer(
-      app.add_option("--top_k", options.top_k, "Sample from the K most likely tokens; 0: from all"),
-      "K", 0)
-      ->capture_default_str();
-  takes_text(
-      app.add_option(
-          "--logits", options.logits,
-          "For debugging: write the logits of the prompt to this file, fp32 [tokens, vocabulary]"),
-      "FILE");
+  sampling.count("--top_k", options.top_k, "Sample from the K most likely tokens; 0: from all",
+                 "K");
+  sampling.text("--logits", options.logits, "FILE",
+                "For debugging: write the logits of the prompt to this file, fp32 [tokens, "
+                "vocabulary]");
 }
 
 // The options by which DeepSpeed scripts accept their config.
@@ -188,7 +175,7 @@ constexpr auto kConfigOptions =
     std::to_array<const char*>({"--config", "--deepspeed", "--deepspeed_config"});
 
 void add_config_options(CLI::App& app) {
-  begin_group(app, "Config");
+  app.option_defaults()->group("Config");
   takes_text(app.add_option("--config",
                             "A ds_config.json. Default: ZeRO stage 2, bf16, Muon, a decaying "
                             "learning rate, gradient clipping at 1"),

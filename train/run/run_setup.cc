@@ -5,22 +5,68 @@
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 
 #include "checkpoint/files/file.h"
+#include "comm/collective_limits.h"
 #include "config/elasticity.h"
 #include "config/env.h"
 #include "core/check.h"
 #include "core/format_bytes.h"
 #include "core/parse_number.h"
 #include "os/host_limits.h"
+#include "os/process_identity.h"
 #include "train/model/activations.h"
-#include "train/run/default_run.h"
+#include "train/model/parameters.h"
+#include "zero/memory_plan.h"
+#include "zerorun/version.h"
 
 namespace zerorun::train {
 
+using OrderedJson = nlohmann::ordered_json;
+
 namespace {
+
+// Returns [pointer, value, whether it is the default] of each setting of the file, after applying
+// the command line and the defaults of this program.
+OrderedJson settings_of(const RunSetup& setup) {
+  const Config& config = setup.config;
+  const PrecisionConfig& precision = config.precision;
+  const OrderedJson decided = {
+      {"/train_micro_batch_size_per_gpu", config.batch.micro_batch_size},
+      {"/gradient_accumulation_steps", config.batch.accumulation_steps},
+      {"/bf16/enabled", precision.param_dtype == DType::bf16},
+      {"/fp16/enabled", precision.param_dtype == DType::fp16},
+      {"/zero_optimization/stage", config.zero.stage},
+      {"/optimizer/type", config.optimizer.type},
+      {"/optimizer/params/lr", std::stod(fmt::format("{}", config.optimizer.lr))},
+      {"/scheduler/type", config.scheduler.type},
+  };
+  OrderedJson settings = OrderedJson::array();
+  for (const auto& [pointer, value] : decided.items()) {
+    const auto given = std::ranges::find(setup.settings, pointer, &ConfigValue::pointer);
+    const bool is_default = given != setup.settings.end() && given->is_default &&
+                            OrderedJson::parse(given->value) == value;
+    settings.push_back({pointer, value, is_default});
+  }
+  for (const ConfigValue& given : setup.settings) {
+    if (decided.contains(given.pointer)) continue;
+    settings.push_back({given.pointer, OrderedJson::parse(given.value), given.is_default});
+  }
+  return settings;
+}
+
+// {name: value} of the values above 0, which are in the order of the enumeration.
+template <typename Enum, typename Values>
+OrderedJson by_name(const Values& values) {
+  OrderedJson named = OrderedJson::object();
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] > 0) named[name_of(static_cast<Enum>(i))] = values[i];
+  }
+  return named;
+}
 
 constexpr int64_t kWarmupSteps = 20;
 
@@ -190,8 +236,7 @@ std::vector<int32_t> make_prompt(const TrainOptions& options, const RunSetup& se
 
 }  // namespace
 
-RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank,
-                        ActivationMemory activations) {
+RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank, bool on_host) {
   RunSetup setup;
   setup.options = line.options;
   TrainOptions& options = setup.options;
@@ -217,7 +262,7 @@ RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank,
     options.seq_len = std::min(setup.model.positions, line.config ? kConfigSeqLen : kSeqLen);
   }
   setup.batch = make_batch(options, setup.config, setup.model, rank);
-  if (activations == ActivationMemory::host) check_memory(setup, rank);
+  if (on_host) check_memory(setup, rank);
   setup.batches = std::make_unique<Batches>(*setup.corpus, setup.batch, options.seed);
   if (!options.init.empty()) setup.weights.emplace(options.init, setup.model);
   setup.prompt = make_prompt(options, setup);
@@ -226,6 +271,25 @@ RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank,
                       options.logits);
   }
   return setup;
+}
+
+OrderedJson run_description(const RunSetup& setup, Communicator& comm, Device& device) {
+  const HostLayout layout{comm.world_size(), comm.local_world_size(), device.is_host()};
+  const auto plan = plan_memory(setup.config, parameter_specs(setup.model), layout);
+  return {
+      {"config", settings_of(setup)},
+      {"environment",
+       {{"zerorun", ZERORUN_VERSION},
+        {"program", "train"},
+        {"compiler", __VERSION__},
+        {"host", host_name()},
+        {"device", device.name()},
+        {"transport", comm.transport()},
+        {"data", setup.data_description}}},
+      {"parameters", parameter_count(setup.model)},
+      {"plan", by_name<MemoryCategory>(plan.by_category())},
+      {"limits", by_name<Collective>(measure_collectives(comm, device))},
+  };
 }
 
 }  // namespace zerorun::train

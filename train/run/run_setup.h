@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -8,6 +9,8 @@
 #include "train/data/batches.h"
 #include "train/data/hf_folder.h"
 #include "train/run/options.h"
+#include "zerorun/communicator.h"
+#include "zerorun/device.h"
 
 namespace zerorun::train {
 
@@ -25,13 +28,13 @@ struct RunSetup {
   std::vector<int32_t> prompt;  // prompt of the sample; empty: no sample
 };
 
-// Where activations will be stored. Free host memory is checked before allocating, because a kernel
-// that overcommits grants more memory than there is; other devices report a failed allocation.
-enum class ActivationMemory { host, device };
-
 // Reads and checks the inputs, without communication. Throws ConfigError, CheckpointError or
-// IoError.
-RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank,
-                        ActivationMemory activations = ActivationMemory::host);
+// IoError. If activations are on the host, its free memory is checked, because a kernel that
+// overcommits grants more than there is; other devices report a failed allocation.
+RunSetup make_run_setup(const CommandLine& line, const RankInfo& rank, bool on_host = true);
+
+// Returns the description of the run for the first line of a metrics file: settings, environment,
+// memory plan, and measured peak rates of the ranks. Collective.
+nlohmann::ordered_json run_description(const RunSetup& setup, Communicator& comm, Device& device);
 
 }  // namespace zerorun::train

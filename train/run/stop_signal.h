@@ -4,8 +4,6 @@
 #include <mutex>
 #include <thread>
 
-#include "os/file_descriptor.h"
-
 namespace zerorun::train {
 
 // Receives SIGINT and SIGTERM on a separate thread. A signal handler would run on the stack of
@@ -30,11 +28,9 @@ class StopSignal {
 
  private:
   void watch();
-  void take(int signal);
 
+  sigset_t signals_ = {};
   sigset_t previous_mask_ = {};
-  FileDescriptor signals_;
-  FileDescriptor end_;  // readable when the thread has to end
   mutable std::mutex mutex_;
   bool holding_ = false;
   int received_ = 0;

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/check.h"
 #include "core/observers.h"
-#include "train/model/model_flops.h"
 #include "train/run/make_kernels.h"
 
 namespace zerorun::train {
@@ -21,6 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kEvaluationSequences = 256;  // maximum number of sequences per evaluation
+constexpr size_t kMaxSums = 4;
 
 double milliseconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
@@ -58,6 +59,52 @@ std::unique_ptr<LrSchedule> make_schedule(const Config& config,
 }
 
 }  // namespace
+
+RankSums::RankSums(Device& device, Communicator& comm)
+    : device_(device),
+      comm_(comm),
+      on_host_(device.allocate_pinned(kMaxSums * sizeof(float))),
+      on_device_(device.allocate(kMaxSums * sizeof(float), MemoryCategory::other)) {}
+
+TensorView RankSums::put(std::span<const float> values) {
+  ZR_CHECK(values.size() <= kMaxSums, "{} values are added over the ranks", values.size());
+  values_ = view_of(on_device_, DType::fp32, std::ssize(values));
+  const TensorView host = view_of(on_host_, DType::fp32, values_.numel);
+  std::copy(values.begin(), values.end(), host.as<float>());
+  device_.upload(device_.inline_stream(), host.data, values_);
+  return values_;
+}
+
+void RankSums::start(std::string_view label) {
+  Stream& stream = device_.inline_stream();
+  stream.wait(comm_.all_reduce(values_, values_, ReduceOp::sum, Output::overwrite, stream, label));
+  device_.download(stream, values_, on_host_.data());
+  there_ = stream.record();
+}
+
+void RankSums::finish(std::span<float> sums) {
+  if (!there_.ready()) there_.synchronize();  // which would wait for a GPU that is done, too
+  std::copy_n(view_of(on_host_, DType::fp32, std::ssize(sums)).as<const float>(), sums.size(),
+              sums.begin());
+}
+
+StreamClock::StreamClock(Device& device)
+    : device_(device), thread_(device.is_host() ? nullptr : make_worker_stream("zerorun-clock")) {}
+
+void StreamClock::mark() {
+  if (!thread_) {
+    device_.inline_stream().synchronize();
+    time_ = Clock::now();
+    return;
+  }
+  thread_->wait(device_.inline_stream().record());
+  thread_->submit([this] { time_ = Clock::now(); });
+}
+
+StreamClock::Time StreamClock::read() {
+  if (thread_) thread_->synchronize();
+  return time_;
+}
 
 Trainer::Trainer(const RunSetup& setup, Communicator& comm, Device& device)
     : Trainer(setup, comm, device, make_kernels(device, kernel_options(setup))) {}
@@ -140,7 +187,8 @@ Trainer::Outcome Trainer::step(int received) {
   start_agreement(received);
   const StepResult result = engine_->step();
   const EngineTimings after = engine_->take_timings();
-  const Agreement agreement = agree();
+  std::array<float, 3> sums{};  // of the losses, and of ranks with either signal
+  sums_.finish(sums);
   const Clock::time_point end = Clock::now();
   const Clock::time_point computed = std::min(clock_.read(), end);
 
@@ -149,7 +197,7 @@ Trainer::Outcome Trainer::step(int received) {
   StepReport report;
   report.step = position_.step;
   report.samples = position_.samples;
-  report.loss = agreement.loss;
+  report.loss = sums[0] / static_cast<double>(setup_.batch.accumulation_steps * comm_.world_size());
   report.lr = engine_->groups()[0].lr;
   report.grad_norm = result.grad_norm;
   report.clip_factor = result.clip_factor;
@@ -173,7 +221,7 @@ Trainer::Outcome Trainer::step(int received) {
   }
   report.model_state_bytes = engine_->model_state_bytes();
   report.peak_rss_bytes = peak_rss_bytes();
-  return {report, agreement.signal};
+  return {report, sums[2] > 0.0F ? SIGTERM : sums[1] > 0.0F ? SIGINT : 0};
 }
 
 void Trainer::start_agreement(int received) {
@@ -181,14 +229,6 @@ void Trainer::start_agreement(int received) {
                                                            received == SIGTERM ? 1.0F : 0.0F});
   model_.move_loss(values.slice(0, 1));
   sums_.start("loss of the step");
-}
-
-Trainer::Agreement Trainer::agree() {
-  std::array<float, 3> sums{};
-  sums_.finish(sums);
-  const auto count = static_cast<double>(setup_.batch.accumulation_steps * comm_.world_size());
-  const int signal = sums[2] > 0.0F ? SIGTERM : sums[1] > 0.0F ? SIGINT : 0;
-  return {sums[0] / count, signal};
 }
 
 void Trainer::add_over_ranks(std::span<float> values, std::string_view label) {

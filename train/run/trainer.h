@@ -1,17 +1,16 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <span>
 #include <string_view>
 
+#include "device/cpu/cpu_stream.h"
 #include "train/model/kernels.h"
 #include "train/model/model.h"
 #include "train/model/parameters.h"
-#include "train/model/traced_parameters.h"
-#include "train/report/step_report.h"
-#include "train/run/rank_sums.h"
+#include "train/report/progress.h"
 #include "train/run/run_setup.h"
-#include "train/run/stream_clock.h"
 #include "zerorun/communicator.h"
 #include "zerorun/engine.h"
 #include "zerorun/lr_schedule.h"
@@ -23,6 +22,49 @@ namespace zerorun::train {
 struct Position {
   int64_t step = 0;     // completed steps, including skipped ones
   int64_t samples = 0;  // sequences that all ranks have trained on
+};
+
+// Sums a few numbers over all ranks asynchronously, so that the caller can submit more work to the
+// device meanwhile. For each sum: put(), start() and finish().
+class RankSums {
+ public:
+  RankSums(Device& device, Communicator& comm);
+
+  // Sets the values to add, at most four. The inline stream may replace some of them in the result,
+  // which is on the device, before start().
+  TensorView put(std::span<const float> values);
+  // Starts summing. Collective.
+  void start(std::string_view label);
+  // Waits for the sums.
+  void finish(std::span<float> sums);
+
+ private:
+  Device& device_;
+  Communicator& comm_;
+  const Buffer on_host_;
+  const Buffer on_device_;
+  TensorView values_;
+  Event there_;
+};
+
+// Tells when the device's inline stream reached a point. A thread waits for it if the device works
+// asynchronously, so that the caller need not.
+class StreamClock {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  explicit StreamClock(Device& device);
+
+  // The point is after all work that was submitted so far.
+  void mark();
+  // The time of the last mark(). Waits for it.
+  Time read();
+
+ private:
+  Device& device_;
+  Time time_{};
+  // Null on the CPU, whose inline stream is the caller. Last: its thread writes the time.
+  const std::unique_ptr<CpuStream> thread_;
 };
 
 // Trains the model of one rank with an engine. All public methods are collective unless noted.
@@ -60,15 +102,10 @@ class Trainer {
   const Kernels& kernels() const { return *kernels_; }
 
  private:
-  struct Agreement {
-    double loss = 0.0;
-    int signal = 0;
-  };
   // Starts exchanging the loss of a step and received signals. Done before the engine's step,
   // because afterwards it would wait for that step's gathers. When that step has waited for its
   // gradient norm, this is done, too.
   void start_agreement(int received);
-  Agreement agree();
   // Runs forward, backward and reductions of all micro-steps. Returns the time in seconds for
   // preparing their data.
   double accumulate(double loss_scale);
@@ -84,7 +121,7 @@ class Trainer {
   const std::unique_ptr<Kernels> kernels_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<LrSchedule> schedule_;
-  TracedParameters parameters_;
+  EngineParameters parameters_;
   Model model_;
   std::unique_ptr<Timeline> timeline_;
   double peak_flops_ = 0.0;  // operations per second of all ranks; 0: not measured

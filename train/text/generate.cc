@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/printable.h"
 #include "train/model/philox.h"
 
 namespace zerorun::train {
@@ -57,6 +58,18 @@ std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt,
     result.push_back(window.back());
   }
   return result;
+}
+
+std::string sample_text(std::string_view bytes) {
+  constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
+  std::string text;
+  while (!bytes.empty()) {
+    const bool is_space = bytes.front() == '\n' || bytes.front() == '\t';
+    const size_t size = is_space ? 1 : printable_size(bytes);
+    text += size > 0 ? bytes.substr(0, size) : kReplacement;
+    bytes.remove_prefix(std::max<size_t>(size, 1));
+  }
+  return text;
 }
 
 }  // namespace zerorun::train

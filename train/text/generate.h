@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "train/model/model.h"
@@ -23,5 +25,9 @@ int32_t draw_token(std::span<const float> logits, const SamplingOptions& options
 // in gathers.
 std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt,
                               const SamplingOptions& options);
+
+// Makes text that a byte-level model has generated safe to print: invalid UTF-8 and control
+// characters other than line breaks and tabs become U+FFFD.
+std::string sample_text(std::string_view bytes);
 
 }  // namespace zerorun::train

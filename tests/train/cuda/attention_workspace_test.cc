@@ -1,11 +1,11 @@
-#include "train/cuda/attention_workspace.h"
+#include "train/model/attention_workspace.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
-#include "train/model/attention_workspace.h"
+#include "train/cuda/cudnn_attention.h"
 #include "zerorun/error.h"
 
 namespace zerorun::train::cuda {
@@ -39,7 +39,7 @@ TEST(AttentionWorkspaceTest, TheLimitIsHeldWhereCudnnCanOrItIsEnough) {
 
 TEST(AttentionWorkspaceTest, ALimitForAttentionThatIsNotUsedIsRefused) {
   EXPECT_NO_THROW(refuse_unused({}, "no cuDNN"));
-  const auto refusal = [](const AttentionOptions& options) -> std::string {
+  const auto refusal = [](const KernelOptions& options) -> std::string {
     try {
       refuse_unused(options, "no cuDNN");
     } catch (const ConfigError& error) {
@@ -47,9 +47,10 @@ TEST(AttentionWorkspaceTest, ALimitForAttentionThatIsNotUsedIsRefused) {
     }
     return "none";
   };
-  EXPECT_THAT(refusal({.workspace = 0}),
+  EXPECT_THAT(refusal({.attention_workspace = 0}),
               AllOf(HasSubstr("--attention_workspace"), HasSubstr("no cuDNN")));
-  EXPECT_THAT(refusal({.fast = true}), AllOf(HasSubstr("--fast_attention"), HasSubstr("no cuDNN")));
+  EXPECT_THAT(refusal({.fast_attention = true}),
+              AllOf(HasSubstr("--fast_attention"), HasSubstr("no cuDNN")));
 }
 
 TEST(AttentionWorkspaceTest, WhereItCannotBeHeldTheErrorSaysWhatWould) {

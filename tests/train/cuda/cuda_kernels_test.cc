@@ -14,7 +14,6 @@
 namespace zerorun::train::testing {
 namespace {
 
-using cuda::CudaKernels;
 using fake::FakeCuda;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -30,9 +29,9 @@ int waits() {
   return sum;
 }
 
-std::unique_ptr<CudaKernels> make_kernels(Device& device, DType dtype, bool tf32 = false) {
-  return std::make_unique<CudaKernels>(device, KernelOptions{.dtype = dtype, .tf32 = tf32},
-                                       fake_cublas_lt(), cuda::FusedAttention{nullptr, "a test"});
+std::unique_ptr<Kernels> make_kernels(Device& device, DType dtype, bool tf32 = false) {
+  return cuda::make_cuda_kernels(device, {.dtype = dtype, .tf32 = tf32}, fake_cublas_lt(),
+                                 {nullptr, "a test"});
 }
 
 const KernelsUnderTest kCuda{
@@ -118,7 +117,7 @@ TEST(CudaKernelsTest, EpiloguesAreLeftOutOnRequest) {
   const DeviceTensor z(device, DType::bf16, shape.rows * shape.out, 1.0F);
   for (const bool gelu : {true, false}) {
     for (const bool bias_gradient : {true, false}) {
-      CudaKernels kernels(
+      const auto kernels = cuda::make_cuda_kernels(
           device,
           {.dtype = DType::bf16, .gelu_epilogue = gelu, .bias_gradient_epilogue = bias_gradient},
           fake_cublas_lt(), {nullptr, "a test"});
@@ -127,11 +126,12 @@ TEST(CudaKernelsTest, EpiloguesAreLeftOutOnRequest) {
         call();
         return FakeCuda::instance().counts()["cudaLaunchKernel"] - before;
       };
-      EXPECT_EQ(launched([&] { kernels.linear_gelu(shape, x, weight, bias, y, z); }), gelu ? 0 : 1);
-      EXPECT_EQ(launched([&] { kernels.linear_transposed_gelu(shape, y, weight, x, wide, wide); }),
+      EXPECT_EQ(launched([&] { kernels->linear_gelu(shape, x, weight, bias, y, z); }),
+                gelu ? 0 : 1);
+      EXPECT_EQ(launched([&] { kernels->linear_transposed_gelu(shape, y, weight, x, wide, wide); }),
                 gelu ? 1 : 2);
       EXPECT_EQ(launched([&] {
-                  kernels.linear_gradients(shape, x, y, {weight, false}, {bias, false});
+                  kernels->linear_gradients(shape, x, y, {weight, false}, {bias, false});
                 }),
                 bias_gradient ? 0 : 2);
     }

@@ -13,7 +13,6 @@
 namespace zerorun::train::testing {
 namespace {
 
-using cuda::CudaKernels;
 using fake::FakeCuda;
 using ::testing::HasSubstr;
 
@@ -26,8 +25,7 @@ std::vector<KernelsUnderTest> cases() {
   const auto make = [](const cuda::CublasLt& lt, KernelOptions options = {}) {
     return [lt, options](Device& device, DType dtype) mutable {
       options.dtype = dtype;
-      return std::make_unique<CudaKernels>(device, options, lt,
-                                           cuda::FusedAttention{nullptr, "a test"});
+      return cuda::make_cuda_kernels(device, options, lt, {nullptr, "a test"});
     };
   };
   const KernelOptions separate{.gelu_epilogue = false, .bias_gradient_epilogue = false};

@@ -1,12 +1,11 @@
 // Batches go to the GPU beside the host, which makes the next one meanwhile.
-#include "train/model/token_batch.h"
-
 #include <utility>
 #include <vector>
 
 #include "device/cuda/cuda_device.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/gate.h"
+#include "train/model/model.h"
 
 namespace zerorun::train {
 namespace {

@@ -13,8 +13,8 @@
 #include "tests/device/cuda/failing_calls.h"
 #include "tests/train/cuda/fake/cublas_lt.h"
 #include "tests/train/temporary_folder.h"
-#include "train/cuda/attention.h"
 #include "train/cuda/cuda_kernels.h"
+#include "train/cuda/kernels.h"
 #include "train/run/trainer.h"
 
 namespace zerorun::train::testing {
@@ -69,8 +69,7 @@ class TrainingFailureTest : public ::testing::Test {
     cuda::FusedAttention attention{nullptr, "a test"};
     if (fused_attention) attention.cudnn = std::make_unique<FakeCudnn>();
     Trainer trainer(setup, *comm, *device,
-                    std::make_unique<cuda::CudaKernels>(*device, KernelOptions{}, fake_cublas_lt(),
-                                                        std::move(attention)));
+                    cuda::make_cuda_kernels(*device, {}, fake_cublas_lt(), std::move(attention)));
     trainer.initialize();
     trainer.step(0);
     return trainer.engine().states().parameter_hash();

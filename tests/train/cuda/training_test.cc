@@ -33,9 +33,7 @@ struct Trajectory {
 };
 
 std::unique_ptr<Kernels> cuda_kernels(Device& device, DType dtype) {
-  return std::make_unique<cuda::CudaKernels>(device, KernelOptions{.dtype = dtype},
-                                             fake_cublas_lt(),
-                                             cuda::FusedAttention{nullptr, "a test"});
+  return cuda::make_cuda_kernels(device, {.dtype = dtype}, fake_cublas_lt(), {nullptr, "a test"});
 }
 
 class TrainingTest : public ::testing::Test {

@@ -1,6 +1,6 @@
 #include "tests/train/model/kernels_conformance.h"
 #include "train/cpu/cpu_kernels.h"
-#include "train/cpu/elementwise.h"
+#include "train/cpu/matrix.h"
 
 namespace zerorun::train::testing {
 namespace {

@@ -1,7 +1,6 @@
-#include "train/model/model_flops.h"
-
 #include <gtest/gtest.h>
 
+#include "train/model/model.h"
 #include "train/model/parameters.h"
 #include "train/run/make_kernels.h"
 

@@ -1,9 +1,9 @@
-#include "train/run/save_schedule.h"
-
 #include <gmock/gmock.h>
 
 #include <set>
 #include <vector>
+
+#include "train/run/run.h"
 
 namespace zerorun::train {
 namespace {

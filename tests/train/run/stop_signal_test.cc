@@ -6,7 +6,7 @@
 #include <atomic>
 #include <vector>
 
-#include "train/cpu/gemm.h"
+#include "train/cpu/matrix.h"
 
 namespace zerorun::train {
 namespace {
@@ -30,6 +30,15 @@ TEST_F(StopSignalTest, EndsTheProcessUnlessHeld) {
         ::pause();
       },
       ::testing::KilledBySignal(SIGTERM), "");
+}
+
+TEST_F(StopSignalTest, EndsWithoutASignal) {
+  EXPECT_EXIT(
+      {
+        { const StopSignal stop; }
+        ::_exit(0);
+      },
+      ::testing::ExitedWithCode(0), "");
 }
 
 TEST_F(StopSignalTest, RemembersTheLastOneWhileHeld) {

@@ -1,6 +1,6 @@
-#include "train/text/sample_text.h"
-
 #include <gtest/gtest.h>
+
+#include "train/text/generate.h"
 
 namespace zerorun::train {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "train/cuda/cublas_lt.h"
+#include "train/cuda/matmul.h"
 
 namespace zerorun::train::testing {
 

@@ -1,5 +1,4 @@
 #include "train/cuda/elements.h"
-#include "train/cuda/gelu.h"
 
 namespace zerorun::train::cuda {
 
@@ -57,6 +56,26 @@ void map_all(cudaStream_t stream, TensorView x, TensorView y, Map map) {
   });
 }
 
+// A block for each tile of columns and part of the rows.
+template <typename T, int N>
+__global__ void sum_parts(int64_t rows, int64_t width, int64_t rows_of_part, const T* x,
+                          float* parts) {
+  const int64_t column = (int64_t{blockIdx.x} * kLanes + lane()) * N;
+  const int64_t begin = blockIdx.y * rows_of_part;
+  const int64_t end = begin + rows_of_part < rows ? begin + rows_of_part : rows;
+  sum_into<N>(
+      begin, end, column, width, x, [&](int64_t row) { return row * width; }, /*accumulate=*/false,
+      parts + blockIdx.y * width);
+}
+
+template <typename G>
+__global__ void add_all_parts(const float* parts, int64_t count, int64_t stride, int64_t width,
+                              bool accumulate, G* to) {
+  sum_into<1>(
+      0, count, int64_t{blockIdx.x} * kLanes + lane(), width, parts,
+      [&](int64_t part) { return part * stride; }, accumulate, to);
+}
+
 }  // namespace
 
 void gelu(cudaStream_t stream, TensorView x, TensorView y) { map_all(stream, x, y, Gelu()); }
@@ -67,6 +86,29 @@ void gelu_backward(cudaStream_t stream, TensorView x, TensorView dy_to_dx) {
 
 void add_bias(cudaStream_t stream, TensorView bias, TensorView y) {
   map_all(stream, bias, y, Sum());
+}
+
+void add_parts(cudaStream_t stream, const float* parts, int64_t count, int64_t stride,
+               const GradientView& to) {
+  const int64_t width = to.view.numel;
+  with_floating(to.view.dtype, [&](auto* type) {
+    using G = std::remove_pointer_t<decltype(type)>;
+    launch(add_all_parts<G>, grid_of(ceil_div(width, kLanes)), kThreads, stream, parts, count,
+           stride, width, to.accumulate, to.view.as<G>());
+  });
+}
+
+void column_sums(cudaStream_t stream, int64_t rows, TensorView x, float* scratch,
+                 const GradientView& to) {
+  const int64_t width = to.view.numel;
+  const RowParts parts = row_parts(rows);
+  with_vectors(x.dtype, {x}, width, [&](auto* type, auto n) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    constexpr int kN = decltype(n)::value;
+    launch(sum_parts<T, kN>, grid_of(ceil_div(width, kLanes * kN), parts.count), kThreads, stream,
+           rows, width, parts.rows_of_part, x.as<const T>(), scratch);
+  });
+  add_parts(stream, scratch, parts.count, width, to);
 }
 
 }  // namespace zerorun::train::cuda

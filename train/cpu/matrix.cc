@@ -1,23 +1,36 @@
-#include "train/cpu/elementwise.h"
+#include "train/cpu/matrix.h"
+
+#include <oneapi/dnnl/dnnl.h>
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <type_traits>
 
+#include "core/check.h"
 #include "core/parallel.h"
-#include "train/cpu/storage.h"
+#include "device/convert.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "train/cpu/elementwise.cc"
+#define HWY_TARGET_INCLUDE "train/cpu/matrix.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 // After foreach_target.h:
 #include <hwy/contrib/math/math-inl.h>
 
-#include "train/cpu/storage-inl.h"
+#include "train/cpu/vectors-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zerorun::train {
 namespace HWY_NAMESPACE {
+
+// Calls body(pointer) with a pointer of the view's element type.
+template <typename Body>
+HWY_INLINE void with_storage(TensorView view, const Body& body) {
+  with_floating(view.dtype, [&](auto* type) HWY_ATTR {
+    body(view.as<std::remove_pointer_t<decltype(type)>>());
+  });
+}
 
 void widen_rows(const StoredPanel& from, int64_t rows, int64_t cols, float* to) {
   with_storage(from.corner, [&](const auto* source) HWY_ATTR {
@@ -122,6 +135,51 @@ void gelu_backward_range(int64_t numel, const float* x, float* y, float* dy_to_d
   });
 }
 
+HWY_INLINE float maximum(const float* row, int64_t numel) {
+  const Floats d;
+  auto largest = hn::Set(d, row[0]);
+  for_vectors(numel, [&](int64_t i, auto part) HWY_ATTR {
+    // Lanes beyond the part repeat the first score, so that they do not affect the maximum.
+    largest = hn::Max(largest, keep(load(row + i, part), part, row[0]));
+  });
+  return hn::GetLane(hn::MaxOfLanes(d, largest));
+}
+
+// exp for arguments <= 0, whose results below 1e-37 are zero.
+HWY_INLINE FloatVector exp_of(FloatVector x) {
+  const Floats d;
+  const auto value = hn::Exp(d, hn::Max(x, hn::Set(d, -87.0F)));
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0F)), value);
+}
+
+SoftmaxSums exponentiate_row(float* row, int64_t numel) {
+  const float largest = maximum(row, numel);
+  const auto shift = hn::Set(Floats(), largest);
+  auto sums = hn::Zero(Floats());
+  for_vectors(numel, [&](int64_t i, auto part) HWY_ATTR {
+    const auto value = exp_of(hn::Sub(load(row + i, part), shift));
+    store(value, row + i, part);
+    sums = hn::Add(sums, keep(value, part));
+  });
+  const float sum = sum_of_lanes(sums);
+  return {sum, largest + std::log(sum)};
+}
+
+void exponentiate_from_row(float* row, int64_t numel, float log_sum) {
+  const auto shift = hn::Set(Floats(), log_sum);
+  for_vectors(numel, [&](int64_t i, auto part) HWY_ATTR {
+    store(exp_of(hn::Sub(load(row + i, part), shift)), row + i, part);
+  });
+}
+
+float dot_rows(const float* a, const float* b, int64_t numel) {
+  auto sums = hn::Zero(Floats());
+  for_vectors(numel, [&](int64_t i, auto part) HWY_ATTR {
+    sums = hn::MulAdd(load(a + i, part), load(b + i, part), sums);
+  });
+  return sum_of_lanes(sums);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace zerorun::train
 HWY_AFTER_NAMESPACE();
@@ -136,6 +194,9 @@ HWY_EXPORT(start_row_range);
 HWY_EXPORT(sum_columns);
 HWY_EXPORT(gelu_range);
 HWY_EXPORT(gelu_backward_range);
+HWY_EXPORT(exponentiate_row);
+HWY_EXPORT(exponentiate_from_row);
+HWY_EXPORT(dot_rows);
 
 namespace {
 
@@ -146,9 +207,18 @@ int64_t rows_per_piece(int64_t cols) { return std::max<int64_t>(1, kElements / c
 
 }  // namespace
 
+void gemm(const GemmSize& size, GemmInput a, GemmInput b, GemmOutput out, float alpha, float beta) {
+  if (size.rows == 0 || size.cols == 0) return;
+  const dnnl_status_t status =
+      dnnl_sgemm(a.transposed ? 'T' : 'N', b.transposed ? 'T' : 'N', size.rows, size.cols,
+                 size.inner, alpha, a.data, a.stride, b.data, b.stride, beta, out.data, out.stride);
+  ZR_CHECK(status == dnnl_success, "oneDNN refused a product of {} x {} x {}: {}", size.rows,
+           size.cols, size.inner, static_cast<int>(status));
+}
+
 void widen(const StoredPanel& from, int64_t rows, int64_t cols, float* to) {
   parallel_for(rows, rows_per_piece(cols), [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(widen_rows)(from.from_row(begin), end - begin, cols, to + begin * cols);
+    HWY_DYNAMIC_DISPATCH(widen_rows)(from.at(begin, 0), end - begin, cols, to + begin * cols);
   });
 }
 
@@ -156,7 +226,7 @@ void round_into(const float* from, int64_t rows, int64_t cols, const StoredPanel
                 bool accumulate) {
   parallel_for(rows, rows_per_piece(cols), [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(round_rows)
-    (from + begin * cols, end - begin, cols, to.from_row(begin), accumulate);
+    (from + begin * cols, end - begin, cols, to.at(begin, 0), accumulate);
   });
 }
 
@@ -196,6 +266,26 @@ void gelu_backward(int64_t numel, const float* x, float* y, float* dy_to_dx) {
     HWY_DYNAMIC_DISPATCH(gelu_backward_range)
     (end - begin, x + begin, y + begin, dy_to_dx + begin);
   });
+}
+
+SoftmaxSums exponentiate(float* row, int64_t numel) {
+  return HWY_DYNAMIC_DISPATCH(exponentiate_row)(row, numel);
+}
+
+void exponentiate_from(float* row, int64_t numel, float log_sum) {
+  HWY_DYNAMIC_DISPATCH(exponentiate_from_row)(row, numel, log_sum);
+}
+
+void softmax_backward(const float* p, int64_t numel, float mean, float* ds) {
+  for (int64_t i = 0; i < numel; ++i) ds[i] = p[i] * (ds[i] - mean);
+}
+
+void scale(float* row, int64_t numel, float factor) {
+  for (int64_t i = 0; i < numel; ++i) row[i] *= factor;
+}
+
+float dot(const float* a, const float* b, int64_t numel) {
+  return HWY_DYNAMIC_DISPATCH(dot_rows)(a, b, numel);
 }
 
 }  // namespace zerorun::train

@@ -1,4 +1,4 @@
-#include "train/run/claimed_folder.h"
+#include "train/run/run_folder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-class ClaimedFolderTest : public ::testing::Test {
+class RunFolderTest : public ::testing::Test {
  protected:
   TrainOptions options(const std::string& save = "run") const {
     TrainOptions options;
@@ -28,13 +28,13 @@ class ClaimedFolderTest : public ::testing::Test {
   }
   // Leaves what a run of the job leaves.
   void make_run(const std::string& name, const std::string& job = "job") const {
-    const ClaimedFolder claimed(options(name), job);
+    const RunFolder claimed(options(name), job);
     folder_.write(name + "/latest", "step1\n");
     folder_.write(name + "/model.safetensors", "weights");
   }
   std::string error_of(const TrainOptions& asked) const {
     try {
-      const ClaimedFolder claimed(asked, "");
+      const RunFolder claimed(asked, "");
     } catch (const Error& error) {
       return error.what();
     }
@@ -44,22 +44,22 @@ class ClaimedFolderTest : public ::testing::Test {
   const TemporaryFolder folder_;
 };
 
-TEST_F(ClaimedFolderTest, IsMadeAndHeldByOneRun) {
-  const auto first = std::make_unique<ClaimedFolder>(options("deep/run"), "");
+TEST_F(RunFolderTest, IsMadeAndHeldByOneRun) {
+  const auto first = std::make_unique<RunFolder>(options("deep/run"), "");
   EXPECT_EQ(first->moved_to(), "");
   EXPECT_THAT(error_of(options("deep/run")),
               AllOf(HasSubstr("another run saves there, process "), HasSubstr("another --save")));
 }
 
-TEST_F(ClaimedFolderTest, IsFreeAgainWhenTheRunHasEnded) {
-  { const ClaimedFolder first(options(), ""); }
+TEST_F(RunFolderTest, IsFreeAgainWhenTheRunHasEnded) {
+  { const RunFolder first(options(), ""); }
   EXPECT_EQ(error_of(options()), "claimed");
 }
 
-TEST_F(ClaimedFolderTest, AnotherRunIsKeptUnderANewNameAndTheResumedOneInPlace) {
+TEST_F(RunFolderTest, AnotherRunIsKeptUnderANewNameAndTheResumedOneInPlace) {
   make_run("run");
   {
-    const ClaimedFolder claimed(options(), "");
+    const RunFolder claimed(options(), "");
     EXPECT_EQ(claimed.moved_to(), fs::canonical(folder_.path()).string() + "/run.1");
     EXPECT_EQ(read_file(folder_.path("run.1/latest")), "step1\n");
     EXPECT_FALSE(fs::exists(folder_.path("run/latest")));
@@ -68,28 +68,28 @@ TEST_F(ClaimedFolderTest, AnotherRunIsKeptUnderANewNameAndTheResumedOneInPlace) 
   folder_.write("run/latest", "step2\n");
   TrainOptions resumed = options();
   resumed.resume = folder_.path("run/.");
-  const ClaimedFolder claimed(resumed, "");
+  const RunFolder claimed(resumed, "");
   EXPECT_EQ(claimed.moved_to(), "");
   EXPECT_EQ(read_file(folder_.path("run/latest")), "step2\n");
 }
 
-TEST_F(ClaimedFolderTest, ARunningRunIsNotMovedAway) {
+TEST_F(RunFolderTest, ARunningRunIsNotMovedAway) {
   make_run("run");
   TrainOptions resumed = options();
   resumed.resume = resumed.save;
-  const ClaimedFolder running(resumed, "");
+  const RunFolder running(resumed, "");
   EXPECT_THAT(error_of(options()), HasSubstr("another run saves there"));
   EXPECT_TRUE(fs::exists(folder_.path("run/latest")));
 }
 
-TEST_F(ClaimedFolderTest, AModelThatIsNotOfARunIsLeftAlone) {
+TEST_F(RunFolderTest, AModelThatIsNotOfARunIsLeftAlone) {
   folder_.write("run/pytorch_model.bin", "foreign");
   EXPECT_THAT(error_of(options()), AllOf(HasSubstr("contains pytorch_model.bin, which no run"),
                                          HasSubstr("give another --save")));
   EXPECT_EQ(read_file(folder_.path("run/pytorch_model.bin")), "foreign");
 }
 
-TEST_F(ClaimedFolderTest, TheStartingPointCannotBeOverwritten) {
+TEST_F(RunFolderTest, TheStartingPointCannotBeOverwritten) {
   make_run("run");
   TrainOptions asked = options();
   asked.init = asked.save;
@@ -101,23 +101,23 @@ TEST_F(ClaimedFolderTest, TheStartingPointCannotBeOverwritten) {
   EXPECT_EQ(read_file(folder_.path("run/model.safetensors")), "weights");
 }
 
-TEST_F(ClaimedFolderTest, ALinkStaysAndItsFolderIsKept) {
+TEST_F(RunFolderTest, ALinkStaysAndItsFolderIsKept) {
   make_run("disk/run");
   fs::create_symlink(folder_.path("disk/run"), folder_.path("link"));
-  const ClaimedFolder claimed(options("link"), "");
+  const RunFolder claimed(options("link"), "");
   EXPECT_TRUE(fs::is_symlink(folder_.path("link")));
   EXPECT_EQ(read_file(folder_.path("disk/run.1/latest")), "step1\n");
   EXPECT_TRUE(fs::is_empty(folder_.path("link")) || fs::exists(folder_.path("link/.train.lock")));
 }
 
-TEST_F(ClaimedFolderTest, ALinkToNothingIsRefused) {
+TEST_F(RunFolderTest, ALinkToNothingIsRefused) {
   fs::create_symlink(folder_.path("gone"), folder_.path("link"));
   EXPECT_THAT(error_of(options("link")), AllOf(HasSubstr("a link to " + folder_.path("gone")),
                                                HasSubstr("which is not there")));
   EXPECT_FALSE(fs::exists(folder_.path("gone")));
 }
 
-TEST_F(ClaimedFolderTest, AFolderThatCannotBeRenamedIsAnErrorBeforeTheRun) {
+TEST_F(RunFolderTest, AFolderThatCannotBeRenamedIsAnErrorBeforeTheRun) {
   make_run("run");
   const fs::path before = fs::current_path();
   fs::current_path(folder_.path("run"));
@@ -130,21 +130,21 @@ TEST_F(ClaimedFolderTest, AFolderThatCannotBeRenamedIsAnErrorBeforeTheRun) {
   EXPECT_EQ(read_file(folder_.path("run/latest")), "step1\n");
 }
 
-TEST_F(ClaimedFolderTest, AFileInItsPlaceIsAnError) {
+TEST_F(RunFolderTest, AFileInItsPlaceIsAnError) {
   folder_.write("file", "mine");
   EXPECT_THAT(error_of(options("file")), HasSubstr("Not a directory"));
   EXPECT_THAT(error_of(options("file/deeper")), HasSubstr("Not a directory"));
 }
 
-TEST_F(ClaimedFolderTest, ADiskWithoutRoomIsSaid) {
-  const ClaimedFolder claimed(options(), "");
+TEST_F(RunFolderTest, ADiskWithoutRoomIsSaid) {
+  const RunFolder claimed(options(), "");
   claimed.check_room(1);
   EXPECT_THAT([&] { claimed.check_room(uint64_t{1} << 62); },
               ThrowsMessage<IoError>(AllOf(HasSubstr("a checkpoint and the model take"),
                                            HasSubstr("free some space"))));
 }
 
-TEST_F(ClaimedFolderTest, OnlyARestartContinuesAndOnlyItsOwnJob) {
+TEST_F(RunFolderTest, OnlyARestartContinuesAndOnlyItsOwnJob) {
   make_run("run", "job-a");
   const auto continues = [&](const char* count, const char* job) {
     ::setenv("TORCHELASTIC_RESTART_COUNT", count, 1);

@@ -1,10 +1,10 @@
 // Loads and stores fp32 vectors from and to the dtypes of parameters and gradients. Compiled once
 // per instruction set; see Highway's foreach_target.h.
-#if defined(ZERORUN_TRAIN_CPU_STORAGE_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef ZERORUN_TRAIN_CPU_STORAGE_INL_H_
-#undef ZERORUN_TRAIN_CPU_STORAGE_INL_H_
+#if defined(ZERORUN_TRAIN_CPU_VECTORS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ZERORUN_TRAIN_CPU_VECTORS_INL_H_
+#undef ZERORUN_TRAIN_CPU_VECTORS_INL_H_
 #else
-#define ZERORUN_TRAIN_CPU_STORAGE_INL_H_
+#define ZERORUN_TRAIN_CPU_VECTORS_INL_H_
 #endif
 
 #include <hwy/highway.h>
@@ -81,4 +81,4 @@ HWY_INLINE float sum_of_lanes(FloatVector value) {
 }  // namespace zerorun::train
 HWY_AFTER_NAMESPACE();
 
-#endif  // ZERORUN_TRAIN_CPU_STORAGE_INL_H_
+#endif  // ZERORUN_TRAIN_CPU_VECTORS_INL_H_
