@@ -1,11 +1,14 @@
 #include "launcher/launch.h"
 
+#include <fcntl.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <iterator>
 #include <memory>
@@ -21,20 +24,50 @@
 #include "launcher/hosts/choose_cluster.h"
 #include "launcher/hosts/exports.h"
 #include "launcher/hosts/remote_start.h"
-#include "launcher/hosts/shell_quote.h"
 #include "launcher/job.h"
 #include "launcher/program.h"
 #include "launcher/ranks/guardian.h"
-#include "launcher/ranks/pid_file.h"
 #include "launcher/ranks/process.h"
 #include "launcher/ranks/signals.h"
 #include "launcher/ranks/supervisor.h"
+#include "launcher/words.h"
 #include "os/address.h"
 #include "os/process_identity.h"
 
 namespace zerorun {
 
 namespace {
+
+// Creates the file /tmp/PID.deepspeed, which contains that number, for its lifetime. DeepSpeed's
+// launcher writes it with --save_pid, for scripts that end the launcher.
+class PidFile {
+ public:
+  // Throws IoError if the file cannot be written.
+  PidFile();
+  PidFile(const PidFile&) = delete;
+  PidFile& operator=(const PidFile&) = delete;
+  ~PidFile();
+
+ private:
+  std::string path_;
+  int owner_;  // pid of the creator; child processes do not remove the file
+};
+
+PidFile::PidFile() : path_(fmt::format("/tmp/{}.deepspeed", getpid())), owner_(getpid()) {
+  // A file that an earlier process of this number left behind is replaced; a link that somebody
+  // else put there is not followed.
+  unlink(path_.c_str());
+  const FileDescriptor file(
+      open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+  const std::string text = fmt::format("{}", owner_);
+  if (!file || write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    fail<IoError>("--save_pid: cannot write {}: {}", path_, std::strerror(errno));
+  }
+}
+
+PidFile::~PidFile() {
+  if (getpid() == owner_) unlink(path_.c_str());
+}
 
 // One host, with restarts.
 int run_here(Job job, const LaunchOptions& options, const ThisHost& here,
@@ -87,17 +120,19 @@ std::vector<std::string> forwarded_variables(const Environment& environment,
 
 // The options of the launcher as the user typed them, with another number of the host and address.
 std::string retyped(const std::vector<std::string>& arguments, const LaunchOptions& options,
-                    std::optional<int> node_rank, const std::string& master_addr) {
+                    std::optional<int> node_rank, const std::string& endpoint) {
   const size_t program = arguments.size() - options.program.arguments.size() - 1;
   std::vector<std::string> words = {"zerorun"};
   for (size_t i = 0; i < program; ++i) {
+    if (arguments[i] == "--") continue;
     const std::string name = with_underscores(arguments[i].substr(0, arguments[i].find('=')));
-    const bool replaced = (node_rank && name == "--node_rank") ||
-                          (!master_addr.empty() && name == "--master_addr");
+    const bool of_endpoint = name == "--master_addr" || name == "--rdzv_endpoint";
+    const bool replaced =
+        (node_rank && name == "--node_rank") || (!endpoint.empty() && of_endpoint);
     if (!replaced) words.push_back(shell_quote(arguments[i]));
     if (replaced && name.size() == arguments[i].size()) ++i;  // its value
   }
-  if (!master_addr.empty()) words.push_back("--master_addr " + master_addr);
+  if (!endpoint.empty()) words.push_back(endpoint);
   if (node_rank) words.push_back(fmt::format("--node_rank {}", *node_rank));
   words.push_back(shell_quote(options.program.name));
   if (!options.program.arguments.empty()) words.emplace_back("...");
@@ -130,10 +165,16 @@ void add_meeting(CoordinatedJob& job, const std::vector<std::string>& arguments,
   }
   if (!loopback && is_own_address(endpoint)) return;
   const std::vector<OwnAddress> own = own_addresses();
-  const std::string better = own.empty() ? "ADDRESS" : own.front().address;
+  const std::string address = own.empty() ? "ADDRESS" : own.front().address;
+  const bool is_v6 = address.find(':') != std::string::npos;
+  const std::string host = is_v6 ? "[" + address + "]" : address;
+  const std::string better =
+      options.hosts.endpoint.empty()
+          ? "--master_addr " + address
+          : "--rdzv_endpoint " + shell_quote(fmt::format("{}:{}", host, job.cluster.endpoint_port));
   job.doubt = fmt::format(
       "they are to meet at {} (--master_addr, --rdzv_endpoint), which is {}. The addresses of this "
-      "host are {}. Type here: {}; and give the same --master_addr on the other hosts",
+      "host are {}. Type here: {}; and give the other hosts the same address",
       endpoint,
       loopback ? "an address that every host has for itself"
                : "no address of this host, though it is the first (--node_rank 0)",

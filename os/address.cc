@@ -198,7 +198,8 @@ std::string own_address_towards(const std::string& host) {
     }
   }
   const std::vector<OwnAddress> own = own_addresses();
-  if (own.empty()) fail<CommError>("'{}' is the loopback, and this host has no other address", host);
+  if (own.empty())
+    fail<CommError>("'{}' is the loopback, and this host has no other address", host);
   return own.front().address;
 }
 

@@ -9,7 +9,7 @@
 #include "core/check.h"
 #include "launcher/hosts/address.h"
 #include "tools/bench_nvme.h"
-#include "tools/completion_script.h"
+#include "tools/completion.h"
 #include "tools/plan/host_report.h"
 #include "tools/python_tool.h"
 #include "tools/terminal/tool.h"
@@ -210,11 +210,11 @@ void define_shell(CLI::App& tools, ToolArguments& arguments) {
 }
 
 void define_doctor(CLI::App& tools, DoctorOptions& doctor) {
-  CLI::App* tool = add_tool(tools, "doctor",
-                            "Checks this machine for what jobs need, and says what to change",
-                            "Examples:\n"
-                            "  zerorun doctor\n"
-                            "  zerorun doctor --hostfile hosts --folder /mnt/checkpoints --json");
+  CLI::App* tool =
+      add_tool(tools, "doctor", "Checks this machine for what jobs need, and says what to change",
+               "Examples:\n"
+               "  zerorun doctor\n"
+               "  zerorun doctor --hostfile hosts --folder /mnt/checkpoints --json");
   takes_text(tool->add_option("--hostfile", doctor.hostfile,
                               "Also check that this host knows the hosts of this file"),
              "FILE");

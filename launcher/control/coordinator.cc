@@ -28,6 +28,16 @@ constexpr std::chrono::milliseconds kEndPatience{4500};
 // For the launchers to go home after the last word.
 constexpr std::chrono::milliseconds kHomewardTime{2000};
 
+// Which phase (column) may follow which (row), and what leads there.
+constexpr bool kFollowers[4][4] = {
+    // gathering, running, ending, done
+    {false, true, false, true},  // gathering: all hosts are ready; some cannot take part or come
+    {false, false, true, true},  // running: a failure, a loss, a host that refuses; the ranks' end
+    {true, true, false,
+     true},  // ending: a restart, which waits for lost hosts or not; none is left
+    {false, false, false, false},  // done
+};
+
 }  // namespace
 
 Coordinator::Coordinator(CoordinatedJob job, Listener listener, const FileDescriptor& guardian,
@@ -41,6 +51,13 @@ Coordinator::Coordinator(CoordinatedJob job, Listener listener, const FileDescri
   meeting_.run_id = job_.run_id;
   job_.endpoint_host = job_.cluster.endpoint_host;
   signal(SIGPIPE, SIG_IGN);
+}
+
+void Coordinator::enter(Phase next) {
+  const bool follows = kFollowers[static_cast<size_t>(phase_)][static_cast<size_t>(next)];
+  ZR_CHECK(follows, "phase {} after phase {}", static_cast<int>(next), static_cast<int>(phase_));
+  phase_ = next;
+  phase_began_ = Clock::now();
 }
 
 int Coordinator::run() {
@@ -234,8 +251,7 @@ void Coordinator::begin_if_ready() {
 }
 
 void Coordinator::begin() {
-  phase_ = Phase::running;
-  phase_began_ = Clock::now();
+  enter(Phase::running);
   Cluster& cluster = job_.cluster;
   cluster.hosts.clear();
   Node* first = nullptr;
@@ -270,8 +286,7 @@ void Coordinator::begin_others(const ControlMessage& place) {
 
 void Coordinator::end_run() {
   if (phase_ != Phase::running) return;
-  phase_ = Phase::ending;
-  phase_began_ = Clock::now();
+  enter(Phase::ending);
   tell_all(ControlMessage("end"));
 }
 
@@ -292,7 +307,7 @@ void Coordinator::conclude_if_ended() {
 
 void Coordinator::finish(int code, const std::string& report) {
   if (phase_ == Phase::done) return;
-  phase_ = Phase::done;
+  enter(Phase::done);
   code_ = code;
   last_word_ = report;
   tell_all(ControlMessage("finish").add("code", code).add("report", report));

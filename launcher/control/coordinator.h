@@ -11,7 +11,6 @@
 #include "launcher/control/control_server.h"
 #include "launcher/control/endpoint_wait.h"
 #include "launcher/control/node_table.h"
-#include "launcher/control/other_coordinator.h"
 #include "launcher/hosts/starters.h"
 #include "launcher/job.h"
 #include "launcher/ranks/output.h"
@@ -65,6 +64,8 @@ class Coordinator {
   static constexpr int kConfigCode = 2;
   enum class Phase : uint8_t { gathering, running, ending, done };
 
+  // Every change of the phase; those that may follow each are in a table.
+  void enter(Phase next);
   void start_launchers();
   void start_own_launcher();
   void wait_and_handle();
@@ -118,7 +119,7 @@ class Coordinator {
   Phase phase_ = Phase::gathering;
   Clock::time_point phase_began_ = Clock::now();
   std::chrono::seconds next_note_ = kFirstNote;
-  OtherCoordinator other_;
+  Clock::time_point next_question_{};  // to another coordinator
   std::optional<int> stop_signal_;
   std::string last_word_;  // why the job cannot run, or how it failed
   int code_ = 0;

@@ -17,6 +17,7 @@ using Seconds = std::chrono::duration<double>;
 
 // With fewer hosts than the most that the job may have, others may still come.
 constexpr std::chrono::seconds kLastCall{30};
+constexpr std::chrono::seconds kQuestionPause{2};
 
 bool is_away(const Node& node) { return node.in(Node::State::lost) || node.in(Node::State::gone); }
 
@@ -47,25 +48,28 @@ void Coordinator::note_absence(Clock::time_point now) {
            kFailureCode);
   } else if (waited > next_note_) {
     const auto first = std::find_if(nodes_.begin(), nodes_.end(), missing);
-    say(fmt::format("waiting for the launchers of all hosts since {:.0f} s; {}{}",
-                    Seconds(waited).count(), who,
-                    job_.command_on ? ". On the missing host type: " +
-                                          job_.command_on(number_of(*first))
-                                    : ""));
+    say(fmt::format(
+        "waiting for the launchers of all hosts since {:.0f} s; {}{}", Seconds(waited).count(), who,
+        job_.command_on ? ". On the missing host type: " + job_.command_on(number_of(*first))
+                        : ""));
     next_note_ *= 2;
   }
 }
 
 void Coordinator::check_endpoint(Clock::time_point now) {
   if (job_.doubt.empty() || meeting_.restarts > 0) return;
-  const auto joined = std::count_if(nodes_.begin(), nodes_.end(),
-                                    [](const Node& node) { return node.alive(); });
-  if (joined > 1) return;  // another host has found the way
+  const auto joined =
+      std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.alive(); });
+  if (joined > 1) return job_.doubt.clear();  // another host has found the way
   if (job_.introduction) {
-    const auto why =
-        other_.ask(job_.endpoint_host, job_.cluster.endpoint_port, *job_.introduction);
-    if (why) return refuse(*why, kConfigCode);
+    if (now < next_question_) return;
+    next_question_ = now + kQuestionPause;
+    const OtherCoordinator other =
+        ask_other_coordinator(job_.endpoint_host, job_.cluster.endpoint_port, *job_.introduction);
+    if (!other.denial.empty()) return refuse(other.denial, kConfigCode);
+    if (other.reached) return;  // the way there leads back here, as through a Kubernetes service
   }
+  if (static_cast<size_t>(joined) >= needed_hosts()) return;  // it begins without others
   if (now - phase_began_ <= job_.doubtful_wait || job_.join_timeout.given) return;
   refuse(fmt::format("no other host has joined for {} s: {}. --rdzv_conf timeout=SECONDS waits "
                      "longer",
@@ -167,8 +171,7 @@ bool Coordinator::call_back() {
     called = true;
   }
   if (!called) return false;
-  phase_ = Phase::gathering;
-  phase_began_ = Clock::now();
+  enter(Phase::gathering);
   next_note_ = kRejoin;
   say(fmt::format(
       "waiting {} s at most for lost hosts to join again: {}", patience.count(),

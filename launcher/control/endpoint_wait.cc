@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/printable.h"
 #include "os/address.h"
 
 namespace zerorun {
@@ -26,8 +27,8 @@ FileDescriptor EndpointWait::try_once() {
     found = judge(attempt);
     outcome_.clear();
     for (const auto& [address, error] : attempt.failures) {
-      outcome_ += fmt::format("{}{}: {}", outcome_.empty() ? "" : ", ", address,
-                              std::strerror(error));
+      outcome_ +=
+          fmt::format("{}{}: {}", outcome_.empty() ? "" : ", ", address, std::strerror(error));
     }
   } catch (const CommError& error) {
     outcome_ = error.what();
@@ -44,9 +45,9 @@ EndpointWait::Finding EndpointWait::judge(const ConnectionAttempt& attempt) cons
                        [error](const auto& failure) { return failure.error == error; });
   };
   if (any(ECONNREFUSED)) return is_own_address(host_) ? Finding::refused_here : Finding::refused;
-  const bool no_route = std::all_of(
-      attempt.failures.begin(), attempt.failures.end(),
-      [](const auto& failure) { return failure.error == ENETUNREACH; });
+  const bool no_route =
+      std::all_of(attempt.failures.begin(), attempt.failures.end(),
+                  [](const auto& failure) { return failure.error == ENETUNREACH; });
   return no_route ? Finding::no_route : Finding::silence;
 }
 
@@ -99,6 +100,25 @@ void EndpointWait::check_limit() const {
       "no launcher of the first host at {} for {:.0f} s; {} attempts, the last one: {}. {}{}",
       place(), seconds(), attempts_, outcome_, advice(),
       pointless ? ". --rdzv_conf timeout=SECONDS waits longer" : "");
+}
+
+OtherCoordinator ask_other_coordinator(const std::string& host, uint16_t port,
+                                       const ControlMessage& introduction) {
+  constexpr std::chrono::milliseconds kTime{400};
+  constexpr size_t kMaxAnswer = size_t{1} << 16;
+  OtherCoordinator other;
+  try {
+    const ConnectionAttempt attempt = attempt_to_connect(host, port, kTime);
+    if (!attempt.socket) return other;
+    other.reached = true;
+    const Deadline deadline = std::chrono::steady_clock::now() + kTime;
+    send_frame(attempt.socket, introduction.encode(), deadline);
+    const auto answer = ControlMessage::decode(receive_frame(attempt.socket, kMaxAnswer, deadline));
+    if (answer.is("denied")) other.denial = printable_lines(answer.text("why"));
+  } catch (const CommError&) {  // nobody, another program, or this one, which waits here
+    return other;
+  }
+  return other;
 }
 
 }  // namespace zerorun

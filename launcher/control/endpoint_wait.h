@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "launcher/control/control_message.h"
 #include "os/socket.h"
 
 namespace zerorun {
@@ -53,5 +54,15 @@ class EndpointWait {
   int attempts_ = 0;
   std::chrono::seconds next_note_ = kFirstNote;
 };
+
+// Asks whether a launcher of the same job serves an endpoint that is no address of this host: two
+// launchers that were started with --node_rank 0 would otherwise wait for each other. Takes less
+// than a second.
+struct OtherCoordinator {
+  bool reached = false;  // something accepts connections: perhaps the way there leads back here
+  std::string denial{};  // why the launcher there does not let this one in; empty if none answers
+};
+OtherCoordinator ask_other_coordinator(const std::string& host, uint16_t port,
+                                       const ControlMessage& introduction);
 
 }  // namespace zerorun

@@ -41,7 +41,8 @@ void take_over(const ControlMessage& job) {
   }
 }
 
-// The Python that runs the program, by the name of its file ("python3.11"); empty for other programs.
+// The Python that runs the program, by the name of its file ("python3.11"); empty for other
+// programs.
 std::string python_of(const ProgramRequest& request) {
   const Program program = find_program(request, ProgramSearch::here());
   if (!program.python) return {};
@@ -169,7 +170,7 @@ std::optional<int> NodeLauncher::connect() {
     if (connection_.open()) break;
     endpoint.check_limit();
     if (const auto note = endpoint.note()) Logger().info("{}", *note);
-    if (const auto code = wait(std::chrono::milliseconds(20))) return code;
+    if (const auto code = wait(std::chrono::milliseconds(100))) return code;
   }
   connection_.trust();  // it was asked for
   connection_.send(introduce(introduction_));

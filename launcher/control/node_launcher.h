@@ -19,11 +19,11 @@ struct Introduction {
   std::string endpoint_host;
   uint16_t endpoint_port = 0;
   std::string token;
-  int command = -1;                        // see NodeArguments
-  std::string index = "0";                 // index among the nodes that the command started
-  int node_rank = -1;                      // started by hand: its number, or -1 for any
+  int command = -1;                           // see NodeArguments
+  std::string index = "0";                    // index among the nodes that the command started
+  int node_rank = -1;                         // started by hand: its number, or -1 for any
   EndpointWait::Limit patience{kSilentWait};  // how long to try to connect
-  std::optional<LaunchOptions> by_hand{};  // the user's own command on this host
+  std::optional<LaunchOptions> by_hand{};     // the user's own command on this host
 };
 
 // The program and its arguments as text, which has to be equal for all launchers of a job.

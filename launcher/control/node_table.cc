@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
 
 #include "core/build_id.h"
 #include "core/parse_number.h"
@@ -88,17 +87,19 @@ std::string why_no_place(const ControlMessage& join, const std::vector<Node>& no
     return fmt::format("the job has no place for another launcher on {}: its {} hosts are {}", host,
                        nodes.size(), list_nodes(nodes, [](const Node&) { return true; }));
   }
-  const std::string start = fmt::format(
-      "two launchers were started with --node_rank {}: on {} and on {}", *place,
-      nodes[static_cast<size_t>(*place)].place.host, host);
-  if (free == nodes.end()) return fmt::format("{}, and all {} hosts have joined", start, nodes.size());
+  const std::string start =
+      fmt::format("two launchers were started with --node_rank {}: on {} and on {}", *place,
+                  nodes[static_cast<size_t>(*place)].place.host, host);
+  if (free == nodes.end())
+    return fmt::format("{}, and all {} hosts have joined", start, nodes.size());
   return fmt::format("{}. Missing: {}. Start the one on {} again with --node_rank {}", start,
                      list_nodes(nodes, absent), host, free - nodes.begin());
 }
 
 std::string clock_warning(const ControlMessage& join, int64_t now) {
   constexpr int64_t kTolerance = 60;
-  const int64_t ahead = join.number("time", 0, std::numeric_limits<int64_t>::max()) - now;
+  const auto time = parse_number<int64_t>(join.text("time"), 0);  // whoever joins may say anything
+  const int64_t ahead = time.value_or(now) - now;
   if (std::abs(ahead) <= kTolerance) return {};
   return fmt::format(
       "warning: the clock of {} is {} s {} this host's: times in logs, metrics and files do not "
@@ -113,7 +114,8 @@ std::string python_warning(const std::vector<Node>& nodes) {
     if (first == nullptr) first = &node;
     if (node.python == first->python) continue;
     return fmt::format(
-        "warning: the hosts have different Pythons: {} on {}, {} on {}. Objects that ranks exchange "
+        "warning: the hosts have different Pythons: {} on {}, {} on {}. Objects that ranks "
+        "exchange "
         "as pickles may differ; ZERORUN_PYTHON or an activated environment chooses one",
         first->python, first->place.host, node.python, node.place.host);
   }

@@ -31,7 +31,7 @@ bool write_text(int out, const std::string& text) {
 
 std::string no_answer(std::chrono::seconds patience, std::string_view what) {
   return fmt::format(
-      "CUDA: NVIDIA's driver has not said within {} s {} (does nvidia-smi answer? "
+      "NVIDIA's driver has not said within {} s {} (does nvidia-smi answer? "
       "ZERORUN_DRIVER_TIMEOUT=600 waits longer)",
       patience.count(), what);
 }
@@ -96,7 +96,7 @@ CudaProblem ask_for_cuda_problem(std::chrono::seconds patience) {
         return why_driver_fails().empty() ? 0 : kDriverFails;
       },
       patience);
-  if (!answer.in_time) return {no_answer(patience, "whether a GPU can be used"), true};
+  if (!answer.in_time) return {"CUDA: " + no_answer(patience, "whether a GPU can be used"), true};
   if (WIFSIGNALED(answer.status)) {
     return {fmt::format("CUDA: a process that looked for GPUs was killed by {}",
                         signal_name(WTERMSIG(answer.status))),

@@ -161,14 +161,16 @@ def test_a_master_address_that_nobody_answers_ends_the_wait(network: Network) ->
         for job in (dead, behind):
             job.says("nothing answers: the host is down, has another address, or a firewall")
         unknown.says("or add the name to DNS or /etc/hosts")
-        first.says(f"type: zerorun --accelerator cpu --nproc_per_node 1 --master_port {PORT} "
-                   f"--nnodes 2 --master_addr {ADDRESSES[0]} --node_rank 1 true")
+        first.says(
+            f"type: zerorun --accelerator cpu --nproc_per_node 1 --master_port {PORT} "
+            f"--nnodes 2 --master_addr {ADDRESSES[0]} --node_rank 1 true"
+        )
         not_own.says("which is no address of this host")
         assert [job.end(within=75) for job in (dead, behind, unknown, not_own)] == [1, 1, 1, 2]
         for job in (dead, behind, unknown):
             assert " attempts, the last one: " in job.text
             assert job.lines[-1][0] > 55
-        assert f"Type here: zerorun" in not_own.text
+        assert "Type here: zerorun" in not_own.text
         assert f"--master_addr {ADDRESSES[1]} true" in not_own.text
     late = Launcher(network, 1, *by_hand(1))
     assert [late.end(), first.end(within=100)] == [0, 0]
@@ -176,9 +178,7 @@ def test_a_master_address_that_nobody_answers_ends_the_wait(network: Network) ->
 
 def test_the_timeout_that_is_given_holds(network: Network) -> None:
     limit = ["--rdzv_conf", "timeout=12"]
-    jobs = [
-        Launcher(network, rank, *by_hand(rank, master="127.0.0.1"), *limit) for rank in (0, 1)
-    ]
+    jobs = [Launcher(network, rank, *by_hand(rank, master="127.0.0.1"), *limit) for rank in (0, 1)]
     jobs[1].says("127.0.0.1 is this host itself")
     assert [job.end(within=16) for job in jobs] == [1, 1]
     assert min(job.lines[-1][0] for job in jobs) > 12
@@ -208,6 +208,7 @@ def test_a_first_launcher_that_is_started_again_is_joined(network: Network) -> N
     jobs = [Launcher(network, rank, *by_hand(rank, hosts=3)) for rank in (0, 1)]
     jobs[0].says("there: zr-host-a (node 0), zr-host-b (node 1); missing: (node 2)")
     jobs[0].process.kill()
+    jobs[0].end(within=30)
     jobs[1].says("lost the connection to the launcher of the first host")
     jobs += [Launcher(network, host, *by_hand(rank, hosts=3)) for host, rank in ((0, 0), (1, 2))]
     assert [job.end(within=30) for job in jobs[1:]] == [0, 0, 0]
@@ -257,7 +258,7 @@ def test_a_link_with_ipv6_only(network: Network, master: str, text_to_learn: lis
 
 
 def test_a_firewall_that_lets_only_the_port_of_the_launchers_pass(network: Network) -> None:
-    with dropped(network, 0, "30000-65535"):
+    with dropped(network, 0, "30000-65534"):
         jobs = [Launcher(network, rank, *by_hand(rank)) for rank in (0, 1)]
         assert [job.end() for job in jobs] == [2, 2]
     for job in jobs:
@@ -347,6 +348,5 @@ def test_a_host_without_room_under_dev_shm(network: Network, text_to_learn: list
         )
         for rank in (0, 1)
     ]
-    assert [job.end(within=30) for job in jobs] == [1, 1]
-    for job in jobs:
-        assert "/dev/shm" in job.text, job.text
+    # The memory that ranks share does not come from there.
+    assert [job.end(within=60) for job in jobs] == [0, 0], jobs[1].text

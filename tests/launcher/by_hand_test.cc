@@ -41,18 +41,12 @@ class ByHand : public ::testing::Test {
   LauncherProcess start(int node_rank, int hosts, const Words& program = {"true"},
                         std::map<std::string, std::string> variables = {},
                         const Words& options = {}) const {
-    Words words = {"--accelerator",
-                   "cpu",
-                   "--nproc_per_node",
-                   "1",
-                   "--nnodes",
-                   std::to_string(hosts),
-                   "--node_rank",
-                   std::to_string(node_rank),
-                   "--master_addr",
-                   "127.0.0.1",
-                   "--master_port",
-                   std::to_string(port_)};
+    Words words = {"--accelerator",    "cpu",
+                   "--nproc_per_node", "1",
+                   "--nnodes",         std::to_string(hosts),
+                   "--node_rank",      std::to_string(node_rank),
+                   "--master_addr",    "127.0.0.1",
+                   "--master_port",    std::to_string(port_)};
     words.insert(words.end(), options.begin(), options.end());
     words.insert(words.end(), program.begin(), program.end());
     variables.insert({"ZERORUN_JOB_SECRET", "s"});
@@ -157,9 +151,9 @@ TEST_F(ByHand, AnotherBuildIsAnErrorOnBothHosts) {
   Peer other = join(introduction("another"));
   EXPECT_THAT(other.await("denied").text("why"), HasSubstr("different builds of zerorun"));
   EXPECT_EQ(first.wait(), 2);
-  EXPECT_THAT(first.errors(), AllOf(HasSubstr("other has version " ZERORUN_VERSION),
-                                    HasSubstr("build another;"),
-                                    HasSubstr("Install the same one on all hosts")));
+  EXPECT_THAT(first.errors(),
+              AllOf(HasSubstr("other has version " ZERORUN_VERSION), HasSubstr("build another;"),
+                    HasSubstr("Install the same one on all hosts")));
 }
 
 TEST_F(ByHand, AClockThatDiffersIsAWarning) {

@@ -228,7 +228,8 @@ TEST(Tools, VersionAndHelpGoToStandardOutput) {
   LauncherProcess help(zerorun_command({"--help"}));
   EXPECT_EQ(help.wait(), 0);
   EXPECT_THAT(help.output(), HasSubstr("Usage: zerorun"));
-  for (const char* tool : {"config", "plan", "bench nvme", "ckpt verify", "env", "doctor", "version"}) {
+  for (const char* tool :
+       {"config", "plan", "bench nvme", "ckpt verify", "env", "doctor", "version"}) {
     EXPECT_THAT(help.output(), HasSubstr("zerorun " + std::string(tool)));
   }
 }
@@ -300,8 +301,8 @@ TEST(Tools, HelpIsPlain) {
 TEST(Tools, DoctorExaminesThisMachineAndRunsTwoRanks) {
   const Scratch scratch;
   const Listener listener = reserve_port("127.0.0.1", 0);
-  const std::vector<std::string> words = {"doctor", "--folder", scratch.path(), "--port",
-                                          std::to_string(listener.port), "--json"};
+  const std::vector<std::string> words = {
+      "doctor", "--folder", scratch.path(), "--port", std::to_string(listener.port), "--json"};
   LauncherProcess doctor(zerorun_command(words), {{"CUDA_VISIBLE_DEVICES", ""}});
   EXPECT_EQ(doctor.wait(), 0);
   EXPECT_THAT(doctor.output(), HasSubstr("2 ranks (shm) on cpu sum 1 MiB in "));

@@ -34,9 +34,8 @@ std::string bytes(uint64_t nbytes) { return format_bytes(static_cast<size_t>(nby
 
 std::vector<std::string> lines_with(const std::vector<std::string>& lines, std::string_view text) {
   std::vector<std::string> found;
-  std::copy_if(lines.begin(), lines.end(), std::back_inserter(found), [text](const auto& line) {
-    return line.find(text) != std::string::npos;
-  });
+  std::copy_if(lines.begin(), lines.end(), std::back_inserter(found),
+               [text](const auto& line) { return line.find(text) != std::string::npos; });
   return found;
 }
 
@@ -79,8 +78,9 @@ Check check_cuda_libraries(int gpus, const std::vector<std::string>& lines) {
   } else if (!missing.empty()) {
     check.state = State::problem;
     check.found = fmt::format("{}", fmt::join(missing, "; "));
-    check.change = "install them with pip, as PyTorch's CUDA packages have them, or set "
-                   "LD_LIBRARY_PATH";
+    check.change =
+        "install them with pip, as PyTorch's CUDA packages have them, or set "
+        "LD_LIBRARY_PATH";
   }
   return check;
 }
@@ -91,8 +91,9 @@ Check check_gpu_links(const std::vector<std::string>& lines) {
   if (closed.empty()) return check;
   check.state = State::advice;
   check.found = "between some GPUs there is no peer access: copies go through the host";
-  check.change = "disable ACS and the IOMMU's translation in the BIOS or kernel (iommu=pt); in a "
-                 "virtual machine pass the GPUs through with their switch";
+  check.change =
+      "disable ACS and the IOMMU's translation in the BIOS or kernel (iommu=pt); in a "
+      "virtual machine pass the GPUs through with their switch";
   return check;
 }
 
@@ -111,9 +112,10 @@ Check check_shared_memory(std::optional<uint64_t> size, uint64_t free) {
   if (size && free >= kGiB) return check;
   if (!size) check.found = "missing";
   check.state = State::advice;
-  check.change = "NCCL and workers of data loaders need 1 GiB or more there: docker run "
-                 "--shm-size=8g (or --ipc=host), or mount -o remount,size=8g /dev/shm; remove files "
-                 "that ended jobs left";
+  check.change =
+      "NCCL and workers of data loaders need 1 GiB or more there: docker run "
+      "--shm-size=8g (or --ipc=host), or mount -o remount,size=8g /dev/shm; remove files "
+      "that ended jobs left";
   return check;
 }
 
@@ -123,8 +125,9 @@ Check check_locked_memory(std::optional<int64_t> limit) {
   check.found = "limited to " + bytes(static_cast<uint64_t>(*limit));
   if (static_cast<uint64_t>(*limit) >= kGiB) return check;
   check.state = State::advice;
-  check.change = "ulimit -l unlimited (docker run --ulimit memlock=-1): offloading to disk and "
-                 "InfiniBand pin memory";
+  check.change =
+      "ulimit -l unlimited (docker run --ulimit memlock=-1): offloading to disk and "
+      "InfiniBand pin memory";
   return check;
 }
 
@@ -135,9 +138,10 @@ Check check_open_files(uint64_t limit, uint64_t most) {
   check.state = State::advice;
   check.change = most >= kEnough
                      ? fmt::format("ulimit -n {}", std::min<uint64_t>(most, 65536))
-                     : fmt::format("raise the hard limit, which is {}: nofile in "
-                                   "/etc/security/limits.conf, docker run --ulimit nofile=65536",
-                                   most);
+                     : fmt::format(
+                           "raise the hard limit, which is {}: nofile in "
+                           "/etc/security/limits.conf, docker run --ulimit nofile=65536",
+                           most);
   return check;
 }
 
@@ -145,12 +149,14 @@ Check check_memory_limit(const ControlGroup& group, uint64_t memory) {
   const std::optional<int64_t> limit = group.memory_limit();
   Check check{.name = "memory", .found = bytes(memory) + ", no limit of a control group"};
   if (!limit || static_cast<uint64_t>(*limit) >= memory) return check;
-  const auto left = static_cast<uint64_t>(std::max<int64_t>(group.memory_available().value_or(0), 0));
+  const auto left =
+      static_cast<uint64_t>(std::max<int64_t>(group.memory_available().value_or(0), 0));
   check.found = fmt::format("{}; the control group allows {}, of which {} are left", bytes(memory),
                             bytes(static_cast<uint64_t>(*limit)), bytes(left));
   check.state = State::advice;
-  check.change = "give the container or the Slurm job more memory (docker run --memory, sbatch "
-                 "--mem=0): beyond the limit the kernel kills ranks";
+  check.change =
+      "give the container or the Slurm job more memory (docker run --memory, sbatch "
+      "--mem=0): beyond the limit the kernel kills ranks";
   return check;
 }
 
@@ -160,8 +166,9 @@ Check check_cpu_time(const ControlGroup& group, int cpus) {
   if (!quota || *quota >= cpus) return check;
   check.found = fmt::format("the control group allows the time of {:.1f} of {} CPUs", *quota, cpus);
   check.state = State::advice;
-  check.change = "raise the quota (docker run --cpus, resources.limits.cpu), or choose CPUs instead "
-                 "(--cpuset-cpus): ranks that use up a quota stop until the next period";
+  check.change =
+      "raise the quota (docker run --cpus, resources.limits.cpu), or choose CPUs instead "
+      "(--cpuset-cpus): ranks that use up a quota stop until the next period";
   return check;
 }
 
@@ -191,11 +198,12 @@ Check check_exchange(const std::string& output, int code, bool in_time) {
     return check;
   }
   check.state = State::problem;
-  check.found = in_time ? fmt::format("a job of two ranks ended with {}: {}", code,
-                                      printable_lines(output))
-                        : "a job of two ranks did not end in time: " + printable_lines(output);
-  check.change = "the text is that of the job; ZERORUN_LOG or NCCL_DEBUG=INFO tell more, and with "
-                 "GPUs --accelerator cpu tells whether they are the cause";
+  check.found =
+      in_time ? fmt::format("a job of two ranks ended with {}: {}", code, printable_lines(output))
+              : "a job of two ranks did not end in time: " + printable_lines(output);
+  check.change =
+      "the text is that of the job; ZERORUN_LOG or NCCL_DEBUG=INFO tell more, and with "
+      "GPUs --accelerator cpu tells whether they are the cause";
   return check;
 }
 
@@ -206,9 +214,10 @@ Check check_port(uint16_t port) {
   } catch (const CommError& error) {
     check.state = State::problem;
     check.found = error.what();
-    check.change = fmt::format("give jobs another --master_port, or end what listens there (ss "
-                               "-ltnp sport = :{})",
-                               port);
+    check.change = fmt::format(
+        "give jobs another --master_port, or end what listens there (ss "
+        "-ltnp sport = :{})",
+        port);
   }
   return check;
 }
@@ -227,8 +236,9 @@ Check check_names(const std::filesystem::path& hostfile, const std::string& here
   if (problems.empty()) return check;
   check.state = State::problem;
   check.found = fmt::format("{}", fmt::join(problems, "; "));
-  check.change = "correct DNS or /etc/hosts, the same on all hosts, or write addresses into the "
-                 "hostfile; run zerorun doctor on every host";
+  check.change =
+      "correct DNS or /etc/hosts, the same on all hosts, or write addresses into the "
+      "hostfile; run zerorun doctor on every host";
   return check;
 }
 
@@ -250,8 +260,9 @@ Check check_disk(const std::filesystem::path& folder, uint64_t nbytes) {
   if (error != 0) {
     check.state = State::problem;
     check.found = fmt::format("cannot write to {}: {}", folder.string(), std::strerror(error));
-    check.change = "give --folder the folder of the checkpoints, on a disk with room, and the right "
-                   "to write there";
+    check.change =
+        "give --folder the folder of the checkpoints, on a disk with room, and the right "
+        "to write there";
     return check;
   }
   constexpr double kSlow = 0.1;  // GB/s
@@ -259,9 +270,10 @@ Check check_disk(const std::filesystem::path& folder, uint64_t nbytes) {
   check.found = fmt::format("{}: {:.2f} GB/s", folder.string(), rate);
   if (rate >= kSlow) return check;
   check.state = State::advice;
-  check.change = fmt::format("a checkpoint of 10 GB takes {:.0f} s there: save to a faster disk, or "
-                             "asynchronously",
-                             10 / rate);
+  check.change = fmt::format(
+      "a checkpoint of 10 GB takes {:.0f} s there: save to a faster disk, or "
+      "asynchronously",
+      10 / rate);
   return check;
 }
 

@@ -79,8 +79,8 @@ std::vector<Check> examine(const DoctorOptions& options) {
   const Environment environment = inherited_environment();
   const ProgramSearch search = ProgramSearch::here();
   const int all = count_gpus();
-  const int gpus =
-      static_cast<int>(visible_gpus(find_variable(environment, "CUDA_VISIBLE_DEVICES"), all).size());
+  const int gpus = static_cast<int>(
+      visible_gpus(find_variable(environment, "CUDA_VISIBLE_DEVICES"), all).size());
   const std::chrono::seconds patience = driver_patience();
   const CudaProblem problem = gpus > 0 ? ask_for_cuda_problem(patience) : CudaProblem{};
   std::vector<std::string> lines;
@@ -132,11 +132,10 @@ std::string doctor_text(const std::vector<Check>& checks) {
 std::string doctor_json(const std::vector<Check>& checks) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const Check& check : checks) {
-    const std::string state = check.state == Check::State::problem ? "problem" : text_of(check.state);
-    list.push_back({{"name", check.name},
-                    {"state", state},
-                    {"found", check.found},
-                    {"change", check.change}});
+    const std::string state =
+        check.state == Check::State::problem ? "problem" : text_of(check.state);
+    list.push_back(
+        {{"name", check.name}, {"state", state}, {"found", check.found}, {"change", check.change}});
   }
   return list.dump(2);
 }
@@ -165,12 +164,13 @@ int run_doctor_rank() {
   stream.synchronize();
   const auto world = static_cast<float>(comm->world_size());
   const float expected = world * (world + 1) / 2;
-  const auto wrong = std::find_if(sums.begin(), sums.end(),
-                                  [expected](float sum) { return sum != expected; });
+  const auto wrong =
+      std::find_if(sums.begin(), sums.end(), [expected](float sum) { return sum != expected; });
   if (wrong != sums.end()) {
-    fail<CommError>("the sum over all ranks is {} at element {}, expected {}: the memory or the "
-                    "link between the devices is faulty",
-                    *wrong, wrong - sums.begin(), expected);
+    fail<CommError>(
+        "the sum over all ranks is {} at element {}, expected {}: the memory or the "
+        "link between the devices is faulty",
+        *wrong, wrong - sums.begin(), expected);
   }
   if (comm->rank() != 0) return 0;
   fmt::print("exchange: {} ranks ({}) on {} sum 1 MiB in {:.2f} ms\n", comm->world_size(),

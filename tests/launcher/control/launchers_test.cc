@@ -30,8 +30,8 @@ namespace {
 
 using ::testing::HasSubstr;
 using testing::LauncherProcess;
-using testing::Peer;
 using ::testing::Not;
+using testing::Peer;
 using testing::Scratch;
 using testing::zerorun_command;
 using Clock = std::chrono::steady_clock;

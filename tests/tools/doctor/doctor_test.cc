@@ -18,9 +18,9 @@
 namespace zerorun {
 namespace {
 
+using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::error_of;
 using testing::Scratch;
 using State = Check::State;
 
@@ -141,7 +141,8 @@ TEST(Doctor, AFolderThatCannotBeWrittenIsAProblem) {
   const Scratch scratch;
   expect(check_disk(scratch.path(), 1 << 20), State::good, "GB/s");
   EXPECT_TRUE(std::filesystem::is_empty(scratch.path()));
-  expect(check_disk(scratch.path() / "absent", 1 << 20), State::problem, "No such file", "--folder");
+  expect(check_disk(scratch.path() / "absent", 1 << 20), State::problem, "No such file",
+         "--folder");
   expect(check_disk("/proc/self", 1 << 20), State::problem, "cannot write to /proc/self",
          "--folder");
 }
@@ -174,10 +175,10 @@ TEST(Doctor, TextAndJsonSayTheSame) {
   const auto json = nlohmann::json::parse(doctor_json(checks));
   ASSERT_EQ(json.size(), 2U);
   EXPECT_EQ(json[0]["state"], "good");
-  EXPECT_EQ(json[1], (nlohmann::json{{"name", "disk"},
-                                     {"state", "problem"},
-                                     {"found", "full"},
-                                     {"change", "another disk"}}));
+  EXPECT_EQ(
+      json[1],
+      (nlohmann::json{
+          {"name", "disk"}, {"state", "problem"}, {"found", "full"}, {"change", "another disk"}}));
 }
 
 }  // namespace
