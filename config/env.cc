@@ -31,7 +31,7 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
      "for tests. 1: allow more ranks than GPUs, which then share GPUs; nccl: the same, and "
      "communicate through NCCL; 0: do not allow it"},
     {"ZERORUN_DRIVER_TIMEOUT",
-     "seconds that the launcher waits for NVIDIA's driver to say whether a GPU can be used (120)"},
+     "seconds that the launcher, env and doctor wait for NVIDIA's driver to answer (120)"},
     {"ZERORUN_COMM_TIMEOUT",
      "timeout in seconds of waits for other ranks; overrides zerorun.comm_timeout"},
     {"ZERORUN_STALL_FILE",

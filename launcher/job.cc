@@ -8,15 +8,14 @@
 #include <iterator>
 
 #include "core/check.h"
-#include "launcher/deepspeed_compat.h"
 #include "launcher/hosts/address.h"
-#include "launcher/hosts/shell_quote.h"
 #include "launcher/python_package.h"
 #include "launcher/ranks/cpus.h"
 #include "launcher/ranks/error_folder.h"
 #include "launcher/ranks/gpu_nodes.h"
 #include "launcher/ranks/process.h"
 #include "launcher/ranks/resources.h"
+#include "launcher/words.h"
 #include "os/address.h"
 #include "os/cgroup.h"
 #include "zerorun/error.h"

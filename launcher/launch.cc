@@ -1,16 +1,20 @@
 #include "launcher/launch.h"
 
+#include <fcntl.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <iterator>
 #include <memory>
 #include <utility>
 
+#include "config/command_line.h"
 #include "config/env.h"
 #include "core/check.h"
 #include "core/log.h"
@@ -20,20 +24,50 @@
 #include "launcher/hosts/choose_cluster.h"
 #include "launcher/hosts/exports.h"
 #include "launcher/hosts/remote_start.h"
-#include "launcher/hosts/shell_quote.h"
 #include "launcher/job.h"
 #include "launcher/program.h"
 #include "launcher/ranks/guardian.h"
-#include "launcher/ranks/pid_file.h"
 #include "launcher/ranks/process.h"
 #include "launcher/ranks/signals.h"
 #include "launcher/ranks/supervisor.h"
+#include "launcher/words.h"
 #include "os/address.h"
 #include "os/process_identity.h"
 
 namespace zerorun {
 
 namespace {
+
+// Creates the file /tmp/PID.deepspeed, which contains that number, for its lifetime. DeepSpeed's
+// launcher writes it with --save_pid, for scripts that end the launcher.
+class PidFile {
+ public:
+  // Throws IoError if the file cannot be written.
+  PidFile();
+  PidFile(const PidFile&) = delete;
+  PidFile& operator=(const PidFile&) = delete;
+  ~PidFile();
+
+ private:
+  std::string path_;
+  int owner_;  // pid of the creator; child processes do not remove the file
+};
+
+PidFile::PidFile() : path_(fmt::format("/tmp/{}.deepspeed", getpid())), owner_(getpid()) {
+  // A file that an earlier process of this number left behind is replaced; a link that somebody
+  // else put there is not followed.
+  unlink(path_.c_str());
+  const FileDescriptor file(
+      open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+  const std::string text = fmt::format("{}", owner_);
+  if (!file || write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    fail<IoError>("--save_pid: cannot write {}: {}", path_, std::strerror(errno));
+  }
+}
+
+PidFile::~PidFile() {
+  if (getpid() == owner_) unlink(path_.c_str());
+}
 
 // One host, with restarts.
 int run_here(Job job, const LaunchOptions& options, const ThisHost& here,
@@ -84,6 +118,71 @@ std::vector<std::string> forwarded_variables(const Environment& environment,
   return environment_block(forwarded);
 }
 
+// The options of the launcher as the user typed them, with another number of the host and address.
+std::string retyped(const std::vector<std::string>& arguments, const LaunchOptions& options,
+                    std::optional<int> node_rank, const std::string& endpoint) {
+  const size_t program = arguments.size() - options.program.arguments.size() - 1;
+  std::vector<std::string> words = {"zerorun"};
+  for (size_t i = 0; i < program; ++i) {
+    if (arguments[i] == "--") continue;
+    const std::string name = with_underscores(arguments[i].substr(0, arguments[i].find('=')));
+    const bool of_endpoint = name == "--master_addr" || name == "--rdzv_endpoint";
+    const bool replaced =
+        (node_rank && name == "--node_rank") || (!endpoint.empty() && of_endpoint);
+    if (!replaced) words.push_back(shell_quote(arguments[i]));
+    if (replaced && name.size() == arguments[i].size()) ++i;  // its value
+  }
+  if (!endpoint.empty()) words.push_back(endpoint);
+  if (node_rank) words.push_back(fmt::format("--node_rank {}", *node_rank));
+  words.push_back(shell_quote(options.program.name));
+  if (!options.program.arguments.empty()) words.emplace_back("...");
+  return fmt::format("{}", fmt::join(words, " "));
+}
+
+Introduction introduce_by_hand(const LaunchOptions& options, const ThisHost& here,
+                               const Cluster& cluster) {
+  Introduction introduction;
+  introduction.endpoint_host = cluster.endpoint_host;
+  introduction.endpoint_port = cluster.endpoint_port;
+  introduction.token = find_variable(here.environment, "ZERORUN_JOB_SECRET").value_or("");
+  introduction.node_rank = cluster.node_rank;
+  introduction.patience = join_timeout(options);
+  introduction.by_hand = options;
+  return introduction;
+}
+
+// What the coordinator of launchers that the user starts has to know about them.
+void add_meeting(CoordinatedJob& job, const std::vector<std::string>& arguments,
+                 const LaunchOptions& options, const ThisHost& here) {
+  const std::string& endpoint = job.cluster.endpoint_host;
+  job.secret = find_variable(here.environment, "ZERORUN_JOB_SECRET").value_or("");
+  const bool numbered = options.hosts.node_rank.has_value();
+  const bool loopback = is_loopback(endpoint);
+  if (numbered || !options.hosts.endpoint.empty()) {
+    job.command_on = [=](int node_rank) {
+      return retyped(arguments, options, numbered ? std::optional(node_rank) : std::nullopt, "");
+    };
+  }
+  if (!loopback && is_own_address(endpoint)) return;
+  const std::vector<OwnAddress> own = own_addresses();
+  const std::string address = own.empty() ? "ADDRESS" : own.front().address;
+  const bool is_v6 = address.find(':') != std::string::npos;
+  const std::string host = is_v6 ? "[" + address + "]" : address;
+  const std::string better =
+      options.hosts.endpoint.empty()
+          ? "--master_addr " + address
+          : "--rdzv_endpoint " + shell_quote(fmt::format("{}:{}", host, job.cluster.endpoint_port));
+  job.doubt = fmt::format(
+      "they are to meet at {} (--master_addr, --rdzv_endpoint), which is {}. The addresses of this "
+      "host are {}. Type here: {}; and give the other hosts the same address",
+      endpoint,
+      loopback ? "an address that every host has for itself"
+               : "no address of this host, though it is the first (--node_rank 0)",
+      list_own_addresses(), retyped(arguments, options, std::nullopt, better));
+  job.doubtful_wait = loopback ? kHopelessWait : kSilentWait;
+  if (!loopback) job.introduction = introduce(introduce_by_hand(options, here, job.cluster));
+}
+
 CoordinatedJob coordinate(const std::vector<std::string>& arguments, const LaunchOptions& options,
                           const ThisHost& here, const Cluster& cluster, uint16_t port) {
   CoordinatedJob job;
@@ -95,9 +194,7 @@ CoordinatedJob coordinate(const std::vector<std::string>& arguments, const Launc
   job.inherited = here.environment;
   job.run_id = options.hosts.run_id;
   job.join_timeout = join_timeout(options);
-  if (cluster.start == RemoteStart::by_hand) {
-    job.secret = find_variable(here.environment, "ZERORUN_JOB_SECRET").value_or("");
-  }
+  if (cluster.start == RemoteStart::by_hand) add_meeting(job, arguments, options, here);
   job.commands = remote_commands(cluster, {.launcher = job.launcher,
                                            .directory = std::filesystem::current_path().string(),
                                            .venv_script = options.remote.venv_script,
@@ -120,13 +217,7 @@ bool serves_by_hand(const Cluster& cluster) {
 }
 
 int join_by_hand(const LaunchOptions& options, const ThisHost& here, const Cluster& cluster) {
-  Introduction introduction;
-  introduction.endpoint_host = cluster.endpoint_host;
-  introduction.endpoint_port = cluster.endpoint_port;
-  introduction.token = find_variable(here.environment, "ZERORUN_JOB_SECRET").value_or("");
-  introduction.node_rank = cluster.node_rank;
-  introduction.patience = join_timeout(options);
-  introduction.by_hand = options;
+  const Introduction introduction = introduce_by_hand(options, here, cluster);
   return run_guarded([introduction](const FileDescriptor& guardian, const sigset_t& original_mask) {
     return NodeLauncher(introduction, guardian, original_mask).run();
   });
@@ -151,13 +242,24 @@ std::string describe_commands(const CoordinatedJob& job) {
   return text;
 }
 
+Listener reserve_endpoint(uint16_t port) {
+  try {
+    return reserve_open_port(port);
+  } catch (const CommError& error) {
+    fail<ConfigError>(
+        "--master_port: {}. If it is the launcher of this job's first host, this one needs another "
+        "--node_rank than 0; if not, choose another port, the same on all hosts",
+        error.what());
+  }
+}
+
 int run_coordinator(const std::vector<std::string>& arguments, const LaunchOptions& options,
                     const ThisHost& here, Cluster cluster) {
   // By hand everybody has to know the port; launchers that this one starts are told a free one.
   const bool by_hand = cluster.start == RemoteStart::by_hand;
   if (by_hand && cluster.node_rank < 0) cluster.node_rank = 0;
-  auto listener =
-      std::make_shared<Listener>(reserve_open_port(by_hand ? cluster.endpoint_port : 0));
+  auto listener = std::make_shared<Listener>(by_hand ? reserve_endpoint(cluster.endpoint_port)
+                                                     : reserve_open_port(0));
   CoordinatedJob job = coordinate(arguments, options, here, cluster, listener->port);
   if (job.secret.empty() && by_hand) {
     Logger().warning(

@@ -156,7 +156,7 @@ void add_hosts(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
                             "Name of the run, passed to ranks as TORCHELASTIC_RUN_ID"),
              "NAME");
   takes_text(app.add_option("--rdzv_conf", raw.rdzv_conf,
-                            "timeout=SECONDS: how long to wait for all hosts at the start"),
+                            "timeout=SECONDS: how long to wait for hosts that come late (600)"),
              "KEY=VALUE,...");
 }
 

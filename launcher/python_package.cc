@@ -6,6 +6,8 @@
 #include <string_view>
 #include <system_error>
 
+#include "core/check.h"
+
 namespace zerorun {
 
 namespace fs = std::filesystem;
@@ -76,6 +78,31 @@ std::string absent_package(const fs::path& python, const Environment& environmen
       "{} does not have the package zerorun; this zerorun's is for {}: set ZERORUN_PYTHON={} and "
       "PYTHONPATH={}, or run `pip install .` in zerorun's sources for the environment that you use",
       python.string(), own->python.string(), own->python.string(), own->folder.string());
+}
+
+std::optional<CompatFolders> find_compat(const fs::path& launcher_directory) {
+  const std::optional<OwnPackage> own = find_own_package(launcher_directory);
+  if (!own) return std::nullopt;
+  const fs::path compat = own->folder / "zerorun" / "compat";
+  std::error_code error;
+  if (!fs::exists(compat / "site" / "deepspeed" / "__init__.py", error)) return std::nullopt;
+  return CompatFolders{fs::weakly_canonical(compat / "site"), fs::weakly_canonical(compat / "bin"),
+                       fs::weakly_canonical(compat / "start")};
+}
+
+std::optional<CompatFolders> choose_compat(const Program& program, bool wanted,
+                                           const ProgramSearch& search,
+                                           const Environment& environment) {
+  if (!program.python || find_variable(environment, "ZERORUN_COMPAT") == "0") return std::nullopt;
+  if (!wanted && has_package(program.command.front(), "deepspeed", environment))
+    return std::nullopt;
+  std::optional<CompatFolders> folders = find_compat(search.launcher_directory);
+  if (wanted && !folders) {
+    fail<ConfigError>(
+        "--deepspeed_compat: this zerorun has no Python package; install it with pip install, or "
+        "build it with -DZERORUN_PYTHON=ON");
+  }
+  return folders;
 }
 
 }  // namespace zerorun

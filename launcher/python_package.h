@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "launcher/environment.h"
+#include "launcher/program.h"
 
 namespace zerorun {
 
@@ -28,5 +29,22 @@ std::optional<OwnPackage> find_own_package(const std::filesystem::path& launcher
 // Why `python` cannot import zerorun, and what to do, in one line; empty if it can.
 std::string absent_package(const std::filesystem::path& python, const Environment& environment,
                            const std::filesystem::path& launcher_directory);
+
+// The folders of zerorun's package `deepspeed`, which Python programs find through the environment.
+struct CompatFolders {
+  std::filesystem::path site;   // has the package, for PYTHONPATH
+  std::filesystem::path bin;    // has the command deepspeed, for PATH
+  std::filesystem::path start;  // has the module that every Python program of a job imports first
+};
+
+// Finds the folders in the installation or build tree of the launcher.
+std::optional<CompatFolders> find_compat(const std::filesystem::path& launcher_directory);
+
+// The folders for a Python program: if they are `wanted` (--deepspeed_compat), or if the program
+// would otherwise find no DeepSpeed. Throws ConfigError if they are wanted and missing.
+// ZERORUN_COMPAT=0 turns them off.
+std::optional<CompatFolders> choose_compat(const Program& program, bool wanted,
+                                           const ProgramSearch& search,
+                                           const Environment& environment);
 
 }  // namespace zerorun

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -13,5 +14,7 @@ std::vector<std::string_view> split(std::string_view text, char separator);
 std::string_view trim(std::string_view text);
 // The words of `text`, which are separated by blanks.
 std::vector<std::string_view> split_words(std::string_view text);
+// Quotes a word for a shell.
+std::string shell_quote(const std::string& word);
 
 }  // namespace zerorun

@@ -51,31 +51,44 @@ Address source_towards(const std::string& host) {
   return source;
 }
 
-std::string text_of(const Address& address) {
+std::string text_of(const sockaddr* address, socklen_t size) {
   std::array<char, NI_MAXHOST> text{};
-  if (getnameinfo(address.get(), address.size, text.data(), text.size(), nullptr, 0,
-                  NI_NUMERICHOST) != 0) {
-    fail<CommError>("got an address of family {}, expected IPv4 or IPv6",
-                    address.storage.ss_family);
+  if (getnameinfo(address, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
+    fail<CommError>("got an address of family {}, expected IPv4 or IPv6", address->sa_family);
   }
   return text.data();
+}
+
+std::string text_of(const Address& address) { return text_of(address.get(), address.size); }
+
+socklen_t size_of(int family) {
+  return family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+}
+
+bool is_link_local(const sockaddr& address) {
+  return address.sa_family == AF_INET6 &&
+         IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+}
+
+using Interfaces = std::unique_ptr<ifaddrs, decltype(&freeifaddrs)>;
+Interfaces interfaces() {
+  ifaddrs* found = nullptr;
+  if (getifaddrs(&found) != 0) found = nullptr;
+  return {found, &freeifaddrs};
 }
 
 // An address of the interface and of the family, 0 for any. Other hosts do not reach link-local
 // addresses of IPv6 by their numbers alone.
 std::optional<Address> address_of_interface(const std::string& name, int family) {
-  ifaddrs* found = nullptr;
-  if (getifaddrs(&found) != 0) return std::nullopt;
-  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(found, &freeifaddrs);
+  const Interfaces found = interfaces();
   for (const int one : {AF_INET, AF_INET6}) {
-    for (const ifaddrs* entry = found; entry != nullptr; entry = entry->ifa_next) {
+    for (const ifaddrs* entry = found.get(); entry != nullptr; entry = entry->ifa_next) {
       if (name != entry->ifa_name || entry->ifa_addr == nullptr) continue;
       if (entry->ifa_addr->sa_family != one || (family != 0 && one != family)) continue;
+      if (is_link_local(*entry->ifa_addr)) continue;
       Address address;
-      address.size = one == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+      address.size = size_of(one);
       std::memcpy(&address.storage, entry->ifa_addr, address.size);
-      const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address.storage);
-      if (one == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr)) continue;
       return address;
     }
   }
@@ -95,14 +108,12 @@ bool same_number(const sockaddr* one, const sockaddr* other) {
 
 // The first address of `host` that is this machine's. Names that nobody knows have none.
 std::optional<Address> own_address_among(const std::string& host) try {
-  ifaddrs* found = nullptr;
-  if (getifaddrs(&found) != 0) found = nullptr;
-  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(found, &freeifaddrs);
+  const Interfaces found = interfaces();
   const AddressList addresses = look_up(host, kDiscardPort);
   for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
     const Address address = address_in(*one);
     if (is_loopback(address.storage)) return address;
-    for (const ifaddrs* entry = found; entry != nullptr; entry = entry->ifa_next) {
+    for (const ifaddrs* entry = found.get(); entry != nullptr; entry = entry->ifa_next) {
       if (same_number(entry->ifa_addr, address.get())) return address;
     }
   }
@@ -144,6 +155,31 @@ bool resolves_to_loopback(const std::string& host) {
 
 bool is_own_address(const std::string& host) { return own_address_among(host).has_value(); }
 
+std::vector<OwnAddress> own_addresses() {
+  std::vector<OwnAddress> own;
+  const Interfaces found = interfaces();
+  for (const ifaddrs* entry = found.get(); entry != nullptr; entry = entry->ifa_next) {
+    const sockaddr* address = entry->ifa_addr;
+    if (address == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+    if ((entry->ifa_flags & IFF_LOOPBACK) != 0 || is_link_local(*address)) continue;
+    if (address->sa_family != AF_INET && address->sa_family != AF_INET6) continue;
+    own.push_back({text_of(address, size_of(address->sa_family)), entry->ifa_name});
+  }
+  return own;
+}
+
+std::string list_own_addresses() {
+  std::string text;
+  for (const auto& [address, interface] : own_addresses()) {
+    text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", address, interface);
+  }
+  return text.empty() ? "none" : text;
+}
+
+std::string text_of(const addrinfo& address) {
+  return text_of(address.ai_addr, address.ai_addrlen);
+}
+
 std::string any_address_like(const std::string& host) {
   return first_address_of(host).storage.ss_family == AF_INET6 ? "::" : "0.0.0.0";
 }
@@ -152,8 +188,19 @@ std::string own_address_towards(const std::string& host) {
   const Address source = source_towards(host);
   if (!is_loopback(source.storage) || is_loopback(host)) return text_of(source);
   // Debian gives a host's own name an address of the loopback. What others reach is, on most hosts,
-  // where the way to everything else begins (an address that RFC 5737 keeps for documentation).
-  return text_of(source_towards("192.0.2.1"));
+  // where the way to everything else begins (addresses that RFC 5737 and RFC 3849 keep for
+  // documentation), and on a network without a way out its only address.
+  for (const char* elsewhere : {"192.0.2.1", "2001:db8::1"}) {
+    try {
+      return text_of(source_towards(elsewhere));
+    } catch (const CommError&) {
+      continue;
+    }
+  }
+  const std::vector<OwnAddress> own = own_addresses();
+  if (own.empty())
+    fail<CommError>("'{}' is the loopback, and this host has no other address", host);
+  return own.front().address;
 }
 
 std::string own_address_of(const std::string& name, const std::string& like) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace zerorun {
 
@@ -25,6 +26,19 @@ bool resolves_to_loopback(const std::string& host);
 
 // True if `host`, a name or address, is this machine. False for a name that cannot be resolved.
 bool is_own_address(const std::string& host);
+
+// The addresses of this host that others may reach, with their interfaces: "10.0.0.7 (eth0)".
+// Neither loopback nor link-local addresses, nor those of interfaces that are down.
+struct OwnAddress {
+  std::string address;
+  std::string interface;
+};
+std::vector<OwnAddress> own_addresses();
+// The same as one text; "none" if there is none.
+std::string list_own_addresses();
+
+// The numeric text of an address.
+std::string text_of(const addrinfo& address);
 
 // Returns the wildcard address (all addresses of this host) of the address family of `host`.
 std::string any_address_like(const std::string& host);

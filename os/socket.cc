@@ -142,18 +142,33 @@ bool is_bound_to_loopback(const Listener& listener) {
          is_loopback(bound);
 }
 
+ConnectionAttempt attempt_to_connect(const std::string& host, uint16_t port,
+                                     std::chrono::milliseconds time) {
+  ConnectionAttempt attempt;
+  const AddressList addresses = look_up(host, port);
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    const int error = try_connect(*address, Clock::now() + time, attempt.socket);
+    if (error == 0) break;
+    attempt.failures.push_back({text_of(*address), error});
+  }
+  return attempt;
+}
+
 FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadline,
                           Absence absence) {
   constexpr std::chrono::milliseconds kMaxPause(50);
   std::chrono::milliseconds pause(1);
   const Deadline started = Clock::now();
   const AddressList addresses = look_up(host, port);
+  constexpr std::chrono::seconds kOneOfSeveral(3);
+  const bool several = addresses->ai_next != nullptr;
   int error = 0;
   do {
     for (const addrinfo* address = addresses.get(); address != nullptr;
          address = address->ai_next) {
       FileDescriptor connected;
-      error = try_connect(*address, deadline, connected);
+      const Deadline next = several ? Clock::now() + kOneOfSeveral : deadline;
+      error = try_connect(*address, std::min(next, deadline), connected);
       if (error == 0) return connected;
     }
     if (error == ECONNREFUSED && absence == Absence::gone) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "os/file_descriptor.h"
 #include "zerorun/error.h"
@@ -44,10 +45,24 @@ class Dropped : public CommError {
   using CommError::CommError;
 };
 
+// One attempt to connect to a host that has one or several addresses.
+struct ConnectionAttempt {
+  struct Failure {
+    std::string address;
+    int error;  // of errno
+  };
+  FileDescriptor socket{};  // empty if no address answered
+  std::vector<Failure> failures{};
+};
+// Tries each address of `host` once, each for at most `time`. Throws CommError if it has none.
+ConnectionAttempt attempt_to_connect(const std::string& host, uint16_t port,
+                                     std::chrono::milliseconds time);
+
 // What it means if no process listens on a port: it has not started yet, or it has ended.
 enum class Absence { not_yet, gone };
 // Connects to a port. If no process listens there: with Absence::not_yet tries again until the
-// deadline, then throws CommError; with Absence::gone throws Dropped immediately.
+// deadline, then throws CommError; with Absence::gone throws Dropped immediately. An address of
+// several that drops packets does not keep the others from being tried.
 FileDescriptor connect_to(const std::string& host, uint16_t port, Deadline deadline,
                           Absence absence = Absence::not_yet);
 

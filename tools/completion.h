@@ -19,4 +19,7 @@ std::vector<Candidate> complete(std::vector<std::string> words);
 // Returns the candidates as lines "word<tab>meaning", for completion_script.
 std::string candidates_text(const std::vector<std::string>& words);
 
+// Returns the script that makes bash, zsh or fish call `zerorun completion --words` for candidates.
+std::string completion_script(const std::string& shell);
+
 }  // namespace zerorun

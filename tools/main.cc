@@ -13,6 +13,7 @@
 #include "launcher/launch.h"
 #include "launcher/options.h"
 #include "tools/commands.h"
+#include "tools/doctor/doctor.h"
 #include "tools/help.h"
 #include "zerorun/error.h"
 #include "zerorun/version.h"
@@ -30,6 +31,7 @@ int run(const std::vector<std::string>& arguments) {
   if (!arguments.empty() && arguments.front() == "--node_launcher") {
     return run_node_launcher(arguments);
   }
+  if (!arguments.empty() && arguments.front() == kDoctorRank) return run_doctor_rank();
   LaunchOptions options = parse_options(arguments, inherited_environment());
   if (options.help) {
     std::fputs(help_text(list_commands()).c_str(), stdout);

@@ -1,12 +1,15 @@
 #include "tools/tool_table.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "config/command_line.h"
 #include "config/docs/report.h"
 #include "config/json/reader.h"
+#include "core/check.h"
+#include "launcher/hosts/address.h"
 #include "tools/bench_nvme.h"
-#include "tools/completion_script.h"
+#include "tools/completion.h"
 #include "tools/plan/host_report.h"
 #include "tools/python_tool.h"
 #include "tools/terminal/tool.h"
@@ -206,7 +209,36 @@ void define_shell(CLI::App& tools, ToolArguments& arguments) {
   });
 }
 
+void define_doctor(CLI::App& tools, DoctorOptions& doctor) {
+  CLI::App* tool =
+      add_tool(tools, "doctor", "Checks this machine for what jobs need, and says what to change",
+               "Examples:\n"
+               "  zerorun doctor\n"
+               "  zerorun doctor --hostfile hosts --folder /mnt/checkpoints --json");
+  takes_text(tool->add_option("--hostfile", doctor.hostfile,
+                              "Also check that this host knows the hosts of this file"),
+             "FILE");
+  takes_text(tool->add_option("--folder", doctor.folder,
+                              "Folder of checkpoints, to measure its disk; 128 MiB are written "
+                              "there and removed"),
+             "DIR")
+      ->capture_default_str();
+  takes_integer(tool->add_option("--port", doctor.port, "Port at which launchers or ranks meet"),
+                "N", 1, kMaxPort)
+      ->capture_default_str();
+  tool->add_flag("--json", doctor.json, "Print the checks as JSON");
+  tool->callback([&doctor] {
+    const std::vector<Check> checks = examine(doctor);
+    print_text(doctor.json ? doctor_json(checks) : doctor_text(checks));
+    const auto problems = std::count_if(checks.begin(), checks.end(), [](const Check& check) {
+      return check.state == Check::State::problem;
+    });
+    if (problems > 0) fail<DeviceError>("{} checks found a problem", problems);
+  });
+}
+
 void define_host(CLI::App& tools, ToolArguments& arguments) {
+  define_doctor(tools, arguments.doctor);
   define_bench(tools, arguments);
   add_tool(tools, "env", "Describes this machine, this build and the variables that zerorun reads",
            "")

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "tools/ckpt/ckpt_commands.h"
+#include "tools/doctor/doctor.h"
 #include "tools/plan/plan.h"
 #include "zerorun/config.h"
 
@@ -15,6 +16,7 @@ struct ToolArguments {
   int elastic_ranks = 0;
   PlanOptions plan{};
   double bench_gib = 1;
+  DoctorOptions doctor{};
   CkptArguments ckpt{};
   std::string shell{};
 };

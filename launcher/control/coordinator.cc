@@ -27,10 +27,16 @@ using Seconds = std::chrono::duration<double>;
 constexpr std::chrono::milliseconds kEndPatience{4500};
 // For the launchers to go home after the last word.
 constexpr std::chrono::milliseconds kHomewardTime{2000};
-constexpr int kFailureCode = 1;
-constexpr int kConfigCode = 2;
-// With fewer hosts than the most that the job may have, others may still come.
-constexpr std::chrono::seconds kLastCall{30};
+
+// Which phase (column) may follow which (row), and what leads there.
+constexpr bool kFollowers[4][4] = {
+    // gathering, running, ending, done
+    {false, true, false, true},  // gathering: all hosts are ready; some cannot take part or come
+    {false, false, true, true},  // running: a failure, a loss, a host that refuses; the ranks' end
+    {true, true, false,
+     true},  // ending: a restart, which waits for lost hosts or not; none is left
+    {false, false, false, false},  // done
+};
 
 }  // namespace
 
@@ -45,6 +51,13 @@ Coordinator::Coordinator(CoordinatedJob job, Listener listener, const FileDescri
   meeting_.run_id = job_.run_id;
   job_.endpoint_host = job_.cluster.endpoint_host;
   signal(SIGPIPE, SIG_IGN);
+}
+
+void Coordinator::enter(Phase next) {
+  const bool follows = kFollowers[static_cast<size_t>(phase_)][static_cast<size_t>(next)];
+  ZR_CHECK(follows, "phase {} after phase {}", static_cast<int>(next), static_cast<int>(phase_));
+  phase_ = next;
+  phase_began_ = Clock::now();
 }
 
 int Coordinator::run() {
@@ -88,7 +101,8 @@ void Coordinator::wait_and_handle() {
   waits.wait(ControlConnection::kBeat);
   const auto accepts = [this](const ControlMessage& join) {
     const std::string token = join.text("token");
-    return join.text("program").empty() ? starters_.knows(token) : same_secret(token, job_.secret);
+    // Of one that the user started, admit() tells what is wrong with it.
+    return !join.text("program").empty() || starters_.knows(token);
   };
   for (ControlServer::Arrival& arrival : server_.service(accepts)) admit(std::move(arrival));
   handle_messages();
@@ -149,6 +163,7 @@ void Coordinator::handle_time() {
                              Seconds(ControlConnection::kMaxSilence).count()));
     }
   }
+  if (phase_ == Phase::gathering) check_endpoint(now);
   if (phase_ == Phase::gathering) note_absence(now);
   if (phase_ != Phase::ending || now - phase_began_ < kEndPatience) return;
   for (Node& node : nodes_) {
@@ -162,65 +177,11 @@ size_t Coordinator::present() const {
   }));
 }
 
-void Coordinator::note_absence(Clock::time_point now) {
-  const auto waited = now - phase_began_;
-  const auto missing = [](const Node& node) { return node.in(Node::State::absent); };
-  const auto absent = static_cast<size_t>(std::count_if(nodes_.begin(), nodes_.end(), missing));
-  if (absent == 0) return;
-  const std::string who =
-      fmt::format("there: {}; missing: {}; the place to join is {} port {}",
-                  list_nodes(nodes_, [](const Node& node) { return node.alive(); }),
-                  list_nodes(nodes_, missing), job_.cluster.endpoint_host, server_.port());
-  const auto patience = std::min(meeting_.restarts > 0 ? kRejoin : kLastCall, job_.join_timeout);
-  if (present() - absent >= needed_hosts() && waited > patience) {
-    say(fmt::format("starting without hosts that have not come for {:.0f} s; {}",
-                    Seconds(waited).count(), who));
-    for (Node& node : nodes_) {
-      if (missing(node)) node.state = Node::State::gone;
-    }
-  } else if (waited > job_.join_timeout) {
-    const std::string reason =
-        meeting_.restarts == 0 ? "" : "; the job was to start anew: " + meeting_.restart_reason;
-    refuse(fmt::format("not all hosts have joined within {} s; {}{}", job_.join_timeout.count(),
-                       who, reason),
-           kFailureCode);
-  } else if (waited > next_note_) {
-    say(fmt::format("waiting for the launchers of all hosts since {:.0f} s; {}",
-                    Seconds(waited).count(), who));
-    next_note_ *= 2;
-  }
-}
-
-void Coordinator::admit(ControlServer::Arrival arrival) {
-  std::string why = mismatch(arrival.join, job_.program);
-  const auto place = place_of(arrival.join, nodes_, job_.commands, job_.cluster.node_rank);
-  if (why.empty() && (!place || phase_ != Phase::gathering)) {
-    why = fmt::format("the job has no place for another launcher on {}: its {} hosts are {}",
-                      printable(arrival.join.text("host")), nodes_.size(),
-                      list_nodes(nodes_, [](const Node&) { return true; }));
-  }
-  if (!why.empty()) {
-    arrival.connection.send(ControlMessage("denied").add("why", why));
-    arrival.connection.flush(ControlConnection::kBeat);
-    if (phase_ == Phase::gathering && meeting_.restarts == 0) refuse(why, kConfigCode);
-    return;
-  }
-  Node& node = nodes_[static_cast<size_t>(*place)];
-  node.connection = std::move(arrival.connection);
-  node.state = Node::State::joined;
-  if (job_.cluster.start == RemoteStart::by_hand) {
-    node.place.host = printable(arrival.join.text("host"));
-  }
-  node.connection.send(ControlMessage("job")
-                           .add_all("argument", job_.arguments)
-                           .add_all("variable", job_.variables)
-                           .add("slots", encode_slots(node.place.slots)));
-}
-
 void Coordinator::handle(Node& node, const ControlMessage& message) {
   const std::string& host = node.place.host;
   if (message.is("ready")) {
     node.place.slots = decode_slots(message.text("slots"));
+    node.python = printable(message.text("python"));
     node.state = Node::State::ready;
   } else if (message.is("meeting")) {
     begin_others(message);
@@ -265,9 +226,9 @@ void Coordinator::lose(Node& node, const std::string& why) {
   node.state = Node::State::lost;
   node.loss = fmt::format("host {} (node {}) was lost: {}", node.place.host, number, why);
   if (phase_ != Phase::gathering) return end_run();
-  if (present() >= needed_hosts() || (meeting_.restarts > 0 && may_return(node))) {
-    return miss(node);
-  }
+  const bool by_hand = job_.cluster.start == RemoteStart::by_hand;
+  const bool comes_back = meeting_.restarts > 0 ? may_return(node) : by_hand && number > 0;
+  if (comes_back || present() >= needed_hosts()) return miss(node);
   refuse(fmt::format("no launcher on host {} (node {}): {}", node.place.host, number,
                      why.empty() ? "it ended" : why),
          kFailureCode);
@@ -290,8 +251,7 @@ void Coordinator::begin_if_ready() {
 }
 
 void Coordinator::begin() {
-  phase_ = Phase::running;
-  phase_began_ = Clock::now();
+  enter(Phase::running);
   Cluster& cluster = job_.cluster;
   cluster.hosts.clear();
   Node* first = nullptr;
@@ -306,6 +266,7 @@ void Coordinator::begin() {
   cluster.endpoint_host = first == nodes_.data() ? job_.endpoint_host : first->place.host;
   meeting_.master_addr.clear();
   meeting_.master_port = 0;
+  if (const std::string warning = python_warning(nodes_); !warning.empty()) say(warning);
   if (meeting_.secret.empty()) meeting_.secret = make_secret();
   first->state = Node::State::starting;
   first->connection.send(encode_begin(cluster, meeting_, 0));
@@ -325,8 +286,7 @@ void Coordinator::begin_others(const ControlMessage& place) {
 
 void Coordinator::end_run() {
   if (phase_ != Phase::running) return;
-  phase_ = Phase::ending;
-  phase_began_ = Clock::now();
+  enter(Phase::ending);
   tell_all(ControlMessage("end"));
 }
 
@@ -347,7 +307,7 @@ void Coordinator::conclude_if_ended() {
 
 void Coordinator::finish(int code, const std::string& report) {
   if (phase_ == Phase::done) return;
-  phase_ = Phase::done;
+  enter(Phase::done);
   code_ = code;
   last_word_ = report;
   tell_all(ControlMessage("finish").add("code", code).add("report", report));

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "launcher/control/control_server.h"
+#include "launcher/control/endpoint_wait.h"
 #include "launcher/control/node_table.h"
 #include "launcher/hosts/starters.h"
 #include "launcher/job.h"
@@ -26,8 +28,17 @@ struct CoordinatedJob {
   Environment inherited;
   std::string secret{};  // started by hand: what a launcher must send to join; empty = nothing
   std::string run_id{};
-  std::chrono::seconds join_timeout{600};
+  EndpointWait::Limit join_timeout{std::chrono::seconds{600}};
   std::string endpoint_host{};  // of the first host
+  // Started by hand: what the user types on the host of a number; or empty.
+  std::function<std::string(int node_rank)> command_on{};
+  // Started by hand: why other hosts may not reach the endpoint, and how long to wait for them; or
+  // empty.
+  std::string doubt{};
+  std::chrono::seconds doubtful_wait{};
+  // Started by hand, and the endpoint is no address of this host: how to introduce this launcher to
+  // the one there.
+  std::optional<ControlMessage> introduction{};
 };
 
 // Runs a job of several hosts. It starts a launcher on each host, this one included, and accepts
@@ -49,8 +60,12 @@ class Coordinator {
   // How long a restart waits for lost hosts to join again, if it can do without them; else the time
   // between two attempts to start them.
   static constexpr std::chrono::seconds kRejoin{10};
+  static constexpr int kFailureCode = 1;
+  static constexpr int kConfigCode = 2;
   enum class Phase : uint8_t { gathering, running, ending, done };
 
+  // Every change of the phase; those that may follow each are in a table.
+  void enter(Phase next);
   void start_launchers();
   void start_own_launcher();
   void wait_and_handle();
@@ -66,6 +81,9 @@ class Coordinator {
 
   // Control one run of the ranks on all hosts.
   void note_absence(Clock::time_point now);
+  // Ends the job if another launcher serves its endpoint, or hosts cannot come.
+  void check_endpoint(Clock::time_point now);
+  void deny(ControlServer::Arrival& arrival, const std::string& why);
   size_t present() const;  // nodes that are not lost or gone
   void begin_if_ready();
   void begin();
@@ -100,7 +118,8 @@ class Coordinator {
   Meeting meeting_;
   Phase phase_ = Phase::gathering;
   Clock::time_point phase_began_ = Clock::now();
-  std::chrono::seconds next_note_{10};
+  std::chrono::seconds next_note_ = kFirstNote;
+  Clock::time_point next_question_{};  // to another coordinator
   std::optional<int> stop_signal_;
   std::string last_word_;  // why the job cannot run, or how it failed
   int code_ = 0;

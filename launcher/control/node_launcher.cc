@@ -4,7 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <utility>
 
@@ -27,10 +30,42 @@ namespace zerorun {
 
 namespace {
 
-using Seconds = std::chrono::duration<double>;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kFirstNote{10};
+// The variables and the folder of the command that the user typed, for what is started here.
+void take_over(const ControlMessage& job) {
+  for (const std::string& entry : job.all("variable")) {
+    const size_t equals = entry.find('=');
+    if (equals == std::string::npos || equals == 0) continue;
+    setenv(entry.substr(0, equals).c_str(), entry.substr(equals + 1).c_str(), 1);
+  }
+}
+
+// The Python that runs the program, by the name of its file ("python3.11"); empty for other
+// programs.
+std::string python_of(const ProgramRequest& request) {
+  const Program program = find_program(request, ProgramSearch::here());
+  if (!program.python) return {};
+  return std::filesystem::weakly_canonical(program.command.front()).filename().string();
+}
+
+// Ranks meet at another port than launchers, which a firewall may drop: the ranks would wait for
+// each other until their own timeout. No rank listens yet, so a host that refuses is reached.
+void check_way_to_ranks(const Meeting& meeting) {
+  constexpr std::chrono::seconds kTime{2};
+  const ConnectionAttempt attempt =
+      attempt_to_connect(meeting.master_addr, meeting.master_port, kTime);
+  const bool reached = std::any_of(attempt.failures.begin(), attempt.failures.end(),
+                                   [](const auto& one) { return one.error == ECONNREFUSED; });
+  if (attempt.socket || reached) return;
+  fail<ConfigError>(
+      "the launchers reach each other, but this host does not reach rank 0 at {} port {} ({}): a "
+      "firewall between the hosts has to let all TCP ports pass, because ranks listen on free ones "
+      "(/proc/sys/net/ipv4/ip_local_port_range lists them)",
+      meeting.master_addr, meeting.master_port, std::strerror(attempt.failures.back().error));
+}
+
+}  // namespace
 
 ControlMessage introduce(const Introduction& introduction) {
   ControlMessage join("join");
@@ -42,21 +77,11 @@ ControlMessage introduce(const Introduction& introduction) {
       .add("index", introduction.index)
       .add("node_rank", introduction.node_rank)
       .add("slurm_name", read_environment("SLURMD_NODENAME").value_or(""))
+      .add("time", static_cast<int64_t>(std::time(nullptr)))
       .add("openmpi_rank", read_environment("OMPI_COMM_WORLD_RANK").value_or(""));
   if (introduction.by_hand) join.add("program", program_text(*introduction.by_hand));
   return join;
 }
-
-// The variables and the folder of the command that the user typed, for what is started here.
-void take_over(const ControlMessage& job) {
-  for (const std::string& entry : job.all("variable")) {
-    const size_t equals = entry.find('=');
-    if (equals == std::string::npos || equals == 0) continue;
-    setenv(entry.substr(0, equals).c_str(), entry.substr(equals + 1).c_str(), 1);
-  }
-}
-
-}  // namespace
 
 std::string program_text(const LaunchOptions& options) {
   std::string text = options.program.name;
@@ -64,10 +89,11 @@ std::string program_text(const LaunchOptions& options) {
   return text;
 }
 
-std::chrono::seconds join_timeout(const LaunchOptions& options) {
+EndpointWait::Limit join_timeout(const LaunchOptions& options) {
   constexpr double kDefault = 600;
-  const double seconds = options.hosts.join_timeout_s.value_or(kDefault);
-  return std::chrono::seconds(static_cast<int64_t>(std::max(1.0, seconds)));
+  const std::optional<double>& given = options.hosts.join_timeout_s;
+  const double seconds = std::max(1.0, given.value_or(kDefault));
+  return {std::chrono::seconds(static_cast<int64_t>(seconds)), given.has_value()};
 }
 
 NodeLauncher::NodeLauncher(Introduction introduction, const FileDescriptor& guardian,
@@ -101,45 +127,50 @@ int NodeLauncher::take_part() {
       if (const auto code = handle(*message)) return *code;
     }
     if (!connection_.open() || connection_.silent(now)) {
-      fail<CommError>(
-          "lost the connection to the launcher at {} port {}, which coordinates the "
-          "job: has it ended, or is the link down{}?",
-          introduction_.endpoint_host, introduction_.endpoint_port,
-          introduction_.by_hand && !here_ ? ", or is ZERORUN_JOB_SECRET another there" : "");
+      if (const auto code = connect_again()) return *code;
     }
     if (const auto code = wait(ControlConnection::kBeat)) return *code;
   }
 }
 
+std::optional<int> NodeLauncher::connect_again() {
+  const std::string where =
+      fmt::format("{} port {}", introduction_.endpoint_host, introduction_.endpoint_port);
+  connection_.close();
+  if (!introduction_.by_hand || began_) {
+    fail<CommError>(
+        "lost the connection to the launcher at {}, which coordinates the job: has it ended, or is "
+        "the link down?",
+        where);
+  }
+  const Clock::time_point now = Clock::now();
+  // One that has let this launcher in may still accept connections while it ends.
+  if (!here_ || (lost_ && now - *lost_ > introduction_.patience.time)) {
+    fail<CommError>(
+        "the program at {} does not answer as zerorun's launcher does: does another one listen "
+        "there, or another version of zerorun? --master_port chooses another port, the same on all "
+        "hosts",
+        where);
+  }
+  if (!lost_) {
+    lost_ = now;
+    Logger().info(
+        "lost the connection to the launcher of the first host at {}; waiting for it to be started "
+        "again",
+        where);
+  }
+  return connect();
+}
+
 std::optional<int> NodeLauncher::connect() {
-  const Clock::time_point started = Clock::now();
-  const std::chrono::seconds patience = introduction_.patience;
-  std::chrono::seconds next_note = kFirstNote;
+  EndpointWait endpoint(introduction_.endpoint_host, introduction_.endpoint_port,
+                        introduction_.patience);
   while (!connection_.open()) {
-    std::string problem;
-    try {
-      constexpr std::chrono::milliseconds kTry{500};
-      connection_ = ControlConnection(connect_to(introduction_.endpoint_host,
-                                                 introduction_.endpoint_port, Clock::now() + kTry));
-      break;
-    } catch (const CommError& error) {
-      problem = error.what();
-    }
-    const auto waited = Clock::now() - started;
-    const std::string where =
-        fmt::format("{} port {}", introduction_.endpoint_host, introduction_.endpoint_port);
-    if (waited > patience) {
-      fail<CommError>(
-          "no launcher of the first host at {} for {:.0f} s ({}). Is the same command "
-          "running there, and can this host reach it?",
-          where, Seconds(waited).count(), problem);
-    }
-    if (waited > next_note) {
-      Logger().info("waiting for the launcher of the first host at {} for {:.0f} s", where,
-                    Seconds(waited).count());
-      next_note *= 2;
-    }
-    if (const auto code = wait(std::chrono::milliseconds(20))) return code;
+    connection_ = ControlConnection(endpoint.try_once());
+    if (connection_.open()) break;
+    endpoint.check_limit();
+    if (const auto note = endpoint.note()) Logger().info("{}", *note);
+    if (const auto code = wait(std::chrono::milliseconds(100))) return code;
   }
   connection_.trust();  // it was asked for
   connection_.send(introduce(introduction_));
@@ -157,7 +188,9 @@ std::optional<int> NodeLauncher::wait(std::chrono::milliseconds timeout) {
   if (alone) return 1;
   for (const int signal : take_signals(signals_)) {
     if (role_of(signal) != SignalRole::stop) continue;
-    if (!connection_.open() || stop_signal_) return 128 + signal;
+    // Before the job has begun, one that the user started leaves alone, and may come back.
+    const bool alone_here = introduction_.by_hand && !began_;
+    if (!connection_.open() || stop_signal_ || alone_here) return 128 + signal;
     // It stays until the ranks of the other hosts have ended, whose time to save this is.
     connection_.send(ControlMessage("stopping").add("signal", signal));
     stop_signal_ = signal;
@@ -181,11 +214,14 @@ std::optional<int> NodeLauncher::handle(const ControlMessage& message) {
     if (message.is("begin")) run_ranks(message);
   } catch (const ConfigError& error) {
     connection_.send(ControlMessage("refused").add("why", error.what()));
+  } catch (const CommError& error) {  // a name that this host does not know
+    connection_.send(ControlMessage("refused").add("why", error.what()));
   }
   return std::nullopt;
 }
 
 void NodeLauncher::prepare(const ControlMessage& job) {
+  lost_.reset();
   if (!introduction_.by_hand) {
     take_over(job);
     options_ = parse_options(job.all("argument"), inherited_environment());
@@ -195,12 +231,17 @@ void NodeLauncher::prepare(const ControlMessage& job) {
                         is_bundled(options_->program, ProgramSearch::here()), options_->cpus.list);
   std::vector<int> slots = decode_slots(job.text("slots"));
   if (slots.empty()) slots = select_ranks(options_->request, here_->resources).slots;
-  connection_.send(ControlMessage("ready").add("slots", encode_slots(slots)));
+  connection_.send(ControlMessage("ready")
+                       .add("slots", encode_slots(slots))
+                       .add("python", python_of(options_->program)));
 }
 
 void NodeLauncher::run_ranks(const ControlMessage& begin) {
   const Cluster cluster = decode_cluster(begin);
-  Job job = plan_job(*options_, *here_, cluster, decode_meeting(begin));
+  const Meeting meeting = decode_meeting(begin);
+  if (cluster.node_rank > 0) check_way_to_ranks(meeting);
+  began_ = true;
+  Job job = plan_job(*options_, *here_, cluster, meeting);
   if (cluster.node_rank == 0) {
     if (!job.note.empty() && job.meeting.restarts == 0) Logger().info("{}", job.note);
     connection_.send(ControlMessage("meeting")

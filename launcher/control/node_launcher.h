@@ -6,6 +6,7 @@
 #include <string>
 
 #include "launcher/control/control_connection.h"
+#include "launcher/control/endpoint_wait.h"
 #include "launcher/job.h"
 #include "launcher/options.h"
 #include "launcher/ranks/supervisor.h"
@@ -18,18 +19,21 @@ struct Introduction {
   std::string endpoint_host;
   uint16_t endpoint_port = 0;
   std::string token;
-  int command = -1;                        // see NodeArguments
-  std::string index = "0";                 // index among the nodes that the command started
-  int node_rank = -1;                      // started by hand: its number, or -1 for any
-  std::chrono::seconds patience{60};       // how long to try to connect
-  std::optional<LaunchOptions> by_hand{};  // the user's own command on this host
+  int command = -1;                           // see NodeArguments
+  std::string index = "0";                    // index among the nodes that the command started
+  int node_rank = -1;                         // started by hand: its number, or -1 for any
+  EndpointWait::Limit patience{kSilentWait};  // how long to try to connect
+  std::optional<LaunchOptions> by_hand{};     // the user's own command on this host
 };
 
 // The program and its arguments as text, which has to be equal for all launchers of a job.
 std::string program_text(const LaunchOptions& options);
 
-// How long the coordinator waits for the launchers of all hosts.
-std::chrono::seconds join_timeout(const LaunchOptions& options);
+// How long launchers wait for those of other hosts.
+EndpointWait::Limit join_timeout(const LaunchOptions& options);
+
+// The first message of a launcher to the coordinator.
+ControlMessage introduce(const Introduction& introduction);
 
 // The launcher of one host in a job of several hosts. It joins, runs the ranks of this host each
 // time the coordinator asks for it, and reports how they ended.
@@ -45,6 +49,8 @@ class NodeLauncher {
   int take_part();
   // Returns an exit code if a signal ends the wait for the coordinator.
   std::optional<int> connect();
+  // Connects anew if the connection was lost before the job began. Throws CommError otherwise.
+  std::optional<int> connect_again();
   // Handles one message. Returns the exit code after the last one.
   std::optional<int> handle(const ControlMessage& message);
   void prepare(const ControlMessage& job);
@@ -60,7 +66,10 @@ class NodeLauncher {
   std::optional<int> stop_signal_;  // the signal that ended the ranks of this host
   ControlConnection connection_;
   std::optional<LaunchOptions> options_;
-  std::optional<ThisHost> here_;
+  std::optional<ThisHost> here_;  // once the coordinator has let this launcher in
+  bool began_ = false;            // ranks have run here
+  // When the coordinator was lost, until one lets this launcher in again.
+  std::optional<std::chrono::steady_clock::time_point> lost_;
 };
 
 // Runs the internal command `zerorun --node_launcher ...`, which the coordinator starts. Returns

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "core/build_id.h"
 #include "core/parse_number.h"
@@ -64,6 +65,7 @@ std::optional<int> place_of(const ControlMessage& join, const std::vector<Node>&
     place = here;  // this host's own
   } else if (join.text("node_rank") != "-1") {
     place = parse_index(join.text("node_rank"), nodes.size());
+    if (place == here) return std::nullopt;  // this host's own launcher has that number
   } else {
     const auto free = std::find_if(nodes.begin(), nodes.end(), [here, &nodes](const Node& node) {
       return node.in(Node::State::absent) && &node - nodes.data() != here;
@@ -74,6 +76,50 @@ std::optional<int> place_of(const ControlMessage& join, const std::vector<Node>&
     return std::nullopt;
   }
   return place;
+}
+
+std::string why_no_place(const ControlMessage& join, const std::vector<Node>& nodes) {
+  const std::string host = printable(join.text("host"));
+  const auto place = parse_index(join.text("node_rank"), nodes.size());
+  const auto absent = [](const Node& node) { return node.in(Node::State::absent); };
+  const auto free = std::find_if(nodes.begin(), nodes.end(), absent);
+  if (!place || join.text("program").empty()) {
+    return fmt::format("the job has no place for another launcher on {}: its {} hosts are {}", host,
+                       nodes.size(), list_nodes(nodes, [](const Node&) { return true; }));
+  }
+  const std::string start =
+      fmt::format("two launchers were started with --node_rank {}: on {} and on {}", *place,
+                  nodes[static_cast<size_t>(*place)].place.host, host);
+  if (free == nodes.end())
+    return fmt::format("{}, and all {} hosts have joined", start, nodes.size());
+  return fmt::format("{}. Missing: {}. Start the one on {} again with --node_rank {}", start,
+                     list_nodes(nodes, absent), host, free - nodes.begin());
+}
+
+std::string clock_warning(const ControlMessage& join, int64_t now) {
+  constexpr int64_t kTolerance = 60;
+  const auto time = parse_number<int64_t>(join.text("time"), 0);  // whoever joins may say anything
+  const int64_t ahead = time.value_or(now) - now;
+  if (std::abs(ahead) <= kTolerance) return {};
+  return fmt::format(
+      "warning: the clock of {} is {} s {} this host's: times in logs, metrics and files do not "
+      "compare (`timedatectl set-ntp true` there)",
+      printable(join.text("host")), std::abs(ahead), ahead > 0 ? "ahead of" : "behind");
+}
+
+std::string python_warning(const std::vector<Node>& nodes) {
+  const Node* first = nullptr;
+  for (const Node& node : nodes) {
+    if (node.python.empty()) continue;
+    if (first == nullptr) first = &node;
+    if (node.python == first->python) continue;
+    return fmt::format(
+        "warning: the hosts have different Pythons: {} on {}, {} on {}. Objects that ranks "
+        "exchange "
+        "as pickles may differ; ZERORUN_PYTHON or an activated environment chooses one",
+        first->python, first->place.host, node.python, node.place.host);
+  }
+  return {};
 }
 
 std::string mismatch(const ControlMessage& join, const std::string& program) {

@@ -22,6 +22,7 @@ struct Node {
   State state = State::absent;
   ControlConnection connection{};
   std::optional<ControlMessage> end{};  // how its ranks ended in this run
+  std::string python{};                 // the name of the Python that runs the program there
   std::string loss{};                   // why it was lost
   std::string said_loss{};              // the last loss that was reported
   // When to try the command that starts its launcher again.
@@ -35,12 +36,21 @@ struct Node {
 };
 
 // The number in the cluster of the launcher that sent `join`; nullopt if there is no place for it.
+// `here`: the number of the coordinator's own host.
 std::optional<int> place_of(const ControlMessage& join, const std::vector<Node>& nodes,
                             const std::vector<RemoteCommand>& commands, int here);
 
 // Why a launcher cannot take part: it is another build, or runs another program than `program`,
 // that of the first host. Empty if it can.
 std::string mismatch(const ControlMessage& join, const std::string& program);
+
+// Why there is no place for the launcher that sent `join`.
+std::string why_no_place(const ControlMessage& join, const std::vector<Node>& nodes);
+
+// What to tell the user about a launcher that takes part: that its clock differs, if it does.
+std::string clock_warning(const ControlMessage& join, int64_t now);
+// The same about all of them: that they have different Pythons; empty if not.
+std::string python_warning(const std::vector<Node>& nodes);
 
 // Lists the nodes for which `matches` is true: "host-b (node 1), host-c (node 2)".
 template <typename Matches>

@@ -3,9 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
+#include <array>
 #include <optional>
-#include <system_error>
 
 #include "comm/rendezvous/slurm.h"
 #include "config/env.h"
@@ -14,8 +13,7 @@
 #include "core/printable.h"
 #include "launcher/hosts/address.h"
 #include "launcher/hosts/host_filter.h"
-#include "launcher/hosts/hostfile.h"
-#include "launcher/words.h"
+#include "launcher/hosts/host_pool.h"
 #include "os/address.h"
 
 namespace zerorun {
@@ -23,12 +21,7 @@ namespace zerorun {
 namespace {
 
 constexpr uint16_t kDefaultPort = 29500;  // DeepSpeed's and torchrun's
-constexpr const char* kDefaultHostfile = "/job/hostfile";
 constexpr int kMaxNodes = 65536;
-
-std::string variable(const ThisHost& here, const std::string& name) {
-  return find_variable(here.environment, name).value_or("");
-}
 
 // An integer of the environment, or nothing when it is unset or empty.
 std::optional<int> number(const ThisHost& here, const std::string& name, int low, int high) {
@@ -94,67 +87,16 @@ bool is_by_hand(const HostRequest& hosts) {
          hosts.launcher == "standard";
 }
 
-// The hosts of a hostfile or an allocation, and which of them is this one.
-struct Pool {
-  std::vector<HostSlots> hosts;
-  RemoteStart start = RemoteStart::ssh;
-  std::optional<std::string> own{};
-};
-
-// By name, else by address: names cost no look-up.
-std::optional<std::string> find_own(const std::vector<HostSlots>& hosts, const ThisHost& here) {
-  const std::string slurm_name = variable(here, "SLURMD_NODENAME");
-  for (const HostSlots& host : hosts) {
-    if (is_this_host(host.host, here.resources.name) || host.host == slurm_name) return host.host;
-  }
-  for (const HostSlots& host : hosts) {
-    if (is_own_address(host.host)) return host.host;
-  }
-  return std::nullopt;
+// The slots of this host, without a filter that names other hosts.
+std::vector<int> own_slots(const LaunchOptions& options, const ThisHost& here) {
+  RankRequest request = options.request;
+  request.include = request.exclude = "";
+  return select_ranks(request, here.resources).slots;
 }
 
-std::optional<Pool> pool_of_hostfile(const LaunchOptions& options, const ThisHost& here,
-                                     std::string& note) {
-  std::string path = options.hosts.hostfile.value_or("");
-  std::error_code error;
-  if (!options.hosts.hostfile && std::filesystem::exists(kDefaultHostfile, error)) {
-    path = kDefaultHostfile;
-  }
-  if (path.empty()) return std::nullopt;
-  auto hosts = read_hostfile(path);
-  if (!hosts) {
-    note = fmt::format("hostfile {} does not exist", printable(path));
-    return std::nullopt;
-  }
-  Pool pool = {.hosts = *std::move(hosts)};
-  pool.own = find_own(pool.hosts, here);
-  return pool;
-}
-
-// The hosts of an allocation of Slurm, for a command in its batch script or shell.
-std::optional<Pool> pool_of_allocation(const ThisHost& here) {
-  const std::string nodes = variable(here, "SLURM_JOB_NODELIST");
-  if (variable(here, "SLURM_JOB_ID").empty() || nodes.empty()) return std::nullopt;
-  Pool pool = {.hosts = {}, .start = RemoteStart::slurm};
-  for (std::string& name : expand_host_list(nodes)) pool.hosts.push_back({std::move(name), {}});
-  const std::string tasks = variable(here, "SLURM_TASKS_PER_NODE");
-  if (!tasks.empty() && here.resources.gpus.empty()) {
-    // One task a node is what scripts ask for that start a launcher there: the node decides.
-    const std::vector<int> counts = expand_task_counts(tasks);
-    for (size_t i = 0; i < std::min(counts.size(), pool.hosts.size()); ++i) {
-      if (counts[i] > 1) pool.hosts[i].slots = first_slots(counts[i]);
-    }
-  }
-  pool.own = find_own(pool.hosts, here);
-  return pool;
-}
-
-ClusterChoice this_host_alone(const LaunchOptions& options, const ThisHost& here,
-                              const std::vector<int>& slots) {
-  ClusterChoice choice;
-  HostSlots host = {.host = here.resources.name, .slots = slots};
-  if (slots.empty()) host.slots = select_ranks(options.request, here.resources).slots;
-  choice.cluster.hosts = {std::move(host)};
+ClusterChoice alone(const ThisHost& here, std::vector<int> slots, std::string note = "") {
+  ClusterChoice choice{.cluster = {}, .note = std::move(note)};
+  choice.cluster.hosts = {{.host = here.resources.name, .slots = std::move(slots)}};
   return choice;
 }
 
@@ -220,19 +162,14 @@ ClusterChoice from_pool(const LaunchOptions& options, const ThisHost& here, cons
   const auto found =
       std::find_if(hosts.begin(), hosts.end(), [&](const auto& host) { return host.host == own; });
   if (hosts.size() == 1 && found != hosts.end() && !options.hosts.force_multi) {
-    LaunchOptions local = options;
-    if (hosts.front().slots.empty()) local.request.include = local.request.exclude = "";
-    return this_host_alone(local, here, hosts.front().slots);
+    const std::vector<int>& slots = hosts.front().slots;
+    return alone(here, slots.empty() ? own_slots(options, here) : slots);
   }
   ClusterChoice choice;
   Cluster& cluster = choice.cluster;
   cluster.node_rank = found == hosts.end() ? -1 : static_cast<int>(found - hosts.begin());
   cluster.start = remote_start(options.hosts.launcher, pool.start);
-  if (cluster.node_rank >= 0 && found->slots.empty()) {
-    LaunchOptions local = options;
-    local.request.include = local.request.exclude = "";
-    found->slots = select_ranks(local.request, here.resources).slots;
-  }
+  if (cluster.node_rank >= 0 && found->slots.empty()) found->slots = own_slots(options, here);
   const Endpoint endpoint = given_endpoint(options.hosts, here);
   if (!endpoint.host.empty() && hosts.size() > 1) check_endpoint(endpoint, hosts);
   if (cluster.node_rank == 0 && !endpoint.host.empty()) choice.note = note_of_foreign(endpoint);
@@ -303,83 +240,127 @@ ClusterChoice by_hand(const LaunchOptions& options, const ThisHost& here,
       starter, launchers, per_node);
 }
 
-// The launcher is itself a task of srun or a process of mpirun: one of those on every host.
-std::optional<ClusterChoice> within_step(const LaunchOptions& options, const ThisHost& here) {
-  const auto step = slurm_step();
-  if (step && step->tasks > 1) {
-    if (static_cast<size_t>(step->tasks) != step->hosts.size()) {
-      refuse_tasks("srun", step->tasks, "srun --ntasks-per-node=1 zerorun ...");
-    }
-    std::vector<HostSlots> hosts;
-    for (const std::string& name : step->hosts) hosts.push_back({name, {}});
-    LaunchOptions numbered = options;
-    numbered.hosts.node_rank = step->node;
-    if (numbered.hosts.master_port == 0) numbered.hosts.master_port = slurm_port();
-    return by_hand(numbered, here, std::move(hosts));
+// What the sources of hosts look at.
+struct Request {
+  const LaunchOptions& options;
+  const ThisHost& here;
+  const NodeRange range;
+  std::string note{};          // about the hostfile
+  std::optional<Pool> pool{};  // of the hostfile
+
+  bool by_hand() const {
+    return is_by_hand(options.hosts) || (range.max > 1 && !options.hosts.endpoint.empty());
   }
+  // A program that a rank starts is no part of the rank's own job.
+  bool asks_scheduler() const {
+    return !(range.given && range.max == 1) && variable(here, "RANK").empty();
+  }
+};
+
+using Source = std::optional<ClusterChoice> (*)(const Request& request);
+
+std::optional<ClusterChoice> standalone(const Request& request) {
+  if (!request.options.hosts.standalone) return std::nullopt;
+  return alone(request.here, select_ranks(request.options.request, request.here.resources).slots);
+}
+
+// The user, or something else, starts the launcher on every host.
+std::optional<ClusterChoice> started_on_every_host(const Request& request) {
+  const auto& [options, here, range, note, pool] = request;
+  if (!request.by_hand()) return std::nullopt;
+  if (pool) {
+    const std::string& own = pool->own.value_or(here.resources.name);
+    std::vector<HostSlots> hosts =
+        select_hosts(pool->hosts, options.request, range.given ? range.max : 0, own);
+    if (hosts.size() > 1) return by_hand(options, here, std::move(hosts));
+    return std::nullopt;
+  }
+  if (range.max > 1) {
+    return by_hand(options, here, std::vector<HostSlots>(static_cast<size_t>(range.max)));
+  }
+  if (options.hosts.node_rank.value_or(0) > 0) {
+    fail<ConfigError>("--node_rank {}: the job has one host, 0; --nnodes says how many there are",
+                      *options.hosts.node_rank);
+  }
+  return std::nullopt;
+}
+
+std::optional<ClusterChoice> hostfile(const Request& request) {
+  if (!request.pool) return std::nullopt;
+  const auto step = slurm_step();
+  if (step && step->tasks > 1 && variable(request.here, "RANK").empty()) {
+    fail<ConfigError>(
+        "srun has started {} launchers, and each would start the whole job on the hosts of the "
+        "hostfile: leave --hostfile out, or start zerorun once, without srun",
+        step->tasks);
+  }
+  return from_pool(request.options, request.here, *request.pool, request.range);
+}
+
+// The launcher is itself a task of srun, one on every host.
+std::optional<ClusterChoice> task_of_srun(const Request& request) {
+  const auto step = slurm_step();
+  if (!request.asks_scheduler() || !step || step->tasks <= 1) return std::nullopt;
+  if (static_cast<size_t>(step->tasks) != step->hosts.size()) {
+    refuse_tasks("srun", step->tasks, "srun --ntasks-per-node=1 zerorun ...");
+  }
+  std::vector<HostSlots> hosts;
+  for (const std::string& name : step->hosts) hosts.push_back({name, {}});
+  LaunchOptions numbered = request.options;
+  numbered.hosts.node_rank = step->node;
+  if (numbered.hosts.master_port == 0) numbered.hosts.master_port = slurm_port();
+  return by_hand(numbered, request.here, std::move(hosts));
+}
+
+// The same with a process of mpirun.
+std::optional<ClusterChoice> process_of_mpirun(const Request& request) {
+  const ThisHost& here = request.here;
+  if (!request.asks_scheduler()) return std::nullopt;
   const int processes = number(here, "OMPI_COMM_WORLD_SIZE", 1, kMaxNodes).value_or(1);
   if (processes == 1) return std::nullopt;
   if (number(here, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxNodes).value_or(1) > 1) {
     refuse_tasks("mpirun", processes, "mpirun --map-by ppr:1:node zerorun ...");
   }
-  LaunchOptions numbered = options;
+  LaunchOptions numbered = request.options;
   numbered.hosts.node_rank = number(here, "OMPI_COMM_WORLD_RANK", 0, processes - 1);
   return by_hand(numbered, here, std::vector<HostSlots>(static_cast<size_t>(processes)));
 }
 
-ClusterChoice choose_hosts(const LaunchOptions& options, const ThisHost& here,
-                           const NodeRange& range) {
-  if (options.hosts.standalone) return this_host_alone(options, here, {});
-  std::string note;
-  const std::optional<Pool> pool = pool_of_hostfile(options, here, note);
-  const bool hand = is_by_hand(options.hosts) || (range.max > 1 && !options.hosts.endpoint.empty());
-  if (hand && pool) {
-    const std::string& own = pool->own.value_or(here.resources.name);
-    const std::vector<HostSlots> hosts =
-        select_hosts(pool->hosts, options.request, range.given ? range.max : 0, own);
-    if (hosts.size() > 1) return by_hand(options, here, hosts);
-  } else if (hand && range.max > 1) {
-    return by_hand(options, here, std::vector<HostSlots>(static_cast<size_t>(range.max)));
-  } else if (hand && options.hosts.node_rank.value_or(0) > 0) {
-    fail<ConfigError>("--node_rank {}: the job has one host, 0; --nnodes says how many there are",
-                      *options.hosts.node_rank);
-  }
-  if (pool) {
-    const auto step = slurm_step();
-    if (step && step->tasks > 1 && variable(here, "RANK").empty()) {
-      fail<ConfigError>(
-          "srun has started {} launchers, and each would start the whole job on the hosts of the "
-          "hostfile: leave --hostfile out, or start zerorun once, without srun",
-          step->tasks);
-    }
-    return from_pool(options, here, *pool, range);
-  }
-  const bool one = range.given && range.max == 1;
-  // A program that a rank starts is no part of the rank's own job.
-  if (!one && variable(here, "RANK").empty()) {
-    if (auto within = within_step(options, here)) return *within;
-  }
-  if (!one && variable(here, "RANK").empty() && !slurm_step()) {
-    if (const auto allocated = pool_of_allocation(here)) {
-      return from_pool(options, here, *allocated, range);
-    }
-  }
-  if (range.min > 1) {
+std::optional<ClusterChoice> allocation_of_slurm(const Request& request) {
+  if (!request.asks_scheduler() || slurm_step()) return std::nullopt;
+  const auto pool = pool_of_allocation(request.here);
+  if (!pool) return std::nullopt;
+  return from_pool(request.options, request.here, *pool, request.range);
+}
+
+std::optional<ClusterChoice> this_host(const Request& request) {
+  const std::string& note = request.note;
+  if (request.range.min > 1) {
     fail<ConfigError>(
         "--num_nodes {}: {}, so no host but this one is known; name them in a --hostfile, or start "
         "this command on every host with --node_rank R and --master_addr",
-        options.hosts.count, note.empty() ? "there is no hostfile" : note);
+        request.options.hosts.count, note.empty() ? "there is no hostfile" : note);
   }
-  ClusterChoice choice = this_host_alone(options, here, {});
-  if (!note.empty()) choice.note = note + ": ranks run on this host alone";
-  return choice;
+  return alone(request.here, select_ranks(request.options.request, request.here.resources).slots,
+               note.empty() ? "" : note + ": ranks run on this host alone");
 }
+
+// In this order; the first that knows hosts decides.
+constexpr auto kSources =
+    std::to_array<Source>({standalone, started_on_every_host, hostfile, task_of_srun,
+                           process_of_mpirun, allocation_of_slurm, this_host});
 
 }  // namespace
 
 ClusterChoice choose_cluster(const LaunchOptions& options, const ThisHost& here) {
   const NodeRange range = parse_node_range(options);
-  ClusterChoice choice = choose_hosts(options, here, range);
+  Request request = {.options = options, .here = here, .range = range};
+  if (!options.hosts.standalone) request.pool = pool_of_hostfile(options, here, request.note);
+  std::optional<ClusterChoice> found;
+  for (const Source source : kSources) {
+    if ((found = source(request))) break;
+  }
+  ClusterChoice choice = *std::move(found);  // this_host always is one
   Cluster& cluster = choice.cluster;
   cluster.max_hosts = static_cast<int>(cluster.hosts.size());
   cluster.min_hosts = range.given ? std::min(range.min, cluster.max_hosts) : cluster.max_hosts;

@@ -5,7 +5,7 @@
 #include "core/check.h"
 #include "core/parse_number.h"
 #include "launcher/hosts/address.h"
-#include "launcher/hosts/shell_quote.h"
+#include "launcher/words.h"
 
 namespace zerorun {
 

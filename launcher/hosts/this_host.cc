@@ -1,9 +1,7 @@
 #include "launcher/hosts/this_host.h"
 
 #include <algorithm>
-#include <chrono>
 
-#include "config/env.h"
 #include "core/check.h"
 #include "launcher/ranks/cuda_probe.h"
 #include "os/process_identity.h"
@@ -11,8 +9,6 @@
 namespace zerorun {
 
 namespace {
-
-constexpr long kDriverSeconds = 120;  // many GPUs without persistence mode take some
 
 std::vector<int> chosen_cpus(const std::string& core_list) {
   std::vector<int> allowed = allowed_cpus();
@@ -50,8 +46,7 @@ ThisHost look_at_this_host(Accelerator accelerator, bool own_program,
   resources.numa_nodes = count_nodes(here.cores);
   resources.own_program = own_program;
   if (own_program && !resources.gpus.empty() && accelerator != Accelerator::cpu) {
-    resources.cuda_problem = ask_for_cuda_problem(std::chrono::seconds(
-        read_environment_int("ZERORUN_DRIVER_TIMEOUT", 1, 86400).value_or(kDriverSeconds)));
+    resources.cuda_problem = ask_for_cuda_problem(driver_patience());
   }
   resources.share_gpus = is_on(find_variable(here.environment, "ZERORUN_SHARE_GPUS").value_or(""));
   return here;

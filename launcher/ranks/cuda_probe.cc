@@ -1,5 +1,6 @@
 #include "launcher/ranks/cuda_probe.h"
 
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,10 +10,13 @@
 #include <csignal>
 #include <cstring>
 
+#include "comm/device_communicator.h"
+#include "config/env.h"
 #include "core/check.h"
 #include "device/cuda_backend.h"
 #include "launcher/ranks/process.h"
 #include "launcher/ranks/signals.h"
+#include "launcher/words.h"
 #include "os/uninterrupted.h"
 
 namespace zerorun {
@@ -21,11 +25,15 @@ namespace {
 
 constexpr int kDriverFails = 2;  // exit status of the child
 
-[[noreturn]] void answer(int out) noexcept {
-  const std::string problem = why_no_cuda();
-  const auto nbytes = static_cast<ssize_t>(problem.size());
-  if (write(out, problem.data(), problem.size()) != nbytes) _exit(1);
-  _exit(why_driver_fails().empty() ? 0 : kDriverFails);
+bool write_text(int out, const std::string& text) {
+  return write(out, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+}
+
+std::string no_answer(std::chrono::seconds patience, std::string_view what) {
+  return fmt::format(
+      "NVIDIA's driver has not said within {} s {} (does nvidia-smi answer? "
+      "ZERORUN_DRIVER_TIMEOUT=600 waits longer)",
+      patience.count(), what);
 }
 
 using std::chrono::steady_clock;
@@ -56,30 +64,61 @@ bool reap(pid_t child, steady_clock::time_point end, int& status) {
 
 }  // namespace
 
-CudaProblem ask_for_cuda_problem(std::chrono::seconds patience) {
+ChildAnswer ask_child(const std::function<int(int out)>& answer, std::chrono::seconds patience) {
   Pipe pipe = make_pipe();
   const pid_t child = fork();
   if (child < 0) fail<IoError>("cannot start a process: {}", std::strerror(errno));
-  if (child == 0) answer(pipe.write.get());
+  if (child == 0) _exit(answer(pipe.write.get()));
   pipe.write.close();
-  CudaProblem problem;
-  int status = 0;
+  ChildAnswer result;
   const auto end = steady_clock::now() + patience;
-  if (!read_answer(pipe.read.get(), end, problem.text) || !reap(child, end, status)) {
-    // One that waits within the driver may stay until that answers, even when it is killed.
-    kill(child, SIGKILL);
-    reap(child, steady_clock::now() + std::chrono::seconds(1), status);
-    return {fmt::format("CUDA: NVIDIA's driver has not said within {} s whether a GPU can be used "
-                        "(does nvidia-smi answer? ZERORUN_DRIVER_TIMEOUT=600 waits longer)",
-                        patience.count()),
+  if (read_answer(pipe.read.get(), end, result.text) && reap(child, end, result.status)) {
+    return result;
+  }
+  // One that waits within the driver may stay until that answers, even when it is killed.
+  kill(child, SIGKILL);
+  reap(child, steady_clock::now() + std::chrono::seconds(1), result.status);
+  result.in_time = false;
+  return result;
+}
+
+std::chrono::seconds driver_patience() {
+  constexpr long kDefault = 120;  // many GPUs without persistence mode take some
+  constexpr long kDay = 86400;
+  return std::chrono::seconds(
+      read_environment_int("ZERORUN_DRIVER_TIMEOUT", 1, kDay).value_or(kDefault));
+}
+
+CudaProblem ask_for_cuda_problem(std::chrono::seconds patience) {
+  const ChildAnswer answer = ask_child(
+      [](int out) {
+        if (!write_text(out, why_no_cuda())) return 1;
+        return why_driver_fails().empty() ? 0 : kDriverFails;
+      },
+      patience);
+  if (!answer.in_time) return {"CUDA: " + no_answer(patience, "whether a GPU can be used"), true};
+  if (WIFSIGNALED(answer.status)) {
+    return {fmt::format("CUDA: a process that looked for GPUs was killed by {}",
+                        signal_name(WTERMSIG(answer.status))),
             true};
   }
-  problem.driver_fails = WIFSIGNALED(status) || WEXITSTATUS(status) == kDriverFails;
-  if (WIFSIGNALED(status)) {
-    problem.text = fmt::format("CUDA: a process that looked for GPUs was killed by {}",
-                               signal_name(WTERMSIG(status)));
+  return {answer.text, WEXITSTATUS(answer.status) == kDriverFails};
+}
+
+std::vector<std::string> ask_about_cuda(std::chrono::seconds patience) {
+  const ChildAnswer answer = ask_child(
+      [](int out) {
+        std::vector<std::string> lines = describe_cuda();
+        lines.push_back(describe_device_collectives());
+        return write_text(out, fmt::format("{}", fmt::join(lines, "\n"))) ? 0 : 1;
+      },
+      patience);
+  if (!answer.in_time) return {no_answer(patience, "what it is and which GPUs it has")};
+  std::vector<std::string> lines;
+  for (const std::string_view line : split(answer.text, '\n')) {
+    if (!line.empty()) lines.emplace_back(line);
   }
-  return problem;
+  return lines;
 }
 
 }  // namespace zerorun

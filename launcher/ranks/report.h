@@ -7,9 +7,16 @@
 #include <string>
 #include <vector>
 
-#include "launcher/ranks/error_record.h"
-
 namespace zerorun {
+
+// An exception that a rank has left in its TORCHELASTIC_ERROR_FILE, as PyTorch's @record does.
+struct ErrorRecord {
+  std::string message;    // "ValueError: no such thing", one line
+  std::string traceback;  // or empty
+};
+
+// nullopt if the file does not exist or was not written by @record.
+std::optional<ErrorRecord> read_error_record(const std::string& path);
 
 // A rank that was stopped (SIGSTOP), so that its peers waited for it.
 struct StoppedRank {

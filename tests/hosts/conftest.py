@@ -9,12 +9,22 @@ from collections.abc import Iterator
 import pytest
 
 from .job import name_of
-from .namespaces import Hosts, missing
+from .namespaces import Hosts, Network, missing, missing_for_ssh
+
+
+@pytest.fixture(scope="session")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """Two hosts without sshd, for launchers that a test starts on each."""
+    if problem := missing():
+        pytest.skip(problem)
+    found = Network(tmp_path_factory.mktemp("network"))
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="session")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    if problem := missing():
+    if problem := missing_for_ssh():
         pytest.skip(problem)
     found = Hosts(tmp_path_factory.mktemp("hosts"))
     yield found
@@ -22,8 +32,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 
 @pytest.fixture(autouse=True)
-def end_what_a_test_leaves(hosts: Hosts) -> Iterator[None]:
+def end_what_a_test_leaves(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that failed may leave a job behind, which the next one would take for its own."""
+    own = "network" if "network" in request.fixturenames else "hosts"
+    hosts: Network = request.getfixturevalue(own)
 
     def running() -> set[int]:
         return {pid for host in range(2) for pid in hosts.processes(host) if name_of(pid)}

@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces with a veth pair, each with sshd and a name."""
+"""Two hosts on one machine: network namespaces with a veth pair, each with a name and sshd."""
 
 import os
 import shutil
@@ -16,31 +16,34 @@ def run(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True, text=True)
 
 
-class Hosts:
-    """The namespaces, their daemons and keys, and a hostfile; `close` removes all of it."""
+class Network:
+    """The namespaces and their link; `close` removes both."""
 
-    def __init__(self, folder: Path, slots: int = 2) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.namespaces = [f"zr{os.getpid()}{letter}" for letter in "ab"]
-        self.daemons: list[subprocess.Popen[bytes]] = []
-        self.key = folder / "key"
-        self.hostfile = folder / "hosts"
-        self.hostfile.write_text("".join(f"{one} slots={slots}\n" for one in ADDRESSES))
+        self.namespaces = [f"zr{os.getpid()}{id(self) % 997}{letter}" for letter in "ab"]
         try:
             self._connect()
-            self._start_daemons()
         except BaseException:
             self.close()
             raise
 
+    def name(self, number: int, *names: str) -> None:
+        """What one of the hosts finds in its /etc/hosts before everything else."""
+        lines = ["127.0.0.1 localhost", *names]
+        lines += [f"{a} {n}" for a, n in zip(ADDRESSES, NAMES, strict=True)]
+        lines += [f"{a} {n}" for a, n in zip(ADDRESSES_6, NAMES_6, strict=True)]
+        own = Path("/etc/netns", self.namespaces[number])  # `ip netns exec` mounts it over /etc
+        (own / "hosts").write_text("".join(f"{line}\n" for line in lines))
+
+    def ip(self, number: int, *words: str) -> None:
+        """Runs ip(8) for one of the hosts."""
+        run("ip", "-n", self.namespaces[number], *words)
+
     def _connect(self) -> None:
-        names = "127.0.0.1 localhost\n"
-        names += "".join(f"{a} {n}\n" for a, n in zip(ADDRESSES, NAMES, strict=True))
-        names += "".join(f"{a} {n}\n" for a, n in zip(ADDRESSES_6, NAMES_6, strict=True))
-        for namespace in self.namespaces:
-            own = Path("/etc/netns", namespace)  # `ip netns exec` mounts it over /etc
-            own.mkdir(parents=True)
-            (own / "hosts").write_text(names)
+        for number, namespace in enumerate(self.namespaces):
+            Path("/etc/netns", namespace).mkdir(parents=True)
+            self.name(number)
             run("ip", "netns", "add", namespace)
             run("ip", "-n", namespace, "link", "set", "lo", "up")
         a, b = self.namespaces
@@ -51,6 +54,57 @@ class Hosts:
             run("ip", "-n", namespace, "address", "add", f"{ADDRESSES[number]}/24", "dev", "eth0")
             run("ip", "-n", namespace, "link", "set", "eth0", "up")
             self._add_address_6(number)
+
+    def inside(self, number: int, *words: str) -> list[str]:
+        """The command that runs `words` on one of the hosts, under that host's name."""
+        script = f'hostname {NAMES[number]}; exec "$@"'
+        shell = ["unshare", "--uts", "sh", "-c", script, "sh", *words]
+        return ["ip", "netns", "exec", self.namespaces[number], *shell]
+
+    def processes(self, number: int) -> list[int]:
+        """Those that run on one of the hosts."""
+        words = ["ip", "netns", "pids", self.namespaces[number]]
+        found = subprocess.run(words, check=True, capture_output=True, text=True)
+        return [int(pid) for pid in found.stdout.split()]
+
+    def cut(self) -> None:
+        """The link between the hosts goes down, without a word to either."""
+        run("ip", "-n", self.namespaces[1], "link", "set", "eth0", "down")
+
+    def mend(self) -> None:
+        run("ip", "-n", self.namespaces[1], "link", "set", "eth0", "up")
+        self._add_address_6(1)  # it went with the link
+
+    def sent_bytes(self, number: int) -> int:
+        """By one of the hosts to the other."""
+        words = ["ip", "netns", "exec", self.namespaces[number], "cat"]
+        words += ["/sys/class/net/eth0/statistics/tx_bytes"]
+        return int(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+
+    def _add_address_6(self, number: int) -> None:
+        words = ("address", "replace", f"{ADDRESSES_6[number]}/64", "dev", "eth0")
+        # Without the second in which the kernel looks for another host of that address.
+        run("ip", "-n", self.namespaces[number], *words, "nodad")
+
+    def close(self) -> None:
+        for namespace in self.namespaces:
+            subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
+            shutil.rmtree(Path("/etc/netns", namespace), ignore_errors=True)
+
+
+class Hosts(Network):
+    """Such hosts with sshd and keys, and a hostfile."""
+
+    def __init__(self, folder: Path, slots: int = 2) -> None:
+        self.daemons: list[subprocess.Popen[bytes]] = []
+        self.key = folder / "key"
+        self.hostfile = folder / "hosts"
+        self.hostfile.write_text("".join(f"{one} slots={slots}\n" for one in ADDRESSES))
+        super().__init__(folder)
+
+    def _connect(self) -> None:
+        super()._connect()
+        self._start_daemons()
 
     def _start_daemons(self) -> None:
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
@@ -83,59 +137,32 @@ class Hosts:
                     raise RuntimeError("sshd does not listen")
                 time.sleep(0.05)
 
-    def inside(self, number: int, *words: str) -> list[str]:
-        """The command that runs `words` on one of the hosts, under that host's name."""
-        script = f'hostname {NAMES[number]}; exec "$@"'
-        shell = ["unshare", "--uts", "sh", "-c", script, "sh", *words]
-        return ["ip", "netns", "exec", self.namespaces[number], *shell]
-
-    def processes(self, number: int) -> list[int]:
-        """Those that run on one of the hosts."""
-        words = ["ip", "netns", "pids", self.namespaces[number]]
-        found = subprocess.run(words, check=True, capture_output=True, text=True)
-        return [int(pid) for pid in found.stdout.split()]
-
     def ssh_options(self) -> str:
         return (
             f"-i {self.key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null "
             "-o LogLevel=ERROR"
         )
 
-    def cut(self) -> None:
-        """The link between the hosts goes down, without a word to either."""
-        run("ip", "-n", self.namespaces[1], "link", "set", "eth0", "down")
-
-    def mend(self) -> None:
-        run("ip", "-n", self.namespaces[1], "link", "set", "eth0", "up")
-        self._add_address_6(1)  # it went with the link
-
-    def sent_bytes(self, number: int) -> int:
-        """By one of the hosts to the other."""
-        words = ["ip", "netns", "exec", self.namespaces[number], "cat"]
-        words += ["/sys/class/net/eth0/statistics/tx_bytes"]
-        return int(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-
-    def _add_address_6(self, number: int) -> None:
-        words = ("address", "replace", f"{ADDRESSES_6[number]}/64", "dev", "eth0")
-        # Without the second in which the kernel looks for another host of that address.
-        run("ip", "-n", self.namespaces[number], *words, "nodad")
-
     def close(self) -> None:
         for daemon in self.daemons:
             daemon.kill()
             daemon.wait()
-        for namespace in self.namespaces:
-            subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
-            shutil.rmtree(Path("/etc/netns", namespace), ignore_errors=True)
+        super().close()
+
+
+def missing_for_ssh() -> str:
+    """What keeps this machine from having hosts with sshd, or nothing."""
+    for program in ("ssh", "ssh-keygen"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
+    return missing() if Path("/usr/sbin/sshd").exists() else "sshd is not installed"
 
 
 def missing() -> str:
     """What keeps this machine from having such hosts, or nothing."""
-    for program in ("ip", "ssh", "ssh-keygen", "unshare"):
+    for program in ("ip", "unshare"):
         if shutil.which(program) is None:
             return f"{program} is not installed"
-    if not Path("/usr/sbin/sshd").exists():
-        return "sshd is not installed"
     if os.geteuid() != 0:
         return "network namespaces need root"
     try:

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "launcher/ranks/cpus.h"
+#include "os/socket.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/paths.h"
 #include "tests/scratch.h"
@@ -227,7 +228,8 @@ TEST(Tools, VersionAndHelpGoToStandardOutput) {
   LauncherProcess help(zerorun_command({"--help"}));
   EXPECT_EQ(help.wait(), 0);
   EXPECT_THAT(help.output(), HasSubstr("Usage: zerorun"));
-  for (const char* tool : {"config", "plan", "bench nvme", "ckpt verify", "env", "version"}) {
+  for (const char* tool :
+       {"config", "plan", "bench nvme", "ckpt verify", "env", "doctor", "version"}) {
     EXPECT_THAT(help.output(), HasSubstr("zerorun " + std::string(tool)));
   }
 }
@@ -280,7 +282,8 @@ TEST(Tools, HelpIsPlain) {
                                                {"bench", "nvme"},
                                                {"ckpt"},
                                                {"ckpt", "verify"},
-                                               {"env"}}) {
+                                               {"env"},
+                                               {"doctor"}}) {
     std::vector<std::string> command = tool;
     command.emplace_back("--help");
     LauncherProcess process(zerorun_command(command));
@@ -293,6 +296,22 @@ TEST(Tools, HelpIsPlain) {
     std::istringstream lines(help);
     for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100U) << line;
   }
+}
+
+TEST(Tools, DoctorExaminesThisMachineAndRunsTwoRanks) {
+  const Scratch scratch;
+  const Listener listener = reserve_port("127.0.0.1", 0);
+  const std::vector<std::string> words = {
+      "doctor", "--folder", scratch.path(), "--port", std::to_string(listener.port), "--json"};
+  LauncherProcess doctor(zerorun_command(words), {{"CUDA_VISIBLE_DEVICES", ""}});
+  EXPECT_EQ(doctor.wait(), 0);
+  EXPECT_THAT(doctor.output(), HasSubstr("2 ranks (shm) on cpu sum 1 MiB in "));
+  EXPECT_EQ(doctor.errors(), "");
+  listen_on(listener);
+  LauncherProcess busy(zerorun_command(words), {{"CUDA_VISIBLE_DEVICES", ""}});
+  EXPECT_EQ(busy.wait(), 1);
+  EXPECT_THAT(busy.output(), HasSubstr("\"state\": \"problem\""));
+  EXPECT_THAT(busy.errors(), HasSubstr("1 checks found a problem"));
 }
 
 TEST(Tools, OnlyBadInputEndsWithCode2) {

@@ -158,6 +158,14 @@ def test_a_driver_that_hangs_does_not_hang_the_launcher(
             assert "1 CPU rank" in result.stderr
 
 
+def test_a_driver_that_hangs_does_not_hang_env(build: Path, zerorun: Path) -> None:
+    hangs = {"FAKE_DRIVER_HANGS": "1", "ZERORUN_DRIVER_TIMEOUT": "2"}
+    result = run(build, 12020, 0, zerorun, "env", **hangs)
+    assert result.returncode == 0, result.stderr
+    assert "NVIDIA's driver has not said within 2 s what it is" in result.stdout
+    assert "environment variables that zerorun reads" in result.stdout
+
+
 def test_a_number_that_no_gpu_has_is_named(zerorun: Path, gpus_of_dev: Path) -> None:
     result = subprocess.run(
         with_two_gpus(gpus_of_dev, zerorun, "--no_python", "true"),

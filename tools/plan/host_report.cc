@@ -10,13 +10,12 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/device_communicator.h"
 #include "config/env.h"
 #include "core/format_bytes.h"
-#include "device/cuda_backend.h"
 #include "launcher/environment.h"
 #include "launcher/program.h"
 #include "launcher/ranks/cpus.h"
+#include "launcher/ranks/cuda_probe.h"
 #include "launcher/ranks/gpu_nodes.h"
 #include "launcher/ranks/resources.h"
 #include "os/cgroup.h"
@@ -85,8 +84,7 @@ std::string host_report() {
   line("zerorun", ZERORUN_VERSION);
   line("host", host_name());
   line("GPUs", describe_gpus());
-  for (const std::string& of_cuda : describe_cuda()) line("CUDA", of_cuda);
-  if (const std::string nccl = describe_device_collectives(); !nccl.empty()) line("CUDA", nccl);
+  for (const std::string& of_cuda : ask_about_cuda(driver_patience())) line("CUDA", of_cuda);
   line("CPUs", describe_cpus());
   line("memory", describe_memory());
   line("programs", programs.empty() ? "none" : fmt::format("{}", fmt::join(programs, ", ")));

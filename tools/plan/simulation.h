@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tools/plan/cluster.h"
+#include "zero/partition/sharded_model.h"
 #include "zerorun/config.h"
 #include "zerorun/engine.h"
 
@@ -39,5 +40,9 @@ SimulatedStep simulate_step(const Config& config, std::span<const ParameterSpec>
 std::string simulation_report(const Config& config, std::span<const ParameterSpec> specs,
                               const SimulatedCluster& cluster, int64_t tokens,
                               std::optional<int64_t> device_memory);
+
+// Returns the bytes of the manifest of a checkpoint: its tables of parameters and files. Texts of
+// the program (configuration, client state) are not included.
+int64_t plan_manifest(const ShardedModel& model);
 
 }  // namespace zerorun

@@ -15,7 +15,6 @@
 #include "tests/error_of.h"
 #include "tests/harness.h"
 #include "tools/plan/plan.h"
-#include "tools/plan/plan_manifest.h"
 #include "zerorun/checkpoint.h"
 
 namespace zerorun::simulation {

@@ -1,0 +1,352 @@
+"""Launchers that somebody starts on each host, and what they say when that goes wrong."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .job import ZERORUN
+from .namespaces import ADDRESSES, ADDRESSES_6, NAMES, Network
+
+PORT = "29517"
+PATIENCE = 10.0  # in seconds: nobody is left alone for longer
+TRAIN = ["train", "--model", "nano", "--seq_len", "32", "--steps", "2", "--sample=", "--save="]
+
+
+class Launcher:
+    """One that runs on a host; its messages are read with the time at which they came."""
+
+    def __init__(
+        self,
+        network: Network,
+        host: int,
+        *options: str,
+        program: list[str] | None = None,
+        before: list[str] | None = None,
+        **variables: str,
+    ) -> None:
+        words = [*(before or []), str(ZERORUN), "--accelerator", "cpu"]
+        if "--nproc_per_node" not in options:
+            words += ["--nproc_per_node", "1"]
+        words += ["--master_port", PORT, *options, *(program or ["true"])]
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            network.inside(host, *words),
+            env={**os.environ, "ZERORUN_JOB_SECRET": "only we know", **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[tuple[float, str]] = []
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stream:
+            for line in stream:
+                self.lines.append((time.monotonic() - self.started, line))
+
+    @property
+    def text(self) -> str:
+        return "".join(line for _, line in self.lines)
+
+    def says(self, text: str, within: float = PATIENCE) -> float:
+        """Waits for a message that has the text; the seconds from the start to it."""
+        while True:
+            for when, line in self.lines:
+                if text in line:
+                    assert when < within, self.text
+                    return when
+            assert time.monotonic() - self.started < within, f"no {text!r} in: {self.text}"
+            time.sleep(0.02)
+
+    def end(self, within: float = PATIENCE) -> int:
+        """Its exit code; it has so many seconds from its start."""
+        self.process.wait(timeout=max(0.1, within - (time.monotonic() - self.started)))
+        self.reader.join(timeout=5)
+        return self.process.returncode
+
+
+def by_hand(rank: int, master: str = ADDRESSES[0], hosts: int = 2) -> list[str]:
+    return ["--nnodes", str(hosts), "--node_rank", str(rank), "--master_addr", master]
+
+
+@contextlib.contextmanager
+def dropped(network: Network, host: int, ports: str) -> Iterator[None]:
+    """A firewall of the host that drops what comes to its ports, without an answer."""
+    rule = ("pref", "50", "iif", "eth0", "ipproto", "tcp", "dport", ports, "blackhole")
+    network.ip(host, "rule", "add", "pref", "100", "lookup", "local")
+    network.ip(host, "rule", "del", "pref", "0")
+    network.ip(host, "rule", "add", *rule)
+    try:
+        yield
+    finally:
+        network.ip(host, "rule", "del", *rule)
+        network.ip(host, "rule", "add", "pref", "0", "lookup", "local")
+        network.ip(host, "rule", "del", "pref", "100")
+
+
+@pytest.fixture
+def text_to_learn(tmp_path: Path) -> list[str]:
+    """The options of a program whose ranks exchange data."""
+    text = tmp_path / "text"
+    text.write_text("what is to be learned, again and again\n" * 100)
+    return [*TRAIN, "--data", str(text)]
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["the right one first", "the wrong one first"])
+def test_two_launchers_with_node_rank_0(network: Network, first: int) -> None:
+    jobs: dict[int, Launcher] = {}
+    for host in (first, 1 - first):
+        jobs[host] = Launcher(network, host, *by_hand(0))
+        time.sleep(1)
+    assert jobs[1].end() == 2
+    error = f"two launchers were started with --node_rank 0: on {NAMES[0]} and on {NAMES[1]}"
+    assert error in jobs[1].text
+    assert f"Start the one on {NAMES[1]} again with --node_rank 1" in jobs[1].text
+    jobs[0].says(error)
+    again = Launcher(network, 1, *by_hand(1))
+    assert again.end() == 0, again.text
+    assert jobs[0].end(within=30) == 0, jobs[0].text
+
+
+def test_two_launchers_with_node_rank_1(network: Network) -> None:
+    first, second = (Launcher(network, host, *by_hand(1)) for host in (0, 1))
+    assert first.end() == 1
+    assert f"{ADDRESSES[0]} is this host itself, and no launcher serves the port" in first.text
+    assert "start its launcher with --node_rank 0" in first.text
+    second.says("start the same command there, with --node_rank 0")
+    again = Launcher(network, 0, *by_hand(0))
+    assert again.end() == 0, again.text
+    assert second.end(within=30) == 0, second.text
+
+
+def test_one_of_three_with_the_number_of_another(network: Network) -> None:
+    jobs = [Launcher(network, rank, *by_hand(rank, hosts=3)) for rank in (0, 1)]
+    time.sleep(1)
+    third = Launcher(network, 1, *by_hand(1, hosts=3))
+    assert third.end() == 2
+    assert "two launchers were started with --node_rank 1" in third.text
+    assert "again with --node_rank 2" in third.text
+    jobs[0].says("Missing: (node 2)")
+    again = Launcher(network, 1, *by_hand(2, hosts=3))
+    assert [job.end(within=30) for job in (again, *jobs)] == [0, 0, 0]
+
+
+def test_the_loopback_as_master_address(network: Network) -> None:
+    jobs = [Launcher(network, rank, *by_hand(rank, master="127.0.0.1")) for rank in (0, 1)]
+    assert jobs[0].end() == 2
+    assert jobs[1].end() == 1
+    assert "127.0.0.1 (--master_addr, --rdzv_endpoint), which is an address that" in jobs[0].text
+    assert f"--nnodes 2 --node_rank 0 --master_addr {ADDRESSES[0]} true" in jobs[0].text
+    assert "127.0.0.1 is this host itself" in jobs[1].text
+
+
+def test_a_master_address_that_nobody_answers_ends_the_wait(network: Network) -> None:
+    with dropped(network, 0, PORT):
+        first = Launcher(network, 0, *by_hand(0))
+        dead = Launcher(network, 1, *by_hand(1, master="10.213.77.9"))
+        behind = Launcher(network, 1, *by_hand(1))
+        unknown = Launcher(network, 1, *by_hand(1, master="no-such-host.invalid"))
+        not_own = Launcher(network, 1, *by_hand(0, master="10.213.77.9"), "--master_port", "29518")
+        for job in (dead, behind):
+            job.says("nothing answers: the host is down, has another address, or a firewall")
+        unknown.says("or add the name to DNS or /etc/hosts")
+        first.says(
+            f"type: zerorun --accelerator cpu --nproc_per_node 1 --master_port {PORT} "
+            f"--nnodes 2 --master_addr {ADDRESSES[0]} --node_rank 1 true"
+        )
+        not_own.says("which is no address of this host")
+        assert [job.end(within=75) for job in (dead, behind, unknown, not_own)] == [1, 1, 1, 2]
+        for job in (dead, behind, unknown):
+            assert " attempts, the last one: " in job.text
+            assert job.lines[-1][0] > 55
+        assert "Type here: zerorun" in not_own.text
+        assert f"--master_addr {ADDRESSES[1]} true" in not_own.text
+    late = Launcher(network, 1, *by_hand(1))
+    assert [late.end(), first.end(within=100)] == [0, 0]
+
+
+def test_the_timeout_that_is_given_holds(network: Network) -> None:
+    limit = ["--rdzv_conf", "timeout=12"]
+    jobs = [Launcher(network, rank, *by_hand(rank, master="127.0.0.1"), *limit) for rank in (0, 1)]
+    jobs[1].says("127.0.0.1 is this host itself")
+    assert [job.end(within=16) for job in jobs] == [1, 1]
+    assert min(job.lines[-1][0] for job in jobs) > 12
+    assert "not all hosts have joined within 12 s" in jobs[0].text
+
+
+def test_a_host_that_comes_late_is_waited_for(network: Network) -> None:
+    second = Launcher(network, 1, *by_hand(1))
+    second.says("start the same command there, with --node_rank 0")
+    time.sleep(8)
+    first = Launcher(network, 0, *by_hand(0))
+    assert [first.end(), second.end(within=30)] == [0, 0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_launcher_that_is_started_again_joins(network: Network, number: signal.Signals) -> None:
+    jobs = [Launcher(network, rank, *by_hand(rank, hosts=3)) for rank in (0, 1)]
+    jobs[0].says("there: zr-host-a (node 0), zr-host-b (node 1); missing: (node 2)")
+    jobs[1].process.send_signal(number)
+    jobs[1].end(within=30)
+    jobs[0].says("(node 1) was lost: the connection to its launcher ended; it is waited for")
+    jobs += [Launcher(network, 1, *by_hand(rank, hosts=3)) for rank in (1, 2)]
+    assert [job.end(within=30) for job in (jobs[0], *jobs[2:])] == [0, 0, 0]
+
+
+def test_a_first_launcher_that_is_started_again_is_joined(network: Network) -> None:
+    jobs = [Launcher(network, rank, *by_hand(rank, hosts=3)) for rank in (0, 1)]
+    jobs[0].says("there: zr-host-a (node 0), zr-host-b (node 1); missing: (node 2)")
+    jobs[0].process.kill()
+    jobs[0].end(within=30)
+    jobs[1].says("lost the connection to the launcher of the first host")
+    jobs += [Launcher(network, host, *by_hand(rank, hosts=3)) for host, rank in ((0, 0), (1, 2))]
+    assert [job.end(within=30) for job in jobs[1:]] == [0, 0, 0]
+
+
+def test_the_name_of_the_first_host_is_its_loopback(
+    network: Network, text_to_learn: list[str]
+) -> None:
+    network.name(0, f"127.0.1.1 {NAMES[0]}")  # as Debian's installer writes it
+    try:
+        jobs = [
+            Launcher(network, rank, *by_hand(rank, master=NAMES[0]), program=text_to_learn)
+            for rank in (0, 1)
+        ]
+        assert [job.end(within=60) for job in jobs] == [0, 0], jobs[1].text
+    finally:
+        network.name(0)
+
+
+def test_the_name_of_the_first_host_is_the_loopback_of_another(network: Network) -> None:
+    network.name(1, f"127.0.1.1 {NAMES[0]}")
+    try:
+        job = Launcher(network, 1, *by_hand(1, master=NAMES[0]))
+        assert job.end() == 1
+        assert f"{NAMES[0]} is this host itself, and no launcher serves the port" in job.text
+        assert "127.0.1.1: Connection refused" in job.text
+    finally:
+        network.name(1)
+
+
+@pytest.mark.parametrize("master", [ADDRESSES_6[0], NAMES[0]], ids=["address", "name"])
+def test_a_link_with_ipv6_only(network: Network, master: str, text_to_learn: list[str]) -> None:
+    network.name(0, f"127.0.1.1 {NAMES[0]}")
+    network.name(1, f"{ADDRESSES_6[0]} {NAMES[0]}")
+    for host, address in enumerate(ADDRESSES):
+        network.ip(host, "address", "del", f"{address}/24", "dev", "eth0")
+    try:
+        jobs = [
+            Launcher(network, rank, *by_hand(rank, master=master), program=text_to_learn)
+            for rank in (0, 1)
+        ]
+        assert [job.end(within=60) for job in jobs] == [0, 0], jobs[1].text
+    finally:
+        for host, address in enumerate(ADDRESSES):
+            network.ip(host, "address", "add", f"{address}/24", "dev", "eth0")
+            network.name(host)
+
+
+def test_a_firewall_that_lets_only_the_port_of_the_launchers_pass(network: Network) -> None:
+    with dropped(network, 0, "30000-65534"):
+        jobs = [Launcher(network, rank, *by_hand(rank)) for rank in (0, 1)]
+        assert [job.end() for job in jobs] == [2, 2]
+    for job in jobs:
+        assert f"this host does not reach rank 0 at {ADDRESSES[0]} port" in job.text
+        assert "a firewall between the hosts has to let all TCP ports pass" in job.text
+
+
+def test_a_network_without_a_route(network: Network, text_to_learn: list[str]) -> None:
+    network.ip(0, "address", "add", "10.99.0.1/24", "dev", "eth0")
+    network.ip(1, "route", "add", "10.98.0.0/24", "dev", "eth0")  # where nobody is
+    try:
+        job = Launcher(network, 1, *by_hand(1, master="10.99.0.1"))
+        assert job.end() == 1
+        assert "this host has no route there; its own addresses are 10.213.77.2 (eth0)" in job.text
+        # A name with addresses in both networks is reached by the one that works.
+        for name in ("10.99.0.1 both", "10.98.0.1 both"):
+            network.name(0, f"{ADDRESSES[0]} both")
+            network.name(1, name, f"{ADDRESSES[0]} both")
+            jobs = [
+                Launcher(network, rank, *by_hand(rank, master="both"), program=text_to_learn)
+                for rank in (0, 1)
+            ]
+            assert [job.end(within=60) for job in jobs] == [0, 0], jobs[1].text
+    finally:
+        network.ip(0, "address", "del", "10.99.0.1/24", "dev", "eth0")
+        network.ip(1, "route", "del", "10.98.0.0/24")
+        for host in (0, 1):
+            network.name(host)
+
+
+HOUR_AHEAD = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/time.h>
+#include <time.h>
+int clock_gettime(clockid_t clock, struct timespec* time) {
+  int (*real)(clockid_t, struct timespec*) = dlsym(RTLD_NEXT, "clock_gettime");
+  const int result = real(clock, time);
+  if (clock == CLOCK_REALTIME) time->tv_sec += 3600;
+  return result;
+}
+time_t time(time_t* at) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  if (at) *at = now.tv_sec;
+  return now.tv_sec;
+}
+int gettimeofday(struct timeval* at, void* zone) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  at->tv_sec = now.tv_sec;
+  at->tv_usec = now.tv_nsec / 1000;
+  return 0;
+}
+"""
+
+
+def test_a_clock_one_hour_off(network: Network, tmp_path: Path, text_to_learn: list[str]) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler is installed")
+    source, library = tmp_path / "ahead.c", tmp_path / "ahead.so"
+    source.write_text(HOUR_AHEAD)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True
+    )
+    jobs = [
+        Launcher(network, 0, *by_hand(0), program=text_to_learn),
+        Launcher(network, 1, *by_hand(1), program=text_to_learn, LD_PRELOAD=str(library)),
+    ]
+    assert [job.end(within=60) for job in jobs] == [0, 0], jobs[1].text
+    assert f"the clock of {NAMES[1]} is 3600 s ahead of this host's" in jobs[0].text
+
+
+def test_a_host_without_room_under_dev_shm(network: Network, text_to_learn: list[str]) -> None:
+    mount = 'mount -t tmpfs -o size=64k none /dev/shm && exec "$@"'
+    full = ["unshare", "--mount", "sh", "-c", mount, "sh"]
+    jobs = [
+        Launcher(
+            network,
+            rank,
+            *by_hand(rank),
+            "--nproc_per_node",
+            "2",
+            program=text_to_learn,
+            before=full if rank == 1 else None,
+        )
+        for rank in (0, 1)
+    ]
+    # The memory that ranks share does not come from there.
+    assert [job.end(within=60) for job in jobs] == [0, 0], jobs[1].text

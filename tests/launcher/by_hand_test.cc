@@ -1,0 +1,220 @@
+// Launchers that somebody starts on each host, and what they say when that goes wrong. Where it
+// needs hosts that differ, tests/hosts/test_by_hand.py has it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <chrono>
+#include <csignal>
+#include <ctime>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/build_id.h"
+#include "os/socket.h"
+#include "tests/launcher/launcher_peer.h"
+#include "tests/launcher/launcher_process.h"
+#include "tests/scratch.h"
+#include "zerorun/version.h"
+
+namespace zerorun::by_hand_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::LauncherProcess;
+using testing::Peer;
+using testing::Scratch;
+using testing::zerorun_command;
+using Clock = std::chrono::steady_clock;
+using Words = std::vector<std::string>;
+
+constexpr std::chrono::seconds kAlone{10};  // how long nobody is left without a word, or an end
+
+Deadline soon() { return Clock::now() + std::chrono::seconds(30); }
+
+class ByHand : public ::testing::Test {
+ protected:
+  LauncherProcess start(int node_rank, int hosts, const Words& program = {"true"},
+                        std::map<std::string, std::string> variables = {},
+                        const Words& options = {}) const {
+    Words words = {"--accelerator",    "cpu",
+                   "--nproc_per_node", "1",
+                   "--nnodes",         std::to_string(hosts),
+                   "--node_rank",      std::to_string(node_rank),
+                   "--master_addr",    "127.0.0.1",
+                   "--master_port",    std::to_string(port_)};
+    words.insert(words.end(), options.begin(), options.end());
+    words.insert(words.end(), program.begin(), program.end());
+    variables.insert({"ZERORUN_JOB_SECRET", "s"});
+    return LauncherProcess(zerorun_command(words), std::move(variables));
+  }
+  // The test joins as a launcher that runs `true` on a host named `other`.
+  Peer join(ControlMessage introduction) const {
+    Peer peer(connect_to("127.0.0.1", port_, soon()));
+    peer.send(introduction);
+    return peer;
+  }
+  static ControlMessage introduction(const std::string& build = build_id().data(),
+                                     int64_t ahead = 0) {
+    ControlMessage join("join");
+    join.add("token", "s").add("version", ZERORUN_VERSION).add("build", build).add("host", "other");
+    join.add("program", "true").add("command", -1).add("index", "0").add("node_rank", 1);
+    return join.add("time", static_cast<int64_t>(std::time(nullptr)) + ahead);
+  }
+
+  const uint16_t port_ = reserve_port("127.0.0.1", 0).port;
+};
+
+void read_until(LauncherProcess& job, const std::string& text) {
+  while (job.read_error_line().find(text) == std::string::npos) {
+  }
+}
+
+TEST_F(ByHand, AddressesThatEveryHostHasForItselfEndTheWait) {
+  const auto begin = Clock::now();
+  LauncherProcess first = start(0, 2);
+  EXPECT_EQ(first.wait(), 2);
+  EXPECT_LT(Clock::now() - begin, kAlone);
+  EXPECT_THAT(first.errors(), AllOf(HasSubstr("no other host has joined for 8 s"),
+                                    HasSubstr("an address that every host has for itself"),
+                                    HasSubstr("Type here: zerorun --accelerator cpu"),
+                                    HasSubstr("--rdzv_conf timeout=SECONDS waits longer")));
+}
+
+TEST_F(ByHand, AMasterAddressOfThisHostThatNobodyServesEndsTheWait) {
+  const auto begin = Clock::now();
+  LauncherProcess second = start(1, 2);
+  EXPECT_EQ(second.wait(), 1);
+  EXPECT_LT(Clock::now() - begin, kAlone);
+  EXPECT_THAT(second.errors(),
+              AllOf(HasSubstr("127.0.0.1 is this host itself, and no launcher serves the port"),
+                    HasSubstr("attempts, the last one: 127.0.0.1: Connection refused")));
+}
+
+TEST_F(ByHand, ASecondFirstLauncherOnAHostIsToldItsNumber) {
+  LauncherProcess first = start(0, 2);
+  read_until(first, "which every machine has for itself");
+  connect_to("127.0.0.1", port_, soon());
+  LauncherProcess second = start(0, 2);
+  EXPECT_EQ(second.wait(), 2);
+  EXPECT_THAT(second.errors(), HasSubstr("this one needs another --node_rank than 0"));
+  LauncherProcess again = start(1, 2);
+  EXPECT_EQ(again.wait(), 0);
+  EXPECT_EQ(first.wait(), 0);
+}
+
+TEST_F(ByHand, ALauncherWithTheNumberOfAnotherIsSentAwayAndTheOthersWait) {
+  LauncherProcess first = start(0, 3);
+  LauncherProcess second = start(1, 3);
+  read_until(first, "missing: (node 2)");
+  LauncherProcess third = start(1, 3);
+  EXPECT_EQ(third.wait(), 2);
+  EXPECT_THAT(third.errors(), AllOf(HasSubstr("two launchers were started with --node_rank 1"),
+                                    HasSubstr("again with --node_rank 2")));
+  LauncherProcess again = start(2, 3);
+  EXPECT_EQ(again.wait(), 0);
+  EXPECT_EQ(second.wait(), 0);
+  EXPECT_EQ(first.wait(), 0);
+}
+
+TEST_F(ByHand, ALauncherThatIsStartedAgainJoins) {
+  LauncherProcess first = start(0, 3);
+  LauncherProcess second = start(1, 3);
+  read_until(first, "missing: (node 2)");
+  kill(second.pid(), SIGINT);
+  EXPECT_EQ(second.wait(), 128 + SIGINT);
+  read_until(first, "it is waited for");
+  LauncherProcess again = start(1, 3);
+  LauncherProcess third = start(2, 3);
+  EXPECT_EQ(again.wait(), 0);
+  EXPECT_EQ(third.wait(), 0);
+  EXPECT_EQ(first.wait(), 0);
+}
+
+TEST_F(ByHand, AnotherSecretIsSaidAtOnce) {
+  LauncherProcess first = start(0, 2);
+  connect_to("127.0.0.1", port_, soon());
+  LauncherProcess second = start(1, 2, {"true"}, {{"ZERORUN_JOB_SECRET", "other"}});
+  EXPECT_EQ(second.wait(), 2);
+  EXPECT_THAT(second.errors(), HasSubstr("ZERORUN_JOB_SECRET is another here than at 127.0.0.1"));
+  LauncherProcess again = start(1, 2);
+  EXPECT_EQ(again.wait(), 0);
+  EXPECT_EQ(first.wait(), 0);
+}
+
+TEST_F(ByHand, AnotherBuildIsAnErrorOnBothHosts) {
+  LauncherProcess first = start(0, 2);
+  Peer other = join(introduction("another"));
+  EXPECT_THAT(other.await("denied").text("why"), HasSubstr("different builds of zerorun"));
+  EXPECT_EQ(first.wait(), 2);
+  EXPECT_THAT(first.errors(),
+              AllOf(HasSubstr("other has version " ZERORUN_VERSION), HasSubstr("build another;"),
+                    HasSubstr("Install the same one on all hosts")));
+}
+
+TEST_F(ByHand, AClockThatDiffersIsAWarning) {
+  for (const auto& [ahead, text] : {std::pair{3600, "3600 s ahead of"}, {-3600, "3600 s behind"}}) {
+    LauncherProcess first = start(0, 2);
+    Peer other = join(introduction(build_id().data(), ahead));
+    other.await("job");
+    kill(first.pid(), SIGINT);
+    EXPECT_EQ(first.wait(), 128 + SIGINT);
+    // A second may pass between the two readings.
+    EXPECT_THAT(first.errors(), ::testing::ContainsRegex("the clock of other is 3(600|599|601) s"));
+    EXPECT_THAT(first.errors(), HasSubstr(std::string(text).substr(5)));
+  }
+}
+
+TEST_F(ByHand, DifferentPythonsAreAWarning) {
+  const Scratch scratch;
+  Words pythons;
+  for (const char* name : {"python3.11", "python3.12"}) {
+    pythons.push_back(scratch.write(name, "#!/bin/sh\nexit 0\n"));
+    std::filesystem::permissions(pythons.back(), std::filesystem::perms::owner_all);
+  }
+  const std::string program = scratch.write("x.py", "");
+  LauncherProcess first = start(0, 2, {program}, {{"ZERORUN_PYTHON", pythons[0]}});
+  LauncherProcess second = start(1, 2, {program}, {{"ZERORUN_PYTHON", pythons[1]}});
+  EXPECT_EQ(first.wait(), 0);
+  EXPECT_EQ(second.wait(), 0);
+  EXPECT_THAT(first.errors(), AllOf(HasSubstr("the hosts have different Pythons: python3.11 on"),
+                                    HasSubstr("python3.12 on")));
+}
+
+TEST_F(ByHand, AnotherProgramAtTheEndpointIsNamed) {
+  const Listener listener = reserve_port("127.0.0.1", port_);
+  listen_on(listener);
+  LauncherProcess second = start(1, 2);
+  EXPECT_EQ(second.wait(), 1);
+  EXPECT_THAT(second.errors(), HasSubstr("does not answer as zerorun's launcher does"));
+}
+
+// A coordinator that ends before the job has begun may be started again.
+TEST_F(ByHand, ALauncherComesBackToAFirstOneThatIsStartedAgain) {
+  const Listener listener = reserve_port("127.0.0.1", port_);
+  listen_on(listener);
+  LauncherProcess second = start(1, 2);
+  const auto accepted = [&listener] {
+    pollfd arrival = {listener.socket.get(), POLLIN, 0};
+    poll(&arrival, 1, 30000);
+    return Peer(accept_from(listener));
+  };
+  {
+    Peer coordinator = accepted();
+    coordinator.await("join");
+    coordinator.send(ControlMessage("job"));
+    coordinator.await("ready");
+  }
+  Peer coordinator = accepted();
+  EXPECT_EQ(coordinator.await("join").text("node_rank"), "1");
+  coordinator.send(ControlMessage("finish").add("code", 0).add("report", ""));
+  EXPECT_EQ(second.wait(), 0);
+  EXPECT_THAT(second.errors(), HasSubstr("waiting for it to be started again"));
+}
+
+}  // namespace
+}  // namespace zerorun::by_hand_test
