@@ -28,9 +28,9 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.hooks.autocast_copies import AutocastCopies, Casts, casts_what_it_reads
-from zerorun.hooks.external import external_parameters
+from zerorun.hooks.external import any_external, external_parameters
 from zerorun.hooks.full_memory import BucketMemory, full_parameters
-from zerorun.hooks.module_call import ModuleCall, running_modules
+from zerorun.hooks.module_call import ModuleCall, Views, running_modules, views_in
 from zerorun.hooks.results import Results, tensors_in, with_copies
 from zerorun.hooks.shared_unit import SharedUnit
 from zerorun.hooks.unit_hooks import gathered_at
@@ -41,13 +41,10 @@ from zerorun.hooks.watched_parameters import (
     is_empty,
 )
 from zerorun.model.left_behind import ModuleHook
-from zerorun.model.local_tensor import is_distributed, local_of
+from zerorun.model.local_tensor import is_distributed
 from zerorun.model.model_layout import ModelLayout
 
 __all__ = ["GatherHooks"]
-
-
-_Views = list[tuple[torch.Tensor, SharedUnit]]
 
 
 class GatherHooks:
@@ -78,12 +75,14 @@ class GatherHooks:
         self._handles: list[Any] = []
         self._model, self._process = model, os.getpid()
         self._hooked: set[nn.Module] = set()
-        self._inside = weakref.WeakSet(model.modules())
-        self._device_type = device.type
 
     @functools.cached_property
     def units(self) -> list[SharedUnit]:
         return list(dict.fromkeys(self.unit_of.values()))
+
+    @functools.cached_property
+    def _device_type(self) -> str:
+        return next((parameter.device.type for parameter in self.unit_of), "cpu")
 
     def attach(self) -> None:
         """Puts the hooks on the modules, whose parameters are placed."""
@@ -134,7 +133,7 @@ class GatherHooks:
         stack = self._stack
         if not stack and self._open and torch._C._current_graph_task_id() < 0:
             self.release_open()  # of a backward that ended with an error
-        external = external_parameters(module)
+        external = external_parameters(module) if any_external() else ()
         if external:
             more = dict.fromkeys(self.unit_of[p] for p in external if p in self.unit_of)
             units = [*units, *(unit for unit in more if unit not in units)]
@@ -178,7 +177,7 @@ class GatherHooks:
                 if tensor.grad_fn is not None:
                     tensor.register_hook(call.begin_backward)
         try:
-            views = self._views_in(results.tensors)
+            views = views_in(results.tensors, self._unit_in)
             if views or not results.complete:
                 return self._hand_out(call, result, results, views)
             return None
@@ -201,7 +200,7 @@ class GatherHooks:
         for unit in recomputed:
             unit.release()
 
-    def _hand_out(self, call: ModuleCall, result: Any, results: Results, found: _Views) -> Any:
+    def _hand_out(self, call: ModuleCall, result: Any, results: Results, found: Views) -> Any:
         """Sees to what may be read of the call's units after its end; None or another result."""
         views = {id(tensor): (tensor, unit) for tensor, unit in found}
         around = self._call_around()
@@ -220,20 +219,6 @@ class GatherHooks:
             if made.requires_grad:
                 made.register_hook(call.begin_backward)  # parameters are full for their gradients
         return with_copies(result, copies)
-
-    def _views_in(self, tensors: Sequence[torch.Tensor]) -> _Views:
-        """The tensors that lie in gathered memory, which is gone after the release."""
-        found = []
-        for tensor in tensors:
-            try:
-                plain = type(tensor) is torch.Tensor or not is_distributed(tensor)
-                memory = tensor if plain else local_of(tensor)
-                unit = self._unit_in.get(memory.untyped_storage()._cdata)
-            except NotImplementedError:  # sparse ones, and those of torch.func's transforms
-                continue
-            if unit is not None:
-                found.append((tensor, unit))
-        return found
 
     def _call_around(self, module: nn.Module | None = None) -> ModuleCall | None:
         """The innermost call that holds anything; of those around `module`, if it is running."""
@@ -264,7 +249,8 @@ class GatherHooks:
         if module in running or call is not None:
             reader = module if module in running else None
         else:
-            reader = next((m for m in running if m in self._inside), None)
+            inside = set(self._model.modules())
+            reader = next((module for module in running if module in inside), None)
         if reader is not None and reader not in self._hooked:
             if os.getpid() != self._process:
                 self._refuse_fork(reader)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
@@ -11,8 +11,11 @@ from torch import nn
 
 from zerorun.hooks.autocast_copies import AutocastCopies
 from zerorun.hooks.shared_unit import SharedUnit
+from zerorun.model.local_tensor import is_distributed, local_of
 
-__all__ = ["ModuleCall", "running_modules"]
+__all__ = ["ModuleCall", "Views", "running_modules", "views_in"]
+
+Views = list[tuple[torch.Tensor, SharedUnit]]
 
 
 class _Hooks(Protocol):
@@ -92,4 +95,20 @@ def running_modules(frame: FrameType | None) -> list[nn.Module]:
         if frame.f_code is _CALL:
             found.append(frame.f_locals["self"])
         frame = frame.f_back
+    return found
+
+
+def views_in(tensors: Sequence[torch.Tensor], unit_in: Mapping[int, SharedUnit]) -> Views:
+    """The tensors that lie in gathered memory, which is gone after the release. `unit_in`: by its
+    storages."""
+    found = []
+    for tensor in tensors:
+        try:
+            plain = type(tensor) is torch.Tensor or not is_distributed(tensor)
+            memory = tensor if plain else local_of(tensor)
+            unit = unit_in.get(memory.untyped_storage()._cdata)
+        except NotImplementedError:  # sparse ones, and those of torch.func's transforms
+            continue
+        if unit is not None:
+            found.append((tensor, unit))
     return found
