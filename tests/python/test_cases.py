@@ -7,6 +7,7 @@ from ranks import cases_in
 FILES = (
     "training",
     "autocast",
+    "host_cost",
     "updates",
     "compiled",
     "accumulation",
@@ -74,6 +75,7 @@ ALONE = (
 PRIVATE = (
     "training",
     "autocast",
+    "host_cost",
     "compiled",
     "accumulation",
     "clipping",

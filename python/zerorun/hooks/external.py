@@ -9,7 +9,12 @@ from torch import nn
 from zerorun import _C
 from zerorun.model.partition import partition_of
 
-__all__ = ["external_parameters", "register_external_parameter", "unregister_external_parameter"]
+__all__ = [
+    "any_external",
+    "external_parameters",
+    "register_external_parameter",
+    "unregister_external_parameter",
+]
 
 _registered: weakref.WeakKeyDictionary[nn.Module, list[nn.Parameter]] = weakref.WeakKeyDictionary()
 
@@ -42,10 +47,12 @@ def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) ->
     known[:] = [p for p in known if p is not parameter]
 
 
+# Whether a module has registered ones, asked before each call of a module.
+any_external = _registered.__len__
+
+
 def external_parameters(module: nn.Module) -> list[nn.Parameter]:
     """The registered ones that an engine shards."""
-    if not _registered:
-        return []
     known = _registered.get(module, ())
     found = [(p, partition_of(p)) for p in known]
     return [p for p, partition in found if partition is not None and partition.in_engine]

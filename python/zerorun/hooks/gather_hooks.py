@@ -5,6 +5,9 @@ module's outputs acquires it again, and a hook on its inputs releases it: autogr
 node first, so when the gradient of an input reaches the node that made it, all nodes of the module
 are done. A unit that no input ends (embeddings) is released at the end of backward.
 
+Modules inside a unit's have no hooks. One that is called on its own is noticed when it reads an
+empty parameter, and has hooks from its next call on.
+
 What forward hands out may lie in a unit's memory (a module that returns its parameter, or a view of
 it): the call around it holds the unit from then on, and the outermost one returns copies. Where
 nobody can tell when a unit is needed for the last time, it stays full until the step: its nodes in
@@ -16,8 +19,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import weakref
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -25,80 +28,23 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.hooks.autocast_copies import AutocastCopies, Casts, casts_what_it_reads
-from zerorun.hooks.external import external_parameters
+from zerorun.hooks.external import any_external, external_parameters
 from zerorun.hooks.full_memory import BucketMemory, full_parameters
+from zerorun.hooks.module_call import ModuleCall, Views, running_modules, views_in
 from zerorun.hooks.results import Results, tensors_in, with_copies
 from zerorun.hooks.shared_unit import SharedUnit
-from zerorun.hooks.watched_parameters import WatchedParameters, is_empty
-from zerorun.model.left_behind import InnerHook, ModuleHook
-from zerorun.model.local_tensor import is_distributed, local_of
+from zerorun.hooks.unit_hooks import gathered_at
+from zerorun.hooks.watched_parameters import (
+    CastParameters,
+    PlainParameters,
+    WatchedParameters,
+    is_empty,
+)
+from zerorun.model.left_behind import ModuleHook
+from zerorun.model.local_tensor import is_distributed
 from zerorun.model.model_layout import ModelLayout
-from zerorun.model.units import modules_within
 
 __all__ = ["GatherHooks"]
-
-
-class _Call:
-    """One forward of a module, and the backward that belongs to it."""
-
-    __slots__ = ("copies", "held", "hooks", "units")
-
-    def __init__(self, units: list[SharedUnit], hooks: GatherHooks) -> None:
-        self.units = units  # from `begin` on, the acquired ones
-        self.hooks = hooks
-        self.held: list[SharedUnit] | None = None  # by backward
-        self.copies = AutocastCopies(hooks.casts)
-
-    def begin(self) -> None:
-        units, self.units = self.units, []
-        for unit in units:
-            self.add(unit)
-
-    def add(self, unit: SharedUnit) -> None:
-        unit.acquire()
-        unit.forwards += 1
-        self.units.append(unit)
-
-    def end(self) -> None:
-        self.copies.end_forward()
-        for unit in self.units:
-            unit.forwards -= 1
-            unit.release()
-
-    def begin_backward(self, _grad: Any = None) -> None:
-        if self.held is not None:
-            return
-        self.held = []
-        self.hooks.opened(self)
-        for unit in self.units:
-            unit.acquire()
-            self.held.append(unit)
-        self.copies.hold()
-        if torch.is_grad_enabled():  # create_graph: other nodes will read what these read
-            self.hooks.keep(self.units)
-            self.copies.let_go()
-
-    def end_backward(self, _grad: Any = None) -> None:
-        if self.held is None:
-            return
-        held, self.held = self.held, None
-        self.copies.release()
-        for unit in held:
-            unit.release()
-        self.hooks.closed(self)
-
-
-_CALL = nn.Module._call_impl.__code__
-
-
-def _running_modules(frame: FrameType | None) -> list[nn.Module]:
-    """The modules whose call is on Python's stack, the innermost first."""
-    found = []
-    while frame is not None:
-        if frame.f_code is _CALL:
-            found.append(frame.f_locals["self"])
-        frame = frame.f_back
-    return found
 
 
 class GatherHooks:
@@ -119,93 +65,109 @@ class GatherHooks:
             for parameter, full in unit.full.items()
             if core.is_sharded(layout.ids[parameter])
         }
-        # The running calls; without a _Call where one further out holds everything.
-        self._stack: list[tuple[nn.Module, _Call | None]] = []
+        # The running calls; without a ModuleCall where one further out holds everything.
+        self._stack: list[tuple[nn.Module, ModuleCall | None]] = []
         self.casts: Casts = {}  # of the outermost one
         self._kept: dict[SharedUnit, None] = {}  # full until the step
         self._recomputed: list[SharedUnit] = []  # full until the next hook of a backward
-        self._open: dict[_Call, int] = {}  # acquired by backward -> its graph task
+        self._open: dict[ModuleCall, int] = {}  # acquired by backward -> its graph task
         self._queued: set[int] = set()  # graph tasks whose end will be told
         self._handles: list[Any] = []
         self._model, self._process = model, os.getpid()
-        self._watched: set[nn.Module] = set()
+        self._hooked: set[nn.Module] = set()
 
     @functools.cached_property
     def units(self) -> list[SharedUnit]:
         return list(dict.fromkeys(self.unit_of.values()))
 
+    @functools.cached_property
+    def _device_type(self) -> str:
+        return next((parameter.device.type for parameter in self.unit_of), "cpu")
+
     def attach(self) -> None:
         """Puts the hooks on the modules, whose parameters are placed."""
-        blocks = {unit.module: unit for unit in self.layout.units if unit.name}
-        inner = modules_within(blocks.values())
         for module in self._model.modules():
-            whole = module in blocks
-            units: list[SharedUnit] = []
-            for parameter in module.parameters(recurse=whole):
-                unit = self.unit_of.get(parameter)
-                if unit is not None and unit.sharded and unit not in units:
-                    units.append(unit)
-            if whole:
-                # Forward may skip the units further inside (experts), which have their own hooks.
-                name = blocks[module].name
-                units = [unit for unit in units if not unit.name.startswith(name + ".")]
-            # Modules of PyTorch read no parameters but their own.
-            foreign = not type(module).__module__.startswith("torch.nn.")
-            held = module in inner and not external_parameters(module)
-            if units or foreign or external_parameters(module):
-                self.watch(module, units, InnerHook if held else ModuleHook)
+            self._watch_reads(module)
+        gathered = gathered_at(self._model, self.layout.units, self.unit_of)
+        for module, units in gathered.items():
+            self.hook(module, units)
+        for module in self._model.modules():
+            if external_parameters(module):
+                self.hook(module)
 
-    def watch(
-        self,
-        module: nn.Module,
-        units: Sequence[SharedUnit] = (),
-        hook: type[ModuleHook] = ModuleHook,
-    ) -> None:
+    def hook(self, module: nn.Module, units: Sequence[SharedUnit] = ()) -> None:
         """Gathers `units`, and what else the module's forward turns out to need, for each call."""
-        if module in self._watched:
+        if module in self._hooked:
             return
-        self._watched.add(module)
-        before, after = hook(self._before_forward, units), hook(self._after_forward)
-        self._handles += hook.around(module, before, after)
-        if any(p is not None and is_empty(p) for p in module._parameters.values()):
-            read = self._as_cast if casts_what_it_reads(module) else None
-            module._parameters = WatchedParameters(module, self.need, read)
+        self._hooked.add(module)
+        before = ModuleHook(self._before_forward, units)
+        after = ModuleHook(self._after_forward)
+        self._handles += (
+            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+            module.register_forward_hook(after, always_call=True),
+        )
+
+    def _watch_reads(self, module: nn.Module) -> None:
+        own = [parameter for parameter in module._parameters.values() if parameter is not None]
+        units = {self.unit_of[p] for p in own if p in self.unit_of and is_empty(p)}
+        if not units:
+            return
+        cast = CastParameters if casts_what_it_reads(module) else None
+        several = len(units) > 1  # one may be empty while another is full
+        parameters = ((several and cast) or WatchedParameters)(module._parameters)
+        parameters.module, parameters.reads = weakref.ref(module), self
+        module._parameters = parameters
+        if not several:
+            kinds = WatchedParameters, PlainParameters, cast or PlainParameters
+            units.pop().add_reader(parameters, *kinds)
 
     # --- forward ---
 
     def _before_forward(
         self, units: Sequence[SharedUnit], module: nn.Module, args: Any, kwargs: Any
     ) -> None:
-        if any(module is called for called, _ in self._stack):
-            self._forget_interrupted(_running_modules(sys._getframe(1))[1:])  # before this call
-        if not self._stack and self._open and torch._C._current_graph_task_id() < 0:
+        for called, _ in self._stack:
+            if called is module:
+                self._forget_interrupted(running_modules(sys._getframe(1))[1:])  # before this call
+                break
+        stack = self._stack
+        if not stack and self._open and torch._C._current_graph_task_id() < 0:
             self.release_open()  # of a backward that ended with an error
-        external = external_parameters(module)
+        external = external_parameters(module) if any_external() else ()
         if external:
             more = dict.fromkeys(self.unit_of[p] for p in external if p in self.unit_of)
             units = [*units, *(unit for unit in more if unit not in units)]
-        if self._stack and all(unit.forwards for unit in units):
-            self._stack.append((module, None))  # a call further out holds everything
-            return
+        if stack:
+            for unit in units:
+                if not unit.forwards:
+                    break
+            else:
+                stack.append((module, None))  # a call further out holds everything
+                return
         if os.getpid() != self._process:
-            raise _C.ConfigError(
-                f"{type(module).__name__} was called in a process forked from a rank, as a worker "
-                "of a DataLoader is: at stage 3 a gather needs the ranks themselves. Call the "
-                "model in the training process, or give workers a copy that was made before"
-            )
-        call = _Call(list(units), self)
-        self._stack.append((module, call))
-        call.begin()
+            self._refuse_fork(module)
+        autocast = torch.is_autocast_enabled(self._device_type)
+        call = ModuleCall(self, AutocastCopies(self.casts) if autocast else None)
+        stack.append((module, call))
+        call.add(units)
         if torch.is_grad_enabled():
             for tensor in tensors_in((args, kwargs)):
                 if tensor.grad_fn is not None:
                     tensor.register_hook(call.end_backward)
 
+    @staticmethod
+    def _refuse_fork(module: nn.Module) -> None:
+        raise _C.ConfigError(
+            f"{type(module).__name__} was called in a process forked from a rank, as a worker "
+            "of a DataLoader is: at stage 3 a gather needs the ranks themselves. Call the "
+            "model in the training process, or give workers a copy that was made before"
+        )
+
     def _after_forward(self, module: nn.Module, _args: Any, result: Any) -> Any:
         if not self._stack or self._stack[-1][0] is not module:
             return None  # compiled code has left out the hook before
         _, call = self._stack.pop()
-        if not self._stack:
+        if not self._stack and self.casts:
             self.casts = {}
         if call is None:
             return None
@@ -215,13 +177,14 @@ class GatherHooks:
                 if tensor.grad_fn is not None:
                     tensor.register_hook(call.begin_backward)
         try:
-            return self._hand_out(call, result, results)
+            views = views_in(results.tensors, self._unit_in)
+            if views or not results.complete:
+                return self._hand_out(call, result, results, views)
+            return None
         finally:
-            if (
-                torch._C._current_graph_task_id() >= 0
-            ):  # the backward that follows is another call's
+            if torch._C._current_graph_task_id() >= 0:  # the backward to come is another call's
                 self._keep_frozen(call.units)
-                call.copies.let_go()
+                call.let_go()
             call.end()
 
     def _keep_frozen(self, units: Sequence[SharedUnit]) -> None:
@@ -237,15 +200,15 @@ class GatherHooks:
         for unit in recomputed:
             unit.release()
 
-    def _hand_out(self, call: _Call, result: Any, results: Results) -> Any:
+    def _hand_out(self, call: ModuleCall, result: Any, results: Results, found: Views) -> Any:
         """Sees to what may be read of the call's units after its end; None or another result."""
-        views = {id(tensor): (tensor, unit) for tensor, unit in self._views_in(results.tensors)}
+        views = {id(tensor): (tensor, unit) for tensor, unit in found}
         around = self._call_around()
         if around is not None:
             escaping = [unit for _, unit in views.values()]
             for unit in dict.fromkeys([*escaping, *([] if results.complete else call.units)]):
                 if unit not in around.units:
-                    around.add(unit)
+                    around.add([unit])
             return None
         if not results.complete and torch.is_grad_enabled():
             self.keep(call.units)
@@ -257,20 +220,7 @@ class GatherHooks:
                 made.register_hook(call.begin_backward)  # parameters are full for their gradients
         return with_copies(result, copies)
 
-    def _views_in(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, SharedUnit]]:
-        """The tensors that lie in gathered memory, which is gone after the release."""
-        found = []
-        for tensor in tensors:
-            try:
-                memory = local_of(tensor) if is_distributed(tensor) else tensor
-                unit = self._unit_in.get(memory.untyped_storage()._cdata)
-            except NotImplementedError:  # sparse ones, and those of torch.func's transforms
-                continue
-            if unit is not None:
-                found.append((tensor, unit))
-        return found
-
-    def _call_around(self, module: nn.Module | None = None) -> _Call | None:
+    def _call_around(self, module: nn.Module | None = None) -> ModuleCall | None:
         """The innermost call that holds anything; of those around `module`, if it is running."""
         modules = [called for called, _ in self._stack]
         inside = modules[::-1].index(module) if module in modules else 0
@@ -282,24 +232,73 @@ class GatherHooks:
         `module`: the one that needs it, where the call may be of another."""
         unit, call = self.unit_of.get(parameter), self._call_around(module)
         if unit is not None and unit.sharded and call is not None and unit not in call.units:
-            call.add(unit)
+            call.add([unit])
 
-    def _as_cast(self, module: nn.Module, parameter: Any) -> Any:
-        """The parameter as autocast would cast it for the module's forward, or itself."""
-        is_running = bool(self._stack) and self._stack[-1][0] is module
-        if not is_running or is_distributed(parameter):
+    def read(self, module: nn.Module, parameter: nn.Parameter) -> Any:
+        """A read of a module's parameter. One that no call holds is gathered for the call that
+        runs. A module that runs without hooks, since it is inside a unit's and was called without
+        it, gets them from its next call on; if no call is around it, the unit stays full until the
+        step."""
+        unit = self.unit_of.get(parameter)
+        if unit is None or not unit.sharded or unit.entered:
+            return parameter
+        if not is_empty(parameter):  # gathered by the program, or kept
+            return self._copy_for_graph(module, parameter, unit)
+        call = self._call_around()
+        running = running_modules(sys._getframe(1))
+        if module in running or call is not None:
+            reader = module if module in running else None
+        else:
+            inside = set(self._model.modules())
+            reader = next((module for module in running if module in inside), None)
+        if reader is not None and reader not in self._hooked:
+            if os.getpid() != self._process:
+                self._refuse_fork(reader)
+            self._hook_on_its_own(reader)
+            if call is None:
+                self.keep([unit])
+        if call is not None:
+            call.add([unit])
+        return parameter
+
+    def _hook_on_its_own(self, module: nn.Module) -> None:
+        own = [self.unit_of[p] for p in module._parameters.values() if p in self.unit_of]
+        self.hook(module, [unit for unit in dict.fromkeys(own) if unit.sharded])
+
+    def _copy_for_graph(self, module: nn.Module, parameter: nn.Parameter, unit: SharedUnit) -> Any:
+        """The parameter, or what a module that is called on its own reads while the program holds
+        the unit: a copy, since its graph may live longer."""
+        if (
+            not torch.is_grad_enabled()
+            or not parameter.is_floating_point()
+            or module in self._hooked
+            or module not in running_modules(sys._getframe(2))
+        ):
+            return parameter
+        self._hook_on_its_own(module)
+        copy = parameter.clone()
+        if copy.requires_grad:
+            call = ModuleCall(self)
+            call.units = [unit]
+            copy.register_hook(call.begin_backward)  # parameters are full for their gradients
+        return copy
+
+    def read_as_cast(self, parameter: nn.Parameter) -> Any:
+        """The parameter as autocast would cast it for a product, or itself."""
+        if is_distributed(parameter) or parameter.dtype != torch.float32:
             return parameter
         unit = self.unit_of.get(parameter)
-        calls = (call for _, call in reversed(self._stack) if call is not None)
-        holding = next((call for call in calls if unit in call.units), None)
-        sharded = unit is not None and self.core.is_sharded(self.layout.ids[parameter])
-        if holding is None or not sharded or parameter.dtype != torch.float32:
+        if unit is None or not self.core.is_sharded(self.layout.ids[parameter]):
             return parameter
-        return holding.copies.get(parameter, torch.get_autocast_dtype(parameter.device.type))
+        for _, call in reversed(self._stack):
+            if call is not None and unit in call.units:
+                dtype = torch.get_autocast_dtype(parameter.device.type)
+                return parameter if call.copies is None else call.copies.get(parameter, dtype)
+        return parameter
 
     def _forget_interrupted(self, running: list[nn.Module]) -> None:
         """Ends the calls that are running no more: PyTorch calls no hook after an exception like
-        KeyboardInterrupt. `running`: as of _running_modules."""
+        KeyboardInterrupt. `running`: as of running_modules."""
         stack, self._stack = self._stack, []
         for module, call in reversed(stack):
             if module in running:
@@ -312,8 +311,9 @@ class GatherHooks:
 
     # --- backward ---
 
-    def opened(self, call: _Call) -> None:
-        self._end_recomputation()
+    def opened(self, call: ModuleCall) -> None:
+        if self._recomputed:
+            self._end_recomputation()
         task = torch._C._current_graph_task_id()
         self._open[call] = task
         if task not in self._queued:
@@ -322,8 +322,9 @@ class GatherHooks:
                 lambda: self._end_of_task(task)
             )
 
-    def closed(self, call: _Call) -> None:
-        self._end_recomputation()
+    def closed(self, call: ModuleCall) -> None:
+        if self._recomputed:
+            self._end_recomputation()
         self._open.pop(call, None)
 
     def _end_of_task(self, task: int) -> None:
@@ -348,7 +349,7 @@ class GatherHooks:
         Before parameters change, outside of forward and backward.
         """
         if self._stack:
-            self._forget_interrupted(_running_modules(sys._getframe(1)))
+            self._forget_interrupted(running_modules(sys._getframe(1)))
         self.release_open()
         kept, self._kept = self._kept, {}
         for unit in kept:
@@ -377,7 +378,7 @@ class GatherHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._watched.clear()
+        self._hooked.clear()
         for module in self._model.modules():
-            if isinstance(module._parameters, WatchedParameters):
+            if isinstance(module._parameters, PlainParameters):
                 module._parameters = dict(module._parameters)

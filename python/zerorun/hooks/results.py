@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,18 +21,22 @@ _ITEMS = (list, tuple, set, frozenset, deque)
 _CLOSED = (types.FunctionType, types.MethodType, types.GeneratorType, types.CoroutineType)
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """The tensors in a module's arguments, as far as they are in containers."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif hasattr(value, "__dataclass_fields__"):
-        yield from tensors_in(vars(value))
+    found, pending = [], [value]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif value is None or isinstance(value, _NO_TENSORS):
+            continue
+        elif isinstance(value, list | tuple):
+            pending += value
+        elif isinstance(value, dict | Mapping):
+            pending += value.values()
+        elif hasattr(value, "__dataclass_fields__"):
+            pending += vars(value).values()
+    return found
 
 
 class Results:
@@ -40,27 +45,29 @@ class Results:
     `complete` is False where more may be in what cannot be looked into: functions, generators.
     """
 
-    __slots__ = ("_seen", "complete", "tensors")
+    __slots__ = ("complete", "tensors")
 
     def __init__(self, value: Any) -> None:
         self.tensors: list[torch.Tensor] = []
         self.complete = True
-        self._seen: set[int] = set()
-        self._visit(value)
-
-    def _visit(self, value: Any) -> None:
-        if isinstance(value, torch.Tensor):
+        if type(value) is torch.Tensor:
             self.tensors.append(value)
             return
-        if value is None or isinstance(value, _NO_TENSORS) or id(value) in self._seen:
-            return
-        self._seen.add(id(value))
-        children = _children(value)
-        if children is None or len(self._seen) > _MAX_OBJECTS:
-            self.complete = False
-            return
-        for child in children.values():
-            self._visit(child)
+        seen: set[int] = set()
+        pending = [value]
+        while pending:
+            value = pending.pop()
+            if isinstance(value, torch.Tensor):
+                self.tensors.append(value)
+                continue
+            if value is None or isinstance(value, _NO_TENSORS) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            children = _children(value)
+            if children is None or len(seen) > _MAX_OBJECTS:
+                self.complete = False
+            else:
+                pending += children.values()
 
 
 def _children(value: Any) -> Mapping[Any, Any] | None:
@@ -71,21 +78,26 @@ def _children(value: Any) -> Mapping[Any, Any] | None:
         return dict(enumerate(value))
     if isinstance(value, _CLOSED):
         return None
-    slots = [name for kind in type(value).__mro__ for name in _slots_of(kind)]
+    kind: Any = type(value)
+    slots = _slots_of(kind)
     if not slots and not hasattr(value, "__dict__"):
         return None
     attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     return attributes | getattr(value, "__dict__", {})
 
 
+@functools.lru_cache(maxsize=1024)
 def _slots_of(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(
-        f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") else name
-        for name in names
-        if name not in {"__dict__", "__weakref__"}
-    )
+    """The attributes of an object of that class that are not in its ``__dict__``."""
+    found: list[str] = []
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        found += (
+            f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") else name
+            for name in ((slots,) if isinstance(slots, str) else slots)
+            if name not in {"__dict__", "__weakref__"}
+        )
+    return tuple(found)
 
 
 def with_copies(

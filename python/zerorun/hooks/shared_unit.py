@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,6 +33,8 @@ class SharedUnit:
         self._switch = _C.ParameterSwitch(core, unit.name)
         self.acquire = self._switch.acquire
         self.release = self._switch.release
+        self._calls = 0
+        self._readers: list[tuple[dict[str, Any], type, type, type]] = []
         sharded = {p: core.is_sharded(layout.ids[p]) for p in unit.parameters}
         self._always_full = [p for p in unit.parameters if not sharded[p]]  # they are small
         self.sharded = any(sharded.values())
@@ -50,3 +53,32 @@ class SharedUnit:
     @property
     def available(self) -> bool:
         return self._switch.available
+
+    def add_reader(
+        self, parameters: dict[str, Any], watched: type, plain: type, cast: type
+    ) -> None:
+        """A dictionary with parameters of it, and its class outside of calls, in them, and in those
+        under autocast."""
+        self._readers.append((parameters, watched, plain, cast))
+
+    def enter(self, autocast: bool) -> None:
+        """An acquire by a call, in forward or backward."""
+        self.acquire()
+        self._calls += 1
+        if self._calls > 1 and not autocast:
+            return
+        for parameters, _, plain, cast in self._readers:
+            parameters.__class__ = cast if autocast else plain  # type: ignore[assignment]
+
+    def leave(self) -> None:
+        """Ends one enter."""
+        self._calls -= 1
+        if self._calls == 0:
+            for parameters, watched, _, _ in self._readers:
+                parameters.__class__ = watched  # type: ignore[assignment]
+        self.release()
+
+    @property
+    def entered(self) -> bool:
+        """True while a call holds it."""
+        return self._calls > 0

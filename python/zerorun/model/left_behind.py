@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from zerorun import _C
 
-__all__ = ["InnerHook", "LeftBehind", "ModuleHook", "check_hooks_are_taken"]
+__all__ = ["LeftBehind", "ModuleHook", "check_hooks_are_taken"]
 
 
 def _replacement(kind: type[LeftBehind]) -> Any:
@@ -46,6 +45,14 @@ def check_hooks_are_taken(model: nn.Module) -> None:
             )
 
 
+# Not None within what torch.compile's code calls. PyTorch before 2.6 cannot tell.
+_compiled_caller: Callable[[], Any] = getattr(
+    torch._C._dynamo.eval_frame,
+    "get_eval_frame_callback",
+    lambda: sys.modules.get("torch._dynamo"),
+)
+
+
 class ModuleHook(LeftBehind):
     """A module hook that stays behind when the module is copied or pickled."""
 
@@ -56,44 +63,19 @@ class ModuleHook(LeftBehind):
         self._untraced: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any) -> Any:
-        # torch.compile splits its graph at a hook instead of tracing the engine. The compiler is
-        # not imported for that into jobs that compile nothing.
-        if self._untraced is None and "torch._dynamo" in sys.modules:
-            dynamo = sys.modules["torch._dynamo"]
-            self._untraced = dynamo.disable(self._function)
-            # The module's call runs uncompiled then, and this function as part of it. It would be
-            # compiled anew for every hook, up to the compiler's limit.
-            for kind in (ModuleHook, InnerHook):
-                dynamo.eval_frame.skip_code(kind.__call__.__code__)
-        return (self._untraced or self._function)(*self._arguments, *args)
+        # torch.compile splits its graph at a hook instead of tracing the engine.
+        if _compiled_caller() is None:
+            return self._function(*self._arguments, *args)
+        return self._call_untraced(*args)
 
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
-    @classmethod
-    def around(cls, module: nn.Module, before: ModuleHook, after: ModuleHook) -> list[Any]:
-        """Puts the hooks before and after a module's forward; their handles."""
-        return [
-            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
-            module.register_forward_hook(after, always_call=True),
-        ]
-
-
-class InnerHook(ModuleHook):
-    """A hook that compiled code leaves out: what it would do, the hook of a module around its own
-    has done."""
-
-    @classmethod
-    def around(cls, module: nn.Module, before: ModuleHook, after: ModuleHook) -> list[Any]:
-        """Both hooks have the same number on all modules. torch.compile looks at it: with others,
-        each block of a model would be compiled for itself."""
-        following = RemovableHandle.next_id
-        RemovableHandle.next_id = -2
-        try:
-            return super().around(module, before, after)
-        finally:
-            RemovableHandle.next_id = following
-
-    def __call__(self, *args: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return None
-        return super().__call__(*args)
+    def _call_untraced(self, *args: Any) -> Any:
+        if self._untraced is None:
+            dynamo = sys.modules["torch._dynamo"]
+            self._untraced = dynamo.disable(self._function)
+            # The module's call runs uncompiled then, and these functions as part of it. They would
+            # be compiled anew for every hook, up to the compiler's limit.
+            for function in (ModuleHook.__call__, ModuleHook._call_untraced):
+                dynamo.eval_frame.skip_code(function.__code__)
+        return self._untraced(*self._arguments, *args)

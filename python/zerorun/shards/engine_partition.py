@@ -84,7 +84,7 @@ class EnginePartition(Partition):
         write_full(self._hooks.core, self._id, self._hooks.layout.flat(self.parameter, shaped))
 
     def watch(self, module: nn.Module) -> None:
-        self._hooks.watch(module)
+        self._hooks.hook(module)
         self._hooks.need(self.parameter, module)  # it may be running
 
     def broadcast(self, values: torch.Tensor, root: int) -> None:

@@ -1,0 +1,63 @@
+"""Where a stage-3 engine's hooks go: on units, and on what is not inside of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import nn
+
+from zerorun.hooks.shared_unit import SharedUnit
+from zerorun.model.plain_names import COMPILED
+from zerorun.model.units import Unit
+
+__all__ = ["gathered_at"]
+
+
+def gathered_at(
+    model: nn.Module, units: Iterable[Unit], unit_of: Mapping[nn.Parameter, SharedUnit]
+) -> dict[nn.Module, list[SharedUnit]]:
+    """The modules whose calls gather something, and what: the units' modules, and those with
+    parameters that no call of a unit's module around them has gathered. The model itself is one of
+    them, for what its forward reads of others."""
+    names = {unit.module: unit.name for unit in units if unit.name}
+    # A compiled model calls what the wrapper of a compiled block contains, without the wrapper.
+    for module, name in list(names.items()):
+        inner = getattr(module, COMPILED, None)
+        if inner is not None:
+            names[inner] = name
+    found: dict[nn.Module, list[SharedUnit]] = {model: []}
+    seen: set[tuple[nn.Module, frozenset[SharedUnit]]] = set()
+
+    def visit(module: nn.Module, held: frozenset[SharedUnit]) -> None:
+        if (module, held) in seen:
+            return
+        seen.add((module, held))
+        name = names.get(module)
+        own = _gathered_by(module, name, unit_of)
+        # Those have a list of their parameters, whose reads nobody notices.
+        if name or not held.issuperset(own) or (own and isinstance(module, nn.RNNBase)):
+            found[module] = own
+        if name and _can_be_called(module):
+            held |= frozenset(own)
+        for child in module.children():
+            visit(child, held)
+
+    visit(model, frozenset())
+    return found
+
+
+def _gathered_by(
+    module: nn.Module, name: str | None, unit_of: Mapping[nn.Parameter, SharedUnit]
+) -> list[SharedUnit]:
+    """For a call of the module. `name`: of the unit that it is the module of."""
+    parameters: Sequence[nn.Parameter] = list(module.parameters(recurse=name is not None))
+    units = dict.fromkeys(unit_of[p] for p in parameters if p in unit_of)
+    # Forward may skip the units further inside (experts), which have their own hooks.
+    return [
+        unit for unit in units if unit.sharded and not (name and unit.name.startswith(name + "."))
+    ]
+
+
+def _can_be_called(module: nn.Module) -> bool:
+    """False for containers, whose elements are called on their own."""
+    return "forward" in vars(module) or type(module).forward is not nn.Module.forward

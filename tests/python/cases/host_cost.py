@@ -1,0 +1,186 @@
+"""What stage 3 costs the host, counted, and modules that are called without their unit."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import zerorun
+from tied_model import Block, Model
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from cases.models import (
+    DEVICE,
+    adamw,
+    assert_close,
+    batch_of,
+    config,
+    loss_of,
+    make,
+    mean,
+    part_of,
+    reference,
+    train,
+)
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))
+from host_cost import LAYERS, count_calls, make_model, train_step
+
+
+def hooked(model: nn.Module) -> set[str]:
+    return {name for name, module in model.named_modules() if module._forward_pre_hooks}
+
+
+def case_python_calls_of_a_micro_step(_folder: Path) -> None:
+    model = make_model()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    for most, recomputed in ((1000, False), (3000, True)):
+        if recomputed:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the function's age
+                model.gradient_checkpointing_enable({"use_reentrant": False})
+        step = train_step(engine)
+        step()
+        found = count_calls(step)
+        assert 0 < found["zerorun"] <= most, found
+        assert found["dynamo"] == 0, found
+    assert LAYERS < len(hooked(model)) <= LAYERS + 8
+    engine.destroy()
+
+
+class Bypassed(Model):
+    """Calls what is in its blocks, and none of them; one part is recomputed, one has a list of its
+    own of its parameters, and containers are no modules that can be called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs = nn.ModuleList(
+            nn.ModuleDict({"up": nn.Linear(32, 32), "norm": nn.LayerNorm(32)}) for _ in range(2)
+        )
+        self.cells = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(32), nn.GRU(32, 32, batch_first=True)) for _ in "ab"
+        )
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = x + block.down(torch.tanh(checkpoint(block.up, x, use_reentrant=False)))
+        for pair in self.pairs:
+            x = x + pair["norm"](pair["up"](x))
+        for cell in self.cells:
+            x = x + cell[1](x)[0]
+        return self.head(x)
+
+
+def case_a_model_that_calls_the_modules_inside_of_its_units(_folder: Path) -> None:
+    expected, _ = reference(kind=Bypassed, steps=4)
+    model = make(Bypassed)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    assert "blocks.0.up" not in hooked(model)
+    losses = []
+    for step in range(4):
+        losses += train(engine, 1, first=step)
+        assert {"blocks.0.up", "pairs.1.norm"} <= hooked(model)
+        assert "blocks.0.norm" not in hooked(model)  # which nobody calls
+        assert all(parameter.numel() == 0 for parameter in model.parameters())
+    assert_close(losses, expected)
+    engine.destroy()
+
+
+def inner_loss(block: nn.Module, around: Callable[[], object]) -> torch.Tensor:
+    x = torch.arange(64.0, device=next(block.parameters()).device).view(2, 32) / 64
+    with torch.no_grad():
+        block.up(x)
+    with around():
+        out = block.down(torch.relu(block.up(x)))
+    return out.square().mean()  # whose backward is outside
+
+
+def case_an_inner_module_called_by_the_program(_folder: Path) -> None:
+    for gathered in (False, True):
+        plain = make().to(DEVICE)
+        optimizer = adamw(plain)
+        model = make()
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+        block = model.blocks[1]
+        assert block.up.weight.numel() == 0  # to look at it gathers nothing
+        for _ in range(3):
+            optimizer.zero_grad()
+            expected = inner_loss(plain.blocks[1], torch.enable_grad)
+            expected.backward()
+            nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+            optimizer.step()
+
+            def around() -> object:
+                held = model.parameters() if gathered else []
+                return zerorun.zero.GatheredParameters(held)
+
+            loss = inner_loss(block, around)
+            torch.testing.assert_close(loss, expected)
+            engine.backward(loss)
+            engine.step()
+            assert all(parameter.numel() == 0 for parameter in model.parameters())
+        assert "blocks.1.up" in hooked(model)
+        engine.destroy()
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.body = Block(32)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.body(self.embedding(tokens)) @ self.embedding.weight.t()
+
+
+class Whole(nn.Module):
+    """Has a part without hooks, which the program calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Part()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.part(tokens)
+
+
+def case_a_part_without_hooks_reads_anothers_parameter(_folder: Path) -> None:
+    expected, _ = reference(kind=Whole, steps=3)
+    model = make(Whole)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    assert "part" not in hooked(model)
+    losses = []
+    for step in range(3):
+        loss = loss_of(model.part, part_of(batch_of(step)))
+        engine.backward(loss)
+        engine.step()
+        losses.append(mean(loss.detach(), engine))
+    assert "part" in hooked(model)
+    assert_close(losses, expected)
+    engine.destroy()
+
+
+def case_reads_within_a_unit_are_those_of_a_dictionary(_folder: Path) -> None:
+    seen = []
+
+    class Seeing(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kind = type(self.up._parameters)
+            seen.append(kind.__getitem__ is dict.__getitem__)
+            return super().forward(x)
+
+    model = make()
+    model.blocks = nn.ModuleList(Seeing(32) for _ in range(2))
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    engine.step()
+    assert seen == [True, True]
+    kind = type(model.blocks[0].up._parameters)
+    assert kind.__getitem__ is not dict.__getitem__
+    engine.destroy()
+    assert type(model.blocks[0].up._parameters) is dict
