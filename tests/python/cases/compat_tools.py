@@ -165,38 +165,6 @@ def case_the_logger_has_levels_and_timers_measure(folder: Path) -> None:
     assert deepspeed.utils.timer.trim_mean([9, 1, 2, 3, 0], 0.2) == 2.0
 
 
-def case_sections_of_a_configuration_are_objects(_folder: Path) -> None:
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig
-
-    zero = DeepSpeedZeroConfig(
-        stage=3, stage3_prefetch_bucket_size=7, offload_optimizer={"device": "cpu"}
-    )
-    assert (zero.stage, zero.prefetch_bucket_size, zero.reduce_bucket_size) == (3, 7, 500000000)
-    assert isinstance(zero.offload_optimizer, DeepSpeedZeroOffloadOptimizerConfig)
-    assert zero.offload_optimizer.device == "cpu"
-    assert zero.offload_optimizer.ratio == 1
-    assert zero.model_dump(exclude_unset=True) == {
-        "stage": 3,
-        "stage3_prefetch_bucket_size": 7,
-        "offload_optimizer": {"device": "cpu"},
-    }
-    assert zero.model_copy(update={"stage": 2}).stage == 2
-    assert json.loads(zero.model_dump_json())["stage"] == 3
-    raises(ValueError, "no key 'stag'", lambda: setattr(zero, "stag", 1))
-    raises(AttributeError, "stag", lambda: zero.stag)
-    for kind in (deepspeed.DeepSpeedConfigError, zerorun.ConfigError, AssertionError):
-        raises(kind, "/zero_optimization/stage", lambda: DeepSpeedZeroConfig(stage=9))
-        raises(kind, "/zero_optimization/stage", lambda: start(9))
-    settings = config(2, fp16={"enabled": False}, prescale_gradients=True)
-    whole = deepspeed.DeepSpeedConfig(settings)
-    assert whole.zero_config.stage == 2
-    assert whole.float16_config.loss_scale_window == 1000
-    assert whole.prescale_gradients is True
-    assert whole.dump_state is False
-    raises(AttributeError, "no_such_thing", lambda: whole.no_such_thing)
-
-
 def case_tiled_layers_are_one_layer(_folder: Path) -> None:
     tiling = deepspeed.zero
     torch.manual_seed(3)

@@ -67,38 +67,6 @@ def get_weight_norm(parameters: Any, norm_type: float = 2, mpu: Any = None) -> f
     return _norm_of(parameters, lambda p: p.data, norm_type, mpu)
 
 
-def get_flattened_grad_norm(
-    parameters: Any,
-    norm_type: float = 2,
-    mpu: Any = None,
-    grad_norm_mask: Sequence[torch.Tensor] | None = None,
-) -> float:
-    """The norm of the gradients of flat parameters, without the ranges [begin, end) of the mask."""
-    gradients = []
-    for place, parameter in enumerate(_listed(parameters)):
-        if parameter.grad is None:
-            continue
-        gradient = parameter.grad
-        mask = grad_norm_mask[place] if grad_norm_mask is not None else ()
-        if len(mask) > 0:
-            gradient = gradient.clone()
-            for begin, end in torch.as_tensor(mask).tolist():
-                gradient[begin:end] = 0
-        gradients.append(gradient)
-    norm = float(_norm_over(gradients, float(norm_type), _model_groups(mpu)))
-    return norm if math.isfinite(norm) else _INVALID
-
-
-def get_grad_zeros(parameters: Any, mpu: Any = None) -> float:
-    """How many elements of the gradients are zero, over the ranks of a model."""
-    graded = [p for p in _counted(_listed(parameters), mpu) if p.grad is not None]
-    zeros = sum(p.grad.numel() - int(torch.count_nonzero(p.grad)) for p in graded)
-    total = torch.tensor(float(zeros), device=get_accelerator().current_device_name())
-    for group in _model_groups(mpu):
-        dist.all_reduce(total, group=group)
-    return total.item()
-
-
 def get_global_norm(norm_list: Iterable[Any]) -> float:
     """The L2 norm of parts with these norms; infinite if one of them is not a norm."""
     norms = list(norm_list)
@@ -172,13 +140,6 @@ def clip_grad_norm_(
     for parameter in graded:
         parameter.grad.detach().mul_(factor.to(parameter.grad.device))
     return norm.to(graded[0].device)
-
-
-def get_norm_with_moe_layers_fast(all_groups_norm: float, group: Any) -> float:
-    """The average of a norm over ranks whose experts differ. Collective."""
-    norm = torch.tensor(float(all_groups_norm), device=get_accelerator().current_device_name())
-    dist.all_reduce(norm, group=group)
-    return norm.item() / dist.get_world_size(group)
 
 
 def get_norm_with_moe_layers(

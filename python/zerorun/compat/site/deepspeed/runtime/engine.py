@@ -324,6 +324,8 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
         exclude_frozen_parameters: bool | None = False,
     ) -> bool:
         """As ZeroEngine's, with DeepSpeed's scripts for whole models beside the tags."""
+        if not save_dir:
+            raise ValueError(f"save_checkpoint: got save_dir {save_dir!r}, expected a folder")
         self.check_tag(tag)
         super().save_checkpoint(save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
         with all_or_none(self.ranks.job, "save_checkpoint"):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import graph
 from zerorun import environment
 
 from deepspeed.accelerator import get_accelerator
@@ -14,12 +15,9 @@ from deepspeed.runtime._norms import (
     clip_grad_norm_,
     clip_tensors_by_global_norm,
     combine_grad_norm_groups,
-    get_flattened_grad_norm,
     get_global_norm,
     get_global_norm_of_tensors,
-    get_grad_zeros,
     get_norm_with_moe_layers,
-    get_norm_with_moe_layers_fast,
     get_weight_norm,
     is_model_parallel_parameter,
 )
@@ -29,55 +27,23 @@ from deepspeed.runtime._overflow import (
     is_invalid_grad_norm,
     mask_nan_or_inf_with_val_inplace,
 )
-from deepspeed.runtime._partitions import (
-    PartitionedTensor,
-    align_dense_tensors,
-    all_gather_dp_groups,
-    all_gather_into_tensor_dp_groups,
-    get_checkpoint_folder_size,
-    partition_uniform,
-)
-from deepspeed.runtime._structures import (
-    check_internal_apis_for_count_used_parameters,
-    compare_tensors_in_structures,
-    count_used_parameters_in_backward,
-    filter_empty_parameters,
-    get_inactive_params,
-    is_optimized_parameter,
-    is_transformers_cache,
-    maybe_loss_for_backward,
-)
+from deepspeed.runtime._partitions import PartitionedTensor, partition_uniform
 from deepspeed.utils.logging import logger
 
 __all__ = [
     "CheckOverflow",
     "PartitionedTensor",
-    "align_dense_tensors",
-    "all_gather_dp_groups",
-    "all_gather_into_tensor_dp_groups",
-    "check_internal_apis_for_count_used_parameters",
     "clip_grad_norm_",
     "clip_tensors_by_global_norm",
     "combine_grad_norm_groups",
-    "compare_tensors_in_structures",
-    "count_used_parameters_in_backward",
-    "filter_empty_parameters",
-    "get_checkpoint_folder_size",
-    "get_flattened_grad_norm",
     "get_global_norm",
     "get_global_norm_of_tensors",
-    "get_grad_zeros",
-    "get_inactive_params",
     "get_norm_with_moe_layers",
-    "get_norm_with_moe_layers_fast",
     "get_weight_norm",
     "has_inf_or_nan",
     "is_invalid_grad_norm",
     "is_model_parallel_parameter",
-    "is_optimized_parameter",
-    "is_transformers_cache",
     "mask_nan_or_inf_with_val_inplace",
-    "maybe_loss_for_backward",
     "partition_uniform",
 ]
 
@@ -243,3 +209,23 @@ def torch_max_memory_reserved() -> int:
 def empty_cache() -> None:
     get_accelerator().empty_cache()
     get_accelerator().reset_peak_memory_stats()
+
+
+def check_internal_apis_for_count_used_parameters() -> bool:
+    """True where PyTorch can say what a backward that is under way will reach."""
+    names = ("_current_graph_task_id", "_will_engine_execute_node")
+    has_nodes = hasattr(graph, "_get_grad_fn_or_grad_acc")
+    return has_nodes and all(hasattr(torch._C, name) for name in names)
+
+
+def count_used_parameters_in_backward(parameters: Iterable[Any]) -> int:
+    """How many of the parameters the backward that is under way reaches. For hooks within it:
+    raises RuntimeError elsewhere."""
+    if not check_internal_apis_for_count_used_parameters():
+        raise AssertionError("this PyTorch does not say what a backward reaches")
+    if torch._C._current_graph_task_id() == -1:
+        raise RuntimeError("count_used_parameters_in_backward is for hooks within a backward")
+    trained = [p for p in parameters if isinstance(p, torch.Tensor) and p.requires_grad]
+    with torch.enable_grad():  # hooks run without, and older PyTorch makes nodes with it only
+        nodes = {graph._get_grad_fn_or_grad_acc(p) for p in trained} - {None}
+    return sum(map(torch._C._will_engine_execute_node, nodes))
