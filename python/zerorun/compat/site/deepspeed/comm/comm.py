@@ -7,34 +7,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import P2POp, ProcessGroup, batch_isend_irecv
 
-from deepspeed.comm._collectives import all_gather_into_tensor, reduce_scatter_tensor
+from deepspeed.comm._collectives import all_gather_into_tensor
 
 __all__ = ["P2POp", "ProcessGroup", "batch_isend_irecv"]
-
-
-def has_all_gather_into_tensor() -> bool:
-    return True
-
-
-has_reduce_scatter_tensor = has_all_reduce_coalesced = has_all_gather_into_tensor
-has_coalescing_manager = has_all_gather_into_tensor
-
-
-def allgather_fn(
-    output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, **options: Any
-) -> Any:
-    return all_gather_into_tensor(output_tensor, input_tensor, group, **options)
-
-
-def reduce_scatter_fn(
-    output_tensor: torch.Tensor,
-    tensor: torch.Tensor,
-    op: Any = dist.ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-    **_options: Any,
-) -> Any:
-    return reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)
 
 
 def inference_all_reduce(

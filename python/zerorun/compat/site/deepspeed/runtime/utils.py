@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch.autograd import graph
-from zerorun import environment
 
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime._norms import (
+    CheckOverflow,
     clip_grad_norm_,
     clip_tensors_by_global_norm,
     combine_grad_norm_groups,
@@ -19,12 +19,9 @@ from deepspeed.runtime._norms import (
     get_global_norm_of_tensors,
     get_norm_with_moe_layers,
     get_weight_norm,
-    is_model_parallel_parameter,
-)
-from deepspeed.runtime._overflow import (
-    CheckOverflow,
     has_inf_or_nan,
     is_invalid_grad_norm,
+    is_model_parallel_parameter,
     mask_nan_or_inf_with_val_inplace,
 )
 from deepspeed.runtime._partitions import PartitionedTensor, partition_uniform
@@ -46,27 +43,6 @@ __all__ = [
     "mask_nan_or_inf_with_val_inplace",
     "partition_uniform",
 ]
-
-
-class DummyOptim:
-    """Stands where a configuration has no optimizer; holds parameters as a group."""
-
-    def __init__(self, params: Any) -> None:
-        self.param_groups = [{"params": params}]
-
-
-class noop_context:  # noqa: N801 - DeepSpeed's name
-    """A block that changes nothing."""
-
-    def __enter__(self) -> None:
-        """Nothing."""
-
-    def __exit__(self, *_error: Any) -> None:
-        """Nothing."""
-
-
-def noop_decorator(func: Callable[..., Any]) -> Callable[..., Any]:
-    return func
 
 
 def ensure_directory_exists(filename: str) -> None:
@@ -154,22 +130,6 @@ def _parts_below(weights: Sequence[int], limit: float) -> list[int]:
     return begins
 
 
-def get_only_unique_item(items: Iterable[Any]) -> Any:
-    found = set(items)
-    if len(found) != 1:
-        raise RuntimeError(f"expected all items to be the same, got {found}")
-    return found.pop()
-
-
-def get_tensor_bytes(item: Any) -> int:
-    """Bytes of the tensors in nested lists, tuples and dictionaries."""
-    if isinstance(item, dict):
-        item = list(item.values())
-    if isinstance(item, list | tuple):
-        return sum(map(get_tensor_bytes, item))
-    return item.nbytes if isinstance(item, torch.Tensor) else 0
-
-
 def call_to_str(base: str, *args: Any, **kwargs: Any) -> str:
     """`base` as a call, for messages."""
     given = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
@@ -184,31 +144,6 @@ def see_memory_usage(message: str, force: bool = False) -> None:
     accelerator = get_accelerator()
     now, peak = accelerator.memory_allocated(), accelerator.max_memory_allocated()
     logger.info("%s: memory %.2f GB, at most %.2f GB", message, now / 2**30, peak / 2**30)
-
-
-def memory_status(msg: str, print_rank: int = -1, reset_max: bool = False) -> None:
-    """As see_memory_usage, on one rank or on all (-1)."""
-    if print_rank in {-1, environment.rank()}:
-        see_memory_usage(msg, force=True)
-    if reset_max:
-        get_accelerator().reset_peak_memory_stats()
-
-
-def get_ma_status() -> int:
-    return get_accelerator().memory_allocated()
-
-
-def torch_memory_reserved() -> int:
-    return get_accelerator().memory_reserved()
-
-
-def torch_max_memory_reserved() -> int:
-    return get_accelerator().max_memory_reserved()
-
-
-def empty_cache() -> None:
-    get_accelerator().empty_cache()
-    get_accelerator().reset_peak_memory_stats()
 
 
 def check_internal_apis_for_count_used_parameters() -> bool:
