@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +12,12 @@ import torch
 
 from zerorun import _C
 from zerorun.metrics.announce import announce
+from zerorun.process_state import STATE
 
 __all__ = ["CollectiveTable", "Timed", "bandwidths_gbps", "log_summary", "size_text"]
 
 _TRIMMED = 0.1  # of the latencies on either side, as DeepSpeed's averages
 _MOST = 10_000  # latencies that are kept of an operation and size
-_tables: weakref.WeakSet[CollectiveTable] = weakref.WeakSet()
 
 
 @dataclass
@@ -86,7 +85,7 @@ class CollectiveTable:
         self._figures, self._communicator = figures, communicator
         self._ops, self._verbose, self._debug = ops, verbose, debug
         figures.record_collectives()
-        _tables.add(self)
+        STATE.tables.add(self)
 
     def __call__(self, _metrics: dict[str, Any]) -> None:
         self.take()
@@ -194,14 +193,14 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
     `return_dict`: the same as a dictionary. Latencies are this rank's, with the waiting for others;
     on GPUs, whose streams the host does not time, they are 0. ConfigError without `comms_logger`.
     """
-    if not _tables:
+    if not STATE.tables:
         raise _C.ConfigError(
             'log_summary: no engine records its collectives; set {"comms_logger": {"enabled": '
             "true}} in the configuration"
         )
     result: dict[str, Any] = {"summary": {}, "straggler_analysis": None}
     communicator = None
-    for table in list(_tables):
+    for table in list(STATE.tables):
         communicator = table._communicator
         table.take()
         summary = table.summary()

@@ -261,12 +261,6 @@ def case_helpers_of_the_runtime(_folder: Path) -> None:
     assert (doubled[0].item(), doubled[1]["a"].item(), doubled[2]) == (2, 2, 3)
     deepspeed.init_distributed()
     comm, groups = deepspeed.comm, deepspeed.utils.groups
-    parts = [torch.zeros(WORLD_SIZE), torch.zeros(2 * WORLD_SIZE)]
-    comm.all_gather_coalesced(parts, [torch.tensor([RANK + 1.0]), torch.ones(2)])
-    assert parts[0].tolist() == [rank + 1 for rank in range(WORLD_SIZE)]
-    sums = [torch.ones(2), torch.ones(3)]
-    comm.all_reduce_coalesced(sums, async_op=True).wait()
-    assert torch.cat(sums).tolist() == [WORLD_SIZE] * 5
     whole = torch.zeros(WORLD_SIZE)
     comm.all_gather_into_tensor(output_tensor=whole, tensor=torch.ones(1), log_name="ones")
     comm.all_reduce(whole, prof=True, debug="a caller")
