@@ -12,7 +12,7 @@ from torch import nn
 from zerorun import _C
 from zerorun import torch_seam as seam
 from zerorun.agreement import all_or_none
-from zerorun.optimizers.given_states import take_states
+from zerorun.optimizers.adopted_states import take_states
 from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.parameter_states import ParameterStates
 from zerorun.optimizers.saved_values import COMMON_STATES, common_states

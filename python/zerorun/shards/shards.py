@@ -29,7 +29,7 @@ from zerorun.policy import Policy
 from zerorun.rank_zero import share
 from zerorun.shards.engine_partition import EnginePartition
 from zerorun.shards.loading import Loading
-from zerorun.shards.places import Places, ProgramWrites
+from zerorun.shards.parameter_checks import Places, ProgramWrites
 from zerorun.shards.torch_states import TorchStates
 
 if TYPE_CHECKING:

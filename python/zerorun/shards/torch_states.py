@@ -13,7 +13,7 @@ from zerorun import _C
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.model.model_layout import ModelLayout
 from zerorun.shards.given_optimizer import GivenOptimizer
-from zerorun.shards.places import ProgramWrites
+from zerorun.shards.parameter_checks import ProgramWrites
 
 __all__ = ["MODES", "TorchStates"]
 
