@@ -12,16 +12,18 @@ PACKAGE = "python/zerorun"
 # From the bottom up. A package means all of its modules, which may import each other, but not
 # in a circle. The rows from `zero` on are what users import: no module of the rows before does.
 LAYERS = [
-    ["_C", "torch_groups", "whole_file"],
+    ["_C", "lazy_names", "process_state", "torch_groups", "whole_file"],
     [
         "command_line",
         "environment",
         "config",
         "experts",
         "plain_values",
+        "policy",
         "program_warning",
         "shard_keywords",
         "stacks",
+        "torch_seam",
     ],
     ["agreement", "communicator", "dataloader", "program_state", "progress_bar", "rank_zero"],
     ["metrics"],

@@ -22,6 +22,7 @@ from zerorun._C import (
     NumericError,
     __version__,
 )
+from zerorun.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from zerorun import experts, sequence, zero
@@ -54,21 +55,20 @@ __all__ = [
 
 environment.order_collectives()
 
-# Names that need PyTorch, and where they are.
-_LAZY = {
-    "ShardedOptimizer": "zerorun.sharded_optimizer",
-    "ZeroEngine": "zerorun.engine",
-    "ZeroOptimizer": "zerorun.optimizers.optimizer",
-    "initialize": "zerorun.initialization",
-    "shard": "zerorun.sharding",
-}
+# Names that need PyTorch.
+_other = lazy_names(
+    __name__,
+    {
+        "ShardedOptimizer": "zerorun.sharded_optimizer",
+        "ZeroEngine": "zerorun.engine",
+        "ZeroOptimizer": "zerorun.optimizers.optimizer",
+        "initialize": "zerorun.initialization",
+        "shard": "zerorun.sharding",
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
     if name in {"experts", "sequence", "zero"}:
         return importlib.import_module(f"zerorun.{name}")
-    if name not in _LAZY:
-        raise AttributeError(f"module 'zerorun' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
+    return _other(name)

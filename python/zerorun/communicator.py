@@ -8,13 +8,13 @@ from datetime import timedelta
 from typing import Any
 
 from zerorun import _C, environment
+from zerorun.process_state import STATE
 from zerorun.stacks import answer_stack_requests
 
 __all__ = ["duplicate", "world"]
 
 _SECRET_BYTES = 32
 _ADDRESS = "zerorun/address"  # the key in torch.distributed's store
-_world: _C.Communicator | None = None
 
 
 def world(timeout_s: float = 600.0) -> _C.Communicator:
@@ -25,11 +25,10 @@ def world(timeout_s: float = 600.0) -> _C.Communicator:
     rank 0 of 1. Raises :class:`zerorun.ConfigError` when the variables contradict each other, and
     :class:`zerorun.CommError` when a rank does not come.
     """
-    global _world  # noqa: PLW0603 - a process belongs to one job
-    if _world is None:
+    if STATE.world is None:
         answer_stack_requests()
-        _world = _connect(timeout_s)
-    return _world
+        STATE.world = _connect(timeout_s)
+    return STATE.world
 
 
 def _connect(timeout_s: float) -> _C.Communicator:

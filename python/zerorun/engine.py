@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,27 +13,22 @@ from torch import nn
 from zerorun import _C
 from zerorun.config import BatchConfig, resolve_batch
 from zerorun.hooks.module_zero_grad import ModuleZeroGrad
-from zerorun.metrics import StepMeter
+from zerorun.metrics.meter import StepMeter
 from zerorun.model.buffers import hint_at_buffers
-from zerorun.monitor import MonitorMaster
-from zerorun.optimizers.optimizer import ZeroOptimizer
-from zerorun.profiling.flops import FlopsProfile
+from zerorun.monitor.master import MonitorMaster
+from zerorun.policy import Policy
 from zerorun.program_warning import warn
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.sharded_module import ShardedModule
 from zerorun.shards.shards import Shards
-from zerorun.shards.skipped_step import tell_skipped
+
+if TYPE_CHECKING:
+    from zerorun.profiling.flops import FlopsProfile
 
 __all__ = ["ZeroEngine"]
 
 
 _CHECK_EVERY = 100  # steps; looking at the whole model costs more than a step should
-
-
-def _leave_gradients(shards: weakref.ref[Shards]) -> None:
-    found = shards()
-    if found is not None:
-        found.leave_gradients()
 
 
 def _while_alive(method: Callable[[], Any]) -> Callable[[], Any]:
@@ -50,18 +45,13 @@ class ZeroEngine(ShardedModule):
     model itself (`module`), and backward :meth:`backward` or ``loss.backward()``.
     """
 
-    optimizer_class: type[ZeroOptimizer] = ZeroOptimizer
-    round_masters = False  # masters of 16-bit parameters begin at the unrounded values
+    policy = Policy()
     flops_profile: FlopsProfile | None = None  # of `flops_profiler`, on rank 0
-    clips_as_torch = True  # torch.nn.utils.clip_grad_norm_ clips the engine's gradients
 
     def __init__(self, model: nn.Module, shards: Shards, batch: BatchConfig) -> None:
         super().__init__(model, shards)
-        shards.finish_reduction = _while_alive(self.finish_reduction)
-        shards.clips_as_torch = self.clips_as_torch
+        shards.serve(self)
         shards.until_closed(ModuleZeroGrad(model, _while_alive(self.zero_grad)))
-        # A model whose engine is dropped keeps its gradients.
-        weakref.finalize(self, _leave_gradients, weakref.ref(shards)).atexit = False
         self.batch = batch
         self.last_step: _C.StepResult | None = None
         self.micro_step_applied = False  # the last step() changed the parameters
@@ -164,6 +154,8 @@ class ZeroEngine(ShardedModule):
             self.micro_step_applied = self.last_step.applied
             self.global_steps += 1
             if not result.applied:
+                from zerorun.shards.skipped_step import tell_skipped
+
                 tell_skipped(self.shards, self.global_steps, result, self.meter.losses())
             if self.lr_scheduler is not None and self.last_step.applied:
                 self.lr_scheduler.step(**lr_kwargs)

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from zerorun import _C
+from zerorun.process_state import STATE
 
 __all__ = ["ExpertGroups", "is_expert", "known", "named", "start"]
-
-_known: dict[str, ExpertGroups] = {}  # a process belongs to one job, as torch's own groups
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,8 @@ def start(size: int, *, data_first: bool = False) -> ExpertGroups:
     not divide the number of ranks, or if the groups exist with another `data_first`.
     """
     name = f"ep_size_{size}"
-    if name in _known:
-        found = _known[name]
+    if name in STATE.experts:
+        found = STATE.experts[name]
         if found.data_first != data_first and min(size, len(found.data_ranks)) > 1:
             raise _C.ConfigError(
                 f"expert parallelism: {name} was made with data_first={not data_first}, "
@@ -82,8 +81,8 @@ def start(size: int, *, data_first: bool = False) -> ExpertGroups:
         neighbours = [tuple(range(i, world_size, copies)) for i in range(copies)]
     ranks, group = _make(neighbours)
     data_ranks, data_group = _make(strided)
-    _known[name] = ExpertGroups(name, ranks, data_ranks, group, data_group, data_first)
-    return _known[name]
+    STATE.experts[name] = ExpertGroups(name, ranks, data_ranks, group, data_group, data_first)
+    return STATE.experts[name]
 
 
 def _make(lists: list[tuple[int, ...]]) -> tuple[tuple[int, ...], Any]:
@@ -94,15 +93,15 @@ def _make(lists: list[tuple[int, ...]]) -> tuple[tuple[int, ...], Any]:
 
 def known() -> dict[str, ExpertGroups]:
     """All groups made by :func:`start`, by name."""
-    return dict(_known)
+    return dict(STATE.experts)
 
 
 def named(name: Any, parameter: str) -> ExpertGroups:
     """The groups of this name. Raises ConfigError that names the parameter for an unknown name."""
-    if name in _known:
-        return _known[name]
+    if name in STATE.experts:
+        return STATE.experts[name]
     raise _C.ConfigError(
         f"parameter {parameter} is an expert's (allreduce = False) of group_name {name!r}, and "
-        f"there is no such group, only: {', '.join(_known) or 'none'}; zerorun.experts.start(SIZE) "
-        "makes 'ep_size_SIZE'"
+        f"there is no such group, only: {', '.join(STATE.experts) or 'none'}; "
+        "zerorun.experts.start(SIZE) makes 'ep_size_SIZE'"
     )

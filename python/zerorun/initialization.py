@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerorun import _C, communicator
+from zerorun import _C, communicator, torch_seam
 from zerorun import config as configuration
 from zerorun.agreement import all_or_none
-from zerorun.dataloader import make_dataloader
 from zerorun.device import (
     gpu_of,
     local_device,
@@ -86,12 +85,15 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
 
     If the model belongs to another engine, that engine is destroyed first. If initialize fails, the
     model is as before, but that parameters which the engine had taken are rounded to its dtype; an
-    error after sharding has begun is raised on every rank. Raises
+    error after sharding has begun is raised on every rank. At stage 3 a rank that fails alone while
+    parameters move (its host has no memory left) leaves parameters of the others empty: make the
+    model anew. Raises
     :class:`zerorun.ConfigError`, which names the parameter or key, if arguments are invalid or
     contradict each other.
     """
     if not isinstance(model, nn.Module):
         raise _C.ConfigError(f"initialize: model is {type(model)}, expected a torch.nn.Module")
+    torch_seam.check()
     make_current(local_device())  # before anything is asked of PyTorch's groups
     mesh = mesh_of(mpu, device_mesh, mesh_param)
     parsed, given = _parse(config)
@@ -110,18 +112,21 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
         adapted = _C.adapt_config(
             settings, layout.dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
         )
-        rounds = engine_class.round_masters
-        shards = Shards(layout, adapted, ranks, device, model, round_masters=rounds)
+        shards = Shards(layout, adapted, ranks, device, model, engine_class.policy)
         with shards:
             with all_or_none(own, "initialize"):
                 engine = engine_class(model, shards, batch)
                 _configure(engine, parsed, given)
             if basic is not None:  # which is collective
-                engine.optimizer = engine.optimizer_class(engine, shards, basic)
+                kind = engine.policy.optimizer_of
+                made = ZeroOptimizer if kind is None else kind(shards.stage)
+                engine.optimizer = made(engine, shards, basic)
             with all_or_none(own, "initialize"):
                 engine.lr_scheduler = _scheduler(lr_scheduler, basic, settings)
                 measures = observe(engine, parsed)
                 if training_data is not None:
+                    from zerorun.dataloader import make_dataloader
+
                     engine.training_dataloader = make_dataloader(
                         training_data, batch.micro_batch_size, data, collate_fn, engine.meter.data
                     )

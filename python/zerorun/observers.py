@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import platform
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from zerorun import _C
-from zerorun.metrics import CollectiveTable, MetricsFile, ProgressLines, StepMeter
+from zerorun.metrics.meter import StepMeter
 from zerorun.model.engine_ranks import EngineRanks
-from zerorun.monitor import MonitorMaster, step_events
-from zerorun.monitor.master import SECTIONS
-from zerorun.profiling.flops import FlopsProfile
-from zerorun.profiling.timeline import Timeline
+from zerorun.monitor.master import SECTIONS, MonitorMaster
+
+if TYPE_CHECKING:
+    from zerorun.metrics.collectives import CollectiveTable
+    from zerorun.profiling.flops import FlopsProfile
 
 __all__ = ["observe"]
 
@@ -64,16 +65,22 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
         add(table)
     trace = _section(found, "zerorun/trace")
     if trace.get("file"):
+        from zerorun.profiling.timeline import Timeline
+
         steps = trace.get("steps") or _TRACED
         add(Timeline(engine.core, engine.meter, trace["file"], steps))
     path = found.get("/zerorun/metrics")
     if path:
+        from zerorun.metrics.files import MetricsFile
+
         run = _description(engine, parsed.values)
         add(MetricsFile(path, rank, engine.ranks.job.world_size, run))
     engine.monitor = MonitorMaster({name: _section(found, name) for name in SECTIONS}, rank)
     if rank > 0:
         return bool(path)
     if engine.monitor.enabled:
+        from zerorun.monitor.events import step_events
+
         precision = parsed.config.precision
         scaled = precision.param_dtype == "fp16" or precision.scales_loss
 
@@ -82,8 +89,12 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
 
         add(report)
     if parsed.config.steps_per_print is not None or breakdown:
+        from zerorun.metrics.progress import ProgressLines
+
         add(ProgressLines(parsed.config.steps_per_print, breakdown, lambda: _momenta(engine)))
     if profile.pop("enabled", False):
+        from zerorun.profiling.flops import FlopsProfile
+
         engine.flops_profile = FlopsProfile.during(engine, **profile)
     return bool(path)
 
@@ -91,6 +102,8 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
 def _table(engine: _Engine, section: dict[str, Any]) -> CollectiveTable | None:
     if not section.get("enabled"):
         return None
+    from zerorun.metrics.collectives import CollectiveTable
+
     ops = None if section.get("prof_all", True) else section.get("prof_ops") or []
     return CollectiveTable(
         engine.meter.figures,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,33 +12,33 @@ from torch.utils._pytree import tree_map_only
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
-from zerorun.checkpoints import checkpoint, foreign_checkpoint, model_parts, torch_state_dicts
-from zerorun.checkpoints.full_state import (
-    check_one_model,
-    full_parameters_of,
-    full_state_dict,
-    save_full_state,
-)
+from zerorun.checkpoints import torch_state_dicts
 from zerorun.hooks.parameter_memory import masters_from_parameters
 from zerorun.hooks.silent_results import EMPTY_PARAMETERS
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import local_of, whole_of
 from zerorun.model.model_layout import ModelLayout
 from zerorun.optimizers.optimizer import ZeroOptimizer
+from zerorun.policy import Policy
 from zerorun.shards import clipping
 from zerorun.shards.shards import Shards
+
+if TYPE_CHECKING:  # what a training without saves does without
+    from zerorun.checkpoints.checkpoint import Training
 
 __all__ = ["ShardedModule"]
 
 
 def _load_whole(
     shards: Shards,
-    training: checkpoint.Training,
+    training: Training,
     load_dir: str | os.PathLike[str],
     tag: str | None,
     **wanted: bool,
 ) -> tuple[str | None, dict[str, Any] | None]:
     """Loads a checkpoint of zerorun or of another program. Collective."""
+    from zerorun.checkpoints import checkpoint, foreign_checkpoint, model_parts
+
     tag = checkpoint.shared_tag(shards, training, load_dir, tag)
     with all_or_none(shards.communicator, "load_checkpoint"):
         model_parts.check_whole(load_dir, tag)
@@ -55,7 +55,7 @@ class ShardedModule(nn.Module):
     """
 
     autocast: torch.dtype | None = None  # of the forward pass
-    pickle_objects = False  # save_checkpoint rejects values that JSON cannot represent
+    policy: Policy
     saves_model_only = False  # loads of what it saves begin with their own optimizer
 
     def __init__(self, model: nn.Module, shards: Shards) -> None:
@@ -164,6 +164,8 @@ class ShardedModule(nn.Module):
         Returns None on ranks other than 0; with `rank0_only` False every rank gets a copy. Gathers
         one unit at a time.
         """
+        from zerorun.checkpoints.full_state import full_state_dict
+
         self._check_open("full_state_dict")
         return full_state_dict(self.module, self.ranks, everywhere=not rank0_only)
 
@@ -176,6 +178,8 @@ class ShardedModule(nn.Module):
         are copies. `dtype`: of floating-point tensors; None: the model's. `device`: None: the
         model's. Gathers each unit once, one at a time.
         """
+        from zerorun.checkpoints.full_state import check_one_model, full_parameters_of
+
         self._check_open("iter_full_parameters")
         check_one_model(self.module, self.ranks)
         for name, parameter in full_parameters_of(self.module):
@@ -207,15 +211,17 @@ class ShardedModule(nn.Module):
         """Discards all gradients since the last update. Collective."""
         raise NotImplementedError
 
-    def _training(self) -> checkpoint.Training:
-        return checkpoint.Training(
+    def _training(self) -> Training:
+        from zerorun.checkpoints.checkpoint import Training
+
+        return Training(
             self.module,
             self.optimizer,
             self.lr_scheduler,
             self.global_steps,
             self.micro_steps,
             self.config,
-            self.pickle_objects,
+            self.policy.pickles_objects,
             self.saves_model_only,
         )
 
@@ -244,6 +250,8 @@ class ShardedModule(nn.Module):
         asynchronous save that failed; so do :meth:`step` and :meth:`wait_for_checkpoint`.
         """
         self.shards.writes.take()
+        from zerorun.checkpoints import checkpoint, model_parts
+
         save = model_parts.save if self.ranks.model_size > 1 else checkpoint.save
         save(
             self.shards,
@@ -298,6 +306,8 @@ class ShardedModule(nn.Module):
             "lr_scheduler_states": load_lr_scheduler_states and not load_module_only,
             "counters": not load_module_only,
         }
+        from zerorun.checkpoints import model_parts
+
         load = model_parts.load if self.ranks.model_size > 1 else _load_whole
         path, client_state = load(self.shards, training, load_dir, tag, **wanted)
         if path is not None:
@@ -315,6 +325,8 @@ class ShardedModule(nn.Module):
 
         Floating-point values have the model's dtype. Returns True.
         """
+        from zerorun.checkpoints.full_state import save_full_state
+
         save_full_state(self.module, self.ranks, save_dir, save_filename, exclude_frozen_parameters)
         return True
 
@@ -322,8 +334,9 @@ class ShardedModule(nn.Module):
         """Frees the engine's memory and removes all hooks from the model, which stays usable.
 
         Parameters become ordinary tensors; at stage 3 they stay sharded, as made by zero.Init.
-        A second call does nothing. Collective at stage 3 if ranks do not share parameters (on
-        GPUs); otherwise no other rank may be within a step meanwhile.
+        Without it the memory goes with the model, whatever else a program deletes: the states
+        belong to the parameters. A second call does nothing. Collective at stage 3 if ranks do not
+        share parameters (on GPUs); otherwise no other rank may be within a step meanwhile.
         """
         shards = self.__dict__.get("shards")
         if shards is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerorun import _C, communicator, config
+from zerorun import _C, communicator, config, torch_seam
 from zerorun.checkpoints import torch_state_dicts
 from zerorun.checkpoints.shard_files import Chunks, assemble, parameter_names
 from zerorun.device import gpu_of, local_device, shared_device
@@ -18,7 +18,7 @@ from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.model_layout import ModelLayout
 from zerorun.optimizers.full_states import indices_of
 from zerorun.optimizers.optimizer import ShardOptimizer, rule_of
-from zerorun.shards.shards import Shards
+from zerorun.shards.shards import Shards, take_left
 
 __all__ = ["ShardedOptimizer"]
 
@@ -75,9 +75,12 @@ class ShardedOptimizer(ShardOptimizer):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        torch_seam.check()
         torch_state_dicts.serve()
+        take_left(parameter for group in optimizer.param_groups for parameter in group["params"])
         with _shards_of(optimizer) as shards:
             super().__init__(shards, optimizer)
+        shards.serve(self)
         self._collect = [
             (parameter, shards.collector.hook(index))
             for parameter, index in shards.layout.ids.items()
@@ -127,7 +130,7 @@ class ShardedOptimizer(ShardOptimizer):
             states[index] = {key: _shaped(value, shape) for key, value in state.items()}
         self._consolidated = {key: value for key, value in states.items() if value}
 
-    def state_dict(self) -> dict[str, Any]:
+    def _state_dict(self) -> dict[str, Any]:
         """The full states in the format of the wrapped optimizer.
 
         Raises ConfigError except on the rank passed to :meth:`consolidate_state_dict`, and after a

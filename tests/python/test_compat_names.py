@@ -69,7 +69,7 @@ TOLD = {
     "runtime.zero.offload_states.get_state_devices": "engine.offload_states()",
     "runtime.zero.offload_states.reload_adam_states": "engine.reload_states()",
     "sequence.cross_entropy.vocab_sequence_parallel_cross_entropy": "TiledFusedLogitsLoss",
-    "utils.comms_logging.CommsLogger": "deepspeed.comm.log_summary()",
+    "utils.comms_logging.calc_bw_log": "deepspeed.comm.log_summary()",
 }
 
 

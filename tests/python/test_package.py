@@ -58,6 +58,21 @@ def test_import_loads_no_framework_and_touches_no_accelerator(build: Path) -> No
     assert len(threads.split()) == 1
 
 
+def test_an_engine_needs_few_modules(build: Path) -> None:
+    """Checkpoints, converters, monitors and profilers are imported when they are used."""
+    code = """if True:
+        import sys, zerorun.initialization
+        print(*(name for name in sys.modules if name.split(".")[0] == "zerorun"))
+    """
+    env = {"PYTHONPATH": str(build / "python")}
+    command = [sys.executable, "-c", code]
+    job = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    modules = job.stdout.split()
+    assert len(modules) <= 80, modules
+    for package in ("interchange", "profiling"):
+        assert f"zerorun.{package}" not in modules
+
+
 def names_in(node: ast.Module | ast.ClassDef) -> set[str]:
     names = set()
     for item in node.body:

@@ -17,7 +17,7 @@ from zerorun import _C, program_state
 from zerorun.agreement import all_or_none
 from zerorun.checkpoints import shard_files
 from zerorun.interchange import folders
-from zerorun.interchange.filling import Filling
+from zerorun.interchange.load_into_engine import Filling
 from zerorun.interchange.own import exact_dtypes_of, open_own
 from zerorun.model import saved_buffers
 from zerorun.optimizers.optimizer import ShardOptimizer

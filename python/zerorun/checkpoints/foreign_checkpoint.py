@@ -12,7 +12,7 @@ from torch import nn
 from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.interchange import formats
-from zerorun.interchange.filling import Filling
+from zerorun.interchange.load_into_engine import Filling
 from zerorun.interchange.source import Source
 from zerorun.model import saved_buffers
 from zerorun.optimizers.optimizer import ShardOptimizer

@@ -12,8 +12,7 @@ import importlib.util
 import sys
 from typing import Any
 
-from zerorun.checkpoints.state_dict_in import load_model, load_optimizer
-from zerorun.checkpoints.state_dict_out import get_model, get_optimizer
+from zerorun import torch_seam
 
 __all__ = ["serve"]
 
@@ -51,12 +50,14 @@ class _Finder:
 
 
 def _take_places(module: Any) -> None:
+    from zerorun.checkpoints.state_dict_in import load_model, load_optimizer
+    from zerorun.checkpoints.state_dict_out import get_model, get_optimizer
+
+    torch_seam.check_module(_MODULE)
     for name, replacement in (
         ("_get_model_state_dict", get_model),
         ("_load_model_state_dict", load_model),
         ("_get_optim_state_dict", get_optimizer),
         ("_load_optim_state_dict", load_optimizer),
     ):
-        original = getattr(module, name, None)
-        if original is not None:  # else another PyTorch, of which warnings tell
-            setattr(module, name, functools.partial(replacement, module, original))
+        setattr(module, name, functools.partial(replacement, module, getattr(module, name)))

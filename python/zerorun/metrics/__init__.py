@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from zerorun.metrics.fields import FIELDS, Field, markdown
-from zerorun.metrics.files import MetricsFile, rank_path
-from zerorun.metrics.progress import ProgressLines
+from zerorun.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from zerorun.metrics.collectives import CollectiveTable, log_summary
+    from zerorun.metrics.fields import FIELDS, Field, markdown
+    from zerorun.metrics.files import MetricsFile, rank_path
     from zerorun.metrics.meter import StepMeter
+    from zerorun.metrics.progress import ProgressLines
 
 __all__ = [
     "FIELDS",
@@ -25,17 +25,18 @@ __all__ = [
     "rank_path",
 ]
 
-# Names that need PyTorch, which a reader of files does without, and where they are.
-_LAZY = {
-    "CollectiveTable": "zerorun.metrics.collectives",
-    "StepMeter": "zerorun.metrics.meter",
-    "log_summary": "zerorun.metrics.collectives",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'zerorun.metrics' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
+# Some need PyTorch, which a reader of files does without.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "CollectiveTable": "zerorun.metrics.collectives",
+        "FIELDS": "zerorun.metrics.fields",
+        "Field": "zerorun.metrics.fields",
+        "MetricsFile": "zerorun.metrics.files",
+        "ProgressLines": "zerorun.metrics.progress",
+        "StepMeter": "zerorun.metrics.meter",
+        "log_summary": "zerorun.metrics.collectives",
+        "markdown": "zerorun.metrics.fields",
+        "rank_path": "zerorun.metrics.files",
+    },
+)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +12,12 @@ import torch
 
 from zerorun import _C
 from zerorun.metrics.announce import announce
+from zerorun.process_state import STATE
 
-__all__ = ["CollectiveTable", "Timed", "log_summary"]
+__all__ = ["CollectiveTable", "Timed", "bandwidths_gbps", "log_summary", "size_text"]
 
 _TRIMMED = 0.1  # of the latencies on either side, as DeepSpeed's averages
 _MOST = 10_000  # latencies that are kept of an operation and size
-_tables: weakref.WeakSet[CollectiveTable] = weakref.WeakSet()
 
 
 @dataclass
@@ -44,7 +43,7 @@ def _trimmed_mean(values: Sequence[float]) -> float:
     return sum(kept) / len(kept) if kept else 0.0
 
 
-def _bandwidths_gbps(op: str, nbytes: int, latency_ms: float, ranks: int) -> tuple[float, float]:
+def bandwidths_gbps(op: str, nbytes: int, latency_ms: float, ranks: int) -> tuple[float, float]:
     """(of the algorithm, of the bus), as NCCL's tests define them."""
     if latency_ms <= 0.0:
         return 0.0, 0.0
@@ -56,7 +55,8 @@ def _bandwidths_gbps(op: str, nbytes: int, latency_ms: float, ranks: int) -> tup
     return rate, rate
 
 
-def _size_text(nbytes: int) -> str:
+def size_text(nbytes: int) -> str:
+    """With its unit."""
     size, units = float(nbytes), ("B", "KB", "MB", "GB", "TB")
     for unit in units:
         if size < 1024 or unit == units[-1]:
@@ -85,7 +85,7 @@ class CollectiveTable:
         self._figures, self._communicator = figures, communicator
         self._ops, self._verbose, self._debug = ops, verbose, debug
         figures.record_collectives()
-        _tables.add(self)
+        STATE.tables.add(self)
 
     def __call__(self, _metrics: dict[str, Any]) -> None:
         self.take()
@@ -104,10 +104,10 @@ class CollectiveTable:
         return rows
 
     def _print(self, op: str, label: str, nbytes: int, latency_ms: float) -> None:
-        rate, bus = _bandwidths_gbps(op, nbytes, latency_ms, self._communicator.world_size)
+        rate, bus = bandwidths_gbps(op, nbytes, latency_ms, self._communicator.world_size)
         name = f"{op} of {label}" if self._debug else op
         announce(
-            f"comm op: {name} | time (ms): {latency_ms:.2f} | msg size: {_size_text(nbytes)} | "
+            f"comm op: {name} | time (ms): {latency_ms:.2f} | msg size: {size_text(nbytes)} | "
             f"algbw (Gbps): {rate:.2f} | busbw (Gbps): {bus:.2f}"
         )
 
@@ -117,7 +117,7 @@ class CollectiveTable:
         for op, sizes in self.timed.items():
             for nbytes, timed in sorted(sizes.items()):
                 mean = _trimmed_mean(timed.latencies_ms)
-                rate, bus = _bandwidths_gbps(op, nbytes, mean, self._communicator.world_size)
+                rate, bus = bandwidths_gbps(op, nbytes, mean, self._communicator.world_size)
                 found.setdefault(op, {})[nbytes] = {
                     "count": timed.count,
                     "total_latency_ms": timed.total_ms,
@@ -125,7 +125,7 @@ class CollectiveTable:
                     "tput_avg_gbps": rate,
                     "busbw_avg_gbps": bus,
                     "msg_size_bytes": nbytes,
-                    "msg_size_str": _size_text(nbytes),
+                    "msg_size_str": size_text(nbytes),
                 }
         return found
 
@@ -150,7 +150,7 @@ class CollectiveTable:
                     "avg_comm_lat_ms": _trimmed_mean(least.tolist()),
                     "avg_straggler_ms": _trimmed_mean(waited.tolist()),
                     "msg_size_bytes": nbytes,
-                    "msg_size_str": _size_text(nbytes),
+                    "msg_size_str": size_text(nbytes),
                 }
         return found
 
@@ -193,14 +193,14 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
     `return_dict`: the same as a dictionary. Latencies are this rank's, with the waiting for others;
     on GPUs, whose streams the host does not time, they are 0. ConfigError without `comms_logger`.
     """
-    if not _tables:
+    if not STATE.tables:
         raise _C.ConfigError(
             'log_summary: no engine records its collectives; set {"comms_logger": {"enabled": '
             "true}} in the configuration"
         )
     result: dict[str, Any] = {"summary": {}, "straggler_analysis": None}
     communicator = None
-    for table in list(_tables):
+    for table in list(STATE.tables):
         communicator = table._communicator
         table.take()
         summary = table.summary()

@@ -14,6 +14,7 @@ from zerorun import _C
 from zerorun.config import value_of
 from zerorun.model.left_behind import LeftBehind
 from zerorun.model.local_tensor import is_distributed, like, local_of, place
+from zerorun.model.moving_averages import serve_moving_averages
 from zerorun.model.own_dtype import as_bytes
 from zerorun.program_warning import warn
 
@@ -59,6 +60,12 @@ def partition_of(parameter: Any) -> Partition | None:
 def edits_are_refused(parsed: _C.ParsedConfig) -> bool:
     """What a configuration says of changes within GatheredParameters that would be lost."""
     return bool(value_of(parsed, "/zero_optimization/enable_sanity_checks", False))
+
+
+def _is_empty(parameter: Any) -> bool:
+    """True for a sharded parameter that nobody has gathered."""
+    partition = partition_of(parameter)
+    return partition is not None and not partition.available
 
 
 @contextlib.contextmanager
@@ -111,6 +118,7 @@ class Partition(LeftBehind):
         self.shape = shape
         self.numel = shape.numel()
         setattr(parameter, _ATTRIBUTE, self)
+        serve_moving_averages(_is_empty)
         for name, value in self._attributes().items():
             setattr(parameter, name, value)
         if "ds_id" not in vars(parameter):  # it stays for life

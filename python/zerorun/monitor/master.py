@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerorun import _C
-from zerorun.monitor.comet import CometMonitor
-from zerorun.monitor.csv_files import CsvMonitor
-from zerorun.monitor.sink import Event, Monitor
-from zerorun.monitor.tensorboard import TensorBoardMonitor
-from zerorun.monitor.weights_and_biases import WandbMonitor
+
+if TYPE_CHECKING:
+    from zerorun.monitor.sink import Event, Monitor
 
 __all__ = ["SECTIONS", "MonitorMaster"]
 
+
+def _maker(module: str, name: str) -> Callable[..., Monitor]:
+    """Imports a monitor's module when one is made."""
+
+    def make(**settings: Any) -> Monitor:
+        return getattr(importlib.import_module(f"zerorun.monitor.{module}"), name)(**settings)
+
+    return make
+
+
 SECTIONS: dict[str, Callable[..., Monitor]] = {
-    "tensorboard": TensorBoardMonitor,
-    "csv_monitor": CsvMonitor,
-    "wandb": WandbMonitor,
-    "comet": CometMonitor,
+    "tensorboard": _maker("tensorboard", "TensorBoardMonitor"),
+    "csv_monitor": _maker("csv_files", "CsvMonitor"),
+    "wandb": _maker("weights_and_biases", "WandbMonitor"),
+    "comet": _maker("comet", "CometMonitor"),
 }
 _logger = logging.getLogger("zerorun")
 

@@ -12,6 +12,7 @@ from zerorun import _C
 from zerorun.optimizers.saved_values import (
     COMMON_STATES,
     check_groups,
+    check_one_step,
     whole_number,
     with_own_decay,
 )
@@ -45,8 +46,14 @@ class FullStates:
             raise _C.CheckpointError(
                 f"{_WHERE}: got groups of {saved} parameters, this optimizer has {own}"
             )
+        steps: dict[str, Any] = {}
         for parameter, index in self._trained():
-            self._check_states(parameter, index, states.get(index) or {})
+            state = states.get(index) or {}
+            self._check_states(parameter, index, state)
+            if state:
+                steps[f"parameter {index}"] = state.get("step", 0)
+        if not self._shards.external:
+            check_one_step(steps)
         check_groups(groups, _WHERE, external=self._shards.external)
         settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
         if not self._shards.external:

@@ -10,15 +10,13 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun import torch_seam as seam
 from zerorun.agreement import all_or_none
-from zerorun.optimizers.full_states import FullStates
-from zerorun.optimizers.given_states import take_states
+from zerorun.optimizers.adopted_states import take_states
 from zerorun.optimizers.lr_scheduler import set_rate
-from zerorun.optimizers.optimizer_probe import check_elementwise
 from zerorun.optimizers.parameter_states import ParameterStates
 from zerorun.optimizers.saved_values import COMMON_STATES, common_states
 from zerorun.shards.given_optimizer import GivenOptimizer
-from zerorun.shards.shard_states import ShardStates
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
 from zerorun.shards.torch_states import MODES, TorchStates
@@ -51,6 +49,8 @@ def rule_of(optimizer: torch.optim.Optimizer, device: torch.device) -> UpdateRul
     tensors = any(isinstance(beta, torch.Tensor) for g in groups for beta in g.get("betas", ()))
     known = kind in (torch.optim.Adam, torch.optim.AdamW) or hasattr(kind, "adam_w_mode")
     if not known or unusual or tensors or len(decoupled) != 1:
+        from zerorun.optimizers.optimizer_probe import check_elementwise
+
         check_elementwise(optimizer, device)
         return UpdateRule(_C.EXTERNAL_OPTIMIZER)
     is_adamw = decoupled.pop()
@@ -68,6 +68,11 @@ def load_group_settings(groups: list[dict[str, Any]], settings: list[dict[str, A
         group.update({k: v for k, v in values.items() if k not in {"params", "lr"}})
         if "lr" in values:
             set_rate(group, values["lr"])
+
+
+def _parameters_in(optimizer: torch.optim.Optimizer) -> list[int]:
+    """How many each group has."""
+    return [len(group["params"]) for group in optimizer.param_groups]
 
 
 class ShardOptimizer(torch.optim.Optimizer):
@@ -92,6 +97,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         self.overflow = False
         self.shards = shards
         self.given = GivenOptimizer(basic, shards.core)
+        self._counts = _parameters_in(basic)
         if shards.external:
             shards.torch_states = TorchStates(
                 shards.core, shards.layout, self.given, shards.communicator, shards.writes
@@ -109,8 +115,14 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     def update(self) -> _C.StepResult:
         """Updates the parameters from the reduced gradients. Collective."""
-        core, states = self.shards.core, self.shards.torch_states
         self._check_groups()
+        if self.shards.torch_states is not None:  # torch calls its hooks
+            return self._update()
+        with self.given.step_hooks():
+            return self._update()
+
+    def _update(self) -> _C.StepResult:
+        core, states = self.shards.core, self.shards.torch_states
         self.shards.writes.take()
         frozen = self.shards.layout.frozen_since()
         if states is None:
@@ -132,7 +144,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         if result.applied:
             self.given.forget_states()
         # torch's schedulers look here for whether the optimizer has stepped.
-        vars(self.optimizer)["_opt_called"] = True
+        vars(self.optimizer)[seam.STEP_WAS_CALLED] = True
         return result
 
     def _check_groups(self) -> None:
@@ -144,6 +156,13 @@ class ShardOptimizer(torch.optim.Optimizer):
             raise _C.ConfigError(
                 f"step: the optimizer has {len(self.param_groups)} parameter groups, and had "
                 f"{count} when its parameters were sharded: make all groups before"
+            )
+        found = _parameters_in(self)
+        if found != self._counts:
+            raise _C.ConfigError(
+                f"step: the optimizer's groups have {found} parameters, and had {self._counts} "
+                "when they were sharded: what was added would not be trained; give initialize all "
+                "parameters (requires_grad_(False) leaves some out of a step)"
             )
 
     def tell_hyperparameters(self) -> None:
@@ -204,6 +223,14 @@ class ShardOptimizer(torch.optim.Optimizer):
                 self.shards.torch_states.put_common(values)
 
     def state_dict(self) -> dict[str, Any]:
+        """As torch's, with the program's hooks; see :meth:`_state_dict`."""
+        return self.given.state_dict(self._state_dict)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, with the program's hooks; see :meth:`_load_state_dict`."""
+        self.given.load_state_dict(self._load_state_dict, state_dict)
+
+    def _state_dict(self) -> dict[str, Any]:
         """This rank's states and the hyperparameters of the groups; differs between ranks.
 
         ``state`` has the intervals of parameters that this rank stores, as one-dimensional tensors
@@ -211,9 +238,11 @@ class ShardOptimizer(torch.optim.Optimizer):
         fp32 values of 16-bit parameters. :meth:`ZeroEngine.save_checkpoint` saves states that any
         number of ranks can load.
         """
+        from zerorun.shards.shard_states import ShardStates
+
         return {"state": ShardStates(self.shards).get(), "param_groups": self.group_settings()}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the result of state_dict() of the same rank of as many ranks, or that of a torch
         optimizer, the same on every rank. Collective.
 
@@ -226,9 +255,13 @@ class ShardOptimizer(torch.optim.Optimizer):
                     f"load_state_dict: got {sorted(state_dict)}, expected state and param_groups"
                 )
             if any("params" in group for group in groups):  # torch's
+                from zerorun.optimizers.full_states import FullStates
+
                 full = FullStates(self.shards, self.param_groups)
                 put, groups = full.put, full.check(groups, states)
             else:
+                from zerorun.shards.shard_states import ShardStates
+
                 own = ShardStates(self.shards)
                 put = own.put
                 own.check(states)

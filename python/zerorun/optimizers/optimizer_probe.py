@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun import torch_seam as seam
 from zerorun.optimizers.whole_tensors import WholeTensors
 from zerorun.shards.given_optimizer import SERVED
 
@@ -25,7 +26,7 @@ _RELATIVE, _ABSOLUTE = 1e-4, 6e-8
 _LEAST_DECAY = 0.1  # of a group that has weight decay: its usual values are below what shows
 # Attributes that a copy, which runs by itself, does without: hooks, a step that a scheduler has
 # wrapped, and methods that are an engine's.
-_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_HOOKS = (seam.STEP_PRE_HOOKS, seam.STEP_POST_HOOKS)
 _LEFT_OUT = (*SERVED, *_HOOKS)
 
 

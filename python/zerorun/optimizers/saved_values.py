@@ -14,6 +14,7 @@ __all__ = [
     "COMMON_STATES",
     "DECOUPLED",
     "check_groups",
+    "check_one_step",
     "check_schedule",
     "common_states",
     "is_decoupled",
@@ -88,6 +89,18 @@ def check_groups(groups: Any, where: str, *, external: bool) -> None:
                     f"{where}: {key} of parameter group {index} is {_text(value)}, expected "
                     f"{'numbers' if count > 1 else 'a number'} of {limits}"
                 )
+
+
+def check_one_step(steps: dict[str, Any]) -> None:
+    """Raises CheckpointError unless the states of all parameters have made as many steps, of which
+    a rule of the core's has one count."""
+    if len({int(step) for step in steps.values()}) > 1:
+        least, most = min(steps, key=steps.__getitem__), max(steps, key=steps.__getitem__)
+        raise _C.CheckpointError(
+            f"load_state_dict: {least} has made {int(steps[least])} steps and {most} "
+            f"{int(steps[most])}, but this engine's optimizer counts them for all together: load "
+            "states of as many steps, or use an optimizer that the core has no rule for"
+        )
 
 
 def is_decoupled(kind: str, *, adam_w_mode: bool) -> bool | None:

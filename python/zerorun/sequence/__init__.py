@@ -6,10 +6,17 @@ sets how many ranks share a sequence, :func:`use_with_transformers` adds the exc
 Face models, and :class:`SequenceLoader` splits a loader's batches.
 """
 
-from zerorun.sequence.attention import SharedAttention, attend, use_with_transformers
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerorun.lazy_names import lazy_names
 from zerorun.sequence.groups import SequenceGroups, current, data_parallel_size, start
-from zerorun.sequence.loader import SequenceLoader
-from zerorun.sequence.loss import mean_over_sequence
+
+if TYPE_CHECKING:
+    from zerorun.sequence.attention import SharedAttention, attend, use_with_transformers
+    from zerorun.sequence.loader import SequenceLoader
+    from zerorun.sequence.loss import mean_over_sequence
 
 __all__ = [
     "SequenceGroups",
@@ -22,3 +29,14 @@ __all__ = [
     "start",
     "use_with_transformers",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "SequenceLoader": "zerorun.sequence.loader",
+        "SharedAttention": "zerorun.sequence.attention",
+        "attend": "zerorun.sequence.attention",
+        "mean_over_sequence": "zerorun.sequence.loss",
+        "use_with_transformers": "zerorun.sequence.attention",
+    },
+)

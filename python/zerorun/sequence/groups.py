@@ -9,10 +9,9 @@ from typing import Any
 import torch.distributed as dist
 
 from zerorun import _C
+from zerorun.process_state import STATE
 
 __all__ = ["SequenceGroups", "current", "data_parallel_size", "start"]
-
-_current: SequenceGroups | None = None
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,9 @@ def start(size: int, parts: Sequence[Sequence[int]] | None = None) -> SequenceGr
     `parts`: where ranks hold different parts of a model, the ranks that hold each part; neighbours
     in one of these share a sequence. Default: all ranks hold the model.
     """
-    global _current  # noqa: PLW0603 - a process belongs to one job, as torch's own groups
-    if _current is not None:
-        _check_same(_current, size, parts)
-        return _current
+    if STATE.sequence is not None:
+        _check_same(STATE.sequence, size, parts)
+        return STATE.sequence
     if not dist.is_available() or not dist.is_initialized():
         raise _C.ConfigError(
             "sequence parallelism needs torch.distributed: call init_process_group before"
@@ -63,9 +61,11 @@ def start(size: int, parts: Sequence[Sequence[int]] | None = None) -> SequenceGr
             members = list(part[number * size : (number + 1) * size])
             group = dist.new_group(members)
             if rank in members:
-                _current = SequenceGroups(size, group, dist.get_rank(group), number, data_size)
-    assert _current is not None
-    return _current
+                STATE.sequence = SequenceGroups(
+                    size, group, dist.get_rank(group), number, data_size
+                )
+    assert STATE.sequence is not None
+    return STATE.sequence
 
 
 def _check_same(made: SequenceGroups, size: int, parts: Sequence[Sequence[int]] | None) -> None:
@@ -89,9 +89,9 @@ def _check_same(made: SequenceGroups, size: int, parts: Sequence[Sequence[int]] 
 
 def current() -> SequenceGroups | None:
     """The groups made by :func:`start`, or None."""
-    return _current
+    return STATE.sequence
 
 
 def data_parallel_size(world_size: int) -> int:
     """The number of ranks, or of groups that share a sequence, that have different data."""
-    return world_size if _current is None else world_size // _current.size
+    return world_size if STATE.sequence is None else world_size // STATE.sequence.size

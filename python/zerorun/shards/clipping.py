@@ -34,7 +34,7 @@ class _Engines:
         any of the parameters."""
         own = _without_torchs(parameters)
         for shards in dict.fromkeys(own.values()):
-            if not shards.clips_as_torch:
+            if not shards.policy.clips_as_torch:
                 warn_that_nothing_changes("clip_grad_value_")
             elif shards.finish_reduction():
                 StateAccess(shards).limit_gradients([p for p in own if own[p] is shards], limit)
@@ -44,7 +44,7 @@ class _Engines:
         """An error, or in DeepSpeed scripts a warning, if an engine trains any of the parameters:
         the norm was made of what torch sees."""
         for shards in dict.fromkeys(_without_torchs(parameters).values()):
-            if shards.clips_as_torch:
+            if shards.policy.clips_as_torch:
                 raise _C.ConfigError(
                     "clip_grads_with_norm_: the norm is not that of the gradients, since those of "
                     "an engine's parameters are the engine's and .grad is None: "
@@ -66,7 +66,7 @@ def _clip(given: list[nn.Parameter], clip: Clip) -> torch.Tensor | None:
     if not own:
         return None
     shards, *others = dict.fromkeys(own.values())
-    if not shards.clips_as_torch:
+    if not shards.policy.clips_as_torch:
         warn_that_nothing_changes("clip_grad_norm_")
         return None
     if others or any(p.grad is not None for p in given):

@@ -6,16 +6,24 @@ import contextlib
 import functools
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from zerorun import _C
+from zerorun import torch_seam as seam
 
 __all__ = ["SERVED", "GivenOptimizer"]
 
-SERVED = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")
+SERVED = (
+    "step",
+    "zero_grad",
+    "state_dict",
+    "load_state_dict",
+    "add_param_group",
+    "__reduce_ex__",
+)
 _ABSENT = object()
 
 
@@ -28,7 +36,7 @@ def _served(optimizer: torch.optim.Optimizer, engines: weakref.ref[Any], name: s
         return getattr(serving, name)(*args, **kwargs)
 
     # torch's schedulers wrap a step that is not marked so, and look for the mark later.
-    method._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    setattr(method, seam.WRAPPED_BY_SCHEDULER, True)
     return types.MethodType(method, optimizer)
 
 
@@ -68,6 +76,36 @@ class GivenOptimizer:
             self.forget_states()
         self._swap()
         self._other.clear()
+
+    @contextlib.contextmanager
+    def step_hooks(self) -> Iterator[None]:
+        """The step of a rule of the core's, in which torch has no part, with the hooks that the
+        program registered for steps of its optimizer, and for those of all."""
+        seam.call_step_hooks(self.optimizer, seam.STEP_PRE_HOOKS)
+        yield
+        seam.call_step_hooks(self.optimizer, seam.STEP_POST_HOOKS)
+
+    def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `make` returns, with the hooks for the state dicts of the program's optimizer."""
+        for hook in seam.hooks_of(self.optimizer, seam.STATE_DICT_PRE_HOOKS):
+            hook(self.optimizer)
+        made = make()
+        for hook in seam.hooks_of(self.optimizer, seam.STATE_DICT_POST_HOOKS):
+            changed = hook(self.optimizer, made)
+            made = made if changed is None else changed
+        return made
+
+    def load_state_dict(
+        self, load: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]
+    ) -> None:
+        """Likewise, when they are loaded."""
+        given = dict(state_dict)
+        for hook in seam.hooks_of(self.optimizer, seam.LOAD_STATE_DICT_PRE_HOOKS):
+            changed = hook(self.optimizer, given)
+            given = given if changed is None else changed
+        load(given)
+        for hook in seam.hooks_of(self.optimizer, seam.LOAD_STATE_DICT_POST_HOOKS):
+            hook(self.optimizer)
 
     @contextlib.contextmanager
     def as_torchs(self) -> Iterator[None]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,17 +25,23 @@ from zerorun.model.local_tensor import is_distributed, local_gradient, local_of,
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import Partition, PrivatePartition, partition_of
 from zerorun.model.units import Unit
+from zerorun.policy import Policy
 from zerorun.rank_zero import share
-from zerorun.shards.background_saver import BackgroundSaver
 from zerorun.shards.engine_partition import EnginePartition
 from zerorun.shards.loading import Loading
-from zerorun.shards.places import Places, ProgramWrites
+from zerorun.shards.parameter_checks import Places, ProgramWrites
 from zerorun.shards.torch_states import TorchStates
 
-__all__ = ["Shards", "shards_of", "take_over"]
+if TYPE_CHECKING:
+    from zerorun.shards.background_saver import BackgroundSaver
+
+__all__ = ["Shards", "shards_of", "take_left", "take_over"]
 
 _ATTRIBUTE = "_zerorun_shards"
 _logger = logging.getLogger("zerorun")
+
+
+_NO_LOOP = Policy(clips_as_torch=False)  # of an optimizer without an engine
 
 
 class _Reference(LeftBehind):
@@ -59,6 +66,24 @@ def take_over(parameters: Iterable[nn.Parameter]) -> None:
     for shards in found:
         if shards is not None:
             shards.close()
+
+
+def take_left(parameters: Iterable[nn.Parameter]) -> None:
+    """Ends the engines of parameters that nobody steps any more. As Shards.close, also in what is
+    collective."""
+    for shards in dict.fromkeys(map(shards_of, parameters)):
+        if shards is not None and shards.is_left:
+            shards.close()
+
+
+def _nobody() -> None:
+    """The loop of shards that nobody steps any more."""
+
+
+def _leave_gradients(reference: weakref.ref[Shards]) -> None:
+    shards = reference()
+    if shards is not None:
+        shards.leave_gradients()
 
 
 class _LocalHook:
@@ -93,8 +118,6 @@ class Shards:
     its dtype. As a context manager it does so for the block too.
     """
 
-    clips_as_torch = False  # torch's clip_grad_norm_ clips; the loop sets it
-
     def __init__(
         self,
         layout: ModelLayout,
@@ -102,12 +125,10 @@ class Shards:
         ranks: EngineRanks,
         device: torch.device,
         model: nn.Module | None = None,
-        *,
-        round_masters: bool = False,
+        policy: Policy = _NO_LOOP,
     ) -> None:
         """Collective. `settings`: as adapt_config gave them. Without `model` no hooks are made:
-        the parameters are not of one module, and somebody else calls the collector.
-        `round_masters`: as in Loading."""
+        the parameters are not of one module, and somebody else calls the collector."""
         torch_groups.end_at_exit()
         self.layout = layout
         self.settings = settings
@@ -118,8 +139,8 @@ class Shards:
         # Where gathers of updated parameters may continue after a step.
         self.updates: UpdatedParameters | None = None
         self.torch_states: TorchStates | None = None  # of an external optimizer
-        # Ends an open micro-step and tells whether there are reduced gradients; the loop sets it.
-        self.finish_reduction: Callable[[], bool] = bool
+        self.policy = policy
+        self._loop: Callable[[], Any] | None = None  # a weak reference to what steps this
         self._handles: list[Any] = []
         self._before = {
             p: _Before(p.device, p.dtype, partition_of(p) is not None) for p in layout.names
@@ -140,7 +161,7 @@ class Shards:
                 share_buffers(model, communicator)
             for parameter, name in layout.outside.items():
                 share(parameter, communicator, f"initial values of {name}")
-            self._load(round_masters)
+            self._load()
             self.collector = _C.GradientCollector(self.core)
             if model is not None:
                 self._collect_gradients()
@@ -188,6 +209,8 @@ class Shards:
     @functools.cached_property
     def saver(self) -> BackgroundSaver:
         """The thread that saves beside the training."""
+        from zerorun.shards.background_saver import BackgroundSaver
+
         return BackgroundSaver(self.core, self.settings, self.communicator)
 
     def _collect_gradients(self) -> None:
@@ -198,11 +221,10 @@ class Shards:
                     hook = _LocalHook(hook)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def _load(self, round_masters: bool) -> None:
+    def _load(self) -> None:
         reference = _Reference(self)
-        loading = Loading(
-            self.core, self.layout, self.ranks, self.device, round_masters=round_masters
-        )
+        rounds = self.policy.round_masters
+        loading = Loading(self.core, self.layout, self.ranks, self.device, round_masters=rounds)
         for parameter in loading:
             self._take(parameter, reference)
 
@@ -239,6 +261,22 @@ class Shards:
         sharded = {p for p, index in self.layout.ids.items() if self.core.is_sharded(index)}
         self._handles.append(EmptyStateWarnings(model, sharded))
 
+    def serve(self, loop: Any) -> None:
+        """`loop` steps this from here on: an engine, or an optimizer that has no engine. A model
+        that nobody steps any more keeps its gradients, and may be given to others."""
+        self._loop = weakref.ref(loop)
+        weakref.finalize(loop, _leave_gradients, weakref.ref(self)).atexit = False
+
+    @property
+    def is_left(self) -> bool:
+        """True once what stepped this was deleted."""
+        return self._loop is not None and self._loop() is None
+
+    def finish_reduction(self) -> bool:
+        """Ends an open micro-step; True where there are reduced gradients. Collective."""
+        finish = getattr(self._loop and self._loop(), "finish_reduction", bool)
+        return bool(finish())
+
     def until_closed(self, handle: Any) -> None:
         """Calls `handle.remove()` when this ends or nobody will step any more."""
         self._handles.append(handle)
@@ -262,7 +300,7 @@ class Shards:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self.finish_reduction = bool
+        self._loop = _nobody
         updates, self.updates = self.updates, None
         if updates is not None:
             updates.remove()

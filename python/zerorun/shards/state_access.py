@@ -85,11 +85,20 @@ class StateAccess:
         states = self._numbers(parameter)
         for name in self._names(parameter):
             parts = [values for _, values in self._parts(parameter, name)]
-            kept = parts[0] if len(parts) == 1 else torch.cat(parts or [torch.empty(0)])
+            kept = parts[0] if len(parts) == 1 else torch.cat(parts or [self._none_of(name)])
             states[name] = kept.view(shape) if kept.numel() == shape.numel() else kept
         if self._shards.torch_states is None:
             states["step"] = core.step_count
         return states
+
+    def _none_of(self, name: str) -> torch.Tensor:
+        """No elements of a state, in the dtype that this rank has of other parameters."""
+        core = self._shards.core
+        for interval in core.state_intervals():
+            names = core.state_names(interval.parameter)
+            if name in names and interval.grad is not None and not self._is_8bit(interval, name):
+                return tensor_of(interval.states[names.index(name)]).new_empty(0)
+        return torch.empty(0)
 
     def _names(self, parameter: nn.Parameter) -> list[str]:
         """The names of states with an element for each of the parameter's."""

@@ -13,7 +13,7 @@ from zerorun import _C
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.model.model_layout import ModelLayout
 from zerorun.shards.given_optimizer import GivenOptimizer
-from zerorun.shards.places import ProgramWrites
+from zerorun.shards.parameter_checks import ProgramWrites
 
 __all__ = ["MODES", "TorchStates"]
 
@@ -57,7 +57,7 @@ class TorchStates:
             if known is not None:
                 part = slice(interval.begin, interval.begin + interval.numel)
                 self._states[shard] = {
-                    key: value.detach().flatten()[part].to(shard.device, copy=True)
+                    key: _like(shard, value.detach().flatten()[part], copy=True)
                     if _is_cut(key, value, layout.shapes[parameter])
                     else copy.deepcopy(value)
                     for key, value in known.items()
@@ -99,7 +99,7 @@ class TorchStates:
         if not state:
             return
         self._states[shard] = {
-            key: copy.deepcopy(value) if _is_number(value) else value.to(shard.device)
+            key: copy.deepcopy(value) if _is_number(value) else _like(shard, value)
             for key, value in state.items()
         }
 
@@ -154,6 +154,13 @@ class TorchStates:
 
 def _common_in(states: Any) -> dict[str, Any]:
     return {key: value for key, value in states.items() if not isinstance(key, torch.Tensor)}
+
+
+def _like(shard: torch.Tensor, value: torch.Tensor, copy: bool = False) -> torch.Tensor:
+    """A state on the shard's device and, as when torch loads it, in its dtype if it is one of
+    floating-point numbers."""
+    dtype = shard.dtype if value.is_floating_point() else value.dtype
+    return value.to(shard.device, dtype, copy=copy)
 
 
 def _is_number(value: Any) -> bool:

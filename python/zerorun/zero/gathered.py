@@ -59,7 +59,8 @@ class GatheredParameters:
         self._partitions: list[Partition] = []
         self._held: list[tuple[Partition, torch.Tensor]] = []  # with the data before
         self._alone: list[Partition] = []
-        self._read_only: list[tuple[Partition, torch.Tensor]] = []  # with a copy of the values
+        # With their count of in-place changes and a copy of their values.
+        self._read_only: list[tuple[Partition, int, torch.Tensor]] = []
         self._shards: set[Shards] = set()
         if not enabled:
             return
@@ -95,7 +96,8 @@ class GatheredParameters:
             # Others read this memory: ranks that share it, or whoever had it already.
             place(parameter, local_of(parameter).clone())
         if self._modifier_rank is None and partition.refuses_edits:
-            self._read_only.append((partition, local_of(parameter).clone()))
+            values = local_of(parameter)
+            self._read_only.append((partition, _changes_of(values), values.clone()))
 
     def __exit__(
         self,
@@ -115,9 +117,10 @@ class GatheredParameters:
     def _check_read_only(self) -> None:
         """Raises InternalError on every rank for what changed on one and would be lost."""
         held, self._read_only = self._read_only, []
-        for partition, before in held:
+        for partition, changes, before in held:
             now = local_of(partition.parameter)
-            same = now.shape == before.shape and torch.equal(_bits(now), _bits(before))
+            same = now.shape == before.shape and _changes_of(now) == changes
+            same = same and torch.equal(_bits(now), _bits(before))
             if partition.on_any_rank(not same, "changes within GatheredParameters"):
                 raise _C.InternalError(
                     f"in-place modification of a parameter of shape {tuple(partition.shape)} "
@@ -135,6 +138,11 @@ class GatheredParameters:
         for home in {partition.home for partition in self._alone}:
             if home is not None:
                 home.drop_copies()
+
+
+def _changes_of(values: torch.Tensor) -> int:
+    """How often PyTorch has seen it changed in place, which misses what goes through ``.data``."""
+    return 0 if values.is_inference() else values._version
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:

@@ -22,13 +22,13 @@ from zerorun.model.mesh_arguments import mesh_of, ranks_of_group
 from zerorun.model.model_layout import DTYPES
 from zerorun.model.own_dtype import is_packed, keeps_a_copy
 from zerorun.model.partition import PrivatePartition, edits_are_refused, partition_of
+from zerorun.process_state import STATE
 from zerorun.rank_zero import share
 from zerorun.zero.gathered import GatheredParameters
 
 __all__ = ["Init"]
 
 _logger = logging.getLogger("zerorun")
-_active: list[Init] = []
 
 
 class Init:
@@ -99,8 +99,8 @@ class Init:
 
     def __enter__(self) -> Init:
         if self._enabled:
-            _active.append(self)
-            if len(_active) == 1:
+            STATE.inits.append(self)
+            if len(STATE.inits) == 1:
                 _patch_subclass_hook()
                 nn.Module.apply = _apply  # type: ignore[method-assign, assignment]
                 nn.Module.to_empty = _to_empty  # type: ignore[method-assign, assignment]
@@ -116,8 +116,8 @@ class Init:
     ) -> None:
         if not self._enabled:
             return
-        _active.remove(self)
-        if not _active:
+        STATE.inits.remove(self)
+        if not STATE.inits:
             nn.Module.__init_subclass__ = _original_subclass_hook  # type: ignore[method-assign]
             nn.Module.apply = _original_apply  # type: ignore[method-assign]
             nn.Module.to_empty = _original_to_empty  # type: ignore[method-assign]
@@ -141,7 +141,7 @@ class Init:
                 self._depth[key] -= 1
             if self._depth[key] == 0:
                 del self._depth[key]
-                _active[-1]._partition(module)
+                STATE.inits[-1]._partition(module)
 
         cls.__init__ = initialize  # type: ignore[misc]
         self._wrapped.append((cls, original))
@@ -266,7 +266,7 @@ def _to_empty(module: nn.Module, **kwargs: Any) -> nn.Module:
     get their parameters here."""
     made = _original_to_empty(module, **kwargs)
     for each in made.modules():
-        _active[-1]._partition(each)
+        STATE.inits[-1]._partition(each)
     return made
 
 
@@ -278,7 +278,7 @@ def _patch_subclass_hook() -> None:
 
     def hook(cls: type, **kwargs: Any) -> None:
         _original_subclass_hook(**kwargs)
-        if _active:
-            _active[0]._wrap(cls)
+        if STATE.inits:
+            STATE.inits[0]._wrap(cls)
 
     nn.Module.__init_subclass__ = classmethod(hook)  # type: ignore

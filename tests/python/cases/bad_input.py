@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import zerorun
 from torch import nn
-from zerorun.shards.places import CHECK_PARTS
+from zerorun.shards.parameter_checks import CHECK_PARTS
 
 from cases.models import (
     RANK,

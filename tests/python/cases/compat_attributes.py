@@ -6,13 +6,15 @@ import argparse
 from pathlib import Path
 
 import deepspeed
+import pydantic
 import torch
+import zerorun
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig
 from deepspeed.utils import groups
 
 from cases.compat import start
-from cases.models import RANK, WORLD_SIZE, batch_of, loss_of, part_of, raises
+from cases.models import RANK, WORLD_SIZE, batch_of, config, loss_of, part_of, raises
 
 FP16 = {"fp16": {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 2}}
 
@@ -30,6 +32,41 @@ def case_values_of_a_section_that_follow_from_others(_folder: Path) -> None:
     assert DeepSpeedZeroConfig(cpu_offload_param=True).offload_param.device == "cpu"
     pipelines = [DeepSpeedZeroOffloadOptimizerConfig(pipeline_write=flag) for flag in (True, False)]
     assert [section.pipeline for section in pipelines] == [True, False]
+
+
+def case_sections_of_a_configuration_are_objects(_folder: Path) -> None:
+    zero = DeepSpeedZeroConfig(
+        stage=3, stage3_prefetch_bucket_size=7, offload_optimizer={"device": "cpu"}
+    )
+    assert (zero.stage, zero.prefetch_bucket_size, zero.reduce_bucket_size) == (3, 7, 500000000)
+    assert isinstance(zero.offload_optimizer, DeepSpeedZeroOffloadOptimizerConfig)
+    assert zero.offload_optimizer.device == "cpu"
+    assert zero.offload_optimizer.ratio == 1
+    assert zero.model_dump(exclude_unset=True) == {
+        "stage": 3,
+        "overlap_comm": True,  # which follows from the stage
+        "prefetch_bucket_size": 7,
+        "offload_optimizer": {"device": "cpu"},
+    }
+    assert zero.model_dump(by_alias=True)["stage3_prefetch_bucket_size"] == 7
+    for unknown in (lambda: setattr(zero, "stag", 1), lambda: DeepSpeedZeroConfig(stag=1)):
+        raises(pydantic.ValidationError, "stag", unknown)
+    raises(AttributeError, "stag", lambda: zero.stag)
+    for key, value in (("stage", 9), ("reduce_bucket_size", None), ("sub_group_size", -1)):
+        wrong = {key: value}
+        raises(pydantic.ValidationError, key, lambda: DeepSpeedZeroConfig(**wrong))
+        given = {"zero_optimization": {"stage": 1, **wrong}}
+        for kind in (deepspeed.DeepSpeedConfigError, zerorun.ConfigError, AssertionError):
+            raises(kind, f"/zero_optimization/{key}", lambda: start(1, **given))
+    leaves = DeepSpeedZeroConfig(leaf_module={"classes": "Block"}).leaf_module
+    assert (leaves.classes, leaves.names) == (["Block"], [])
+    settings = config(2, fp16={"enabled": False}, prescale_gradients=True)
+    whole = deepspeed.DeepSpeedConfig(settings)
+    assert whole.zero_config.stage == 2
+    assert whole.float16_config.loss_scale_window == 1000
+    assert whole.prescale_gradients is True
+    assert whole.dump_state is False
+    raises(AttributeError, "no_such_thing", lambda: whole.no_such_thing)
 
 
 def case_which_operators_and_versions_there_are(_folder: Path) -> None:
@@ -85,12 +122,8 @@ def case_schedules_are_chosen_on_the_command_line(_folder: Path) -> None:
 
 
 def case_readers_of_configurations(_folder: Path) -> None:
-    from deepspeed.runtime import config, precision_config
+    from deepspeed.runtime import precision_config
 
-    assert config.get_gradient_clipping({}) == 1.0
-    assert config.get_gradient_clipping({"gradient_clipping": 0.5}) == 0.5
-    assert config.get_optimizer_name({"optimizer": {"type": "Adam"}}) == "Adam"
-    assert config.get_scheduler_params({}) is None
     assert precision_config.get_bfloat16_config({"bfloat16": {"enabled": True}}).enabled
     assert not precision_config.get_float16_config({}).enabled
     older = DeepSpeedZeroConfig(stage3_gather_fp16_weights_on_model_save=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import types
+import warnings
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,7 +19,7 @@ from deepspeed.utils.timer import ThroughputTimer
 from zerorun.hooks.external import external_parameters
 
 from cases.compat import start
-from cases.models import RANK, assert_close, config, make, raises, train
+from cases.models import RANK, WORLD_SIZE, assert_close, config, make, raises, train
 
 
 def _own_section() -> tuple[type, type]:
@@ -34,27 +36,25 @@ def _own_section() -> tuple[type, type]:
     return Own, DeepSpeedConfigModel
 
 
-def case_programs_derive_sections_without_pydantic(_folder: Path) -> None:
-    from deepspeed.runtime._program_models import program_model
-
-    program_model.cache_clear()
-    with patch("importlib.util.find_spec", return_value=None):
-        own, base = _own_section()
-    program_model.cache_clear()
-    first, second = own(name="a", enabled=True), own(name="b")
-    first.sizes.append(1)
-    assert first.model_dump() == {"sizes": [1], "name": "a", "enabled": True}
-    assert second.sizes == []
-    assert isinstance(first, base)
-    raises(ValueError, "missing ['name']", own)
-    raises(ValueError, "unknown ['nam']", lambda: own(name="a", nam="b"))
+def case_sections_need_pydantic_and_engines_do_not(_folder: Path) -> None:
+    names = ("pydantic", "deepspeed.runtime.config_utils")
+    before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    sys.modules["pydantic"] = None  # an import of it is an ImportError
+    try:
+        raises(ImportError, "pip install pydantic", _own_section)
+        engine, *_ = start(1, fp16={"enabled": True, "loss_scale": "8"})
+        engine.destroy()
+        whole = deepspeed.DeepSpeedConfig(config(1))
+        assert whole.zero_optimization_stage == 1
+        raises(ImportError, "pip install pydantic", lambda: whole.zero_config)
+    finally:
+        del sys.modules["pydantic"]
+        sys.modules.update(before)
 
 
 def case_programs_derive_sections_that_are_pydantics_models(_folder: Path) -> None:
-    try:
-        import pydantic
-    except ImportError:
-        return
+    import pydantic
+
     own, base = _own_section()
 
     class Renamed(base):
@@ -220,3 +220,160 @@ def case_external_parameters_are_named_where_deepspeed_has_them(_folder: Path) -
     partition_parameters.unregister_external_parameter(module, weight)
     assert external_parameters(module) == []
     engine.destroy()
+
+
+def case_numbers_of_fp16_are_read_as_there(_folder: Path) -> None:
+    import pydantic
+    from deepspeed.runtime.precision_config import DeepSpeedFP16Config
+
+    static = {"enabled": True, "loss_scale": "128", "loss_scale_window": 0, "min_loss_scale": "0"}
+    engine, *_ = start(1, fp16=static)
+    assert engine.loss_scale() == 128
+    engine.destroy()
+    assert DeepSpeedFP16Config(**static).loss_scale == 128
+    off = {"enabled": False, "loss_scale_window": 0}
+    start(1, fp16=off)[0].destroy()
+    for wrong in (
+        {"loss_scale": True},
+        {"loss_scale": -1},
+        {"min_loss_scale": "x"},
+        {"hysteresis": None},
+        {"loss_scale_window": 0},
+        {"min_loss_scale": -1},
+    ):
+        (key,) = wrong
+        given = {"enabled": True, **wrong}
+        raises(deepspeed.DeepSpeedConfigError, f"/fp16/{key}", lambda: start(1, fp16=given))
+        raises(pydantic.ValidationError, key, lambda: DeepSpeedFP16Config(**given))
+
+
+def case_cpu_adam_alone_keeps_fp32_states(_folder: Path) -> None:
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    calls = []
+    for dtype in (torch.float32, torch.bfloat16):
+        for amsgrad in (False, True):
+            for mode in (False, True):
+                values = torch.linspace(-1, 1, 8, dtype=dtype)
+                ours, plain = torch.nn.Parameter(values.clone()), torch.nn.Parameter(values.float())
+                own = DeepSpeedCPUAdam(
+                    [ours], weight_decay=0.1, adamw_mode=mode, amsgrad=amsgrad, lr=1e-2
+                )
+                own.register_step_post_hook(lambda *_: calls.append(1))
+                kind = torch.optim.AdamW if mode else torch.optim.Adam
+                theirs = kind([plain], weight_decay=0.1, amsgrad=amsgrad, lr=1e-2)
+                for step in range(3):
+                    ours.grad = torch.full((8,), 0.5 - step, dtype=dtype)
+                    plain.grad = ours.grad.float()
+                    own.step()
+                    theirs.step()
+                    plain.data = plain.data.to(dtype).float()
+                torch.testing.assert_close(ours.float(), plain)
+                states = own.state[ours]
+                assert {states[name].dtype for name in states} == {torch.float32}
+                torch.testing.assert_close(states["exp_avg_sq"], theirs.state[plain]["exp_avg_sq"])
+    assert len(calls) == 3 * 8
+    half = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    narrow = DeepSpeedCPUAdam([half], fp32_optimizer_states=False)
+    half.grad = torch.ones_like(half)
+    narrow.step()
+    assert narrow.state[half]["exp_avg"].dtype == torch.bfloat16
+
+
+def case_states_have_their_dtype_where_a_rank_has_none(_folder: Path) -> None:
+    halves = {
+        "enabled": True,
+        "bf16_master_weights_and_grads": True,
+        "bf16_optimizer_states": True,
+    }
+    adam = {"type": "AdamW", "params": {"torch_adam": False}}
+    engine, optimizer, *_ = start(2, bf16=halves, optimizer=adam)
+    train(engine, 1)
+    kept = [optimizer.state[p]["exp_avg"] for p in engine.module.parameters()]
+    assert any(state.numel() == 0 for state in kept) is (WORLD_SIZE > 1)
+    assert {state.dtype for state in kept} == {torch.bfloat16}
+    engine.destroy()
+
+
+def case_a_cycle_tells_its_shape(_folder: Path) -> None:
+    kind = deepspeed.runtime.lr_schedules.OneCycle
+    cycle = kind(torch.optim.Adam(make().parameters()), 0.1, 0.2, cycle_first_step_size=6)
+    assert (cycle.first_step_size, cycle.second_step_size, cycle.total_size) == (6, 6, 12)
+    assert (cycle.step_ratio, cycle.first_stair_count, cycle.second_stair_count) == (0.5, 0, 0)
+    assert cycle.skip_lr_decay
+    assert cycle.skip_mom_decay
+    decaying = kind(
+        torch.optim.Adam(make().parameters()),
+        cycle_min_lr=0.1,
+        cycle_max_lr=0.2,
+        cycle_first_step_size=3,
+        cycle_second_step_size=1,
+        cycle_first_stair_count=2,
+        decay_step_size=5,
+        decay_lr_rate=0.1,
+    )
+    assert (decaying.total_size, decaying.step_ratio) == (4, 0.75)
+    assert (decaying.second_stair_count, decaying.skip_lr_decay) == (2, False)
+    assert decaying.skip_mom_decay
+
+
+def case_checkpoints_need_a_folder(_folder: Path) -> None:
+    engine, *_ = start(1)
+    for nothing in (None, ""):
+        raises(ValueError, "save_dir", lambda: engine.save_checkpoint(nothing))
+    engine.destroy()
+    name = deepspeed.checkpoint.get_model_ckpt_name_for_rank("f", "00")
+    assert name == "f/mp_rank_00_model_states.pt"
+
+
+def case_a_warning_is_at_the_programs_line(_folder: Path) -> None:
+    if deepspeed.get_accelerator().communication_backend_name() == "nccl" or RANK > 0:
+        return
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        deepspeed.comm._backend("nccl")
+    assert [warning.filename for warning in found] == [__file__]
+
+
+def case_launchers_of_programs(_folder: Path) -> None:
+    from deepspeed.launcher.multinode_runner import MultiNodeRunner
+    from deepspeed.launcher.runner import parse_args
+
+    class Own(MultiNodeRunner):
+        def backend_exists(self) -> bool:
+            return True
+
+        def get_cmd(self, environment: dict[str, str], active_resources: object) -> list[str]:
+            return ["start", self.user_script, *self.user_arguments]
+
+    line = ["--num_gpus", "2", "--module", "-i", "a:0", "train", "--lr", "1"]
+    args = parse_args(line)
+    assert (args.num_gpus, args.num_nodes, args.module, args.no_ssh) == (2, -1, True, False)
+    assert (args.include, args.hostfile, args.ssh_port) == ("a:0", "/job/hostfile", None)
+    runner = Own(args, "world")
+    assert runner.get_cmd({}, {}) == ["start", "train", "--lr", "1"]
+    assert runner.name == "Own"
+    for value, written in (("64(x2)", '"64(x2)"'), (" /usr/lib ", "/usr/lib")):
+        runner.add_export("NAME", value)
+        assert runner.exports == {"NAME": written}
+    raises(TypeError, "abstract", lambda: MultiNodeRunner(args, ""))
+
+
+def case_programs_log_collectives_of_their_own(_folder: Path) -> None:
+    from deepspeed.utils.comms_logging import CommsLogger
+
+    log = CommsLogger()
+    log.start_profiling_op(["reduce"])
+    log.stop_profiling_op(["reduce"])
+    log.stop_profiling_comms()
+    assert (log.prof_ops, log.prof_all, log.has_data()) == ([], False, False)
+    for latency in (3.0, 1.0, 2.0):
+        log.append("all_reduce", "all_reduce of x", latency, 1024)
+    assert log.get_raw_data()["all_reduce of x"][1024][:2] == [3, [3.0, 1.0, 2.0]]
+    summary = log.get_operation_summary("all_reduce of x")[1024]
+    assert (summary["avg_latency_ms"], summary["total_latency_ms"]) == (2.0, 6.0)
+    assert (log.get_operation_names(), log.get_total_operations()) == (["all_reduce of x"], 3)
+    assert log.get_operation_summary("other") is None
+    assert log.log_all(print_log=False, return_dict=True)["summary"].keys() == {"all_reduce of x"}
+    log.reset_data()
+    assert not log.has_data()

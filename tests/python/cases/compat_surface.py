@@ -341,18 +341,19 @@ def case_metrics_and_monitors_by_deepspeeds_names(folder: Path) -> None:
 
 
 def case_configuration_classes_are_used_as_pydantics(_folder: Path) -> None:
+    import pydantic
+    from deepspeed.runtime.config_utils import get_config_default
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig, ZeroStageEnum, get_zero_config
     from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
 
     zero = DeepSpeedZeroConfig(stage=3, offload_param={"device": "cpu"}, sub_group_size=7)
-    assert zero.stage is ZeroStageEnum.weights
-    assert zero.offload_param.device is OffloadDeviceEnum.cpu
-    assert zero.offload_param.device.value == "cpu"
-    assert DeepSpeedZeroConfig.model_fields["stage"].default == 0
+    assert zero.stage == ZeroStageEnum.weights
+    assert zero.offload_param.device == OffloadDeviceEnum.cpu
+    assert issubclass(DeepSpeedZeroConfig, pydantic.BaseModel)
+    assert get_config_default(DeepSpeedZeroConfig, "stage") == 0
     assert dict(zero)["sub_group_size"] == 7
     assert zero.model_copy(update={"stage": 2}).stage == 2
-    assert (zero.stage, zero.copy(), zero.model_copy(deep=True)) == (3, zero, zero)
-    assert zero.model_copy().model_dump(exclude_unset=True) == zero.dict(exclude_unset=True)
+    assert (zero.stage, zero.model_copy(deep=True)) == (3, zero)
     assert "stage" not in zero.model_dump(exclude={"stage"})
     assert list(zero.model_dump(include={"stage"})) == ["stage"]
     assert None not in zero.model_dump(exclude_none=True).values()
@@ -360,7 +361,6 @@ def case_configuration_classes_are_used_as_pydantics(_folder: Path) -> None:
     assert "reduce_bucket_size" not in zero.model_dump(exclude_defaults=True)
     assert DeepSpeedZeroConfig.model_validate_json('{"stage": 2}').stage == 2
     assert DeepSpeedZeroConfig.model_construct(stage=9).stage == 9  # unchecked
-    assert "stage" in DeepSpeedZeroConfig.model_json_schema()["properties"]
     for value, stage in (({"stage": 2}, 2), (True, 1), (False, 0), (None, 0)):
         assert get_zero_config({"zero_optimization": value}).stage == stage
 

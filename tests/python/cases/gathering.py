@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -139,6 +138,13 @@ def case_apply_under_init_sees_full_values(_folder: Path) -> None:
     assert "_apply" not in nn.Module.apply.__qualname__
 
 
+def case_a_moving_average_of_empty_parameters_is_an_error(_folder: Path) -> None:
+    with Init():
+        model = make()
+    average = AveragedModel(model)  # as empty as the model: nothing else would tell
+    raises(zerorun.ConfigError, "AveragedModel: ", lambda: average.update_parameters(model))
+
+
 def case_a_moving_average_is_made_within_a_gather(_folder: Path) -> None:
     """Elsewhere torch's AveragedModel would average empty tensors."""
     plain = make()
@@ -173,27 +179,6 @@ def case_the_inner_one_of_nested_inits_counts(_folder: Path) -> None:
             inner = nn.Linear(4, 4)
         outer = nn.Linear(4, 4)
     assert (inner.weight.dtype, outer.weight.dtype) == (torch.float16, torch.bfloat16)
-
-
-def case_a_forked_process_cannot_gather(_folder: Path) -> None:
-    """As a worker of a DataLoader, which would read the training's shared memory."""
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            model(batch_of(0))
-            os.write(writer, b"no error")
-        except zerorun.ConfigError as error:
-            os.write(writer, str(error).encode())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    assert b"called in a process forked from a rank" in os.read(reader, 1 << 12)
-    engine.backward(loss_of(engine, part_of(batch_of(0))))
-    engine.step()
-    engine.destroy()
 
 
 def case_copies_under_init_are_whole(_folder: Path) -> None:
@@ -298,9 +283,14 @@ def case_sanity_checks_refuse_changes_that_would_be_lost(_folder: Path) -> None:
                 if RANK == 0:  # all ranks raise
                     weight.data.mul_(2)
 
+        def change_nothing(weight: nn.Parameter = weight) -> None:
+            with GatheredParameters(weight), torch.no_grad():
+                weight.mul_(1)
+
         with GatheredParameters(weight):
             before = weight.detach().clone()
-        raises(RuntimeError, "in-place modification of a parameter of shape", change)
+        for changing in (change, change_nothing):
+            raises(RuntimeError, "in-place modification of a parameter of shape", changing)
         with GatheredParameters(weight, modifier_rank=0):
             assert torch.equal(weight, before)
             weight.data.add_(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 import weakref
 from pathlib import Path
@@ -338,3 +339,24 @@ def case_an_engine_of_another_optimizer_or_none_takes_the_model(folder: Path) ->
             assert engine.global_steps == 2
             assert loss_of(engine, tokens).item() == expected
             engine.destroy()
+
+
+def case_a_forked_process_cannot_gather(_folder: Path) -> None:
+    """As a worker of a DataLoader, which would read the training's shared memory."""
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            model(batch_of(0))
+            os.write(writer, b"no error")
+        except zerorun.ConfigError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert b"called in a process forked from a rank" in os.read(reader, 1 << 12)
+    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    engine.step()
+    engine.destroy()

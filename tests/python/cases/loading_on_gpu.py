@@ -15,6 +15,7 @@ import torch.distributed as dist
 import zerorun
 from torch import nn
 from zerorun import device
+from zerorun.policy import Policy
 from zerorun.shards.loading import Loading
 from zerorun.shards.shards import Shards
 
@@ -115,7 +116,7 @@ def case_deepspeeds_masters_are_rounded_so_16_bits_go_over(_folder: Path) -> Non
 
 
 class Rounding(zerorun.ZeroEngine):
-    round_masters = True
+    policy = Policy(round_masters=True)
 
 
 def case_a_model_on_the_meta_device_waits_in_host_memory(_folder: Path) -> None:

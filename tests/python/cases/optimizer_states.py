@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,8 +109,11 @@ def case_the_optimizer_that_was_given_shows_them_until_the_engine_ends(_folder: 
                 assert torch.equal(states.get(name, torch.empty(0)), own)
             full = whole(engine, torch.empty(kept)).numel()
             assert kept == full if WORLD_SIZE == 1 else kept < full
-            assert not copy.deepcopy(basic).state
+            for copied in (copy.deepcopy, pickle.dumps):
+                refused = functools.partial(copied, basic)
+                raises(zerorun.ConfigError, "cannot be copied or pickled", refused)
             engine.destroy()
+            assert copy.deepcopy(basic).param_groups
             assert basic.state is before
             assert not before
             assert len(engine.optimizer.state) == 0
@@ -143,8 +148,11 @@ def case_the_optimizer_that_was_given_is_the_engines_in_all_that_it_offers(_fold
                     {"params": [nn.Parameter(torch.ones(2))]}
                 ),
             )
-            basic.param_groups.append({**basic.param_groups[0], "params": []})
             loss_of(model, part_of(batch_of(4))).backward()
+            basic.param_groups[0]["params"].append(nn.Parameter(torch.ones(2)))
+            raises(zerorun.ConfigError, "what was added would not be trained", basic.step)
+            basic.param_groups[0]["params"].pop()
+            basic.param_groups.append({**basic.param_groups[0], "params": []})
             raises(zerorun.ConfigError, "has 2 parameter groups, and had 1", basic.step)
             engine.destroy()
             basic.param_groups.pop()

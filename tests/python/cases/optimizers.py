@@ -16,6 +16,8 @@ from cases.models import (
     config,
     loss_of,
     make,
+    part_of,
+    raises,
     reference,
     train,
 )
@@ -214,3 +216,69 @@ def case_optimizers_that_evaluate_other_parameters_than_they_train(folder: Path)
             engine.destroy()
         assert_close(found, expected)
         assert not hasattr(torch.optim.SGD(model.parameters()), "train")
+
+
+def case_hooks_of_the_given_optimizer_are_called(_folder: Path) -> None:
+    """Once for each step that the engine makes for it, and for its state dicts."""
+    for kind in (torch.optim.AdamW, torch.optim.SGD):
+        for stage in STAGES:
+            model = make()
+            basic = kind(model.parameters(), lr=1e-3)
+            engine, optimizer, *_ = zerorun.initialize(
+                model, basic, config=config(stage, gradient_accumulation_steps=2)
+            )
+            calls: list[str] = []
+            basic.register_step_pre_hook(lambda *_, calls=calls: calls.append("before"))
+            basic.register_step_post_hook(lambda *_, calls=calls: calls.append("after"))
+            basic.register_state_dict_pre_hook(lambda _, calls=calls: calls.append("saving"))
+            basic.register_state_dict_post_hook(lambda _, state: {**state, "own": 7})
+            basic.register_load_state_dict_pre_hook(
+                lambda _, state, calls=calls: calls.append(f"loading {state.pop('own')}")
+            )
+            basic.register_load_state_dict_post_hook(lambda _, calls=calls: calls.append("loaded"))
+            for step in (engine.step, basic.step, optimizer.step, engine.step):
+                engine.backward(loss_of(engine, part_of(batch_of(0))))
+                step()
+            assert calls == ["before", "after"] * 2, (kind, stage, calls)
+            saved = optimizer.state_dict()
+            assert saved["own"] == 7
+            basic.load_state_dict(saved)
+            assert calls[4:] == ["saving", "loading 7", "loaded"]
+            engine.destroy()
+
+
+def case_states_of_differing_steps_are_refused(_folder: Path) -> None:
+    model = make()
+    engine, optimizer, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    plain = make()
+    basic = adamw(plain)
+    loss_of(plain, batch_of(0)).backward()
+    basic.step()
+    saved = basic.state_dict()
+    saved["state"][1]["step"] = torch.tensor(5.0)
+    text = "parameter 0 has made 1 steps and parameter 1 5"
+    raises(zerorun.CheckpointError, text, lambda: optimizer.load_state_dict(saved))
+    assert engine.core.step_count == 0
+    engine.destroy()
+
+
+def case_a_rule_of_torchs_has_fp32_states_of_its_fp32_shards(_folder: Path) -> None:
+    """Also where the optimizer brings 16-bit ones, of 16-bit parameters, or loads them."""
+    model = make().bfloat16()
+    basic = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loss_of(model, batch_of(0)).backward()
+    basic.step()
+    engine, optimizer, *_ = zerorun.initialize(
+        model, basic, config=config(2, bf16={"enabled": True})
+    )
+    for _ in range(2):
+        states = [optimizer.state[p].get("momentum_buffer") for p in model.parameters()]
+        assert {s.dtype for s in states if s is not None} == {torch.float32}
+        plain = make().bfloat16()
+        other = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+        loss_of(plain, batch_of(0)).backward()
+        other.step()
+        saved = other.state_dict()
+        assert saved["state"][0]["momentum_buffer"].dtype == torch.bfloat16
+        optimizer.load_state_dict(saved)
+    engine.destroy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from cases.models import (
     adamw,
     assert_close,
     batch_of,
+    config,
     loss_of,
     make,
     mean,
@@ -154,3 +156,21 @@ def case_states_that_do_not_fit_change_nothing(_folder: Path) -> None:
             assert torch.equal(after[0]["exp_avg"], first["exp_avg"])
             assert after[0]["step"] == 2
         own.load_state_dict(states[0])
+
+
+def case_a_deleted_one_leaves_a_model_that_others_can_take(_folder: Path) -> None:
+    model = make()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for _ in range(2):
+        optimizer = sharded(model.parameters())
+        raises(zerorun.ConfigError, "belongs to an engine", lambda: sharded(model.parameters()))
+        del optimizer
+        gc.collect()
+    for parameter, values in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, values)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1))
+    del engine, _
+    gc.collect()
+    loss_of(model, batch_of(0)).backward()
+    optimizer = sharded(model.parameters())
+    optimizer.step()

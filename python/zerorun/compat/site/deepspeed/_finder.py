@@ -16,6 +16,7 @@ from typing import Any
 
 from deepspeed._names import Names, all_names, names_of, passed_on_by
 from deepspeed._placeholders import absent_method, is_placeholder, placeholder
+from deepspeed._sections import SECTIONS
 
 _ROOT = "deepspeed"
 _FOLDER = os.path.dirname(__file__)
@@ -67,11 +68,9 @@ def _own(module: str, name: str, names: Names) -> Any:
         return served
     if name in names.literals:
         return names.literals[name]
-    if name.endswith("Config"):
-        config_utils = importlib.import_module("deepspeed.runtime.config_utils")
-        section = config_utils.section_class(f"{short(module)}.{name}")
-        if section is not None:
-            return section
+    if f"{short(module)}.{name}" in SECTIONS:
+        models = importlib.import_module("deepspeed.runtime.config_utils")
+        return models.section_class(f"{short(module)}.{name}")
     return placeholder(f"{module}.{name}")
 
 

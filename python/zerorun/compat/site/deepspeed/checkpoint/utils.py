@@ -1,8 +1,14 @@
-"""Copies of state dicts that torch.save stores without what they view."""
+"""What programs take of DeepSpeed's checkpoints: names of files, and copies for torch.save."""
 
+import os
 from typing import Any
 
 import torch
+
+
+def get_model_ckpt_name_for_rank(base_folder: str, mp_rank_str: str) -> str:
+    """Where DeepSpeed keeps the module of a model-parallel rank."""
+    return os.path.join(base_folder, f"mp_rank_{mp_rank_str}_model_states.pt")
 
 
 def clone_tensors_for_torch_save(item: Any, device: Any = torch.device("cpu")) -> Any:  # noqa: B008

@@ -2,7 +2,6 @@
 
 import os
 import re
-import warnings
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +11,7 @@ import zerorun.metrics
 from torch.distributed import ReduceOp, irecv, is_available, isend, new_group, recv, send
 from zerorun import environment
 from zerorun.device import local_device, make_current
+from zerorun.program_warning import warn
 
 from deepspeed.accelerator import get_accelerator
 from deepspeed.comm._collectives import (
@@ -81,10 +81,7 @@ def _backend(asked: str | None) -> str:
     if asked != "nccl" or own == "nccl":
         return asked or own
     if os.environ.get("RANK", "0") == "0":
-        warnings.warn(
-            f"init_distributed: got dist_backend='nccl', but the ranks run on CPUs: it is {own}",
-            stacklevel=3,
-        )
+        warn(f"init_distributed: got dist_backend='nccl', but the ranks run on CPUs: it is {own}")
     return own
 
 

@@ -1,40 +1,12 @@
 """Functions that torch.distributed has under other names; the rest is in deepspeed.comm."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import P2POp, ProcessGroup, batch_isend_irecv
 
-from deepspeed.comm._collectives import all_gather_into_tensor, reduce_scatter_tensor
-
 __all__ = ["P2POp", "ProcessGroup", "batch_isend_irecv"]
-
-
-def has_all_gather_into_tensor() -> bool:
-    return True
-
-
-has_reduce_scatter_tensor = has_all_reduce_coalesced = has_all_gather_into_tensor
-has_coalescing_manager = has_all_gather_into_tensor
-
-
-def allgather_fn(
-    output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, **options: Any
-) -> Any:
-    return all_gather_into_tensor(output_tensor, input_tensor, group, **options)
-
-
-def reduce_scatter_fn(
-    output_tensor: torch.Tensor,
-    tensor: torch.Tensor,
-    op: Any = dist.ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-    **_options: Any,
-) -> Any:
-    return reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)
 
 
 def inference_all_reduce(
@@ -45,49 +17,6 @@ def inference_all_reduce(
     **_options: Any,
 ) -> Any:
     return dist.all_reduce(tensor, op, group, async_op)
-
-
-class _Handles:
-    """Several collectives to wait for."""
-
-    def __init__(self, handles: Sequence[Any]) -> None:
-        self._handles = handles
-
-    def wait(self) -> None:
-        for handle in self._handles:
-            handle.wait()
-
-
-def all_gather_coalesced(
-    output_tensors: Sequence[torch.Tensor],
-    input_tensors: Sequence[torch.Tensor],
-    group: Any = None,
-    async_op: bool = False,
-) -> _Handles | None:
-    """all_gather_into_tensor of each pair."""
-    handles = _Handles(
-        [
-            all_gather_into_tensor(output, part, group, async_op=True)
-            for output, part in zip(output_tensors, input_tensors, strict=True)
-        ]
-    )
-    if async_op:
-        return handles
-    return handles.wait()
-
-
-def all_reduce_coalesced(
-    tensors: Sequence[torch.Tensor],
-    op: Any = dist.ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-    **_options: Any,
-) -> _Handles | None:
-    """all_reduce of each tensor."""
-    handles = _Handles([dist.all_reduce(tensor, op, group, async_op=True) for tensor in tensors])
-    if async_op:
-        return handles
-    return handles.wait()
 
 
 def get_all_ranks_from_group(group: Any = None) -> list[int]:

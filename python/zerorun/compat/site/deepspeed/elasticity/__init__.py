@@ -7,7 +7,6 @@ from deepspeed.elasticity.elasticity import (
     elasticity_enabled,
     ensure_immutable_elastic_config,
 )
-from deepspeed.elasticity.utils import is_torch_elastic_compatible
 
 __all__ = [
     "ELASTICITY",
@@ -17,7 +16,6 @@ __all__ = [
     "compute_elastic_config",
     "elasticity_enabled",
     "ensure_immutable_elastic_config",
-    "is_torch_elastic_compatible",
 ]
 
 DSElasticAgent = placeholder("deepspeed.elasticity.DSElasticAgent")

@@ -38,6 +38,51 @@ def main(args: list[str] | None = None) -> None:
     os.execv(command, [command, "--deepspeed_compat", *(sys.argv[1:] if args is None else args)])
 
 
+# The options of DeepSpeed's launcher that take a value, by their type and default; and the flags.
+_OPTIONS: dict[str, tuple[type, object]] = {
+    "num_nodes": (int, -1),
+    "num_gpus": (int, -1),
+    "master_port": (int, 29500),
+    "master_addr": (str, ""),
+    "node_rank": (int, -1),
+    "launcher": (str, "pdsh"),
+    "launcher_args": (str, ""),
+    "enable_each_rank_log": (str, "None"),
+    "autotuning": (str, ""),
+    "bind_core_list": (str, None),
+    "ssh_port": (int, None),
+    "venv_script": (str, None),
+    "log_level": (str, "info"),
+}
+_FLAGS = (
+    "module",
+    "no_python",
+    "no_local_rank",
+    "no_ssh",
+    "no_ssh_check",
+    "force_multi",
+    "save_pid",
+    "bind_cores_to_rank",
+)
+
+
+def parse_args(args: list[str] | None = None) -> argparse.Namespace:
+    """A command line of DeepSpeed's launcher, for programs that build one; main() reads its own."""
+    parser = argparse.ArgumentParser(description="Starts the ranks of a job.")
+    parser.add_argument("-H", "--hostfile", default=DLTS_HOSTFILE)
+    parser.add_argument("-i", "--include", default="")
+    parser.add_argument("-e", "--exclude", default="")
+    for name, (kind, default) in _OPTIONS.items():
+        also = ["--num_accelerators"] if name == "num_gpus" else []
+        parser.add_argument(f"--{name}", *also, type=kind, default=default)
+    for name in _FLAGS:
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("-q", "--quiet", action="store_true")
+    parser.add_argument("user_script")
+    parser.add_argument("user_args", nargs=argparse.REMAINDER)
+    return parser.parse_args(args)
+
+
 def fetch_hostfile(hostfile_path: str) -> dict[str, int] | None:
     """The number of slots of each host; None where there is no file.
 

@@ -2,30 +2,32 @@
 
 from typing import Any
 
-from deepspeed.runtime.config_utils import section_class
+import pydantic
 
-_SECTIONS = {
-    "tensorboard": "monitor.config.TensorBoardConfig",
-    "comet": "monitor.config.CometConfig",
-    "wandb": "monitor.config.WandbConfig",
-    "csv_monitor": "monitor.config.CSVConfig",
+from deepspeed.runtime.config_utils import DeepSpeedConfigModel, section_class
+
+_KINDS = {
+    "tensorboard": section_class("monitor.config.TensorBoardConfig"),
+    "comet": section_class("monitor.config.CometConfig"),
+    "wandb": section_class("monitor.config.WandbConfig"),
+    "csv_monitor": section_class("monitor.config.CSVConfig"),
 }
 
 
-class DeepSpeedMonitorConfig:
-    """Sections ``tensorboard``, ``comet``, ``wandb`` and ``csv_monitor``, checked."""
-
-    def __init__(self, **sections: Any) -> None:
-        for name, kind in _SECTIONS.items():
-            given = sections.get(name) or {}
-            is_model = hasattr(given, "model_dump")
-            vars(self)[name] = given if is_model else section_class(kind)(**given)
-
+class _Monitors(DeepSpeedConfigModel):
     @property
     def enabled(self) -> bool:
-        return any(vars(self)[name].enabled for name in _SECTIONS)
+        return any(getattr(self, name).enabled for name in _KINDS)
 
 
-def get_monitor_config(param_dict: dict[str, Any]) -> DeepSpeedMonitorConfig:
+DeepSpeedMonitorConfig: Any = pydantic.create_model(
+    "DeepSpeedMonitorConfig",
+    __base__=_Monitors,
+    __module__=__name__,
+    **{name: (kind, pydantic.Field(default_factory=kind)) for name, kind in _KINDS.items()},
+)
+
+
+def get_monitor_config(param_dict: dict[str, Any]) -> Any:
     """The section of a whole configuration."""
-    return DeepSpeedMonitorConfig(**{name: param_dict.get(name) for name in _SECTIONS})
+    return DeepSpeedMonitorConfig(**{name: param_dict.get(name) or {} for name in _KINDS})

@@ -1,7 +1,7 @@
 """`.grad` of an engine's parameters at stage 0, between backward and step, as there."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -32,8 +32,6 @@ class ShownGradients(LeftBehind):
         self._stepping = False
         for parameter in self._parameters:
             setattr(parameter, _ATTRIBUTE, self)
-        self._reduced = shards.finish_reduction
-        shards.finish_reduction = self._finish_reduction
         shards.until_closed(self)
 
     def remove(self) -> None:
@@ -63,14 +61,15 @@ class ShownGradients(LeftBehind):
         if self._stepping or in_backward or core.phase == "idle" or not core.is_last_micro_step:
             return False
         if core.phase == "open":
-            return self._finish_reduction()
+            return self._shards.finish_reduction()
         self._write_changed()  # nothing to ask the other ranks, who may not read
         return True
 
-    def _finish_reduction(self) -> bool:
+    def finish(self, reduce: Callable[[], bool]) -> bool:
+        """As the engine's finish_reduction, `reduce`, with what the program has changed."""
         if self._shards.core.phase == "open":
             self.forget()  # what was made before this backward
-        is_there = self._reduced()
+        is_there = reduce()
         if is_there:
             self._write_changed()
         return is_there
@@ -130,6 +129,8 @@ class ShownGradients(LeftBehind):
 class EngineWithGradients(ZeroEngine):
     """An engine whose parameters have a `.grad` at stage 0; at the others it is None there too."""
 
+    _shown: ShownGradients | None = None
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         replicated = self.zero_optimization_stage() == 0
@@ -143,6 +144,10 @@ class EngineWithGradients(ZeroEngine):
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         with self._shown.stepping() if self._shown is not None else contextlib.nullcontext():
             super().step(lr_kwargs)
+
+    def finish_reduction(self) -> bool:
+        shown, reduce = self._shown, super().finish_reduction
+        return reduce() if shown is None else shown.finish(reduce)
 
     def drop_batch(self) -> None:
         if self._shown is not None:

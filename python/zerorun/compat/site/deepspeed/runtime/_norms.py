@@ -1,4 +1,5 @@
-"""Norms of tensors of which other ranks hold other parts: Megatron's layers (mpu) and experts."""
+"""Norms of tensors of which other ranks hold other parts (Megatron's layers, experts), and values
+that are not finite, on any rank that shares a step."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -7,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from zerorun.experts import is_expert
 
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime._overflow import is_invalid_grad_norm, mask_nan_or_inf_with_val_inplace
 from deepspeed.utils import groups
 from deepspeed.utils.bwc import (
     bwc_pipeline_parallel_group,
@@ -65,38 +66,6 @@ def _norm_of(
 def get_weight_norm(parameters: Any, norm_type: float = 2, mpu: Any = None) -> float:
     """The norm of the parameters, over the ranks of a model; -1 if it is not finite."""
     return _norm_of(parameters, lambda p: p.data, norm_type, mpu)
-
-
-def get_flattened_grad_norm(
-    parameters: Any,
-    norm_type: float = 2,
-    mpu: Any = None,
-    grad_norm_mask: Sequence[torch.Tensor] | None = None,
-) -> float:
-    """The norm of the gradients of flat parameters, without the ranges [begin, end) of the mask."""
-    gradients = []
-    for place, parameter in enumerate(_listed(parameters)):
-        if parameter.grad is None:
-            continue
-        gradient = parameter.grad
-        mask = grad_norm_mask[place] if grad_norm_mask is not None else ()
-        if len(mask) > 0:
-            gradient = gradient.clone()
-            for begin, end in torch.as_tensor(mask).tolist():
-                gradient[begin:end] = 0
-        gradients.append(gradient)
-    norm = float(_norm_over(gradients, float(norm_type), _model_groups(mpu)))
-    return norm if math.isfinite(norm) else _INVALID
-
-
-def get_grad_zeros(parameters: Any, mpu: Any = None) -> float:
-    """How many elements of the gradients are zero, over the ranks of a model."""
-    graded = [p for p in _counted(_listed(parameters), mpu) if p.grad is not None]
-    zeros = sum(p.grad.numel() - int(torch.count_nonzero(p.grad)) for p in graded)
-    total = torch.tensor(float(zeros), device=get_accelerator().current_device_name())
-    for group in _model_groups(mpu):
-        dist.all_reduce(total, group=group)
-    return total.item()
 
 
 def get_global_norm(norm_list: Iterable[Any]) -> float:
@@ -174,13 +143,6 @@ def clip_grad_norm_(
     return norm.to(graded[0].device)
 
 
-def get_norm_with_moe_layers_fast(all_groups_norm: float, group: Any) -> float:
-    """The average of a norm over ranks whose experts differ. Collective."""
-    norm = torch.tensor(float(all_groups_norm), device=get_accelerator().current_device_name())
-    dist.all_reduce(norm, group=group)
-    return norm.item() / dist.get_world_size(group)
-
-
 def get_norm_with_moe_layers(
     non_expert_norm: Any, mpu: Any, expert_tensors: Any, norm_type: float = 2
 ) -> float:
@@ -192,3 +154,85 @@ def get_norm_with_moe_layers(
         norms.append(get_global_norm_of_tensors(tensors, norm_type, mpu, group).cpu())
     total = float(combine_grad_norm_groups([norm.cpu() for norm in norms], norm_type))
     return total if math.isfinite(total) else _INVALID
+
+
+def has_inf_or_nan(x: torch.Tensor) -> torch.Tensor:
+    """A scalar on the tensor's device, without a copy of the tensor."""
+    values = x._values() if x.is_sparse else x
+    if values.numel() == 0:
+        return torch.tensor(False, device=x.device)
+    return ~torch.stack(torch.aminmax(values)).isfinite().all()
+
+
+def is_invalid_grad_norm(norm: Any) -> bool:
+    """True for what is not finite, and for -1, which stands for such norms."""
+    if isinstance(norm, torch.Tensor):
+        return bool((~norm.isfinite() | (norm < 0)).any())
+    return not math.isfinite(norm) or norm < 0
+
+
+def mask_nan_or_inf_with_val_inplace(
+    input: torch.Tensor,  # noqa: A002 - DeepSpeed's name
+    device: Any = None,
+    val: float = -1.0,
+) -> None:
+    input.masked_fill_(~input.isfinite(), val)
+
+
+class CheckOverflow:
+    """Looks for gradients that are not finite, for programs that reduce gradients themselves.
+
+    All ranks that share experts or parts of a model get the same answer.
+    """
+
+    def __init__(
+        self,
+        param_groups: Iterable[Iterable[torch.Tensor]] | None = None,
+        mpu: Any = None,
+        zero_reduce_scatter: bool = False,
+        deepspeed: Any = None,
+    ) -> None:
+        self.mpu, self.deepspeed = mpu, deepspeed
+        self.zero_reduce_scatter = zero_reduce_scatter
+        self.params = [p for group in param_groups for p in group] if param_groups else None
+        self.has_moe_params = any(map(is_expert, self.params or ()))
+
+    def check_using_norm(self, norm_group: Iterable[Any], reduce_overflow: bool = True) -> bool:
+        """True if one of the norms is of such gradients. Collective."""
+        alone = self.mpu is None and not reduce_overflow
+        found = any(map(is_invalid_grad_norm, norm_group))
+        return self._on_any_rank(found, self.has_moe_params, everywhere=not alone)
+
+    def check(self, param_groups: Iterable[Iterable[torch.Tensor]] | None = None) -> bool:
+        """Of these parameters, or of those that it was made for. Collective."""
+        if param_groups is None:
+            return self.has_overflow(self.params or [])
+        given = [p for group in param_groups for p in group]
+        return self.has_overflow(given, any(map(is_expert, given)))
+
+    @staticmethod
+    def has_overflow_serial(params: Iterable[torch.Tensor]) -> bool:
+        """On this rank alone."""
+        return any(p.grad is not None and bool(has_inf_or_nan(p.grad)) for p in params)
+
+    def has_overflow(
+        self, params: Iterable[torch.Tensor], has_moe_params: bool | None = None
+    ) -> bool:
+        """Collective."""
+        experts = self.has_moe_params if has_moe_params is None else has_moe_params
+        own_gradients = not getattr(self.deepspeed, "enable_backward_allreduce", True)
+        everywhere = self.zero_reduce_scatter or own_gradients
+        return self._on_any_rank(self.has_overflow_serial(params), experts, everywhere)
+
+    def _on_any_rank(self, found: bool, experts: bool, everywhere: bool) -> bool:
+        flag = torch.tensor(float(found), device=get_accelerator().current_device_name())
+        if everywhere and self.mpu is None:
+            dist.all_reduce(flag, dist.ReduceOp.MAX)
+            return bool(flag)
+        if experts:
+            dist.all_reduce(flag, dist.ReduceOp.MAX, groups._get_max_expert_parallel_group())
+        if self.mpu is not None:
+            if everywhere:
+                dist.all_reduce(flag, dist.ReduceOp.MAX, self.mpu.get_data_parallel_group())
+            dist.all_reduce(flag, dist.ReduceOp.MAX, self.mpu.get_model_parallel_group())
+        return bool(flag)

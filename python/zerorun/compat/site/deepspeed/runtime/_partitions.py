@@ -1,7 +1,5 @@
 """Tensors that ranks hold parts of, gathered by the program."""
 
-import os
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -69,44 +67,3 @@ class PartitionedTensor:
 
     def full_size(self) -> list[int]:
         return self.orig_size
-
-
-def align_dense_tensors(tensor_list: list[torch.Tensor], alignment: int) -> list[torch.Tensor]:
-    """With a tensor of zeros behind, so that they have a multiple of `alignment` elements."""
-    padding = -sum(tensor.numel() for tensor in tensor_list) % alignment
-    return [*tensor_list, tensor_list[0].new_zeros(padding)] if padding else tensor_list
-
-
-def all_gather_into_tensor_dp_groups(
-    groups_flat: Sequence[torch.Tensor],
-    partitioned_param_groups: Sequence[Sequence[torch.Tensor]],
-    dp_process_group: Sequence[Any],
-) -> None:
-    """Fills each flat group with the ranks' parts of it. Collective."""
-    for flat, parts, group in zip(
-        groups_flat, partitioned_param_groups, dp_process_group, strict=True
-    ):
-        if dist.get_world_size(group) > 1:
-            comm.all_gather_into_tensor(flat, parts[dist.get_rank(group)], group)
-
-
-def all_gather_dp_groups(
-    groups_flat: Sequence[torch.Tensor],
-    partitioned_param_groups: Sequence[Sequence[torch.Tensor]],
-    dp_process_group: Sequence[Any],
-    start_alignment_factor: int,
-    allgather_bucket_size: int,
-) -> None:
-    """Likewise, each group at once."""
-    all_gather_into_tensor_dp_groups(groups_flat, partitioned_param_groups, dp_process_group)
-
-
-def get_checkpoint_folder_size(save_dir: str, tag: str, local_rank: int | None = None) -> int:
-    """The bytes of a tag's files on local ranks 0, added up on rank 0. Collective."""
-    size = 0
-    if local_rank == 0:
-        for folder, _, names in os.walk(os.path.join(save_dir, tag)):
-            size += sum(os.path.getsize(os.path.join(folder, name)) for name in names)
-    total = torch.tensor(size, device=get_accelerator().device_name())
-    dist.reduce(total, dst=0)
-    return int(total)

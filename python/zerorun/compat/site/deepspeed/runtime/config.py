@@ -9,41 +9,18 @@ import zerorun
 from zerorun import config as configuration
 from zerorun.model.mesh_arguments import mesh_of
 
-from deepspeed.runtime import _config_readers
+from deepspeed._sections import SECTIONS, UNCHECKED
+from deepspeed.runtime import _fp16_keys
 from deepspeed.runtime._config_errors import DeepSpeedConfigError, deepspeeds_errors
-from deepspeed.runtime._config_readers import (
-    DEEPSPEED_OPTIMIZERS,
-    DeepSpeedConfigWriter,
-    DtypeEnum,
-)
 from deepspeed.utils.logging import logger
 
 __all__ = [
-    "DEEPSPEED_OPTIMIZERS",
     "DeepSpeedConfig",
     "DeepSpeedConfigError",
-    "DeepSpeedConfigWriter",
-    "DtypeEnum",
     "adapt_config",
     "deepspeeds_errors",
     "read_config",
 ]
-
-for _name in dir(_config_readers):
-    if _name.startswith("get_"):
-        globals()[_name] = getattr(_config_readers, _name)
-
-
-# Of these DeepSpeed reads the keys that it knows; its other sections are models that refuse more.
-_UNCHECKED = {
-    "activation_checkpointing",
-    "aio",
-    "checkpoint",
-    "data_types",
-    "elasticity",
-    "flops_profiler",
-    "torch_autocast",
-}
 
 
 def adapt_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,19 +28,39 @@ def adapt_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Ignored with a warning, as in DeepSpeed: unknown keys at the top level and in the sections that
     it does not check (in others they stay errors), and offloading what the stage does not shard.
+    DeepSpeedConfigError for null where DeepSpeed takes none.
     """
     known = configuration.schema()["properties"]
     adapted, unknown = _known_part(config, known)
-    for section in _UNCHECKED & adapted.keys():
+    for section in UNCHECKED & adapted.keys():
         if isinstance(adapted[section], Mapping):
             adapted[section], others = _known_part(adapted[section], known[section]["properties"])
             unknown += [f"{section}.{text}" for text in others]
     if unknown:
         logger.warning("unknown configuration keys are ignored: %s", ", ".join(unknown))
-    zero = adapted.get("zero_optimization")
+    for section in _CHECKED & adapted.keys():
+        if isinstance(adapted[section], Mapping):
+            _refuse_null(section, adapted[section], known[section]["properties"])
+    fp16, zero = adapted.get("fp16"), adapted.get("zero_optimization")
+    if isinstance(fp16, Mapping):
+        adapted["fp16"] = _fp16_keys.as_read(fp16)
     if isinstance(zero, Mapping):
         adapted["zero_optimization"] = _without_needless_offload(zero)
     return adapted
+
+
+# Sections that DeepSpeed has models of.
+_CHECKED = {pointer.strip("/") for pointer in SECTIONS.values()} - UNCHECKED
+
+
+def _refuse_null(section: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for key, value in given.items():
+        described = known.get(key, {})
+        if value is None and "default" in described and not described.get("deprecated"):
+            raise DeepSpeedConfigError(
+                f"/{section}/{key}: got null, expected a value as {described['default']!r}, or "
+                "leave the key out"
+            )
 
 
 def _known_part(

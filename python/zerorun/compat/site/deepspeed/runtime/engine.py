@@ -12,6 +12,7 @@ import zerorun
 from zerorun.agreement import all_or_none
 from zerorun.checkpoints.full_state import full_state_dict
 from zerorun.config import BatchConfig
+from zerorun.policy import Policy
 
 from deepspeed.moe.utils import has_moe_layers
 from deepspeed.runtime._gradients import EngineWithGradients
@@ -29,11 +30,19 @@ from deepspeed.utils import groups
 from deepspeed.utils.timer import ThroughputTimer
 
 
+def _optimizer_of(stage: int) -> type[DeepSpeedOptimizer]:
+    if stage == 0:
+        return DeepSpeedOptimizer
+    return DeepSpeedZeroOptimizer_Stage3 if stage == 3 else DeepSpeedZeroOptimizer
+
+
 class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
     """The engine of deepspeed.initialize; ``config`` is the given dictionary."""
 
-    round_masters, clips_as_torch = True, False  # so that the numbers are DeepSpeed's
-    pickle_objects = True  # as there; a load asks for leave
+    # So that the numbers are DeepSpeed's, and as there; a load asks for leave to unpickle.
+    policy = Policy(
+        round_masters=True, clips_as_torch=False, pickles_objects=True, optimizer_of=_optimizer_of
+    )
     client_optimizer: Any = None
     client_lr_scheduler: Any = None
     training_data: Any = None
@@ -41,13 +50,6 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
     mpu: Any = None
     pipeline_parallelism = False
     _is_compiled = False
-
-    @property
-    def optimizer_class(self) -> type[DeepSpeedOptimizer]:
-        stage = self.zero_optimization_stage()
-        if stage == 0:
-            return DeepSpeedOptimizer
-        return DeepSpeedZeroOptimizer_Stage3 if stage == 3 else DeepSpeedZeroOptimizer
 
     # --- sizes and settings ---
 
@@ -324,6 +326,8 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
         exclude_frozen_parameters: bool | None = False,
     ) -> bool:
         """As ZeroEngine's, with DeepSpeed's scripts for whole models beside the tags."""
+        if not save_dir:
+            raise ValueError(f"save_checkpoint: got save_dir {save_dir!r}, expected a folder")
         self.check_tag(tag)
         super().save_checkpoint(save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
         with all_or_none(self.ranks.job, "save_checkpoint"):

@@ -97,7 +97,6 @@ _ATTRIBUTES: dict[str, tuple[str, Any, bool]] = {
     "decay_lr_rate": ("decay_lr_rate", 0.0, False),
     "decay_mom_rate": ("decay_mom_rate", 0.0, False),
     "decay_step_size": ("decay_step_size", 0, False),
-    "first_step_size": ("cycle_first_step_size", 2000, False),
     "max_lrs": ("warmup_max_lr", 0.001, True),
     "min_lr": ("lr_range_test_min_lr", 0.001, True),
     "min_lrs": ("warmup_min_lr", 0.0, True),
@@ -163,6 +162,42 @@ class OneCycle(_Schedule):
         highest = self.params.get("cycle_max_mom", 0.9)
         each = highest if isinstance(highest, list | tuple) else [highest] * len(found)
         return [(beta, betas[1]) for beta, betas in zip(each, found, strict=True)]
+
+    # The shape of the cycle, in steps.
+
+    @property
+    def first_step_size(self) -> float:
+        return float(self.params.get("cycle_first_step_size", 2000))
+
+    @property
+    def second_step_size(self) -> float:
+        given = self.params.get("cycle_second_step_size")
+        return self.first_step_size if given is None else float(given)
+
+    @property
+    def total_size(self) -> float:
+        return self.first_step_size + self.second_step_size
+
+    @property
+    def step_ratio(self) -> float:
+        return self.first_step_size / self.total_size
+
+    @property
+    def first_stair_count(self) -> int:
+        return self.params.get("cycle_first_stair_count", 0)
+
+    @property
+    def second_stair_count(self) -> int:
+        given = self.params.get("cycle_second_stair_count")
+        return self.first_stair_count if given is None else given
+
+    @property
+    def skip_lr_decay(self) -> bool:
+        return self.decay_step_size == 0 or self.decay_lr_rate == 0
+
+    @property
+    def skip_mom_decay(self) -> bool:
+        return self.decay_step_size == 0 or self.decay_mom_rate == 0
 
     @property
     def min_lrs(self) -> list[float]:

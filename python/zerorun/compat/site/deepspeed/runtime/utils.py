@@ -7,100 +7,42 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from zerorun import environment
+from torch.autograd import graph
 
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime._norms import (
+    CheckOverflow,
     clip_grad_norm_,
     clip_tensors_by_global_norm,
     combine_grad_norm_groups,
-    get_flattened_grad_norm,
     get_global_norm,
     get_global_norm_of_tensors,
-    get_grad_zeros,
     get_norm_with_moe_layers,
-    get_norm_with_moe_layers_fast,
     get_weight_norm,
-    is_model_parallel_parameter,
-)
-from deepspeed.runtime._overflow import (
-    CheckOverflow,
     has_inf_or_nan,
     is_invalid_grad_norm,
+    is_model_parallel_parameter,
     mask_nan_or_inf_with_val_inplace,
 )
-from deepspeed.runtime._partitions import (
-    PartitionedTensor,
-    align_dense_tensors,
-    all_gather_dp_groups,
-    all_gather_into_tensor_dp_groups,
-    get_checkpoint_folder_size,
-    partition_uniform,
-)
-from deepspeed.runtime._structures import (
-    check_internal_apis_for_count_used_parameters,
-    compare_tensors_in_structures,
-    count_used_parameters_in_backward,
-    filter_empty_parameters,
-    get_inactive_params,
-    is_optimized_parameter,
-    is_transformers_cache,
-    maybe_loss_for_backward,
-)
+from deepspeed.runtime._partitions import PartitionedTensor, partition_uniform
 from deepspeed.utils.logging import logger
 
 __all__ = [
     "CheckOverflow",
     "PartitionedTensor",
-    "align_dense_tensors",
-    "all_gather_dp_groups",
-    "all_gather_into_tensor_dp_groups",
-    "check_internal_apis_for_count_used_parameters",
     "clip_grad_norm_",
     "clip_tensors_by_global_norm",
     "combine_grad_norm_groups",
-    "compare_tensors_in_structures",
-    "count_used_parameters_in_backward",
-    "filter_empty_parameters",
-    "get_checkpoint_folder_size",
-    "get_flattened_grad_norm",
     "get_global_norm",
     "get_global_norm_of_tensors",
-    "get_grad_zeros",
-    "get_inactive_params",
     "get_norm_with_moe_layers",
-    "get_norm_with_moe_layers_fast",
     "get_weight_norm",
     "has_inf_or_nan",
     "is_invalid_grad_norm",
     "is_model_parallel_parameter",
-    "is_optimized_parameter",
-    "is_transformers_cache",
     "mask_nan_or_inf_with_val_inplace",
-    "maybe_loss_for_backward",
     "partition_uniform",
 ]
-
-
-class DummyOptim:
-    """Stands where a configuration has no optimizer; holds parameters as a group."""
-
-    def __init__(self, params: Any) -> None:
-        self.param_groups = [{"params": params}]
-
-
-class noop_context:  # noqa: N801 - DeepSpeed's name
-    """A block that changes nothing."""
-
-    def __enter__(self) -> None:
-        """Nothing."""
-
-    def __exit__(self, *_error: Any) -> None:
-        """Nothing."""
-
-
-def noop_decorator(func: Callable[..., Any]) -> Callable[..., Any]:
-    return func
 
 
 def ensure_directory_exists(filename: str) -> None:
@@ -188,22 +130,6 @@ def _parts_below(weights: Sequence[int], limit: float) -> list[int]:
     return begins
 
 
-def get_only_unique_item(items: Iterable[Any]) -> Any:
-    found = set(items)
-    if len(found) != 1:
-        raise RuntimeError(f"expected all items to be the same, got {found}")
-    return found.pop()
-
-
-def get_tensor_bytes(item: Any) -> int:
-    """Bytes of the tensors in nested lists, tuples and dictionaries."""
-    if isinstance(item, dict):
-        item = list(item.values())
-    if isinstance(item, list | tuple):
-        return sum(map(get_tensor_bytes, item))
-    return item.nbytes if isinstance(item, torch.Tensor) else 0
-
-
 def call_to_str(base: str, *args: Any, **kwargs: Any) -> str:
     """`base` as a call, for messages."""
     given = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
@@ -220,26 +146,21 @@ def see_memory_usage(message: str, force: bool = False) -> None:
     logger.info("%s: memory %.2f GB, at most %.2f GB", message, now / 2**30, peak / 2**30)
 
 
-def memory_status(msg: str, print_rank: int = -1, reset_max: bool = False) -> None:
-    """As see_memory_usage, on one rank or on all (-1)."""
-    if print_rank in {-1, environment.rank()}:
-        see_memory_usage(msg, force=True)
-    if reset_max:
-        get_accelerator().reset_peak_memory_stats()
+def check_internal_apis_for_count_used_parameters() -> bool:
+    """True where PyTorch can say what a backward that is under way will reach."""
+    names = ("_current_graph_task_id", "_will_engine_execute_node")
+    has_nodes = hasattr(graph, "_get_grad_fn_or_grad_acc")
+    return has_nodes and all(hasattr(torch._C, name) for name in names)
 
 
-def get_ma_status() -> int:
-    return get_accelerator().memory_allocated()
-
-
-def torch_memory_reserved() -> int:
-    return get_accelerator().memory_reserved()
-
-
-def torch_max_memory_reserved() -> int:
-    return get_accelerator().max_memory_reserved()
-
-
-def empty_cache() -> None:
-    get_accelerator().empty_cache()
-    get_accelerator().reset_peak_memory_stats()
+def count_used_parameters_in_backward(parameters: Iterable[Any]) -> int:
+    """How many of the parameters the backward that is under way reaches. For hooks within it:
+    raises RuntimeError elsewhere."""
+    if not check_internal_apis_for_count_used_parameters():
+        raise AssertionError("this PyTorch does not say what a backward reaches")
+    if torch._C._current_graph_task_id() == -1:
+        raise RuntimeError("count_used_parameters_in_backward is for hooks within a backward")
+    trained = [p for p in parameters if isinstance(p, torch.Tensor) and p.requires_grad]
+    with torch.enable_grad():  # hooks run without, and older PyTorch makes nodes with it only
+        nodes = {graph._get_grad_fn_or_grad_acc(p) for p in trained} - {None}
+    return sum(map(torch._C._will_engine_execute_node, nodes))

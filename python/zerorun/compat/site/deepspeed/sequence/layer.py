@@ -1,14 +1,123 @@
 """DistributedAttention: an attention of the program's over sequences that ranks share."""
 
+import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import zerorun
 from zerorun import sequence
 
-from deepspeed.sequence._exchange import _SeqAllToAll, single_all_to_all
-
 __all__ = ["DistributedAttention", "single_all_to_all"]
+
+
+_HEADS = 2  # the dimension
+
+
+def heads_of_ranks(heads: int, size: int, num_kv_heads: int | None = None) -> list[int]:
+    """The first ranks have one key-value head more where they are not divided evenly, and query
+    heads stay with theirs."""
+    basis = num_kv_heads or heads
+    if basis < size or heads % basis != 0:
+        raise AssertionError(
+            f"sequence parallelism: got {heads} heads and {basis} key-value heads for {size} "
+            "ranks, expected a multiple of the key-value heads, and one of them for each rank"
+        )
+    each, larger = divmod(basis, size)
+    return [(each + (rank < larger)) * (heads // basis) for rank in range(size)]
+
+
+def single_all_to_all(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
+    input: torch.Tensor,  # noqa: A002 - DeepSpeed's name
+    scatter_idx: int,
+    gather_idx: int,
+    batch_dim_idx: int,
+    group: Any,
+    async_op: bool = False,
+    handle: Any = None,
+    type: Any = None,  # noqa: A002 - likewise
+    num_kv_heads: int | None = None,
+) -> torch.Tensor:
+    """Dimension `scatter_idx` goes to the ranks in parts, `gather_idx` comes from them. Collective.
+
+    One of the two is 2, the heads, the other that of the tokens. `num_kv_heads`: of all ranks,
+    where these do not divide the heads. NotImplementedError for `async_op`.
+    """
+    if async_op:
+        raise NotImplementedError(
+            "single_all_to_all(async_op=True) is not part of zerorun: leave it out, or use "
+            "torch.distributed.all_to_all_single"
+        )
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    shape = list(input.shape)
+    if scatter_idx == _HEADS:
+        counts = heads_of_ranks(shape[_HEADS], size, num_kv_heads)
+        parts, received = input.split(counts, _HEADS), [counts[rank]] * size
+    else:
+        if shape[scatter_idx] % size != 0:
+            raise zerorun.ConfigError(
+                f"sequence parallelism: {size} ranks do not divide {shape[scatter_idx]} tokens"
+            )
+        parts, received = input.chunk(size, scatter_idx), [shape[_HEADS]] * size
+        if num_kv_heads is not None:
+            basis = heads_of_ranks(num_kv_heads, size)
+            received = [shape[_HEADS] // basis[rank] * count for count in basis]
+        shape[scatter_idx] //= size
+    shapes = [(*shape[:_HEADS], heads, *shape[_HEADS + 1 :]) for heads in received]
+    lengths = list(map(math.prod, shapes))
+    output = input.new_empty(sum(lengths))
+    dist.all_to_all_single(
+        output,
+        torch.cat([part.flatten() for part in parts]),
+        lengths,
+        [part.numel() for part in parts],
+        group,
+    )
+    pieces = zip(output.split(lengths), shapes, strict=True)
+    return torch.cat([piece.view(shape) for piece, shape in pieces], gather_idx)
+
+
+class _SeqAllToAll(torch.autograd.Function):
+    """single_all_to_all with a gradient, which goes the other way."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0913, PLR0917 - likewise
+        ctx: Any,
+        group: Any,
+        input: torch.Tensor,  # noqa: A002 - DeepSpeed's name
+        scatter_idx: int,
+        gather_idx: int,
+        batch_dim_idx: int,
+        stream: Any = None,
+        handle: Any = None,
+        type: Any = None,  # noqa: A002 - likewise
+        is_fwd: bool = True,
+        num_kv_heads: int | None = None,
+    ) -> torch.Tensor:
+        size = dist.get_world_size(group)
+        if num_kv_heads is None and scatter_idx == _HEADS and input.shape[_HEADS] % size != 0:
+            num_kv_heads = input.shape[_HEADS]
+        ctx.back = (group, gather_idx, scatter_idx, batch_dim_idx, num_kv_heads)
+        return single_all_to_all(
+            input, scatter_idx, gather_idx, batch_dim_idx, group, num_kv_heads=num_kv_heads
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        group, scatter_idx, gather_idx, batch_dim_idx, num_kv_heads = ctx.back
+        gradient = _SeqAllToAll.apply(
+            group,
+            gradients[0],
+            scatter_idx,
+            gather_idx,
+            batch_dim_idx,
+            None,
+            None,
+            None,
+            False,
+            num_kv_heads,
+        )
+        return None, gradient, *[None] * 8
 
 
 class DistributedAttention(torch.nn.Module):

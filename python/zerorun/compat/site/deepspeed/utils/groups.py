@@ -9,11 +9,21 @@ from typing import Any
 
 import torch.distributed as dist
 from zerorun import experts, sequence
+from zerorun.process_state import STATE
 
 mpu: Any = None  # what initialize was given
 mesh_device: Any = None  # likewise, torch's DeviceMesh
 expert_tensor_parallel_world_size = 1
 has_secondary_partitions = False  # as the last initialize was asked for
+
+
+def _forget() -> None:
+    global mpu, mesh_device, has_secondary_partitions, _sequence_data_group  # noqa: PLW0603
+    mpu = mesh_device = _sequence_data_group = None
+    has_secondary_partitions = False
+
+
+STATE.others[__name__] = _forget
 
 _DATA = ("data_parallel", "dp", "data")
 _TENSOR = ("tensor_parallel", "tp", "model_parallel", "model", "tensor")

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from deepspeed.runtime._overflow import has_inf_or_nan
+from deepspeed.runtime._norms import has_inf_or_nan
 
 
 class LossScalerBase:

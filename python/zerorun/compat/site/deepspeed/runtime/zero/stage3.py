@@ -8,10 +8,10 @@ import torch
 from zerorun.zero import GatheredParameters
 
 from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
-from deepspeed.runtime.zero.memory_needs import (
+from deepspeed.runtime.zero.utils import (
     estimate_all_cold as estimate_zero3_model_states_mem_needs_all_cold,
 )
-from deepspeed.runtime.zero.memory_needs import (
+from deepspeed.runtime.zero.utils import (
     estimate_all_live as estimate_zero3_model_states_mem_needs_all_live,
 )
 

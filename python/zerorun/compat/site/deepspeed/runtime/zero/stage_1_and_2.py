@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
-from deepspeed.runtime.zero.memory_needs import estimate_all_cold
-from deepspeed.runtime.zero.memory_needs import (
+from deepspeed.runtime.zero.utils import estimate_all_cold
+from deepspeed.runtime.zero.utils import (
     estimate_all_live as estimate_zero2_model_states_mem_needs_all_live,
 )
 

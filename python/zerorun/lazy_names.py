@@ -1,0 +1,23 @@
+"""Packages that import what they name when somebody asks for it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["lazy_names"]
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package; `modules`: by each of its names, where that is."""
+
+    def __getattr__(name: str) -> Any:  # noqa: N807 - it becomes the package's
+        if name not in modules:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        value = getattr(importlib.import_module(modules[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return __getattr__

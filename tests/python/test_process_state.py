@@ -1,0 +1,44 @@
+"""zerorun.process_state: what a process keeps beside its engines, in one place."""
+
+import ast
+from pathlib import Path
+
+import zerorun
+from torch import nn
+from zerorun import communicator, experts, process_state
+from zerorun.process_state import STATE, ProcessState
+from zerorun.zero import Init
+
+
+def step() -> None:
+    model = nn.Linear(2, 2)
+    settings = {"train_batch_size": 1, "comms_logger": {"enabled": True}}
+    engine, *_ = zerorun.initialize(model, config=settings)
+    engine.destroy()
+
+
+def test_reset_forgets_all_of_it() -> None:
+    before = communicator.world()
+    step()
+    STATE.experts["ep_size_1"] = STATE.sequence = object()  # type: ignore[assignment]
+    asked = []
+    STATE.others["a module"] = lambda: asked.append(1)
+    block = Init(enabled=True)
+    STATE.inits.append(block)
+    assert communicator.world() is before
+    assert "ep_size_1" in experts.known()
+    process_state.reset()
+    assert asked == [1]
+    assert ProcessState(others=STATE.others) == STATE
+    assert experts.known() == {}
+    assert communicator.world() is not before
+    step()
+    del STATE.others["a module"]
+
+
+def test_no_other_module_keeps_any(root: Path) -> None:
+    for path in (root / "python" / "zerorun").rglob("*.py"):
+        if "site" in path.parts:  # whose names are DeepSpeed's
+            continue
+        nodes = ast.walk(ast.parse(path.read_text()))
+        assert not any(isinstance(node, ast.Global) for node in nodes), path

@@ -1,0 +1,93 @@
+"""zerorun.torch_seam: a version that lacks a private name is an error that tells it."""
+
+import importlib
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+import zerorun
+from torch import nn
+from zerorun import torch_seam
+
+
+class _Params4bit:
+    def __new__(cls) -> Any:
+        made = object.__new__(cls)
+        made.bnb_quantized, made.quant_state = False, None
+        return made
+
+
+class _Int8Params:
+    def __init__(self) -> None:
+        self.CB, self.SCB = None, None
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = types.ModuleType("bitsandbytes.nn.modules")
+    modules.Params4bit, modules.Int8Params = _Params4bit, _Int8Params
+    for name in ("bitsandbytes", "bitsandbytes.nn"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, modules.__name__, modules)
+    for private in torch_seam.NAMES:
+        importlib.import_module(private.module)
+
+
+def engine_of_one_rank() -> zerorun.ZeroEngine:
+    return zerorun.initialize(nn.Linear(2, 2), config={"train_batch_size": 1})[0]
+
+
+def without(owner: Any, name: str) -> Any:
+    """What there is but for one name, and for functions whose code has it."""
+    found = {each: vars(owner)[each] for each in vars(owner) if each != name}
+    bound = (classmethod, staticmethod)
+    plain = {
+        each: value.__func__ if type(value) in bound else value for each, value in found.items()
+    }
+    kept = {
+        each: value
+        for each, value in plain.items()
+        if not (type(value) is types.FunctionType and name in torch_seam._words(value.__code__))
+    }
+    annotations = getattr(owner, "__annotations__", {})
+    kept["__annotations__"] = {k: kind for k, kind in annotations.items() if k != name}
+    return types.SimpleNamespace(**kept)
+
+
+def test_all_names_are_there() -> None:
+    torch_seam.check()
+    assert len(set(map(str, torch_seam.NAMES))) == len(torch_seam.NAMES) >= 40
+
+
+@pytest.mark.parametrize("private", torch_seam.NAMES, ids=str)
+def test_a_name_that_is_gone_is_an_error(
+    private: torch_seam.PrivateName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner_of = torch_seam._owner_of
+    monkeypatch.setattr(
+        torch_seam,
+        "_owner_of",
+        lambda name: without(owner_of(name), name.name) if name == private else owner_of(name),
+    )
+    with pytest.raises(zerorun.ConfigError, match=rf"has no {private}, which .* for ") as raised:
+        engine_of_one_rank()
+    assert private.seen in str(raised.value)
+
+
+def test_names_are_looked_up_and_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name in (
+        (nn.Module, "_call_impl"),
+        (torch.utils.hooks.RemovableHandle, "next_id"),
+        (torch._C, "_current_graph_task_id"),
+    ):
+        annotations = {k: v for k, v in getattr(owner, "__annotations__", {}).items() if k != name}
+        with monkeypatch.context() as changed:
+            changed.setattr(owner, "__annotations__", annotations, raising=False)
+            changed.delattr(owner, name)
+            with pytest.raises(zerorun.ConfigError, match=name):
+                torch_seam.check()
+    monkeypatch.setattr(_Params4bit, "__new__", object.__new__)
+    with pytest.raises(zerorun.ConfigError, match="bnb_quantized"):
+        torch_seam.check()
