@@ -95,8 +95,10 @@ def test_an_error_of_the_core_is_one_of_pythons() -> None:
     assert type(caught.value) is zerorun.ConfigError
 
 
-def test_python_m_zerorun_is_the_command(build: Path) -> None:
+def test_python_m_zerorun_is_the_command(root: Path, build: Path) -> None:
     command = [sys.executable, "-m", "zerorun", "--version"]
     env = {"PYTHONPATH": str(build / "python")}
     job = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    assert job.stdout == f"zerorun {zerorun.__version__}\n"
+    git = ["git", "-C", root, "rev-parse", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout[:12]
+    assert job.stdout == f"zerorun {zerorun.__version__} (commit {commit})\n"

@@ -59,7 +59,7 @@ def _words(text: str) -> list[str]:
 
 
 def _nearest(text: str, known: list[tuple[str, str]]) -> str | None:
-    """The anchor of the text that has most words in common, in their order, relative to all words."""
+    """The anchor of the text with most words in common, in their order, relative to all words."""
     words = _words(text)
     best, best_score = None, 0.0
     matcher = SequenceMatcher(None, autojunk=False)
