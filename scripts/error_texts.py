@@ -159,10 +159,10 @@ def outputs() -> dict[Path, str]:
     page = [re.split(r"^## ", source, maxsplit=1, flags=re.MULTILINE)[0].strip()]
     for entry in known:
         own = sorted(text for text, anchor in owners.items() if anchor == entry.anchor)
-        page += [f"## {entry.heading} {{ #{entry.anchor} }}", entry.body]
+        page += [f'<a id="{entry.anchor}"></a>', f"## {entry.heading}", entry.body]
         block = "\n".join(f"    {text}" for text in own)
         page.append(
-            f"<details markdown><summary>{len(own)} texts</summary>\n\n{block}\n\n</details>"
+            f'<details markdown="1"><summary>{len(own)} texts</summary>\n\n{block}\n\n</details>'
         )
     return {MESSAGES: "\n".join(lines) + "\n", PAGE: "\n\n".join(page) + "\n"}
 
