@@ -129,7 +129,7 @@ def entries(source: str) -> list[Entry]:
             values[name].append(value)
         words = {name: " ".join(values[name]).split() for name in ("files", "kinds")}
         patterns = [re.compile(text) for text in values["texts"]]
-        body = part[head.end() :].replace(rules[0], "").strip()
+        body = part[head.end() :].replace(rules[0], "").strip("\n")
         found.append(Entry(head[2], head[1], patterns, words["files"], words["kinds"], body))
     return found
 

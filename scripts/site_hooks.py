@@ -23,12 +23,17 @@ def on_files(files: Files, config: Any) -> Files:
         text = (ROOT / source).read_text()
         files.append(File.generated(config, page, content=_LINK.sub(_of_root, text)))
     pages = [(page, page.src_uri in PAGES.values()) for page in files.documentation_pages()]
-    texts = [page.content_string if own else _LINK.sub(_of_docs, page.content_string) for page, own in pages]
+    texts = [
+        page.content_string if own else _LINK.sub(_of_docs, page.content_string)
+        for page, own in pages
+    ]
     linked = {link for text in texts for link in _LINK.findall(text) if link.startswith("files/")}
     for link in sorted(linked):
         source = str(ROOT / link.removeprefix("files/"))
         files.append(File.generated(config, link, abs_src_path=source))
-    files.append(File.generated(config, f"files/{WORKER}", abs_src_path=str(ROOT / "scripts" / WORKER)))
+    files.append(
+        File.generated(config, f"files/{WORKER}", abs_src_path=str(ROOT / "scripts" / WORKER))
+    )
     return files
 
 

@@ -1,4 +1,4 @@
-"""Reinforcement learning: a policy trained at stage 3 acts through a full copy on every rank.
+"""Reinforcement learning: a stage 3 policy acts through a full copy on every rank.
 
 zerorun --num_gpus 2 rl_loop.py
 

@@ -1,4 +1,4 @@
-"""A small GPT-2 over bytes for the steps in this folder, with Hugging Face's names of parameters."""
+"""A small GPT-2 over bytes for the steps of this folder; parameters have Hugging Face's names."""
 
 import sysconfig
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The same with ZeRO stage 1: two lines more, and each rank stores its part of the optimizer states.
+"""The same with ZeRO stage 1: two lines more, and each rank stores a part of the states.
 
 zerorun --num_gpus 2 step2_zero1.py
 """

@@ -1,6 +1,6 @@
-"""Goes on from step 4's checkpoint on another number of ranks and at another stage.
+"""Goes on from step 4's checkpoint on one rank instead of two and at another stage.
 
-zerorun --num_gpus 3 step5_resume.py
+zerorun --num_gpus 1 step5_resume.py
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""docs/pytorch.md and pytorch_more.md: both sides of every section, and that they compute the same."""
+"""docs/pytorch.md and pytorch_more.md: both sides of every section compute the same."""
 
 from __future__ import annotations
 
