@@ -2,7 +2,7 @@
 
 zerorun --num_gpus 2 rl_loop.py
 
-The copy stands for an engine of its own that generates (vLLM, SGLang): after each update it gets the
+The copy stands for an engine that generates (vLLM, SGLang): after each update it gets the
 new weights, one whole tensor at a time, so that no rank ever holds the model twice.
 """
 
