@@ -22,7 +22,7 @@ add_counts() { # PART STATUS
   passed=$((passed + tests - bad - skip)) failed=$((failed + bad)) skipped=$((skipped + skip))
 }
 
-run_parts() {
+count_parts() {
   local part status begin summary=() counts
   rm -rf "$results"
   mkdir -p "$results"
