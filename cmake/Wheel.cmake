@@ -39,3 +39,10 @@ zerorun_install_licence(pybind11
   ${pybind11_DIR}/../../../../pybind11-*.dist-info/licenses/LICENSE)
 zerorun_install_licence(cudnn-frontend
   ${CUDNNFrontend_INCLUDE_DIR}/../nvidia_cudnn_frontend-*.dist-info/licenses/LICENSE.txt)
+
+# What the wheel is made of, where tools look for it (PEP 770).
+set(sbom ${CMAKE_CURRENT_BINARY_DIR}/zerorun.cdx.json)
+execute_process(
+  COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/sbom.py ${PROJECT_VERSION} ${zerorun_commit}
+  OUTPUT_FILE ${sbom} COMMAND_ERROR_IS_FATAL ANY)
+install(FILES ${sbom} DESTINATION ${SKBUILD_METADATA_DIR}/sboms COMPONENT runtime)

@@ -41,7 +41,7 @@ LAYERS = [
     ["initialization"],
     ["sharding"],
     ["zero", "consolidate", "compat", "report"],
-    ["top", "tune"],
+    ["explain", "top", "tune"],
     ["conversion"],
     ["__init__", "__main__"],
 ]

@@ -103,6 +103,7 @@ const std::vector<PythonTool>& python_tools() {
        tune_options(),
        false,
        true},
+      {{"explain"}, "zerorun.explain", "Says what causes an error, and what helps", {}},
       {{"ckpt", "import"},
        "zerorun",
        "Converts files of DeepSpeed, FSDP2 or Hugging Face to a checkpoint",

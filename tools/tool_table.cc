@@ -13,9 +13,9 @@
 #include "tools/plan/host_report.h"
 #include "tools/python_tool.h"
 #include "tools/terminal/tool.h"
+#include "tools/version.h"
 #include "train/model/gpt_config.h"
 #include "zerorun/config.h"
-#include "zerorun/version.h"
 
 namespace zerorun {
 
@@ -204,9 +204,8 @@ void define_shell(CLI::App& tools, ToolArguments& arguments) {
                {"bash", "zsh", "fish"})
       ->required();
   completion->callback([&arguments] { print_text(completion_script(arguments.shell)); });
-  add_tool(tools, "version", "Prints the version", "")->callback([] {
-    print_text("zerorun " ZERORUN_VERSION);
-  });
+  add_tool(tools, "version", "Prints the version and the commit that it was built from", "")
+      ->callback([] { print_text(version_line()); });
 }
 
 void define_doctor(CLI::App& tools, DoctorOptions& doctor) {

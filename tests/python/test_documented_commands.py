@@ -19,7 +19,8 @@ from ranks import shell
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")], key=lambda path: path.suffix)
 DEV = (ROOT / "dev").read_text()
-EXAMPLES = sorted(path for path in ROOT.glob("examples/*/*") if path.suffix in {".py", ".cc"})
+# Those of examples/steps and examples/recipes are run by test_steps.py.
+EXAMPLES = sorted(path for path in ROOT.glob("examples/[mp]*/*") if path.suffix in {".py", ".cc"})
 STARTS = ("zerorun ", "python -m zerorun", "ZERORUN_COMPAT=", "deepspeed ", "torchrun ")
 # Commands of other lines build or install zerorun.
 BUILDS = (

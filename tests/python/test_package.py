@@ -3,6 +3,7 @@
 import ast
 import copy
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -110,8 +111,12 @@ def test_an_error_of_the_core_is_one_of_pythons() -> None:
     assert type(caught.value) is zerorun.ConfigError
 
 
-def test_python_m_zerorun_is_the_command(build: Path) -> None:
+def test_python_m_zerorun_is_the_command(root: Path, build: Path) -> None:
     command = [sys.executable, "-m", "zerorun", "--version"]
     env = {"PYTHONPATH": str(build / "python")}
     job = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    assert job.stdout == f"zerorun {zerorun.__version__}\n"
+    told = re.fullmatch(r"zerorun (\S+) \(commit ([0-9a-f]{12})\)\n", job.stdout)
+    assert told is not None, job.stdout
+    assert told[1] == zerorun.__version__
+    git = ["git", "-C", root, "cat-file", "-t", told[2]]
+    assert subprocess.run(git, capture_output=True, text=True, check=True).stdout == "commit\n"

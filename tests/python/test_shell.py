@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from zerorun import conversion, top
+from zerorun.explain import __main__ as explain
 from zerorun.monitor import __main__ as monitor
 from zerorun.progress_bar import ProgressBar
 from zerorun.report import __main__ as report
@@ -70,6 +71,7 @@ def test_bash_completes(zerorun: Path, line: str, expected: list[str]) -> None:
         ("report", lambda: report.main(["--help"])),
         ("monitor", lambda: monitor.main(["--help"])),
         ("top", lambda: top.main(["--help"])),
+        ("explain", lambda: explain.main(["--help"])),
         ("tune", lambda: tune.parse(["--command=x", "--help", "--", "train"])),
         ("ckpt import", lambda: conversion.main(["import", "--help"])),
         ("ckpt export", lambda: conversion.main(["export", "--help"])),

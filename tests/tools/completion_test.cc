@@ -89,7 +89,7 @@ TEST(Completion, OptionsThatTheHelpHidesAreHiddenHereToo) {
 }
 
 TEST(Completion, HelpHasTopics) {
-  EXPECT_THAT(words_for({"help", "e"}), ElementsAre("env", "environment"));
+  EXPECT_THAT(words_for({"help", "e"}), ElementsAre("explain", "env", "environment"));
   EXPECT_THAT(words_for({"help", "config", "s"}), ElementsAre("show", "schema"));
 }
 

@@ -1,5 +1,6 @@
 """What the wheel contains, and that it trains where nothing else of this repository is."""
 
+import json
 import re
 import subprocess
 import time
@@ -69,6 +70,19 @@ def test_it_has_the_licences_of_what_it_contains(wheel: Path) -> None:
         if any(f"lib{library}-" in name for name in grafted):
             assert f"lib{library}-dev" in kept
     assert any(name.endswith("/licenses/THIRD_PARTY.md") for name in names)
+
+
+def test_it_says_what_it_is_made_of(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/sboms/zerorun.cdx.json")]
+        sbom = json.loads(archive.read(name))
+        grafted = {name.split("/")[-1] for name in archive.namelist() if "zerorun.libs/" in name}
+    assert (sbom["bomFormat"], sbom["metadata"]["component"]["name"]) == ("CycloneDX", "zerorun")
+    packages = {component["name"] for component in sbom["components"]}
+    assert {"pybind11", "nlohmann-json3-dev", "libgomp1"} <= packages
+    for library in ("fmt", "hwy", "dnnl", "gloo", "uring", "xxhash"):
+        if any(file.startswith(f"lib{library}-") for file in grafted):
+            assert f"lib{library}-dev" in packages
 
 
 def test_every_library_comes_from_the_wheel_or_the_c_library(plain: Environment) -> None:

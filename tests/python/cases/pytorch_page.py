@@ -1,4 +1,4 @@
-"""docs/pytorch.md: both sides of every section, and that they compute the same."""
+"""docs/pytorch.md and pytorch_more.md: both sides of every section compute the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torch import nn
 
 from cases.models import DEVICE, RANK, batch_of, make, part_of
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "pytorch.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGES = DOCS / "pytorch.md", DOCS / "pytorch_more.md"
 TOLERANCES = {"Mixed precision": 2e-2}
 GPU_ONLY = "# FSDP2, on GPUs"
 
@@ -40,7 +41,7 @@ class Untied(nn.Module):
 def sections() -> dict[str, dict[str, str]]:
     """Code by heading and by the side that its first line names."""
     found: dict[str, dict[str, str]] = {}
-    for part in re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE):
+    for part in re.split(r"^## ", "".join(page.read_text() for page in PAGES), flags=re.MULTILINE):
         heading = part.partition("\n")[0]
         blocks = re.findall(r"^```python\n(.*?)^```", part, flags=re.MULTILINE | re.DOTALL)
         found[heading] = {block.partition("\n")[0]: block for block in blocks}

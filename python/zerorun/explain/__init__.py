@@ -1,0 +1,81 @@
+"""Causes and remedies of errors (`zerorun explain TEXT`).
+
+`entries.md` has an entry for each kind of error, and `messages.txt` every error text of the program
+with the entry that it belongs to. `scripts/error_texts.py` collects the texts from the sources.
+"""
+
+from __future__ import annotations
+
+import re
+from difflib import SequenceMatcher
+from importlib import resources
+from typing import NamedTuple
+
+__all__ = ["Entry", "explain"]
+
+_FEWEST_WORDS = 2
+
+
+class Entry(NamedTuple):
+    """What the page Troubles says about a kind of error."""
+
+    anchor: str
+    heading: str
+    text: str
+
+
+def _read(name: str) -> str:
+    return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _entries() -> dict[str, Entry]:
+    found = {}
+    for part in re.split(r"^## ", _read("entries.md"), flags=re.MULTILINE)[1:]:
+        head, _, text = part.partition("-->\n")
+        heading, anchor = re.findall(r"\A(.*) \{ #(\S+) \}", head)[0]
+        found[anchor] = Entry(anchor, heading, text.strip("\n"))
+    return found
+
+
+def _messages() -> list[tuple[str, str]]:
+    """The anchor of each text, and the text."""
+    lines = [line.split("\t", 1) for line in _read("messages.txt").splitlines()]
+    return [(anchor, text) for anchor, text in lines]
+
+
+def _examples() -> list[tuple[str, str]]:
+    """What the entries themselves quote: the first line, and code of several words."""
+    found = []
+    for entry in _entries().values():
+        quoted = re.findall(r"`([^`]* [^`]*)`", entry.text)
+        found += [
+            (entry.anchor, text) for text in (entry.heading, entry.text.splitlines()[0], *quoted)
+        ]
+    return found
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Za-z_]{2,}", text)]
+
+
+def _nearest(text: str, known: list[tuple[str, str]]) -> str | None:
+    """The anchor of the text with most words in common, in their order, relative to all words."""
+    words = _words(text)
+    best, best_score = None, 0.0
+    matcher = SequenceMatcher(None, autojunk=False)
+    matcher.set_seq2(words)
+    for anchor, message in known:
+        others = _words(message)
+        matcher.set_seq1(others)
+        blocks = [block for block in matcher.get_matching_blocks() if block.size]
+        shared = sum(block.size for block in blocks)
+        score = shared / (len(others) + len(words)) if others else 0.0
+        if shared >= min(_FEWEST_WORDS, len(words)) and score > best_score:
+            best, best_score = anchor, score
+    return best
+
+
+def explain(text: str) -> Entry | None:
+    """The entry of an error, or of a part of one; None if it resembles none."""
+    anchor = _nearest(text, _examples() + _messages())
+    return _entries()[anchor] if anchor else None

@@ -1,0 +1,105 @@
+"""The notebook of examples/steps, and recipes that need packages beside PyTorch."""
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import environment, shell
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "release"
+STEPS, RECIPES = ROOT / "examples" / "steps", ROOT / "examples" / "recipes"
+PATH = os.pathsep.join(map(str, [BUILD / "bin", Path(sys.prefix) / "bin", os.environ["PATH"]]))
+CELL_S = 200
+
+
+def test_the_notebook_trains_on_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    folder = ROOT / "build" / "notebook"  # on a real disk
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(STEPS, folder)
+    for name, value in environment(BUILD, PATH=PATH, CUDA_VISIBLE_DEVICES="").items():
+        monkeypatch.setenv(name, value)
+    notebook = nbformat.read(folder / "steps.ipynb", 4)
+    client = nbclient.NotebookClient(
+        notebook, timeout=CELL_S, kernel_name="python3", resources={"metadata": {"path": folder}}
+    )
+    client.execute()
+    printed = ["".join(o.get("text", "") for o in c.get("outputs", [])) for c in notebook.cells]
+    losses = [re.findall(r"loss (\S+)", text) for text in printed]
+    ddp, zero1, stage3, resumed = [found for found in losses if found]
+    assert ddp == zero1 == stage3
+    assert len(resumed) == 2
+    assert "def add_argument(self, " in printed[-1]
+
+
+def test_lora_of_a_local_model(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    config = transformers.GPT2Config(
+        vocab_size=256,
+        n_positions=64,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    shutil.copy(RECIPES / "lora.py", tmp_path)
+    (tmp_path / "text.txt").write_text("All work and no play makes a dull text.\n" * 200)
+    command = re.findall(r"^zerorun .*$", (RECIPES / "lora.py").read_text(), re.MULTILINE)[0]
+    job = shell(BUILD, command, tmp_path)
+    assert job.returncode == 0, job.stdout + job.stderr
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", job.stdout)]
+    assert losses[-1] < losses[0]
+    assert (tmp_path / "adapter" / "adapter_config.json").exists()
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    yaml = pytest.importorskip("yaml")
+    return list(yaml.safe_load_all((RECIPES / name).read_text()))
+
+
+def test_the_train_job_runs_zerorun_without_mpi_and_ssh() -> None:
+    (job,) = documents("trainjob.yaml")
+    assert (job["kind"], job["apiVersion"]) == ("TrainJob", "trainer.kubeflow.org/v1alpha1")
+    trainer = job["spec"]["trainer"]
+    assert trainer["command"][0] == "zerorun"
+    assert not {"mpirun", "ssh"} & set(trainer["command"])
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": job["metadata"],
+        "spec": {
+            "containers": [
+                {
+                    "name": "node",
+                    "image": trainer["image"],
+                    "command": trainer["command"],
+                    "env": trainer["env"],
+                    "resources": trainer["resourcesPerNode"],
+                }
+            ]
+        },
+    }
+    validate(pod)
+
+
+def test_the_indexed_job_is_valid() -> None:
+    service, job = documents("indexed_job.yaml")
+    validate(service)
+    validate(job)
+    pod = job["spec"]["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert job["spec"]["completions"] == job["spec"]["parallelism"]
+
+
+def validate(document: dict[str, Any]) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)

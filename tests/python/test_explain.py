@@ -1,0 +1,83 @@
+"""Every error text has an entry on the page Troubles, and `zerorun explain` finds it."""
+
+import random
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import shell
+from zerorun import explain
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import error_texts  # noqa: E402
+
+ENTRIES = error_texts.entries(error_texts.ENTRIES.read_text())
+MESSAGES = [line.split("\t") for line in error_texts.MESSAGES.read_text().splitlines()]
+
+
+def test_the_page_has_every_text_of_the_sources() -> None:
+    stale = [path for path, text in error_texts.outputs().items() if path.read_text() != text]
+    assert stale == [], "run: python scripts/error_texts.py --write"
+    assert len(MESSAGES) > 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "expected"),
+    [
+        ("a.cc", 'fail<IoError>("cannot {}: "  // why\n  "{}", a(")"), b);', ["cannot {}: {}"]),
+        ("a.cc", 'throw CommError("it is gone"); // fail<X>("no {}")', ["it is gone"]),
+        ("a.cc", 'problems.add(pointer, "unknown key; {}", f(1));', ["unknown key; {}"]),
+        ("a.py", 'raise _C.ConfigError(f"got {a!r}, " + f"wanted {b}")', ["got {}, wanted {}"]),
+        ("a.py", "raise ValueError", []),
+    ],
+)
+def test_texts_are_found_in_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str, expected: list[str]
+) -> None:
+    monkeypatch.setattr(error_texts, "ROOT", tmp_path)
+    path = tmp_path / name
+    path.write_text(source)
+    read = error_texts._of_python if name.endswith(".py") else error_texts._of_cpp
+    assert [text.text for text in read(path)] == expected
+
+
+def test_a_text_of_a_new_place_has_no_entry() -> None:
+    text = error_texts.Text("got a fish, expected a bird", "ConfigError", "new/place.cc")
+    assert error_texts.entry_of(text, ENTRIES) is None
+    elsewhere = text._replace(file="config/json/place.cc")
+    assert error_texts.entry_of(elsewhere, ENTRIES) == "broken-json"
+
+
+def test_entries_have_an_example_a_cause_and_a_remedy() -> None:
+    anchors = [entry.anchor for entry in ENTRIES]
+    assert len(set(anchors)) == len(anchors)
+    for entry in ENTRIES:
+        assert entry.body.count("**Cause.**") == entry.body.count("**Remedy.**") == 1, entry.anchor
+        found = explain.explain("[rank 1] " + entry.body.splitlines()[0])
+        assert found is not None
+        assert found.anchor == entry.anchor
+    assert {anchor for anchor, _ in MESSAGES} <= set(anchors)
+
+
+def test_texts_with_values_are_explained_by_their_entry() -> None:
+    chosen = random.Random(0).sample([m for m in MESSAGES if len(m[1].split()) > 4], 60)
+    wrong = []
+    for anchor, text in chosen:
+        found = explain.explain("[zerorun] error: " + text.replace("{}", "out/x.7"))
+        if found is None or found.anchor != anchor:
+            wrong.append((text, anchor, found and found.anchor))
+    assert len(wrong) <= 3, wrong
+
+
+def test_the_command(build: Path, tmp_path: Path) -> None:
+    job = shell(build, "zerorun explain ranks diverged: rank 0 calls all_gather", tmp_path)
+    assert job.returncode == 0, job.stderr
+    assert re.search(
+        r"\ARanks made different calls\n.*\nCause\. .*\nRemedy\. ", job.stdout, re.DOTALL
+    )
+    assert job.stdout.endswith("docs/troubles.md#diverged\n")
+    job = shell(build, "zerorun explain banana", tmp_path)
+    assert (job.returncode, job.stdout) == (1, "")
+    assert "quote more of the error" in job.stderr

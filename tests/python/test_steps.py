@@ -1,0 +1,100 @@
+"""examples/steps, one after the other by the commands of their headings, and examples/recipes.
+
+tests/ecosystem/test_recipes.py runs those that need more packages."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from ranks import shell
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS, RECIPES = ROOT / "examples" / "steps", ROOT / "examples" / "recipes"
+
+
+def command_of(path: Path) -> list[str]:
+    """The commands of a heading."""
+    return re.findall(r"^(?:zerorun|python) .*$", path.read_text().split('"""')[1], re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def printed(build: Path) -> dict[str, str]:
+    """What each step printed, in a folder on a real disk."""
+    folder = build.parent / "steps"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(STEPS, folder)
+    found = {}
+    for path in sorted(STEPS.glob("step*.py")):
+        for line in command_of(path):
+            job = shell(build, line, folder)
+            assert job.returncode == 0, job.stdout + job.stderr
+            found[path.stem] = job.stdout
+    return found
+
+
+def losses(text: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"loss (\S+)", text)]
+
+
+def test_sharding_and_offloading_change_no_loss(printed: dict[str, str]) -> None:
+    first = losses(printed["step1_ddp"])
+    assert len(first) == 4
+    assert first[-1] < first[0]
+    for step in ("step2_zero1", "step3_stage3", "step4_offload"):
+        assert losses(printed[step]) == pytest.approx(first, abs=2e-4), step
+
+
+def test_other_ranks_go_on_where_the_checkpoint_ended(printed: dict[str, str]) -> None:
+    assert re.findall(r"step (\d+)", printed["step5_resume"]) == ["25", "30"]
+    assert max(losses(printed["step5_resume"])) < losses(printed["step1_ddp"])[0]
+
+
+def test_transformers_generates(printed: dict[str, str]) -> None:
+    assert printed["step6_generate"].startswith("def add_argument(self, ")
+
+
+def test_zero1_is_two_lines_more_than_ddp() -> None:
+    ddp, zero1 = (
+        (STEPS / name).read_text().split('"""')[2].splitlines()
+        for name in ("step1_ddp.py", "step2_zero1.py")
+    )
+    assert [line for line in zero1 if line not in ddp] == [
+        "import zerorun",
+        "optimizer = zerorun.ShardedOptimizer(optimizer)",
+    ]
+    assert [line for line in ddp if line not in zero1] == []
+
+
+def test_the_notebook_has_the_steps() -> None:
+    notebook = json.loads((STEPS / "steps.ipynb").read_text())
+    code = "".join("".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code")
+    for text in ("notebook_launcher(", "ShardedOptimizer(", "load_checkpoint(", "from_pretrained("):
+        assert text in code
+    assert all(not cell.get("outputs") for cell in notebook["cells"])
+
+
+def test_the_policy_learns(build: Path, tmp_path: Path) -> None:
+    job = shell(
+        build, f"cp {RECIPES}/rl_loop.py . && {command_of(RECIPES / 'rl_loop.py')[0]}", tmp_path
+    )
+    assert job.returncode == 0, job.stdout + job.stderr
+    rewards = [float(reward) for reward in re.findall(r"reward (\S+)", job.stdout)]
+    assert rewards[-1] > 0.9 > rewards[0]
+
+
+def test_the_script_for_slurm_starts_a_launcher_on_each_host(build: Path, tmp_path: Path) -> None:
+    """With a Slurm of two functions in place of the real one."""
+    script = RECIPES / "two_hosts.slurm"
+    lines = [
+        "export SLURM_NNODES=2 SLURM_JOB_NODELIST=a,b",
+        "scontrol() { echo a; echo b; }",
+        'srun() { shift; SLURM_NODEID=1 "$@"; }',
+        'exec() { zerorun --dry_run "${@:2}"; }; export -f exec',
+        f". {script}",
+    ]
+    line = "\n".join(lines)
+    job = shell(build, line, tmp_path)
+    assert job.returncode == 0, job.stderr
+    assert {"CROSS_RANK=1", "CROSS_SIZE=2"} <= set(job.stdout.split())

@@ -1,0 +1,74 @@
+"""The site that `./dev docs` has made, from a disk, in a headless browser."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SITE = Path(__file__).resolve().parents[2] / "site"
+PAGES = sorted(path.name for path in SITE.glob("*.html") if path.name != "404.html")
+BROWSER = shutil.which(os.environ.get("ZERORUN_BROWSER", "chromium"))
+MANY = 50
+
+
+def test_pages_need_no_network() -> None:
+    assert len(PAGES) > MANY
+    for name in PAGES:
+        text = (SITE / name).read_text()
+        loaded = re.findall(r"<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=\"?(\S+)", text)
+        assert [address for address in loaded if address.startswith(("http", "//"))] == [], name
+
+
+def test_the_search_knows_errors() -> None:
+    index = (SITE / "search" / "search_index.js").read_text()
+    for word in ("ranks diverged", "overlap_param_gather", "node_rank"):
+        assert word in index
+
+
+def test_the_python_interface_is_there() -> None:
+    text = (SITE / "api.html").read_text()
+    for name in ("zerorun.shard", "zerorun.initialize", "zerorun.zero.GatheredParameters"):
+        assert f'id="{name}"' in text
+
+
+def browse(tmp_path: Path, address: str, width: int, *options: str) -> str:
+    """What the browser prints; it has met no error."""
+    done = subprocess.run(
+        [
+            str(BROWSER),
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            "--virtual-time-budget=3000",
+            f"--window-size={width},2000",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            *options,
+            address,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium")
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_opens_without_errors(tmp_path: Path, name: str, width: int) -> None:
+    picture = tmp_path / "page.png"
+    browse(tmp_path, (SITE / name).as_uri(), width, f"--screenshot={picture}")
+    assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium")
+def test_the_search_finds_from_a_disk(tmp_path: Path) -> None:
+    page = browse(tmp_path, (SITE / "index.html").as_uri() + "?q=diverged", 1440, "--dump-dom")
+    links = re.findall(r'<a href="([^"]*)" class="md-search-result__link', page)
+    assert any("troubles.html" in link for link in links), links

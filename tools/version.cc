@@ -1,0 +1,9 @@
+#include "tools/version.h"
+
+#include "zerorun/version.h"
+
+namespace zerorun {
+
+std::string version_line() { return "zerorun " ZERORUN_VERSION " (commit " ZERORUN_COMMIT ")"; }
+
+}  // namespace zerorun
