@@ -47,6 +47,7 @@ __all__ = [
     "config",
     "experts",
     "initialize",
+    "nn",
     "sequence",
     "shard",
     "zero",
@@ -65,7 +66,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"experts", "sequence", "zero"}:
+    if name in {"experts", "nn", "sequence", "zero"}:
         return importlib.import_module(f"zerorun.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'zerorun' has no attribute '{name}'")
