@@ -48,6 +48,7 @@ __all__ = [
     "config",
     "experts",
     "initialize",
+    "nn",
     "sequence",
     "shard",
     "zero",
@@ -69,6 +70,6 @@ _other = lazy_names(
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"experts", "sequence", "zero"}:
+    if name in {"experts", "nn", "sequence", "zero"}:
         return importlib.import_module(f"zerorun.{name}")
     return _other(name)

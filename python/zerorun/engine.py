@@ -137,6 +137,7 @@ class ZeroEngine(ShardedModule):
         if self.core.no_sync:
             raise _C.InternalError("It is illegal to call Engine.step() inside no_sync")
         self._check_scaled()
+        self._end_stream("a step")
         self.micro_step_applied = False
         if self.core.is_last_micro_step:  # what is wrong shows before anything is used up
             self.shards.saver.poll()

@@ -22,6 +22,7 @@ from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.policy import Policy
 from zerorun.shards import clipping
 from zerorun.shards.shards import Shards
+from zerorun.streaming import ParameterStream
 
 if TYPE_CHECKING:  # what a training without saves does without
     from zerorun.checkpoints.checkpoint import Training
@@ -70,6 +71,8 @@ class ShardedModule(nn.Module):
         self.training_dataloader: Any = None
         self.micro_steps = 0
         self.global_steps = 0
+        self._stream: ParameterStream | None = None
+        self._streamed_hashes: dict[int, dict[str, bytes]] = {}  # by step and name
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         raise _C.ConfigError(
@@ -185,6 +188,52 @@ class ShardedModule(nn.Module):
         for name, parameter in full_parameters_of(self.module):
             kept = dtype if parameter.is_floating_point() else None
             yield name, whole_of(parameter).to(device or parameter.device, kept, copy=True)
+
+    def stream_parameters(
+        self,
+        *,
+        bucket_bytes: int = 256 << 20,
+        dtype: torch.dtype | None = None,
+        owners: str = "rank0",
+        changed_since: int | None = None,
+        merge_adapters: bool = False,
+    ) -> ParameterStream:
+        """The model's parameters and persistent buffers in flat buckets, in an order that does not
+        change, for engines that generate or evaluate elsewhere. Collective: every rank iterates.
+
+        - `bucket_bytes`: of a bucket; a tensor that is larger has a bucket alone.
+        - `dtype`: of floating-point parameters; None: the model's.
+        - `owners`: "rank0": rank 0 has the data. "all": each rank has tensors of its own, so all
+          network cards send; the ranks' buckets of one turn have about the same size.
+        - `changed_since`: leaves out tensors whose bits, as streamed, are those of that step
+          (`global_steps`). A step counts if it was streamed to the end with `changed_since`, and is
+          one of the last four; otherwise every tensor is given.
+        - `merge_adapters`: PEFT's adapters are within the weights, under the base model's names.
+
+        Yields :class:`ParameterBucket`. All ranks yield the same number of times, so a program may
+        communicate between two buckets. At most two buckets are in memory, the program's and the
+        next, besides one unit at stage 3, each of which is gathered once. Tied tensors are given
+        once. A ``break`` on every rank ends it, and so does a step: the next bucket is then a
+        ConfigError. So are wrong arguments, ranks that disagree about them, and models that are
+        divided among ranks by other means.
+        """
+        self._check_open("stream_parameters")
+        self._end_stream("another stream")
+        self._stream = ParameterStream(
+            self,
+            bucket_bytes=bucket_bytes,
+            dtype=dtype,
+            owners=owners,
+            changed_since=changed_since,
+            merge_adapters=merge_adapters,
+        )
+        return self._stream
+
+    def _end_stream(self, by: str) -> None:
+        """Of a loop that an error has left, whose traceback may hold it."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close(by)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The model's ``load_state_dict()``, which also updates the master parameters.
@@ -340,4 +389,5 @@ class ShardedModule(nn.Module):
         """
         shards = self.__dict__.get("shards")
         if shards is not None:
+            self._end_stream("destroy()")
             shards.close()

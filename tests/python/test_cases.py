@@ -17,6 +17,8 @@ FILES = (
     "packed_weights",
     "saved_dtypes",
     "silence",
+    "streaming",
+    "logits",
     "clipping",
     "optimizers",
     "optimizer_states",

@@ -1,0 +1,265 @@
+"""A model in flat buckets, one after the other, for an engine elsewhere that generates with it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerorun import _C
+from zerorun.checkpoints.full_state import check_one_model, full_parameters_of
+from zerorun.merged_adapters import MergedAdapters
+from zerorun.model.engine_ranks import EngineRanks
+from zerorun.model.local_tensor import whole_of
+from zerorun.model.plain_names import plain_name
+
+__all__ = ["ParameterBucket", "ParameterStream", "StreamedTensor"]
+
+_ALIGNMENT = 16  # bytes: a view of any dtype may begin there
+_SLICE = 1 << 20  # elements that are hashed at once
+_KEPT_STEPS = 4  # whose hashes are kept
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+
+
+@dataclass(frozen=True)
+class StreamedTensor:
+    """A tensor of a bucket. `offset`: bytes. `tied`: its other names in the model."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    offset: int
+    tied: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.shape.numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class ParameterBucket:
+    """Whole tensors in one flat piece of memory, which can be sent as it is.
+
+    `data`: uint8, on the model's device; None on ranks other than `owner` (`owners="rank0"`).
+    """
+
+    owner: int
+    tensors: tuple[StreamedTensor, ...]
+    data: torch.Tensor | None
+
+    def items(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors, views of `data`; nothing where that is None."""
+        if self.data is not None:
+            for each in self.tensors:
+                part = self.data[each.offset : each.offset + each.nbytes]
+                yield each.name, part.view(each.dtype).view(each.shape)
+
+
+@dataclass(frozen=True)
+class _Source:
+    name: str
+    tied: tuple[str, ...]
+    values: torch.Tensor
+
+
+class _Round:
+    """Buckets that all ranks yield at the same time: one, or one of each rank."""
+
+    def __init__(self, owners: int, rank: int, capacity: int, device: torch.device) -> None:
+        self._rank, self._capacity, self._device = rank, capacity, device
+        self._sizes = [0] * owners
+        self._tensors: list[list[StreamedTensor]] = [[] for _ in range(owners)]
+        self._data = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def __bool__(self) -> bool:
+        return any(self._tensors)
+
+    def add(self, source: _Source) -> bool:
+        """Takes a copy if there is room: a tensor that is larger than a bucket has one alone."""
+        owner = self._sizes.index(min(self._sizes))
+        offset = self._sizes[owner]
+        values = source.values
+        if offset > 0 and offset + values.nbytes > self._capacity:
+            return False
+        tensor = StreamedTensor(source.name, values.shape, values.dtype, offset, source.tied)
+        self._tensors[owner].append(tensor)
+        self._sizes[owner] = offset + -(-values.nbytes // _ALIGNMENT) * _ALIGNMENT
+        if owner == self._rank:
+            if self._data.nbytes < offset + values.nbytes:  # the first one
+                self._data = self._data.new_empty(max(self._capacity, values.nbytes))
+            place = self._data[offset : offset + values.nbytes]
+            place.view(values.dtype).view(values.shape).copy_(values)
+        return True
+
+    def bucket(self) -> ParameterBucket:
+        own = self._rank if self._rank < len(self._sizes) else 0
+        data = self._data[: self._sizes[own]] if own == self._rank else None
+        return ParameterBucket(own, tuple(self._tensors[own]), data)
+
+
+class ParameterStream(Iterator[ParameterBucket]):
+    """What ``engine.stream_parameters()`` returns.
+
+    `tensors`, `changed`: how many the model has and how many were given, complete at the end. It
+    ends with a step, another stream, or the engine.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        *,
+        bucket_bytes: int,
+        dtype: torch.dtype | None,
+        owners: str,
+        changed_since: int | None,
+        merge_adapters: bool,
+    ) -> None:
+        self.tensors = self.changed = 0
+        self._engine = engine
+        self._dtype, self._since = dtype, changed_since
+        self._step = engine.global_steps
+        self._ended_by: str | None = None
+        self._check(bucket_bytes, owners)
+        model, ranks = engine.module, engine.ranks
+        self._check_agreement(ranks, bucket_bytes, owners, merge_adapters)
+        check_one_model(model, ranks)
+        self._adapters = MergedAdapters(model) if merge_adapters else None
+        count = ranks.job.world_size if owners == "all" else 1
+        capacity = min(bucket_bytes, _room(engine, dtype))
+        self._round_of = count, ranks.job.rank, capacity, engine.device
+        engine.shards.release_all()
+        engine.shards.finish_updates()
+        self._buckets = self._stream(model)
+
+    def __next__(self) -> ParameterBucket:
+        self._engine._check_open("stream_parameters")
+        if self._ended_by is not None:
+            raise _C.ConfigError(
+                f"stream_parameters: began after step {self._step} and was ended by "
+                f"{self._ended_by}: iterate to the end before that, or break"
+            )
+        return next(self._buckets)
+
+    def close(self, ended_by: str | None = None) -> None:
+        """Gives back what is gathered, as the end of the iteration does."""
+        self._buckets.close()
+        self._ended_by = ended_by
+
+    def _check(self, bucket_bytes: Any, owners: Any) -> None:
+        is_count = isinstance(bucket_bytes, int) and not isinstance(bucket_bytes, bool)
+        if not is_count or bucket_bytes < 1:
+            raise _fault("bucket_bytes", bucket_bytes, "a number of bytes from 1 on")
+        if owners not in ("rank0", "all"):
+            raise _fault("owners", owners, '"rank0" or "all"')
+        dtype = self._dtype
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise _fault("dtype", dtype, "a floating-point torch.dtype, or None: the model's")
+        since = self._since
+        if since is not None and (
+            not isinstance(since, int) or isinstance(since, bool) or not 0 <= since <= self._step
+        ):
+            raise _fault("changed_since", since, f"a step from 0 to {self._step}, or None")
+
+    def _check_agreement(self, ranks: EngineRanks, *arguments: Any) -> None:
+        """Collective: ranks that disagree would wait for each other's gathers."""
+        told = repr((*arguments, self._dtype, self._since, self._step))
+        number = int.from_bytes(hashlib.blake2b(told.encode(), digest_size=7).digest(), "big")
+        extremes = torch.tensor([number, -number])
+        ranks.job.all_reduce(extremes, "max", "stream_parameters: arguments")
+        if extremes.sum().item() != 0:
+            raise _C.ConfigError(
+                "stream_parameters: ranks disagree about its arguments or their step; this rank: "
+                f"(bucket_bytes, owners, merge_adapters, dtype, changed_since, step) = {told}"
+            )
+
+    def _stream(self, model: nn.Module) -> Generator[ParameterBucket]:
+        streamed = self._engine._streamed_hashes
+        before = streamed.get(self._since, {})
+        hashes: dict[str, bytes] = {}
+        current = _Round(*self._round_of)
+        for source in self._sources(model):
+            self.tensors += 1
+            if self._since is not None:
+                hashes[source.name] = _hash_of(source.values)
+                if before.get(source.name) == hashes[source.name]:
+                    continue
+            self.changed += 1
+            if not current.add(source):
+                yield self._finished(current)
+                current = _Round(*self._round_of)
+                current.add(source)
+        if current:
+            yield self._finished(current)
+        if self._since is not None:
+            streamed[self._step] = hashes
+            for step in sorted(streamed)[:-_KEPT_STEPS]:
+                del streamed[step]
+
+    def _finished(self, filled: _Round) -> ParameterBucket:
+        bucket = filled.bucket()
+        if bucket.data is not None and bucket.data.is_cuda:
+            # The program's collectives between two buckets must not meet gathers under way.
+            torch.cuda.current_stream(bucket.data.device).synchronize()
+        return bucket
+
+    def _sources(self, model: nn.Module) -> Iterator[_Source]:
+        """Parameters, gathered one unit at a time, then buffers that a state dict has."""
+        state = model.state_dict(keep_vars=True)
+        tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+        names: dict[int, list[str]] = {}
+        for key, value in tensors.items():
+            names.setdefault(id(value), []).append(self._name(key))
+        gathered: Iterable[tuple[str, Any]] = full_parameters_of(model)
+        for _, parameter in gathered:
+            first, *tied = names.get(id(parameter), ["?"])
+            if self._adapters is not None and not self._adapters.keeps(parameter):
+                continue
+            values = whole_of(parameter)
+            if self._adapters is not None:
+                values = self._adapters.merged(parameter, values)
+            if self._dtype is not None and values.is_floating_point():
+                values = values.to(self._dtype)
+            yield _Source(first, tuple(tied), values)
+        for value in {id(value): value for value in tensors.values()}.values():
+            if not isinstance(value, nn.Parameter):
+                first, *tied = names[id(value)]
+                yield _Source(first, tuple(tied), whole_of(value))
+
+    def _name(self, key: str) -> str:
+        name = plain_name(key)
+        return name if self._adapters is None else self._adapters.name(name)
+
+
+def _room(engine: Any, dtype: torch.dtype | None) -> int:
+    """Bytes that are enough for the whole model."""
+    tensors = [(shape.numel(), p.dtype) for p, shape in engine.layout.shapes.items()]
+    tensors += [(buffer.numel(), buffer.dtype) for buffer in engine.module.buffers()]
+    widest = 0 if dtype is None else dtype.itemsize
+    return sum(numel * max(own.itemsize, widest) + _ALIGNMENT for numel, own in tensors)
+
+
+def _hash_of(values: torch.Tensor) -> bytes:
+    """Of shape, dtype and bits, the same on every device: those that differ in one element have the
+    same hash with a probability of 2^-48 (multiply-shift hashing, Dietzfelbinger et al. 1997)."""
+    found = hashlib.blake2b(repr((values.shape, values.dtype)).encode(), digest_size=16)
+    bits = values.contiguous().flatten().view(_BITS[values.dtype.itemsize])
+    factors = _factors(values.device)
+    for part in bits.split(_SLICE):
+        found.update(repr((part.long() * factors[: part.numel()]).sum().item()).encode())
+    return found.digest()
+
+
+@functools.cache
+def _factors(device: torch.device) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(20261127)
+    limits = torch.iinfo(torch.int64)
+    return torch.randint(limits.min, limits.max, (_SLICE,), generator=generator).to(device) | 1
+
+
+def _fault(argument: str, got: Any, expected: str) -> _C.ConfigError:
+    return _C.ConfigError(f"stream_parameters: {argument}: got {got!r}, expected {expected}")

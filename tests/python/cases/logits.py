@@ -1,0 +1,249 @@
+"""zerorun.nn.linear_cross_entropy: a loss without all logits."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import torch.nn.functional as F
+import zerorun
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from zerorun.nn import linear_cross_entropy
+
+from cases.models import (
+    RANK,
+    STAGES,
+    VOCABULARY,
+    adamw,
+    assert_close,
+    batch_of,
+    config,
+    make,
+    mean,
+    part_of,
+    raises,
+)
+
+TOKENS, WIDTH, WORDS = 37, 16, 50
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    """Hidden states, weight, bias, and labels of which some are ignored."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = (TOKENS, WIDTH), (WORDS, WIDTH), (WORDS,)
+    made = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    labels = torch.randint(0, WORDS, (TOKENS,), generator=generator)
+    labels[::5] = -100
+    return [*(tensor.requires_grad_() for tensor in made), labels]
+
+
+def whole(
+    hidden: torch.Tensor, weight: Any, labels: torch.Tensor, z_loss: float = 0.0, **options: Any
+) -> torch.Tensor:
+    """As PyTorch computes it, with all logits."""
+    bias = options.pop("bias", None)
+    logits = F.linear(hidden, weight, bias) if isinstance(weight, torch.Tensor) else weight(hidden)
+    counted = labels != options.get("ignore_index", -100)
+    extra = z_loss * logits.logsumexp(-1)[counted].square()
+    is_sum = options.get("reduction") == "sum"
+    return F.cross_entropy(logits, labels, **options) + (extra.sum() if is_sum else extra.mean())
+
+
+def gradients(loss: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(3 * loss, tensors))
+
+
+def case_loss_and_gradients_are_those_of_all_logits(_folder: Path) -> None:
+    values = itertools.product((1, 10, 1000), (0.0, 0.1), (0.0, 1e-2), ("mean", "sum"))
+    for chunk, smoothing, z_loss, reduction in values:
+        hidden, weight, bias, labels = inputs()
+        options = {"label_smoothing": smoothing, "z_loss": z_loss, "reduction": reduction}
+        expected = whole(hidden, weight, labels, bias=bias, **options)
+        found = linear_cross_entropy(hidden, weight, labels, bias=bias, chunk=chunk, **options)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+        tensors = [hidden, weight, bias]
+        torch.testing.assert_close(gradients(found, tensors), gradients(expected, tensors))
+
+
+def case_each_dtype_is_as_exact_as_torch(_folder: Path) -> None:
+    exact = whole(*inputs()[:2], inputs()[3])
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)):
+        hidden, weight, _, labels = inputs(dtype)
+        reference_ = whole(hidden.double(), weight.double(), labels)
+        found = linear_cross_entropy(hidden, weight, labels, chunk=7)
+        assert found.dtype == torch.float32
+        assert abs(found.item() / reference_.item() - 1) <= tolerance
+        found.backward()
+        assert (hidden.grad.dtype, weight.grad.dtype) == (dtype, dtype)
+    hidden, weight, _, labels = inputs(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = linear_cross_entropy(hidden, weight, labels)
+        cast = F.cross_entropy(F.linear(hidden, weight).float(), labels)
+    torch.testing.assert_close(found, cast)
+    found.backward()
+    assert weight.grad.dtype == torch.float32
+    assert abs(found.item() / exact.item() - 1) <= 1e-2
+
+
+def case_no_labels_and_labels_of_other_ranks(_folder: Path) -> None:
+    hidden, weight, _, labels = inputs()
+    empty = torch.full_like(labels, 7)
+    loss = linear_cross_entropy(hidden, weight, empty, ignore_index=7)
+    loss.backward()
+    assert loss == 0
+    assert not weight.grad.any()
+    loss = linear_cross_entropy(hidden[:0], weight, labels[:0])
+    assert loss == 0
+    three = linear_cross_entropy(hidden[None, None], weight, labels[None, None])
+    torch.testing.assert_close(three, linear_cross_entropy(hidden, weight, labels))
+
+
+class Largest(TorchDispatchMode):
+    """The elements of the largest tensor that is made."""
+
+    most = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(each, torch.Tensor):
+                self.most = max(self.most, each.numel())
+        return made
+
+
+def case_there_are_never_more_logits_than_a_chunk_has(_folder: Path) -> None:
+    hidden, weight, _, labels = inputs()
+    with Largest() as largest:
+        linear_cross_entropy(hidden, weight, labels, chunk=4).backward()
+    assert largest.most == WORDS * WIDTH  # the weight's gradient
+    with Largest() as largest:
+        linear_cross_entropy(hidden, weight, labels).backward()
+    assert largest.most == WORDS * TOKENS
+
+
+class Body(nn.Module):
+    """A model whose head is used by its loss alone."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.body = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=not tied)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.body(self.embedding(tokens[:, :-1]))
+        if self.in_pieces:
+            return linear_cross_entropy(hidden, self.head, tokens[:, 1:], chunk=5)
+        return F.cross_entropy(self.head(hidden).flatten(0, 1), tokens[:, 1:].flatten())
+
+    in_pieces = True
+
+
+class Tied(Body):
+    def __init__(self) -> None:
+        super().__init__(tied=True)
+
+
+class Untied(Body):
+    def __init__(self) -> None:
+        super().__init__(tied=False)
+
+
+def case_a_model_trains_with_it_at_every_stage(_folder: Path) -> None:
+    for kind in (Tied, Untied):
+        Body.in_pieces = False
+        model = make(kind)
+        optimizer, expected = adamw(model), []
+        for step in range(4):
+            loss = model(batch_of(step))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            expected.append(loss.item())
+        Body.in_pieces = True
+        for stage in STAGES:
+            model = make(kind)
+            engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+            losses = []
+            for step in range(4):
+                loss = engine(part_of(batch_of(step)))
+                engine.backward(loss)
+                engine.step()
+                losses.append(mean(loss.detach(), engine))
+            assert_close(losses, expected)
+            engine.destroy()
+
+
+def case_the_head_is_gathered_once_however_many_tokens_a_rank_has(_folder: Path) -> None:
+    model = make(Untied)
+    engine = zerorun.shard(model, stage=3, optimizer=adamw(model), units=nn.Linear)
+    found: list[str] = []
+    for unit in engine.shards.gather_hooks.units:
+
+        def acquire(unit: Any = unit, acquire: Any = unit.acquire) -> None:
+            if not unit.available:
+                found.append(unit.name)
+            acquire()
+
+        unit.acquire = acquire
+    tokens = part_of(batch_of(0))[:, : 3 + RANK]
+    engine.backward(engine(tokens))
+    assert found.count("head") == 1
+    engine.step()
+    engine.destroy()
+
+
+def case_heads_with_adapters(_folder: Path) -> None:
+    torch.manual_seed(0)
+    config_ = peft.LoraConfig(r=4, target_modules=["head"], lora_alpha=16)
+    model = peft.get_peft_model(nn.ModuleDict({"head": nn.Linear(WIDTH, WORDS)}), config_)
+    head = model.base_model.model["head"].double()
+    nn.init.normal_(head.lora_B["default"].weight)
+    hidden, _, _, labels = inputs()
+    for is_frozen in (True, False):
+        head.base_layer.requires_grad_(not is_frozen)
+        tensors = [hidden, *(p for p in head.parameters() if p.requires_grad)]
+        expected = whole(hidden, head, labels)
+        with Largest() as largest:
+            found = linear_cross_entropy(hidden, head, labels, chunk=4)
+            found_gradients = gradients(found, tensors)
+        assert largest.most == WORDS * WIDTH
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(found_gradients, gradients(expected, tensors))
+    config_ = peft.LoraConfig(r=4, target_modules=["head"], use_dora=True)
+    model = peft.get_peft_model(nn.ModuleDict({"head": nn.Linear(WIDTH, WORDS)}), config_)
+    raises(
+        zerorun.ConfigError,
+        "weight: got 'adapter default', expected LoRA without dropout, bias or variant",
+        lambda: linear_cross_entropy(hidden, model.base_model.model["head"], labels),
+    )
+
+
+def case_wrong_arguments(_folder: Path) -> None:
+    hidden, weight, _, labels = inputs()
+
+    def refused(text: str, *given: Any, **options: Any) -> None:
+        raises(
+            zerorun.ConfigError,
+            f"linear_cross_entropy: {text}",
+            lambda: linear_cross_entropy(*given, **options),
+        )
+
+    for chunk in (0, -1, 2.0, True, None):
+        refused(f"chunk: got {chunk!r}, expected a number of", hidden, weight, labels, chunk=chunk)
+    refused("reduction: got 'none'", hidden, weight, labels, reduction="none")
+    refused("label_smoothing: got 2", hidden, weight, labels, label_smoothing=2)
+    refused("labels: got '[36] of torch.int64', expected [37]", hidden, weight, labels[1:])
+    refused("labels: got '[37] of torch.float64'", hidden, weight, labels.double())
+    refused("hidden: got '[37, 16] of torch.int64'", hidden.long(), weight, labels)
+    refused("hidden: got [37, 15], expected [..., 16]", hidden[:, 1:], weight, labels)
+    refused("weight: got 'Conv1d', expected", hidden, nn.Conv1d(1, 1, 1), labels)

@@ -1,0 +1,309 @@
+"""engine.stream_parameters(): the model in flat buckets, for engines that run elsewhere."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import torch.distributed as dist
+import zerorun
+from torch import nn
+from zerorun.streaming import ParameterBucket
+
+from cases.models import (
+    RANK,
+    STAGES,
+    WORLD_SIZE,
+    Model,
+    adamw,
+    config,
+    make,
+    raises,
+    train,
+)
+from cases.silence import count_gathers
+
+BF16 = {"bf16": {"enabled": True}}
+SMALL = 3000  # bytes: less than the embedding, more than most others
+
+
+class Buffered(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.arange(5))
+        self.register_buffer("passing", torch.ones(3), persistent=False)
+
+
+def start(stage: int, kind: type[nn.Module] = Buffered, **keys: Any) -> zerorun.ZeroEngine:
+    model = make(kind)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **(BF16 | keys)))
+    return engine
+
+
+def values_in(buckets: Iterator[ParameterBucket]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for bucket in buckets:
+        for name, tensor in bucket.items():
+            assert name not in found
+            found[name] = tensor.clone()
+    return found
+
+
+def everybodys(own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    gathered: list[Any] = [None] * WORLD_SIZE
+    dist.all_gather_object(gathered, own)
+    assert sum(map(len, gathered)) == len({name for each in gathered for name in each})
+    return {name: value for each in gathered for name, value in each.items()}
+
+
+def with_group(call: Any) -> None:
+    """PyTorch's own group, with which programs send what is streamed."""
+    dist.init_process_group("gloo", rank=RANK, world_size=WORLD_SIZE)
+    try:
+        call()
+    finally:
+        dist.destroy_process_group()
+
+
+def case_the_whole_model_once_at_every_stage(_folder: Path) -> None:
+    def check() -> None:
+        for stage in STAGES:
+            engine = start(stage)
+            train(engine, 2)
+            whole = engine.full_state_dict(rank0_only=False)
+            assert whole is not None
+            del whole["head.weight"]  # tied
+            gathers = count_gathers(engine)
+            for owners in ("rank0", "all"):
+                for nbytes in (1, SMALL, 1 << 30):
+                    gathers[:] = [0] * len(gathers)
+                    stream = engine.stream_parameters(bucket_bytes=nbytes, owners=owners)
+                    found = everybodys(values_in(stream))
+                    assert gathers == [int(stage == 3)] * len(gathers)
+                    assert found.keys() == whole.keys()
+                    for name, value in found.items():
+                        assert value.dtype == whole[name].dtype, name
+                        assert torch.equal(value.cpu(), whole[name]), (stage, owners, name)
+                    assert (stream.tensors, stream.changed) == (len(whole), len(whole))
+            train(engine, 1)  # nothing stayed gathered
+            engine.destroy()
+
+    with_group(check)
+
+
+def case_ranks_have_the_same_turns_and_about_equal_buckets(_folder: Path) -> None:
+    engine = start(3)
+    for owners in ("rank0", "all"):
+        buckets = [
+            (bucket.owner, bucket.tensors, None if bucket.data is None else bucket.data.nbytes)
+            for bucket in engine.stream_parameters(bucket_bytes=SMALL, owners=owners)
+        ]
+        count = torch.tensor([len(buckets), -len(buckets)])
+        engine.communicator.all_reduce(count, "max", "turns")
+        assert count.sum() == 0
+        for owner, tensors, nbytes in buckets:
+            assert owner == (RANK if owners == "all" else 0)
+            assert (nbytes is None) == (owner != RANK)
+            if nbytes is not None:
+                assert nbytes <= SMALL or len(tensors) == 1
+                assert [each.offset % 16 for each in tensors] == [0] * len(tensors)
+    tensors = [t for b in engine.stream_parameters() for t in b.tensors]
+    assert [t.tied for t in tensors if t.name == "embedding.weight"] == [("head.weight",)]
+    names = [t.name for t in tensors]
+    engine.destroy()
+    for stage in (0, 1, 2):
+        engine = start(stage)
+        assert {t.name for b in engine.stream_parameters() for t in b.tensors} == set(names)
+        engine.destroy()
+
+
+def case_two_buckets_are_in_memory_at_most(_folder: Path) -> None:
+    engine = start(3)
+    buckets: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+    for bucket in engine.stream_parameters(bucket_bytes=SMALL, owners="all"):
+        gc.collect()
+        buckets.append(weakref.ref(bucket.data.untyped_storage()))
+        most = max(most, sum(made() is not None for made in buckets))
+    assert len(buckets) > 3
+    assert most <= 2
+    engine.destroy()
+
+
+def case_the_program_communicates_between_two_buckets(_folder: Path) -> None:
+    def check() -> None:
+        for stage in (1, 3):
+            engine = start(stage)
+            expected = engine.full_state_dict(rank0_only=False)
+            assert expected is not None
+            found: dict[str, torch.Tensor] = {}
+            for bucket in engine.stream_parameters(bucket_bytes=SMALL, dtype=torch.float32):
+                last = bucket.tensors[-1]
+                data = bucket.data
+                if data is None:
+                    data = torch.empty(
+                        -(-(last.offset + last.nbytes) // 16) * 16, dtype=torch.uint8
+                    )
+                data = data.cpu()
+                dist.broadcast(data, bucket.owner)
+                received = ParameterBucket(bucket.owner, bucket.tensors, data)
+                found |= dict(received.items())
+            for name, value in found.items():
+                assert torch.equal(value, expected[name].to(value.dtype)), name
+            engine.destroy()
+
+    with_group(check)
+
+
+def case_only_what_changed_since_a_step(_folder: Path) -> None:
+    for stage in (0, 2, 3):
+        model = make(Buffered)
+        model.blocks[0].requires_grad_(False)
+        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **BF16))
+        frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+        train(engine, 1)
+        engine.optimizer.param_groups[0]["lr"] = 0.1
+        # The first stream that is asked to know has nothing to compare with.
+        first = engine.stream_parameters(changed_since=0)
+        all_names = {t.name for b in first for t in b.tensors}
+        assert first.changed == first.tensors == len(all_names)
+        same = engine.stream_parameters(changed_since=1)
+        assert [*same] == []
+        assert (same.tensors, same.changed) == (len(all_names), 0)
+        train(engine, 1)
+        later = engine.stream_parameters(changed_since=1)
+        assert {t.name for b in later for t in b.tensors} == all_names - frozen - {"seen"}
+        assert later.changed == len(all_names) - len(frozen) - 1
+        model.seen[0] = 7
+        more = engine.stream_parameters(changed_since=2)
+        assert [t.name for b in more for t in b.tensors] == ["seen"]
+        # Of the steps before, one that was not streamed to the end is not known.
+        train(engine, 1)
+        next(engine.stream_parameters(changed_since=2)).items()
+        assert engine.stream_parameters(changed_since=3)._since == 3
+        given = {t.name for b in engine.stream_parameters(changed_since=3) for t in b.tensors}
+        assert given == all_names
+        # Another dtype has other bits.
+        stream = engine.stream_parameters(changed_since=3, dtype=torch.float16)
+        assert {t.name for b in stream for t in b.tensors} == all_names - {"seen"}
+        engine.destroy()
+
+
+def case_what_ends_a_stream_early(_folder: Path) -> None:
+    for stage in (1, 3):
+        engine = start(stage)
+        total = len(values_in(engine.stream_parameters(owners="all")))
+        for bucket in engine.stream_parameters(bucket_bytes=1):
+            assert bucket.tensors
+            break
+        del bucket
+        train(engine, 1)  # which refuses parameters that are still gathered
+        stream = engine.stream_parameters(bucket_bytes=1)
+        next(stream)
+        train(engine, 1)
+        raises(zerorun.ConfigError, "began after step 1 and was ended by a step", stream.__next__)
+        stream = engine.stream_parameters(bucket_bytes=1)
+        next(stream)
+        next(engine.stream_parameters(bucket_bytes=1))
+        raises(zerorun.ConfigError, "was ended by another stream", stream.__next__)
+
+        def interrupted(engine: zerorun.ZeroEngine = engine) -> None:
+            for _ in engine.stream_parameters(bucket_bytes=1):
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt) as kept:  # whose traceback holds the loop
+            interrupted()
+        train(engine, 1)
+        del kept
+        assert len(values_in(engine.stream_parameters(owners="all"))) == total
+        stream = engine.stream_parameters(bucket_bytes=1)
+        next(stream)
+        stream.close()
+        engine.destroy()
+        raises(zerorun.ConfigError, "this engine was destroyed", stream.__next__)
+        raises(zerorun.ConfigError, "this engine was destroyed", engine.stream_parameters)
+
+
+def case_arguments_that_are_wrong_or_differ(_folder: Path) -> None:
+    engine = start(3)
+    for arguments in (
+        {"bucket_bytes": 0},
+        {"bucket_bytes": -1},
+        {"bucket_bytes": 1e6},
+        {"bucket_bytes": True},
+        {"owners": "rank1"},
+        {"owners": None},
+        {"dtype": torch.int8},
+        {"dtype": "bf16"},
+        {"changed_since": -1},
+        {"changed_since": 1},
+        {"changed_since": 0.0},
+    ):
+        (name, value), *_ = arguments.items()
+        text = f"stream_parameters: {name}: got {value!r}, expected"
+        raises(zerorun.ConfigError, text, lambda a=arguments: engine.stream_parameters(**a))
+    if WORLD_SIZE > 1:
+        text = "ranks disagree about its arguments"
+        raises(
+            zerorun.ConfigError, text, lambda: engine.stream_parameters(bucket_bytes=1000 + RANK)
+        )
+    assert len([*engine.stream_parameters(bucket_bytes=1 << 60)]) == 1
+    engine.destroy()
+
+
+def case_adapters_are_within_the_weights(_folder: Path) -> None:
+    for stage in (2, 3):
+        for options in ({}, {"use_dora": True}, {"modules_to_save": ["head"]}):
+            torch.manual_seed(0)
+            lora = peft.LoraConfig(r=4, target_modules=["first", "second"], **options)
+            model = peft.get_peft_model(Layers(), lora)
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    nn.init.normal_(parameter)
+            engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+            before = engine.full_state_dict(rank0_only=False)
+            found = values_in(engine.stream_parameters(merge_adapters=True, owners="rank0"))
+            after = engine.full_state_dict(rank0_only=False)
+            assert all(torch.equal(value, after[name]) for name, value in before.items())
+            assert not any(layer.merged for layer in model.modules() if hasattr(layer, "merged"))
+            engine.destroy()
+            plain = peft.get_peft_model(Layers(), lora)
+            plain.load_state_dict(before)
+            expected = plain.merge_and_unload().state_dict()
+            if RANK > 0:
+                assert not found
+                continue
+            assert found.keys() == expected.keys()
+            for name, value in found.items():
+                assert torch.allclose(value.cpu(), expected[name], atol=1e-6), (stage, name)
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.first(x)))
+
+
+def case_adapters_that_are_merged_already_are_an_error(_folder: Path) -> None:
+    lora = peft.LoraConfig(r=4, target_modules=["first"])
+    model = peft.get_peft_model(Layers(), lora)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    model.merge_adapter()
+    raises(
+        zerorun.ConfigError,
+        "has merged adapters already",
+        lambda: engine.stream_parameters(merge_adapters=True),
+    )
+    model.unmerge_adapter()
+    engine.destroy()
