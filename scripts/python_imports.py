@@ -40,7 +40,7 @@ LAYERS = [
     ["observers"],
     ["initialization"],
     ["sharding"],
-    ["zero", "consolidate", "compat", "report"],
+    ["zero", "consolidate", "compat", "nn", "report"],
     ["explain", "top", "tune"],
     ["conversion"],
     ["__init__", "__main__"],

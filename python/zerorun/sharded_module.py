@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.checkpoints import torch_state_dicts
+from zerorun.checkpoints.streaming import ParameterStream
 from zerorun.hooks.parameter_memory import masters_from_parameters
 from zerorun.hooks.silent_results import EMPTY_PARAMETERS
 from zerorun.model.engine_ranks import EngineRanks
@@ -22,7 +23,6 @@ from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.policy import Policy
 from zerorun.shards import clipping
 from zerorun.shards.shards import Shards
-from zerorun.streaming import ParameterStream
 
 if TYPE_CHECKING:  # what a training without saves does without
     from zerorun.checkpoints.checkpoint import Training

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import zerorun
 from torch import nn
-from zerorun.streaming import ParameterBucket
+from zerorun.checkpoints.streaming import ParameterBucket
 
 from cases.models import (
     RANK,

@@ -13,7 +13,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.checkpoints.full_state import check_one_model, full_parameters_of
-from zerorun.merged_adapters import MergedAdapters
+from zerorun.checkpoints.merged_adapters import MergedAdapters
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import whole_of
 from zerorun.model.plain_names import plain_name
