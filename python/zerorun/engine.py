@@ -260,6 +260,11 @@ class ZeroEngine(ShardedModule):
         """
         self.meter.add_listener(listener)
 
+    @property
+    def grad_norm(self) -> float | None:
+        """As :meth:`get_global_grad_norm`."""
+        return self.get_global_grad_norm()
+
     def get_global_grad_norm(self) -> float | None:
         """The L2 norm of the last step's averaged gradient before clipping, inf if that was not
         finite; None before a step."""

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import zerorun
 from zerorun import _C
 
@@ -115,3 +116,16 @@ def test_python_m_zerorun_is_the_command(build: Path) -> None:
     env = {"PYTHONPATH": str(build / "python")}
     job = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
     assert job.stdout == f"zerorun {zerorun.__version__}\n"
+
+
+def test_an_engine_has_pytorchs_words() -> None:
+    model = torch.nn.Linear(2, 2)
+    units: zerorun.UnitPolicy = torch.nn.Linear
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = zerorun.shard(model, stage=3, optimizer=sgd, units=units)
+    assert (engine.stage, engine.grad_norm) == (3, None)
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    engine.step()
+    assert engine.grad_norm == engine.get_global_grad_norm() > 0
+    engine.destroy()
+    assert zerorun.Initializer
