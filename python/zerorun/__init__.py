@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from zerorun import experts, sequence, zero
     from zerorun.engine import ZeroEngine
     from zerorun.initialization import initialize
+    from zerorun.model.materialization import Initializer
+    from zerorun.model.unit_policy import UnitPolicy
     from zerorun.optimizers.optimizer import ZeroOptimizer
     from zerorun.sharded_optimizer import ShardedOptimizer
     from zerorun.sharding import shard
@@ -38,10 +40,12 @@ __all__ = [
     "ConfigError",
     "DeviceError",
     "Error",
+    "Initializer",
     "InternalError",
     "IoError",
     "NumericError",
     "ShardedOptimizer",
+    "UnitPolicy",
     "ZeroEngine",
     "ZeroOptimizer",
     "__version__",
@@ -63,6 +67,8 @@ _other = lazy_names(
         "ShardedOptimizer": "zerorun.sharded_optimizer",
         "ZeroEngine": "zerorun.engine",
         "ZeroOptimizer": "zerorun.optimizers.optimizer",
+        "Initializer": "zerorun.model.materialization",
+        "UnitPolicy": "zerorun.model.unit_policy",
         "initialize": "zerorun.initialization",
         "shard": "zerorun.sharding",
     },

@@ -15,7 +15,6 @@ from zerorun.config import BatchConfig, resolve_batch
 from zerorun.hooks.module_zero_grad import ModuleZeroGrad
 from zerorun.metrics.meter import StepMeter
 from zerorun.model.buffers import hint_at_buffers
-from zerorun.monitor.master import MonitorMaster
 from zerorun.policy import Policy
 from zerorun.program_warning import warn
 from zerorun.sequence.groups import data_parallel_size
@@ -23,6 +22,7 @@ from zerorun.sharded_module import ShardedModule
 from zerorun.shards.shards import Shards
 
 if TYPE_CHECKING:
+    from zerorun.monitor.master import MonitorMaster
     from zerorun.profiling.flops import FlopsProfile
 
 __all__ = ["ZeroEngine"]
@@ -57,7 +57,7 @@ class ZeroEngine(ShardedModule):
         self.micro_step_applied = False  # the last step() changed the parameters
         self.meter = StepMeter(self.core, model, self.communicator.world_size, self.device)
         self._is_scaled = False  # a loss of this micro-step
-        self.monitor = MonitorMaster({})  # of the configuration: initialize makes it
+        self.monitor: MonitorMaster  # of the configuration: initialize makes it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with hint_at_buffers(self.module):
@@ -263,6 +263,11 @@ class ZeroEngine(ShardedModule):
         A listener that raises is removed, with a warning.
         """
         self.meter.add_listener(listener)
+
+    @property
+    def grad_norm(self) -> float | None:
+        """As :meth:`get_global_grad_norm`."""
+        return self.get_global_grad_norm()
 
     def get_global_grad_norm(self) -> float | None:
         """The L2 norm of the last step's averaged gradient before clipping, inf if that was not

@@ -30,7 +30,6 @@ from zerorun.model.mesh import Mesh
 from zerorun.model.mesh_arguments import mesh_of
 from zerorun.model.model_layout import ModelLayout, param_groups_of
 from zerorun.model.partition import PrivatePartition, edits_are_refused, partition_of
-from zerorun.model.replicas import warn_of_different_replicas
 from zerorun.model.unit_policy import UnitPolicy
 from zerorun.observers import observe
 from zerorun.optimizers.lr_scheduler import LrScheduler
@@ -205,7 +204,10 @@ def _prepare(
     cast_buffers(model, parsed, layout.dtype)
     serve_mixed_norms(model, layout.dtype)
     place_experts(layout, ranks)
-    warn_of_different_replicas(layout, ranks)
+    if ranks.tensor is not None:
+        from zerorun.model.replicas import warn_of_different_replicas
+
+        warn_of_different_replicas(layout, ranks)
     return layout
 
 

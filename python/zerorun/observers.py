@@ -11,10 +11,10 @@ import torch
 from zerorun import _C
 from zerorun.metrics.meter import StepMeter
 from zerorun.model.engine_ranks import EngineRanks
-from zerorun.monitor.master import SECTIONS, MonitorMaster
 
 if TYPE_CHECKING:
     from zerorun.metrics.collectives import CollectiveTable
+    from zerorun.monitor.master import MonitorMaster
     from zerorun.profiling.flops import FlopsProfile
 
 __all__ = ["observe"]
@@ -56,6 +56,8 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
 
     ConfigError or OSError for what cannot be had, on the rank where it is.
     """
+    from zerorun.monitor.master import SECTIONS, MonitorMaster
+
     found = {value.pointer: json.loads(value.value) for value in parsed.values}
     rank, add = engine.ranks.job.rank, engine.meter.add_listener
     profile = _section(found, "flops_profiler")

@@ -116,6 +116,11 @@ class ShardedModule(nn.Module):
         """The device of the model and of its inputs."""
         return self.shards.device
 
+    @property
+    def stage(self) -> int:
+        """What is sharded: 0 nothing; 1 optimizer states; 2 also gradients; 3 also parameters."""
+        return self.shards.stage
+
     def zero_optimization_stage(self) -> int:
         return self.shards.stage
 

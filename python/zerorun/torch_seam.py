@@ -13,7 +13,6 @@ optimizer that a program passed (hooks/module_zero_grad, shards/given_optimizer)
 from __future__ import annotations
 
 import importlib
-import itertools
 import sys
 import types
 from collections.abc import Iterator
@@ -60,97 +59,71 @@ class PrivateName:
     owner: str  # within the module; "": the module itself
     name: str
     use: str
-    seen: str = "torch 2.6, 2.11 and 2.13"
-    in_code: bool = False
+    seen: str
+    in_code: bool
 
     def __str__(self) -> str:
         return ".".join(filter(None, (self.module, self.owner, self.name)))
 
 
-def _each(module: str, owner: str, names: str, use: str, **more: Any) -> Iterator[PrivateName]:
-    return (PrivateName(module, owner, name, use, **more) for name in names.split())
+# A module, ".", a class in it if there is one, then names, of which those with a star are in the
+# class' code only; behind a colon what they are for.
+_TABLES = {
+    "torch 2.6, 2.11 and 2.13": """
+        torch.nn.modules.module.Module _call_impl: calls of modules under way
+        torch.nn.modules.module.Module _parameters: reads of empty parameters
+        torch.nn.modules.module.Module _buffers _modules: models on the meta device
+        torch.nn.modules.module.Module _non_persistent_buffers_set: models on the meta device
+        torch.nn.modules.module _IncompatibleKeys: set_model_state_dict
+        torch.UntypedStorage _cdata: views of gathered parameters
+        torch._C _current_graph_task_id: the backward that is under way
+        torch._C _disabled_torch_function_impl: ds_tensor
+        torch.autograd.Variable _execution_engine: the end of a backward
+        torch.utils.hooks.RemovableHandle next_id: one graph for equal blocks
+        torch.utils._pytree tree_map_only tree_leaves: inputs of models
+        torch.utils._python_dispatch TorchDispatchMode: optimizers on shards
+        torch.optim.optimizer.Optimizer _optimizer_step_pre_hooks: hooks of the given optimizer
+        torch.optim.optimizer.Optimizer _optimizer_step_post_hooks: hooks of the given optimizer
+        torch.optim.optimizer.Optimizer _optimizer_state_dict_pre_hooks: hooks of state dicts
+        torch.optim.optimizer.Optimizer _optimizer_state_dict_post_hooks: hooks of state dicts
+        torch.optim.optimizer.Optimizer _optimizer_load_state_dict_pre_hooks: hooks of loads
+        torch.optim.optimizer.Optimizer _optimizer_load_state_dict_post_hooks: hooks of loads
+        torch.optim.optimizer _global_optimizer_pre_hooks: hooks of all optimizers
+        torch.optim.optimizer _global_optimizer_post_hooks: hooks of all optimizers
+        torch.optim.lr_scheduler.LRScheduler *_opt_called *_wrapped_by_lr_sched: schedulers
+        torch._dynamo.eval_frame skip_code: hooks in compiled code
+        torch._dynamo.eval_frame.OptimizedModule *_orig_mod: names of parameters
+        torch.distributed.tensor.DTensor _local_tensor: this rank's piece
+        torch.distributed.distributed_c10d _get_default_store: where ranks meet
+        torch.distributed.checkpoint.state_dict _get_model_state_dict _get_optim_state_dict: saves
+        torch.distributed.checkpoint.state_dict _load_model_state_dict: loads
+        torch.distributed.checkpoint.state_dict _load_optim_state_dict: loads
+        torch.distributed.checkpoint.state_dict _get_fqns _flatten_optim_state_dict: names
+        """,
+    "transformers 5.23": """
+        transformers.modeling_utils.PreTrainedModel _keep_in_fp32_modules: buffers that stay fp32
+        transformers.modeling_utils ALL_ATTENTION_FUNCTIONS: sequence parallelism
+        """,
+    "its source, not a GPU": """
+        bitsandbytes.nn.modules.Params4bit *bnb_quantized *quant_state: 4-bit weights
+        bitsandbytes.nn.modules.Int8Params *CB *SCB: 8-bit weights
+        """,
+}
 
 
-_TRANSFORMERS = {"seen": "transformers 5.23"}
-_BITSANDBYTES = {"seen": "its source, not a GPU", "in_code": True}
-_STEP = f"{STEP_PRE_HOOKS} {STEP_POST_HOOKS}"
-_STATES = (
-    f"{STATE_DICT_PRE_HOOKS} {STATE_DICT_POST_HOOKS} "
-    f"{LOAD_STATE_DICT_PRE_HOOKS} {LOAD_STATE_DICT_POST_HOOKS}"
-)
-_PLACES = (
-    "_get_model_state_dict _load_model_state_dict _get_optim_state_dict _load_optim_state_dict"
-)
-_OPTIMIZER = "torch.optim.optimizer"
-_SCHEDULER = "torch.optim.lr_scheduler"
-NAMES: tuple[PrivateName, ...] = tuple(
-    itertools.chain(
-        _each("torch.nn.modules.module", "Module", "_call_impl", "calls of modules under way"),
-        _each("torch.nn.modules.module", "Module", "_parameters", "reads of empty parameters"),
-        _each(
-            "torch.nn.modules.module",
-            "Module",
-            "_buffers _modules _non_persistent_buffers_set",
-            "models on the meta device",
-        ),
-        _each("torch.nn.modules.module", "", "_IncompatibleKeys", "set_model_state_dict"),
-        _each("torch", "UntypedStorage", "_cdata", "views of gathered parameters"),
-        _each("torch._C", "", "_current_graph_task_id", "the backward that is under way"),
-        _each("torch._C", "", "_disabled_torch_function_impl", "ds_tensor"),
-        _each("torch.autograd", "Variable", "_execution_engine", "the end of a backward"),
-        _each("torch.utils.hooks", "RemovableHandle", "next_id", "one graph for equal blocks"),
-        _each("torch.utils._pytree", "", "tree_map_only tree_leaves", "inputs of models"),
-        _each("torch.utils._python_dispatch", "", "TorchDispatchMode", "optimizers on shards"),
-        _each(_OPTIMIZER, "Optimizer", _STEP, "hooks of the program's optimizer"),
-        _each(_OPTIMIZER, "Optimizer", _STATES, "hooks of the program's optimizer"),
-        _each(
-            _OPTIMIZER,
-            "",
-            "_global_optimizer_pre_hooks _global_optimizer_post_hooks",
-            "hooks of all optimizers",
-        ),
-        _each(_SCHEDULER, "LRScheduler", STEP_WAS_CALLED, "schedulers", in_code=True),
-        _each(_SCHEDULER, "LRScheduler", WRAPPED_BY_SCHEDULER, "schedulers", in_code=True),
-        _each("torch._dynamo.eval_frame", "", "skip_code", "hooks in compiled code"),
-        _each(
-            "torch._dynamo.eval_frame",
-            "OptimizedModule",
-            "_orig_mod",
-            "names of parameters",
-            in_code=True,
-        ),
-        _each("torch.distributed.tensor", "DTensor", "_local_tensor", "this rank's piece"),
-        _each("torch.distributed.distributed_c10d", "", "_get_default_store", "where ranks meet"),
-        _each(
-            "torch.distributed.checkpoint.state_dict",
-            "",
-            f"{_PLACES} _get_fqns _flatten_optim_state_dict",
-            "get_state_dict and set_state_dict",
-        ),
-        _each(
-            "transformers.modeling_utils",
-            "PreTrainedModel",
-            "_keep_in_fp32_modules",
-            "buffers that stay fp32",
-            **_TRANSFORMERS,
-        ),
-        _each(
-            "transformers.modeling_utils",
-            "",
-            "ALL_ATTENTION_FUNCTIONS",
-            "sequence parallelism",
-            **_TRANSFORMERS,
-        ),
-        _each(
-            "bitsandbytes.nn.modules",
-            "Params4bit",
-            "bnb_quantized quant_state",
-            "4-bit weights",
-            **_BITSANDBYTES,
-        ),
-        _each("bitsandbytes.nn.modules", "Int8Params", "CB SCB", "8-bit weights", **_BITSANDBYTES),
-    )
-)
+def _read(seen: str, table: str) -> Iterator[PrivateName]:
+    for line in table.strip().splitlines():
+        names, _, use = line.strip().partition(": ")
+        place, *privates = names.split()
+        module, _, last = place.rpartition(".")
+        is_class = last[:1].isupper()
+        module, owner = (module, last) if is_class else (place, "")
+        for name in privates:
+            in_code = name.startswith("*")
+            yield PrivateName(module, owner, name.removeprefix("*"), use, seen, in_code)
+
+
+NAMES = tuple(name for seen, table in _TABLES.items() for name in _read(seen, table))
 # Modules that importing PyTorch or making an optimizer does not load, or not in every version.
 _WHEN_LOADED = (
     "torch._dynamo",
@@ -226,7 +199,7 @@ def call_step_hooks(optimizer: torch.optim.Optimizer, kind: str) -> None:
     """Calls the hooks before or after a step as torch does: those for all optimizers are around
     the others."""
     own = hooks_of(optimizer, kind)
-    module: Any = importlib.import_module(_OPTIMIZER)
+    module: Any = importlib.import_module("torch.optim.optimizer")
     if kind == STEP_PRE_HOOKS:
         hooks = [*module._global_optimizer_pre_hooks.values(), *own]
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -14,7 +15,6 @@ from zerorun import _C
 from zerorun.config import value_of
 from zerorun.model.left_behind import LeftBehind
 from zerorun.model.local_tensor import is_distributed, like, local_of, place
-from zerorun.model.moving_averages import serve_moving_averages
 from zerorun.model.own_dtype import as_bytes
 from zerorun.program_warning import warn
 
@@ -60,6 +60,13 @@ def partition_of(parameter: Any) -> Partition | None:
 def edits_are_refused(parsed: _C.ParsedConfig) -> bool:
     """What a configuration says of changes within GatheredParameters that would be lost."""
     return bool(value_of(parsed, "/zero_optimization/enable_sanity_checks", False))
+
+
+@functools.cache
+def _serve_moving_averages() -> None:
+    from zerorun.model.moving_averages import serve_moving_averages
+
+    serve_moving_averages(_is_empty)
 
 
 def _is_empty(parameter: Any) -> bool:
@@ -118,7 +125,7 @@ class Partition(LeftBehind):
         self.shape = shape
         self.numel = shape.numel()
         setattr(parameter, _ATTRIBUTE, self)
-        serve_moving_averages(_is_empty)
+        _serve_moving_averages()
         for name, value in self._attributes().items():
             setattr(parameter, name, value)
         if "ds_id" not in vars(parameter):  # it stays for life

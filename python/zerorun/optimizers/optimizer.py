@@ -12,7 +12,6 @@ from torch import nn
 from zerorun import _C
 from zerorun import torch_seam as seam
 from zerorun.agreement import all_or_none
-from zerorun.optimizers.adopted_states import take_states
 from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.parameter_states import ParameterStates
 from zerorun.optimizers.saved_values import COMMON_STATES, common_states
@@ -103,6 +102,8 @@ class ShardOptimizer(torch.optim.Optimizer):
                 shards.core, shards.layout, self.given, shards.communicator, shards.writes
             )
         else:
+            from zerorun.optimizers.adopted_states import take_states
+
             take_states(shards, basic)
         self.given.serve(self)
         shards.until_closed(self.given)

@@ -12,7 +12,6 @@ from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.model.local_tensor import like, local_of
-from zerorun.shards import block8
 from zerorun.shards.shards import Shards
 
 __all__ = ["StateAccess"]
@@ -222,6 +221,8 @@ class StateAccess:
     def _copy(self, name: str, parts: _Parts, values: Iterable[torch.Tensor]) -> None:
         for (interval, target), part in zip(parts, values, strict=True):
             if self._is_8bit(interval, name):
+                from zerorun.shards import block8
+
                 for stored, coded in zip(
                     self._codes(interval, name), block8.encode(part, _is_signed(name)), strict=True
                 ):
@@ -284,6 +285,8 @@ class StateAccess:
             elif name == "grad":
                 yield interval, tensor_of(interval.grad)
             elif self._is_8bit(interval, name):
+                from zerorun.shards import block8
+
                 yield interval, block8.decode(*self._codes(interval, name), _is_signed(name))
             elif name in (names := core.state_names(interval.parameter)):
                 yield interval, tensor_of(interval.states[names.index(name)])
