@@ -124,7 +124,7 @@ def test_python_m_zerorun_is_the_command(root: Path, build: Path) -> None:
 
 
 def test_an_engine_has_pytorchs_words() -> None:
-    model = torch.nn.Linear(2, 2)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     units: zerorun.UnitPolicy = torch.nn.Linear
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     engine = zerorun.shard(model, stage=3, optimizer=sgd, units=units)
