@@ -41,6 +41,11 @@ def on_post_page(output: str, **_: Any) -> str:
     return output.replace("https://unpkg.com/iframe-worker/shim", f"files/{WORKER}")
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Docstrings name functions by roles (:func:), which only Sphinx replaces."""
+    return re.sub(r":(?:attr|class|func|meth|mod):(?=<code)", "", html)
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return markdown if page.file.src_uri in PAGES.values() else _LINK.sub(_of_docs, markdown)
 

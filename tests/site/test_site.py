@@ -60,11 +60,17 @@ def browse(tmp_path: Path, address: str, width: int, *options: str) -> str:
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium")
 @pytest.mark.parametrize("width", [390, 1440])
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_opens_without_errors(tmp_path: Path, name: str, width: int) -> None:
-    picture = tmp_path / "page.png"
-    browse(tmp_path, (SITE / name).as_uri(), width, f"--screenshot={picture}")
-    assert picture.stat().st_size > 10_000
+def test_pages_open_without_errors(tmp_path: Path, width: int) -> None:
+    """In one start of the browser, each in a frame of this width, which tells when it is loaded."""
+    frames = "".join(
+        f'<iframe width="{width}" height="2000" src="{(SITE / name).as_uri()}"'
+        ' onload="++document.body.dataset.loaded"></iframe>'
+        for name in PAGES
+    )
+    page = tmp_path / "all.html"
+    page.write_text(f'<body data-loaded="0">{frames}</body>')
+    told = browse(tmp_path, page.as_uri(), 1600, "--dump-dom")
+    assert f'data-loaded="{len(PAGES)}"' in told
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium")
