@@ -28,7 +28,6 @@ from timing import least_ms
 from torch import nn
 
 LAYERS, WIDTH, TOKENS, GENERATED = 32, 32, 16, 8
-TARGETS = {"forward": 1.15}
 OURS = str(Path(zerorun.__file__).parent)
 
 
