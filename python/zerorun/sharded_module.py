@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,6 @@ from torch.utils._pytree import tree_map_only
 from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.checkpoints import torch_state_dicts
-from zerorun.checkpoints.streaming import ParameterStream
 from zerorun.hooks.parameter_memory import masters_from_parameters
 from zerorun.hooks.silent_results import EMPTY_PARAMETERS
 from zerorun.model.engine_ranks import EngineRanks
@@ -26,6 +26,9 @@ from zerorun.shards.shards import Shards
 
 if TYPE_CHECKING:  # what a training without saves does without
     from zerorun.checkpoints.checkpoint import Training
+
+if TYPE_CHECKING:
+    from zerorun.checkpoints.streaming import ParameterStream
 
 __all__ = ["ShardedModule"]
 
@@ -224,7 +227,8 @@ class ShardedModule(nn.Module):
         """
         self._check_open("stream_parameters")
         self._end_stream("another stream")
-        self._stream = ParameterStream(
+        streaming = importlib.import_module("zerorun.checkpoints.streaming")
+        self._stream = stream = streaming.ParameterStream(
             self,
             bucket_bytes=bucket_bytes,
             dtype=dtype,
@@ -232,7 +236,7 @@ class ShardedModule(nn.Module):
             changed_since=changed_since,
             merge_adapters=merge_adapters,
         )
-        return self._stream
+        return stream
 
     def _end_stream(self, by: str) -> None:
         """Of a loop that an error has left, whose traceback may hold it."""
