@@ -1,5 +1,7 @@
 #include "comm/error_group.h"
 
+#include <fmt/format.h>
+
 #include <exception>
 #include <new>
 #include <thread>
@@ -17,6 +19,16 @@ void FirstError::set(std::string_view error) noexcept {
     text_ = error;
   } catch (const std::bad_alloc&) {
     text_ = "aborted";
+  }
+}
+
+void FirstError::abort(int rank, std::string_view reason, ErrorGroup& others) noexcept {
+  try {
+    set(fmt::format("rank {} aborted the job: {}", rank, reason));
+    others.fail(text());
+  } catch (const std::exception&) {  // no memory for the text
+    set("aborted");
+    others.fail("aborted");
   }
 }
 

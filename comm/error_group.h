@@ -11,10 +11,14 @@
 
 namespace zerorun {
 
+class ErrorGroup;
+
 // The first error of a communicator, which all its later calls throw. Any thread may use it.
 class FirstError {
  public:
   void set(std::string_view error) noexcept;
+  // Sets that `rank` aborted the job, here and in `others`.
+  void abort(int rank, std::string_view reason, ErrorGroup& others) noexcept;
   std::string text() const;  // empty: no error
   void check() const;        // throws CommError
 

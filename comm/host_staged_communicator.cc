@@ -21,11 +21,13 @@ std::shared_ptr<Transport> make_transport_below(GroupOptions options) {
 
 class HostStagedTransport final : public Transport {
  public:
-  explicit HostStagedTransport(const GroupOptions& options)
+  // The worker is there before the ranks meet: if it cannot be made, no peer waits for this rank.
+  explicit HostStagedTransport(const GroupOptions& options,
+                               std::unique_ptr<CpuStream> worker = make_worker_stream("zr-staged"))
       : is_group_(!options.group.empty()),
         device_(options.device),
         host_(make_transport_below(options)),
-        worker_(make_worker_stream("zr-staged")) {}
+        worker_(std::move(worker)) {}
 
   TransportTraits traits() const override {
     const TransportTraits host = host_->traits();

@@ -36,10 +36,7 @@ class SelfTransport final : public HostTransport {
       : rank_(options.own_number()), errors_(options.errors) {}
 
   TransportTraits traits() const override { return {.name = "self", .reads_peers = true}; }
-  void abort(std::string_view reason) noexcept override {
-    error_.set(fmt::format("rank {} aborted the job: {}", rank_, reason));
-    errors_->fail(error_.text());
-  }
+  void abort(std::string_view reason) noexcept override { error_.abort(rank_, reason, *errors_); }
   void set_error(std::string_view error) noexcept override { error_.set(error); }
   std::string error() override { return error_.text(); }
 

@@ -26,7 +26,7 @@ constexpr std::chrono::milliseconds kPause{5};
 // After so long a wait each rank looks whether a report is asked for: the host's first may be what
 // the others wait for.
 constexpr std::chrono::seconds kLongWait{5};
-// For the hosts to hand in what their ranks do, and then to read that it is reported: the store
+// For the hosts to publish what their ranks do, and then to read that it is reported: the store
 // goes with rank 0.
 constexpr std::chrono::seconds kAnswers{5};
 constexpr std::chrono::milliseconds kHeard{500};
@@ -34,7 +34,7 @@ constexpr std::chrono::milliseconds kLook{50};
 static_assert(2 * kAnswers < shm::Control::kReportTime);
 
 constexpr std::string_view kLeft = "left";
-constexpr std::string_view kStall = "stall";  // of each host: what it handed in
+constexpr std::string_view kStall = "stall";  // of each host: what it published
 constexpr std::string_view kStallAsked = "stall asked";
 
 }  // namespace
@@ -326,7 +326,7 @@ bool Watch::was_published() {
   return false;
 }
 
-// Rank 0's: what all hosts hand in, by host; empty for one that does not answer in time.
+// Rank 0's: what all hosts publish, by host; empty for one that does not answer in time.
 std::vector<std::string> Watch::collect_stall() {
   store_.set(key(kStallAsked, 0), "");
   if (control_.claim_report()) publish_activities("");

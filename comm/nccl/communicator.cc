@@ -133,8 +133,7 @@ class NcclTransport final : public Transport {
 
 void NcclTransport::abort(std::string_view reason) noexcept {
   if (group_) return group_->abort(reason);
-  aborted_->error.set(fmt::format("rank {} aborted the job: {}", rank_, reason));
-  errors_->fail(aborted_->error.text());
+  aborted_->error.abort(rank_, reason, *errors_);
 }
 
 std::optional<Buffer> NcclTransport::allocate(size_t nbytes, Sharing sharing) {

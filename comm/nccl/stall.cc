@@ -95,7 +95,7 @@ std::string NcclStall::ask(const std::string& reason, std::optional<double> wait
   return write_report(reason, kNow);
 }
 
-// The activity that the rank has handed in, else what can be seen of its process.
+// The activity that the rank has published, else what can be seen of its process.
 RankActivity NcclStall::activity_of(int rank, Clock::time_point until) const {
   const auto left =
       std::chrono::ceil<std::chrono::milliseconds>(std::max(until - Clock::now(), {}));

@@ -54,9 +54,9 @@ class GradientPool {
 struct GradientPools {
   int64_t slot_numel = 0;     // elements of the largest bucket
   int slots = 0;              // in the parameters' dtype
-  int comm_slots = 0;         // in Sharding::comm_dtype
+  int comm_slots = 0;         // in Precision::comm_dtype
   int64_t small_numel = 0;    // elements of one more slot in the parameters' dtype
-  int64_t partial_numel = 0;  // of a shard's sum over the shard group, in Sharding::partial_dtype
+  int64_t partial_numel = 0;  // of a shard's sum over the shard group, in Precision::partial_dtype
 };
 GradientPools gradient_pools(const Sharding& sharding, std::span<const Bucket> buckets);
 

@@ -52,17 +52,15 @@ void GradientReducer::add(std::span<const Contribution> gradients) {
 GradientView GradientReducer::place_contribution(ParameterId parameter) {
   const int64_t numel = batch_.place_of(parameter).numel;
   if (!batch_.is_late(parameter)) {
-    const bool accumulate = batch_.add(parameter);
-    return {place(parameter), accumulate};
+    return {place(parameter), batch_.add(parameter)};  // in this order: there may be no memory
   }
-  Buffer& late = late_.gradients[parameter];
-  const bool accumulate = static_cast<bool>(late);
-  if (!late) {
-    late = context_.device.allocate(
-        static_cast<size_t>(numel) * size_of(context_.sharding.precision.param_dtype),
-        MemoryCategory::buckets);
-  }
-  return {view_of(late, context_.sharding.precision.param_dtype, numel), accumulate};
+  const DType dtype = context_.sharding.precision.param_dtype;
+  const auto found = late_.gradients.find(parameter);
+  if (found != late_.gradients.end()) return {view_of(found->second, dtype, numel), true};
+  Buffer late = context_.device.allocate(static_cast<size_t>(numel) * size_of(dtype),
+                                         MemoryCategory::buckets);
+  const auto [added, is_new] = late_.gradients.emplace(parameter, std::move(late));
+  return {view_of(added->second, dtype, numel), false};
 }
 
 void GradientReducer::reduce(Bucket& bucket) {
@@ -257,26 +255,32 @@ void GradientReducer::trim() {
 
 void GradientReducer::begin_round() {
   if (batch_.phase() == BatchPhase::open) return;
+  const bool moves = reduces_in_place(context_.sharding) && sum_in_place_;
+  if (moves) allocate_earlier_sums();
   batch_.open();
   if (std::exchange(norm_begun_, false)) control_.norm().restart(stream_);
-  if (reduces_in_place(context_.sharding) && std::exchange(sum_in_place_, false))
-    move_earlier_sums();
+  if (moves) move_earlier_sums();
+}
+
+// Before anything changes: without memory for one of them the batch is as it was.
+void GradientReducer::allocate_earlier_sums() {
+  for (Bucket& bucket : buckets_) {
+    const TensorView shape{nullptr, bucket.stored.host_from,
+                           context_.sharding.precision.accum_dtype};
+    Buffer& earlier = bucket.grads.earlier;
+    if (!earlier) earlier = context_.device.allocate(shape.nbytes(), MemoryCategory::buckets);
+  }
 }
 
 void GradientReducer::move_earlier_sums() {
+  sum_in_place_ = false;
   Device& device = context_.device;
   for (const int index : batch_.schedule().order()) {
     const Bucket& bucket = buckets_[index];
-    BucketGradients& gradients = buckets_[index].grads;
-    if (!gradients.earlier) {
-      const TensorView shape{nullptr, bucket.stored.host_from,
-                             context_.sharding.precision.accum_dtype};
-      gradients.earlier = device.allocate(shape.nbytes(), MemoryCategory::buckets);
-    }
     Stream& stream = device.inline_stream();
-    stream.wait(gradients.done);
+    stream.wait(bucket.grads.done);
     const TensorView sum = earlier_sum(bucket);
-    device.cast(stream, gradients.reduced.slice(0, sum.numel), sum);
+    device.cast(stream, bucket.grads.reduced.slice(0, sum.numel), sum);
   }
 }
 
@@ -294,7 +298,6 @@ TensorView GradientReducer::place(ParameterId parameter) {
 
 void GradientReducer::open(Bucket& bucket) {
   BucketGradients& gradients = bucket.grads;
-  gradients.state = BucketGradients::State::filling;
   if (pool_) {
     gradients.slot = pool_->acquire(bucket.layout.padded_numel());
     gradients.filled = pool_->view(gradients.slot, bucket.layout.padded_numel());
@@ -303,6 +306,7 @@ void GradientReducer::open(Bucket& bucket) {
     context_.device.inline_stream().wait(gradients.done);
     gradients.filled = gradients.full;
   }
+  gradients.state = BucketGradients::State::filling;  // only now: there may be no memory
 }
 
 void GradientReducer::fill_missing(const Bucket& bucket) {

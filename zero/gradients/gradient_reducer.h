@@ -94,6 +94,7 @@ class GradientReducer {
   Event store(Bucket& bucket, TensorView reduced);
   // Adds a bucket's stored gradient to the norm.
   void add_stored(const Bucket& bucket);
+  void allocate_earlier_sums();
   void move_earlier_sums();
   TensorView earlier_sum(const Bucket& bucket) const;
   void reduce_late();

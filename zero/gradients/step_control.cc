@@ -6,7 +6,7 @@ namespace zerorun {
 
 namespace {
 
-// The divisor of a sum over ranks, after Sharding::pre_scale, for their average.
+// The divisor of a sum over ranks, after Precision::pre_scale, for their average.
 double divisor_of(const EngineContext& context, const Config& config) {
   const double ranks = config.precision.gradient_reduction == GradientReduction::mean
                            ? context.groups.comm.world_size()

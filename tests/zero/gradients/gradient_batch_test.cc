@@ -10,11 +10,13 @@
 #include <string>
 #include <vector>
 
+#include "device/cpu/cpu_device.h"
 #include "tests/zero/offload_config.h"
 #include "tests/zero/toy_gradients.h"
 #include "tests/zero/toy_run.h"
 #include "zerorun/error.h"
 #include "zerorun/exact_sum.h"
+#include "zerorun/out_of_memory.h"
 
 namespace zerorun::gradient_batch {
 namespace {
@@ -124,6 +126,44 @@ TEST_P(GradientBatchTest, LateContributionsCountAtThePriceOfOneRound) {
     EXPECT_EQ(train(config, padded(late)), train(config, padded(at_once)))
         << "accumulation " << accumulation;
   }
+}
+
+// Has no memory for one allocation of a bucket.
+class FullDevice final : public CpuDevice {
+ public:
+  FullDevice() : CpuDevice({}) {}
+  Buffer allocate(size_t nbytes, MemoryCategory category) override {
+    if (category == MemoryCategory::buckets && refuse_in-- == 0) throw OutOfMemory("none left");
+    return CpuDevice::allocate(nbytes, category);
+  }
+  int refuse_in = -1;  // after so many others
+};
+
+TEST_P(GradientBatchTest, ABackwardWithoutMemoryCanBeRepeated) {
+  const auto hash_of_a_step = [](int refuse_in) {
+    uint64_t hash = 0;
+    run_ranks(1, [&](Communicator& comm) {
+      FullDevice device;
+      const auto engine = Engine::create(base_config(GetParam(), DType::fp32), device, comm,
+                                         toy_specs(), ToyModel::groups());
+      toy_initialize(*engine);
+      backward(*engine, 0, 0, 0);
+      engine->reduce_gradients();
+      device.refuse_in = refuse_in;
+      try {
+        backward(*engine, 0, 0, 1);
+      } catch (const OutOfMemory&) {
+        EXPECT_GE(refuse_in, 0);
+        backward(*engine, 0, 0, 1);
+      }
+      EXPECT_TRUE(engine->end_micro_step());
+      engine->step();
+      hash = engine->states().parameter_hash();
+    });
+    return hash;
+  };
+  const uint64_t expected = hash_of_a_step(-1);
+  for (int refuse_in : {0, 1, 2}) EXPECT_EQ(hash_of_a_step(refuse_in), expected) << refuse_in;
 }
 
 // What reads gradients before the step (clipping) has to see late ones.

@@ -137,9 +137,13 @@ class EngineWithGradients(ZeroEngine):
         self._shown = ShownGradients(self.shards) if replicated else None
 
     def backward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if self._shown is not None:
-            self._shown.forget()
-        return super().backward(*args, **kwargs)
+        if self._shown is None:
+            return super().backward(*args, **kwargs)
+        self._shown.forget()
+        loss = super().backward(*args, **kwargs)
+        if self.global_steps == 0:  # later ones know how many contributions to wait for
+            self.core.reduce_late_gradients()
+        return loss
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         with self._shown.stepping() if self._shown is not None else contextlib.nullcontext():
