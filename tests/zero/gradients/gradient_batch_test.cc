@@ -163,7 +163,9 @@ TEST_P(GradientBatchTest, ABackwardWithoutMemoryCanBeRepeated) {
     return hash;
   };
   const uint64_t expected = hash_of_a_step(-1);
-  for (int refuse_in : {0, 1, 2}) EXPECT_EQ(hash_of_a_step(refuse_in), expected) << refuse_in;
+  // From stage 2 on a bucket gets memory with its first gradient, so only the first may be refused.
+  const int allocations = GetParam() < 2 ? 3 : 1;
+  for (int i = 0; i < allocations; ++i) EXPECT_EQ(hash_of_a_step(i), expected) << i;
 }
 
 // What reads gradients before the step (clipping) has to see late ones.
