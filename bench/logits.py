@@ -12,9 +12,12 @@ import argparse
 import multiprocessing
 import resource
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "build" / "release" / "python"))
 import torch
 import torch.nn.functional as F
 from zerorun.nn import linear_cross_entropy

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import argparse
 import resource
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "build" / "release" / "python"))
 import torch
 import zerorun
 from torch import nn

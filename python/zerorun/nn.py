@@ -22,6 +22,7 @@ class _Terms(NamedTuple):
     ignore_index: int
     label_smoothing: float
     z_loss: float
+    has_graph: bool  # so gradients may be asked for
 
 
 class _Adapter(NamedTuple):
@@ -64,7 +65,7 @@ def linear_cross_entropy(  # noqa: PLR0913 - as torch's cross_entropy
     _check(hidden, labels, chunk, reduction)
     if not 0.0 <= label_smoothing <= 1.0:
         raise _fault("label_smoothing", label_smoothing, "a number from 0 to 1")
-    terms = _Terms(ignore_index, label_smoothing, z_loss)
+    terms = _Terms(ignore_index, label_smoothing, z_loss, torch.is_grad_enabled())
     tensors = [each for adapter in adapters for each in (adapter.a, adapter.b)]
     scales = [adapter.scale for adapter in adapters]
     given = [weight, *([] if bias is None else [bias]), *tensors]
@@ -106,7 +107,8 @@ def _parts_of(
     """Weight, bias, and the addends of a weight that an adapter changes."""
     if not isinstance(weight, nn.Module):
         return weight, bias, []
-    base, adapters = weight, []
+    base: Any = weight
+    adapters = []
     if hasattr(weight, "lora_A"):
         layer: Any = weight
         base = layer.get_base_layer()
@@ -121,8 +123,10 @@ def _parts_of(
                 )
             a, b = layer.lora_A[name].weight, layer.lora_B[name].weight
             adapters.append(_Adapter(a, b, layer.scaling[name]))
-    if not isinstance(base, nn.Linear):
-        raise _fault("weight", type(base).__name__, "a tensor or nn.Linear")
+    if getattr(type(base), "forward", None) is not nn.Linear.forward:
+        raise _fault(
+            "weight", type(base).__name__, "a tensor, or a module with nn.Linear's forward"
+        )
     return base.weight, base.bias if bias is None else bias, adapters
 
 
@@ -155,7 +159,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: torch.Tensor | None,
         *adapters: torch.Tensor,
     ) -> torch.Tensor:
-        needs = ctx.needs_input_grad
+        needs = [needed and terms.has_graph for needed in ctx.needs_input_grad]
         kind = hidden.device.type
         is_cast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if is_cast else hidden.dtype
@@ -171,16 +175,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
             total, slope = _loss_and_slope(logits, labels[begin : begin + chunk], terms)
             loss += total
             if any(needs):
-                gradients.add(begin, rows, (slope / divisor).to(dtype))
-        ctx.gradients = gradients.listed()
+                gradients.add(begin, rows, slope.to(dtype))
+        # Backward divides, after the scale of the loss: probability / tokens may be 0 in fp16.
+        ctx.divisor = divisor
+        ctx.dtypes, tensors = gradients.listed()
+        ctx.save_for_backward(*tensors)
         return loss / divisor
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, given: torch.Tensor) -> tuple[Any, ...]:
+        factor = given / ctx.divisor
         hidden, *parameters = (
-            None if gradient is None else (gradient * given).to(dtype)
-            for gradient, dtype in ctx.gradients
+            None if gradient is None else (gradient.to(factor.dtype) * factor).to(dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         return (hidden, None, None, None, None, None, *parameters)
 
@@ -235,7 +243,7 @@ class _Gradients:
     """Sums over chunks of the gradients that are needed, in fp32 at least."""
 
     def __init__(
-        self, head: _Head, hidden: torch.Tensor, for_hidden: bool, needs: tuple[bool, ...]
+        self, head: _Head, hidden: torch.Tensor, for_hidden: bool, needs: list[bool]
     ) -> None:
         self._head = head
         self._hidden = torch.empty_like(hidden) if for_hidden else None
@@ -264,11 +272,13 @@ class _Gradients:
         if self._hidden is not None and to_rows is not None:
             self._hidden[begin : begin + len(rows)] = to_rows
 
-    def listed(self) -> list[tuple[torch.Tensor | None, torch.dtype | None]]:
-        """Those of hidden and of what the head was given, with the dtypes that they are to have."""
-        hidden = None if self._hidden is None else self._hidden.dtype
-        given = [None if each is None else each.dtype for each in self._head.given]
-        return [(self._hidden, hidden), *zip(self._sums, given, strict=True)]
+    def listed(self) -> tuple[list[torch.dtype | None], list[torch.Tensor | None]]:
+        """Of hidden and of what the head was given: the dtypes to come, and the gradients."""
+        given = [self._hidden, *self._head.given]
+        return [None if each is None else each.dtype for each in given], [
+            self._hidden,
+            *self._sums,
+        ]
 
 
 def _add_product(sum_: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor) -> None:

@@ -221,8 +221,9 @@ class ShardedModule(nn.Module):
         Yields :class:`ParameterBucket`. All ranks yield the same number of times, so a program may
         communicate between two buckets. At most two buckets are in memory, the program's and the
         next, besides one unit at stage 3, each of which is gathered once. Tied tensors are given
-        once. A ``break`` on every rank ends it, and so does a step: the next bucket is then a
-        ConfigError. So are wrong arguments, ranks that disagree about them, and models that are
+        once. A ``break`` on every rank leaves it; its memory goes with the next step or stream, or
+        with ``close()``. A step ends a stream: the next bucket is then a ConfigError. So are wrong
+        arguments, ranks that disagree about them, and models that are
         divided among ranks by other means.
         """
         self._check_open("stream_parameters")
@@ -369,6 +370,7 @@ class ShardedModule(nn.Module):
         load = model_parts.load if self.ranks.model_size > 1 else _load_whole
         path, client_state = load(self.shards, training, load_dir, tag, **wanted)
         if path is not None:
+            self._streamed_hashes.clear()  # of another course of steps
             self.global_steps, self.micro_steps = training.global_steps, training.micro_steps
             self.drop_batch()
         return path, client_state

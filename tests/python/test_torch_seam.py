@@ -56,12 +56,25 @@ def without(owner: Any, name: str) -> Any:
     return types.SimpleNamespace(**kept)
 
 
+OF_EVERY_ENGINE = [each for each in torch_seam.NAMES if each.module != torch_seam.TRANSFORMERS]
+
+
+def test_what_only_sequence_parallelism_needs_is_asked_for_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = importlib.import_module(torch_seam.TRANSFORMERS)
+    monkeypatch.delattr(module, "ALL_ATTENTION_FUNCTIONS")
+    engine_of_one_rank().destroy()
+    with pytest.raises(zerorun.ConfigError, match="ALL_ATTENTION_FUNCTIONS"):
+        zerorun.sequence.use_with_transformers(types.SimpleNamespace())
+
+
 def test_all_names_are_there() -> None:
     torch_seam.check()
-    assert len(set(map(str, torch_seam.NAMES))) == len(torch_seam.NAMES) >= 40
+    assert len(set(map(str, torch_seam.NAMES))) == len(torch_seam.NAMES) >= 38
 
 
-@pytest.mark.parametrize("private", torch_seam.NAMES, ids=str)
+@pytest.mark.parametrize("private", OF_EVERY_ENGINE, ids=str)
 def test_a_name_that_is_gone_is_an_error(
     private: torch_seam.PrivateName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +92,6 @@ def test_a_name_that_is_gone_is_an_error(
 def test_names_are_looked_up_and_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, name in (
         (nn.Module, "_call_impl"),
-        (torch.utils.hooks.RemovableHandle, "next_id"),
         (torch._C, "_current_graph_task_id"),
     ):
         annotations = {k: v for k, v in getattr(owner, "__annotations__", {}).items() if k != name}

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.agreement import all_or_none
 from zerorun.checkpoints.full_state import check_one_model, full_parameters_of
 from zerorun.checkpoints.merged_adapters import MergedAdapters
 from zerorun.model.engine_ranks import EngineRanks
@@ -23,7 +24,7 @@ __all__ = ["ParameterBucket", "ParameterStream", "StreamedTensor"]
 _ALIGNMENT = 16  # bytes: a view of any dtype may begin there
 _SLICE = 1 << 20  # elements that are hashed at once
 _KEPT_STEPS = 4  # whose hashes are kept
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+_BITS = {1: torch.uint8, 2: torch.int16}  # others as several of 16 bits
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,9 @@ class ParameterStream(Iterator[ParameterBucket]):
         self._dtype, self._since = dtype, changed_since
         self._step = engine.global_steps
         self._ended_by: str | None = None
-        self._check(bucket_bytes, owners)
         model, ranks = engine.module, engine.ranks
+        with all_or_none(ranks.job, "stream_parameters"):
+            self._check(bucket_bytes, owners)
         self._check_agreement(ranks, bucket_bytes, owners, merge_adapters)
         check_one_model(model, ranks)
         self._adapters = MergedAdapters(model) if merge_adapters else None
@@ -215,8 +217,8 @@ class ParameterStream(Iterator[ParameterBucket]):
         for key, value in tensors.items():
             names.setdefault(id(value), []).append(self._name(key))
         gathered: Iterable[tuple[str, Any]] = full_parameters_of(model)
-        for _, parameter in gathered:
-            first, *tied = names.get(id(parameter), ["?"])
+        for name, parameter in gathered:
+            first, *tied = names.get(id(parameter), [self._name(name)])
             if self._adapters is not None and not self._adapters.keeps(parameter):
                 continue
             values = whole_of(parameter)
@@ -247,7 +249,7 @@ def _hash_of(values: torch.Tensor) -> bytes:
     """Of shape, dtype and bits, the same on every device: those that differ in one element have the
     same hash with a probability of 2^-48 (multiply-shift hashing, Dietzfelbinger et al. 1997)."""
     found = hashlib.blake2b(repr((values.shape, values.dtype)).encode(), digest_size=16)
-    bits = values.contiguous().flatten().view(_BITS[values.dtype.itemsize])
+    bits = values.contiguous().flatten().view(_BITS.get(values.dtype.itemsize, torch.int16))
     factors = _factors(values.device)
     for part in bits.split(_SLICE):
         found.update(repr((part.long() * factors[: part.numel()]).sum().item()).encode())

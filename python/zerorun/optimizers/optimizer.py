@@ -119,8 +119,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         self._check_groups()
         if self.shards.torch_states is not None:  # torch calls its hooks
             return self._update()
-        with self.given.step_hooks():
-            return self._update()
+        return self.given.with_step_hooks(self._update)
 
     def _update(self) -> _C.StepResult:
         core, states = self.shards.core, self.shards.torch_states
@@ -162,8 +161,8 @@ class ShardOptimizer(torch.optim.Optimizer):
         if found != self._counts:
             raise _C.ConfigError(
                 f"step: the optimizer's groups have {found} parameters, and had {self._counts} "
-                "when they were sharded: what was added would not be trained; give initialize all "
-                "parameters (requires_grad_(False) leaves some out of a step)"
+                "when they were sharded: give initialize all parameters; requires_grad_(False) "
+                "leaves some out of a step"
             )
 
     def tell_hyperparameters(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from zerorun import _C
+from zerorun import _C, torch_seam
 from zerorun.sequence.groups import SequenceGroups, current
 
 __all__ = ["SharedAttention", "attend", "use_with_transformers"]
@@ -238,6 +239,8 @@ def use_with_transformers(
     Returns a function that restores the original attention. Raises ConfigError without
     :func:`start`, and for implementations, layers and numbers of heads that are not supported.
     """
+    importlib.import_module(torch_seam.TRANSFORMERS)
+    torch_seam.check_module(torch_seam.TRANSFORMERS)
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     groups = current()

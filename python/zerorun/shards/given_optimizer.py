@@ -77,13 +77,15 @@ class GivenOptimizer:
         self._swap()
         self._other.clear()
 
-    @contextlib.contextmanager
-    def step_hooks(self) -> Iterator[None]:
+    def with_step_hooks(self, update: Callable[[], _C.StepResult]) -> _C.StepResult:
         """The step of a rule of the core's, in which torch has no part, with the hooks that the
-        program registered for steps of its optimizer, and for those of all."""
+        program registered for steps of its optimizer, and for those of all. Those after a step are
+        not called for one that was skipped, as with torch's GradScaler."""
         seam.call_step_hooks(self.optimizer, seam.STEP_PRE_HOOKS)
-        yield
-        seam.call_step_hooks(self.optimizer, seam.STEP_POST_HOOKS)
+        result = update()
+        if result.applied:
+            seam.call_step_hooks(self.optimizer, seam.STEP_POST_HOOKS)
+        return result
 
     def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What `make` returns, with the hooks for the state dicts of the program's optimizer."""

@@ -89,6 +89,47 @@ def case_each_dtype_is_as_exact_as_torch(_folder: Path) -> None:
     assert abs(found.item() / exact.item() - 1) <= 1e-2
 
 
+def case_scaled_gradients_are_exact_in_fp16(_folder: Path) -> None:
+    """Of so many words and tokens that a probability by their number is no number of fp16."""
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(512, WIDTH, generator=generator)
+    weight = 0.1 * torch.randn(8000, WIDTH, generator=generator)
+    labels = torch.randint(0, 8000, (512,), generator=generator)
+    scale = 2.0**14
+    found, expected = (
+        torch.autograd.grad(scale * loss, inputs)
+        for inputs in ([t.half().requires_grad_() for t in (hidden, weight)],)
+        for loss in (
+            linear_cross_entropy(*inputs, labels, chunk=100),
+            F.cross_entropy(F.linear(*(t.double() for t in inputs)), labels),
+        )
+    )
+    for own, exact in zip(found, expected, strict=True):
+        assert (own.double() - exact.double()).norm() <= 2e-3 * exact.double().norm()
+
+
+class Products(TorchDispatchMode):
+    """Counts products of matrices."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
+        return function(*args, **(kwargs or {}))
+
+
+def case_gradients_are_made_where_they_are_asked_for_and_go_with_the_graph(_folder: Path) -> None:
+    hidden, weight, _, labels = inputs()
+    with torch.no_grad(), Products() as products:
+        linear_cross_entropy(hidden, weight, labels)
+    assert products.count == 1
+    loss = linear_cross_entropy(hidden, weight, labels)
+    loss.backward()
+    raises(RuntimeError, "backward through the graph a second time", loss.backward)
+
+
 def case_no_labels_and_labels_of_other_ranks(_folder: Path) -> None:
     hidden, weight, _, labels = inputs()
     empty = torch.full_like(labels, 7)

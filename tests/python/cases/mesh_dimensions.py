@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from zerorun import sequence
+from zerorun.process_state import STATE
 
 from cases.models import RANK, WORLD_SIZE, assert_close, make, raises
 from cases.parts import CLIP, adamw, squared_errors, train_divided, train_whole
@@ -99,7 +100,7 @@ def case_sequence_and_tensor_dimensions_go_together(_folder: Path) -> None:
     expected = train_whole(make(MLP), whole_loss, STEPS)
     for names in (("cp", "tp"), ("tp", "sp"), ("sp", "dp")):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sequence.groups, "_current", None)
+            patch.setattr(STATE, "sequence", None)
             mesh = mesh_of(*names)
             for stage in range(4):
                 engine = start(mesh, stage)

@@ -150,7 +150,7 @@ def case_the_optimizer_that_was_given_is_the_engines_in_all_that_it_offers(_fold
             )
             loss_of(model, part_of(batch_of(4))).backward()
             basic.param_groups[0]["params"].append(nn.Parameter(torch.ones(2)))
-            raises(zerorun.ConfigError, "what was added would not be trained", basic.step)
+            raises(zerorun.ConfigError, "leaves some out of a step", basic.step)
             basic.param_groups[0]["params"].pop()
             basic.param_groups.append({**basic.param_groups[0], "params": []})
             raises(zerorun.ConfigError, "has 2 parameter groups, and had 1", basic.step)

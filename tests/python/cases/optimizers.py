@@ -244,6 +244,12 @@ def case_hooks_of_the_given_optimizer_are_called(_folder: Path) -> None:
             assert saved["own"] == 7
             basic.load_state_dict(saved)
             assert calls[4:] == ["saving", "loading 7", "loaded"]
+            if kind is torch.optim.AdamW:  # a rule of the core's
+                for _ in range(2):
+                    engine.backward(loss_of(engine, part_of(batch_of(0))) * float("nan"))
+                    engine.step()
+                assert engine.skipped_steps == 1
+                assert calls[7:] == ["before"]
             engine.destroy()
 
 

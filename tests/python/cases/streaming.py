@@ -36,6 +36,7 @@ SMALL = 3000  # bytes: less than the embedding, more than most others
 class Buffered(Model):
     def __init__(self) -> None:
         super().__init__()
+        self.register_buffer("signs", torch.ones(4, dtype=torch.float64))
         self.register_buffer("seen", torch.arange(5))
         self.register_buffer("passing", torch.ones(3), persistent=False)
 
@@ -161,7 +162,7 @@ def case_the_program_communicates_between_two_buckets(_folder: Path) -> None:
     with_group(check)
 
 
-def case_only_what_changed_since_a_step(_folder: Path) -> None:
+def case_only_what_changed_since_a_step(folder: Path) -> None:
     for stage in (0, 2, 3):
         model = make(Buffered)
         model.blocks[0].requires_grad_(False)
@@ -178,20 +179,29 @@ def case_only_what_changed_since_a_step(_folder: Path) -> None:
         assert (same.tensors, same.changed) == (len(all_names), 0)
         train(engine, 1)
         later = engine.stream_parameters(changed_since=1)
-        assert {t.name for b in later for t in b.tensors} == all_names - frozen - {"seen"}
-        assert later.changed == len(all_names) - len(frozen) - 1
+        assert {t.name for b in later for t in b.tensors} == all_names - frozen - {"seen", "signs"}
+        assert later.changed == len(all_names) - len(frozen) - 2
         model.seen[0] = 7
         more = engine.stream_parameters(changed_since=2)
         assert [t.name for b in more for t in b.tensors] == ["seen"]
+        model.signs.neg_()
+        more = engine.stream_parameters(changed_since=2)
+        assert [t.name for b in more for t in b.tensors] == ["signs"]
         # Of the steps before, one that was not streamed to the end is not known.
         train(engine, 1)
         next(engine.stream_parameters(changed_since=2)).items()
         assert engine.stream_parameters(changed_since=3)._since == 3
         given = {t.name for b in engine.stream_parameters(changed_since=3) for t in b.tensors}
         assert given == all_names
+        # Loads may go back to a step that had other values.
+        engine.save_checkpoint(folder / str(stage))
+        assert [*engine.stream_parameters(changed_since=3)] == []
+        engine.load_checkpoint(folder / str(stage))
+        given = {t.name for b in engine.stream_parameters(changed_since=3) for t in b.tensors}
+        assert given == all_names
         # Another dtype has other bits.
         stream = engine.stream_parameters(changed_since=3, dtype=torch.float16)
-        assert {t.name for b in stream for t in b.tensors} == all_names - {"seen"}
+        assert {t.name for b in stream for t in b.tensors} == all_names - {"seen", "signs"}
         engine.destroy()
 
 
@@ -249,6 +259,12 @@ def case_arguments_that_are_wrong_or_differ(_folder: Path) -> None:
         text = f"stream_parameters: {name}: got {value!r}, expected"
         raises(zerorun.ConfigError, text, lambda a=arguments: engine.stream_parameters(**a))
     if WORLD_SIZE > 1:
+        since = 0 if RANK == 0 else 3
+        raises(
+            zerorun.ConfigError,
+            "changed_since: got 3, expected a step from 0 to 0",
+            lambda: engine.stream_parameters(changed_since=since),
+        )
         text = "ranks disagree about its arguments"
         raises(
             zerorun.ConfigError, text, lambda: engine.stream_parameters(bucket_bytes=1000 + RANK)
