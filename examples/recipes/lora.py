@@ -39,8 +39,8 @@ for step in range(STEPS):
         print(f"step {step + 1} loss {loss.item():.4f}", flush=True)
 
 with zerorun.zero.GatheredParameters(trained):
-    adapter = get_peft_model_state_dict(model)
+    adapter = {name: value.clone() for name, value in get_peft_model_state_dict(model).items()}
     if rank == 0:
         out.mkdir(parents=True, exist_ok=True)
-        torch.save({name: value.clone() for name, value in adapter.items()}, out / "adapter.bin")
+        torch.save(adapter, out / "adapter_model.bin")
         model.peft_config["default"].save_pretrained(out)

@@ -2,6 +2,8 @@
 
 zerorun ckpt export checkpoints model --to safetensors
 python step6_generate.py
+
+Needs transformers. After 30 steps the model continues with little but blanks.
 """
 
 import torch

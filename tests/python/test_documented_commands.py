@@ -17,7 +17,9 @@ import test_examples
 from ranks import shell
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")], key=lambda path: path.suffix)
+# README first, then the pages to start with, whose files the commands of other pages read.
+PAGES = sorted(ROOT.glob("docs/*.md"), key=lambda path: (path.stem[:6] != "start_", path.name))
+DOCUMENTS = [ROOT / "README.md", *PAGES]
 DEV = (ROOT / "dev").read_text()
 # Those of examples/steps and examples/recipes are run by test_steps.py.
 EXAMPLES = sorted(path for path in ROOT.glob("examples/[mp]*/*") if path.suffix in {".py", ".cc"})
@@ -27,6 +29,7 @@ BUILDS = (
     "./dev ",
     "apt-get install ",
     "cmake ",
+    "pip install '.[torch]'",
     "pip install .",
     "pip install dist/",
     "scripts/gpu_",
@@ -36,21 +39,8 @@ SHORT = " --model nano --steps 1 --seq_len 16 --sample_tokens 1"
 ONLY_ON_GPUS = "--tf32"
 
 # What users have: a folder with these files, and those that README.md shows.
+MODEL = '{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 64, "vocab_size": 256}'
 SCRIPT = "import os, sys\nprint('rank', os.environ['RANK'], sys.argv[1:])\n"
-DEEPSPEED = """
-import argparse, deepspeed, torch
-parser = argparse.ArgumentParser()
-parser.add_argument("--local_rank", type=int, required=True)
-parser.add_argument("--deepspeed")
-model = torch.nn.Linear(4, 1)
-engine, *_ = deepspeed.initialize(
-    model=model, optimizer=torch.optim.AdamW(model.parameters()),
-    config=parser.parse_args().deepspeed,
-)
-engine.backward(engine(torch.ones(2, 4)).mean())
-engine.step()
-engine.save_checkpoint("checkpoints")
-"""
 
 
 def blocks_of_document(path: Path) -> list[tuple[str, str]]:
@@ -106,15 +96,22 @@ def folder(build: Path) -> Path:
     folder = build.parent / "documented"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "examples" / "python", folder)
+    shutil.copytree(ROOT / "examples" / "python", folder / "examples" / "python")
     (folder / "my").mkdir()
     (folder / "my_text").mkdir()
     (folder / "my_text" / "a.txt").write_text("All work and no play makes a dull text.\n" * 200)
     (folder / "ds_config.json").write_text(file_of_readme('{\n  "train_micro_batch'))
+    (folder / "hosts").write_text("localhost slots=2\n")
+    (folder / "config.json").write_text(MODEL)
     (folder / "hello.py").write_text(file_of_readme("# hello.py"))
     shutil.copy(folder / "accelerate_zero3.yaml", folder / "accelerate.yaml")
     for name in ("my_script.py", "train.py", "my/package.py"):
         (folder / name).write_text(SCRIPT)
-    (folder / "hf_trainer.py").write_text(DEEPSPEED)
+    # The page about Trainer: what its reader has.
+    shutil.copy(folder / "trainer.py", folder / "hf_trainer.py")
+    page = blocks_of_document(ROOT / "docs" / "start_trainer.md")
+    (folder / "hf_config.json").write_text(next(block for kind, block in page if kind == "json"))
+    (folder / "checkpoints").symlink_to(folder / "hf_out" / "checkpoint-2")
     (folder / "my_program").write_text("#!/bin/sh\necho rank $RANK\n")
     (folder / "my_program").chmod(0o755)
     (folder / "mlp").symlink_to(build / "libexec" / "zerorun" / "mlp")
@@ -152,11 +149,14 @@ def test_the_page_about_installing_lists_what_dev_installs_to_build() -> None:
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c not in test_examples.COMMANDS])
 def test_a_command_runs_as_it_is_written(command: str, folder: Path, build: Path) -> None:
-    if "accelerate" in command:
+    if "accelerate" in command or "trainer.py" in command:
         pytest.importorskip("accelerate")
         pytest.importorskip("transformers")
         pytest.importorskip("peft")
     line = command.replace("bench nvme /disk", f"bench nvme {folder} --gib 0.25")
+    if "hf_trainer.py" in command:
+        line = line.replace("ds_config.json", "hf_config.json")
+        line += " --output_dir hf_out --max_steps 2 --save_steps 2"
     if re.search(r"^zerorun .*\btrain\b(?!\.)", command):
         line += SHORT
     job = shell(build, line, folder)
