@@ -40,7 +40,7 @@ def test_the_notebook_trains_on_two_ranks(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_lora_of_a_local_model(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    pytest.importorskip("peft")
+    peft = pytest.importorskip("peft")
     config = transformers.GPT2Config(
         vocab_size=256,
         n_positions=64,
@@ -58,7 +58,10 @@ def test_lora_of_a_local_model(tmp_path: Path) -> None:
     assert job.returncode == 0, job.stdout + job.stderr
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", job.stdout)]
     assert losses[-1] < losses[0]
-    assert (tmp_path / "adapter" / "adapter_config.json").exists()
+    base = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "model")
+    loaded = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
+    trained = [value for name, value in loaded.named_parameters() if "lora_B" in name]
+    assert all(value.abs().max() > 0 for value in trained)
 
 
 def documents(name: str) -> list[dict[str, Any]]:

@@ -71,6 +71,37 @@ def test_texts_with_values_are_explained_by_their_entry() -> None:
     assert len(wrong) <= 3, wrong
 
 
+@pytest.mark.parametrize(
+    ("text", "anchor"),
+    [
+        ("IndexError: list index out of range", None),
+        ("ValueError: could not convert string to float: 'abc'", None),
+        (
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: train.py FAILED",
+            None,
+        ),
+        ("ModuleNotFoundError: No module named 'zerorun'", "program"),
+        ("RuntimeError: mat1 and mat2 must have the same dtype, but got A and B", "parameters"),
+        (
+            "ValueError: Please correct the following DeepSpeed config values that mismatch "
+            "TrainingArguments values:\n- ds train_micro_batch_size_per_gpu=4 vs hf "
+            "per_device_train_batch_size=8",
+            "contradiction",
+        ),
+        ("--num_gpus 'two': expected a number from 1 to 1024, auto, gpu or cpu", "command-line"),
+        ("--include 'localhost:7' names slot 7, but this host has 2 CPU slots (0 to 1)", "hosts"),
+        ("zerorun ckpt show: nofolder: No such file or directory", "checkpoint-missing"),
+        ("--data: cannot open nofolder: No such file or directory", "train-data"),
+        ("RuntimeError: CUDA error: invalid device ordinal", "gpu-missing"),
+        ("RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB", "gpu-memory"),
+        ("OSError: [Errno 98] Address already in use", "meeting"),
+    ],
+)
+def test_a_text_gets_its_own_entry_or_none(text: str, anchor: str | None) -> None:
+    found = explain.explain(text)
+    assert (found.anchor if found else None) == anchor
+
+
 def test_the_command(build: Path, tmp_path: Path) -> None:
     job = shell(build, "zerorun explain ranks diverged: rank 0 calls all_gather", tmp_path)
     assert job.returncode == 0, job.stderr
@@ -78,6 +109,8 @@ def test_the_command(build: Path, tmp_path: Path) -> None:
         r"\ARanks made different calls\n.*\nCause\. .*\nRemedy\. ", job.stdout, re.DOTALL
     )
     assert job.stdout.endswith("docs/troubles.md#diverged\n")
+    job = shell(build, "zerorun explain CUDA out of memory", tmp_path)
+    assert "offloading (docs/fit.md)" in job.stdout
     job = shell(build, "zerorun explain banana", tmp_path)
     assert (job.returncode, job.stdout) == (1, "")
-    assert "quote more of the error" in job.stderr
+    assert "quote more of the error. If it is not zerorun's" in job.stderr

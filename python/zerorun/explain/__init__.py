@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 __all__ = ["Entry", "explain"]
 
-_FEWEST_WORDS = 2
+_FEWEST_WORDS, _FEWEST_OF_MESSAGE = 2, 3
 
 
 class Entry(NamedTuple):
@@ -47,7 +47,7 @@ def _examples() -> list[tuple[str, str]]:
     """What the entries themselves quote: the first line, and code of several words."""
     found = []
     for entry in _entries().values():
-        quoted = re.findall(r"`([^`]* [^`]*)`", entry.text)
+        quoted = [code for code in re.findall(r"`([^`]+)`", entry.text) if " " in code]
         found += [
             (entry.anchor, text) for text in (entry.heading, entry.text.splitlines()[0], *quoted)
         ]
@@ -58,8 +58,17 @@ def _words(text: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Za-z_]{2,}", text)]
 
 
+def _resembles(shared: int, words: int, others: int) -> bool:
+    """Whether a text of `words` and a message of `others` share half of both, all words of the text,
+    or most of the message's."""
+    half = 4 * shared >= words + others and shared >= _FEWEST_WORDS
+    return half or shared == words or shared >= max(_FEWEST_OF_MESSAGE, 0.8 * others)
+
+
 def _nearest(text: str, known: list[tuple[str, str]]) -> str | None:
-    """The anchor of the text with most words in common, in their order, relative to all words."""
+    """The anchor of the text with most words in common, in their order, relative to all words.
+
+    None if none resembles the text."""
     words = _words(text)
     best, best_score = None, 0.0
     matcher = SequenceMatcher(None, autojunk=False)
@@ -70,7 +79,7 @@ def _nearest(text: str, known: list[tuple[str, str]]) -> str | None:
         blocks = [block for block in matcher.get_matching_blocks() if block.size]
         shared = sum(block.size for block in blocks)
         score = shared / (len(others) + len(words)) if others else 0.0
-        if shared >= min(_FEWEST_WORDS, len(words)) and score > best_score:
+        if _resembles(shared, len(words), len(others)) and score > best_score:
             best, best_score = anchor, score
     return best
 
