@@ -59,8 +59,7 @@ def _words(text: str) -> list[str]:
 
 
 def _resembles(shared: int, words: int, others: int) -> bool:
-    """Whether a text of `words` and a message of `others` share half of both, all words of the text,
-    or most of the message's."""
+    """Whether half of both texts' words are shared, all of the asked text, or most of a message."""
     half = 4 * shared >= words + others and shared >= _FEWEST_WORDS
     return half or shared == words or shared >= max(_FEWEST_OF_MESSAGE, 0.8 * others)
 
