@@ -38,6 +38,8 @@ def test_the_notebook_trains_on_two_ranks(monkeypatch: pytest.MonkeyPatch) -> No
     assert "def add_argument(self, " in printed[-1]
 
 
+# peft asks transformers so.
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 def test_lora_of_a_local_model(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     peft = pytest.importorskip("peft")
