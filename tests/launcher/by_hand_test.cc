@@ -1,20 +1,12 @@
 // Launchers that somebody starts on each host, and what they say when that goes wrong. Where it
 // needs hosts that differ, tests/hosts/test_by_hand.py has it.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <poll.h>
 
-#include <chrono>
-#include <csignal>
 #include <ctime>
-#include <filesystem>
-#include <map>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "core/build_id.h"
 #include "os/socket.h"
+#include "tests/common.h"
 #include "tests/launcher/launcher_peer.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/scratch.h"
@@ -23,8 +15,6 @@
 namespace zerorun::by_hand_test {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using testing::LauncherProcess;
 using testing::Peer;
 using testing::Scratch;

@@ -1,17 +1,8 @@
 // The launcher as users meet it: what starts, what it sees, what comes out.
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <csignal>
-#include <filesystem>
-#include <set>
-#include <sstream>
-#include <thread>
-
 #include "launcher/ranks/cpus.h"
 #include "os/socket.h"
+#include "tests/common.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/paths.h"
 #include "tests/scratch.h"
@@ -19,14 +10,9 @@
 namespace zerorun {
 namespace {
 
-using ::testing::EndsWith;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::LauncherProcess;
-using ::testing::Not;
 using testing::Scratch;
 using testing::shell_ranks;
-using ::testing::StartsWith;
 using testing::wait_until_gone;
 using testing::zerorun_command;
 

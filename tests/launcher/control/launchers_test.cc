@@ -1,17 +1,7 @@
 // What the launchers of a job's hosts say to each other, where the test is one side.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-
-#include <chrono>
-#include <csignal>
-#include <filesystem>
-#include <optional>
-#include <stdexcept>
-#include <string>
-#include <thread>
 
 #include "core/build_id.h"
 #include "launcher/control/control_connection.h"
@@ -20,6 +10,7 @@
 #include "launcher/environment.h"
 #include "launcher/ranks/supervisor.h"
 #include "os/socket.h"
+#include "tests/common.h"
 #include "tests/launcher/launcher_peer.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/scratch.h"
@@ -28,9 +19,7 @@
 namespace zerorun::launchers_test {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::LauncherProcess;
-using ::testing::Not;
 using testing::Peer;
 using testing::Scratch;
 using testing::zerorun_command;

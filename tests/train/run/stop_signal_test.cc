@@ -1,11 +1,6 @@
 #include "train/run/stop_signal.h"
 
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <vector>
-
+#include "tests/common.h"
 #include "train/cpu/matrix.h"
 
 namespace zerorun::train {
