@@ -100,9 +100,8 @@ void Coordinator::wait_and_handle() {
   starters_.add_to(waits);
   waits.wait(ControlConnection::kBeat);
   const auto accepts = [this](const ControlMessage& join) {
-    const std::string token = join.text("token");
     // Of one that the user started, admit() tells what is wrong with it.
-    return !join.text("program").empty() || starters_.knows(token);
+    return started_by_hand(join) || starters_.knows(join.text("token"));
   };
   for (ControlServer::Arrival& arrival : server_.service(accepts)) admit(std::move(arrival));
   handle_messages();

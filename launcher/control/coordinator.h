@@ -74,6 +74,7 @@ class Coordinator {
   void handle_time();
 
   // Handle launchers that join, and their messages.
+  bool started_by_hand(const ControlMessage& join) const;
   void admit(ControlServer::Arrival arrival);
   void handle(Node& node, const ControlMessage& message);
   void lose(Node& node, const std::string& why);

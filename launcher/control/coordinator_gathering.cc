@@ -82,9 +82,14 @@ void Coordinator::deny(ControlServer::Arrival& arrival, const std::string& why) 
   arrival.connection.flush(ControlConnection::kBeat);
 }
 
+// Only in a job that is started by hand: any program may claim it.
+bool Coordinator::started_by_hand(const ControlMessage& join) const {
+  return job_.cluster.start == RemoteStart::by_hand && !join.text("program").empty();
+}
+
 void Coordinator::admit(ControlServer::Arrival arrival) {
   const ControlMessage& join = arrival.join;
-  const bool by_hand = !join.text("program").empty();
+  const bool by_hand = started_by_hand(join);
   if (by_hand && !same_secret(join.text("token"), job_.secret)) {
     return deny(arrival, fmt::format("ZERORUN_JOB_SECRET is another here than at {}, or missing on "
                                      "one of the hosts: set it to the same text on all",
