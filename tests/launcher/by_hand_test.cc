@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <ctime>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,8 +28,10 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::LauncherProcess;
+using testing::parent_of;
 using testing::Peer;
 using testing::Scratch;
+using testing::wait_for_state;
 using testing::zerorun_command;
 using Clock = std::chrono::steady_clock;
 using Words = std::vector<std::string>;
@@ -133,6 +137,26 @@ TEST_F(ByHand, ALauncherThatIsStartedAgainJoins) {
   EXPECT_EQ(again.wait(), 0);
   EXPECT_EQ(third.wait(), 0);
   EXPECT_EQ(first.wait(), 0);
+}
+
+// The end of its old connection and its new one come together.
+TEST_F(ByHand, ALauncherThatConnectsAnewAfterAStallOfTheFirstJoinsAgain) {
+  LauncherProcess first = start(0, 3);
+  std::optional<Peer> other = join(introduction());
+  other->await("job");
+  const std::vector<pid_t> members = first.members();
+  const auto coordinator = std::find_if(members.begin(), members.end(), [&first](pid_t pid) {
+    return parent_of(pid) == first.pid();
+  });
+  ASSERT_NE(coordinator, members.end());
+  kill(*coordinator, SIGSTOP);
+  ASSERT_TRUE(wait_for_state(*coordinator, 'T'));
+  other.reset();
+  Peer again = join(introduction());
+  kill(*coordinator, SIGCONT);
+  again.await("job");
+  kill(first.pid(), SIGINT);
+  EXPECT_EQ(first.wait(), 128 + SIGINT);
 }
 
 TEST_F(ByHand, AnotherSecretIsSaidAtOnce) {
