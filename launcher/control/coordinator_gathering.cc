@@ -42,7 +42,9 @@ void Coordinator::note_absence(Clock::time_point now) {
     }
   } else if (waited > job_.join_timeout.time) {
     const std::string reason =
-        meeting_.restarts == 0 ? "" : "; the job was to start anew: " + meeting_.restart_reason;
+        meeting_.restarts > 0 ? "; the job was to start anew: " + meeting_.restart_reason
+        : job_.doubt.empty()  ? ""
+                              : ". Perhaps the hosts do not find each other: " + job_.doubt;
     refuse(fmt::format("not all hosts have joined within {} s; {}{}",
                        job_.join_timeout.time.count(), who, reason),
            kFailureCode);
@@ -70,11 +72,15 @@ void Coordinator::check_endpoint(Clock::time_point now) {
     if (other.reached) return;  // the way there leads back here, as through a Kubernetes service
   }
   if (static_cast<size_t>(joined) >= needed_hosts()) return;  // it begins without others
-  if (now - phase_began_ <= job_.doubtful_wait || job_.join_timeout.given) return;
-  refuse(fmt::format("no other host has joined for {} s: {}. --rdzv_conf timeout=SECONDS waits "
-                     "longer",
-                     job_.doubtful_wait.count(), job_.doubt),
-         kConfigCode);
+  if (now - phase_began_ <= job_.doubtful_wait) return;
+  const std::string why =
+      fmt::format("no other host has joined for {} s: {}", job_.doubtful_wait.count(), job_.doubt);
+  if (job_.introduction) {  // others may reach an address at which this host does not reach itself
+    job_.doubtful_wait = job_.join_timeout.time;  // said once
+    say(why);
+  } else if (!job_.join_timeout.given) {
+    refuse(why + ". --rdzv_conf timeout=SECONDS waits longer", kConfigCode);
+  }
 }
 
 void Coordinator::deny(ControlServer::Arrival& arrival, const std::string& why) {

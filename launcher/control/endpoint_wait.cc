@@ -91,7 +91,8 @@ std::optional<std::string> EndpointWait::note() {
 
 void EndpointWait::check_limit() const {
   const bool hopeless = finding_ == Finding::refused_here || finding_ == Finding::no_route;
-  const bool silent = finding_ == Finding::silence || finding_ == Finding::no_name;
+  const bool silent = finding_ == Finding::silence;
+  // A name may be unknown until its host is ready, as that of a pod in Kubernetes: no bound.
   const auto now = Clock::now();
   const bool pointless = !limit_.given && ((hopeless && now - found_at_ > kHopelessWait) ||
                                            (silent && now - found_at_ > kSilentWait));
