@@ -159,6 +159,8 @@ std::optional<int> NodeLauncher::connect_again() {
         "again",
         where);
   }
+  // Something may accept connections there and close them at once.
+  if (const auto code = wait(std::chrono::milliseconds(100))) return code;
   return connect();
 }
 

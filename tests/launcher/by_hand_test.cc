@@ -217,6 +217,27 @@ TEST_F(ByHand, AnotherProgramAtTheEndpointIsNamed) {
   EXPECT_THAT(second.errors(), HasSubstr("does not answer as zerorun's launcher does"));
 }
 
+TEST_F(ByHand, WhatClosesConnectionsAtOnceIsNotAskedWithoutPause) {
+  const Listener listener = reserve_port("127.0.0.1", port_);
+  listen_on(listener);
+  LauncherProcess second = start(1, 2);
+  const auto accepted = [&listener] {
+    pollfd arrival = {listener.socket.get(), POLLIN, 0};
+    poll(&arrival, 1, 30000);
+    return accept_from(listener);
+  };
+  {
+    Peer coordinator{accepted()};
+    coordinator.await("join");
+    coordinator.send(ControlMessage("job"));
+    coordinator.await("ready");
+  }
+  const auto begin = Clock::now();
+  constexpr int kTimes = 5;
+  for (int i = 0; i < kTimes; ++i) accepted();
+  EXPECT_GE(Clock::now() - begin, kTimes * std::chrono::milliseconds(100));
+}
+
 // A coordinator that ends before the job has begun may be started again.
 TEST_F(ByHand, ALauncherComesBackToAFirstOneThatIsStartedAgain) {
   const Listener listener = reserve_port("127.0.0.1", port_);
