@@ -39,6 +39,7 @@ struct CoordinatedJob {
   // Started by hand, and the endpoint is no address of this host: how to introduce this launcher to
   // the one there.
   std::optional<ControlMessage> introduction{};
+  std::vector<std::string> endpoint_addresses{};  // numeric; none if the name is not known yet
 };
 
 // Runs a job of several hosts. It starts a launcher on each host, this one included, and accepts

@@ -66,8 +66,8 @@ void Coordinator::check_endpoint(Clock::time_point now) {
   if (job_.introduction) {
     if (now < next_question_) return;
     next_question_ = now + kQuestionPause;
-    const OtherCoordinator other =
-        ask_other_coordinator(job_.endpoint_host, job_.cluster.endpoint_port, *job_.introduction);
+    const OtherCoordinator other = ask_other_coordinator(
+        job_.endpoint_addresses, job_.cluster.endpoint_port, *job_.introduction);
     if (!other.denial.empty()) return refuse(other.denial, kConfigCode);
     if (other.reached) return;  // the way there leads back here, as through a Kubernetes service
   }
