@@ -193,8 +193,7 @@ void add_meeting(CoordinatedJob& job, const std::vector<std::string>& arguments,
       list_own_addresses(), retyped(arguments, options, std::nullopt, better));
   job.doubtful_wait = loopback ? kHopelessWait : kSilentWait;
   if (loopback) return;
-  job.introduction = introduce(introduce_by_hand(options, here, job.cluster));
-  job.endpoint_addresses = addresses_of(endpoint);
+  job.question = {introduce(introduce_by_hand(options, here, job.cluster)), addresses_of(endpoint)};
 }
 
 CoordinatedJob coordinate(const std::vector<std::string>& arguments, const LaunchOptions& options,

@@ -37,9 +37,12 @@ struct CoordinatedJob {
   std::string doubt{};
   std::chrono::seconds doubtful_wait{};
   // Started by hand, and the endpoint is no address of this host: how to introduce this launcher to
-  // the one there.
-  std::optional<ControlMessage> introduction{};
-  std::vector<std::string> endpoint_addresses{};  // numeric; none if the name is not known yet
+  // the one there, and its numeric addresses; none if the name is not known yet.
+  struct Question {
+    ControlMessage introduction;
+    std::vector<std::string> addresses;
+  };
+  std::optional<Question> question{};
 };
 
 // Runs a job of several hosts. It starts a launcher on each host, this one included, and accepts

@@ -63,23 +63,25 @@ void Coordinator::check_endpoint(Clock::time_point now) {
   const auto joined =
       std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.alive(); });
   if (joined > 1) return job_.doubt.clear();  // another host has found the way
-  if (job_.introduction) {
+  if (job_.question) {
     if (now < next_question_) return;
     next_question_ = now + kQuestionPause;
     const OtherCoordinator other = ask_other_coordinator(
-        job_.endpoint_addresses, job_.cluster.endpoint_port, *job_.introduction);
+        job_.question->addresses, job_.cluster.endpoint_port, job_.question->introduction);
     if (!other.denial.empty()) return refuse(other.denial, kConfigCode);
     if (other.reached) return;  // the way there leads back here, as through a Kubernetes service
   }
   if (static_cast<size_t>(joined) >= needed_hosts()) return;  // it begins without others
-  if (now - phase_began_ <= job_.doubtful_wait) return;
-  const std::string why =
-      fmt::format("no other host has joined for {} s: {}", job_.doubtful_wait.count(), job_.doubt);
-  if (job_.introduction) {  // others may reach an address at which this host does not reach itself
+  const auto patience = job_.doubtful_wait;
+  if (now - phase_began_ <= patience) return;
+  if (job_.question) {  // others may reach an address at which this host does not reach itself
     job_.doubtful_wait = job_.join_timeout.time;  // said once
-    say(why);
+    say(fmt::format("no other host has joined for {} s: {}", patience.count(), job_.doubt));
   } else if (!job_.join_timeout.given) {
-    refuse(why + ". --rdzv_conf timeout=SECONDS waits longer", kConfigCode);
+    refuse(fmt::format("no other host has joined for {} s: {}. --rdzv_conf timeout=SECONDS waits "
+                       "longer",
+                       patience.count(), job_.doubt),
+           kConfigCode);
   }
 }
 
