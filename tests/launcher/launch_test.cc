@@ -289,8 +289,10 @@ TEST(Tools, DoctorExaminesThisMachineAndRunsTwoRanks) {
   const Listener listener = reserve_port("127.0.0.1", 0);
   const std::vector<std::string> words = {
       "doctor", "--folder", scratch.path(), "--port", std::to_string(listener.port), "--json"};
-  LauncherProcess doctor(zerorun_command(words), {{"CUDA_VISIBLE_DEVICES", ""}});
+  LauncherProcess doctor(zerorun_command(words),
+                         {{"CUDA_VISIBLE_DEVICES", ""}, {"ZERORUN_PYTHON", "/none"}});
   EXPECT_EQ(doctor.wait(), 0);
+  EXPECT_THAT(doctor.output(), HasSubstr("ZERORUN_PYTHON='/none': expected an executable file"));
   EXPECT_THAT(doctor.output(), HasSubstr("2 ranks (shm) on cpu sum 1 MiB in "));
   EXPECT_EQ(doctor.errors(), "");
   listen_on(listener);

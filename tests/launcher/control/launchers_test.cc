@@ -127,6 +127,26 @@ class CoordinatorTest : public ::testing::Test {
   uint16_t port_ = 0;
 };
 
+// Only a job that is started by hand lets launchers in that it has not started itself.
+TEST_F(CoordinatorTest, WhoClaimsToBeStartedByHandNeitherJoinsNorEndsTheJob) {
+  std::vector<Peer> strangers;
+  for (const std::string& build : {std::string("another"), std::string(build_id().data())}) {
+    strangers.emplace_back(connect_to("127.0.0.1", port_, Clock::now() + kDeadline));
+    strangers.back().send(ControlMessage("join")
+                              .add("token", "")
+                              .add("version", ZERORUN_VERSION)
+                              .add("build", build)
+                              .add("host", "stranger")
+                              .add("program", "true")
+                              .add("command", -1)
+                              .add("index", "0")
+                              .add("node_rank", 0));
+  }
+  Peer first = join(0);
+  Peer second = join(1);
+  first.await("begin");
+}
+
 TEST_F(CoordinatorTest, AfterCtrlCNoFurtherHostBegins) {
   Peer first = join(0);
   Peer second = join(1);

@@ -1,5 +1,7 @@
 #include "train/run/stop_signal.h"
 
+#include <sys/resource.h>
+
 #include "tests/common.h"
 #include "train/cpu/matrix.h"
 
@@ -30,6 +32,18 @@ TEST_F(StopSignalTest, EndsTheProcessUnlessHeld) {
 TEST_F(StopSignalTest, EndsWithoutASignal) {
   EXPECT_EXIT(
       {
+        { const StopSignal stop; }
+        ::_exit(0);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
+// The kernel then forgets who has sent a signal.
+TEST_F(StopSignalTest, EndsWithoutRoomForQueuedSignals) {
+  EXPECT_EXIT(
+      {
+        const rlimit none{};
+        ::setrlimit(RLIMIT_SIGPENDING, &none);
         { const StopSignal stop; }
         ::_exit(0);
       },
