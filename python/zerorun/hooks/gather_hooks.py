@@ -305,7 +305,9 @@ class GatherHooks:
         for _, call in reversed(self._stack):
             if call is not None and unit in call.units:
                 dtype = torch.get_autocast_dtype(parameter.device.type)
-                return parameter if call.copies is None else call.copies.get(parameter, dtype)
+                if call.copies is None:
+                    call.copies, unit.opens_autocast = AutocastCopies(self.casts), True
+                return call.copies.get(parameter, dtype)
         return parameter
 
     def _forget_interrupted(self, running: list[nn.Module]) -> None:
