@@ -6,7 +6,7 @@ node first, so when the gradient of an input reaches the node that made it, all 
 are done. A unit that no input ends (embeddings) is released at the end of backward.
 
 Modules inside a unit's have no hooks. One that is called on its own is noticed when it reads an
-empty parameter, and has hooks from its next call on.
+empty parameter; all modules in units of that class have hooks from their next call on.
 
 What forward hands out may lie in a unit's memory (a module that returns its parameter, or a view of
 it): the call around it holds the unit from then on, and the outermost one returns copies. Where
