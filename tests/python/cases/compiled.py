@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch._inductor.config
 import zerorun
-from tied_model import Model
+from tied_model import Block, Model
 from torch import nn
 from zerorun import consolidate
 
@@ -113,10 +113,10 @@ class Tying(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(50, 32)
-        self.up = nn.Linear(32, 32)
+        self.body = Block(32)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.up(self.embedding(tokens)) @ self.embedding.weight.t()
+        return self.body(self.embedding(tokens)) @ self.embedding.weight.t()
 
 
 class Inside(nn.Module):
@@ -132,7 +132,7 @@ def case_compiled_models_read_what_no_call_holds(_folder: Path) -> None:
     expected, _ = reference(kind=Inside, steps=STEPS)
     torch._dynamo.reset()
     model = make(Inside)
-    engine = sharded(model, 3, adamw(model))
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
     compiled = torch.compile(model, backend="eager")
     losses = []
     with warnings.catch_warnings():
