@@ -151,6 +151,18 @@ Introduction introduce_by_hand(const LaunchOptions& options, const ThisHost& her
   return introduction;
 }
 
+std::vector<std::string> addresses_of(const std::string& host) {
+  std::vector<std::string> addresses;
+  try {
+    const AddressList found = look_up(host, 0);
+    for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
+      addresses.push_back(text_of(*one));
+    }
+  } catch (const CommError&) {  // nobody there can be asked
+  }
+  return addresses;
+}
+
 // What the coordinator of launchers that the user starts has to know about them.
 void add_meeting(CoordinatedJob& job, const std::vector<std::string>& arguments,
                  const LaunchOptions& options, const ThisHost& here) {
@@ -180,7 +192,8 @@ void add_meeting(CoordinatedJob& job, const std::vector<std::string>& arguments,
                : "no address of this host, though it is the first (--node_rank 0)",
       list_own_addresses(), retyped(arguments, options, std::nullopt, better));
   job.doubtful_wait = loopback ? kHopelessWait : kSilentWait;
-  if (!loopback) job.introduction = introduce(introduce_by_hand(options, here, job.cluster));
+  if (loopback) return;
+  job.question = {introduce(introduce_by_hand(options, here, job.cluster)), addresses_of(endpoint)};
 }
 
 CoordinatedJob coordinate(const std::vector<std::string>& arguments, const LaunchOptions& options,

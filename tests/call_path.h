@@ -2,21 +2,9 @@
 
 #include <dlfcn.h>
 #include <execinfo.h>
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <cstdio>
-#include <fstream>
-#include <memory>
-#include <sstream>
-#include <string>
-#include <vector>
 
 #include "core/check.h"
+#include "tests/common.h"
 #include "tests/paths.h"
 
 // Compares stacks with the paths that ARCHITECTURE.md lists.

@@ -1,15 +1,6 @@
 #pragma once
 
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-#include <stdexcept>
-#include <string>
-
+#include "tests/common.h"
 namespace zerorun::testing {
 
 // An empty directory for one test, removed with everything in it.

@@ -100,12 +100,12 @@ void Coordinator::wait_and_handle() {
   starters_.add_to(waits);
   waits.wait(ControlConnection::kBeat);
   const auto accepts = [this](const ControlMessage& join) {
-    const std::string token = join.text("token");
     // Of one that the user started, admit() tells what is wrong with it.
-    return !join.text("program").empty() || starters_.knows(token);
+    return started_by_hand(join) || starters_.knows(join.text("token"));
   };
-  for (ControlServer::Arrival& arrival : server_.service(accepts)) admit(std::move(arrival));
+  // First the ends of connections: a launcher that connects anew needs its place free.
   handle_messages();
+  for (ControlServer::Arrival& arrival : server_.service(accepts)) admit(std::move(arrival));
   handle_time();
   if (phase_ == Phase::gathering) begin_if_ready();
   if (phase_ == Phase::running || phase_ == Phase::ending) conclude_if_ended();
@@ -118,6 +118,7 @@ void Coordinator::handle_messages() {
     } catch (const CommError& error) {
       lose(node, error.what());
     }
+    if (node.alive() && !node.connection.open()) lose(node, "the connection to its launcher ended");
   }
 }
 
@@ -153,7 +154,6 @@ void Coordinator::handle_time() {
     if (due && phase_ == Phase::gathering) call(node);
     if (!node.alive()) continue;
     node.connection.beat(now);
-    if (!node.connection.open()) lose(node, "the connection to its launcher ended");
     // Before it is ready, and when it begins, a launcher may look at its devices for a while.
     const bool speaks =
         node.in(Node::State::ready) || node.in(Node::State::running) || node.in(Node::State::ended);

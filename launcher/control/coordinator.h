@@ -37,8 +37,12 @@ struct CoordinatedJob {
   std::string doubt{};
   std::chrono::seconds doubtful_wait{};
   // Started by hand, and the endpoint is no address of this host: how to introduce this launcher to
-  // the one there.
-  std::optional<ControlMessage> introduction{};
+  // the one there, and its numeric addresses; none if the name is not known yet.
+  struct Question {
+    ControlMessage introduction;
+    std::vector<std::string> addresses;
+  };
+  std::optional<Question> question{};
 };
 
 // Runs a job of several hosts. It starts a launcher on each host, this one included, and accepts
@@ -74,6 +78,7 @@ class Coordinator {
   void handle_time();
 
   // Handle launchers that join, and their messages.
+  bool started_by_hand(const ControlMessage& join) const;
   void admit(ControlServer::Arrival arrival);
   void handle(Node& node, const ControlMessage& message);
   void lose(Node& node, const std::string& why);

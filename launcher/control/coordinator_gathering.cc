@@ -42,7 +42,9 @@ void Coordinator::note_absence(Clock::time_point now) {
     }
   } else if (waited > job_.join_timeout.time) {
     const std::string reason =
-        meeting_.restarts == 0 ? "" : "; the job was to start anew: " + meeting_.restart_reason;
+        meeting_.restarts > 0 ? "; the job was to start anew: " + meeting_.restart_reason
+        : job_.doubt.empty()  ? ""
+                              : ". Perhaps the hosts do not find each other: " + job_.doubt;
     refuse(fmt::format("not all hosts have joined within {} s; {}{}",
                        job_.join_timeout.time.count(), who, reason),
            kFailureCode);
@@ -61,20 +63,26 @@ void Coordinator::check_endpoint(Clock::time_point now) {
   const auto joined =
       std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.alive(); });
   if (joined > 1) return job_.doubt.clear();  // another host has found the way
-  if (job_.introduction) {
+  if (job_.question) {
     if (now < next_question_) return;
     next_question_ = now + kQuestionPause;
-    const OtherCoordinator other =
-        ask_other_coordinator(job_.endpoint_host, job_.cluster.endpoint_port, *job_.introduction);
+    const OtherCoordinator other = ask_other_coordinator(
+        job_.question->addresses, job_.cluster.endpoint_port, job_.question->introduction);
     if (!other.denial.empty()) return refuse(other.denial, kConfigCode);
     if (other.reached) return;  // the way there leads back here, as through a Kubernetes service
   }
   if (static_cast<size_t>(joined) >= needed_hosts()) return;  // it begins without others
-  if (now - phase_began_ <= job_.doubtful_wait || job_.join_timeout.given) return;
-  refuse(fmt::format("no other host has joined for {} s: {}. --rdzv_conf timeout=SECONDS waits "
-                     "longer",
-                     job_.doubtful_wait.count(), job_.doubt),
-         kConfigCode);
+  const auto patience = job_.doubtful_wait;
+  if (now - phase_began_ <= patience) return;
+  if (job_.question) {  // others may reach an address at which this host does not reach itself
+    job_.doubtful_wait = job_.join_timeout.time;  // said once
+    say(fmt::format("no other host has joined for {} s: {}", patience.count(), job_.doubt));
+  } else if (!job_.join_timeout.given) {
+    refuse(fmt::format("no other host has joined for {} s: {}. --rdzv_conf timeout=SECONDS waits "
+                       "longer",
+                       patience.count(), job_.doubt),
+           kConfigCode);
+  }
 }
 
 void Coordinator::deny(ControlServer::Arrival& arrival, const std::string& why) {
@@ -82,9 +90,14 @@ void Coordinator::deny(ControlServer::Arrival& arrival, const std::string& why) 
   arrival.connection.flush(ControlConnection::kBeat);
 }
 
+// Only in a job that is started by hand: any program may claim it.
+bool Coordinator::started_by_hand(const ControlMessage& join) const {
+  return job_.cluster.start == RemoteStart::by_hand && !join.text("program").empty();
+}
+
 void Coordinator::admit(ControlServer::Arrival arrival) {
   const ControlMessage& join = arrival.join;
-  const bool by_hand = !join.text("program").empty();
+  const bool by_hand = started_by_hand(join);
   if (by_hand && !same_secret(join.text("token"), job_.secret)) {
     return deny(arrival, fmt::format("ZERORUN_JOB_SECRET is another here than at {}, or missing on "
                                      "one of the hosts: set it to the same text on all",

@@ -91,7 +91,8 @@ std::optional<std::string> EndpointWait::note() {
 
 void EndpointWait::check_limit() const {
   const bool hopeless = finding_ == Finding::refused_here || finding_ == Finding::no_route;
-  const bool silent = finding_ == Finding::silence || finding_ == Finding::no_name;
+  const bool silent = finding_ == Finding::silence;
+  // A name may be unknown until its host is ready, as that of a pod in Kubernetes: no bound.
   const auto now = Clock::now();
   const bool pointless = !limit_.given && ((hopeless && now - found_at_ > kHopelessWait) ||
                                            (silent && now - found_at_ > kSilentWait));
@@ -102,18 +103,27 @@ void EndpointWait::check_limit() const {
       pointless ? ". --rdzv_conf timeout=SECONDS waits longer" : "");
 }
 
-OtherCoordinator ask_other_coordinator(const std::string& host, uint16_t port,
+OtherCoordinator ask_other_coordinator(const std::vector<std::string>& addresses, uint16_t port,
                                        const ControlMessage& introduction) {
-  constexpr std::chrono::milliseconds kTime{400};
+  using std::chrono::milliseconds;
+  constexpr milliseconds kTime{800};
+  constexpr milliseconds kTimeToConnect{400};
   constexpr size_t kMaxAnswer = size_t{1} << 16;
   OtherCoordinator other;
+  const Deadline deadline = std::chrono::steady_clock::now() + kTime;
+  FileDescriptor socket;
   try {
-    const ConnectionAttempt attempt = attempt_to_connect(host, port, kTime);
-    if (!attempt.socket) return other;
+    for (const std::string& address : addresses) {
+      const auto left =
+          std::chrono::floor<milliseconds>(deadline - std::chrono::steady_clock::now());
+      if (left.count() <= 0) return other;
+      socket = attempt_to_connect(address, port, std::min(left, kTimeToConnect)).socket;
+      if (socket) break;
+    }
+    if (!socket) return other;
     other.reached = true;
-    const Deadline deadline = std::chrono::steady_clock::now() + kTime;
-    send_frame(attempt.socket, introduction.encode(), deadline);
-    const auto answer = ControlMessage::decode(receive_frame(attempt.socket, kMaxAnswer, deadline));
+    send_frame(socket, introduction.encode(), deadline);
+    const auto answer = ControlMessage::decode(receive_frame(socket, kMaxAnswer, deadline));
     if (answer.is("denied")) other.denial = printable_lines(answer.text("why"));
   } catch (const CommError&) {  // nobody, another program, or this one, which waits here
     return other;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "launcher/control/control_message.h"
 #include "os/socket.h"
@@ -57,12 +58,12 @@ class EndpointWait {
 
 // Asks whether a launcher of the same job serves an endpoint that is no address of this host: two
 // launchers that were started with --node_rank 0 would otherwise wait for each other. Takes less
-// than a second.
+// than a second, because the caller has other connections to serve: `addresses` are numeric.
 struct OtherCoordinator {
   bool reached = false;  // something accepts connections: perhaps the way there leads back here
   std::string denial{};  // why the launcher there does not let this one in; empty if none answers
 };
-OtherCoordinator ask_other_coordinator(const std::string& host, uint16_t port,
+OtherCoordinator ask_other_coordinator(const std::vector<std::string>& addresses, uint16_t port,
                                        const ControlMessage& introduction);
 
 }  // namespace zerorun

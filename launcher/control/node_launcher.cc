@@ -53,11 +53,14 @@ std::string python_of(const ProgramRequest& request) {
 // each other until their own timeout. No rank listens yet, so a host that refuses is reached.
 void check_way_to_ranks(const Meeting& meeting) {
   constexpr std::chrono::seconds kTime{2};
-  const ConnectionAttempt attempt =
-      attempt_to_connect(meeting.master_addr, meeting.master_port, kTime);
-  const bool reached = std::any_of(attempt.failures.begin(), attempt.failures.end(),
-                                   [](const auto& one) { return one.error == ECONNREFUSED; });
-  if (attempt.socket || reached) return;
+  constexpr int kAttempts = 3;  // a busy link may drop the packets of one
+  ConnectionAttempt attempt;
+  for (int i = 0; i < kAttempts; ++i) {
+    attempt = attempt_to_connect(meeting.master_addr, meeting.master_port, kTime);
+    const bool reached = std::any_of(attempt.failures.begin(), attempt.failures.end(),
+                                     [](const auto& one) { return one.error == ECONNREFUSED; });
+    if (attempt.socket || reached) return;
+  }
   fail<ConfigError>(
       "the launchers reach each other, but this host does not reach rank 0 at {} port {} ({}): a "
       "firewall between the hosts has to let all TCP ports pass, because ranks listen on free ones "
@@ -159,6 +162,8 @@ std::optional<int> NodeLauncher::connect_again() {
         "again",
         where);
   }
+  // Something may accept connections there and close them at once.
+  if (const auto code = wait(std::chrono::milliseconds(100))) return code;
   return connect();
 }
 

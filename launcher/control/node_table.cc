@@ -83,13 +83,19 @@ std::string why_no_place(const ControlMessage& join, const std::vector<Node>& no
   const auto place = parse_index(join.text("node_rank"), nodes.size());
   const auto absent = [](const Node& node) { return node.in(Node::State::absent); };
   const auto free = std::find_if(nodes.begin(), nodes.end(), absent);
-  if (!place || join.text("program").empty()) {
-    return fmt::format("the job has no place for another launcher on {}: its {} hosts are {}", host,
+  const Node* holder = place ? &nodes[static_cast<size_t>(*place)] : nullptr;
+  // The place of the first host's own launcher is taken before that has joined.
+  const bool taken = holder != nullptr && (holder->in(Node::State::absent) ||
+                                           (holder->alive() && holder->connection.open()));
+  if (!taken || join.text("program").empty()) {
+    const bool lost = holder != nullptr && !taken;
+    return fmt::format("the job has no place for another launcher on {}: {}its {} hosts are {}",
+                       host, lost ? fmt::format("it goes on without node {}; ", *place) : "",
                        nodes.size(), list_nodes(nodes, [](const Node&) { return true; }));
   }
   const std::string start =
       fmt::format("two launchers were started with --node_rank {}: on {} and on {}", *place,
-                  nodes[static_cast<size_t>(*place)].place.host, host);
+                  holder->place.host, host);
   if (free == nodes.end())
     return fmt::format("{}, and all {} hosts have joined", start, nodes.size());
   return fmt::format("{}. Missing: {}. Start the one on {} again with --node_rank {}", start,

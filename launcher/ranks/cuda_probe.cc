@@ -29,6 +29,11 @@ bool write_text(int out, const std::string& text) {
   return write(out, text.data(), text.size()) == static_cast<ssize_t>(text.size());
 }
 
+std::string killed(int status) {
+  return fmt::format("CUDA: a process that looked for GPUs was killed by {}",
+                     signal_name(WTERMSIG(status)));
+}
+
 std::string no_answer(std::chrono::seconds patience, std::string_view what) {
   return fmt::format(
       "NVIDIA's driver has not said within {} s {} (does nvidia-smi answer? "
@@ -68,7 +73,9 @@ ChildAnswer ask_child(const std::function<int(int out)>& answer, std::chrono::se
   Pipe pipe = make_pipe();
   const pid_t child = fork();
   if (child < 0) fail<IoError>("cannot start a process: {}", std::strerror(errno));
-  if (child == 0) _exit(answer(pipe.write.get()));
+  // An exception ends the child here: its way on would lead through the launcher.
+  const auto answer_or_end = [&]() noexcept { return answer(pipe.write.get()); };
+  if (child == 0) _exit(answer_or_end());
   pipe.write.close();
   ChildAnswer result;
   const auto end = steady_clock::now() + patience;
@@ -98,9 +105,7 @@ CudaProblem ask_for_cuda_problem(std::chrono::seconds patience) {
       patience);
   if (!answer.in_time) return {"CUDA: " + no_answer(patience, "whether a GPU can be used"), true};
   if (WIFSIGNALED(answer.status)) {
-    return {fmt::format("CUDA: a process that looked for GPUs was killed by {}",
-                        signal_name(WTERMSIG(answer.status))),
-            true};
+    return {killed(answer.status), true};
   }
   return {answer.text, WEXITSTATUS(answer.status) == kDriverFails};
 }
@@ -114,6 +119,7 @@ std::vector<std::string> ask_about_cuda(std::chrono::seconds patience) {
       },
       patience);
   if (!answer.in_time) return {no_answer(patience, "what it is and which GPUs it has")};
+  if (WIFSIGNALED(answer.status)) return {killed(answer.status)};
   std::vector<std::string> lines;
   for (const std::string_view line : split(answer.text, '\n')) {
     if (!line.empty()) lines.emplace_back(line);

@@ -229,14 +229,8 @@ class ShardedModule(nn.Module):
         self._check_open("stream_parameters")
         self._end_stream("another stream")
         streaming = importlib.import_module("zerorun.checkpoints.streaming")
-        self._stream = stream = streaming.ParameterStream(
-            self,
-            bucket_bytes=bucket_bytes,
-            dtype=dtype,
-            owners=owners,
-            changed_since=changed_since,
-            merge_adapters=merge_adapters,
-        )
+        options = bucket_bytes, dtype, owners, changed_since, merge_adapters
+        self._stream = stream = streaming.ParameterStream(self, *options)
         return stream
 
     def _end_stream(self, by: str) -> None:

@@ -1,10 +1,6 @@
 #include "zerorun/loss_scaler.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <random>
-
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

@@ -1,12 +1,8 @@
 #include "amp/step_decision.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <fstream>
-#include <limits>
 #include <nlohmann/json.hpp>
 
+#include "tests/common.h"
 #include "tests/paths.h"
 
 namespace zerorun {

@@ -1,21 +1,9 @@
-#include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <optional>
-#include <set>
-#include <string>
 
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/error.h"
 
@@ -23,7 +11,6 @@ namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::ElementsAre;
 using testing::FakeEngine;
 using testing::names_in;
 using testing::TemporaryDirectory;

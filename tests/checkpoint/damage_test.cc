@@ -1,11 +1,4 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <filesystem>
-#include <functional>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "checkpoint/files/hash.h"
 #include "checkpoint/format/hashed_header.h"
@@ -13,6 +6,7 @@
 #include "checkpoint/loading/verify.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/error.h"
@@ -21,12 +15,8 @@ namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
 using testing::FakeEngine;
 using testing::FakeModel;
-using ::testing::HasSubstr;
-using ::testing::Not;
 using testing::read_file;
 using testing::TemporaryDirectory;
 using testing::write_file;

@@ -1,12 +1,7 @@
-#include <gtest/gtest.h>
 
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <tuple>
-#include <vector>
 
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_model.h"
 #include "zerorun/checkpoint.h"

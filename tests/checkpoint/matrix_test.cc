@@ -1,21 +1,10 @@
 // Every number of ranks, stage and place of the states, to every other. The reference for two
 // numbers of ranks is a job at stage 0 whose states are handed over in memory.
 // ZERORUN_MATRIX=1 runs all pairs, without it some: every job saves and loads with several others.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <cstdlib>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "core/check.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/paths.h"
 #include "tests/zero/toy_run.h"
 #include "zerorun/checkpoint.h"

@@ -1,15 +1,9 @@
 // Saving and loading states that rest in a file takes the memory that they pass through, not
 // theirs.
-#include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <unistd.h>
-
-#include <cstdint>
-#include <filesystem>
-#include <string>
-#include <vector>
 
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/paths.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/engine.h"

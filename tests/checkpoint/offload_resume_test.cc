@@ -1,11 +1,8 @@
-#include <gtest/gtest.h>
 
-#include <array>
-#include <cstdint>
-#include <string>
 
 #include "core/check.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/paths.h"
 #include "tests/zero/toy_run.h"
 #include "zerorun/checkpoint.h"

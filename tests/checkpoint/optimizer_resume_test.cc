@@ -1,11 +1,7 @@
-#include <gmock/gmock.h>
 
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/paths.h"
 #include "tests/zero/toy_model.h"

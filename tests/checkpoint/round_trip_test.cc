@@ -1,11 +1,8 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <cstdint>
-#include <string>
 
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/error.h"

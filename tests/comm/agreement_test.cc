@@ -1,22 +1,15 @@
 #include "comm/agreement.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <memory>
 #include <new>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "device/cpu/cpu_stream.h"
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::ElementsAre;
 using testing::run_ranks;
 
 template <typename Raised, typename Received>

@@ -2,15 +2,11 @@
 // the stack at the first store of that loop, to a page that is not writable yet.
 #include "tests/call_path.h"
 
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
 
-#include <array>
-#include <span>
-#include <vector>
-
 #include "device/cpu/cpu_stream.h"
+#include "tests/common.h"
 #include "tests/harness.h"
 
 namespace zerorun::comm_call_path {

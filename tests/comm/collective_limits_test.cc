@@ -1,7 +1,6 @@
 #include "comm/collective_limits.h"
 
-#include <gtest/gtest.h>
-
+#include "tests/common.h"
 #include "tests/harness.h"
 
 namespace zerorun::testing {

@@ -1,12 +1,6 @@
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <latch>
-#include <string>
-#include <vector>
-
+#include "tests/common.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
 

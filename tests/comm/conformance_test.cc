@@ -4,22 +4,10 @@
 // size: the rules of one interface
 #include "tests/comm/conformance.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <array>
-#include <cstring>
-#include <functional>
-#include <latch>
-#include <list>
-#include <memory>
-#include <string>
-#include <tuple>
-#include <vector>
-
 #include "core/check.h"
 #include "tests/comm/rank.h"
 #include "tests/comm/reference.h"
+#include "tests/common.h"
 
 namespace zerorun {
 namespace {

@@ -1,27 +1,15 @@
 // Ranks on several hosts, which are threads here, of which one fails while connections are made.
 #include "comm/hierarchical/connecting.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <future>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "device/cpu/cpu_stream.h"
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/harness.h"
 
 namespace zerorun::connecting_test {
 namespace {
 
-using ::testing::AllOf;
 using testing::error_of;
-using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
 // Far beyond what a peer's error takes: only a lost one reaches it.

@@ -1,13 +1,6 @@
 #include "comm/error_group.h"
 
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <future>
-#include <memory>
-#include <string>
-
+#include "tests/common.h"
 #include "tests/gate.h"
 
 namespace zerorun::error_group_test {

@@ -1,26 +1,16 @@
 // Errors that ranks get when one of them leaves, diverges, stalls or gives up. None of it may hang.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <functional>
-#include <future>
-#include <string>
-#include <vector>
 
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/reference.h"
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/harness.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::AllOf;
 using testing::Bytes;
 using testing::error_of;
-using ::testing::HasSubstr;
-using ::testing::Not;
 using testing::run_ranks;
 
 TensorView floats(Bytes& bytes) { return testing::view(bytes, DType::fp32); }

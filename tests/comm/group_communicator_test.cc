@@ -1,21 +1,12 @@
 // What a communicator asks of its transport.
 #include "comm/group_communicator.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "device/cpu/cpu_stream.h"
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun::group_communicator_test {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 class RecordingTransport final : public Transport {
  public:

@@ -1,30 +1,16 @@
 // Groups of ranks: who is in them, what is counted, and who learns of an error in one of them.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <functional>
-#include <latch>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/processes.h"
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/harness.h"
 
 namespace zerorun::groups {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::AnyOf;
 using testing::await;
-using ::testing::ElementsAre;
 using testing::error_of;
-using ::testing::HasSubstr;
 using testing::Processes;
 using testing::run_ranks;
 using testing::Shared;

@@ -1,31 +1,20 @@
 // Ranks on several hosts, which are threads here: what they compute on different layouts, and what
 // they say when one of them fails.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <latch>
-#include <optional>
-#include <string>
-#include <tuple>
-#include <vector>
 
 #include "comm/hierarchical/topology.h"
 #include "comm/link_bound.h"
 #include "comm/waiting.h"
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/reference.h"
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/harness.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::AllOf;
 using testing::Bytes;
-using ::testing::ElementsAre;
 using testing::error_of;
-using ::testing::HasSubstr;
 using testing::run_ranks;
 
 constexpr std::chrono::seconds kTimeout{30};

@@ -1,21 +1,15 @@
 // Shared memory between real processes, and what survivors learn when one of them goes.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
 
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/processes.h"
 #include "tests/comm/reference.h"
+#include "tests/common.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::AllOf;
 using testing::await;
 using testing::Bytes;
-using ::testing::HasSubstr;
 using testing::Processes;
 using testing::Shared;
 

@@ -3,23 +3,14 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <array>
-#include <atomic>
-#include <cstdint>
-#include <functional>
-#include <memory>
 #include <new>
-#include <string>
-#include <vector>
 
 #include "os/file_descriptor.h"
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "zerorun/communicator.h"
 

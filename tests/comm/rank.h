@@ -1,18 +1,11 @@
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <list>
-#include <map>
-#include <memory>
 #include <ostream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "core/check.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/reference.h"
+#include "tests/common.h"
 
 namespace zerorun::testing {
 

@@ -1,16 +1,7 @@
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <bit>
-#include <cstring>
-#include <random>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "core/check.h"
+#include "tests/common.h"
 #include "zerorun/communicator.h"
 #include "zerorun/tensor.h"
 

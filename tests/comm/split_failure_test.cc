@@ -1,25 +1,15 @@
 // What ranks learn if one of them dies while they are divided into groups. Ranks are processes.
-#include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <array>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "comm/agreement.h"
 #include "comm/hierarchical/topology.h"
 #include "comm/rendezvous/tcp_store.h"
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/processes.h"
+#include "tests/common.h"
 
 namespace zerorun::split_failures {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::AnyOf;
-using ::testing::HasSubstr;
 using testing::Processes;
 using testing::Shared;
 

@@ -1,25 +1,14 @@
 // Any division of ranks into groups, on any layout: who is where, what they add, and what is left.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <limits>
-#include <memory>
-#include <numeric>
-#include <random>
-#include <vector>
 
 #include "device/cpu/cpu_stream.h"
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/harness.h"
 
 namespace zerorun::splits {
 namespace {
 
-using ::testing::AllOf;
 using testing::error_of;
-using ::testing::HasSubstr;
 using testing::run_ranks;
 
 constexpr int kRanks = 6;

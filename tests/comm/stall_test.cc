@@ -1,27 +1,19 @@
 // A job that stands still says this: one table, and the same for programs.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <stdlib.h>
 
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <thread>
 
 #include "comm/stall_report.h"
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/processes.h"
+#include "tests/common.h"
 
 namespace zerorun::stall_test {
 namespace {
 
-using ::testing::AllOf;
 using testing::await;
-using ::testing::HasSubstr;
 using testing::Processes;
 using testing::Shared;
-using ::testing::StartsWith;
 
 constexpr int kRanks = 4;
 constexpr std::chrono::seconds kTimeout{3};

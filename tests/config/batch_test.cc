@@ -1,14 +1,10 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <optional>
 
+#include "tests/common.h"
 #include "tests/config/support.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::HasSubstr;
 
 std::string error_of(const BatchConfig& given, int world_size) {
   try {

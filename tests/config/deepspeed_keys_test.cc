@@ -1,9 +1,7 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <fstream>
 
 #include "config/json/problems.h"
+#include "tests/common.h"
 #include "tests/config/support.h"
 #include "tests/paths.h"
 

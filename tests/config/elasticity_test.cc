@@ -1,12 +1,7 @@
 #include "config/elasticity.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <fstream>
-#include <string>
-
 #include "config/docs/report.h"
+#include "tests/common.h"
 #include "tests/config/support.h"
 #include "tests/error_of.h"
 #include "tests/paths.h"
@@ -16,7 +11,6 @@ namespace zerorun {
 namespace {
 
 using testing::error_of;
-using ::testing::HasSubstr;
 using testing::problems_of;
 
 std::string elastic(const std::string& keys, const std::string& beside = "") {

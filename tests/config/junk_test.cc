@@ -1,7 +1,6 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "config/docs/report.h"
+#include "tests/common.h"
 #include "tests/config/support.h"
 #include "tests/fuzz/config_seeds.h"
 #include "tests/fuzz/mutate.h"

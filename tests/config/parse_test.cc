@@ -1,11 +1,6 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <set>
 
+#include "tests/common.h"
 #include "tests/config/key_effects.h"
 #include "tests/config/support.h"
 
@@ -13,9 +8,6 @@ namespace zerorun {
 namespace {
 
 using testing::document;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::nested;
 using testing::problems_of;
 

@@ -1,21 +1,15 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <filesystem>
 
 #include "config/derive.h"
 #include "config/docs/report.h"
 #include "config/json/base64.h"
+#include "tests/common.h"
 #include "tests/config/support.h"
 #include "tests/scratch.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::problems_of;
 
 // The documentation of Hugging Face's Trainer has this file.

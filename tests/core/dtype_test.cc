@@ -1,10 +1,6 @@
 #include "zerorun/dtype.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <limits>
-
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

@@ -1,12 +1,6 @@
 #include "zerorun/exact_sum.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <random>
-#include <vector>
+#include "tests/common.h"
 
 namespace zerorun {
 namespace {

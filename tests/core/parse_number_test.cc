@@ -1,8 +1,6 @@
 #include "core/parse_number.h"
 
-#include <gtest/gtest.h>
-
-#include <cstdint>
+#include "tests/common.h"
 
 namespace zerorun {
 namespace {

@@ -1,6 +1,6 @@
 #include "core/secret.h"
 
-#include <gtest/gtest.h>
+#include "tests/common.h"
 
 namespace zerorun {
 namespace {

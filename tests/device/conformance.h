@@ -1,19 +1,9 @@
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <bit>
-#include <cstring>
-#include <functional>
-#include <memory>
 #include <ostream>
-#include <random>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "core/parallel.h"
+#include "tests/common.h"
 #include "zerorun/device.h"
 
 namespace zerorun::testing {

@@ -1,17 +1,6 @@
 #include "device/cpu/cpu_stream.h"
 
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
-#include <exception>
-#include <mutex>
-#include <random>
-#include <thread>
-#include <utility>
-#include <vector>
-
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/gate.h"
 #include "zerorun/error.h"

@@ -1,8 +1,6 @@
-#include <gmock/gmock.h>
 
-#include <limits>
-#include <thread>
 
+#include "tests/common.h"
 #include "tests/device/conformance.h"
 #include "zerorun/error.h"
 

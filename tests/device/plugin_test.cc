@@ -1,12 +1,6 @@
 #include "device/plugin.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <array>
-#include <filesystem>
-#include <string>
-
+#include "tests/common.h"
 #include "tests/device/plugin/plugin.h"
 #include "tests/paths.h"
 #include "zerorun/error.h"
@@ -14,8 +8,6 @@
 namespace zerorun {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using testing::TestPlugin;
 
 std::string file_of(const std::string& build) {

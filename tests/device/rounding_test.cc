@@ -1,13 +1,8 @@
-#include <gtest/gtest.h>
 
-#include <cmath>
-#include <limits>
-#include <random>
-#include <set>
-#include <vector>
 
 #include "amp/stochastic_rounding.h"
 #include "device/block8.h"
+#include "tests/common.h"
 #include "zerorun/device.h"
 
 namespace zerorun {

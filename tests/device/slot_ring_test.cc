@@ -1,11 +1,7 @@
 #include "device/slot_ring.h"
 
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <vector>
-
 #include "device/cpu/cpu_stream.h"
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

@@ -1,20 +1,12 @@
 // Launchers that somebody starts on each host, and what they say when that goes wrong. Where it
 // needs hosts that differ, tests/hosts/test_by_hand.py has it.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <poll.h>
 
-#include <chrono>
-#include <csignal>
 #include <ctime>
-#include <filesystem>
-#include <map>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "core/build_id.h"
 #include "os/socket.h"
+#include "tests/common.h"
 #include "tests/launcher/launcher_peer.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/scratch.h"
@@ -23,11 +15,11 @@
 namespace zerorun::by_hand_test {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using testing::LauncherProcess;
+using testing::parent_of;
 using testing::Peer;
 using testing::Scratch;
+using testing::wait_for_state;
 using testing::zerorun_command;
 using Clock = std::chrono::steady_clock;
 using Words = std::vector<std::string>;
@@ -135,6 +127,26 @@ TEST_F(ByHand, ALauncherThatIsStartedAgainJoins) {
   EXPECT_EQ(first.wait(), 0);
 }
 
+// The end of its old connection and its new one come together.
+TEST_F(ByHand, ALauncherThatConnectsAnewAfterAStallOfTheFirstJoinsAgain) {
+  LauncherProcess first = start(0, 3);
+  std::optional<Peer> other = join(introduction());
+  other->await("job");
+  const std::vector<pid_t> members = first.members();
+  const auto coordinator = std::find_if(members.begin(), members.end(), [&first](pid_t pid) {
+    return parent_of(pid) == first.pid();
+  });
+  ASSERT_NE(coordinator, members.end());
+  kill(*coordinator, SIGSTOP);
+  ASSERT_TRUE(wait_for_state(*coordinator, 'T'));
+  other.reset();
+  Peer again = join(introduction());
+  kill(*coordinator, SIGCONT);
+  again.await("job");
+  kill(first.pid(), SIGINT);
+  EXPECT_EQ(first.wait(), 128 + SIGINT);
+}
+
 TEST_F(ByHand, AnotherSecretIsSaidAtOnce) {
   LauncherProcess first = start(0, 2);
   connect_to("127.0.0.1", port_, soon());
@@ -191,6 +203,27 @@ TEST_F(ByHand, AnotherProgramAtTheEndpointIsNamed) {
   LauncherProcess second = start(1, 2);
   EXPECT_EQ(second.wait(), 1);
   EXPECT_THAT(second.errors(), HasSubstr("does not answer as zerorun's launcher does"));
+}
+
+TEST_F(ByHand, WhatClosesConnectionsAtOnceIsNotAskedWithoutPause) {
+  const Listener listener = reserve_port("127.0.0.1", port_);
+  listen_on(listener);
+  LauncherProcess second = start(1, 2);
+  const auto accepted = [&listener] {
+    pollfd arrival = {listener.socket.get(), POLLIN, 0};
+    poll(&arrival, 1, 30000);
+    return accept_from(listener);
+  };
+  {
+    Peer coordinator{accepted()};
+    coordinator.await("join");
+    coordinator.send(ControlMessage("job"));
+    coordinator.await("ready");
+  }
+  const auto begin = Clock::now();
+  constexpr int kTimes = 5;
+  for (int i = 0; i < kTimes; ++i) accepted();
+  EXPECT_GE(Clock::now() - begin, kTimes * std::chrono::milliseconds(100));
 }
 
 // A coordinator that ends before the job has begun may be started again.

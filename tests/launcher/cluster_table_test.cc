@@ -1,11 +1,9 @@
 // The hosts and slots that a job gets: hostfile, --include, --exclude, --num_nodes, --num_gpus and
 // CUDA_VISIBLE_DEVICES.
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <ostream>
 
+#include "tests/common.h"
 #include "tests/launcher/cluster_choice.h"
 #include "tests/scratch.h"
 #include "zerorun/error.h"
@@ -14,7 +12,6 @@ namespace zerorun {
 namespace {
 
 using testing::choose;
-using ::testing::HasSubstr;
 using testing::Scratch;
 using testing::text_of;
 using testing::Words;

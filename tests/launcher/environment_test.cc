@@ -1,16 +1,10 @@
 #include "launcher/environment.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::ElementsAre;
 
 JobSettings two_ranks() {
   JobSettings job;

@@ -1,18 +1,14 @@
 // Commands for DeepSpeed's launcher and torchrun, started by zerorun as they are.
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
 #include <ostream>
 
+#include "tests/common.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/scratch.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::LauncherProcess;
 using testing::Scratch;
 using testing::zerorun_command;

@@ -1,17 +1,8 @@
 // The launcher as users meet it: what starts, what it sees, what comes out.
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <csignal>
-#include <filesystem>
-#include <set>
-#include <sstream>
-#include <thread>
-
 #include "launcher/ranks/cpus.h"
 #include "os/socket.h"
+#include "tests/common.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/paths.h"
 #include "tests/scratch.h"
@@ -19,14 +10,9 @@
 namespace zerorun {
 namespace {
 
-using ::testing::EndsWith;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::LauncherProcess;
-using ::testing::Not;
 using testing::Scratch;
 using testing::shell_ranks;
-using ::testing::StartsWith;
 using testing::wait_until_gone;
 using testing::zerorun_command;
 
@@ -303,8 +289,10 @@ TEST(Tools, DoctorExaminesThisMachineAndRunsTwoRanks) {
   const Listener listener = reserve_port("127.0.0.1", 0);
   const std::vector<std::string> words = {
       "doctor", "--folder", scratch.path(), "--port", std::to_string(listener.port), "--json"};
-  LauncherProcess doctor(zerorun_command(words), {{"CUDA_VISIBLE_DEVICES", ""}});
+  LauncherProcess doctor(zerorun_command(words),
+                         {{"CUDA_VISIBLE_DEVICES", ""}, {"ZERORUN_PYTHON", "/none"}});
   EXPECT_EQ(doctor.wait(), 0);
+  EXPECT_THAT(doctor.output(), HasSubstr("ZERORUN_PYTHON='/none': expected an executable file"));
   EXPECT_THAT(doctor.output(), HasSubstr("2 ranks (shm) on cpu sum 1 MiB in "));
   EXPECT_EQ(doctor.errors(), "");
   listen_on(listener);

@@ -1,18 +1,10 @@
 #pragma once
 
-#include <gtest/gtest.h>
 #include <sys/socket.h>
-
-#include <chrono>
-#include <optional>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-#include <thread>
-#include <utility>
 
 #include "launcher/control/control_connection.h"
 #include "os/socket.h"
+#include "tests/common.h"
 
 namespace zerorun::testing {
 

@@ -1,34 +1,17 @@
 // Jobs of several hosts as users meet them. The other host is this machine: `ssh` is a script that
 // runs the command here, so everything but ssh itself is what runs between machines.
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <optional>
-#include <set>
-#include <sstream>
-#include <thread>
-
 #include "launcher/control/control_connection.h"
 #include "launcher/environment.h"
 #include "launcher/hosts/address.h"
+#include "tests/common.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/scratch.h"
 
 namespace zerorun::nodes_test {
 namespace {
 
-using ::testing::EndsWith;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::LauncherProcess;
-using ::testing::Not;
 using testing::Scratch;
 using testing::wait_until_gone;
 using testing::zerorun_command;

@@ -1,17 +1,12 @@
 #include "launcher/program.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+#include "tests/common.h"
 #include "tests/scratch.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using testing::Scratch;
 
 // An installation with one bundled program, a PATH directory and a virtual environment.

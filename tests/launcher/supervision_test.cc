@@ -1,35 +1,16 @@
 // How jobs end: by failures, by the user, by kill -9 of any member. Nothing may be left over.
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-
-#include <chrono>
-#include <csignal>
-#include <fstream>
-#include <sstream>
-#include <stdexcept>
-#include <thread>
-#include <utility>
-
 #include "os/process_identity.h"
+#include "tests/common.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/scratch.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::EndsWith;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::LauncherProcess;
-using ::testing::Not;
 using testing::Scratch;
 using testing::shell_ranks;
-using ::testing::SizeIs;
-using ::testing::StartsWith;
 using testing::wait_until_gone;
 using testing::zerorun_command;
 

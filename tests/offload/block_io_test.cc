@@ -1,18 +1,7 @@
 #include "offload/block_io.h"
 
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <mutex>
-#include <optional>
-#include <random>
-#include <thread>
-#include <vector>
-
 #include "offload/direct_file.h"
+#include "tests/common.h"
 #include "tests/paths.h"
 #include "tests/refused_calls.h"
 #include "zerorun/device.h"
@@ -20,8 +9,6 @@
 
 namespace zerorun {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr size_t kNbytes = size_t{1} << 20;
 

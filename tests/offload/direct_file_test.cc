@@ -1,21 +1,14 @@
 #include "offload/direct_file.h"
 
-#include <gmock/gmock.h>
 #include <sys/statvfs.h>
 
-#include <functional>
-#include <string>
-#include <vector>
-
 #include "core/format_bytes.h"
+#include "tests/common.h"
 #include "tests/paths.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 uint64_t available(const std::string& folder) {
   struct statvfs space {};

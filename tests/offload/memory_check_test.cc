@@ -1,15 +1,10 @@
 #include "offload/memory_check.h"
 
-#include <gmock/gmock.h>
-
-#include <string>
-
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::HasSubstr;
 
 TEST(MemoryCheck, LockingMoreThanTheLimitIsSaidWithWhatToDo) {
   const HostLimits limits{.lockable = int64_t{8} << 20};

@@ -1,24 +1,12 @@
 #include "offload/nvme_state_store.h"
 
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <filesystem>
-#include <mutex>
-#include <numeric>
-#include <random>
-#include <vector>
-
 #include "core/check.h"
+#include "tests/common.h"
 #include "tests/paths.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::HasSubstr;
 
 namespace fs = std::filesystem;
 

@@ -1,12 +1,8 @@
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <vector>
 
 #include "offload/pinned_arena.h"
 #include "offload/state_store.h"
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

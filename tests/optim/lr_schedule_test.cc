@@ -1,21 +1,14 @@
 #include "zerorun/lr_schedule.h"
 
-#include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <random>
 
+#include "tests/common.h"
 #include "tests/paths.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::HasSubstr;
 using Json = nlohmann::json;
 
 constexpr int64_t kSteps = 10'000;

@@ -1,14 +1,8 @@
 #include "optim/optimizer.h"
 
-#include <gmock/gmock.h>
-
-#include <bit>
-#include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <random>
-#include <vector>
 
+#include "tests/common.h"
 #include "tests/paths.h"
 #include "zerorun/error.h"
 

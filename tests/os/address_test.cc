@@ -1,8 +1,6 @@
 #include "os/address.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

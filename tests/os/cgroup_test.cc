@@ -1,7 +1,6 @@
 #include "os/cgroup.h"
 
-#include <gtest/gtest.h>
-
+#include "tests/common.h"
 #include "tests/scratch.h"
 
 namespace zerorun {

@@ -1,11 +1,9 @@
 #include "os/event_poll.h"
 
-#include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 
-#include <array>
-
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

@@ -1,9 +1,6 @@
 #include "os/host_limits.h"
 
-#include <gtest/gtest.h>
-
-#include <string>
-
+#include "tests/common.h"
 #include "tests/scratch.h"
 
 namespace zerorun {

@@ -1,15 +1,8 @@
 #include "os/page_pool.h"
 
-#include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cstdio>
-#include <cstring>
-#include <span>
-#include <vector>
-
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

@@ -1,19 +1,11 @@
 #include "os/python_stacks.h"
 
-#include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <chrono>
-#include <string>
-#include <string_view>
-#include <thread>
 
 #include "os/process_stat.h"
+#include "tests/common.h"
 
 namespace zerorun::python_stacks_test {
 namespace {

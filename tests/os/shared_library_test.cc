@@ -1,20 +1,13 @@
 #include "os/shared_library.h"
 
 #include <dlfcn.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <array>
-#include <string>
-
+#include "tests/common.h"
 #include "tests/paths.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 // Two files of each soname, which return 1 and 2.
 std::string file_of(const std::string& soname, int copy) {

@@ -1,19 +1,12 @@
 #include "os/socket.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-
+#include "tests/common.h"
 #include "tests/error_of.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::AllOf;
 using testing::error_of;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 Deadline after(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
 

@@ -1,21 +1,12 @@
 #include "os/text_file.h"
 
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <string>
-#include <thread>
-
+#include "tests/common.h"
 #include "tests/scratch.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::Scratch;
 
 TEST(TextFile, IsReadWholeUpToTheLimit) {

@@ -1,11 +1,8 @@
 #include "os/thread_priority.h"
 
-#include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <thread>
+#include "tests/common.h"
 
 namespace zerorun {
 namespace {

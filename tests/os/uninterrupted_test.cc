@@ -1,6 +1,6 @@
 #include "os/uninterrupted.h"
 
-#include <gtest/gtest.h>
+#include "tests/common.h"
 
 namespace zerorun {
 namespace {

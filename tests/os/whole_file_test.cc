@@ -1,18 +1,8 @@
 #include "os/whole_file.h"
 
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-#include <thread>
-
+#include "tests/common.h"
 #include "tests/scratch.h"
 #include "zerorun/error.h"
 

@@ -64,6 +64,7 @@ def test_what_only_sequence_parallelism_needs_is_asked_for_there(
 ) -> None:
     module = importlib.import_module(torch_seam.TRANSFORMERS)
     monkeypatch.delattr(module, "ALL_ATTENTION_FUNCTIONS")
+    monkeypatch.setattr(module, "__annotations__", {})
     engine_of_one_rank().destroy()
     with pytest.raises(zerorun.ConfigError, match="ALL_ATTENTION_FUNCTIONS"):
         zerorun.sequence.use_with_transformers(types.SimpleNamespace())

@@ -1,8 +1,8 @@
 // The fake NCCL of zerorun's own tests. What it reports beside its return values is not looked at:
 // the tests of states provoke it.
 #include <cuda_runtime.h>
-#include <gtest/gtest.h>
 
+#include "tests/common.h"
 #include "tests/device/cuda/fake/fake_cuda.h"
 #include "tests/real_nccl/nccl_under_test.h"
 

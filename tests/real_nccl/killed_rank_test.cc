@@ -1,14 +1,7 @@
 // What the real NCCL says of a rank whose process was killed, which a fake of threads cannot have.
-#include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cstdlib>
-#include <fstream>
-#include <string>
-#include <thread>
-
+#include "tests/common.h"
 #include "tests/real_nccl/nccl_under_test.h"
 
 namespace zerorun::nccl_killed_rank {

@@ -1,14 +1,8 @@
 // zerorun's groups on the real NCCL: how they begin and end. Kernels do nothing, so no sums.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <barrier>
-#include <chrono>
-#include <memory>
-#include <string>
 
 #include "comm/nccl/group.h"
 #include "device/cuda/runtime/cuda_stream_impl.h"
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/real_nccl/nccl_under_test.h"
 #include "zerorun/error.h"
@@ -18,7 +12,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using ::testing::HasSubstr;
 
 class RealNcclGroup : public ::testing::TestWithParam<int> {
  protected:

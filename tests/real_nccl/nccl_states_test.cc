@@ -1,14 +1,8 @@
 // The states of NCCL's communicators and what its functions return, as far as zerorun relies on
 // them. The same tests run on the real NCCL and on the fake one.
 #include <cuda_runtime.h>
-#include <gtest/gtest.h>
 
-#include <barrier>
-#include <chrono>
-#include <functional>
-#include <string>
-#include <thread>
-
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/real_nccl/nccl_under_test.h"
 

@@ -1,22 +1,12 @@
 #include "tools/completion.h"
 
-#include <gmock/gmock.h>
-
 #include <CLI/CLI.hpp>
-#include <set>
-#include <string>
-#include <vector>
 
+#include "tests/common.h"
 #include "train/run/options.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
-using ::testing::IsSupersetOf;
-using ::testing::Not;
 
 std::vector<std::string> words_for(const std::vector<std::string>& words) {
   std::vector<std::string> found;

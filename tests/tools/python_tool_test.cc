@@ -1,8 +1,6 @@
 #include "tools/python_tool.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+#include "tests/common.h"
 #include "tests/scratch.h"
 #include "zerorun/error.h"
 
@@ -10,8 +8,6 @@ namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using testing::Scratch;
 
 // A machine with one Python in PATH, and a zerorun in a folder of its own.

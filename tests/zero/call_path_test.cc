@@ -2,14 +2,7 @@
 // them.
 #include "tests/call_path.h"
 
-#include <gtest/gtest.h>
-
-#include <array>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
+#include "tests/common.h"
 #include "tests/zero/offload_config.h"
 #include "tests/zero/toy_run.h"
 #include "tests/zero/wrapped_communicator.h"

@@ -1,10 +1,6 @@
 // Steps whose optimizer is the caller's, and masters that are written between steps.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <string>
-#include <vector>
-
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_run.h"
 #include "zerorun/engine.h"
@@ -13,7 +9,6 @@
 namespace zerorun::caller_optimizer {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::run_ranks;
 using testing::ToyModel;
 

@@ -1,8 +1,6 @@
-#include <gtest/gtest.h>
 
-#include <string>
-#include <vector>
 
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "zerorun/engine.h"
 #include "zerorun/exact_sum.h"

@@ -1,11 +1,6 @@
 #include "zerorun/engine.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
-
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_model.h"
@@ -16,7 +11,6 @@ namespace zerorun {
 namespace {
 
 using testing::error_of;
-using ::testing::HasSubstr;
 using testing::run_ranks;
 using testing::ToyModel;
 

@@ -1,12 +1,6 @@
 // Full parameters in memory of a framework's, from a gather to the drop.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <map>
-#include <memory>
-#include <optional>
-#include <vector>
-
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_model.h"
 #include "zerorun/engine.h"

@@ -1,11 +1,7 @@
 // How long forward and backward of stage 3 take where gathers run beside computation, in virtual
 // time.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <string>
-#include <vector>
-
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/zero/timed_collectives.h"
 #include "tests/zero/virtual_clock.h"

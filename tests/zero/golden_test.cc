@@ -1,12 +1,7 @@
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/paths.h"
 #include "zerorun/engine.h"

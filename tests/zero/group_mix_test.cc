@@ -1,14 +1,7 @@
 // Drawn mixtures of everything that groups of ranks go together with give the bits of plain
 // sharding.
-#include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <map>
-#include <mutex>
-#include <random>
-#include <string>
-#include <tuple>
-
+#include "tests/common.h"
 #include "tests/paths.h"
 #include "tests/zero/toy_run.h"
 

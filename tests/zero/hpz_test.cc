@@ -1,13 +1,8 @@
 // A second copy of parameters within a host (hpZ): the bits are plain stage 3's, and the ranks of
 // all hosts meet once for each parameter and step.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <map>
-#include <mutex>
-#include <string>
 
 #include "core/check.h"
+#include "tests/common.h"
 #include "tests/paths.h"
 #include "tests/zero/toy_run.h"
 #include "zero/memory_plan.h"
@@ -15,9 +10,7 @@
 namespace zerorun::hpz {
 namespace {
 
-using ::testing::AllOf;
 using testing::expect_same;
-using ::testing::HasSubstr;
 using testing::HostOf;
 using testing::hosts_of;
 using testing::run_ranks;

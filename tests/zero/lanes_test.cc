@@ -1,11 +1,7 @@
 // How long backward of stage 3 takes where gathers, reductions and computation run beside each
 // other, in virtual time.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <string>
-#include <vector>
-
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/zero/timed_collectives.h"
 #include "tests/zero/virtual_clock.h"

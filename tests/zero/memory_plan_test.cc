@@ -1,12 +1,7 @@
 #include "zero/memory_plan.h"
 
-#include <gtest/gtest.h>
-
-#include <array>
-#include <string>
-#include <vector>
-
 #include "core/check.h"
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/paths.h"
 #include "zerorun/engine.h"

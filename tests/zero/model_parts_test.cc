@@ -1,18 +1,11 @@
 // Engines that hold parts of one model step together, and experts are those of some ranks.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <cmath>
-#include <map>
-#include <mutex>
-#include <string>
-
+#include "tests/common.h"
 #include "tests/zero/toy_run.h"
 
 namespace zerorun::model_parts {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::run_ranks;
 using testing::toy_initialize;
 using testing::toy_specs;

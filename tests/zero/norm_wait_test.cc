@@ -1,12 +1,7 @@
 // How the host waits for the norm of a step, in virtual time.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <chrono>
-#include <memory>
-#include <span>
 
 #include "device/soon.h"
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/zero/virtual_clock.h"
 #include "zerorun/engine.h"

@@ -1,9 +1,6 @@
 // Operations that may not happen before, or while, offloaded work is under way.
-#include <gtest/gtest.h>
 
-#include <span>
-#include <vector>
-
+#include "tests/common.h"
 #include "tests/zero/offload_config.h"
 #include "tests/zero/toy_run.h"
 

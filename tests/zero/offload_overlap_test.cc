@@ -1,9 +1,6 @@
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <string>
-#include <vector>
 
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/zero/virtual_clock.h"
 #include "zerorun/engine.h"

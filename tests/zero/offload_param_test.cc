@@ -1,14 +1,7 @@
 // Parameters of stage 3 that rest away from the device: the same bits as without.
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <unistd.h>
-
-#include <array>
-#include <filesystem>
-#include <string>
-#include <vector>
 
 #include "core/check.h"
+#include "tests/common.h"
 #include "tests/paths.h"
 #include "tests/zero/offload_config.h"
 #include "tests/zero/toy_run.h"
@@ -19,7 +12,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::base_config;
-using ::testing::HasSubstr;
 using testing::offloaded;
 using testing::param_on_nvme;
 using testing::run_ranks;

@@ -1,12 +1,7 @@
-#include <gmock/gmock.h>
 
-#include <array>
-#include <cmath>
-#include <string>
-#include <tuple>
-#include <vector>
 
 #include "core/check.h"
+#include "tests/common.h"
 #include "tests/zero/offload_config.h"
 #include "tests/zero/toy_run.h"
 #include "zerorun/error.h"
@@ -15,7 +10,6 @@ namespace zerorun::offload {
 namespace {
 
 using testing::base_config;
-using ::testing::HasSubstr;
 using testing::offloaded;
 using testing::param_on_nvme;
 using testing::run_ranks;

@@ -1,11 +1,6 @@
-#include <gmock/gmock.h>
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <string>
-#include <vector>
 
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_model.h"
 #include "zerorun/engine.h"
@@ -14,7 +9,6 @@
 namespace zerorun::optimizer {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::run_ranks;
 using testing::ToyModel;
 

@@ -1,13 +1,6 @@
 // Loss scaling, dtypes on the wire, divisions around the sum, and optimizers of the caller's.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <cmath>
-#include <functional>
-#include <limits>
-#include <mutex>
-#include <vector>
-
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_model.h"
 #include "zerorun/engine.h"
@@ -16,8 +9,6 @@
 namespace zerorun::precision {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using testing::run_ranks;
 using testing::ToyModel;
 

@@ -1,24 +1,13 @@
 // Parameters and gradients that travel between hosts in few bits.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <mutex>
-#include <random>
-#include <string>
-#include <vector>
 
 #include "core/check.h"
+#include "tests/common.h"
 #include "tests/zero/toy_run.h"
 #include "zero/gradients/quantized_reduction.h"
 
 namespace zerorun::quantized_traffic {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using testing::HostOf;
 using testing::hosts_of;
 using testing::run_ranks;

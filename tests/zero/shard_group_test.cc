@@ -1,20 +1,13 @@
 // Shard groups: the bits are those of one group of all ranks, the traffic is less.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <map>
-#include <mutex>
-#include <string>
-
+#include "tests/common.h"
 #include "tests/zero/toy_run.h"
 #include "zerorun/exact_sum.h"
 
 namespace zerorun::shard_group {
 namespace {
 
-using ::testing::AllOf;
 using testing::expect_same;
-using ::testing::HasSubstr;
 using testing::run_ranks;
 using testing::toy_train;
 using testing::ToyModel;

@@ -1,15 +1,10 @@
 // The engine's orders between streams, on the CPU's asynchronous streams with delays: a missing
 // wait changes the bits, and ThreadSanitizer sees it. Ranks are threads.
-#include <gtest/gtest.h>
 
-#include <memory>
-#include <mutex>
 #include <ostream>
-#include <string>
-#include <string_view>
-#include <utility>
 
 #include "comm/device_communicator.h"
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/zero/delayed_device.h"
 #include "tests/zero/stream_program.h"

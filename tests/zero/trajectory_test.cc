@@ -1,11 +1,6 @@
-#include <gtest/gtest.h>
 
-#include <array>
-#include <cmath>
-#include <map>
-#include <mutex>
-#include <vector>
 
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_model.h"
 #include "zerorun/engine.h"

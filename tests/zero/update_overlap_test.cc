@@ -1,11 +1,6 @@
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <functional>
-#include <string>
-#include <string_view>
-#include <vector>
 
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/zero/timed_collectives.h"
 #include "tests/zero/virtual_clock.h"

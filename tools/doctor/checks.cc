@@ -203,7 +203,7 @@ Check check_exchange(const std::string& output, int code, bool in_time) {
               : "a job of two ranks did not end in time: " + printable_lines(output);
   check.change =
       "the text is that of the job; ZERORUN_LOG or NCCL_DEBUG=INFO tell more, and with "
-      "GPUs --accelerator cpu tells whether they are the cause";
+      "GPUs CUDA_VISIBLE_DEVICES= (nothing) tells whether they are the cause";
   return check;
 }
 

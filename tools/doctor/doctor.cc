@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,8 @@
 #include <exception>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "comm/gloo/backend.h"
 #include "core/check.h"
@@ -20,6 +21,7 @@
 #include "launcher/launch.h"
 #include "launcher/options.h"
 #include "launcher/program.h"
+#include "launcher/ranks/report.h"
 #include "launcher/ranks/resources.h"
 #include "os/process_identity.h"
 #include "zerorun/communicator.h"
@@ -70,14 +72,31 @@ Check examine_exchange(int gpus) {
         }
       },
       kPatience);
-  return check_exchange(answer.text, WEXITSTATUS(answer.status), answer.in_time);
+  return check_exchange(answer.text, exit_code_of(answer.status), answer.in_time);
+}
+
+// The interpreter that runs ranks, and its packages.
+std::vector<Check> examine_python(const ProgramSearch& search, const Environment& environment) {
+  try {
+    const std::filesystem::path python =
+        find_program({.name = "torch", .module = true}, search).command.front();
+    return {check_python(python, environment, search.launcher_directory),
+            check_pytorch(python, environment)};
+  } catch (const ConfigError& error) {
+    return {{.name = "Python",
+             .state = Check::State::advice,
+             .found = error.what(),
+             .change = "for programs in Python: activate an environment, or name the interpreter "
+                       "with ZERORUN_PYTHON"}};
+  }
 }
 
 }  // namespace
 
 std::vector<Check> examine(const DoctorOptions& options) {
   const Environment environment = inherited_environment();
-  const ProgramSearch search = ProgramSearch::here();
+  std::optional<Check> names;  // first, because it throws if there is no such file
+  if (!options.hostfile.empty()) names = check_names(options.hostfile, host_name());
   const int all = count_gpus();
   const int gpus = static_cast<int>(
       visible_gpus(find_variable(environment, "CUDA_VISIBLE_DEVICES"), all).size());
@@ -90,8 +109,6 @@ std::vector<Check> examine(const DoctorOptions& options) {
   rlimit files{};
   getrlimit(RLIMIT_NOFILE, &files);
   const auto memory = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE));
-  const std::filesystem::path python =
-      find_program({.name = "torch", .module = true}, search).command.front();
   constexpr uint64_t kDiskBytes = uint64_t{128} << 20;
 
   std::vector<Check> checks = {
@@ -108,10 +125,11 @@ std::vector<Check> examine(const DoctorOptions& options) {
       examine_exchange(gpus),
       check_port(static_cast<uint16_t>(options.port)),
       check_disk(options.folder, kDiskBytes),
-      check_python(python, environment, search.launcher_directory),
-      check_pytorch(python, environment),
   };
-  if (!options.hostfile.empty()) checks.push_back(check_names(options.hostfile, host_name()));
+  for (Check& check : examine_python(ProgramSearch::here(), environment)) {
+    checks.push_back(std::move(check));
+  }
+  if (names) checks.push_back(*std::move(names));
   return checks;
 }
 

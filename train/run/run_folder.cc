@@ -9,9 +9,9 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string_view>
 #include <system_error>
 #include <vector>
@@ -26,7 +26,9 @@
 #include "core/printable.h"
 #include "optim/optimizer.h"
 #include "os/free_space.h"
+#include "os/open_file.h"
 #include "os/process_identity.h"
+#include "os/uninterrupted.h"
 #include "train/data/hf_folder.h"
 
 namespace zerorun::train {
@@ -105,10 +107,16 @@ struct Holder {
 };
 
 Holder last_holder(const fs::path& folder) {
+  constexpr size_t kLimit = 1024;
   Holder holder;
-  std::ifstream file(folder / kLockName);
-  std::getline(file, holder.process);
-  std::getline(file, holder.job);
+  const FileDescriptor file = open_file(folder / kLockName, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  std::string bytes(kLimit, '\0');
+  const ssize_t count =
+      file ? uninterrupted([&] { return read(file.get(), bytes.data(), bytes.size()); }) : 0;
+  bytes.resize(static_cast<size_t>(std::max<ssize_t>(count, 0)));
+  std::istringstream lines(bytes);
+  std::getline(lines, holder.process);
+  std::getline(lines, holder.job);
   return holder;
 }
 

@@ -9,6 +9,8 @@ void deliver(int signal, const sigset_t& blocked) {
   std::signal(signal, SIG_DFL);
   pthread_sigmask(SIG_UNBLOCK, &blocked, nullptr);
   std::raise(signal);
+  // It does not end the first process of a PID namespace, which goes on as before.
+  pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
 }
 
 }  // namespace
@@ -22,7 +24,8 @@ StopSignal::StopSignal() {
 }
 
 StopSignal::~StopSignal() {
-  pthread_sigqueue(watcher_.native_handle(), SIGINT, {.sival_ptr = this});
+  ending_ = true;
+  pthread_kill(watcher_.native_handle(), SIGINT);  // ends its wait at once
   watcher_.join();
   pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);
 }
@@ -44,11 +47,12 @@ int StopSignal::received() const {
 }
 
 void StopSignal::watch() {
-  siginfo_t info = {};
-  while (true) {
-    const int signal = sigwaitinfo(&signals_, &info);
-    if (signal < 0) continue;                                     // interrupted, as by a debugger
-    if (info.si_code == SI_QUEUE && info.si_ptr == this) return;  // sent by the destructor
+  // The kernel drops a signal that comes to the first process of a namespace during deliver().
+  constexpr timespec kLongest = {.tv_sec = 0, .tv_nsec = 200'000'000};
+  while (!ending_) {
+    const int signal = sigtimedwait(&signals_, nullptr, &kLongest);
+    if (signal < 0) continue;  // none, or interrupted, as by a debugger
+    if (ending_) return;       // sent by the destructor
     const std::scoped_lock lock(mutex_);
     if (holding_) {
       received_ = signal;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <csignal>
 #include <mutex>
 #include <thread>
@@ -34,6 +35,7 @@ class StopSignal {
   mutable std::mutex mutex_;
   bool holding_ = false;
   int received_ = 0;
+  std::atomic<bool> ending_ = false;
   std::thread watcher_;
 };
 

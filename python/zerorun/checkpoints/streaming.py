@@ -113,7 +113,6 @@ class ParameterStream(Iterator[ParameterBucket]):
     def __init__(
         self,
         engine: Any,
-        *,
         bucket_bytes: int,
         dtype: torch.dtype | None,
         owners: str,

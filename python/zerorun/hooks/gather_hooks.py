@@ -6,7 +6,7 @@ node first, so when the gradient of an input reaches the node that made it, all 
 are done. A unit that no input ends (embeddings) is released at the end of backward.
 
 Modules inside a unit's have no hooks. One that is called on its own is noticed when it reads an
-empty parameter, and has hooks from its next call on.
+empty parameter; all modules in units of that class have hooks from their next call on.
 
 What forward hands out may lie in a unit's memory (a module that returns its parameter, or a view of
 it): the call around it holds the unit from then on, and the outermost one returns copies. Where
@@ -72,9 +72,9 @@ class GatherHooks:
         self._recomputed: list[SharedUnit] = []  # full until the next hook of a backward
         self._open: dict[ModuleCall, int] = {}  # acquired by backward -> its graph task
         self._queued: set[int] = set()  # graph tasks whose end will be told
-        self._handles: list[Any] = []
         self._model, self._process = model, os.getpid()
-        self._hooked: set[nn.Module] = set()
+        self._hooked: dict[nn.Module, tuple[Any, ...]] = {}  # with the hooks' handles
+        self.read = ModuleHook(self._read)  # which compiled code calls as it is
 
     @functools.cached_property
     def units(self) -> list[SharedUnit]:
@@ -99,10 +99,9 @@ class GatherHooks:
         """Gathers `units`, and what else the module's forward turns out to need, for each call."""
         if module in self._hooked:
             return
-        self._hooked.add(module)
         before = ModuleHook(self._before_forward, units)
         after = ModuleHook(self._after_forward)
-        self._handles += (
+        self._hooked[module] = (
             module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
             module.register_forward_hook(after, always_call=True),
         )
@@ -234,49 +233,62 @@ class GatherHooks:
         if unit is not None and unit.sharded and call is not None and unit not in call.units:
             call.add([unit])
 
-    def read(self, module: nn.Module, parameter: nn.Parameter) -> Any:
-        """A read of a module's parameter. One that no call holds is gathered for the call that
-        runs. A module that runs without hooks, since it is inside a unit's and was called without
-        it, gets them from its next call on; if no call is around it, the unit stays full until the
-        step."""
+    def _read(self, module: nn.Module, parameter: nn.Parameter) -> Any:
+        """A read of a module's parameter that no call holds: it is gathered for the call that runs.
+        A module that runs without hooks, since it is inside a unit's and was called without it,
+        gets them from its next call on. If no call is around it, the unit stays full until the
+        step, or the module reads copies, whose memory ends with their use."""
         unit = self.unit_of.get(parameter)
-        if unit is None or not unit.sharded or unit.entered:
+        if unit is None or not unit.sharded or unit.entered or unit in self._kept:
             return parameter
-        if not is_empty(parameter):  # gathered by the program, or kept
-            return self._copy_for_graph(module, parameter, unit)
-        call = self._call_around()
-        running = running_modules(sys._getframe(1))
-        if module in running or call is not None:
-            reader = module if module in running else None
-        else:
-            inside = set(self._model.modules())
-            reader = next((module for module in running if module in inside), None)
-        if reader is not None and reader not in self._hooked:
+        empty, has_graph = is_empty(parameter), torch.is_grad_enabled()
+        if not empty and not (has_graph and parameter.is_floating_point()):
+            return parameter  # gathered by the program
+        call, reader = self._call_around(), self._running_without_hooks(module)
+        if reader is not None:
             if os.getpid() != self._process:
                 self._refuse_fork(reader)
             self._hook_on_its_own(reader)
-            if call is None:
-                self.keep([unit])
-        if call is not None:
+        if call is not None and (empty or reader is None):
             call.add([unit])
+        elif reader is not None:
+            if not empty or not has_graph:
+                return self._copy(parameter, unit)
+            self.keep([unit])
         return parameter
 
+    def _running_without_hooks(self, module: nn.Module) -> nn.Module | None:
+        """The module of the model that reads a parameter of `module`, unless its call has hooks."""
+        running = running_modules(sys._getframe(2))
+        if module not in running:
+            inside = set(self._model.modules()) if running else ()
+            module = next((each for each in running if each in inside), module)
+        hooked = any(called is module for called, _ in self._stack)
+        return module if module in running and not hooked else None
+
     def _hook_on_its_own(self, module: nn.Module) -> None:
+        """Hooks a module that was called without the unit around it, and what else is in the units
+        of that kind: a model calls those of all its blocks, and more than one in each."""
+        if module in self._hooked:
+            return
+        self._hook_for_its_own(module)
+        own = [self.unit_of[p] for p in module._parameters.values() if p in self.unit_of]
+        kinds = {type(unit.module) for unit in own if unit.name}
+        for unit in self.units:
+            if unit.name and type(unit.module) in kinds:
+                for inner in unit.module.modules():
+                    if any(p in self.unit_of for p in inner._parameters.values()):
+                        self._hook_for_its_own(inner)
+
+    def _hook_for_its_own(self, module: nn.Module) -> None:
         own = [self.unit_of[p] for p in module._parameters.values() if p in self.unit_of]
         self.hook(module, [unit for unit in dict.fromkeys(own) if unit.sharded])
 
-    def _copy_for_graph(self, module: nn.Module, parameter: nn.Parameter, unit: SharedUnit) -> Any:
-        """The parameter, or what a module that is called on its own reads while the program holds
-        the unit: a copy, since its graph may live longer."""
-        if (
-            not torch.is_grad_enabled()
-            or not parameter.is_floating_point()
-            or module in self._hooked
-            or module not in running_modules(sys._getframe(2))
-        ):
-            return parameter
-        self._hook_on_its_own(module)
+    def _copy(self, parameter: nn.Parameter, unit: SharedUnit) -> torch.Tensor:
+        """For a module that is called on its own, whose result or graph may outlast the unit."""
+        unit.acquire()
         copy = parameter.clone()
+        unit.release()
         if copy.requires_grad:
             call = ModuleCall(self)
             call.units = [unit]
@@ -293,7 +305,9 @@ class GatherHooks:
         for _, call in reversed(self._stack):
             if call is not None and unit in call.units:
                 dtype = torch.get_autocast_dtype(parameter.device.type)
-                return parameter if call.copies is None else call.copies.get(parameter, dtype)
+                if call.copies is None:
+                    call.copies, unit.opens_autocast = AutocastCopies(self.casts), True
+                return call.copies.get(parameter, dtype)
         return parameter
 
     def _forget_interrupted(self, running: list[nn.Module]) -> None:
@@ -375,9 +389,9 @@ class GatherHooks:
     def remove(self) -> None:
         """Takes all hooks off the model."""
         self.release_all()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        for handles in self._hooked.values():
+            for handle in handles:
+                handle.remove()
         self._hooked.clear()
         for module in self._model.modules():
             if isinstance(module._parameters, PlainParameters):

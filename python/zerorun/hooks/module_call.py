@@ -40,7 +40,7 @@ class ModuleCall:
         self.units: list[SharedUnit] = []  # the acquired ones
         self.hooks = hooks
         self.held: list[SharedUnit] | None = None  # by backward
-        self.copies = copies  # under autocast
+        self.copies = copies  # under autocast, which may also begin within
 
     def add(self, units: Sequence[SharedUnit]) -> None:
         for unit in units:
@@ -53,6 +53,7 @@ class ModuleCall:
             self.copies.end_forward()
         for unit in self.units:
             unit.forwards -= 1
+            unit.opens_autocast = bool(unit.opens_autocast)
             unit.leave()
 
     def begin_backward(self, _grad: Any = None) -> None:

@@ -24,18 +24,22 @@ _CLOSED = (types.FunctionType, types.MethodType, types.GeneratorType, types.Coro
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """The tensors in a module's arguments, as far as they are in containers."""
     found, pending = [], [value]
+    seen: set[int] = set()  # of what may contain itself
     while pending:
         value = pending.pop()
         if isinstance(value, torch.Tensor):
             found.append(value)
-        elif value is None or isinstance(value, _NO_TENSORS):
             continue
-        elif isinstance(value, list | tuple):
+        if value is None or isinstance(value, _NO_TENSORS) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, list | tuple):
             pending += value
         elif isinstance(value, dict | Mapping):
             pending += value.values()
         elif hasattr(value, "__dataclass_fields__"):
-            pending += vars(value).values()
+            names = value.__dataclass_fields__
+            pending += (getattr(value, name, None) for name in names)
     return found
 
 

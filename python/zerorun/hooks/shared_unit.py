@@ -30,6 +30,7 @@ class SharedUnit:
         self.parameters = unit.parameters
         self.full = {parameter: full[parameter] for parameter in unit.parameters}
         self.forwards = 0  # calls of forward that hold it
+        self.opens_autocast: bool | None = None  # within forward; None before the first
         self._switch = _C.ParameterSwitch(core, unit.name)
         self.acquire = self._switch.acquire
         self.release = self._switch.release
@@ -65,6 +66,7 @@ class SharedUnit:
         """An acquire by a call, in forward or backward."""
         self.acquire()
         self._calls += 1
+        autocast = autocast or self.opens_autocast is not False
         if self._calls > 1 and not autocast:
             return
         for parameters, _, plain, cast in self._readers:

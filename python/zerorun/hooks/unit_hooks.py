@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
@@ -34,8 +35,7 @@ def gathered_at(
         seen.add((module, held))
         name = names.get(module)
         own = _gathered_by(module, name, unit_of)
-        # Those have a list of their parameters, whose reads nobody notices.
-        if name or not held.issuperset(own) or (own and isinstance(module, nn.RNNBase)):
+        if name or not held.issuperset(own) or (own and _reads_unnoticed(module)):
             found[module] = own
         if name and _can_be_called(module):
             held |= frozenset(own)
@@ -61,3 +61,9 @@ def _gathered_by(
 def _can_be_called(module: nn.Module) -> bool:
     """False for containers, whose elements are called on their own."""
     return "forward" in vars(module) or type(module).forward is not nn.Module.forward
+
+
+def _reads_unnoticed(module: nn.Module) -> bool:
+    """True where a call without the unit's would not be noticed: RNNs have a list of their
+    parameters, and a generator reads them when its module runs no more."""
+    return isinstance(module, nn.RNNBase) or inspect.isgeneratorfunction(module.forward)

@@ -1,30 +1,14 @@
 #include "checkpoint/files/block_writer.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <memory>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "core/check.h"
 #include "tests/checkpoint/file_size_limit.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/paths.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 constexpr size_t kMiB = size_t{1} << 20;
 

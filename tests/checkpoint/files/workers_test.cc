@@ -1,11 +1,6 @@
 #include "checkpoint/files/workers.h"
 
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <stdexcept>
-#include <string>
-#include <vector>
+#include "tests/common.h"
 
 namespace zerorun {
 namespace {

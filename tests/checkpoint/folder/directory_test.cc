@@ -1,13 +1,4 @@
-#include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <atomic>
-#include <filesystem>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "checkpoint/files/layout.h"
 #include "checkpoint/folder/retention.h"
@@ -15,6 +6,7 @@
 #include "checkpoint/saving/save_folder.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/error.h"
 
@@ -22,9 +14,7 @@ namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::ElementsAre;
 using testing::FakeEngine;
-using ::testing::HasSubstr;
 using testing::names_in;
 
 class Directory : public ::testing::Test {

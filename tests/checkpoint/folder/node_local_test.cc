@@ -1,15 +1,9 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <filesystem>
-#include <functional>
-#include <string>
-#include <vector>
 
 #include "checkpoint/files/layout.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/error.h"
@@ -20,7 +14,6 @@ namespace {
 namespace fs = std::filesystem;
 using testing::FakeEngine;
 using testing::FakeModel;
-using ::testing::HasSubstr;
 using testing::names_in;
 
 // Hosts with a disk each: a folder of its own for the ranks of each. That is all that tells them

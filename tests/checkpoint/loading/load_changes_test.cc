@@ -1,22 +1,11 @@
-#include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cstring>
-#include <filesystem>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "checkpoint/loading/second_reads.h"
 #include "checkpoint/loading/spare_memory.h"
 #include "checkpoint/loading/undo_log.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/paths.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/error.h"
@@ -25,7 +14,6 @@ namespace zerorun::load_changes {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::HasSubstr;
 using Record = CheckpointReader::Record;
 
 class UndoLogTest : public ::testing::Test {

@@ -1,11 +1,8 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <functional>
-#include <string>
 
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/error.h"
 
@@ -14,7 +11,6 @@ namespace {
 
 using testing::FakeEngine;
 using testing::FakeModel;
-using ::testing::HasSubstr;
 
 // Saves one model, loads into another that `change` made of it, and returns the error.
 std::string error_of(const std::function<void(FakeModel&)>& change) {

@@ -1,13 +1,8 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/stat.h>
 
-#include <filesystem>
-#include <string>
-#include <vector>
 
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/paths.h"
 #include "zerorun/checkpoint.h"
@@ -17,10 +12,8 @@ namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::ElementsAre;
 using testing::FakeEngine;
 using testing::FakeModel;
-using ::testing::HasSubstr;
 using testing::names_in;
 using testing::run_ranks;
 using testing::TemporaryDirectory;

@@ -1,12 +1,7 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <cstring>
-#include <filesystem>
-#include <string>
-#include <utility>
 
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/paths.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/error.h"
@@ -15,9 +10,6 @@ namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using testing::read_file;
 using testing::TemporaryDirectory;
 using testing::write_file;

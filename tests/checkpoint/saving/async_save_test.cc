@@ -1,13 +1,9 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <array>
-#include <filesystem>
-#include <string>
 
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/file_size_limit.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/error.h"
@@ -16,12 +12,9 @@ namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
 using testing::Cuts;
-using ::testing::ElementsAre;
 using testing::FakeEngine;
 using testing::FakeModel;
-using ::testing::HasSubstr;
 using testing::names_in;
 using testing::run_ranks;
 using testing::TemporaryDirectory;

@@ -1,9 +1,4 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <filesystem>
-#include <optional>
-#include <string>
 
 #include "checkpoint/files/file.h"
 #include "checkpoint/saving/save_folder.h"
@@ -11,6 +6,7 @@
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/file_size_limit.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/error.h"
@@ -19,13 +15,10 @@ namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
 using testing::Cuts;
-using ::testing::ElementsAre;
 using testing::FakeEngine;
 using testing::FakeModel;
 using testing::FileSizeLimit;
-using ::testing::HasSubstr;
 using testing::names_in;
 using testing::run_ranks;
 using testing::TemporaryDirectory;

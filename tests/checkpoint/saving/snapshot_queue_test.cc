@@ -1,15 +1,6 @@
 #include "checkpoint/saving/snapshot_queue.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <cstring>
-#include <numeric>
-#include <random>
-#include <thread>
-#include <vector>
+#include "tests/common.h"
 
 namespace zerorun {
 namespace {

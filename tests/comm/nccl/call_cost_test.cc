@@ -1,21 +1,10 @@
 // What a collective through NCCL costs the host beside NCCL: calls of CUDA, and memory that it
 // allocates, once the first steps have made what is reused.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cstdint>
-#include <cstdlib>
-#include <functional>
-#include <map>
-#include <memory>
 #include <new>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "tests/comm/nccl/nccl_test.h"
+#include "tests/common.h"
 
 namespace zerorun::nccl_call_cost {
 

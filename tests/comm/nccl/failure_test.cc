@@ -1,18 +1,6 @@
 // Errors of ranks that communicate through NCCL when a call, a peer, or NCCL itself fails: each
 // says who and where, soon. That each refused call is one: engine_failure_test.cc.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nccl.h>
-
-#include <array>
-#include <atomic>
-#include <barrier>
-#include <chrono>
-#include <cstring>
-#include <optional>
-#include <stdexcept>
-#include <string>
-#include <thread>
 
 #include "comm/agreement.h"
 #include "comm/nccl/communicator.h"
@@ -20,6 +8,7 @@
 #include "device/cuda/runtime/current_device.h"
 #include "os/process_identity.h"
 #include "tests/comm/nccl/nccl_test.h"
+#include "tests/common.h"
 #include "tests/device/cuda/drain.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/gate.h"
@@ -30,7 +19,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using ::testing::HasSubstr;
 
 constexpr seconds kDeadline{60};
 constexpr seconds kSoon{20};

@@ -1,11 +1,11 @@
 // The conformance suite of communicators (tests/comm/conformance_test.cc) on NCCL's transport and
 // on the one through the host, with fake CUDA libraries below them.
-#include <gtest/gtest.h>
 
 #include "comm/device_communicator.h"
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "tests/comm/conformance.h"
+#include "tests/common.h"
 #include "tests/device/cuda/fake/fake_cuda.h"
 #include "tests/harness.h"
 

@@ -1,24 +1,13 @@
 // Ranks that join through NCCL, whose first communicator does not block: each of its calls is done
 // later, by a thread of NCCL's, which stores the handle of the second one whenever it gets there.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nccl.h>
 
-#include <barrier>
-#include <chrono>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "tests/comm/nccl/nccl_test.h"
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun::nccl_joining {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 constexpr std::chrono::seconds kDeadline{60};  // which no test meets
 

@@ -1,18 +1,8 @@
 // NCCL's ranks whose store is rank 0's, over TCP: what they learn when that goes, and who is gone.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <barrier>
-#include <chrono>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
 
 #include "tests/comm/nccl/nccl_test.h"
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun::nccl_leaving {
@@ -20,7 +10,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using ::testing::HasSubstr;
 
 constexpr seconds kDeadline{60};  // which no test meets
 

@@ -1,12 +1,8 @@
 // Memory that NCCL reads is registered on every rank or on none, and at one place of it.
-#include <gtest/gtest.h>
 #include <nccl.h>
 
-#include <algorithm>
-#include <string>
-#include <vector>
-
 #include "tests/comm/nccl/nccl_test.h"
+#include "tests/common.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {

@@ -1,13 +1,7 @@
 // Sums that are not what the output gets: in one block of each communicator, whatever reduces.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <chrono>
-#include <memory>
-#include <vector>
 
 #include "tests/comm/nccl/nccl_test.h"
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

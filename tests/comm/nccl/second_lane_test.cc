@@ -1,9 +1,7 @@
 // A second communicator of the same ranks, whose calls do not wait for the first one's.
-#include <gtest/gtest.h>
-
-#include <chrono>
 
 #include "tests/comm/nccl/nccl_test.h"
+#include "tests/common.h"
 
 namespace zerorun {
 namespace {

@@ -1,24 +1,16 @@
 // What NCCL's ranks say when one of them does not come: one table, and the same as JSON.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <stdlib.h>
 
-#include <atomic>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <thread>
 
 #include "tests/comm/nccl/nccl_test.h"
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun::nccl_stall {
 namespace {
 
 using std::chrono::milliseconds;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 class NcclStallTest : public testing::NcclTest {
  protected:

@@ -1,24 +1,14 @@
-#include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <stdlib.h>
-
-#include <chrono>
-#include <map>
-#include <memory>
-#include <string>
 
 #include "comm/rendezvous/rendezvous.h"
 #include "config/env.h"
 #include "os/socket.h"
+#include "tests/common.h"
 #include "zerorun/communicator.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 using Variables = std::map<std::string, std::string>;
 

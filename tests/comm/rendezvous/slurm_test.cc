@@ -1,15 +1,10 @@
 #include "comm/rendezvous/slurm.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::SizeIs;
 
 TEST(SlurmHostList, Expands) {
   EXPECT_THAT(expand_host_list("login"), ElementsAre("login"));

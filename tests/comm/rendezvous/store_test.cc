@@ -1,28 +1,15 @@
 // The rendezvous: stores in memory and over TCP, and unauthenticated clients at the port.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <array>
-#include <atomic>
-#include <chrono>
 #include <ctime>
-#include <functional>
-#include <future>
-#include <optional>
-#include <random>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "comm/rendezvous/store_server.h"
 #include "comm/rendezvous/tcp_store.h"
 #include "device/cpu/cpu_stream.h"
 #include "os/peer_user.h"
 #include "os/socket.h"
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/scratch.h"
 #include "zerorun/communicator.h"
@@ -32,9 +19,7 @@ namespace zerorun {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::AllOf;
 using testing::error_of;
-using ::testing::HasSubstr;
 
 Deadline soon() { return std::chrono::steady_clock::now() + 30s; }
 

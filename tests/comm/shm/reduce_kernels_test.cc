@@ -1,13 +1,9 @@
 #include "comm/shm/reduce_kernels.h"
 
-#include <gtest/gtest.h>
 #include <hwy/targets.h>
 
-#include <cmath>
-#include <limits>
-#include <tuple>
-
 #include "tests/comm/reference.h"
+#include "tests/common.h"
 
 namespace zerorun {
 namespace {

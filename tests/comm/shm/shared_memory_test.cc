@@ -1,22 +1,12 @@
 // Memory that the ranks allocate together: what collectives on it cost, how long it lives, and what
 // is left behind.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <unistd.h>
-
-#include <array>
-#include <cerrno>
-#include <filesystem>
-#include <fstream>
-#include <future>
-#include <string>
-#include <vector>
 
 #include "comm/shm/segment.h"
 #include "device/cpu/cpu_stream.h"
 #include "os/host_limits.h"
 #include "tests/comm/reference.h"
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/harness.h"
 
@@ -26,7 +16,6 @@ namespace {
 using testing::Bytes;
 using testing::error_of;
 using testing::expect_same;
-using ::testing::HasSubstr;
 using testing::random_values;
 using testing::run_ranks;
 

@@ -1,13 +1,6 @@
 #include "config/docs/report.h"
 
-#include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-
+#include "tests/common.h"
 #include "tests/config/support.h"
 #include "tests/error_of.h"
 #include "tests/paths.h"
@@ -15,10 +8,6 @@
 
 namespace zerorun {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 // Users of Hugging Face and accelerate write such files.
 constexpr const char* kTrainerConfig = R"({

@@ -1,17 +1,11 @@
 #include "config/json/json_tree.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
-
 #include "config/json/problems.h"
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::HasSubstr;
 
 std::string problems_in(std::string_view text) {
   ConfigProblems problems("t");

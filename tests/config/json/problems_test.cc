@@ -1,16 +1,12 @@
 #include "config/json/problems.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "config/checks/suggest.h"
+#include "tests/common.h"
 #include "tests/config/support.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::Not;
 using testing::problems_of;
 
 TEST(Problems, AreListedTogetherInTheOrderOfTheFile) {

@@ -1,14 +1,11 @@
 #include "config/json/reader.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+#include "tests/common.h"
 #include "tests/config/support.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::nested;
 using testing::problems_of;
 

@@ -1,19 +1,15 @@
 #include "config/keys/key_table.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "config/checks/check.h"
 #include "config/json/problems.h"
+#include "tests/common.h"
 #include "tests/config/support.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::AnyOf;
 using testing::default_of;
 using testing::document;
-using ::testing::HasSubstr;
 using testing::leaf_keys;
 using testing::nested;
 using testing::other_value;

@@ -1,26 +1,15 @@
 // libzerorun_cuda.so itself, with the real CUDA runtime inside: it opens on any machine, and
 // without a GPU it says what is missing, in zerorun's own exceptions.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <array>
-#include <cstdlib>
-#include <string>
 
 #include "comm/device_communicator.h"
 #include "comm/nccl/backend.h"
 #include "device/cuda_backend.h"
 #include "device/plugin.h"
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::AnyOf;
-using ::testing::Contains;
-using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 #ifdef ZERORUN_CUDA_LIBRARY
 class BackendLibraryTest : public ::testing::Test {

@@ -1,9 +1,8 @@
 // The CUDA device when CUDA or cuBLAS refuse: a typed error that says where, and nothing leaks.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "device/cpu/cpu_stream.h"
 #include "device/cuda/cuda_device.h"
+#include "tests/common.h"
 #include "tests/device/cuda/drain.h"
 #include "tests/device/cuda/failing_calls.h"
 #include "tests/device/cuda/fake_cuda_test.h"
@@ -15,7 +14,6 @@ namespace zerorun {
 namespace {
 
 using testing::FailingCalls;
-using ::testing::HasSubstr;
 
 class CudaFailureTest : public testing::FakeCudaTest {};
 

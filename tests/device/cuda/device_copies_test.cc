@@ -1,16 +1,10 @@
 // A checkpoint's bytes between files and a GPU.
 #include "checkpoint/loading/device_copies.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <numeric>
-#include <vector>
-
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/device/cuda/counted_engine.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/gate.h"

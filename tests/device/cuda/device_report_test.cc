@@ -1,24 +1,14 @@
 // The GPUs in the output of `zerorun env`, on fake ones.
 #include "device/cuda/device_report.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
-
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/libraries/library_files.h"
+#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 class DeviceReportTest : public testing::FakeCudaTest {
  protected:

@@ -1,19 +1,6 @@
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cstdint>
-#include <exception>
-#include <functional>
-#include <map>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
+#include "tests/common.h"
 #include "tests/device/cuda/fake/fake_cuda.h"
 #include "tests/harness.h"
 #include "zerorun/communicator.h"

@@ -1,10 +1,6 @@
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-
+#include "tests/common.h"
 #include "tests/device/cuda/fake/fake_cuda.h"
 
 namespace zerorun::testing {

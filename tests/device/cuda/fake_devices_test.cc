@@ -1,8 +1,8 @@
 // The device conformance suite (tests/device/*_conformance_test.cc) on the CUDA device, with fake
 // CUDA libraries below it.
-#include <gtest/gtest.h>
 
 #include "device/cuda/cuda_device.h"
+#include "tests/common.h"
 #include "tests/device/conformance.h"
 #include "tests/device/cuda/fake/fake_cuda.h"
 

@@ -1,13 +1,9 @@
 // CUDA streams that wait for events of the host.
 #include <cuda.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <thread>
 
 #include "device/cpu/cpu_stream.h"
 #include "device/cuda/cuda_device.h"
+#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/gate.h"
 #include "zerorun/error.h"

@@ -1,14 +1,9 @@
 // How many kernels updates and norms launch: one for what many segments ask for, whatever the
 // optimizer and the dtypes.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <map>
-#include <string>
-#include <vector>
 
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
+#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/harness.h"
 #include "zerorun/engine.h"

@@ -1,9 +1,7 @@
 // A framework's streams as the device's inline stream.
-#include <gtest/gtest.h>
-
-#include <vector>
 
 #include "device/cuda/cuda_device.h"
+#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 
 namespace zerorun {

@@ -1,10 +1,7 @@
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <vector>
 
 #include "device/cuda/cuda_device.h"
+#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 
 namespace zerorun {

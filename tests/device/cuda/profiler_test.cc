@@ -1,25 +1,13 @@
 // A step under a profiler shows ranges of the engine's names, pushed and popped in pairs, and the
 // streams' names. The profiler is NVTX's own way for one, linked into this program.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #if __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
 #include <nvtx3/nvToolsExtCudaRt.h>
 
-#include <algorithm>
-#include <atomic>
-#include <barrier>
-#include <functional>
-#include <map>
-#include <mutex>
-#include <set>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
+#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_run.h"
@@ -28,10 +16,6 @@
 namespace zerorun {
 namespace {
 
-using ::testing::Contains;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::IsSupersetOf;
 using testing::ToyModel;
 
 // Ranges by thread, as NVTX has them.

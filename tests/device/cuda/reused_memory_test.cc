@@ -1,15 +1,9 @@
 // Memory that PyTorch and others use on the inline stream, beside the engine's own streams: nobody
 // reads too early or writes too soon.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <memory>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
+#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_model.h"

@@ -1,15 +1,9 @@
 // What an asynchronous save of a GPU's states makes the training wait for.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/device/cuda/counted_engine.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "zerorun/checkpoint.h"

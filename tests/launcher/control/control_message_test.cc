@@ -1,18 +1,11 @@
 #include "launcher/control/control_message.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-
 #include "launcher/control/meeting_message.h"
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 TEST(ControlMessage, CarriesAnyBytesAndRepeatedNames) {
   const std::string bytes("a\0\n\xff", 4);

@@ -1,17 +1,7 @@
 // What the launchers of a job's hosts say to each other, where the test is one side.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-
-#include <chrono>
-#include <csignal>
-#include <filesystem>
-#include <optional>
-#include <stdexcept>
-#include <string>
-#include <thread>
 
 #include "core/build_id.h"
 #include "launcher/control/control_connection.h"
@@ -20,6 +10,7 @@
 #include "launcher/environment.h"
 #include "launcher/ranks/supervisor.h"
 #include "os/socket.h"
+#include "tests/common.h"
 #include "tests/launcher/launcher_peer.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/scratch.h"
@@ -28,9 +19,7 @@
 namespace zerorun::launchers_test {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::LauncherProcess;
-using ::testing::Not;
 using testing::Peer;
 using testing::Scratch;
 using testing::zerorun_command;
@@ -137,6 +126,26 @@ class CoordinatorTest : public ::testing::Test {
   std::optional<LauncherProcess> job_;
   uint16_t port_ = 0;
 };
+
+// Only a job that is started by hand lets launchers in that it has not started itself.
+TEST_F(CoordinatorTest, WhoClaimsToBeStartedByHandNeitherJoinsNorEndsTheJob) {
+  std::vector<Peer> strangers;
+  for (const std::string& build : {std::string("another"), std::string(build_id().data())}) {
+    strangers.emplace_back(connect_to("127.0.0.1", port_, Clock::now() + kDeadline));
+    strangers.back().send(ControlMessage("join")
+                              .add("token", "")
+                              .add("version", ZERORUN_VERSION)
+                              .add("build", build)
+                              .add("host", "stranger")
+                              .add("program", "true")
+                              .add("command", -1)
+                              .add("index", "0")
+                              .add("node_rank", 0));
+  }
+  Peer first = join(0);
+  Peer second = join(1);
+  first.await("begin");
+}
 
 TEST_F(CoordinatorTest, AfterCtrlCNoFurtherHostBegins) {
   Peer first = join(0);

@@ -1,23 +1,15 @@
 #include "launcher/hosts/address.h"
 
 #include <arpa/inet.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
-
-#include <set>
-#include <string>
-#include <vector>
 
 #include "launcher/ranks/process.h"
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::HasSubstr;
 
 std::string error_of(const std::string& host, uint16_t port) {
   try {

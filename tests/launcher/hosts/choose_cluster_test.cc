@@ -1,8 +1,6 @@
 #include "launcher/hosts/choose_cluster.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/launcher/cluster_choice.h"
 #include "tests/scratch.h"
@@ -13,7 +11,6 @@ namespace {
 
 using testing::choose;
 using testing::error_of;
-using ::testing::HasSubstr;
 using testing::Scratch;
 using testing::text_of;
 using testing::Words;

@@ -1,17 +1,11 @@
 #include "launcher/hosts/exports.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-
+#include "tests/common.h"
 #include "tests/scratch.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::HasSubstr;
 
 TEST(Exports, PassOnWhatSteersLibrariesAndWhatIsNamed) {
   const Environment environment = {{"NCCL_DEBUG", "INFO"},

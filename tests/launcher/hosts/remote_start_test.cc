@@ -1,21 +1,12 @@
 // The commands that start launchers on other hosts, as data.
 #include "launcher/hosts/remote_start.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::EndsWith;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
 Cluster three_hosts(RemoteStart start) {
   Cluster cluster;

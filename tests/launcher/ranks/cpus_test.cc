@@ -1,19 +1,10 @@
 #include "launcher/ranks/cpus.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <optional>
-#include <set>
-#include <vector>
-
+#include "tests/common.h"
 #include "tests/scratch.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 TEST(CpuList, ReadsRangesAndNumbers) {
   EXPECT_THAT(parse_cpu_list("0-3,8,10-11\n"), ElementsAre(0, 1, 2, 3, 8, 10, 11));

@@ -1,14 +1,10 @@
 #include "launcher/ranks/gpu_nodes.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+#include "tests/common.h"
 #include "tests/scratch.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::ElementsAre;
 
 void describe(const testing::Scratch& root, const std::string& address, const std::string& uuid,
               const std::string& node) {

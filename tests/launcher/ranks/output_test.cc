@@ -1,21 +1,12 @@
 #include "launcher/ranks/output.h"
 
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <fstream>
-
+#include "tests/common.h"
 #include "tests/scratch.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 using testing::Scratch;
 
 void drain(OutputQueue& queue) {

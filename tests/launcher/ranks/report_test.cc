@@ -1,16 +1,9 @@
 #include "launcher/ranks/report.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-
-#include <csignal>
+#include "tests/common.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 // As waitpid reports them (wait(2)).
 int exited(int code) { return W_EXITCODE(code, 0); }

@@ -1,16 +1,12 @@
 #include "launcher/ranks/resources.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <ostream>
 
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::HasSubstr;
 
 using Names = std::vector<std::string>;
 

@@ -1,8 +1,7 @@
 #include "launcher/ranks/stream_plan.h"
 
-#include <gtest/gtest.h>
-
 #include "launcher/options.h"
+#include "tests/common.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

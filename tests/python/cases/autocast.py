@@ -27,8 +27,22 @@ from cases.models import (
 def case_autocast_leaves_no_weights_between_forward_and_backward(_folder: Path) -> None:
     """At stage 3 what autograd saves of the weights has memory while their unit is gathered."""
 
+    class Opening(nn.Module):
+        """Opens autocast itself."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(DEVICE.type, torch.bfloat16):
+                return self.up(x).float()
+
     def linears() -> nn.Module:
         return nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+
+    def opening() -> nn.Module:
+        return nn.Sequential(*(Opening() for _ in range(4)))
 
     def held(model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor]) -> int:
         """Bytes that autograd has saved, but for inputs."""
@@ -59,6 +73,12 @@ def case_autocast_leaves_no_weights_between_forward_and_backward(_folder: Path) 
         assert held(model, call) == 0
         engine.step()
         engine.destroy()
+    model = make(opening)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    for _ in range(2):
+        assert held(model, engine) == 0
+        engine.step()
+    engine.destroy()
 
 
 def case_autocast_gives_the_same_numbers_at_all_stages(_folder: Path) -> None:

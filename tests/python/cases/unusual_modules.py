@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,40 @@ class Wrapping(nn.Module):
 
 def case_results_may_be_any_objects(_folder: Path) -> None:
     check(HiddenResult)
+
+
+@dataclasses.dataclass(slots=True)
+class SlottedInput:
+    tokens: torch.Tensor
+
+
+@dataclasses.dataclass
+class OwnInput:
+    """Contains itself."""
+
+    tokens: torch.Tensor
+    whole: Any = None
+
+
+class Unpacking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, given: Any) -> torch.Tensor:
+        return self.up(given.tokens)
+
+
+def case_arguments_may_be_any_dataclasses(_folder: Path) -> None:
+    model = make(lambda: nn.Sequential(Unpacking(), nn.Linear(WIDTH, WIDTH)))
+    engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+    x = torch.ones(2, WIDTH, device=engine.device)
+    expected = engine(OwnInput(x))
+    given = OwnInput(x)
+    given.whole = [given]
+    for each in (SlottedInput(x), given):
+        assert torch.equal(engine(each), expected)
+    engine.destroy()
 
 
 class Critic(nn.Module):

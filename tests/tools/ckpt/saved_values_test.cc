@@ -1,15 +1,8 @@
 #include "tools/ckpt/saved_values.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <limits>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 
 namespace zerorun::saved_values_test {
 namespace {

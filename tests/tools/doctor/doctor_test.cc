@@ -1,15 +1,9 @@
 #include "tools/doctor/doctor.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "os/socket.h"
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/paths.h"
 #include "tests/scratch.h"
@@ -19,8 +13,6 @@ namespace zerorun {
 namespace {
 
 using testing::error_of;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::Scratch;
 using State = Check::State;
 

@@ -1,7 +1,7 @@
-#include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
+#include "tests/common.h"
 #include "tools/plan/plan.h"
 #include "tools/plan/plan_setting.h"
 

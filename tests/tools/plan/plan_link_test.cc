@@ -1,19 +1,12 @@
 #include "tools/plan/plan_link.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <utility>
-#include <vector>
-
+#include "tests/common.h"
 #include "tests/scratch.h"
 #include "tools/plan/plan.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
 using testing::Scratch;
 
 std::vector<ParameterSpec> one_weight() {

@@ -1,10 +1,6 @@
 #include "tools/plan/plan_snapshot.h"
 
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-
-#include <vector>
-
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/paths.h"
 #include "zerorun/checkpoint.h"

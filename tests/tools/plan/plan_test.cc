@@ -1,11 +1,6 @@
 #include "tools/plan/plan.h"
 
-#include <gmock/gmock.h>
-
-#include <filesystem>
-#include <string>
-#include <vector>
-
+#include "tests/common.h"
 #include "tests/paths.h"
 #include "tests/scratch.h"
 #include "tools/bench_nvme.h"
@@ -20,9 +15,6 @@
 namespace zerorun {
 namespace {
 
-using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
-using ::testing::Not;
 using testing::Scratch;
 
 int64_t count(const std::vector<ParameterSpec>& specs) {

@@ -1,17 +1,8 @@
 #include "tools/plan/simulation.h"
 
-#include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <filesystem>
-#include <map>
-#include <mutex>
-#include <string>
-
 #include "checkpoint/files/layout.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/harness.h"
 #include "tools/plan/plan.h"
@@ -20,10 +11,7 @@
 namespace zerorun::simulation {
 namespace {
 
-using ::testing::AllOf;
 using testing::error_of;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr int kLayers = 4;
 

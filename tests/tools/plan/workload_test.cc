@@ -1,9 +1,6 @@
 #include "tools/plan/workload.h"
 
-#include <gtest/gtest.h>
-
-#include <string>
-
+#include "tests/common.h"
 #include "tests/scratch.h"
 
 namespace zerorun {

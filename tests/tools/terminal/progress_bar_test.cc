@@ -1,19 +1,12 @@
 #include "tools/terminal/progress_bar.h"
 
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <poll.h>
-#include <unistd.h>
 
-#include <cstdlib>
-#include <memory>
-#include <string>
+#include "tests/common.h"
 
 namespace zerorun {
 namespace {
 
-using ::testing::HasSubstr;
 using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 
 // The two ends of a terminal.

@@ -1,18 +1,11 @@
 #include "train/model/attention_workspace.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-
+#include "tests/common.h"
 #include "train/cuda/cudnn_attention.h"
 #include "zerorun/error.h"
 
 namespace zerorun::train::cuda {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 constexpr int64_t kMiB = 1 << 20;
 constexpr CudnnVersion kOrdered{92500, 9};

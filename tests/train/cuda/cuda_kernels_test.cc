@@ -1,10 +1,8 @@
 // Train's CUDA kernels beyond the contract of Kernels: waits, workspace, TF32, refusals.
 #include "train/cuda/cuda_kernels.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "device/cuda/cuda_device.h"
+#include "tests/common.h"
 #include "tests/device/cuda/fake/fake_cuda.h"
 #include "tests/error_of.h"
 #include "tests/train/cuda/fake/cublas_lt.h"
@@ -15,8 +13,6 @@ namespace zerorun::train::testing {
 namespace {
 
 using fake::FakeCuda;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using zerorun::testing::error_of;
 
 int waits() {

@@ -1,9 +1,8 @@
 // Everything that kernels and models do (tests/train/*_conformance.h), with train's CUDA kernels on
 // a fake of CUDA and cuBLASLt: the kernels run as C++, products in the plain loops of the fake.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "device/cuda/cuda_device.h"
+#include "tests/common.h"
 #include "tests/device/cuda/fake/fake_cuda.h"
 #include "tests/train/cuda/fake/cublas_lt.h"
 #include "tests/train/model/kernels_conformance.h"
@@ -14,7 +13,6 @@ namespace zerorun::train::testing {
 namespace {
 
 using fake::FakeCuda;
-using ::testing::HasSubstr;
 
 std::shared_ptr<Device> make_device(std::chrono::microseconds delay) {
   FakeCuda::instance().set_delay(delay);

@@ -1,15 +1,11 @@
 // A step of train on CUDA in which each entry point of CUDA, cuBLASLt and cuDNN fails once: see
 // tests/device/cuda/failing_calls.h. What NCCL does to an engine is in
 // tests/zero/cuda/engine_failure_test.cc.
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <utility>
 
 #include "comm/nccl/communicator.h"
 #include "core/check.h"
 #include "device/cuda/cuda_device.h"
+#include "tests/common.h"
 #include "tests/device/cuda/failing_calls.h"
 #include "tests/train/cuda/fake/cublas_lt.h"
 #include "tests/train/temporary_folder.h"

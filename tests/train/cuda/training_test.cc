@@ -1,16 +1,10 @@
 // Whole steps of train on CUDA, with fake CUDA libraries below: model, engine and collectives, on
 // two ranks, against the same steps on the CPU.
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <functional>
-#include <thread>
 
 #include "comm/device_communicator.h"
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
+#include "tests/common.h"
 #include "tests/device/cuda/fake/fake_cuda.h"
 #include "tests/harness.h"
 #include "tests/train/cuda/fake/cublas_lt.h"

@@ -1,21 +1,11 @@
 #include "train/data/batches.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <map>
-#include <numeric>
-#include <set>
-
+#include "tests/common.h"
 #include "tests/train/temporary_folder.h"
 #include "zerorun/error.h"
 
 namespace zerorun::train::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 TEST(DataOrderTest, EveryEpochIsAPermutation) {
   for (int64_t count : {1, 2, 3, 7, 64, 65, 1000, 4097}) {

@@ -1,18 +1,11 @@
 #include "train/data/corpus.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/stat.h>
-
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/train/temporary_folder.h"
 
 namespace zerorun::train::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 std::vector<int32_t> tokens_of(const Corpus& corpus, int64_t begin, int64_t count) {
   std::vector<int32_t> tokens(static_cast<size_t>(count));

@@ -1,11 +1,8 @@
 #include "train/model/gpt_config.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <functional>
 #include <nlohmann/json.hpp>
 
+#include "tests/common.h"
 #include "tests/error_of.h"
 #include "train/model/hf_config.h"
 #include "zerorun/error.h"
@@ -13,8 +10,6 @@
 namespace zerorun::train {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using zerorun::testing::error_of;
 
 TEST(GptConfigTest, PresetsHaveTheSizesOfThePaper) {

@@ -1,13 +1,8 @@
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
 #include <ostream>
-#include <string>
-#include <vector>
 
+#include "tests/common.h"
 #include "tests/train/model/reference.h"
 #include "train/model/kernels.h"
 #include "zerorun/device.h"

@@ -1,5 +1,5 @@
-#include <gtest/gtest.h>
 
+#include "tests/common.h"
 #include "train/model/model.h"
 #include "train/model/parameters.h"
 #include "train/run/make_kernels.h"

@@ -1,10 +1,6 @@
 #include "train/model/model.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <set>
-
+#include "tests/common.h"
 #include "tests/train/model/model_conformance.h"
 
 namespace zerorun::train::testing {

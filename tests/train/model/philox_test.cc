@@ -1,10 +1,6 @@
 #include "train/model/philox.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <numeric>
-#include <vector>
+#include "tests/common.h"
 
 namespace zerorun::train {
 namespace {

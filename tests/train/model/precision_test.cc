@@ -1,12 +1,6 @@
 // fp16, loss scaling and learning rate schedules, as the config asks for them.
 
-#include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/train/temporary_folder.h"
 #include "train/run/run_folder.h"
@@ -14,9 +8,6 @@
 
 namespace zerorun::train::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 // Linear warm-up over four steps to a rate of each group's own: matrices, then vectors.
 constexpr const char* kSchedule = R"("scheduler": {"type": "WarmupLR", "params": {

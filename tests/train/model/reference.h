@@ -1,14 +1,6 @@
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <functional>
-#include <random>
-#include <span>
-#include <vector>
-
+#include "tests/common.h"
 #include "zerorun/tensor.h"
 
 // Plain float64 versions of the kernels' formulas, and helpers to compare with them.

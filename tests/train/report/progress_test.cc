@@ -1,26 +1,14 @@
 #include "train/report/progress.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "tests/common.h"
 #include "tests/train/temporary_folder.h"
 #include "train/report/metrics.h"
 #include "zerorun/error.h"
 
 namespace zerorun::train::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 StepReport example(int64_t step) {
   StepReport report;

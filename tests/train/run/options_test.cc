@@ -1,22 +1,14 @@
 #include "train/run/options.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <set>
-#include <sstream>
-
 #include "config/keys/key_table.h"
+#include "tests/common.h"
 #include "tests/train/temporary_folder.h"
 #include "zerorun/error.h"
 
 namespace zerorun::train::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
-using ::testing::HasSubstr;
 
 std::string cli_error_of(const std::vector<std::string>& arguments) {
   try {

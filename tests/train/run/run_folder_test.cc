@@ -1,13 +1,6 @@
 #include "train/run/run_folder.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cstdlib>
-#include <filesystem>
-#include <memory>
-#include <string>
-
+#include "tests/common.h"
 #include "tests/train/temporary_folder.h"
 #include "zerorun/error.h"
 
@@ -15,9 +8,6 @@ namespace zerorun::train::testing {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 class RunFolderTest : public ::testing::Test {
  protected:

@@ -1,16 +1,10 @@
 #include "train/run/run_setup.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+#include "tests/common.h"
 #include "tests/train/run/trainer_fixture.h"
 
 namespace zerorun::train::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
 
 class RunSetupTest : public TrainerTest {
  protected:

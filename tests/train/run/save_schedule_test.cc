@@ -1,14 +1,10 @@
-#include <gmock/gmock.h>
 
-#include <set>
-#include <vector>
 
+#include "tests/common.h"
 #include "train/run/run.h"
 
 namespace zerorun::train {
 namespace {
-
-using ::testing::ElementsAre;
 
 // The steps that are saved when a save that begins after step `s` is written for `busy` more steps.
 std::vector<int64_t> saved_steps(SaveSchedule& schedule, int64_t steps, int64_t busy) {

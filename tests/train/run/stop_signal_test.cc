@@ -1,11 +1,8 @@
 #include "train/run/stop_signal.h"
 
-#include <gtest/gtest.h>
-#include <unistd.h>
+#include <sys/resource.h>
 
-#include <atomic>
-#include <vector>
-
+#include "tests/common.h"
 #include "train/cpu/matrix.h"
 
 namespace zerorun::train {
@@ -35,6 +32,18 @@ TEST_F(StopSignalTest, EndsTheProcessUnlessHeld) {
 TEST_F(StopSignalTest, EndsWithoutASignal) {
   EXPECT_EXIT(
       {
+        { const StopSignal stop; }
+        ::_exit(0);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
+// The kernel then forgets who has sent a signal.
+TEST_F(StopSignalTest, EndsWithoutRoomForQueuedSignals) {
+  EXPECT_EXIT(
+      {
+        const rlimit none{};
+        ::setrlimit(RLIMIT_SIGPENDING, &none);
         { const StopSignal stop; }
         ::_exit(0);
       },

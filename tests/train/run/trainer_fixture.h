@@ -1,12 +1,6 @@
 #pragma once
 
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <string>
-#include <vector>
-
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/train/temporary_folder.h"
 #include "train/run/trainer.h"

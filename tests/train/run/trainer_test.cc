@@ -1,12 +1,6 @@
 #include "train/run/trainer.h"
 
-#include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <csignal>
-#include <functional>
-
+#include "tests/common.h"
 #include "tests/train/run/trainer_fixture.h"
 #include "train/model/activations.h"
 #include "train/run/make_kernels.h"
@@ -14,11 +8,6 @@
 
 namespace zerorun::train::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::ThrowsMessage;
 
 TEST_F(TrainerTest, EveryStageGivesTheSameParameters) {
   for (const char* dtype : {"fp32", "bf16"}) {

@@ -1,11 +1,6 @@
 #include "train/text/generate.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <limits>
-#include <map>
-
+#include "tests/common.h"
 #include "train/cpu/cpu_kernels.h"
 #include "train/model/local_parameters.h"
 #include "train/model/philox.h"

@@ -1,5 +1,5 @@
-#include <gtest/gtest.h>
 
+#include "tests/common.h"
 #include "train/text/generate.h"
 
 namespace zerorun::train {

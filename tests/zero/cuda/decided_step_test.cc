@@ -1,21 +1,9 @@
 // On a GPU a step is submitted whole before the host knows the gradient's norm: the update reads
 // the decision from the GPU's memory. What comes of it is what the CPU's steps do.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <barrier>
-#include <cmath>
-#include <functional>
-#include <mutex>
-#include <set>
-#include <string>
-#include <string_view>
-#include <thread>
-#include <vector>
 
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
+#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/paths.h"
 #include "tests/zero/toy_gradients.h"

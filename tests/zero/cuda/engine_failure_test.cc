@@ -1,18 +1,13 @@
 // Each entry point of the CUDA libraries failing once under an engine, and under its communicators:
 // see failing_calls.h.
-#include <gtest/gtest.h>
 
-#include <array>
 #include <ostream>
-#include <span>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "comm/device_communicator.h"
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/runtime/current_device.h"
+#include "tests/common.h"
 #include "tests/device/cuda/drain.h"
 #include "tests/device/cuda/failing_calls.h"
 #include "tests/device/cuda/fake_cuda_test.h"

@@ -3,18 +3,10 @@
 // the parameters. The fake NCCL adds in the same tree, so the CPU's bits are expected.
 #include "zerorun/engine.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <barrier>
-#include <map>
-#include <mutex>
-#include <string>
-#include <vector>
-
 #include "comm/device_communicator.h"
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
+#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/harness.h"
 #include "tests/paths.h"

@@ -1,10 +1,6 @@
 // Settings that mean another thing on GPUs where they are not given.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <string>
-#include <vector>
-
+#include "tests/common.h"
 #include "zero/partition/sharded_model.h"
 #include "zerorun/config.h"
 

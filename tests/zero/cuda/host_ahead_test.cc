@@ -1,17 +1,10 @@
 // Within a micro-step the host does not wait for a GPU: it submits, and streams wait for each
 // other. A step waits once, for the gradients' norm.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <barrier>
-#include <mutex>
-#include <thread>
-#include <vector>
 
 #include "comm/device_communicator.h"
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
+#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/harness.h"
 #include "tests/zero/stream_program.h"
@@ -22,7 +15,6 @@ namespace zerorun::host_ahead {
 namespace {
 
 using fake::FakeCuda;
-using ::testing::HasSubstr;
 using testing::ToyModel;
 
 enum class Where { cpu, nccl, shared_gpu };

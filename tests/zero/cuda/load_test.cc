@@ -1,14 +1,10 @@
 // Loading a checkpoint into the memory of GPUs, on fake CUDA libraries with delays: a missing wait
 // would leave old values, or bring back the wrong ones.
-#include <gmock/gmock.h>
-
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "tests/checkpoint/temporary_directory.h"
+#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_run.h"

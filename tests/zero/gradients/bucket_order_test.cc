@@ -1,11 +1,6 @@
 // The order in which buckets are reduced, and modules gathered.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <string>
-#include <vector>
-
+#include "tests/common.h"
 #include "tests/zero/offload_config.h"
 #include "tests/zero/toy_gradients.h"
 #include "tests/zero/toy_run.h"
@@ -18,7 +13,6 @@ namespace {
 
 using testing::base_config;
 using testing::contribute;
-using ::testing::HasSubstr;
 using testing::run_ranks;
 using testing::toy_initialize;
 using testing::toy_specs;

@@ -1,6 +1,6 @@
 #include "zero/gradients/bucket_schedule.h"
 
-#include <gtest/gtest.h>
+#include "tests/common.h"
 
 namespace zerorun {
 namespace {

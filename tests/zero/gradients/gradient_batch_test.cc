@@ -1,16 +1,8 @@
 // Rounds of gradients, and contributions that come several times or late.
 #include "zero/gradients/gradient_batch.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <functional>
-#include <mutex>
-#include <string>
-#include <vector>
-
 #include "device/cpu/cpu_device.h"
+#include "tests/common.h"
 #include "tests/zero/offload_config.h"
 #include "tests/zero/toy_gradients.h"
 #include "tests/zero/toy_run.h"
@@ -24,7 +16,6 @@ namespace {
 using testing::base_config;
 using testing::contribute;
 using testing::gradient_of;
-using ::testing::HasSubstr;
 using testing::offloaded;
 using testing::run_ranks;
 using testing::toy_initialize;

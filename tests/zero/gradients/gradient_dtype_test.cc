@@ -1,6 +1,6 @@
 // The dtype in which reduced gradients are kept and added up (data_types.grad_accum_dtype).
-#include <gtest/gtest.h>
 
+#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_model.h"
 #include "zerorun/engine.h"

@@ -1,6 +1,6 @@
 #include "zero/parameters/gather_order.h"
 
-#include <gtest/gtest.h>
+#include "tests/common.h"
 
 namespace zerorun {
 namespace {

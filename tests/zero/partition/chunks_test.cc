@@ -1,11 +1,6 @@
 #include "zero/partition/chunks.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <random>
-#include <vector>
-
+#include "tests/common.h"
 #include "zero/partition/sharded_model.h"
 
 namespace zerorun {

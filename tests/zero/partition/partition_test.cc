@@ -1,10 +1,6 @@
 #include "zero/partition/partition.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <random>
-#include <set>
+#include "tests/common.h"
 
 namespace zerorun {
 namespace {

@@ -1,18 +1,9 @@
 #include "zerorun/timeline.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <set>
-#include <string>
-#include <vector>
 
 #include "core/observers.h"
+#include "tests/common.h"
 #include "tests/scratch.h"
 #include "tests/zero/offload_config.h"
 #include "tests/zero/toy_run.h"
@@ -21,10 +12,6 @@
 
 namespace zerorun::testing::timeline {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::IsSupersetOf;
-using ::testing::ThrowsMessage;
 
 LoggedSpan span(SpanKind kind, double begin, double end) {
   return {.kind = kind, .row = "row", .name = "name", .begin_s = begin, .end_s = end};

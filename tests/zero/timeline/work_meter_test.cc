@@ -1,18 +1,7 @@
 #include "zero/timeline/work_meter.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <iterator>
-#include <memory>
-#include <mutex>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "core/observers.h"
+#include "tests/common.h"
 #include "tests/zero/offload_config.h"
 #include "tests/zero/toy_run.h"
 #include "zero/timeline/time_intervals.h"
