@@ -43,6 +43,7 @@ from zerorun.hooks.watched_parameters import (
 from zerorun.model.left_behind import ModuleHook
 from zerorun.model.local_tensor import is_distributed
 from zerorun.model.model_layout import ModelLayout
+from zerorun.model.plain_names import COMPILED
 
 __all__ = ["GatherHooks"]
 
@@ -345,6 +346,12 @@ class GatherHooks:
         self._queued.discard(task)
         for call in [call for call, of in self._open.items() if of == task]:
             call.end_backward()
+
+    def is_compiled(self) -> bool:
+        return any(
+            module._compiled_call_impl is not None or COMPILED in module._modules
+            for module in self._model.modules()
+        )
 
     def keep(self, units: Sequence[SharedUnit]) -> None:
         """Keeps units full until the step."""

@@ -30,6 +30,9 @@ class _Hooks(Protocol):
     def keep(self, units: Sequence[SharedUnit]) -> None:
         """Keeps units full until the step."""
 
+    def is_compiled(self) -> bool:
+        """True if the model or a module of it is compiled."""
+
 
 class ModuleCall:
     """One forward of a module, and the backward that belongs to it."""
@@ -44,6 +47,8 @@ class ModuleCall:
 
     def add(self, units: Sequence[SharedUnit]) -> None:
         for unit in units:
+            if unit.opens_autocast is None and self.hooks.is_compiled():
+                unit.opens_autocast = False  # compiled code casts by itself
             unit.enter(self.copies is not None)
             unit.forwards += 1
             self.units.append(unit)
