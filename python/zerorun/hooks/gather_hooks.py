@@ -43,7 +43,7 @@ from zerorun.hooks.watched_parameters import (
 from zerorun.model.left_behind import ModuleHook
 from zerorun.model.local_tensor import is_distributed
 from zerorun.model.model_layout import ModelLayout
-from zerorun.model.plain_names import COMPILED
+from zerorun.model.plain_names import is_compiled
 
 __all__ = ["GatherHooks"]
 
@@ -89,12 +89,10 @@ class GatherHooks:
         """Puts the hooks on the modules, whose parameters are placed."""
         for module in self._model.modules():
             self._watch_reads(module)
-        gathered = gathered_at(self._model, self.layout.units, self.unit_of)
-        for module, units in gathered.items():
+        for module, units in gathered_at(self._model, self.layout.units, self.unit_of).items():
             self.hook(module, units)
-        for module in self._model.modules():
-            if external_parameters(module):
-                self.hook(module)
+        for module in filter(external_parameters, self._model.modules()):
+            self.hook(module)
 
     def hook(self, module: nn.Module, units: Sequence[SharedUnit] = ()) -> None:
         """Gathers `units`, and what else the module's forward turns out to need, for each call."""
@@ -348,10 +346,7 @@ class GatherHooks:
             call.end_backward()
 
     def is_compiled(self) -> bool:
-        return any(
-            module._compiled_call_impl is not None or COMPILED in module._modules
-            for module in self._model.modules()
-        )
+        return is_compiled(self._model)
 
     def keep(self, units: Sequence[SharedUnit]) -> None:
         """Keeps units full until the step."""
