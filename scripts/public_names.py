@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests" / "public_names.json"
 MODULES = (
     "zerorun",
-    *(f"zerorun.{name}" for name in ["config", "consolidate", "metrics", "sequence", "zero"]),
+    *(f"zerorun.{name}" for name in ["config", "consolidate", "metrics", "nn", "sequence", "zero"]),
 )
 FORMATS = {
     "checkpoint": ("checkpoint/format/manifest.h", r"kFormatVersion = (\d+)"),
