@@ -1,5 +1,7 @@
 #include "os/host_limits.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <fstream>
 #include <limits>
@@ -56,6 +58,10 @@ std::optional<int64_t> read_lockable(const std::filesystem::path& limits) {
 }
 
 }  // namespace
+
+size_t total_memory() {
+  return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
 
 size_t HostLimits::available_bytes() const {
   constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();

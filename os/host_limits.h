@@ -19,6 +19,8 @@ struct HostLimits {
   // known.
   size_t available_bytes() const;
 };
+// The memory that the machine has.
+size_t total_memory();
 // `root` replaces "/" in tests.
 HostLimits host_limits(const std::filesystem::path& root = "/");
 

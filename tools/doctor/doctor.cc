@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <sys/resource.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "comm/gloo/backend.h"
@@ -46,10 +46,10 @@ Check examine_gloo() {
 }
 
 Check examine_shared_memory() {
-  struct statvfs space {};
-  if (::statvfs("/dev/shm", &space) != 0) return check_shared_memory(std::nullopt, 0);
-  return check_shared_memory(uint64_t{space.f_blocks} * space.f_frsize,
-                             uint64_t{space.f_bavail} * space.f_frsize);
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space("/dev/shm", error);
+  if (error) return check_shared_memory(std::nullopt, 0);
+  return check_shared_memory(space.capacity, space.available);
 }
 
 // A job of two ranks that run this program: the launcher and the transport as every job has them.
@@ -108,7 +108,6 @@ std::vector<Check> examine(const DoctorOptions& options) {
   const ControlGroup group;
   rlimit files{};
   getrlimit(RLIMIT_NOFILE, &files);
-  const auto memory = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE));
   constexpr uint64_t kDiskBytes = uint64_t{128} << 20;
 
   std::vector<Check> checks = {
@@ -119,7 +118,7 @@ std::vector<Check> examine(const DoctorOptions& options) {
       examine_shared_memory(),
       check_locked_memory(host_limits().lockable),
       check_open_files(files.rlim_cur, files.rlim_max),
-      check_memory_limit(group, memory),
+      check_memory_limit(group, total_memory()),
       check_cpu_time(group, count_cpus(cores)),
       check_cores(cores, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)), gpus),
       examine_exchange(gpus),

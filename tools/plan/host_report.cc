@@ -2,7 +2,6 @@
 
 #include <fmt/ranges.h>
 #include <hwy/highway.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -57,8 +56,7 @@ std::string describe_cpus() {
 }
 
 std::string describe_memory() {
-  const auto total = static_cast<size_t>(sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE));
-  std::string text = fmt::format("{}, {} available", format_bytes(total),
+  std::string text = fmt::format("{}, {} available", format_bytes(total_memory()),
                                  format_bytes(host_limits().available_bytes()));
   if (const auto limit = ControlGroup().memory_limit()) {
     text += fmt::format(", limited to {}", format_bytes(static_cast<size_t>(*limit)));
