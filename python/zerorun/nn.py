@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +9,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from zerorun import _C
-from zerorun.model.partition import partition_of
+from zerorun.model.partition import gathered
 
 __all__ = ["linear_cross_entropy"]
 
@@ -69,7 +67,7 @@ def linear_cross_entropy(  # noqa: PLR0913 - as torch's cross_entropy
     tensors = [each for adapter in adapters for each in (adapter.a, adapter.b)]
     scales = [adapter.scale for adapter in adapters]
     given = [weight, *([] if bias is None else [bias]), *tensors]
-    with _gathered(given):
+    with gathered(given):
         if hidden.shape[-1] != weight.shape[-1]:
             raise _fault("hidden", list(hidden.shape), f"[..., {weight.shape[-1]}], as the weight")
         return _LinearCrossEntropy.apply(
@@ -86,7 +84,7 @@ def linear_cross_entropy(  # noqa: PLR0913 - as torch's cross_entropy
 
 
 def _check(hidden: torch.Tensor, labels: torch.Tensor, chunk: Any, reduction: str) -> None:
-    if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
+    if type(chunk) is not int or chunk < 1:
         raise _fault("chunk", chunk, "a number of tokens from 1 on")
     if reduction not in ("mean", "sum"):
         raise _fault("reduction", reduction, '"mean" or "sum"')
@@ -128,18 +126,6 @@ def _parts_of(
             "weight", type(base).__name__, "a tensor, or a module with nn.Linear's forward"
         )
     return base.weight, base.bias if bias is None else bias, adapters
-
-
-@contextlib.contextmanager
-def _gathered(tensors: list[torch.Tensor]) -> Iterator[None]:
-    """Full values of those that are sharded. Collective for those."""
-    with contextlib.ExitStack() as stack:
-        for tensor in tensors:
-            partition = partition_of(tensor)
-            if partition is not None:
-                partition.acquire()
-                stack.callback(partition.release)
-        yield
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -13,7 +13,7 @@ from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import is_distributed, whole_of
-from zerorun.model.partition import partition_of
+from zerorun.model.partition import gathered, partition_of
 from zerorun.model.plain_names import plain_name
 from zerorun.whole_file import replacing
 
@@ -32,15 +32,8 @@ def full_parameters_of(model: nn.Module) -> Iterator[_Named]:
         unit = getattr(partition_of(parameter), "unit", parameter)
         together.setdefault(unit, []).append((plain_name(name), parameter))
     for members in together.values():
-        partition = partition_of(members[0][1])
-        if partition is None:
+        with gathered([members[0][1]]):
             yield from members
-            continue
-        partition.acquire()
-        try:
-            yield from members
-        finally:
-            partition.release()
 
 
 def full_state_dict(

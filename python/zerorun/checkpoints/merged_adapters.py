@@ -11,7 +11,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.model.local_tensor import local_of, place
-from zerorun.model.partition import partition_of
+from zerorun.model.partition import gathered
 
 __all__ = ["MergedAdapters"]
 
@@ -54,21 +54,10 @@ class MergedAdapters:
         layer = self._layers.get(parameter)
         if layer is None or layer.disable_adapters:
             return values
-        with _full(layer), _copied(layer.get_base_layer()), torch.no_grad():
+        with gathered(layer.parameters()), _copied(layer.get_base_layer()), torch.no_grad():
             layer.merge()
             layer.merged_adapters.clear()
             return local_of(parameter)
-
-
-@contextlib.contextmanager
-def _full(module: nn.Module) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for parameter in module.parameters():
-            partition = partition_of(parameter)
-            if partition is not None:
-                partition.acquire()
-                stack.callback(partition.release)
-        yield
 
 
 @contextlib.contextmanager

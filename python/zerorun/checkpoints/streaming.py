@@ -72,7 +72,7 @@ class _Round:
     """Buckets that all ranks yield at the same time: one, or one of each rank."""
 
     def __init__(self, owners: int, rank: int, capacity: int, device: torch.device) -> None:
-        self._rank, self._capacity, self._device = rank, capacity, device
+        self._rank, self._capacity = rank, capacity
         self._sizes = [0] * owners
         self._tensors: list[list[StreamedTensor]] = [[] for _ in range(owners)]
         self._data = torch.empty(0, dtype=torch.uint8, device=device)
@@ -152,8 +152,7 @@ class ParameterStream(Iterator[ParameterBucket]):
         self._ended_by = ended_by
 
     def _check(self, bucket_bytes: Any, owners: Any) -> None:
-        is_count = isinstance(bucket_bytes, int) and not isinstance(bucket_bytes, bool)
-        if not is_count or bucket_bytes < 1:
+        if type(bucket_bytes) is not int or bucket_bytes < 1:
             raise _fault("bucket_bytes", bucket_bytes, "a number of bytes from 1 on")
         if owners not in ("rank0", "all"):
             raise _fault("owners", owners, '"rank0" or "all"')
@@ -161,9 +160,7 @@ class ParameterStream(Iterator[ParameterBucket]):
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise _fault("dtype", dtype, "a floating-point torch.dtype, or None: the model's")
         since = self._since
-        if since is not None and (
-            not isinstance(since, int) or isinstance(since, bool) or not 0 <= since <= self._step
-        ):
+        if since is not None and (type(since) is not int or not 0 <= since <= self._step):
             raise _fault("changed_since", since, f"a step from 0 to {self._step}, or None")
 
     def _check_agreement(self, ranks: EngineRanks, *arguments: Any) -> None:

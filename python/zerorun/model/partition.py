@@ -22,6 +22,7 @@ __all__ = [
     "Partition",
     "PrivatePartition",
     "edits_are_refused",
+    "gathered",
     "partition_of",
     "together",
 ]
@@ -73,6 +74,17 @@ def _is_empty(parameter: Any) -> bool:
     """True for a sharded parameter that nobody has gathered."""
     partition = partition_of(parameter)
     return partition is not None and not partition.available
+
+
+@contextlib.contextmanager
+def gathered(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Full values, to be read only, of those that are partitioned. Collective for these."""
+    with contextlib.ExitStack() as stack:
+        for partition in map(partition_of, parameters):
+            if partition is not None:
+                partition.acquire()
+                stack.callback(partition.release)
+        yield
 
 
 @contextlib.contextmanager
