@@ -1,6 +1,6 @@
 // Any division of ranks into groups, on any layout: who is where, what they add, and what is left.
-
 #include "device/cpu/cpu_stream.h"
+#include "tests/comm/mapped_segments.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/harness.h"
@@ -92,7 +92,7 @@ int64_t entries(const char* folder) {
 struct Held {
   int64_t descriptors = entries("/proc/self/fd");
   int64_t threads = entries("/proc/self/task");
-  int64_t memory = entries("/dev/shm");
+  int64_t memory = testing::mapped_segments();
 };
 
 TEST(SplitTest, GroupsThatEndLeaveNothing) {

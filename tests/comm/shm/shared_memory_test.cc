@@ -5,6 +5,7 @@
 #include "comm/shm/segment.h"
 #include "device/cpu/cpu_stream.h"
 #include "os/host_limits.h"
+#include "tests/comm/mapped_segments.h"
 #include "tests/comm/reference.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
@@ -16,6 +17,7 @@ namespace {
 using testing::Bytes;
 using testing::error_of;
 using testing::expect_same;
+using testing::mapped_segments;
 using testing::random_values;
 using testing::run_ranks;
 
@@ -24,18 +26,9 @@ size_t open_files() {
   return static_cast<size_t>(std::distance(begin(files), end(files)));
 }
 
-size_t mapped_segments() {
-  std::ifstream maps("/proc/self/maps");
-  size_t count = 0;
-  for (std::string line; std::getline(maps, line);) {
-    if (line.find("memfd:zerorun") != std::string::npos) ++count;
-  }
-  return count;
-}
-
 TEST(SharedMemoryTest, NothingStaysBehind) {
   const size_t files_before = open_files();
-  ASSERT_EQ(mapped_segments(), 0U);
+  ASSERT_EQ(mapped_segments(), 0);
   run_ranks(3, [&](Communicator& communicator) {
     const auto stream = make_inline_stream();
     const auto first = communicator.allocate(1 << 20, Sharing::per_rank);
@@ -48,7 +41,7 @@ TEST(SharedMemoryTest, NothingStaysBehind) {
     communicator.barrier(*stream, "looked");
   });
   EXPECT_EQ(open_files(), files_before);
-  EXPECT_EQ(mapped_segments(), 0U);
+  EXPECT_EQ(mapped_segments(), 0);
 }
 
 TEST(SharedMemoryTest, SegmentsHaveNoNameThatCouldOutliveTheJob) {
@@ -76,7 +69,7 @@ TEST(SharedMemoryTest, NothingStaysBehindAfterAFailure) {
                          }),
                CommError);
   EXPECT_EQ(open_files(), files_before);
-  EXPECT_EQ(mapped_segments(), 0U);
+  EXPECT_EQ(mapped_segments(), 0);
 }
 
 TEST(SharedMemoryTest, BuffersOutliveTheCommunicatorInAnyOrder) {
@@ -89,7 +82,7 @@ TEST(SharedMemoryTest, BuffersOutliveTheCommunicatorInAnyOrder) {
     std::fill_n(kept[rank].data(), 1000, std::byte{7});
     kept[rank] = Buffer();
   }
-  EXPECT_EQ(mapped_segments(), 0U);
+  EXPECT_EQ(mapped_segments(), 0);
 }
 
 TEST(SharedMemoryTest, ASettledGatherNeedsNoHelpFromThePeers) {
