@@ -4,6 +4,7 @@
     python scripts/test_durations.py copy FILE      what was known before a run, for pytest
     python scripts/test_durations.py order BUILD    tells ctest, which starts the longest ones first
     python scripts/test_durations.py slowest [N]    prints the N longest, and each suite's sum
+    python scripts/test_durations.py failed RESULTS prints the names of what failed
 
 The file is ~/.cache/zerorun/test_durations.json: {suite: {test: seconds}}.
 """
@@ -74,6 +75,19 @@ def print_slowest(count: int) -> None:
         print(f"{total:8.0f} s  {suite:9} all {len(durations)} tests, one after the other")
 
 
+def print_failed(results: Path) -> None:
+    """The names alone, for the end of a long run whose beginning nobody sees."""
+    print("\nfailed:")
+    for report in sorted(results.glob("*.xml")):
+        for case in ET.parse(report).iter("testcase"):  # noqa: S314 (written by our own run)
+            if any(case.find(kind) is not None for kind in ("failure", "error")):
+                print(f"  {report.stem:9} {case.get('classname')}::{case.get('name')}")
+    for report in sorted(results.glob("*.txt")):
+        for status, _, name in (row.partition(" ") for row in report.read_text().splitlines()):
+            if status == "fail":
+                print(f"  {report.stem:9} {name}")
+
+
 def main() -> int:
     """Runs the command in the first argument."""
     match sys.argv[1:]:
@@ -83,6 +97,8 @@ def main() -> int:
             Path(file).write_text(json.dumps(load()))
         case ["order", build]:
             order(Path(build))
+        case ["failed", results]:
+            print_failed(Path(results))
         case ["slowest", *count]:
             print_slowest(int(count[0]) if count else 30)
         case _:

@@ -39,6 +39,7 @@ count_parts() {
     summary+=("$(printf '%-8s %4d s  %s' "$part" $((SECONDS - begin)) "$counts")")
   done
   "$python" scripts/test_durations.py keep "$results"
+  ((failed == 0)) || "$python" scripts/test_durations.py failed "$results"
   printf '\n%s\n' "${summary[@]}"
   printf '%d passed, %d failed, %d skipped in %d s\n' "$passed" "$failed" "$skipped" "$SECONDS"
   ((failed == 0))

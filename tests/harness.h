@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -54,6 +55,16 @@ inline void run_ranks(int world_size, const std::function<void(Communicator&)>& 
     const auto communicator = make_communicator(options);
     body(*communicator);
   });
+}
+
+// How many mappings of shared segments this process has: they are files without a name.
+inline int64_t mapped_segments() {
+  std::ifstream maps("/proc/self/maps");
+  int64_t count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:zerorun") != std::string::npos) ++count;
+  }
+  return count;
 }
 
 }  // namespace zerorun::testing

@@ -1,6 +1,5 @@
 // Any division of ranks into groups, on any layout: who is where, what they add, and what is left.
 #include "device/cpu/cpu_stream.h"
-#include "tests/comm/mapped_segments.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/harness.h"

@@ -5,7 +5,6 @@
 #include "comm/shm/segment.h"
 #include "device/cpu/cpu_stream.h"
 #include "os/host_limits.h"
-#include "tests/comm/mapped_segments.h"
 #include "tests/comm/reference.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
