@@ -28,7 +28,7 @@
 
 #include "config/command_line.h"
 #include "os/socket.h"
-#include "train/model/local_parameters.h"
+#include "testing/local_parameters.h"
 #include "train/model/model.h"
 #include "train/run/make_kernels.h"
 #include "zerorun/zerorun.h"
