@@ -149,6 +149,9 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   TensorView whole_gradient(ParameterId id) override {
     return parts_.reducer->whole(parts_.model->owner(id));
   }
+  TensorView decoded_part(ParameterId id) override {
+    return parts_.gatherer->updates().decoded_part(bucket_of(id), parts_.model->owner(id));
+  }
   void accept_gradients() override { parts_.reducer->measure(); }
   void reduce_late_gradients() override {
     const Stopwatch watch(timings_.reduce_s);

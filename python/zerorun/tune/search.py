@@ -20,7 +20,6 @@ _BUCKETS = 32  # of the model's gradients, where smaller buckets are tried
 _OFFLOADED = 3  # settings that are tried where nothing fits without offloading
 _OF_STAGE_3 = (
     "zero_hpz_partition_size",
-    "zero_quantized_weights",
     "zero_quantized_nontrainable_weights",
 )
 RunTrial = Callable[[str, dict[str, Any], int | None, list[str]], Trial]
