@@ -4,9 +4,11 @@ import json
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 from host_namespaces import Hosts, rank_environment, why_not
+from ranks import cases_in, environment
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -47,19 +49,19 @@ def start(build, tmp_path):
 
 
 def test_any_layout_of_hosts_trains_the_same_bits(start, tmp_path):
-    second_copy = {
+    hpz = {
         "stage": 3,
         "zero_hpz_partition_size": 2,
         "stage3_max_reuse_distance": 0,
         "stage3_param_persistence_threshold": 0,
     }
-    for name, zero in [("plain", {"stage": 1}), ("hpz", second_copy)]:
+    for name, zero in [("plain", {"stage": 1}), ("hpz", hpz)]:
         (tmp_path / f"{name}.json").write_text(json.dumps({"zero_optimization": zero}))
     hashes = {}
     for name, ranks_per_host, config in [
         ("one host", 4, "plain.json"),
         ("two", 2, "plain.json"),
-        ("two, a second copy each", 2, "hpz.json"),
+        ("two, hpZ on each", 2, "hpz.json"),
         ("four", 1, "plain.json"),
     ]:
         metrics = tmp_path / f"{name}.jsonl"
@@ -71,6 +73,41 @@ def test_any_layout_of_hosts_trains_the_same_bits(start, tmp_path):
                 assert rank.returncode == 0, errors
         hashes[name] = json.loads(metrics.read_text().splitlines()[-1])["param_hash"]
     assert len(set(hashes.values())) == 1, hashes
+
+
+@pytest.fixture
+def run_cases(build, tmp_path):
+    """Runs a file of cases on two ranks of each of two hosts."""
+    ranks = []
+
+    def run(name, case):
+        code = "import sys; from pathlib import Path; from rank_main import run; "
+        code += "run(sys.argv[1], Path(), sys.argv[2:])"
+        (tmp_path / case).mkdir()
+        with Hosts(2) as hosts:
+            for rank in range(WORLD_SIZE):
+                variables = rank_environment(hosts, rank, WORLD_SIZE, 2)
+                ranks.append(
+                    subprocess.Popen(
+                        hosts.command(rank // 2, [sys.executable, "-c", code, name, case]),
+                        cwd=tmp_path,
+                        env=variables | {"PYTHONPATH": environment(build)["PYTHONPATH"]},
+                    )
+                )
+            for rank in ranks:
+                rank.wait(timeout=DEADLINE)
+        for rank in range(WORLD_SIZE):
+            assert json.loads((tmp_path / f"rank{rank}.json").read_text()) == {case: "passed"}
+
+    yield run
+    for rank in ranks:
+        rank.kill()
+        rank.wait()
+
+
+@pytest.mark.parametrize("case", cases_in("quantized_updates"))
+def test_updated_parameters_in_8_bits(run_cases, case):
+    run_cases("quantized_updates", case)
 
 
 def test_a_rank_that_dies_on_another_host_ends_the_job_by_name(start):

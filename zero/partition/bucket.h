@@ -24,7 +24,7 @@ struct StoredRange {
 
 // The memory of a bucket's parameters, in Bucket::dtype.
 struct BucketParameters {
-  TensorView shard;  // a part of `full`, or apart; without data if Bucket::moves_params
+  TensorView shard;       // a part of `full`, or apart; without data if Bucket::moves_params
   TensorView full;        // without data while a sharded bucket is released
   TensorView stored;      // Bucket::stored of them; without data if Bucket::moves_params
   TensorView secondary;   // this rank's part of the hpZ partition; without data if there is none

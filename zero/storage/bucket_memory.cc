@@ -99,7 +99,7 @@ void BucketMemory::place_sharded(std::span<Bucket> buckets, int64_t total, int r
   // All or none: those that are gathered need one order among all collectives.
   const bool one_host =
       context_.groups.shards().reads_peers() && context_.groups.shards(ranks).reads_peers();
-  // Quantized gathers and those of second copies write to memory of their rank. If they are on,
+  // Quantized gathers and those of hpZ write to memory of their rank. If they are on,
   // other groups of this rank's job span hosts.
   if (context_.sharding.share_parameters && one_host &&
       zeropp_keys(context_.sharding.zero).empty()) {
