@@ -75,39 +75,32 @@ def test_any_layout_of_hosts_trains_the_same_bits(start, tmp_path):
     assert len(set(hashes.values())) == 1, hashes
 
 
-@pytest.fixture
-def run_cases(build, tmp_path):
-    """Runs a file of cases on two ranks of each of two hosts."""
-    ranks = []
-
-    def run(name, case):
-        code = "import sys; from pathlib import Path; from rank_main import run; "
-        code += "run(sys.argv[1], Path(), sys.argv[2:])"
+def test_updated_parameters_in_8_bits(build, tmp_path):
+    code = "from pathlib import Path; from rank_main import run; "
+    code += "run('quantized_updates', Path(), [])"
+    cases = cases_in("quantized_updates")
+    for case in cases:
         (tmp_path / case).mkdir()
-        with Hosts(2) as hosts:
-            for rank in range(WORLD_SIZE):
-                variables = rank_environment(hosts, rank, WORLD_SIZE, 2)
-                ranks.append(
-                    subprocess.Popen(
-                        hosts.command(rank // 2, [sys.executable, "-c", code, name, case]),
-                        cwd=tmp_path,
-                        env=variables | {"PYTHONPATH": environment(build)["PYTHONPATH"]},
-                    )
-                )
+    path = environment(build)["PYTHONPATH"] + f":{build / 'python/zerorun/compat/site'}"
+    variables = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "eth0"}
+    with Hosts(2) as hosts:
+        ranks = [
+            subprocess.Popen(
+                hosts.command(rank // 2, [sys.executable, "-c", code]),
+                cwd=tmp_path,
+                env=rank_environment(hosts, rank, WORLD_SIZE, 2) | variables,
+            )
+            for rank in range(WORLD_SIZE)
+        ]
+        try:
             for rank in ranks:
                 rank.wait(timeout=DEADLINE)
-        for rank in range(WORLD_SIZE):
-            assert json.loads((tmp_path / f"rank{rank}.json").read_text()) == {case: "passed"}
-
-    yield run
-    for rank in ranks:
-        rank.kill()
-        rank.wait()
-
-
-@pytest.mark.parametrize("case", cases_in("quantized_updates"))
-def test_updated_parameters_in_8_bits(run_cases, case):
-    run_cases("quantized_updates", case)
+        finally:
+            for rank in ranks:
+                rank.kill()
+    for rank in range(WORLD_SIZE):
+        results = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        assert results == dict.fromkeys(cases, "passed")
 
 
 def test_a_rank_that_dies_on_another_host_ends_the_job_by_name(start):

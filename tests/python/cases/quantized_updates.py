@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict as dcp
 import zerorun
-from safetensors.torch import load_file
 from zerorun.zero import GatheredParameters, safe_get_full_fp32_param
 
-from cases.models import adamw, assert_close, config, make, raises, train
+from cases.models import RANK, WORLD_SIZE, adamw, assert_close, config, make, raises, train
 
 BF16 = {"bf16": {"enabled": True}}
 
@@ -63,6 +64,8 @@ def case_all_ranks_compute_with_decoded_masters(_folder: Path) -> None:
 
 
 def case_losses_stay_close_by_each_way_to_start(_folder: Path) -> None:
+    address = f"tcp://{os.environ['MASTER_ADDR']}:29501"  # zerorun listens at the job's port
+    dist.init_process_group("gloo", address, rank=RANK, world_size=WORLD_SIZE)
     for stage in (1, 2):
         plain = start(stage, quantized=False)
         expected = train(plain)
@@ -74,6 +77,7 @@ def case_losses_stay_close_by_each_way_to_start(_folder: Path) -> None:
             assert losses != expected
             assert_close(losses, expected, 0.01)
             engine.destroy()
+    dist.destroy_process_group()
 
 
 def case_a_resumed_run_has_the_same_losses(folder: Path) -> None:
@@ -90,9 +94,9 @@ def case_other_settings_take_the_masters(folder: Path) -> None:
     engine = start(2, **BF16)
     train(engine, 2)
     engine.save_checkpoint(folder)
-    engine.save_16bit_model(folder, "model.safetensors")
+    engine.save_16bit_model(folder)
     masters = [safe_get_full_fp32_param(p) for p in engine.module.parameters()]
-    saved = load_file(folder / "model.safetensors")
+    saved = torch.load(folder / "pytorch_model.bin")
     for name, parameter in engine.module.named_parameters():
         if name in saved:  # not what is tied to another
             assert torch.equal(saved[name], parameter.detach()), name
