@@ -38,6 +38,13 @@ def engines() -> Iterator[zerorun.ZeroEngine]:
             engine.destroy()
 
 
+def make_process_group() -> None:
+    """PyTorch's; zerorun listens at the job's port."""
+    if not dist.is_initialized():
+        address = f"tcp://{os.environ['MASTER_ADDR']}:29501"
+        dist.init_process_group("gloo", address, rank=RANK, world_size=WORLD_SIZE)
+
+
 def expect_decoded(engine: zerorun.ZeroEngine) -> None:
     """All ranks have the same values, near the masters' and not them; vectors have the masters'."""
     for name, parameter in engine.module.named_parameters():
@@ -64,8 +71,7 @@ def case_all_ranks_compute_with_decoded_masters(_folder: Path) -> None:
 
 
 def case_losses_stay_close_by_each_way_to_start(_folder: Path) -> None:
-    address = f"tcp://{os.environ['MASTER_ADDR']}:29501"  # zerorun listens at the job's port
-    dist.init_process_group("gloo", address, rank=RANK, world_size=WORLD_SIZE)
+    make_process_group()
     for stage in (1, 2):
         plain = start(stage, quantized=False)
         expected = train(plain)
@@ -77,7 +83,6 @@ def case_losses_stay_close_by_each_way_to_start(_folder: Path) -> None:
             assert losses != expected
             assert_close(losses, expected, 0.01)
             engine.destroy()
-    dist.destroy_process_group()
 
 
 def case_a_resumed_run_has_the_same_losses(folder: Path) -> None:
@@ -149,8 +154,10 @@ def case_what_a_program_writes_counts_and_the_rest_stays_precise(_folder: Path) 
         expect_decoded(engine)
 
 
-def case_state_dicts_of_torch_bring_masters_back(_folder: Path) -> None:
-    for engine in engines():
+def case_state_dicts_of_torch_bring_16_bit_masters_back(_folder: Path) -> None:
+    make_process_group()
+    for stage in (1, 2):
+        engine = start(stage, **BF16)
         train(engine, 2)
         model, optimizer = engine.module, engine.optimizer
         saved = dcp.get_state_dict(model, optimizer)
@@ -159,6 +166,7 @@ def case_state_dicts_of_torch_bring_masters_back(_folder: Path) -> None:
         dcp.set_state_dict(model, optimizer, model_state_dict=saved[0], optim_state_dict=saved[1])
         for parameter, master in zip(model.parameters(), masters, strict=True):
             assert torch.equal(safe_get_full_fp32_param(parameter), master)
+        engine.destroy()
 
 
 def case_what_cannot_be_meant_is_an_error(_folder: Path) -> None:
