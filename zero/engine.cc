@@ -149,6 +149,9 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   TensorView whole_gradient(ParameterId id) override {
     return parts_.reducer->whole(parts_.model->owner(id));
   }
+  TensorView decoded_part(ParameterId id) override {
+    return parts_.gatherer->updates().decoded_part(bucket_of(id), parts_.model->owner(id));
+  }
   void accept_gradients() override { parts_.reducer->measure(); }
   void reduce_late_gradients() override {
     const Stopwatch watch(timings_.reduce_s);
@@ -210,6 +213,10 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   // Waits for the gradient and decides about it; `submit_update` as in GradientReducer::finish.
   StepDecision decide(const GradientReducer::SubmitUpdate& submit_update);
   void run_update(const StepScalars& step);
+  void gather_updated(const Bucket& bucket) {
+    if (parts_.context->sharding.policy.shard_state)
+      parts_.gatherer->updates().gather(bucket, comm_stream());
+  }
   void refresh();  // of all that is computed from masters
   void finish_step() {
     // Threads of the host may still write what the next step reads.
@@ -241,10 +248,7 @@ TensorView EngineImpl::parameter(ParameterId id) const {
 
 void EngineImpl::initialize_parameters(const FillFunction& fill) {
   parts_.gatherer->invalidate();
-  stored_states().initialize(fill, [&](const Bucket& bucket) {
-    if (parts_.context->sharding.policy.shard_state)
-      parts_.gatherer->updates().gather(bucket, comm_stream());
-  });
+  stored_states().initialize(fill, [&](const Bucket& bucket) { gather_updated(bucket); });
   parts_.gatherer->updates().finish(comm_stream());
 }
 
@@ -293,10 +297,7 @@ StepDecision EngineImpl::decide(const GradientReducer::SubmitUpdate& submit_upda
 }
 
 void EngineImpl::run_update(const StepScalars& step) {
-  parts_.step->run(step, comm_stream(), [&](const Bucket& bucket) {
-    if (parts_.context->sharding.policy.shard_state)
-      parts_.gatherer->updates().gather(bucket, comm_stream());
-  });
+  parts_.step->run(step, comm_stream(), [&](const Bucket& bucket) { gather_updated(bucket); });
   finish_step();
 }
 

@@ -24,6 +24,7 @@ ZEROPP = {
 # What a side adds to /zero_optimization, and to /zerorun. `alone` computes and sends nothing.
 ZERO = {
     "zerorun2": {"stage": 2},
+    "zerorun2-qwZ": {"stage": 2, "zero_quantized_weights": True},
     "zerorun2-qgZ": {"stage": 2, "zero_quantized_gradients": True},
     "zerorun2-qgZ-4bits": {"stage": 2, "zero_quantized_gradients": True},
     "zerorun2-groups": {"stage": 2},

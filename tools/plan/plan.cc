@@ -215,7 +215,7 @@ std::string Planner::details() const {
     text += fmt::format("  {:<12} {:>12}\n", name, text_of(nbytes));
   };
   line("parameters", plan.parameters);
-  if (config_.zero.hpz_partition_size > 1) line("second copy", plan.secondary);
+  if (config_.zero.hpz_partition_size > 1) line("hpZ", plan.secondary);
   line("gradients", plan.gradients);
   line("master", plan.masters);
   line("moments", plan.moments);
