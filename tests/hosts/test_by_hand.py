@@ -153,7 +153,7 @@ def test_the_loopback_as_master_address(network: Network) -> None:
 
 def test_the_bridge_of_docker_is_no_address_to_meet_at(network: Network) -> None:
     # A pair, since not every kernel has bridges; with a lower number than eth0 it is found first.
-    network.ip(0, "link", "add", "docker0", "index", "2", "type", "veth", "peer", "name", "veth0")
+    network.ip(0, "link", "add", "docker0", "index", "3", "type", "veth", "peer", "name", "veth0")
     try:
         for name in ("docker0", "veth0"):
             network.ip(0, "link", "set", name, "up")
