@@ -27,7 +27,12 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.hooks.autocast_copies import AutocastCopies, Casts, casts_what_it_reads
+from zerorun.hooks.autocast_copies import (
+    AutocastCopies,
+    Casts,
+    casts_what_it_reads,
+    tell_of_autocast,
+)
 from zerorun.hooks.external import any_external, external_parameters
 from zerorun.hooks.full_memory import BucketMemory, full_parameters
 from zerorun.hooks.module_call import ModuleCall, Views, running_modules, views_in
@@ -43,7 +48,6 @@ from zerorun.hooks.watched_parameters import (
 from zerorun.model.left_behind import ModuleHook
 from zerorun.model.local_tensor import is_distributed
 from zerorun.model.model_layout import ModelLayout
-from zerorun.model.plain_names import is_compiled
 
 __all__ = ["GatherHooks"]
 
@@ -87,6 +91,7 @@ class GatherHooks:
 
     def attach(self) -> None:
         """Puts the hooks on the modules, whose parameters are placed."""
+        tell_of_autocast(self)
         for module in self._model.modules():
             self._watch_reads(module)
         for module, units in gathered_at(self._model, self.layout.units, self.unit_of).items():
@@ -144,8 +149,8 @@ class GatherHooks:
                 return
         if os.getpid() != self._process:
             self._refuse_fork(module)
-        autocast = torch.is_autocast_enabled(self._device_type)
-        call = ModuleCall(self, AutocastCopies(self.casts) if autocast else None)
+        copies = AutocastCopies(self.casts) if self.under_autocast() else None
+        call = ModuleCall(self, copies)
         stack.append((module, call))
         call.add(units)
         if torch.is_grad_enabled():
@@ -294,6 +299,15 @@ class GatherHooks:
             copy.register_hook(call.begin_backward)  # parameters are full for their gradients
         return copy
 
+    def under_autocast(self) -> bool:
+        return torch.is_autocast_enabled(self._device_type)
+
+    def autocast_begins(self) -> None:
+        """Within calls that are running: their units' reads are casts from here on."""
+        if self._stack and self.under_autocast():
+            for unit in {unit for _, call in self._stack if call for unit in call.units}:
+                unit.cast_reads()
+
     def read_as_cast(self, parameter: nn.Parameter) -> Any:
         """The parameter as autocast would cast it for a product, or itself."""
         if is_distributed(parameter) or parameter.dtype != torch.float32:
@@ -305,7 +319,7 @@ class GatherHooks:
             if call is not None and unit in call.units:
                 dtype = torch.get_autocast_dtype(parameter.device.type)
                 if call.copies is None:
-                    call.copies, unit.opens_autocast = AutocastCopies(self.casts), True
+                    call.copies = AutocastCopies(self.casts)
                 return call.copies.get(parameter, dtype)
         return parameter
 
@@ -344,9 +358,6 @@ class GatherHooks:
         self._queued.discard(task)
         for call in [call for call, of in self._open.items() if of == task]:
             call.end_backward()
-
-    def is_compiled(self) -> bool:
-        return is_compiled(self._model)
 
     def keep(self, units: Sequence[SharedUnit]) -> None:
         """Keeps units full until the step."""

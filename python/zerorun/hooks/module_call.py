@@ -30,8 +30,8 @@ class _Hooks(Protocol):
     def keep(self, units: Sequence[SharedUnit]) -> None:
         """Keeps units full until the step."""
 
-    def is_compiled(self) -> bool:
-        """True if the model or a module of it is compiled."""
+    def under_autocast(self) -> bool:
+        """True if products are cast now."""
 
 
 class ModuleCall:
@@ -46,10 +46,9 @@ class ModuleCall:
         self.copies = copies  # under autocast, which may also begin within
 
     def add(self, units: Sequence[SharedUnit]) -> None:
+        autocast = self.copies is not None or self.hooks.under_autocast()
         for unit in units:
-            if unit.opens_autocast is None and self.hooks.is_compiled():
-                unit.opens_autocast = False  # compiled code casts by itself
-            unit.enter(self.copies is not None)
+            unit.enter(autocast)
             unit.forwards += 1
             self.units.append(unit)
 
@@ -58,7 +57,6 @@ class ModuleCall:
             self.copies.end_forward()
         for unit in self.units:
             unit.forwards -= 1
-            unit.opens_autocast = bool(unit.opens_autocast)
             unit.leave()
 
     def begin_backward(self, _grad: Any = None) -> None:
