@@ -45,6 +45,7 @@ def _replace_enter() -> None:
 
     torch.autocast.__enter__ = enter_and_tell  # type: ignore[method-assign]
 
+
 # Forwards that give their parameters to a product and to nothing else.
 _PRODUCTS = {
     kind.forward

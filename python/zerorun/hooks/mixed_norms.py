@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import torch
@@ -59,8 +60,5 @@ def _widened(parameter: torch.Tensor | None) -> torch.Tensor | None:
 
 def _name_for_scripts(replacement: Any, original: Any) -> None:
     """torch.jit.script knows torch's functions by what they are: it takes this for that one."""
-    builtins = getattr(torch.jit, "_builtins", None)
-    register = getattr(builtins, "_register_builtin", None)
-    find = getattr(builtins, "_find_builtin", None)
-    if register is not None and find is not None:
-        register(replacement, find(original))
+    builtins: Any = importlib.import_module("torch.jit._builtins")
+    builtins._register_builtin(replacement, builtins._find_builtin(original))
