@@ -28,8 +28,6 @@ from zerorun.model.model_layout import DTYPES
 from zerorun.optimizers.saved_values import DECOUPLED
 from zerorun.progress_bar import ProgressBar
 
-__all__ = ["export_distributed", "import_checkpoint", "main"]
-
 _logger = logging.getLogger("zerorun")
 
 _OUTPUTS = ["safetensors", "bin", "dcp", "universal"]  # the last is an error that says more

@@ -24,24 +24,6 @@ import torch
 
 from zerorun import _C
 
-__all__ = [
-    "LOAD_STATE_DICT_POST_HOOKS",
-    "LOAD_STATE_DICT_PRE_HOOKS",
-    "NAMES",
-    "STATE_DICT_POST_HOOKS",
-    "STATE_DICT_PRE_HOOKS",
-    "STEP_POST_HOOKS",
-    "STEP_PRE_HOOKS",
-    "STEP_WAS_CALLED",
-    "TRANSFORMERS",
-    "WRAPPED_BY_SCHEDULER",
-    "PrivateName",
-    "call_step_hooks",
-    "check",
-    "check_module",
-    "hooks_of",
-]
-
 STEP_PRE_HOOKS = "_optimizer_step_pre_hooks"
 STEP_POST_HOOKS = "_optimizer_step_post_hooks"
 STATE_DICT_PRE_HOOKS = "_optimizer_state_dict_pre_hooks"

@@ -15,8 +15,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-__all__ = ["AutocastCopies", "Casts", "casts_what_it_reads", "tell_of_autocast"]
-
 
 class _Told(Protocol):
     def autocast_begins(self) -> None:

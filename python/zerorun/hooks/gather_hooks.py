@@ -49,8 +49,6 @@ from zerorun.model.left_behind import ModuleHook
 from zerorun.model.local_tensor import is_distributed
 from zerorun.model.model_layout import ModelLayout
 
-__all__ = ["GatherHooks"]
-
 
 class GatherHooks:
     """The hooks of one stage-3 engine on its model."""

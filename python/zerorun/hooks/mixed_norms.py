@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["serve_mixed_norms"]
-
 _HALVES = (torch.bfloat16, torch.float16)
 
 

@@ -13,8 +13,6 @@ from zerorun.hooks.autocast_copies import AutocastCopies
 from zerorun.hooks.shared_unit import SharedUnit
 from zerorun.model.local_tensor import is_distributed, local_of
 
-__all__ = ["ModuleCall", "Views", "running_modules", "views_in"]
-
 Views = list[tuple[torch.Tensor, SharedUnit]]
 
 

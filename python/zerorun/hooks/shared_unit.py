@@ -13,8 +13,6 @@ from zerorun.model.local_tensor import LocalData, is_distributed, place
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.units import Unit
 
-__all__ = ["SharedUnit"]
-
 
 class SharedUnit:
     """A unit of an engine: full while acquired, empty for this rank otherwise."""

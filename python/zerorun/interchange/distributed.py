@@ -18,8 +18,6 @@ from zerorun.interchange.pickles import read_bytes
 from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
 from zerorun.optimizers.saved_values import whole_number
 
-__all__ = ["is_distributed", "open_distributed"]
-
 _METADATA = ".metadata"
 _CHECKPOINT = "torch.distributed.checkpoint"
 # All that the metadata of a checkpoint consists of.

@@ -12,8 +12,6 @@ import torch
 from zerorun import _C
 from zerorun.interchange.source import Source, SourceParameter
 
-__all__ = ["write_distributed"]
-
 _MODEL, _OPTIMIZER = "model", "optim"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["COMPILED", "plain_name"]
-
 COMPILED = "_orig_mod"  # where torch.compile(module) keeps the module
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from zerorun.monitor.sink import Event, Monitor, package
 
-__all__ = ["CometMonitor"]
-
 _GIVEN = ("api_key", "project", "workspace", "experiment_key", "mode", "online")
 
 

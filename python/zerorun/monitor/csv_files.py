@@ -9,8 +9,6 @@ from typing import Any
 
 from zerorun.monitor.sink import Event, Monitor
 
-__all__ = ["CsvMonitor"]
-
 
 class CsvMonitor(Monitor):
     """``Train_Samples_lr.csv`` for the scalar ``Train/Samples/lr``, in `output_path`/`job_name`;

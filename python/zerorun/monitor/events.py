@@ -7,8 +7,6 @@ from typing import Any
 from zerorun.metrics.lines import is_figure
 from zerorun.monitor.sink import Event
 
-__all__ = ["step_events"]
-
 _PREFIX = "Train/Samples/"
 # Scalars of every step; those that a step does not know are left out.
 _NAMES = {

@@ -12,8 +12,6 @@ from zerorun import _C
 if TYPE_CHECKING:
     from zerorun.monitor.sink import Event, Monitor
 
-__all__ = ["SECTIONS", "MonitorMaster"]
-
 
 def _maker(module: str, name: str) -> Callable[..., Monitor]:
     """Imports a monitor's module when one is made."""

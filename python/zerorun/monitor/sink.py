@@ -9,8 +9,6 @@ from typing import Any
 
 from zerorun import _C
 
-__all__ = ["Event", "Monitor", "package"]
-
 Event = tuple[str, Any, int]  # name, value, and the samples that training has seen
 
 

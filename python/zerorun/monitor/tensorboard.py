@@ -8,8 +8,6 @@ from typing import Any
 
 from zerorun.monitor.sink import Event, Monitor, package
 
-__all__ = ["TensorBoardMonitor"]
-
 
 class TensorBoardMonitor(Monitor):
     """Event files in `output_path`/`job_name`, by the writer of PyTorch and the package

@@ -7,8 +7,6 @@ from typing import Any
 
 from zerorun.monitor.sink import Event, Monitor, package
 
-__all__ = ["WandbMonitor"]
-
 
 class WandbMonitor(Monitor):
     """A run of Weights & Biases, or the one that the program has begun already."""

@@ -15,8 +15,6 @@ from zerorun import torch_seam as seam
 from zerorun.optimizers.whole_tensors import WholeTensors
 from zerorun.shards.given_optimizer import SERVED
 
-__all__ = ["check_elementwise", "state_names"]
-
 _SHAPE = (16, 24)
 _CUT = 152  # elements of the first part
 _STEPS = 30  # some begin to look at whole tensors after 25

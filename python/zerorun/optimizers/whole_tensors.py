@@ -8,8 +8,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["WholeTensors"]
-
 # Of these a result may be smaller and yet says nothing of all elements.
 _SELECTS = {"index", "masked_select", "new_empty", "new_full", "new_ones", "new_zeros"}
 

@@ -16,8 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from zerorun.profiling.flops_text import profile_text
 from zerorun.whole_file import write_text
 
-__all__ = ["FlopsProfile", "ModuleCost", "profile_model"]
-
 
 def _attention_flops(q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
     return sdpa_flop_count(q, k, v)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["number_text", "profile_text", "seconds_text"]
-
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
 _BACKWARD = 2  # times the forward pass's operations
 

@@ -12,21 +12,7 @@ import zerorun
 from tied_model import VOCABULARY
 from torch import nn
 
-from cases.models import (
-    PRIVATE_MEMORY,
-    STAGES,
-    WORLD_SIZE,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    mean,
-    part_of,
-    reference,
-    train,
-)
+from cases.models import *
 
 
 def case_accumulation_counts_micro_steps(_folder: Path) -> None:

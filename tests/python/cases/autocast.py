@@ -11,17 +11,7 @@ import zerorun
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from cases.models import (
-    DEVICE,
-    STAGES,
-    adamw,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    mean,
-    part_of,
-)
+from cases.models import *
 
 
 def case_autocast_leaves_no_weights_between_forward_and_backward(_folder: Path) -> None:

@@ -11,21 +11,7 @@ import zerorun
 from torch import nn
 from zerorun.shards.parameter_checks import CHECK_PARTS
 
-from cases.models import (
-    RANK,
-    WORLD_SIZE,
-    Model,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 
 def start(model: nn.Module, optimizer: object = None, **options: object):

@@ -9,19 +9,7 @@ import torch
 import zerorun
 from torch import nn
 
-from cases.models import (
-    RANK,
-    WORLD_SIZE,
-    Model,
-    adamw,
-    assert_close,
-    config,
-    logged,
-    make,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

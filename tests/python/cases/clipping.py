@@ -15,20 +15,7 @@ from torch import nn
 from zerorun.hooks.torch_clipping import serve_clipping
 from zerorun.shards import clipping
 
-from cases.models import (
-    RANK,
-    STAGES,
-    WORLD_SIZE,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    mean,
-    part_of,
-    raises,
-)
+from cases.models import *
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

@@ -17,21 +17,7 @@ import torch
 import torch.distributed as dist
 import zerorun
 
-from cases.models import (
-    STEPS,
-    WORLD_SIZE,
-    Model,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 

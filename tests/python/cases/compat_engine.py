@@ -15,21 +15,7 @@ import torch
 import zerorun
 
 from cases.compat import RANK_VARIABLES, start
-from cases.models import (
-    RANK,
-    WORLD_SIZE,
-    Model,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 
 def case_save_checkpoint_can_be_introspected(folder: Path) -> None:

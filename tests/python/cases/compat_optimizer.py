@@ -10,19 +10,7 @@ import zerorun
 from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_optimizer_state
 
 from cases.compat import start
-from cases.models import (
-    WORLD_SIZE,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    mean,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 
 def flat_of(optimizer: torch.optim.Optimizer, stage: int) -> list[torch.Tensor]:

@@ -13,21 +13,7 @@ from tied_model import Block, Model
 from torch import nn
 from zerorun import consolidate
 
-from cases.models import (
-    PRIVATE_MEMORY,
-    RANK,
-    STAGES,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    mean,
-    part_of,
-    reference,
-    train,
-)
+from cases.models import *
 
 STEPS = 3
 

@@ -15,18 +15,7 @@ from zerorun.communicator import world
 from zerorun.model.leaf_modules import is_leaf
 from zerorun.zero import GatheredParameters, Init
 
-from cases.models import (
-    DEVICE,
-    RANK,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    part_of,
-    raises,
-)
+from cases.models import *
 from cases.zero import EMPTY, both_states
 
 

@@ -13,19 +13,7 @@ from tied_model import Block, Model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from cases.models import (
-    DEVICE,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    mean,
-    part_of,
-    reference,
-    train,
-)
+from cases.models import *
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))
 from host_cost import LAYERS, count_calls, make_model, train_step

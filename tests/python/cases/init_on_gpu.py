@@ -8,18 +8,7 @@ import pytest
 import torch
 import zerorun
 
-from cases.models import (
-    DEVICE,
-    WORLD_SIZE,
-    Model,
-    adamw,
-    assert_close,
-    config,
-    make,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 
 def case_zero_init_puts_its_parts_on_the_gpu(_folder: Path) -> None:

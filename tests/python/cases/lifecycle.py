@@ -14,23 +14,7 @@ import zerorun
 from torch import nn
 from zerorun.zero import GatheredParameters, safe_get_full_fp32_param
 
-from cases.models import (
-    RANK,
-    STAGES,
-    WORLD_SIZE,
-    Model,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    mean,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 
 def start(stage: int, model: nn.Module | None = None, **keys: object) -> zerorun.ZeroEngine:

@@ -17,22 +17,7 @@ from torch import nn
 from zerorun import communicator
 from zerorun.shards.loading import Loading
 
-from cases.models import (
-    DEVICE,
-    RANK,
-    STAGES,
-    WORLD_SIZE,
-    Model,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 HALF = {"bf16": {"enabled": True}}
 

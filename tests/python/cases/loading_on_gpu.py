@@ -19,19 +19,7 @@ from zerorun.policy import Policy
 from zerorun.shards.loading import Loading
 from zerorun.shards.shards import Shards
 
-from cases.models import (
-    DEVICE,
-    STAGES,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 fake = fake_torch_cuda.installed()
 

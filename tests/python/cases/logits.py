@@ -14,19 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from zerorun.nn import linear_cross_entropy
 
-from cases.models import (
-    RANK,
-    STAGES,
-    VOCABULARY,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    make,
-    mean,
-    part_of,
-    raises,
-)
+from cases.models import *
 
 TOKENS, WIDTH, WORDS = 37, 16, 50
 

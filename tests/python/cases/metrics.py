@@ -19,22 +19,7 @@ from recorded_clock import RecordedClock
 from zerorun.metrics import FIELDS, rank_path
 from zerorun.monitor import Monitor, MonitorMaster, master
 
-from cases.models import (
-    BATCH,
-    DEVICE,
-    RANK,
-    WORLD_SIZE,
-    adamw,
-    batch_of,
-    config,
-    logged,
-    loss_of,
-    make,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 STEPS = 4
 NAMES = {field.name for field in FIELDS if field.sources != "train"}

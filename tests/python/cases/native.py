@@ -11,24 +11,7 @@ from tied_model import Block
 from torch import nn
 from zerorun.model.units import find_units
 
-from cases.models import (
-    DEVICE,
-    RANK,
-    WORLD_SIZE,
-    Model,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    logged,
-    loss_of,
-    make,
-    mean,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 AdamW = functools.partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 

@@ -21,22 +21,7 @@ from zerorun.zero import (
     safe_set_local_grad,
 )
 
-from cases.models import (
-    RANK,
-    STAGES,
-    WORLD_SIZE,
-    Model,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    logged,
-    loss_of,
-    make,
-    part_of,
-    raises,
-    train,
-)
+from cases.models import *
 
 BF16 = {"bf16": {"enabled": True}}
 FP16 = {"fp16": {"enabled": True, "loss_scale": 128}}

@@ -16,22 +16,7 @@ import zerorun
 from torch import nn
 from zerorun import device
 
-from cases.models import (
-    DEVICE,
-    STAGES,
-    WORLD_SIZE,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    mean,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 from cases.training import Reentrant
 
 fake = fake_torch_cuda.installed()

@@ -15,21 +15,7 @@ import torch
 import zerorun
 from torch import nn
 
-from cases.models import (
-    RANK,
-    STAGES,
-    WORLD_SIZE,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    mean,
-    part_of,
-    raises,
-    train,
-)
+from cases.models import *
 
 Maker = Callable[[nn.Module], torch.optim.Optimizer]
 STEPS = 3

@@ -7,17 +7,7 @@ from pathlib import Path
 import torch
 import zerorun
 
-from cases.models import (
-    WORLD_SIZE,
-    Model,
-    adamw,
-    assert_close,
-    config,
-    make,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 STAGES = (1, 2, 3)
 OPTIMIZER = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}}

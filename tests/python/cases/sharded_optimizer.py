@@ -12,21 +12,7 @@ import torch.distributed as dist
 import zerorun
 from torch.nn.parallel import DistributedDataParallel
 
-from cases.models import (
-    RANK,
-    STEPS,
-    WORLD_SIZE,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    mean,
-    part_of,
-    raises,
-    reference,
-)
+from cases.models import *
 
 
 @contextlib.contextmanager

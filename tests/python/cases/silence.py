@@ -15,15 +15,7 @@ import zerorun
 from torch import nn
 
 from cases.checkpoints import Normalised, engine_at, sgd
-from cases.models import (
-    RANK,
-    STAGES,
-    adamw,
-    config,
-    make,
-    raises,
-    train,
-)
+from cases.models import *
 
 BF16 = {"bf16": {"enabled": True}}
 

@@ -22,18 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from cases.models import (
-    RANK,
-    STAGES,
-    WORLD_SIZE,
-    adamw,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    raises,
-    train,
-)
+from cases.models import *
 
 BF16 = {"bf16": {"enabled": True}}
 FULL = StateDictOptions(full_state_dict=True)

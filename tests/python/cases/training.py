@@ -12,24 +12,7 @@ from tied_model import Block
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from cases.models import (
-    DEVICE,
-    RANK,
-    STAGES,
-    WORLD_SIZE,
-    Model,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    mean,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 
 def trained(stage: int, kind: type[nn.Module] = Model, **keys: object):

@@ -12,17 +12,7 @@ import zerorun
 from tied_model import VOCABULARY
 from torch import nn
 
-from cases.models import (
-    adamw,
-    assert_close,
-    config,
-    make,
-    mean,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 WIDTH = 32
 

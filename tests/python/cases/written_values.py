@@ -9,17 +9,7 @@ import torch
 import zerorun
 from zerorun.zero import safe_get_full_fp32_param
 
-from cases.models import (
-    STAGES,
-    adamw,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    part_of,
-    raises,
-    train,
-)
+from cases.models import *
 
 BF16 = {"bf16": {"enabled": True}}
 

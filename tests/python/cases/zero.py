@@ -14,23 +14,7 @@ from zerorun.model.partition import PrivatePartition, partition_of
 from zerorun.shards.shards import shards_of
 from zerorun.zero import GatheredParameters, Init
 
-from cases.models import (
-    DEVICE,
-    RANK,
-    STAGES,
-    WORLD_SIZE,
-    Model,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 EMPTY = torch.Size([0])
 
