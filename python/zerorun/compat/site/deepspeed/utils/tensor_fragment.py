@@ -1,5 +1,7 @@
 """Masters, gradients and optimizer states of parameters."""
 
+# ruff: noqa: F401 - scripts import these names from here
+
 from collections.abc import Callable, Iterable
 
 import torch
@@ -18,22 +20,6 @@ from zerorun.zero import (
     safe_set_local_grad,
     safe_set_local_optimizer_state,
 )
-
-__all__ = [
-    "safe_get_full_fp32_param",
-    "safe_get_full_grad",
-    "safe_get_full_optimizer_state",
-    "safe_get_local_fp32_param",
-    "safe_get_local_grad",
-    "safe_get_local_optimizer_state",
-    "safe_set_full_fp32_param",
-    "safe_set_full_grad",
-    "safe_set_full_optimizer_state",
-    "safe_set_local_fp32_param",
-    "safe_set_local_grad",
-    "safe_set_local_optimizer_state",
-    "safe_update_full_grad_vectorized",
-]
 
 
 def safe_set_full_grad(param: nn.Parameter, value: torch.Tensor) -> None:
