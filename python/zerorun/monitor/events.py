@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerorun.metrics.lines import is_figure
-from zerorun.monitor.sink import Event
+from zerorun.monitor.monitors import Event
 
 _PREFIX = "Train/Samples/"
 # Scalars of every step; those that a step does not know are left out.
