@@ -24,7 +24,7 @@ class _Told(Protocol):
 _told: weakref.WeakSet[_Told] = weakref.WeakSet()
 
 
-def tell_of_autocast(hooks: _Told) -> None:
+def on_autocast(hooks: _Told) -> None:
     """Tells it from here on, so that nothing has to look for autocast at every read."""
     _told.add(hooks)
     _replace_enter()

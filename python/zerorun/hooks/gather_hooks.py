@@ -27,15 +27,16 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.hooks.autocast_copies import (
-    AutocastCopies,
-    Casts,
-    casts_what_it_reads,
-    tell_of_autocast,
-)
+from zerorun.hooks.autocast_copies import AutocastCopies, Casts, casts_what_it_reads, on_autocast
 from zerorun.hooks.external import any_external, external_parameters
 from zerorun.hooks.full_memory import BucketMemory, full_parameters
-from zerorun.hooks.module_call import ModuleCall, Views, running_modules, views_in
+from zerorun.hooks.module_call import (
+    ModuleCall,
+    Views,
+    check_not_forked,
+    running_modules,
+    views_in,
+)
 from zerorun.hooks.results import Results, tensors_in, with_copies
 from zerorun.hooks.shared_unit import SharedUnit
 from zerorun.hooks.unit_hooks import gathered_at
@@ -89,7 +90,7 @@ class GatherHooks:
 
     def attach(self) -> None:
         """Puts the hooks on the modules, whose parameters are placed."""
-        tell_of_autocast(self)
+        on_autocast(self)
         for module in self._model.modules():
             self._watch_reads(module)
         for module, units in gathered_at(self._model, self.layout.units, self.unit_of).items():
@@ -145,8 +146,7 @@ class GatherHooks:
             else:
                 stack.append((module, None))  # a call further out holds everything
                 return
-        if os.getpid() != self._process:
-            self._refuse_fork(module)
+        check_not_forked(self._process, module)
         copies = AutocastCopies(self.casts) if self.under_autocast() else None
         call = ModuleCall(self, copies)
         stack.append((module, call))
@@ -155,14 +155,6 @@ class GatherHooks:
             for tensor in tensors_in((args, kwargs)):
                 if tensor.grad_fn is not None:
                     tensor.register_hook(call.end_backward)
-
-    @staticmethod
-    def _refuse_fork(module: nn.Module) -> None:
-        raise _C.ConfigError(
-            f"{type(module).__name__} was called in a process forked from a rank, as a worker "
-            "of a DataLoader is: at stage 3 a gather needs the ranks themselves. Call the "
-            "model in the training process, or give workers a copy that was made before"
-        )
 
     def _after_forward(self, module: nn.Module, _args: Any, result: Any) -> Any:
         if not self._stack or self._stack[-1][0] is not module:
@@ -248,8 +240,7 @@ class GatherHooks:
             return parameter  # gathered by the program
         call, reader = self._call_around(), self._running_without_hooks(module)
         if reader is not None:
-            if os.getpid() != self._process:
-                self._refuse_fork(reader)
+            check_not_forked(self._process, reader)
             self._hook_on_its_own(reader)
         if call is not None and (empty or reader is None):
             call.add([unit])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from zerorun import _C
 from zerorun.hooks.autocast_copies import AutocastCopies
 from zerorun.hooks.shared_unit import SharedUnit
 from zerorun.model.local_tensor import is_distributed, local_of
@@ -98,6 +100,16 @@ def running_modules(frame: FrameType | None) -> list[nn.Module]:
             found.append(frame.f_locals["self"])
         frame = frame.f_back
     return found
+
+
+def check_not_forked(process: int, module: nn.Module) -> None:
+    """Raises ConfigError in another process than `process`, whose model it is."""
+    if os.getpid() != process:
+        raise _C.ConfigError(
+            f"{type(module).__name__} was called in a process forked from a rank, as a worker "
+            "of a DataLoader is: at stage 3 a gather needs the ranks themselves. Call the "
+            "model in the training process, or give workers a copy that was made before"
+        )
 
 
 def views_in(tensors: Sequence[torch.Tensor], unit_in: Mapping[int, SharedUnit]) -> Views:
