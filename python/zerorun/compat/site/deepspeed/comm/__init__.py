@@ -1,6 +1,6 @@
 """deepspeed.comm: torch.distributed, which scripts use for their own collectives."""
 
-# ruff: noqa: F401 - scripts import these names from here
+# ruff: noqa: F401, F403 - scripts import these names from here
 
 import os
 import re
@@ -16,23 +16,7 @@ from zerorun.device import local_device, make_current
 from zerorun.program_warning import warn
 
 from deepspeed.accelerator import get_accelerator
-from deepspeed.comm._collectives import (
-    all_gather,
-    all_gather_into_tensor,
-    all_gather_object,
-    all_reduce,
-    all_to_all,
-    all_to_all_single,
-    barrier,
-    broadcast,
-    broadcast_object_list,
-    gather,
-    monitored_barrier,
-    reduce,
-    reduce_scatter,
-    reduce_scatter_tensor,
-    scatter,
-)
+from deepspeed.comm._collectives import *
 
 DEFAULT_PORT = 29500
 _TIMEOUT = timedelta(minutes=30)

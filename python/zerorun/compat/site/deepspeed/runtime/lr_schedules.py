@@ -1,6 +1,6 @@
 """The five schedules of DeepSpeed, computed by zerorun's core."""
 
-# ruff: noqa: F401 - scripts import these names from here
+# ruff: noqa: F403, F405 - scripts import these names from here
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,18 +9,7 @@ import torch
 from zerorun import config as configuration
 from zerorun.optimizers.lr_scheduler import LrScheduler
 
-from deepspeed.runtime._lr_arguments import (
-    SCHEDULES,
-    add_tuning_arguments,
-    get_config_from_args,
-    get_lr_from_config,
-    override_1cycle_params,
-    override_lr_range_test_params,
-    override_params,
-    override_warmupCosineLR_params,
-    override_warmupLR_params,
-    parse_arguments,
-)
+from deepspeed.runtime._lr_arguments import *
 
 LR_SCHEDULE = "lr_schedule"
 LR_RANGE_TEST = "LRRangeTest"
