@@ -55,8 +55,7 @@ def case_autocast_leaves_no_weights_between_forward_and_backward(_folder: Path) 
 
     asked = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
     for keys in (asked, {}):
-        model = make(linears)
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(3, **keys))
+        model, engine = started(config(3, **keys), linears)
 
         def call(tokens: torch.Tensor, engine: zerorun.ZeroEngine = engine) -> torch.Tensor:
             with torch.autocast(DEVICE.type, torch.bfloat16):
@@ -65,8 +64,7 @@ def case_autocast_leaves_no_weights_between_forward_and_backward(_folder: Path) 
         assert held(model, call) == 0
         engine.step()
         engine.destroy()
-    model = make(opening)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    model, engine = started(config(3), opening)
     for autocast in (False, True, True):
         kept = held(model, engine)  # without autocast these are views of the unit's memory
         assert kept == 0 or not autocast
@@ -93,8 +91,7 @@ def case_autocast_gives_the_same_numbers_at_all_stages(_folder: Path) -> None:
     asked = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
     found = []
     for stage in (1, *((3, 3) if len(STAGES) > 1 else (3,))):
-        model = make(Twice)
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **asked))
+        _, engine = started(config(stage, **asked), Twice)
         losses = []
         for step in range(3):
             loss = loss_of(engine, part_of(batch_of(step)))

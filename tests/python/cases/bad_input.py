@@ -117,8 +117,7 @@ def case_a_backward_that_fails_leaves_a_usable_engine(_folder: Path) -> None:
         def backward(_ctx, _grad):
             raise KeyError("in backward")
 
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    model, engine = started(config(3))
     hidden = Fails.apply(model.embedding(part_of(batch_of(0))))
     raises(KeyError, "in backward", lambda: model.blocks[0](hidden).sum().backward())
 
@@ -159,8 +158,7 @@ def case_a_rank_that_fails_ends_the_others(_folder: Path) -> None:
 
 def case_an_engine_ends_after_its_ranks_have_failed(_folder: Path) -> None:
     """At stage 3 too, where each rank keeps its part of the parameters."""
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    model, engine = started(config(3))
     weight = model.blocks[0].up.weight
     engine.communicator.barrier()  # all have made theirs
     engine.communicator.abort("forward of blocks.1 failed: ValueError")
@@ -195,8 +193,7 @@ def case_two_sources_of_one_setting(_folder: Path) -> None:
 
 
 def case_a_model_that_has_an_engine(_folder: Path) -> None:
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1))
+    model, engine = started(config(1))
     raises(
         zerorun.ConfigError,
         "belongs to an engine already",
@@ -215,8 +212,7 @@ def case_a_model_that_changes_under_its_engine(_folder: Path) -> None:
     model.head.bias.requires_grad_()
     raises(zerorun.ConfigError, "head.bias was frozen", lambda: train(engine, 1))
     engine.destroy()
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1))
+    model, engine = started(config(1))
     model.extra = torch.nn.Linear(2, 2)
     raises(zerorun.ConfigError, "extra.weight joined the model", lambda: train(engine, 1))
     engine.destroy()
@@ -262,8 +258,7 @@ def case_a_module_of_torch_jit_takes_no_hooks(_folder: Path) -> None:
 
 def case_values_that_are_replaced_instead_of_changed(_folder: Path) -> None:
     for stage in range(3):
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        model, engine = started(config(stage))
         with torch.no_grad():
             model.blocks[1].norm.weight.copy_(torch.full((32,), 0.5))
         train(engine, 1)

@@ -113,8 +113,7 @@ def case_other_dtypes_and_places_are_clipped_too(_folder: Path) -> None:
         for stage in STAGES:
             settings = config(stage, **keys, gradient_clipping=0.0)
             settings["zero_optimization"] |= offload if stage > 0 else {}
-            model = make()
-            engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+            model, engine = started(settings)
             engine.backward(loss_of(engine, part_of(batch_of(0))))
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             assert norm.item() == pytest.approx(expected, rel=2e-2)
@@ -280,8 +279,7 @@ def case_what_is_no_engines_is_torchs(_folder: Path) -> None:
     torch.nn.utils.clip_grad_value_(other, 0.25, foreach=False)
     torch.testing.assert_close(other.grad, torch.full((4,), 0.25))
     other.grad = torch.ones(4)
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    model, engine = started(config(3))
     assert clip(model.parameters(), 1.0).item() == 0.0  # there is no gradient
     loss_of(model, part_of(batch_of(0))).backward()
     raises(zerorun.ConfigError, "once for each", lambda: clip([other, *model.parameters()], 1.0))

@@ -117,8 +117,7 @@ class Inside(nn.Module):
 def case_compiled_models_read_what_no_call_holds(_folder: Path) -> None:
     expected, _ = reference(kind=Inside, steps=STEPS)
     torch._dynamo.reset()
-    model = make(Inside)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    model, engine = started(config(3), Inside)
     compiled = torch.compile(model, backend="eager")
     losses = []
     with warnings.catch_warnings():

@@ -66,8 +66,7 @@ class Bypassed(Model):
 
 def case_a_model_that_calls_the_modules_inside_of_its_units(_folder: Path) -> None:
     expected, _ = reference(kind=Bypassed, steps=4)
-    model = make(Bypassed)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    model, engine = started(config(3), Bypassed)
     assert "blocks.0.up" not in hooked(model)
     losses = []
     for step in range(4):
@@ -115,8 +114,7 @@ def bare_config() -> dict[str, object]:
 def case_calls_of_parts_fill_one_block_at_a_time(_folder: Path) -> None:
     expected, _ = reference(kind=Parts, steps=3)
     for evaluate_first in (False, True):
-        model = make(Parts)
-        engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+        model, engine = started(bare_config(), Parts)
         if evaluate_first:
             with torch.no_grad():
                 for layer in model.layers:
@@ -165,8 +163,7 @@ def case_a_part_with_parameters_of_two_units(_folder: Path) -> None:
     plain = make(TwoUnits).to(DEVICE)
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     for has_graph in (False, True):
-        model = make(TwoUnits)
-        engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+        model, engine = started(bare_config(), TwoUnits)
         with torch.set_grad_enabled(has_graph):
             for block in range(2):
                 found, expected = (each.blocks[block].inner(x) for each in (model, plain))
@@ -188,8 +185,7 @@ def case_a_part_within_gathered_parameters_has_its_backward_outside(_folder: Pat
     plain = make(Parts).to(DEVICE)
     loss_of_attention(plain).backward()
     expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
-    model = make(Parts)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+    model, engine = started(bare_config(), Parts)
     for _ in range(2):  # without hooks, and with them
         with zerorun.zero.GatheredParameters(model.parameters()):
             loss = loss_of_attention(model)
@@ -218,8 +214,7 @@ class Reader(nn.Module):
 
 def case_a_read_within_gathered_parameters_has_its_backward_outside(_folder: Path) -> None:
     expected, _ = reference(kind=Reader, steps=3)
-    model = make(Reader)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+    _, engine = started(bare_config(), Reader)
     assert_close(train(engine, 3), expected)
     engine.destroy()
 
@@ -278,8 +273,7 @@ def case_an_inner_module_called_by_the_program(_folder: Path) -> None:
     for gathered in (False, True):
         plain = make().to(DEVICE)
         optimizer = adamw(plain)
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+        model, engine = started(config(3))
         block = model.blocks[1]
         assert block.up.weight.numel() == 0  # to look at it gathers nothing
         for _ in range(3):
@@ -325,8 +319,7 @@ class Whole(nn.Module):
 
 def case_a_part_without_hooks_reads_anothers_parameter(_folder: Path) -> None:
     expected, _ = reference(kind=Whole, steps=3)
-    model = make(Whole)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    model, engine = started(config(3), Whole)
     assert "part" not in hooked(model)
     losses = []
     for step in range(3):

@@ -327,8 +327,7 @@ def case_an_engine_of_another_optimizer_or_none_takes_the_model(folder: Path) ->
 
 def case_a_forked_process_cannot_gather(_folder: Path) -> None:
     """As a worker of a DataLoader, which would read the training's shared memory."""
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    model, engine = started(config(3))
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

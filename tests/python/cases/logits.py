@@ -200,8 +200,7 @@ def case_a_model_trains_with_it_at_every_stage(_folder: Path) -> None:
             expected.append(loss.item())
         Body.in_pieces = True
         for stage in STAGES:
-            model = make(kind)
-            engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+            model, engine = started(config(stage), kind)
             losses = []
             for step in range(4):
                 loss = engine(part_of(batch_of(step)))

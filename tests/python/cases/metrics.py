@@ -26,8 +26,7 @@ NAMES = {field.name for field in FIELDS if field.sources != "train"}
 
 
 def start(stage: int = 2, **keys: object) -> zerorun.ZeroEngine:
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+    _, engine = started(config(stage, **keys))
     return engine
 
 
@@ -80,10 +79,7 @@ def check_figures_at(stage: int, clock: RecordedClock, expected: list[float]) ->
 
 
 def case_a_batch_of_micro_steps_is_one_report(_folder: Path) -> None:
-    model = make()
-    engine, *_ = zerorun.initialize(
-        model, adamw(model), config=config(1, gradient_accumulation_steps=3)
-    )
+    _, engine = started(config(1, gradient_accumulation_steps=3))
     seen: list[dict[str, object]] = []
     engine.add_listener(seen.append)
     losses = train(engine, 6)

@@ -71,6 +71,15 @@ def config(stage: int, **keys: object) -> dict[str, object]:
     } | keys
 
 
+def started(
+    settings: dict[str, object], *args: object, **kwargs: object
+) -> tuple[nn.Module, zerorun.ZeroEngine]:
+    """A model, which the other arguments are for, and an engine that trains it with AdamW."""
+    model = make(*args, **kwargs)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+    return model, engine
+
+
 def reference(
     make_optimizer=adamw, kind: type[nn.Module] = Model, steps: int = STEPS, clip: float = 1.0
 ):

@@ -65,8 +65,7 @@ def case_norm_and_clipping_follow_gradients_that_were_set(_folder: Path) -> None
 def case_gradients_set_within_a_batch_are_added_up(_folder: Path) -> None:
     for stage in (1, 3):
         keys = {"gradient_accumulation_steps": 2, "gradient_clipping": 0.0}
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+        model, engine = started(config(stage, **keys))
         for value in (1.0, 0.0):  # what the second micro-step finds is 1, and it adds nothing
             backward(engine)
             if value:
@@ -84,8 +83,7 @@ def case_gradients_set_within_a_batch_are_added_up(_folder: Path) -> None:
 
 def case_a_gradient_that_was_set_to_infinity_skips_the_step(_folder: Path) -> None:
     for stage, precision in ((1, {}), (2, FP16), (3, BF16)):
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **precision))
+        model, engine = started(config(stage, **precision))
         weight = model.blocks[0].up.weight
         backward(engine)
         before = safe_get_full_fp32_param(weight)
@@ -310,12 +308,10 @@ def case_frozen_parameters_have_no_master(_folder: Path) -> None:
 
 
 def case_loss_is_the_same_with_and_without_a_set_of_the_same_gradients(_folder: Path) -> None:
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    model, engine = started(config(2))
     expected = train(engine, 3)
     engine.destroy()
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    model, engine = started(config(2))
     losses = []
     for step in range(3):
         loss = loss_of(engine, part_of(batch_of(step)))
@@ -332,8 +328,7 @@ def case_loss_is_the_same_with_and_without_a_set_of_the_same_gradients(_folder: 
 
 def case_a_loss_without_its_scale_is_an_error(_folder: Path) -> None:
     for stage in (0, 3):
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **FP16))
+        _, engine = started(config(stage, **FP16))
         loss_of(engine, part_of(batch_of(0))).backward()
         raises(zerorun.ConfigError, "Loss scaling is required", engine.step)
         engine.zero_grad()

@@ -134,8 +134,7 @@ def case_gradients_of_a_bucket_are_copied_at_once(_folder: Path) -> None:
 
 def case_gradients_of_two_streams_are_copied_on_their_own(_folder: Path) -> None:
     """What waits for the rest of its bucket when backward goes on on another stream."""
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    model, engine = started(config(2))
     switched: list[int] = []
 
     def switch(_grad: torch.Tensor) -> None:
@@ -162,8 +161,7 @@ def case_gradients_of_two_streams_are_copied_on_their_own(_folder: Path) -> None
 
 def case_pytorch_gets_what_the_engine_keeps(_folder: Path) -> None:
     """When it has no memory for a gather; then it is asked once more."""
-    model = make(Reentrant)  # whose first step keeps memory of gradients that came late
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    _, engine = started(config(3), Reentrant)
     memory = engine.shards.gather_hooks.memory
     acquire, refused = memory._acquire, []
 
@@ -188,8 +186,7 @@ def case_pytorch_gets_what_the_engine_keeps(_folder: Path) -> None:
 
 def case_the_engine_works_on_pytorchs_current_stream(_folder: Path) -> None:
     for stage in STAGES:
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        _, engine = started(config(stage))
         losses = train(engine, 1)
         first = fake.calls_on(fake.current)
         assert first > 0
@@ -233,8 +230,7 @@ def case_memory_is_handed_over_as_the_gpus(_folder: Path) -> None:
 def case_full_parameters_are_pytorchs_memory_while_gathered(_folder: Path) -> None:
     keys = config(3)["zero_optimization"]
     keys |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3, zero_optimization=keys))
+    model, engine = started(config(3, zero_optimization=keys))
     block = model.blocks[1]
     inside = []
     block.up.register_forward_hook(lambda *_: inside.append(block.up.weight.untyped_storage()))
@@ -270,8 +266,7 @@ def case_a_sharded_optimizer_works_where_the_parameters_are(_folder: Path) -> No
 
 
 def case_collectives_of_set_up_take_tensors_of_either(_folder: Path) -> None:
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1))
+    _, engine = started(config(1))
     ranks = engine.communicator
     for place in (DEVICE, torch.device("cpu")):
         values = torch.full((3,), ranks.rank + 1.0, device=place)
@@ -349,8 +344,7 @@ def case_deepspeeds_accelerator_is_the_gpu(_folder: Path) -> None:
 def case_states_that_are_moved_to_the_host_come_back(_folder: Path) -> None:
     expected, _ = reference(steps=4)
     for stage in STAGES:
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        _, engine = started(config(stage))
         losses = train(engine, 2)
         gc.collect()
         before = fake.bytes_held()

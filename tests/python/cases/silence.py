@@ -21,8 +21,7 @@ BF16 = {"bf16": {"enabled": True}}
 
 
 def case_state_dicts_of_sharded_parameters_are_not_empty_in_silence(_folder: Path) -> None:
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    model, engine = started(config(3))
     raises(zerorun.ConfigError, "state_dict: embedding.weight is empty", engine.state_dict)
     for name, state_dict in (
         (r"embedding\.weight", model.state_dict),
@@ -326,8 +325,7 @@ def case_ranks_that_name_different_tags_load_rank_zeros(folder: Path) -> None:
 def case_the_whole_model_at_every_stage(_folder: Path) -> None:
     """As state dict and parameter by parameter, with each unit gathered once."""
     for stage in range(4):
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage) | BF16)
+        model, engine = started(config(stage) | BF16)
         train(engine, 1)
         whole = engine.full_state_dict(rank0_only=False)
         assert whole.keys() == make().state_dict().keys()

@@ -32,8 +32,7 @@ class Buffered(Model):
 
 
 def start(stage: int, kind: type[nn.Module] = Buffered, **keys: Any) -> zerorun.ZeroEngine:
-    model = make(kind)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **(BF16 | keys)))
+    _, engine = started(config(stage, **(BF16 | keys)), kind)
     return engine
 
 

@@ -16,8 +16,7 @@ from cases.models import *
 
 
 def trained(stage: int, kind: type[nn.Module] = Model, **keys: object):
-    model = make(kind, seed=RANK)  # initialize makes all ranks start from rank 0's
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+    _, engine = started(config(stage, **keys), kind, seed=RANK)
     losses = train(engine)
     hashed = engine.core.parameter_hash()
     engine.destroy()
@@ -50,8 +49,7 @@ def case_the_configurations_optimizer_is_the_same(_folder: Path) -> None:
 def case_the_losss_own_backward_and_the_inner_module(_folder: Path) -> None:
     expected, _ = reference()
     for stage in STAGES:
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        model, engine = started(config(stage))
         losses = []
         for step in range(len(expected)):
             loss = loss_of(model, part_of(batch_of(step)))
@@ -175,8 +173,7 @@ def case_modules_unused_on_some_ranks(_folder: Path) -> None:
         optimizer.step()
     expected = dict(model.named_parameters())
     for stage in STAGES:
-        sharded = make(Experts)
-        engine, *_ = zerorun.initialize(sharded, adamw(sharded), config=config(stage))
+        sharded, engine = started(config(stage), Experts)
         train(engine, 6)
         for name, parameter in sharded.named_parameters():
             value = zerorun.zero.safe_get_full_fp32_param(parameter)
@@ -194,8 +191,7 @@ class Frozen(Model):
 def case_frozen_parameters_have_no_gradient_or_optimizer_bytes(_folder: Path) -> None:
     check_kind(Frozen)
     for stage in STAGES:
-        model = make(Frozen)
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        _, engine = started(config(stage), Frozen)
         held = engine.core.state_intervals(engine.core.parameter_id("blocks.0.up.bias"))
         assert all(i.master is None and i.grad is None and not i.states for i in held)
         engine.destroy()
@@ -238,8 +234,7 @@ def case_fp16_inputs_are_cast_when_the_configuration_asks(_folder: Path) -> None
 
 def case_train_evaluate_generate_train(_folder: Path) -> None:
     for stage in STAGES:
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        model, engine = started(config(stage))
         losses = train(engine, 3)
         engine.eval()
         with torch.no_grad():

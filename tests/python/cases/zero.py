@@ -76,8 +76,7 @@ def both_states():
     """A parameter under Init, and one of an engine."""
     with Init():
         yield nn.Linear(6, 5).weight, None
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    model, engine = started(config(3))
     yield model.blocks[0].up.weight, engine
     engine.destroy()
 
@@ -130,10 +129,7 @@ def case_only_the_modifiers_changes_are_kept(_folder: Path) -> None:
 
 def case_a_change_reaches_the_master_copy(_folder: Path) -> None:
     for stage in STAGES:
-        model = make()
-        engine, *_ = zerorun.initialize(
-            model, adamw(model), config=config(stage, bf16={"enabled": True})
-        )
+        model, engine = started(config(stage, bf16={"enabled": True}))
         target = model.blocks[0].up.weight
         value = torch.arange(target.numel() if stage < 3 else target.ds_numel) % 97 / 7
         value = value.view(128, 32)
@@ -150,8 +146,7 @@ def case_copies_of_gathered_parameters_are_ordinary(_folder: Path) -> None:
             other = copy.deepcopy(parameter)
         assert other.shape == parameter.ds_shape
         assert not hasattr(other, "ds_numel")
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    model, engine = started(config(3))
     with GatheredParameters(model.parameters()):
         block = copy.deepcopy(model.blocks[0])
     block(torch.zeros(1, 32, device=DEVICE))
@@ -171,8 +166,7 @@ def case_states_are_torchs(_folder: Path) -> None:
         optimizer.step()
     expected = reference_model.blocks[1].up.weight
     for stage in STAGES:
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        model, engine = started(config(stage))
         target = model.blocks[1].up.weight
         assert zerorun.zero.safe_get_full_grad(target) is None
         train(engine, 3)
@@ -302,8 +296,7 @@ def case_several_engines_one_without_optimizer(_folder: Path) -> None:
 
 def case_a_model_can_be_pickled(folder: Path) -> None:
     for stage in STAGES:
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        model, engine = started(config(stage))
         path = folder / f"model{stage}.{RANK}"
         folder.mkdir(parents=True, exist_ok=True)
         with zerorun.zero.GatheredParameters(model.parameters()):
