@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch._inductor.config
 import zerorun
-from tied_model import Block, Model
+from tied_model import Model
 from torch import nn
 from zerorun import consolidate
 
@@ -91,27 +91,6 @@ def case_compiled_models_train_as_they_are(_folder: Path) -> None:
                     for late in (True, False)
                 )
                 assert late == plain, (change, before)
-
-
-class Tying(nn.Module):
-    """Reads the parameter of a module that it has called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 32)
-        self.body = Block(32)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.body(self.embedding(tokens)) @ self.embedding.weight.t()
-
-
-class Inside(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = Tying()
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.part(tokens)
 
 
 def case_compiled_models_read_what_no_call_holds(_folder: Path) -> None:

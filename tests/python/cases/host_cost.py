@@ -296,30 +296,9 @@ def case_an_inner_module_called_by_the_program(_folder: Path) -> None:
         engine.destroy()
 
 
-class Part(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 32)
-        self.body = Block(32)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.body(self.embedding(tokens)) @ self.embedding.weight.t()
-
-
-class Whole(nn.Module):
-    """Has a part without hooks, which the program calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = Part()
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.part(tokens)
-
-
 def case_a_part_without_hooks_reads_anothers_parameter(_folder: Path) -> None:
-    expected, _ = reference(kind=Whole, steps=3)
-    model, engine = started(config(3), Whole)
+    expected, _ = reference(kind=Inside, steps=3)
+    model, engine = started(config(3), Inside)
     assert "part" not in hooked(model)
     losses = []
     for step in range(3):
