@@ -42,8 +42,8 @@ def case_a_second_initialize_takes_over(_folder: Path) -> None:
             assert torch.equal(found, wanted)
         with torch.no_grad():
             before = mean(loss_of(judge, part_of(batch_of(3))), judge)
-        raises(zerorun.ConfigError, "another initialize", lambda: first(batch_of(0)))
-        raises(zerorun.ConfigError, "destroyed", first.step)
+        refuses("another initialize", lambda: first(batch_of(0)))
+        refuses("destroyed", first.step)
         first.destroy()  # which has nothing left to do
         again = start(3 - stage if len(STAGES) > 1 else 3, model)
         assert abs(train(again, 1, first=3)[0] - before) < 1e-5

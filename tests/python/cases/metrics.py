@@ -165,7 +165,7 @@ def case_a_metrics_file_that_one_rank_cannot_open_is_told_on_all(folder: Path) -
 
 
 def case_collectives_have_counts_sizes_and_times(folder: Path) -> None:
-    raises(zerorun.ConfigError, "comms_logger", zerorun.metrics.log_summary)
+    refuses("comms_logger", zerorun.metrics.log_summary)
     engine = start(2, comms_logger={"enabled": True})
     counted: dict[str, list[int]] = {}
     engine.add_listener(lambda m: counted.setdefault("n", []).append(m["collectives"]))
@@ -236,8 +236,7 @@ def case_a_monitor_without_its_package_is_an_error_before_training(_folder: Path
     model = make()
     for section, package in (("wandb", "wandb"), ("comet", "comet_ml")):
         settings = config(1, **{section: {"enabled": True}})
-        raises(
-            zerorun.ConfigError,
+        refuses(
             f"/{section}/enabled needs the Python package {package}",
             lambda settings=settings: zerorun.initialize(model, adamw(model), config=settings),
         )
@@ -317,8 +316,7 @@ def case_a_timeline_has_each_ranks_work(folder: Path) -> None:
     assert [line for line in lines if "training ended before step 9" in line]
     assert not (folder / "late.json").exists()
     backwards = config(1, zerorun={"trace": {"file": str(path), "steps": [3, 2]}})
-    raises(
-        zerorun.ConfigError,
+    refuses(
         "the first and the last step",
         lambda: zerorun.initialize(model := make(), adamw(model), config=backwards),
     )

@@ -157,3 +157,8 @@ def logged(name: str = "zerorun") -> Iterator[list[str]]:
 def raises(kind: type[Exception], text: str, call: Callable[[], object]) -> None:
     with pytest.raises(kind, match=re.escape(text)):
         call()
+
+
+def refuses(text: str, call: Callable[[], object]) -> None:
+    """A ConfigError with this text."""
+    raises(zerorun.ConfigError, text, call)

@@ -123,7 +123,7 @@ def case_only_the_modifiers_changes_are_kept(_folder: Path) -> None:
             with GatheredParameters(parameter, modifier_rank=0):
                 parameter.data = torch.zeros(2, 2)
 
-        raises(zerorun.ConfigError, "its shape cannot change", reshapes)
+        refuses("its shape cannot change", reshapes)
         assert parameter.shape == EMPTY
 
 
@@ -232,8 +232,7 @@ def case_external_parameters_may_be_registered(_folder: Path) -> None:
     assert_close(train(engine), expected)
     zerorun.zero.unregister_external_parameter(model.reader, model.head.weight)
     engine.destroy()
-    raises(
-        zerorun.ConfigError,
+    refuses(
         "expected a module and a parameter",
         lambda: zerorun.zero.register_external_parameter(model, torch.ones(1)),
     )
@@ -258,7 +257,7 @@ def case_destroy_returns_all_bytes(_folder: Path) -> None:
         gc.collect()
         engine.communicator.barrier()
         assert shared_bytes() - before < 200_000, "only control blocks may stay"
-        raises(zerorun.ConfigError, "after destroy", lambda: engine.core.step_count)
+        refuses("after destroy", lambda: engine.core.step_count)
         for parameter in model.parameters():
             assert type(parameter) is nn.Parameter
             kind = PrivatePartition if stage == 3 else type(None)
@@ -289,7 +288,7 @@ def case_several_engines_one_without_optimizer(_folder: Path) -> None:
             assert loss_of(judge, batch_of(0)).item() == first
     for values in losses:
         assert_close(values, expected)
-    raises(zerorun.ConfigError, "no optimizer", judge.step)
+    refuses("no optimizer", judge.step)
     for engine in (judge, *engines):
         engine.destroy()
 
