@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import zerorun
-from ranks import environment
+from ranks import environment, ran
 
 # Every error, and what Python's own programs know it as.
 ERRORS = {
@@ -77,9 +77,7 @@ def test_an_engine_needs_few_modules(build: Path) -> None:
 def test_type_stubs_are_those_of_the_bindings(root: Path, build: Path) -> None:
     pytest.importorskip("pybind11_stubgen")
     script = [sys.executable, root / "scripts" / "core_stubs.py"]
-    told = subprocess.run(
-        script, env=environment(build), capture_output=True, text=True, check=False
-    )
+    told = ran(script, env=environment(build))
     assert told.returncode == 0, told.stderr
     assert (root / "python" / "zerorun" / "_C.pyi").read_text() == told.stdout, (
         "PYTHONPATH=build/release/python python scripts/core_stubs.py --write"

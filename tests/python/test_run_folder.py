@@ -5,9 +5,9 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 
 import pytest
+from ranks import ran
 
 DEADLINE = 300
 
@@ -42,9 +42,7 @@ def ckpt(zerorun, tmp_path):
 
     def run(*arguments, fails=False):
         command = [zerorun, "ckpt", *map(str, arguments)]
-        result = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE, check=False
-        )
+        result = ran(command, cwd=tmp_path, timeout=DEADLINE)
         if fails:
             return result.returncode, result.stderr
         assert (result.returncode, result.stderr) == (0, ""), result.stderr

@@ -8,10 +8,10 @@ import json
 import os
 import resource
 import signal
-import subprocess
 
 import chrome_trace
 import pytest
+from ranks import ran
 from zerorun.metrics import FIELDS
 from zerorun.report import read_run
 
@@ -150,14 +150,8 @@ def test_a_file_size_limit_is_an_error_and_not_a_death(command, tmp_path):
     model = tmp_path / "model.json"
     model.write_text(json.dumps(json.loads(model.read_text()) | {"n_embd": 256}))
     single = command[command.index("--data") - 1 :]  # ranks share memory that would count
-    result = subprocess.run(
-        [*single, "--steps", "0", "--save", "run"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-        preexec_fn=limit,
+    result = ran(
+        [*single, "--steps", "0", "--save", "run"], cwd=tmp_path, timeout=DEADLINE, preexec_fn=limit
     )
     assert result.returncode == 1
     assert "File too large" in result.stderr
@@ -165,13 +159,7 @@ def test_a_file_size_limit_is_an_error_and_not_a_death(command, tmp_path):
 
 
 def verify(zerorun, folder):
-    return subprocess.run(
-        [zerorun, "ckpt", "verify", folder],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    return ran([zerorun, "ckpt", "verify", folder], timeout=DEADLINE)
 
 
 def test_verify_tells_intact_checkpoints_from_damaged_ones(zerorun, train, tmp_path):
