@@ -30,13 +30,7 @@ from zerorun import _C
 from zerorun.hooks.autocast_copies import AutocastCopies, Casts, casts_what_it_reads, on_autocast
 from zerorun.hooks.external import any_external, external_parameters
 from zerorun.hooks.full_memory import BucketMemory, full_parameters
-from zerorun.hooks.module_call import (
-    ModuleCall,
-    Views,
-    check_not_forked,
-    running_modules,
-    views_in,
-)
+from zerorun.hooks.module_call import ModuleCall, Views, refuse_fork, running_modules, views_in
 from zerorun.hooks.results import Results, tensors_in, with_copies
 from zerorun.hooks.shared_unit import SharedUnit
 from zerorun.hooks.unit_hooks import gathered_at
@@ -146,9 +140,10 @@ class GatherHooks:
             else:
                 stack.append((module, None))  # a call further out holds everything
                 return
-        check_not_forked(self._process, module)
-        copies = AutocastCopies(self.casts) if self.under_autocast() else None
-        call = ModuleCall(self, copies)
+        if os.getpid() != self._process:
+            refuse_fork(module)
+        autocast = torch.is_autocast_enabled(self._device_type)
+        call = ModuleCall(self, AutocastCopies(self.casts) if autocast else None)
         stack.append((module, call))
         call.add(units)
         if torch.is_grad_enabled():
@@ -201,7 +196,7 @@ class GatherHooks:
             escaping = [unit for _, unit in views.values()]
             for unit in dict.fromkeys([*escaping, *([] if results.complete else call.units)]):
                 if unit not in around.units:
-                    around.add([unit])
+                    around.add([unit], self._under_autocast())
             return None
         if not results.complete and torch.is_grad_enabled():
             self.keep(call.units)
@@ -225,7 +220,7 @@ class GatherHooks:
         `module`: the one that needs it, where the call may be of another."""
         unit, call = self.unit_of.get(parameter), self._call_around(module)
         if unit is not None and unit.sharded and call is not None and unit not in call.units:
-            call.add([unit])
+            call.add([unit], self._under_autocast())
 
     def _read(self, module: nn.Module, parameter: nn.Parameter) -> Any:
         """A read of a module's parameter that no call holds: it is gathered for the call that runs.
@@ -240,10 +235,11 @@ class GatherHooks:
             return parameter  # gathered by the program
         call, reader = self._call_around(), self._running_without_hooks(module)
         if reader is not None:
-            check_not_forked(self._process, reader)
+            if os.getpid() != self._process:
+                refuse_fork(reader)
             self._hook_on_its_own(reader)
         if call is not None and (empty or reader is None):
-            call.add([unit])
+            call.add([unit], self._under_autocast())
         elif reader is not None:
             if not empty or not has_graph:
                 return self._copy(parameter, unit)
@@ -288,12 +284,12 @@ class GatherHooks:
             copy.register_hook(call.begin_backward)  # parameters are full for their gradients
         return copy
 
-    def under_autocast(self) -> bool:
+    def _under_autocast(self) -> bool:
         return torch.is_autocast_enabled(self._device_type)
 
     def autocast_begins(self) -> None:
         """Within calls that are running: their units' reads are casts from here on."""
-        if self._stack and self.under_autocast():
+        if self._stack and self._under_autocast():
             for unit in {unit for _, call in self._stack if call for unit in call.units}:
                 unit.cast_reads()
 

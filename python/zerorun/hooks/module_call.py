@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol
@@ -30,9 +29,6 @@ class _Hooks(Protocol):
     def keep(self, units: Sequence[SharedUnit]) -> None:
         """Keeps units full until the step."""
 
-    def under_autocast(self) -> bool:
-        """True if products are cast now."""
-
 
 class ModuleCall:
     """One forward of a module, and the backward that belongs to it."""
@@ -45,8 +41,9 @@ class ModuleCall:
         self.held: list[SharedUnit] | None = None  # by backward
         self.copies = copies  # under autocast, which may also begin within
 
-    def add(self, units: Sequence[SharedUnit]) -> None:
-        autocast = self.copies is not None or self.hooks.under_autocast()
+    def add(self, units: Sequence[SharedUnit], autocast: bool = False) -> None:
+        """`autocast`: it has begun within the call."""
+        autocast = autocast or self.copies is not None
         for unit in units:
             unit.enter(autocast)
             unit.forwards += 1
@@ -102,14 +99,13 @@ def running_modules(frame: FrameType | None) -> list[nn.Module]:
     return found
 
 
-def check_not_forked(process: int, module: nn.Module) -> None:
-    """Raises ConfigError in another process than `process`, whose model it is."""
-    if os.getpid() != process:
-        raise _C.ConfigError(
-            f"{type(module).__name__} was called in a process forked from a rank, as a worker "
-            "of a DataLoader is: at stage 3 a gather needs the ranks themselves. Call the "
-            "model in the training process, or give workers a copy that was made before"
-        )
+def refuse_fork(module: nn.Module) -> None:
+    """For a call in another process than the hooks'."""
+    raise _C.ConfigError(
+        f"{type(module).__name__} was called in a process forked from a rank, as a worker "
+        "of a DataLoader is: at stage 3 a gather needs the ranks themselves. Call the "
+        "model in the training process, or give workers a copy that was made before"
+    )
 
 
 def views_in(tensors: Sequence[torch.Tensor], unit_in: Mapping[int, SharedUnit]) -> Views:
