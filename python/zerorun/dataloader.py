@@ -10,8 +10,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from zerorun import _C
 
-__all__ = ["RepeatingLoader", "WatchedLoader", "make_dataloader"]
-
 _END = object()  # of an epoch
 
 

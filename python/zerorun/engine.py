@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from zerorun.monitor.master import MonitorMaster
     from zerorun.profiling.flops import FlopsProfile
 
-__all__ = ["ZeroEngine"]
-
-
 _CHECK_EVERY = 100  # steps; looking at the whole model costs more than a step should
 
 

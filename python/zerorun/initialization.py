@@ -39,8 +39,6 @@ from zerorun.sequence.configured import start_configured
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.shards.shards import Shards, take_over
 
-__all__ = ["initialize"]
-
 _SHARDS_PARAMETERS = 3  # the stage
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:  # what a training without saves does without
 if TYPE_CHECKING:
     from zerorun.checkpoints.streaming import ParameterStream
 
-__all__ = ["ShardedModule"]
-
 
 def _load_whole(
     shards: Shards,

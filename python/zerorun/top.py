@@ -15,8 +15,6 @@ from zerorun.command_line import Parser, tell_error
 from zerorun.metrics.lines import check_version, is_figure, parse_line, rank_in
 from zerorun.report.reader import rank_of, run_files
 
-__all__ = ["Latest", "latest", "table"]
-
 _TAIL_BYTES = 1 << 16
 _CLEAR = "\x1b[H\x1b[J"
 _Line = dict[str, Any]

@@ -30,8 +30,6 @@ from zerorun.optimizers.saved_values import (
 from zerorun.rank_zero import text_of_rank_zero
 from zerorun.shards.shards import Shards
 
-__all__ = ["Training", "load", "save", "shared_tag", "tag_of"]
-
 _logger = logging.getLogger("zerorun")
 _LATEST = "latest"
 

@@ -11,18 +11,6 @@ from torch import nn
 from zerorun import _C
 from zerorun.model.model_layout import ModelLayout
 
-__all__ = [
-    "by_parameter",
-    "full_view",
-    "keep_precise",
-    "masters_from_parameters",
-    "take_written",
-    "tensor_of",
-    "to_write",
-    "write_full",
-]
-
-
 # After so many changed elements, those that are stored in files are written back.
 _MAX_CHANGED = 1 << 22
 

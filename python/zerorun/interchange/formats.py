@@ -14,8 +14,6 @@ from zerorun.interchange.distributed import is_distributed, open_distributed
 from zerorun.interchange.hugging_face import is_hugging_face, open_hugging_face
 from zerorun.interchange.source import Source
 
-__all__ = ["find", "open_source", "told"]
-
 _LATEST = ("latest", "latest_universal")  # the second is DeepSpeed's for its universal format
 _MANIFEST = "checkpoint.json"  # zerorun's own
 

@@ -16,8 +16,6 @@ from zerorun.interchange import folders, pickles
 from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
 from zerorun.model.safetensors_dtypes import DTYPES
 
-__all__ = ["Weights", "is_hugging_face", "open_hugging_face"]
-
 # In the order of preference.
 _NAMES = (
     "model.safetensors.index.json",

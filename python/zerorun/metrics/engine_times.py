@@ -7,8 +7,6 @@ from typing import Any
 
 from zerorun import _C
 
-__all__ = ["EngineTimes"]
-
 _MS = 1e3
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FIELDS", "VERSION", "Field", "markdown"]
-
 VERSION = 1  # of a metrics file; a reader refuses later ones
 
 

@@ -10,8 +10,6 @@ from typing import Any, TextIO, TypeGuard
 from zerorun import _C
 from zerorun.metrics.fields import VERSION
 
-__all__ = ["check_version", "is_figure", "lines_of", "parse_line", "rank_in"]
-
 MOST_CHARACTERS = 1 << 20  # of a line; a step has about a thousand
 _MOST = 1e300
 

@@ -17,8 +17,6 @@ from zerorun.metrics.process import peak_rss_bytes, rss_bytes
 from zerorun.metrics.stopwatch import Stopwatch, captures
 from zerorun.metrics.work import StepWork
 
-__all__ = ["Listener", "Metrics", "StepMeter"]
-
 Metrics = dict[str, Any]  # of one step; docs/metrics.md has the names
 Listener = Callable[[Metrics], Any]
 

@@ -7,8 +7,6 @@ from types import TracebackType
 
 import torch
 
-__all__ = ["Span", "Stopwatch", "captures"]
-
 Span = tuple[str, float, float]  # what, begin and end in seconds of time.perf_counter()
 
 

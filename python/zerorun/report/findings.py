@@ -8,8 +8,6 @@ from typing import Any
 from zerorun.report.columns import TIMES
 from zerorun.report.reader import Run
 
-__all__ = ["findings"]
-
 _WARM_UP = 2  # points at the beginning that are slower than the rest
 _SLOWER = 0.10
 _EXPOSED = 0.15

@@ -19,8 +19,6 @@ from zerorun.progress_bar import ProgressBar
 from zerorun.report.columns import Columns
 from zerorun.report.timeline import find_trace, read_timeline
 
-__all__ = ["Run", "RunReader", "rank_of", "read_run", "run_files"]
-
 _PARTS = 3  # of a setting
 _RANK_IN_NAME = re.compile(r"\.rank(\d+)$")
 

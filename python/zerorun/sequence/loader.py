@@ -12,8 +12,6 @@ import torch.nn.functional as F
 
 from zerorun import _C
 
-__all__ = ["SequenceLoader"]
-
 _IGNORED = -100  # the label of a token that has no loss
 
 

@@ -12,8 +12,6 @@ from zerorun.hooks.parameter_memory import keep_precise, take_written, tensor_of
 from zerorun.model.local_tensor import is_distributed, local_of
 from zerorun.model.model_layout import ModelLayout
 
-__all__ = ["CHECK_PARTS", "Places", "ProgramWrites"]
-
 CHECK_PARTS = 16  # calls of check() that look at every parameter once
 
 

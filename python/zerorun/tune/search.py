@@ -12,8 +12,6 @@ from typing import Any
 from zerorun.tune.options import Options
 from zerorun.tune.trial import Trial
 
-__all__ = ["Search"]
-
 _MICRO_BATCH = "train_micro_batch_size_per_gpu"
 _TRAIN_MICRO_BATCH = 8  # of train, where nothing is given
 _BUCKETS = 32  # of the model's gradients, where smaller buckets are tried

@@ -26,8 +26,6 @@ from zerorun.process_state import STATE
 from zerorun.rank_zero import share
 from zerorun.zero.gathered import GatheredParameters
 
-__all__ = ["Init"]
-
 _logger = logging.getLogger("zerorun")
 
 

@@ -18,8 +18,6 @@ from zerorun.zero.status import status_of
 from deepspeed._placeholders import AbsentAttributeError
 from deepspeed.utils import groups
 
-__all__ = ["install"]
-
 
 def _secondary_tensor(_partition: Partition) -> None:
     """None without zero_hpz_partition_size, as there."""
