@@ -126,11 +126,13 @@ class StepCalls {
         2 * others);
   }
 
-  // Muon updates whole matrices, whose directions ranks gather.
+  // The directions of Muon's matrices go to their owners and back.
   void update(const Bucket& bucket) {
     if (!bucket.plan.trainable) return;
     if (bucket.plan.use_muon) {
-      add(Collective::all_gather, all(), bucket, nbytes(bucket, DType::fp32), Phase::step);
+      const int64_t part = bytes_of(bucket.layout.shard_numel, DType::fp32);
+      for (int way = 0; way < 2; ++way)
+        add(Collective::all_to_all, all(), bucket, part, Phase::step);
     }
     if (!bucket.plan.shard_params) gather_shards(bucket, Phase::step);
   }
