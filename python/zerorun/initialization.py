@@ -22,6 +22,7 @@ from zerorun.device import (
 )
 from zerorun.engine import ZeroEngine
 from zerorun.hooks.mixed_norms import serve_mixed_norms
+from zerorun.model.adoption import adopt
 from zerorun.model.buffers import cast_buffers
 from zerorun.model.engine_ranks import EngineRanks, parts_of
 from zerorun.model.expert_layout import place_experts
@@ -100,6 +101,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     parsed = _with_mesh(parsed, given, mesh)
     settings = parsed.config
     _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
+    model_parameters = adopt(model, optimizer, model_parameters, mesh, settings.zero.stage)
     with on_local_device(model) as device:
         world = communicator.world(settings.comm_timeout_s)
         own = communicator.duplicate(world, settings.comm_timeout_s, gpu_of(device))

@@ -26,6 +26,7 @@ from zerorun import _C
 __all__ = [
     "LOAD_STATE_DICT_POST_HOOKS",
     "LOAD_STATE_DICT_PRE_HOOKS",
+    "ADOPTION",
     "NAMES",
     "STATE_DICT_POST_HOOKS",
     "STATE_DICT_PRE_HOOKS",
@@ -38,6 +39,7 @@ __all__ = [
     "check",
     "check_module",
     "hooks_of",
+    "undo_fully_shard",
 ]
 
 STEP_PRE_HOOKS = "_optimizer_step_pre_hooks"
@@ -102,6 +104,17 @@ _TABLES = {
     "transformers 5.23": """
         transformers.modeling_utils ALL_ATTENTION_FUNCTIONS: sequence parallelism
         """,
+    "torch 2.13": """
+        torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule _orig_cls_mro_index: adoption
+        torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule _get_fsdp_state: adoption
+        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState *_fsdp_param_groups: adoption
+        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState *_pre_forward_hook_handle: adoption
+        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState *_post_forward_hook_handle: adoption
+        torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup *fsdp_params: adoption
+        torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam *_post_load_hook_handle: adoption
+        torch.distributed._composable_state _module_state_mapping: adoption
+        torch.distributed._composable.contract STATE_KEY REGISTRY_KEY: adoption
+        """,
     "its source, not a GPU": """
         bitsandbytes.nn.modules.Params4bit *bnb_quantized *quant_state: 4-bit weights
         bitsandbytes.nn.modules.Int8Params *CB *SCB: 8-bit weights
@@ -123,6 +136,7 @@ def _read(seen: str, table: str) -> Iterator[PrivateName]:
 
 NAMES = tuple(name for seen, table in _TABLES.items() for name in _read(seen, table))
 TRANSFORMERS = "transformers.modeling_utils"  # for sequence parallelism alone, which checks it
+ADOPTION = "adoption"  # of models of FSDP2, which checks what it needs
 # Modules that importing PyTorch or making an optimizer does not load, or not in every version.
 _WHEN_LOADED = (
     "torch._dynamo",
@@ -138,7 +152,7 @@ def check() -> None:
     """Raises ConfigError for the first private name that the loaded versions do not have, of those
     that every engine needs."""
     for name in NAMES:
-        if name.module != TRANSFORMERS:
+        if name.module != TRANSFORMERS and name.use != ADOPTION:
             _check(name)
 
 
@@ -147,6 +161,30 @@ def check_module(module: str) -> None:
     for name in NAMES:
         if name.module == module:
             _check(name)
+
+
+def undo_fully_shard(modules: list[Any]) -> None:
+    """Makes modules that fully_shard has been called on what they were, but for their parameters,
+    which stay DTensors."""
+    for name in NAMES:
+        if name.use == ADOPTION:
+            _check(name)
+    contract: Any = importlib.import_module("torch.distributed._composable.contract")
+    composable: Any = importlib.import_module("torch.distributed._composable_state")
+    for module in modules:
+        state = module._get_fsdp_state()
+        handles = [state._pre_forward_hook_handle, state._post_forward_hook_handle]
+        for group in state._fsdp_param_groups:
+            handles += group._module_to_pre_save_state_dict_hook_handle.values()
+            handles += group._module_to_pre_load_state_dict_hook_handle.values()
+            handles += [parameter._post_load_hook_handle for parameter in group.fsdp_params]
+        for handle in handles:
+            handle.remove()
+        kind = type(module)
+        module.__class__ = kind.__mro__[kind._orig_cls_mro_index]
+        composable._module_state_mapping.pop(module, None)
+        for key in (contract.STATE_KEY, contract.REGISTRY_KEY):
+            vars(module).pop(key, None)
 
 
 def _check(name: PrivateName) -> None:

@@ -56,7 +56,11 @@ def without(owner: Any, name: str) -> Any:
     return types.SimpleNamespace(**kept)
 
 
-OF_EVERY_ENGINE = [each for each in torch_seam.NAMES if each.module != torch_seam.TRANSFORMERS]
+OF_EVERY_ENGINE = [
+    each
+    for each in torch_seam.NAMES
+    if each.module != torch_seam.TRANSFORMERS and each.use != torch_seam.ADOPTION
+]
 
 
 def test_what_only_sequence_parallelism_needs_is_asked_for_there(
