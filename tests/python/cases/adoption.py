@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import zerorun
+from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from zerorun.interchange.formats import open_source
 from zerorun.model.adoption import adopt
 
 from cases.models import RANK, WORLD_SIZE, Model, adamw, config, make, raises, train
@@ -127,3 +131,38 @@ def case_what_cannot_be_adopted_is_an_error(_folder: Path) -> None:
         "make the same model on every rank",
         lambda: zerorun.shard(different, stage=3),
     )
+
+
+def case_its_sharded_safetensors_are_loaded(folder: Path) -> None:
+    """As transformers' save_pretrained(distributed_checkpoint=True) writes them: rows of FSDP, and
+    columns of tensor parallelism."""
+    expected = {name: value.clone() for name, value in make().state_dict().items()}
+    names = dict(make().named_parameters())  # without the second name of a tied one
+    for dim in (0, 1):
+        state = {
+            name: distribute_tensor(value, mesh(), [Shard(dim)]) if value.dim() > dim else value
+            for name, value in expected.items()
+            if name in names
+        }
+        saved = folder / str(dim)
+        writer = HuggingFaceStorageWriter(str(saved), save_distributed=True)
+        dcp.save(state, storage_writer=writer)
+        engine = zerorun.initialize(make(seed=3), config=config(1))[0]
+        engine.load_checkpoint(saved)
+        found = engine.full_state_dict(rank0_only=False)
+        assert all(torch.equal(found[name], expected[name]) for name in names)
+        parts = sorted(saved.glob("shard-*.safetensors"))
+        assert len(parts) == WORLD_SIZE
+        dist.barrier()
+        engine.destroy()
+        if RANK == 0:
+            parts[0].rename(folder / "away")
+        dist.barrier()
+        text = "is missing" if WORLD_SIZE > 1 else "expected a folder of"
+        raises(zerorun.CheckpointError, text, lambda path=saved: open_source(str(path)))
+        dist.barrier()
+        if RANK == 0:
+            save_file({"a": torch.zeros(2)}, parts[0])
+        dist.barrier()
+        text = "no DCP_SHARDING_INFO in its metadata"
+        raises(zerorun.CheckpointError, text, lambda path=saved: open_source(str(path)))
