@@ -24,9 +24,9 @@ import torch
 from zerorun import _C
 
 __all__ = [
+    "ADOPTION",
     "LOAD_STATE_DICT_POST_HOOKS",
     "LOAD_STATE_DICT_PRE_HOOKS",
-    "ADOPTION",
     "NAMES",
     "STATE_DICT_POST_HOOKS",
     "STATE_DICT_PRE_HOOKS",
@@ -105,15 +105,15 @@ _TABLES = {
         transformers.modeling_utils ALL_ATTENTION_FUNCTIONS: sequence parallelism
         """,
     "torch 2.13": """
-        torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule _orig_cls_mro_index: adoption
-        torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule _get_fsdp_state: adoption
-        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState *_fsdp_param_groups: adoption
-        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState *_pre_forward_hook_handle: adoption
-        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState *_post_forward_hook_handle: adoption
-        torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup *fsdp_params: adoption
-        torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam *_post_load_hook_handle: adoption
-        torch.distributed._composable_state _module_state_mapping: adoption
-        torch.distributed._composable.contract STATE_KEY REGISTRY_KEY: adoption
+        torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule _orig_cls_mro_index: fsdp
+        torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule _get_fsdp_state: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState *_fsdp_param_groups: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState *_pre_forward_hook_handle: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState *_post_forward_hook_handle: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup *fsdp_params: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam *_post_load_hook_handle: fsdp
+        torch.distributed._composable_state _module_state_mapping: fsdp
+        torch.distributed._composable.contract STATE_KEY REGISTRY_KEY: fsdp
         """,
     "its source, not a GPU": """
         bitsandbytes.nn.modules.Params4bit *bnb_quantized *quant_state: 4-bit weights
@@ -136,7 +136,7 @@ def _read(seen: str, table: str) -> Iterator[PrivateName]:
 
 NAMES = tuple(name for seen, table in _TABLES.items() for name in _read(seen, table))
 TRANSFORMERS = "transformers.modeling_utils"  # for sequence parallelism alone, which checks it
-ADOPTION = "adoption"  # of models of FSDP2, which checks what it needs
+ADOPTION = "fsdp"  # the adoption of models of FSDP2, which checks what it needs
 # Modules that importing PyTorch or making an optimizer does not load, or not in every version.
 _WHEN_LOADED = (
     "torch._dynamo",

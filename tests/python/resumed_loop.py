@@ -1,7 +1,8 @@
 """A loop that saves after every step, and loops that go on from each of these checkpoints.
 
-resumed_loop.py HOW DATA FOLDER ACCUMULATION [--resume]: rank 0 writes the (epoch, sample) that all
-ranks saw after each step, and the weights at the end, to FOLDER/whole.json or FOLDER/resumed.json.
+resumed_loop.py FOLDER ACCUMULATION WHICH [HOW/DATA]...: for each, rank 0 writes the (epoch, sample)
+that ranks saw up to each step and the weights at the end to FOLDER/HOW/DATA/whole.json and
+resumed.json, of which WHICH ("whole", "resumed" or "both") says what is run.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def start(how: str, data: str, accumulation: int) -> tuple[Any, Any]:
     return engine, loader
 
 
-def train(engine: Any, loader: Any, how: str, save: Path | None) -> dict[str, Any]:
+def train(engine: Any, loader: Any, save: Path | None) -> dict[str, Any]:
     seen: list[tuple[int, int]] = []
     steps: list[list[tuple[int, int]]] = []
     for epoch in range(loader.epoch, EPOCHS):
@@ -117,22 +118,28 @@ def everybody(engine: Any, found: dict[str, Any]) -> dict[str, Any]:
     return found | {"own": found["steps"], "steps": gathered}
 
 
-def main() -> None:
-    how, data, place, accumulation, *rest = sys.argv[1:]
-    folder, runs = Path(place), {}
-    tags = [path.name for path in folder.iterdir() if path.is_dir()] if rest else [None]
-    for tag in sorted(tags, key=str):
-        engine, loader = start(how, data, int(accumulation))
-        if tag is not None:
+def run(how: str, data: str, accumulation: int, folder: Path, *, resumed: bool) -> None:
+    runs = {}
+    tags = sorted(path.name for path in folder.iterdir() if path.is_dir()) if resumed else ["0"]
+    for tag in tags:
+        engine, loader = start(how, data, accumulation)
+        if resumed:
             _, client_state = engine.load_checkpoint(folder, tag=tag)
             if how == "deepspeed":
                 loader.load_state_dict(client_state["loader"])
-        found = train(engine, loader, how, None if rest else folder)
-        runs[tag or "0"] = everybody(engine, found)
+        runs[tag] = everybody(engine, train(engine, loader, None if resumed else folder))
         rank = engine.communicator.rank
         engine.destroy()
     if rank == 0:
-        (folder / ("resumed.json" if rest else "whole.json")).write_text(json.dumps(runs))
+        (folder / ("resumed.json" if resumed else "whole.json")).write_text(json.dumps(runs))
+
+
+def main() -> None:
+    place, accumulation, which, *kinds = sys.argv[1:]
+    for kind in kinds:
+        how, data = kind.split("/")
+        for each in ("whole", "resumed") if which == "both" else (which,):
+            run(how, data, int(accumulation), Path(place) / kind, resumed=each == "resumed")
 
 
 if __name__ == "__main__":

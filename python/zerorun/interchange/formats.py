@@ -71,8 +71,8 @@ def open_source(folder: str, *, optimizer_states: bool = True) -> Source:
     if opener is None:
         raise _C.CheckpointError(
             f"{folder}: expected a folder of DeepSpeed (*_optim_states.pt, or zero/), Hugging Face "
-            "(model.safetensors, pytorch_model.bin or their index, shard-*.safetensors) or torch.distributed.checkpoint "
-            "(.metadata)"
+            "(model.safetensors, pytorch_model.bin or their index, shard-*.safetensors) or "
+            "torch.distributed.checkpoint (.metadata)"
         )
     with told(folder):
         return opener(folder, optimizer_states=optimizer_states)
