@@ -78,7 +78,12 @@ def case_after_a_forward_with_parameters_of_each_kind(_folder: Path) -> None:
         engine = zerorun.initialize(model, made, parameters, config=config(2))[0]
         assert train(engine, 3) == expected
         engine.destroy()
-    fully_shard(make(), mesh=mesh())  # which is as before
+    mixed = make()  # DTensors beside an ordinary parameter
+    fully_shard(mixed, mesh=mesh(), ignored_params={mixed.embedding.weight})
+    engine = zerorun.initialize(mixed, adamw(mixed), config=config(2))[0]
+    assert train(engine, 3) == expected
+    engine.destroy()
+    fully_shard(mixed, mesh=mesh())  # nothing of the first is left
 
 
 def memory(field: str) -> int:
