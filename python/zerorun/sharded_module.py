@@ -274,6 +274,7 @@ class ShardedModule(nn.Module):
             self.config,
             self.policy.pickles_objects,
             self.saves_model_only,
+            self.training_dataloader if self.policy.resumes_data else None,
         )
 
     def save_checkpoint(

@@ -92,6 +92,17 @@ _TABLES = {
         transformers.modeling_utils ALL_ATTENTION_FUNCTIONS: sequence parallelism
         transformers.modeling_utils.PreTrainedModel _keep_in_fp32_modules: buffers that stay fp32
         """,
+    "torch 2.13": """
+        torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule _orig_cls_mro_index: fsdp
+        torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule _get_fsdp_state: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState *_fsdp_param_groups: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState *_pre_forward_hook_handle: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState *_post_forward_hook_handle: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup *fsdp_params: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam *_post_load_hook_handle: fsdp
+        torch.distributed._composable_state _module_state_mapping: fsdp
+        torch.distributed._composable.contract STATE_KEY REGISTRY_KEY: fsdp
+        """,
     "its source, not a GPU": """
         bitsandbytes.nn.modules.Params4bit *bnb_quantized *quant_state: 4-bit weights
         bitsandbytes.nn.modules.Int8Params *CB *SCB: 8-bit weights
@@ -114,6 +125,7 @@ def _read(seen: str, table: str) -> Iterator[PrivateName]:
 NAMES = tuple(name for seen, table in _TABLES.items() for name in _read(seen, table))
 TRANSFORMERS = "transformers.modeling_utils"
 _ATTENTION = "ALL_ATTENTION_FUNCTIONS"  # for sequence parallelism alone, which checks it
+ADOPTION = "fsdp"  # the adoption of models of FSDP2, which checks what it needs
 # Modules that importing PyTorch or making an optimizer does not load, or not in every version.
 _WHEN_LOADED = (
     "torch._dynamo",
@@ -129,7 +141,7 @@ def check() -> None:
     """Raises ConfigError for the first private name that the loaded versions do not have, of those
     that every engine needs."""
     for name in NAMES:
-        if name.name != _ATTENTION:
+        if name.name != _ATTENTION and name.use != ADOPTION:
             _check(name)
 
 
@@ -138,6 +150,30 @@ def check_module(module: str) -> None:
     for name in NAMES:
         if name.module == module:
             _check(name)
+
+
+def undo_fully_shard(modules: list[Any]) -> None:
+    """Makes modules that fully_shard has been called on what they were, but for their parameters,
+    which stay DTensors."""
+    for name in NAMES:
+        if name.use == ADOPTION:
+            _check(name)
+    contract: Any = importlib.import_module("torch.distributed._composable.contract")
+    composable: Any = importlib.import_module("torch.distributed._composable_state")
+    for module in modules:
+        state = module._get_fsdp_state()
+        handles = [state._pre_forward_hook_handle, state._post_forward_hook_handle]
+        for group in state._fsdp_param_groups:
+            handles += group._module_to_pre_save_state_dict_hook_handle.values()
+            handles += group._module_to_pre_load_state_dict_hook_handle.values()
+            handles += [parameter._post_load_hook_handle for parameter in group.fsdp_params]
+        for handle in handles:
+            handle.remove()
+        kind = type(module)
+        module.__class__ = kind.__mro__[kind._orig_cls_mro_index]
+        composable._module_state_mapping.pop(module, None)
+        for key in (contract.STATE_KEY, contract.REGISTRY_KEY):
+            vars(module).pop(key, None)
 
 
 def _check(name: PrivateName) -> None:

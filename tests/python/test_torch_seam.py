@@ -58,7 +58,11 @@ def without(owner: Any, name: str) -> Any:
     return types.SimpleNamespace(**kept)
 
 
-OF_EVERY_ENGINE = [each for each in torch_seam.NAMES if each.name != "ALL_ATTENTION_FUNCTIONS"]
+OF_EVERY_ENGINE = [
+    each
+    for each in torch_seam.NAMES
+    if each.name != "ALL_ATTENTION_FUNCTIONS" and each.use != torch_seam.ADOPTION
+]
 # Private names of Python's own library, and torch's of which only one function knows.
 ELSEWHERE = {
     *("_SubParsersAction", "_Unpickler", "_actions", "_asdict", "_exit", "_getframe"),

@@ -41,6 +41,8 @@ _ALLOWED = {
     "pathlib": {"Path", "PosixPath", "PurePosixPath"},
     "pathlib._local": {"Path", "PosixPath", "PurePosixPath"},
 }
+# Offsets, sizes, and what reads it.
+Chunk = tuple[tuple[int, ...], tuple[int, ...], Callable[[], torch.Tensor]]
 _STATE, _GROUPS, _STEP = "state", "param_groups", "step"
 
 
@@ -129,8 +131,7 @@ class _Reader:
         """A tensor's chunks as runs of its flattened elements."""
         entry = self._metadata.state_dict_metadata[key]
         size = tuple(entry.size)
-        row = math.prod(size[1:])
-        loads: list[tuple[tuple[int, ...], tuple[int, ...], Callable[[], torch.Tensor]]] = [
+        chunks: list[Chunk] = [
             (
                 tuple(c.offsets),
                 tuple(c.sizes),
@@ -139,25 +140,7 @@ class _Reader:
             for c in entry.chunks
             if math.prod(c.sizes) > 0
         ]
-        if all(sizes[1:] == size[1:] for _, sizes, _ in loads):  # rows, as FSDP2 cuts
-            pieces = [
-                Piece((offsets[0] if offsets else 0) * row, math.prod(sizes), load)
-                for offsets, sizes, load in loads
-            ]
-        else:
-
-            def assemble() -> torch.Tensor:
-                full = torch.empty(size, dtype=entry.properties.dtype)
-                for offsets, sizes, load in loads:
-                    part = tuple(map(slice, offsets, map(sum, zip(offsets, sizes, strict=True))))
-                    full[part] = load()
-                return full
-
-            pieces = [Piece(0, math.prod(size), assemble)]
-        made = SourceParameter(size, pieces)
-        if made.gaps():
-            raise _C.CheckpointError(f"{self._folder}: {key}: its chunks do not make it up")
-        return pieces
+        return pieces_of(f"{self._folder}: {key}", size, entry.properties.dtype, chunks)
 
     def _load(
         self, key: str, offsets: tuple[int, ...], numel: int | None = None
@@ -230,6 +213,33 @@ class _Reader:
             {name: value for name, value in made[number].items() if name != "params"}
             for number in sorted(made)
         ]
+
+
+def pieces_of(
+    what: str, size: tuple[int, ...], dtype: torch.dtype, chunks: list[Chunk]
+) -> list[Piece]:
+    """Chunks of a tensor as runs of its flattened elements. Raises CheckpointError for chunks that
+    do not make it up."""
+    row, numel = math.prod(size[1:]), math.prod(size)
+    if all(sizes[1:] == size[1:] for _, sizes, _ in chunks):  # rows, as FSDP2 cuts
+        pieces = [
+            Piece((offsets[0] if offsets else 0) * row, math.prod(sizes), load)
+            for offsets, sizes, load in chunks
+        ]
+    else:
+
+        def assemble() -> torch.Tensor:
+            full = torch.empty(size, dtype=dtype)
+            for offsets, sizes, load in chunks:
+                part = tuple(map(slice, offsets, map(sum, zip(offsets, sizes, strict=True))))
+                full[part] = load()
+            return full
+
+        pieces = [Piece(0, numel, assemble)]
+    held = sum(math.prod(sizes) for _, sizes, _ in chunks)
+    if held != numel or SourceParameter(size, pieces).gaps():
+        raise _C.CheckpointError(f"{what}: its chunks do not make it up")
+    return pieces
 
 
 def _sort(path: tuple[Any, ...]) -> tuple[str | None, tuple[Any, ...]]:

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -224,6 +225,36 @@ def case_the_example_trains(_folder: Path) -> None:
         losses = [float(line.split()[-1]) for line in printed.getvalue().splitlines()[:-1]]
         assert losses[-1] < 0.8 * losses[0]
         assert "'0.weight': (256, 64)" in printed.getvalue()
+
+
+def case_models_of_fsdp_on_meshes(_folder: Path) -> None:
+    """HSDP's is adopted with its mesh; one sharded over fewer ranks, or a part, is refused."""
+    mesh = meshes()
+    whole = make(Block)
+    expected = train_whole(whole, whole_loss, 3)
+    copies = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+    for stage in (1, 3):
+        model = fully_shard(make(Block), mesh=copies)
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_clipping": CLIP,
+            "zero_optimization": {"stage": stage},
+        }
+        engine = zerorun.initialize(model, adamw(model), config=config, device_mesh=copies)[0]
+        assert_close(train(engine, 3), expected)
+        engine.destroy()
+    fewer = fully_shard(make(Block), mesh=mesh["tp"])
+    raises(
+        zerorun.ConfigError,
+        "give fully_shard (DistributedConfig) a mesh of all",
+        lambda: zerorun.shard(fewer, stage=3),
+    )
+    part = fully_shard(divided(mesh), mesh=mesh["dp"])
+    raises(
+        zerorun.ConfigError,
+        "by fully_shard and by tensor parallelism",
+        lambda: zerorun.shard(part, stage=3, device_mesh=mesh),
+    )
 
 
 def case_placements_that_cannot_be_trained_are_errors(_folder: Path) -> None:
