@@ -18,6 +18,7 @@ import peft
 import torch
 import torch.distributed as dist
 from tiny import llama
+from transformers.integrations import HfDeepSpeedConfig
 
 STEPS, ROWS, WORDS = 3, 4, 64
 LINEAR = ["q_proj", "v_proj", "down_proj"]
@@ -103,6 +104,7 @@ def together(kind: str, stage: int, reentrant: bool | None) -> list[float]:
     }
     optimizer = torch.optim.AdamW(trained(model), lr=1e-2)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    _kept = HfDeepSpeedConfig(config)  # by which PEFT knows at stage 3 that it has to gather
     losses = []
     for step in range(STEPS):
         loss = loss_of(engine, batch(step).chunk(dist.get_world_size())[dist.get_rank()])
@@ -122,6 +124,8 @@ def main() -> None:
     for kind in KINDS:
         expected = alone(kind)
         for stage, (name, reentrant) in itertools.product((2, 3), CHECKPOINTING.items()):
+            if kind == "prefix" and reentrant is not None:
+                continue  # PEFT refuses it
             found = together(kind, stage, reentrant)
             pairs = zip(found, expected, strict=True)
             figures[f"{kind}, stage {stage}, {name}"] = max(abs(a - b) / b for a, b in pairs)

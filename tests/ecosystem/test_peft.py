@@ -10,7 +10,7 @@ from runs import HERE, RANKS
 
 pytest.importorskip("peft")
 BUILD = HERE.parents[1] / "build" / "release"
-TOLERANCE = 3e-3  # bf16 rounds to 2^-9, and the rows of a batch are on two ranks
+TOLERANCE = 1e-4  # a batch on two ranks is rounded otherwise; the largest of these was 6e-6
 
 
 def test_adapters_follow_pytorch(
