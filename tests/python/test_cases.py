@@ -1,4 +1,4 @@
-"""The files of cases, each on one and on two ranks."""
+"""The files of cases, on two ranks, and some on one or four."""
 
 import pytest
 from rank_pool import CaseResults, RankPools
@@ -74,6 +74,8 @@ ALONE = (
     "compat_engine",
 )
 
+WIDE = ("sequence_sizes",)  # on four ranks
+
 # Again at stage 3 alone, with memory of each rank's own for full parameters, as on GPUs.
 PRIVATE = (
     "training",
@@ -94,7 +96,8 @@ PRIVATE = (
 
 @pytest.fixture(scope="module")
 def results(pools: RankPools, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResults]:
-    shared = {file: CaseResults(pools, file, tmp_path_factory.mktemp(file)) for file in FILES}
+    files = (*FILES, *WIDE)
+    shared = {file: CaseResults(pools, file, tmp_path_factory.mktemp(file)) for file in files}
     variables = {"CASE_PRIVATE_MEMORY": "1"}
     return shared | {
         f"{file}, private": CaseResults(
@@ -106,7 +109,7 @@ def results(pools: RankPools, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 CASES = [
     pytest.param(file, case, ranks, marks=pytest.mark.xdist_group(f"{file} on {ranks}"))
-    for ranks, files in ((2, FILES), (1, ALONE))
+    for ranks, files in ((2, FILES), (1, ALONE), (4, WIDE))
     for file in files
     for case in cases_in(file)
 ]

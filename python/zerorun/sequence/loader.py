@@ -13,6 +13,9 @@ import torch.nn.functional as F
 from zerorun import _C
 
 _IGNORED = -100  # the label of a token that has no loss
+# Where the documents of a packed sequence begin and end; a flash attention reads them, for all
+# tokens, since a rank has all of them there.
+_BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k")
 
 
 class SequenceLoader:
@@ -25,7 +28,8 @@ class SequenceLoader:
 
     - `rank`, `group`, `size`: of :class:`SequenceGroups`. `device`: for the group's communication.
     - ``labels`` become ``shift_labels``: the label of a token is the next token.
-    - ``position_ids`` are added if they are missing; positions start at 0.
+    - ``position_ids`` are added if they are missing; positions start at 0, and in packed sequences
+      with ``cu_seq_lens_q`` (of transformers' DataCollatorWithFlattening) at each document's begin.
     - ``attention_mask`` is dropped; it may exclude only padding at the end, which no token sees.
 
     Collective over the group. Raises ConfigError on every rank of the group for batches that cannot
@@ -109,16 +113,28 @@ class SequenceLoader:
         ids = batch["input_ids"]
         batch.pop("attention_mask", None)
         if "position_ids" not in batch:
-            batch["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+            batch["position_ids"] = _positions(ids, batch.get("cu_seq_lens_q"))
         if "labels" in batch:
             shifted = F.pad(batch.pop("labels"), (0, 1), value=_IGNORED)[..., 1:]
             batch["shift_labels"] = shifted
         length = ids.shape[1] // self._size
         own = slice(self._rank * length, (self._rank + 1) * length)
-        return {
-            name: value[:, own].contiguous().cpu() if isinstance(value, torch.Tensor) else value
-            for name, value in batch.items()
-        }
+        return {name: _part(name, value, own) for name, value in batch.items()}
+
+
+def _positions(ids: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
+    """Each token's distance from the first one of its document, [batch, tokens]."""
+    index = torch.arange(ids.shape[1], device=ids.device)
+    if bounds is not None:
+        begins = bounds[:-1].to(index.dtype)
+        index = index - begins[torch.searchsorted(begins, index, right=True) - 1]
+    return index.expand(ids.shape)
+
+
+def _part(name: str, value: Any, own: slice) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return (value if name in _BOUNDS else value[:, own].contiguous()).cpu()
 
 
 class _Tensor:
@@ -146,7 +162,14 @@ def _problem(batch: Any, size: int) -> str | None:
             f"(the collator's pad_to_multiple_of={size})"
         )
     for name, value in batch.items():
-        if isinstance(value, torch.Tensor) and tuple(value.shape[:2]) != (batches, tokens):
+        if name in _BOUNDS:
+            ends = value[[0, -1]].tolist() if len(value) > 0 else []
+            if batches != 1 or ends != [0, tokens]:
+                return (
+                    f"{name} is {value.tolist()} for {batches} x {tokens} tokens, expected one "
+                    f"sequence and bounds of its documents from 0 to {tokens}"
+                )
+        elif isinstance(value, torch.Tensor) and tuple(value.shape[:2]) != (batches, tokens):
             return (
                 f"{name} has shape {tuple(value.shape)}, expected ({batches}, {tokens}, ...) as "
                 "input_ids, to be cut with it"

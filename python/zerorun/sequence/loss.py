@@ -37,10 +37,11 @@ def mean_over_sequence(loss: torch.Tensor, count: torch.Tensor | int) -> torch.T
 
     `loss`: a scalar tensor, the mean over this rank's tokens with a label. `count`: the number of
     these tokens. Backward gives the gradient of the returned mean. Collective over the ranks that
-    share a sequence. Without sequence parallelism it returns `loss`.
+    share a sequence. The loss of a sequence without any label is 0. Without sequence parallelism,
+    other losses are returned as they are.
     """
     groups = current()
-    if groups is None or groups.size == 1:
-        return loss
     counts = torch.as_tensor(count, device=loss.device)
+    if groups is None or groups.size == 1:
+        return torch.where(counts > 0, loss, 0.0)  # the mean over no tokens is NaN
     return _WeightedMean.apply(loss, counts, groups.group)

@@ -1,0 +1,137 @@
+"""Adapters of PEFT's kinds train on two ranks as in one process: peft_kinds.py FIGURES.
+
+The base model is bf16 and its adapters are fp32, as get_peft_model makes them, at stages 2 and 3,
+without activation checkpointing and with both kinds of it. FIGURES gets, for each run, the largest
+relative difference of its losses from those of PyTorch alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import peft
+import torch
+import torch.distributed as dist
+from tiny import llama
+from transformers.integrations import HfDeepSpeedConfig
+
+STEPS, ROWS, WORDS = 3, 4, 64
+LINEAR = ["q_proj", "v_proj", "down_proj"]
+SQUARE = ["q_proj", "o_proj"]  # kinds that share a matrix among layers need one shape
+
+# By name: the class of the configuration, and its arguments.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "LoRA": ("LoraConfig", {"r": 4, "target_modules": LINEAR}),
+    "DoRA": ("LoraConfig", {"r": 4, "target_modules": LINEAR, "use_dora": True}),
+    "AdaLoRA": (
+        "AdaLoraConfig",
+        {"init_r": 6, "target_r": 3, "tfinal": 1, "total_step": 6, "target_modules": LINEAR},
+    ),
+    "VeRA": ("VeraConfig", {"r": 8, "target_modules": SQUARE}),
+    "IA3": (
+        "IA3Config",
+        {
+            "target_modules": ["k_proj", "v_proj", "down_proj"],
+            "feedforward_modules": ["down_proj"],
+        },
+    ),
+    "prompt": ("PromptTuningConfig", {"num_virtual_tokens": 4}),
+    "prefix": ("PrefixTuningConfig", {"num_virtual_tokens": 4}),
+    "p-tuning": ("PromptEncoderConfig", {"num_virtual_tokens": 4, "encoder_hidden_size": 32}),
+    "LoHa": ("LoHaConfig", {"r": 4, "target_modules": LINEAR}),
+    "LoKr": ("LoKrConfig", {"r": 4, "target_modules": LINEAR}),
+    "OFT": ("OFTConfig", {"oft_block_size": 8, "target_modules": LINEAR}),
+    "BOFT": ("BOFTConfig", {"boft_block_size": 8, "target_modules": ["q_proj"]}),
+    "HRA": ("HRAConfig", {"r": 4, "target_modules": LINEAR}),
+    "FourierFT": ("FourierFTConfig", {"n_frequency": 20, "target_modules": LINEAR}),
+    "trainable tokens": (
+        "TrainableTokensConfig",
+        {"token_indices": [1, 5, 9], "target_modules": ["embed_tokens"]},
+    ),
+}
+CHECKPOINTING = {"none": None, "reentrant": True, "not reentrant": False}
+
+
+def adapted(kind: str, reentrant: bool | None = None) -> Any:
+    """The same on every rank; adapters begin away from zero."""
+    model = llama(num_key_value_heads=4, use_cache=False).to(torch.bfloat16)
+    if reentrant is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    name, arguments = KINDS[kind]
+    torch.manual_seed(1)
+    model = peft.get_peft_model(model, getattr(peft, name)(task_type="CAUSAL_LM", **arguments))
+    for parameter in trained(model):
+        parameter.data += 0.02 * torch.randn(parameter.shape).to(parameter.dtype)
+    return model.train()
+
+
+def trained(model: Any) -> list[torch.nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randint(1, WORDS, (ROWS, 12), generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
+
+
+def alone(kind: str) -> list[float]:
+    """The losses of one process, with PyTorch alone."""
+    model = adapted(kind)
+    optimizer, losses = torch.optim.AdamW(trained(model), lr=1e-2), []
+    for step in range(STEPS):
+        loss = loss_of(model, batch(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def together(kind: str, stage: int, reentrant: bool | None) -> list[float]:
+    """The losses of all ranks."""
+    model = adapted(kind, reentrant)
+    config = {
+        "train_micro_batch_size_per_gpu": ROWS // dist.get_world_size(),
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+    }
+    optimizer = torch.optim.AdamW(trained(model), lr=1e-2)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    _kept = HfDeepSpeedConfig(config)  # by which PEFT knows at stage 3 that it has to gather
+    losses = []
+    for step in range(STEPS):
+        loss = loss_of(engine, batch(step).chunk(dist.get_world_size())[dist.get_rank()])
+        engine.backward(loss)
+        engine.step()
+        mean = loss.detach().float() / dist.get_world_size()
+        dist.all_reduce(mean)
+        losses.append(mean.item())
+    engine.destroy()
+    return losses
+
+
+def main() -> None:
+    deepspeed.init_distributed()
+    torch.set_num_threads(1)
+    figures = {}
+    for kind in KINDS:
+        expected = alone(kind)
+        for stage, (name, reentrant) in itertools.product((2, 3), CHECKPOINTING.items()):
+            if kind == "prefix" and reentrant is not None:
+                continue  # PEFT refuses it
+            found = together(kind, stage, reentrant)
+            pairs = zip(found, expected, strict=True)
+            figures[f"{kind}, stage {stage}, {name}"] = max(abs(a - b) / b for a, b in pairs)
+    if dist.get_rank() == 0:
+        Path(sys.argv[1]).write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
