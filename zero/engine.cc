@@ -1,6 +1,5 @@
 #include "zerorun/engine.h"
 
-#include <algorithm>
 #include <array>
 #include <exception>
 #include <optional>
@@ -184,13 +183,13 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   }
 
   int64_t model_state_bytes() const override {
-    const auto live = [&](MemoryCategory of) {
-      return parts_.context->device.memory_use(of).live_bytes;
-    };
+    const auto live = [&](auto of) { return parts_.context->device.memory_use(of).live_bytes; };
     return live(MemoryCategory::parameters) + live(MemoryCategory::gradients) +
            live(MemoryCategory::optimizer);
   }
   EngineTimings take_timings() override { return timings_.take(); }
+  StepPart enter(StepPart part) override { return parts_.stragglers->clock().enter(part); }
+  StragglerReport stragglers() const override { return parts_.stragglers->report(); }
   Subscription observe(WorkObserver observer) override {
     return timings_.observers.add(std::move(observer));
   }
@@ -281,8 +280,10 @@ StepDecision EngineImpl::decide(const GradientReducer::SubmitUpdate& submit_upda
   parts_.gatherer->invalidate();
   comm_stream().wait(parts_.gatherer->gathered());
   const Stopwatch watch(timings_.optimizer_s);
+  parts_.control->norm().tell(parts_.stragglers->end_step());
   const GradientNorm::Result sum =
       parts_.reducer->finish(parts_.gatherer->order_hash(), submit_update);
+  parts_.stragglers->add(parts_.control->norm().told());
   if (decides_on_device()) parts_.reducer->trim();
   if (!sum.same_gathers) {
     fail<CommError>(

@@ -10,6 +10,10 @@
 // "forward and backward" is the model alone, on parameters of its own; "step at stage N" is that
 // with an engine: gathers, reductions, norm, clipping, update. "tflops" counts the model's
 // products, six operations for each parameter of a matrix and token, and attention's.
+//
+// "search for a straggler" is what that costs rank 0 in each step of so many ranks, with data and
+// computation entered once each; "a wait" is what counting one adds. Clock reads and allocations
+// are those of a step.
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -23,18 +27,78 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
 #include "config/command_line.h"
+#include "core/wait_clock.h"
 #include "os/socket.h"
 #include "testing/local_parameters.h"
 #include "train/model/model.h"
 #include "train/run/make_kernels.h"
+#include "zero/timeline/part_clock.h"
+#include "zero/timeline/straggler_search.h"
 #include "zerorun/zerorun.h"
+
+namespace {
+
+int64_t allocations = 0;  // of this thread; the others are in other processes
+
+}  // namespace
+
+void* operator new(size_t nbytes) {
+  ++allocations;
+  if (void* const memory = std::malloc(nbytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t /*nbytes*/) noexcept { std::free(memory); }
 
 namespace zerorun::train {
 namespace {
+
+// The least time of a call in nanoseconds.
+double least_ns(const std::function<void()>& call) {
+  constexpr int kCalls = 2000;
+  double least = 1e300;
+  for (int round = 0; round < 20; ++round) {
+    const int64_t begin = steady_ns();
+    for (int i = 0; i < kCalls; ++i) call();
+    least = std::min(least, static_cast<double>(steady_ns() - begin) / kCalls);
+  }
+  return least;
+}
+
+void print_search_costs() {
+  std::printf("{\"name\": \"a wait\", \"ns\": %.0f}\n", least_ns([] { const PeerWait wait; }));
+  for (const size_t ranks : {2, 8, 64, 1024}) {
+    int64_t reads = 0;
+    PartClock clock([&reads] {
+      ++reads;
+      return PartClock::read_this_thread();
+    });
+    StragglerSearch search;
+    std::vector<int64_t> words(ranks, encode_shares({0.2, {0.7, 0.1, 0.0, 0.0}}));
+    words.back() = encode_shares({0.1, {0.7, 0.2, 0.0, 0.0}});  // one is late: all is looked at
+    const auto step = [&] {
+      clock.enter(StepPart::data);
+      clock.enter(StepPart::compute);
+      words[0] = encode_shares(clock.take());
+      search.add(words, 0.02);
+    };
+    const double ns = least_ns(step);
+    const int64_t reads_before = reads;
+    const int64_t allocations_before = allocations;
+    step();
+    std::printf(
+        "{\"name\": \"search for a straggler\", \"ranks\": %zu, \"ns\": %.0f, \"clock_reads\": "
+        "%lld, \"allocations\": %lld, \"of_20_ms\": %.6f}\n",
+        ranks, ns, static_cast<long long>(reads - reads_before),
+        static_cast<long long>(allocations - allocations_before), ns / 20e6);
+  }
+  std::fflush(stdout);
+}
 
 struct Options {  // size: one member for each option of the command line
   int ranks = 2;
@@ -228,6 +292,7 @@ int run_rank(int rank, uint16_t port, const Options& options) {
 }
 
 int run_all(const Options& options) {
+  print_search_costs();
   const uint16_t port = reserve_port("127.0.0.1", 0).port;
   for (int rank = 0; rank < options.ranks; ++rank) {
     if (fork() == 0) std::_Exit(run_rank(rank, port, options));

@@ -15,6 +15,7 @@
 #include "zerorun/device.h"
 #include "zerorun/export.h"
 #include "zerorun/loss_scaler.h"
+#include "zerorun/straggler.h"
 #include "zerorun/tensor.h"
 #include "zerorun/work_span.h"
 
@@ -379,6 +380,10 @@ class ZR_API Engine {
   // Returns the bytes of parameters, gradients and optimizer states that this rank holds now.
   virtual int64_t model_state_bytes() const = 0;
   virtual EngineTimings take_timings() = 0;
+  // Tells the engine in what its caller spends the time from now on; returns in what before. What
+  // the engine does itself, and waits for, it knows.
+  virtual StepPart enter(StepPart part) = 0;
+  virtual StragglerReport stragglers() const = 0;
   // Calls `observer` for each span of time that take_timings adds up: "wait for reductions", "wait
   // for gathers" and "optimizer", on kProgramStream.
   virtual Subscription observe(WorkObserver observer) = 0;

@@ -44,6 +44,13 @@ def check_version(head: dict[str, Any], where: Path) -> None:
         )
 
 
+def straggler_text(line: dict[str, Any]) -> str | None:
+    """The sentence about the rank that the others wait for, where a line has one."""
+    found = line.get("straggler")
+    text = found.get("text") if isinstance(found, dict) else None
+    return " ".join(text.split()) if isinstance(text, str) else None
+
+
 def rank_in(line: dict[str, Any], otherwise: int) -> int:
     """The rank that a line names."""
     rank = line.get("rank")
