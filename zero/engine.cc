@@ -143,13 +143,13 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   double loss_scale() const override { return parts_.control->decider().loss_scale(); }
   StepResult step() override;
   StepResult step(const ShardUpdate& update) override;
-  void finish_updates() override { parts_.gatherer->updates().wait(); }
+  void finish_updates() override { updates().wait(); }
   double gradient_average() const override { return parts_.control->decider().average(); }
   TensorView whole_gradient(ParameterId id) override {
     return parts_.reducer->whole(parts_.model->owner(id));
   }
   TensorView decoded_part(ParameterId id) override {
-    return parts_.gatherer->updates().decoded_part(bucket_of(id), parts_.model->owner(id));
+    return updates().decoded_part(bucket_of(id), parts_.model->owner(id));
   }
   void accept_gradients() override { parts_.reducer->measure(); }
   void reduce_late_gradients() override {
@@ -178,7 +178,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   void offload_states() override;
   void reload_states() override { parts_.storage->reload_states(); }
   uint64_t parameter_hash() override {
-    parts_.gatherer->updates().wait();
+    updates().wait();
     return hash_parameters(*parts_.context, *parts_.buckets, parts_.moved_parameters());
   }
 
@@ -199,6 +199,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   // True while an exception ends this engine. Exceptions that were there before it do not.
   bool is_unwinding() const { return std::uncaught_exceptions() > exceptions_before_; }
   Stream& comm_stream() { return parts_.lanes->reductions(); }
+  UpdatedParameters& updates() const { return parts_.gatherer->updates(); }
   // False for what other ranks have: there is no bucket of it.
   bool is_here(ParameterId id) const {
     return parts_.model->specs()[static_cast<size_t>(parts_.model->owner(id))].ranks != kElsewhere;
@@ -213,15 +214,13 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   StepDecision decide(const GradientReducer::SubmitUpdate& submit_update);
   void run_update(const StepScalars& step);
   void gather_updated(const Bucket& bucket) {
-    if (parts_.context->sharding.policy.shard_state)
-      parts_.gatherer->updates().gather(bucket, comm_stream());
+    if (parts_.context->sharding.policy.shard_state) updates().gather(bucket, comm_stream());
   }
   void refresh();  // of all that is computed from masters
   void finish_step() {
     // Threads of the host may still write what the next step reads.
     const bool waits = parts_.offload != nullptr && !decides_on_device();
-    waits ? parts_.gatherer->updates().finish(comm_stream())
-          : parts_.gatherer->updates().end(comm_stream());
+    waits ? updates().finish(comm_stream()) : updates().end(comm_stream());
   }
   // On a GPU Device::decide computes the decision, so that the update is submitted before the host
   // knows the norm, for which a step waits once.
@@ -236,7 +235,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
 
 TensorView EngineImpl::parameter(ParameterId id) const {
   const Bucket& bucket = bucket_of(id);
-  parts_.gatherer->updates().wait(bucket);
+  updates().wait(bucket);
   const TensorView full = bucket.params.full;
   ZR_CHECK(full.data != nullptr, "{} is read outside gather and release of module {}",
            parts_.model->specs()[static_cast<size_t>(id)].name,
@@ -248,7 +247,7 @@ TensorView EngineImpl::parameter(ParameterId id) const {
 void EngineImpl::initialize_parameters(const FillFunction& fill) {
   parts_.gatherer->invalidate();
   stored_states().initialize(fill, [&](const Bucket& bucket) { gather_updated(bucket); });
-  parts_.gatherer->updates().finish(comm_stream());
+  updates().finish(comm_stream());
 }
 
 void EngineImpl::contribute(std::span<const Contribution> gradients) {
@@ -344,7 +343,7 @@ void EngineImpl::end_work() noexcept {
 }
 
 std::vector<StateInterval> EngineImpl::state_intervals(std::optional<ParameterId> parameter) {
-  parts_.gatherer->updates().wait();
+  updates().wait();
   parts_.reducer->wait();
   if (parameter) parameter = parts_.model->owner(*parameter);
   return stored_states().intervals(OptimizerStates::Parts::all, parameter);
@@ -360,11 +359,11 @@ void EngineImpl::visit_states(StateAccess access, const StateVisit& visit) {
 void EngineImpl::accept_changes() {
   parts_.gatherer->invalidate();
   parts_.storage->accept_changes();
-  parts_.gatherer->updates().finish(comm_stream());
+  updates().finish(comm_stream());
 }
 
 void EngineImpl::offload_states() {
-  parts_.gatherer->updates().wait();
+  updates().wait();
   parts_.reducer->wait();
   parts_.storage->offload_states();
   parts_.context->device.release_kept();  // for whoever needs the memory
@@ -372,14 +371,13 @@ void EngineImpl::offload_states() {
 
 void EngineImpl::refresh() {
   parts_.gatherer->invalidate();
-  stored_states().refresh_from_masters(comm_stream(), [&](const Bucket& bucket) {
-    parts_.gatherer->updates().gather(bucket, comm_stream());
-  });
+  stored_states().refresh_from_masters(
+      comm_stream(), [&](const Bucket& bucket) { updates().gather(bucket, comm_stream()); });
 }
 
 void EngineImpl::refresh_from_masters() {
   refresh();
-  parts_.gatherer->updates().finish(comm_stream());
+  updates().finish(comm_stream());
 }
 
 }  // namespace
