@@ -33,9 +33,11 @@ if(SKBUILD)  # a version's number, which option() would take for OFF
 endif()
 option(ZERORUN_PORTABLE "Build for other machines" ${portable})
 if(ZERORUN_PORTABLE)
-  set(zerorun_prefix_map -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
+  # Also where ccache has made the paths of sources relative to the build's folder (CCACHE_BASEDIR).
+  cmake_path(RELATIVE_PATH PROJECT_SOURCE_DIR BASE_DIRECTORY ${PROJECT_BINARY_DIR} OUTPUT_VARIABLE up)
+  set(zerorun_prefix_map -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/= -fmacro-prefix-map=${up}/=)
   target_compile_options(zerorun_options INTERFACE
-    $<$<COMPILE_LANGUAGE:CXX>:${zerorun_prefix_map}>)
+    "$<$<COMPILE_LANGUAGE:CXX>:${zerorun_prefix_map}>")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     target_compile_options(zerorun_options INTERFACE
       "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include ${PROJECT_SOURCE_DIR}/cmake/older_libstdcxx.h>")

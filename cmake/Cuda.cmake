@@ -101,7 +101,7 @@ if(CMAKE_COMPILE_WARNING_AS_ERROR)  # CMake's own flag reaches nvcc, not the hos
 endif()
 if(ZERORUN_PORTABLE)
   target_compile_options(zerorun_cuda_options INTERFACE
-    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${zerorun_prefix_map}>)
+    "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=$<JOIN:${zerorun_prefix_map},$<COMMA>>>")
 endif()
 if(ZERORUN_CUDA12)
   # Besides, ccache sees no change of the assembler.

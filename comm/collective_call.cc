@@ -1,5 +1,6 @@
 #include "comm/collective_call.h"
 
+#include <algorithm>
 #include <functional>
 
 #include "core/check.h"
@@ -41,6 +42,35 @@ void check_overlap(const CollectiveCall& call, TensorView whole, TensorView part
            name_of(call.op), call.label);
 }
 
+// `part` is this rank's part by `cuts`, which go as far as `others`.
+void check_cuts(const CollectiveCall& call, TensorView part, const std::vector<int64_t>& cuts,
+                const std::vector<int64_t>& others, int rank, int world_size) {
+  const auto own = static_cast<size_t>(rank);
+  ZR_CHECK(cuts.size() == static_cast<size_t>(world_size) + 1 &&
+               std::is_sorted(cuts.begin(), cuts.end()) && cuts.front() == others.front() &&
+               cuts.back() == others.back(),
+           "{} '{}': got {} cuts for {} ranks, expected one more, ascending, with the same ends",
+           name_of(call.op), call.label, cuts.size(), world_size);
+  ZR_CHECK(part.numel == cuts[own + 1] - cuts[own],
+           "{} '{}': got {} elements, expected those between the cuts {} and {}", name_of(call.op),
+           call.label, part.numel, cuts[own], cuts[own + 1]);
+}
+
+void check_all_to_all(const CollectiveCall& call, int rank, int world_size) {
+  const bool same_size =
+      call.cuts || (call.in.numel % world_size == 0 && call.in.numel == call.out.numel);
+  ZR_CHECK(call.in.dtype == call.out.dtype && same_size,
+           "all_to_all '{}': got {} {} to {} {} for {} ranks", call.label, call.in.numel,
+           name_of(call.in.dtype), call.out.numel, name_of(call.out.dtype), world_size);
+  if (call.cuts) {
+    const auto& [before, after] = *call.cuts;
+    ZR_CHECK(!after.empty(), "all_to_all '{}': got no cuts", call.label);
+    check_cuts(call, call.in, before, after, rank, world_size);
+    check_cuts(call, call.out, after, before, rank, world_size);
+  }
+  check_apart(call);
+}
+
 void check_reducible(const CollectiveCall& call) {
   const DType in = call.in.dtype;
   const DType out = call.out.dtype;
@@ -74,11 +104,7 @@ void check_call(const CollectiveCall& call, int rank, int world_size) {
       check_numel(call, call.out.numel, call.in.numel, world_size);
       return check_overlap(call, call.out, call.in, rank * call.in.numel);
     case Collective::all_to_all:
-      ZR_CHECK(call.in.dtype == call.out.dtype && call.in.numel % world_size == 0,
-               "all_to_all '{}': got {} {} to {} for {} ranks", call.label, call.in.numel,
-               name_of(call.in.dtype), name_of(call.out.dtype), world_size);
-      check_numel(call, call.in.numel, call.out.numel, 1);
-      return check_apart(call);
+      return check_all_to_all(call, rank, world_size);
     case Collective::broadcast:
       ZR_CHECK(call.root >= 0 && call.root < world_size, "broadcast '{}': got root {} of {} ranks",
                call.label, call.root, world_size);
@@ -88,7 +114,46 @@ void check_call(const CollectiveCall& call, int rank, int world_size) {
   }
 }
 
+int64_t largest_part(const std::vector<int64_t>& cuts) {
+  int64_t largest = 0;
+  for (size_t i = 1; i < cuts.size(); ++i) largest = std::max(largest, cuts[i] - cuts[i - 1]);
+  return largest;
+}
+
+int64_t Slices::numel(int from, int to) const {
+  if (cuts_ == nullptr) return slice_;
+  const auto [source, owner] = std::pair(static_cast<size_t>(from), static_cast<size_t>(to));
+  return std::max<int64_t>(0, std::min(cuts_->before[source + 1], cuts_->after[owner + 1]) -
+                                  std::max(cuts_->before[source], cuts_->after[owner]));
+}
+
+int64_t Slices::begin_in(int from, int to) const {
+  if (cuts_ == nullptr) return to * slice_;
+  const auto [source, owner] = std::pair(static_cast<size_t>(from), static_cast<size_t>(to));
+  return std::max<int64_t>(0, cuts_->after[owner] - cuts_->before[source]);
+}
+
+int64_t Slices::begin_out(int from, int to) const {
+  if (cuts_ == nullptr) return from * slice_;
+  const auto [source, owner] = std::pair(static_cast<size_t>(from), static_cast<size_t>(to));
+  return std::max<int64_t>(0, cuts_->before[source] - cuts_->after[owner]);
+}
+
+int64_t Slices::largest() const {
+  if (cuts_ == nullptr) return slice_;
+  std::vector<int64_t> all = cuts_->before;  // neighbours among them are the ends of a slice
+  all.insert(all.end(), cuts_->after.begin(), cuts_->after.end());
+  std::sort(all.begin(), all.end());
+  return largest_part(all);
+}
+
 CollectiveCount count_of(const CollectiveCall& call) {
+  if (call.cuts) {
+    const auto ranks = static_cast<int64_t>(call.cuts->before.size()) - 1;
+    const int64_t whole = call.cuts->before.back() - call.cuts->before.front();
+    const int64_t mean = (whole + ranks - 1) / ranks;
+    return {1, mean, mean * static_cast<int64_t>(size_of(call.in.dtype))};
+  }
   const TensorView& whole = call.op == Collective::all_gather ? call.out : call.in;
   return {1, whole.numel, static_cast<int64_t>(whole.nbytes())};
 }

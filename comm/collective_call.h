@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "zerorun/communicator.h"
 #include "zerorun/tensor.h"
@@ -18,8 +20,30 @@ struct CollectiveCall {
   Output output = Output::overwrite;
   Sync sync = Sync::collective;
   int root = 0;
+  std::shared_ptr<const Cuts> cuts{};  // of an all_to_all with slices of any size
   uint64_t number = 0;  // of the operation that this call is a part of; 0: it is no part
   std::string label;
+};
+
+// The elements of the largest of the parts between consecutive cuts.
+int64_t largest_part(const std::vector<int64_t>& cuts);
+
+// Which elements ranks exchange in an all_to_all.
+class Slices {
+ public:
+  Slices(const CollectiveCall& call, int world_size)
+      : cuts_(call.cuts.get()), slice_(cuts_ != nullptr ? 0 : call.in.numel / world_size) {}
+
+  // What rank `from` gives rank `to`: its size and its place in the input and in the output.
+  int64_t numel(int from, int to) const;
+  int64_t begin_in(int from, int to) const;
+  int64_t begin_out(int from, int to) const;
+  // The size of the largest of all.
+  int64_t largest() const;
+
+ private:
+  const Cuts* cuts_;  // null: all slices have `slice_` elements
+  int64_t slice_;
 };
 
 // Throws InternalError unless sizes, dtypes and overlaps of the tensors are as

@@ -44,6 +44,14 @@ Event GroupCommunicator::all_to_all(TensorView in, TensorView out, Stream& strea
   return start({.op = Collective::all_to_all, .in = in, .out = out}, stream, label);
 }
 
+Event GroupCommunicator::redistribute(TensorView in, TensorView out,
+                                      std::shared_ptr<const Cuts> cuts, Stream& stream,
+                                      std::string_view label) {
+  ZR_CHECK(cuts, "redistribute '{}': got no cuts", label);
+  return start({.op = Collective::all_to_all, .in = in, .out = out, .cuts = std::move(cuts)},
+               stream, label);
+}
+
 Event GroupCommunicator::broadcast(TensorView inout, int root, Stream& stream,
                                    std::string_view label) {
   return start({.op = Collective::broadcast, .in = inout, .out = inout, .root = root}, stream,

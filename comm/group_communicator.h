@@ -37,6 +37,8 @@ class GroupCommunicator final : public Communicator {
   Event all_gather(TensorView in, TensorView out, Sync sync, Stream& stream,
                    std::string_view label) override;
   Event all_to_all(TensorView in, TensorView out, Stream& stream, std::string_view label) override;
+  Event redistribute(TensorView in, TensorView out, std::shared_ptr<const Cuts> cuts,
+                     Stream& stream, std::string_view label) override;
   Event broadcast(TensorView inout, int root, Stream& stream, std::string_view label) override;
   Event barrier(Stream& stream, std::string_view label) override;
   Event coalesced(Stream& stream, const std::function<void()>& calls) override;

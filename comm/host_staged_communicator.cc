@@ -142,12 +142,22 @@ void HostStagedTransport::run(CollectiveCall call, Stream& stream) {
   stream.synchronize();
 }
 
+// The bytes of an input and an output of `call`, as many on all ranks.
+std::pair<size_t, size_t> staged_nbytes(const CollectiveCall& call) {
+  if (!call.cuts) return {call.in.nbytes(), call.out.nbytes()};
+  const auto nbytes = [&](const std::vector<int64_t>& cuts) {
+    return static_cast<size_t>(largest_part(cuts)) * size_of(call.in.dtype);
+  };
+  return {nbytes(call.cuts->before), nbytes(call.cuts->after)};
+}
+
 // The device's stream copies D2H, the worker takes part in the collective, the stream copies H2D:
 // each waits for the other's event, the caller for none.
 void HostStagedTransport::enqueue(CollectiveCall call, Stream& stream) {
   constexpr size_t kAlignment = 64;
-  const size_t in_nbytes = (call.in.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
-  Staging& staging = stage(call, in_nbytes + call.out.nbytes());
+  const auto [largest_in, largest_out] = staged_nbytes(call);
+  const size_t in_nbytes = (largest_in + kAlignment - 1) / kAlignment * kAlignment;
+  Staging& staging = stage(call, in_nbytes + largest_out);
   std::byte* const in = staging.memory.data();
   std::byte* const staged_out = in + in_nbytes;
   const TensorView out = call.out;

@@ -12,6 +12,7 @@
 #include "comm/shm/collectives.h"
 #include "comm/shm/reduce_kernels.h"
 #include "core/check.h"
+#include "core/wait_clock.h"
 #include "device/cpu/cpu_stream.h"
 
 namespace zerorun {
@@ -106,8 +107,13 @@ class HostTransport::Running {
  public:
   explicit Running(Turn& turn) : transport_(turn.transport()) {
     std::unique_lock lock(transport_.order_.mutex);
-    transport_.order_.changed.wait(
-        lock, [&] { return transport_.order_.ended >= turn.number_ || transport_.order_.stopped; });
+    const auto has_come = [&] {
+      return transport_.order_.ended >= turn.number_ || transport_.order_.stopped;
+    };
+    if (!has_come()) {
+      const PeerWait wait;  // as most of the time of those before it
+      transport_.order_.changed.wait(lock, has_come);
+    }
     turn.started_ = true;
   }
   Running(const Running&) = delete;

@@ -169,10 +169,11 @@ void check_quantized(const GivenKeys& keys, const ZeroConfig& zero, ConfigProble
   if (bits != nullptr && bits->number != 4 && bits->number != 8) {
     problems.add(kBits, bits->where, "got {}, expected 4 or 8", to_text(*bits));
   }
-  const std::string sharded = fmt::format("stage 3, got {}", zero.stage);
-  needs("zero_quantized_weights", zero.stage == 3, sharded);
-  needs("zero_quantized_nontrainable_weights", zero.stage == 3, sharded);
-  needs("zero_quantized_gradients", zero.stage > 0, "stage 1, 2 or 3, got 0");
+  for (const char* key : {"zero_quantized_weights", "zero_quantized_gradients"}) {
+    needs(key, zero.stage > 0, "stage 1, 2 or 3, got 0");
+  }
+  needs("zero_quantized_nontrainable_weights", zero.stage == 3,
+        fmt::format("stage 3, got {}, at which frozen parameters are not sent", zero.stage));
   for (const char* key : {"zeropp_loco_param/err_beta", "zeropp_loco_param/reset_T"}) {
     needs(key, zero.quantized_gradients, "zero_quantized_gradients to be true");
   }

@@ -5,6 +5,7 @@
 #include <net/if.h>
 #include <netinet/in.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -122,6 +123,26 @@ std::optional<Address> own_address_among(const std::string& host) try {
   return std::nullopt;
 }
 
+// Where the default routes begin: the way to addresses that RFC 5737 and RFC 3849 keep for
+// documentation. Empty on a network without a way out.
+std::vector<std::string> addresses_of_default_routes() {
+  std::vector<std::string> found;
+  for (const char* elsewhere : {"192.0.2.1", "2001:db8::1"}) {
+    try {
+      found.push_back(text_of(source_towards(elsewhere)));
+    } catch (const CommError&) {
+      continue;
+    }
+  }
+  return found;
+}
+
+bool is_of_containers(const OwnAddress& own) {
+  constexpr std::array kPrefixes = {"docker", "br-", "veth", "virbr"};
+  return std::any_of(kPrefixes.begin(), kPrefixes.end(),
+                     [&](const char* prefix) { return own.interface.starts_with(prefix); });
+}
+
 }  // namespace
 
 AddressList look_up(const std::string& host, uint16_t port) {
@@ -165,7 +186,18 @@ std::vector<OwnAddress> own_addresses() {
     if (address->sa_family != AF_INET && address->sa_family != AF_INET6) continue;
     own.push_back({text_of(address, size_of(address->sa_family)), entry->ifa_name});
   }
+  likeliest_first(own, addresses_of_default_routes());
   return own;
+}
+
+void likeliest_first(std::vector<OwnAddress>& own, const std::vector<std::string>& ways_out) {
+  const auto place = [&ways_out](const OwnAddress& one) {
+    if (std::find(ways_out.begin(), ways_out.end(), one.address) != ways_out.end()) return 0;
+    return is_of_containers(one) ? 2 : 1;
+  };
+  std::stable_sort(own.begin(), own.end(), [&place](const OwnAddress& a, const OwnAddress& b) {
+    return place(a) < place(b);
+  });
 }
 
 std::string list_own_addresses() {
@@ -188,15 +220,9 @@ std::string own_address_towards(const std::string& host) {
   const Address source = source_towards(host);
   if (!is_loopback(source.storage) || is_loopback(host)) return text_of(source);
   // Debian gives a host's own name an address of the loopback. What others reach is, on most hosts,
-  // where the way to everything else begins (addresses that RFC 5737 and RFC 3849 keep for
-  // documentation), and on a network without a way out its only address.
-  for (const char* elsewhere : {"192.0.2.1", "2001:db8::1"}) {
-    try {
-      return text_of(source_towards(elsewhere));
-    } catch (const CommError&) {
-      continue;
-    }
-  }
+  // where the way to everything else begins.
+  const std::vector<std::string> ways_out = addresses_of_default_routes();
+  if (!ways_out.empty()) return ways_out.front();
   const std::vector<OwnAddress> own = own_addresses();
   if (own.empty())
     fail<CommError>("'{}' is the loopback, and this host has no other address", host);

@@ -28,12 +28,18 @@ bool resolves_to_loopback(const std::string& host);
 bool is_own_address(const std::string& host);
 
 // The addresses of this host that others may reach, with their interfaces: "10.0.0.7 (eth0)".
-// Neither loopback nor link-local addresses, nor those of interfaces that are down.
+// Neither loopback nor link-local addresses, nor those of interfaces that are down. The first is
+// the likeliest: see likeliest_first.
 struct OwnAddress {
   std::string address;
   std::string interface;
+
+  bool operator==(const OwnAddress&) const = default;
 };
 std::vector<OwnAddress> own_addresses();
+// Orders addresses: first those of `ways_out`, from which this host reaches the rest of the world;
+// last those of the bridges of Docker and libvirt, which only containers of this host reach.
+void likeliest_first(std::vector<OwnAddress>& own, const std::vector<std::string>& ways_out);
 // The same as one text; "none" if there is none.
 std::string list_own_addresses();
 

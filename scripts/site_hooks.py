@@ -14,6 +14,8 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
 }
+# Pages to begin with are found first, and those about the inside last.
+BOOST = {"Start": 4, "How to": 4, "Coming from": 4, "Troubles": 2, "Understand": 0.25}
 WORKER = "site_worker.js"  # the search needs it where a page is opened from a disk
 _LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
 
@@ -47,6 +49,9 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    section = page.parent.title if page.parent else page.title
+    boost = 0.25 if page.title == "Python API" else BOOST.get(section, 1)
+    page.meta["search"] = {"boost": boost}
     return markdown if page.file.src_uri in PAGES.values() else _LINK.sub(_of_docs, markdown)
 
 

@@ -91,7 +91,8 @@ void define_plan_limits(CLI::App& tool, PlanOptions& plan) {
   takes_text(
       tool.add_option(
           "--fit", plan.fit,
-          "Write the fastest configuration that fits, with its micro-batch size, to this file"),
+          "Write the fastest configuration that fits, with its micro-batch size, to this file. "
+          "Without --seq_len only model states have to fit"),
       "FILE");
 }
 
@@ -132,7 +133,8 @@ void define_plan(CLI::App& tools, PlanOptions& plan) {
       "Examples:\n"
       "  zerorun plan ds_config.json --model gpt2-xl --world_size 8\n"
       "  zerorun plan --model 7B --world_size 8 --gpu_memory 80GB --host_memory 512GiB\n"
-      "  zerorun plan --model config.json --gpu_memory 24GiB --host_memory 64GiB --fit fits.json\n"
+      "  zerorun plan --model gpt2-xl --seq_len 1024 --gpu_memory 24GiB --host_memory 64GiB "
+      "--fit fits.json\n"
       "  zerorun plan --model 70B --simulate hosts=1280,gpus=8 --link 400Gbit --nvlink 450GB/s");
   takes_text(
       tool->add_option("FILE", plan.config,

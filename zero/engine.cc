@@ -1,6 +1,5 @@
 #include "zerorun/engine.h"
 
-#include <algorithm>
 #include <array>
 #include <exception>
 #include <optional>
@@ -149,6 +148,9 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   TensorView whole_gradient(ParameterId id) override {
     return parts_.reducer->whole(parts_.model->owner(id));
   }
+  TensorView decoded_part(ParameterId id) override {
+    return parts_.gatherer->updates().decoded_part(bucket_of(id), parts_.model->owner(id));
+  }
   void accept_gradients() override { parts_.reducer->measure(); }
   void reduce_late_gradients() override {
     const Stopwatch watch(timings_.reduce_s);
@@ -181,13 +183,13 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   }
 
   int64_t model_state_bytes() const override {
-    const auto live = [&](MemoryCategory of) {
-      return parts_.context->device.memory_use(of).live_bytes;
-    };
+    const auto live = [&](auto of) { return parts_.context->device.memory_use(of).live_bytes; };
     return live(MemoryCategory::parameters) + live(MemoryCategory::gradients) +
            live(MemoryCategory::optimizer);
   }
   EngineTimings take_timings() override { return timings_.take(); }
+  StepPart enter(StepPart part) override { return parts_.stragglers->clock().enter(part); }
+  StragglerReport stragglers() const override { return parts_.stragglers->report(); }
   Subscription observe(WorkObserver observer) override {
     return timings_.observers.add(std::move(observer));
   }
@@ -210,6 +212,10 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   // Waits for the gradient and decides about it; `submit_update` as in GradientReducer::finish.
   StepDecision decide(const GradientReducer::SubmitUpdate& submit_update);
   void run_update(const StepScalars& step);
+  void gather_updated(const Bucket& bucket) {
+    if (parts_.context->sharding.policy.shard_state)
+      parts_.gatherer->updates().gather(bucket, comm_stream());
+  }
   void refresh();  // of all that is computed from masters
   void finish_step() {
     // Threads of the host may still write what the next step reads.
@@ -241,10 +247,7 @@ TensorView EngineImpl::parameter(ParameterId id) const {
 
 void EngineImpl::initialize_parameters(const FillFunction& fill) {
   parts_.gatherer->invalidate();
-  stored_states().initialize(fill, [&](const Bucket& bucket) {
-    if (parts_.context->sharding.policy.shard_state)
-      parts_.gatherer->updates().gather(bucket, comm_stream());
-  });
+  stored_states().initialize(fill, [&](const Bucket& bucket) { gather_updated(bucket); });
   parts_.gatherer->updates().finish(comm_stream());
 }
 
@@ -277,8 +280,10 @@ StepDecision EngineImpl::decide(const GradientReducer::SubmitUpdate& submit_upda
   parts_.gatherer->invalidate();
   comm_stream().wait(parts_.gatherer->gathered());
   const Stopwatch watch(timings_.optimizer_s);
+  parts_.control->norm().tell(parts_.stragglers->end_step());
   const GradientNorm::Result sum =
       parts_.reducer->finish(parts_.gatherer->order_hash(), submit_update);
+  parts_.stragglers->add(parts_.control->norm().told());
   if (decides_on_device()) parts_.reducer->trim();
   if (!sum.same_gathers) {
     fail<CommError>(
@@ -293,10 +298,7 @@ StepDecision EngineImpl::decide(const GradientReducer::SubmitUpdate& submit_upda
 }
 
 void EngineImpl::run_update(const StepScalars& step) {
-  parts_.step->run(step, comm_stream(), [&](const Bucket& bucket) {
-    if (parts_.context->sharding.policy.shard_state)
-      parts_.gatherer->updates().gather(bucket, comm_stream());
-  });
+  parts_.step->run(step, comm_stream(), [&](const Bucket& bucket) { gather_updated(bucket); });
   finish_step();
 }
 

@@ -12,6 +12,7 @@
 #include "zero/storage/bucket_memory.h"
 #include "zero/storage/chunk_storage.h"
 #include "zero/storage/offload.h"
+#include "zero/timeline/straggler_watch.h"
 #include "zero/update/sharded_step.h"
 
 namespace zerorun {
@@ -49,6 +50,7 @@ struct EngineParts {
   std::unique_ptr<StepControl> control;
   std::unique_ptr<GradientReducer> reducer;
   std::unique_ptr<ParameterGatherer> gatherer;
+  std::unique_ptr<StragglerWatch> stragglers;
 
   // Null when shards are gathered from where they are stored.
   OffloadedParameters* moved_parameters() const {

@@ -90,7 +90,7 @@ void plan_buckets_in_flight(const Sharding& sharding, std::span<const Optimizer>
       nbytes_of(pools.slot_numel * pools.slots + pools.small_numel, sharding.precision.param_dtype);
   plan.buckets += nbytes_of(pools.slot_numel * pools.comm_slots, sharding.precision.comm_dtype);
   plan.buckets += reduction_nbytes(sharding, buckets);
-  plan.buckets += QuantizedGather::nbytes(sharding, buckets);
+  plan.buckets += QuantizedGather::nbytes(buckets);
   plan.buckets += QuantizedReduction::sizes(sharding, buckets).buffers;
   plan.buckets += nbytes_of(pools.partial_numel, sharding.precision.partial_dtype);
   const DirectionSize direction = direction_size(sharding, rules, buckets);

@@ -24,11 +24,14 @@ ZEROPP = {
 # What a side adds to /zero_optimization, and to /zerorun. `alone` computes and sends nothing.
 ZERO = {
     "zerorun2": {"stage": 2},
+    "zerorun2-qwZ": {"stage": 2, "zero_quantized_weights": True},
     "zerorun2-qgZ": {"stage": 2, "zero_quantized_gradients": True},
     "zerorun2-qgZ-4bits": {"stage": 2, "zero_quantized_gradients": True},
     "zerorun2-groups": {"stage": 2},
+    "zerorun2-muon": {"stage": 2},
     "zerorun3": {"stage": 3},
     "zerorun3-groups": {"stage": 3},
+    "zerorun3-muon": {"stage": 3},
     "zerorun3-hpZ": {"stage": 3, "zero_hpz_partition_size": 2},
     "zerorun3-zeropp": {"stage": 3, **ZEROPP},
     "zerorun3-zeropp-4bits": {"stage": 3, **ZEROPP},
@@ -54,6 +57,8 @@ def config_of(side: str, dtype: str) -> dict:
     if side.startswith("zerorun"):
         # So that a small model is gathered before each use, as a large one is.
         config["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
+        if side.endswith("muon"):
+            config["optimizer"]["type"] = "Muon"
         if side.endswith("groups"):
             config["zerorun"] = {"shard_group_size": "auto"}
         if side.endswith("4bits"):

@@ -3,13 +3,17 @@
 // the least time counts. Prints one JSON object a line.
 //
 //   bench_train [--ranks 2] [--model gpt2] [--batch 1] [--seq_len 64] [--dtype bf16]
-//               [--vocabulary 256] [--stages 2 3] [--overlap] [--rounds 10] [--accelerator cpu]
-//               [--offload_optimizer] [--offload_param] [--nvme FOLDER] [--threads 1]
-//               [--fast_attention]
+//               [--vocabulary 256] [--layers 12] [--stages 2 3] [--optimizers AdamW Muon]
+//               [--overlap] [--rounds 10] [--accelerator cpu] [--offload_optimizer]
+//               [--offload_param] [--nvme FOLDER] [--threads 1] [--fast_attention]
 //
 // "forward and backward" is the model alone, on parameters of its own; "step at stage N" is that
 // with an engine: gathers, reductions, norm, clipping, update. "tflops" counts the model's
 // products, six operations for each parameter of a matrix and token, and attention's.
+//
+// "search for a straggler" is what that costs rank 0 in each step of so many ranks, with data and
+// computation entered once each; "a wait" is what counting one adds. Clock reads and allocations
+// are those of a step.
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -23,20 +27,80 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
 #include "config/command_line.h"
+#include "core/wait_clock.h"
 #include "os/socket.h"
-#include "train/model/local_parameters.h"
+#include "testing/local_parameters.h"
 #include "train/model/model.h"
 #include "train/run/make_kernels.h"
+#include "zero/timeline/part_clock.h"
+#include "zero/timeline/straggler_search.h"
 #include "zerorun/zerorun.h"
+
+namespace {
+
+int64_t allocations = 0;  // of this thread; the others are in other processes
+
+}  // namespace
+
+void* operator new(size_t nbytes) {
+  ++allocations;
+  if (void* const memory = std::malloc(nbytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t /*nbytes*/) noexcept { std::free(memory); }
 
 namespace zerorun::train {
 namespace {
 
-struct Options {
+// The least time of a call in nanoseconds.
+double least_ns(const std::function<void()>& call) {
+  constexpr int kCalls = 2000;
+  double least = 1e300;
+  for (int round = 0; round < 20; ++round) {
+    const int64_t begin = steady_ns();
+    for (int i = 0; i < kCalls; ++i) call();
+    least = std::min(least, static_cast<double>(steady_ns() - begin) / kCalls);
+  }
+  return least;
+}
+
+void print_search_costs() {
+  std::printf("{\"name\": \"a wait\", \"ns\": %.0f}\n", least_ns([] { const PeerWait wait; }));
+  for (const size_t ranks : {2, 8, 64, 1024}) {
+    int64_t reads = 0;
+    PartClock clock([&reads] {
+      ++reads;
+      return PartClock::read_this_thread();
+    });
+    StragglerSearch search;
+    std::vector<int64_t> words(ranks, encode_shares({0.2, {0.7, 0.1, 0.0, 0.0}}));
+    words.back() = encode_shares({0.1, {0.7, 0.2, 0.0, 0.0}});  // one is late: all is looked at
+    const auto step = [&] {
+      clock.enter(StepPart::data);
+      clock.enter(StepPart::compute);
+      words[0] = encode_shares(clock.take());
+      search.add(words, 0.02);
+    };
+    const double ns = least_ns(step);
+    const int64_t reads_before = reads;
+    const int64_t allocations_before = allocations;
+    step();
+    std::printf(
+        "{\"name\": \"search for a straggler\", \"ranks\": %zu, \"ns\": %.0f, \"clock_reads\": "
+        "%lld, \"allocations\": %lld, \"of_20_ms\": %.6f}\n",
+        ranks, ns, static_cast<long long>(reads - reads_before),
+        static_cast<long long>(allocations - allocations_before), ns / 20e6);
+  }
+  std::fflush(stdout);
+}
+
+struct Options {  // size: one member for each option of the command line
   int ranks = 2;
   std::string model = "gpt2";
   int64_t batch = 1;
@@ -44,7 +108,9 @@ struct Options {
   std::string dtype = "bf16";
   int64_t vocabulary = 256;
   Accelerator accelerator = Accelerator::cpu;
+  int64_t layers = 0;  // 0: the model's
   std::vector<int> stages = {2, 3};
+  std::vector<std::string> optimizers = {"AdamW"};
   bool overlap = false;
   bool offload_optimizer = false;
   bool offload_param = false;
@@ -63,6 +129,7 @@ struct Options {
 GptConfig config_of(const Options& options) {
   GptConfig config = gpt_config(options.model);
   config.vocabulary = options.vocabulary;
+  if (options.layers > 0) config.layers = options.layers;
   return config;
 }
 
@@ -96,10 +163,12 @@ class ForwardBackward final : public Work {
 
 class Step final : public Work {
  public:
-  Step(const Options& options, int stage, Communicator& comm, Device& device)
-      : stage_(stage),
+  Step(const Options& options, int stage, const std::string& optimizer, Communicator& comm,
+       Device& device)
+      : name_("step at stage " + std::to_string(stage) +
+              (optimizer == "AdamW" ? "" : " with " + optimizer)),
         kernels_(make_kernels(device, options.kernel_options())),
-        engine_(make_engine(options, stage, comm, device)),
+        engine_(make_engine(options, stage, optimizer, comm, device)),
         parameters_(*engine_),
         model_(config_of(options), options.model_options(), parameters_, device, *kernels_) {
     const Initializer initializer(config_of(options), 1);
@@ -107,7 +176,7 @@ class Step final : public Work {
       initializer.fill(id, begin, out);
     });
   }
-  std::string name() const override { return "step at stage " + std::to_string(stage_); }
+  std::string name() const override { return name_; }
   void run(const Batch& batch) override {
     model_.forward_backward(batch);
     engine_->end_micro_step();
@@ -115,9 +184,12 @@ class Step final : public Work {
   }
 
  private:
-  static std::unique_ptr<Engine> make_engine(const Options& options, int stage, Communicator& comm,
+  static std::unique_ptr<Engine> make_engine(const Options& options, int stage,
+                                             const std::string& optimizer, Communicator& comm,
                                              Device& device) {
     Config config;
+    config.optimizer.type = optimizer;
+    config.optimizer.momentum = 0.95;  // of Muon
     config.zero.stage = stage;
     config.zero.overlap_comm = options.overlap;
     const bool on_disk = !options.nvme.empty();
@@ -135,7 +207,7 @@ class Step final : public Work {
                           parameter_groups(1e-4F, 0.1F));
   }
 
-  const int stage_;
+  const std::string name_;
   const std::unique_ptr<Kernels> kernels_;
   std::unique_ptr<Engine> engine_;
   EngineParameters parameters_;
@@ -171,7 +243,9 @@ void run_rounds(const Options& options, Communicator& comm, const std::shared_pt
   std::vector<std::unique_ptr<Work>> works;
   works.push_back(std::make_unique<ForwardBackward>(options, *device));
   for (const int stage : options.stages) {
-    works.push_back(std::make_unique<Step>(options, stage, comm, *device));
+    for (const std::string& optimizer : options.optimizers) {
+      works.push_back(std::make_unique<Step>(options, stage, optimizer, comm, *device));
+    }
   }
   std::vector<int32_t> tokens(static_cast<size_t>(options.batch * options.seq_len));
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 37 % 256);
@@ -218,6 +292,7 @@ int run_rank(int rank, uint16_t port, const Options& options) {
 }
 
 int run_all(const Options& options) {
+  print_search_costs();
   const uint16_t port = reserve_port("127.0.0.1", 0).port;
   for (int rank = 0; rank < options.ranks; ++rank) {
     if (fork() == 0) std::_Exit(run_rank(rank, port, options));
@@ -241,6 +316,8 @@ int main(int argc, char** argv) {
   app.add_option("--dtype", options.dtype)->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   app.add_option("--vocabulary", options.vocabulary)->check(CLI::Range(1, 1 << 20));
   zerorun::add_accelerator(app, options.accelerator);
+  app.add_option("--layers", options.layers)->check(CLI::Range(1, 1 << 10));
+  app.add_option("--optimizers", options.optimizers);
   app.add_option("--stages", options.stages)->check(CLI::Range(0, 3));
   app.add_flag("--overlap", options.overlap, "overlap_comm");
   app.add_flag("--offload_optimizer", options.offload_optimizer, "masters and states on the host");

@@ -198,7 +198,8 @@ void Collectives::begin(Operation& operation) {
 
 void Collectives::find_inputs(Operation& operation) {
   const CollectiveCall& call = operation.call;
-  if (alone() || call.in.nbytes() <= kStagedBytes) return;
+  // An all_to_all goes through the window, and with cuts inputs have different sizes.
+  if (alone() || call.op == Collective::all_to_all || call.in.nbytes() <= kStagedBytes) return;
   for (int peer = 0; peer < local_world_size(); ++peer) {
     const shm::Location place = local_.control().announcement(peer).in;
     if (!place.shared()) return operation.inputs.clear();
@@ -273,10 +274,9 @@ void Collectives::all_gather(Operation& operation) {
   if (!operation.inputs.empty()) local_.control().advance();
 }
 
-// The slices of a host's ranks for a rank elsewhere cross as one message, from the window.
 void Collectives::all_to_all(Operation& operation) {
   const CollectiveCall& call = operation.call;
-  const int64_t row = call.in.numel / options_.world_size;
+  const Slices slices(call, options_.world_size);
   int most_local = 1;
   for (int host = 0; host < topology_.hosts(); ++host) {
     most_local = std::max(most_local, static_cast<int>(topology_.ranks_of(host).size()));
@@ -284,47 +284,68 @@ void Collectives::all_to_all(Operation& operation) {
   const auto most = static_cast<int64_t>((alone_everywhere_ ? kDirectBytes : kWindowBytes) /
                                          size_of(call.in.dtype));
   const int64_t chunk = std::max<int64_t>(1, most / options_.world_size / most_local);
-  const int here = local_world_size();
   agree(operation);
-  for (int64_t at = 0; at < row; at += chunk) {
-    const int64_t numel = std::min(chunk, row - at);
-    const TensorView window = results(0, numel * options_.world_size * here, call.in.dtype);
-    const auto slice = [&](TensorView whole, int rank) {
-      return whole.slice(rank * row + at, numel);
-    };
-    const auto place = [&](int owner, int local) {
-      return window.slice((owner * here + local) * numel, numel);
-    };
-    ++round_;
-    Messages messages = operation.messages(*this);
-    for_other_hosts([&](int host) {
-      const auto count = static_cast<int64_t>(topology_.ranks_of(host).size());
-      messages.receive(
-          topology_.relay(host, rank_), tag(Phase::scatter),
-          bytes_of(received(0, host, numel * most_local, call.in.dtype).slice(0, numel * count)));
-    });
-    if (at > 0 && !alone()) local_.control().advance();  // all have read the last chunk
-    for (int owner = 0; owner < options_.world_size && !alone(); ++owner) {
-      copy(slice(call.in, owner), place(owner, topology_.local_rank(rank_)));
-    }
-    if (!alone()) local_.control().advance();
-    for_owners([&](int owner) {
-      const TensorView sent =
-          alone() ? slice(call.in, owner) : place(owner, 0).slice(0, numel * here);
-      messages.send(owner, tag(Phase::scatter), bytes_of(sent));
-    });
-    for (int local = 0; local < here; ++local) {
-      const int source = local_ranks()[static_cast<size_t>(local)];
-      copy(alone() ? slice(call.in, rank_) : place(rank_, local), slice(call.out, source));
-    }
-    messages.wait();
-    for_other_hosts([&](int host) {
-      const TensorView all = received(0, host, numel * most_local, call.in.dtype);
-      for (const int source : topology_.ranks_of(host)) {
-        copy(all.slice(topology_.local_rank(source) * numel, numel), slice(call.out, source));
-      }
-    });
+  for (int64_t at = 0, row = slices.largest(); at < row; at += chunk) {
+    exchange(operation, slices, {at, chunk, chunk * most_local});
   }
+}
+
+// The slices of a host's ranks for a rank elsewhere cross as one message, from the window.
+void Collectives::exchange(Operation& operation, const Slices& slices, const ChunkOfSlices& chunk) {
+  const CollectiveCall& call = operation.call;
+  const auto numel = [&](int source, int owner) {
+    return std::clamp<int64_t>(slices.numel(source, owner) - chunk.at, 0, chunk.numel);
+  };
+  const auto given = [&](int owner) {
+    const int64_t count = numel(rank_, owner);
+    return call.in.slice(count == 0 ? 0 : slices.begin_in(rank_, owner) + chunk.at, count);
+  };
+  const auto taken = [&](int source) {
+    const int64_t count = numel(source, rank_);
+    return call.out.slice(count == 0 ? 0 : slices.begin_out(source, rank_) + chunk.at, count);
+  };
+  // The elements that the first `count` ranks of a host send to `owner`.
+  const auto sent_by = [&](const std::vector<int>& ranks, size_t count, int owner) {
+    int64_t sum = 0;
+    for (size_t i = 0; i < count; ++i) sum += numel(ranks[i], owner);
+    return sum;
+  };
+  const std::vector<int>& here = local_ranks();
+  const auto place = [&](int owner) {  // of all that this host sends to `owner`
+    const int64_t most = chunk.numel * std::ssize(here);
+    return results(0, most * options_.world_size, call.in.dtype).slice(owner * most, most);
+  };
+  const auto copy_taken = [&](TensorView message, const std::vector<int>& sources) {
+    for (size_t i = 0; i < sources.size(); ++i) {
+      const TensorView to = taken(sources[i]);
+      copy(message.slice(sent_by(sources, i, rank_), to.numel), to);
+    }
+  };
+  ++round_;
+  Messages messages = operation.messages(*this);
+  for_other_hosts([&](int host) {
+    const std::vector<int>& sources = topology_.ranks_of(host);
+    const TensorView message = received(0, host, chunk.message, call.in.dtype);
+    messages.receive(topology_.relay(host, rank_), tag(Phase::scatter),
+                     bytes_of(message.slice(0, sent_by(sources, sources.size(), rank_))));
+  });
+  if (chunk.at > 0 && !alone()) local_.control().advance();  // all have read the last chunk
+  const auto own = static_cast<size_t>(topology_.local_rank(rank_));
+  for (int owner = 0; owner < options_.world_size && !alone(); ++owner) {
+    const TensorView from = given(owner);
+    copy(from, place(owner).slice(sent_by(here, own, owner), from.numel));
+  }
+  if (!alone()) local_.control().advance();
+  for_owners([&](int owner) {
+    const int64_t count = sent_by(here, here.size(), owner);
+    messages.send(owner, tag(Phase::scatter),
+                  bytes_of(alone() ? given(owner) : place(owner).slice(0, count)));
+  });
+  copy_taken(alone() ? given(rank_) : place(rank_), here);
+  messages.wait();
+  for_other_hosts([&](int host) {
+    copy_taken(received(0, host, chunk.message, call.in.dtype), topology_.ranks_of(host));
+  });
 }
 
 void Collectives::broadcast(Operation& operation) {

@@ -50,6 +50,12 @@ class Collectives final : public HostTransport {
   struct Crossing;
   // The same of a reduce_scatter.
   struct Scatter;
+  // The elements of all slices from `at` on, at most `numel`; `message`: at most from one host.
+  struct ChunkOfSlices {
+    int64_t at = 0;
+    int64_t numel = 0;
+    int64_t message = 0;
+  };
 
   void run(const CollectiveCall& call) override;
   // Allocates memory that all ranks of this host can read.
@@ -83,6 +89,7 @@ class Collectives final : public HostTransport {
   void reduce_scatter(Operation& operation);
   void all_gather(Operation& operation);
   void all_to_all(Operation& operation);
+  void exchange(Operation& operation, const Slices& slices, const ChunkOfSlices& chunk);
   void broadcast(Operation& operation);
   // Computes the sum of `in`, a part of the operation's input, over this host's ranks into `out`,
   // which may be the same as `in`. It is complete after finish_sums(), which may end several.

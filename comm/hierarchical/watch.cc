@@ -7,6 +7,7 @@
 #include "comm/hierarchical/connecting.h"
 #include "core/check.h"
 #include "core/log.h"
+#include "core/wait_clock.h"
 #include "os/socket.h"
 
 namespace zerorun::hierarchical {
@@ -102,6 +103,7 @@ void Watch::wait(Transfer& transfer, int peer, const shm::Announcement& operatio
     const std::lock_guard lock(mutex_);
     waiting_ = Waiting{peer, operation, Clock::now(), {}};
   }
+  const PeerWait wait;
   control_.begin_wait(options_.number(peer));
   std::string problem;
   try {

@@ -79,13 +79,17 @@ NcclCall::NcclCall(CudaDevice& device, CudaStream& stream, CollectiveCall call, 
       to_(scratch_nbytes(call_) == 0 ? out_.view()
                                      : TensorView{scratch, call_.out.numel, call_.in.dtype}) {}
 
-bool NcclCall::empty() const { return reduces(call_) ? from_.empty() : to_.empty(); }
+bool NcclCall::empty() const {
+  if (call_.cuts) return call_.cuts->before.back() == call_.cuts->before.front();
+  return reduces(call_) ? from_.empty() : to_.empty();
+}
 
 CallName NcclCall::take_name() {
   return {.label = std::move(call_.label), .op = call_.op, .bytes = count_of(call_).bytes};
 }
 
-ncclResult_t NcclCall::enqueue(const NcclFunctions& nccl, ncclComm_t comm, int ranks) const {
+ncclResult_t NcclCall::enqueue(const NcclFunctions& nccl, ncclComm_t comm, int rank,
+                               int ranks) const {
   const cudaStream_t stream = stream_.handle();
   const auto count = static_cast<size_t>(to_.numel);
   const ncclDataType_t type = nccl_type(from_.dtype);
@@ -102,23 +106,30 @@ ncclResult_t NcclCall::enqueue(const NcclFunctions& nccl, ncclComm_t comm, int r
     case Collective::all_gather:
       return nccl.all_gather(from_.data, to_.data, from_.nbytes(), ncclUint8, comm, stream);
     case Collective::all_to_all:
-      return exchange(nccl, comm, ranks);
+      return exchange(nccl, comm, rank, ranks);
   }
   return ncclInvalidArgument;
 }
 
-ncclResult_t NcclCall::exchange(const NcclFunctions& nccl, ncclComm_t comm, int ranks) const {
-  const size_t slice = from_.nbytes() / static_cast<size_t>(ranks);
+ncclResult_t NcclCall::exchange(const NcclFunctions& nccl, ncclComm_t comm, int rank,
+                                int ranks) const {
+  const Slices slices(call_, ranks);
+  const size_t element = size_of(from_.dtype);
+  const auto bytes = [&](int64_t numel) { return static_cast<size_t>(numel) * element; };
   const auto is_under_way = [](ncclResult_t result) {
     return result == ncclSuccess || result == ncclInProgress;
   };
   ncclResult_t result = nccl.group_start();
   if (result != ncclSuccess) return result;
   for (int peer = 0; peer < ranks && is_under_way(result); ++peer) {
-    const size_t at = static_cast<size_t>(peer) * slice;
-    result = nccl.send(from_.data + at, slice, ncclUint8, peer, comm, stream_.handle());
-    if (!is_under_way(result)) break;
-    result = nccl.receive(to_.data + at, slice, ncclUint8, peer, comm, stream_.handle());
+    if (const size_t sent = bytes(slices.numel(rank, peer)); sent > 0) {
+      result = nccl.send(from_.data + bytes(slices.begin_in(rank, peer)), sent, ncclUint8, peer,
+                         comm, stream_.handle());
+    }
+    const size_t received = bytes(slices.numel(peer, rank));
+    if (!is_under_way(result) || received == 0) continue;
+    result = nccl.receive(to_.data + bytes(slices.begin_out(peer, rank)), received, ncclUint8, peer,
+                          comm, stream_.handle());
   }
   const ncclResult_t ended = nccl.group_end();  // also after an error
   return is_under_way(result) ? ended : result;

@@ -37,9 +37,9 @@ class NcclCall {
   NcclCall(CudaDevice& device, CudaStream& stream, CollectiveCall call, TensorView word,
            std::byte* scratch);
 
-  bool empty() const;    // nothing to send
+  bool empty() const;    // nothing to send, on any rank
   CallName take_name();  // for errors; at most once
-  ncclResult_t enqueue(const NcclFunctions& nccl, ncclComm_t comm, int ranks) const;
+  ncclResult_t enqueue(const NcclFunctions& nccl, ncclComm_t comm, int rank, int ranks) const;
   // Replaces enqueue() in a job of one rank.
   void copy() const;
   // False if there is nothing to do: the collective was all.
@@ -47,7 +47,7 @@ class NcclCall {
 
  private:
   // all_to_all as one NCCL group of sends and receives.
-  ncclResult_t exchange(const NcclFunctions& nccl, ncclComm_t comm, int ranks) const;
+  ncclResult_t exchange(const NcclFunctions& nccl, ncclComm_t comm, int rank, int ranks) const;
 
   CudaDevice& device_;
   CudaStream& stream_;

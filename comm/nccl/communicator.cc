@@ -71,7 +71,8 @@ class AbortedStreams final : public CudaStream::Watched {
 class NcclTransport final : public Transport {
  public:
   NcclTransport(const GroupOptions& options, std::shared_ptr<CudaDevice> device)
-      : rank_(options.own_number()),
+      : number_(options.own_number()),
+        rank_(options.rank),
         world_size_(options.world_size),
         errors_(options.errors),
         device_(std::move(device)),
@@ -116,7 +117,8 @@ class NcclTransport final : public Transport {
   // True when `mine` is true on every rank.
   bool agree(bool mine);
 
-  const int rank_;  // in the job
+  const int number_;  // of this rank in the job
+  const int rank_;
   const int world_size_;
   const std::shared_ptr<ErrorGroup> errors_;
   const std::shared_ptr<CudaDevice> device_;
@@ -133,7 +135,7 @@ class NcclTransport final : public Transport {
 
 void NcclTransport::abort(std::string_view reason) noexcept {
   if (group_) return group_->abort(reason);
-  aborted_->error.abort(rank_, reason, *errors_);
+  aborted_->error.abort(number_, reason, *errors_);
 }
 
 std::optional<Buffer> NcclTransport::allocate(size_t nbytes, Sharing sharing) {
@@ -215,12 +217,12 @@ void NcclTransport::run(std::vector<NcclCall>& calls, CudaStream& stream) {
   name.more = calls.size() - 1;
   last_call_ =
       group_->run(std::move(name), stream, [&](const NcclFunctions& nccl, ncclComm_t comm) {
-        if (calls.size() == 1) return calls.front().enqueue(nccl, comm, world_size_);
+        if (calls.size() == 1) return calls.front().enqueue(nccl, comm, rank_, world_size_);
         ncclResult_t result = nccl.group_start();
         if (result != ncclSuccess) return result;
         for (const NcclCall& call : calls) {
           if (result == ncclSuccess || result == ncclInProgress) {
-            result = call.enqueue(nccl, comm, world_size_);
+            result = call.enqueue(nccl, comm, rank_, world_size_);
           }
         }
         const ncclResult_t ended = nccl.group_end();  // also after an error

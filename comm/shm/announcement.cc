@@ -11,7 +11,7 @@ namespace {
 
 auto meaning(const Announcement& a) {
   return std::tie(a.sequence, a.step, a.op, a.numel, a.dtype, a.out_dtype, a.reduce, a.output,
-                  a.sharing, a.root, a.label_hash);
+                  a.sharing, a.root, a.label_hash, a.cuts_hash);
 }
 
 std::string_view name_of(ReduceOp op) {
@@ -60,6 +60,12 @@ Announcement announcement_of(const CollectiveCall& call) {
   mine.output = call.output;
   mine.root = call.root;
   mine.number = call.number;
+  if (!call.cuts) return mine;
+  const auto hash = [](const std::vector<int64_t>& cuts, uint64_t seed) {
+    return XXH3_64bits_withSeed(cuts.data(), cuts.size() * sizeof(int64_t), seed);
+  };
+  mine.numel = call.cuts->before.back() - call.cuts->before.front();
+  mine.cuts_hash = hash(call.cuts->after, hash(call.cuts->before, 0));
   return mine;
 }
 

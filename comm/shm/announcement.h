@@ -31,6 +31,7 @@ struct Announcement {     // size: all that ranks compare, and where their tenso
   uint64_t number = 0;    // among those of the whole job, for error messages; 0: the same
   int64_t numel = 0;
   uint64_t label_hash = 0;
+  uint64_t cuts_hash = 0;
   int32_t root = 0;
   Step step = Step::join;
   Collective op = Collective::barrier;  // of a collective

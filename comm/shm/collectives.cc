@@ -61,7 +61,9 @@ void Collectives::run(const CollectiveCall& call) {
         while (exchange.next()) copy_gathered(call, exchange.chunk());
         break;
       case Collective::all_to_all:
-        while (exchange.next()) copy_rows(call, exchange.chunk());
+        while (exchange.next()) {
+          call.cuts ? copy_slices(call, exchange.chunk()) : copy_rows(call, exchange.chunk());
+        }
         break;
       case Collective::broadcast:
         if (exchange.one_output()) return;
@@ -138,6 +140,20 @@ void Collectives::copy_rows(const CollectiveCall& call, const Exchange::Chunk& c
   for (int rank = 0; rank < control_.world_size(); ++rank) {
     const TensorView to = call.out.slice(rank * row + chunk.begin, chunk.numel);
     copy_bytes(to.data, chunk.sources[static_cast<size_t>(rank)], to.nbytes());
+  }
+}
+
+void Collectives::copy_slices(const CollectiveCall& call, const Exchange::Chunk& chunk) const {
+  const int own = control_.rank();
+  const Slices slices(call, control_.world_size());
+  for (int rank = 0; rank < control_.world_size(); ++rank) {
+    const int64_t slice = slices.begin_in(rank, own);
+    const int64_t begin = std::max(slice, chunk.begin);
+    const int64_t end = std::min(slice + slices.numel(rank, own), chunk.begin + chunk.numel);
+    if (begin >= end) continue;
+    const TensorView to = call.out.slice(slices.begin_out(rank, own) + begin - slice, end - begin);
+    const size_t skipped = static_cast<size_t>(begin - chunk.begin) * size_of(call.in.dtype);
+    copy_bytes(to.data, chunk.sources[static_cast<size_t>(rank)] + skipped, to.nbytes());
   }
 }
 

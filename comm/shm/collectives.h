@@ -49,6 +49,7 @@ class Collectives final : public HostTransport {
   void gather_into_one(const CollectiveCall& call, const Exchange& exchange);
   void copy_gathered(const CollectiveCall& call, const Exchange::Chunk& chunk) const;
   void copy_rows(const CollectiveCall& call, const Exchange::Chunk& chunk) const;
+  void copy_slices(const CollectiveCall& call, const Exchange::Chunk& chunk) const;
   Block share_block(size_t nbytes, Sharing sharing);
 
   const std::shared_ptr<LocalSegments> local_;  // null unless the ranks are threads

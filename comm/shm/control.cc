@@ -11,6 +11,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "core/wait_clock.h"
 #include "os/futex.h"
 
 namespace zerorun::shm {
@@ -163,6 +164,8 @@ bool Control::spin_for(int peer) const {
 }
 
 void Control::wait_for(int peer) {
+  if (arrived(peer)) return;
+  const PeerWait wait;
   if (spin_for(peer)) return;
   RankSlot& theirs = slot(peer);
   const Clock::time_point started = Clock::now();

@@ -11,8 +11,8 @@ namespace {
 // Up to here a copy costs less than the step that direct reading needs at its end.
 constexpr size_t kDirectBytes = size_t{16} << 10;
 
-bool has_rows(Collective op) {
-  return op == Collective::reduce_scatter || op == Collective::all_to_all;
+bool has_rows(const CollectiveCall& call) {
+  return !call.cuts && (call.op == Collective::reduce_scatter || call.op == Collective::all_to_all);
 }
 
 Announcement announcement_of(const CollectiveCall& call, const Blocks& blocks) {
@@ -30,8 +30,8 @@ Exchange::Exchange(Control& control, const Blocks& blocks, const CollectiveCall&
     : control_(control),
       blocks_(blocks),
       call_(call),
-      rows_(has_rows(call.op) ? control.world_size() : 1),
-      row_numel_(call.in.numel / rows_),
+      rows_(has_rows(call) ? control.world_size() : 1),
+      row_numel_(call.cuts ? largest_part(call.cuts->before) : call.in.numel / rows_),
       stage_numel_(static_cast<int64_t>(kStageBytes / size_of(call.in.dtype)) / rows_),
       part_{0, row_numel_} {
   // After a failed step, what this rank said for the last one must stay readable to slower peers.
@@ -69,8 +69,9 @@ void Exchange::find_inputs() {
   bool any_staged = false;
   for (int rank = 0; rank < control_.world_size(); ++rank) {
     const bool reads = gives(rank) && !staged(rank);
-    direct_.push_back(reads ? blocks_.address(peer(rank).in, call_.in.nbytes(), rank) : nullptr);
-    any_staged |= gives(rank) && staged(rank);
+    const auto nbytes = static_cast<size_t>(numel_of(rank)) * size_of(call_.in.dtype);
+    direct_.push_back(reads ? blocks_.address(peer(rank).in, nbytes, rank) : nullptr);
+    any_staged |= gives(rank) && staged(rank) && numel_of(rank) > rows_ * stage_numel_;
   }
   step_ = any_staged ? stage_numel_ : row_numel_;
 }
@@ -107,12 +108,19 @@ bool Exchange::gives(int rank) const {
   return call_.op != Collective::broadcast || rank == call_.root;
 }
 
+int64_t Exchange::numel_of(int rank) const {
+  if (!call_.cuts) return call_.in.numel;
+  const std::vector<int64_t>& cuts = call_.cuts->before;
+  return cuts[static_cast<size_t>(rank) + 1] - cuts[static_cast<size_t>(rank)];
+}
+
 bool Exchange::staged(int rank) const { return stage_all_ || !peer(rank).direct; }
 
 void Exchange::stage(int64_t begin, int64_t numel) {
   std::byte* to = control_.outbox();
   for (int64_t row = 0; row < rows_; ++row) {
-    const TensorView part = call_.in.slice(row * row_numel_ + begin, numel);
+    const int64_t at = std::min(call_.in.numel, row * row_numel_ + begin);
+    const TensorView part = call_.in.slice(at, std::min(numel, call_.in.numel - at));
     copy_bytes(to, part.data, part.nbytes());
     to += part.nbytes();
   }

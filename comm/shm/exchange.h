@@ -18,7 +18,8 @@ namespace zerorun::shm {
 // the staging memory of their ranks.
 //
 // An input has one row per rank in a reduce_scatter or all_to_all, and one row in all other
-// collectives. A rank reads the same row of all inputs.
+// collectives. A rank reads the same row of all inputs. Of an all_to_all with cuts, inputs have one
+// row of any length, of which a chunk may have fewer elements than it says, or none.
 class Exchange {
  public:
   struct Range {
@@ -55,6 +56,7 @@ class Exchange {
 
  private:
   bool gives(int rank) const;
+  int64_t numel_of(int rank) const;  // of its input
   bool staged(int rank) const;
   void stage(int64_t begin, int64_t numel);
   void find_inputs();
@@ -63,7 +65,7 @@ class Exchange {
   const Blocks& blocks_;
   const CollectiveCall& call_;
   const int64_t rows_;
-  const int64_t row_numel_;
+  const int64_t row_numel_;    // the largest of all ranks
   const int64_t stage_numel_;  // elements of a row that fit into a stage
   std::vector<Announcement> peers_;
   bool stage_all_ = false;

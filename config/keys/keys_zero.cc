@@ -179,24 +179,26 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
      .type = KeyType::integer,
      .fallback = "1",
      .range = kNonNegative,
-     .doc = "ZeRO++ (hpZ): number of neighbouring ranks, usually those of a host, that share a "
-            "second copy of the parameters (stage 3). The first gather after a step writes the "
-            "second copy; later gathers read it, so they communicate only among these ranks. The "
-            "value must divide the number of ranks that share the first copy. 1: no second copy. "
-            "\"auto\": the ranks of a host. No effect if all ranks are on one host.",
+     .doc = "ZeRO++ (hpZ): number of neighbouring ranks, usually those of a host, over which the "
+            "parameters are partitioned a second time (stage 3). The first gather after a step "
+            "writes this secondary partition; later gathers read it, so they communicate only "
+            "among these ranks. The value must divide the number of ranks of the first partition. "
+            "1: no hpZ. \"auto\": the ranks of a host. No effect if all ranks are on one host.",
      .binding = bind_unless_zero<&Config::zero, &ZeroConfig::hpz_partition_size>()},
     {.pointer = "/zero_optimization/zero_quantized_weights",
      .type = KeyType::boolean,
      .fallback = "false",
      .doc = "ZeRO++ (qwZ): gathers of parameters send 8 bits per element and a scale per 256 "
-            "elements (stage 3). Vectors, such as biases, are not quantized. Master parameters and "
-            "shards keep their precision. No effect if all ranks are on one host.",
+            "elements: before their use at stage 3, of a step's updated parameters at stages 1 and "
+            "2. All ranks compute with the decoded values. Vectors, such as biases, are not "
+            "quantized. Master parameters and shards keep their precision. No effect if all ranks "
+            "are on one host.",
      .binding = bind_zero<&ZeroConfig::quantized_weights>()},
     {.pointer = "/zero_optimization/zero_quantized_nontrainable_weights",
      .type = KeyType::boolean,
      .fallback = "false",
-     .doc = "Same as zero_quantized_weights, for frozen parameters only. They are stored in their "
-            "own dtype (DeepSpeed stores 8 bits).",
+     .doc = "Same as zero_quantized_weights, for frozen parameters only (stage 3). They are stored "
+            "in their own dtype (DeepSpeed stores 8 bits).",
      .binding = bind_zero<&ZeroConfig::quantized_nontrainable_weights>()},
     {.pointer = "/zero_optimization/zero_quantized_gradients",
      .type = KeyType::boolean,

@@ -14,10 +14,16 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/wait_clock.h"
 
 namespace zerorun {
 
 namespace {
+
+// The engine's other streams move what is offloaded.
+bool is_for_communication(std::string_view name) {
+  return name == "zerorun-comm" || name == "zerorun-gather";
+}
 
 class InlineStream final : public CpuStream {
  public:
@@ -35,6 +41,10 @@ class Progress {
  public:
   using Then = std::function<void(std::exception_ptr)>;
 
+  explicit Progress(std::string_view stream) : is_copying_(!is_for_communication(stream)) {}
+
+  // That of the worker's thread.
+  WaitClock& waits() { return waits_; }
   // Must be called when a task is done or skipped; `error` is null unless it threw.
   void advance(std::exception_ptr error) {
     std::vector<Then> due;
@@ -78,7 +88,10 @@ class Progress {
     std::exception_ptr error;
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return finished_ >= ticket; });
+      if (finished_ < ticket) {
+        const StreamWait wait(waits_, is_copying_);
+        changed_.wait(lock, [&] { return finished_ >= ticket; });
+      }
       error = error_;
     }
     if (error) std::rethrow_exception(error);
@@ -90,6 +103,8 @@ class Progress {
     Then then;
   };
 
+  const bool is_copying_;
+  WaitClock waits_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   uint64_t finished_ = 0;
@@ -115,7 +130,7 @@ class WorkerEvent final : public HostEvent {
 class WorkerStream final : public CpuStream {
  public:
   WorkerStream(std::string_view name, const WorkObservers& observers)
-      : CpuStream(name, observers), progress_(std::make_shared<Progress>()) {
+      : CpuStream(name, observers), progress_(std::make_shared<Progress>(name)) {
     try {
       worker_ = std::thread([this] { run(); });
     } catch (const std::system_error& error) {
@@ -159,6 +174,7 @@ class WorkerStream final : public CpuStream {
   }
 
   void run() {
+    progress_->waits().adopt();
     while (std::function<void()> task = next_task()) {
       std::exception_ptr error;
       if (!progress_->failed()) {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "zerorun/device.h"
 #include "zerorun/export.h"
@@ -50,6 +51,13 @@ struct CollectiveCount {
 struct CommStats {
   std::array<CollectiveCount, kCollectives> by_op{};
   const CollectiveCount& operator[](Collective op) const { return by_op[static_cast<size_t>(op)]; }
+};
+
+// Two ways to cut a flat tensor into one part per rank, in rank order: each has world_size + 1
+// ascending positions. Both begin and end alike, and all ranks have the same.
+struct Cuts {
+  std::vector<int64_t> before;
+  std::vector<int64_t> after;
 };
 
 // A completed collective. Times are in seconds of std::chrono::steady_clock, which all processes of
@@ -123,6 +131,11 @@ class ZR_API Communicator {
   // rank r. They have the same numel and dtype and do not overlap.
   virtual Event all_to_all(TensorView in, TensorView out, Stream& stream,
                            std::string_view label) = 0;
+  // An all_to_all of a tensor that is cut in one way before and in another way after: `in` = this
+  // rank's part by cuts->before, `out` = its part by cuts->after. They do not overlap. Counted with
+  // the mean of all parts.
+  virtual Event redistribute(TensorView in, TensorView out, std::shared_ptr<const Cuts> cuts,
+                             Stream& stream, std::string_view label) = 0;
   virtual Event broadcast(TensorView inout, int root, Stream& stream, std::string_view label) = 0;
   virtual Event barrier(Stream& stream, std::string_view label) = 0;
 

@@ -153,10 +153,10 @@ struct ZeroConfig {  // size: one member for each key
   int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();
   int64_t max_live_parameters = 1'000'000'000;  // elements
   int64_t max_reuse_distance = 1'000'000'000;   // elements
-  // ZeRO++, which saves traffic between hosts. Number of ranks that share a second copy of the
-  // parameters (stage 3); 1: no second copy.
+  // ZeRO++, which saves traffic between hosts. Number of ranks of an hpZ (secondary) partition of
+  // the parameters (stage 3); 1: there is none.
   int64_t hpz_partition_size = 1;
-  bool quantized_weights = false;               // gathers of stage 3 send 8 bits per element
+  bool quantized_weights = false;               // gathers send 8 bits per element
   bool quantized_nontrainable_weights = false;  // gathers of frozen parameters do
   bool quantized_gradients = false;     // reductions send fewer bits per element between hosts:
   int64_t quantized_gradient_bits = 8;  // zerorun.quantized_gradient_bits: 8 or 4

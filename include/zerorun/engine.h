@@ -15,6 +15,7 @@
 #include "zerorun/device.h"
 #include "zerorun/export.h"
 #include "zerorun/loss_scaler.h"
+#include "zerorun/straggler.h"
 #include "zerorun/tensor.h"
 #include "zerorun/work_span.h"
 
@@ -278,6 +279,10 @@ class ZR_API EngineHooks {
   // if this rank stores only a part of it (stages 1 to 3). A caller that writes to it must do so on
   // every rank.
   virtual TensorView whole_gradient(ParameterId id) = 0;
+  // Returns the values with which ranks compute in place of this rank's part of a parameter
+  // (StateInterval::param, all intervals side by side), if gathers of it are quantized and it is
+  // always full (stages 1 and 2); empty otherwise. Valid until the next call.
+  virtual TensorView decoded_part(ParameterId id) = 0;
   // Must be called after writing to StateInterval::grad, between reduce_gradients and step:
   // computes the gradient norm again, on which clipping and skipping depend.
   virtual void accept_gradients() = 0;
@@ -375,6 +380,10 @@ class ZR_API Engine {
   // Returns the bytes of parameters, gradients and optimizer states that this rank holds now.
   virtual int64_t model_state_bytes() const = 0;
   virtual EngineTimings take_timings() = 0;
+  // Tells the engine in what its caller spends the time from now on; returns in what before. What
+  // the engine does itself, and waits for, it knows.
+  virtual StepPart enter(StepPart part) = 0;
+  virtual StragglerReport stragglers() const = 0;
   // Calls `observer` for each span of time that take_timings adds up: "wait for reductions", "wait
   // for gathers" and "optimizer", on kProgramStream.
   virtual Subscription observe(WorkObserver observer) = 0;

@@ -76,6 +76,14 @@ std::vector<int> select_slots(const RankRequest& request, const HostResources& h
   return first_slots(count);
 }
 
+// What a user who did not ask for CPU ranks is told of them.
+std::string note_of_cpu_ranks(const std::string& why, int ranks, int cpus) {
+  std::string note = fmt::format("{}: {} CPU rank{}", why, ranks, ranks == 1 ? "" : "s");
+  if (ranks <= cpus) return note;
+  return note + fmt::format(" share {} CPU{}; a job is fastest with at most one rank for each CPU",
+                            cpus, cpus == 1 ? "" : "s");
+}
+
 }  // namespace
 
 void check_combination(const RankRequest& request, int nodes) {
@@ -153,9 +161,8 @@ Selection take_slots(const std::vector<int>& slots, const RankRequest& request,
     const bool asked = request.accelerator == Accelerator::cpu || request.count == "cpu";
     selection.none_found = !asked && host.gpus.empty();
     if (!asked) {
-      selection.note = fmt::format("{}: {} CPU rank{}",
-                                   host.gpus.empty() ? host.why_no_gpu : host.cuda_problem.text,
-                                   slots.size(), slots.size() == 1 ? "" : "s");
+      const std::string& why = host.gpus.empty() ? host.why_no_gpu : host.cuda_problem.text;
+      selection.note = note_of_cpu_ranks(why, static_cast<int>(slots.size()), host.cpus);
     }
     return selection;
   }

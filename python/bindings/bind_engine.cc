@@ -225,6 +225,17 @@ void define_state(Engines& engine) {
           },
           "index"_a, "The whole reduced gradient where this rank stores it (stage 0), or None.")
       .def(
+          "decoded_part",
+          [](const EngineHandle& self, ParameterId id) -> std::optional<py::capsule> {
+            const TensorView view =
+                unlocked(self, [&](Engine& core) { return core.hooks().decoded_part(id); });
+            if (view.data == nullptr) return std::nullopt;
+            return export_view(view, self.owner(), self.owner()->where());
+          },
+          "index"_a,
+          "What ranks compute with in place of this rank's part of the parameter, if its gathers "
+          "are quantized and it is always full, or None. Valid until the next call.")
+      .def(
           "state_names",
           [](const EngineHandle& self, ParameterId parameter) {
             std::vector<std::string> names;

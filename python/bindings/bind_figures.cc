@@ -55,6 +55,27 @@ class EngineFigures {
     return times;
   }
 
+  // After destroy() there are no parts.
+  int enter(int part) {
+    const auto kept = owner_.lock();
+    return kept ? static_cast<int>(kept->engine->enter(static_cast<StepPart>(part))) : part;
+  }
+  py::dict stragglers() const {
+    const StragglerReport report = owner()->engine->stragglers();
+    py::dict shares("waited"_a = report.own.waited);
+    for (int part = 0; part < kStepParts; ++part) {
+      const auto name = name_of(static_cast<StepPart>(part));
+      shares[py::str(name.data(), name.size())] = report.own.parts[static_cast<size_t>(part)];
+    }
+    py::dict found("step_shares"_a = shares);
+    if (const auto& slow = report.found) {
+      found["straggler"] =
+          py::dict("rank"_a = slow->rank, "host"_a = slow->host, "share"_a = slow->share,
+                   "cause"_a = name_of(slow->cause), "text"_a = slow->text());
+    }
+    return found;
+  }
+
   std::map<std::string, std::tuple<int64_t, int64_t, double>> collectives() const {
     const CommStats stats = owner()->job->stats();
     const auto seconds = work_ ? work_->collective_seconds() : std::array<double, kCollectives>{};
@@ -140,6 +161,12 @@ void register_figures(py::module_& m) {
       .def("take_timings", &EngineFigures::take_timings,
            "Seconds since the last call: (doing or waiting for reductions, for gathers, norm and "
            "update).")
+      .def("enter", &EngineFigures::enter, "part"_a,
+           "Time from now on is of this part of a step: 0 computation, 1 data, 2 copies, 3 saves. "
+           "Returns the part of the time before.")
+      .def("stragglers", &EngineFigures::stragglers,
+           "{step_shares: fractions of this rank's last step; straggler: of rank 0, where there is "
+           "one}.")
       .def("collectives", &EngineFigures::collectives,
            "{operation: (calls, bytes of the full tensors, seconds)} since the engine was made; "
            "seconds since measure_work(), not a number on a GPU's stream.")

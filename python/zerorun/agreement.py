@@ -9,8 +9,6 @@ import torch
 
 from zerorun import _C
 
-__all__ = ["all_or_none"]
-
 _MESSAGE_NBYTES = 2048
 
 

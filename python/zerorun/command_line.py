@@ -8,8 +8,6 @@ from typing import Any, NoReturn
 
 from zerorun import _C
 
-__all__ = ["Parser", "tell_error"]
-
 _FAILURE, _BAD_INPUT = 1, 2  # as of the commands in C++
 
 

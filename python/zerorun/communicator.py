@@ -11,8 +11,6 @@ from zerorun import _C, environment
 from zerorun.process_state import STATE
 from zerorun.stacks import answer_stack_requests
 
-__all__ = ["duplicate", "world"]
-
 _SECRET_BYTES = 32
 _ADDRESS = "zerorun/address"  # the key in torch.distributed's store
 

@@ -21,14 +21,12 @@ from zerorun.command_line import Parser, tell_error
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.initialization import initialize
 from zerorun.interchange import formats, tensor_kinds
-from zerorun.interchange.distributed_out import write_distributed
+from zerorun.interchange.distributed import write_distributed
 from zerorun.interchange.own import open_own, optimizer_of
 from zerorun.interchange.source import Piece, Source
 from zerorun.model.model_layout import DTYPES
 from zerorun.optimizers.saved_values import DECOUPLED
 from zerorun.progress_bar import ProgressBar
-
-__all__ = ["export_distributed", "import_checkpoint", "main"]
 
 _logger = logging.getLogger("zerorun")
 

@@ -15,15 +15,6 @@ from torch.overrides import TorchFunctionMode
 from zerorun import _C, environment
 from zerorun.model.partition import partition_of
 
-__all__ = [
-    "gpu_of",
-    "local_device",
-    "make_current",
-    "on_local_device",
-    "release_cached_memory",
-    "shared_device",
-]
-
 _logger = logging.getLogger("zerorun")
 _CPU = torch.device("cpu")
 _ON_CPU = "zerorun --accelerator cpu, or CUDA_VISIBLE_DEVICES= without it, trains on the CPU"

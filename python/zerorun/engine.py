@@ -22,11 +22,9 @@ from zerorun.sharded_module import ShardedModule
 from zerorun.shards.shards import Shards
 
 if TYPE_CHECKING:
+    from zerorun.dataloader import ResumableLoader
     from zerorun.monitor.master import MonitorMaster
     from zerorun.profiling.flops import FlopsProfile
-
-__all__ = ["ZeroEngine"]
-
 
 _CHECK_EVERY = 100  # steps; looking at the whole model costs more than a step should
 
@@ -154,6 +152,8 @@ class ZeroEngine(ShardedModule):
             self.last_step = result
             self.micro_step_applied = self.last_step.applied
             self.global_steps += 1
+            if hasattr(self.training_dataloader, "mark_used"):
+                self.training_dataloader.mark_used()
             if not result.applied:
                 from zerorun.shards.skipped_step import tell_skipped
 
@@ -256,6 +256,29 @@ class ZeroEngine(ShardedModule):
             return super().save_checkpoint(*args, **kwargs)
 
     save_checkpoint.__doc__ = ShardedModule.save_checkpoint.__doc__
+
+    def make_dataloader(
+        self,
+        dataset: Any,
+        batch_size: int,
+        collate_fn: Callable[..., Any] | None = None,
+        **options: Any,
+    ) -> ResumableLoader:
+        """A data loader with shuffled batches, of different samples on every rank. Its position is
+        part of this engine's checkpoints: after :meth:`load_checkpoint` it goes on in the middle of
+        an epoch, also on another number of ranks. The last one made counts.
+
+        - `batch_size`: of one rank. `options`: those of torch's DataLoader.
+
+        Call ``loader.set_epoch(epoch)`` before each epoch, from ``loader.epoch`` on. Of an
+        IterableDataset, which keeps its order, ranks take turns.
+        """
+        from zerorun.dataloader import make_dataloader
+
+        self.training_dataloader = make_dataloader(
+            dataset, batch_size, self.communicator, collate_fn, self.meter.data, **options
+        )
+        return self.training_dataloader
 
     def add_listener(self, listener: Callable[[dict[str, Any]], Any]) -> None:
         """Calls `listener` with the result of :meth:`metrics` after every later step of this rank.

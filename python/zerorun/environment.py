@@ -11,21 +11,6 @@ import re
 
 from zerorun import _C
 
-__all__ = [
-    "adopt_scheduler",
-    "compat",
-    "has_own_gpu",
-    "local_rank",
-    "master_address",
-    "may_share_gpus",
-    "meets_at_torchrun",
-    "order_collectives",
-    "prepend",
-    "rank",
-    "set_python",
-    "visible_gpus",
-]
-
 
 def adopt_scheduler(port: int | None = None) -> bool:
     """Sets RANK and the rest for PyTorch where srun or mpirun has started several ranks.

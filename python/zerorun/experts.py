@@ -15,8 +15,6 @@ import torch
 from zerorun import _C
 from zerorun.process_state import STATE
 
-__all__ = ["ExpertGroups", "is_expert", "known", "named", "start"]
-
 
 @dataclass(frozen=True)
 class ExpertGroups:

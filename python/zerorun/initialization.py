@@ -22,6 +22,7 @@ from zerorun.device import (
 )
 from zerorun.engine import ZeroEngine
 from zerorun.hooks.mixed_norms import serve_mixed_norms
+from zerorun.model.adoption import adopt
 from zerorun.model.buffers import cast_buffers
 from zerorun.model.engine_ranks import EngineRanks, parts_of
 from zerorun.model.expert_layout import place_experts
@@ -38,8 +39,6 @@ from zerorun.optimizers.saved_values import DECOUPLED, is_decoupled
 from zerorun.sequence.configured import start_configured
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.shards.shards import Shards, take_over
-
-__all__ = ["initialize"]
 
 _SHARDS_PARAMETERS = 3  # the stage
 
@@ -73,7 +72,8 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
       that makes one. torch's Adam and AdamW run as the fused ones of the C++ core, others on flat
       fp32 shards. None: the configuration's "optimizer"; without that the engine does not train.
     - `model_parameters`: parameters or groups to train, for the configuration's optimizer.
-    - `training_data`: a dataset. The returned data loader gives each rank different samples.
+    - `training_data`: a dataset. The returned data loader gives each rank different samples, and
+      its position is part of checkpoints: :meth:`zerorun.ZeroEngine.make_dataloader`.
     - `lr_scheduler`: a torch scheduler, or a function of the optimizer that makes one. The engine
       steps it. A scheduler that is not passed here also works, if the program steps it.
     - `mpu`, `device_mesh`, `mesh_param`: one of these if ranks hold different parts of the model
@@ -99,12 +99,12 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     parsed = _with_mesh(parsed, given, mesh)
     settings = parsed.config
     _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
+    model_parameters = adopt(model, optimizer, model_parameters, mesh, settings.zero.stage)
     with on_local_device(model) as device:
         world = communicator.world(settings.comm_timeout_s)
         own = communicator.duplicate(world, settings.comm_timeout_s, gpu_of(device))
         ranks = EngineRanks.of(own, mesh)
-        data = ranks.data
-        batch = configuration.batch_for(parsed, data_parallel_size(data.world_size))
+        batch = configuration.batch_for(parsed, data_parallel_size(ranks.data.world_size))
         basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
         layout = _prepare(model, basic, parsed, units, ranks)
         rule = UpdateRule(None) if basic is None or optimizer is None else rule_of(basic, device)
@@ -124,11 +124,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
                 engine.lr_scheduler = _scheduler(lr_scheduler, basic, settings)
                 measures = observe(engine, parsed)
                 if training_data is not None:
-                    from zerorun.dataloader import make_dataloader
-
-                    engine.training_dataloader = make_dataloader(
-                        training_data, batch.micro_batch_size, data, collate_fn, engine.meter.data
-                    )
+                    engine.make_dataloader(training_data, batch.micro_batch_size, collate_fn)
             if measures:
                 engine.measure_peak()
     release_cached_memory(device)

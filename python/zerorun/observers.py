@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from zerorun.monitor.master import MonitorMaster
     from zerorun.profiling.flops import FlopsProfile
 
-__all__ = ["observe"]
-
 
 class _Engine(Protocol):
     """The part of a ZeroEngine that observers use."""

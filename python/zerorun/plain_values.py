@@ -22,8 +22,6 @@ import torch
 
 from zerorun import _C
 
-__all__ = ["PICKLE_BEGIN", "decode", "encode"]
-
 _PICKLE = "$pickle"
 PICKLE_BEGIN = f'{{"{_PICKLE}": '  # of one in the text of json.dumps
 _SIMPLE = (type(None), bool, int, str)

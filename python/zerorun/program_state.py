@@ -11,8 +11,6 @@ from typing import Any
 
 from zerorun import _C, plain_values
 
-__all__ = ["decode", "decode_objects", "encode", "has_pickle"]
-
 _VERSION = 3
 _OBJECTS = "objects"
 

@@ -7,8 +7,6 @@ import sys
 import warnings
 from typing import Any
 
-__all__ = ["warn"]
-
 _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 

@@ -8,8 +8,6 @@ import time
 from types import TracebackType
 from typing import TextIO
 
-__all__ = ["ProgressBar"]
-
 _AFTER_S = 2.0  # what is done sooner needs no bar
 _EVERY_S = 0.2
 _WIDTH = 30

@@ -6,8 +6,6 @@ import torch
 
 from zerorun import _C
 
-__all__ = ["overwrite", "share", "text_of_rank_zero", "texts_of_all"]
-
 
 def share(tensor: torch.Tensor, communicator: _C.Communicator, label: str) -> None:
     """Overwrites a tensor of any dtype with rank 0's values, byte by byte. Collective."""

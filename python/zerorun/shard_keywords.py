@@ -11,8 +11,6 @@ from typing import Any
 
 from zerorun import _C
 
-__all__ = ["check_initial_values", "naming_keywords", "number_of", "place_of"]
-
 # Where the configuration that zerorun.shard makes has the values of its keywords.
 _POINTERS = {
     "/zero_optimization/stage": "stage",

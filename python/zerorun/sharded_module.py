@@ -30,8 +30,6 @@ if TYPE_CHECKING:  # what a training without saves does without
 if TYPE_CHECKING:
     from zerorun.checkpoints.streaming import ParameterStream
 
-__all__ = ["ShardedModule"]
-
 
 def _load_whole(
     shards: Shards,
@@ -276,6 +274,7 @@ class ShardedModule(nn.Module):
             self.config,
             self.policy.pickles_objects,
             self.saves_model_only,
+            self.training_dataloader if self.policy.resumes_data else None,
         )
 
     def save_checkpoint(

@@ -20,8 +20,6 @@ from zerorun.optimizers.full_states import indices_of
 from zerorun.optimizers.optimizer import ShardOptimizer, rule_of
 from zerorun.shards.shards import Shards, take_left
 
-__all__ = ["ShardedOptimizer"]
-
 _SETTINGS = {
     "train_micro_batch_size_per_gpu": 1,
     "gradient_clipping": 0.0,

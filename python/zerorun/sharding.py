@@ -19,8 +19,6 @@ from zerorun.model.model_layout import DTYPES
 from zerorun.model.unit_policy import UnitPolicy
 from zerorun.shard_keywords import check_initial_values, naming_keywords, number_of, place_of
 
-__all__ = ["shard"]
-
 _SECTIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

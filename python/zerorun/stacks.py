@@ -8,8 +8,6 @@ from functools import cache
 
 from zerorun import _C
 
-__all__ = ["answer_stack_requests"]
-
 
 def answer_stack_requests() -> None:
     """From now on a rank that waits for this process can see its Python stacks.

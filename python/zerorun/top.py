@@ -12,10 +12,14 @@ from typing import Any
 
 from zerorun import _C
 from zerorun.command_line import Parser, tell_error
-from zerorun.metrics.lines import check_version, is_figure, parse_line, rank_in
+from zerorun.metrics.lines import (
+    check_version,
+    is_figure,
+    parse_line,
+    rank_in,
+    straggler_text,
+)
 from zerorun.report.reader import rank_of, run_files
-
-__all__ = ["Latest", "latest", "table"]
 
 _TAIL_BYTES = 1 << 16
 _CLEAR = "\x1b[H\x1b[J"
@@ -92,13 +96,25 @@ def _compute_ms(line: _Line) -> float | None:
 
 
 _Cell = Callable[[_Line], float | None]
+_SHARES = ("waited", "data", "copy", "save")  # of a step; what is left is computation
+
+
+def _share(name: str) -> _Cell:
+    def cell(line: _Line) -> float | None:
+        shares = line.get("step_shares")
+        return _number(shares, name) if isinstance(shares, dict) else None
+
+    return cell
+
+
 _COLUMNS: tuple[tuple[str, _Cell, Callable[[float], str]], ...] = (
     ("step", lambda line: _number(line, "step"), lambda v: f"{v:.0f}"),
     ("loss", lambda line: _number(line, "loss"), lambda v: f"{v:.4f}"),
     ("norm", lambda line: _number(line, "grad_norm"), lambda v: f"{v:.3g}"),
     ("step ms", lambda line: _number(line, "step_ms"), lambda v: f"{v:.1f}"),
     ("compute", _compute_ms, lambda v: f"{v:.1f}"),
-    ("wait", lambda line: _number(line, "comm_ms"), lambda v: f"{v:.1f}"),
+    ("comm", lambda line: _number(line, "comm_ms"), lambda v: f"{v:.1f}"),
+    *((name, _share(name), lambda v: f"{100 * v:.0f}%") for name in _SHARES),
     ("optimizer", lambda line: _number(line, "optimizer_ms"), lambda v: f"{v:.1f}"),
     (
         "tokens/s",
@@ -130,7 +146,8 @@ def table(found: Latest, name: str) -> list[str]:
     rows += [[column[i] for _, column in columns] for i in range(len(found.lines))]
     text = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)) for row in rows]
     ranks = f"{len(found.lines)} rank{'' if len(found.lines) == 1 else 's'}"
-    return [f"{ranks}{', ended' if found.ended else ''}: {name}", *text]
+    lines = [f"{ranks}{', ended' if found.ended else ''}: {name}", *text]
+    return lines + [text for line in found.lines.values() if (text := straggler_text(line))]
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:

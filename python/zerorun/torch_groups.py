@@ -12,8 +12,6 @@ import time
 
 import torch
 
-__all__ = ["end_at_exit"]
-
 _FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 

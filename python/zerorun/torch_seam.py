@@ -5,9 +5,10 @@ that names it instead of a gradient that is silently not clipped or a state dict
 Names of modules that are not loaded are looked up when an engine is made after their import.
 
 The patches are in the modules that make them: torch's functions that clip (hooks/torch_clipping),
-its norms (hooks/mixed_norms), its state dicts (checkpoints/torch_state_dicts), AveragedModel
-(model/moving_averages), nn.Module within zero.Init (zero/init), and methods of the model and the
-optimizer that a program passed (hooks/module_zero_grad, shards/given_optimizer).
+its norms (hooks/mixed_norms), entering autocast (hooks/autocast_copies), its state dicts
+(checkpoints/torch_state_dicts), AveragedModel (model/moving_averages), nn.Module within zero.Init
+(zero/init), methods of the model and the optimizer that a program passed (hooks/module_zero_grad,
+shards/given_optimizer), and nn.Parameter.grad at stage 0 of DeepSpeed scripts (compat, _gradients).
 """
 
 from __future__ import annotations
@@ -22,23 +23,6 @@ from typing import Any
 import torch
 
 from zerorun import _C
-
-__all__ = [
-    "LOAD_STATE_DICT_POST_HOOKS",
-    "LOAD_STATE_DICT_PRE_HOOKS",
-    "NAMES",
-    "STATE_DICT_POST_HOOKS",
-    "STATE_DICT_PRE_HOOKS",
-    "STEP_POST_HOOKS",
-    "STEP_PRE_HOOKS",
-    "STEP_WAS_CALLED",
-    "WRAPPED_BY_SCHEDULER",
-    "PrivateName",
-    "call_step_hooks",
-    "check",
-    "check_module",
-    "hooks_of",
-]
 
 STEP_PRE_HOOKS = "_optimizer_step_pre_hooks"
 STEP_POST_HOOKS = "_optimizer_step_post_hooks"
@@ -76,6 +60,10 @@ _TABLES = {
         torch.nn.modules.module.Module _non_persistent_buffers_set: models on the meta device
         torch.nn.modules.module _IncompatibleKeys: set_model_state_dict
         torch.UntypedStorage _cdata: views of gathered parameters
+        torch.Tensor _version: values that a program writes
+        torch.Tensor grad: gradients that a DeepSpeed script reads at stage 0
+        torch.nn.utils.clip_grad _no_grad: the functions within torch's that clip
+        torch.jit._builtins _register_builtin _find_builtin: norms in scripted code
         torch._C _current_graph_task_id: the backward that is under way
         torch._C _disabled_torch_function_impl: ds_tensor
         torch.autograd.Variable _execution_engine: the end of a backward
@@ -91,6 +79,7 @@ _TABLES = {
         torch.optim.optimizer _global_optimizer_post_hooks: hooks of all optimizers
         torch.optim.lr_scheduler.LRScheduler *_opt_called *_wrapped_by_lr_sched: schedulers
         torch._dynamo.eval_frame skip_code: hooks in compiled code
+        torch._dynamo.eval_frame.DisableContext *_torchdynamo_disable: hooks in compiled code
         torch._dynamo.eval_frame.OptimizedModule *_orig_mod: names of parameters
         torch.distributed.tensor.DTensor _local_tensor: this rank's piece
         torch.distributed.distributed_c10d _get_default_store: where ranks meet
@@ -101,6 +90,18 @@ _TABLES = {
         """,
     "transformers 5.23": """
         transformers.modeling_utils ALL_ATTENTION_FUNCTIONS: sequence parallelism
+        transformers.modeling_utils.PreTrainedModel _keep_in_fp32_modules: buffers that stay fp32
+        """,
+    "torch 2.13": """
+        torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule _orig_cls_mro_index: fsdp
+        torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule _get_fsdp_state: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState *_fsdp_param_groups: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState *_pre_forward_hook_handle: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState *_post_forward_hook_handle: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup *fsdp_params: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam *_post_load_hook_handle: fsdp
+        torch.distributed._composable_state _module_state_mapping: fsdp
+        torch.distributed._composable.contract STATE_KEY REGISTRY_KEY: fsdp
         """,
     "its source, not a GPU": """
         bitsandbytes.nn.modules.Params4bit *bnb_quantized *quant_state: 4-bit weights
@@ -122,7 +123,9 @@ def _read(seen: str, table: str) -> Iterator[PrivateName]:
 
 
 NAMES = tuple(name for seen, table in _TABLES.items() for name in _read(seen, table))
-TRANSFORMERS = "transformers.modeling_utils"  # for sequence parallelism alone, which checks it
+TRANSFORMERS = "transformers.modeling_utils"
+_ATTENTION = "ALL_ATTENTION_FUNCTIONS"  # for sequence parallelism alone, which checks it
+ADOPTION = "fsdp"  # the adoption of models of FSDP2, which checks what it needs
 # Modules that importing PyTorch or making an optimizer does not load, or not in every version.
 _WHEN_LOADED = (
     "torch._dynamo",
@@ -138,7 +141,7 @@ def check() -> None:
     """Raises ConfigError for the first private name that the loaded versions do not have, of those
     that every engine needs."""
     for name in NAMES:
-        if name.module != TRANSFORMERS:
+        if name.name != _ATTENTION and name.use != ADOPTION:
             _check(name)
 
 
@@ -147,6 +150,30 @@ def check_module(module: str) -> None:
     for name in NAMES:
         if name.module == module:
             _check(name)
+
+
+def undo_fully_shard(modules: list[Any]) -> None:
+    """Makes modules that fully_shard has been called on what they were, but for their parameters,
+    which stay DTensors."""
+    for name in NAMES:
+        if name.use == ADOPTION:
+            _check(name)
+    contract: Any = importlib.import_module("torch.distributed._composable.contract")
+    composable: Any = importlib.import_module("torch.distributed._composable_state")
+    for module in modules:
+        state = module._get_fsdp_state()
+        handles = [state._pre_forward_hook_handle, state._post_forward_hook_handle]
+        for group in state._fsdp_param_groups:
+            handles += group._module_to_pre_save_state_dict_hook_handle.values()
+            handles += group._module_to_pre_load_state_dict_hook_handle.values()
+            handles += [parameter._post_load_hook_handle for parameter in group.fsdp_params]
+        for handle in handles:
+            handle.remove()
+        kind = type(module)
+        module.__class__ = kind.__mro__[kind._orig_cls_mro_index]
+        composable._module_state_mapping.pop(module, None)
+        for key in (contract.STATE_KEY, contract.REGISTRY_KEY):
+            vars(module).pop(key, None)
 
 
 def _check(name: PrivateName) -> None:

@@ -10,8 +10,6 @@ import threading
 from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["replacing", "write_text"]
-
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[BinaryIO]:

@@ -228,6 +228,72 @@ TEST_P(ConformanceTest, AllToAllGivesEachRankItsSliceOfEveryInput) {
   });
 }
 
+// `of(rank)`: the elements of its part, which begin at `begin`.
+std::vector<int64_t> cuts_of(int64_t begin, int ranks, const std::function<int64_t(int)>& of) {
+  std::vector<int64_t> cuts = {begin};
+  for (int rank = 0; rank < ranks; ++rank) cuts.push_back(cuts.back() + of(rank));
+  return cuts;
+}
+
+TEST_P(ConformanceTest, RedistributeGivesEachRankItsPartByTheOtherCuts) {
+  on_all_ranks([](Rank& rank) {
+    const int ranks = rank.world_size();
+    using Parts = std::function<int64_t(int)>;
+    for (const int64_t part : kParts) {
+      const Parts even = [&](int) { return part; };
+      const Parts one = [&](int i) { return i == ranks / 2 ? part * ranks : 0; };
+      const Parts rising = [&](int i) {  // adds up to part * ranks
+        return i == ranks - 1 ? part * ranks - i * (part / 2) : part / 2;
+      };
+      for (const auto& [from, to] : {std::pair(even, one), std::pair(one, even),
+                                     std::pair(even, rising), std::pair(rising, one)}) {
+        for (const DType dtype : {DType::uint8, DType::fp32}) {
+          const auto cuts =
+              std::make_shared<const Cuts>(Cuts{cuts_of(5, ranks, from), cuts_of(5, ranks, to)});
+          const Bytes whole = random_values(dtype, part * ranks, 7);
+          const auto mine = [&](const std::vector<int64_t>& by) {
+            const auto at = [&](int i) {
+              return whole.begin() +
+                     (by[static_cast<size_t>(i)] - 5) * static_cast<ptrdiff_t>(size_of(dtype));
+            };
+            return Bytes(at(rank.number()), at(rank.number() + 1));
+          };
+          const TensorView in = rank.make(mine(cuts->before), dtype);
+          const TensorView out = rank.make(Bytes(mine(cuts->after).size()), dtype);
+          rank->redistribute(in, out, cuts, rank.stream(), "matrices").synchronize();
+          rank.expect(mine(cuts->after), out, fmt::format("{} {}", part, name_of(dtype)));
+          rank.clear();
+        }
+      }
+    }
+  });
+}
+
+// Inputs of different sizes at the end of the memory that each rank has.
+TEST_P(ConformanceTest, RedistributeReadsNoMoreThanAnInputHas) {
+  on_all_ranks([](Rank& rank) {
+    const int ranks = rank.world_size();
+    constexpr int64_t kPart = 40000;
+    const auto cuts = std::make_shared<const Cuts>(
+        Cuts{cuts_of(0, ranks, [](int i) { return (2 * i + 1) * kPart; }),
+             cuts_of(0, ranks, [&](int) { return ranks * kPart; })});
+    const int64_t numel = (2 * rank.number() + 1) * kPart;
+    const int64_t most = (2 * ranks - 1) * kPart;
+    const auto memory =
+        rank->allocate(static_cast<size_t>(most) * sizeof(float), Sharing::per_rank);
+    const Bytes whole = random_values(DType::fp32, ranks * ranks * kPart, 7);
+    const auto part = [&](const std::vector<int64_t>& by) {
+      const auto at = [&](int i) { return whole.begin() + 4 * by[static_cast<size_t>(i)]; };
+      return Bytes(at(rank.number()), at(rank.number() + 1));
+    };
+    const TensorView in = view_of(*memory, DType::fp32, most).slice(most - numel, numel);
+    rank.write(in, part(cuts->before));
+    const TensorView out = rank.make(Bytes(part(cuts->after).size()), DType::fp32);
+    rank->redistribute(in, out, cuts, rank.stream(), "matrices").synchronize();
+    rank.expect(part(cuts->after), out, "at the end");
+  });
+}
+
 TEST_P(ConformanceTest, BroadcastCopiesFromEachRoot) {
   on_all_ranks([](Rank& rank) {
     for (const int64_t numel : kSizes) {
@@ -318,6 +384,9 @@ TEST_P(ConformanceTest, CountsCallsElementsAndBytesOfTheFullTensor) {
                      rank.stream(), "");
     rank->all_to_all(make(2 * ranks, DType::uint8), make(2 * ranks, DType::uint8), rank.stream(),
                      "");
+    const auto cuts = std::make_shared<const Cuts>(
+        Cuts{cuts_of(0, ranks, [](int) { return 3; }), cuts_of(0, ranks, [](int) { return 3; })});
+    rank->redistribute(make(3, DType::fp32), make(3, DType::fp32), cuts, rank.stream(), "");
     rank->broadcast(make(3, DType::uint8), 0, rank.stream(), "");
     rank->barrier(rank.stream(), "");
     rank->barrier(rank.stream(), "").synchronize();
@@ -330,7 +399,7 @@ TEST_P(ConformanceTest, CountsCallsElementsAndBytesOfTheFullTensor) {
     expect(Collective::all_reduce, 1, 10, 40);
     expect(Collective::reduce_scatter, 1, 6 * ranks, 12 * ranks);
     expect(Collective::all_gather, 1, 5 * ranks, 10 * ranks);
-    expect(Collective::all_to_all, 1, 2 * ranks, 2 * ranks);
+    expect(Collective::all_to_all, 2, 2 * ranks + 3, 2 * ranks + 12);
     expect(Collective::broadcast, 1, 3, 3);
     expect(Collective::barrier, 2, 0, 0);
   });
@@ -358,6 +427,19 @@ TEST_P(ConformanceTest, RefusesCallsThatCannotBeMeant) {
         [&] { rank->all_gather(floats, floats.slice(0, 1), Sync::collective, rank.stream(), ""); });
     refuses([&] { rank->all_to_all(floats, floats, rank.stream(), ""); });
     refuses([&] { rank->all_to_all(floats, bytes, rank.stream(), ""); });
+    const auto refuses_cuts = [&](std::vector<int64_t> before, std::vector<int64_t> after) {
+      const auto cuts = std::make_shared<const Cuts>(Cuts{std::move(before), std::move(after)});
+      refuses([&] {
+        rank->redistribute(floats.slice(0, 4), floats.slice(4, 4), cuts, rank.stream(), "");
+      });
+    };
+    const auto four = cuts_of(0, rank.world_size(), [](int) { return 4; });
+    refuses_cuts({}, {});
+    refuses_cuts(four, {0, four.back() + 4});
+    refuses_cuts(four, cuts_of(1, rank.world_size(), [](int) { return 4; }));  // other ends
+    refuses_cuts(cuts_of(0, rank.world_size(), [](int) { return 5; }),
+                 cuts_of(0, rank.world_size(), [](int) { return 5; }));  // another size
+    refuses([&] { rank->redistribute(floats, fewer, nullptr, rank.stream(), ""); });
     refuses([&] { rank->broadcast(floats, rank.world_size(), rank.stream(), ""); });
     refuses([&] { rank->broadcast({nullptr, 5, DType::fp32}, 0, rank.stream(), ""); });
     rank->barrier(rank.stream(), "no harm done").synchronize();

@@ -67,7 +67,7 @@ TEST(ParseConfig, AShardGroupIsANumberOrTheRanksOfAHost) {
       HasSubstr("4 contradicts /zerorun/shard_group_size 2"));
 }
 
-TEST(ParseConfig, ASecondCopyIsOfStage3) {
+TEST(ParseConfig, HpzIsOfStage3) {
   const auto size_of = [](const std::string& size, int stage = 3) {
     const std::string zero = fmt::format(R"("stage":{},"zero_hpz_partition_size":{})", stage, size);
     return parse_config(R"({"zero_optimization":{)" + zero + "}}").config.zero.hpz_partition_size;
@@ -102,8 +102,16 @@ TEST(ParseConfig, FewerBitsNeedWhatTheyAreUsedFor) {
   const auto problems = [](const std::string& keys) {
     return problems_of(R"({"zero_optimization":{)" + keys + "}}");
   };
-  EXPECT_THAT(problems(R"("stage":2,"zero_quantized_weights":true)"),
-              HasSubstr("true needs /zero_optimization/stage 3, got 2"));
+  for (const int stage : {1, 2, 3}) {
+    const std::string keys = fmt::format(R"("stage":{},"zero_quantized_weights":true)", stage);
+    EXPECT_TRUE(zero_of(keys).quantized_weights) << stage;
+  }
+  EXPECT_THAT(problems(R"("stage":0,"zero_quantized_weights":true)"),
+              HasSubstr("true needs /zero_optimization/stage 1, 2 or 3, got 0"));
+  EXPECT_THAT(problems(R"("stage":2,"zero_quantized_nontrainable_weights":true)"),
+              HasSubstr("stage 3, got 2, at which frozen parameters are not sent"));
+  EXPECT_THAT(problems(R"("stage":2,"zero_quantized_weights":8)"),
+              HasSubstr("/zero_optimization/zero_quantized_weights"));
   EXPECT_THAT(problems(R"("zero_quantized_gradients":true)"), HasSubstr("stage 1, 2 or 3, got 0"));
   EXPECT_THAT(problems_of(R"({"zerorun":{"quantized_gradient_bits":6}})"),
               HasSubstr("got 6, expected 4 or 8"));

@@ -47,9 +47,8 @@ class Network:
             run("ip", "netns", "add", namespace)
             run("ip", "-n", namespace, "link", "set", "lo", "up")
         a, b = self.namespaces
-        run(
-            "ip", "-n", a, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", b
-        )
+        pair = ("type", "veth", "peer", "name", "eth0", "netns", b)
+        run("ip", "-n", a, "link", "add", "eth0", "index", "9", *pair)
         for number, namespace in enumerate(self.namespaces):
             run("ip", "-n", namespace, "address", "add", f"{ADDRESSES[number]}/24", "dev", "eth0")
             run("ip", "-n", namespace, "link", "set", "eth0", "up")

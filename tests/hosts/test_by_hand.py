@@ -151,6 +151,21 @@ def test_the_loopback_as_master_address(network: Network) -> None:
     assert "127.0.0.1 is this host itself" in jobs[1].text
 
 
+def test_the_bridge_of_docker_is_no_address_to_meet_at(network: Network) -> None:
+    # A pair, since not every kernel has bridges; with a lower number than eth0 it is found first.
+    network.ip(0, "link", "add", "docker0", "index", "3", "type", "veth", "peer", "name", "veth0")
+    try:
+        for name in ("docker0", "veth0"):
+            network.ip(0, "link", "set", name, "up")
+        network.ip(0, "address", "add", "172.17.0.1/16", "dev", "docker0")
+        job = Launcher(network, 0, *by_hand(0, master="127.0.0.1"))
+        assert job.end() == 2
+    finally:
+        network.ip(0, "link", "del", "docker0")
+    assert f"--nnodes 2 --node_rank 0 --master_addr {ADDRESSES[0]} true" in job.text
+    assert "172.17.0.1 (docker0). Type here: " in job.text
+
+
 def test_a_master_address_that_nobody_answers(network: Network) -> None:
     with dropped(network, 0, PORT):
         first = Launcher(network, 0, *by_hand(0))

@@ -146,6 +146,7 @@ def test_training_over_ipv6_and_by_a_named_interface_has_the_same_bits(hosts: Ho
     "zero",
     [
         {"stage": 1},
+        {"stage": 2, "zero_quantized_weights": True},
         {
             "stage": 3,
             "stage3_max_reuse_distance": 0,
@@ -155,7 +156,7 @@ def test_training_over_ipv6_and_by_a_named_interface_has_the_same_bits(hosts: Ho
             "zero_quantized_gradients": True,
         },
     ],
-    ids=["stage 1", "ZeRO++"],
+    ids=["stage 1", "stage 2 in 8 bits", "ZeRO++"],
 )
 def test_the_link_carries_what_plan_says(hosts: Hosts, zero: dict[str, Any]) -> None:
     config = hosts.folder / "config.json"

@@ -51,9 +51,9 @@ TEST(Launch, OfAHelpTextHasNothingToSay) {
 }
 
 TEST(Launch, WithoutGpusOneLineSaysSo) {
-  LauncherProcess job(zerorun_command({"--num_gpus", "2", "true"}), {{"CUDA_VISIBLE_DEVICES", ""}});
+  LauncherProcess job(zerorun_command({"--num_gpus", "1", "true"}), {{"CUDA_VISIBLE_DEVICES", ""}});
   EXPECT_EQ(job.wait(), 0);
-  EXPECT_EQ(job.errors(), "[zerorun] no GPU found: 2 CPU ranks\n");
+  EXPECT_EQ(job.errors(), "[zerorun] no GPU found: 1 CPU rank\n");
 }
 
 TEST(Launch, IncludeSelectsCpuRanks) {

@@ -44,6 +44,18 @@ TEST(AddressTest, KnowsWhichAddressesAreThisHosts) {
   }
 }
 
+TEST(AddressTest, TheAddressOfTheDefaultRouteComesFirstAndThoseOfContainersLast) {
+  const OwnAddress docker = {"172.17.0.1", "docker0"};
+  const OwnAddress compose = {"172.18.0.1", "br-3f2504e04f89"};
+  const OwnAddress storage = {"10.1.0.7", "ib0"};
+  const OwnAddress out = {"10.0.0.7", "eth0"};
+  std::vector<OwnAddress> own = {docker, storage, compose, out};
+  likeliest_first(own, {"10.0.0.7"});
+  EXPECT_EQ(own, (std::vector{out, storage, docker, compose}));
+  likeliest_first(own, {"172.18.0.1"});  // a bridge that the way out begins at, as OpenStack has it
+  EXPECT_EQ(own.front(), compose);
+}
+
 TEST(AddressTest, WhatIsNotThisHostsIsAnErrorThatNamesIt) {
   for (const char* wrong : {"eth99", "192.0.2.7", "no.such.host.invalid"}) {
     try {

@@ -2,8 +2,11 @@
 
 import json
 import os
-from collections.abc import Iterator
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rank_pool import RankPools
@@ -34,6 +37,43 @@ def pools(build: Path) -> Iterator[RankPools]:
     pools = RankPools(build)
     yield pools
     pools.close()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints that DeepSpeed has saved, by make_deepspeed_checkpoints.py."""
+    folder = tmp_path_factory.mktemp("deepspeed")
+    archive = Path(__file__).parent / "data" / "deepspeed_checkpoints.tar.xz"
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture
+def small_training(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a command in tmp_path, which has a text and a model.json; it ends with the test."""
+    (tmp_path / "text").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    (tmp_path / "model.json").write_text(json.dumps(shape))
+    jobs = []
+
+    def start(*words: object, **options: Any) -> subprocess.Popen[str]:
+        job = subprocess.Popen(
+            [str(word) for word in words],
+            cwd=tmp_path,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+        jobs.append(job)
+        return job
+
+    yield start
+    for job in jobs:
+        job.kill()
+        job.communicate()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups

@@ -10,7 +10,9 @@ import ast
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 DEADLINE = 400
@@ -39,17 +41,19 @@ def command(build: Path, ranks: int, *arguments: str | Path) -> list[str]:
     return [str(launcher), *options, *map(str, arguments)]
 
 
+def ran(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
+    """What a command did, with its exit status and output."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
 def shell(build: Path, line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """A command as users type it, on a machine without GPUs."""
     path = [build / "bin", Path(sys.prefix) / "bin", cwd, os.environ["PATH"]]
-    return subprocess.run(
+    return ran(
         ["bash", "-c", line],
         cwd=cwd,
         env=environment(build, PATH=os.pathsep.join(map(str, path)), CUDA_VISIBLE_DEVICES=""),
-        capture_output=True,
-        text=True,
         timeout=DEADLINE,
-        check=False,
     )
 
 
@@ -57,12 +61,9 @@ def launch(
     build: Path, ranks: int, *arguments: str | Path, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs a job of CPU ranks until it ends."""
-    return subprocess.run(
+    return ran(
         command(build, ranks, *arguments),
         env=environment(build, **variables),
         cwd=cwd,
-        capture_output=True,
-        text=True,
         timeout=DEADLINE,
-        check=False,
     )

@@ -34,6 +34,7 @@ FILES = (
     "sequence",
     "placement",
     "shard_groups",
+    "adoption",
     "checkpoints",
     "torch_states",
     "node_local",

@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from ranks import environment, launch
+from ranks import environment, launch, ran
 
 ASK = """
 import importlib.metadata, sys
@@ -39,13 +38,7 @@ def real(tmp_path: Path) -> str:
 
 
 def python(build: Path, *arguments: str | Path, **variables: str) -> str:
-    result = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env=environment(build, **variables),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = ran([sys.executable, *map(str, arguments)], env=environment(build, **variables))
     return result.stdout.strip() or result.stderr.strip()
 
 

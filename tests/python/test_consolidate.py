@@ -1,7 +1,6 @@
 """Models out of checkpoints, without a job; cases/checkpoints.py has more."""
 
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,6 @@ import zerorun
 from safetensors.torch import load_file
 from zerorun.consolidate import fp32_state_dict, lazy_state_dict, save_model
 from zerorun.interchange.model_files import nbytes_of
-
-ARCHIVE = Path(__file__).parent / "data" / "deepspeed_checkpoints.tar.xz"
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("deepspeed")
-    with tarfile.open(ARCHIVE) as file:
-        file.extractall(folder, filter="data")
-    return folder
 
 
 def test_every_format_of_deepspeeds_has_one_model(runs: Path) -> None:

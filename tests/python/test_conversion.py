@@ -27,16 +27,6 @@ from zerorun.interchange.own import optimizer_of
 from zerorun.model.safetensors_dtypes import NAMES
 from zerorun.optimizers.saved_values import COMMON_STATES, check_groups, common_states
 
-ARCHIVE = Path(__file__).parent / "data" / "deepspeed_checkpoints.tar.xz"
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("deepspeed")
-    with tarfile.open(ARCHIVE) as file:
-        file.extractall(folder, filter="data")
-    return folder
-
 
 def losses_of(run: Path) -> list[float]:
     return json.loads((run / "losses.json").read_text())["losses"]

@@ -5,13 +5,12 @@ make_deepspeed_golden.py has written what DeepSpeed itself computes.
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from curves import DATA, STEPS, TRAINER_RUNS, accelerate_losses, trainer_arguments, trainer_losses
-from ranks import environment, launch
+from ranks import environment, launch, ran
 
 pytest.importorskip("accelerate")
 pytest.importorskip("peft")
@@ -53,14 +52,11 @@ def test_accelerate_and_lora(
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     runs = []
     for _ in range(2):  # the second run starts from the first one's adapter
-        job = subprocess.run(
+        job = ran(
             [*command, "--text", str(root / "LICENSE")],
             cwd=tmp_path,
             env=environment(build, PATH=path),
-            capture_output=True,
-            text=True,
             timeout=200,
-            check=False,
         )
         assert job.returncode == 0, job.stdout + job.stderr
         runs.append(accelerate_losses(job.stdout))

@@ -1,12 +1,12 @@
 """The environment variables that the package reads itself."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 import torch
 import zerorun
+from ranks import ran
 from zerorun import device, environment
 
 
@@ -160,7 +160,5 @@ def test_nccl_launches_in_the_programs_order_unless_the_user_chose() -> None:
     others["PYTHONPATH"] = os.pathsep.join(sys.path)
     for given, expected in ({}, "1"), ({"NCCL_LAUNCH_ORDER_IMPLICIT": "0"}, "0"):
         command = [sys.executable, "-c", show]
-        job = subprocess.run(
-            command, env=others | given, capture_output=True, text=True, check=False
-        )
+        job = ran(command, env=others | given)
         assert job.stdout.strip() == expected, job.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from gpu_machine import PROGRAMS, Machine, write_program
+from ranks import ran
 
 
 @pytest.fixture
@@ -82,10 +83,7 @@ def test_python_is_the_one_whose_pytorch_sees_the_gpu(machine: Machine) -> None:
         if not (folder / "python3").exists():
             (folder / "python3").symlink_to(sys.executable)
         command = [folder / "python3", machine.root / "scripts" / "gpu_check", "--dry-run", "torch"]
-        result = subprocess.run(
-            command, env=environment | {"PYTHONPATH": str(folder)}, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
+        result = ran(command, env=environment | {"PYTHONPATH": str(folder)})
         assert re.search(rf"`\S*{expected} tests/gpu/torch_on_gpu.py", result.stdout), result
 
 

@@ -4,9 +4,11 @@ import json
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 from host_namespaces import Hosts, rank_environment, why_not
+from ranks import cases_in, environment
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -47,19 +49,19 @@ def start(build, tmp_path):
 
 
 def test_any_layout_of_hosts_trains_the_same_bits(start, tmp_path):
-    second_copy = {
+    hpz = {
         "stage": 3,
         "zero_hpz_partition_size": 2,
         "stage3_max_reuse_distance": 0,
         "stage3_param_persistence_threshold": 0,
     }
-    for name, zero in [("plain", {"stage": 1}), ("hpz", second_copy)]:
+    for name, zero in [("plain", {"stage": 1}), ("hpz", hpz)]:
         (tmp_path / f"{name}.json").write_text(json.dumps({"zero_optimization": zero}))
     hashes = {}
     for name, ranks_per_host, config in [
         ("one host", 4, "plain.json"),
         ("two", 2, "plain.json"),
-        ("two, a second copy each", 2, "hpz.json"),
+        ("two, hpZ on each", 2, "hpz.json"),
         ("four", 1, "plain.json"),
     ]:
         metrics = tmp_path / f"{name}.jsonl"
@@ -71,6 +73,34 @@ def test_any_layout_of_hosts_trains_the_same_bits(start, tmp_path):
                 assert rank.returncode == 0, errors
         hashes[name] = json.loads(metrics.read_text().splitlines()[-1])["param_hash"]
     assert len(set(hashes.values())) == 1, hashes
+
+
+def test_updated_parameters_in_8_bits(build, tmp_path):
+    code = "from pathlib import Path; from rank_main import run; "
+    code += "run('quantized_updates', Path(), [])"
+    cases = cases_in("quantized_updates")
+    for case in cases:
+        (tmp_path / case).mkdir()
+    path = environment(build)["PYTHONPATH"] + f":{build / 'python/zerorun/compat/site'}"
+    variables = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "eth0"}
+    with Hosts(2) as hosts:
+        ranks = [
+            subprocess.Popen(
+                hosts.command(rank // 2, [sys.executable, "-c", code]),
+                cwd=tmp_path,
+                env=rank_environment(hosts, rank, WORLD_SIZE, 2) | variables,
+            )
+            for rank in range(WORLD_SIZE)
+        ]
+        try:
+            for rank in ranks:
+                rank.wait(timeout=DEADLINE)
+        finally:
+            for rank in ranks:
+                rank.kill()
+    for rank in range(WORLD_SIZE):
+        results = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        assert results == dict.fromkeys(cases, "passed")
 
 
 def test_a_rank_that_dies_on_another_host_ends_the_job_by_name(start):

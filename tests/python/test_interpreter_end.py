@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ranks import environment
+from ranks import environment, ran
 
 PROGRAM = """
 import sys
@@ -32,13 +32,7 @@ if sys.argv[2] == "interrupted":
 def run(build: Path, folder: Path, how: str) -> subprocess.CompletedProcess[str]:
     script, written = folder / "program.py", folder / "written.txt"
     script.write_text(PROGRAM)
-    result = subprocess.run(
-        [sys.executable, str(script), str(written), how],
-        env=environment(build),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = ran([sys.executable, str(script), str(written), how], env=environment(build))
     assert written.read_text() == "what it has written", result.stderr
     return result
 

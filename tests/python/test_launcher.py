@@ -13,6 +13,7 @@ import sys
 import textwrap
 
 import pytest
+from ranks import ran
 
 DEADLINE = 60
 
@@ -47,14 +48,11 @@ def launch(command, environment, tmp_path):
     """Runs a job in tmp_path until it ends."""
 
     def run(*arguments, **variables):
-        return subprocess.run(
+        return ran(
             [*command, *map(str, arguments)],
             cwd=tmp_path,
             env=environment | variables,
-            capture_output=True,
-            text=True,
             timeout=DEADLINE,
-            check=False,
         )
 
     return run

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from ranks import ran
 from zerorun import _C
 
 NO_GPU, MISMATCH = 100, 803  # CUDA_ERROR_NO_DEVICE and CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
@@ -27,9 +28,7 @@ def run(
         "FAKE_DRIVER_INIT": str(init),
         **variables,
     }
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
+    return ran(command, env=environment, timeout=100)
 
 
 @pytest.mark.parametrize(
@@ -132,10 +131,7 @@ def test_other_programs_may_find_gpus_that_dev_does_not_show(build: Path, zeroru
         ({"CUDA_VISIBLE_DEVICES": "0"}, ["--accelerator", "cpu"], ""),
         ({"CUDA_VISIBLE_DEVICES": "0"}, ["--num_gpus", "cpu"], ""),
     ):
-        result = subprocess.run(
-            [zerorun, *options, *told], env=environment | given, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
+        result = ran([zerorun, *options, *told], env=environment | given)
         assert result.returncode == 0, result.stderr
         assert set(result.stdout.split("\n")) == {f"[{seen}]", ""}
 
@@ -167,10 +163,10 @@ def test_a_driver_that_hangs_does_not_hang_env(build: Path, zerorun: Path) -> No
 
 
 def test_a_number_that_no_gpu_has_is_named(zerorun: Path, gpus_of_dev: Path) -> None:
-    result = subprocess.run(
+    result = ran(
         with_two_gpus(gpus_of_dev, zerorun, "--no_python", "true"),
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "2"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "2"},
+    )
     assert result.returncode == 0, result.stderr
     assert "CUDA_VISIBLE_DEVICES=2 shows none of this host's 2 GPUs: 1 CPU rank" in result.stderr
 

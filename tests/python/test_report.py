@@ -18,7 +18,7 @@ import chrome_trace
 import pytest
 import zerorun as package
 from metrics_files import RUN, line, write
-from ranks import environment
+from ranks import environment, ran
 from zerorun.metrics import MetricsFile, markdown, rank_path
 from zerorun.monitor.__main__ import main as monitor_main
 from zerorun.report import html, read_run, timeline
@@ -308,13 +308,6 @@ def test_the_command_of_the_launcher_is_the_same(
 ) -> None:
     path = write(tmp_path / "m.jsonl")
     page = tmp_path / "r.html"
-    done = subprocess.run(
-        [zerorun, "report", path, "-o", page],
-        env=environment(build),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = ran([zerorun, "report", path, "-o", page], env=environment(build), timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert page.stat().st_size < 3 << 20

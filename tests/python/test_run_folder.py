@@ -5,39 +5,23 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 
 import pytest
+from ranks import ran
 
 DEADLINE = 300
-SHAPE = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
 
 
 @pytest.fixture
-def start(zerorun, tmp_path):
-    """Starts a training of two ranks in tmp_path; options follow the launcher's."""
-    (tmp_path / "text").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
-    (tmp_path / "model.json").write_text(json.dumps(SHAPE))
-    jobs = []
+def start(zerorun, small_training):
+    """Starts a training of two ranks; options follow the launcher's."""
 
     def run(*arguments, launcher=()):
         words = (zerorun, "--accelerator", "cpu", "--num_gpus", "2", *launcher, "train")
         options = ("--data", "text", "--micro_batch", "2", "--sample=")
-        job = subprocess.Popen(
-            [str(word) for word in (*words, *options, *arguments)],
-            cwd=tmp_path,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        jobs.append(job)
-        return job
+        return small_training(*words, *options, *arguments)
 
-    yield run
-    for job in jobs:
-        job.kill()
-        job.communicate()
+    return run
 
 
 @pytest.fixture
@@ -58,9 +42,7 @@ def ckpt(zerorun, tmp_path):
 
     def run(*arguments, fails=False):
         command = [zerorun, "ckpt", *map(str, arguments)]
-        result = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE, check=False
-        )
+        result = ran(command, cwd=tmp_path, timeout=DEADLINE)
         if fails:
             return result.returncode, result.stderr
         assert (result.returncode, result.stderr) == (0, ""), result.stderr

@@ -31,7 +31,7 @@ def test_each_ranks_last_step_is_a_row(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([str(path)]) == 0
     title, head, *rows = capsys.readouterr().out.splitlines()
     assert title == f"2 ranks: {path}"
-    assert head.split() == ["rank", "step", "loss", "compute", "wait", "tokens/s", "memory", "ago"]
+    assert head.split() == ["rank", "step", "loss", "compute", "comm", "tokens/s", "memory", "ago"]
     assert [row.split()[:2] for row in rows] == [["0", "2000"], ["1", "1999"]]
     assert rows[0].split()[3:7] == ["85.0", "5.0", "12.35k", "3G"]
 

@@ -3,54 +3,34 @@
 The environment variable ZERORUN_TRAIN names another executable than the release build's.
 """
 
+import functools
 import json
 import os
 import resource
 import signal
-import subprocess
 
 import chrome_trace
 import pytest
+from ranks import ran
 from zerorun.metrics import FIELDS
 from zerorun.report import read_run
 
 DEADLINE = 120
-SHAPE = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
 
 
 @pytest.fixture
-def command(build, zerorun, tmp_path):
+def command(build, zerorun, small_training):
     """Two ranks that train a small model; options follow."""
     program = os.environ.get("ZERORUN_TRAIN") or build / "libexec" / "zerorun" / "train"
-    (tmp_path / "text").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(500)))
-    (tmp_path / "model.json").write_text(json.dumps(SHAPE))
     launcher = (zerorun, "--accelerator", "cpu", "--num_gpus", "2", program)
     options = ("--data", "text", "--model", "model.json", "--micro_batch", "2", "--sample=")
     return [str(part) for part in (*launcher, *options)]
 
 
 @pytest.fixture
-def start(command, tmp_path):
+def start(command, small_training):
     """Starts a job in tmp_path."""
-    jobs = []
-
-    def run(*arguments, **options):
-        job = subprocess.Popen(
-            [*command, *map(str, arguments)],
-            cwd=tmp_path,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
-        )
-        jobs.append(job)
-        return job
-
-    yield run
-    for job in jobs:
-        job.kill()
-        job.communicate()
+    return functools.partial(small_training, *command)
 
 
 @pytest.fixture
@@ -167,16 +147,11 @@ def test_a_file_size_limit_is_an_error_and_not_a_death(command, tmp_path):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
-    (tmp_path / "model.json").write_text(json.dumps(SHAPE | {"n_embd": 256}))
+    model = tmp_path / "model.json"
+    model.write_text(json.dumps(json.loads(model.read_text()) | {"n_embd": 256}))
     single = command[command.index("--data") - 1 :]  # ranks share memory that would count
-    result = subprocess.run(
-        [*single, "--steps", "0", "--save", "run"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-        preexec_fn=limit,
+    result = ran(
+        [*single, "--steps", "0", "--save", "run"], cwd=tmp_path, timeout=DEADLINE, preexec_fn=limit
     )
     assert result.returncode == 1
     assert "File too large" in result.stderr
@@ -184,13 +159,7 @@ def test_a_file_size_limit_is_an_error_and_not_a_death(command, tmp_path):
 
 
 def verify(zerorun, folder):
-    return subprocess.run(
-        [zerorun, "ckpt", "verify", folder],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    return ran([zerorun, "ckpt", "verify", folder], timeout=DEADLINE)
 
 
 def test_verify_tells_intact_checkpoints_from_damaged_ones(zerorun, train, tmp_path):

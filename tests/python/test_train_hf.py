@@ -5,12 +5,12 @@ The environment variable ZERORUN_TRAIN names another executable than the release
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from ranks import ran
 from transformers import GPT2Config, GPT2LMHeadModel
 
 DEADLINE = 120
@@ -20,14 +20,11 @@ TOLERANCE = 1e-4
 
 def run(folder, *command):
     """Runs a command in a folder; returns its output."""
-    result = subprocess.run(
+    result = ran(
         [str(part) for part in command],
         cwd=folder,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
         timeout=DEADLINE,
-        check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

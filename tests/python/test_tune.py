@@ -88,6 +88,19 @@ def test_a_search_is_bounded(section: dict[str, int], trials: int) -> None:
     assert search.best is search.trials[0]
 
 
+def test_a_stage_is_tried_without_what_it_does_not_support() -> None:
+    keys = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
+    seen: dict[int, set[str]] = {}
+
+    def rate(values: dict[str, Any], _: int | None) -> float:
+        seen.setdefault(stage_of(values), values["zero_optimization"].keys() - {"stage"})
+        return 1.0
+
+    zero = {"stage": 3, "zero_hpz_partition_size": 2, **keys}
+    search_with(rate, {"zero_optimization": zero, "train_micro_batch_size_per_gpu": 1})
+    assert seen == {0: set(), 1: set(keys), 2: set(keys), 3: zero.keys() - {"stage"}}
+
+
 def test_an_elastic_batch_is_left_alone() -> None:
     search = search_with(lambda v, _: 10.0 * stage_of(v) + 1, {"elasticity": {"enabled": True}})
     assert stage_of(search.best_config) == 3

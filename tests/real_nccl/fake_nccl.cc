@@ -2,8 +2,8 @@
 // the tests of states provoke it.
 #include <cuda_runtime.h>
 
+#include "testing/fake_cuda/fake_cuda.h"
 #include "tests/common.h"
-#include "tests/device/cuda/fake/fake_cuda.h"
 #include "tests/real_nccl/nccl_under_test.h"
 
 namespace zerorun::testing {

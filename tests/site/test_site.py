@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -74,7 +75,18 @@ def test_pages_open_without_errors(tmp_path: Path, width: int) -> None:
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium")
-def test_the_search_finds_from_a_disk(tmp_path: Path) -> None:
-    page = browse(tmp_path, (SITE / "index.html").as_uri() + "?q=diverged", 1440, "--dump-dom")
-    links = re.findall(r'<a href="([^"]*)" class="md-search-result__link', page)
-    assert any("troubles.html" in link for link in links), links
+@pytest.mark.parametrize(
+    ("question", "page"),
+    [
+        ("diverged", "troubles.html"),
+        ("two hosts do not find each other", "start_hosts.html"),
+        ("which keys does zerorun ignore", "deepspeed.html"),
+        ("offload to disk", "fit.html"),
+        ("RL weights", "rl.html"),
+    ],
+)
+def test_the_search_finds_from_a_disk(tmp_path: Path, question: str, page: str) -> None:
+    address = f"{(SITE / 'index.html').as_uri()}?q={quote(question)}"
+    found = browse(tmp_path, address, 1440, "--dump-dom")
+    links = re.findall(r'<a href="([^"]*)" class="md-search-result__link', found)
+    assert page in links[0], links

@@ -194,5 +194,67 @@ TEST(Cost, CollectivesPerStepMatchTheTable) {
   }
 }
 
+// What a step costs all ranks together.
+struct StepCost {
+  int64_t orthogonalized = 0;  // bytes of matrices
+  CommStats comm;              // of one rank
+};
+
+StepCost cost_of_step(const std::string& optimizer, int stage, int ranks) {
+  Config config = config_of(stage);
+  config.optimizer.type = optimizer;
+  std::vector<ParameterSpec> specs = transformer();
+  for (ParameterSpec& spec : specs) spec.use_muon = spec.shape.size() == 2 && spec.name != "wte";
+  StepCost cost;
+  std::atomic<int64_t> orthogonalized = 0;
+  run_ranks(ranks, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = Engine::create(config, *device, comm, specs, {ParameterGroup{}});
+    engine->initialize_parameters(zero_fill);
+    run_step(*engine);  // learns the order of gathers
+    const Subscription watched = device->observe([&](const WorkSpan& span) {
+      if (span.name == "orthogonalize") orthogonalized += span.bytes;
+    });
+    const CommStats before = comm.stats();
+    run_step(*engine);
+    engine->hooks().finish_updates();
+    if (comm.rank() != 0) return;
+    cost.comm = comm.stats();
+    for (size_t op = 0; op < cost.comm.by_op.size(); ++op) {
+      cost.comm.by_op[op].calls -= before.by_op[op].calls;
+      cost.comm.by_op[op].bytes -= before.by_op[op].bytes;
+    }
+  });
+  cost.orthogonalized = orthogonalized;
+  return cost;
+}
+
+// Two ways of a rank's part of the directions, instead of a gather of all.
+TEST(CostOfMuon, IsOneOrthogonalizationPerMatrixAndTwoWaysOfARanksPart) {
+  constexpr int64_t kMatrices = kLayers * 12 * kHidden * kHidden;
+  constexpr auto kBytes = static_cast<double>(kMatrices * sizeof(float));
+  for (const int ranks : {2, 4}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      SCOPED_TRACE(fmt::format("{} ranks, stage {}", ranks, stage));
+      const StepCost muon = cost_of_step("Muon", stage, ranks);
+      const int64_t times = stage == 0 ? ranks : 1;
+      EXPECT_EQ(muon.orthogonalized, times * kMatrices * static_cast<int64_t>(sizeof(float)));
+      const CollectiveCount& exchanged = muon.comm[Collective::all_to_all];
+      if (stage == 0) {
+        EXPECT_EQ(exchanged.calls, 0);
+        continue;
+      }
+      EXPECT_EQ(exchanged.calls % 2, 0);
+      EXPECT_GE(static_cast<double>(exchanged.bytes), 2 * kBytes / ranks);
+      EXPECT_LE(static_cast<double>(exchanged.bytes), 2 * kBytes / ranks * 1.02);  // padding
+      const StepCost adam = cost_of_step("AdamW", stage, ranks);
+      const auto gathered = [](const StepCost& cost) {
+        return static_cast<double>(cost.comm[Collective::all_gather].bytes);
+      };
+      EXPECT_LE(gathered(muon), gathered(adam) * 1.02);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace zerorun

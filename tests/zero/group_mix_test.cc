@@ -90,7 +90,7 @@ ToyOutcome train(const Config& config, int ranks, const testing::HostOf& host_of
 std::string described(const Mixture& drawn) {
   const Config& config = drawn.config;
   return fmt::format(
-      "stage {} of {} ranks, {} per host, {}, {}, groups of {}, second copy of {}, states {} ratio "
+      "stage {} of {} ranks, {} per host, {}, {}, groups of {}, hpZ of {}, states {} ratio "
       "{}, parameters {}, {} micro-steps",
       config.zero.stage, drawn.ranks, drawn.ranks_per_host, name_of(config.precision.param_dtype),
       config.optimizer.type, config.zero.shard_group_size, config.zero.hpz_partition_size,

@@ -1,5 +1,5 @@
-// A second copy of parameters within a host (hpZ): the bits are plain stage 3's, and the ranks of
-// all hosts meet once for each parameter and step.
+// A secondary partition of parameters within a host (hpZ): the bits are plain stage 3's, and the
+// ranks of all hosts meet once for each parameter and step.
 
 #include "core/check.h"
 #include "tests/common.h"
@@ -26,7 +26,7 @@ Config config_of(int64_t secondary, DType dtype = DType::bf16) {
   return config;
 }
 
-TEST(SecondCopyTest, GivesTheBitsOfPlainStage3) {
+TEST(HpzTest, GivesTheBitsOfPlainStage3) {
   for (const auto& [ranks, host] : {std::pair(4, 2), std::pair(8, 4), std::pair(8, 2)}) {
     Config config = config_of(1);
     config.batch.accumulation_steps = 2;
@@ -42,7 +42,7 @@ TEST(SecondCopyTest, GivesTheBitsOfPlainStage3) {
   }
 }
 
-TEST(SecondCopyTest, SharesAHostAmongSeveralCopiesAndACopyAmongHosts) {
+TEST(HpzTest, SharesAHostAmongSeveralCopiesAndACopyAmongHosts) {
   const ToyOutcome expected = toy_train(config_of(1, DType::fp32), 8);
   for (const int64_t secondary : {2, 4}) {
     const int host = secondary == 2 ? 4 : 2;
@@ -54,7 +54,7 @@ TEST(SecondCopyTest, SharesAHostAmongSeveralCopiesAndACopyAmongHosts) {
   expect_same(toy_train(grouped, 8, 4, -1, {}, hosts_of(2)), expected, "within a shard group");
 }
 
-TEST(SecondCopyTest, FollowsSkippedStepsAndShardsThatAreStoredElsewhere) {
+TEST(HpzTest, FollowsSkippedStepsAndShardsThatAreStoredElsewhere) {
   Config config = config_of(1, DType::fp16);
   const ToyOutcome skipped = toy_train(config, 4, 4, 1);
   EXPECT_EQ(skipped.skipped, 1);
@@ -117,15 +117,15 @@ Traffic traffic_of(const Config& config, const HostOf& host_of) {
   return traffic;
 }
 
-TEST(SecondCopyTest, AllRanksMeetOnceForEachParameterAndStep) {
+TEST(HpzTest, AllRanksMeetOnceForEachParameterAndStep) {
   Config config = config_of(2);
   config.batch.accumulation_steps = 2;
   config.zero.prefetch_bucket_size = 0;
   const Traffic copied = traffic_of(config, hosts_of(2));
   EXPECT_EQ(copied.gathered,
-            (std::map<std::string, int64_t>{{"", kNumel}, {"second copy 0", 3 * kNumel}}));
+            (std::map<std::string, int64_t>{{"", kNumel}, {"hpZ partition 0", 3 * kNumel}}));
   // On one host there is nothing to save.
-  EXPECT_FALSE(traffic_of(config, hosts_of(4)).gathered.contains("second copy 0"));
+  EXPECT_FALSE(traffic_of(config, hosts_of(4)).gathered.contains("hpZ partition 0"));
   const MemoryPlan plan = plan_memory(config, two_matrices(), {4, 2, true});
   EXPECT_EQ(plan.secondary, kNumel);
   EXPECT_EQ(plan.parameters + plan.secondary + plan.gradients + plan.masters + plan.moments,
@@ -184,7 +184,7 @@ int64_t wrong_bytes(Engine& engine, const std::string& module) {
   return wrong;
 }
 
-TEST(SecondCopyTest, FrozenParametersOfAnotherDtypeKeepTheirBits) {
+TEST(HpzTest, FrozenParametersOfAnotherDtypeKeepTheirBits) {
   for (const int64_t secondary : {1, 2}) {
     for (const OffloadDevice home : {OffloadDevice::none, OffloadDevice::cpu}) {
       Config config = config_of(secondary);
@@ -200,7 +200,7 @@ TEST(SecondCopyTest, FrozenParametersOfAnotherDtypeKeepTheirBits) {
         for (int step = 0; step < 3; ++step) {
           for (const char* module : {"m", "n", "n", "m"}) {
             EXPECT_EQ(wrong_bytes(*engine, module), 0)
-                << module << " in step " << step << ", second copies of " << secondary;
+                << module << " in step " << step << ", hpZ of " << secondary;
           }
           for (const ParameterId id : {7, 3}) {
             device->fill(device->inline_stream(), engine->gradient(id).view, 0.5F);
@@ -231,7 +231,7 @@ std::string error_of(const Config& config) {
   return text;
 }
 
-TEST(SecondCopyTest, SizesThatCannotWorkAreErrors) {
+TEST(HpzTest, SizesThatCannotWorkAreErrors) {
   EXPECT_THAT(error_of(config_of(3)),
               AllOf(HasSubstr("zero_hpz_partition_size"), HasSubstr("got 3 where 4 ranks")));
   EXPECT_THAT(error_of(config_of(8)), HasSubstr("got 8 where 4 ranks"));

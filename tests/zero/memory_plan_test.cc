@@ -173,7 +173,7 @@ TEST(MemoryPlan, IsWhatTheLedgerSaysOnSeveralHosts) {
         config.zero.max_reuse_distance = 0;
         config.zero.shard_group_size = group == 4 ? kRanksOfHost : group;
         config.zero.quantized_gradients = saves;
-        config.zero.quantized_weights = saves && stage == 3;
+        config.zero.quantized_weights = saves;
         if (saves && stage == 3) config.zero.hpz_partition_size = 2;
         expect_planned(config, {4, 2, /*cpu=*/true},
                        fmt::format("stage {} groups {} saves {}", stage, group, saves));

@@ -189,7 +189,7 @@ TEST(QuantizedTrafficTest, TrainingStaysCloseAndHasTheSameBitsInEveryRun) {
     const ToyOutcome plain = toy_train(config, 4, 4, -1, {}, hosts_of(2));
     config.zero.quantized_gradients = true;
     config.zero.quantized_gradient_bits = bits;
-    config.zero.quantized_weights = stage == 3;
+    config.zero.quantized_weights = true;
     config.zero.loco = LocoConfig{};
     const ToyOutcome quantized = toy_train(config, 4, 4, -1, {}, hosts_of(2));
     EXPECT_NE(quantized.hash, plain.hash);
@@ -214,11 +214,13 @@ TEST(QuantizedTrafficTest, GradientsThatAreNotFiniteSkipTheStepEverywhere) {
 }
 
 TEST(QuantizedTrafficTest, OneHostHasNothingToSave) {
-  Config config = config_of(3);
-  const ToyOutcome plain = toy_train(config, 4);
-  config.zero.quantized_gradients = config.zero.quantized_weights = true;
-  config.zero.hpz_partition_size = 3;  // of another cluster
-  EXPECT_EQ(toy_train(config, 4).hash, plain.hash);
+  for (const auto& [stage, ranks] : {std::pair(1, 4), std::pair(2, 1), std::pair(3, 4)}) {
+    Config config = config_of(stage);
+    const ToyOutcome plain = toy_train(config, ranks);
+    config.zero.quantized_gradients = config.zero.quantized_weights = true;
+    if (stage == 3) config.zero.hpz_partition_size = 3;  // of another cluster
+    EXPECT_EQ(toy_train(config, ranks).hash, plain.hash) << stage;
+  }
 }
 
 // Bytes that two hosts of two ranks exchange in a step, by what the collectives say.
@@ -235,7 +237,7 @@ std::map<Collective, int64_t> traffic_of(const Config& config) {
     Subscription observed = comm.observe([&](const CollectiveSpan& span) {
       const std::lock_guard lock(mutex);
       // Calls within a host cross nothing; an exchange of one rank of each host is done by both.
-      if (span.label.starts_with("host ") || span.label.starts_with("second copy")) return;
+      if (span.label.starts_with("host ") || span.label.starts_with("hpZ")) return;
       if (span.label.find("bucket") == std::string::npos) return;
       bytes[span.op] += span.op == Collective::all_to_all ? 2 * span.bytes : span.bytes;
     });
@@ -247,6 +249,7 @@ std::map<Collective, int64_t> traffic_of(const Config& config) {
     engine->grad_ready(0);
     engine->end_micro_step();
     engine->step();
+    engine->hooks().finish_updates();
     observed.reset();
     if (comm.rank() == 0) traffic = bytes;
   });
@@ -278,6 +281,21 @@ TEST(QuantizedTrafficTest, FewerBytesCross) {
   EXPECT_EQ(2 * traffic_of(config)[Collective::all_gather], fewer[Collective::all_gather]);
 }
 
+// Of 65536 trained elements; frozen parameters do not change.
+TEST(QuantizedTrafficTest, UpdatedParametersCrossInHalfTheBytes) {
+  for (const int stage : {1, 2}) {
+    for (const auto& [dtype, most] : {std::pair(DType::fp32, 0.26), std::pair(DType::bf16, 0.51)}) {
+      Config config = config_of(stage, dtype);
+      const int64_t plain = traffic_of(config)[Collective::all_gather];
+      EXPECT_EQ(plain, int64_t{64} * 1024 * static_cast<int64_t>(size_of(dtype)));
+      config.zero.quantized_weights = true;
+      const int64_t fewer = traffic_of(config)[Collective::all_gather];
+      EXPECT_GT(fewer, 0);
+      EXPECT_LT(static_cast<double>(fewer), most * static_cast<double>(plain)) << stage;
+    }
+  }
+}
+
 std::string error_of(const Config& config, int world_size, const HostOf& host_of) {
   std::string text;
   std::mutex mutex;
@@ -295,10 +313,13 @@ std::string error_of(const Config& config, int world_size, const HostOf& host_of
 }
 
 TEST(QuantizedTrafficTest, WhatCannotWorkIsAnError) {
-  Config config = config_of(2);
+  Config config = config_of(0);
   config.zero.quantized_weights = true;
   EXPECT_THAT(error_of(config, 4, hosts_of(2)),
-              HasSubstr("zero_quantized_weights needs stage 3, got stage 2"));
+              HasSubstr("zero_quantized_weights needs stage 1, 2 or 3, got stage 0"));
+  config = config_of(2);
+  config.zero.quantized_nontrainable_weights = true;
+  EXPECT_THAT(error_of(config, 4, hosts_of(2)), HasSubstr("needs stage 3, got stage 2"));
   config = config_of(0);
   config.zero.quantized_gradients = true;
   EXPECT_THAT(error_of(config, 4, hosts_of(2)), HasSubstr("needs stage 1, 2 or 3, got stage 0"));

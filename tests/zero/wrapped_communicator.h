@@ -37,6 +37,10 @@ class WrappedCommunicator : public Communicator {
   Event all_to_all(TensorView in, TensorView out, Stream& stream, std::string_view label) override {
     return inner_.all_to_all(in, out, stream, label);
   }
+  Event redistribute(TensorView in, TensorView out, std::shared_ptr<const Cuts> cuts,
+                     Stream& stream, std::string_view label) override {
+    return inner_.redistribute(in, out, std::move(cuts), stream, label);
+  }
   Event broadcast(TensorView inout, int root, Stream& stream, std::string_view label) override {
     return inner_.broadcast(inout, root, stream, label);
   }

@@ -215,7 +215,7 @@ std::string Planner::details() const {
     text += fmt::format("  {:<12} {:>12}\n", name, text_of(nbytes));
   };
   line("parameters", plan.parameters);
-  if (config_.zero.hpz_partition_size > 1) line("second copy", plan.secondary);
+  if (config_.zero.hpz_partition_size > 1) line("hpZ", plan.secondary);
   line("gradients", plan.gradients);
   line("master", plan.masters);
   line("moments", plan.moments);
@@ -237,8 +237,9 @@ std::string Planner::details() const {
 }
 
 std::string Planner::table() const {
+  const char* const fits = activations_ > 0 ? "  fits" : "  states fit";
   std::string text = fmt::format("\n{:<42}{:>13}{:>13}{:>13}{}\n", "setting", "device/rank",
-                                 "memory/host", "disk/host", limits_.any() ? "  fits" : "");
+                                 "memory/host", "disk/host", limits_.any() ? fits : "");
   for (const Setting& setting : all_settings()) {
     const Need need = need_of(setting);
     text += fmt::format("{:<42}{:>13}{:>13}{:>13}{}\n", describe(setting), text_of(need.device),

@@ -22,7 +22,8 @@ LinkTraffic plan_link(const Config& config, std::span<const ParameterSpec> specs
                                  .nvlink = 1};
   LinkTraffic traffic;
   for (const StepCall& call : step_calls(model, layout.ranks_per_host)) {
-    const bool gathers = call.op == Collective::all_gather;
+    // What a step exchanges becomes parameters.
+    const bool gathers = call.op == Collective::all_gather || call.phase == StepCall::Phase::step;
     (gathers ? traffic.parameters : traffic.gradients) += cost_of(call, cluster).link_bytes;
   }
   return traffic;

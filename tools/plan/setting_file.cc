@@ -26,13 +26,13 @@ void set_setting(Json& json, const Setting& setting, const std::string& nvme_pat
   }
   zero["stage"] = setting.stage;
   if (setting.stage < 3) {
-    for (const char* key : {"zero_hpz_partition_size", "zero_quantized_weights",
-                            "zero_quantized_nontrainable_weights"}) {
+    for (const char* key : {"zero_hpz_partition_size", "zero_quantized_nontrainable_weights"}) {
       zero.erase(key);
     }
   }
   if (setting.stage == 0) {
-    for (const char* key : {"mics_shard_size", "zero_quantized_gradients", "zeropp_loco_param"}) {
+    for (const char* key : {"mics_shard_size", "zero_quantized_weights", "zero_quantized_gradients",
+                            "zeropp_loco_param"}) {
       zero.erase(key);
     }
     if (json.contains("zerorun")) json["zerorun"].erase("shard_group_size");

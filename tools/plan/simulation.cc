@@ -243,7 +243,7 @@ std::string simulation_report(const Config& config, std::span<const ParameterSpe
     if (setting.zero.quantized_gradients) name += ", qgZ";
     if (hpz) {
       setting.zero.hpz_partition_size = cluster.gpus;
-      name += fmt::format(", second copy of {}", cluster.gpus);
+      name += fmt::format(", hpZ of {}", cluster.gpus);
     }
     const ShardedModel sharded(setting, specs, cluster.ranks(), cluster.cpu);
     choices.push_back(

@@ -35,7 +35,7 @@ SimulatedStep simulate_step(const Config& config, std::span<const ParameterSpec>
                             const SimulatedCluster& cluster, int64_t tokens);
 
 // Returns a report about the step with this configuration, costs that grow with the number of
-// ranks, and steps with other stages, shard groups and second copies, the fastest first. Settings
+// ranks, and steps with other stages, shard groups and hpZ, the fastest first. Settings
 // that need more than `device_memory` are omitted.
 std::string simulation_report(const Config& config, std::span<const ParameterSpec> specs,
                               const SimulatedCluster& cluster, int64_t tokens,

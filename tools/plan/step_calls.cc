@@ -78,12 +78,16 @@ class StepCalls {
   void gather(const Bucket& bucket, Phase phase) {
     const bool is_first = micro_ == 0 && phase == Phase::forward;
     if (!bucket.plan.shard_params || (!is_first && all_stay())) return;
-    const int64_t plain = nbytes(bucket, sharding_.precision.param_dtype);
     if (!is_first && sharding_.place.has_secondary()) {
-      return add(Collective::all_gather, {sharding_.place.secondary_ranks, 1}, bucket, plain,
-                 phase);
+      return add(Collective::all_gather, {sharding_.place.secondary_ranks, 1}, bucket,
+                 nbytes(bucket, sharding_.precision.param_dtype), phase);
     }
-    if (!QuantizedGather::takes(sharding_, bucket)) {
+    gather_shards(bucket, phase);
+  }
+
+  void gather_shards(const Bucket& bucket, Phase phase) {
+    const int64_t plain = nbytes(bucket, sharding_.precision.param_dtype);
+    if (!bucket.quantized_gather) {
       return add(Collective::all_gather, all(), bucket, plain, phase);
     }
     add(Collective::all_gather, all(), bucket,
@@ -122,15 +126,15 @@ class StepCalls {
         2 * others);
   }
 
-  // Muon updates whole matrices, whose directions ranks gather.
+  // The directions of Muon's matrices go to their owners and back.
   void update(const Bucket& bucket) {
     if (!bucket.plan.trainable) return;
     if (bucket.plan.use_muon) {
-      add(Collective::all_gather, all(), bucket, nbytes(bucket, DType::fp32), Phase::step);
+      const int64_t part = bytes_of(bucket.layout.shard_numel, DType::fp32);
+      for (int way = 0; way < 2; ++way)
+        add(Collective::all_to_all, all(), bucket, part, Phase::step);
     }
-    if (bucket.plan.shard_params) return;
-    add(Collective::all_gather, all(), bucket, nbytes(bucket, sharding_.precision.param_dtype),
-        Phase::step);
+    if (!bucket.plan.shard_params) gather_shards(bucket, Phase::step);
   }
 
   const Sharding& sharding_;

@@ -28,6 +28,20 @@ void add_split(OrderedJson& line, const std::string& name,
   line[name + "_hidden_ms"] = split ? milliseconds(split->hidden) : OrderedJson();
 }
 
+void add_stragglers(OrderedJson& line, const StragglerReport& report) {
+  OrderedJson& shares = line["step_shares"] = {{"waited", report.own.waited}};
+  for (int part = 0; part < kStepParts; ++part) {
+    shares[name_of(static_cast<StepPart>(part))] = report.own.parts[static_cast<size_t>(part)];
+  }
+  const auto& found = report.found;
+  if (!found) return;
+  line["straggler"] = {{"rank", found->rank},
+                       {"host", found->host},
+                       {"share", found->share},
+                       {"cause", name_of(found->cause)},
+                       {"text", found->text()}};
+}
+
 // Returns the resident memory, including shared memory, as for PyTorch programs.
 int64_t rss_bytes() {
   std::ifstream statm("/proc/self/statm");
@@ -133,6 +147,7 @@ OrderedJson RankFigures::take() {
     add_split(line, "offload", work.offload);
   }
   line["collectives"] = take_collectives();
+  add_stragglers(line, engine_.stragglers());
   for (int i = 0; i < kMemoryCategories; ++i) {
     const auto category = static_cast<MemoryCategory>(i);
     const MemoryUse use = engine_.device().memory_use(category);

@@ -245,7 +245,9 @@ class TrainingRun final : public Run {
     if (!has_config_) write_run_config(options_.save, setup_, comm_, device_);
     has_config_ = true;
     const double begin = steady_seconds();
+    trainer_.engine().enter(StepPart::save);
     save_run(options_.save, setup_, trainer_, comm_, saver_ ? &*saver_ : nullptr);
+    trainer_.engine().enter(StepPart::compute);
     saving_ms_ += 1e3 * (steady_seconds() - begin);
     saves_.saved(trainer_.position().step);
   }

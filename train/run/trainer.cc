@@ -164,9 +164,11 @@ double Trainer::accumulate(double loss_scale) {
   double data_s = 0.0;
   for (int64_t micro_step = 0; micro_step < setup_.batch.accumulation_steps; ++micro_step) {
     const double begin = steady_seconds();
+    engine_->enter(StepPart::data);
     const Batch batch = setup_.batches->training(position_.samples, micro_step);
     const double loaded = steady_seconds();
     data_s += loaded - begin;
+    engine_->enter(StepPart::compute);
     model_.forward_backward(batch, loss_scale);
     if (timeline_ != nullptr) {
       timeline_->add("data", "", begin, loaded);

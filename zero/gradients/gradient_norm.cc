@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "core/wait_clock.h"
 #include "device/soon.h"
 #include "device/staging.h"
 
@@ -21,7 +22,9 @@ bool all_equal(int count, int64_t sum, int64_t squares) {
 }  // namespace
 
 GradientNorm::GradientNorm(const EngineContext& context)
-    : context_(context), has_host_(context.sharding.offloads_states()), votes_(vote_count()) {
+    : context_(context),
+      has_host_(context.sharding.offloads_states()),
+      votes_(vote_count() + ranks()) {
   const int64_t numel =
       int64_t{ExactSum::kWords} * (has_host_ ? 2 : 1) + static_cast<int64_t>(votes_.size());
   const size_t nbytes = static_cast<size_t>(numel) * sizeof(int64_t);
@@ -77,6 +80,7 @@ void GradientNorm::start(Stream& stream, const Votes& votes, const std::optional
   votes_[own] = votes.new_order ? 1 : 0;
   votes_[own + 1] = order;
   votes_[own + 2] = order * order;
+  votes_[vote_count() + static_cast<size_t>(context_.groups.job().rank())] = told_;
   const auto tail = static_cast<int64_t>(votes_.size());
   device.upload(stream, votes_.data(), view_.slice(view_.numel - tail, tail));
   if (has_host_) {
@@ -114,11 +118,11 @@ GradientNorm::Result GradientNorm::read() {
   if (context_.device.is_host()) {
     found_all_.synchronize();
   } else {
+    const PeerWait wait;  // and for the GPU, which all ranks do
     synchronize_soon(found_all_, kPatience);
   }
   clear_host();  // not before: it may be read as late as that
-  const std::span words(view_of(found_, DType::int64, view_.numel).as<const int64_t>(),
-                        static_cast<size_t>(view_.numel));
+  const std::span words = found_words();
   ExactSum sum = ExactSum::from_words(words.first(ExactSum::kWords));
   if (has_host_) {
     sum.merge(ExactSum::from_words(words.subspan(ExactSum::kWords, ExactSum::kWords)));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "offload/host_pipeline.h"
@@ -49,12 +50,21 @@ class GradientNorm {
   // step.
   void start(Stream& stream, const Votes& votes, const std::optional<StepRule>& rule = {});
   Result read();
+  // This rank's word about itself, which start() sends along from now on, and, after read(), those
+  // of all ranks of the job.
+  void tell(int64_t word) { told_ = word; }
+  std::span<const int64_t> told() const { return found_words().last(ranks()); }
   // The decision about the sum that was started last, for Device::update. It is valid after the
   // work submitted to the stream.
   TensorView decision() const { return view_of(decision_, DType::fp32, 2); }
 
  private:
   void clear_host();
+  size_t ranks() const { return static_cast<size_t>(context_.groups.job().world_size()); }
+  std::span<const int64_t> found_words() const {
+    return {view_of(found_, DType::int64, view_.numel).as<const int64_t>(),
+            static_cast<size_t>(view_.numel)};
+  }
   // The intervals of `reduced` that this rank owns. `reduced` holds elements of the stored range
   // from `begin` on.
   std::vector<SquaresSegment> segments_of(const Bucket& bucket, TensorView reduced,
@@ -64,7 +74,7 @@ class GradientNorm {
   size_t own_votes() const {
     return kCommonVotes + kPartVotes * static_cast<size_t>(context_.groups.others.part);
   }
-  // The votes for all parts of the model, then three votes for each part.
+  // The votes for all parts of the model, then three votes for each part. The ranks' words follow.
   size_t vote_count() const {
     return kCommonVotes + kPartVotes * static_cast<size_t>(context_.groups.others.part_count);
   }
@@ -80,7 +90,8 @@ class GradientNorm {
   TensorView view_;  // words of the device, then those of the host, if any, then the votes
   TensorView sum_;   // sum over the ranks
   Buffer host_;      // words of the sum of what is on the host, if anything may be
-  std::vector<int64_t> votes_;
+  std::vector<int64_t> votes_;  // and the ranks' words
+  int64_t told_ = 0;
   Event host_done_;
 };
 

@@ -190,7 +190,7 @@ EngineContext make_context(const Config& config, std::span<const ParameterSpec> 
     const RankPlace& place = context.sharding.place;
     const int copy = place.shard_rank() / place.secondary_ranks;
     context.groups.secondary_group = context.groups.shards().split(
-        copy, place.secondary_rank(), fmt::format("second copy {}", copy));
+        copy, place.secondary_rank(), fmt::format("hpZ partition {}", copy));
   }
   if (zero.quantized_gradients) add_hops(context);
   add_gather_lanes(context);

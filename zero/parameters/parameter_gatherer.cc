@@ -46,7 +46,7 @@ ParameterGatherer::ParameterGatherer(const EngineContext& context, std::span<Buc
       stream_(stream),
       parameters_(parameters),
       quantized_(context, buckets),
-      updates_(context, buckets),
+      updates_(context, buckets, quantized_),
       memory_([&device = context.device](int /*bucket*/, size_t nbytes) {
         return device.allocate(nbytes, MemoryCategory::buckets);
       }),
@@ -200,7 +200,7 @@ bool ParameterGatherer::complete(Module& module) {
     const Bucket& one = bucket(index);
     const BucketParameters& params = one.params;
     if (params.state != State::gathering) continue;
-    if (params.wire.data != nullptr) {
+    if (one.quantized_gather) {
       quantized_.decode(one, params.full, stream_);
       completed = true;
     }
@@ -227,7 +227,7 @@ void ParameterGatherer::start(Bucket& bucket, bool from_secondary) {
       shard = full.slice(bucket.owned_begin, bucket.layout.shard_numel);
       stream_.wait(parameters_->fetch(bucket, shard));
     }
-    if (params.wire.data != nullptr) {
+    if (bucket.quantized_gather) {
       quantized_.start(bucket, shard, stream_);
     } else {
       // Peers cannot look into a file, or into another host memory than theirs.

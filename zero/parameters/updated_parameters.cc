@@ -8,9 +8,16 @@ namespace zerorun {
 void UpdatedParameters::gather(const Bucket& bucket, Stream& stream) {
   if (bucket.plan.shard_params) return;  // peers read shards where they lie
   stream.wait(context_.device.inline_stream().record());
-  Event gathered = context_.groups.shards(bucket.plan.ranks)
-                       .all_gather(bucket.params.shard, bucket.params.full, Sync::collective,
-                                   stream, bucket.label);
+  const BucketParameters& params = bucket.params;
+  Event gathered;
+  if (bucket.quantized_gather) {
+    quantized_.start(bucket, params.shard, stream);
+    quantized_.decode(bucket, params.full, stream);
+    gathered = stream.record();
+  } else {
+    gathered = context_.groups.shards(bucket.plan.ranks)
+                   .all_gather(params.shard, params.full, Sync::collective, stream, bucket.label);
+  }
   if (&stream == &context_.device.inline_stream()) return;  // nothing comes before it there
   buckets_[static_cast<size_t>(bucket.index)].params.updated = std::move(gathered);
 }
@@ -42,6 +49,19 @@ void UpdatedParameters::wait(const Bucket& bucket) const {
 
 void UpdatedParameters::wait() const {
   for (const Bucket& bucket : buckets_) wait(bucket);
+}
+
+TensorView UpdatedParameters::decoded_part(const Bucket& bucket, ParameterId id) {
+  if (!bucket.quantized_gather || bucket.plan.shard_params) return {};
+  wait();  // for all gathers that use the same bytes
+  for (const Interval& part : bucket.layout.shard_intervals(context_.sharding.place.shard_rank())) {
+    if (part.parameter != id) continue;
+    Stream& stream = context_.device.inline_stream();
+    const TensorView decoded = quantized_.decoded_shard(bucket, stream);
+    stream.synchronize();
+    return decoded.slice(part.offset - bucket.owned_begin, part.numel);
+  }
+  return {};
 }
 
 }  // namespace zerorun

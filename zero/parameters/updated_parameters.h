@@ -3,6 +3,7 @@
 #include <span>
 
 #include "zero/groups/engine_context.h"
+#include "zero/parameters/quantized_gather.h"
 #include "zero/partition/bucket.h"
 
 namespace zerorun {
@@ -15,8 +16,9 @@ namespace zerorun {
 // gather of a bucket when one of its parameters is first used.
 class UpdatedParameters {
  public:
-  UpdatedParameters(const EngineContext& context, std::span<Bucket> buckets)
-      : context_(context), buckets_(buckets) {}
+  UpdatedParameters(const EngineContext& context, std::span<Bucket> buckets,
+                    QuantizedGather& quantized)
+      : context_(context), buckets_(buckets), quantized_(quantized) {}
 
   // Starts the gather of a bucket, after the work submitted to the inline stream. Does nothing for
   // sharded parameters.
@@ -31,10 +33,13 @@ class UpdatedParameters {
   // does the caller if host code can read the device's memory.
   void wait(const Bucket& bucket) const;
   void wait() const;
+  // See EngineHooks::decoded_part; empty for this rank's part of no element.
+  TensorView decoded_part(const Bucket& bucket, ParameterId id);
 
  private:
   const EngineContext& context_;
   const std::span<Bucket> buckets_;
+  QuantizedGather& quantized_;
 };
 
 }  // namespace zerorun

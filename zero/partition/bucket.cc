@@ -42,6 +42,15 @@ StoredRange stored_range(const Sharding& sharding, const BucketPlan& plan,
   return stored;
 }
 
+// Below stage 3 the updated parameters of a step are gathered, which excludes frozen ones; at stage
+// 3 small parameters that stay gathered are sent as they are, and so are those of a dtype that the
+// decoded values would have to be cast to.
+bool quantizes_gathers(const ZeroConfig& zero, const BucketPlan& plan) {
+  if (!plan.quantized || plan.dtype) return false;
+  if (!plan.shard_params) return zero.quantized_weights && zero.stage < 3 && plan.trainable;
+  return zero.quantized_weights || (zero.quantized_nontrainable_weights && !plan.trainable);
+}
+
 std::vector<Chunk> chunks_of(const Bucket& bucket, int64_t host_numel) {
   const StoredRange& stored = bucket.stored;
   ChunkSizes sizes{.device = stored.numel, .host = host_numel};
@@ -95,6 +104,7 @@ std::vector<Bucket> make_buckets(const Sharding& sharding, std::span<const int64
     bucket.owned = place.replica() == 0;
     bucket.stored = stored_range(sharding, plan, bucket.layout);
     bucket.moves_params = sharding.moves_parameters() && plan.shard_params;
+    bucket.quantized_gather = quantizes_gathers(sharding.zero, plan);
     bucket.plan = std::move(plan);
     bucket.chunks = chunks_of(bucket, host_numel);
     for (Chunk& chunk : bucket.chunks) numbers.number(bucket, chunk);

@@ -24,7 +24,7 @@ struct StoredRange {
 
 // The memory of a bucket's parameters, in Bucket::dtype.
 struct BucketParameters {
-  TensorView shard;       // without data if Bucket::moves_params
+  TensorView shard;       // a part of `full`, or apart; without data if Bucket::moves_params
   TensorView full;        // without data while a sharded bucket is released
   TensorView stored;      // Bucket::stored of them; without data if Bucket::moves_params
   TensorView secondary;   // this rank's part of the hpZ partition; without data if there is none
@@ -77,6 +77,9 @@ struct Bucket {
   StoredRange stored;
   // This rank's parameter shard is stored off the device and is copied chunk by chunk.
   bool moves_params = false;
+  // Its gathers are quantized (QuantizedGather): `full` has the decoded values, and the shard is
+  // memory of its own at all stages.
+  bool quantized_gather = false;
   std::vector<Chunk> chunks;  // of the stored range
   BucketParameters params;
   BucketGradients grads;

@@ -16,8 +16,8 @@ constexpr int64_t kParameterAlignment = 32;
 // A bucket never holds more than this part of the model unless one parameter does: reduction can
 // only overlap with backward, and gradients can only be freed, when there are several buckets.
 constexpr int64_t kMinBuckets = 8;
-// A bucket may hold so many matrices of Muon even so: every rank that holds a part of a matrix
-// orthogonalizes all of it, so ranks that share a single one would do the same work.
+// A bucket may hold so many matrices of Muon even so: of a single one, all ranks but its owner send
+// their parts (MuonRound), while of two equal ones on two ranks each owner has all that it needs.
 constexpr int64_t kMinMatrices = 2;
 
 int64_t align_up(int64_t value, int64_t alignment) {

@@ -78,7 +78,7 @@ void check_fewer_bits(const ZeroConfig& zero) {
     if (!met)
       fail<ConfigError>("/zero_optimization/{} needs {}, got stage {}", key, needed, zero.stage);
   };
-  check(!zero.quantized_weights || zero.stage == 3, "zero_quantized_weights", "stage 3");
+  check(!zero.quantized_weights || zero.stage > 0, "zero_quantized_weights", "stage 1, 2 or 3");
   check(!zero.quantized_nontrainable_weights || zero.stage == 3,
         "zero_quantized_nontrainable_weights", "stage 3");
   check(!zero.quantized_gradients || zero.stage > 0, "zero_quantized_gradients", "stage 1, 2 or 3");
@@ -113,11 +113,11 @@ ZeroConfig at_stage(ZeroConfig zero, int stage) {
   zero.stage = stage;
   if (stage < 3) {
     zero.hpz_partition_size = 1;
-    zero.quantized_weights = zero.quantized_nontrainable_weights = false;
+    zero.quantized_nontrainable_weights = false;
   }
   if (stage == 0) {
     zero.shard_group_size = 0;
-    zero.quantized_gradients = false;
+    zero.quantized_weights = zero.quantized_gradients = false;
     zero.loco.reset();
   }
   return zero;

@@ -85,6 +85,13 @@ struct Sharding {
   bool offloads_states() const {
     return offload.optimizer.device != OffloadDevice::none && offload.optimizer.ratio > 0;
   }
+  // True if a step updates the last bucket first. Buckets below stage 3 begin with the last
+  // parameters of the model, but the next forward needs the first ones. So the order is reversed at
+  // stages 1 and 2, unless states are offloaded: the host's cores begin when the first gradients
+  // are there.
+  bool updates_last_first() const {
+    return policy.shard_state && !policy.shard_params && !offloads_states();
+  }
   // True if parameter shards are stored off the device and copied to it when they are gathered. CPU
   // ranks with offload_param "cpu" gather from host memory in place.
   bool moves_parameters() const {

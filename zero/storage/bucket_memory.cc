@@ -33,6 +33,7 @@ BucketSizes sizes_of(const Sharding& sharding, std::span<const Bucket> buckets,
     const auto element = static_cast<int64_t>(size_of(bucket.dtype));
     if (!bucket.plan.shard_params) {
       sizes.replicated += bucket.full_nbytes();
+      if (bucket.quantized_gather) sizes.replicated += bucket.layout.shard_numel * element;
     } else if (!bucket.moves_params) {
       sizes.sharded += bucket.layout.shard_numel * element;
     }
@@ -82,7 +83,9 @@ void BucketMemory::place_replicated(std::span<Bucket> buckets, int64_t total, in
     if (bucket.plan.shard_params || bucket.plan.ranks != ranks) continue;
     BucketParameters& memory = bucket.params;
     memory.full = take(arena, bucket.layout.padded_numel(), bucket.dtype);
-    memory.shard = memory.full.slice(bucket.owned_begin, bucket.layout.shard_numel);
+    const int64_t numel = bucket.layout.shard_numel;
+    memory.shard = bucket.quantized_gather ? take(arena, numel, bucket.dtype)
+                                           : memory.full.slice(bucket.owned_begin, numel);
     memory.stored = context_.sharding.policy.shard_state ? memory.shard : memory.full;
   }
 }
@@ -96,7 +99,7 @@ void BucketMemory::place_sharded(std::span<Bucket> buckets, int64_t total, int r
   // All or none: those that are gathered need one order among all collectives.
   const bool one_host =
       context_.groups.shards().reads_peers() && context_.groups.shards(ranks).reads_peers();
-  // Quantized gathers and those of second copies write to memory of their rank. If they are on,
+  // Quantized gathers and those of hpZ write to memory of their rank. If they are on,
   // other groups of this rank's job span hosts.
   if (context_.sharding.share_parameters && one_host &&
       zeropp_keys(context_.sharding.zero).empty()) {

@@ -14,7 +14,7 @@ namespace zerorun {
 // The sizes of all buckets' memory on one rank, in bytes for parameters and in elements for
 // gradients.
 struct BucketSizes {
-  int64_t replicated = 0;  // parameters that every rank stores in full
+  int64_t replicated = 0;  // parameters that every rank stores in full, and shards apart from them
   int64_t sharded = 0;     // this rank's shards of those that are gathered where they are stored
   int64_t secondary = 0;   // this rank's part of the hpZ partition
   int64_t gradients = 0;   // BucketGradients::full

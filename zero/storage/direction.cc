@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "zero/partition/muon_rounds.h"
 #include "zero/storage/chunk_storage.h"
 
 namespace zerorun {
@@ -17,12 +18,14 @@ DirectionSize direction_size(const Sharding& sharding, std::span<const Optimizer
     const Optimizer::Passes passes = rule_of(rules, bucket.plan.use_muon).passes();
     if (passes == Optimizer::Passes::lamb) size.numel = std::max(size.numel, bucket.stored.numel);
     if (passes != Optimizer::Passes::muon) continue;
-    size.numel = std::max(size.numel, bucket.layout.padded_numel());
     for (const SizedParameter& parameter : bucket.plan.parameters) {
       const auto& shape = sharding.specs[static_cast<size_t>(parameter.parameter)].shape;
       if (shape.size() != 2) continue;  // MuonStep refuses it
       size.work = std::max(size.work, orthogonalize_work(shape[0], shape[1]));
     }
+  }
+  for (const MuonRound& round : muon_rounds(sharding, buckets)) {
+    size.numel = std::max(size.numel, round.numel);
   }
   return size;
 }

@@ -6,7 +6,12 @@ namespace zerorun {
 
 MuonStep::MuonStep(const EngineContext& context, std::span<const Bucket> buckets,
                    ChunkStorage& storage, const UpdatePlan& plan, const DirectionMemory& direction)
-    : context_(context), storage_(storage), plan_(plan), direction_(direction) {
+    : context_(context),
+      buckets_(buckets),
+      storage_(storage),
+      plan_(plan),
+      direction_(direction),
+      rounds_(muon_rounds(context.sharding, buckets)) {
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.use_muon) continue;
     for (const SizedParameter& parameter : bucket.plan.parameters) {
@@ -18,20 +23,42 @@ MuonStep::MuonStep(const EngineContext& context, std::span<const Bucket> buckets
   }
 }
 
-void MuonStep::run(const Bucket& bucket, const StepScalars& step, const StepScalars& applied,
-                   Stream& comm_stream) {
-  const TensorView direction = direction_.direction(bucket.layout.padded_numel());
-  const TensorView stored = direction.slice(bucket.stored.begin, bucket.stored.numel);
-  find_direction(bucket, step, stored);
-  if (context_.sharding.policy.shard_state) {
-    comm_stream.wait(context_.device.inline_stream().record());
-    context_.groups.shards(bucket.plan.ranks)
-        .all_gather(stored, direction, Sync::collective, comm_stream, bucket.label);
-    context_.device.inline_stream().wait(comm_stream.record());
+void MuonStep::start(const MuonRound& round, const StepScalars& step, Stream& comm_stream) {
+  arrived_.clear();
+  for (const MuonShare& share : round.shares) {
+    find_direction(bucket_of(share), step, stored_of(share));
+    if (!share.to_owners) continue;
+    arrived_.push_back(
+        exchange(share, share.to_owners, stored_of(share), owned_of(share), comm_stream));
   }
-  orthogonalize(bucket, step, direction);
-  apply(bucket, applied, stored);
-  if (bucket.stored.offloaded) comm_stream.wait(storage_.params_stored(bucket));
+}
+
+void MuonStep::finish(const MuonRound& round, const StepScalars& applied, Stream& comm_stream,
+                      const GatherUpdated& gather_updated) {
+  Stream& stream = context_.device.inline_stream();
+  std::vector<Event> returned(round.shares.size());
+  for (size_t i = 0; i < round.shares.size(); ++i) {
+    const MuonShare& share = round.shares[i];
+    if (share.to_owners) stream.wait(arrived_[i]);
+    orthogonalize(share, applied);
+    if (!share.to_shards) continue;
+    returned[i] = exchange(share, share.to_shards, owned_of(share), stored_of(share), comm_stream);
+  }
+  for (size_t i = 0; i < round.shares.size(); ++i) {
+    const Bucket& bucket = bucket_of(round.shares[i]);
+    stream.wait(returned[i]);
+    apply(bucket, applied, stored_of(round.shares[i]));
+    if (bucket.stored.offloaded) comm_stream.wait(storage_.params_stored(bucket));
+    gather_updated(bucket);
+  }
+}
+
+Event MuonStep::exchange(const MuonShare& share, const std::shared_ptr<const Cuts>& cuts,
+                         TensorView in, TensorView out, Stream& comm_stream) {
+  const Bucket& bucket = bucket_of(share);
+  comm_stream.wait(context_.device.inline_stream().record());
+  return context_.groups.shards(bucket.plan.ranks)
+      .redistribute(in, out, cuts, comm_stream, bucket.label);
 }
 
 void MuonStep::find_direction(const Bucket& bucket, const StepScalars& step, TensorView stored) {
@@ -61,11 +88,12 @@ UpdateScalars MuonStep::scalars_of(const Bucket& bucket, const StepScalars& step
       step.count, step.groups[static_cast<size_t>(spec.group)], spec.shape[0], spec.shape[1]);
 }
 
-void MuonStep::orthogonalize(const Bucket& bucket, const StepScalars& step, TensorView direction) {
-  const int64_t begin = bucket.stored.begin;
-  for (const Interval& part : bucket.layout.intervals(begin, begin + bucket.stored.numel)) {
+void MuonStep::orthogonalize(const MuonShare& share, const StepScalars& step) {
+  const Bucket& bucket = bucket_of(share);
+  const TensorView owned = owned_of(share);
+  for (const Interval& part : bucket.layout.intervals(share.begin, share.begin + share.numel)) {
     const auto& shape = context_.sharding.specs[static_cast<size_t>(part.parameter)].shape;
-    const TensorView matrix = direction.slice(part.offset - part.begin, shape[0] * shape[1]);
+    const TensorView matrix = owned.slice(part.offset - share.begin, part.numel);
     context_.device.orthogonalize(context_.device.inline_stream(), matrix, shape[0], shape[1],
                                   storage_.rule(bucket).newton_schulz_steps(),
                                   direction_.work(orthogonalize_work(shape[0], shape[1])));

@@ -1,5 +1,6 @@
 #include "zero/update/sharded_step.h"
 
+#include <utility>
 #include <vector>
 
 namespace zerorun {
@@ -25,8 +26,6 @@ ShardedStep::ShardedStep(const EngineContext& context, std::span<const Bucket> b
     : context_(context),
       buckets_(buckets),
       storage_(storage),
-      last_first_(context.sharding.policy.shard_state && !context.sharding.policy.shard_params &&
-                  storage.pipeline() == nullptr),
       has_muon_(rules.size() > 1),
       direction_(context.device, context.groups.shards(),
                  direction_size(context.sharding, rules, buckets)),
@@ -70,17 +69,28 @@ void ShardedStep::run(const StepScalars& scalars_of_step, Stream& comm_stream,
   const Passes passes = share_decision(scalars_of_step);
   const StepScalars& step = passes.first;
   if (ratios_) find_trust_ratios(step, comm_stream);
+  bool rest = true;
+  for (const MuonRound& round : muon_.rounds()) {
+    muon_.start(round, step, comm_stream);
+    // While directions are on their way to owners. The host would keep matrices waiting instead.
+    if (storage_.pipeline() == nullptr && std::exchange(rest, false)) {
+      update_rest(step, comm_stream, gather_updated);
+    }
+    muon_.finish(round, passes.second, comm_stream, gather_updated);
+  }
+  if (rest) update_rest(step, comm_stream, gather_updated);
+  storage_.expect(buckets_);
+  // The next gradients may come before the host has read the last ones.
+  if (storage_.pipeline() != nullptr) storage_.pipeline()->hold_fetches();
+}
+
+void ShardedStep::update_rest(const StepScalars& step, Stream& comm_stream,
+                              const GatherUpdated& gather_updated) {
   const auto scalars = [&](const Optimizer& rule, const PlannedSegment& segment) {
     const ParameterGroup& group = step.groups[static_cast<size_t>(segment.group)];
     return ratios_ ? rule.lamb_scalars(step.count, group)
                    : rule.scalars(step.count, step.grad_scale, group);
   };
-  for (size_t i = 0; i < buckets_.size(); ++i) {
-    const Bucket& bucket = nth(i);
-    if (!bucket.plan.use_muon) continue;
-    muon_.run(bucket, step, passes.second, comm_stream);
-    gather_updated(bucket);
-  }
   const auto takes_one_pass = [](const Bucket& bucket) {
     return bucket.plan.trainable && !bucket.plan.use_muon;
   };
@@ -95,7 +105,8 @@ void ShardedStep::run(const StepScalars& scalars_of_step, Stream& comm_stream,
     stored[static_cast<size_t>(bucket.index)] = storage_.params_stored(bucket);
   }
   for (size_t i = 0; i < buckets_.size(); ++i) {
-    const Bucket& bucket = nth(i);
+    const bool reversed = context_.sharding.updates_last_first();
+    const Bucket& bucket = buckets_[reversed ? buckets_.size() - 1 - i : i];
     if (!takes_one_pass(bucket)) continue;
     for (const Chunk& chunk : bucket.chunks) {
       if (!chunk.on_host) update_chunk(bucket, chunk, step, scalars);
@@ -103,9 +114,6 @@ void ShardedStep::run(const StepScalars& scalars_of_step, Stream& comm_stream,
     comm_stream.wait(stored[static_cast<size_t>(bucket.index)]);
     gather_updated(bucket);
   }
-  storage_.expect(buckets_);
-  // The next gradients may come before the host has read the last ones.
-  if (storage_.pipeline() != nullptr) storage_.pipeline()->hold_fetches();
 }
 
 void ShardedStep::update_chunk(const Bucket& bucket, const Chunk& chunk, const StepScalars& step,

@@ -27,10 +27,6 @@ class ShardedStep {
   void run(const StepScalars& step, Stream& comm_stream, const GatherUpdated& gather_updated);
 
  private:
-  // The `i`th bucket to update. Buckets below stage 3 begin with the last parameters of the model,
-  // but the next forward needs the first ones. So the order is reversed at stages 1 and 2, unless
-  // states are offloaded: the host's cores begin when the first gradients are there.
-  const Bucket& nth(size_t i) const { return buckets_[last_first_ ? buckets_.size() - 1 - i : i]; }
   // A step as the first pass takes it, and as the second one of Muon does, whose direction is not
   // scaled by the gradient's factor.
   struct Passes {
@@ -39,6 +35,9 @@ class ShardedStep {
   };
   // Makes both decisions of one. If the host updates chunks, its work waits for a copy of them.
   Passes share_decision(const StepScalars& step);
+  // Updates what Muon does not.
+  void update_rest(const StepScalars& step, Stream& comm_stream,
+                   const GatherUpdated& gather_updated);
   void update_chunk(const Bucket& bucket, const Chunk& chunk, const StepScalars& step,
                     const SegmentScalars& scalars);
   // Computes the ratios that scale the update of each parameter in Lamb.
@@ -47,7 +46,6 @@ class ShardedStep {
   const EngineContext& context_;
   const std::span<const Bucket> buckets_;
   ChunkStorage& storage_;
-  const bool last_first_;  // nth() reverses the order
   const bool has_muon_;
   const DirectionMemory direction_;
   const UpdatePlan plan_;

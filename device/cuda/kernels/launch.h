@@ -12,7 +12,7 @@
 namespace zerorun::cuda {
 
 // kernel<<<grid, block, 0, stream>>>(arguments...) as a function, so that the same source also
-// compiles as C++ where a kernel is emulated (tests/device/cuda/fake). Throws DeviceError when the
+// compiles as C++ where a kernel is emulated (testing/fake_cuda). Throws DeviceError when the
 // launch is refused; errors while it runs surface when the stream is synchronised.
 template <typename... Parameters>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,

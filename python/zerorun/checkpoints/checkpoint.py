@@ -30,8 +30,6 @@ from zerorun.optimizers.saved_values import (
 from zerorun.rank_zero import text_of_rank_zero
 from zerorun.shards.shards import Shards
 
-__all__ = ["Training", "load", "save", "shared_tag", "tag_of"]
-
 _logger = logging.getLogger("zerorun")
 _LATEST = "latest"
 
@@ -52,6 +50,7 @@ class Training:
     configuration: dict[str, Any]  # as the program gave it
     pickle_objects: bool = False  # a save pickles what JSON has no form for
     model_only: bool = False  # a save's optimizer states and hyperparameters mean nothing
+    data_loader: Any = None  # whose position is saved and loaded
 
     @property
     def allow_pickle(self) -> bool:
@@ -178,6 +177,7 @@ def _data(shards: Shards, training: Training, part: dict[str, Any] | None) -> di
         "optimizer": _optimizer_name(shards, training.optimizer),
         "model_only": training.model_only,
         "exact_dtypes": shards.layout.exact_dtypes(),
+        "data_position": getattr(training.data_loader, "used", None),
         "part": part,
         "shard_files": None,
     }
@@ -234,6 +234,7 @@ def load(  # noqa: PLR0913 - likewise
     with all_or_none(shards.communicator, "load_checkpoint"):
         found = _check(training, folder, "" if tag is None else str(tag), strict=strict)
         _check_exact_dtypes(shards, found.data, folder)
+        position = _position(found.data, folder)
         is_model = found.data.get("model_only") is True
         if is_model and optimizer is not None:
             _logger.warning("%s has a model alone: optimizer states begin anew", folder)
@@ -261,6 +262,8 @@ def load(  # noqa: PLR0913 - likewise
     if counters:
         training.global_steps = found.counts.get("global_steps", found.saved.step)
         training.micro_steps = found.counts.get("micro_steps", 0)
+        if position is not None and hasattr(training.data_loader, "used"):
+            training.data_loader.load_state_dict(position)
     return os.path.join(folder, found.saved.tag), found.objects.get("client_state", {})
 
 
@@ -295,6 +298,17 @@ def _check_exact_dtypes(shards: Shards, data: dict[str, Any], folder: str) -> No
                 f"{folder}: {name} is {saved[name]}, in this model {dtype}, of which no value may "
                 "change"
             )
+
+
+def _position(data: dict[str, Any], folder: str) -> dict[str, Any] | None:
+    """Where the training data loader was at the last update."""
+    found = data.get("data_position")
+    if not isinstance(found, dict):
+        return None
+    counts = ("epoch", "samples", *(["length"] if found.get("length") is not None else []))
+    return {"length": None} | {
+        name: whole_number(found.get(name), f"{name} of the data", folder) for name in counts
+    }
 
 
 def _restore_optimizer(

@@ -25,8 +25,6 @@ from zerorun.optimizers.saved_values import (
 )
 from zerorun.shards.shards import Shards
 
-__all__ = ["load"]
-
 _logger = logging.getLogger("zerorun")
 
 

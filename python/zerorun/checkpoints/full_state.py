@@ -17,8 +17,6 @@ from zerorun.model.partition import gathered, partition_of
 from zerorun.model.plain_names import plain_name
 from zerorun.whole_file import replacing
 
-__all__ = ["check_one_model", "full_parameters_of", "full_state_dict", "save_full_state"]
-
 _Named = tuple[str, nn.Parameter]
 
 

@@ -13,8 +13,6 @@ from zerorun import _C
 from zerorun.model.local_tensor import local_of, place
 from zerorun.model.partition import gathered
 
-__all__ = ["MergedAdapters"]
-
 _PREFIX = "base_model.model."  # of a PeftModel's modules
 
 

@@ -26,8 +26,6 @@ from zerorun.rank_zero import text_of_rank_zero
 from zerorun.shards.shards import Shards
 from zerorun.whole_file import replacing
 
-__all__ = ["check_whole", "load", "parts_in", "save"]
-
 _logger = logging.getLogger("zerorun")
 _PART = re.compile(r"mp_rank_(\d\d+)")
 _LATEST, _MANIFEST, _PREVIOUS = "latest", "checkpoint.json", ".previous"

@@ -24,21 +24,6 @@ from zerorun.interchange import folders
 from zerorun.shards.shards import Shards
 from zerorun.shards.torch_states import TorchStates
 
-__all__ = [
-    "Chunks",
-    "Record",
-    "assemble",
-    "bring",
-    "check_record",
-    "discard",
-    "parameter_names",
-    "read",
-    "remove_stale",
-    "restore",
-    "save",
-    "verify",
-]
-
 # By parameter: elements [begin, begin + numel) of its state, as (begin, numel, state).
 Chunk = tuple[int, int, dict[str, Any]]
 Chunks = dict[str, list[Chunk]]

@@ -35,8 +35,6 @@ from zerorun.rank_zero import share, text_of_rank_zero
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
 
-__all__ = ["load_model", "load_optimizer"]
-
 
 class _Given:
     """The tensors of a state dict, whole or in parts, by name; rank 0's alone if it broadcasts."""

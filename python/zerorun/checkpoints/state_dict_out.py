@@ -15,23 +15,6 @@ from zerorun.model.partition import partition_of
 from zerorun.shards.shards import Shards, shards_of
 from zerorun.shards.state_access import StateAccess
 
-__all__ = [
-    "GROUPS",
-    "MASTER",
-    "PARAMS",
-    "STATE",
-    "STEP",
-    "check_undivided",
-    "get_model",
-    "get_optimizer",
-    "names_of",
-    "plain_name",
-    "shards_of_any",
-    "shards_of_optimizers",
-    "state_names_of",
-    "without_engine",
-]
-
 STATE, GROUPS, PARAMS = "state", "param_groups", "params"
 MASTER, STEP = "master", "step"
 

@@ -19,8 +19,6 @@ from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import whole_of
 from zerorun.model.plain_names import plain_name
 
-__all__ = ["ParameterBucket", "ParameterStream", "StreamedTensor"]
-
 _ALIGNMENT = 16  # bytes: a view of any dtype may begin there
 _SLICE = 1 << 20  # elements that are hashed at once
 _KEPT_STEPS = 4  # whose hashes are kept

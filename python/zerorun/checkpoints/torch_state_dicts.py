@@ -14,8 +14,6 @@ from typing import Any
 
 from zerorun import torch_seam
 
-__all__ = ["serve"]
-
 _MODULE = "torch.distributed.checkpoint.state_dict"
 
 

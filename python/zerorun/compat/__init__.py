@@ -16,8 +16,6 @@ from pathlib import Path
 
 from zerorun import environment
 
-__all__ = ["BIN", "SITE", "install"]
-
 _HERE = Path(__file__).resolve().parent
 SITE = _HERE / "site"  # holds the package deepspeed and its metadata
 BIN = _HERE / "bin"

@@ -8,10 +8,41 @@ numbers are autocast's, which leaves a weight of its dtype as it is.
 
 from __future__ import annotations
 
+import functools
+import weakref
+from typing import Any, Protocol
+
 import torch
 from torch import nn
 
-__all__ = ["AutocastCopies", "Casts", "casts_what_it_reads"]
+
+class _Told(Protocol):
+    def autocast_begins(self) -> None:
+        """torch.autocast was entered in this process."""
+
+
+_told: weakref.WeakSet[_Told] = weakref.WeakSet()
+
+
+def on_autocast(hooks: _Told) -> None:
+    """Tells it from here on, so that nothing has to look for autocast at every read."""
+    _told.add(hooks)
+    _replace_enter()
+
+
+@functools.cache
+def _replace_enter() -> None:
+    enter = torch.autocast.__enter__
+
+    @functools.wraps(enter)
+    def enter_and_tell(autocast: torch.autocast) -> Any:
+        entered = enter(autocast)
+        for hooks in list(_told):
+            hooks.autocast_begins()
+        return entered
+
+    torch.autocast.__enter__ = enter_and_tell  # type: ignore[method-assign]
+
 
 # Forwards that give their parameters to a product and to nothing else.
 _PRODUCTS = {

@@ -9,13 +9,6 @@ from torch import nn
 from zerorun import _C
 from zerorun.model.partition import partition_of
 
-__all__ = [
-    "any_external",
-    "external_parameters",
-    "register_external_parameter",
-    "unregister_external_parameter",
-]
-
 _registered: weakref.WeakKeyDictionary[nn.Module, list[nn.Parameter]] = weakref.WeakKeyDictionary()
 
 

@@ -13,8 +13,6 @@ from zerorun.hooks.parameter_memory import full_view, tensor_of
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.own_dtype import CORE_DTYPES
 
-__all__ = ["BucketMemory", "full_parameters"]
-
 
 class BucketMemory(ABC):
     """Memory for full parameters: one storage per bucket, which has memory while the engine keeps

@@ -27,10 +27,10 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.hooks.autocast_copies import AutocastCopies, Casts, casts_what_it_reads
+from zerorun.hooks.autocast_copies import AutocastCopies, Casts, casts_what_it_reads, on_autocast
 from zerorun.hooks.external import any_external, external_parameters
 from zerorun.hooks.full_memory import BucketMemory, full_parameters
-from zerorun.hooks.module_call import ModuleCall, Views, running_modules, views_in
+from zerorun.hooks.module_call import ModuleCall, Views, refuse_fork, running_modules, views_in
 from zerorun.hooks.results import Results, tensors_in, with_copies
 from zerorun.hooks.shared_unit import SharedUnit
 from zerorun.hooks.unit_hooks import gathered_at
@@ -43,9 +43,6 @@ from zerorun.hooks.watched_parameters import (
 from zerorun.model.left_behind import ModuleHook
 from zerorun.model.local_tensor import is_distributed
 from zerorun.model.model_layout import ModelLayout
-from zerorun.model.plain_names import is_compiled
-
-__all__ = ["GatherHooks"]
 
 
 class GatherHooks:
@@ -87,6 +84,7 @@ class GatherHooks:
 
     def attach(self) -> None:
         """Puts the hooks on the modules, whose parameters are placed."""
+        on_autocast(self)
         for module in self._model.modules():
             self._watch_reads(module)
         for module, units in gathered_at(self._model, self.layout.units, self.unit_of).items():
@@ -143,7 +141,7 @@ class GatherHooks:
                 stack.append((module, None))  # a call further out holds everything
                 return
         if os.getpid() != self._process:
-            self._refuse_fork(module)
+            refuse_fork(module)
         autocast = torch.is_autocast_enabled(self._device_type)
         call = ModuleCall(self, AutocastCopies(self.casts) if autocast else None)
         stack.append((module, call))
@@ -152,14 +150,6 @@ class GatherHooks:
             for tensor in tensors_in((args, kwargs)):
                 if tensor.grad_fn is not None:
                     tensor.register_hook(call.end_backward)
-
-    @staticmethod
-    def _refuse_fork(module: nn.Module) -> None:
-        raise _C.ConfigError(
-            f"{type(module).__name__} was called in a process forked from a rank, as a worker "
-            "of a DataLoader is: at stage 3 a gather needs the ranks themselves. Call the "
-            "model in the training process, or give workers a copy that was made before"
-        )
 
     def _after_forward(self, module: nn.Module, _args: Any, result: Any) -> Any:
         if not self._stack or self._stack[-1][0] is not module:
@@ -206,7 +196,7 @@ class GatherHooks:
             escaping = [unit for _, unit in views.values()]
             for unit in dict.fromkeys([*escaping, *([] if results.complete else call.units)]):
                 if unit not in around.units:
-                    around.add([unit])
+                    around.add([unit], self._under_autocast())
             return None
         if not results.complete and torch.is_grad_enabled():
             self.keep(call.units)
@@ -230,7 +220,7 @@ class GatherHooks:
         `module`: the one that needs it, where the call may be of another."""
         unit, call = self.unit_of.get(parameter), self._call_around(module)
         if unit is not None and unit.sharded and call is not None and unit not in call.units:
-            call.add([unit])
+            call.add([unit], self._under_autocast())
 
     def _read(self, module: nn.Module, parameter: nn.Parameter) -> Any:
         """A read of a module's parameter that no call holds: it is gathered for the call that runs.
@@ -246,10 +236,10 @@ class GatherHooks:
         call, reader = self._call_around(), self._running_without_hooks(module)
         if reader is not None:
             if os.getpid() != self._process:
-                self._refuse_fork(reader)
+                refuse_fork(reader)
             self._hook_on_its_own(reader)
         if call is not None and (empty or reader is None):
-            call.add([unit])
+            call.add([unit], self._under_autocast())
         elif reader is not None:
             if not empty or not has_graph:
                 return self._copy(parameter, unit)
@@ -294,6 +284,15 @@ class GatherHooks:
             copy.register_hook(call.begin_backward)  # parameters are full for their gradients
         return copy
 
+    def _under_autocast(self) -> bool:
+        return torch.is_autocast_enabled(self._device_type)
+
+    def autocast_begins(self) -> None:
+        """Within calls that are running: their units' reads are casts from here on."""
+        if self._stack and self._under_autocast():
+            for unit in {unit for _, call in self._stack if call for unit in call.units}:
+                unit.cast_reads()
+
     def read_as_cast(self, parameter: nn.Parameter) -> Any:
         """The parameter as autocast would cast it for a product, or itself."""
         if is_distributed(parameter) or parameter.dtype != torch.float32:
@@ -305,7 +304,7 @@ class GatherHooks:
             if call is not None and unit in call.units:
                 dtype = torch.get_autocast_dtype(parameter.device.type)
                 if call.copies is None:
-                    call.copies, unit.opens_autocast = AutocastCopies(self.casts), True
+                    call.copies = AutocastCopies(self.casts)
                 return call.copies.get(parameter, dtype)
         return parameter
 
@@ -344,9 +343,6 @@ class GatherHooks:
         self._queued.discard(task)
         for call in [call for call, of in self._open.items() if of == task]:
             call.end_backward()
-
-    def is_compiled(self) -> bool:
-        return is_compiled(self._model)
 
     def keep(self, units: Sequence[SharedUnit]) -> None:
         """Keeps units full until the step."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import torch
 from torch import nn
-
-__all__ = ["serve_mixed_norms"]
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -59,8 +58,5 @@ def _widened(parameter: torch.Tensor | None) -> torch.Tensor | None:
 
 def _name_for_scripts(replacement: Any, original: Any) -> None:
     """torch.jit.script knows torch's functions by what they are: it takes this for that one."""
-    builtins = getattr(torch.jit, "_builtins", None)
-    register = getattr(builtins, "_register_builtin", None)
-    find = getattr(builtins, "_find_builtin", None)
-    if register is not None and find is not None:
-        register(replacement, find(original))
+    builtins: Any = importlib.import_module("torch.jit._builtins")
+    builtins._register_builtin(replacement, builtins._find_builtin(original))

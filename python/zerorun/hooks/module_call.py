@@ -9,11 +9,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from zerorun import _C
 from zerorun.hooks.autocast_copies import AutocastCopies
 from zerorun.hooks.shared_unit import SharedUnit
 from zerorun.model.local_tensor import is_distributed, local_of
-
-__all__ = ["ModuleCall", "Views", "running_modules", "views_in"]
 
 Views = list[tuple[torch.Tensor, SharedUnit]]
 
@@ -30,9 +29,6 @@ class _Hooks(Protocol):
     def keep(self, units: Sequence[SharedUnit]) -> None:
         """Keeps units full until the step."""
 
-    def is_compiled(self) -> bool:
-        """True if the model or a module of it is compiled."""
-
 
 class ModuleCall:
     """One forward of a module, and the backward that belongs to it."""
@@ -45,11 +41,11 @@ class ModuleCall:
         self.held: list[SharedUnit] | None = None  # by backward
         self.copies = copies  # under autocast, which may also begin within
 
-    def add(self, units: Sequence[SharedUnit]) -> None:
+    def add(self, units: Sequence[SharedUnit], autocast: bool = False) -> None:
+        """`autocast`: it has begun within the call."""
+        autocast = autocast or self.copies is not None
         for unit in units:
-            if unit.opens_autocast is None and self.hooks.is_compiled():
-                unit.opens_autocast = False  # compiled code casts by itself
-            unit.enter(self.copies is not None)
+            unit.enter(autocast)
             unit.forwards += 1
             self.units.append(unit)
 
@@ -58,7 +54,6 @@ class ModuleCall:
             self.copies.end_forward()
         for unit in self.units:
             unit.forwards -= 1
-            unit.opens_autocast = bool(unit.opens_autocast)
             unit.leave()
 
     def begin_backward(self, _grad: Any = None) -> None:
@@ -102,6 +97,15 @@ def running_modules(frame: FrameType | None) -> list[nn.Module]:
             found.append(frame.f_locals["self"])
         frame = frame.f_back
     return found
+
+
+def refuse_fork(module: nn.Module) -> None:
+    """For a call in another process than the hooks'."""
+    raise _C.ConfigError(
+        f"{type(module).__name__} was called in a process forked from a rank, as a worker "
+        "of a DataLoader is: at stage 3 a gather needs the ranks themselves. Call the "
+        "model in the training process, or give workers a copy that was made before"
+    )
 
 
 def views_in(tensors: Sequence[torch.Tensor], unit_in: Mapping[int, SharedUnit]) -> Views:

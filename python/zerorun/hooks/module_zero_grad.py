@@ -10,8 +10,6 @@ from torch import nn
 
 from zerorun.model.left_behind import LeftBehind
 
-__all__ = ["ModuleZeroGrad"]
-
 
 def _of_its_class(module: nn.Module) -> Any:
     return types.MethodType(type(module).zero_grad, module)

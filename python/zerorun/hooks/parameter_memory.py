@@ -11,17 +11,6 @@ from torch import nn
 from zerorun import _C
 from zerorun.model.model_layout import ModelLayout
 
-__all__ = [
-    "by_parameter",
-    "full_view",
-    "keep_precise",
-    "masters_from_parameters",
-    "tensor_of",
-    "to_write",
-    "write_full",
-]
-
-
 # After so many changed elements, those that are stored in files are written back.
 _MAX_CHANGED = 1 << 22
 
@@ -67,7 +56,11 @@ def write_full(engine: _C.Engine, index: int, flat: torch.Tensor) -> None:
     with torch.no_grad():
         if not engine.is_sharded(index):
             tensor_of(engine.parameter(index)).copy_(flat)
+        stays_precise = take_written(engine, index)
         for interval in engine.state_intervals(index):
+            if stays_precise:
+                keep_precise(interval, tensor_of(interval.master))
+                continue
             part = flat[interval.begin : interval.begin + interval.numel]
             tensor_of(interval.param).copy_(part)
             if interval.master is not None:
@@ -84,6 +77,7 @@ def masters_from_parameters(
     """
     with torch.no_grad():
         for parameter in to_write(engine, layout):
+            take_written(engine, layout.ids[parameter])
             for interval in engine.state_intervals(layout.ids[parameter]):
                 if interval.master is None:
                     continue
@@ -93,6 +87,25 @@ def masters_from_parameters(
                 else:
                     master.copy_(tensor_of(interval.param))
     engine.refresh_from_masters()
+
+
+def take_written(engine: _C.Engine, index: int) -> bool:
+    """Where ranks compute with decoded values (zero_quantized_weights at stages 1 and 2), the full
+    parameter is apart from this rank's part: copies what the program has changed in the first into
+    the second, whose other elements stay precise. Returns False where nothing is apart.
+    """
+    capsule = engine.decoded_part(index)
+    if capsule is None:
+        return False
+    decoded = tensor_of(capsule)
+    intervals = engine.state_intervals(index)
+    begin = intervals[0].begin
+    full = tensor_of(engine.parameter(index))[begin : begin + decoded.numel()]
+    for interval in intervals:
+        part = slice(interval.begin - begin, interval.begin - begin + interval.numel)
+        own = tensor_of(interval.param)
+        own.copy_(torch.where(full[part] == decoded[part], own, full[part]))
+    return True
 
 
 def keep_precise(interval: _C.StateInterval, precise: torch.Tensor) -> None:

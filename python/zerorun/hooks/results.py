@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Results", "tensors_in", "with_copies"]
-
 _MAX_OBJECTS = 1000  # looked into; a result that refers to a data set must not cost a walk of it
 _NO_TENSORS = (str, bytes, int, float, complex, torch.dtype, torch.device, nn.Module, type)
 _ITEMS = (list, tuple, set, frozenset, deque)

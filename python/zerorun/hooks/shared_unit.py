@@ -13,8 +13,6 @@ from zerorun.model.local_tensor import LocalData, is_distributed, place
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.units import Unit
 
-__all__ = ["SharedUnit"]
-
 
 class SharedUnit:
     """A unit of an engine: full while acquired, empty for this rank otherwise."""
@@ -30,7 +28,6 @@ class SharedUnit:
         self.parameters = unit.parameters
         self.full = {parameter: full[parameter] for parameter in unit.parameters}
         self.forwards = 0  # calls of forward that hold it
-        self.opens_autocast: bool | None = None  # within forward; None before the first
         self._switch = _C.ParameterSwitch(core, unit.name)
         self.acquire = self._switch.acquire
         self.release = self._switch.release
@@ -66,11 +63,16 @@ class SharedUnit:
         """An acquire by a call, in forward or backward."""
         self.acquire()
         self._calls += 1
-        autocast = autocast or self.opens_autocast is not False
-        if self._calls > 1 and not autocast:
-            return
-        for parameters, _, plain, cast in self._readers:
-            parameters.__class__ = cast if autocast else plain  # type: ignore[assignment]
+        if autocast:
+            self.cast_reads()
+        elif self._calls == 1:
+            for parameters, _, plain, _ in self._readers:
+                parameters.__class__ = plain  # type: ignore[assignment]
+
+    def cast_reads(self) -> None:
+        """Reads are those under autocast until the calls that hold it have left."""
+        for parameters, _, _, cast in self._readers:
+            parameters.__class__ = cast  # type: ignore[assignment]
 
     def leave(self) -> None:
         """Ends one enter."""

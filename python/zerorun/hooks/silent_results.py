@@ -14,8 +14,6 @@ from zerorun.model.left_behind import ModuleHook
 from zerorun.model.local_tensor import local_of
 from zerorun.program_warning import warn
 
-__all__ = ["EMPTY_PARAMETERS", "EmptyStateWarnings"]
-
 EMPTY_PARAMETERS = (
     "sharded at stage 3. engine.full_state_dict() is the whole model's, save_checkpoint saves all; "
     "within zerorun.zero.GatheredParameters(model.parameters()) a state dict is whole"

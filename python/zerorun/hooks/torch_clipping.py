@@ -13,8 +13,6 @@ from torch.nn.utils import clip_grad
 from zerorun import _C
 from zerorun.program_warning import warn
 
-__all__ = ["Clip", "EngineClipping", "serve_clipping", "warn_that_nothing_changes"]
-
 _BY_NORM = "_clip_grads_with_norm_"  # from 2.6 on; also what clip_grad_norm_ calls
 
 

@@ -11,8 +11,6 @@ from zerorun.hooks.shared_unit import SharedUnit
 from zerorun.model.plain_names import COMPILED
 from zerorun.model.units import Unit
 
-__all__ = ["gathered_at"]
-
 
 def gathered_at(
     model: nn.Module, units: Iterable[Unit], unit_of: Mapping[nn.Parameter, SharedUnit]

@@ -17,8 +17,6 @@ from zerorun.model.model_layout import ModelLayout
 from zerorun.model.plain_names import COMPILED
 from zerorun.model.units import modules_within
 
-__all__ = ["UpdatedParameters"]
-
 
 class _Parameters(dict[str, Any]):
     """A module's `_parameters`, and how to wait for them."""

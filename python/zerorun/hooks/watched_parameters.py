@@ -14,8 +14,6 @@ from torch import nn
 
 from zerorun.model.local_tensor import is_distributed, local_of
 
-__all__ = ["CastParameters", "PlainParameters", "Reads", "WatchedParameters", "is_empty"]
-
 _EMPTY = torch.Size([0])
 
 

@@ -14,8 +14,6 @@ from zerorun.interchange import pickles
 from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
 from zerorun.optimizers.saved_values import is_decoupled, whole_number
 
-__all__ = ["ModelStates", "scaler_of"]
-
 _OF_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
 _WHOLE = "mp_rank_00_model_states.pt"
 _SHARDED_PARAMETERS = 3

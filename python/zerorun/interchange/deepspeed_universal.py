@@ -11,8 +11,6 @@ from zerorun.interchange import pickles
 from zerorun.interchange.deepspeed_model import ModelStates, scaler_of
 from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
 
-__all__ = ["is_universal", "open_universal"]
-
 _FOLDER = "zero"
 _VALUES = "fp32.pt"
 _COMMON = "optimizer_state.pt"

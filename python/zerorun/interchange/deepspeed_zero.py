@@ -21,8 +21,6 @@ from zerorun.interchange.deepspeed_model import ModelStates, scaler_of
 from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
 from zerorun.optimizers.saved_values import whole_number
 
-__all__ = ["OPTIMIZER_FILE", "is_zero_checkpoint", "open_zero", "optimizer_files"]
-
 OPTIMIZER_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _EXPERTS = re.compile(r"(layer_.*expert_.*_model_states|expp_rank_.*_optim_states)\.pt")
 _SHARDED_PARAMETERS = 3  # the stage

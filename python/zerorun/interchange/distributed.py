@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import math
 import os
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +19,6 @@ from zerorun.interchange import folders
 from zerorun.interchange.pickles import read_bytes
 from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
 from zerorun.optimizers.saved_values import whole_number
-
-__all__ = ["is_distributed", "open_distributed"]
 
 _METADATA = ".metadata"
 _CHECKPOINT = "torch.distributed.checkpoint"
@@ -41,6 +41,8 @@ _ALLOWED = {
     "pathlib": {"Path", "PosixPath", "PurePosixPath"},
     "pathlib._local": {"Path", "PosixPath", "PurePosixPath"},
 }
+# Offsets, sizes, and what reads it.
+Chunk = tuple[tuple[int, ...], tuple[int, ...], Callable[[], torch.Tensor]]
 _STATE, _GROUPS, _STEP = "state", "param_groups", "step"
 
 
@@ -129,8 +131,7 @@ class _Reader:
         """A tensor's chunks as runs of its flattened elements."""
         entry = self._metadata.state_dict_metadata[key]
         size = tuple(entry.size)
-        row = math.prod(size[1:])
-        loads: list[tuple[tuple[int, ...], tuple[int, ...], Callable[[], torch.Tensor]]] = [
+        chunks: list[Chunk] = [
             (
                 tuple(c.offsets),
                 tuple(c.sizes),
@@ -139,25 +140,7 @@ class _Reader:
             for c in entry.chunks
             if math.prod(c.sizes) > 0
         ]
-        if all(sizes[1:] == size[1:] for _, sizes, _ in loads):  # rows, as FSDP2 cuts
-            pieces = [
-                Piece((offsets[0] if offsets else 0) * row, math.prod(sizes), load)
-                for offsets, sizes, load in loads
-            ]
-        else:
-
-            def assemble() -> torch.Tensor:
-                full = torch.empty(size, dtype=entry.properties.dtype)
-                for offsets, sizes, load in loads:
-                    part = tuple(map(slice, offsets, map(sum, zip(offsets, sizes, strict=True))))
-                    full[part] = load()
-                return full
-
-            pieces = [Piece(0, math.prod(size), assemble)]
-        made = SourceParameter(size, pieces)
-        if made.gaps():
-            raise _C.CheckpointError(f"{self._folder}: {key}: its chunks do not make it up")
-        return pieces
+        return pieces_of(f"{self._folder}: {key}", size, entry.properties.dtype, chunks)
 
     def _load(
         self, key: str, offsets: tuple[int, ...], numel: int | None = None
@@ -232,6 +215,33 @@ class _Reader:
         ]
 
 
+def pieces_of(
+    what: str, size: tuple[int, ...], dtype: torch.dtype, chunks: list[Chunk]
+) -> list[Piece]:
+    """Chunks of a tensor as runs of its flattened elements. Raises CheckpointError for chunks that
+    do not make it up."""
+    row, numel = math.prod(size[1:]), math.prod(size)
+    if all(sizes[1:] == size[1:] for _, sizes, _ in chunks):  # rows, as FSDP2 cuts
+        pieces = [
+            Piece((offsets[0] if offsets else 0) * row, math.prod(sizes), load)
+            for offsets, sizes, load in chunks
+        ]
+    else:
+
+        def assemble() -> torch.Tensor:
+            full = torch.empty(size, dtype=dtype)
+            for offsets, sizes, load in chunks:
+                part = tuple(map(slice, offsets, map(sum, zip(offsets, sizes, strict=True))))
+                full[part] = load()
+            return full
+
+        pieces = [Piece(0, numel, assemble)]
+    held = sum(math.prod(sizes) for _, sizes, _ in chunks)
+    if held != numel or SourceParameter(size, pieces).gaps():
+        raise _C.CheckpointError(f"{what}: its chunks do not make it up")
+    return pieces
+
+
 def _sort(path: tuple[Any, ...]) -> tuple[str | None, tuple[Any, ...]]:
     """The place of an entry in an optimizer's state dict; None: it has none there."""
     if _GROUPS in path:
@@ -253,3 +263,71 @@ def _stored(path: str, offset: int, length: int) -> Any:
         file.seek(offset)
         data = file.read(length)
     return read_bytes(io.BytesIO(data), path)
+
+
+# --- writing ---
+
+_MODEL, _OPTIMIZER = "model", "optim"
+
+
+def write_distributed(source: Source, folder: str | os.PathLike[str]) -> None:
+    """Writes ``{"model": ..., "optim": ...}`` as get_state_dict names it, a tensor at a time.
+
+    Without optimizer states only the model. Parameters are in fp32, from the masters, for
+    ``dcp.load`` converts to what the program has. Raises CheckpointError, IoError.
+    """
+    dcp: Any = importlib.import_module("torch.distributed.checkpoint")  # takes a second
+
+    values: dict[str, tuple[SourceParameter, str | None]] = {}
+    state: dict[str, Any] = {_MODEL: _model(source, values)}
+    if source.param_groups is not None:
+        state[_OPTIMIZER] = _optimizer(source, values)
+
+    class Planner(dcp.DefaultSavePlanner):  # type: ignore[misc]
+        """Reads a tensor when it is written."""
+
+        def lookup_object(self, index: Any) -> Any:
+            found = super().lookup_object(index)
+            if not (isinstance(found, torch.Tensor) and found.is_meta):
+                return found
+            parameter, name = values[index.fqn]
+            flat = torch.empty(parameter.numel, dtype=found.dtype)
+            parameter.read(name, 0, flat)
+            return flat.view(parameter.shape)
+
+    try:
+        writer = dcp.FileSystemWriter(os.fspath(folder), single_file_per_rank=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it tells that there is one process
+            dcp.save(state, storage_writer=writer, planner=Planner(), no_dist=True)
+    except OSError as error:
+        raise _C.IoError(f"{os.fspath(folder)}: {error}") from error
+
+
+def _model(source: Source, values: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Names with the placeholders of their tensors."""
+    model: dict[str, torch.Tensor] = dict(source.buffers)
+    names = {name: name for name in source.parameters} | source.aliases
+    for name, owner in names.items():
+        parameter = source.parameters.get(owner)
+        if parameter is not None:
+            model[name] = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+            values[f"{_MODEL}.{name}"] = (parameter, None)
+    return model
+
+
+def _optimizer(source: Source, values: dict[str, Any]) -> dict[str, Any]:
+    states: dict[str, Any] = {}
+    groups = [dict(group) | {"params": []} for group in source.param_groups or []]
+    for name, parameter in source.parameters.items():
+        if not parameter.trained:
+            continue
+        groups[parameter.group]["params"].append(name)
+        states[name] = {
+            key: value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+            for key, value in parameter.numbers.items()
+        }
+        for key in parameter.states:
+            states[name][key] = torch.empty(parameter.shape, device="meta")
+            values[f"{_OPTIMIZER}.state.{name}.{key}"] = (parameter, key)
+    return {"state": states, "param_groups": groups}

@@ -6,8 +6,6 @@ import os
 
 from zerorun import _C
 
-__all__ = ["inside", "is_there", "one_name", "read_tag"]
-
 _MAX_NBYTES = 4096
 
 

@@ -12,9 +12,11 @@ from zerorun.interchange.deepspeed_universal import is_universal, open_universal
 from zerorun.interchange.deepspeed_zero import is_zero_checkpoint, open_zero
 from zerorun.interchange.distributed import is_distributed, open_distributed
 from zerorun.interchange.hugging_face import is_hugging_face, open_hugging_face
+from zerorun.interchange.sharded_safetensors import (
+    is_sharded_safetensors,
+    open_sharded_safetensors,
+)
 from zerorun.interchange.source import Source
-
-__all__ = ["find", "open_source", "told"]
 
 _LATEST = ("latest", "latest_universal")  # the second is DeepSpeed's for its universal format
 _MANIFEST = "checkpoint.json"  # zerorun's own
@@ -54,6 +56,7 @@ def _opener(folder: str) -> Callable[..., Source] | None:
         (is_zero_checkpoint, open_zero),
         (is_distributed, open_distributed),
         (is_hugging_face, open_hugging_face),
+        (is_sharded_safetensors, open_sharded_safetensors),
     ):
         if recognises(folder):
             return opener
@@ -66,8 +69,8 @@ def open_source(folder: str, *, optimizer_states: bool = True) -> Source:
     if opener is None:
         raise _C.CheckpointError(
             f"{folder}: expected a folder of DeepSpeed (*_optim_states.pt, or zero/), Hugging Face "
-            "(model.safetensors, pytorch_model.bin or their index) or torch.distributed.checkpoint "
-            "(.metadata)"
+            "(model.safetensors, pytorch_model.bin or their index, shard-*.safetensors) or "
+            "torch.distributed.checkpoint (.metadata)"
         )
     with told(folder):
         return opener(folder, optimizer_states=optimizer_states)

@@ -16,8 +16,6 @@ from zerorun.interchange import folders, pickles
 from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
 from zerorun.model.safetensors_dtypes import DTYPES
 
-__all__ = ["Weights", "is_hugging_face", "open_hugging_face"]
-
 # In the order of preference.
 _NAMES = (
     "model.safetensors.index.json",
@@ -64,11 +62,11 @@ class Weights(Mapping[str, torch.Tensor]):
         self.entry = entry
         self._files = _index(entry) if entry.endswith(".index.json") else {}
         if not self._files:
-            self._files = dict.fromkeys(_keys(entry), entry)
-        _check_keys(entry, self._files)
+            self._files = dict.fromkeys(keys_of(entry), entry)
+        _checkkeys_of(entry, self._files)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return _tensor(self._files[name], name)
+        return tensor_of(self._files[name], name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -80,21 +78,21 @@ class Weights(Mapping[str, torch.Tensor]):
         """Without reading the tensor."""
         path = self._files[name]
         if path.endswith(_SAFETENSORS):
-            return tuple(_open(path).get_slice(name).get_shape())
+            return tuple(open_file(path).get_slice(name).get_shape())
         return tuple(self[name].shape)
 
     def dtype(self, name: str) -> torch.dtype:
         """Without reading the tensor."""
         path = self._files[name]
-        if path.endswith(_SAFETENSORS):
-            return _dtype_of(path, name, _open(path).get_slice(name).get_dtype())
-        return self[name].dtype
+        return dtype_of(path, name) if path.endswith(_SAFETENSORS) else self[name].dtype
 
     def pickled_files(self) -> list[str]:
         return sorted({p for p in self._files.values() if not p.endswith(_SAFETENSORS)})
 
 
-def _dtype_of(path: str, name: str, spelled: str) -> torch.dtype:
+def dtype_of(path: str, name: str) -> torch.dtype:
+    """Of a tensor of a safetensors file, without reading it."""
+    spelled = open_file(path).get_slice(name).get_dtype()
     if spelled not in DTYPES:
         raise _C.CheckpointError(f"{path}: {name} is of {spelled}, which torch does not have")
     return DTYPES[spelled]
@@ -116,8 +114,8 @@ def _index(path: str) -> dict[str, str]:
         ) from error
 
 
-def _check_keys(entry: str, files: dict[str, str]) -> None:
-    have = {path: set(_keys(path)) for path in set(files.values())}
+def _checkkeys_of(entry: str, files: dict[str, str]) -> None:
+    have = {path: set(keys_of(path)) for path in set(files.values())}
     for name, path in files.items():
         if name not in have[path]:
             raise _C.CheckpointError(f"{path} has no tensor {name}, which {entry} says it has")
@@ -135,7 +133,7 @@ def _opened(path: str, _state: tuple[int, int]) -> Any:
         raise _C.CheckpointError(f"{path}: {error}") from error
 
 
-def _open(path: str) -> Any:
+def open_file(path: str) -> Any:
     """The open file, as long as it is the same one."""
     found = os.stat(path)
     return _opened(path, (found.st_mtime_ns, found.st_ino))
@@ -157,12 +155,12 @@ def _flat(content: Any, path: str) -> dict[str, torch.Tensor]:
     return found
 
 
-def _keys(path: str) -> list[str]:
-    return list(_open(path).keys())
+def keys_of(path: str) -> list[str]:
+    return list(open_file(path).keys())
 
 
-def _tensor(path: str, name: str) -> torch.Tensor:
-    opened = _open(path)
+def tensor_of(path: str, name: str) -> torch.Tensor:
+    opened = open_file(path)
     return opened.get_tensor(name) if path.endswith(_SAFETENSORS) else opened[name]
 
 

@@ -17,8 +17,6 @@ from zerorun.optimizers.saved_values import whole_number
 from zerorun.shards import block8
 from zerorun.shards.shards import Shards
 
-__all__ = ["Filling"]
-
 _CHUNK_NUMEL = 1 << 22  # elements that are read at a time
 # Elements whose states may be in memory before those that are offloaded to files go there.
 _ACCEPTED_NUMEL = 1 << 25

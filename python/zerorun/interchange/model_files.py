@@ -18,8 +18,6 @@ from zerorun.interchange.source import Source, SourceParameter
 from zerorun.model.safetensors_dtypes import NAMES
 from zerorun.whole_file import replacing
 
-__all__ = ["Progress", "model_tensors", "nbytes_of", "write_model"]
-
 Progress = Callable[[int, int], None]  # bytes that are done, of so many
 
 _CHUNK_NUMEL = 1 << 22

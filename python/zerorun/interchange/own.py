@@ -16,8 +16,6 @@ from zerorun.model import saved_buffers
 from zerorun.model.own_dtype import CORE_DTYPES, stored_shape
 from zerorun.optimizers.saved_values import DECOUPLED
 
-__all__ = ["exact_dtypes_of", "open_own", "optimizer_of"]
-
 
 def optimizer_of(
     directory: str | os.PathLike[str], tag: str | None = None

@@ -17,17 +17,6 @@ import torch
 
 from zerorun import _C
 
-__all__ = [
-    "PlainObject",
-    "check_intact",
-    "forget_pages",
-    "is_mapped",
-    "is_plain",
-    "is_readable",
-    "read",
-    "read_bytes",
-]
-
 
 class PlainObject:
     """An object of a class that its writer has: its attributes, and none of its code."""

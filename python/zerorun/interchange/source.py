@@ -12,9 +12,6 @@ import torch
 from zerorun import _C
 from zerorun.interchange.pickles import check_intact, forget_pages, is_plain
 
-__all__ = ["Piece", "SavedPart", "Source", "SourceParameter"]
-
-
 _COMPARED_NUMEL = 1 << 22  # elements that are in memory at a time
 
 

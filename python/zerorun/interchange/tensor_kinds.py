@@ -10,8 +10,6 @@ import torch
 from zerorun import _C
 from zerorun.interchange.source import Source, SourceParameter
 
-__all__ = ["settle"]
-
 _BUFFER, _FROZEN = "buffer", "frozen"
 _OF_NORMS = ("running_mean", "running_var", "num_batches_tracked")
 _PACKED = (torch.uint8, torch.int8)  # as weights are that were quantized

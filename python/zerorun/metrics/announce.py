@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 
-__all__ = ["announce"]
-
 
 def announce(line: str) -> None:
     """Through the logger `zerorun` where somebody listens to it, else on the error stream."""

@@ -14,8 +14,6 @@ from zerorun import _C
 from zerorun.metrics.announce import announce
 from zerorun.process_state import STATE
 
-__all__ = ["CollectiveTable", "Timed", "bandwidths_gbps", "log_summary", "size_text"]
-
 _TRIMMED = 0.1  # of the latencies on either side, as DeepSpeed's averages
 _MOST = 10_000  # latencies that are kept of an operation and size
 

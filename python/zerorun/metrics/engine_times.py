@@ -7,8 +7,6 @@ from typing import Any
 
 from zerorun import _C
 
-__all__ = ["EngineTimes"]
-
 _MS = 1e3
 
 
@@ -42,6 +40,7 @@ class EngineTimes:
             "optimizer_ms": _MS * optimizer_s,
             "collectives": self._take_collectives(),
         }
+        found |= self.figures.stragglers()
         for name, (exposed_s, hidden_s) in self.figures.take_work().items():
             found[f"{name}_hidden_ms"] = _MS * hidden_s
             if name == "offload":

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FIELDS", "VERSION", "Field", "markdown"]
-
 VERSION = 1  # of a metrics file; a reader refuses later ones
 
 
@@ -147,6 +145,24 @@ FIELDS = (
         "ms",
         "Time in `save_checkpoint` since the previous step: how long saving stopped the "
         "training. For an asynchronous save this is the copy.",
+    ),
+    Field(
+        "step_shares",
+        "object of numbers",
+        "",
+        "How this rank spent the step, in fractions of it: `waited` for other ranks in "
+        "collectives; `data`: PyTorch programs from the end of `engine.step` to the next forward; "
+        "`copy`: waiting for offloading; `save`: checkpoints; `compute`: all else. Here a step "
+        "lasts from one gradient norm to the next, so a save counts in the step after it. On a "
+        "GPU the host's waits for it count as `waited`.",
+    ),
+    Field(
+        "straggler",
+        "object",
+        "",
+        "Rank 0 only, and only if the others persistently wait for one rank "
+        "([slow.md](slow.md)): its `rank` and `host`, the `share` of the time in which it is "
+        "waited for, the `cause` (a name of `step_shares`), and all this as a `text`.",
     ),
     Field("samples_per_s", "number", "1/s", "Samples of all ranks divided by `step_ms`.", "python"),
     Field(

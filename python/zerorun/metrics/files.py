@@ -11,8 +11,6 @@ from typing import Any
 
 from zerorun.metrics.fields import VERSION
 
-__all__ = ["MetricsFile", "plain", "rank_path"]
-
 
 def rank_path(path: str | os.PathLike[str], rank: int) -> Path:
     """The file of a rank: rank 0's is `path`, others' lie beside it."""

@@ -10,8 +10,6 @@ from typing import Any, TextIO, TypeGuard
 from zerorun import _C
 from zerorun.metrics.fields import VERSION
 
-__all__ = ["check_version", "is_figure", "lines_of", "parse_line", "rank_in"]
-
 MOST_CHARACTERS = 1 << 20  # of a line; a step has about a thousand
 _MOST = 1e300
 
@@ -44,6 +42,13 @@ def check_version(head: dict[str, Any], where: Path) -> None:
             f"{where}: a metrics file of version {version}, and this zerorun reads version "
             f"{VERSION} and earlier: install a newer one"
         )
+
+
+def straggler_text(line: dict[str, Any]) -> str | None:
+    """The sentence about the rank that the others wait for, where a line has one."""
+    found = line.get("straggler")
+    text = found.get("text") if isinstance(found, dict) else None
+    return " ".join(text.split()) if isinstance(text, str) else None
 
 
 def rank_in(line: dict[str, Any], otherwise: int) -> int:

@@ -14,10 +14,8 @@ from torch import nn
 from zerorun import _C
 from zerorun.metrics.engine_times import EngineTimes
 from zerorun.metrics.process import peak_rss_bytes, rss_bytes
-from zerorun.metrics.stopwatch import Stopwatch, captures
+from zerorun.metrics.stopwatch import COMPUTE, DATA, SAVE, Stopwatch, captures
 from zerorun.metrics.work import StepWork
-
-__all__ = ["Listener", "Metrics", "StepMeter"]
 
 Metrics = dict[str, Any]  # of one step; docs/metrics.md has the names
 Listener = Callable[[Metrics], Any]
@@ -37,14 +35,15 @@ class StepMeter:
         self, core: _C.Engine, model: nn.Module, world_size: int, device: torch.device
     ) -> None:
         on_gpu = device.type == "cuda"
-        self.forward = Stopwatch("forward", on_gpu)
-        self.backward = Stopwatch("backward", on_gpu)
-        self.step = Stopwatch("step", False)
-        self.data = Stopwatch("data", False)
-        self.checkpoint = Stopwatch("checkpoint", False)
+        self.times = EngineTimes(_C.EngineFigures(core))
+        enter = self.figures.enter
+        self.forward = Stopwatch("forward", on_gpu, (enter, COMPUTE, COMPUTE))
+        self.backward = Stopwatch("backward", on_gpu, (enter, COMPUTE, COMPUTE))
+        self.step = Stopwatch("step", False, (enter, COMPUTE, DATA))
+        self.data = Stopwatch("data", False, (enter, DATA, None))
+        self.checkpoint = Stopwatch("checkpoint", False, (enter, SAVE, None))
         self.work = StepWork(model, world_size)
         self.listeners: list[Listener] = []
-        self.times = EngineTimes(_C.EngineFigures(core))
         self._core = core
         self._device = device
         self._losses: list[torch.Tensor] = []

@@ -6,8 +6,6 @@ import functools
 import os
 import resource
 
-__all__ = ["peak_rss_bytes", "rss_bytes"]
-
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _KIB = 1024
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from zerorun.metrics.announce import announce
 
-__all__ = ["ProgressLines"]
-
 # DeepSpeed's names of the parts of a step.
 _PARTS = {
     "fwd": "forward_ms",

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 import torch
 
-__all__ = ["Span", "Stopwatch", "captures"]
-
 Span = tuple[str, float, float]  # what, begin and end in seconds of time.perf_counter()
+
+COMPUTE, DATA, SAVE = 0, 1, 3  # StepPart: what a rank does with its time
+Part = tuple[Callable[[int], int], int, int | None]
 
 
 class Stopwatch:
     """Adds up the times of `with` blocks until :meth:`take_ms`; blocks within it count once.
 
     On a GPU the time is that of its current stream, between two events. `take_ms` is None when
-    those have not happened yet, which it does not wait for.
+    those have not happened yet, which it does not wait for. `part`: (`EngineFigures.enter`, the
+    part of a step that the blocks are, the one that follows; None: as before).
     """
 
-    def __init__(self, name: str, on_gpu: bool) -> None:
+    def __init__(self, name: str, on_gpu: bool, part: Part | None = None) -> None:
         self.name = name
+        self._part, self._next = part, COMPUTE
         self.spans: list[Span] | None = None  # where to write them down, if anybody asked
         self._on_gpu = on_gpu
         self._depth = 0
@@ -33,6 +37,10 @@ class Stopwatch:
         self._depth += 1
         if self._depth > 1:
             return
+        if self._part is not None:
+            enter, inside, after = self._part
+            before = enter(inside)
+            self._next = before if after is None else after
         self._pair = (_event(), _event()) if self._on_gpu and not captures() else None
         if self._pair is not None:
             self._pair[0].record()
@@ -49,6 +57,8 @@ class Stopwatch:
             return
         end = time.perf_counter()
         self._seconds += end - self._begin
+        if self._part is not None:
+            self._part[0](self._next)
         if self._pair is not None:
             self._pair[1].record()
             self._events.append(self._pair)

@@ -11,8 +11,6 @@ from torch import nn
 
 from zerorun import _C
 
-__all__ = ["StepWork", "flops_per_token"]
-
 _SIDES = (256, 512, 1024, 2048, 4096)  # of the matrices whose products are timed
 _REPETITIONS = 3
 _LONG_ENOUGH_S = 0.02  # of one product

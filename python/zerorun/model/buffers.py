@@ -15,8 +15,6 @@ from zerorun.experts import is_expert
 from zerorun.model.model_layout import DTYPES
 from zerorun.rank_zero import share
 
-__all__ = ["cast_buffers", "hint_at_buffers", "share_buffers"]
-
 _MIXED = ("same dtype", "expected scalar type", "same type")  # in torch's errors
 
 

@@ -10,8 +10,6 @@ import torch
 from zerorun import _C, communicator
 from zerorun.model.mesh import Mesh
 
-__all__ = ["EngineRanks", "data_communicator", "parts_of"]
-
 
 @dataclass
 class EngineRanks:

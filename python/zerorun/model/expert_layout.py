@@ -15,8 +15,6 @@ from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import partition_of
 from zerorun.rank_zero import texts_of_all
 
-__all__ = ["place_experts"]
-
 _NUMBERED = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(\..*)")
 
 

@@ -14,9 +14,6 @@ from torch.nn.modules import container as containers
 from zerorun import _C
 from zerorun.config import given_values, value_of
 
-__all__ = ["DEFAULT_CLASSES", "is_leaf", "mark_by_class", "mark_by_name", "mark_by_suffix"]
-__all__ += ["mark_configured", "set_leaf"]
-
 _ATTRIBUTE = "_z3_leaf"  # DeepSpeed's, which scripts know; copies of a module have it too
 _SECTION = "zero_optimization/leaf_module"
 _THRESHOLD = "/zero_optimization/stage3_module_granularity_threshold"

@@ -11,8 +11,6 @@ from torch import nn
 
 from zerorun import _C
 
-__all__ = ["LeftBehind", "ModuleHook", "check_hooks_are_taken"]
-
 
 def _replacement(kind: type[LeftBehind]) -> Any:
     return kind.in_copies

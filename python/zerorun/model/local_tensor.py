@@ -10,20 +10,6 @@ from torch import nn
 
 from zerorun import _C
 
-__all__ = [
-    "LocalData",
-    "check_placements",
-    "is_distributed",
-    "is_divided",
-    "is_replica",
-    "like",
-    "local_gradient",
-    "local_of",
-    "mesh_ranks_of",
-    "place",
-    "whole_of",
-]
-
 
 def is_distributed(tensor: Any) -> bool:
     """True for a DTensor."""

@@ -13,8 +13,6 @@ from zerorun.agreement import all_or_none
 from zerorun.model.partition import PrivatePartition, partition_of
 from zerorun.rank_zero import share
 
-__all__ = ["Initializer", "materialize"]
-
 Initializer = Callable[[nn.Module], object]
 _HOST = torch.device("cpu")
 

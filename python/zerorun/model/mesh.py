@@ -9,8 +9,6 @@ from torch import nn
 from zerorun import _C
 from zerorun.model.local_tensor import is_divided, is_replica, mesh_ranks_of
 
-__all__ = ["Mesh", "check_mesh"]
-
 
 @dataclass(frozen=True)
 class Mesh:

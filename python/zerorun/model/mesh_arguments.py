@@ -11,8 +11,6 @@ import torch
 from zerorun import _C, communicator
 from zerorun.model.mesh import Mesh
 
-__all__ = ["mesh_of", "ranks_of_group"]
-
 _SHARD = {"shard", "dp_shard", "fsdp"}
 _DATA = {
     *("data", "dp", "data_parallel", "replicate", "dp_replicate", "ddp", "hsdp"),

@@ -25,8 +25,6 @@ from zerorun.model.plain_names import plain_name
 from zerorun.model.unit_policy import UnitPolicy
 from zerorun.model.units import Unit, find_units
 
-__all__ = ["DTYPES", "ModelLayout", "param_groups_of"]
-
 DTYPES = {name: CORE_DTYPES[name] for name in ("fp32", "bf16", "fp16")}  # that are trained
 
 

@@ -10,8 +10,6 @@ from torch.optim.swa_utils import AveragedModel
 
 from zerorun import _C
 
-__all__ = ["serve_moving_averages"]
-
 
 @functools.cache
 def serve_moving_averages(is_empty: Any) -> None:

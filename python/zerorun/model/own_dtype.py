@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["CORE_DTYPES", "as_bytes", "core_dtype_of", "is_packed", "keeps_a_copy", "stored_shape"]
-
 CORE_DTYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,

@@ -18,15 +18,6 @@ from zerorun.model.local_tensor import is_distributed, like, local_of, place
 from zerorun.model.own_dtype import as_bytes
 from zerorun.program_warning import warn
 
-__all__ = [
-    "Partition",
-    "PrivatePartition",
-    "edits_are_refused",
-    "gathered",
-    "partition_of",
-    "together",
-]
-
 _ids = itertools.count()
 _ATTRIBUTE = "_zerorun_partition"
 

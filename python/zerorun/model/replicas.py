@@ -13,8 +13,6 @@ from zerorun.model.local_tensor import is_distributed
 from zerorun.model.model_layout import ModelLayout
 from zerorun.rank_zero import texts_of_all
 
-__all__ = ["warn_of_different_replicas"]
-
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["DTYPES", "NAMES"]
-
 _SPELLED = {
     "BOOL": "bool",
     "U8": "uint8",

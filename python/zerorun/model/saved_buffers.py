@@ -13,8 +13,6 @@ from zerorun.model.plain_names import plain_name
 from zerorun.model.safetensors_dtypes import DTYPES, NAMES
 from zerorun.rank_zero import overwrite
 
-__all__ = ["check", "of", "of_any_length", "read", "restore", "values"]
-
 # (name, dtype as safetensors spells it, shape, bytes)
 Saved = list[tuple[str, str, list[int], torch.Tensor]]
 

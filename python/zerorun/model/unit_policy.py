@@ -10,8 +10,6 @@ from torch import nn
 
 from zerorun import _C
 
-__all__ = ["UnitPolicy", "UnitRule", "unit_rule"]
-
 _Choice: TypeAlias = type[nn.Module] | str
 UnitRule: TypeAlias = Callable[[str, nn.Module], bool]
 UnitPolicy: TypeAlias = _Choice | Iterable[_Choice] | UnitRule

@@ -19,8 +19,6 @@ from zerorun.model.leaf_modules import is_leaf
 from zerorun.model.plain_names import COMPILED
 from zerorun.model.unit_policy import UnitPolicy, UnitRule, unit_rule
 
-__all__ = ["Unit", "find_units", "modules_within"]
-
 _SMALL = 16384  # elements
 
 

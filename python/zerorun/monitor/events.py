@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerorun.metrics.lines import is_figure
-from zerorun.monitor.sink import Event
-
-__all__ = ["step_events"]
+from zerorun.monitor.monitors import Event
 
 _PREFIX = "Train/Samples/"
 # Scalars of every step; those that a step does not know are left out.

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from zerorun import _C
+from zerorun.monitor.monitors import (
+    CometMonitor,
+    CsvMonitor,
+    Event,
+    Monitor,
+    TensorBoardMonitor,
+    WandbMonitor,
+)
 
-if TYPE_CHECKING:
-    from zerorun.monitor.sink import Event, Monitor
-
-__all__ = ["SECTIONS", "MonitorMaster"]
-
-
-def _maker(module: str, name: str) -> Callable[..., Monitor]:
-    """Imports a monitor's module when one is made."""
-
-    def make(**settings: Any) -> Monitor:
-        return getattr(importlib.import_module(f"zerorun.monitor.{module}"), name)(**settings)
-
-    return make
-
-
-SECTIONS: dict[str, Callable[..., Monitor]] = {
-    "tensorboard": _maker("tensorboard", "TensorBoardMonitor"),
-    "csv_monitor": _maker("csv_files", "CsvMonitor"),
-    "wandb": _maker("weights_and_biases", "WandbMonitor"),
-    "comet": _maker("comet", "CometMonitor"),
+SECTIONS: dict[str, type[Monitor]] = {
+    "tensorboard": TensorBoardMonitor,
+    "csv_monitor": CsvMonitor,
+    "wandb": WandbMonitor,
+    "comet": CometMonitor,
 }
 _logger = logging.getLogger("zerorun")
 

@@ -12,8 +12,6 @@ from zerorun.agreement import all_or_none
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
 
-__all__ = ["take_states"]
-
 
 def take_states(shards: Shards, optimizer: torch.optim.Optimizer) -> None:
     """Gives the core's rule the states of a torch optimizer that it runs in the place of.

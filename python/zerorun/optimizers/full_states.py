@@ -19,8 +19,6 @@ from zerorun.optimizers.saved_values import (
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
 
-__all__ = ["FullStates", "indices_of"]
-
 _WHERE = "load_state_dict"
 
 

@@ -8,8 +8,6 @@ import torch
 
 from zerorun import _C
 
-__all__ = ["LrScheduler", "set_rate"]
-
 
 def set_rate(group: dict[str, Any], lr: float) -> None:
     """Sets the learning rate of a group. A tensor is changed in place."""

@@ -20,8 +20,6 @@ from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
 from zerorun.shards.torch_states import MODES, TorchStates
 
-__all__ = ["ShardOptimizer", "UpdateRule", "ZeroOptimizer", "load_group_settings", "rule_of"]
-
 
 class UpdateRule:
     """How an engine updates its shards: by a fused rule of the core, or by a torch optimizer."""

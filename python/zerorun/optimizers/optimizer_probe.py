@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from zerorun import _C
 from zerorun import torch_seam as seam
-from zerorun.optimizers.whole_tensors import WholeTensors
 from zerorun.shards.given_optimizer import SERVED
-
-__all__ = ["check_elementwise", "state_names"]
 
 _SHAPE = (16, 24)
 _CUT = 152  # elements of the first part
@@ -28,6 +27,9 @@ _LEAST_DECAY = 0.1  # of a group that has weight decay: its usual values are bel
 # wrapped, and methods that are an engine's.
 _HOOKS = (seam.STEP_PRE_HOOKS, seam.STEP_POST_HOOKS)
 _LEFT_OUT = (*SERVED, *_HOOKS)
+
+# Of these a result may be smaller and yet says nothing of all elements.
+_SELECTS = {"index", "masked_select", "new_empty", "new_full", "new_ones", "new_zeros"}
 
 
 def check_elementwise(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -46,7 +48,7 @@ def check_elementwise(optimizer: torch.optim.Optimizer, device: torch.device) ->
         if settings in tried or not group["params"]:
             continue
         tried.add(settings)
-        watch = WholeTensors()
+        watch = _WholeTensors()
         try:
             whole = _changes(optimizer, index, device, watch, parts=False)
         except Exception as error:  # of whatever the program has brought
@@ -101,7 +103,7 @@ def _changes(
     optimizer: torch.optim.Optimizer,
     group: int,
     device: torch.device,
-    watch: WholeTensors,
+    watch: _WholeTensors,
     *,
     parts: bool,
 ) -> torch.Tensor:
@@ -178,3 +180,34 @@ def _enlarge(group: dict[str, Any], defaults: dict[str, Any]) -> None:
     decay = group.get("weight_decay")
     if isinstance(decay, float) and decay > 0:
         group["weight_decay"] = max(decay, _LEAST_DECAY)
+
+
+class _WholeTensors(TorchDispatchMode):
+    """Within, `noticed` becomes the first operation whose result has fewer numbers than it took.
+
+    Such are norms, means, and the products of a matrix with itself; what treats elements alike does
+    none of these. Comparisons and kernels of the program's own stay unnoticed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noticed: str | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        aliases = any(value.alias_info is not None for value in func._schema.returns)
+        if func.namespace == "aten" and not aliases and name not in _SELECTS:
+            taken = max((_numel_in(each) for each in (*args, *(kwargs or {}).values())), default=0)
+            if 0 < _numel_in(result) < taken:
+                self.noticed = self.noticed or name
+        return result
+
+
+def _numel_in(values: Any) -> int:
+    """Counts elements of floating-point tensors in a tensor, a list of them, or anything else."""
+    leaves = tree_leaves(values)
+    tensors = (each for each in leaves if isinstance(each, torch.Tensor))
+    return sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())

@@ -13,8 +13,6 @@ from zerorun import _C
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
 
-__all__ = ["ParameterStates"]
-
 
 class ParameterStates(MutableMapping[Any, Any]):
     """By parameter, what this rank keeps of its states: ``step``, ``exp_avg``, ...

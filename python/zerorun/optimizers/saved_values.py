@@ -10,18 +10,6 @@ import torch
 from zerorun import _C
 from zerorun.optimizers.lr_scheduler import LrScheduler
 
-__all__ = [
-    "COMMON_STATES",
-    "DECOUPLED",
-    "check_groups",
-    "check_one_step",
-    "check_schedule",
-    "common_states",
-    "is_decoupled",
-    "whole_number",
-    "with_own_decay",
-]
-
 DECOUPLED = "decoupled_weight_decay"  # torch's name of AdamW's kind of decay in a group
 COMMON_STATES = "zerorun_common_states"  # a key of group settings: states of no parameter
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from zerorun.profiling.flops_text import profile_text
+from zerorun.profiling.flops_text import ModuleCost, profile_text
 from zerorun.whole_file import write_text
-
-__all__ = ["FlopsProfile", "ModuleCost", "profile_model"]
 
 
 def _attention_flops(q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
@@ -33,25 +30,6 @@ _UNKNOWN = {
     torch.ops.aten.dot: _vector_flops,
     torch.ops.aten.mv: _vector_flops,
 }
-
-
-@dataclass
-class ModuleCost:
-    """One module, with all that is below it."""
-
-    name: str  # empty: the model itself
-    kind: str
-    parameters: int = 0
-    flops: int = 0
-    seconds: float = 0.0
-
-    @property
-    def macs(self) -> int:
-        return self.flops // 2
-
-    @property
-    def depth(self) -> int:
-        return len(self.name.split(".")) if self.name else 0
 
 
 class FlopsProfile:

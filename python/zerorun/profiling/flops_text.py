@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
-__all__ = ["number_text", "profile_text", "seconds_text"]
+from dataclasses import dataclass
+from typing import Any
 
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
 _BACKWARD = 2  # times the forward pass's operations
 
 
-class _Cost(Protocol):
-    name: str
+@dataclass
+class ModuleCost:
+    """One module, with all that is below it."""
+
+    name: str  # empty: the model itself
     kind: str
-    parameters: int
-    flops: int
-    seconds: float
+    parameters: int = 0
+    flops: int = 0
+    seconds: float = 0.0
 
     @property
-    def macs(self) -> int: ...
+    def macs(self) -> int:
+        return self.flops // 2
+
     @property
-    def depth(self) -> int: ...
+    def depth(self) -> int:
+        return len(self.name.split(".")) if self.name else 0
 
 
 def number_text(value: float, unit: str = "", digits: int = 2) -> str:
@@ -76,7 +81,7 @@ def _line(name: str, value: str) -> str:
     return f"{name + ':':<60}{value}"
 
 
-def _summary(total: _Cost, facts: dict[str, Any]) -> list[str]:
+def _summary(total: ModuleCost, facts: dict[str, Any]) -> list[str]:
     lines = []
     if facts:
         lines += [
@@ -109,11 +114,11 @@ def _summary(total: _Cost, facts: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _rate(cost: _Cost) -> str:
+def _rate(cost: ModuleCost) -> str:
     return number_text(cost.flops / cost.seconds, "FLOPS") if cost.seconds > 0 else "unknown"
 
 
-def _aggregated(costs: dict[str, Any], depth: int, top: int) -> list[str]:
+def _aggregated(costs: dict[str, ModuleCost], depth: int, top: int) -> list[str]:
     deepest = max(cost.depth for cost in costs.values())
     depth = deepest if depth < 0 else min(depth, deepest)
     lines = [
@@ -142,7 +147,7 @@ def _share(part: float, whole: float) -> str:
     return f"{100.0 * part / whole:.2f}%" if whole > 0 else "0%"
 
 
-def _detail(cost: _Cost, total: _Cost) -> str:
+def _detail(cost: ModuleCost, total: ModuleCost) -> str:
     what = ", ".join(
         (
             number_text(cost.parameters),

@@ -10,8 +10,6 @@ from typing import Any
 from zerorun import _C
 from zerorun.metrics import StepMeter
 
-__all__ = ["Timeline"]
-
 _logger = logging.getLogger("zerorun")
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from zerorun.metrics.lines import is_figure
 
-__all__ = ["NAMES", "TIMES", "Columns"]
-
 MOST = 4000  # points of a column
 # Milliseconds of a step and of its parts.
 TIMES = (

@@ -8,8 +8,6 @@ from typing import Any
 from zerorun.report.columns import TIMES
 from zerorun.report.reader import Run
 
-__all__ = ["findings"]
-
 _WARM_UP = 2  # points at the beginning that are slower than the rest
 _SLOWER = 0.10
 _EXPOSED = 0.15
@@ -20,7 +18,7 @@ _FALLS = 3
 def findings(run: Run) -> list[str]:
     """Sentences about a run; empty where nothing is odd."""
     found = [
-        *_slow_ranks(run),
+        *(_straggler(run) if run.straggler else _slow_ranks(run)),
         *_exposed(run),
         *_skipped(run),
         *_waiting(run),
@@ -37,6 +35,14 @@ def findings(run: Run) -> list[str]:
 
 def _mean(run: Run, rank: int, name: str) -> float:
     return run.ranks[rank].columns.mean(name, _WARM_UP) or 0.0
+
+
+def _straggler(run: Run) -> Iterator[str]:
+    yield (
+        f"R{(run.straggler or '')[1:]}, when the ranks' steps last showed a straggler, as they did "
+        f"in {run.straggler_steps} of {run.first.columns.steps} steps: docs/slow.md says what to "
+        "look at."
+    )
 
 
 def _slow_ranks(run: Run) -> Iterator[str]:

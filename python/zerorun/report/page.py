@@ -15,8 +15,6 @@ from zerorun.metrics.lines import is_figure
 from zerorun.report.findings import breakdown, findings
 from zerorun.report.reader import Run
 
-__all__ = ["data_of", "html"]
-
 _ASSETS = Path(__file__).parent / "assets"
 
 

@@ -14,12 +14,11 @@ from zerorun.metrics.lines import (
     is_figure,
     parse_line,
     rank_in,
+    straggler_text,
 )
 from zerorun.progress_bar import ProgressBar
 from zerorun.report.columns import Columns
 from zerorun.report.timeline import find_trace, read_timeline
-
-__all__ = ["Run", "RunReader", "rank_of", "read_run", "run_files"]
 
 _PARTS = 3  # of a setting
 _RANK_IN_NAME = re.compile(r"\.rank(\d+)$")
@@ -58,6 +57,8 @@ class Run:
         self.bad_lines = 0
         self.timeline: dict[str, Any] | None = None
         self.param_hash: str | None = None
+        self.straggler: str | None = None  # the last one's sentence
+        self.straggler_steps = 0  # of rank 0's lines, that named one
 
     def add_line(self, text: str, rank: int, where: Path) -> int:
         """The rank that the next lines belong to."""
@@ -86,6 +87,8 @@ class Run:
         figures = self.ranks.setdefault(rank_in(line, rank), RankFigures())
         try:
             figures.add(line)
+            if (text := straggler_text(line)) is not None:
+                self.straggler, self.straggler_steps = text, self.straggler_steps + 1
         except (TypeError, ValueError, AttributeError):
             self.bad_lines += 1
 

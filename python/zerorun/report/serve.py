@@ -11,8 +11,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from zerorun import _C
 
-__all__ = ["PageServer"]
-
 _ADDRESS = "127.0.0.1"
 
 

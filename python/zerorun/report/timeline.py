@@ -11,8 +11,6 @@ from typing import Any
 from zerorun import _C
 from zerorun.metrics.lines import is_figure
 
-__all__ = ["find_trace", "read_timeline"]
-
 MOST_SPANS = 20_000  # the longest ones are shown
 MOST_RANKS = 8
 _MOST_BYTES = 512 << 20

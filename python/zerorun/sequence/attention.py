@@ -13,8 +13,6 @@ from torch import nn
 from zerorun import _C, torch_seam
 from zerorun.sequence.groups import SequenceGroups, current
 
-__all__ = ["SharedAttention", "attend", "use_with_transformers"]
-
 # As Hugging Face calls it: (module, query, key, value, mask, **options) -> (context, weights).
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 

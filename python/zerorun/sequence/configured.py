@@ -9,8 +9,6 @@ from zerorun import _C, communicator
 from zerorun import config as configuration
 from zerorun.sequence.groups import data_parallel_size, start
 
-__all__ = ["start_configured"]
-
 
 def start_configured(
     parsed: configuration.ParsedConfig,

@@ -11,8 +11,6 @@ import torch.distributed as dist
 from zerorun import _C
 from zerorun.process_state import STATE
 
-__all__ = ["SequenceGroups", "current", "data_parallel_size", "start"]
-
 
 @dataclass(frozen=True)
 class SequenceGroups:

@@ -12,8 +12,6 @@ import torch.nn.functional as F
 
 from zerorun import _C
 
-__all__ = ["SequenceLoader"]
-
 _IGNORED = -100  # the label of a token that has no loss
 # Where the documents of a packed sequence begin and end; a flash attention reads them, for all
 # tokens, since a rank has all of them there.

@@ -9,8 +9,6 @@ import torch.distributed as dist
 
 from zerorun.sequence.groups import current
 
-__all__ = ["mean_over_sequence"]
-
 
 class _WeightedMean(torch.autograd.Function):
     """The sum of loss * count over the group, divided by the sum of counts.

@@ -12,8 +12,6 @@ from typing import Any
 
 from zerorun import _C
 
-__all__ = ["BackgroundSaver"]
-
 _logger = logging.getLogger("zerorun")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["decode", "encode"]
-
 BLOCK = 256  # elements that share a scale
 _SHIFT = 20  # of a float's bits, to those that a code keeps
 _LEAST_SCALE = 2.0**-94  # a block with a smaller one is zero

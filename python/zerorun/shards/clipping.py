@@ -12,8 +12,6 @@ from zerorun.hooks.torch_clipping import Clip, serve_clipping, warn_that_nothing
 from zerorun.shards.shards import Shards, shards_of
 from zerorun.shards.state_access import StateAccess
 
-__all__ = ["serve"]
-
 
 def serve() -> None:
     """From the first call on, torch's clip_grad_norm_ and clip_grad_value_ know engines."""

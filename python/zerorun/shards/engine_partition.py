@@ -12,8 +12,6 @@ from zerorun.hooks.shared_unit import SharedUnit
 from zerorun.model.own_dtype import as_bytes
 from zerorun.model.partition import OwnPart, Partition
 
-__all__ = ["EnginePartition"]
-
 
 class EnginePartition(Partition):
     """A parameter that belongs to a unit; it is full while the unit is."""

@@ -14,8 +14,6 @@ import torch
 from zerorun import _C
 from zerorun import torch_seam as seam
 
-__all__ = ["SERVED", "GivenOptimizer"]
-
 SERVED = (
     "step",
     "zero_grad",

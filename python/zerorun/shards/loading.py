@@ -15,8 +15,6 @@ from zerorun.model.local_tensor import local_of
 from zerorun.model.model_layout import DTYPES, ModelLayout
 from zerorun.model.partition import partition_of
 
-__all__ = ["Loading"]
-
 
 class Loading:
     """Fills an engine's masters and parameters with the model's values, those of the first rank

@@ -8,11 +8,9 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.hooks.parameter_memory import keep_precise, tensor_of
+from zerorun.hooks.parameter_memory import keep_precise, take_written, tensor_of
 from zerorun.model.local_tensor import is_distributed, local_of
 from zerorun.model.model_layout import ModelLayout
-
-__all__ = ["CHECK_PARTS", "Places", "ProgramWrites"]
 
 CHECK_PARTS = 16  # calls of check() that look at every parameter once
 
@@ -93,6 +91,7 @@ class ProgramWrites:
         self._versions = found
         with torch.no_grad():
             for parameter in [p for p, before, now in pairs if before != now]:
+                take_written(self._core, self._layout.ids[parameter])
                 for interval in self._core.state_intervals(self._layout.ids[parameter]):
                     if interval.master is not None:
                         keep_precise(interval, tensor_of(interval.master))

@@ -11,8 +11,6 @@ from zerorun import _C
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.shards.shards import Shards
 
-__all__ = ["ShardStates"]
-
 _MASTER = "master"
 _STEP = "step"
 

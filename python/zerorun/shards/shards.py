@@ -35,8 +35,6 @@ from zerorun.shards.torch_states import TorchStates
 if TYPE_CHECKING:
     from zerorun.shards.background_saver import BackgroundSaver
 
-__all__ = ["Shards", "shards_of", "take_left", "take_over"]
-
 _ATTRIBUTE = "_zerorun_shards"
 _logger = logging.getLogger("zerorun")
 

@@ -10,8 +10,6 @@ from zerorun import _C
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.shards.shards import Shards
 
-__all__ = ["tell_skipped"]
-
 _logger = logging.getLogger("zerorun")
 _NONE = 1 << 62
 

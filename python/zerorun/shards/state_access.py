@@ -14,8 +14,6 @@ from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.model.local_tensor import like, local_of
 from zerorun.shards.shards import Shards
 
-__all__ = ["StateAccess"]
-
 # This rank's intervals of a parameter, with views of their values in the engine's memory.
 _Parts = list[tuple[_C.StateInterval, torch.Tensor]]
 

@@ -15,8 +15,6 @@ from zerorun.model.model_layout import ModelLayout
 from zerorun.shards.given_optimizer import GivenOptimizer
 from zerorun.shards.parameter_checks import ProgramWrites
 
-__all__ = ["MODES", "TorchStates"]
-
 # Methods of optimizers that evaluate other parameters than they train (schedule-free ones).
 MODES = ("train", "eval")
 

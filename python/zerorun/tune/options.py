@@ -12,8 +12,6 @@ from typing import Any
 
 from zerorun import _C, config
 
-__all__ = ["DEFAULTS", "Options", "parse"]
-
 _METRICS = ("throughput", "latency", "flops")
 DEFAULTS: dict[str, Any] = {  # of the section
     "results_dir": "autotuning_results",

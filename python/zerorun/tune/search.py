@@ -12,17 +12,18 @@ from typing import Any
 from zerorun.tune.options import Options
 from zerorun.tune.trial import Trial
 
-__all__ = ["Search"]
-
 _MICRO_BATCH = "train_micro_batch_size_per_gpu"
 _TRAIN_MICRO_BATCH = 8  # of train, where nothing is given
 _BUCKETS = 32  # of the model's gradients, where smaller buckets are tried
 _OFFLOADED = 3  # settings that are tried where nothing fits without offloading
-_OF_STAGE_3 = (
-    "zero_hpz_partition_size",
-    "zero_quantized_weights",
-    "zero_quantized_nontrainable_weights",
-)
+_LEAST_STAGE = {
+    "zero_hpz_partition_size": 3,
+    "zero_quantized_nontrainable_weights": 3,
+    "zero_quantized_weights": 1,
+    "zero_quantized_gradients": 1,
+    "zeropp_loco_param": 1,
+    "mics_shard_size": 1,
+}
 RunTrial = Callable[[str, dict[str, Any], int | None, list[str]], Trial]
 
 
@@ -146,8 +147,9 @@ class Search:
             if zero.get("stage", 0) == row["stage"] and row["setting"] == f"stage {row['stage']}":
                 continue
             zero["stage"] = row["stage"]
-            for key in _OF_STAGE_3 if row["stage"] < 3 else ():
-                zero.pop(key, None)
+            for key, least in _LEAST_STAGE.items():
+                if row["stage"] < least:
+                    zero.pop(key, None)
             for block in ("offload_optimizer", "offload_param"):
                 zero.pop(block, None)
                 if row[block] != "none":

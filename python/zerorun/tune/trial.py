@@ -16,8 +16,6 @@ from zerorun import _C
 from zerorun.tune.options import Options
 from zerorun.whole_file import write_text
 
-__all__ = ["Trial", "command_of", "run_trial"]
-
 _POLL_S = 0.1
 _PATIENCE_S = 15.0  # for a job that is told to end
 _RATES = ("tokens_per_s", "samples_per_s")

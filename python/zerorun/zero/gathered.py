@@ -15,8 +15,6 @@ from zerorun.model.local_tensor import local_of, place
 from zerorun.model.partition import Partition, partition_of, together
 from zerorun.shards.shards import Shards, shards_of
 
-__all__ = ["GatheredParameters"]
-
 
 def _listed(params: Any) -> list[Any]:
     """What was given to gather, also None, as a layer without a bias has it."""

@@ -26,8 +26,6 @@ from zerorun.process_state import STATE
 from zerorun.rank_zero import share
 from zerorun.zero.gathered import GatheredParameters
 
-__all__ = ["Init"]
-
 _logger = logging.getLogger("zerorun")
 
 
@@ -47,8 +45,8 @@ class Init:
     - `sequence_data_parallel_group`, `data_parallel_group` (torch process groups), `mpu`: if ranks
       hold different parts of a model, the ranks over which a parameter is sharded, as passed to
       initialize; values are those of the first of these ranks. Default: all ranks.
-    - `zero_param_parallel_group`: ranks that share a second copy (hpZ). It is only checked to be a
-      part of these ranks; the configuration sets the second copy.
+    - `zero_param_parallel_group`: ranks that share a secondary partition (hpZ). It is only checked
+      to be a part of these ranks; the configuration sets hpZ.
     - `remote_device`: "cpu" or "nvme" keeps shards in host memory until initialize; so does a
       configuration with offload_param. Otherwise they are on this rank's GPU, if it has one.
     - `pin_memory` and arguments for DeepSpeed's own partitioning are accepted and ignored.
@@ -190,7 +188,7 @@ def _ranks_of(sequence_group: Any, data_group: Any, mpu: Any) -> tuple[int, ...]
 
 
 def _check_inside(group: Any, ranks: tuple[int, ...] | None) -> None:
-    """Raises ConfigError for second copies on ranks that have other parameters."""
+    """Raises ConfigError for hpZ on ranks that have other parameters."""
     inner = (
         ranks_of_group(group, "zero.Init: zero_param_parallel_group") if group is not None else ()
     )

@@ -1,10 +1,19 @@
 """Access to master parameters, gradients and optimizer states of single parameters, at any stage.
 
-The functions are DeepSpeed's. ``full`` functions are collective and use whole fp32 tensors in the
-parameter's shape. ``local`` functions use this rank's elements as a one-dimensional tensor. A
-getter returns None for a value that does not exist: of a frozen parameter, a state before the first
-step, a gradient between a step and the next backward. In these cases, for values of another size,
-and for parameters of no engine, a setter raises ConfigError on every rank, before anything changes.
+The functions are DeepSpeed's. All tensors are fp32 and, where they are returned, copies on the
+engine's device.
+
+- ``full`` functions use whole tensors in the parameter's shape (a DTensor's for one), and are
+  collective: a getter all-reduces as many elements, and every rank has the result; a setter takes
+  the same value on every rank.
+- ``local`` functions use the elements that this rank stores, one-dimensional, in the order of the
+  flattened parameter: all of them at stage 0, at stages 1 to 3 those in its shard, which may be
+  none.
+
+A getter returns None for a value that does not exist: of a frozen parameter, a state before the
+first step, a gradient between a step and the next backward. In these cases, for values of another
+size, and for parameters of no engine, a setter raises ConfigError on every rank, before anything
+changes.
 """
 
 from __future__ import annotations
@@ -53,12 +62,14 @@ def safe_set_full_fp32_param(param: nn.Parameter, value: torch.Tensor) -> None:
 
 
 def safe_get_full_grad(param: nn.Parameter) -> torch.Tensor | None:
-    """Returns the full averaged gradient, between backward and step. Collective."""
+    """Returns the full gradient, averaged over ranks and micro-steps and without the loss scale,
+    between backward and step. Collective."""
     return _get(param, _GRAD, full=True)
 
 
 def safe_set_full_grad(param: nn.Parameter, value: torch.Tensor) -> None:
-    """Replaces the averaged gradient, between backward and step. Collective."""
+    """Replaces the averaged gradient, between backward and step; clipping is still to come.
+    Collective."""
     _set(param, _GRAD, value, full=True)
 
 

@@ -6,8 +6,6 @@ import enum
 
 from zerorun.model.partition import Partition
 
-__all__ = ["ZeroParamStatus", "status_of"]
-
 
 class ZeroParamStatus(enum.Enum):
     """Whether a parameter is full on this rank; the values are DeepSpeed's."""

@@ -4,9 +4,9 @@
 #include "comm/device_communicator.h"
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
+#include "testing/fake_cuda/fake_cuda.h"
 #include "tests/comm/conformance.h"
 #include "tests/common.h"
-#include "tests/device/cuda/fake/fake_cuda.h"
 #include "tests/harness.h"
 
 namespace zerorun::testing {

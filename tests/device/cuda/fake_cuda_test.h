@@ -1,7 +1,7 @@
 #pragma once
 
+#include "testing/fake_cuda/fake_cuda.h"
 #include "tests/common.h"
-#include "tests/device/cuda/fake/fake_cuda.h"
 
 namespace zerorun::testing {
 

@@ -2,9 +2,9 @@
 // CUDA libraries below it.
 
 #include "device/cuda/cuda_device.h"
+#include "testing/fake_cuda/fake_cuda.h"
 #include "tests/common.h"
 #include "tests/device/conformance.h"
-#include "tests/device/cuda/fake/fake_cuda.h"
 
 namespace zerorun::testing {
 

@@ -176,10 +176,12 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         CpuCase{"one per NUMA node", {}, 2, "no GPU found: 2 CPU ranks"},
         CpuCase{"count", count("1"), 1, "no GPU found: 1 CPU rank"},
-        CpuCase{"more than CPUs", count("40"), 40, "no GPU found: 40 CPU ranks"},
+        CpuCase{"more than CPUs", count("40"), 40,
+                "no GPU found: 40 CPU ranks share 16 CPUs; a job is fastest with at most one rank "
+                "for each CPU"},
         CpuCase{"auto", count("auto"), 16, "no GPU found: 16 CPU ranks"},
         CpuCase{"cpu", count("cpu"), 16, ""},
-        CpuCase{"asked for", {.count = "3", .accelerator = Accelerator::cpu}, 3, ""},
+        CpuCase{"asked for", {.count = "17", .accelerator = Accelerator::cpu}, 17, ""},
         CpuCase{"include counts slots", include("localhost:0,2"), 2, "no GPU found: 2 CPU ranks"},
         CpuCase{"include drops copies", include("localhost:5,5"), 1, "no GPU found: 1 CPU rank"},
         CpuCase{"include the host", include("laptop"), 2, "no GPU found: 2 CPU ranks"},

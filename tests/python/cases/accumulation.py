@@ -12,21 +12,7 @@ import zerorun
 from tied_model import VOCABULARY
 from torch import nn
 
-from cases.models import (
-    PRIVATE_MEMORY,
-    STAGES,
-    WORLD_SIZE,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    mean,
-    part_of,
-    reference,
-    train,
-)
+from cases.models import *
 
 
 def case_accumulation_counts_micro_steps(_folder: Path) -> None:
@@ -85,8 +71,7 @@ def case_two_backwards_before_a_step_add_up(_folder: Path) -> None:
     expected, _ = reference(steps=6)
     for stage in STAGES:
         for own in (True, False):
-            model = make()
-            engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+            _, engine = started(config(stage))
             losses = []
             for step in range(6):
                 total = 0.0
@@ -108,8 +93,7 @@ def case_two_backwards_before_a_step_add_up(_folder: Path) -> None:
 def case_no_sync_accumulates_and_refuses_to_step(_folder: Path) -> None:
     expected, _ = reference(steps=4)
     for stage in STAGES:
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        _, engine = started(config(stage))
         losses = []
         for step in range(4):
             first, second = part_of(batch_of(step)).chunk(2)
@@ -191,8 +175,7 @@ def case_a_models_zero_grad_forgets_another_engines_loss(_folder: Path) -> None:
 
 
 def case_a_copy_of_a_model_forgets_gradients_of_its_own(_folder: Path) -> None:
-    model = make(Player)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(STAGES[0]))
+    model, engine = started(config(STAGES[0]), Player)
     engine.backward(model(torch.ones(1, 5)).sum())
     copied = copy.deepcopy(model)
     copied(torch.ones(1, 5)).sum().backward()
@@ -283,8 +266,7 @@ def case_the_program_may_end_batches_itself(_folder: Path) -> None:
         expected.append(loss_of(model, batch_of(first)).item())
     settings = {"managed_gradient_accumulation": False, "gradient_accumulation_steps": 1}
     for stage in STAGES:
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **settings))
+        model, engine = started(config(stage, **settings))
         losses = []
         for first in (0, 2, 4):
             for step in (first, first + 1):

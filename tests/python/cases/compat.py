@@ -15,23 +15,8 @@ from pathlib import Path
 import deepspeed
 import torch
 import torch.distributed as dist
-import zerorun
 
-from cases.models import (
-    STEPS,
-    WORLD_SIZE,
-    Model,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -92,11 +77,7 @@ def case_unknown_keys_at_the_top_are_ignored_in_sections_refused(_folder: Path) 
     engine, *_ = start(3, **extra)
     engine.destroy()
     wrong = {"train_batch_size": WORLD_SIZE, "zero_optimization": {"stag": 1}}
-    raises(
-        zerorun.ConfigError,
-        "/zero_optimization/stag",
-        lambda: deepspeed.initialize(model=make(), config=wrong),
-    )
+    refuses("/zero_optimization/stag", lambda: deepspeed.initialize(model=make(), config=wrong))
 
 
 def case_config_comes_from_one_place(folder: Path) -> None:
@@ -106,17 +87,12 @@ def case_config_comes_from_one_place(folder: Path) -> None:
         engine, optimizer, *_ = deepspeed.initialize(args=given, model=make())
         assert optimizer is None
         engine.destroy()
-    raises(
-        zerorun.ConfigError,
-        "deepspeed_config",
-        lambda: deepspeed.initialize(model=make()),
-    )
-    raises(
-        zerorun.ConfigError,
+    refuses("deepspeed_config", lambda: deepspeed.initialize(model=make()))
+    refuses(
         "Not sure how to proceed",
         lambda: deepspeed.initialize(args=args, model=make(), config=settings),
     )
-    raises(zerorun.ConfigError, "requires a model", lambda: deepspeed.initialize(config=settings))
+    refuses("requires a model", lambda: deepspeed.initialize(config=settings))
 
 
 def case_a_file_means_what_its_content_means(folder: Path) -> None:
@@ -140,14 +116,10 @@ def case_a_file_means_what_its_content_means(folder: Path) -> None:
         ("[1]", "expected an object"),
     ):
         file.write_text(text)
-        raises(zerorun.ConfigError, problem, lambda: deepspeed.DeepSpeedConfig(str(file)))
-        raises(zerorun.ConfigError, str(file), lambda: deepspeed.DeepSpeedConfig(file))
+        refuses(problem, lambda: deepspeed.DeepSpeedConfig(str(file)))
+        refuses(str(file), lambda: deepspeed.DeepSpeedConfig(file))
     for missing in ("missing.json", "missing"):
-        raises(
-            zerorun.ConfigError,
-            "No such file",
-            lambda m=missing: deepspeed.initialize(model=make(), config=m),
-        )
+        refuses("No such file", lambda m=missing: deepspeed.initialize(model=make(), config=m))
 
 
 def case_the_learning_rate_is_read_from_shared_groups(_folder: Path) -> None:

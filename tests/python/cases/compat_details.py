@@ -188,13 +188,12 @@ def case_a_save_needs_no_modes_of_files(folder: Path) -> None:
 
 def case_a_throughput_timer_wants_whole_numbers(_folder: Path) -> None:
     settings = types.SimpleNamespace(enabled=True, synchronized=False)
-    for wrong in (0, -1, 1.5):
-        raises(
-            ValueError,
-            f"steps_per_output {wrong}",
-            lambda w=wrong: ThroughputTimer(settings, 1, 2, w),
-        )
-    assert ThroughputTimer(settings, 1, steps_per_output=3).steps_per_output == 3
+    wanted = "must be greater than 0"
+    for wrong, text in ((0, wanted), (-1, wanted), (1.5, "a positive integer or None")):
+        raises(ValueError, text, lambda w=wrong: ThroughputTimer(settings, 1, 2, w))
+    timer = ThroughputTimer(settings, 1, steps_per_output=3)
+    for timer.global_step_count, reports in ((5, False), (6, True)):
+        assert timer._is_report_boundary() is reports
 
 
 def case_a_model_is_made_for_mics_as_for_any_shards(_folder: Path) -> None:

@@ -22,7 +22,7 @@ from deepspeed.elasticity.config import (
     ElasticityIncompatibleWorldSize,
 )
 
-from cases.models import WORLD_SIZE, raises
+from cases.models import WORLD_SIZE, raises, refuses
 
 SECTION = {"enabled": True, "max_train_batch_size": 100, "micro_batch_sizes": [4, 6]}
 
@@ -84,9 +84,7 @@ def case_an_engine_has_the_batch_of_its_ranks(_folder: Path) -> None:
     section = SECTION | {"version": 0.1}
     given = {"elasticity": section, "train_batch_size": 3}
     model = torch.nn.Linear(2, 2)
-    raises(
-        zerorun.ConfigError, "/train_batch_size", lambda: zerorun.initialize(model, config=given)
-    )
+    refuses("/train_batch_size", lambda: zerorun.initialize(model, config=given))
     section["ignore_non_elastic_batch_info"] = True
     batch, _, micro = compute_elastic_config(given, "0.19.7", WORLD_SIZE)
     for initialize in (zerorun.initialize, deepspeed.initialize):
@@ -97,11 +95,7 @@ def case_an_engine_has_the_batch_of_its_ranks(_folder: Path) -> None:
         engine.destroy()
     assert deepspeed.DeepSpeedConfig(given).train_batch_size == batch
     small = {"elasticity": section | {"min_gpus": 3}}
-    raises(
-        zerorun.ConfigError,
-        f"got {WORLD_SIZE}; nearest: 3",
-        lambda: zerorun.initialize(model, config=small),
-    )
+    refuses(f"got {WORLD_SIZE}; nearest: 3", lambda: zerorun.initialize(model, config=small))
     raises(
         ElasticityIncompatibleWorldSize,
         "is not valid",
@@ -113,11 +107,7 @@ def case_a_scheduler_counts_by_the_same_section(_folder: Path) -> None:
     model, given = torch.nn.Linear(2, 2), {"elasticity": SECTION}
     scheduled = {"DEEPSPEED_ELASTICITY_CONFIG": json.dumps(SECTION | {"micro_batch_sizes": [4]})}
     with mock.patch.dict(os.environ, scheduled):
-        raises(
-            zerorun.ConfigError,
-            "micro_batch_sizes is [4, 6]",
-            lambda: zerorun.initialize(model, config=given),
-        )
+        refuses("micro_batch_sizes is [4, 6]", lambda: zerorun.initialize(model, config=given))
         raises(ElasticityConfigError, "scheduler", lambda: ensure_immutable_elastic_config(SECTION))
     with mock.patch.dict(os.environ, {"DEEPSPEED_ELASTICITY_CONFIG": json.dumps(SECTION)}):
         ensure_immutable_elastic_config(SECTION)

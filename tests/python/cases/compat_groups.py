@@ -8,7 +8,6 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-import zerorun
 from deepspeed.moe.layer import MoE
 from deepspeed.moe.sharded_moe import top1gating, top2gating, topkgating
 from deepspeed.moe.utils import (
@@ -27,7 +26,7 @@ from deepspeed.utils import groups
 from torch import nn
 
 from cases import dtensors, mesh
-from cases.models import RANK, WORLD_SIZE, assert_close, raises
+from cases.models import RANK, WORLD_SIZE, assert_close, raises, refuses
 from cases.parts import squared_errors, train_divided, train_whole
 
 WIDTH, EXPERTS, ROWS, STEPS = 8, 4, 16, 4
@@ -298,4 +297,4 @@ def case_heads_that_ranks_do_not_divide_attend_like_one_rank(_folder: Path) -> N
     tensor = torch.randn(2, 4, 1, 3)
     raises(AssertionError, "1 key-value heads", lambda: single_all_to_all(tensor, 2, 1, 0, shared))
     few = torch.randn(2, 3, 2, 3)
-    raises(zerorun.ConfigError, "3 tokens", lambda: single_all_to_all(few, 1, 2, 0, shared))
+    refuses("3 tokens", lambda: single_all_to_all(few, 1, 2, 0, shared))

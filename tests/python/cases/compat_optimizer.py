@@ -6,23 +6,10 @@ from pathlib import Path
 
 import deepspeed
 import torch
-import zerorun
 from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_optimizer_state
 
 from cases.compat import start
-from cases.models import (
-    WORLD_SIZE,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    mean,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 
 def flat_of(optimizer: torch.optim.Optimizer, stage: int) -> list[torch.Tensor]:
@@ -169,7 +156,7 @@ def case_a_configuration_names_optimizers_and_schedules_of_torchs(_folder: Path)
         assert engine.get_lr() == [5e-4]
         engine.destroy()
     wrong = config(1, optimizer={"type": "Optimizer"})
-    raises(zerorun.ConfigError, "/optimizer/type", lambda: start_with(wrong))
+    refuses("/optimizer/type", lambda: start_with(wrong))
 
 
 def start_with(settings: dict[str, object]) -> None:

@@ -12,21 +12,7 @@ import torch
 import zerorun
 
 from cases.compat import start
-from cases.models import (
-    RANK,
-    WORLD_SIZE,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    logged,
-    loss_of,
-    make,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 
 def summed_reference(batches: int, passes: int) -> list[float]:

@@ -16,17 +16,7 @@ import torch
 import zerorun
 
 from cases.compat import start
-from cases.models import (
-    RANK,
-    WORLD_SIZE,
-    batch_of,
-    config,
-    logged,
-    loss_of,
-    make,
-    part_of,
-    raises,
-)
+from cases.models import *
 
 
 def case_checkpointing_recomputes_with_the_same_random_numbers(_folder: Path) -> None:

@@ -9,25 +9,11 @@ from pathlib import Path
 import torch
 import torch._inductor.config
 import zerorun
-from tied_model import Block, Model
+from tied_model import Model
 from torch import nn
 from zerorun import consolidate
 
-from cases.models import (
-    PRIVATE_MEMORY,
-    RANK,
-    STAGES,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    mean,
-    part_of,
-    reference,
-    train,
-)
+from cases.models import *
 
 STEPS = 3
 
@@ -107,32 +93,10 @@ def case_compiled_models_train_as_they_are(_folder: Path) -> None:
                 assert late == plain, (change, before)
 
 
-class Tying(nn.Module):
-    """Reads the parameter of a module that it has called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 32)
-        self.body = Block(32)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.body(self.embedding(tokens)) @ self.embedding.weight.t()
-
-
-class Inside(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = Tying()
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.part(tokens)
-
-
 def case_compiled_models_read_what_no_call_holds(_folder: Path) -> None:
     expected, _ = reference(kind=Inside, steps=STEPS)
     torch._dynamo.reset()
-    model = make(Inside)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    model, engine = started(config(3), Inside)
     compiled = torch.compile(model, backend="eager")
     losses = []
     with warnings.catch_warnings():

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -30,7 +31,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from cases.models import RANK, WORLD_SIZE, assert_close, make, raises
+from cases.models import RANK, WORLD_SIZE, assert_close, make, refuses
 from cases.parts import CLIP, adamw, train_divided, train_whole
 
 WORDS, WIDTH, HIDDEN, HEADS, TOKENS, ROWS, STEPS = 32, 16, 24, 4, 6, 4, 5
@@ -188,7 +189,7 @@ def case_a_checkpoint_has_the_pieces(folder: Path) -> None:
     engine = start(mesh, 3, seed=3)
     engine.load_checkpoint(folder)
     assert train(engine, 2, first=2) == expected
-    raises(zerorun.ConfigError, "under one name", lambda: get_model_state_dict(engine.module))
+    refuses("under one name", lambda: get_model_state_dict(engine.module))
     engine.destroy()
     engine = start(mesh, 2, seed=3)
     engine.load_checkpoint(folder)
@@ -209,11 +210,7 @@ def case_state_dicts_of_torch_have_dtensors(_folder: Path) -> None:
     assert torch.equal(model.mlp.up.weight.full_tensor(), expected)
     master = zerorun.zero.safe_get_full_fp32_param(model.mlp.up.weight)
     assert torch.equal(master.full_tensor(), expected)
-    raises(
-        zerorun.ConfigError,
-        "under one name",
-        lambda: get_optimizer_state_dict(model, engine.optimizer),
-    )
+    refuses("under one name", lambda: get_optimizer_state_dict(model, engine.optimizer))
     engine.destroy()
 
 
@@ -230,18 +227,44 @@ def case_the_example_trains(_folder: Path) -> None:
         assert "'0.weight': (256, 64)" in printed.getvalue()
 
 
+def case_models_of_fsdp_on_meshes(_folder: Path) -> None:
+    """HSDP's is adopted with its mesh; one sharded over fewer ranks, or a part, is refused."""
+    mesh = meshes()
+    whole = make(Block)
+    expected = train_whole(whole, whole_loss, 3)
+    copies = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+    for stage in (1, 3):
+        model = fully_shard(make(Block), mesh=copies)
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_clipping": CLIP,
+            "zero_optimization": {"stage": stage},
+        }
+        engine = zerorun.initialize(model, adamw(model), config=config, device_mesh=copies)[0]
+        assert_close(train(engine, 3), expected)
+        engine.destroy()
+    fewer = fully_shard(make(Block), mesh=mesh["tp"])
+    refuses(
+        "give fully_shard (DistributedConfig) a mesh of all",
+        lambda: zerorun.shard(fewer, stage=3),
+    )
+    part = fully_shard(divided(mesh), mesh=mesh["dp"])
+    refuses(
+        "by fully_shard and by tensor parallelism",
+        lambda: zerorun.shard(part, stage=3, device_mesh=mesh),
+    )
+
+
 def case_placements_that_cannot_be_trained_are_errors(_folder: Path) -> None:
     mesh = meshes()
     model = divided(mesh)
-    raises(
-        zerorun.ConfigError,
+    refuses(
         "expected, for ranks with other data, one of",
         lambda: zerorun.shard(
             model, stage=1, device_mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         ),
     )
-    raises(
-        zerorun.ConfigError,
+    refuses(
         "named 'replicat' (did you mean 'replicate'?)",
         lambda: zerorun.shard(
             model,
@@ -249,23 +272,14 @@ def case_placements_that_cannot_be_trained_are_errors(_folder: Path) -> None:
             device_mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "replicat")),
         ),
     )
-    raises(
-        zerorun.ConfigError,
-        "give the whole mesh",
-        lambda: zerorun.shard(model, stage=1, device_mesh=mesh["dp"]),
-    )
-    raises(zerorun.ConfigError, "give initialize the whole", lambda: zerorun.shard(model, stage=1))
+    refuses("give the whole mesh", lambda: zerorun.shard(model, stage=1, device_mesh=mesh["dp"]))
+    refuses("give initialize the whole", lambda: zerorun.shard(model, stage=1))
     odd = nn.Linear(4, 4, bias=False)
     local = DTensor.from_local(torch.zeros(4, 4), mesh["tp"], [Partial()], run_check=False)
     odd.weight = nn.Parameter(local)
-    raises(
-        zerorun.ConfigError,
-        "expected Shard or Replicate",
-        lambda: zerorun.shard(odd, stage=1, device_mesh=mesh),
-    )
+    refuses("expected Shard or Replicate", lambda: zerorun.shard(odd, stage=1, device_mesh=mesh))
     odd.weight = nn.Parameter(distribute_tensor(torch.zeros(4, 4), mesh["dp"], [Shard(0)]))
-    raises(
-        zerorun.ConfigError,
+    refuses(
         "parallelize_module its other dimension alone",
         lambda: zerorun.shard(odd, stage=1, device_mesh=mesh),
     )

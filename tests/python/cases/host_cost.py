@@ -13,19 +13,7 @@ from tied_model import Block, Model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from cases.models import (
-    DEVICE,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    mean,
-    part_of,
-    reference,
-    train,
-)
+from cases.models import *
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))
 from host_cost import LAYERS, count_calls, make_model, train_step
@@ -78,8 +66,7 @@ class Bypassed(Model):
 
 def case_a_model_that_calls_the_modules_inside_of_its_units(_folder: Path) -> None:
     expected, _ = reference(kind=Bypassed, steps=4)
-    model = make(Bypassed)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    model, engine = started(config(3), Bypassed)
     assert "blocks.0.up" not in hooked(model)
     losses = []
     for step in range(4):
@@ -127,8 +114,7 @@ def bare_config() -> dict[str, object]:
 def case_calls_of_parts_fill_one_block_at_a_time(_folder: Path) -> None:
     expected, _ = reference(kind=Parts, steps=3)
     for evaluate_first in (False, True):
-        model = make(Parts)
-        engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+        model, engine = started(bare_config(), Parts)
         if evaluate_first:
             with torch.no_grad():
                 for layer in model.layers:
@@ -177,8 +163,7 @@ def case_a_part_with_parameters_of_two_units(_folder: Path) -> None:
     plain = make(TwoUnits).to(DEVICE)
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     for has_graph in (False, True):
-        model = make(TwoUnits)
-        engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+        model, engine = started(bare_config(), TwoUnits)
         with torch.set_grad_enabled(has_graph):
             for block in range(2):
                 found, expected = (each.blocks[block].inner(x) for each in (model, plain))
@@ -200,8 +185,7 @@ def case_a_part_within_gathered_parameters_has_its_backward_outside(_folder: Pat
     plain = make(Parts).to(DEVICE)
     loss_of_attention(plain).backward()
     expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
-    model = make(Parts)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+    model, engine = started(bare_config(), Parts)
     for _ in range(2):  # without hooks, and with them
         with zerorun.zero.GatheredParameters(model.parameters()):
             loss = loss_of_attention(model)
@@ -230,8 +214,7 @@ class Reader(nn.Module):
 
 def case_a_read_within_gathered_parameters_has_its_backward_outside(_folder: Path) -> None:
     expected, _ = reference(kind=Reader, steps=3)
-    model = make(Reader)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+    _, engine = started(bare_config(), Reader)
     assert_close(train(engine, 3), expected)
     engine.destroy()
 
@@ -290,8 +273,7 @@ def case_an_inner_module_called_by_the_program(_folder: Path) -> None:
     for gathered in (False, True):
         plain = make().to(DEVICE)
         optimizer = adamw(plain)
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+        model, engine = started(config(3))
         block = model.blocks[1]
         assert block.up.weight.numel() == 0  # to look at it gathers nothing
         for _ in range(3):
@@ -314,31 +296,9 @@ def case_an_inner_module_called_by_the_program(_folder: Path) -> None:
         engine.destroy()
 
 
-class Part(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 32)
-        self.body = Block(32)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.body(self.embedding(tokens)) @ self.embedding.weight.t()
-
-
-class Whole(nn.Module):
-    """Has a part without hooks, which the program calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = Part()
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.part(tokens)
-
-
 def case_a_part_without_hooks_reads_anothers_parameter(_folder: Path) -> None:
-    expected, _ = reference(kind=Whole, steps=3)
-    model = make(Whole)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    expected, _ = reference(kind=Inside, steps=3)
+    model, engine = started(config(3), Inside)
     assert "part" not in hooked(model)
     losses = []
     for step in range(3):
@@ -363,8 +323,6 @@ def case_reads_within_a_unit_are_those_of_a_dictionary(_folder: Path) -> None:
     model = make()
     model.blocks = nn.ModuleList(Seeing(32) for _ in range(2))
     engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
-    loss_of(engine, part_of(batch_of(0)))  # the first one looks whether forward opens autocast
-    seen.clear()
     engine.backward(loss_of(engine, part_of(batch_of(0))))
     engine.step()
     assert seen == [True, True]

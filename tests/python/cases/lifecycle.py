@@ -14,23 +14,7 @@ import zerorun
 from torch import nn
 from zerorun.zero import GatheredParameters, safe_get_full_fp32_param
 
-from cases.models import (
-    RANK,
-    STAGES,
-    WORLD_SIZE,
-    Model,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    mean,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 
 def start(stage: int, model: nn.Module | None = None, **keys: object) -> zerorun.ZeroEngine:
@@ -58,8 +42,8 @@ def case_a_second_initialize_takes_over(_folder: Path) -> None:
             assert torch.equal(found, wanted)
         with torch.no_grad():
             before = mean(loss_of(judge, part_of(batch_of(3))), judge)
-        raises(zerorun.ConfigError, "another initialize", lambda: first(batch_of(0)))
-        raises(zerorun.ConfigError, "destroyed", first.step)
+        refuses("another initialize", lambda: first(batch_of(0)))
+        refuses("destroyed", first.step)
         first.destroy()  # which has nothing left to do
         again = start(3 - stage if len(STAGES) > 1 else 3, model)
         assert abs(train(again, 1, first=3)[0] - before) < 1e-5
@@ -343,8 +327,7 @@ def case_an_engine_of_another_optimizer_or_none_takes_the_model(folder: Path) ->
 
 def case_a_forked_process_cannot_gather(_folder: Path) -> None:
     """As a worker of a DataLoader, which would read the training's shared memory."""
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    model, engine = started(config(3))
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -17,22 +17,7 @@ from torch import nn
 from zerorun import communicator
 from zerorun.shards.loading import Loading
 
-from cases.models import (
-    DEVICE,
-    RANK,
-    STAGES,
-    WORLD_SIZE,
-    Model,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 HALF = {"bf16": {"enabled": True}}
 
@@ -67,8 +52,7 @@ def case_the_ranks_meet_without_a_collective_of_pytorchs_group(_folder: Path) ->
         mock.patch.object(torch.cuda, "set_device", made_current.append),
         mock.patch.object(dist.distributed_c10d, "_get_default_store", store),
     ):
-        model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(STAGES[-1]))
+        _, engine = started(config(STAGES[-1]))
     assert asked_with == [[DEVICE] if DEVICE.type == "cuda" else []]
     assert_close(train(engine, 2), reference(steps=2)[0])
     engine.destroy()
@@ -101,8 +85,7 @@ def case_values_are_rank_zeros_bit_by_bit(_folder: Path) -> None:
     expected = [p.clone() for p in make(Mixed).parameters()]
     for stage in STAGES:
         for keys in ({}, HALF):
-            model = make(Mixed, seed=RANK)
-            engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+            model, engine = started(config(stage, **keys), Mixed, seed=RANK)
             for parameter, values in zip(model.parameters(), expected, strict=True):
                 full = zerorun.zero.safe_get_full_fp32_param(parameter)
                 trained = parameter.requires_grad

@@ -19,19 +19,7 @@ from zerorun.policy import Policy
 from zerorun.shards.loading import Loading
 from zerorun.shards.shards import Shards
 
-from cases.models import (
-    DEVICE,
-    STAGES,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 fake = fake_torch_cuda.installed()
 
@@ -208,8 +196,7 @@ def case_classes_of_parameters_are_moved_by_their_own_way(_folder: Path) -> None
 def case_an_error_that_is_not_about_memory_is_not_hidden(_folder: Path) -> None:
     """Neither where a unit is gathered for its use nor where it is gathered ahead."""
     zero = config(3)["zero_optimization"] | {"overlap_comm": True}
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3, zero_optimization=zero))
+    _, engine = started(config(3, zero_optimization=zero))
     train(engine, 3)
     memory = engine.shards.gather_hooks.memory
     acquire = memory._acquire

@@ -19,30 +19,14 @@ from recorded_clock import RecordedClock
 from zerorun.metrics import FIELDS, rank_path
 from zerorun.monitor import Monitor, MonitorMaster, master
 
-from cases.models import (
-    BATCH,
-    DEVICE,
-    RANK,
-    WORLD_SIZE,
-    adamw,
-    batch_of,
-    config,
-    logged,
-    loss_of,
-    make,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 STEPS = 4
 NAMES = {field.name for field in FIELDS if field.sources != "train"}
 
 
 def start(stage: int = 2, **keys: object) -> zerorun.ZeroEngine:
-    model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+    _, engine = started(config(stage, **keys))
     return engine
 
 
@@ -95,10 +79,7 @@ def check_figures_at(stage: int, clock: RecordedClock, expected: list[float]) ->
 
 
 def case_a_batch_of_micro_steps_is_one_report(_folder: Path) -> None:
-    model = make()
-    engine, *_ = zerorun.initialize(
-        model, adamw(model), config=config(1, gradient_accumulation_steps=3)
-    )
+    _, engine = started(config(1, gradient_accumulation_steps=3))
     seen: list[dict[str, object]] = []
     engine.add_listener(seen.append)
     losses = train(engine, 6)
@@ -184,7 +165,7 @@ def case_a_metrics_file_that_one_rank_cannot_open_is_told_on_all(folder: Path) -
 
 
 def case_collectives_have_counts_sizes_and_times(folder: Path) -> None:
-    raises(zerorun.ConfigError, "comms_logger", zerorun.metrics.log_summary)
+    refuses("comms_logger", zerorun.metrics.log_summary)
     engine = start(2, comms_logger={"enabled": True})
     counted: dict[str, list[int]] = {}
     engine.add_listener(lambda m: counted.setdefault("n", []).append(m["collectives"]))
@@ -255,8 +236,7 @@ def case_a_monitor_without_its_package_is_an_error_before_training(_folder: Path
     model = make()
     for section, package in (("wandb", "wandb"), ("comet", "comet_ml")):
         settings = config(1, **{section: {"enabled": True}})
-        raises(
-            zerorun.ConfigError,
+        refuses(
             f"/{section}/enabled needs the Python package {package}",
             lambda settings=settings: zerorun.initialize(model, adamw(model), config=settings),
         )
@@ -336,8 +316,7 @@ def case_a_timeline_has_each_ranks_work(folder: Path) -> None:
     assert [line for line in lines if "training ended before step 9" in line]
     assert not (folder / "late.json").exists()
     backwards = config(1, zerorun={"trace": {"file": str(path), "steps": [3, 2]}})
-    raises(
-        zerorun.ConfigError,
+    refuses(
         "the first and the last step",
         lambda: zerorun.initialize(model := make(), adamw(model), config=backwards),
     )

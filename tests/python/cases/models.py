@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zerorun
-from tied_model import VOCABULARY, Model
+from tied_model import VOCABULARY, Block, Model
 from torch import nn
 
 RANK = int(os.environ["RANK"])
@@ -26,6 +26,29 @@ STAGES = (3,) if PRIVATE_MEMORY else range(4)
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 torch.set_num_threads(1)
+
+
+class Tying(nn.Module):
+    """Reads the parameter of a module that it has called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.body = Block(32)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.body(self.embedding(tokens)) @ self.embedding.weight.t()
+
+
+class Inside(nn.Module):
+    """Has a part that it calls as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Tying()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.part(tokens)
 
 
 def make(kind: type[nn.Module] = Model, seed: int = 0) -> nn.Module:
@@ -69,6 +92,15 @@ def config(stage: int, **keys: object) -> dict[str, object]:
         "zero_optimization": zero,
         "zerorun": {"comm_timeout": 30, "share_parameters": not PRIVATE_MEMORY},
     } | keys
+
+
+def started(
+    settings: dict[str, object], *args: object, **kwargs: object
+) -> tuple[nn.Module, zerorun.ZeroEngine]:
+    """A model, which the other arguments are for, and an engine that trains it with AdamW."""
+    model = make(*args, **kwargs)
+    engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+    return model, engine
 
 
 def reference(
@@ -125,3 +157,8 @@ def logged(name: str = "zerorun") -> Iterator[list[str]]:
 def raises(kind: type[Exception], text: str, call: Callable[[], object]) -> None:
     with pytest.raises(kind, match=re.escape(text)):
         call()
+
+
+def refuses(text: str, call: Callable[[], object]) -> None:
+    """A ConfigError with this text."""
+    raises(zerorun.ConfigError, text, call)

@@ -8,19 +8,7 @@ import torch
 import zerorun
 from torch import nn
 
-from cases.models import (
-    STAGES,
-    adamw,
-    assert_close,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 
 def case_a_torch_scheduler_drives_the_engine(_folder: Path) -> None:

@@ -7,17 +7,7 @@ from pathlib import Path
 import torch
 import zerorun
 
-from cases.models import (
-    WORLD_SIZE,
-    Model,
-    adamw,
-    assert_close,
-    config,
-    make,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 STAGES = (1, 2, 3)
 OPTIMIZER = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}}
@@ -82,9 +72,8 @@ def case_a_checkpoint_goes_from_and_to_any_group(folder: Path) -> None:
 
 
 def case_sizes_that_cannot_work_are_errors(_folder: Path) -> None:
-    raises(
-        zerorun.ConfigError,
+    refuses(
         f"/zero_optimization/mics_shard_size): got 3 for {WORLD_SIZE} ranks",
         lambda: grouped(2, size=3),
     )
-    raises(zerorun.ConfigError, "got 0, which shards nothing", lambda: grouped(0))
+    refuses("got 0, which shards nothing", lambda: grouped(0))

@@ -11,17 +11,7 @@ import torch
 import zerorun
 from zerorun.metrics import rank_path
 
-from cases.models import (
-    BATCH,
-    DEVICE,
-    RANK,
-    WORLD_SIZE,
-    adamw,
-    config,
-    loss_of,
-    make,
-    train,
-)
+from cases.models import *
 
 STEPS = 3
 

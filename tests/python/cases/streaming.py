@@ -16,17 +16,7 @@ import zerorun
 from torch import nn
 from zerorun.checkpoints.streaming import ParameterBucket
 
-from cases.models import (
-    RANK,
-    STAGES,
-    WORLD_SIZE,
-    Model,
-    adamw,
-    config,
-    make,
-    raises,
-    train,
-)
+from cases.models import *
 from cases.silence import count_gathers
 
 BF16 = {"bf16": {"enabled": True}}
@@ -42,8 +32,7 @@ class Buffered(Model):
 
 
 def start(stage: int, kind: type[nn.Module] = Buffered, **keys: Any) -> zerorun.ZeroEngine:
-    model = make(kind)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **(BF16 | keys)))
+    _, engine = started(config(stage, **(BF16 | keys)), kind)
     return engine
 
 
@@ -217,11 +206,11 @@ def case_what_ends_a_stream_early(_folder: Path) -> None:
         stream = engine.stream_parameters(bucket_bytes=1)
         next(stream)
         train(engine, 1)
-        raises(zerorun.ConfigError, "began after step 1 and was ended by a step", stream.__next__)
+        refuses("began after step 1 and was ended by a step", stream.__next__)
         stream = engine.stream_parameters(bucket_bytes=1)
         next(stream)
         next(engine.stream_parameters(bucket_bytes=1))
-        raises(zerorun.ConfigError, "was ended by another stream", stream.__next__)
+        refuses("was ended by another stream", stream.__next__)
 
         def interrupted(engine: zerorun.ZeroEngine = engine) -> None:
             for _ in engine.stream_parameters(bucket_bytes=1):
@@ -236,8 +225,8 @@ def case_what_ends_a_stream_early(_folder: Path) -> None:
         next(stream)
         stream.close()
         engine.destroy()
-        raises(zerorun.ConfigError, "this engine was destroyed", stream.__next__)
-        raises(zerorun.ConfigError, "this engine was destroyed", engine.stream_parameters)
+        refuses("this engine was destroyed", stream.__next__)
+        refuses("this engine was destroyed", engine.stream_parameters)
 
 
 def case_arguments_that_are_wrong_or_differ(_folder: Path) -> None:
@@ -257,18 +246,15 @@ def case_arguments_that_are_wrong_or_differ(_folder: Path) -> None:
     ):
         (name, value), *_ = arguments.items()
         text = f"stream_parameters: {name}: got {value!r}, expected"
-        raises(zerorun.ConfigError, text, lambda a=arguments: engine.stream_parameters(**a))
+        refuses(text, lambda a=arguments: engine.stream_parameters(**a))
     if WORLD_SIZE > 1:
         since = 0 if RANK == 0 else 3
-        raises(
-            zerorun.ConfigError,
+        refuses(
             "changed_since: got 3, expected a step from 0 to 0",
             lambda: engine.stream_parameters(changed_since=since),
         )
         text = "ranks disagree about its arguments"
-        raises(
-            zerorun.ConfigError, text, lambda: engine.stream_parameters(bucket_bytes=1000 + RANK)
-        )
+        refuses(text, lambda: engine.stream_parameters(bucket_bytes=1000 + RANK))
     assert len([*engine.stream_parameters(bucket_bytes=1 << 60)]) == 1
     engine.destroy()
 
@@ -316,10 +302,6 @@ def case_adapters_that_are_merged_already_are_an_error(_folder: Path) -> None:
     model = peft.get_peft_model(Layers(), lora)
     engine, *_ = zerorun.initialize(model, adamw(model), config=config(2))
     model.merge_adapter()
-    raises(
-        zerorun.ConfigError,
-        "has merged adapters already",
-        lambda: engine.stream_parameters(merge_adapters=True),
-    )
+    refuses("has merged adapters already", lambda: engine.stream_parameters(merge_adapters=True))
     model.unmerge_adapter()
     engine.destroy()

@@ -12,17 +12,7 @@ import zerorun
 from tied_model import VOCABULARY
 from torch import nn
 
-from cases.models import (
-    adamw,
-    assert_close,
-    config,
-    make,
-    mean,
-    part_of,
-    raises,
-    reference,
-    train,
-)
+from cases.models import *
 
 WIDTH = 32
 
@@ -38,8 +28,7 @@ def bare_config(**keys: object) -> dict[str, object]:
 def check(kind: type[nn.Module], steps: int = 5) -> None:
     """Losses and parameters are those of torch in one process."""
     expected, plain = reference(kind=kind, steps=steps)
-    model = make(kind)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+    model, engine = started(bare_config(), kind)
     assert_close(train(engine, steps), expected)
     names = dict(plain.named_parameters())
     for name, parameter in model.named_parameters():
@@ -223,8 +212,7 @@ class Unpacking(nn.Module):
 
 
 def case_arguments_may_be_any_dataclasses(_folder: Path) -> None:
-    model = make(lambda: nn.Sequential(Unpacking(), nn.Linear(WIDTH, WIDTH)))
-    engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+    _, engine = started(bare_config(), lambda: nn.Sequential(Unpacking(), nn.Linear(WIDTH, WIDTH)))
     x = torch.ones(2, WIDTH, device=engine.device)
     expected = engine(OwnInput(x))
     given = OwnInput(x)
@@ -269,8 +257,7 @@ def case_a_gradient_of_gradients(_folder: Path) -> None:
         nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
         optimizer.step()
         expected.append(loss.item())
-    model = make(Critic)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+    model, engine = started(bare_config(), Critic)
     losses = []
     for x in data:
         loss = _penalized(engine, part_of(x).to(engine.device))
@@ -296,8 +283,7 @@ def case_hessian_vector_products(_folder: Path) -> None:
         (slope,) = torch.autograd.grad(out, x, create_graph=True)
         return [out.detach(), *torch.autograd.grad((slope**2).sum(), x)]
 
-    model = make(Critic)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+    _, engine = started(bare_config(), Critic)
     for _ in range(2):
         for found, expected in zip(product(engine, x), product(plain, x), strict=True):
             torch.testing.assert_close(found.cpu(), expected)
@@ -351,8 +337,7 @@ def case_a_leaf_module_is_gathered_as_a_whole(_folder: Path) -> None:
     ):
         settings = bare_config()
         settings["zero_optimization"]["leaf_module"] = given
-        model = make(Mixed)
-        engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+        model, engine = started(settings, Mixed)
         names = {unit.name for unit in engine.layout.units}
         assert ("layers.0.1.experts.2" in names) != is_whole
         assert ("layers.0.1" in names) == is_whole
@@ -366,8 +351,7 @@ def case_leaf_modules_that_are_not_there(_folder: Path) -> None:
     for key, name in (("names", "layers.7"), ("name_suffixes", "block_sparse")):
         settings = bare_config()
         settings["zero_optimization"]["leaf_module"] = {key: ["layers.0.1", name][-1:]}
-        raises(
-            zerorun.ConfigError,
+        refuses(
             f"/zero_optimization/leaf_module/{key}: the model has no module for {name}",
             lambda s=settings: zerorun.initialize(model, adamw(model), config=s),
         )

@@ -17,17 +17,7 @@ import zerorun
 from tied_model import VOCABULARY
 from torch import nn
 
-from cases.models import (
-    DEVICE,
-    Model,
-    adamw,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    part_of,
-    train,
-)
+from cases.models import *
 from cases.training import Reentrant
 
 STAGES = (1, 2)

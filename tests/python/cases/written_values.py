@@ -9,17 +9,7 @@ import torch
 import zerorun
 from zerorun.zero import safe_get_full_fp32_param
 
-from cases.models import (
-    STAGES,
-    adamw,
-    batch_of,
-    config,
-    loss_of,
-    make,
-    part_of,
-    raises,
-    train,
-)
+from cases.models import *
 
 BF16 = {"bf16": {"enabled": True}}
 
@@ -100,5 +90,5 @@ def case_a_parameter_that_is_unfrozen_later_is_an_error_at_the_next_step(_folder
         train(engine, 2)
         model.blocks[0].up.weight.requires_grad_(True)
         engine.backward(loss_of(engine, part_of(batch_of(0))))
-        raises(zerorun.ConfigError, "blocks.0.up.weight was frozen when", engine.step)
+        refuses("blocks.0.up.weight was frozen when", engine.step)
         engine.destroy()

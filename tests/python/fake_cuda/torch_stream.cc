@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "tests/device/cuda/fake/runtime_call.h"
+#include "testing/fake_cuda/runtime_call.h"
 
 namespace zerorun {
 

@@ -75,7 +75,7 @@ TEST(PlanLink, OfShardGroupsIsTheSumOfShards) {
 }
 
 // The same hosts: of the two gathers of a step one stays within a host.
-TEST(PlanLink, OfASecondCopyIsOneGather) {
+TEST(PlanLink, OfHpzIsOneGather) {
   Config config;
   config.precision.param_dtype = DType::bf16;
   config.zero.stage = 3;

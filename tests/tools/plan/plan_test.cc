@@ -184,6 +184,9 @@ TEST(Plan, ReportsTheFilesSettingAndATableOfAll) {
   EXPECT_THAT(report, ContainsRegex("moments +-\n"));
   EXPECT_THAT(report, ContainsRegex("pinned +[0-9.]+ MiB"));
   EXPECT_THAT(report, ContainsRegex("stage 0 +[0-9.]+ GiB +- +-  no"));
+  EXPECT_THAT(report, HasSubstr("disk/host  fits\n"));
+  options.seq_len = 0;
+  EXPECT_THAT(plan_report(options), HasSubstr("disk/host  states fit\n"));
   EXPECT_THAT(report, HasSubstr("stage 3, optimizer nvme, parameters cpu"));
 }
 

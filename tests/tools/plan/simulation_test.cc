@@ -109,11 +109,10 @@ TEST(SimulationTest, PlansTheCallsThatRanksMake) {
       if (stage == 0 || ranks == 2) continue;
       config.zero.shard_group_size = host;
       expect_planned(", groups");
-      if (stage < 3) continue;
       config.zero.shard_group_size = 0;
-      config.zero.hpz_partition_size = host;
       config.zero.quantized_weights = true;
-      expect_planned(", second copy and 8 bits");
+      if (stage == 3) config.zero.hpz_partition_size = host;
+      expect_planned(", 8 bits");
     }
   }
 }
@@ -127,7 +126,7 @@ TEST(SimulationTest, PlansTheCallsOfSixtyFourRanks) {
   config.zero.max_reuse_distance = 0;
   EXPECT_EQ(planned(config, 16, 4), counted(config, 16, 4));
   config.zero.hpz_partition_size = 8;
-  EXPECT_EQ(planned(config, 64, 8), counted(config, 64, 8)) << "second copy";
+  EXPECT_EQ(planned(config, 64, 8), counted(config, 64, 8)) << "hpZ";
   config.zero.hpz_partition_size = 1;
   config.zero.stage = 2;
   config.zero.shard_group_size = 8;
@@ -260,12 +259,12 @@ TEST(SimulationTest, ComputationHidesGathersAndReductions) {
 }
 
 // A step of equal blocks, whose backward computes as long as a reduction between two hosts takes.
-// In forward, gathers are between hosts; in backward, too, or from a second copy within each host,
+// In forward, gathers are between hosts; in backward, too, or with hpZ within each host,
 // which takes two thirds of that.
 struct BlocksStep {
   static constexpr int kBlocks = 16;
 
-  explicit BlocksStep(bool second_copy) {
+  explicit BlocksStep(bool hpz) {
     constexpr int64_t kSide = 256;
     constexpr int64_t kTokens = 1000;
     std::vector<ParameterSpec> specs;
@@ -279,7 +278,7 @@ struct BlocksStep {
     config.zero.max_reuse_distance = 0;
     config.zero.overlap_comm = true;
     config.batch.accumulation_steps = 1;
-    if (second_copy) config.zero.hpz_partition_size = 2;
+    if (hpz) config.zero.hpz_partition_size = 2;
     SimulatedCluster cluster{.hosts = 2, .gpus = 2, .link = 2e9, .nvlink = 2e9};
     cluster.latency = cluster.near_latency = 0;
     reduction = 0.75 * 4 * kSide * kSide / cluster.link;
@@ -321,7 +320,7 @@ TEST(SimulationTest, TenThousandRanksTakeSeconds) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
   EXPECT_THAT(report, AllOf(HasSubstr("10240 ranks, 8 per host"), HasSubstr("1280 hosts of 8 GPUs"),
                             HasSubstr("manifest of a save"), HasSubstr("fastest first"),
-                            HasSubstr("second copy of 8"), Not(HasSubstr("stage 2, groups"))));
+                            HasSubstr("hpZ of 8"), Not(HasSubstr("stage 2, groups"))));
 }
 
 // Groups are equal parts of the hosts, whatever their number.
@@ -334,7 +333,7 @@ TEST(SimulationTest, GroupsOfAnyNumberOfHostsAreCompared) {
   const std::string report = plan_report(options);
   EXPECT_THAT(report, HasSubstr("slower ones"));
   EXPECT_THAT(report, ::testing::AnyOf(HasSubstr("groups of 18"), HasSubstr("groups of 30")));
-  EXPECT_THAT(report, Not(HasSubstr("second copy of 1 ")));
+  EXPECT_THAT(report, Not(HasSubstr("hpZ of 1 ")));
 }
 
 TEST(SimulationTest, WhatCannotBeMeantIsAnError) {

@@ -2,10 +2,10 @@
 #include "train/cuda/cuda_kernels.h"
 
 #include "device/cuda/cuda_device.h"
+#include "testing/fake_cublas_lt/cublas_lt.h"
+#include "testing/fake_cuda/fake_cuda.h"
 #include "tests/common.h"
-#include "tests/device/cuda/fake/fake_cuda.h"
 #include "tests/error_of.h"
-#include "tests/train/cuda/fake/cublas_lt.h"
 #include "tests/train/model/golden_model.h"
 #include "train/run/make_kernels.h"
 

@@ -2,9 +2,9 @@
 // a fake of CUDA and cuBLASLt: the kernels run as C++, products in the plain loops of the fake.
 
 #include "device/cuda/cuda_device.h"
+#include "testing/fake_cublas_lt/cublas_lt.h"
+#include "testing/fake_cuda/fake_cuda.h"
 #include "tests/common.h"
-#include "tests/device/cuda/fake/fake_cuda.h"
-#include "tests/train/cuda/fake/cublas_lt.h"
 #include "tests/train/model/kernels_conformance.h"
 #include "tests/train/model/model_conformance.h"
 #include "train/cuda/cuda_kernels.h"

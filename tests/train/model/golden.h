@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "testing/local_parameters.h"
 #include "tests/paths.h"
 #include "tests/train/model/reference.h"
 #include "train/model/gpt_config.h"
-#include "train/model/local_parameters.h"
 
 namespace zerorun::train::testing {
 

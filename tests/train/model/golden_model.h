@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "testing/local_parameters.h"
 #include "tests/train/model/golden.h"
 #include "tests/train/model/kernels_under_test.h"
-#include "train/model/local_parameters.h"
 #include "train/model/model.h"
 
 namespace zerorun::train::testing {

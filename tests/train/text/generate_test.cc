@@ -1,8 +1,8 @@
 #include "train/text/generate.h"
 
+#include "testing/local_parameters.h"
 #include "tests/common.h"
 #include "train/cpu/cpu_kernels.h"
-#include "train/model/local_parameters.h"
 #include "train/model/philox.h"
 
 namespace zerorun::train {

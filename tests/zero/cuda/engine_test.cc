@@ -213,7 +213,7 @@ class CudaGroupsTest : public testing::FakeCudaTest {
   CudaGroupsTest() : FakeCudaTest(std::chrono::microseconds(300)) {}
 };
 
-TEST_F(CudaGroupsTest, ASecondCopyChangesNoBit) {
+TEST_F(CudaGroupsTest, HpzChangesNoBit) {
   const Setting plain{.stage = 3, .accumulation = 2, .ranks_of_host = 2};
   Setting copied = plain;
   copied.hpz = true;

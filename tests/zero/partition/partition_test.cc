@@ -113,7 +113,7 @@ TEST(Buckets, AParameterLargerThanTheSizeGoesAlone) {
   EXPECT_EQ(plans[1].parameters[0].parameter, 1);
 }
 
-// A rank orthogonalizes every matrix that it holds a part of.
+// So their owners need not send them to each other.
 TEST(Buckets, HoldMatricesOfMuonThatTwoRanksShareWithoutCuttingOne) {
   constexpr int64_t kModelWidth = 128;
   Model model;

@@ -16,8 +16,6 @@ from zerorun.checkpoints.model_parts import parts_in
 from zerorun.checkpoints.shard_files import check_record
 from zerorun.interchange.deepspeed_zero import is_zero_checkpoint
 
-__all__ = ["main", "parse_arguments"]
-
 _MANIFEST = "checkpoint.json"
 
 

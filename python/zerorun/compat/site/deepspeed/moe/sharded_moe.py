@@ -13,8 +13,6 @@ import torch.nn.functional as F
 import zerorun
 from torch import nn
 
-__all__ = ["MOELayer", "TopKGate", "top1gating", "top2gating", "topkgating"]
-
 _JITTER = 1e-2
 
 # Of a gate: its loss, weights [token, expert, place], where they are not 0, tokens of each expert.

@@ -10,16 +10,6 @@ from zerorun.experts import is_expert as is_moe_param
 
 from deepspeed.moe.layer import MoE
 
-__all__ = [
-    "configure_moe_param_groups",
-    "has_moe_layers",
-    "is_moe_param",
-    "is_moe_param_group",
-    "split_params_grads_into_shared_and_expert_params",
-    "split_params_into_different_moe_groups_for_optimizer",
-    "split_params_into_shared_and_expert_params",
-]
-
 
 def has_moe_layers(m: nn.Module) -> tuple[bool, int]:
     """True if a layer is a MoE, and the experts of the first one."""

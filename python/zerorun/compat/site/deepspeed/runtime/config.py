@@ -14,14 +14,6 @@ from deepspeed.runtime import _fp16_keys
 from deepspeed.runtime._config_errors import DeepSpeedConfigError, deepspeeds_errors
 from deepspeed.utils.logging import logger
 
-__all__ = [
-    "DeepSpeedConfig",
-    "DeepSpeedConfigError",
-    "adapt_config",
-    "deepspeeds_errors",
-    "read_config",
-]
-
 
 def adapt_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """`config` as zerorun reads it.

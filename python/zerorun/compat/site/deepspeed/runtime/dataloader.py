@@ -4,14 +4,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
-from zerorun.dataloader import RepeatingLoader
+from torch.utils.data import IterableDataset
+from zerorun.dataloader import PartSampler, RepeatingLoader, ResumableLoader
 
 __all__ = ["DeepSpeedDataLoader", "RepeatingLoader"]
 
 
-class DeepSpeedDataLoader(DataLoader):
+class DeepSpeedDataLoader(ResumableLoader):
     """torch's DataLoader with this rank's part of a dataset, and DeepSpeed's arguments.
+
+    It also has state_dict() and load_state_dict(), for a program's client_state.
 
     Of those the timer and the curriculum are not used: a curriculum is a sampler of your own.
     """
@@ -38,7 +40,7 @@ class DeepSpeedDataLoader(DataLoader):
                 "data_sampler"
             )
         if data_sampler is None and not isinstance(dataset, IterableDataset):
-            data_sampler = DistributedSampler(
+            data_sampler = PartSampler(
                 dataset, data_parallel_world_size, data_parallel_rank, shuffle
             )
         super().__init__(
@@ -51,6 +53,7 @@ class DeepSpeedDataLoader(DataLoader):
             drop_last=dataloader_drop_last,
         )
         self.data_sampler = data_sampler
+        self.ranks = data_parallel_world_size or 1
         self._next: Iterator[Any] | None = None
 
     def __next__(self) -> Any:

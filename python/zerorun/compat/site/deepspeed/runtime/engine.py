@@ -41,7 +41,11 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
 
     # So that the numbers are DeepSpeed's, and as there; a load asks for leave to unpickle.
     policy = Policy(
-        round_masters=True, clips_as_torch=False, pickles_objects=True, optimizer_of=_optimizer_of
+        round_masters=True,
+        clips_as_torch=False,
+        pickles_objects=True,
+        resumes_data=False,  # programs skip batches themselves, as under DeepSpeed
+        optimizer_of=_optimizer_of,
     )
     client_optimizer: Any = None
     client_lr_scheduler: Any = None
@@ -244,8 +248,6 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
 
     def get_sequence_parallel_group(self) -> Any:
         return groups._get_sequence_parallel_group()
-
-    # --- data and state ---
 
     @staticmethod
     def is_map_style_dataset(obj: Any) -> bool:

@@ -1,5 +1,7 @@
 """The five schedules of DeepSpeed, computed by zerorun's core."""
 
+# ruff: noqa: F403, F405 - scripts import these names from here
+
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -7,39 +9,8 @@ import torch
 from zerorun import config as configuration
 from zerorun.optimizers.lr_scheduler import LrScheduler
 
-from deepspeed.runtime._lr_arguments import (
-    SCHEDULES,
-    add_tuning_arguments,
-    get_config_from_args,
-    get_lr_from_config,
-    override_1cycle_params,
-    override_lr_range_test_params,
-    override_params,
-    override_warmupCosineLR_params,
-    override_warmupLR_params,
-    parse_arguments,
-)
+from deepspeed.runtime._lr_arguments import *
 
-__all__ = [
-    "VALID_LR_SCHEDULES",
-    "LRRangeTest",
-    "OneCycle",
-    "WarmupCosineLR",
-    "WarmupDecayLR",
-    "WarmupLR",
-    "add_tuning_arguments",
-    "get_config_from_args",
-    "get_lr_from_config",
-    "get_torch_optimizer",
-    "maker_of",
-    "override_1cycle_params",
-    "override_lr_range_test_params",
-    "override_params",
-    "override_warmupCosineLR_params",
-    "override_warmupLR_params",
-    "parse_arguments",
-    "update_lr",
-]
 LR_SCHEDULE = "lr_schedule"
 LR_RANGE_TEST = "LRRangeTest"
 ONE_CYCLE = "OneCycle"

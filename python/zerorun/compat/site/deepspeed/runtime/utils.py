@@ -1,5 +1,7 @@
 """Helpers that scripts import."""
 
+# ruff: noqa: F401, F403 - scripts import these names from here
+
 import gc
 import os
 import random
@@ -10,39 +12,9 @@ import torch
 from torch.autograd import graph
 
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime._norms import (
-    CheckOverflow,
-    clip_grad_norm_,
-    clip_tensors_by_global_norm,
-    combine_grad_norm_groups,
-    get_global_norm,
-    get_global_norm_of_tensors,
-    get_norm_with_moe_layers,
-    get_weight_norm,
-    has_inf_or_nan,
-    is_invalid_grad_norm,
-    is_model_parallel_parameter,
-    mask_nan_or_inf_with_val_inplace,
-)
+from deepspeed.runtime._norms import *
 from deepspeed.runtime._partitions import PartitionedTensor, partition_uniform
 from deepspeed.utils.logging import logger
-
-__all__ = [
-    "CheckOverflow",
-    "PartitionedTensor",
-    "clip_grad_norm_",
-    "clip_tensors_by_global_norm",
-    "combine_grad_norm_groups",
-    "get_global_norm",
-    "get_global_norm_of_tensors",
-    "get_norm_with_moe_layers",
-    "get_weight_norm",
-    "has_inf_or_nan",
-    "is_invalid_grad_norm",
-    "is_model_parallel_parameter",
-    "mask_nan_or_inf_with_val_inplace",
-    "partition_uniform",
-]
 
 
 def ensure_directory_exists(filename: str) -> None:

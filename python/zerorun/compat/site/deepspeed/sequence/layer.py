@@ -8,9 +8,6 @@ import torch.distributed as dist
 import zerorun
 from zerorun import sequence
 
-__all__ = ["DistributedAttention", "single_all_to_all"]
-
-
 _HEADS = 2  # the dimension
 
 

@@ -1,39 +1,13 @@
 """Masters, gradients and optimizer states of parameters."""
 
+# ruff: noqa: F403, F405 - scripts import these names from here
+
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 from zerorun import zero
-from zerorun.zero import (
-    safe_get_full_fp32_param,
-    safe_get_full_grad,
-    safe_get_full_optimizer_state,
-    safe_get_local_fp32_param,
-    safe_get_local_grad,
-    safe_get_local_optimizer_state,
-    safe_set_full_fp32_param,
-    safe_set_full_optimizer_state,
-    safe_set_local_fp32_param,
-    safe_set_local_grad,
-    safe_set_local_optimizer_state,
-)
-
-__all__ = [
-    "safe_get_full_fp32_param",
-    "safe_get_full_grad",
-    "safe_get_full_optimizer_state",
-    "safe_get_local_fp32_param",
-    "safe_get_local_grad",
-    "safe_get_local_optimizer_state",
-    "safe_set_full_fp32_param",
-    "safe_set_full_grad",
-    "safe_set_full_optimizer_state",
-    "safe_set_local_fp32_param",
-    "safe_set_local_grad",
-    "safe_set_local_optimizer_state",
-    "safe_update_full_grad_vectorized",
-]
+from zerorun.zero import *
 
 
 def safe_set_full_grad(param: nn.Parameter, value: torch.Tensor) -> None:

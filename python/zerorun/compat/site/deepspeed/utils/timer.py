@@ -123,12 +123,15 @@ class ThroughputTimer:
         monitor_memory: bool = False,
         logging_fn: Callable[[str], Any] | None = None,
     ) -> None:
-        if steps_per_output is not None and not (
-            isinstance(steps_per_output, int) and steps_per_output > 0
-        ):
+        if not isinstance(steps_per_output, int | None):
             raise ValueError(
-                f"ThroughputTimer: got steps_per_output {steps_per_output!r}, expected a positive "
-                "whole number, or None for no output"
+                "ThroughputTimer: steps_per_output must be a positive integer or None for no "
+                f"output, got {steps_per_output!r}"
+            )
+        if steps_per_output is not None and steps_per_output <= 0:
+            raise ValueError(
+                "ThroughputTimer: steps_per_output must be greater than 0, or None for no output, "
+                f"got {steps_per_output}"
             )
         self.enabled = getattr(config, "enabled", True)
         self.batch_size = batch_size or 1
@@ -163,10 +166,13 @@ class ThroughputTimer:
             duration = self.end_time - self.start_time
             self.total_elapsed_time += duration
             self.step_elapsed_time = 0.0 if global_step else self.step_elapsed_time + duration
-        every = self.steps_per_output
-        if report_speed and global_step and every and self.global_step_count % every == 0:
+        if report_speed and global_step and self._is_report_boundary():
             speed = f"{self.avg_samples_per_sec():.1f} samples/s"
             self.logging(f"epoch {self.epoch_count}, step {self.global_step_count}: {speed}")
+
+    def _is_report_boundary(self) -> bool:
+        every = self.steps_per_output
+        return every is not None and self.global_step_count % every == 0
 
     def avg_samples_per_sec(self) -> float:
         counted = self.global_step_count - self.start_step

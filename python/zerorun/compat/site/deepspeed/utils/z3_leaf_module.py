@@ -11,17 +11,6 @@ from zerorun.model.leaf_modules import (
 )
 from zerorun.model.partition import partition_of
 
-__all__ = [
-    "get_z3_leaf_modules",
-    "set_z3_leaf_module",
-    "set_z3_leaf_modules",
-    "set_z3_leaf_modules_by_name",
-    "set_z3_leaf_modules_by_suffix",
-    "unset_z3_leaf_modules",
-    "z3_leaf_module",
-    "z3_leaf_parameter",
-]
-
 z3_leaf_module = is_leaf
 set_z3_leaf_module = set_leaf
 

@@ -10,20 +10,6 @@ import torch
 from torch import nn
 from zerorun.consolidate import fp32_state_dict, lazy_state_dict, save_model
 
-__all__ = [
-    "atoi",
-    "convert_zero_checkpoint_to_fp32_state_dict",
-    "convert_zero_checkpoint_to_state_dict",
-    "get_checkpoint_files",
-    "get_fp32_state_dict_from_zero_checkpoint",
-    "get_model_state_file",
-    "get_model_state_files",
-    "get_optim_files",
-    "load_state_dict_from_zero_checkpoint",
-    "natural_keys",
-    "to_torch_tensor",
-]
-
 _SHARDED_PARAMETERS = 3  # the stage
 _DTYPES = {
     name: dtype

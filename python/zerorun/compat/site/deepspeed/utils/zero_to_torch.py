@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 from deepspeed.utils.zero_to_fp32 import _DTYPES, convert_zero_checkpoint_to_state_dict
 
-__all__ = ["main"]
-
 
 def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(

@@ -12,13 +12,6 @@ from typing import Any
 import torch.distributed as dist
 from zerorun import ConfigError
 
-__all__ = [
-    "PipeDataParallelTopology",
-    "PipeModelDataParallelTopology",
-    "PipelineParallelGrid",
-    "ProcessTopology",
-]
-
 
 class ProcessTopology:
     """Ranks as the elements of an array with named axes, the last of which changes fastest."""

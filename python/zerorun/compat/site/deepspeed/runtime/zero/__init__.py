@@ -1,5 +1,7 @@
 """deepspeed.zero."""
 
+# ruff: noqa: F401 - scripts import these names from here
+
 from zerorun.zero import (
     GatheredParameters,
     ZeroParamStatus,
@@ -8,14 +10,5 @@ from zerorun.zero import (
 )
 
 from deepspeed.runtime.zero.partition_parameters import Init
-
-__all__ = [
-    "GatheredParameters",
-    "Init",
-    "MiCS_Init",
-    "ZeroParamStatus",
-    "register_external_parameter",
-    "unregister_external_parameter",
-]
 
 MiCS_Init = Init  # what versions before 0.19 call it in programs that set mics_shard_size

@@ -18,16 +18,14 @@ from zerorun.zero.status import status_of
 from deepspeed._placeholders import AbsentAttributeError
 from deepspeed.utils import groups
 
-__all__ = ["install"]
-
 
 def _secondary_tensor(_partition: Partition) -> None:
     """None without zero_hpz_partition_size, as there."""
     if groups.has_secondary_partitions:
         raise AbsentAttributeError(
-            "zerorun keeps the second copy (zero_hpz_partition_size) in one memory for many "
+            "zerorun keeps hpZ's partition (zero_hpz_partition_size) in one memory for many "
             "parameters, so a parameter has no ds_secondary_tensor. ds_tensor is this rank's part "
-            "of the first copy, and deepspeed.zero.GatheredParameters makes the parameter full"
+            "of the first partition, and deepspeed.zero.GatheredParameters makes the parameter full"
         )
 
 

@@ -1,5 +1,7 @@
 """Names that scripts import, and the global that Hugging Face replaces around zero.Init."""
 
+# ruff: noqa: F401 - scripts import these names from here
+
 import functools
 import inspect
 from collections.abc import Callable
@@ -19,18 +21,6 @@ from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import adapt_config, read_config
 from deepspeed.runtime.zero import _parameter_attributes
-
-__all__ = [
-    "GatheredParameters",
-    "Init",
-    "ZeroParamStatus",
-    "get_accelerator",
-    "is_zero_param",
-    "partitioned_param_data_shape",
-    "register_external_parameter",
-    "unregister_external_parameter",
-    "zero_wrapper_for_fp_tensor_constructor",
-]
 
 _orig_torch_arange = torch.arange
 partitioned_param_data_shape = [0]  # of a parameter that is not gathered

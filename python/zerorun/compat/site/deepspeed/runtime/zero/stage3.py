@@ -1,5 +1,7 @@
 """The optimizer of stage 3, and the whole model for generation."""
 
+# ruff: noqa: F401 - scripts import these names from here
+
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -14,13 +16,6 @@ from deepspeed.runtime.zero.utils import (
 from deepspeed.runtime.zero.utils import (
     estimate_all_live as estimate_zero3_model_states_mem_needs_all_live,
 )
-
-__all__ = [
-    "DeepSpeedZeroOptimizer_Stage3",
-    "estimate_zero3_model_states_mem_needs_all_cold",
-    "estimate_zero3_model_states_mem_needs_all_live",
-    "unwrap_model_for_generation",
-]
 
 
 class DeepSpeedZeroOptimizer_Stage3(DeepSpeedOptimizer):  # noqa: N801 - DeepSpeed's name

@@ -1,5 +1,7 @@
 """The optimizer of stages 1 and 2."""
 
+# ruff: noqa: F401 - scripts import these names from here
+
 from typing import Any
 
 import torch
@@ -9,12 +11,6 @@ from deepspeed.runtime.zero.utils import estimate_all_cold
 from deepspeed.runtime.zero.utils import (
     estimate_all_live as estimate_zero2_model_states_mem_needs_all_live,
 )
-
-__all__ = [
-    "DeepSpeedZeroOptimizer",
-    "estimate_zero2_model_states_mem_needs_all_cold",
-    "estimate_zero2_model_states_mem_needs_all_live",
-]
 
 
 class DeepSpeedZeroOptimizer(DeepSpeedOptimizer):

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "device/cpu/cpu_stream.h"
-#include "tests/device/cuda/fake/fake_cuda.h"
+#include "testing/fake_cuda/fake_cuda.h"
 
 struct CUstream_st {
   std::unique_ptr<zerorun::CpuStream> worker;

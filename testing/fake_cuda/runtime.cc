@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/device/cuda/fake/runtime_call.h"
+#include "testing/fake_cuda/runtime_call.h"
 
 using namespace zerorun::fake;
 

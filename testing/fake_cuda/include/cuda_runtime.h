@@ -157,4 +157,4 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data);
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream);
 
-#include "tests/device/cuda/fake/emulation.h"
+#include "testing/fake_cuda/emulation.h"

@@ -1,4 +1,4 @@
-#include "tests/train/cuda/fake/cublas_lt.h"
+#include "testing/fake_cublas_lt/cublas_lt.h"
 
 #include <bit>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/device/cuda/fake/fake_cuda.h"
+#include "testing/fake_cuda/fake_cuda.h"
 #include "zerorun/dtype.h"
 
 struct cublasLtContext {};

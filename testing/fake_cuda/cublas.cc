@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "device/cuda/libraries/library_report.h"
-#include "tests/device/cuda/fake/runtime_call.h"
+#include "testing/fake_cuda/runtime_call.h"
 
 struct cublasContext {
   cudaStream_t stream = nullptr;

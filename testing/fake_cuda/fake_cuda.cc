@@ -1,4 +1,4 @@
-#include "tests/device/cuda/fake/fake_cuda.h"
+#include "testing/fake_cuda/fake_cuda.h"
 
 #include <cxxabi.h>
 

@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "tests/device/cuda/fake/runtime_call.h"
+#include "testing/fake_cuda/runtime_call.h"
 
 namespace zerorun::fake {
 

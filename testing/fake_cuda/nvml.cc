@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "device/cuda/libraries/nvml_functions.h"
-#include "tests/device/cuda/fake/fake_cuda.h"
+#include "testing/fake_cuda/fake_cuda.h"
 
 struct nvmlDevice_st {
   int index;

@@ -1,4 +1,4 @@
-#include "tests/device/cuda/fake/emulation.h"
+#include "testing/fake_cuda/emulation.h"
 
 #include <sys/mman.h>
 #include <ucontext.h>

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/device/cuda/fake/nccl_call.h"
+#include "testing/fake_cuda/nccl_call.h"
 
 using namespace zerorun::fake::of_nccl;
 using zerorun::fake::Bytes;

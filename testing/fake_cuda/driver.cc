@@ -7,7 +7,7 @@
 #include <cstring>
 #include <thread>
 
-#include "tests/device/cuda/fake/runtime_call.h"
+#include "testing/fake_cuda/runtime_call.h"
 
 using namespace zerorun::fake;
 

@@ -16,7 +16,7 @@
 
 #include "comm/nccl/library.h"
 #include "device/drain.h"
-#include "tests/device/cuda/fake/nccl_call.h"
+#include "testing/fake_cuda/nccl_call.h"
 
 using namespace zerorun::fake::of_nccl;
 using zerorun::fake::Group;

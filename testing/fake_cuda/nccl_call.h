@@ -14,8 +14,8 @@
 #include <thread>
 #include <utility>
 
-#include "tests/device/cuda/fake/nccl_ranks.h"
-#include "tests/device/cuda/fake/runtime_call.h"
+#include "testing/fake_cuda/nccl_ranks.h"
+#include "testing/fake_cuda/runtime_call.h"
 
 namespace zerorun::fake::of_nccl {
 

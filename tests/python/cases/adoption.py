@@ -1,0 +1,173 @@
+"""Models that FSDP2 has sharded, taken over: against models that it has not."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import zerorun
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from zerorun.interchange.formats import open_source
+from zerorun.model.adoption import adopt
+
+from cases.models import RANK, WORLD_SIZE, Model, adamw, config, make, raises, train
+
+
+def mesh(*shape: int, names: tuple[str, ...] = ("fsdp",)) -> Any:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    return init_device_mesh("cpu", shape or (WORLD_SIZE,), mesh_dim_names=names)
+
+
+def sharded(model: nn.Module, over: Any) -> nn.Module:
+    """As FSDP2's programs do it: blocks first, then the rest with the root."""
+    for block in model.blocks:
+        fully_shard(block, mesh=over)
+    fully_shard(model, mesh=over)
+    assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return model
+
+
+def case_it_trains_like_one_that_was_not_sharded(folder: Path) -> None:
+    for stage in range(4):
+        plain = make()
+        engine = zerorun.initialize(plain, adamw(plain), config=config(stage))[0]
+        expected = train(engine, 5)
+        weights = engine.full_state_dict(rank0_only=False)
+        engine.destroy()
+        model = sharded(make(), mesh())
+        model.embedding.weight.note = "kept"
+        optimizer = adamw(model)
+        engine = zerorun.initialize(model, optimizer, config=config(stage))[0]
+        assert type(model) is Model
+        assert model.embedding.weight.note == "kept"
+        assert not any(isinstance(parameter, DTensor) for parameter in model.parameters())
+        assert train(engine, 5) == expected
+        found = engine.full_state_dict(rank0_only=False)
+        assert all(torch.equal(found[name], weights[name]) for name in weights)
+        engine.save_checkpoint(folder / str(stage))
+        engine.load_checkpoint(folder / str(stage))
+        engine.destroy()
+
+
+def case_after_a_forward_with_parameters_of_each_kind(_folder: Path) -> None:
+    """A list and a generator of parameters, a function that makes the optimizer, groups; after a
+    forward, the root's parameters are full until the backward."""
+    plain = make()
+    engine = zerorun.initialize(plain, adamw(plain), config=config(2))[0]
+    expected = train(engine, 3)
+    engine.destroy()
+
+    def made(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
+
+    for kind in (list, iter, lambda parameters: [{"params": list(parameters)}]):
+        model = sharded(make(), mesh())
+        parameters = kind(model.parameters())
+        with torch.no_grad():
+            model(torch.zeros(1, 4, dtype=torch.int64))
+        engine = zerorun.initialize(model, made, parameters, config=config(2))[0]
+        assert train(engine, 3) == expected
+        engine.destroy()
+    mixed = make()  # DTensors beside an ordinary parameter
+    fully_shard(mixed, mesh=mesh(), ignored_params={mixed.embedding.weight})
+    engine = zerorun.initialize(mixed, adamw(mixed), config=config(2))[0]
+    assert train(engine, 3) == expected
+    engine.destroy()
+    fully_shard(mixed, mesh=mesh())  # nothing of the first is left
+
+
+def memory(field: str) -> int:
+    """Bytes of this process, by a field of its status: VmRSS, or VmHWM, the highest so far."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{field}:")[1].split()[0]) * 1024
+
+
+def case_no_rank_holds_a_full_copy(_folder: Path) -> None:
+    """Shards are replaced by shards: one parameter of eight is whole at a time, for which torch has
+    two buffers."""
+    ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD: what is freed goes back at once
+    layers, one = 8, 16 << 20  # bytes
+    adopt(sharded_layers(1, 64), None, None, None, 3)
+    model = sharded_layers(layers, 2048)
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before = memory("VmRSS")
+    adopt(model, None, None, None, 3)
+    assert memory("VmHWM") - before < 3 * one < layers * one / WORLD_SIZE
+    assert memory("VmRSS") - before < one
+    zerorun.shard(model, stage=3).destroy()
+
+
+def sharded_layers(count: int, width: int) -> nn.Module:
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
+    fully_shard(model, mesh=mesh())
+    return model
+
+
+def case_what_cannot_be_adopted_is_an_error(_folder: Path) -> None:
+    over = mesh()
+    model = sharded(make(), over)
+    optimizer = adamw(model)
+    model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
+    optimizer.step()
+    raises(
+        zerorun.ConfigError,
+        "the optimizer has states of DTensors: make a new one",
+        lambda: zerorun.initialize(model, optimizer, config=config(2)),
+    )
+    assert isinstance(next(model.parameters()), DTensor)  # as before
+    if WORLD_SIZE == 1:
+        return
+    torch.manual_seed(0)
+    odd = nn.Sequential(nn.Linear(4, 4 + 4 * RANK, bias=False), nn.Linear(4, 4))
+    different = odd[RANK:]
+    fully_shard(different, mesh=over)
+    raises(
+        zerorun.ConfigError,
+        "make the same model on every rank",
+        lambda: zerorun.shard(different, stage=3),
+    )
+
+
+def case_its_sharded_safetensors_are_loaded(folder: Path) -> None:
+    """As transformers' save_pretrained(distributed_checkpoint=True) writes them: rows of FSDP, and
+    columns of tensor parallelism."""
+    expected = {name: value.clone() for name, value in make().state_dict().items()}
+    names = dict(make().named_parameters())  # without the second name of a tied one
+    for dim in (0, 1):
+        state = {
+            name: distribute_tensor(value, mesh(), [Shard(dim)]) if value.dim() > dim else value
+            for name, value in expected.items()
+            if name in names
+        }
+        saved = folder / str(dim)
+        writer = HuggingFaceStorageWriter(str(saved), save_distributed=True)
+        dcp.save(state, storage_writer=writer)
+        engine = zerorun.initialize(make(seed=3), config=config(1))[0]
+        engine.load_checkpoint(saved)
+        found = engine.full_state_dict(rank0_only=False)
+        assert all(torch.equal(found[name], expected[name]) for name in names)
+        parts = sorted(saved.glob("shard-*.safetensors"))
+        assert len(parts) == WORLD_SIZE
+        dist.barrier()
+        engine.destroy()
+        if RANK == 0:
+            parts[0].rename(folder / "away")
+        dist.barrier()
+        text = "is missing" if WORLD_SIZE > 1 else "expected a folder of"
+        raises(zerorun.CheckpointError, text, lambda path=saved: open_source(str(path)))
+        dist.barrier()
+        if RANK == 0:
+            save_file({"a": torch.zeros(2)}, parts[0])
+        dist.barrier()
+        text = "no DCP_SHARDING_INFO in its metadata"
+        raises(zerorun.CheckpointError, text, lambda path=saved: open_source(str(path)))

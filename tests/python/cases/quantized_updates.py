@@ -1,0 +1,186 @@
+"""zero_quantized_weights at stages 1 and 2, on ranks of two hosts (test_hosts.py)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint.state_dict as dcp
+import zerorun
+from zerorun.zero import GatheredParameters, safe_get_full_fp32_param
+
+from cases.models import RANK, WORLD_SIZE, adamw, assert_close, config, make, raises, train
+
+BF16 = {"bf16": {"enabled": True}}
+
+
+def settings(stage: int, *, quantized: bool = True, **keys: object) -> dict[str, Any]:
+    made: dict[str, Any] = config(stage, **keys)
+    made["zero_optimization"] |= {"zero_quantized_weights": quantized} if quantized else {}
+    return made
+
+
+def start(stage: int, seed: int = 0, **keys: Any) -> zerorun.ZeroEngine:
+    model = make(seed=seed)
+    return zerorun.initialize(model, adamw(model), config=settings(stage, **keys))[0]
+
+
+def engines() -> Iterator[zerorun.ZeroEngine]:
+    for stage in (1, 2):
+        for keys in ({}, BF16):
+            engine = start(stage, **keys)
+            yield engine
+            engine.destroy()
+
+
+def make_process_group() -> None:
+    """PyTorch's; zerorun listens at the job's port."""
+    if not dist.is_initialized():
+        address = f"tcp://{os.environ['MASTER_ADDR']}:29501"
+        dist.init_process_group("gloo", address, rank=RANK, world_size=WORLD_SIZE)
+
+
+def expect_decoded(engine: zerorun.ZeroEngine) -> None:
+    """All ranks have the same values, near the masters' and not them; vectors have the masters'."""
+    for name, parameter in engine.module.named_parameters():
+        own = parameter.detach().float().contiguous()
+        first = own.clone()
+        engine.communicator.broadcast(first, 0, f"rank 0's {name}")
+        assert torch.equal(first, own), name
+        master = safe_get_full_fp32_param(parameter)
+        if parameter.dim() == 1:
+            assert torch.equal(parameter.detach(), master.to(parameter.dtype)), name
+            continue
+        step = master.abs().max() / 127
+        near = 2 ** (-8 if parameter.dtype is torch.bfloat16 else -20)
+        off = (own - master).abs()
+        assert (off <= 0.51 * step + 2 * near * master.abs()).all(), name
+        assert off.max() > 0.05 * step, name
+
+
+def case_all_ranks_compute_with_decoded_masters(_folder: Path) -> None:
+    for engine in engines():
+        expect_decoded(engine)
+        train(engine, 3)
+        expect_decoded(engine)
+
+
+def case_losses_stay_close_by_each_way_to_start(_folder: Path) -> None:
+    make_process_group()
+    for stage in (1, 2):
+        plain = start(stage, quantized=False)
+        expected = train(plain)
+        plain.destroy()
+        for initialize in (zerorun.initialize, deepspeed.initialize):
+            model = make()
+            engine = initialize(model=model, optimizer=adamw(model), config=settings(stage))[0]
+            losses = train(engine)
+            assert losses != expected
+            assert_close(losses, expected, 0.01)
+            engine.destroy()
+
+
+def case_a_resumed_run_has_the_same_losses(folder: Path) -> None:
+    for number, engine in enumerate(engines()):
+        train(engine, 2)
+        engine.save_checkpoint(folder / str(number))
+        expected = train(engine, 3, first=2)
+        engine.load_checkpoint(folder / str(number))
+        expect_decoded(engine)
+        assert train(engine, 3, first=2) == expected
+
+
+def case_other_settings_take_the_masters(folder: Path) -> None:
+    engine = start(2, **BF16)
+    train(engine, 2)
+    engine.save_checkpoint(folder)
+    engine.save_16bit_model(folder)
+    masters = [safe_get_full_fp32_param(p) for p in engine.module.parameters()]
+    saved = torch.load(folder / "pytorch_model.bin")
+    for name, parameter in engine.module.named_parameters():
+        if name in saved:  # not what is tied to another
+            assert torch.equal(saved[name], parameter.detach()), name
+    engine.destroy()
+    for stage in (1, 3):
+        engine = start(stage, quantized=False, **BF16)
+        engine.load_checkpoint(folder)
+        for parameter, master in zip(engine.module.parameters(), masters, strict=True):
+            assert torch.equal(safe_get_full_fp32_param(parameter), master)
+        engine.destroy()
+
+
+def case_several_engines_train_side_by_side(_folder: Path) -> None:
+    alone = []
+    for seed in (0, 1):
+        engine = start(1 + seed, seed, **BF16)
+        alone.append(train(engine, 4))
+        engine.destroy()
+    pair = [start(1 + seed, seed, **BF16) for seed in (0, 1)]
+    losses: list[list[float]] = [[], []]
+    for step in range(4):
+        for engine, found in zip(pair, losses, strict=True):
+            found += train(engine, 1, first=step)
+    assert losses == alone
+    for engine in pair:
+        engine.destroy()
+
+
+def case_what_a_program_writes_counts_and_the_rest_stays_precise(_folder: Path) -> None:
+    for engine in engines():
+        train(engine, 1)
+        weight = engine.module.head.weight
+        before = safe_get_full_fp32_param(weight)
+        with torch.no_grad():
+            weight[0].fill_(0.25)
+        after = safe_get_full_fp32_param(weight)
+        assert (after[0] == 0.25).all()
+        assert torch.equal(after[1:], before[1:])
+        with GatheredParameters(weight, modifier_rank=0), torch.no_grad():
+            weight[1].fill_(0.5)
+        after = safe_get_full_fp32_param(weight)
+        assert (after[:2] == torch.tensor([[0.25], [0.5]])).all()
+        assert torch.equal(after[2:], before[2:])
+        given = {name: value.clone() for name, value in make(seed=7).state_dict().items()}
+        engine.load_state_dict(given)
+        written = given["head.weight"].to(weight.dtype)
+        assert torch.equal(safe_get_full_fp32_param(weight).to(weight.dtype), written)
+        expect_decoded(engine)
+        train(engine, 1)
+        expect_decoded(engine)
+
+
+def case_state_dicts_of_torch_bring_16_bit_masters_back(_folder: Path) -> None:
+    make_process_group()
+    for stage in (1, 2):
+        engine = start(stage, **BF16)
+        train(engine, 2)
+        model, optimizer = engine.module, engine.optimizer
+        saved = dcp.get_state_dict(model, optimizer)
+        masters = [safe_get_full_fp32_param(p) for p in model.parameters()]
+        train(engine, 2, first=2)
+        dcp.set_state_dict(model, optimizer, model_state_dict=saved[0], optim_state_dict=saved[1])
+        for parameter, master in zip(model.parameters(), masters, strict=True):
+            assert torch.equal(safe_get_full_fp32_param(parameter), master)
+        engine.destroy()
+
+
+def case_what_cannot_be_meant_is_an_error(_folder: Path) -> None:
+    key = "/zero_optimization/zero_quantized_weights"
+    raises(zerorun.ConfigError, key, lambda: start(0))
+    for value in ("yes", 8, None):
+        keys = settings(2)
+        keys["zero_optimization"]["zero_quantized_weights"] = value
+        model = make()
+        if value is None:  # as if it were not there
+            zerorun.initialize(model, adamw(model), config=keys)[0].destroy()
+            continue
+        raises(
+            zerorun.ConfigError,
+            key,
+            lambda model=model, keys=keys: zerorun.initialize(model, adamw(model), config=keys),
+        )

@@ -1,0 +1,146 @@
+"""A loop that saves after every step, and loops that go on from each of these checkpoints.
+
+resumed_loop.py FOLDER ACCUMULATION WHICH [HOW/DATA]...: for each, rank 0 writes the (epoch, sample)
+that ranks saw up to each step and the weights at the end to FOLDER/HOW/DATA/whole.json and
+resumed.json, of which WHICH ("whole", "resumed" or "both") says what is run.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import zerorun
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+
+SAMPLES, WIDTH, MICRO, EPOCHS = 21, 8, 2, 2
+
+
+def sample(index: int) -> tuple[int, torch.Tensor]:
+    return index, torch.randn(WIDTH, generator=torch.Generator().manual_seed(index))
+
+
+class Listed(Dataset):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        return sample(index)
+
+
+class Streamed(IterableDataset):
+    """Another order in each epoch, and the names of torch's own example."""
+
+    start, epoch = 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
+        return map(sample, ((index + 7 * self.epoch) % SAMPLES for index in range(SAMPLES)))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.layers(x) - x.sum(-1, keepdim=True)).square().mean()
+
+
+def start(how: str, data: str, accumulation: int) -> tuple[Any, Any]:
+    """An engine and its loader."""
+    dataset = Listed() if data == "listed" else Streamed()
+    optimizer = functools.partial(torch.optim.AdamW, lr=0.01)
+    if how == "shard":
+        engine = zerorun.shard(
+            Model(), stage=3, optimizer=optimizer, clip=1.0, accumulation_steps=accumulation
+        )
+        return engine, engine.make_dataloader(dataset, MICRO, num_workers=0)
+    config = {
+        "train_micro_batch_size_per_gpu": MICRO,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": 2},
+    }
+    if how == "initialize":
+        initialize = zerorun.initialize
+    else:
+        import deepspeed
+
+        initialize = deepspeed.initialize
+    engine, _, loader, _ = initialize(
+        model=Model(), optimizer=optimizer, training_data=dataset, config=config
+    )
+    return engine, loader
+
+
+def train(engine: Any, loader: Any, save: Path | None) -> dict[str, Any]:
+    seen: list[tuple[int, int]] = []
+    steps: list[list[tuple[int, int]]] = []
+    for epoch in range(loader.epoch, EPOCHS):
+        loader.set_epoch(epoch)
+        for ids, x in loader:
+            if save is not None and seen:  # in the middle of a batch: its samples count as unseen
+                engine.save_checkpoint(save, tag=f"inside{len(steps)}", client_state=state(loader))
+            engine.backward(engine(x))
+            engine.step()
+            seen += [(epoch, index) for index in ids.tolist()]
+            if engine.micro_step_applied:
+                steps.append(seen)
+                seen = []
+                if save is not None:
+                    engine.save_checkpoint(save, tag=str(len(steps)), client_state=state(loader))
+    full = engine.full_state_dict(rank0_only=False)
+    return {"steps": steps, "weights": {name: value.tolist() for name, value in full.items()}}
+
+
+def state(loader: Any) -> dict[str, Any]:
+    return {"loader": loader.state_dict()}
+
+
+def everybody(engine: Any, found: dict[str, Any]) -> dict[str, Any]:
+    """With the samples of all ranks, step by step."""
+    gathered = []
+    for step in found["steps"]:
+        own = torch.tensor([epoch * SAMPLES + index for epoch, index in step])
+        counts = torch.zeros(EPOCHS * SAMPLES).index_add_(0, own, torch.ones(len(own)))
+        engine.communicator.all_reduce(counts, "sum", "samples")
+        gathered.append(counts.tolist())
+    return found | {"own": found["steps"], "steps": gathered}
+
+
+def run(how: str, data: str, accumulation: int, folder: Path, *, resumed: bool) -> None:
+    runs = {}
+    tags = sorted(path.name for path in folder.iterdir() if path.is_dir()) if resumed else ["0"]
+    for tag in tags:
+        engine, loader = start(how, data, accumulation)
+        if resumed:
+            _, client_state = engine.load_checkpoint(folder, tag=tag)
+            if how == "deepspeed":
+                loader.load_state_dict(client_state["loader"])
+        runs[tag] = everybody(engine, train(engine, loader, None if resumed else folder))
+        rank = engine.communicator.rank
+        engine.destroy()
+    if rank == 0:
+        (folder / ("resumed.json" if resumed else "whole.json")).write_text(json.dumps(runs))
+
+
+def main() -> None:
+    place, accumulation, which, *kinds = sys.argv[1:]
+    for kind in kinds:
+        how, data = kind.split("/")
+        for each in ("whole", "resumed") if which == "both" else (which,):
+            run(how, data, int(accumulation), Path(place) / kind, resumed=each == "resumed")
+
+
+if __name__ == "__main__":
+    main()
