@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 import zerorun
 from torch import nn
-from zerorun import communicator, host_memory
-from zerorun.host_memory import copy_in_pieces, forget_pages
+from zerorun import communicator
 from zerorun.shards.loading import Loading
 
 from cases.models import (
@@ -206,83 +205,3 @@ def case_no_host_memory_for_a_value_twice(_folder: Path) -> None:
             there.append(sum(memory() is not None for memory in memories))
             assert there == list(range(len(memories), -1, -1)), (make_engine, stage, there)
             engine.destroy()
-
-
-def case_pages_of_a_file_go_and_what_was_written_stays(folder: Path) -> None:
-    file = folder / f"values{RANK}"
-    file.write_bytes(torch.arange(1 << 20, dtype=torch.int32).numpy().tobytes())
-    mapped = torch.from_file(str(file), shared=False, size=1 << 20, dtype=torch.int32)
-    whole = mapped.clone()
-    for part in (mapped, mapped[5:], mapped[1000:70_000], mapped[:0], mapped[::2]):
-        before = resident(mapped)
-        forget_pages(part)
-        assert torch.equal(mapped, whole)
-        assert before == mapped.nbytes
-    forget_pages(mapped)
-    assert resident(mapped) < mapped.nbytes // 8
-    to = torch.empty(1 << 20, dtype=torch.int32)
-    copy_in_pieces(to, mapped)
-    assert torch.equal(to, whole)
-    assert resident(mapped) < mapped.nbytes // 8
-    mapped[300_000] = -1  # in a page of this process's own
-    forget_pages(mapped)
-    assert mapped[300_000] == -1
-    forget_pages(to)
-    forget_pages(torch.empty(3, device="meta"))
-    assert torch.equal(to, whole)
-    assert file.stat().st_size == whole.nbytes
-    wide = torch.zeros(3, 4)
-    copy_in_pieces(wide, torch.ones(4))  # which is expanded
-    assert wide.sum() == wide.numel()
-
-
-def resident(tensor: torch.Tensor) -> int:
-    """Bytes of a mapped file that count as this process's."""
-    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
-    for line in lines:
-        first = line.split()[0]
-        if "-" in first and int(first.split("-")[0], 16) == tensor.data_ptr():
-            return next(int(each.split()[1]) << 10 for each in lines if each.startswith("Rss:"))
-    raise AssertionError("it is not mapped")
-
-
-def case_a_load_reads_each_value_in_pieces_at_the_engines_turn(_folder: Path) -> None:
-    """No rank keeps values beside the engine's, whatever the stage."""
-    read: list[str] = []
-
-    class Counted(dict[str, torch.Tensor]):
-        def __getitem__(self, name: str) -> torch.Tensor:
-            read.append(name)
-            return super().__getitem__(name)
-
-    torch.manual_seed(5)
-    with torch.device("meta"):
-        names = Model().state_dict().keys()
-    values = Counted({n: torch.randn(p.shape) for n, p in Model().state_dict().items()})
-    for stage in STAGES:
-        with torch.device("meta"):
-            model = Model()
-        read.clear()
-        seen: list[bool] = []
-        original = Loading.__init__
-
-        def begin(self: Loading, *args: Any, original: Any = original, **kwargs: Any) -> None:
-            seen.append(not read)
-            original(self, *args, **kwargs)
-
-        small = mock.patch.object(host_memory, "PIECE", 64)
-        with mock.patch.object(Loading, "__init__", begin), small:
-            engine = zerorun.shard(model, stage=stage, weights=values if RANK == 0 else {})
-        assert seen == [True]
-        assert sorted(read) == (sorted(names) if RANK == 0 else [])
-        whole = engine.full_state_dict(rank0_only=False)
-        for name in names:
-            expected = torch.as_tensor(dict.__getitem__(values, name)).clone()
-            dist_values = broadcast(engine, expected)
-            assert torch.equal(whole[name].cpu(), dist_values), (stage, name)
-        engine.destroy()
-
-
-def broadcast(engine: zerorun.ZeroEngine, values: torch.Tensor) -> torch.Tensor:
-    engine.communicator.broadcast(values, 0, "expected")
-    return values
