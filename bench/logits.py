@@ -1,6 +1,7 @@
 """Memory and time of a loss with all logits, and of zerorun.nn.linear_cross_entropy.
 
     python bench/logits.py [--tokens 32768] [--words 50257] [--width 768] [--chunk 1024] [--turns 3]
+        [--kinds "all logits" "in pieces"]
 
 Each turn runs both, one after the other, each in a process of its own whose peak of resident memory
 counts from before the loss on.
@@ -21,6 +22,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "build" / "release" / 
 import torch
 import torch.nn.functional as F
 from zerorun.nn import linear_cross_entropy
+
+KINDS = ("all logits", "in pieces")
 
 
 def measure(kind: str, options: argparse.Namespace, found: Any) -> None:
@@ -48,10 +51,11 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--chunk", type=int, default=1024)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    found: dict[str, list[tuple[float, int, float]]] = {"all logits": [], "in pieces": []}
+    found: dict[str, list[tuple[float, int, float]]] = {kind: [] for kind in options.kinds}
     for _ in range(options.turns):
         for kind, results in found.items():
             queue = context.Queue()

@@ -18,6 +18,7 @@ LAYERS = [
         "environment",
         "config",
         "experts",
+        "host_memory",
         "plain_values",
         "policy",
         "program_warning",

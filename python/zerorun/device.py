@@ -13,6 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from zerorun import _C, environment
+from zerorun.host_memory import trim
 from zerorun.model.partition import partition_of
 
 _logger = logging.getLogger("zerorun")
@@ -151,6 +152,7 @@ def on_local_device(model: nn.Module) -> Iterator[torch.device]:
 
 
 def release_cached_memory(device: torch.device) -> None:
-    """Frees the memory that PyTorch still caches from the model as it was, for the engine."""
+    """Frees the memory that allocators still keep from the model as it was, for the engine."""
+    trim()
     if device != _CPU:
         torch.cuda.empty_cache()

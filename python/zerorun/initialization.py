@@ -30,7 +30,8 @@ from zerorun.model.leaf_modules import mark_configured
 from zerorun.model.mesh import Mesh
 from zerorun.model.mesh_arguments import mesh_of
 from zerorun.model.model_layout import ModelLayout, param_groups_of
-from zerorun.model.partition import PrivatePartition, edits_are_refused, partition_of
+from zerorun.model.partition import edits_are_refused, partition_of
+from zerorun.model.private_partition import PrivatePartition
 from zerorun.model.unit_policy import UnitPolicy
 from zerorun.observers import observe
 from zerorun.optimizers.lr_scheduler import LrScheduler

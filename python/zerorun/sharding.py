@@ -67,8 +67,8 @@ def shard(  # noqa: PLR0913 - keywords
       lists, and siblings of one class.
     - `init`, `weights`: only for models on the meta device. `init(module)` writes a module's own
       parameters and buffers; default: ``module.reset_parameters()``. `weights` maps names to
-      tensors like a state dict; rank 0's is used. Modules get memory one at a time, so no rank
-      ever holds a full stage-3 model.
+      tensors like a state dict; rank 0's is used. They go into the engine piece by piece, and
+      what `init` makes module by module, of which each rank keeps its part.
     - `offload_optimizer`, `offload_params`: "cpu", or the path of a folder on a local disk.
     - `device_mesh`: a torch DeviceMesh with dimension names. "tp": a model that is divided along it
       (``parallelize_module(model, mesh["tp"], plan)``). "dp_replicate" and "dp_shard": as
@@ -105,7 +105,7 @@ def shard(  # noqa: PLR0913 - keywords
                 "first (model.to_empty(device='cpu') and its initialisation)"
             )
         world = communicator.world(timeout)
-        materialize(model, world, device=device, partition=stage == 3, init=init, weights=weights)
+        materialize(model, world, device=device, init=init, weights=weights)
     elif init is not None or weights is not None:
         raise _C.ConfigError(
             "shard: init and weights are for a model on the meta device, and nothing of this one "

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import functools
 import importlib
 import io
-import mmap
 import types
 import zipfile
 from typing import Any
@@ -132,18 +130,3 @@ def is_plain(value: Any) -> bool:
 def is_mapped(path: str) -> bool:
     """True if the tensors of what read() returns are parts of the file."""
     return zipfile.is_zipfile(path)
-
-
-def forget_pages(tensor: torch.Tensor) -> None:
-    """Gives back the memory of a tensor that is a part of a file.
-
-    A file's pages otherwise count as this process's until memory is short.
-    """
-    begin = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    nbytes = tensor.data_ptr() + tensor.numel() * tensor.element_size() - begin
-    _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(nbytes), mmap.MADV_DONTNEED)
-
-
-@functools.cache
-def _libc() -> Any:
-    return ctypes.CDLL(None)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from zerorun import _C
-from zerorun.interchange.pickles import check_intact, forget_pages, is_plain
+from zerorun.host_memory import forget_pages
+from zerorun.interchange.pickles import check_intact, is_plain
 
 _COMPARED_NUMEL = 1 << 22  # elements that are in memory at a time
 

@@ -10,7 +10,9 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
-from zerorun.model.partition import PrivatePartition, partition_of
+from zerorun.host_memory import copy_in_pieces, forget_pages, pieces_of
+from zerorun.model.partition import OwnPart, partition_of
+from zerorun.model.private_partition import PrivatePartition
 from zerorun.rank_zero import share
 
 Initializer = Callable[[nn.Module], object]
@@ -22,21 +24,21 @@ def materialize(
     communicator: _C.Communicator,
     *,
     device: torch.device,
-    partition: bool,
     init: Initializer | None = None,
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Gives everything of the model that is on the meta device memory and values. Collective.
+    """Gives everything of the model that is on the meta device values. Collective.
 
-    Parameters stay the objects that they are, and get rank 0's values.
+    Parameters stay the objects that they are, and get rank 0's values. Until an engine takes them
+    each rank keeps its part, as under zero.Init, or nothing where `weights` has the values, which
+    are read when the engine has memory for them.
 
-    - `device`: where values are made; parameters then wait in host memory, one module's on a GPU
-      at a time, until an engine takes them.
-    - `partition`: each rank keeps only its part of each parameter, as under zero.Init.
+    - `device`: where values are made; parts then wait in host memory, one module's on a GPU at a
+      time.
     - `init`: writes the values of a module's own parameters and buffers; default: the module's
       ``reset_parameters()``.
-    - `weights`: values by name as in ``model.state_dict()``, read one at a time; only rank 0's
-      are used, the others may give ``{}``. `init` is asked for what they cannot have (buffers that
+    - `weights`: values by name as in ``model.state_dict()``, read one at a time; only rank 0's are
+      used, the others may give ``{}``. `init` is asked for what they cannot have (buffers that
       no state dict holds).
 
     Raises ConfigError naming what has no value then, or no place in the model.
@@ -48,20 +50,24 @@ def materialize(
             metas = {name: tensor for name, tensor in _own(module) if tensor.is_meta}
             if not metas:
                 continue
+            if source is not None and all(map(source.have, metas.values())):
+                for name, tensor in list(metas.items()):
+                    if isinstance(tensor, nn.Parameter):
+                        label = f"initial values of {path}"
+                        _Unread(metas.pop(name), communicator, device, source, label)
+            if not metas:
+                continue
             with all_or_none(communicator, "zerorun.shard"), _Held(module):
                 for tensor in metas.values():
                     torch.utils.swap_tensors(tensor, _unset_like(tensor, device))
                 _fill(path, module, metas, init, source)
             for tensor in metas.values():
-                if partition and isinstance(tensor, nn.Parameter):
-                    share(tensor, communicator, f"initial values of {path}")
-                    PrivatePartition(tensor, communicator, home=_HOST)
-                    continue
-                if source is not None and source.have(tensor) and not tensor.is_floating_point():
-                    # The engine shares parameters and floating-point buffers, but no others.
-                    share(tensor, communicator, f"initial values of {path}")
+                label = f"initial values of {path}"
                 if isinstance(tensor, nn.Parameter):
-                    tensor.data = tensor.data.to(_HOST)
+                    PrivatePartition(tensor, communicator, home=_HOST, label=label)
+                elif source is not None and source.have(tensor) and not tensor.is_floating_point():
+                    # The engine shares floating-point buffers, but no others.
+                    share(tensor, communicator, label)
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -116,21 +122,75 @@ class _Weights:
     def have(self, tensor: torch.Tensor) -> bool:
         return tensor in self._names
 
-    def write(self, tensor: torch.Tensor) -> None:
-        """The tensor's value; on ranks whose values are not used, zero."""
+    def name_of(self, tensor: torch.Tensor) -> str:
+        return self._names[tensor]
+
+    def read(self, name: str, shape: torch.Size) -> torch.Tensor | None:
+        """The value; None on ranks whose values are not used."""
         if not self._is_source:
-            tensor.zero_()
-            return
-        name = self._names[tensor]
+            return None
         value = self._values[name]
         if not isinstance(value, torch.Tensor):
             raise _C.ConfigError(f"weights: {name} is {type(value)}, expected a tensor")
-        if value.shape != tensor.shape:
+        if value.shape != shape:
             raise _C.ConfigError(
                 f"weights: {name} has shape {tuple(value.shape)}, expected the model's "
-                f"{tuple(tensor.shape)}"
+                f"{tuple(shape)}"
             )
-        tensor.copy_(value)
+        return value
+
+    def write(self, tensor: torch.Tensor) -> None:
+        """The tensor's value; on ranks whose values are not used, zero."""
+        value = self.read(self._names[tensor], tensor.shape)
+        if value is None:
+            tensor.zero_()
+        else:
+            copy_in_pieces(tensor, value)
+
+
+class _Unread(PrivatePartition):
+    """A parameter whose values are read, piece by piece, when somebody asks for them. An engine
+    does, which needs no more memory than its own then."""
+
+    def __init__(
+        self,
+        parameter: torch.Tensor,
+        communicator: _C.Communicator,
+        device: torch.device,
+        source: _Weights,
+        label: str,
+    ) -> None:
+        """`parameter`: on the meta device. `label`: of the collective."""
+        self._source, self._name, self._label = source, source.name_of(parameter), label
+        shape = parameter.shape
+        empty = torch.empty(0, dtype=parameter.dtype, device=device)
+        assert isinstance(parameter, nn.Parameter)
+        torch.utils.swap_tensors(parameter, _like(parameter, empty))
+        self._manage(parameter, shape, communicator, None)
+
+    @property
+    def _shard(self) -> torch.Tensor:
+        if self._kept is None:
+            self._kept = torch.zeros(self._shard_numel, dtype=self._empty.dtype)
+            for begin, piece in self._read():
+                self._write_own(self._kept, begin, piece)
+            self.parameter.ds_tensor = self._kept.as_subclass(OwnPart)
+        return self._kept
+
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        return self._read() if self._kept is None else super().pieces()
+
+    def _read(self) -> Iterator[tuple[int, torch.Tensor]]:
+        with all_or_none(self._communicator, "zerorun.shard"):
+            value = self._source.read(self._name, self.shape)
+        for begin, end in pieces_of(self.numel, self._empty.element_size()):
+            piece = torch.empty(end - begin, dtype=self._empty.dtype)
+            if value is not None:
+                part = value.detach().contiguous().view(-1)[begin:end]
+                piece.copy_(part)
+                forget_pages(part)
+            self._communicator.broadcast(piece.view(torch.uint8), 0, self._label)
+            yield begin, piece
 
 
 def _saved(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -145,6 +205,12 @@ def _some(names: list[str]) -> str:
     return f"{len(names)} ({', '.join(names[:5])})" if names else "none"
 
 
+def _like(meta: nn.Parameter, values: torch.Tensor) -> nn.Parameter:
+    parameter = nn.Parameter(values, requires_grad=meta.requires_grad)
+    vars(parameter).update(vars(meta))
+    return parameter
+
+
 def _unset_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Memory in which a value that was never written shows."""
     values = torch.empty_like(meta, device=device)
@@ -152,11 +218,7 @@ def _unset_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
         values.fill_(torch.nan)
     elif meta.dtype != torch.bool:
         values.fill_(torch.iinfo(meta.dtype).min)
-    if not isinstance(meta, nn.Parameter):
-        return values
-    parameter = nn.Parameter(values, requires_grad=meta.requires_grad)
-    vars(parameter).update(vars(meta))
-    return parameter
+    return _like(meta, values) if isinstance(meta, nn.Parameter) else values
 
 
 def _is_unset(tensor: torch.Tensor) -> bool:
@@ -185,18 +247,18 @@ def _fill(
     init: Initializer | None,
     weights: _Weights | None,
 ) -> None:
-    """Writes one module's values, which are all unset."""
-    given = [tensor for tensor in metas.values() if weights is not None and weights.have(tensor)]
+    """Writes one module's values."""
+    given = {n: t for n, t in metas.items() if weights is not None and weights.have(t)}
     if len(given) < len(metas):
         if init is not None:
             init(module)
         elif hasattr(module, "reset_parameters"):
             cast("Any", module).reset_parameters()
         _take_assigned(module, metas)
-    for tensor in given:
+    for tensor in given.values():
         assert weights is not None
         weights.write(tensor)
-    unset = [name for name, tensor in metas.items() if _is_unset(tensor)]
+    unset = [n for n, tensor in metas.items() if n not in given and _is_unset(tensor)]
     if unset:
         means = "init" if init is not None else "reset_parameters"
         without = "" if init is not None or hasattr(module, means) else ", which it does not have,"

@@ -13,9 +13,9 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.config import value_of
+from zerorun.host_memory import moved
 from zerorun.model.left_behind import LeftBehind
 from zerorun.model.local_tensor import is_distributed, like, local_of, place
-from zerorun.model.own_dtype import as_bytes
 from zerorun.program_warning import warn
 
 _ids = itertools.count()
@@ -206,6 +206,7 @@ class Partition(LeftBehind):
         if root is not None:
             self.broadcast(flat, root)
         self.store(flat)
+        moved(flat.nbytes)
         if not self.is_stored_in(before):
             before.copy_(flat.view(self.shape))  # whoever gathered it before sees the change
 
@@ -214,6 +215,11 @@ class Partition(LeftBehind):
         for name in (_ATTRIBUTE, *self._attributes()):
             if hasattr(self.parameter, name):
                 delattr(self.parameter, name)
+
+    @property
+    def rank(self) -> int:
+        """This rank's number among those that have the parameter."""
+        return self._communicator.rank
 
     @property
     def available(self) -> bool:
@@ -296,68 +302,4 @@ class Partition(LeftBehind):
             delattr(made, name)
         for name in self._attributes():
             vars(made).pop(name, None)
-        return made
-
-
-class PrivatePartition(Partition):
-    """A parameter before there is an engine: each rank keeps a part of it in its own memory."""
-
-    def __init__(
-        self,
-        parameter: nn.Parameter,
-        communicator: _C.Communicator,
-        ranks: tuple[int, ...] | None = None,
-        home: torch.device | None = None,
-    ) -> None:
-        """`ranks`: those of the communicator in the job, where they are not all. `home`: the device
-        of this rank's part; None: the parameter's."""
-        self._communicator = communicator
-        self.ranks = ranks
-        self._holders = 0
-        values = parameter.detach().flatten()
-        world_size = communicator.world_size
-        self._shard_numel = max(1, -(-values.numel() // world_size))
-        begin = min(values.numel(), communicator.rank * self._shard_numel)
-        self._own = slice(begin, min(values.numel(), begin + self._shard_numel))
-        self._shard = values.new_zeros(self._shard_numel, device=home)
-        super().__init__(parameter, parameter.shape)
-        self.store(values)
-        self._empty = values.new_empty(0)
-        self.parameter.ds_tensor = self._shard.as_subclass(OwnPart)
-        self.parameter.data = self._empty
-
-    @property
-    def available(self) -> bool:
-        return self._holders > 0
-
-    def local_numel(self) -> int:
-        return self._own.stop - self._own.start
-
-    def acquire(self) -> None:
-        self._holders += 1
-        if self._holders > 1:
-            return
-        full = self._shard.new_empty(self._shard_numel * self._communicator.world_size)
-        label = f"parameter {self.parameter.ds_id}"
-        self._communicator.all_gather(as_bytes(self._shard), as_bytes(full), label)
-        self.parameter.data = full[: self.numel].view(self.shape).to(self._empty.device)
-
-    def release(self) -> None:
-        self._holders -= 1
-        if self._holders == 0:
-            self.parameter.data = self._empty
-
-    def store(self, values: torch.Tensor) -> None:
-        own = values.detach().flatten()[self._own]
-        self._shard[: own.numel()].copy_(own)
-
-    def broadcast(self, values: torch.Tensor, root: int) -> None:
-        self._communicator.broadcast(as_bytes(values), root, f"parameter {self.parameter.ds_id}")
-
-    def copy(self, memo: dict[int, Any]) -> nn.Parameter:
-        """Partitioned like this one while this one is empty."""
-        partitioned = not self.available
-        made = super().copy(memo)
-        if partitioned:
-            PrivatePartition(made, self._communicator, self.ranks, self._shard.device)
         return made

@@ -23,7 +23,8 @@ from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.left_behind import LeftBehind, check_hooks_are_taken
 from zerorun.model.local_tensor import is_distributed, local_gradient, local_of, place
 from zerorun.model.model_layout import ModelLayout
-from zerorun.model.partition import Partition, PrivatePartition, partition_of
+from zerorun.model.partition import Partition, partition_of
+from zerorun.model.private_partition import PrivatePartition
 from zerorun.model.units import Unit
 from zerorun.policy import Policy
 from zerorun.rank_zero import share

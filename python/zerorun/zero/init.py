@@ -21,9 +21,9 @@ from zerorun.model.local_tensor import is_distributed
 from zerorun.model.mesh_arguments import mesh_of, ranks_of_group
 from zerorun.model.model_layout import DTYPES
 from zerorun.model.own_dtype import is_packed, keeps_a_copy
-from zerorun.model.partition import PrivatePartition, edits_are_refused, partition_of
+from zerorun.model.partition import edits_are_refused, partition_of
+from zerorun.model.private_partition import PrivatePartition
 from zerorun.process_state import STATE
-from zerorun.rank_zero import share
 from zerorun.zero.gathered import GatheredParameters
 
 _logger = logging.getLogger("zerorun")
@@ -156,8 +156,8 @@ class Init:
                     f"zero.Init: {type(module).__name__} has a DTensor: parallelize a module after "
                     "the block, without zero.Init around it"
                 )
-            share(parameter, self._communicator, "initial values under zero.Init")
-            made = PrivatePartition(parameter, self._communicator, self._ranks, self._home)
+            label = "initial values under zero.Init"
+            made = PrivatePartition(parameter, self._communicator, self._ranks, self._home, label)
             made.refuses_edits = self._refuses_edits
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import gc
+import runpy
+import sys
+import types
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import peft
 import pytest
@@ -305,3 +310,33 @@ def case_adapters_that_are_merged_already_are_an_error(_folder: Path) -> None:
     refuses("has merged adapters already", lambda: engine.stream_parameters(merge_adapters=True))
     model.unmerge_adapter()
     engine.destroy()
+
+
+def case_the_recipe_for_vllm_gives_what_its_interface_asks_for(_folder: Path) -> None:
+    """vLLM's WeightSource is a stand-in: names, owners, and pairs in the order of the metadata."""
+    base = types.ModuleType("vllm.distributed.weight_transfer.base")
+    base.ParamMeta = collections.namedtuple(  # type: ignore[attr-defined]
+        "ParamMeta", "name dtype shape owners"
+    )
+    base.WeightSource = type("WeightSource", (), {})  # type: ignore[attr-defined]
+    parents = ["vllm", "vllm.distributed", "vllm.distributed.weight_transfer"]
+    modules = {name: types.ModuleType(name) for name in parents} | {base.__name__: base}
+    recipe = Path(__file__).resolve().parents[3] / "examples" / "recipes" / "vllm_weights.py"
+    with mock.patch.dict(sys.modules, modules):
+        policy = runpy.run_path(str(recipe))["Policy"]
+    for stage in STAGES:
+        engine = start(stage)
+        source = policy(engine)
+        train(engine, 1)
+        whole = engine.full_state_dict(rank0_only=False)
+        for _ in range(2):
+            given = {name: value.clone() for name, value in source.iter_full()}
+            owned = [meta for meta in source.metadata if RANK in meta.owners]
+            assert list(given) == [meta.name for meta in owned]
+            for meta in owned:
+                assert (meta.dtype, meta.shape) == (given[meta.name].dtype, given[meta.name].shape)
+                assert torch.equal(given[meta.name], whole[meta.name].to(meta.dtype))
+            train(engine, 1)
+            whole = engine.full_state_dict(rank0_only=False)
+        assert len(source.metadata) == len({meta.name for meta in source.metadata}) > 4
+        engine.destroy()

@@ -10,7 +10,8 @@ import torch
 import zerorun
 from tied_model import Block
 from torch import nn
-from zerorun.model.partition import PrivatePartition, partition_of
+from zerorun.model.partition import partition_of
+from zerorun.model.private_partition import PrivatePartition
 from zerorun.shards.shards import shards_of
 from zerorun.zero import GatheredParameters, Init
 
