@@ -25,7 +25,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, in
 
 @pytest.mark.parametrize(
     ("way", "stage"),
-    [("init", 3), ("engine", 3), ("shard", 0), ("shard", 3)],
+    [("init", 3), ("engine", 3), ("shard", 0), ("shard", 3), ("train", 0), ("train", 3)],
 )
 def test_a_load_takes_what_is_kept_and_one_module(
     models: dict[str, tuple[Path, int]], way: str, stage: int, monkeypatch: pytest.MonkeyPatch
