@@ -55,14 +55,17 @@ def pss(pid: int) -> int:
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), 0)
 
 
-def children(pid: int) -> list[int]:
-    """The processes that a process has started: a launcher's are the ranks."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += map(int, task.read_text().split())
-        except OSError:
-            continue
+def descendants(pid: int) -> list[int]:
+    """The processes that a launcher has started, ranks among them."""
+    found, pending = [], [pid]
+    while pending:
+        for task in Path(f"/proc/{pending.pop()}/task").glob("*/children"):
+            try:
+                own = [int(child) for child in task.read_text().split()]
+            except OSError:
+                continue
+            found += own
+            pending += own
     return found
 
 
@@ -81,7 +84,7 @@ def samples_of(command: list[str]) -> Iterator[tuple[str, dict[int, int]]]:
     reader.start()
     while job.poll() is None:
         moment = said[-1]
-        yield moment, {pid: pss(pid) for pid in children(job.pid)}
+        yield moment, {pid: pss(pid) for pid in descendants(job.pid)}
         time.sleep(0.01)
     reader.join()
     if job.returncode != 0:
@@ -114,10 +117,10 @@ def _measure_train(launcher: list[str], stage: int, folder: Path) -> Memory:
         '{"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"},'
         f' "zero_optimization": {{"stage": {stage}}}}}'
     )
-    options = ["--steps", "0", "--config", str(config), "--sample", "", "--seq_len", "16"]
+    options = ["--steps", "0", "--config", str(config), "--sample", "", "--save", ""]
     found = []
     for source in ("--model", str(folder / "config.json")), ("--init", str(folder)):
-        command = [*launcher, "train", "--data", __file__, *options, *source]
+        command = [*launcher, "train", "--data", __file__, "--seq_len", "16", *options, *source]
         samples = [sample for _, sample in samples_of(command)]
         largest = max(max(sample.values(), default=0) for sample in samples)
         found.append((largest, max(sum(sample.values()) for sample in samples)))
