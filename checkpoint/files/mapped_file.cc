@@ -1,6 +1,7 @@
 #include "checkpoint/files/mapped_file.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <system_error>
@@ -32,6 +33,15 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 
 MappedFile::~MappedFile() {
   if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
+}
+
+void MappedFile::forget(std::span<const std::byte> part) const {
+  const std::byte* const begin = bytes_.data();
+  if (part.empty() || part.data() < begin || part.data() >= begin + bytes_.size()) return;
+  const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t first = static_cast<size_t>(part.data() - begin) / page * page;
+  const size_t last = static_cast<size_t>(part.data() - begin) + part.size();
+  ::madvise(bytes_.data() + first, last - first, MADV_DONTNEED);
 }
 
 }  // namespace zerorun

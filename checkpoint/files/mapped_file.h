@@ -19,6 +19,9 @@ class MappedFile {
   ~MappedFile();
 
   std::span<std::byte> bytes() const { return bytes_; }
+  // Gives back the memory of a part, which otherwise counts as this process's until memory is
+  // short. It is read from the disk again when it is accessed. Bytes that are not the file's stay.
+  void forget(std::span<const std::byte> part) const;
 
  private:
   std::span<std::byte> bytes_;

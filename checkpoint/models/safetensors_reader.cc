@@ -150,4 +150,10 @@ const SafetensorsReader::Tensor* SafetensorsReader::find(const std::string& name
   return found == impl_->index.end() ? nullptr : &impl_->tensors[found->second];
 }
 
+void SafetensorsReader::forget(TensorView part) const {
+  for (const MappedFile& file : impl_->files) {
+    file.forget({static_cast<const std::byte*>(part.data), part.nbytes()});
+  }
+}
+
 }  // namespace zerorun

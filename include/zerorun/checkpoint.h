@@ -207,6 +207,9 @@ class ZR_API SafetensorsReader {
   // Returns the tensor of that name, or nullptr if there is none. Throws CheckpointError if its
   // dtype is not in DType.
   const Tensor* find(const std::string& name) const;
+  // Gives back the memory of a part of a tensor that is not needed now. Its data stay valid: they
+  // are read from the file again when they are accessed.
+  void forget(TensorView part) const;
 
  private:
   struct Impl;

@@ -87,6 +87,8 @@ PlanModel model_of(const PlanShape& shape, const std::string& name, DType activa
         train::activation_nbytes_per_token(*shape.bundled, /*recompute=*/false, activations);
     model.recomputed_nbytes_per_token =
         train::activation_nbytes_per_token(*shape.bundled, /*recompute=*/true, activations);
+    model.logits_row_nbytes =
+        static_cast<double>(shape.bundled->vocabulary) * static_cast<double>(size_of(activations));
   }
   double numel = 0;
   for (const ParameterSpec& spec : model.specs) {

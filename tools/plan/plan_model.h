@@ -16,6 +16,7 @@ struct PlanModel {
   // Bytes of activations per token of a micro-batch. Known for the models of the bundled program
   // `train`; else 0.
   double activation_nbytes_per_token = 0.0;
+  double logits_row_nbytes = 0.0;
   double recomputed_nbytes_per_token = 0.0;  // with --recompute
   int64_t heads = 0;                         // of those models
 };

@@ -28,8 +28,11 @@ double activation_nbytes(const PlanModel& model, const Workload& work, const Con
                                     .width = model.hidden_size};
   const double per_token =
       work.recompute ? model.recomputed_nbytes_per_token : model.activation_nbytes_per_token;
-  const double nbytes =
-      per_token * static_cast<double>(shape.batch) * static_cast<double>(shape.seq_len);
+  const double tokens = static_cast<double>(shape.batch) * static_cast<double>(shape.seq_len);
+  double nbytes = per_token * tokens;
+  if (model.logits_row_nbytes > 0) {
+    nbytes += train::logits_rows(tokens, model.logits_row_nbytes) * model.logits_row_nbytes;
+  }
   if (cpu || shape.heads == 0 || !train::cudnn_has_attention(shape, config.precision.param_dtype)) {
     return nbytes;
   }

@@ -13,7 +13,7 @@ void CpuKernels::cross_entropy_gradient(const LogitsShape& shape, const int32_t*
   ZR_CHECK(shape.stride == shape.vocabulary, "rows of {} logits lie {} apart", shape.vocabulary,
            shape.stride);
   float* const all = floats(logits);
-  const float weight = loss_scale / static_cast<float>(shape.rows);
+  const float weight = loss_scale / static_cast<float>(shape.mean_over());
   std::vector<double> losses(static_cast<size_t>(shape.rows));
   parallel_for(shape.rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -26,7 +26,8 @@ void CpuKernels::cross_entropy_gradient(const LogitsShape& shape, const int32_t*
       losses[static_cast<size_t>(row)] = sums.log_sum - target_score;
     }
   });
-  loss_ += std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(shape.rows);
+  loss_ +=
+      std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(shape.mean_over());
 }
 
 }  // namespace zerorun::train

@@ -89,8 +89,9 @@ __global__ void move_sum(double* sum, float* to) {
   *sum = 0.0;
 }
 
-// sum += the mean of the losses, added in an order that depends on their number only. One block.
-__global__ void add_mean(int64_t rows, const float* losses, double* sum) {
+// sum += the losses' part of a mean, added in an order that depends on their number only. One
+// block.
+__global__ void add_mean(int64_t rows, int64_t mean_rows, const float* losses, double* sum) {
   __shared__ double parts[kThreads];
   double part = 0.0;
   for (int64_t row = threadIdx.x; row < rows; row += kThreads) part += double{losses[row]};
@@ -99,20 +100,21 @@ __global__ void add_mean(int64_t rows, const float* losses, double* sum) {
   if (threadIdx.x > 0) return;
   double total = 0.0;
   for (int i = 0; i < kThreads; ++i) total += parts[i];
-  *sum += total / static_cast<double>(rows);
+  *sum += total / static_cast<double>(mean_rows);
 }
 
 }  // namespace
 
 void cross_entropy_gradient(cudaStream_t stream, const LogitsShape& shape, const int32_t* targets,
                             float loss_scale, TensorView logits, const LossBuffers& loss) {
-  const float weight = loss_scale / static_cast<float>(shape.rows);
+  const float weight = loss_scale / static_cast<float>(shape.mean_over());
   with_vectors(logits.dtype, {logits}, shape.stride, [&](auto* type, auto n) {
     using T = std::remove_pointer_t<decltype(type)>;
     launch(cross_entropy_rows<T, decltype(n)::value>, grid_of(shape.rows), kThreads, stream, shape,
            targets, weight, logits.as<T>(), loss.rows);
   });
-  launch(add_mean, grid_of(1), kThreads, stream, shape.rows, loss.rows, loss.sum);
+  launch(add_mean, grid_of(1), kThreads, stream, shape.rows, shape.mean_over(), loss.rows,
+         loss.sum);
 }
 
 void move_loss(cudaStream_t stream, double* sum, float* to) {

@@ -49,7 +49,7 @@ void embed_backward(cudaStream_t stream, const TokenGrid& grid, const TokenOrder
 // place.
 struct LossBuffers {
   float* rows = nullptr;  // scratch, one for each row
-  double* sum = nullptr;  // the mean loss is added to it
+  double* sum = nullptr;  // their part of the mean loss is added to it
 };
 
 void cross_entropy_gradient(cudaStream_t stream, const LogitsShape& shape, const int32_t* targets,

@@ -75,6 +75,7 @@ void HfWeights::fill(ParameterId id, int64_t begin, std::span<float> out) const 
     std::transform(values, values + out.size(), out.begin(),
                    [](auto value) { return widen(value); });
   });
+  reader_.forget(from);
 }
 
 }  // namespace zerorun::train

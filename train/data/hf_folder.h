@@ -26,7 +26,8 @@ class HfWeights {
   // Throws CheckpointError that names the first tensor that is missing or has another shape or
   // dtype.
   HfWeights(const std::string& folder, const GptConfig& config);
-  // Copies elements from `begin` on of the parameter with index `id` in parameter_specs(config).
+  // Copies elements from `begin` on of the parameter with index `id` in parameter_specs(config). Of
+  // the files no more than that is in memory.
   void fill(ParameterId id, int64_t begin, std::span<float> out) const;
 
  private:

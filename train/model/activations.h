@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "train/model/gpt_config.h"
@@ -9,8 +10,17 @@
 // The memory of activations: values that forward stores for backward.
 namespace zerorun::train {
 
-// The memory that a model allocates for each token of a micro-batch, with activations in `dtype`; a
-// double, since no size is too large to ask for.
+// The most memory for logits, unless one row takes more: those of a large batch are computed in
+// pieces.
+inline constexpr double kLogitsNbytes = 1 << 30;
+
+// The rows of which logits are in memory at once, each of `nbytes`.
+inline double logits_rows(double rows, double nbytes) {
+  return std::min(rows, std::max(1.0, std::floor(kLogitsNbytes / nbytes)));
+}
+
+// The memory that a model allocates for each token of a micro-batch beside the logits, with
+// activations in `dtype`; a double, since no size is too large to ask for.
 inline double activation_nbytes_per_token(const GptConfig& config, bool recompute, DType dtype) {
   const auto width = static_cast<double>(config.width);
   const auto inner = static_cast<double>(config.inner);
@@ -18,12 +28,17 @@ inline double activation_nbytes_per_token(const GptConfig& config, bool recomput
   const double kept_layers = recompute ? 1.0 : layers;
   const double scratch = 2.0 * width + inner + std::max(inner, 3.0 * width);
   const double residual = (layers + 1.0) * width;
-  const double head = static_cast<double>(config.vocabulary) + width;
-  const double values = kept_layers * (5.0 * width + inner) + scratch + residual + head;
+  const double values = kept_layers * (5.0 * width + inner) + scratch + residual + width;
   const double sums = kept_layers * (4.0 + static_cast<double>(config.heads)) + 2.0;
   const double indices = 4.0;  // TokenBatch
   return values * static_cast<double>(size_of(dtype)) + sums * sizeof(float) +
          indices * sizeof(int32_t);
+}
+
+// The memory for the logits of a micro-batch.
+inline double logits_nbytes(const GptConfig& config, DType dtype, double tokens) {
+  const double row = static_cast<double>(config.vocabulary) * static_cast<double>(size_of(dtype));
+  return logits_rows(tokens, row) * row;
 }
 
 // Rows of `width` elements on the device.

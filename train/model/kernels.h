@@ -96,6 +96,8 @@ struct LogitsShape {
   int64_t rows = 0;
   int64_t vocabulary = 0;
   int64_t stride = 0;
+  int64_t mean_rows = 0;  // that a mean is over, of which these are a part; 0: these
+  int64_t mean_over() const { return mean_rows > 0 ? mean_rows : rows; }
 };
 
 // The arithmetic of a GPT on one device. Activations and their gradients are in device memory with
@@ -148,8 +150,9 @@ class Kernels {
   virtual void embed_backward(const TokenGrid& grid, const TokenOrder& order, TensorView dx,
                               const GradientView& wte, const GradientView& wpe) = 0;
 
-  // Adds the mean over the rows of -log softmax(logits)[target] to the loss, and replaces the
-  // logits by the gradient of loss_scale times that mean. `targets` are in device memory.
+  // Adds the rows' part of the mean over LogitsShape::mean_over() rows of
+  // -log softmax(logits)[target] to the loss, and replaces the logits by the gradient of loss_scale
+  // times that mean. `targets` are in device memory.
   virtual void cross_entropy_gradient(const LogitsShape& shape, const int32_t* targets,
                                       float loss_scale, TensorView logits) = 0;
   // Returns the sum of the losses that were added since the last call. Waits for them.

@@ -34,6 +34,11 @@ std::unique_ptr<CpuStream> make_sorter(Device& device) {
   return device.is_host() ? make_inline_stream() : make_worker_stream("zr-token-order");
 }
 
+int64_t rows_at_once(int64_t rows, int64_t stride, DType dtype) {
+  const double nbytes = static_cast<double>(stride) * static_cast<double>(size_of(dtype));
+  return static_cast<int64_t>(logits_rows(static_cast<double>(rows), nbytes));
+}
+
 int32_t* tokens_in(const Buffer& buffer) { return reinterpret_cast<int32_t*>(buffer.data()); }
 
 }  // namespace
@@ -102,7 +107,10 @@ Model::Model(const GptConfig& config, const ModelOptions& options, ParameterAcce
       batch_(device, max_rows()),
       scratch_(device, config, kernels.activation_dtype(), max_rows()),
       moments_(device, DType::fp32, max_rows(), 2),
-      logits_(device, kernels.activation_dtype(), max_rows(), logits_stride()) {
+      logits_rows_(options.logits_rows > 0
+                       ? std::min(options.logits_rows, max_rows())
+                       : rows_at_once(max_rows(), logits_stride(), kernels.activation_dtype())),
+      logits_(device, kernels.activation_dtype(), logits_rows_, logits_stride()) {
   ZR_CHECK(options.seq_len > 0 && options.seq_len <= config.positions,
            "sequences of {} tokens in a model of {} positions", options.seq_len, config.positions);
   const DType dtype = kernels.activation_dtype();
@@ -148,13 +156,26 @@ TensorView Model::normalize(const Rows& rows) {
 }
 
 void Model::head(const Rows& rows, TensorView normal, float loss_scale) {
-  const TensorView logits = logits_.first(rows.count());
   const Gathered gathered(parameters_, ids_.embeddings);
   const TensorView wte = parameters_.parameter(ids_.wte);
-  kernels_.linear_transposed(head_shape(rows), normal, wte, logits);
-  kernels_.cross_entropy_gradient(logits_shape(rows), batch_.targets(), loss_scale, logits);
-  kernels_.linear_gradients(head_shape(rows), logits, normal, parameters_.gradient(ids_.wte), {});
-  kernels_.linear(head_shape(rows), logits, wte, {}, {}, scratch_.dnormal.first(rows.count()));
+  GradientView gradient = parameters_.gradient(ids_.wte);
+  in_pieces(rows, normal, wte, [&](int64_t begin, int64_t count, TensorView x, TensorView logits) {
+    kernels_.cross_entropy_gradient(logits_shape(count, rows.count()), batch_.targets() + begin,
+                                    loss_scale, logits);
+    kernels_.linear_gradients(head_shape(count), logits, x, gradient, {});
+    gradient.accumulate = true;
+    kernels_.linear(head_shape(count), logits, wte, {}, {}, scratch_.dnormal.rows(begin, count));
+  });
+}
+
+void Model::in_pieces(const Rows& rows, TensorView normal, TensorView wte, const UseLogits& use) {
+  for (int64_t begin = 0; begin < rows.count(); begin += logits_rows_) {
+    const int64_t count = std::min(logits_rows_, rows.count() - begin);
+    const TensorView x = normal.slice(begin * config_.width, count * config_.width);
+    const TensorView logits = logits_.first(count);
+    kernels_.linear_transposed(head_shape(count), x, wte, logits);
+    use(begin, count, x, logits);
+  }
 }
 
 void Model::head_and_norm_backward(const Rows& rows, float loss_scale) {
@@ -194,7 +215,13 @@ void Model::forward_backward(const Batch& batch, double loss_scale) {
 double Model::loss(const Batch& batch) {
   const Rows rows = rows_of(batch);
   batch_.upload(batch);
-  kernels_.cross_entropy_gradient(logits_shape(rows), batch_.targets(), 1.0F, logits_of(rows));
+  const TensorView normal = forward(rows);
+  const Gathered gathered(parameters_, ids_.embeddings);
+  const TensorView wte = parameters_.parameter(ids_.wte);
+  in_pieces(rows, normal, wte, [&](int64_t begin, int64_t count, TensorView, TensorView logits) {
+    kernels_.cross_entropy_gradient(logits_shape(count, rows.count()), batch_.targets() + begin,
+                                    1.0F, logits);
+  });
   return kernels_.take_loss();
 }
 
@@ -205,32 +232,31 @@ std::span<const float> Model::logits(std::span<const int32_t> tokens, int64_t fi
   // Blocks that are recomputed do not keep keys and values.
   const int64_t start = options_.recompute ? 0 : first;
   batch_.upload({tokens, {}});
-  logits_of({1, count, start});
+  const Rows rows{1, count, start};
+  const TensorView normal = forward(rows);
+  const Gathered gathered(parameters_, ids_.embeddings);
 
   Stream& stream = device_.inline_stream();
   const int64_t vocabulary = config_.vocabulary;
-  const Activation wide(device_, DType::fp32, count - first, vocabulary);
-  for (int64_t row = first; row < count; ++row) {
-    device_.cast(stream, logits_.rows(row - start, 1).slice(0, vocabulary),
-                 wide.rows(row - first, 1));
-  }
+  const Activation wide(device_, DType::fp32, 1, vocabulary);
   host_logits_.resize(static_cast<size_t>((count - first) * vocabulary));
-  device_.download(stream, wide.all(), host_logits_.data());
+  const auto keep = [&](int64_t begin, int64_t pieces, TensorView, TensorView logits) {
+    for (int64_t row = std::max(begin, first - start); row < begin + pieces; ++row) {
+      const TensorView own = logits.slice((row - begin) * logits_stride(), vocabulary);
+      device_.cast(stream, own, wide.all());
+      device_.download(stream, wide.all(),
+                       host_logits_.data() + (row - (first - start)) * vocabulary);
+    }
+  };
+  in_pieces(rows, normal, parameters_.parameter(ids_.wte), keep);
   stream.synchronize();
   return host_logits_;
 }
 
-TensorView Model::logits_of(const Rows& rows) {
+TensorView Model::forward(const Rows& rows) {
   forward_blocks(rows);
-  TensorView normal;
-  {
-    const Gathered gathered(parameters_, ids_.norm);
-    normal = normalize(rows);
-  }
-  const Gathered gathered(parameters_, ids_.embeddings);
-  const TensorView logits = logits_.first(rows.count());
-  kernels_.linear_transposed(head_shape(rows), normal, parameters_.parameter(ids_.wte), logits);
-  return logits;
+  const Gathered gathered(parameters_, ids_.norm);
+  return normalize(rows);
 }
 
 double measure_peak_flops(Device& device, Kernels& kernels, DType dtype) {

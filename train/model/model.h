@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -60,6 +61,7 @@ struct ModelOptions {
   int64_t seq_len = 0;      // length of the sequences; maximum context for generation
   // activation checkpointing: keep only the input of each block and recompute the block in backward
   bool recompute = false;
+  int64_t logits_rows = 0;  // of which logits are in memory at once; 0: as kLogitsNbytes says
 };
 
 // GPT-2 with a hand-written backward, on parameters of a ParameterAccess. It gathers every module
@@ -105,21 +107,27 @@ class Model {
   int64_t logits_stride() const { return kernels_.logits_stride(config_.vocabulary); }
   BlockActivations& kept(size_t layer);
   Rows rows_of(const Batch& batch) const;
-  LogitsShape logits_shape(const Rows& rows) const {
-    return {rows.count(), config_.vocabulary, logits_stride()};
-  }
   LayerNormShape norm_shape(const Rows& rows) const {
     return {rows.count(), config_.width, config_.layer_norm_epsilon};
   }
   // The head multiplies with the transposed embedding, so that "x" of the shape are the logits.
-  LinearShape head_shape(const Rows& rows) const {
-    return {rows.count(), config_.vocabulary, config_.width, logits_stride()};
+  LinearShape head_shape(int64_t rows) const {
+    return {rows, config_.vocabulary, config_.width, logits_stride()};
   }
   // Computes embeddings and blocks for the uploaded tokens.
   void forward_blocks(const Rows& rows);
   // Computes the last normalisation, whose module must be gathered.
   TensorView normalize(const Rows& rows);
-  TensorView logits_of(const Rows& rows);
+  // Computes everything up to the head's input.
+  TensorView forward(const Rows& rows);
+  // Calls `use` with the logits of some rows after the other, from row `begin` of `normal` on, and
+  // with the rows of `normal` that they are of. `wte` must be gathered.
+  using UseLogits =
+      std::function<void(int64_t begin, int64_t count, TensorView normal, TensorView logits)>;
+  void in_pieces(const Rows& rows, TensorView normal, TensorView wte, const UseLogits& use);
+  LogitsShape logits_shape(int64_t rows, int64_t mean_rows) const {
+    return {rows, config_.vocabulary, logits_stride(), mean_rows};
+  }
   // Computes the gradients of the head and writes the gradient of its input to scratch_.dnormal.
   void head(const Rows& rows, TensorView normal, float loss_scale);
   void head_and_norm_backward(const Rows& rows, float loss_scale);
@@ -136,7 +144,8 @@ class Model {
   std::vector<BlockActivations> kept_;  // one per block; a single one if blocks are recomputed
   std::vector<Activation> residual_;    // inputs of the blocks and of the last normalisation
   Activation moments_;                  // of the last normalisation
-  Activation logits_;
+  int64_t logits_rows_;
+  Activation logits_;  // of as many rows
   std::vector<float> host_logits_;
 };
 

@@ -191,7 +191,8 @@ void check_memory(const RunSetup& setup, const RankInfo& rank) {
   const BatchShape& batch = setup.batch;
   const double tokens = static_cast<double>(batch.micro_batch) * static_cast<double>(batch.seq_len);
   const double needed = std::min(
-      tokens * activation_nbytes_per_token(setup.model, setup.options.recompute, DType::fp32),
+      tokens * activation_nbytes_per_token(setup.model, setup.options.recompute, DType::fp32) +
+          logits_nbytes(setup.model, DType::fp32, tokens),
       0x1p63);  // limit of the values that can be printed
   const size_t available = host_limits().available_bytes();
   if (needed * rank.local_world_size <= static_cast<double>(available)) return;

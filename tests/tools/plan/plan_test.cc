@@ -43,6 +43,7 @@ TEST(PlanModel, TheBundledModelsAreThoseOfTheTrainProgram) {
     EXPECT_EQ(model.hidden_size, config.width);
     EXPECT_EQ(model.recomputed_nbytes_per_token,
               train::activation_nbytes_per_token(config, true, DType::fp32));
+    EXPECT_EQ(model.logits_row_nbytes, 4.0 * static_cast<double>(config.vocabulary));
   }
 }
 

@@ -1,5 +1,7 @@
 #include "train/model/model.h"
 
+#include <limits>
+
 #include "tests/common.h"
 #include "tests/train/model/model_conformance.h"
 
@@ -68,6 +70,75 @@ TEST(ModelTest, GathersModulesAroundTheirUseAndCompletesEveryGradientOnce) {
   // The tied embedding comes last: its gradient has a part from either end of the model.
   EXPECT_EQ(parameters.ready[parameters.ready.size() - 2],
             local.parameter_id("transformer.wte.weight"));
+}
+
+// Results of one way to cut the logits, and the memory for activations.
+struct CutResults {
+  double loss = 0.0;
+  double evaluated = 0.0;
+  Doubles gradients;
+  std::vector<float> logits;
+  int64_t nbytes = 0;
+};
+
+CutResults results_of(int64_t logits_rows) {
+  const Golden golden;
+  const auto device = make_cpu_device();
+  CpuKernels kernels;
+  LocalParameters parameters(parameter_specs(Golden::config()), DType::fp32, *device);
+  golden.load_into(parameters);
+  Model model(
+      Golden::config(),
+      {.micro_batch = Golden::kBatch, .seq_len = Golden::kSeqLen, .logits_rows = logits_rows},
+      parameters, *device, kernels);
+  const auto tokens = golden.tokens("tokens");
+  const auto targets = golden.tokens("targets");
+  CutResults found;
+  found.nbytes = static_cast<int64_t>(device->memory_use(MemoryCategory::activations).live_bytes);
+  model.forward_backward({tokens, targets});
+  found.loss = model.take_loss();
+  for (size_t id = 0; id < parameters.specs().size(); ++id) {
+    const TensorView view = parameters.gradient_view(static_cast<ParameterId>(id));
+    found.gradients.insert(found.gradients.end(), view.as<float>(), view.as<float>() + view.numel);
+  }
+  parameters.end_micro_step();
+  found.evaluated = model.loss({tokens, targets});
+  const auto logits = model.logits(std::span(tokens).first(Golden::kSeqLen), 2);
+  found.logits.assign(logits.begin(), logits.end());
+  return found;
+}
+
+TEST(ModelTest, LogitsInPiecesGiveTheSameInLessMemory) {
+  constexpr int64_t kRows = Golden::kBatch * Golden::kSeqLen;
+  const CutResults whole = results_of(0);
+  for (const int64_t rows : {int64_t{1}, int64_t{3}, kRows - 1}) {
+    const CutResults cut = results_of(rows);
+    // Products of another shape may round logits differently.
+    const double rounding = whole.loss * std::numeric_limits<float>::epsilon();
+    EXPECT_NEAR(cut.loss, whole.loss, rounding);
+    EXPECT_NEAR(cut.evaluated, whole.evaluated, rounding);
+    EXPECT_EQ(cut.logits.size(), whole.logits.size());
+    for (size_t i = 0; i < whole.logits.size(); ++i) {
+      ASSERT_NEAR(cut.logits[i], whole.logits[i], 1e-5) << i;
+    }
+    ASSERT_EQ(cut.gradients.size(), whole.gradients.size());
+    for (size_t i = 0; i < whole.gradients.size(); ++i) {
+      ASSERT_NEAR(cut.gradients[i], whole.gradients[i], 1e-6) << i;
+    }
+    const int64_t row_nbytes = Golden::config().vocabulary * int64_t{sizeof(float)};
+    EXPECT_NEAR(whole.nbytes - cut.nbytes, (kRows - rows) * row_nbytes, 64);
+  }
+  const CutResults same = results_of(kRows);
+  EXPECT_EQ(same.gradients, whole.gradients);
+}
+
+TEST(ModelTest, LargeLogitsAreCutByThemselves) {
+  GptConfig config;
+  config.vocabulary = 50257;
+  EXPECT_EQ(logits_nbytes(config, DType::fp32, 512), 512 * 50257.0 * 4);
+  EXPECT_LE(logits_nbytes(config, DType::fp32, 1 << 20), kLogitsNbytes);
+  EXPECT_GT(logits_nbytes(config, DType::bf16, 1 << 20), 0.99 * kLogitsNbytes);
+  EXPECT_EQ(logits_rows(10, 1e12), 1) << "a row is not cut";
 }
 
 }  // namespace
