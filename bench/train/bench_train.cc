@@ -27,7 +27,6 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
-#include <new>
 #include <string>
 #include <vector>
 
@@ -40,20 +39,6 @@
 #include "zero/timeline/part_clock.h"
 #include "zero/timeline/straggler_search.h"
 #include "zerorun/zerorun.h"
-
-namespace {
-
-int64_t allocations = 0;  // of this thread; the others are in other processes
-
-}  // namespace
-
-void* operator new(size_t nbytes) {
-  ++allocations;
-  if (void* const memory = std::malloc(nbytes)) return memory;
-  throw std::bad_alloc();
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t /*nbytes*/) noexcept { std::free(memory); }
 
 namespace zerorun::train {
 namespace {
@@ -89,13 +74,11 @@ void print_search_costs() {
     };
     const double ns = least_ns(step);
     const int64_t reads_before = reads;
-    const int64_t allocations_before = allocations;
     step();
     std::printf(
         "{\"name\": \"search for a straggler\", \"ranks\": %zu, \"ns\": %.0f, \"clock_reads\": "
-        "%lld, \"allocations\": %lld, \"of_20_ms\": %.6f}\n",
-        ranks, ns, static_cast<long long>(reads - reads_before),
-        static_cast<long long>(allocations - allocations_before), ns / 20e6);
+        "%lld, \"of_20_ms\": %.6f}\n",
+        ranks, ns, static_cast<long long>(reads - reads_before), ns / 20e6);
   }
   std::fflush(stdout);
 }

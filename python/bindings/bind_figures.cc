@@ -1,4 +1,5 @@
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include <array>
 #include <cstdint>
@@ -60,14 +61,14 @@ class EngineFigures {
     const auto kept = owner_.lock();
     return kept ? static_cast<int>(kept->engine->enter(static_cast<StepPart>(part))) : part;
   }
-  py::dict stragglers() const {
+  py::typing::Dict<std::string, py::object> stragglers() const {
     const StragglerReport report = owner()->engine->stragglers();
     py::dict shares("waited"_a = report.own.waited);
     for (int part = 0; part < kStepParts; ++part) {
       const auto name = name_of(static_cast<StepPart>(part));
       shares[py::str(name.data(), name.size())] = report.own.parts[static_cast<size_t>(part)];
     }
-    py::dict found("step_shares"_a = shares);
+    py::typing::Dict<std::string, py::object> found("step_shares"_a = shares);
     if (const auto& slow = report.found) {
       found["straggler"] =
           py::dict("rank"_a = slow->rank, "host"_a = slow->host, "share"_a = slow->share,

@@ -614,6 +614,10 @@ class Engine:
         """
         Lets go of the engine; its memory ends with the last tensor that views it.
         """
+    def decoded_part(self, index: typing.SupportsInt | typing.SupportsIndex) -> typing.Any | None:
+        """
+        What ranks compute with in place of this rank's part of the parameter, if its gathers are quantized and it is always full, or None. Valid until the next call.
+        """
     def drop_batch(self) -> None:
         """
         Forgets the gradients since the last step. Collective.
@@ -786,6 +790,10 @@ class EngineFigures:
         """
         {operation: (calls, bytes of the full tensors, seconds)} since the engine was made; seconds since measure_work(), not a number on a GPU's stream.
         """
+    def enter(self, part: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        Time from now on is of this part of a step: 0 computation, 1 data, 2 copies, 3 saves. Returns the part of the time before.
+        """
     def measure_work(self) -> None:
         """
         From now on the engine's streams are observed, for take_work().
@@ -801,6 +809,10 @@ class EngineFigures:
     def record_collectives(self) -> None:
         """
         From now on every collective is kept for take_collectives().
+        """
+    def stragglers(self) -> dict[str, typing.Any]:
+        """
+        {step_shares: fractions of this rank's last step; straggler: of rank 0, where there is one}.
         """
     def take_collectives(self) -> tuple[list[tuple[str, str, int, float, float]], int]:
         """

@@ -147,7 +147,8 @@ def table(found: Latest, name: str) -> list[str]:
     text = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)) for row in rows]
     ranks = f"{len(found.lines)} rank{'' if len(found.lines) == 1 else 's'}"
     lines = [f"{ranks}{', ended' if found.ended else ''}: {name}", *text]
-    return lines + [text for line in found.lines.values() if (text := straggler_text(line))]
+    late = [straggler_text(line) for line in found.lines.values()]
+    return lines + [one for one in late if one]
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
