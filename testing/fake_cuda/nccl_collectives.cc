@@ -17,23 +17,28 @@
 using namespace zerorun::fake::of_nccl;
 using zerorun::fake::Bytes;
 using zerorun::fake::compute;
+using zerorun::fake::dtype_of;
 using zerorun::fake::Group;
 using zerorun::fake::input_bytes;
-using zerorun::fake::kExchange;
 using zerorun::fake::Operation;
 using zerorun::fake::output_bytes;
 using zerorun::fake::seen;
 
 namespace {
 
-// What the group has collected.
-thread_local std::vector<std::pair<Shared, std::function<void()>>> collected;
-// Messages of a group, until there is one to and one from each rank: an exchange of slices.
+// What the group has collected; false when the communicator was aborted.
+thread_local std::vector<std::function<bool()>> collected;
+// The messages of a group, which start together.
 struct Messages {
-  const std::byte* in = nullptr;
-  std::byte* out = nullptr;
-  int sent = 0;
-  int received = 0;
+  Shared comm;
+  cudaStream_t stream = nullptr;
+  struct Message {
+    int peer = 0;
+    std::byte* data = nullptr;
+    size_t nbytes = 0;
+  };
+  std::vector<Message> sent;
+  std::vector<Message> received;
 };
 thread_local Messages messages;
 
@@ -58,11 +63,16 @@ bool connect(ncclComm& comm) {
 }
 
 ncclResult_t launch_collected() {
-  for (auto& [comm, enqueue] : std::exchange(collected, {})) {
-    if (!connect(*comm)) return ncclRemoteError;
-    enqueue();
+  for (const std::function<bool()>& launch : std::exchange(collected, {})) {
+    if (!launch()) return ncclRemoteError;
   }
   return ncclSuccess;
+}
+
+void enqueue(const Shared& comm, cudaStream_t stream, const std::function<void()>& task) {
+  zerorun::fake::submit(stream, task);
+  const std::lock_guard lock(comm->mutex);
+  comm->last = stream->worker->record();
 }
 
 // Between GPUs of one process NCCL's kernels use the ranks' memory where it lies.
@@ -155,13 +165,77 @@ ncclResult_t start(Operation operation, ncclComm_t handle, cudaStream_t stream) 
     std::memcpy(operation.out, result.data(), result.size());
     meet(*comm, first + 2);
   };
-  auto enqueue = [stream, comm, task = std::move(task)] {
-    zerorun::fake::submit(stream, task);
-    const std::lock_guard lock(comm->mutex);
-    comm->last = stream->worker->record();
-  };
-  collected.emplace_back(comm, std::move(enqueue));
+  collected.emplace_back([stream, comm, task = std::move(task)] {
+    if (!connect(*comm)) return false;
+    enqueue(comm, stream, task);
+    return true;
+  });
   return group_depth > 0 ? ncclSuccess : launch_collected();
+}
+
+// The two ranks of a pair connect with their first message (src/transport.cc,
+// ncclTransportP2pSetup); a rank without messages waits for nobody.
+bool connect_to_peers(const Messages& all) {
+  Group& group = *all.comm->group;
+  std::unique_lock lock(group.mutex);
+  for (const auto* list : {&all.sent, &all.received}) {
+    for (const auto& message : *list) group.linked.insert({all.comm->rank, message.peer});
+  }
+  group.changed.notify_all();
+  const auto is_linked = [&](const Messages::Message& message) {
+    return group.linked.count({message.peer, all.comm->rank}) > 0;
+  };
+  group.changed.wait(lock, [&] {
+    return all.comm->aborted || (std::all_of(all.sent.begin(), all.sent.end(), is_linked) &&
+                                 std::all_of(all.received.begin(), all.received.end(), is_linked));
+  });
+  return !all.comm->aborted;
+}
+
+// A large message is sent once its receiver is there, so all are: the real one keeps small ones.
+void exchange(const Messages& all) {
+  ncclComm& comm = *all.comm;
+  Group& group = *comm.group;
+  std::unique_lock lock(group.mutex);
+  for (const auto& [peer, data, nbytes] : all.sent) {
+    group.messages[{comm.rank, peer}].emplace_back(data, data + nbytes);
+  }
+  group.changed.notify_all();
+  for (const auto& [peer, data, nbytes] : all.received) {
+    auto& box = group.messages[{peer, comm.rank}];
+    group.changed.wait(lock, [&] { return comm.aborted || !box.empty(); });
+    if (comm.aborted) return;
+    if (box.front().size() == nbytes) {
+      std::memcpy(data, box.front().data(), nbytes);
+    } else {
+      seen().violate("a message of another length than its receiver expects");
+    }
+    box.pop_front();
+    group.changed.notify_all();
+  }
+  for (const auto& message : all.sent) {
+    const auto& box = group.messages[{comm.rank, message.peer}];
+    group.changed.wait(lock, [&] { return comm.aborted || box.empty(); });
+  }
+}
+
+ncclResult_t add_message(const char* what, std::vector<Messages::Message> Messages::*list,
+                         Messages::Message message, ncclComm_t handle, cudaStream_t stream) {
+  const Shared comm = alive(handle, what);
+  const Operation operation{
+      .name = what, .in = message.data, .out = message.data, .count = message.nbytes};
+  if (const ncclResult_t checked = check(comm, operation, stream); checked != ncclSuccess) {
+    return told(checked);
+  }
+  if (message.peer < 0 || message.peer >= comm->group->ranks) return told(ncclInvalidArgument);
+  if (group_depth == 0) seen().violate("a message outside of a group, which waits for its peer");
+  if (messages.comm && (messages.comm != comm || messages.stream != stream)) {
+    seen().violate("messages of two communicators or streams in a group");
+  }
+  messages.comm = comm;
+  messages.stream = stream;
+  (messages.*list).push_back(message);
+  return ncclSuccess;
 }
 
 }  // namespace
@@ -183,10 +257,17 @@ ncclResult_t ncclGroupEnd() {
   }
   if (--group_depth > 0) return planned;
   const ncclResult_t error = std::exchange(group_error, ncclSuccess);
+  Messages all = std::exchange(messages, {});
   if (planned != ncclSuccess || error != ncclSuccess) {
     collected.clear();
-    messages = {};
     return planned != ncclSuccess ? planned : error;
+  }
+  if (all.comm) {
+    collected.emplace_back([all = std::move(all)] {
+      if (!connect_to_peers(all)) return false;
+      enqueue(all.comm, all.stream, [all] { exchange(all); });
+      return true;
+    });
   }
   return launch_collected();
 }
@@ -223,34 +304,20 @@ ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType
       stream);
 }
 
-// As the two are used: within a group, to and from each rank in order, of neighbouring slices.
+// src/collectives.cc: the messages of a group start together, in any order; between two ranks the
+// n-th one that is sent is the n-th one that is received.
 ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
   ENTER(stream);
-  const auto* const from = static_cast<const std::byte*>(in);
-  if (peer == 0) messages.in = from;
-  if (group_depth == 0 || type != ncclUint8 || peer != messages.sent++ ||
-      from != messages.in + static_cast<size_t>(peer) * count) {
-    seen().violate("a message that is no part of an exchange of slices");
-    return told(ncclInvalidArgument);
-  }
-  return alive(comm, __func__) ? ncclSuccess : told(ncclInvalidArgument);
+  auto* const data = static_cast<std::byte*>(const_cast<void*>(in));
+  return add_message(__func__, &Messages::sent,
+                     {peer, data, count * zerorun::size_of(dtype_of(type))}, comm, stream);
 }
 
-ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t type, int peer, ncclComm_t handle,
+ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
   ENTER(stream);
-  const Shared comm = alive(handle, __func__);
-  if (!comm) return told(ncclInvalidArgument);
-  if (peer == 0) messages.out = static_cast<std::byte*>(out);
-  ++messages.received;
-  if (messages.received != peer + 1 || messages.sent != peer + 1 ||
-      out != messages.out + static_cast<size_t>(peer) * count) {
-    seen().violate("a message that is no part of an exchange of slices");
-    return told(ncclInvalidArgument);
-  }
-  if (messages.received < comm->group->ranks) return ncclSuccess;
-  const Messages all = std::exchange(messages, {});
-  return start({.name = kExchange, .in = all.in, .out = all.out, .count = count, .type = type},
-               handle, stream);
+  auto* const data = static_cast<std::byte*>(out);
+  return add_message(__func__, &Messages::received,
+                     {peer, data, count * zerorun::size_of(dtype_of(type))}, comm, stream);
 }

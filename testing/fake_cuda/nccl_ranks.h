@@ -6,12 +6,15 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/comm/reference.h"
@@ -20,9 +23,6 @@
 namespace zerorun::fake {
 
 using zerorun::testing::Bytes;
-
-// The name of an exchange of slices, which is a group of messages.
-inline constexpr const char* kExchange = "ncclSend and ncclRecv";
 
 struct Operation {
   std::string name;
@@ -60,6 +60,9 @@ struct Group {
   int connecting = 0;              // to their peers, with a first collective that blocks
   std::shared_ptr<Group> split{};  // the same ranks, in a communicator made from this one
   std::vector<Operation> operations;
+  // By sender and receiver.
+  std::set<std::pair<int, int>> linked{};  // who has a first message for whom
+  std::map<std::pair<int, int>, std::deque<Bytes>> messages{};
 };
 
 inline DType dtype_of(ncclDataType_t type) {
@@ -80,13 +83,13 @@ inline DType dtype_of(ncclDataType_t type) {
 
 inline size_t input_bytes(const Group& group, const Operation& operation) {
   const size_t bytes = operation.count * zerorun::size_of(dtype_of(operation.type));
-  const bool has_slices = operation.name == "ncclReduceScatter" || operation.name == kExchange;
+  const bool has_slices = operation.name == "ncclReduceScatter";
   return has_slices ? bytes * static_cast<size_t>(group.ranks) : bytes;
 }
 
 inline size_t output_bytes(const Group& group, const Operation& operation) {
   const size_t bytes = operation.count * zerorun::size_of(dtype_of(operation.type));
-  const bool has_slices = operation.name == "ncclAllGather" || operation.name == kExchange;
+  const bool has_slices = operation.name == "ncclAllGather";
   return has_slices ? bytes * static_cast<size_t>(group.ranks) : bytes;
 }
 
@@ -100,13 +103,6 @@ inline Bytes compute(const Group& group, const Operation& mine, int rank) {
   Bytes result;
   if (mine.name == "ncclAllGather") {
     for (const Bytes& part : inputs) result.insert(result.end(), part.begin(), part.end());
-    return result;
-  }
-  if (mine.name == kExchange) {
-    for (const Bytes& input : inputs) {
-      const auto slice = input.begin() + static_cast<ptrdiff_t>(bytes) * rank;
-      result.insert(result.end(), slice, slice + static_cast<ptrdiff_t>(bytes));
-    }
     return result;
   }
   result.resize(inputs.front().size());
