@@ -283,7 +283,8 @@ void Collectives::all_to_all(Operation& operation) {
   }
   const auto most = static_cast<int64_t>((alone_everywhere_ ? kDirectBytes : kWindowBytes) /
                                          size_of(call.in.dtype));
-  const int64_t chunk = std::max<int64_t>(1, most / options_.world_size / most_local);
+  const int64_t chunk = std::clamp<int64_t>(most / options_.world_size / most_local, 1,
+                                            std::max<int64_t>(1, slices.largest()));
   agree(operation);
   for (int64_t at = 0, row = slices.largest(); at < row; at += chunk) {
     exchange(operation, slices, {at, chunk, chunk * most_local});

@@ -24,26 +24,20 @@ MuonStep::MuonStep(const EngineContext& context, std::span<const Bucket> buckets
 }
 
 void MuonStep::start(const MuonRound& round, const StepScalars& step, Stream& comm_stream) {
-  arrived_.clear();
   for (const MuonShare& share : round.shares) {
     find_direction(bucket_of(share), step, stored_of(share));
-    if (!share.to_owners) continue;
-    arrived_.push_back(
-        exchange(share, share.to_owners, stored_of(share), owned_of(share), comm_stream));
   }
+  arrived_ = exchange(round, Way::to_owners, comm_stream);
 }
 
 void MuonStep::finish(const MuonRound& round, const StepScalars& applied, Stream& comm_stream,
                       const GatherUpdated& gather_updated) {
   Stream& stream = context_.device.inline_stream();
-  std::vector<Event> returned(round.shares.size());
   for (size_t i = 0; i < round.shares.size(); ++i) {
-    const MuonShare& share = round.shares[i];
-    if (share.to_owners) stream.wait(arrived_[i]);
-    orthogonalize(share, applied);
-    if (!share.to_shards) continue;
-    returned[i] = exchange(share, share.to_shards, owned_of(share), stored_of(share), comm_stream);
+    stream.wait(arrived_[i]);
+    orthogonalize(round.shares[i], applied);
   }
+  const std::vector<Event> returned = exchange(round, Way::to_shards, comm_stream);
   for (size_t i = 0; i < round.shares.size(); ++i) {
     const Bucket& bucket = bucket_of(round.shares[i]);
     stream.wait(returned[i]);
@@ -53,12 +47,26 @@ void MuonStep::finish(const MuonRound& round, const StepScalars& applied, Stream
   }
 }
 
-Event MuonStep::exchange(const MuonShare& share, const std::shared_ptr<const Cuts>& cuts,
-                         TensorView in, TensorView out, Stream& comm_stream) {
-  const Bucket& bucket = bucket_of(share);
+std::vector<Event> MuonStep::exchange(const MuonRound& round, Way way, Stream& comm_stream) {
+  std::vector<Event> ends(round.shares.size());
+  if (round.shares.front().to_owners == nullptr) return ends;
   comm_stream.wait(context_.device.inline_stream().record());
-  return context_.groups.shards(bucket.plan.ranks)
-      .redistribute(in, out, cuts, comm_stream, bucket.label);
+  Communicator& ranks = context_.groups.shards(bucket_of(round.shares.front()).plan.ranks);
+  const Event all = ranks.coalesced(comm_stream, [&] {
+    for (size_t i = 0; i < ends.size(); ++i) {
+      const MuonShare& share = round.shares[i];
+      const TensorView stored = stored_of(share);
+      const TensorView owned = owned_of(share);
+      const std::string& label = bucket_of(share).label;
+      ends[i] = way == Way::to_owners
+                    ? ranks.redistribute(stored, owned, share.to_owners, comm_stream, label)
+                    : ranks.redistribute(owned, stored, share.to_shards, comm_stream, label);
+    }
+  });
+  for (Event& end : ends) {
+    if (end.state() == nullptr) end = all;  // those that start together end together
+  }
+  return ends;
 }
 
 void MuonStep::find_direction(const Bucket& bucket, const StepScalars& step, TensorView stored) {

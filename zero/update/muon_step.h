@@ -32,9 +32,10 @@ class MuonStep {
   void find_direction(const Bucket& bucket, const StepScalars& step, TensorView stored);
   // Orthogonalizes the owned matrices and scales them by the factor of their shape.
   void orthogonalize(const MuonShare& share, const StepScalars& step);
-  // Enqueues an exchange after the work of the inline stream so far; returns its end.
-  Event exchange(const MuonShare& share, const std::shared_ptr<const Cuts>& cuts, TensorView in,
-                 TensorView out, Stream& comm_stream);
+  enum class Way { to_owners, to_shards };
+  // Enqueues the exchange of each share after the work of the inline stream so far; returns their
+  // ends. They start together: a bucket may have one owner, whose link alone would be busy.
+  std::vector<Event> exchange(const MuonRound& round, Way way, Stream& comm_stream);
   TensorView stored_of(const MuonShare& share) const {
     return direction_.direction(bucket_of(share).stored.numel, share.stored);
   }

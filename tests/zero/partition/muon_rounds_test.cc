@@ -126,8 +126,9 @@ TEST(MuonRounds, KeepAllRanksBusyEvenIfEachBucketHasOneMatrix) {
       const ShardedModel model(config_of(stage), specs, ranks, true);
       const Outcome outcome = outcome_of(model, ranks);
       EXPECT_LT(outcome.busiest, 1.35 * outcome.all / ranks) << ranks << " ranks, stage " << stage;
-      // At most the two ways of what a rank stores; a gather would be `numel` for each rank.
-      EXPECT_LT(outcome.moved, 2 * numel + 2 * numel / 50);
+      // Both ways, of all ranks; a gather would be `numel` for each rank. Owners keep what they can.
+      EXPECT_LT(outcome.moved, (stage == 3 ? 1.8 : 1.2) * static_cast<double>(numel))
+          << ranks << " ranks, stage " << stage;
       // About a gathered bucket, or one matrix of each rank; more if a bucket cannot be halved.
       int64_t room = 2 * (kLargest + ranks * kNormBlock);
       for (const Bucket& bucket : model.buckets) {
