@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the size budgets: 400 lines a file, 60 a function, 15 data members a class.
+"""Checks the size budgets: 400 lines a file, 60 a function, 15 data members a class, and no file in
+git above 1 MiB.
 
 Data members of a Python class are the attributes that its methods assign on `self`, and the
 annotated names of its body. A class that exceeds the limit only with the data members of its base
@@ -10,6 +11,7 @@ or class or the line above it, lifts that one limit.
 """
 
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from class_members import CPP_SUFFIXES, MAX_MEMBERS, Class, classes_of, with_inh
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
+MAX_NBYTES = 1 << 20
 SUFFIXES = CPP_SUFFIXES | {".py", ".cmake", ".sh", ""}
 SKIPPED = {"build", "dist", "data", "__pycache__"}
 EXCEPTION = re.compile(r"(?://|#) size: \S+")
@@ -37,6 +40,17 @@ def source_files(root: Path) -> Iterator[Path]:
 def is_script(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(2) == b"#!"
+
+
+def large_files(root: Path) -> Iterator[str]:
+    """Models and other results, added by accident, which every clone would have for good."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=False
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        path = root / name
+        if path.is_file() and path.stat().st_size > MAX_NBYTES:
+            yield f"{name}: {path.stat().st_size} bytes; a file in git has at most {MAX_NBYTES}"
 
 
 def excused(lines: list[str], line: int) -> bool:
@@ -89,6 +103,7 @@ def main() -> int:
         for path in source_files(root)
         for problem in check_file(path, path.relative_to(root).as_posix(), classes)
     ]
+    problems += large_files(root)
     for line in problems + warnings_of(classes):
         print(line)
     return 1 if problems else 0

@@ -191,6 +191,14 @@ def test_violations_end_with_status_1(tmp_path: Path) -> None:
     assert lint("check_size.py", tmp_path, {"core/a.cc": "int x;\n" * 401})[0] == 1
 
 
+def test_a_model_that_was_added_by_accident_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes((1 << 20) + 1))
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
+    expected = "model.safetensors: 1048577 bytes; a file in git has at most 1048576"
+    assert lint("check_size.py", tmp_path, {}) == (1, [expected])
+
+
 def function_of(lines: int, before: str = "") -> str:
     return before + "int f(int x) {\n" + "  ++x;\n" * (lines - 3) + "  return x;\n}\n"
 
