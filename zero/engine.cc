@@ -148,7 +148,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   TensorView whole_gradient(ParameterId id) override {
     return parts_.reducer->whole(parts_.model->owner(id));
   }
-  TensorView decoded_part(ParameterId id) override {
+  Buffer decoded_part(ParameterId id) override {
     return updates().decoded_part(bucket_of(id), parts_.model->owner(id));
   }
   void accept_gradients() override { parts_.reducer->measure(); }

@@ -227,14 +227,18 @@ void define_state(Engines& engine) {
       .def(
           "decoded_part",
           [](const EngineHandle& self, ParameterId id) -> std::optional<py::capsule> {
-            const TensorView view =
+            Buffer values =
                 unlocked(self, [&](Engine& core) { return core.hooks().decoded_part(id); });
-            if (view.data == nullptr) return std::nullopt;
-            return export_view(view, self.owner(), self.owner()->where());
+            if (!values) return std::nullopt;
+            using Kept = std::pair<std::shared_ptr<EngineOwner>, Buffer>;  // goes before the device
+            const auto kept = std::make_shared<Kept>(self.owner(), std::move(values));
+            const DType dtype = self.engine().param_dtype();
+            const auto numel = static_cast<int64_t>(kept->second.nbytes() / size_of(dtype));
+            return export_view(view_of(kept->second, dtype, numel), kept, self.owner()->where());
           },
           "index"_a,
           "What ranks compute with in place of this rank's part of the parameter, if its gathers "
-          "are quantized and it is always full, or None. Valid until the next call.")
+          "are quantized and it is always full, or None; then padding.")
       .def(
           "state_names",
           [](const EngineHandle& self, ParameterId parameter) {

@@ -616,7 +616,7 @@ class Engine:
         """
     def decoded_part(self, index: typing.SupportsInt | typing.SupportsIndex) -> typing.Any | None:
         """
-        What ranks compute with in place of this rank's part of the parameter, if its gathers are quantized and it is always full, or None. Valid until the next call.
+        What ranks compute with in place of this rank's part of the parameter, if its gathers are quantized and it is always full, or None; then padding.
         """
     def drop_batch(self) -> None:
         """

@@ -249,6 +249,7 @@ class ShardedModule(nn.Module):
             )
         result = self.module.load_state_dict(*args, **kwargs)
         masters_from_parameters(self.shards.core, self.shards.layout)
+        self.shards.writes.forget()
         return result
 
     def _check_open(self, method: str) -> None:

@@ -48,17 +48,17 @@ QuantizedGather::QuantizedGather(const EngineContext& context, std::span<Bucket>
   }
 }
 
-TensorView QuantizedGather::encode(const Bucket& bucket, TensorView shard, Stream& stream) const {
-  const int64_t part = bucket.params.wire.numel / context_.sharding.place.shard_ranks;
-  const TensorView own =
-      bucket.params.wire.slice(context_.sharding.place.shard_rank() * part, part);
-  bucket.clear_padding(bucket.owned_begin, shard, context_.device, stream);
-  context_.device.quantize(stream, shard, own, {.bits = kBits});
-  return own;
+TensorView QuantizedGather::encode(const Bucket& bucket, int64_t begin, TensorView part,
+                                   Stream& stream) const {
+  const TensorView bytes =
+      bucket.params.wire.slice(quantized_nbytes(begin, kBits), quantized_nbytes(part.numel, kBits));
+  bucket.clear_padding(begin, part, context_.device, stream);
+  context_.device.quantize(stream, part, bytes, {.bits = kBits});
+  return bytes;
 }
 
 void QuantizedGather::start(const Bucket& bucket, TensorView shard, Stream& stream) {
-  const TensorView own = encode(bucket, shard, stream);
+  const TensorView own = encode(bucket, bucket.owned_begin, shard, stream);
   context_.groups.gathers().all_gather(own, bucket.params.wire, Sync::collective, stream,
                                        bucket.label);
 }
@@ -67,12 +67,13 @@ void QuantizedGather::decode(const Bucket& bucket, TensorView full, Stream& stre
   context_.device.dequantize(stream, bucket.params.wire, full, {.bits = kBits});
 }
 
-TensorView QuantizedGather::decoded_shard(const Bucket& bucket, Stream& stream) {
-  const TensorView shard = bucket.params.shard;
-  decoded_ = context_.device.allocate(shard.nbytes(), MemoryCategory::other);
-  const TensorView decoded = view_of(decoded_, shard.dtype, shard.numel);
-  context_.device.dequantize(stream, encode(bucket, shard, stream), decoded, {.bits = kBits});
-  return decoded;
+Buffer QuantizedGather::decoded(const Bucket& bucket, int64_t begin, int64_t numel,
+                                Stream& stream) const {
+  const TensorView part = bucket.params.shard.slice(begin - bucket.owned_begin, numel);
+  Buffer values = context_.device.allocate(part.nbytes(), MemoryCategory::other);
+  context_.device.dequantize(stream, encode(bucket, begin, part, stream),
+                             view_of(values, part.dtype, numel), {.bits = kBits});
+  return values;
 }
 
 }  // namespace zerorun

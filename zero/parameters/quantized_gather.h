@@ -27,17 +27,16 @@ class QuantizedGather {
   // on the same stream, and so is a bucket below stage 3 before the next one.
   void start(const Bucket& bucket, TensorView shard, Stream& stream);
   void decode(const Bucket& bucket, TensorView full, Stream& stream) const;
-  // The decoded values of this rank's shard, in memory that stays until the next call. Not while a
-  // gather runs.
-  TensorView decoded_shard(const Bucket& bucket, Stream& stream);
+  // Returns the decoded values of `numel` elements of this rank's shard from `begin` in the bucket
+  // on, both whole blocks of kQuantizedBlock. Not while a gather runs.
+  Buffer decoded(const Bucket& bucket, int64_t begin, int64_t numel, Stream& stream) const;
 
  private:
-  // Returns this rank's part of the bytes.
-  TensorView encode(const Bucket& bucket, TensorView shard, Stream& stream) const;
+  // Returns the bytes of `part`, whole blocks from `begin` in the bucket on, in their place.
+  TensorView encode(const Bucket& bucket, int64_t begin, TensorView part, Stream& stream) const;
 
   const EngineContext& context_;
   Buffer memory_;
-  Buffer decoded_;
 };
 
 }  // namespace zerorun

@@ -51,15 +51,16 @@ void UpdatedParameters::wait() const {
   for (const Bucket& bucket : buckets_) wait(bucket);
 }
 
-TensorView UpdatedParameters::decoded_part(const Bucket& bucket, ParameterId id) {
+Buffer UpdatedParameters::decoded_part(const Bucket& bucket, ParameterId id) const {
   if (!bucket.quantized_gather || bucket.plan.shard_params) return {};
   wait();  // for all gathers that use the same bytes
   for (const Interval& part : bucket.layout.shard_intervals(context_.sharding.place.shard_rank())) {
     if (part.parameter != id) continue;
+    const int64_t blocks = (part.numel + kQuantizedBlock - 1) / kQuantizedBlock;
     Stream& stream = context_.device.inline_stream();
-    const TensorView decoded = quantized_.decoded_shard(bucket, stream);
+    Buffer values = quantized_.decoded(bucket, part.offset, blocks * kQuantizedBlock, stream);
     stream.synchronize();
-    return decoded.slice(part.offset - bucket.owned_begin, part.numel);
+    return values;
   }
   return {};
 }

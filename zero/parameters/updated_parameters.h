@@ -34,7 +34,7 @@ class UpdatedParameters {
   void wait(const Bucket& bucket) const;
   void wait() const;
   // See EngineHooks::decoded_part; empty for this rank's part of no element.
-  TensorView decoded_part(const Bucket& bucket, ParameterId id);
+  Buffer decoded_part(const Bucket& bucket, ParameterId id) const;
 
  private:
   const EngineContext& context_;

@@ -93,7 +93,10 @@ std::vector<Bucket> make_buckets(const Sharding& sharding, std::span<const int64
     Bucket& bucket = buckets.emplace_back();
     bucket.index = static_cast<int>(buckets.size()) - 1;
     const RankPlace& place = sharding.place_of(plan.ranks);
-    bucket.layout = lay_out(plan.parameters, place.shard_ranks, sharding.parameter_alignment);
+    bucket.quantized_gather = quantizes_gathers(sharding.zero, plan);
+    // No block of codes has elements of two parameters, so writing one leaves the others' values.
+    bucket.layout = lay_out(plan.parameters, place.shard_ranks,
+                            bucket.quantized_gather ? kNormBlock : sharding.parameter_alignment);
     bucket.dtype = plan.dtype.value_or(sharding.precision.param_dtype);
     const auto name = [&](const SizedParameter& parameter) -> const std::string& {
       return sharding.specs[static_cast<size_t>(parameter.parameter)].name;
@@ -104,7 +107,6 @@ std::vector<Bucket> make_buckets(const Sharding& sharding, std::span<const int64
     bucket.owned = place.replica() == 0;
     bucket.stored = stored_range(sharding, plan, bucket.layout);
     bucket.moves_params = sharding.moves_parameters() && plan.shard_params;
-    bucket.quantized_gather = quantizes_gathers(sharding.zero, plan);
     bucket.plan = std::move(plan);
     bucket.chunks = chunks_of(bucket, host_numel);
     for (Chunk& chunk : bucket.chunks) numbers.number(bucket, chunk);

@@ -92,6 +92,7 @@ def load_model(
         result = original(model, state, info)
         # The optimizer's part of the same state may have brought masters before.
         masters_from_parameters(shards.core, shards.layout, only_changed=True)
+        shards.writes.forget()
         return result
     shards.release_all()
     given = _Given(state, shards, info)

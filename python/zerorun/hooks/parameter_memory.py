@@ -77,7 +77,7 @@ def masters_from_parameters(
     """
     with torch.no_grad():
         for parameter in to_write(engine, layout):
-            take_written(engine, layout.ids[parameter])
+            take_loaded(engine, layout.ids[parameter])
             for interval in engine.state_intervals(layout.ids[parameter]):
                 if interval.master is None:
                     continue
@@ -89,23 +89,42 @@ def masters_from_parameters(
     engine.refresh_from_masters()
 
 
-def take_written(engine: _C.Engine, index: int) -> bool:
+Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def decoded_parts(engine: _C.Engine, index: int) -> Iterator[Part]:
     """Where ranks compute with decoded values (zero_quantized_weights at stages 1 and 2), the full
-    parameter is apart from this rank's part: copies what the program has changed in the first into
-    the second, whose other elements stay precise. Returns False where nothing is apart.
+    parameter is apart from this rank's part: gives by interval that part, the same elements of the
+    full parameter, and what those were before the program wrote to it. Else gives nothing.
     """
     capsule = engine.decoded_part(index)
     if capsule is None:
-        return False
-    decoded = tensor_of(capsule)
-    intervals = engine.state_intervals(index)
-    begin = intervals[0].begin
-    full = tensor_of(engine.parameter(index))[begin : begin + decoded.numel()]
-    for interval in intervals:
-        part = slice(interval.begin - begin, interval.begin - begin + interval.numel)
-        own = tensor_of(interval.param)
-        own.copy_(torch.where(full[part] == decoded[part], own, full[part]))
-    return True
+        return
+    decoded, full, begin = tensor_of(capsule), tensor_of(engine.parameter(index)), 0
+    for interval in engine.state_intervals(index):
+        written = full[interval.begin : interval.begin + interval.numel]
+        yield tensor_of(interval.param), written, decoded[begin : begin + interval.numel]
+        begin += interval.numel
+
+
+def take_loaded(engine: _C.Engine, index: int) -> None:
+    """Takes a full parameter that was loaded as a whole into this rank's part of it, which keeps
+    its precise values only if they are all that was loaded."""
+    for own, full, decoded in decoded_parts(engine, index):
+        if not torch.equal(full, decoded):
+            own.copy_(full)
+
+
+def take_written(engine: _C.Engine, index: int) -> bool:
+    """Takes what the program has changed in a full parameter into this rank's part of it, whose
+    other elements stay precise. A zero always counts as written, since programs write zeros (they
+    prune) also where an element has decoded to 0. Returns False where nothing is apart.
+    """
+    apart = False
+    for own, full, decoded in decoded_parts(engine, index):
+        own.copy_(torch.where((full == decoded) & (full != 0), own, full))
+        apart = True
+    return apart
 
 
 def keep_precise(interval: _C.StateInterval, precise: torch.Tensor) -> None:

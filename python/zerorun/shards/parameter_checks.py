@@ -82,6 +82,10 @@ class ProgramWrites:
     def _count(self) -> list[int]:
         return [parameter._version for parameter in self._parameters]
 
+    def forget(self) -> None:
+        """After all that was written has been taken over by another way (a load)."""
+        self._versions = self._count()
+
     def take(self) -> None:
         """Before masters are read or written, or a step is made of them."""
         found = self._count()

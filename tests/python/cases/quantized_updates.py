@@ -139,12 +139,13 @@ def case_what_a_program_writes_counts_and_the_rest_stays_precise(_folder: Path) 
             weight[0].fill_(0.25)
         after = safe_get_full_fp32_param(weight)
         assert (after[0] == 0.25).all()
-        assert torch.equal(after[1:], before[1:])
+        kept = weight != 0  # what has decoded to 0 counts as written
+        assert torch.equal(after[1:], torch.where(kept, before, 0.0)[1:])
         with GatheredParameters(weight, modifier_rank=0), torch.no_grad():
             weight[1].fill_(0.5)
         after = safe_get_full_fp32_param(weight)
         assert (after[:2] == torch.tensor([[0.25], [0.5]])).all()
-        assert torch.equal(after[2:], before[2:])
+        assert torch.equal(after[2:], torch.where(kept, before, 0.0)[2:])
         given = {name: value.clone() for name, value in make(seed=7).state_dict().items()}
         engine.load_state_dict(given)
         written = given["head.weight"].to(weight.dtype)
@@ -152,6 +153,64 @@ def case_what_a_program_writes_counts_and_the_rest_stays_precise(_folder: Path) 
         expect_decoded(engine)
         train(engine, 1)
         expect_decoded(engine)
+
+
+def case_zeros_count_wherever_they_are_written(_folder: Path) -> None:
+    for engine in engines():
+        train(engine, 1)
+        zeros = {n: torch.zeros_like(v) for n, v in engine.module.state_dict().items()}
+        weight = engine.module.head.weight
+        with torch.no_grad():
+            weight.zero_()
+        assert not safe_get_full_fp32_param(weight).any()
+        train(engine, 2)
+        with GatheredParameters(weight, modifier_rank=0), torch.no_grad():
+            weight.zero_()
+        assert not safe_get_full_fp32_param(weight).any()
+        train(engine, 2)
+        engine.load_state_dict(zeros)
+        for parameter in engine.module.parameters():
+            assert not parameter.any()
+            assert not safe_get_full_fp32_param(parameter).any()
+
+
+def case_an_older_state_is_loaded_as_it_is(_folder: Path) -> None:
+    for engine in engines():
+        train(engine, 1)
+        older = {name: value.clone() for name, value in engine.module.state_dict().items()}
+        train(engine, 1)
+        engine.load_state_dict(older)
+        for name, parameter in engine.module.named_parameters():
+            assert torch.equal(safe_get_full_fp32_param(parameter).to(parameter.dtype), older[name])
+
+
+def case_a_mask_after_each_step_prunes_and_the_rest_stays_precise(_folder: Path) -> None:
+    for engine in engines():
+        weight = engine.module.head.weight
+        mask = torch.arange(weight.numel()).view(weight.shape) % 3 != 0
+        for step in range(4):
+            train(engine, 1, first=step)
+            before = safe_get_full_fp32_param(weight)
+            with torch.no_grad():
+                weight.mul_(mask)
+            expected = torch.where(weight != 0, before, 0.0)
+            assert not expected[~mask].any()
+            assert (expected[mask] != 0).float().mean() > 0.9
+            assert torch.equal(safe_get_full_fp32_param(weight), expected)
+
+
+def case_a_write_leaves_the_parameters_beside_it_alone(_folder: Path) -> None:
+    for engine in engines():
+        train(engine, 1)
+        others = [p for p in engine.module.parameters() if p is not engine.module.head.weight]
+        before = [torch.where(p != 0, safe_get_full_fp32_param(p), 0.0) for p in others]
+        with torch.no_grad():
+            engine.module.head.weight.mul_(3)
+            safe_get_full_fp32_param(engine.module.head.weight)
+            for parameter in others:
+                parameter.copy_(parameter)
+        for parameter, master in zip(others, before, strict=True):
+            assert torch.equal(safe_get_full_fp32_param(parameter), master)
 
 
 def case_state_dicts_of_torch_bring_16_bit_masters_back(_folder: Path) -> None:

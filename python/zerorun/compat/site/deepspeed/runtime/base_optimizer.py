@@ -210,6 +210,7 @@ class DeepSpeedOptimizer(ZeroOptimizer):
     def refresh_fp32_params(self) -> None:
         """Masters take the values of the parameters, which the program has loaded. Collective."""
         masters_from_parameters(self.shards.core, self.shards.layout)
+        self.shards.writes.forget()
 
     def offload_states(self, *args: Any, **kwargs: Any) -> None:
         """The engine's."""
