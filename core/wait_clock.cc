@@ -63,8 +63,9 @@ StreamWait::~StreamWait() {
   const WaitTimes after = clock_.read();
   const int64_t peers = std::clamp<int64_t>(after.peers_ns - before_.peers_ns, 0, all);
   const int64_t rest = all - peers;
-  const int64_t copies =
-      clock_.serves_offloading() ? rest : std::clamp<int64_t>(after.copies_ns - before_.copies_ns, 0, rest);
+  const int64_t copies = clock_.serves_offloading()
+                             ? rest
+                             : std::clamp<int64_t>(after.copies_ns - before_.copies_ns, 0, rest);
   WaitClock::of_this_thread().add({peers, copies});
 }
 

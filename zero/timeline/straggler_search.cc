@@ -37,8 +37,8 @@ std::string Straggler::text() const {
   constexpr std::array<std::string_view, kStepParts> kWords = {
       "in computation", "between calls of the engine (data loading, evaluation, logging)",
       "in offloading", "in saving checkpoints"};
-  return fmt::format("rank {} (host {}) is waited for: {:.0f} % of the time, spent {}", rank,
-                     host, 100.0 * share, kWords[static_cast<size_t>(cause)]);
+  return fmt::format("rank {} (host {}) is waited for: {:.0f} % of the time, spent {}", rank, host,
+                     100.0 * share, kWords[static_cast<size_t>(cause)]);
 }
 
 void StragglerSearch::Window::add(const Entry& entry) {

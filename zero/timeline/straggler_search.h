@@ -13,11 +13,11 @@ namespace zerorun {
 
 // Finds the straggler of a job: the rank that waits least for the others, step after step, while
 // they wait for it. A rank is late in a step if it waits least, and the median rank waits for at
-// least kLate of the step and kLate_s longer. It is a straggler if it was late in 9 of 10 of the last kSteps
-// steps, by kShare of the step in the median. Of two ranks that are late by chance alone, one is so
-// in 2 of 10 million such windows. Steps with a save are rare, and their times are not
-// those of other steps. So they are counted apart: of the last kSaves, a straggler is late in all,
-// its own save took half as long again as the median rank's, and what the others waited for is
+// least kLate of the step and kLate_s longer. It is a straggler if it was late in 9 of 10 of the
+// last kSteps steps, by kShare of the step in the median. Of two ranks that are late by chance
+// alone, one is so in 2 of 10 million such windows. Steps with a save are rare, and their times are
+// not those of other steps. So they are counted apart: of the last kSaves, a straggler is late in
+// all, its own save took half as long again as the median rank's, and what the others waited for is
 // kShare of the time from one save to the next.
 //
 // On a GPU the host waits for it wherever the program asks for a result, which counts as

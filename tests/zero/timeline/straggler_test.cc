@@ -257,9 +257,10 @@ TEST(Straggler, AWordHoldsTheSharesTo4096ths) {
 }
 
 TEST(Straggler, ItsTextSaysWhoWhereHowMuchAndWhy) {
-  EXPECT_EQ((Straggler{3, "b", 0.1234, StepPart::data}.text()),
-            "rank 3 (host b) is waited for: 12 % of the time, spent between calls of the engine (data "
-            "loading, evaluation, logging)");
+  EXPECT_EQ(
+      (Straggler{3, "b", 0.1234, StepPart::data}.text()),
+      "rank 3 (host b) is waited for: 12 % of the time, spent between calls of the engine (data "
+      "loading, evaluation, logging)");
 }
 
 // A clock of another thread, as after a program's move to one, makes no share negative.
@@ -285,10 +286,6 @@ struct Outcome {
   std::array<double, 3> data{};
 };
 
-void sleep_s(double seconds) {
-  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-}
-
 // Trains with three ranks. `late`: the last loads its data for longer, by three times what a step
 // takes: cores that are shared delay each rank by chance, and more in longer steps.
 Outcome train_with_late_rank(const Layout& layout, int steps, bool late) {
@@ -305,7 +302,8 @@ Outcome train_with_late_rank(const Layout& layout, int steps, bool late) {
     double step_s = 0.0;
     for (int64_t step = 0; step < steps; ++step) {
       engine->enter(StepPart::data);
-      sleep_s(is_late ? 0.02 + 3.0 * step_s : 0.005);
+      const std::chrono::duration<double> loading(is_late ? 0.02 + 3.0 * step_s : 0.005);
+      std::this_thread::sleep_for(loading);
       engine->enter(StepPart::compute);
       const double begin = steady_seconds();
       toy_step(*engine, comm, config, step);
