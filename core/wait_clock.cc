@@ -48,13 +48,24 @@ WaitTimes WaitClock::read() const {
   return times;
 }
 
+void WaitClock::serve_offloading() {
+  const std::lock_guard lock(mutex_);
+  serves_offloading_ = true;
+}
+
+bool WaitClock::serves_offloading() const {
+  const std::lock_guard lock(mutex_);
+  return serves_offloading_;
+}
+
 StreamWait::~StreamWait() {
   const int64_t all = steady_ns() - begin_ns_;
   const WaitTimes after = clock_.read();
   const int64_t peers = std::clamp<int64_t>(after.peers_ns - before_.peers_ns, 0, all);
   const int64_t rest = all - peers;
-  const int64_t copies =
-      is_copying_ ? rest : std::clamp<int64_t>(after.copies_ns - before_.copies_ns, 0, rest);
+  const int64_t copies = clock_.serves_offloading()
+                             ? rest
+                             : std::clamp<int64_t>(after.copies_ns - before_.copies_ns, 0, rest);
   WaitClock::of_this_thread().add({peers, copies});
 }
 

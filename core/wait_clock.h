@@ -26,6 +26,9 @@ class WaitClock {
   void add(WaitTimes waited);
   // With the part of a wait for other ranks that is already over.
   WaitTimes read() const;
+  // What this thread does is offloading, except for its waits for other ranks.
+  void serve_offloading();
+  bool serves_offloading() const;
 
  private:
   mutable std::mutex mutex_;
@@ -33,6 +36,7 @@ class WaitClock {
   WaitTimes total_;
   int64_t since_ns_ = 0;
   int depth_ = 0;
+  bool serves_offloading_ = false;
 };
 
 // The time of the clock of all spans (steady_seconds()), in nanoseconds.
@@ -51,18 +55,16 @@ class PeerWait {
 };
 
 // Counts the time from its construction to its destruction as whatever the thread of `clock` waited
-// for meanwhile. `is_copying`: the rest of that thread's time is offloading.
+// for meanwhile. The rest is offloading if that thread serves it.
 class StreamWait {
  public:
-  StreamWait(const WaitClock& clock, bool is_copying)
-      : clock_(clock), is_copying_(is_copying), before_(clock.read()) {}
+  explicit StreamWait(const WaitClock& clock) : clock_(clock), before_(clock.read()) {}
   ~StreamWait();
   StreamWait(const StreamWait&) = delete;
   StreamWait& operator=(const StreamWait&) = delete;
 
  private:
   const WaitClock& clock_;
-  const bool is_copying_;
   const WaitTimes before_;
   const int64_t begin_ns_ = steady_ns();
 };

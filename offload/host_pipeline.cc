@@ -1,5 +1,6 @@
 #include "offload/host_pipeline.h"
 
+#include "device/cpu/cpu_stream.h"
 #include "device/drain.h"
 
 namespace zerorun {
@@ -22,7 +23,11 @@ HostPipeline::HostPipeline(Device& device, PinnedArena& arena, Staging to_host, 
       outgoing_(make_ring(arena, to_device)),
       to_host_(device.make_stream("zerorun-to-host")),
       compute_(device.host().make_stream("zerorun-host")),
-      to_device_(device.make_stream("zerorun-to-device")) {}
+      to_device_(device.make_stream("zerorun-to-device")) {
+  for (Stream* stream : {to_host_.get(), compute_.get(), to_device_.get()}) {
+    serve_offloading(*stream);
+  }
+}
 
 Event HostPipeline::fetch(TensorView src, TensorView dst, const Event& after) {
   to_host_->wait(after);

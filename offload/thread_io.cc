@@ -32,7 +32,10 @@ void transfer_block(const OpenFile& file, Direction direction, const Block& bloc
 class ThreadIo final : public BlockIo {
  public:
   ThreadIo(OpenFile file, int threads) : file_(std::move(file)) {
-    for (int i = 0; i < threads; ++i) workers_.push_back(make_worker_stream("zerorun-io"));
+    for (int i = 0; i < threads; ++i) {
+      workers_.push_back(make_worker_stream("zerorun-io"));
+      serve_offloading(*workers_.back());
+    }
   }
 
   void transfer(Direction direction, std::span<const Block> blocks, const Visit& visit) override {

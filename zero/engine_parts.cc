@@ -74,7 +74,7 @@ EngineParts make_engine_parts(const Config& config, Device& device, Communicator
                                                     parts.lanes->reductions(), parts.offload.get());
   parts.gatherer = std::make_unique<ParameterGatherer>(
       context, buckets, model.module_count(), gather_stream(parts), parts.moved_parameters());
-  parts.stragglers = std::make_unique<StragglerWatch>(context.groups.job(), device.inline_stream());
+  parts.stragglers = std::make_unique<StragglerWatch>(context.groups.job(), device);
   return parts;
 }
 

@@ -12,8 +12,8 @@
 // products, six operations for each parameter of a matrix and token, and attention's.
 //
 // "search for a straggler" is what that costs rank 0 in each step of so many ranks, with data and
-// computation entered once each; "a wait" is what counting one adds. Clock reads and allocations
-// are those of a step.
+// computation entered once each; "a wait" is what counting one adds. Clock reads are
+// those of a step.
 #ifdef _OPENMP
 #include <omp.h>
 #endif

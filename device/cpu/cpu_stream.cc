@@ -20,11 +20,6 @@ namespace zerorun {
 
 namespace {
 
-// The engine's other streams move what is offloaded.
-bool is_for_communication(std::string_view name) {
-  return name == "zerorun-comm" || name == "zerorun-gather";
-}
-
 class InlineStream final : public CpuStream {
  public:
   explicit InlineStream(const WorkObservers& observers) : CpuStream(kProgramStream, observers) {}
@@ -40,8 +35,6 @@ class InlineStream final : public CpuStream {
 class Progress {
  public:
   using Then = std::function<void(std::exception_ptr)>;
-
-  explicit Progress(std::string_view stream) : is_copying_(!is_for_communication(stream)) {}
 
   // That of the worker's thread.
   WaitClock& waits() { return waits_; }
@@ -89,7 +82,7 @@ class Progress {
     {
       std::unique_lock lock(mutex_);
       if (finished_ < ticket) {
-        const StreamWait wait(waits_, is_copying_);
+        const StreamWait wait(waits_);
         changed_.wait(lock, [&] { return finished_ >= ticket; });
       }
       error = error_;
@@ -103,7 +96,6 @@ class Progress {
     Then then;
   };
 
-  const bool is_copying_;
   WaitClock waits_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
@@ -130,7 +122,7 @@ class WorkerEvent final : public HostEvent {
 class WorkerStream final : public CpuStream {
  public:
   WorkerStream(std::string_view name, const WorkObservers& observers)
-      : CpuStream(name, observers), progress_(std::make_shared<Progress>(name)) {
+      : CpuStream(name, observers), progress_(std::make_shared<Progress>()) {
     try {
       worker_ = std::thread([this] { run(); });
     } catch (const std::system_error& error) {
@@ -230,6 +222,12 @@ std::unique_ptr<CpuStream> make_inline_stream(const CpuStream::WorkObservers& ob
 std::unique_ptr<CpuStream> make_worker_stream(std::string_view name,
                                               const CpuStream::WorkObservers& observers) {
   return std::make_unique<WorkerStream>(name, observers);
+}
+
+void serve_offloading(Stream& stream) {
+  auto* cpu = dynamic_cast<CpuStream*>(&stream);
+  if (cpu == nullptr || cpu->is_inline()) return;
+  cpu->submit([] { WaitClock::of_this_thread().serve_offloading(); });
 }
 
 CpuStream& cpu_stream(Stream& stream) {

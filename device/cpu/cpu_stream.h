@@ -50,6 +50,9 @@ std::unique_ptr<CpuStream> make_inline_stream(const CpuStream::WorkObservers& ob
 std::unique_ptr<CpuStream> make_worker_stream(std::string_view name,
                                               const CpuStream::WorkObservers& observers = nullptr);
 
+// Waits for the stream count as waits for offloading (WaitTimes) if a thread of the host runs it.
+void serve_offloading(Stream& stream);
+
 // Casts a stream to CpuStream. Throws InternalError if it belongs to another device.
 CpuStream& cpu_stream(Stream& stream);
 

@@ -13,7 +13,7 @@ namespace zerorun {
 // What a rank does with the time in which it does not wait for other ranks.
 enum class StepPart : uint8_t {
   compute,  // the model, communication itself, and all that is none of the following
-  data,     // between the end of a step and the next forward pass: loading the batch
+  data,     // between calls of the engine: loading the batch, evaluation, logging
   copy,     // waiting for offloading: copies, files, and updates on the host's threads
   save,     // saving checkpoints
 };
@@ -36,7 +36,7 @@ struct Straggler {
   double share = 0.0;  // fraction of the training's time in which the others wait for it
   StepPart cause = StepPart::compute;  // what takes longer on this rank than on the others
 
-  // "rank 3 (host b) is waited for: 12 % of the time, spent in data loading"
+  // "rank 3 (host b) is waited for: 12 % of the time, spent in offloading"
   ZR_API std::string text() const;
 };
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
+import torch
 from metrics_files import write
 from ranks import launch
+from zerorun.metrics import meter, stopwatch
 from zerorun.report.findings import findings
 from zerorun.report.reader import read_run
 from zerorun.top import latest, table
@@ -36,7 +39,7 @@ class Data(torch.utils.data.Dataset):
     def __len__(self):
         return 1000
     def __getitem__(self, index):
-        time.sleep(0.13 if slow == "data" else 0.0)
+        time.sleep(0.13 if slow.startswith("data") else 0.0)
         return torch.ones(8)
 
 model = Model()
@@ -55,10 +58,20 @@ else:
     engine, _, loader, _ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config=config, training_data=Data()
     )
+engines = [engine]
+if "two engines" in sys.argv[2]:
+    other = Model()
+    optimizer = torch.optim.SGD(other.parameters(), lr=1e-3)
+    engines.append(zerorun.shard(other, stage=2, optimizer=optimizer))
+batches = iter(loader)
 first = None
-for step, batch in zip(range(1, 51), loader):
-    engine.backward(engine(batch))
-    engine.step()
+for step in range(1, 51):
+    for _ in range(2 if "accumulated" in sys.argv[2] else 1):
+        batch = next(batches)
+        for one in engines:
+            one.backward(one(batch))
+    for one in engines:
+        one.step()
     if os.environ["RANK"] == "0" and first is None and "straggler" in engine.metrics():
         first = engine.metrics()["straggler"] | {"step": step}
     if step % 8 == 0 and sys.argv[2] == "save":
@@ -109,6 +122,36 @@ def test_a_slow_rank_is_named_with_its_cause(
         path = tmp_path / "m.jsonl"
         assert any("rank 1 (host " in line for line in table(latest(path), "m"))
         assert findings(read_run(path))[0].startswith("Rank 1 (host ")
+
+
+@pytest.mark.parametrize("slow", ["data, accumulated", "data, two engines"])
+def test_slow_data_is_data_in_any_program(build: Path, tmp_path: Path, slow: str) -> None:
+    """The loader is called between two backwards, and two engines see it: one line."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    job = launch(build, 2, "--no_local_rank", program, "shard", slow, tmp_path)
+    assert job.returncode == 0, job.stderr
+    found = json.loads(job.stdout.splitlines()[-1])
+    assert (found["rank"], found["cause"]) == (1, "data")
+    assert job.stderr.count("is waited for") == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_on_a_gpu_time_between_calls_is_not_data(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """There a program may wait for the GPU, as in ``loss.item()``."""
+    entered = []
+    monkeypatch.setattr(stopwatch, "captures", lambda: True)  # no events: there is no GPU
+    monkeypatch.setattr(meter, "EngineTimes", MagicMock())
+    meter.EngineTimes.return_value.figures.enter = lambda part: entered.append(part) or part
+    monkeypatch.setattr(meter._C, "EngineFigures", MagicMock())
+    watched = meter.StepMeter(MagicMock(), torch.nn.Linear(1, 1), 1, torch.device(device))
+    for watch in (watched.forward, watched.backward, watched.step):
+        with watch:
+            pass
+    between = stopwatch.DATA if device == "cpu" else stopwatch.COMPUTE
+    assert entered[1::2] == [stopwatch.COMPUTE, between, between]
 
 
 def test_top_and_report_show_any_text_as_one_line(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "device/cpu/cpu_stream.h"
 #include "device/drain.h"
 #include "offload/nvme_state_store.h"
 
@@ -65,6 +66,8 @@ OffloadedParameters::OffloadedParameters(const EngineContext& context,
     : context_(context),
       to_device_(context.device.make_stream("zerorun-param-to-device")),
       to_host_(context.device.make_stream("zerorun-param-to-host")) {
+  serve_offloading(*to_device_);
+  serve_offloading(*to_host_);
   const OffloadParamConfig& config = context.sharding.offload.param;
   if (config.device == OffloadDevice::nvme) {
     const NvmeOptions options{

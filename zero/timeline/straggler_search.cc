@@ -34,10 +34,11 @@ std::string_view name_of(StepPart part) {
 }
 
 std::string Straggler::text() const {
-  constexpr std::array<std::string_view, kStepParts> kWords = {"computation", "data loading",
-                                                               "offloading", "saving checkpoints"};
-  return fmt::format("rank {} (host {}) is waited for: {:.0f} % of the time, spent in {}", rank,
-                     host, 100.0 * share, kWords[static_cast<size_t>(cause)]);
+  constexpr std::array<std::string_view, kStepParts> kWords = {
+      "in computation", "between calls of the engine (data loading, evaluation, logging)",
+      "in offloading", "in saving checkpoints"};
+  return fmt::format("rank {} (host {}) is waited for: {:.0f} % of the time, spent {}", rank, host,
+                     100.0 * share, kWords[static_cast<size_t>(cause)]);
 }
 
 void StragglerSearch::Window::add(const Entry& entry) {
@@ -87,17 +88,29 @@ double StragglerSearch::ranked(size_t index, const Value& value) {
 }
 
 // Of two ranks the median is the other one.
-StragglerSearch::Entry StragglerSearch::look_at_ranks() {
+std::pair<const StepShares*, double> StragglerSearch::last_rank() {
   const auto waited = [](const StepShares& rank) { return rank.waited; };
-  const auto least =
-      std::min_element(ranks_.begin(), ranks_.end(),
-                       [](const auto& a, const auto& b) { return a.waited < b.waited; });
+  const auto worked = [](const StepShares& rank) {
+    return rank[StepPart::data] + rank[StepPart::copy] + rank[StepPart::save];
+  };
+  const auto is_earlier = [&](const StepShares& a, const StepShares& b) {
+    return on_host_ ? waited(a) > waited(b) : worked(a) < worked(b);
+  };
+  const auto last = std::max_element(ranks_.begin(), ranks_.end(), is_earlier);
+  double late = ranked(ranks_.size() / 2, waited) - waited(*last);
+  if (!on_host_) late = std::min(late, worked(*last) - ranked((ranks_.size() - 1) / 2, worked));
+  return {&*last, late};
+}
+
+StragglerSearch::Entry StragglerSearch::look_at_ranks(double seconds) {
+  const auto [last, share] = last_rank();
   Entry entry;
-  entry.share = ranked(ranks_.size() / 2, waited) - least->waited;
-  if (entry.share < kLate) return entry;
-  entry.late = static_cast<int>(least - ranks_.begin());
+  entry.share = share;
+  if (share < kLate || share * seconds < kLate_s) return entry;
+  entry.late = static_cast<int>(last - ranks_.data());
   for (size_t part = 0; part < entry.excess.size(); ++part) {
-    const double own = least->parts[part];
+    if (!on_host_ && static_cast<StepPart>(part) == StepPart::compute) continue;
+    const double own = last->parts[part];
     entry.excess[part] = own - ranked((ranks_.size() - 1) / 2,
                                       [part](const StepShares& rank) { return rank.parts[part]; });
   }
@@ -108,7 +121,7 @@ void StragglerSearch::add(std::span<const int64_t> words, double seconds) {
   if (words.size() < 2) return;
   ranks_.clear();
   for (const int64_t word : words) ranks_.push_back(decode_shares(word));
-  Entry entry = look_at_ranks();
+  Entry entry = look_at_ranks(seconds);
   entry.seconds = seconds;
   since_save_s_ += seconds;
   const bool saved = std::any_of(ranks_.begin(), ranks_.end(), [](const StepShares& rank) {

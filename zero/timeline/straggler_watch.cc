@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 
 #include "comm/agreement.h"
@@ -27,21 +28,28 @@ std::vector<std::string> names_of_hosts(Communicator& job, Stream& stream) {
   return names;
 }
 
+// Once a minute in this process.
+bool is_log_due() {
+  static std::atomic<int64_t> logged_ns{0};  // 0: never
+  const int64_t now = steady_ns();
+  int64_t last = logged_ns.load();
+  if (last != 0 && now - last < kLogEvery_ns) return false;
+  return logged_ns.compare_exchange_strong(last, now);
+}
+
 }  // namespace
 
-StragglerWatch::StragglerWatch(Communicator& job, Stream& stream)
+StragglerWatch::StragglerWatch(Communicator& job, Device& device)
     : log_(job.rank(), job.world_size()),
       is_first_(job.rank() == 0),
-      hosts_(names_of_hosts(job, stream)) {}
+      hosts_(names_of_hosts(job, device.inline_stream())),
+      search_(device.is_host()) {}
 
 void StragglerWatch::add(std::span<const int64_t> words) {
   if (!is_first_) return;
   search_.add(words, 1e-9 * static_cast<double>(clock_.step_ns()));
   if (!search_.found()) return;
-  const int64_t now = steady_ns();
-  if (logged_ns_ != 0 && now - logged_ns_ < kLogEvery_ns) return;
-  logged_ns_ = now;
-  log_.warning("{}; see docs/slow.md", report().found->text());
+  if (is_log_due()) log_.warning("{}; see docs/slow.md", report().found->text());
 }
 
 StragglerReport StragglerWatch::report() const {

@@ -14,11 +14,11 @@
 namespace zerorun {
 
 // Watches how the ranks of a job spend their steps. Rank 0 looks for a straggler and names it in
-// its log, once a minute as long as there is one.
+// its log as long as there is one, once a minute, also if several engines of the process see it.
 class StragglerWatch {
  public:
   // Collective if the ranks are on several hosts: then they exchange the hosts' names.
-  StragglerWatch(Communicator& job, Stream& stream);
+  StragglerWatch(Communicator& job, Device& device);
 
   PartClock& clock() { return clock_; }
   // Ends a step of this rank. Returns the word that tells the other ranks how it was spent.
@@ -35,7 +35,6 @@ class StragglerWatch {
   PartClock clock_;
   StepShares last_;
   StragglerSearch search_;
-  int64_t logged_ns_ = 0;  // 0: never
 };
 
 }  // namespace zerorun

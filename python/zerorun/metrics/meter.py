@@ -37,9 +37,11 @@ class StepMeter:
         on_gpu = device.type == "cuda"
         self.times = EngineTimes(_C.EngineFigures(core))
         enter = self.figures.enter
+        # A program may wait for a GPU wherever it asks for a loss: only the loader is known there.
+        between = COMPUTE if on_gpu else DATA
         self.forward = Stopwatch("forward", on_gpu, (enter, COMPUTE, COMPUTE))
-        self.backward = Stopwatch("backward", on_gpu, (enter, COMPUTE, COMPUTE))
-        self.step = Stopwatch("step", False, (enter, COMPUTE, DATA))
+        self.backward = Stopwatch("backward", on_gpu, (enter, COMPUTE, between))
+        self.step = Stopwatch("step", False, (enter, COMPUTE, between))
         self.data = Stopwatch("data", False, (enter, DATA, None))
         self.checkpoint = Stopwatch("checkpoint", False, (enter, SAVE, None))
         self.work = StepWork(model, world_size)
