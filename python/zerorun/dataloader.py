@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -31,6 +32,12 @@ def make_dataloader(
     Call ``loader.set_epoch`` before each epoch. Of an IterableDataset, which keeps its order, ranks
     take turns. `watch`: a context manager that is entered while the loader is waited for.
     """
+    for name in ("sampler", "batch_sampler"):
+        if options.pop(name, None) is not None:
+            raise _C.ConfigError(
+                f"make_dataloader: got {name}, but its sampler divides the samples among ranks: "
+                "leave it out (shuffle=False keeps the order), or use torch's DataLoader"
+            )
     ranks, rank = communicator.world_size, communicator.rank
     if isinstance(dataset, IterableDataset):
         if options.get("num_workers"):
@@ -40,7 +47,7 @@ def make_dataloader(
             )
         dataset = _Turns(dataset, ranks, rank)
     else:
-        options["sampler"] = PartSampler(dataset, ranks, rank)
+        options["sampler"] = PartSampler(dataset, ranks, rank, options.pop("shuffle", True))
     loader = ResumableLoader(dataset, batch_size=batch_size, collate_fn=collate_fn, **options)
     loader.ranks, loader.watch = ranks, watch or loader.watch
     return loader
@@ -80,6 +87,10 @@ class _Turns(IterableDataset[Any]):
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
+    def __len__(self) -> int:
+        samples: int = len(self.dataset)  # type: ignore[arg-type]
+        return math.ceil(samples / self._ranks)
+
     def __iter__(self) -> Iterator[Any]:
         first: list[Any] = []
         turn: list[Any] = []
@@ -100,14 +111,18 @@ class ResumableLoader(DataLoader[Any]):
     """A data loader that can go on in the middle of an epoch, on another number of ranks, too.
 
     A position counts the samples of all ranks. It is that after the last batch that the loader has
-    given, however far its workers have read ahead.
+    given, however far its workers have read ahead. An iterator begins with its first batch, not
+    with ``iter(loader)``.
     """
 
     ranks = 1  # that take different samples
     watch: AbstractContextManager[None] = nullcontext()  # entered while batches are waited for
     _epoch = 0  # of data that does not know it
-    _given = _used = (0, 0)  # the position, and that after the last update: epoch, samples
+    parts_left = 0  # of the last batch, if another loader cuts it: it counts after the last one
+    _before = _given = (0, 0)  # positions before and after the last batch: epoch, samples
+    _used = (0, 0)  # the position after the last update
     _resumed: tuple[int, int] | None = None  # where the next iterator begins
+    _loads = 0  # of positions, each of which ends the iterators before it
 
     @property
     def epoch(self) -> int:
@@ -123,19 +138,24 @@ class ResumableLoader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """The position; the same on all ranks."""
-        return dict(zip(_KEYS, (*self._given, self._length()), strict=True))
+        return dict(zip(_KEYS, (*self._position, self._length()), strict=True))
+
+    @property
+    def _position(self) -> tuple[int, int]:
+        return self._before if self.parts_left else self._given
 
     @property
     def used(self) -> dict[str, Any]:
-        """The position that an engine saves: after the last batch that an update has used."""
+        """The position that an engine saves: that of the last update."""
         return dict(zip(_KEYS, (*self._used, self._length()), strict=True))
 
     def mark_used(self) -> None:
         """The engine's step() says that an update has used the batches given so far."""
-        self._used = self._given
+        self._used = self._position
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next ``iter(loader)`` begins at a position of state_dict()."""
+        """The next iterator begins at a position of state_dict(). Those that have begun before
+        raise ConfigError."""
         epoch, samples, saved = (state[key] for key in _KEYS)
         length = self._length()
         if saved != length:
@@ -146,32 +166,37 @@ class ResumableLoader(DataLoader[Any]):
             )
             samples = 0
         self.set_epoch(epoch)
-        self._given = self._used = self._resumed = (epoch, samples)
+        self._before = self._given = self._used = self._resumed = (epoch, samples)
+        self._loads += 1
 
     def __iter__(self) -> Any:
-        epoch, begin = self._resumed or (self.epoch, 0)
-        self._resumed = None
-        begin = begin if epoch == self.epoch else 0
+        loads, length, epoch = self._loads, self._length(), self.epoch
+        resumed, self._resumed = self._resumed, None
+        done = resumed[1] if resumed and resumed[0] == epoch else 0
         source: Any = self.dataset if isinstance(self.dataset, IterableDataset) else self.sampler
         if isinstance(source, PartSampler | _Turns):
-            source.start = begin
-            return self._counted(super().__iter__(), begin)
-        # The program divides the data itself: this rank drops as many batches as it had been given.
-        batches = itertools.islice(super().__iter__(), -(-begin // self._per_batch()), None)
-        return self._counted(batches, begin)
-
-    def _counted(self, batches: Iterator[Any], done: int) -> Iterator[Any]:
-        length, epoch = self._length(), self.epoch
+            source.start = done
+            batches: Iterator[Any] = super().__iter__()
+        else:
+            # The program divides the data itself: this rank drops as many batches as it was given.
+            dropped = -(-done // self._per_batch())
+            batches = itertools.islice(super().__iter__(), dropped, None)
         while True:
             with self.watch:
                 batch = next(batches, _END)
             if batch is _END:
                 return
+            before = (epoch, done)
             done += self._per_batch()
             if length is not None:  # the last batch may be a smaller one
                 done = min(done, length)
-            self._given = (epoch, done)
+            self._before, self._given, self.parts_left = before, (epoch, done), 0
             yield batch
+            if loads != self._loads:
+                raise _C.ConfigError(
+                    "the data loader was put at another position while this iterator was in use: "
+                    "load the checkpoint before iter(loader), or begin a new iterator after it"
+                )
 
     def _per_batch(self) -> int:
         return self.ranks * (self.batch_size or 1)

@@ -266,19 +266,22 @@ class ZeroEngine(ShardedModule):
     ) -> ResumableLoader:
         """A data loader with shuffled batches, of different samples on every rank. Its position is
         part of this engine's checkpoints: after :meth:`load_checkpoint` it goes on in the middle of
-        an epoch, also on another number of ranks. The last one made counts.
+        an epoch, also on another number of ranks. Of several loaders this is the first, or the one
+        that the program sets as ``engine.training_dataloader``.
 
-        - `batch_size`: of one rank. `options`: those of torch's DataLoader.
+        - `batch_size`: of one rank. `options`: those of torch's DataLoader, without samplers.
 
         Call ``loader.set_epoch(epoch)`` before each epoch, from ``loader.epoch`` on. Of an
         IterableDataset, which keeps its order, ranks take turns.
         """
         from zerorun.dataloader import make_dataloader
 
-        self.training_dataloader = make_dataloader(
+        loader = make_dataloader(
             dataset, batch_size, self.communicator, collate_fn, self.meter.data, **options
         )
-        return self.training_dataloader
+        if self.training_dataloader is None:
+            self.training_dataloader = loader
+        return loader
 
     def add_listener(self, listener: Callable[[dict[str, Any]], Any]) -> None:
         """Calls `listener` with the result of :meth:`metrics` after every later step of this rank.

@@ -54,6 +54,7 @@ FILES = (
     "compat_elasticity",
     "metrics",
     "step_work",
+    "step_times",
 )
 
 # Again on one rank, where nothing is sent and a shard is the whole.

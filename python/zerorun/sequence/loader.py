@@ -44,14 +44,14 @@ class SequenceLoader:
         size: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.loader = loader
+        self.loader: Any = loader
         self._rank, self._group, self._size = rank, group, size
         self._device = torch.device(device)  # where the group communicates
         self._batches: Iterator[Any] | None = None
         self._parts: deque[dict[str, Any]] = deque()
 
     def __len__(self) -> int:
-        return len(self.loader) * self._size  # type: ignore[arg-type]
+        return len(self.loader) * self._size
 
     def __getattr__(self, name: str) -> Any:
         if name == "loader":  # not made yet
@@ -70,7 +70,10 @@ class SequenceLoader:
             assert self._batches is not None
             for batch in self._exchange(next(self._batches, None)):
                 self._parts.append(self._cut(batch))
-        return self._parts.popleft()
+        part = self._parts.popleft()
+        if hasattr(self.loader, "parts_left"):  # its position is saved
+            self.loader.parts_left = len(self._parts)
+        return part
 
     def _exchange(self, batch: Any) -> list[dict[str, Any]]:
         """Returns the batches of all ranks of the group. Collective over the group."""
@@ -163,11 +166,12 @@ def _problem(batch: Any, size: int) -> str | None:
         )
     for name, value in batch.items():
         if name in _BOUNDS:
-            ends = value[[0, -1]].tolist() if len(value) > 0 else []
-            if batches != 1 or ends != [0, tokens]:
+            bounds = value.tolist() if isinstance(value, torch.Tensor) and value.ndim == 1 else []
+            ends = bounds[:1] + bounds[-1:]
+            if batches != 1 or ends != [0, tokens] or bounds != sorted(bounds):
                 return (
-                    f"{name} is {value.tolist()} for {batches} x {tokens} tokens, expected one "
-                    f"sequence and bounds of its documents from 0 to {tokens}"
+                    f"{name} is {value} for {batches} x {tokens} tokens, expected one sequence and "
+                    f"bounds of its documents, a 1-D tensor that rises from 0 to {tokens}"
                 )
         elif isinstance(value, torch.Tensor) and tuple(value.shape[:2]) != (batches, tokens):
             return (

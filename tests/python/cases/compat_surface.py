@@ -181,6 +181,10 @@ def case_loaders_of_routes_and_samplers(_folder: Path) -> None:
     mine = engine.deepspeed_io(data, 4, data_sampler=own, collate_fn=lambda rows: sum(rows).item())
     assert next(mine) == 0 + 1 + 2 + 3
     assert list(mine) == [6, 22, 38, 54]  # the last two rows are dropped
+    mine.load_state_dict(mine.state_dict() | {"samples": 4 * WORLD_SIZE})
+    assert next(mine) == 4 + 5 + 6 + 7
+    for name in ("DataLoader", "DistributedSampler", "RandomSampler"):
+        assert hasattr(deepspeed.runtime.dataloader, name)
     assert isinstance(mine, torch.utils.data.DataLoader)
     raises(ValueError, "route", lambda: engine.deepspeed_io(data, route="test"))
     raises(ValueError, "Dataset", lambda: engine.deepspeed_io(iter([1])))

@@ -174,6 +174,35 @@ def case_a_configuration_may_ask_for_shared_sequences(_folder: Path) -> None:
         engine.destroy()
 
 
+def case_a_resumed_loader_loses_no_part_of_a_batch(folder: Path) -> None:
+    """Saved after each step: the steps since the last whole batch come again."""
+    here = groups()
+    data = [{"input_ids": torch.full((WORLD_SIZE,), index)} for index in range(4 * WORLD_SIZE)]
+
+    def start() -> tuple[zerorun.ZeroEngine, sequence.SequenceLoader]:
+        model = make(Model)
+        engine = zerorun.shard(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
+        loader = engine.make_dataloader(data, 1)
+        return engine, sequence.SequenceLoader(loader, here.rank, here.group, here.size)
+
+    engine, loader = start()
+    seen = []
+    for batch in loader:
+        seen.append(int(batch["input_ids"][0, 0]))
+        exchange = functools.partial(sequence.attend, attention, here)
+        engine.backward(engine(batch["input_ids"], batch["position_ids"], exchange).sum())
+        engine.step()
+        engine.save_checkpoint(folder, tag=str(len(seen)))
+    engine.destroy()
+    assert sorted(seen) == list(range(4 * WORLD_SIZE))
+    for steps in range(1, len(seen)):
+        engine, loader = start()
+        engine.load_checkpoint(folder, tag=str(steps))
+        found = [int(batch["input_ids"][0, 0]) for batch in loader]
+        assert found == seen[steps - steps % WORLD_SIZE :], steps
+        engine.destroy()
+
+
 def case_what_cannot_be_shared_is_refused(_folder: Path) -> None:
     here = groups()
 
@@ -190,6 +219,9 @@ def case_what_cannot_be_shared_is_refused(_folder: Path) -> None:
         "position_ids has shape (1, 1)",
         lambda: load({"input_ids": ids, "position_ids": ids[:, :1]}),
     )
+    for bounds in ([0, 2 * WORLD_SIZE], torch.tensor([0, 2, 1, 2 * WORLD_SIZE])):
+        packed = {"input_ids": ids} | ({"cu_seq_lens_q": bounds} if RANK == 0 else {})
+        raises(ValueError, "bounds of its documents, a 1-D", lambda batch=packed: load(batch))
     raises(ValueError, "a job has one size", lambda: sequence.start(WORLD_SIZE + 1))
     if WORLD_SIZE == 1:
         return

@@ -1,14 +1,16 @@
-"""What runs beside the program, and between its steps."""
+"""What runs beside the program and between its steps, and its data loaders."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import zerorun
+from zerorun.dataloader import RepeatingLoader, ResumableLoader
 from zerorun.metrics import rank_path
 
 from cases.models import *
@@ -32,10 +34,11 @@ def case_a_file_has_the_plan_and_what_ran_beside_the_program(folder: Path) -> No
     assert set(about["limits"]) == (
         {"all_gather", "all_reduce", "reduce_scatter"} if WORLD_SIZE > 1 else set()
     )
-    # What measured the limits is of no step.
+    # What measured the limits is of no step; train()'s mean of a loss is of the next one.
     assert lines[0]["collectives"].keys() == lines[-1]["collectives"].keys()
     for name, (calls, nbytes, ms) in lines[-1]["collectives"].items():
-        assert lines[0]["collectives"][name][:2] == [calls, nbytes]
+        assert lines[1]["collectives"][name][:2] == [calls, nbytes]
+        assert lines[0]["collectives"][name][:2] <= [calls, nbytes]
         assert ms is None if DEVICE.type == "cuda" else ms >= 0
     if offload:
         assert lines[-1]["offload_ms"] + lines[-1]["offload_hidden_ms"] > 0
@@ -67,4 +70,68 @@ def case_waiting_for_data_and_saving_are_parts_of_a_step(folder: Path) -> None:
     assert all(own * 1.0 <= m["data_ms"] <= m["other_ms"] for m in seen)
     assert [m["checkpoint_ms"] is None for m in seen] == [True, False, True, True]
     assert seen[1]["checkpoint_ms"] + seen[1]["data_ms"] <= seen[1]["other_ms"]
+    engine.destroy()
+
+
+def started(samples: object, **options: object) -> tuple[zerorun.ZeroEngine, ResumableLoader]:
+    """An engine and its loader, with batches of one sample."""
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1))
+    return engine, engine.make_dataloader(samples, 1, **options)
+
+
+def ids(batches: object) -> list[int]:
+    return [int(batch) for batch in batches]
+
+
+def case_a_loader_divides_samples_in_the_order_asked_for(_folder: Path) -> None:
+    engine, loader = started(range(8), shuffle=False)
+    assert ids(loader) == list(range(RANK, 8, WORLD_SIZE))
+    shuffled = [ids(engine.make_dataloader(range(8), 1, **own)) for own in ({}, {"shuffle": True})]
+    assert shuffled[0] == shuffled[1] != ids(loader)
+    for name in ("sampler", "batch_sampler"):
+        refuses(f"got {name}", lambda key=name: engine.make_dataloader(range(8), 1, **{key: [0]}))
+
+    class Streamed(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(7))
+
+        def __len__(self) -> int:
+            return 7
+
+    streamed = engine.make_dataloader(Streamed(), 2)
+    assert len(streamed) == len(list(streamed)) == 2
+    engine.destroy()
+
+
+def case_checkpoints_have_the_position_of_the_first_loader(folder: Path) -> None:
+    for resumes in (False, True):
+        engine, loader = started(range(12))
+        other = engine.make_dataloader(range(4), 1)  # for evaluation
+        if resumes:
+            engine.load_checkpoint(folder)
+            assert (len(list(loader)), len(list(other))) == (12 // WORLD_SIZE - 1, 4 // WORLD_SIZE)
+        else:
+            next(iter(loader))
+            train(engine, 1)
+            list(other)
+            train(engine, 1)
+            engine.save_checkpoint(folder)
+        engine.destroy()
+
+
+def case_an_iterator_begins_at_its_first_batch_and_ends_with_a_load(folder: Path) -> None:
+    engine, loader = started(range(12), shuffle=False)
+    repeating = RepeatingLoader(loader)
+    seen = [int(next(repeating)) for _ in range(2)]
+    train(engine, 1)
+    engine.save_checkpoint(folder)
+    engine.load_checkpoint(folder)
+    refuses("begin a new iterator", lambda: next(repeating))
+    rest = ids(loader)
+    assert (seen + rest, ids(loader)) == (list(range(RANK, 12, WORLD_SIZE)),) * 2
+    early, resumed = RepeatingLoader(loader), iter(loader)  # neither has given a batch
+    engine.load_checkpoint(folder)
+    assert [int(next(early)) for _ in rest] == rest
+    assert int(next(resumed)) == RANK
     engine.destroy()

@@ -1,10 +1,11 @@
 """Data loaders."""
 
-from collections.abc import Callable, Iterator
+# ruff: noqa: F401 - scripts import torch's names from here
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
 from zerorun.dataloader import PartSampler, RepeatingLoader, ResumableLoader
 
 __all__ = ["DeepSpeedDataLoader", "RepeatingLoader"]
@@ -55,6 +56,10 @@ class DeepSpeedDataLoader(ResumableLoader):
         self.data_sampler = data_sampler
         self.ranks = data_parallel_world_size or 1
         self._next: Iterator[Any] | None = None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._next = None
 
     def __next__(self) -> Any:
         """The next batch of an epoch that iter() or the first call began."""
