@@ -42,13 +42,14 @@ def forget_pages(tensor: torch.Tensor) -> None:
     """Gives back the memory of a tensor that is a part of a file; reading it again reads the file.
 
     A file's pages otherwise count as this process's until memory is short. Of other memory, and
-    of pages that a program has written to, nothing is given back.
+    of pages that a program has written to, nothing is given back. Nor is a page that has something
+    beside the tensor, which another thread may write to meanwhile.
     """
-    if tensor.device.type != "cpu" or not _is_plain(tensor) or tensor.numel() == 0:
+    if tensor.device.type != "cpu" or not _is_plain(tensor) or tensor.is_pinned():
         return
-    begin = tensor.data_ptr() // mmap.PAGESIZE
-    end = -(-(tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE)
-    if _are_of_a_file(begin, end):
+    begin = -(-tensor.data_ptr() // mmap.PAGESIZE)
+    end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE
+    if begin < end and _are_of_a_file(begin, end):
         size = ctypes.c_size_t((end - begin) * mmap.PAGESIZE)
         _libc().madvise(ctypes.c_void_p(begin * mmap.PAGESIZE), size, mmap.MADV_DONTNEED)
 

@@ -30,7 +30,7 @@ from zerorun.model.leaf_modules import mark_configured
 from zerorun.model.mesh import Mesh
 from zerorun.model.mesh_arguments import mesh_of
 from zerorun.model.model_layout import ModelLayout, param_groups_of
-from zerorun.model.partition import edits_are_refused, partition_of
+from zerorun.model.partition import edits_are_refused, partition_of, shapes_without_values
 from zerorun.model.private_partition import PrivatePartition
 from zerorun.model.unit_policy import UnitPolicy
 from zerorun.observers import observe
@@ -100,9 +100,9 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     parsed = _with_mesh(parsed, given, mesh)
     settings = parsed.config
     _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
+    world = communicator.world(settings.comm_timeout_s)
     model_parameters = adopt(model, optimizer, model_parameters, mesh, settings.zero.stage)
     with on_local_device(model) as device:
-        world = communicator.world(settings.comm_timeout_s)
         own = communicator.duplicate(world, settings.comm_timeout_s, gpu_of(device))
         ranks = EngineRanks.of(own, mesh)
         batch = configuration.batch_for(parsed, data_parallel_size(ranks.data.world_size))
@@ -286,7 +286,8 @@ def _basic_optimizer(
             "makes one of parameter groups"
         )
     if optimizer is not None:
-        made = optimizer(param_groups_of(model, model_parameters))
+        with shapes_without_values(model.parameters()):
+            made = optimizer(param_groups_of(model, model_parameters))
         if not isinstance(made, torch.optim.Optimizer):
             raise _C.ConfigError(f"optimizer(parameters) gave {type(made)}, not a torch optimizer")
         return made

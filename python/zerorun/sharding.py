@@ -14,6 +14,7 @@ from zerorun import config as configuration
 from zerorun.device import local_device, make_current
 from zerorun.engine import ZeroEngine
 from zerorun.initialization import initialize
+from zerorun.model.adoption import is_fully_sharded
 from zerorun.model.materialization import Initializer, materialize
 from zerorun.model.model_layout import DTYPES
 from zerorun.model.unit_policy import UnitPolicy
@@ -104,12 +105,19 @@ def shard(  # noqa: PLR0913 - keywords
                 "shard: device_mesh= and a model on the meta device: give the model its values "
                 "first (model.to_empty(device='cpu') and its initialisation)"
             )
+        if is_fully_sharded(model):
+            raise _C.ConfigError(
+                "shard: fully_shard was called on a model on the meta device: leave fully_shard "
+                "out, or give the model its values first (model.to_empty(device='cpu') and its "
+                "initialisation)"
+            )
         world = communicator.world(timeout)
         materialize(model, world, device=device, init=init, weights=weights)
     elif init is not None or weights is not None:
         raise _C.ConfigError(
             "shard: init and weights are for a model on the meta device, and nothing of this one "
-            "is: leave them out, or make the model under torch.device('meta')"
+            "is, or is any more after a call that failed: leave them out, or make the model under "
+            "torch.device('meta')"
         )
     engine, made, *_ = initialize(
         model,

@@ -160,6 +160,8 @@ def undo_fully_shard(modules: list[Any]) -> None:
             _check(name)
     contract: Any = importlib.import_module("torch.distributed._composable.contract")
     composable: Any = importlib.import_module("torch.distributed._composable_state")
+    fsdp: Any = importlib.import_module("torch.distributed.fsdp")
+    registered = fsdp.register_fsdp_forward_method.__code__.co_consts  # the code that it wraps with
     for module in modules:
         state = module._get_fsdp_state()
         handles = [state._pre_forward_hook_handle, state._post_forward_hook_handle]
@@ -171,6 +173,12 @@ def undo_fully_shard(modules: list[Any]) -> None:
             handle.remove()
         kind = type(module)
         module.__class__ = kind.__mro__[kind._orig_cls_mro_index]
+        for key, method in list(vars(module).items()):
+            original = method
+            while getattr(original, "__code__", "") in registered:
+                original = original.__wrapped__
+            if original is not method:
+                setattr(module, key, original)
         composable._module_state_mapping.pop(module, None)
         for key in (contract.STATE_KEY, contract.REGISTRY_KEY):
             vars(module).pop(key, None)

@@ -22,14 +22,17 @@ from zerorun.model.model_layout import param_groups_of
 from zerorun.model.private_partition import PrivatePartition
 from zerorun.rank_zero import texts_of_all
 
-__all__ = ["adopt"]
+__all__ = ["adopt", "is_fully_sharded"]
 
 _SHARDS_PARAMETERS = 3  # the stage
-_MARKS = (
-    *("_is_fsdp_managed_module", "_fsdp_use_orig_params"),
-    *("_is_distributed_loading_by_transformers", "_device_mesh", "_mesh_manager"),
-    *("_tp_size", "_fsdp_size"),
-)
+_MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
+_DISTRIBUTED = "_is_distributed_loading_by_transformers"
+_MARKS_OF_TRANSFORMERS = (_DISTRIBUTED, "_device_mesh", "_mesh_manager", "_tp_size", "_fsdp_size")
+
+
+def is_fully_sharded(model: nn.Module) -> bool:
+    """Whether FSDP2 has sharded the model, or modules of it."""
+    return any(_sharded_modules(model))
 
 
 def adopt(
@@ -39,7 +42,7 @@ def adopt(
     parameters. The groups of `optimizer` get them, too. Collective for such a model.
 
     Raises ConfigError, before anything changes, for DTensors that are not sharded over exactly the
-    data-parallel ranks, and for an optimizer that has states.
+    data-parallel ranks or have hooks, and for an optimizer that has states.
     """
     sharded = list(_sharded_modules(model))
     if not sharded:
@@ -89,6 +92,11 @@ def _check(names: dict[nn.Parameter, str], optimizer: Any, ranks: EngineRanks) -
             )
     for parameter, name in names.items():
         check_placements(name, parameter)
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise _C.ConfigError(
+                f"parameter {name} has hooks for its gradient, and zerorun replaces the DTensors "
+                "of fully_shard: register hooks on model.parameters() after this call"
+            )
         found = mesh_ranks_of(parameter) or set()
         if found - set(data):
             raise _C.ConfigError(
@@ -134,7 +142,7 @@ def _forget_distribution(model: nn.Module) -> None:
     """FSDP's marks on the modules go, and a model of transformers is no longer one that it has
     distributed itself, which its save_pretrained and its Trainer would ask for its mesh."""
     for module in model.modules():
-        for name in _MARKS:
+        for name in _MARKS + _MARKS_OF_TRANSFORMERS * (_DISTRIBUTED in vars(module)):
             vars(module).pop(name, None)  # transformers' class has the defaults
         if getattr(getattr(module, "config", None), "distributed_config", None) is not None:
             module.config.distributed_config = None  # type: ignore[union-attr]

@@ -183,12 +183,12 @@ class _Unread(PrivatePartition):
     def _read(self) -> Iterator[tuple[int, torch.Tensor]]:
         with all_or_none(self._communicator, "zerorun.shard"):
             value = self._source.read(self._name, self.shape)
+            values = None if value is None else value.detach().contiguous().view(-1)
         for begin, end in pieces_of(self.numel, self._empty.element_size()):
             piece = torch.empty(end - begin, dtype=self._empty.dtype)
-            if value is not None:
-                part = value.detach().contiguous().view(-1)[begin:end]
-                piece.copy_(part)
-                forget_pages(part)
+            if values is not None:
+                piece.copy_(values[begin:end])
+                forget_pages(values[begin:end])
             self._communicator.broadcast(piece.view(torch.uint8), 0, self._label)
             yield begin, piece
 

@@ -79,6 +79,22 @@ def gathered(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def shapes_without_values(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Parameters that are empty have their shapes, and zeros of no memory, for code that groups
+    them by dimensions."""
+    empty = [(p, p.data) for p in parameters if _is_empty(p) and not is_distributed(p)]
+    for parameter, before in empty:
+        partition = partition_of(parameter)
+        assert partition is not None
+        parameter.data = before.new_zeros(()).expand(partition.shape)
+    try:
+        yield
+    finally:
+        for parameter, before in empty:
+            parameter.data = before
+
+
+@contextlib.contextmanager
 def together(partitions: Iterable[Partition]) -> Iterator[None]:
     """Lets every rank copy full values between the same writes to ``ds_tensor``. Collective.
 

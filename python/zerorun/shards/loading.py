@@ -23,7 +23,8 @@ class Loading:
     that has them.
 
     They come in pieces, for which all ranks have memory before any gives up a value: an error for
-    lack of it leaves every rank's model whole.
+    lack of it leaves every rank's model whole. Of parameters that are partitioned, pieces are
+    allocated on the way.
     """
 
     def __init__(

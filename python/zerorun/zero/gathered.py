@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from zerorun import _C
 from zerorun.hooks.external import register_external_parameter
-from zerorun.host_memory import copy_in_pieces
 from zerorun.model.local_tensor import local_of, place
 from zerorun.model.partition import Partition, partition_of, together
 from zerorun.shards.shards import Shards, shards_of
@@ -31,18 +28,6 @@ def _listed(params: Any) -> list[Any]:
                 "module.parameters() gives them"
             )
     return given
-
-
-class _Reading(TorchFunctionMode):
-    """What is copied from tensors that are parts of files leaves no pages of the files behind."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.copy_ and len(args) == 2 and not kwargs:
-            to, source = args
-            if isinstance(source, torch.Tensor) and source.device.type == "cpu":
-                copy_in_pieces(to, source)
-                return to
-        return func(*args, **(kwargs or {}))
 
 
 class GatheredParameters:
@@ -75,7 +60,6 @@ class GatheredParameters:
         # With their count of in-place changes and a copy of their values.
         self._read_only: list[tuple[Partition, int, torch.Tensor]] = []
         self._shards: set[Shards] = set()
-        self._reading = contextlib.ExitStack()
         if not enabled:
             return
         for parameter in dict.fromkeys(given):
@@ -105,8 +89,6 @@ class GatheredParameters:
         except BaseException:
             self._release()
             raise
-        if any(partition.rank == self._modifier_rank for partition in self._partitions):
-            self._reading.enter_context(_Reading())
 
     def _take(self, partition: Partition, alone: bool) -> None:
         partition.acquire()
@@ -125,7 +107,6 @@ class GatheredParameters:
         _value: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        self._reading.close()
         try:
             if self._modifier_rank is not None and error is None:
                 for partition, before in self._held:

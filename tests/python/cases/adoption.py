@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -14,8 +15,9 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from zerorun import communicator
 from zerorun.interchange.formats import open_source
 from zerorun.model.adoption import adopt
 
@@ -86,6 +88,50 @@ def case_after_a_forward_with_parameters_of_each_kind(_folder: Path) -> None:
     fully_shard(mixed, mesh=mesh())  # nothing of the first is left
 
 
+def case_a_function_groups_parameters_by_shape(_folder: Path) -> None:
+    for stage in range(4):
+        model = sharded(make(), mesh())
+        vectors = sum(parameter.ndim == 1 for parameter in model.parameters())
+
+        def made(groups: Any) -> torch.optim.Optimizer:
+            parameters = groups[0]["params"]
+            kinds = ([p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim == 1])
+            return torch.optim.SGD([{"params": kind} for kind in kinds], lr=0.1)
+
+        engine = zerorun.shard(model, stage=stage, optimizer=made)
+        groups = engine.optimizer.param_groups
+        assert [len(group["params"]) for group in groups][1] == vectors > 0
+        assert {p for group in groups for p in group["params"]} == set(model.parameters())
+        train(engine, 1)
+        engine.destroy()
+
+
+class Doubling(Model):
+    def doubled(self, tokens: torch.Tensor) -> torch.Tensor:
+        return 2 * self(tokens)
+
+
+def case_methods_and_attributes_of_the_program_stay(_folder: Path) -> None:
+    plain, tokens = make(Doubling), torch.zeros(1, 4, dtype=torch.int64)
+    expected = plain.doubled(tokens)
+    model = sharded(make(Doubling), mesh())
+    for _ in range(2):
+        register_fsdp_forward_method(model, "doubled")
+    model.doubled(tokens)
+    model.blocks[0]._device_mesh = model._tp_size = "the program's"
+    engine = zerorun.shard(model, stage=3)
+    assert torch.equal(model.doubled(tokens), expected)
+    assert model.blocks[0]._device_mesh == model._tp_size == "the program's"
+    engine.destroy()
+
+
+def case_ranks_wait_for_each_other_as_long_as_the_program_says(_folder: Path) -> None:
+    model = sharded(make(), mesh())
+    with mock.patch.object(communicator, "world", wraps=communicator.world) as world:
+        zerorun.shard(model, timeout=20.0).destroy()
+    assert world.call_args_list[0].args == (20.0,)
+
+
 def memory(field: str) -> int:
     """Bytes of this process, by a field of its status: VmRSS, or VmHWM, the highest so far."""
     status = Path("/proc/self/status").read_text()
@@ -125,6 +171,15 @@ def case_what_cannot_be_adopted_is_an_error(_folder: Path) -> None:
         lambda: zerorun.initialize(model, optimizer, config=config(2)),
     )
     assert isinstance(next(model.parameters()), DTensor)  # as before
+    hooked = sharded(make(), over)
+    hooked.head.weight.register_post_accumulate_grad_hook(lambda _parameter: None)
+    text = "has hooks for its gradient"
+    raises(zerorun.ConfigError, text, lambda: zerorun.shard(hooked, stage=2))
+    with torch.device("meta"):
+        unset = sharded(make(), over)
+    text = "leave fully_shard out, or give the model its values first"
+    raises(ValueError, text, lambda: zerorun.shard(unset, weights=make().state_dict()))
+    assert isinstance(next(unset.parameters()), DTensor)
     if WORLD_SIZE == 1:
         return
     torch.manual_seed(0)

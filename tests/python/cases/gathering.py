@@ -9,6 +9,7 @@ import pytest
 import torch
 import zerorun
 from torch import nn
+from torch._C import _len_torch_function_stack
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from zerorun.communicator import world
@@ -39,6 +40,18 @@ def case_parameters_gather_lists_and_keep_changes_when_told_so(_folder: Path) ->
         if engine is not None:
             engine.backward(loss_of(engine, part_of(batch_of(0))))
             engine.step()
+
+
+def case_pytorch_works_within_a_gather_as_outside(_folder: Path) -> None:
+    """Also where a tensor has no memory, as within vmap and while torch.compile reads code."""
+    model, engine = started(config(3))
+    copied = torch.compile(lambda x, y: x.clone().copy_(y), backend="eager", fullgraph=True)
+    with GatheredParameters(model.head.weight, modifier_rank=0):
+        x = torch.ones(2, 3)
+        assert torch.equal(torch.vmap(lambda row: torch.zeros_like(row).copy_(row))(x), x)
+        assert torch.equal(copied(torch.zeros(2, 3), x), x)
+        assert _len_torch_function_stack() == 0
+    engine.destroy()
 
 
 def case_only_parameters_are_gathered_and_none_is_none(_folder: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import zerorun
 from torch import nn
-from zerorun import communicator
+from zerorun import communicator, host_memory
 from zerorun.shards.loading import Loading
 
 from cases.models import *
@@ -138,6 +138,37 @@ def case_zero_inits_model_is_partitioned_after_a_load_that_failed(_folder: Path)
         with zerorun.zero.GatheredParameters(model.parameters()):
             for parameter, values in zip(model.parameters(), make().parameters(), strict=True):
                 assert torch.equal(parameter.cpu(), values)
+
+
+def case_weights_are_made_contiguous_once(_folder: Path) -> None:
+    """A copy per piece would be quadratic. What cannot be made so is an error on every rank."""
+    contiguous = torch.Tensor.contiguous
+    values = torch.arange(64.0).view(8, 8).t()
+    for given, kind in ((values, None), (torch.eye(8).to_sparse(), RuntimeError)):
+        with torch.device("meta"):
+            model = nn.Linear(8, 8, bias=False)
+        weights = {"weight": given} if RANK == 0 else {}
+        copied: list[torch.Size] = []
+
+        def counted(tensor: torch.Tensor, copied: list[torch.Size] = copied) -> torch.Tensor:
+            copied.extend([tensor.shape] * (not tensor.is_contiguous()))
+            return contiguous(tensor)
+
+        with (
+            mock.patch.object(host_memory, "PIECE", 16),
+            mock.patch.object(torch.Tensor, "contiguous", counted),
+        ):
+            if kind is not None:
+                with pytest.raises(kind if RANK == 0 else zerorun.Error, match=r"ontiguous|rank 0"):
+                    zerorun.shard(model, weights=weights, timeout=20.0)
+                again = "is, or is any more after a call that failed"
+                raises(ValueError, again, lambda m=model: zerorun.shard(m, weights={}))
+                return
+            engine = zerorun.shard(model, weights=weights)
+        assert len(copied) == (RANK == 0)
+        with zerorun.zero.GatheredParameters(model.weight):
+            assert torch.equal(model.weight.cpu(), values)
+        engine.destroy()
 
 
 class Memory(bytearray):

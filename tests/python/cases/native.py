@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import torch
 import zerorun
@@ -197,6 +198,32 @@ def case_weights_reach_a_model_on_the_meta_device(_folder: Path) -> None:
         assert model.blocks[0].up.weight.mark == "kept"
         assert_close(train(engine, 4), expected)
         engine.destroy()
+
+
+def decays_matrices(groups: list[dict[str, Any]], kind: Any = torch.optim.AdamW) -> Any:
+    """Weight decay by the number of dimensions, as programs of transformers have it."""
+    matrices, vectors = [], []
+    for parameter in groups[0]["params"]:
+        (matrices if parameter.ndim > 1 else vectors).append(parameter)
+    return kind(
+        [{"params": matrices, "weight_decay": 0.5}, {"params": vectors, "weight_decay": 0.0}],
+        lr=0.1,
+    )
+
+
+def case_a_function_groups_parameters_of_the_meta_device_by_shape(_folder: Path) -> None:
+    for stage in range(4):
+        for kind, after in ((torch.optim.AdamW, 0.95), (torch.optim.Adagrad, 0.9)):
+            model = on_meta(lambda: nn.Linear(4, 4))
+            optimizer = functools.partial(decays_matrices, kind=kind)
+            weights = {"weight": torch.ones(4, 4), "bias": torch.ones(4)}
+            engine = zerorun.shard(model, stage=stage, optimizer=optimizer, weights=weights)
+            engine.backward(engine(torch.ones(1, 4, device=DEVICE)).sum() * 0)
+            engine.step()
+            with zerorun.zero.GatheredParameters(list(model.parameters())):
+                weight, bias = model.weight[0, 0].item(), model.bias[0].item()
+            assert (abs(weight - after) < 1e-5, bias) == (True, 1.0), (stage, kind, weight)
+            engine.destroy()
 
 
 def case_values_of_any_layout_are_rank_zeros(_folder: Path) -> None:
