@@ -40,8 +40,11 @@ class Loading:
         own dtype, in which they then go to the GPU."""
         self._engine, self._layout, self._ranks = engine, layout, ranks
         self._device, self._round_masters = device, round_masters
+        own = DTYPES[engine.param_dtype].itemsize
+        sizes = (n.numel() * max(p.element_size(), own) for p, n in layout.shapes.items())
         with all_or_none(ranks.job, "initialize"):
-            self._staging = torch.empty(PIECE, dtype=torch.uint8, device=device)
+            nbytes = min(PIECE, max(sizes, default=0))
+            self._staging = torch.empty(nbytes, dtype=torch.uint8, device=device)
 
     def __iter__(self) -> Iterator[nn.Parameter]:
         """Loads all parameters. Yields each when the engine has its values, on this rank in full
