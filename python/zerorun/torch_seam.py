@@ -100,9 +100,12 @@ _TABLES = {
         torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState *_post_forward_hook_handle: fsdp
         torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup *fsdp_params: fsdp
         torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam *_post_load_hook_handle: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup *_module_to_pre_save_state_dict_hook_handle: fsdp
+        torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup *_module_to_pre_load_state_dict_hook_handle: fsdp
+        torch.Tensor _backward_hooks _post_accumulate_grad_hooks: fsdp
         torch.distributed._composable_state _module_state_mapping: fsdp
         torch.distributed._composable.contract STATE_KEY REGISTRY_KEY: fsdp
-        """,
+        """,  # noqa: E501 - names of PyTorch
     "its source, not a GPU": """
         bitsandbytes.nn.modules.Params4bit *bnb_quantized *quant_state: 4-bit weights
         bitsandbytes.nn.modules.Int8Params *CB *SCB: 8-bit weights
