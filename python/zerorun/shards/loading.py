@@ -40,8 +40,7 @@ class Loading:
         own dtype, in which they then go to the GPU."""
         self._engine, self._layout, self._ranks = engine, layout, ranks
         self._device, self._round_masters = device, round_masters
-        own = DTYPES[engine.param_dtype].itemsize
-        sizes = (n.numel() * max(p.element_size(), own) for p, n in layout.shapes.items())
+        sizes = (n.numel() * self._sent_as(p, p.dtype).itemsize for p, n in layout.shapes.items())
         with all_or_none(ranks.job, "initialize"):
             nbytes = min(PIECE, max(sizes, default=0))
             self._staging = torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -58,6 +57,11 @@ class Loading:
     def _is_staged(self, parameter: nn.Parameter) -> bool:
         own = partition_of(parameter) is None
         return own and self._device.type != "cpu" and local_of(parameter).device.type == "cpu"
+
+    def _sent_as(self, parameter: nn.Parameter, own: torch.dtype) -> torch.dtype:
+        rounded = self._is_staged(parameter) and self._round_masters
+        rounded = rounded and parameter not in self._layout.own_dtype
+        return DTYPES[self._engine.param_dtype] if rounded else own
 
     @torch.no_grad()
     def _load(self, parameter: nn.Parameter) -> None:
@@ -78,8 +82,7 @@ class Loading:
         values = self._layout.flat(parameter, local_of(parameter))
         communicator = self._ranks.holding(self._layout.ranks_of.get(parameter, 0))
         staged = self._is_staged(parameter)
-        rounded = staged and self._round_masters and parameter not in self._layout.own_dtype
-        dtype = DTYPES[self._engine.param_dtype] if rounded else values.dtype
+        dtype = self._sent_as(parameter, values.dtype)
         is_first = communicator.rank == 0
         on_gpu = self._device.type != "cpu"
         broadcast = communicator.broadcast_on_gpu if on_gpu else communicator.broadcast
