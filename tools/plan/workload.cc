@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "train/model/activations.h"
 #include "train/model/attention_workspace.h"
 
 namespace zerorun {
