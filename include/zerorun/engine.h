@@ -280,8 +280,8 @@ class ZR_API EngineHooks {
   // every rank.
   virtual TensorView whole_gradient(ParameterId id) = 0;
   // Returns the values with which ranks compute in place of this rank's part of a parameter
-  // (StateInterval::param, all intervals side by side, then padding), if gathers of it are quantized
-  // and it is always full (stages 1 and 2); empty otherwise.
+  // (StateInterval::param, all intervals side by side, then padding), if gathers of it are
+  // quantized and it is always full (stages 1 and 2); empty otherwise.
   virtual Buffer decoded_part(ParameterId id) = 0;
   // Must be called after writing to StateInterval::grad, between reduce_gradients and step:
   // computes the gradient norm again, on which clipping and skipping depend.
