@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from zerorun import _C
@@ -64,10 +63,11 @@ class PartSampler(DistributedSampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self.start == 0:
             return super().__iter__()
-        order = list(range(len(self.dataset)))  # type: ignore[arg-type]
-        if self.shuffle:
-            generator = torch.Generator().manual_seed(self.seed + self.epoch)
-            order = torch.randperm(len(order), generator=generator).tolist()
+        whole: DistributedSampler[Any] = DistributedSampler(
+            self.dataset, 1, 0, self.shuffle, self.seed
+        )
+        whole.set_epoch(self.epoch)
+        order = list(whole)
         rest = order[self.start :]
         missing = -len(rest) % self.num_replicas  # filled with the first, as torch does
         rest += itertools.islice(itertools.cycle(order), missing)
