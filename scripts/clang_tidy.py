@@ -25,6 +25,8 @@ SKIPPED = {"tests", "bench", "build"}
 KERNELS = ".cu"  # nvcc's command lines are not clang's
 # NVIDIA's headers of cuDNN's graphs keep clang-tidy busy for many minutes.
 SKIPPED_FILES = {"train/cuda/cudnn_attention.cc"}
+# Fakes have helpers of the same names, so they cannot be read together, and attributes of GCC.
+SKIPPED_FOLDERS = {"testing/fake_cuda"}
 # Sources that Highway includes once per instruction set cannot share a file.
 PER_TARGET = b"hwy/foreach_target.h"
 INCLUDE = re.compile(
@@ -104,7 +106,11 @@ def groups(build: Path) -> list[Group]:
         if not path.is_relative_to(ROOT) or path.suffix == KERNELS or path in seen:
             continue
         name = path.relative_to(ROOT)
-        if name.parts[0] in SKIPPED or str(name) in SKIPPED_FILES:
+        if (
+            name.parts[0] in SKIPPED
+            or str(name) in SKIPPED_FILES
+            or str(name.parent) in SKIPPED_FOLDERS
+        ):
             continue
         seen.add(path)
         alone = str(name) if PER_TARGET in read(path) else ""
