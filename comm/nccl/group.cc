@@ -7,7 +7,6 @@
 #include "core/check.h"
 #include "device/cuda/runtime/cuda_error.h"
 #include "device/cuda/runtime/current_device.h"
-#include "device/cuda/runtime/relaxed_capture.h"
 #include "device/drain.h"
 
 namespace zerorun {

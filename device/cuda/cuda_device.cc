@@ -27,6 +27,16 @@ std::string describe(int index) {
   return fmt::format("cuda:{} ({})", index, properties.name);
 }
 
+// What a call of CUDA on a stream needs while it is made: the stream's device is the thread's
+// current one, and profilers know the call's name.
+struct KernelCall {
+  KernelCall(int device, cudaStream_t stream, const char* name)
+      : handle(stream), current(device), range(name) {}
+  const cudaStream_t handle;
+  const CurrentDevice current;
+  const ProfilerRange range;
+};
+
 }  // namespace
 
 CudaDevice::CudaDevice(int index, size_t memory_limit)
@@ -99,7 +109,7 @@ bool CudaDevice::release_kept() {
   return any;
 }
 
-// Nothing waits in a step that has used what the one before has.
+// A step that uses the same blocks as the one before does not wait.
 void CudaDevice::trim_unused() {
   if (!pool_->end_step()) return;
   drain(inline_stream_);
@@ -145,7 +155,7 @@ std::shared_ptr<void> CudaDevice::account(size_t nbytes, MemoryCategory category
 
 MemoryUse CudaDevice::memory_use(MemoryCategory category) const { return ledger_->use(category); }
 
-// Work beside the caller is communication and copies, which others wait for: it goes first.
+// Concurrent streams have communication and copies, for which others wait: hence the priority.
 std::unique_ptr<Stream> CudaDevice::make_stream(std::string_view name) {
   auto stream =
       std::make_unique<CudaStreamImpl>(index_, CudaStreamImpl::Priority::high, events_, flags_);
@@ -156,7 +166,7 @@ std::unique_ptr<Stream> CudaDevice::make_stream(std::string_view name) {
 void CudaDevice::use_inline_stream(void* handle) {
   auto* const stream = static_cast<cudaStream_t>(handle);
   if (stream == inline_stream_.handle()) return;
-  const CurrentDevice current(index_);  // whose default stream is meant by null
+  const CurrentDevice current(index_);  // a null handle is the default stream of this device
   const Event before = inline_stream_.record();
   inline_stream_.borrow(stream);
   inline_stream_.wait(before);
@@ -170,116 +180,99 @@ cudaStream_t CudaDevice::handle_of(Stream& stream) const {
 }
 
 void CudaDevice::upload(Stream& stream, const void* src, TensorView dst) {
-  const cudaStream_t handle = handle_of(stream);
+  const KernelCall call(index_, handle_of(stream), "upload");
   if (dst.empty()) return;
-  const CurrentDevice current(index_);
-  const ProfilerRange range("upload");
-  check_cuda(cudaMemcpyAsync(dst.data, src, dst.nbytes(), cudaMemcpyDefault, handle),
+  check_cuda(cudaMemcpyAsync(dst.data, src, dst.nbytes(), cudaMemcpyDefault, call.handle),
              "cudaMemcpyAsync to the device");
 }
 
 void CudaDevice::download(Stream& stream, TensorView src, void* dst) {
-  const cudaStream_t handle = handle_of(stream);
+  const KernelCall call(index_, handle_of(stream), "download");
   if (src.empty()) return;
-  const CurrentDevice current(index_);
-  const ProfilerRange range("download");
-  check_cuda(cudaMemcpyAsync(dst, src.data, src.nbytes(), cudaMemcpyDefault, handle),
+  check_cuda(cudaMemcpyAsync(dst, src.data, src.nbytes(), cudaMemcpyDefault, call.handle),
              "cudaMemcpyAsync to the host");
 }
 
 void CudaDevice::fill(Stream& stream, TensorView dst, float value) {
-  const CurrentDevice current(index_);
-  const ProfilerRange range("fill");
-  cuda::fill(handle_of(stream), dst, value);
+  const KernelCall call(index_, handle_of(stream), "fill");
+  cuda::fill(call.handle, dst, value);
 }
 
 void CudaDevice::cast(Stream& stream, TensorView src, TensorView dst) {
   check_cast(src, dst);
-  const CurrentDevice current(index_);
-  const ProfilerRange range("cast");
-  cuda::cast(handle_of(stream), src, dst);
+  const KernelCall call(index_, handle_of(stream), "cast");
+  cuda::cast(call.handle, src, dst);
 }
 
 void CudaDevice::add(Stream& stream, TensorView src, TensorView dst) {
   check_add(src, dst);
-  const CurrentDevice current(index_);
-  const ProfilerRange range("add");
-  cuda::add(handle_of(stream), src, dst);
+  const KernelCall call(index_, handle_of(stream), "add");
+  cuda::add(call.handle, src, dst);
 }
 
 void CudaDevice::copy(Stream& stream, std::span<const TensorCopy> copies) {
   check_copy(copies);
-  const CurrentDevice current(index_);
-  const ProfilerRange range("copy");
-  cuda::copy(handle_of(stream), copies);
+  const KernelCall call(index_, handle_of(stream), "copy");
+  cuda::copy(call.handle, copies);
 }
 
 void CudaDevice::scale(Stream& stream, TensorView dst, float factor) {
   check_scale(dst);
-  const CurrentDevice current(index_);
-  const ProfilerRange range("scale");
-  cuda::scale(handle_of(stream), dst, factor);
+  const KernelCall call(index_, handle_of(stream), "scale");
+  cuda::scale(call.handle, dst, factor);
 }
 
 void CudaDevice::sum_of_squares(Stream& stream, TensorView src,
                                 std::span<const SquaresSegment> segments, TensorView sums) {
   check_sum_of_squares(src, segments, sums);
-  const CurrentDevice current(index_);
-  const ProfilerRange range("norm");
-  cuda::sum_of_squares(handle_of(stream), src, segments, sums);
+  const KernelCall call(index_, handle_of(stream), "norm");
+  cuda::sum_of_squares(call.handle, src, segments, sums);
 }
 
 void CudaDevice::decide(Stream& stream, const StepEvidence& evidence, const StepRule& rule,
                         TensorView decision) {
   check_decide(evidence, decision);
-  const CurrentDevice current(index_);
-  const ProfilerRange range("decide");
-  cuda::decide(handle_of(stream), evidence, rule, decision);
+  const KernelCall call(index_, handle_of(stream), "decide");
+  cuda::decide(call.handle, evidence, rule, decision);
 }
 
 void CudaDevice::trust_ratios(Stream& stream, TensorView sums, const TrustRatioLimits& limits,
                               TensorView ratios) {
   check_trust_ratios(sums, ratios);
   if (ratios.empty()) return;
-  const CurrentDevice current(index_);
-  const ProfilerRange range("trust ratios");
-  cuda::trust_ratios(handle_of(stream), sums, limits, ratios);
+  const KernelCall call(index_, handle_of(stream), "trust ratios");
+  cuda::trust_ratios(call.handle, sums, limits, ratios);
 }
 
 void CudaDevice::quantize(Stream& stream, TensorView src, TensorView dst, const Quantization& how) {
   check_quantize(src, dst, how);
-  const CurrentDevice current(index_);
-  const ProfilerRange range("quantize");
-  cuda::quantize(handle_of(stream), src, dst, how);
+  const KernelCall call(index_, handle_of(stream), "quantize");
+  cuda::quantize(call.handle, src, dst, how);
 }
 
 void CudaDevice::dequantize(Stream& stream, TensorView src, TensorView dst,
                             const Dequantization& how) {
   check_dequantize(src, dst, how);
-  const CurrentDevice current(index_);
-  const ProfilerRange range("dequantize");
-  cuda::dequantize(handle_of(stream), src, dst, how);
+  const KernelCall call(index_, handle_of(stream), "dequantize");
+  cuda::dequantize(call.handle, src, dst, how);
 }
 
 void CudaDevice::update(Stream& stream, const UpdateTensors& tensors,
                         std::span<const UpdateSegment> segments) {
   check_update(tensors, segments);
-  const CurrentDevice current(index_);
-  const ProfilerRange range("update");
-  cuda::update(handle_of(stream), tensors, segments);
+  const KernelCall call(index_, handle_of(stream), "update");
+  cuda::update(call.handle, tensors, segments);
 }
 
 void CudaDevice::orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols,
                                int steps, TensorView work) {
   check_orthogonalize(matrix, rows, cols, work);
-  const cudaStream_t handle = handle_of(stream);
+  const KernelCall call(index_, handle_of(stream), "orthogonalize");
   if (matrix.empty()) return;
-  const CurrentDevice current(index_);
-  const ProfilerRange range("orthogonalize");
   const Buffer words = scratch(cuda_stream(stream), ExactSum::kWords * sizeof(int64_t));
   const std::lock_guard lock(mutex_);
   if (!cublas_) cublas_ = std::make_unique<Cublas>(index_);
-  cuda::orthogonalize(*cublas_, handle, {matrix, rows, cols}, steps,
+  cuda::orthogonalize(*cublas_, call.handle, {matrix, rows, cols}, steps,
                       {work, view_of(words, DType::int64, ExactSum::kWords)});
 }
 

@@ -11,7 +11,6 @@
 #include "device/cuda/libraries/cublas.h"
 #include "device/cuda/runtime/cuda_memory.h"
 #include "device/cuda/runtime/cuda_stream_impl.h"
-#include "device/cuda/runtime/event_pool.h"
 #include "device/cuda/runtime/host_flags.h"
 #include "device/memory_ledger.h"
 #include "zerorun/device.h"
@@ -28,26 +27,22 @@ class CudaDevice final : public Device {
   int index() const { return index_; }
 
   Buffer allocate(size_t nbytes, MemoryCategory category) override;
-  // Host memory, page-aligned and uninitialised, that copies reach at full speed. Exactly as much
-  // as is asked for: the driver rounds to pages, not to powers of two.
   Buffer allocate_pinned(size_t nbytes) override;
-  // The device that computes on host memory.
   Device& host() override { return *host_; }
   std::shared_ptr<void> account(size_t nbytes, MemoryCategory category) override;
   MemoryUse memory_use(MemoryCategory category) const override;
-  // Bytes that are left of the limit when what is kept is given back.
+  // Returns the bytes that are left of the limit, counting kept memory as free.
   size_t room() const;
-  // Gives back as much of that as `nbytes` more need. They must not be more than room().
+  // Releases as much kept memory as `nbytes` more, at most room(), need within the limit.
   void make_room_within_limit(size_t nbytes);
-  // Memory within the same limit that is not counted: the caller accounts.
+  // Allocates within the limit, without counting; the caller does that with account().
   Buffer allocate_uncounted(const MemoryRequest& request);
-  // Its memory, for kernels on another GPU of this process.
+  // Lets kernels on another GPU of this process use this device's memory.
   void share_memory_with(int peer) { pool_->share_with(peer); }
-  // For work on one stream only, as `other`: handed back when that stream gets there.
+  // Allocates memory for work on one stream only, counted as `other`; freed in the stream's order.
   Buffer scratch(const CudaStream& stream, size_t nbytes);
 
   std::unique_ptr<Stream> make_stream(std::string_view name) override;
-  // A stream of its own, unless a framework has given its current one.
   Stream& inline_stream() override { return inline_stream_; }
   std::optional<int> gpu() const override { return index_; }
   void use_inline_stream(void* handle) override;
@@ -78,13 +73,13 @@ class CudaDevice final : public Device {
                      TensorView work) override;
 
  private:
-  // `stream` as one of this device's.
+  // Throws InternalError if the stream is another device's.
   cudaStream_t handle_of(Stream& stream) const;
   size_t kept() const;  // bytes that the pool keeps for reuse
   [[noreturn]] void refuse(const MemoryRequest& request, size_t room) const;
-  // Returns the result of `allocate`, within the limit. When that is null, because the device has
-  // no more, it tries again after the pool, and again after others, have released their spare
-  // memory.
+  // Returns the result of `allocate`, within the limit. If that is null, because the device has no
+  // more memory, tries again after the pool, and again after other allocators, have released
+  // theirs.
   void* take(const MemoryRequest& request, const std::function<void*()>& allocate);
 
   const int index_;
@@ -99,7 +94,7 @@ class CudaDevice final : public Device {
   std::function<void()> reclaim_;
   MemoryAdviser adviser_;
   std::mutex mutex_;                // guards the next
-  std::unique_ptr<Cublas> cublas_;  // made when it is first needed
+  std::unique_ptr<Cublas> cublas_;  // created at its first use
 };
 
 }  // namespace zerorun

@@ -5,16 +5,13 @@
 
 namespace zerorun {
 
-// The number of devices that CUDA_VISIBLE_DEVICES leaves; 0 also when the driver cannot be used.
+// These functions implement members of CudaBackend (device/cuda_backend.h).
 int visible_cuda_devices();
-// The CUDA runtime's reason; empty when there is a device.
 std::string why_no_cuda_device();
-// True when that reason is another one than that there is no device: a driver that is too old, say.
 bool cuda_driver_fails();
-// The physical GPU, by its PCI address and UUID.
+// Returns the PCI address and UUID of a GPU.
 std::string cuda_device_identity(int index);
-// Lines for `zerorun env`: driver, runtime, devices, and how they are connected. What is missing
-// has a line that says so.
+// Returns the report's lines about driver, runtime, devices and their connections.
 std::vector<std::string> cuda_report();
 
 }  // namespace zerorun

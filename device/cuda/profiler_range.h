@@ -11,8 +11,8 @@
 
 namespace zerorun {
 
-// Names what is enqueued while this lives in the timelines of NVIDIA's profilers. Costs nothing
-// unless one is attached.
+// Names the work that is enqueued during the lifetime of this object in the timelines of NVIDIA's
+// profilers. Costs nothing unless one is attached.
 class ProfilerRange {
  public:
 #ifdef ZR_HAVE_NVTX
@@ -25,7 +25,7 @@ class ProfilerRange {
   ProfilerRange& operator=(const ProfilerRange&) = delete;
 };
 
-// The stream's name there.
+// Names a stream in these timelines.
 inline void name_in_profilers([[maybe_unused]] cudaStream_t stream,
                               [[maybe_unused]] const char* name) {
 #ifdef ZR_HAVE_NVTX

@@ -1,7 +1,6 @@
 #include "device/cuda/kernels/kernels.h"
 #include "device/cuda/kernels/launch.h"
 #include "device/decide_step.h"
-#include "device/trust_ratio.h"
 
 namespace zerorun::cuda {
 

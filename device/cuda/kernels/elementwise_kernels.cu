@@ -15,8 +15,8 @@ namespace zerorun::cuda {
 
 namespace {
 
-// dst[i] = map(src[i], dst[i]). The first `head` elements and those behind the last whole vector
-// are done one by one, so that the vectors in between are aligned.
+// dst[i] = map(src[i], dst[i]). The first `head` elements and those after the last whole vector are
+// handled one by one, so that the vectors in between are aligned.
 template <int N, typename Src, typename Dst, typename Map>
 __global__ void map_elements(const Src* src, Dst* dst, int64_t head, int64_t vectors, int64_t count,
                              Map map) {
@@ -69,7 +69,7 @@ struct Accumulate {
   }
 };
 
-// A TensorCopy as a kernel takes it.
+// A TensorCopy as a kernel's parameter.
 struct CopySegment {
   explicit CopySegment(const TensorCopy& copy)
       : src(copy.src.data), dst(copy.dst.data), numel(copy.dst.numel), add(copy.accumulate) {}
@@ -209,7 +209,7 @@ void add(cudaStream_t stream, TensorView src, TensorView dst) {
 
 void copy(cudaStream_t stream, std::span<const TensorCopy> copies) {
   const auto blocks = [](const CopySegment& segment) {
-    constexpr int64_t kElements = 8;      // of a thread, about
+    constexpr int64_t kElements = 8;      // per thread, approximately
     constexpr int64_t kMaxBlocks = 2048;  // enough for any GPU
     return std::clamp<int64_t>(segment.numel / (kElements * kThreads), 1, kMaxBlocks);
   };

@@ -6,22 +6,23 @@
 #include "zerorun/device.h"
 #include "zerorun/tensor.h"
 
-// The arithmetic of the CUDA device: contracts of Device's functions of the same names, launched on
-// a stream. The caller has checked dtypes and sizes and made the stream's device current.
+// The kernels of the CUDA device. Each function launches one on a stream and has the contract of
+// the Device function with the same name. The caller has checked dtypes and sizes and made the
+// stream's device current.
 namespace zerorun::cuda {
 
 void fill(cudaStream_t stream, TensorView dst, float value);
 void cast(cudaStream_t stream, TensorView src, TensorView dst);
 // Also of int64.
 void add(cudaStream_t stream, TensorView src, TensorView dst);
-// One launch for about a hundred (device/cuda/kernels/segments.h).
+// One launch takes about a hundred copies (device/cuda/kernels/segments.h).
 void copy(cudaStream_t stream, std::span<const TensorCopy> copies);
-// dst[i] = the larger (or smaller) of src[i] and dst[i]; fp32 and int64.
+// dst[i] = the larger, or the smaller, of src[i] and dst[i]; fp32 and int64.
 void extreme(cudaStream_t stream, TensorView src, TensorView dst, bool larger);
 void scale(cudaStream_t stream, TensorView dst, float factor);
 // dst[i] /= sqrt(sum) + NewtonSchulz::kEps, with the ExactSum words of sum_of_squares.
 void normalize(cudaStream_t stream, TensorView dst, TensorView sum);
-// One launch for about as many segments as 4 KB hold (device/cuda/kernels/segments.h).
+// One launch takes as many segments as fit into 4 KB (device/cuda/kernels/segments.h).
 void sum_of_squares(cudaStream_t stream, TensorView src, std::span<const SquaresSegment> segments,
                     TensorView sums);
 void decide(cudaStream_t stream, const StepEvidence& evidence, const StepRule& rule,

@@ -12,8 +12,8 @@
 namespace zerorun::cuda {
 
 // kernel<<<grid, block, 0, stream>>>(arguments...) as a function, so that the same source also
-// compiles as C++ where a kernel is emulated (testing/fake_cuda). Throws DeviceError when the
-// launch is refused; errors while it runs surface when the stream is synchronised.
+// compiles as C++ where a kernel is emulated (testing/fake_cuda). Throws DeviceError if the launch
+// is refused; errors of a running kernel are reported when the stream is synchronised.
 template <typename... Parameters>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
             std::type_identity_t<Parameters>... arguments) {
@@ -26,7 +26,7 @@ inline constexpr int kThreads = 256;
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kWholeWarp = 0xffffffffU;
 
-// Blocks of kThreads for `work` items of which each thread takes one; at least one block.
+// Returns the number of thread blocks for `work` items, one per thread; at least one block.
 inline dim3 blocks_for(int64_t work, int64_t most = int64_t{1} << 30) {
   return {static_cast<unsigned>(std::clamp<int64_t>((work + kThreads - 1) / kThreads, 1, most))};
 }

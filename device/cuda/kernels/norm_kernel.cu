@@ -15,7 +15,7 @@ namespace zerorun::cuda {
 namespace {
 
 constexpr int kRow = 16;                  // virtual lanes; see device/cpu/norm_kernel.cc
-constexpr int kRows = kNormBlock / kRow;  // additions of a lane
+constexpr int kRows = kNormBlock / kRow;  // additions per lane
 constexpr int kThreadsOfChunk = 4;        // each has four lanes
 constexpr int kChunksOfBlock = kThreads / kThreadsOfChunk;
 
@@ -28,11 +28,11 @@ __device__ inline void add_square(float element, double& lane) {
   lane += value * value;  // exact: fusing it changes nothing
 }
 
-// Lanes 4t to 4t+3 of a chunk's squares, added in order of the rows.
+// Sums lanes 4t to 4t+3 of a chunk's squares in the order of rows.
 template <bool kAligned, typename T>
 __device__ void add_squares(const T* chunk, int64_t count, int thread, double* lanes) {
   if (kAligned && count == kNormBlock) {
-    Vector<T, 4> rows[kRows];  // all on their way before the first is needed
+    Vector<T, 4> rows[kRows];  // all loads are issued before the first use
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       rows[row] = load_vector<T, 4>(chunk + row * kRow + 4 * thread);
@@ -50,26 +50,26 @@ __device__ void add_squares(const T* chunk, int64_t count, int thread, double* l
   }
 }
 
-// The chunk's sum, in every one of its threads: lanes as a binary tree.
+// Returns the chunk's sum to each of its threads; lanes are added as a binary tree.
 __device__ inline double combine(double* lanes) {
   for (int k = 0; k < 4; ++k) lanes[k] += __shfl_xor_sync(kWholeWarp, lanes[k], 2);
   for (int k = 0; k < 4; ++k) lanes[k] += __shfl_xor_sync(kWholeWarp, lanes[k], 1);
   return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
 }
 
-// What the chunks of four threads add up to: words of an ExactSum that nobody else adds to, so no
-// addition is atomic. One column for each four threads of the block.
-// Rows are longer, so that the digits of one lie in other banks than the next ones.
+// Sums of the chunks of each four threads of the block, one column for each four threads: words of
+// an ExactSum to which only these threads add, so that no addition is atomic. Rows are longer than
+// that, so that neighbouring digits are in different memory banks.
 using Columns = uint64_t[ExactSum::kWords][kChunksOfBlock + 8];
 
-// Thread 0 to 2 of the four has one digit each of what their chunk adds.
+// Threads 0 to 2 of the four add one digit of the chunk's sum each.
 __device__ inline void add_term(double term, int thread, Columns& columns) {
   const int column = static_cast<int>(threadIdx.x) / kThreadsOfChunk;
   if (!ExactTerm::is_finite(term)) {
     if (thread == 0) ++columns[ExactSum::kDigits][column];
   } else if (term != 0.0 && thread < 3) {
     const ExactTerm split = ExactTerm::of(term);
-    // Selected, since an index that is not known would move the parts to memory.
+    // Selected by comparison: an index known only at run time would move the parts to memory.
     const uint32_t part = thread == 0   ? split.parts[0]
                           : thread == 1 ? split.parts[1]
                                         : split.parts[2];
@@ -97,7 +97,7 @@ __global__ void squares(const __grid_constant__ SquaresSegments<T> segments, con
   const int64_t stride = int64_t{place.blocks} * kChunksOfBlock;
   const int64_t block_first = int64_t{place.block} * kChunksOfBlock;
   const int64_t first = block_first + threadIdx.x / kThreadsOfChunk;
-  // The same number of rounds for all threads of a warp, which exchange values.
+  // All threads of a warp make the same number of rounds, because they exchange values.
   const int64_t rounds = (chunks_of(numel) - block_first + stride - 1) / stride;
   for (int64_t round = 0; round < rounds; ++round) {
     const int64_t begin = (first + round * stride) * kNormBlock;
@@ -107,7 +107,7 @@ __global__ void squares(const __grid_constant__ SquaresSegments<T> segments, con
     add_squares<kAligned>(values + (count > 0 ? begin : 0), count, thread, lanes);
     const double term = combine(lanes);
     if (count > 0) add_term(term, thread, columns);
-    __syncwarp();  // the next chunk's digits are others: its threads add where these have added
+    __syncwarp();  // other threads add the next chunk's digits to the same words
   }
   __syncthreads();
   const int word = static_cast<int>(threadIdx.x);
@@ -121,7 +121,7 @@ __global__ void squares(const __grid_constant__ SquaresSegments<T> segments, con
   }
 }
 
-// Thread blocks of a segment.
+// Returns the number of a segment's thread blocks.
 int64_t blocks_of(const SquaresSegment& segment) {
   constexpr int64_t kMaxBlocks = 2048;  // enough for any GPU
   return std::min((chunks_of(segment.numel) + kChunksOfBlock - 1) / kChunksOfBlock, kMaxBlocks);

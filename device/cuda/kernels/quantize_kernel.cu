@@ -9,11 +9,11 @@ namespace zerorun::cuda {
 
 namespace {
 
-// A warp has a block, and each of its threads neighbouring elements of it.
+// A warp handles one block; each of its threads has neighbouring elements.
 constexpr int kThreadsOfBlock = 32;
 constexpr int kElements = kQuantizedBlock / kThreadsOfBlock;
 
-// Codes of one thread, in whole words: blocks are multiples of four bytes.
+// The codes of a thread as whole words; blocks are multiples of four bytes.
 template <int kBits>
 struct Word {
   static constexpr int kCount = kElements * kBits / 32;
@@ -29,7 +29,7 @@ struct Word {
   }
 };
 
-// A value of a view whose dtype is known where the kernel is launched.
+// Reads a value of a view whose dtype is known at the launch.
 __device__ float read(const void* data, DType dtype, int64_t i) {
   if (dtype == DType::fp32) return static_cast<const float*>(data)[i];
   if (dtype == DType::bf16) return widen(static_cast<const Bf16*>(data)[i]);
@@ -44,7 +44,7 @@ __global__ void quantize_blocks(const T* src, unsigned char* dst, int64_t blocks
   const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t block = thread / kThreadsOfBlock;
   const int lane = static_cast<int>(thread % kThreadsOfBlock);
-  if (block >= blocks) return;  // a warp as a whole
+  if (block >= blocks) return;  // true for all threads of a warp or none
   const int64_t first = block * kQuantizedBlock + int64_t{lane} * kElements;
   float values[kElements];
   uint32_t largest = 0;
@@ -77,11 +77,11 @@ __global__ void quantize_blocks(const T* src, unsigned char* dst, int64_t blocks
   for (int i = 0; i < Word<kBits>::kCount; ++i) codes[lane * Word<kBits>::kCount + i] = word.at[i];
 }
 
-// What to add that is not in integers: Dequantization::exact.
+// The part that is not quantized: Dequantization::exact.
 struct Exact {
   const void* data;
   DType dtype;
-  int part;  // -1: nothing
+  int part;  // -1: none
 };
 
 template <int kBits, typename T>

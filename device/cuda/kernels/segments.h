@@ -9,27 +9,27 @@
 
 namespace zerorun::cuda {
 
-// Segments of flat tensors, as one launch takes them. They travel as a parameter of the kernel, so
-// nothing is uploaded and nobody waits. Every segment has thread blocks of its own, in order.
-// `Others`: the kernel's other parameters.
+// The segments of flat tensors of one launch. They are a parameter of the kernel, so nothing has to
+// be uploaded. Each segment has thread blocks of its own, in order. `Others` is the type of the
+// kernel's other parameters.
 template <class Segment, typename... Others>
 struct Segments {
-  // The limit of a kernel's parameters that every toolkit and driver keeps.
+  // Limit of a kernel's parameters in bytes, for all toolkits and drivers.
   static constexpr size_t kParameterBytes = 4096;
   static constexpr size_t kOtherBytes = (0 + ... + (sizeof(Others) + alignof(Others)));
   static constexpr size_t kOwnBytes = 16;  // count, the end of the last blocks, alignment
   static constexpr int kMaxSegments = static_cast<int>((kParameterBytes - kOtherBytes - kOwnBytes) /
                                                        (sizeof(Segment) + sizeof(unsigned)));
 
-  // The place of a thread block.
+  // What a thread block works on.
   struct Place {
     int segment = 0;
-    unsigned block = 0;   // of the segment's
-    unsigned blocks = 0;  // that the segment has
+    unsigned block = 0;   // index among the segment's blocks
+    unsigned blocks = 0;  // number of the segment's blocks
   };
   __device__ Place place() const {
     int segment = 0;
-    // By halves; first_block[segment] <= blockIdx.x < first_block[end].
+    // Binary search with first_block[segment] <= blockIdx.x < first_block[end].
     for (int end = count; end - segment > 1;) {
       const int middle = (segment + end) / 2;
       if (first_block[middle] <= blockIdx.x) {
@@ -42,7 +42,7 @@ struct Segments {
     return {segment, blockIdx.x - first, first_block[segment + 1] - first};
   }
 
-  // Host code from here on.
+  // The rest is host code.
   unsigned blocks() const { return first_block[count]; }
   bool full() const { return count == kMaxSegments; }
   void clear() { count = 0; }
@@ -58,8 +58,8 @@ struct Segments {
   int count = 0;
 };
 
-// Host code. Calls launch(segments) for those of `all` that are not empty, as many at a time as
-// fit; a segment gets blocks_of(segment) thread blocks.
+// Host code. Calls launch(segments) for the segments of `all` that are not empty, with as many at a
+// time as fit. A segment gets blocks_of(segment) thread blocks.
 template <class Some, typename Segment, typename BlocksOf, typename Launch>
 void for_each_launch(std::span<const Segment> all, const BlocksOf& blocks_of,
                      const Launch& launch) {

@@ -10,7 +10,7 @@
 
 namespace zerorun::cuda {
 
-// A tensor as kernels take it.
+// A TensorView as a kernel's parameter.
 struct View {
   View() = default;
   View(const TensorView& view) : data(view.data), dtype(view.dtype) {}  // NOLINT: a conversion
@@ -24,8 +24,8 @@ struct View {
   DType dtype = DType::fp32;
 };
 
-// dtypes are looked at per access: all threads take the same branch, and there is one kernel per
-// rule in the place of one for every combination.
+// The dtype is tested at each access. All threads take the same branch, and one kernel per update
+// rule is enough, instead of one for each combination of dtypes.
 __device__ inline float load_as_float(const View& view, int64_t i) {
   switch (view.dtype) {
     case DType::bf16:
@@ -51,13 +51,13 @@ __device__ inline void store_nearest(float value, const View& view, int64_t i) {
 inline constexpr int kVector = 4;
 using Floats = Vector<float, kVector>;
 
-// Neighbouring elements of tensors, from `begin` on: a vector's, of which those from `count` on are
-// none. Tensors that are not `aligned` there are read and written one element at a time.
+// A vector of neighbouring elements, which begins at `begin` and of which the first `count` exist.
+// Tensors that are not `aligned` there are read and written one element at a time.
 struct Slot {
   __device__ bool has(int k) const { return k < count; }
   __device__ bool is_vector() const { return aligned && has(kVector - 1); }
 
-  // What is none is 0.
+  // Elements that do not exist are read as 0.
   template <typename T>
   __device__ Vector<T, kVector> load(const View& view) const {
     const T* const from = view.as<const T>() + begin;

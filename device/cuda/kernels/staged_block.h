@@ -15,13 +15,13 @@
 
 namespace zerorun::cuda {
 
-// A warp has kStateBlock elements: groups of random numbers, of which each thread has a vector.
+// A warp handles kStateBlock elements, in groups of which each thread has one vector.
 inline constexpr int kGroups = static_cast<int>(kStateBlock / StochasticRounding::kGroup);
 inline constexpr int kColumns = static_cast<int>(StochasticRounding::kColumns);
 static_assert(kWarp * kVector == StochasticRounding::kGroup && kGroups * kColumns == kWarp);
 
-// The random numbers of a warp's block. Threads draw those of a column of a group, and use those of
-// neighbouring columns in a row, where they have elements.
+// The random numbers of a warp's block. Each thread draws the numbers of one column of a group, and
+// uses those of neighbouring columns of the row in which it has elements.
 class WarpRandom {
  public:
   // All threads of the warp. `element`: of the parameter, at the block's begin.
@@ -31,7 +31,7 @@ class WarpRandom {
     Philox::Block counter = rounding.counter(element / StochasticRounding::kGroup + group);
     counter[0] += static_cast<uint32_t>(column);
     const Philox::Block words = Philox::block(counter, rounding.key());
-    __syncwarp();  // the last ones have been used
+    __syncwarp();  // all threads have used the previous numbers
 #pragma unroll
     for (int word = 0; word < kWords; ++word) {
       words_[group][word].at[column] = words[static_cast<size_t>(word)];
@@ -39,7 +39,7 @@ class WarpRandom {
     __syncwarp();
   }
 
-  // 16 bits for each element of a thread's vector.
+  // Returns 16 random bits for each element of the thread's vector.
   __device__ Vector<uint32_t, kVector> bits(int group, int lane) const {
     const int row = lane * kVector / kColumns;
     auto random =
@@ -56,7 +56,7 @@ class WarpRandom {
   Vector<uint32_t, kColumns> words_[kGroups][kWords];
 };
 
-// One warp's block of one tensor, of which each thread has a vector in every group.
+// A warp's block of one tensor; each thread has one vector of every group.
 class Staged {
  public:
   __device__ Staged(int64_t begin, int64_t end, bool aligned, int lane)
@@ -83,8 +83,8 @@ class Staged {
     return floats;
   }
 
-  // All threads of the warp. The random numbers that a group's store() takes, if it rounds.
-  // `element`: of the parameter, at `begin`.
+  // Called by all threads of the warp. Draws the random numbers for the store() of a group that is
+  // rounded stochastically. `element` is the index within the parameter of the element at `begin`.
   __device__ void draw(const View& view, const StochasticRounding& rounding, int64_t element,
                        WarpRandom& random) const {
     if (view.dtype == DType::bf16 || view.dtype == DType::fp16) {

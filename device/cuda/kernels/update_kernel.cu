@@ -12,7 +12,7 @@ namespace zerorun::cuda {
 
 namespace {
 
-// Correctly rounded and never fused: the bits of the CPU.
+// Correctly rounded operations, which are never fused, give the same bits as on the CPU.
 struct DeviceMath {
   __device__ float set(float value) const { return value; }
   __device__ float add(float a, float b) const { return __fadd_rn(a, b); }
@@ -30,13 +30,13 @@ struct Tensors {
   View param;
   View states[2];
   View scales[2];
-  const float* decision = nullptr;      // the gradient's factor, and whether there is a step at all
+  const float* decision = nullptr;      // the gradient's factor; 1 if the step is applied
   const float* trust_ratios = nullptr;  // by parameter
   bool in_place = false;                // the parameter is the master
   bool param_is_buffer = false;         // see UpdateTensors
 };
 
-// Sets what the tensors say about the segment's rule; returns false if the step is skipped.
+// Sets the scalars that are in device memory; returns false if the step is skipped.
 template <class Rule>
 __device__ bool complete_rule(const Tensors& t, int64_t parameter, Rule& rule) {
   if constexpr (Rule::kHasTrustRatio) {
@@ -67,7 +67,7 @@ struct RuleSegment {
 template <class Rule>
 using RuleSegments = Segments<RuleSegment<Rule>, Tensors, StochasticRounding, bool>;
 
-// What a skipped step does.
+// Writes the output of a skipped step.
 template <class Rule>
 __device__ void skip(const RuleSegments<Rule>& segments, const Tensors& t) {
   if (!t.param_is_buffer) return;
@@ -80,7 +80,7 @@ __device__ void skip(const RuleSegments<Rule>& segments, const Tensors& t) {
   }
 }
 
-// The first and last elements of a segment, which fill no vector.
+// Updates the first and last elements of a segment, which do not fill a vector.
 template <class Rule>
 __device__ void update_elements(const Rule& rule, const Tensors& t, int64_t i, int64_t end) {
   const DeviceMath math;
@@ -96,7 +96,8 @@ __device__ void update_elements(const Rule& rule, const Tensors& t, int64_t i, i
   }
 }
 
-// Master and states in fp32, all tensors aligned: kVector elements a thread, one pass over memory.
+// Updates aligned tensors with master and states in fp32: one pass over memory, kVector elements
+// per thread.
 template <class Rule>
 __global__ void update_vectors(const __grid_constant__ RuleSegments<Rule> segments, Tensors t) {
   const auto place = segments.place();
@@ -104,7 +105,7 @@ __global__ void update_vectors(const __grid_constant__ RuleSegments<Rule> segmen
   Rule rule = segment.rule;
   if (!complete_rule(t, segment.parameter, rule)) return skip(segments, t);
   const int64_t end = segment.begin + segment.numel;
-  // Vectors are those of the tensors, wherever segments begin and end.
+  // Vectors are aligned in the tensors; segments may begin and end inside of one.
   const int64_t vector = segment.begin / kVector + int64_t{place.block} * blockDim.x + threadIdx.x;
   const int64_t i = vector * kVector;
   if (i >= end) return;
@@ -131,10 +132,11 @@ __global__ void update_vectors(const __grid_constant__ RuleSegments<Rule> segmen
   if (!t.in_place) store_floats(result, t.param, slot);
 }
 
-constexpr int kResidentBlocks = 4;  // of a multiprocessor, at least: 64 registers
+constexpr int kResidentBlocks = 4;  // at least, per multiprocessor; allows 64 registers
 
-// The same update for any dtypes and alignment: one warp per kStateBlock elements of a segment.
-// Vectors are moved whole where all tensors are `aligned` and the segment begins with one.
+// Updates tensors of any dtypes and alignment, one warp per kStateBlock elements of a segment.
+// Whole vectors are read and written if all tensors are `aligned` and the segment begins with a
+// vector.
 template <class Rule>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     update_blocks(const __grid_constant__ RuleSegments<Rule> segments, Tensors t,
@@ -146,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   if (!complete_rule(t, segment.parameter, rule)) return skip(segments, t);
   const unsigned warp = place.block * (kThreads / kWarp) + threadIdx.x / kWarp;
   const int64_t first = warp * kStateBlock;
-  if (first >= segment.numel) return;  // the whole warp
+  if (first >= segment.numel) return;  // true for all threads of a warp or none
   const Staged staged(segment.begin + first, segment.begin + segment.numel, aligned,
                       static_cast<int>(threadIdx.x) % kWarp);
   const int64_t element = segment.element + first;

@@ -9,7 +9,7 @@
 
 namespace zerorun::cuda {
 
-// N neighbouring elements, moved by one memory access.
+// N neighbouring elements, which one memory access reads or writes.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Vector {
   T at[N];

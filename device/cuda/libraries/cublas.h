@@ -8,8 +8,7 @@
 
 namespace zerorun {
 
-// The functions of cuBLAS that are used here, of the copy that the process already has or that the
-// loader finds. Throws DeviceError when there is none.
+// Functions of cuBLAS, from the copy that the process has already loaded, or that the loader finds.
 struct CublasFunctions {
   decltype(&cublasCreate_v2) create = nullptr;
   decltype(&cublasDestroy_v2) destroy = nullptr;
@@ -18,8 +17,9 @@ struct CublasFunctions {
   decltype(&cublasSgemm_v2_64) sgemm = nullptr;
   decltype(&cublasGetStatusString) status_string = nullptr;
 };
+// Throws DeviceError if there is no cuBLAS.
 CublasFunctions open_cublas();
-// For SharedLibrary.
+// Returns its file names, for SharedLibrary.
 std::vector<std::string> cublas_files();
 
 // A matrix product: out = alpha * op(a) * op(b) + beta * out, row-major fp32, out [rows, cols]. The

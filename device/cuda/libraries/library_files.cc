@@ -8,7 +8,7 @@
 namespace zerorun {
 
 std::vector<std::string> library_files_of_cuda(std::string_view name, std::string_view built) {
-  // Any may be named where there is no driver (0), or one that runs none of them.
+  // Without a driver (0), or with one that is too old for both, all versions are named.
   int driver = 0;
   if (cudaDriverGetVersion(&driver) != cudaSuccess) cudaGetLastError();
   std::vector<std::string> sonames;

@@ -6,9 +6,9 @@
 
 namespace zerorun {
 
-// The names, for SharedLibrary, of a library that comes with CUDA: "cublas" is libcublas.so.13 and
-// .12, as far as the driver runs them, the later one first. `built` is the file that the build
-// found, of whichever of the two, or empty; the other one may lie beside it.
+// Returns file names, for SharedLibrary, of a library that comes with CUDA. For "cublas" these are
+// libcublas.so.13 and .12 if the driver runs them, the later version first. `built` is the file of
+// either version that the build found, or empty; the other version may be beside it.
 std::vector<std::string> library_files_of_cuda(std::string_view name, std::string_view built);
 
 }  // namespace zerorun

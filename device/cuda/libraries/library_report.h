@@ -5,8 +5,8 @@
 
 namespace zerorun {
 
-// For `zerorun env`: version and file of cuBLAS, cuBLASLt and cuDNN, or what to do about one that
-// is missing.
+// Returns lines for `zerorun env`: version and file of cuBLAS, cuBLASLt and cuDNN, or what to do if
+// one is missing.
 std::vector<std::string> describe_libraries_of_cuda();
 
 }  // namespace zerorun

@@ -33,7 +33,7 @@ class Nvml {
  public:
   virtual ~Nvml() = default;
   virtual std::string driver_version() const = 0;
-  // Throws DeviceError where NVML does not say.
+  // Throws DeviceError if NVML does not know.
   virtual GpuLink link(const PciAddress& gpu, const PciAddress& peer) const = 0;
 };
 

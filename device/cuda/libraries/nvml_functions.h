@@ -4,7 +4,7 @@
 
 namespace zerorun {
 
-// The functions of NVML that are used here. Throws DeviceError when the driver has none.
+// Functions of NVML.
 struct NvmlFunctions {
   decltype(&nvmlInit_v2) init = nullptr;
   decltype(&nvmlShutdown) shutdown = nullptr;
@@ -17,6 +17,7 @@ struct NvmlFunctions {
   decltype(&nvmlDeviceGetNvLinkRemoteDeviceType) nvlink_remote_type = nullptr;
   decltype(&nvmlDeviceGetNvLinkRemotePciInfo_v2) nvlink_remote = nullptr;
 };
+// Throws DeviceError if the driver has no NVML.
 NvmlFunctions load_nvml();
 
 }  // namespace zerorun

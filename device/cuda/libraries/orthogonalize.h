@@ -16,8 +16,9 @@ struct OrthogonalizeMemory {
   TensorView work;  // as Device::orthogonalize
   TensorView sum;   // words of an ExactSum
 };
-// Device::orthogonalize, with cuBLAS in TF32. The iteration tolerates that: Muon's paper has it in
-// bf16, which keeps 7 bits instead of 10 and would need a second copy of each matrix.
+// Implements Device::orthogonalize with cuBLAS in TF32. The iteration tolerates that: Muon's paper
+// uses bf16, which has 7 bits of mantissa instead of 10 and would need a second copy of each
+// matrix.
 void orthogonalize(Cublas& cublas, cudaStream_t stream, const Matrix& matrix, int steps,
                    const OrthogonalizeMemory& memory);
 

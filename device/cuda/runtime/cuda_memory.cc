@@ -31,7 +31,8 @@ CudaPool::CudaPool(int device, std::shared_ptr<MemoryLedger> ledger)
   if (result == cudaSuccess) {
     uint64_t keep = UINT64_MAX;
     result = cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep);
-    // An allocation must not wait for another stream's work to end, which may be a peer's to do.
+    // An allocation must not wait for work of another stream, because that work may wait for a
+    // peer.
     int waits = 0;
     if (result == cudaSuccess) {
       result = cudaMemPoolSetAttribute(pool_, cudaMemPoolReuseAllowInternalDependencies, &waits);
@@ -71,7 +72,7 @@ void* CudaPool::allocate(size_t nbytes, cudaStream_t stream) {
   if (result != cudaErrorMemoryAllocation && result != cudaErrorInvalidValue) {
     check_cuda(result, "cudaMallocFromPoolAsync");
   }
-  cudaGetLastError();  // the caller reports it; the next call shall not meet it again
+  cudaGetLastError();  // clears the error, which the caller reports
   return nullptr;
 }
 
@@ -107,7 +108,7 @@ void CudaPool::trim_until(const std::function<bool(const Kept&, size_t)>& enough
     kept_.erase(kept_.begin(), block);
     ledger_->remove(given, MemoryCategory::kept);
   }
-  // Others can have it only when it is free, and not the pool's any more.
+  // Other allocators get the memory only after the frees have run and the pool is trimmed.
   cudaStreamSynchronize(stream_);
   cudaMemPoolTrimTo(pool_, 0);
 }

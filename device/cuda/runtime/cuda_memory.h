@@ -13,9 +13,9 @@
 
 namespace zerorun {
 
-// A device's memory as a stream-ordered pool that keeps what was freed for the next allocation of
-// its size: a training step, which asks for the same sizes as the one before, calls CUDA for none
-// of them. What is kept is counted in the ledger, and goes when a whole step has not used it.
+// A device's memory as a stream-ordered pool that keeps freed blocks for the next allocation of the
+// same size. A training step asks for the same sizes as the step before, so it does not call CUDA.
+// Kept blocks are counted in the ledger; a block that a whole step did not use returns to CUDA.
 // Blocks share the pool, so they may outlive their device.
 class CudaPool {
  public:
@@ -24,23 +24,23 @@ class CudaPool {
   CudaPool& operator=(const CudaPool&) = delete;
   ~CudaPool();
 
-  // Usable on every stream at once. It is free for whoever has it next when it is freed, or when he
-  // gets there. Null when nothing of this size is kept,
+  // Memory for all streams, usable at once. Work on a freed block must be done, or be ordered
+  // before the work of the next owner. reuse() returns a kept block of this size; null if there is
+  // none. allocate() asks CUDA; null if the device has no more memory.
   void* reuse(size_t nbytes);
-  // and when the device has no more.
   void* allocate(size_t nbytes);
   void free(void* data, size_t nbytes) noexcept;
-  // For work on `stream` only: free when that stream gets there.
+  // Memory for work on `stream` only; both take effect in the stream's order.
   void* allocate(size_t nbytes, cudaStream_t stream);
   void free(void* data, cudaStream_t stream) noexcept;
 
-  // Kernels on the GPU `peer` may use this memory as well, if it can reach it.
+  // Lets kernels on the GPU `peer` use this memory, if that GPU can reach it.
   void share_with(int peer);
 
-  // A step has ended. Whether something is kept that was not used in the whole of it.
+  // To be called after each step. Returns true if a kept block was not used during the whole step.
   bool end_step();
-  // These give CUDA what end_step() found, and of all that is kept at least so many bytes, what was
-  // kept longest first. All work on it must be done.
+  // Return kept blocks to CUDA, the longest kept first: those that end_step() found, or at least
+  // `nbytes` bytes. All work on these blocks must be done.
   void trim_unused() noexcept;
   void trim(size_t nbytes) noexcept;
 
@@ -58,8 +58,8 @@ class CudaPool {
     uint64_t step = 0;  // in which it was freed
   };
   bool is_unused(const Kept& block) const { return block.step + 1 < step_; }
-  // Gives CUDA the blocks that were kept longest, until `enough` of the next one and the bytes of
-  // those before it.
+  // Returns blocks to CUDA, the longest kept first, until enough(next block, bytes returned so
+  // far).
   void trim_until(const std::function<bool(const Kept&, size_t)>& enough) noexcept;
 
   const int device_;
@@ -71,7 +71,7 @@ class CudaPool {
   uint64_t step_ = 0;
 };
 
-// Page-locked host memory that every device addresses; null when the system gives none.
+// Page-locked host memory that all devices can address; data is null if the system has none.
 struct PinnedBlock {
   void* data = nullptr;
   int device = 0;
@@ -80,7 +80,7 @@ struct PinnedBlock {
 };
 PinnedBlock allocate_pinned_host(int device, size_t nbytes);
 
-// True when kernels and NCCL can read `data`: device, managed or page-locked memory.
+// True if kernels and NCCL can read `data`: device, managed or page-locked memory.
 bool is_addressable(const void* data);
 
 }  // namespace zerorun

@@ -4,12 +4,39 @@
 #include "device/cuda/runtime/cuda_error.h"
 #include "device/cuda/runtime/cuda_stream_impl.h"
 #include "device/cuda/runtime/current_device.h"
-#include "device/cuda/runtime/relaxed_capture.h"
 
 namespace zerorun {
 
-// The first error that was met on a stream itself. It refers to no other, so that streams may wait
-// for each other in turn.
+EventPool::~EventPool() {
+  const CurrentDevice current(device_, std::nothrow);
+  for (cudaEvent_t event : free_) cudaEventDestroy(event);
+}
+
+cudaEvent_t EventPool::take() {
+  const std::lock_guard lock(mutex_);
+  if (!free_.empty()) {
+    cudaEvent_t const event = free_.back();
+    free_.pop_back();
+    return event;
+  }
+  free_.reserve(made_ + 1);  // so that release() needs no memory
+  const CurrentDevice current(device_);
+  cudaEvent_t event = nullptr;
+  // Threads that wait for an event, mostly those that work for the host, leave their core to
+  // others.
+  check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
+             "cudaEventCreateWithFlags");
+  ++made_;
+  return event;
+}
+
+void EventPool::release(cudaEvent_t event) noexcept {
+  const std::lock_guard lock(mutex_);
+  free_.push_back(event);
+}
+
+// The first error that happened on a stream itself. It refers to no other stream, so streams that
+// wait for each other in turn make no cycle of references.
 class StreamErrors::Kept final : public CudaStream::Watched {
  public:
   void keep(std::exception_ptr error) {
@@ -75,7 +102,8 @@ class CudaEventState final : public Event::State {
         device_(device),
         pool_(std::move(pool)),
         handle_(pool_->take()) {
-    const CurrentDevice current(device_, std::nothrow);  // the event would be lost
+    // An exception here would lose the event.
+    const CurrentDevice current(device_, std::nothrow);
     const cudaError_t result = cudaEventRecord(handle_, stream);
     if (result == cudaSuccess) return;
     pool_->release(handle_);
@@ -88,9 +116,9 @@ class CudaEventState final : public Event::State {
   // An error counts as ready: synchronize() throws it.
   bool ready() const override {
     const CurrentDevice current(device_, std::nothrow);
-    const RelaxedCapture relaxed;  // also asked by threads of zerorun's own
+    const RelaxedCapture relaxed;  // zerorun's own threads ask, too
     if (cudaEventQuery(handle_) != cudaErrorNotReady) return true;
-    cudaGetLastError();  // not an error, but kept as one
+    cudaGetLastError();  // CUDA keeps "not ready" as an error
     return false;
   }
   void synchronize() override {
@@ -124,7 +152,7 @@ CudaStreamImpl::CudaStreamImpl(int device, Priority priority, std::shared_ptr<Ev
   int greatest = 0;
   check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest),
              "cudaDeviceGetStreamPriorityRange");
-  // Non-blocking: nothing here waits for the legacy default stream, or it for us.
+  // Non-blocking: no implicit order with the legacy default stream.
   check_cuda(cudaStreamCreateWithPriority(&handle_, cudaStreamNonBlocking,
                                           priority == Priority::high ? greatest : least),
              "cudaStreamCreateWithPriority");
@@ -134,7 +162,7 @@ CudaStreamImpl::~CudaStreamImpl() { end(); }
 
 void CudaStreamImpl::end() noexcept {
   const CurrentDevice current(device_, std::nothrow);
-  // As on the CPU, a stream ends when its work is done. Nor may flags go that it waits for.
+  // As on the CPU, a stream ends after its work. Flags that it waits for must live until then.
   if (owned_ || waits_for_host_) cudaStreamSynchronize(handle_);
   if (owned_) cudaStreamDestroy(handle_);
 }
@@ -154,7 +182,7 @@ void CudaStreamImpl::wait(const Event& event) {
   if (!event.state()) return;
   const CurrentDevice current(device_);
   if (const auto* cuda = dynamic_cast<const CudaEventState*>(event.state().get())) {
-    cuda->errors().check();  // nobody need go on with what is known to have failed
+    cuda->errors().check();  // throws now if the event's stream has already failed
     errors_->follow(cuda->errors());
     return check_cuda(cudaStreamWaitEvent(handle_, cuda->handle(), 0), "cudaStreamWaitEvent");
   }
@@ -165,7 +193,7 @@ void CudaStreamImpl::wait(const Event& event) {
     waits_for_host_ = true;
     return;
   }
-  // It has happened, or the GPU cannot wait for it: then the caller does.
+  // The event has happened, or the GPU cannot wait for it, so that the caller has to.
   try {
     event.synchronize();
   } catch (...) {

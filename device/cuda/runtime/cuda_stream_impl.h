@@ -7,13 +7,31 @@
 #include <vector>
 
 #include "device/cuda/runtime/cuda_stream.h"
-#include "device/cuda/runtime/event_pool.h"
 #include "device/cuda/runtime/host_flags.h"
 
 namespace zerorun {
 
-// The errors of a stream that the CUDA runtime does not see, and of events that the stream waits
-// for. Events share it.
+// CUDA events of a device, each for one recording at a time. An event may be recorded anew while
+// streams still wait for its previous recording: cudaStreamWaitEvent refers to the latter.
+class EventPool {
+ public:
+  explicit EventPool(int device) : device_(device) {}
+  EventPool(const EventPool&) = delete;
+  EventPool& operator=(const EventPool&) = delete;
+  ~EventPool();
+
+  cudaEvent_t take();
+  void release(cudaEvent_t event) noexcept;
+
+ private:
+  const int device_;
+  std::mutex mutex_;
+  std::vector<cudaEvent_t> free_;
+  size_t made_ = 0;
+};
+
+// Errors of a stream that the CUDA runtime does not see, and of the events that the stream waits
+// for. The stream's events share it.
 class StreamErrors {
  public:
   StreamErrors();
@@ -22,9 +40,9 @@ class StreamErrors {
   ~StreamErrors();
 
   void watch(const std::shared_ptr<const CudaStream::Watched>& watched);
-  // From now on also what `other` has and watches.
+  // Makes check() throw also the errors that `other` has or watches now.
   void follow(const StreamErrors& other);
-  // Keeps the first.
+  // Sets the error that check() throws, unless there is one already.
   void keep(std::exception_ptr error);
   void check() const;
 
@@ -36,7 +54,7 @@ class StreamErrors {
   std::vector<std::weak_ptr<const CudaStream::Watched>> watched_;
 };
 
-// A stream of its own, or one of a framework.
+// A CUDA stream that this object created, or one that it borrows from a framework.
 class CudaStreamImpl final : public CudaStream {
  public:
   enum class Priority { low, high };
@@ -47,7 +65,7 @@ class CudaStreamImpl final : public CudaStream {
   CudaStreamImpl& operator=(const CudaStreamImpl&) = delete;
   ~CudaStreamImpl() override;
 
-  // Continues on the caller's stream, which must outlive this.
+  // Uses the caller's stream from now on, which must outlive this object.
   void borrow(cudaStream_t handle);
 
   Event record() override;
@@ -66,7 +84,7 @@ class CudaStreamImpl final : public CudaStream {
   const std::shared_ptr<HostFlags> flags_;
   cudaStream_t handle_ = nullptr;
   bool owned_ = false;
-  bool waits_for_host_ = false;  // or has
+  bool waits_for_host_ = false;  // true once the stream has waited through flags_
 };
 
 }  // namespace zerorun

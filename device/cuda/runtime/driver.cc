@@ -6,14 +6,14 @@ namespace zerorun {
 
 namespace {
 
-// `version`: of CUDA, whose form of the function is asked for.
+// `version` of CUDA selects the function's ABI.
 template <typename Function>
 Function look_up(const char* name, unsigned version) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   const cudaError_t result =
       cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found);
-  if (result != cudaSuccess) cudaGetLastError();  // the next call shall not meet it again
+  if (result != cudaSuccess) cudaGetLastError();  // clears the error
   if (result != cudaSuccess || found != cudaDriverEntryPointSuccess) return nullptr;
   return reinterpret_cast<Function>(function);
 }

@@ -4,8 +4,8 @@
 
 namespace zerorun {
 
-// Functions of the driver that the runtime has no equal of; null where the driver has none. Other
-// than the runtime's they need a thread that has a context: after cudaSetDevice.
+// Functions of the driver without an equivalent in the runtime; null if the driver has none. Unlike
+// those of the runtime, they need a thread with a context, which cudaSetDevice makes.
 struct DriverFunctions {
   decltype(&cuCtxGetCurrent) current_context = nullptr;
   decltype(&cuStreamWaitValue32) wait_value = nullptr;

@@ -29,7 +29,7 @@ HostFlags::HostFlags(int device) : device_(device), words_(pin(device, kFlags * 
   void* on_device = nullptr;
   check_cuda(cudaHostGetDevicePointer(&on_device, words_.data(), 0), "cudaHostGetDevicePointer");
   flags_.reserve(kFlags);
-  free_.reserve(kFlags);  // so that raise() needs no memory
+  free_.reserve(kFlags);  // raise() must not allocate
   for (size_t i = 0; i < kFlags; ++i) {
     auto* const word = reinterpret_cast<uint32_t*>(words_.data()) + i;
     *word = 0;
@@ -48,7 +48,7 @@ HostFlags::Flag* HostFlags::take() {
 }
 
 void HostFlags::raise(Flag& flag, uint32_t value) noexcept {
-  // First the word, then the flag to its next user: the word must not go back.
+  // The word is written before the flag can be taken again: its value must not decrease.
   std::atomic_ref(*flag.word).store(value, std::memory_order_release);
   const std::lock_guard lock(mutex_);
   free_.push_back(&flag);
@@ -59,7 +59,7 @@ bool HostFlags::wait(cudaStream_t stream, const Event& event, Failed failed) {
   const auto wait_value = driver_functions().wait_value;
   if (host == nullptr || wait_value == nullptr) return false;
   const CurrentDevice current(device_);
-  // Also where it is current by default: see driver.h.
+  // Also if the device is current by default: functions of the driver need a context (driver.h).
   check_cuda(cudaSetDevice(device_), "cudaSetDevice");
   Flag* const flag = take();
   if (flag == nullptr) return false;
