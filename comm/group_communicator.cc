@@ -6,7 +6,6 @@
 #include <string>
 
 #include "comm/agreement.h"
-#include "comm/link_bound.h"
 #include "comm/rendezvous/tcp_store.h"
 #include "core/check.h"
 #include "device/cpu/cpu_stream.h"
@@ -18,7 +17,7 @@ GroupCommunicator::GroupCommunicator(GroupOptions options, std::shared_ptr<Trans
       ledger_(std::make_shared<CallLedger>(options_.parent)),
       transport_(std::move(transport)),
       traits_(transport_->traits()),
-      membership_(options_.errors->join(
+      membership_(options_.job->join(
           {.set_error = [transport = transport_](auto error) { transport->set_error(error); },
            .error = [transport = transport_] { return transport->error(); }})) {}
 

@@ -2,14 +2,52 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "comm/group_options.h"
 #include "comm/transport.h"
+#include "core/observers.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun {
+
+// Counts a communicator's calls and informs its observers. Calls of a communicator made by split()
+// also count for its parent, whose observers are informed too. Safe to use from several threads.
+class CallLedger {
+ public:
+  // `parent`: the ledger of the communicator that was split; null if there is none.
+  explicit CallLedger(std::shared_ptr<CallLedger> parent) : parent_(std::move(parent)) {}
+
+  void add(const CollectiveCall& call) {
+    if (parent_) parent_->add(call);
+    const CollectiveCount added = count_of(call);
+    const std::lock_guard lock(mutex_);
+    CollectiveCount& count = stats_.by_op[static_cast<size_t>(call.op)];
+    count.calls += added.calls;
+    count.elements += added.elements;
+    count.bytes += added.bytes;
+  }
+  CommStats stats() const {
+    const std::lock_guard lock(mutex_);
+    return stats_;
+  }
+
+  Subscription observe(CollectiveObserver observer) { return observers_.add(std::move(observer)); }
+  // False if neither this ledger nor a parent has observers; then the caller can skip taking times.
+  bool is_observed() const { return observers_.any() || (parent_ && parent_->is_observed()); }
+  void inform(const CollectiveSpan& span) {
+    if (parent_) parent_->inform(span);
+    observers_.notify(span);
+  }
+
+ private:
+  const std::shared_ptr<CallLedger> parent_;
+  mutable std::mutex mutex_;
+  CommStats stats_;  // guarded by mutex_
+  Observers<CollectiveSpan> observers_;
+};
 
 // The communicator of all ranks of a job, or of a group of them, over a Transport. It checks the
 // arguments of each call, names it, counts it and informs observers. It also divides ranks into
@@ -73,5 +111,12 @@ class GroupCommunicator final : public Communicator {
   const TransportTraits traits_;
   const std::shared_ptr<void> membership_;  // in the error group
 };
+
+// After this call, sums of values of `dtype`, a 16-bit type, are sent between hosts in `dtype`:
+// each host rounds the fp32 sum of its ranks once. That halves the bytes, but the result then
+// depends on which ranks share a host. Without it such sums are sent in fp32. Either all ranks call
+// it, before the first sum that it concerns, or none does. Has no effect if the communicator does
+// not add over links between hosts.
+void bound_link(Communicator& communicator, DType dtype);
 
 }  // namespace zerorun

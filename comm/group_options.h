@@ -6,11 +6,12 @@
 #include <utility>
 #include <vector>
 
-#include "comm/call_ledger.h"
-#include "comm/error_group.h"
+#include "comm/job_state.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun {
+
+class CallLedger;
 
 // The options of a communicator of all ranks of a job, or of a group of ranks made by split().
 // `rank` and `world_size` count within the group.
@@ -21,7 +22,7 @@ struct GroupOptions : CommunicatorOptions {
   std::string group;         // the group's name in errors; empty: all ranks of the job
   std::vector<int> numbers;  // by rank of the group: the rank in the job; empty: the same
   int job_size;
-  std::shared_ptr<ErrorGroup> errors = std::make_shared<ErrorGroup>();
+  std::shared_ptr<JobState> job = std::make_shared<JobState>();
   std::shared_ptr<CallLedger> parent;  // of the communicator that was split; null: none
   // Waits of a group that is being made call it about once a second. Throws CommError if a rank of
   // the communicator that is split has failed or died: it may not have come to its group yet, so

@@ -34,17 +34,15 @@ void name_call(const CommError& error, const CollectiveCall& call) {
 class SelfTransport final : public HostTransport {
  public:
   explicit SelfTransport(const GroupOptions& options)
-      : rank_(options.own_number()), errors_(options.errors) {}
+      : rank_(options.own_number()), job_(options.job) {}
 
   TransportTraits traits() const override { return {.name = "self", .reads_peers = true}; }
-  void abort(std::string_view reason) noexcept override { error_.abort(rank_, reason, *errors_); }
-  void set_error(std::string_view error) noexcept override { error_.set(error); }
-  std::string error() override { return error_.text(); }
+  void abort(std::string_view reason) noexcept override { job_->abort(rank_, reason); }
 
  private:
   bool takes_turn(const CollectiveCall& /*call*/) const override { return false; }
   void run(const CollectiveCall& call) override {
-    error_.check();
+    job_->check();
     const bool reduces = call.op == Collective::all_reduce || call.op == Collective::reduce_scatter;
     const bool computes = call.output == Output::accumulate || call.in.dtype != call.out.dtype;
     if (reduces && computes) {
@@ -55,7 +53,7 @@ class SelfTransport final : public HostTransport {
     }
   }
   std::optional<Buffer> make_buffer(size_t nbytes, Sharing /*sharing*/) override {
-    error_.check();
+    job_->check();
     const size_t mapped = std::max<size_t>(nbytes, 1);
     void* data = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) {
@@ -66,8 +64,7 @@ class SelfTransport final : public HostTransport {
   }
 
   const int rank_;
-  const std::shared_ptr<ErrorGroup> errors_;
-  FirstError error_;
+  const std::shared_ptr<JobState> job_;
 };
 
 }  // namespace

@@ -13,7 +13,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "os/file_descriptor.h"
-#include "os/process_stat.h"
+#include "os/process_identity.h"
 #include "os/whole_file.h"
 
 namespace zerorun {
@@ -93,6 +93,28 @@ std::string stacks_text(const RankActivity& rank) {
         rank.pid);
   }
   return text;
+}
+
+// Names the ranks for which those wait that do not know it, as with NCCL.
+std::string find_awaited(std::vector<RankActivity>& ranks) {
+  constexpr size_t kMaxNames = 8;
+  const auto waits = [](const RankActivity& rank) { return rank.state == kWaits; };
+  const bool all_known = std::all_of(ranks.begin(), ranks.end(), [&](const RankActivity& rank) {
+    return !waits(rank) || rank.waits_for;
+  });
+  if (all_known) return {};
+  const auto stuck = std::find_if_not(ranks.begin(), ranks.end(), waits);
+  std::string names;
+  size_t shown = 0;
+  for (RankActivity& rank : ranks) {
+    if (waits(rank) && stuck != ranks.end()) rank.waits_for = stuck->rank;
+    if (waits(rank) && rank.operation == ranks.front().operation) continue;
+    if (++shown > kMaxNames) continue;
+    names += waits(rank) ? fmt::format("; rank {} waits in {}", rank.rank, rank.operation)
+                         : fmt::format("; rank {} {}", rank.rank, rank.state);
+  }
+  if (shown > kMaxNames) names += fmt::format("; and {} more", shown - kMaxNames);
+  return names;
 }
 
 std::string new_file() {
@@ -210,6 +232,98 @@ std::vector<RankActivity> decode_activities(const std::string& text) {
   } catch (const nlohmann::json::exception& error) {
     fail<CommError>("got a host's part of the stall report that cannot be read: {}", error.what());
   }
+}
+
+StallInquiry::StallInquiry(const GroupOptions& options, std::string prefix, Parts parts)
+    : options_(options),
+      prefix_(std::move(prefix)),
+      parts_(std::move(parts)),
+      answers_(static_cast<size_t>(parts_.count)) {}
+
+void StallInquiry::ask(std::string_view reason) {
+  const std::lock_guard lock(mutex_);
+  if (!asked_.empty()) return;
+  asked_ = reason;
+  asked_at_ = Clock::now();
+}
+
+bool StallInquiry::has_asked() {
+  const std::lock_guard lock(mutex_);
+  return !asked_.empty();
+}
+
+std::string StallInquiry::look(bool listens) {
+  std::string asked;
+  {
+    const std::lock_guard lock(mutex_);
+    asked = asked_;
+  }
+  if (written_ || (reason_.empty() && !answer(asked, listens))) return {};
+  if (!writes(!asked.empty())) return {};
+  written_ = true;
+  return options_.job->error().empty() ? write_report() : "";
+}
+
+bool StallInquiry::answer(const std::string& asked, bool listens) {
+  constexpr std::chrono::seconds kBeat{1};
+  if (asked.empty() && (!listens || Clock::now() - listened_ < kBeat)) return false;
+  listened_ = Clock::now();
+  const std::string question = prefix_ + "stall asked";
+  try {
+    std::optional<std::string> first = options_.store->find(question);
+    if (!first && asked.empty()) return false;
+    if (!first) options_.store->set(question, asked);
+    reason_ = first.value_or(asked);
+    if (!asked.empty() || parts_.claim()) {
+      options_.store->set(fmt::format("{}stall/{}", prefix_, parts_.own),
+                          encode_activities(parts_.own_ranks()));
+    }
+  } catch (const CommError&) {
+    if (asked.empty()) throw;
+    reason_ = asked;
+    store_is_gone_ = true;
+  }
+  answered_ = Clock::now();
+  return true;
+}
+
+bool StallInquiry::writes(bool asks) {
+  if (store_is_gone_) return asks;
+  const Clock::time_point now = Clock::now();
+  if (options_.rank != 0) {
+    const std::lock_guard lock(mutex_);
+    return asks && now >= asked_at_ + 2 * kAnswers;
+  }
+  const bool late = now >= answered_ + kAnswers;
+  try {
+    return read_answers(late) || late;
+  } catch (const CommError&) {
+    return true;
+  }
+}
+
+bool StallInquiry::read_answers(bool all) {
+  bool complete = true;
+  for (int part = 0; part < parts_.count && (complete || all); ++part) {
+    std::optional<std::string>& answer = answers_[static_cast<size_t>(part)];
+    if (!answer) answer = options_.store->find(fmt::format("{}stall/{}", prefix_, part));
+    complete = complete && answer.has_value();
+  }
+  return complete;
+}
+
+std::string StallInquiry::write_report() {
+  std::vector<RankActivity> ranks;
+  for (int part = 0; part < parts_.count; ++part) {
+    const std::optional<std::string>& answer = answers_[static_cast<size_t>(part)];
+    const std::vector<RankActivity> more = answer               ? decode_activities(*answer)
+                                           : part == parts_.own ? parts_.own_ranks()
+                                                                : parts_.silent_ranks(part);
+    ranks.insert(ranks.end(), more.begin(), more.end());
+  }
+  const std::string names = find_awaited(ranks);
+  StallReport(reason_, options_, std::move(ranks)).write();
+  return reason_ + names;
 }
 
 }  // namespace zerorun

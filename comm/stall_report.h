@@ -1,6 +1,9 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,6 +26,7 @@ struct RankActivity {
   std::string python_stacks;  // of a rank that waits for no other rank
 };
 
+inline constexpr const char* kWaits = "waits";
 // Returns RankActivity::state for a process of this host that waits in no collective.
 std::string state_of(const ProcessIdentity& process);
 
@@ -54,5 +58,64 @@ class StallReport {
 // CommError for other text.
 std::string encode_activities(const std::vector<RankActivity>& ranks);
 std::vector<RankActivity> decode_activities(const std::string& text);
+
+// Finds out through the store why a wait of a group of ranks has reached the deadline. The ranks
+// answer in parts: each by itself with NCCL, else all of a host together. A part whose wait is late
+// asks, every part publishes what its ranks are doing, and rank 0 prints one report, whose reason
+// becomes the error of all.
+//
+// No function waits for another part, so one thread can do this for several groups.
+class StallInquiry {
+ public:
+  struct Parts {
+    int count = 0;
+    int own = 0;
+    // True if this rank shall answer for its part.
+    std::function<bool()> claim;
+    std::function<std::vector<RankActivity>()> own_ranks;  // may take one or two seconds
+    // What this rank sees of a part that did not answer.
+    std::function<std::vector<RankActivity>(int part)> silent_ranks;
+  };
+  // `options` must outlive this object. `prefix`: of the store's keys.
+  StallInquiry(const GroupOptions& options, std::string prefix, Parts parts);
+
+  // Asks all parts at the next look(), because a wait of this one has reached the deadline. Any
+  // thread may call it; only the first call has an effect.
+  void ask(std::string_view reason);
+  bool has_asked();
+  // Called about ten times a second. Returns the error of all ranks if this rank has just printed
+  // the report, else an empty string. `listens`: whether to see if another part asks. Throws
+  // CommError if the store is unreachable.
+  std::string look(bool listens = true);
+
+  // The time after which rank 0 does not wait for more answers. Whoever asked prints a report of
+  // its own if it has learnt nothing after twice the time.
+  static constexpr std::chrono::seconds kAnswers{5};
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // Learns that some part asks and answers. False if none does. `asked`: the reason of this part.
+  bool answer(const std::string& asked, bool listens);
+  // True if this rank writes the report now.
+  bool writes(bool asks);
+  // Reads answers up to the first that is missing, or all. True if none is missing.
+  bool read_answers(bool all);
+  std::string write_report();
+
+  const GroupOptions& options_;
+  const std::string prefix_;
+  const Parts parts_;
+  std::mutex mutex_;
+  std::string asked_;  // the reason of this part; guarded by mutex_, like the next
+  Clock::time_point asked_at_{};
+  // These belong to the thread that looks.
+  std::string reason_;                               // of the first part that asked; empty: none
+  std::vector<std::optional<std::string>> answers_;  // by part
+  Clock::time_point listened_{};
+  Clock::time_point answered_{};
+  bool store_is_gone_ = false;
+  bool written_ = false;
+};
 
 }  // namespace zerorun

@@ -36,7 +36,7 @@ class Transport {
   virtual std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) = 0;
   // Makes the transport of a group of the ranks. Drops options.store if it needs none any more.
   virtual std::shared_ptr<Transport> make_group(GroupOptions& options) = 0;
-  // See bound_link in comm/link_bound.h.
+  // See bound_link in comm/group_communicator.h.
   virtual void bound_link(DType /*dtype*/) {}
 
   // Errors. Any thread may call these.
@@ -46,9 +46,9 @@ class Transport {
   virtual void check_peers(std::string_view /*what*/) {}
   // See Communicator::abort.
   virtual void abort(std::string_view reason) noexcept = 0;
-  // See ErrorGroup::Member.
-  virtual void set_error(std::string_view error) noexcept = 0;
-  virtual std::string error() = 0;
+  // See JobState::Member. Of one rank: it has no peers.
+  virtual void set_error(std::string_view /*error*/) noexcept {}
+  virtual std::string error() { return {}; }
   // This rank makes no more calls. Work that is still under way fails, here and at its peers.
   virtual void leave() noexcept {}
 };

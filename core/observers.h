@@ -30,15 +30,15 @@ class Observers {
     const std::lock_guard lock(mutex_);
     forget_gone();
     observers_.push_back(kept);
-    asked_.store(true, std::memory_order_relaxed);
+    any_.store(true, std::memory_order_relaxed);
     return std::const_pointer_cast<Observer>(kept);
   }
 
   // False if there is no observer. May remain true after the last one was released, until the next
-  // tell().
-  bool asked() const { return asked_.load(std::memory_order_relaxed); }
+  // notify().
+  bool any() const { return any_.load(std::memory_order_relaxed); }
 
-  void tell(const Thing& thing) {
+  void notify(const Thing& thing) {
     std::vector<std::shared_ptr<const Observer>> present;
     {
       const std::lock_guard lock(mutex_);
@@ -53,12 +53,12 @@ class Observers {
  private:
   void forget_gone() {
     std::erase_if(observers_, [](const auto& one) { return one.expired(); });
-    asked_.store(!observers_.empty(), std::memory_order_relaxed);
+    any_.store(!observers_.empty(), std::memory_order_relaxed);
   }
 
   std::mutex mutex_;
   std::vector<std::weak_ptr<const Observer>> observers_;
-  std::atomic<bool> asked_ = false;
+  std::atomic<bool> any_ = false;
 };
 
 }  // namespace zerorun

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/statvfs.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -7,6 +9,10 @@
 namespace zerorun {
 
 // Returns the free bytes of the file system that contains `path`; nullopt if unknown.
-std::optional<uint64_t> free_space(const std::filesystem::path& path);
+inline std::optional<uint64_t> free_space(const std::filesystem::path& path) {
+  struct statvfs space {};
+  if (::statvfs(path.c_str(), &space) != 0 || space.f_blocks == 0) return std::nullopt;
+  return uint64_t{space.f_bavail} * space.f_frsize;
+}
 
 }  // namespace zerorun

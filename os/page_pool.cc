@@ -50,7 +50,7 @@ bool move_pages(void* from, size_t nbytes, void* to) {
 
 PagePool::~PagePool() {
   for (const auto& [range, pages] : ranges_) ::munmap(pages.at, pages.nbytes);
-  for (const Pages& pages : parked_) ::munmap(pages.at, pages.nbytes);
+  for (const Pages& pages : spare_) ::munmap(pages.at, pages.nbytes);
   for (const Pages& pages : empty_) ::munmap(pages.at, pages.nbytes);
 }
 
@@ -61,8 +61,8 @@ std::byte* PagePool::reserve(int range, size_t nbytes) {
   std::byte* const at = map(all, PROT_NONE);
   if (at == nullptr) refuse(all, errno);
   ranges_[range] = {at, all};
-  // Room for all that can ever be parked, so that give() allocates nothing.
-  parked_.reserve(ranges_.size());
+  // Room for all that can ever be spare, so that give() allocates nothing.
+  spare_.reserve(ranges_.size());
   empty_.reserve(ranges_.size());
   return at;
 }
@@ -73,8 +73,8 @@ std::byte* PagePool::take(int range, size_t nbytes) {
   const Pages to = ranges_.at(range);
   ZR_CHECK(nbytes <= to.nbytes, "range {} has {} bytes, {} are asked for", range, to.nbytes,
            nbytes);
-  const Pages pages = pick(parked_, to.nbytes);
-  if (pages.at != nullptr) parked_bytes_ -= pages.nbytes;
+  const Pages pages = pick(spare_, to.nbytes);
+  if (pages.at != nullptr) spare_bytes_ -= pages.nbytes;
   const bool moved = pages.at != nullptr && move_pages(pages.at, pages.nbytes, to.at);
   if (moved) {
     empty_.push_back(pages);
@@ -84,10 +84,10 @@ std::byte* PagePool::take(int range, size_t nbytes) {
   }
   taken_bytes_ += to.nbytes;
   most_taken_bytes_ = std::max(most_taken_bytes_, taken_bytes_);
-  while (taken_bytes_ + parked_bytes_ > most_taken_bytes_) {
-    const Pages oldest = parked_.front();
-    parked_.erase(parked_.begin());
-    parked_bytes_ -= oldest.nbytes;
+  while (taken_bytes_ + spare_bytes_ > most_taken_bytes_) {
+    const Pages oldest = spare_.front();
+    spare_.erase(spare_.begin());
+    spare_bytes_ -= oldest.nbytes;
     ::munmap(oldest.at, oldest.nbytes);
   }
   return to.at;
@@ -97,7 +97,7 @@ void PagePool::give(int range) noexcept {
   const std::lock_guard lock(mutex_);
   const Pages pages = ranges_.at(range);
   taken_bytes_ -= pages.nbytes;
-  if (!park(pages)) ::madvise(pages.at, pages.nbytes, MADV_DONTNEED);
+  if (!keep(pages)) ::madvise(pages.at, pages.nbytes, MADV_DONTNEED);
   ::mprotect(pages.at, pages.nbytes, PROT_NONE);
 }
 
@@ -110,7 +110,7 @@ PagePool::Pages PagePool::pick(std::vector<Pages>& from, size_t nbytes) {
   return pages;
 }
 
-bool PagePool::park(const Pages& range) {
+bool PagePool::keep(const Pages& range) {
   Pages at = pick(empty_, range.nbytes);
   if (at.at == nullptr) at = {map(range.nbytes, PROT_READ | PROT_WRITE), range.nbytes};
   if (at.at == nullptr) return false;
@@ -118,8 +118,8 @@ bool PagePool::park(const Pages& range) {
     ::munmap(at.at, at.nbytes);
     return false;
   }
-  parked_.push_back(at);
-  parked_bytes_ += at.nbytes;
+  spare_.push_back(at);
+  spare_bytes_ += at.nbytes;
   return true;
 }
 

@@ -34,15 +34,15 @@ class PagePool {
   };
   // The first of `from` that has so many bytes, which it leaves; empty: there is none.
   static Pages pick(std::vector<Pages>& from, size_t nbytes);
-  // Moves the pages of a range out of it; false if the system cannot.
-  bool park(const Pages& range);
+  // Keeps the pages of a range for another one; false if the system cannot.
+  bool keep(const Pages& range);
 
   std::mutex mutex_;
   std::map<int, Pages> ranges_;
-  std::vector<Pages> parked_;  // what ranges gave back, at addresses of its own; oldest first
-  std::vector<Pages> empty_;   // such addresses without memory
+  std::vector<Pages> spare_;  // what ranges gave back, at addresses of its own; oldest first
+  std::vector<Pages> empty_;  // such addresses without memory
   size_t taken_bytes_ = 0;
-  size_t parked_bytes_ = 0;
+  size_t spare_bytes_ = 0;
   size_t most_taken_bytes_ = 0;
 };
 

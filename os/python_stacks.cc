@@ -11,7 +11,7 @@
 #include <system_error>
 #include <thread>
 
-#include "os/process_stat.h"
+#include "os/process_identity.h"
 #include "os/text_file.h"
 
 namespace zerorun {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "zerorun/communicator.h"
@@ -40,17 +41,24 @@ inline HostOf hosts_of(int ranks) {
   return [ranks](int rank) { return std::to_string(rank / ranks); };
 }
 
+inline CommunicatorOptions options_of_rank(
+    int rank, int world_size, std::shared_ptr<Store> store,
+    std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+  CommunicatorOptions options;
+  options.rank = rank;
+  options.world_size = world_size;
+  options.store = std::move(store);
+  options.timeout = timeout;
+  return options;
+}
+
 // The same with a communicator of all of them; without `host_of` all are on one host.
 inline void run_ranks(int world_size, const std::function<void(Communicator&)>& body,
                       std::chrono::milliseconds timeout = std::chrono::seconds(30),
                       const HostOf& host_of = {}) {
   const auto store = make_memory_store();
   run_threads(world_size, [&](int rank) {
-    CommunicatorOptions options;
-    options.rank = rank;
-    options.world_size = world_size;
-    options.store = store;
-    options.timeout = timeout;
+    CommunicatorOptions options = options_of_rank(rank, world_size, store, timeout);
     if (host_of) options.host = host_of(rank);
     const auto communicator = make_communicator(options);
     body(*communicator);

@@ -181,7 +181,8 @@ TensorView Collectives::results(int slot, int64_t numel, DType dtype) const {
 void Collectives::begin(Operation& operation) {
   ++round_;
   for (size_t i = 0; i < linked_.size(); ++i) {
-    operation.greetings.receive(linked_[i], tag(Phase::greeting), bytes_of(operation.peers[i]));
+    operation.announcements.receive(linked_[i], tag(Phase::announcement),
+                                    bytes_of(operation.peers[i]));
   }
   shm::Control& control = local_.control();
   operation.announcement.in = local_.locate(operation.call.in);
@@ -192,7 +193,7 @@ void Collectives::begin(Operation& operation) {
   find_inputs(operation);
   if (operation.call.op == Collective::all_reduce) find_outputs(operation);
   for (const int peer : linked_) {
-    operation.greetings.send(peer, tag(Phase::greeting), bytes_of(operation.announcement));
+    operation.announcements.send(peer, tag(Phase::announcement), bytes_of(operation.announcement));
   }
 }
 
@@ -208,7 +209,7 @@ void Collectives::find_inputs(Operation& operation) {
 }
 
 void Collectives::agree(Operation& operation) {
-  operation.greetings.wait();
+  operation.announcements.wait();
   for (size_t i = 0; i < linked_.size(); ++i) {
     if (same_operation(operation.announcement, operation.peers[i])) continue;
     const std::string mine =

@@ -44,7 +44,7 @@ class Collectives final : public HostTransport {
   void leave() noexcept override;
 
  private:
-  enum class Phase : uint64_t { greeting, scatter, gather };
+  enum class Phase : uint64_t { announcement, scatter, gather };
   struct Operation;
   // The messages between hosts for one chunk of an all_reduce.
   struct Crossing;

@@ -91,61 +91,49 @@ std::string Connecting::failure() const {
   return find_error(options_).value_or("");
 }
 
-std::string Connecting::watch(int peer, const std::function<bool()>& ended,
-                              const std::function<void()>& cancel) const {
-  const Clock::time_point started = Clock::now();
-  WaitingNotice notice;
-  std::string problem;
-  while (problem.empty()) {
-    if (ended()) return {};
-    const auto waited = Clock::now() - started;
-    const double seconds = std::chrono::duration<double>(waited).count();
-    try {
-      problem = failure();
-    } catch (const CommError& error) {
-      problem = fmt::format("rank {} waited {:.1f} s for {}: {}", options_.own_number(), seconds,
-                            waiting_for(peer), error.what());
-    }
-    if (problem.empty() && waited >= options_.timeout) {
-      problem = fmt::format(
-          "rank {} waited {:.1f} s for {}: is this the network that the hosts share (--interface, "
-          "GLOO_SOCKET_IFNAME), and does a firewall let them through?",
-          options_.own_number(), seconds, waiting_for(peer));
-    } else if (problem.empty() && notice.due(waited)) {
-      Logger(options_.own_number(), options_.job_size)
-          .log(LogLevel::warning,
-               "rank {} has waited {:.0f} s for {} (--interface, "
-               "GLOO_SOCKET_IFNAME)",
-               options_.own_number(), seconds, waiting_for(peer));
-    }
+std::string Connecting::problem_after(Clock::duration waited, WaitingNotice& notice,
+                                      int peer) const {
+  const double seconds = std::chrono::duration<double>(waited).count();
+  try {
+    if (std::string problem = failure(); !problem.empty()) return problem;
+  } catch (const CommError& error) {
+    return fmt::format("rank {} waited {:.1f} s for {}: {}", options_.own_number(), seconds,
+                       waiting_for(peer), error.what());
   }
-  cancel();
-  return problem;
+  if (waited >= options_.timeout) {
+    return fmt::format(
+        "rank {} waited {:.1f} s for {}: is this the network that the hosts share (--interface, "
+        "GLOO_SOCKET_IFNAME), and does a firewall let them through?",
+        options_.own_number(), seconds, waiting_for(peer));
+  }
+  if (notice.due(waited)) {
+    Logger(options_.own_number(), options_.job_size)
+        .log(LogLevel::warning,
+             "rank {} has waited {:.0f} s for {} (--interface, GLOO_SOCKET_IFNAME)",
+             options_.own_number(), seconds, waiting_for(peer));
+  }
+  return {};
 }
 
 void Connecting::run(int peer, const std::function<void()>& connect,
                      const std::function<void()>& cancel) const {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool done = false;
-  std::string problem;  // the thread's until it is joined
-  const auto ended = [&] {
-    std::unique_lock lock(mutex);
-    return changed.wait_for(lock, kConnectLook, [&] { return done; });
-  };
-  std::thread watcher([&] { problem = watch(peer, ended, cancel); });
+  const Clock::time_point started = Clock::now();
+  WaitingNotice notice;
+  std::string problem;  // the watching thread's until it does not look any more
+  std::shared_ptr<void> watched = options_.job->watch([&] {
+    if (problem.empty()) {
+      problem = problem_after(Clock::now() - started, notice, peer);
+      if (!problem.empty()) cancel();
+    }
+    return kConnectLook;
+  });
   std::exception_ptr error;
   try {
     connect();
   } catch (const std::exception&) {
     error = std::current_exception();
   }
-  {
-    const std::lock_guard lock(mutex);
-    done = true;
-  }
-  changed.notify_all();
-  watcher.join();
+  watched.reset();
   // A peer that has failed refuses connections: its own error says why.
   if (error && problem.empty()) problem = failure();
   if (!problem.empty()) {

@@ -6,6 +6,7 @@
 
 #include "comm/group_options.h"
 #include "comm/hierarchical/topology.h"
+#include "comm/waiting.h"
 
 namespace zerorun::hierarchical {
 
@@ -29,10 +30,9 @@ class Connecting {
   std::string waiting_for(int peer) const;
   // Why a peer will not come; empty: they may. Throws CommError if the store is unreachable.
   std::string failure() const;
-  // Returns when `ended`, which waits a moment, returns true. If `connect` has to end before, calls
-  // `cancel` and returns the reason.
-  std::string watch(int peer, const std::function<bool()>& ended,
-                    const std::function<void()>& cancel) const;
+  // Why a rank that has waited for a connection since then has to give up; empty: it need not.
+  std::string problem_after(std::chrono::steady_clock::duration waited, WaitingNotice& notice,
+                            int peer) const;
 
   const GroupOptions& options_;
   const Topology& topology_;

@@ -76,7 +76,7 @@ struct Collectives::Operation {
       : call(made),
         announcement(shm::announcement_of(made)),
         peers(owner.linked_.size()),
-        greetings(*owner.links_, *owner.watch_, announcement) {
+        announcements(*owner.links_, *owner.watch_, announcement) {
     announcement.number = announcement.sequence = ++owner.sequence_;
     set_label(announcement, made.label);
   }
@@ -87,7 +87,7 @@ struct Collectives::Operation {
   const CollectiveCall& call;
   shm::Announcement announcement;
   std::vector<shm::Announcement> peers;  // those received, in the order of linked_
-  Messages greetings;
+  Messages announcements;
   // The inputs of this host's ranks, by local rank, if all of them are in shared memory: they are
   // read in place. Otherwise empty.
   std::vector<std::shared_ptr<std::byte>> inputs;

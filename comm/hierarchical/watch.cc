@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include "comm/hierarchical/connecting.h"
@@ -27,16 +28,11 @@ constexpr std::chrono::milliseconds kPause{5};
 // After so long a wait each rank looks whether a report is asked for: the host's first may be what
 // the others wait for.
 constexpr std::chrono::seconds kLongWait{5};
-// For the hosts to publish what their ranks do, and then to read that it is reported: the store
-// goes with rank 0.
-constexpr std::chrono::seconds kAnswers{5};
-constexpr std::chrono::milliseconds kHeard{500};
+constexpr std::chrono::seconds kReported = 2 * StallInquiry::kAnswers + std::chrono::seconds(2);
 constexpr std::chrono::milliseconds kLook{50};
-static_assert(2 * kAnswers < shm::Control::kReportTime);
+static_assert(kReported < shm::Control::kReportTime);
 
 constexpr std::string_view kLeft = "left";
-constexpr std::string_view kStall = "stall";  // of each host: what it published
-constexpr std::string_view kStallAsked = "stall asked";
 
 }  // namespace
 
@@ -48,23 +44,19 @@ Watch::Watch(const GroupOptions& options, const Topology& topology, shm::Control
       links_(links),
       store_(*options.store),
       leads_(topology.local_rank(options.rank) == 0),
+      inquiry_(options, options.name + '/',
+               {.count = topology.hosts(),
+                .own = topology.host_of(options.rank),
+                .claim = [&control] { return control.claim_report(); },
+                .own_ranks = [&control] { return control.activities(); },
+                .silent_ranks = [](int) { return std::vector<RankActivity>(); }}),
       heartbeats_(static_cast<size_t>(topology.hosts()), {"", Clock::now()}),
-      asked_(Clock::now()) {
+      asked_(Clock::now()),
+      watched_(options.job->watch([this] {
+        look();
+        return kTick;
+      })) {
   control_.on_stall([this](const std::string& reason) { report_stall(reason); });
-  thread_ = std::thread([this] { run(); });
-}
-
-Watch::~Watch() {
-  if (!is_this_process()) {
-    thread_.detach();
-    return;
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    closing_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
 }
 
 std::string Watch::key(std::string_view what, int number) const {
@@ -180,50 +172,40 @@ void Watch::leave(const std::vector<int>& linked) noexcept {
   }
 }
 
-void Watch::run() {
-  while (true) {
-    {
-      std::unique_lock lock(mutex_);
-      if (changed_.wait_for(lock, kTick, [&] { return closing_; })) return;
-    }
-    try {
-      check();
-    } catch (const std::exception& error) {  // of a thread's function it would end the process
-      set_error(fmt::format("rank {}: {}", options_.own_number(), error.what()));
-    }
+void Watch::look() {
+  if (spread_) return;
+  try {
+    options_.job->propagate();
+    const std::string local = control_.error();
+    if (!local.empty()) return spread(local);
+    read_store();
+    check_wait();
+  } catch (const std::exception& error) {  // of a thread's function it would end the process
+    set_error(fmt::format("rank {}: {}", options_.own_number(), error.what()));
   }
 }
 
-void Watch::check() {
-  if (spread_) return;
-  options_.errors->propagate();
-  const std::string local = control_.error();
-  if (!local.empty()) return spread(local);
-  const bool asks = leads_ || control_.waited() > kLongWait;
-  if (asks) ask_store();
-  check_wait();
-}
-
-void Watch::ask_store() {
+void Watch::read_store() {
+  const bool listens = leads_ || control_.waited() > kLongWait;
+  if (!listens && !inquiry_.has_asked()) return;
   const Clock::time_point now = Clock::now();
   bool waits = false;
   {
     const std::lock_guard lock(mutex_);
     waits = waiting_.has_value();
   }
-  if (!waits && now - asked_ < kBeat) return;
   try {
+    if (const std::string error = inquiry_.look(listens); !error.empty()) {
+      if (options_.rank == 0) report_error(options_, error);
+      return set_error(error);
+    }
+    if (!waits && now - asked_ < kBeat) return;
     if (const auto error = store_.find(error_key(options_))) return set_error(*error);
     if (now - asked_ >= kBeat) {
       asked_ = now;
-      if (options_.rank == 0) {
-        check_heartbeats();
-        if (was_published()) write_stall_report();
-      } else {
-        const int host = topology_.host_of(options_.rank);
-        if (leads_) store_.set(key("alive", host), std::to_string(++beats_));
-        if (store_.find(key(kStallAsked, 0)) && control_.claim_report()) publish_activities("");
-      }
+      const int host = topology_.host_of(options_.rank);
+      if (options_.rank == 0) check_heartbeats();
+      if (leads_ && host != 0) store_.set(key("alive", host), std::to_string(++beats_));
     }
     gone_ = Clock::time_point::max();
   } catch (const Dropped& error) {
@@ -257,8 +239,8 @@ void Watch::check_heartbeats() {
           "{} gave no sign of life for {} s: its host is down, the process is "
           "stopped, or the link between the hosts is cut",
           topology_.name_of_rank(rank), kSilence.count());
-      if (control_.claim_report()) publish_activities(text);
-      return write_stall_report();
+      control_.claim_report();
+      return inquiry_.ask(text);
     }
   }
 }
@@ -280,9 +262,8 @@ void Watch::check_wait() {
                        describe(waiting_->operation), topology_.name_of_rank(waiting_->peer));
   }
   if (late) {
-    const bool reports = control_.claim_report();
-    if (reports) report_stall(text);
-    if (reports || too_late) set_error(text);
+    if (control_.claim_report()) return inquiry_.ask(text);
+    if (too_late) set_error(text);
     return;
   }
   if (warns()) Logger(options_.own_number(), options_.job_size).log(LogLevel::warning, "{}", text);
@@ -299,65 +280,13 @@ bool Watch::warns() const {
   return true;
 }
 
-void Watch::publish_activities(const std::string& reason) {
-  const std::string ranks = encode_activities(control_.activities());
-  store_.set(key(kStall, topology_.host_of(options_.rank)), reason + '\n' + ranks);
-}
-
-void Watch::report_stall(const std::string& reason) noexcept {
-  try {
-    publish_activities(reason);
-    if (options_.rank == 0 && std::this_thread::get_id() == thread_.get_id()) {
-      return write_stall_report();
-    }
-    const Clock::time_point until = Clock::now() + 2 * kAnswers;
-    while (Clock::now() < until) {
-      if (!control_.error().empty() || spread_) return;
-      if (const auto error = store_.find(error_key(options_))) return set_error(*error);
-      std::this_thread::sleep_for(kLook);
-    }
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the store is gone
+void Watch::report_stall(const std::string& reason) {
+  inquiry_.ask(reason);
+  const Clock::time_point until = Clock::now() + kReported;
+  while (control_.error().empty() && !spread_) {
+    if (Clock::now() >= until) return write_own_host_report(reason);
+    std::this_thread::sleep_for(kLook);
   }
-  write_own_host_report(reason);
-}
-
-bool Watch::was_published() {
-  for (int host = 0; host < topology_.hosts(); ++host) {
-    if (store_.find(key(kStall, host))) return true;
-  }
-  return false;
-}
-
-// Rank 0's: what all hosts publish, by host; empty for one that does not answer in time.
-std::vector<std::string> Watch::collect_stall() {
-  store_.set(key(kStallAsked, 0), "");
-  if (control_.claim_report()) publish_activities("");
-  const Clock::time_point until = Clock::now() + kAnswers;
-  std::vector<std::string> parts;
-  for (int host = 0; host < topology_.hosts(); ++host) {
-    std::optional<std::string> part;
-    while (!(part = store_.find(key(kStall, host))) && Clock::now() < until) {
-      std::this_thread::sleep_for(kPause);
-    }
-    parts.push_back(part.value_or(""));
-  }
-  return parts;
-}
-
-void Watch::write_stall_report() {
-  std::string reason;
-  std::vector<RankActivity> ranks;
-  for (const std::string& part : collect_stall()) {
-    const size_t end = part.find('\n');
-    if (end == std::string::npos) continue;
-    if (reason.empty()) reason = part.substr(0, end);
-    const std::vector<RankActivity> of_host = decode_activities(part.substr(end + 1));
-    ranks.insert(ranks.end(), of_host.begin(), of_host.end());
-  }
-  StallReport(reason, options_, std::move(ranks)).write();
-  store_.set(error_key(options_), reason);
-  std::this_thread::sleep_for(kHeard);
-  set_error(reason);
 }
 
 void Watch::write_own_host_report(const std::string& reason) noexcept {

@@ -4,12 +4,11 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,22 +21,17 @@
 
 namespace zerorun::hierarchical {
 
-// Ends every wait for a rank of another host, at the latest at the deadline. A thread copies errors
-// of this host to the store and errors of other hosts from it, checks that other hosts are alive,
-// prints notices about long waits, and ends a wait at the deadline. The first rank of each host
-// reads the store for all ranks of its host. Rank 0, which serves the store, checks the heartbeats
-// of the other hosts.
-//
-// A wait that reaches the deadline is reported once for the job: each host publishes the activity
-// of its ranks, and rank 0 prints the report and makes the first host's reason the error of all
-// ranks.
+// Ends every wait for a rank of another host, at the latest at the deadline. The watching thread of
+// JobState copies errors of this host to the store and errors of other hosts from it, checks that
+// other hosts are alive, prints notices about long waits, and ends a wait at the deadline. The
+// first rank of each host reads the store for all ranks of its host. Rank 0, which serves the
+// store, checks the heartbeats of the other hosts.
 class Watch {  // size: what it is given, what its thread remembers, what all threads share
  public:
   // The arguments must outlive this.
   Watch(const GroupOptions& options, const Topology& topology, shm::Control& control, Links& links);
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
-  ~Watch();
 
   // Waits for `transfer`, a message of `operation` from or to `peer`. Throws CommError.
   void wait(Transfer& transfer, int peer, const shm::Announcement& operation);
@@ -54,7 +48,7 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
   // because closing a connection would lose messages in flight.
   // `linked`: the ranks to which this one is connected, ascending.
   void leave(const std::vector<int>& linked) noexcept;
-  // False in a forked child process, which is not a rank and does not have the thread.
+  // False in a forked child process, which is not a rank.
   bool is_this_process() const { return process_ == getpid(); }
 
  private:
@@ -72,21 +66,15 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
   // Rank 0 of the job, which serves the store. It may not be in this group.
   std::string name_of_server() const;
   void spread(const std::string& text) noexcept;
-  void run();
-  void check();
-  void ask_store();
+  void look();
+  void read_store();
   void check_heartbeats();
   void check_wait();
   // True if this rank prints the notice about a long wait: no lower rank of this host waits for
   // another host.
   bool warns() const;
-  // Publishes the activity of this host's ranks and waits until rank 0 has printed the report. If
-  // rank 0 does not, prints a report of this host alone.
-  void report_stall(const std::string& reason) noexcept;
-  void publish_activities(const std::string& reason);
-  bool was_published();
-  void write_stall_report();
-  std::vector<std::string> collect_stall();
+  // Called on the rank's own thread. Asks what all ranks do, and waits for the error.
+  void report_stall(const std::string& reason);
   void write_own_host_report(const std::string& reason) noexcept;
 
   const GroupOptions& options_;
@@ -96,6 +84,7 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
   Store& store_;
   const bool leads_;  // this is the first rank of its host
   const pid_t process_ = getpid();
+  StallInquiry inquiry_;
   // Used by the watching thread only.
   std::vector<std::pair<std::string, Clock::time_point>> heartbeats_;  // last heartbeat, by host
   int64_t beats_ = 0;
@@ -103,11 +92,9 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
   Clock::time_point gone_ = Clock::time_point::max();  // when the store was first unreachable
   // Shared by all threads.
   std::mutex mutex_;
-  std::condition_variable changed_;
   std::optional<Waiting> waiting_;  // guarded by mutex_
-  bool closing_ = false;            // guarded by mutex_
   std::atomic<bool> spread_ = false;
-  std::thread thread_;
+  const std::shared_ptr<void> watched_;  // by the thread
 };
 
 }  // namespace zerorun::hierarchical

@@ -63,9 +63,11 @@ std::byte* NcclScratch::acquire(CudaStream& stream, size_t nbytes) {
 // The streams of a job of one rank, which has no group, fail after abort().
 class AbortedStreams final : public CudaStream::Watched {
  public:
-  void check() const override { error.check(); }
+  explicit AbortedStreams(std::shared_ptr<JobState> job) : job_(std::move(job)) {}
+  void check() const override { job_->check(); }
 
-  FirstError error;
+ private:
+  const std::shared_ptr<JobState> job_;
 };
 
 class NcclTransport final : public Transport {
@@ -74,7 +76,7 @@ class NcclTransport final : public Transport {
       : number_(options.own_number()),
         rank_(options.rank),
         world_size_(options.world_size),
-        errors_(options.errors),
+        job_(options.job),
         device_(std::move(device)),
         scratch_(*device_) {
     if (options.world_size > 1 || options.store) {
@@ -83,8 +85,7 @@ class NcclTransport final : public Transport {
       for (const int peer : group_->devices_of_this_process()) device_->share_memory_with(peer);
       watched_ = group_;
     } else {
-      aborted_ = std::make_shared<AbortedStreams>();
-      watched_ = aborted_;
+      watched_ = std::make_shared<AbortedStreams>(job_);
     }
     // After joining: peers learn of an error.
     word_ = device_->allocate(sizeof(int64_t), MemoryCategory::other);
@@ -103,11 +104,11 @@ class NcclTransport final : public Transport {
   void check_peers(std::string_view what) override {
     if (group_) group_->check_peers(what);
   }
-  void abort(std::string_view reason) noexcept override;
+  void abort(std::string_view reason) noexcept override { job_->abort(number_, reason); }
   void set_error(std::string_view error) noexcept override {
-    group_ ? group_->set_error(error) : aborted_->error.set(error);
+    if (group_) group_->set_error(error);
   }
-  std::string error() override { return group_ ? group_->error() : aborted_->error.text(); }
+  std::string error() override { return group_ ? group_->error() : ""; }
 
  private:
   // Starts the calls as one operation.
@@ -120,23 +121,17 @@ class NcclTransport final : public Transport {
   const int number_;  // of this rank in the job
   const int rank_;
   const int world_size_;
-  const std::shared_ptr<ErrorGroup> errors_;
+  const std::shared_ptr<JobState> job_;
   const std::shared_ptr<CudaDevice> device_;
   Buffer word_;  // a barrier reduces it
   NcclScratch scratch_;
-  std::shared_ptr<NcclGroup> group_;              // null for one rank by itself,
-  std::shared_ptr<AbortedStreams> aborted_;       // which has this
-  std::shared_ptr<CudaStream::Watched> watched_;  // either
+  std::shared_ptr<NcclGroup> group_;  // null for one rank by itself
+  std::shared_ptr<CudaStream::Watched> watched_;
   // Calls of one communicator happen in one order on all ranks, whatever their streams.
   const Stream* last_stream_ = nullptr;
   Event last_call_;
   Event done_;  // with what follows the last call
 };
-
-void NcclTransport::abort(std::string_view reason) noexcept {
-  if (group_) return group_->abort(reason);
-  aborted_->error.abort(number_, reason, *errors_);
-}
 
 std::optional<Buffer> NcclTransport::allocate(size_t nbytes, Sharing sharing) {
   watched_->check();

@@ -1,10 +1,13 @@
 // size: joining, calls, their watch and leaving depend on one another
 #include "comm/nccl/group.h"
 
+#include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "core/check.h"
+#include "core/log.h"
 #include "device/cuda/runtime/cuda_error.h"
 #include "device/cuda/runtime/current_device.h"
 #include "device/drain.h"
@@ -27,34 +30,24 @@ NcclGroup::NcclGroup(const GroupOptions& options, int device)
       options_(options),
       device_(device),
       peers_(options_, device),
-      stall_(options_, peers_, [this] { return last_call(); }) {
+      inquiry_(options_, peers_.prefix(),
+               {.count = options.world_size,
+                .own = options.rank,
+                .claim = [] { return true; },
+                .own_ranks = [this] { return peers_.own_activity(last_call(), waited_s_); },
+                .silent_ranks = [this](int rank) { return peers_.silent(rank); }}),
+      watched_(options_.job->watch([this] { return look(); })) {
   const CurrentDevice current(device);
-  watcher_ = std::thread([this] { watch(); });
   try {
     join();
   } catch (const std::exception& error) {
     fail_with(error.what());
-    stop_watching();
     throw;
   }
 }
 
 NcclGroup::~NcclGroup() {
-  if (!peers_.is_this_process()) {
-    watcher_.detach();
-    return;
-  }
-  leave();
-  stop_watching();
-}
-
-void NcclGroup::stop_watching() noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    closing_ = true;
-  }
-  changed_.notify_all();
-  watcher_.join();
+  if (peers_.is_this_process()) leave();
 }
 
 void NcclGroup::join() {
@@ -82,7 +75,7 @@ void NcclGroup::join() {
   ncclResult_t result = ncclSuccess;
   {
     const std::lock_guard lock(mutex_);
-    if (!error_.empty()) throw CommError(error_);
+    check();
     ncclComm_t comm = nullptr;
     result = nccl_.init(&comm, options_.world_size, id, options_.rank, &config);
     comm_.set(comm);
@@ -127,12 +120,11 @@ void NcclGroup::begin(PendingCall call) {
   bool wake = false;
   {
     const std::lock_guard lock(mutex_);
-    if (!error_.empty()) throw CommError(error_);
-    stall_.begin();
+    check();
     pending_.begin(std::move(call));
     wake = std::exchange(idle_, false);
   }
-  if (wake) changed_.notify_all();
+  if (wake) options_.job->look_within(kPause);
 }
 
 void NcclGroup::finish_call(ncclResult_t result, const NcclPeers::Check& look) {
@@ -158,7 +150,7 @@ void NcclGroup::finish_call(ncclResult_t result, const NcclPeers::Check& look) {
   std::string what;
   {
     const std::lock_guard lock(mutex_);
-    if (!error_.empty()) throw CommError(error_);  // its abort may be what ended the call
+    check();  // its abort may be what ended the call
     what = pending_.last();
   }
   const char* detail = nccl_.last_error(nullptr);
@@ -167,10 +159,7 @@ void NcclGroup::finish_call(ncclResult_t result, const NcclPeers::Check& look) {
                   detail == nullptr ? "" : detail);
 }
 
-void NcclGroup::check() const {
-  const std::lock_guard lock(mutex_);
-  if (!error_.empty()) throw CommError(error_);
-}
+void NcclGroup::check() const { options_.job->check(); }
 
 Event NcclGroup::run(CallName name, CudaStream& stream, const Enqueue& enqueue) {
   const std::lock_guard one(calls_);
@@ -180,7 +169,7 @@ Event NcclGroup::run(CallName name, CudaStream& stream, const Enqueue& enqueue) 
     finish_call(call([&](ncclComm_t comm) { return enqueue(nccl_, comm); }));
     Event done = stream.record();
     const std::lock_guard lock(mutex_);
-    if (!error_.empty()) throw CommError(error_);
+    check();
     pending_.enqueued(done);
     return done;
   } catch (const DeviceError& error) {  // of this rank's own GPU, which its peers know as CommError
@@ -240,48 +229,30 @@ void NcclGroup::drain() noexcept {
   zerorun::drain(last);
 }
 
-void NcclGroup::abort(std::string_view reason) noexcept {
-  try {
-    fail_with(fmt::format("rank {} aborted the job: {}", options_.own_number(), reason));
-  } catch (const std::bad_alloc&) {
-    fail_with("aborted");
-  }
-}
-
 std::string NcclGroup::error() const {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!error_.empty()) return error_;
-  }
-  return peers_.error(std::chrono::milliseconds(0)).value_or("");
-}
-
-void NcclGroup::set_error(std::string_view error) noexcept {
-  try {
-    take_error(std::string(error));
-  } catch (const std::bad_alloc&) {
-    take_error("aborted");
-  }
-  end();
+  const std::string found = options_.job->error();
+  return found.empty() ? peers_.error(std::chrono::milliseconds(0)).value_or("") : found;
 }
 
 // This rank's other communicators get it, too, and all are ended at once: kernels of one may wait
 // in the order of streams for those of another.
-void NcclGroup::fail_with(std::string text) noexcept {
-  if (!take_error(std::move(text))) return;
-  options_.errors->fail(error_);
-  end();  // also while it is not among them
-}
-
-// The first error counts. Peers learn of it through the store.
-bool NcclGroup::take_error(std::string text) noexcept {
+void NcclGroup::fail_with(std::string_view text) noexcept {
+  options_.job->fail(text);
   {
     const std::lock_guard lock(mutex_);
-    if (!error_.empty()) return false;
-    error_ = std::move(text);
+    if (ended_) return;
   }
-  peers_.report(error_);
-  return true;
+  set_error(text);  // it is not among them yet
+}
+
+void NcclGroup::set_error(std::string_view error) noexcept {
+  bool report = false;
+  {
+    const std::lock_guard lock(mutex_);
+    report = !std::exchange(ended_, true);
+  }
+  if (report) peers_.report(error);
+  end();
 }
 
 void NcclGroup::end() noexcept {
@@ -300,7 +271,7 @@ void NcclGroup::check_peers(std::string_view what) {
   }
   std::string problem = error();
   if (problem.empty()) problem = peers_.missing(next, std::string(what));
-  if (!problem.empty()) fail_with(std::move(problem));
+  if (!problem.empty()) fail_with(problem);
   check();
 }
 
@@ -343,45 +314,66 @@ bool NcclGroup::is_first(int64_t number) {
   return !pending_.empty() && pending_.first().number == number;
 }
 
-void NcclGroup::watch() {
-  cudaSetDevice(device_);
-  const RelaxedCapture relaxed;
-  const auto pause = kPause * (1 + options_.world_size / kRanksOfPause);
-  while (true) {
-    {
-      std::unique_lock lock(mutex_);
-      idle_ = pending_.empty();  // else a call that begins finds it awake
-      changed_.wait_for(lock, kIdle, [&] { return closing_ || !pending_.empty(); });
-      idle_ = false;
-      if (changed_.wait_for(lock, pause, [&] { return closing_; })) return;
-    }
-    try {
-      const CallState first = oldest_call();
-      std::string problem = first.error;
-      if (problem.empty() && !first.late) problem = stall_.answer(first.waited_s);
-      // Most calls are soon done: then nobody is asked.
-      if (problem.empty() && !first.waits) continue;
-      options_.errors->propagate();
-      if (problem.empty()) stall_.warn(*first.waited_s);
-      if (problem.empty() && first.late) {
-        problem = stall_.ask(
-            fmt::format("rank {}: {} took longer than {:.1f} s", options_.own_number(), first.what,
-                        std::chrono::duration<double>(options_.timeout).count()),
-            first.waited_s);
-      }
-      const bool ask = problem.empty() && first.number > 0;
-      const std::string missing = ask ? peers_.missing(first.number, first.what) : "";
-      if (problem.empty()) {
-        const auto patience = missing.empty() ? std::chrono::milliseconds(0) : kLook;
-        problem = peers_.error(patience).value_or("");
-      }
-      // It may have been the last that the peer took part in: then it is done by now.
-      if (problem.empty() && !missing.empty() && is_first(first.number)) problem = missing;
-      if (!problem.empty()) fail_with(std::move(problem));
-    } catch (const std::exception& error) {  // of a thread's function it would end the process
-      fail_with(fmt::format("rank {}: {}", options_.own_number(), error.what()));
-    }
+JobState::Clock::duration NcclGroup::look() noexcept {
+  try {
+    const CurrentDevice current(device_);
+    const RelaxedCapture relaxed;
+    look_at_calls();
+  } catch (const std::exception& error) {  // of a thread's function it would end the process
+    fail_with(fmt::format("rank {}: {}", options_.own_number(), error.what()));
   }
+  const std::lock_guard lock(mutex_);
+  idle_ = pending_.empty();
+  if (idle_) return kIdle;
+  return kPause * (1 + options_.world_size / kRanksOfPause);
+}
+
+void NcclGroup::look_at_calls() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (ended_) return;
+  }
+  const CallState first = oldest_call();
+  waited_s_ = first.waited_s;
+  std::string problem = first.error;
+  if (problem.empty() && first.late) {
+    inquiry_.ask(fmt::format("rank {}: {} took longer than {:.1f} s", options_.own_number(),
+                             first.what, std::chrono::duration<double>(options_.timeout).count()));
+  }
+  try {
+    if (problem.empty()) problem = inquiry_.look();
+  } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): without the store nobody asks
+  }
+  // Most calls are soon done: then nobody is asked.
+  if (problem.empty() && !first.waits) return;
+  options_.job->propagate();
+  if (problem.empty()) warn(*first.waited_s);
+  const bool ask = problem.empty() && first.number > 0;
+  const std::string missing = ask ? peers_.missing(first.number, first.what) : "";
+  if (problem.empty()) {
+    const auto patience = missing.empty() ? std::chrono::milliseconds(0) : kLook;
+    problem = peers_.error(patience).value_or("");
+  }
+  // It may have been the last that the peer took part in: then it is done by now.
+  if (problem.empty() && !missing.empty() && is_first(first.number)) problem = missing;
+  if (!problem.empty()) fail_with(problem);
+}
+
+// Ranks come to this one after the other, and the first of them speaks for all.
+void NcclGroup::warn(double waited_s) {
+  constexpr double kTurn = 0.3;
+  constexpr int kTurns = 16;
+  const double turn = waited_s - kTurn * std::min(options_.rank, kTurns);
+  std::optional<std::string> notice;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto waited = std::chrono::duration<double>(std::max(turn, 0.0));
+    notice = pending_.due_notice(std::chrono::duration_cast<Clock::duration>(waited));
+  }
+  if (!notice || !peers_.claim(*notice)) return;
+  Logger(options_.own_number(), options_.job_size)
+      .log(LogLevel::warning, "rank {} has waited {:.0f} s in {} for other ranks",
+           options_.own_number(), waited_s, last_call());
 }
 
 // Under watch: NCCL may wait for peers here, too.

@@ -1,14 +1,12 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "comm/group_options.h"
@@ -16,7 +14,7 @@
 #include "comm/nccl/library.h"
 #include "comm/nccl/peers.h"
 #include "comm/nccl/pending_calls.h"
-#include "comm/nccl/stall.h"
+#include "comm/stall_report.h"
 #include "device/cuda/runtime/cuda_stream.h"
 
 namespace zerorun {
@@ -24,9 +22,9 @@ namespace zerorun {
 // One rank's NCCL communicator. It is created from a unique id that rank 0 publishes in the store.
 // It ends either in order (ncclCommFinalize) or by an abort (ncclCommAbort).
 //
-// From the first call on, a thread watches for asynchronous errors of NCCL, calls that wait for
-// peers beyond the deadline, peers that died or left, and errors that peers report. After the first
-// error every call throws it.
+// From the first call on, the watching thread of JobState looks for asynchronous errors of NCCL,
+// calls that wait for peers beyond the deadline, peers that died or left, and errors that peers
+// report. After the first error every call throws it.
 class NcclGroup final : public CudaStream::Watched {
  public:
   explicit NcclGroup(const GroupOptions& options, int device);
@@ -54,15 +52,14 @@ class NcclGroup final : public CudaStream::Watched {
 
   // See Transport::check_peers.
   void check_peers(std::string_view what);
-  void abort(std::string_view reason) noexcept;
-  // Makes `error` the error of all ranks, unless they already have one.
+  // Reports `error` to the peers, and ends what NCCL does.
   void set_error(std::string_view error) noexcept;
-  // The error of this rank, or an error that a peer has reported; empty: none.
+  // The error of this job, or one that a peer has reported; empty: none.
   std::string error() const;
 
  private:
   using Clock = std::chrono::steady_clock;
-  // The state of the oldest pending call, as the watcher thread sees it.
+  // The state of the oldest pending call, as the watching thread sees it.
   struct CallState {
     std::string what;
     int64_t number = 0;
@@ -80,38 +77,38 @@ class NcclGroup final : public CudaStream::Watched {
   void begin(std::string_view name) { begin({.name = {.label = std::string(name)}}); }
   // Waits until NCCL has finished the call that has begun, which returned `result`: a communicator
   // that does not block may still be at it. Throws CommError after an error of NCCL, and if the
-  // watcher thread has aborted the call. `look`: throws to give up; null: only the watcher thread
+  // watching thread has aborted the call. `look`: throws to give up; null: only the watching thread
   // ends the wait.
   void finish_call(ncclResult_t result, const NcclPeers::Check& look = {});
   void* register_memory(void* data, size_t nbytes);
   void release(void* data, void* handle) noexcept;
   void drain() noexcept;
   std::string last_call() const;
-  void watch();
+  JobState::Clock::duration look() noexcept;
+  void look_at_calls();
+  // Prints on stderr, on one rank, that the last call waits for long.
+  void warn(double waited_s);
   CallState oldest_call();
   bool is_first(int64_t number);
-  void fail_with(std::string text) noexcept;
-  bool take_error(std::string text) noexcept;
+  void fail_with(std::string_view text) noexcept;
   void end() noexcept;
   void leave() noexcept;
   void finalize();
-  void stop_watching() noexcept;
 
   const NcclFunctions nccl_;
   const GroupOptions options_;
   const int device_;
   NcclPeers peers_;
-  NcclStall stall_;
-  std::mutex calls_;          // held while NCCL processes a call
-  int64_t made_ = 0;          // collectives; guarded by calls_
-  NcclHandle comm_;           // taken away by an abort
-  mutable std::mutex mutex_;  // guards all below; never held for long
-  std::condition_variable changed_;
-  bool idle_ = false;  // the watcher thread, until a call begins
+  StallInquiry inquiry_;
+  std::optional<double> waited_s_{};  // in the last call; the watching thread's
+  std::mutex calls_;                  // held while NCCL processes a call
+  int64_t made_ = 0;                  // collectives; guarded by calls_
+  NcclHandle comm_;                   // taken away by an abort
+  mutable std::mutex mutex_;          // guards all below; never held for long
+  bool idle_ = true;                  // until a call begins, the watching thread looks seldom
   PendingCalls pending_;
-  std::string error_;
-  bool closing_ = false;
-  std::thread watcher_;
+  bool ended_ = false;  // by an error, of which the peers know
+  std::shared_ptr<void> watched_;
 };
 
 }  // namespace zerorun

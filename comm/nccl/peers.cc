@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "core/check.h"
+#include "os/python_stacks.h"
 #include "os/socket.h"
 
 namespace zerorun {
@@ -14,6 +15,7 @@ namespace zerorun {
 namespace {
 
 constexpr std::chrono::milliseconds kSlice{100};
+constexpr std::chrono::milliseconds kStackPatience{1000};
 constexpr std::chrono::seconds kLeavingTime{3};
 // A collective may still be on its way when rank 0 has done its part and left.
 constexpr std::chrono::seconds kGrace{5};
@@ -136,17 +138,49 @@ std::optional<std::string> NcclPeers::error(std::chrono::milliseconds timeout) c
   return find(key("error"), timeout);
 }
 
-void NcclPeers::report(const std::string& error) noexcept {
+void NcclPeers::report(std::string_view error) noexcept {
   try {
-    options_.store->set(key("error"), error);
+    options_.store->set(key("error"), std::string(error));
   } catch (const std::exception&) {  // the store is gone: peers have the deadline
   }
 }
 
-std::optional<ProcessIdentity> NcclPeers::visible(int rank) const {
-  if (met_.empty()) return std::nullopt;
-  const ProcessIdentity& process = met_[static_cast<size_t>(rank)].process;
-  return own_.process.can_see(process) ? std::optional(process) : std::nullopt;
+bool NcclPeers::claim(const std::string& what) noexcept {
+  try {
+    if (options_.store->find(key(what))) return false;
+    options_.store->set(key(what), "");
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nobody else claims it
+  }
+  return true;
+}
+
+std::vector<RankActivity> NcclPeers::own_activity(std::string last_call,
+                                                  std::optional<double> waited_s) const {
+  RankActivity mine;
+  mine.rank = options_.own_number();
+  mine.pid = own_.process.pid;
+  mine.host = host_name();
+  mine.state = waited_s ? kWaits : state_of(own_.process);
+  mine.waited_s = waited_s.value_or(0);
+  if (!waited_s) mine.python_stacks = python_stacks_of(own_.process, kStackPatience);
+  mine.operation = std::move(last_call);
+  return {mine};
+}
+
+std::vector<RankActivity> NcclPeers::silent(int rank) const {
+  RankActivity silent;
+  silent.rank = options_.number(rank);
+  silent.operation = "?";
+  silent.state = "did not answer";
+  const auto peer = static_cast<size_t>(rank);
+  if (peer < met_.size() && own_.process.can_see(met_[peer].process)) {
+    const ProcessIdentity& process = met_[peer].process;
+    silent.pid = process.pid;
+    silent.host = host_name();
+    silent.state = fmt::format("did not answer; {}", state_of(process));
+    silent.python_stacks = python_stacks_of(process, kStackPatience);
+  }
+  return {silent};
 }
 
 void NcclPeers::leave(int64_t calls) noexcept {

@@ -8,9 +8,11 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/group_options.h"
+#include "comm/stall_report.h"
 #include "os/process_identity.h"
 
 namespace zerorun {
@@ -37,17 +39,14 @@ class NcclPeers {
 
   // The first error that a peer has reported; waits for one up to `timeout`.
   std::optional<std::string> error(std::chrono::milliseconds timeout) const;
-  void report(const std::string& error) noexcept;
-  // Read and write a value that ranks share through the store. `write` throws CommError.
-  std::optional<std::string> read(const std::string& what,
-                                  std::chrono::milliseconds timeout) const {
-    return find(key(what), timeout);
-  }
-  void write(const std::string& what, const std::string& value) {
-    options_.store->set(key(what), value);
-  }
-  // The process of a rank, if it is known and this process can observe it.
-  std::optional<ProcessIdentity> visible(int rank) const;
+  void report(std::string_view error) noexcept;
+  // True for the first rank that claims this, and for all without a store.
+  bool claim(const std::string& what) noexcept;
+  std::string prefix() const { return options_.name + "/nccl/"; }  // of keys of the store
+  // What this rank is doing, and what it sees of a rank that does not answer.
+  std::vector<RankActivity> own_activity(std::string last_call,
+                                         std::optional<double> waited_s) const;
+  std::vector<RankActivity> silent(int rank) const;
 
   // Announces that this rank leaves after its first `calls` calls.
   void leave(int64_t calls) noexcept;
@@ -70,7 +69,7 @@ class NcclPeers {
     int64_t calls = kStays;  // calls that it made before it left
   };
 
-  std::string key(const std::string& what) const { return options_.name + "/nccl/" + what; }
+  std::string key(const std::string& what) const { return prefix() + what; }
   std::string rank_key(int rank) const { return key("rank/" + std::to_string(rank)); }
   std::string wait_for(const std::string& what, const Check& check) const;
   std::optional<std::string> find(const std::string& key, std::chrono::milliseconds timeout) const;

@@ -13,7 +13,11 @@ std::string CallName::text() const {
   return text;
 }
 
-void PendingCalls::begin(PendingCall call) { calling_ = std::move(call); }
+void PendingCalls::begin(PendingCall call) {
+  calling_ = std::move(call);
+  ++begun_;
+  notice_ = {};
+}
 
 void PendingCalls::enqueued(Event done) {
   forget_done();  // so that their events are used again
@@ -38,6 +42,11 @@ void PendingCalls::forget_done() {
     last_ = std::move(enqueued_.front().name);
     enqueued_.pop_front();
   }
+}
+
+std::optional<std::string> PendingCalls::due_notice(std::chrono::steady_clock::duration waited) {
+  if (!notice_.due(waited)) return std::nullopt;
+  return fmt::format("told/{}/{}", begun_, notice_.next().count());
 }
 
 std::string PendingCalls::last() const {

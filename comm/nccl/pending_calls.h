@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/waiting.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
 
@@ -43,6 +44,9 @@ class PendingCalls {
   void clear();
   void forget_done();
 
+  // A name for the notice that the last call that began has waited so long: the same on all ranks,
+  // and different each time that one is due.
+  std::optional<std::string> due_notice(std::chrono::steady_clock::duration waited);
   bool empty() const { return !calling_ && enqueued_.empty(); }
   // True if NCCL has enqueued the first.
   bool any_enqueued() const { return !enqueued_.empty(); }
@@ -56,6 +60,8 @@ class PendingCalls {
   std::optional<PendingCall> calling_;
   std::deque<PendingCall> enqueued_;
   CallName last_{.label = "none"};  // when all are over
+  int64_t begun_ = 0;
+  WaitingNotice notice_;  // about the last that began
 };
 
 }  // namespace zerorun

@@ -29,7 +29,7 @@ RankActivity Control::activity(int peer) const {
   const bool stopped = rank.state.starts_with("is stopped");
   if (const Wait wait = theirs.wait.load(); wait.since_ns != 0 && runs && !stopped) {
     const Clock::duration since = Clock::now().time_since_epoch() - Clock::duration(wait.since_ns);
-    rank.state = "waits";
+    rank.state = kWaits;
     rank.waits_for = static_cast<int>(wait.rank);
     rank.waited_s = std::chrono::duration<double>(since).count();
   } else if (runs) {

@@ -223,7 +223,7 @@ void Control::check_peers(std::string_view what) {
 
 void Control::examine_peers(Clock::time_point started, WaitingNotice& notice) {
   try {
-    options_.errors->propagate();
+    options_.job->propagate();
     if (options_.check_parent) options_.check_parent();
     check();
   } catch (const CommError&) {
@@ -300,13 +300,11 @@ void Control::check_agreement() {
 void Control::check() {
   const uint32_t state = failure().state.load(std::memory_order_acquire);
   if (state == Failure::written) throw CommError(keep_error(failure().text.data()));
-  if (state == Failure::none && !left_) return;
-  const std::lock_guard lock(mutex_);
-  if (error_.empty() && left_) {
-    error_ = fmt::format("the communicator of rank {} was destroyed before its last work",
-                         number(rank_));
+  options_.job->check();
+  if (left_) {
+    zerorun::fail<CommError>("the communicator of rank {} was destroyed before its last work",
+                             number(rank_));
   }
-  if (!error_.empty()) throw CommError(error_);
 }
 
 void Control::fail(const std::string& text) {
@@ -336,19 +334,11 @@ std::string Control::error() const {
 }
 
 // The error of this rank from now on: the one it had, or the one that all share, or `text` when
-// another rank is just writing that (or died doing so). This rank's other communicators learn it.
+// another rank is just writing that (or died doing so).
 std::string Control::keep_error(std::string_view text) {
-  std::string error;
-  {
-    const std::lock_guard lock(mutex_);
-    if (error_.empty()) {
-      const bool written = failure().state.load(std::memory_order_acquire) == Failure::written;
-      error_ = written ? failure().text.data() : text;
-    }
-    error = error_;
-  }
-  options_.errors->fail(error);
-  return error;
+  const bool written = failure().state.load(std::memory_order_acquire) == Failure::written;
+  options_.job->fail(written ? failure().text.data() : text);
+  return options_.job->error();
 }
 
 void Control::record_failure(std::string_view text) noexcept {

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -129,8 +128,6 @@ class Control {
   Announcement current_;
   // These may be used by any thread.
   std::atomic<bool> left_ = false;
-  std::mutex mutex_;
-  std::string error_;  // guarded by mutex_; empty: none
 };
 
 }  // namespace zerorun::shm

@@ -204,14 +204,14 @@ class WorkerStream final : public CpuStream {
 }  // namespace
 
 void CpuStream::submit_work(const char* what, size_t nbytes, std::function<void()> task) {
-  if (observers_ == nullptr || !observers_->asked()) {
+  if (observers_ == nullptr || !observers_->any()) {
     submit(std::move(task));
     return;
   }
   submit([this, what, nbytes, task = std::move(task)] {
     const double begin = steady_seconds();
     task();
-    observers_->tell({name_, what, static_cast<int64_t>(nbytes), begin, steady_seconds()});
+    observers_->notify({name_, what, static_cast<int64_t>(nbytes), begin, steady_seconds()});
   });
 }
 

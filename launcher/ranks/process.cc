@@ -14,7 +14,7 @@
 
 #include "core/check.h"
 #include "core/parse_number.h"
-#include "os/process_stat.h"
+#include "os/process_identity.h"
 
 namespace zerorun {
 

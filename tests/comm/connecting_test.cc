@@ -2,6 +2,7 @@
 #include "comm/hierarchical/connecting.h"
 
 #include "device/cpu/cpu_stream.h"
+#include "tests/comm/forwarding_store.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/harness.h"
@@ -16,11 +17,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kTimeout{60};
 
 CommunicatorOptions options_of(int rank, int world_size, std::shared_ptr<Store> store) {
-  CommunicatorOptions options;
-  options.rank = rank;
-  options.world_size = world_size;
-  options.store = std::move(store);
-  options.timeout = kTimeout;
+  CommunicatorOptions options =
+      testing::options_of_rank(rank, world_size, std::move(store), kTimeout);
   options.host = std::to_string(rank);
   return options;
 }
@@ -60,19 +58,13 @@ TEST(Connecting, AnAddressThatEveryHostHasForItselfIsAnError) {
 }
 
 // The store of a rank that fails when it asks for a peer's address.
-class BrokenStore final : public Store {
+class BrokenStore final : public testing::ForwardingStore {
  public:
-  explicit BrokenStore(std::shared_ptr<Store> store) : store_(std::move(store)) {}
-
-  void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
+  using ForwardingStore::ForwardingStore;
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     if (key.find("/link/") != std::string::npos) throw CommError("rank 1 cannot go on");
-    return store_->get(key, timeout);
+    return ForwardingStore::get(key, timeout);
   }
-  std::optional<std::string> find(const std::string& key) override { return store_->find(key); }
-
- private:
-  const std::shared_ptr<Store> store_;
 };
 
 // It has told its address, so its peer waits for it inside Gloo.

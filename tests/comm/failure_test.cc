@@ -11,6 +11,7 @@ namespace {
 
 using testing::Bytes;
 using testing::error_of;
+using testing::options_of_rank;
 using testing::run_ranks;
 
 TensorView floats(Bytes& bytes) { return testing::view(bytes, DType::fp32); }
@@ -130,10 +131,8 @@ TEST(FailureTest, AWaitBeyondTheDeadlineNamesWhoIsMissing) {
 }
 
 TEST(FailureTest, ARankThatNeverStartsIsNamed) {
-  CommunicatorOptions options;
-  options.world_size = 2;
-  options.store = make_memory_store();
-  options.timeout = std::chrono::milliseconds(100);
+  CommunicatorOptions options =
+      options_of_rank(0, 2, make_memory_store(), std::chrono::milliseconds(100));
   EXPECT_THAT(error_of([&] { make_communicator(options); }),
               AllOf(HasSubstr("for rank 1 of 2 to join"), HasSubstr("rank 0 waited")));
   options.rank = 1;
@@ -144,11 +143,7 @@ TEST(FailureTest, ARankThatNeverStartsIsNamed) {
 TEST(FailureTest, RanksThatExpectDifferentWorldSizesAreToldSo) {
   const auto store = make_memory_store();
   const auto join = [&](int rank, int world_size) {
-    CommunicatorOptions options;
-    options.rank = rank;
-    options.world_size = world_size;
-    options.store = store;
-    return error_of([&] { make_communicator(options); });
+    return error_of([&] { make_communicator(options_of_rank(rank, world_size, store)); });
   };
   auto other = std::async(std::launch::async, [&] { return join(1, 3); });
   EXPECT_EQ(join(0, 2), "rank 1 expects 3 ranks, but rank 0 expects 2");
@@ -202,13 +197,7 @@ TEST(FailureTest, DestroyingTheCommunicatorEndsItsOwnWork) {
   std::promise<void> over;
   std::shared_future<void> when_over = over.get_future();
   const auto store = make_memory_store();
-  const auto make = [&](int rank) {
-    CommunicatorOptions options;
-    options.rank = rank;
-    options.world_size = 2;
-    options.store = store;
-    return make_communicator(options);
-  };
+  const auto make = [&](int rank) { return make_communicator(options_of_rank(rank, 2, store)); };
   auto peer = std::async(std::launch::async, [&] {
     const auto communicator = make(1);
     when_over.wait();  // and never joins the barrier

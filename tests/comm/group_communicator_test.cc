@@ -66,7 +66,7 @@ TEST_F(GroupCommunicatorTest, ACallWithWrongArgumentsDoesNotReachTheTransport) {
 TEST_F(GroupCommunicatorTest, HasTheErrorsOfItsRanksOtherCommunicatorsUntilItLeaves) {
   const auto transport = std::make_shared<RecordingTransport>(false);
   auto communicator = std::make_unique<GroupCommunicator>(options_, transport);
-  options_.errors->fail("another group failed");
+  options_.job->fail("another group failed");
   communicator.reset();
   EXPECT_THAT(transport->asked, ElementsAre("another group failed", "leave"));
   EXPECT_EQ(transport.use_count(), 1);

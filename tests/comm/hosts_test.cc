@@ -1,8 +1,8 @@
 // Ranks on several hosts, which are threads here: what they compute on different layouts, and what
 // they say when one of them fails.
 
+#include "comm/group_communicator.h"
 #include "comm/hierarchical/topology.h"
-#include "comm/link_bound.h"
 #include "comm/waiting.h"
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/reference.h"
@@ -245,11 +245,8 @@ TEST(HostsTest, AWaitThatIsTooLongNamesWhoWasWaitedFor) {
 TEST(HostsTest, ARankThatDoesNotJoinIsNamed) {
   const auto store = make_memory_store();
   testing::run_threads(2, [&](int rank) {
-    CommunicatorOptions options;
-    options.rank = rank;
-    options.world_size = 3;
-    options.store = store;
-    options.timeout = std::chrono::milliseconds(rank == 0 ? 300 : 2000);
+    CommunicatorOptions options =
+        testing::options_of_rank(rank, 3, store, std::chrono::milliseconds(rank == 0 ? 300 : 2000));
     options.host = std::to_string(rank);
     const std::string error = error_of([&] { make_communicator(options); });
     if (rank == 0) {

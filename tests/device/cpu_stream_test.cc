@@ -217,7 +217,7 @@ TEST(CpuStream, ObserversLearnOfWorkUntilTheirSubscriptionGoes) {
   stream->submit_work("update", 16, [] {});
   stream->synchronize();
   EXPECT_EQ(seen, std::vector<std::string>{"works update 8"});
-  EXPECT_FALSE(observers->asked());
+  EXPECT_FALSE(observers->any());
 }
 
 HostEvent& host_event(const Event& event) { return dynamic_cast<HostEvent&>(*event.state()); }

@@ -20,10 +20,8 @@ void run_alone(int /*world_size*/, const TransportUnderTest::Body& body) {
 void run_on_gpus(int world_size, bool shared, const TransportUnderTest::Body& body) {
   const auto store = make_memory_store();
   run_threads(world_size, [&](int rank) {
-    CommunicatorOptions options;
-    options.rank = rank;
-    options.world_size = world_size;
-    options.store = store;
+    CommunicatorOptions options =
+        options_of_rank(rank, world_size, store, std::chrono::minutes(10));
     options.device = make_cuda_device({.index = shared ? 0 : rank});
     const auto communicator =
         shared ? make_host_staged_communicator(options) : make_communicator(options);

@@ -1,7 +1,7 @@
 #include "os/address.h"
 
 #include "tests/common.h"
-#include "zerorun/error.h"
+#include "tests/error_of.h"
 
 namespace zerorun {
 namespace {
@@ -58,22 +58,13 @@ TEST(AddressTest, TheAddressOfTheDefaultRouteComesFirstAndThoseOfContainersLast)
 
 TEST(AddressTest, WhatIsNotThisHostsIsAnErrorThatNamesIt) {
   for (const char* wrong : {"eth99", "192.0.2.7", "no.such.host.invalid"}) {
-    try {
-      own_address_of(wrong, "");
-      ADD_FAILURE() << "expected an error for " << wrong;
-    } catch (const CommError& error) {
-      EXPECT_THAT(error.what(), ::testing::HasSubstr(wrong));
-    }
+    EXPECT_THAT(testing::error_of<CommError>([&] { own_address_of(wrong, ""); }), HasSubstr(wrong));
   }
 }
 
 TEST(AddressTest, AHostWithoutAnAddressIsAnErrorThatNamesIt) {
-  try {
-    own_address_towards("no.such.host.invalid");
-    ADD_FAILURE() << "expected an error";
-  } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("no.such.host.invalid"));
-  }
+  EXPECT_THAT(testing::error_of<CommError>([] { own_address_towards("no.such.host.invalid"); }),
+              HasSubstr("no.such.host.invalid"));
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 
-#include "os/process_stat.h"
+#include "os/process_identity.h"
 #include "tests/common.h"
 
 namespace zerorun::python_stacks_test {

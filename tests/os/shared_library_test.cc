@@ -3,8 +3,8 @@
 #include <dlfcn.h>
 
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "tests/paths.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
@@ -39,25 +39,17 @@ TEST(SharedLibraryTest, WithoutOneTheFileOfTheBuildServes) {
 }
 
 TEST(SharedLibraryTest, TheErrorHasTheLoadersReasonForEachFile) {
-  try {
-    const SharedLibrary library(std::array<std::string, 3>{"libnone.so.1", "", "/no/libnone.so"});
-    FAIL() << library.path();
-  } catch (const DeviceError& error) {
-    EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("cannot open libnone.so.1"),
-                      HasSubstr("/no/libnone.so: cannot open"), HasSubstr("LD_LIBRARY_PATH")));
-  }
+  const std::array<std::string, 3> names = {"libnone.so.1", "", "/no/libnone.so"};
+  EXPECT_THAT(testing::error_of<DeviceError>([&] { SharedLibrary{names}; }),
+              AllOf(HasSubstr("cannot open libnone.so.1"), HasSubstr("/no/libnone.so: cannot open"),
+                    HasSubstr("LD_LIBRARY_PATH")));
 }
 
 TEST(SharedLibraryTest, AMissingFunctionIsNamed) {
   const std::string file = file_of("libzerorun_test_fresh.so.1", 2);
   const SharedLibrary library(std::array<std::string, 1>{file});
-  try {
-    library.function<int()>("zerorun_no_function");
-    FAIL() << "expected an error";
-  } catch (const DeviceError& error) {
-    EXPECT_EQ(error.what(), file + " has no function zerorun_no_function: too old");
-  }
+  EXPECT_EQ(testing::error_of<DeviceError>([&] { library.function<int()>("zerorun_no_function"); }),
+            file + " has no function zerorun_no_function: too old");
 }
 
 TEST(DescribeLibrary, IsVersionAndFileOrWhatToDo) {

@@ -1,8 +1,8 @@
 #include "os/text_file.h"
 
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "tests/scratch.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
@@ -48,15 +48,10 @@ TEST(TextFile, APipeIsReadToItsEndAndWithoutAWriterIsAnError) {
 
 TEST(TextFile, ErrorsNameThePathAndTheReason) {
   const Scratch folder;
-  const auto error_of = [](const std::filesystem::path& path) -> std::string {
-    try {
-      read_text(path, 3);
-    } catch (const IoError& error) {
-      return error.what();
-    }
-    return "no error";
+  const auto error_of = [](const std::filesystem::path& path) {
+    return testing::error_of<IoError>([&] { read_text(path, 3); });
   };
-  EXPECT_EQ(error_of(folder.write("short", "abc")), "no error");
+  EXPECT_EQ(error_of(folder.write("short", "abc")), "");
   EXPECT_THAT(error_of(folder.write("long", "abcd")), HasSubstr("long is longer than 3 bytes"));
   EXPECT_THAT(error_of(folder.path() / "none"), HasSubstr("none: No such file"));
   const std::string pipe = folder.path() / "pipe";  // opening it would wait for a writer

@@ -16,12 +16,7 @@ using std::chrono::seconds;
 class RealNcclGroup : public ::testing::TestWithParam<int> {
  protected:
   GroupOptions options_of(int rank, milliseconds timeout = seconds(60)) {
-    CommunicatorOptions options;
-    options.rank = rank;
-    options.world_size = GetParam();
-    options.store = store_;
-    options.timeout = timeout;
-    return GroupOptions(options);
+    return GroupOptions(testing::options_of_rank(rank, GetParam(), store_, timeout));
   }
 
   const testing::NcclUnderTest nccl_;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/agreement.h"
-#include "comm/link_bound.h"
+#include "comm/group_communicator.h"
 #include "core/check.h"
 #include "core/log.h"
 #include "zero/groups/zeropp.h"

@@ -36,8 +36,8 @@ class Stopwatch {
   ~Stopwatch() {
     const double end = steady_seconds();
     timer_.seconds += end - begin_;
-    if (!timer_.observers.asked()) return;
-    timer_.observers.tell({kProgramStream, timer_.name, 0, begin_, end});
+    if (!timer_.observers.any()) return;
+    timer_.observers.notify({kProgramStream, timer_.name, 0, begin_, end});
   }
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;

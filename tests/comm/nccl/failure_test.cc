@@ -7,12 +7,13 @@
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/runtime/current_device.h"
 #include "os/process_identity.h"
+#include "tests/comm/forwarding_store.h"
 #include "tests/comm/nccl/nccl_test.h"
 #include "tests/common.h"
 #include "tests/device/cuda/drain.h"
 #include "tests/device/cuda/fake_cuda_test.h"
+#include "tests/error_of.h"
 #include "tests/gate.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
@@ -62,12 +63,7 @@ TEST_F(NcclFailureTest, AnAbortDoesNotWaitForMemoryThatGoes) {
 template <typename Wait>
 std::string error_of(const Wait& wait) {
   const auto begin = std::chrono::steady_clock::now();
-  std::string text;
-  try {
-    wait();
-  } catch (const CommError& error) {
-    text = error.what();
-  }
+  std::string text = testing::error_of<CommError>(wait);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
   return text;
 }
@@ -186,9 +182,10 @@ TEST_F(NcclFailureTest, ARankThatLeavesDoesNotDisturbItsLastCollective) {
 }
 
 // A store in which one rank says that it is a process that has ended.
-class StoreOfTheDead final : public Store {
+class StoreOfTheDead final : public testing::ForwardingStore {
  public:
-  explicit StoreOfTheDead(std::string key) : key_(std::move(key)) {}
+  explicit StoreOfTheDead(std::string key)
+      : ForwardingStore(make_memory_store()), key_(std::move(key)) {}
   void set(const std::string& key, const std::string& value) override {
     std::string changed = value;
     if (key == key_) {
@@ -196,16 +193,11 @@ class StoreOfTheDead final : public Store {
       process.pid = 1 << 30;  // more than there can be
       std::memcpy(changed.data(), &process, sizeof(process));
     }
-    store_->set(key, changed);
+    ForwardingStore::set(key, changed);
   }
-  std::string get(const std::string& key, milliseconds timeout) override {
-    return store_->get(key, timeout);
-  }
-  std::optional<std::string> find(const std::string& key) override { return store_->find(key); }
 
  private:
   const std::string key_;
-  const std::shared_ptr<Store> store_ = make_memory_store();
 };
 
 TEST_F(NcclFailureTest, ARankThatDiedIsAnErrorAtOnce) {
@@ -224,21 +216,18 @@ TEST_F(NcclFailureTest, ARankThatDiedIsAnErrorAtOnce) {
 }
 
 // A store that breaks in a way that is none of zerorun's errors, from break_now() on.
-class BreakingStore final : public Store {
+class BreakingStore final : public testing::ForwardingStore {
  public:
+  BreakingStore() : ForwardingStore(make_memory_store()) {}
   void break_now() { broken_ = true; }
-  void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
-  std::string get(const std::string& key, milliseconds timeout) override {
-    return store_->get(key, timeout);
-  }
+
   std::optional<std::string> find(const std::string& key) override {
     if (broken_ && key == "world/nccl/error") throw std::runtime_error("the store broke");
-    return store_->find(key);
+    return ForwardingStore::find(key);
   }
 
  private:
   std::atomic<bool> broken_ = false;
-  const std::shared_ptr<Store> store_ = make_memory_store();
 };
 
 TEST_F(NcclFailureTest, AnyErrorOfTheWatcherIsOneOfTheCollective) {
@@ -258,10 +247,8 @@ TEST_F(NcclFailureTest, AnyErrorOfTheWatcherIsOneOfTheCollective) {
 
 TEST_F(NcclFailureTest, ARankThatNeverJoinsIsAnErrorAfterTheDeadline) {
   fake_.set_devices(1);
-  CommunicatorOptions options;
-  options.world_size = 2;
-  options.store = make_memory_store();
-  options.timeout = milliseconds(50);
+  CommunicatorOptions options =
+      testing::options_of_rank(0, 2, make_memory_store(), milliseconds(50));
   options.device = std::make_shared<CudaDevice>(0, 0);
   EXPECT_THROW(make_nccl_communicator(options), CommError);
 }
@@ -302,13 +289,9 @@ TEST_F(NcclFailureTest, AnErrorWithinAGroupEndsTheGroupAndNamesIt) {
     fake_.reset();
     fake_.fail(name, 0, ncclSystemError);
     const auto run = [&](Communicator& communicator, CudaDevice& device) {
-      try {
-        gather_coalesced(communicator, device, 3);
-        ADD_FAILURE() << "expected an error: " << name;
-      } catch (const CommError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("bucket 0"));
-        EXPECT_THAT(error.what(), HasSubstr("and 2 more"));
-      }
+      EXPECT_THAT(testing::error_of<CommError>([&] { gather_coalesced(communicator, device, 3); }),
+                  AllOf(HasSubstr("bucket 0"), HasSubstr("and 2 more")))
+          << name;
     };
     on_ranks(2, milliseconds(500), run);
     const std::map<std::string, int> counts = fake_.counts();

@@ -30,11 +30,7 @@ void run_on_gpus(int world_size, bool shared, MakeCommunicator make,
   const auto store = make_memory_store();
   FakeCuda::instance().set_devices(world_size);
   run_threads(world_size, [&](int rank) {
-    CommunicatorOptions options;
-    options.rank = rank;
-    options.world_size = world_size;
-    options.store = store;
-    options.timeout = std::chrono::seconds(30);
+    CommunicatorOptions options = options_of_rank(rank, world_size, store);
     options.device = std::make_shared<CudaDevice>(shared ? 0 : rank, 0);
     const auto communicator = make(options);
     body(*communicator, *options.device);

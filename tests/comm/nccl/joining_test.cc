@@ -4,7 +4,7 @@
 
 #include "tests/comm/nccl/nccl_test.h"
 #include "tests/common.h"
-#include "zerorun/error.h"
+#include "tests/error_of.h"
 
 namespace zerorun::nccl_joining {
 namespace {
@@ -19,17 +19,10 @@ class NcclJoiningTest : public testing::NcclTest {
     const auto store = make_memory_store();
     std::vector<std::string> errors(static_cast<size_t>(ranks));
     testing::run_threads(ranks, [&](int rank) {
-      CommunicatorOptions options;
-      options.rank = rank;
-      options.world_size = ranks;
-      options.store = store;
-      options.timeout = kDeadline;
+      CommunicatorOptions options = testing::options_of_rank(rank, ranks, store, kDeadline);
       options.device = std::make_shared<CudaDevice>(rank, 0);
-      try {
-        make_nccl_communicator(options);
-      } catch (const CommError& error) {
-        errors[static_cast<size_t>(rank)] = error.what();
-      }
+      errors[static_cast<size_t>(rank)] =
+          testing::error_of<CommError>([&] { make_nccl_communicator(options); });
     });
     return errors;
   }

@@ -20,11 +20,7 @@ class NcclTest : public FakeCudaTest {
     fake_.set_devices(world_size);
     const auto store = store_ ? store_ : make_memory_store();
     run_threads(world_size, [&](int rank) {
-      CommunicatorOptions options;
-      options.rank = rank;
-      options.world_size = world_size;
-      options.store = store;
-      options.timeout = timeout;
+      CommunicatorOptions options = options_of_rank(rank, world_size, store, timeout);
       const auto device = std::make_shared<CudaDevice>(rank, 0);
       options.device = device;
       const auto communicator = make_nccl_communicator(options);

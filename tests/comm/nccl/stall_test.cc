@@ -5,7 +5,7 @@
 
 #include "tests/comm/nccl/nccl_test.h"
 #include "tests/common.h"
-#include "zerorun/error.h"
+#include "tests/error_of.h"
 
 namespace zerorun::nccl_stall {
 namespace {
@@ -35,12 +35,10 @@ class NcclStallTest : public testing::NcclTest {
         while (errors < 2) std::this_thread::sleep_for(milliseconds(1));
         return;
       }
-      try {
-        communicator.barrier(device.inline_stream(), "bucket 9").synchronize();
-        ADD_FAILURE() << "expected an error";
-      } catch (const CommError& error) {
-        EXPECT_THAT(error.what(), what);
-      }
+      EXPECT_THAT(testing::error_of<CommError>([&] {
+                    communicator.barrier(device.inline_stream(), "bucket 9").synchronize();
+                  }),
+                  what);
       ++errors;
     });
     const std::string text = ::testing::internal::GetCapturedStderr();
@@ -79,6 +77,46 @@ TEST_F(NcclStallTest, OneTableShowsWhoWaitsAndWhereTheRankIsThatDoesNotCome) { e
 
 // It prints the report that others ask for.
 TEST_F(NcclStallTest, RankZeroReportsThatItIsWaitedFor) { expect_report(0); }
+
+int64_t threads() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+}
+
+// Rank 0 waits for rank 1, which waits for rank 3, which waits for rank 2: all ask at once, and
+// each has one thread with which it answers, too.
+TEST_F(NcclStallTest, RanksThatAskInSeveralGroupsAnswerInAll) {
+  std::atomic<int> errors{0};
+  std::barrier all(4);
+  std::array<int64_t, 4> more{};
+  ::testing::internal::CaptureStderr();
+  on_ranks(4, milliseconds(1500), [&](Communicator& world, CudaDevice& device) {
+    const int rank = world.rank();
+    const auto barrier = [&](Communicator& group) {
+      group.barrier(device.inline_stream(), "bucket 9").synchronize();
+    };
+    barrier(world);
+    all.arrive_and_wait();
+    const int64_t before = threads();
+    all.arrive_and_wait();
+    const auto row = world.split(rank / 2, 0, "row");
+    const auto column = world.split(rank % 2, 0, "column");
+    barrier(*row);
+    barrier(*column);
+    all.arrive_and_wait();
+    more[static_cast<size_t>(rank)] = threads() - before;
+    all.arrive_and_wait();
+    if (rank == 2) {
+      while (errors < 3) std::this_thread::sleep_for(milliseconds(1));
+      return;
+    }
+    EXPECT_THROW(barrier(rank == 1 ? *column : *row), CommError);
+    ++errors;
+  });
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(text, HasSubstr("stands still"));
+  EXPECT_THAT(text, Not(HasSubstr("did not answer")));
+  EXPECT_THAT(more, ::testing::Each(::testing::Le(0)));
+}
 
 }  // namespace
 }  // namespace zerorun::nccl_stall

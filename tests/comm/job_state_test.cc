@@ -1,0 +1,125 @@
+#include "comm/job_state.h"
+
+#include "tests/common.h"
+#include "tests/gate.h"
+#include "zerorun/error.h"
+
+namespace zerorun::job_state_test {
+namespace {
+
+using testing::Gate;
+
+std::string no_error() { return ""; }
+
+class JobStateTest : public ::testing::Test {
+ protected:
+  const std::shared_ptr<JobState> job_ = std::make_shared<JobState>();
+  Gate asked_;
+  Gate answer_;
+};
+
+TEST_F(JobStateTest, AnAbortDoesNotWaitForAMemberThatIsAsked) {
+  std::promise<std::string> told;
+  // Its store may be on a host that cannot be reached.
+  const auto slow = job_->join({.set_error = [](auto) {},
+                                .error =
+                                    [&] {
+                                      asked_.open();
+                                      answer_.pass();
+                                      return std::string();
+                                    }});
+  const auto other = job_->join(
+      {.set_error = [&](auto error) { told.set_value(std::string(error)); }, .error = no_error});
+  auto looking = std::async(std::launch::async, [&] { job_->propagate(); });
+  asked_.pass();
+  auto failing = std::async(std::launch::async, [&] { job_->fail("aborted"); });
+  EXPECT_EQ(told.get_future().wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  EXPECT_EQ(failing.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  answer_.open();
+}
+
+TEST_F(JobStateTest, AMemberMayNeedThatAnotherIsToldBeforeItEnds) {
+  Gate first;
+  Gate second;
+  // As the abort of a communicator waits for its kernels, which wait for those of another.
+  const auto one = job_->join({.set_error =
+                                   [&](auto) {
+                                     first.open();
+                                     second.pass();
+                                   },
+                               .error = no_error});
+  const auto other = job_->join({.set_error =
+                                     [&](auto) {
+                                       second.open();
+                                       first.pass();
+                                     },
+                                 .error = no_error});
+  auto failing = std::async(std::launch::async, [&] { job_->fail("aborted"); });
+  EXPECT_EQ(failing.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  first.open();
+  second.open();
+}
+
+TEST_F(JobStateTest, AMemberThatHasLeftIsNotBeingAsked) {
+  std::atomic<bool> asking = false;
+  auto leaving = job_->join({.set_error = [](auto) {},
+                             .error =
+                                 [&] {
+                                   asking = true;
+                                   asked_.open();
+                                   answer_.pass();
+                                   asking = false;
+                                   return std::string();
+                                 }});
+  const auto other = job_->join({.set_error = [](auto) {}, .error = no_error});
+  auto looking = std::async(std::launch::async, [&] { job_->propagate(); });
+  asked_.pass();
+  auto opening = std::async(std::launch::async, [&] { answer_.open(); });
+  leaving.reset();
+  EXPECT_FALSE(asking);
+}
+
+TEST_F(JobStateTest, OneThreadLooksForAllUntilTheyLeave) {
+  std::mutex mutex;
+  std::set<std::thread::id> threads;
+  std::array<int, 3> looks{};
+  const auto look = [&](size_t number) {
+    const std::lock_guard lock(mutex);
+    threads.insert(std::this_thread::get_id());
+    ++looks[number];
+    return std::chrono::hours(1);
+  };
+  const auto all_reach = [&](int least) {
+    job_->look_within(std::chrono::milliseconds(0));
+    const std::lock_guard lock(mutex);
+    return *std::min_element(looks.begin(), looks.end()) >= least;
+  };
+  const auto first = job_->watch([&] { return look(0); });
+  const auto second = job_->watch([&] { return look(1); });
+  auto third = job_->watch([&] { return look(2); });
+  while (!all_reach(3)) std::this_thread::yield();
+  third.reset();
+  const int before = looks[2];
+  {
+    const std::lock_guard lock(mutex);
+    looks[0] = 0;
+    looks[2] = before + 100;
+  }
+  while (!all_reach(3)) std::this_thread::yield();
+  EXPECT_EQ(looks[2], before + 100);
+  EXPECT_EQ(threads.size(), 1U);
+}
+
+TEST_F(JobStateTest, TheFirstErrorIsThatOfAllAlsoOfThoseWhoJoinLater) {
+  EXPECT_NO_THROW(job_->check());
+  job_->abort(3, "it cannot go on");
+  job_->fail("another error");
+  EXPECT_EQ(job_->error(), "rank 3 aborted the job: it cannot go on");
+  EXPECT_THROW(job_->check(), CommError);
+  std::string told;
+  const auto late = job_->join({.set_error = [&](auto error) { told = error; }, .error = no_error});
+  EXPECT_EQ(told, job_->error());
+}
+
+}  // namespace
+}  // namespace zerorun::job_state_test
