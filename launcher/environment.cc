@@ -1,42 +1,76 @@
 #include "launcher/environment.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/random.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <initializer_list>
+#include <filesystem>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "config/env.h"
 #include "core/check.h"
+#include "core/printable.h"
+#include "launcher/words.h"
+#include "os/text_file.h"
 
 namespace zerorun {
 
 namespace {
 
-std::string join_paths(std::initializer_list<std::string> paths) {
-  std::string joined;
-  for (const std::string& path : paths) {
-    if (path.empty()) continue;
-    joined += (joined.empty() ? "" : ":") + path;
+constexpr uint64_t kMaxEnvironmentFile = uint64_t{1} << 20;
+
+constexpr auto kPassedOn = std::to_array<std::string_view>({
+    "MLFLOW",
+    "PYTHON",
+    "MV2",
+    "UCX",  // DeepSpeed's
+    "NCCL_",
+    "GLOO_",
+    "OMP_",
+    "KMP_",
+    "MKL_",
+    "CUDA_",
+    "TORCH",
+    "PYTORCH_",
+    "HF_",
+    "TRANSFORMERS_",
+    "ZERORUN_",
+    "ACCELERATE_",
+});
+constexpr auto kPlaces =
+    std::to_array<std::string_view>({"PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"});
+constexpr auto kOwn = std::to_array<std::string_view>(
+    {"CUDA_VISIBLE_DEVICES", "ZERORUN_STORE_FD", "ZERORUN_JOB_SECRET", "OMP_NUM_THREADS"});
+
+bool is_passed_on(std::string_view name) {
+  if (std::find(kPlaces.begin(), kPlaces.end(), name) != kPlaces.end()) return true;
+  if (std::find(kOwn.begin(), kOwn.end(), name) != kOwn.end()) return false;
+  if (name.starts_with("TORCHELASTIC_")) return false;
+  for (const char* secret : {"TOKEN", "SECRET", "PASSWORD", "_KEY"}) {
+    if (name.find(secret) != std::string_view::npos) return false;
   }
-  return joined;
+  return std::any_of(kPassedOn.begin(), kPassedOn.end(),
+                     [name](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
-// Settings of NVIDIA's libraries that training wants, for a user who has not set them.
-constexpr auto kGpuSettings = std::to_array<std::pair<const char*, const char*>>({
-    // As comm/device_communicator.cc does, for programs that use PyTorch's communicators before
-    // ours.
-    {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},
-    // A hardware queue for each stream: with the default of 8, copies wait behind other streams'
-    // kernels.
-    {"CUDA_DEVICE_MAX_CONNECTIONS", "32"},
-});
+bool is_variable_name(std::string_view name) {
+  constexpr std::string_view kLetters =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
+  return !name.empty() && (name.front() < '0' || name.front() > '9') &&
+         name.find_first_not_of(kLetters) == std::string_view::npos;
+}
+
+void add_file(const std::filesystem::path& path, Environment& variables) {
+  std::string text;
+  const int error = try_read_text(path, kMaxEnvironmentFile, text);
+  if (error == ENOENT || error == ENOTDIR) return;
+  if (error != 0) fail<ConfigError>("{}: {}", path.string(), std::strerror(error));
+  for (auto& [name, value] : parse_environment_file(text, path.string())) variables[name] = value;
+}
 
 }  // namespace
 
@@ -54,83 +88,57 @@ std::vector<std::string> environment_block(const Environment& environment) {
   return block;
 }
 
-Environment rank_variables(const JobSettings& job, int local_rank, int threads,
-                           const Environment& inherited) {
-  const HostPlace& place = job.place;
-  const int rank = place.first_rank + local_rank;
-  const std::string global = std::to_string(rank);
-  const std::string local = std::to_string(local_rank);
-  const std::string world_size = std::to_string(place.world_size);
-  const std::string local_world_size = std::to_string(place.local_world_size);
-  const std::string node = std::to_string(place.node_rank);
-  const std::string nodes = std::to_string(place.nodes);
-  Environment variables = {
-      {"RANK", global},
-      {"LOCAL_RANK", local},
-      {"WORLD_SIZE", world_size},
-      {"LOCAL_WORLD_SIZE", local_world_size},
-      {"GROUP_RANK", node},
-      {"GROUP_WORLD_SIZE", nodes},
-      {"NODE_RANK", node},
-      {"ROLE_RANK", global},
-      {"ROLE_WORLD_SIZE", world_size},
-      {"ROLE_NAME", job.run.role},
-      {"TORCHELASTIC_RESTART_COUNT", std::to_string(job.run.restarts)},
-      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(job.run.max_restarts)},
-      {"TORCHELASTIC_RUN_ID", job.run.id},
-      // PyTorch's rank 0 serves the store: no launcher of ours does.
-      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
-      {"LOCAL_SIZE", local_world_size},  // DeepSpeed's names
-      {"CROSS_RANK", node},
-      {"CROSS_SIZE", nodes},
-      {"MASTER_ADDR", job.master_addr},
-      {"MASTER_PORT", std::to_string(job.master_port)},
-      {"ZERORUN_JOB_SECRET", job.secret},
-  };
-  if (job.names_gpus) {
-    // All of the job's devices, for every rank: programs index them with LOCAL_RANK.
-    variables["CUDA_VISIBLE_DEVICES"] = fmt::format("{}", fmt::join(job.gpus, ","));
-  }
-  if (!job.run.restart_reason.empty()) {
-    variables["ZERORUN_RESTART_REASON"] = job.run.restart_reason;
-  }
-  if (rank == 0) variables["ZERORUN_STORE_FD"] = std::to_string(job.store_fd);
-  const std::string given_threads = find_variable(inherited, "OMP_NUM_THREADS").value_or("");
-  check_thread_count(given_threads);
-  if (given_threads.empty()) variables["OMP_NUM_THREADS"] = std::to_string(threads);
-  for (const auto& [name, value] : kGpuSettings) {
-    if (!job.gpus.empty() && !find_variable(inherited, name)) variables[name] = value;
-  }
-  if (job.python) {
-    variables["PYTHONPATH"] = join_paths({job.python_path, job.working_directory,
-                                          find_variable(inherited, "PYTHONPATH").value_or("")});
-    if (!job.command_path.empty()) {
-      variables["PATH"] =
-          join_paths({job.command_path, find_variable(inherited, "PATH").value_or("")});
-    }
-    variables.emplace("PYTHONUNBUFFERED", "1");
-  }
-  for (const auto& [name, value] : job.more) variables[name] = value;
-  return variables;
-}
-
-Environment rank_environment(const Environment& inherited, const Environment& variables) {
-  Environment environment = inherited;
-  // A stale TORCHELASTIC_USE_AGENT_STORE makes every rank wait for a store that nobody serves.
-  std::erase_if(environment, [](const auto& entry) {
-    return entry.first.starts_with("TORCHELASTIC_") || entry.first == "ZERORUN_STORE_FD" ||
-           entry.first == "ZERORUN_RESTART_REASON";
-  });
-  for (const auto& [name, value] : variables) environment[name] = value;
-  return environment;
-}
-
 std::string make_secret() {
   std::array<unsigned char, 32> bytes{};
   if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
     fail<IoError>("cannot read random bytes: {}", std::strerror(errno));
   }
   return fmt::format("{:02x}", fmt::join(bytes, ""));
+}
+
+Environment parse_environment_file(std::string_view text, const std::string& name) {
+  Environment variables;
+  size_t number = 0;
+  for (std::string_view line : split(text, '\n')) {
+    ++number;
+    line = trim(line);
+    if (line.empty() || line.front() == '#') continue;
+    constexpr std::string_view kExport = "export ";
+    if (line.starts_with(kExport)) line = trim(line.substr(kExport.size()));
+    const size_t equals = line.find('=');
+    if (equals == std::string_view::npos || !is_variable_name(line.substr(0, equals))) {
+      fail<ConfigError>("{}:{}: expected NAME=VALUE, got '{}'", name, number, printable(line));
+    }
+    std::string_view value = line.substr(equals + 1);
+    const bool quoted = value.size() > 1 && (value.front() == '"' || value.front() == '\'') &&
+                        value.back() == value.front();
+    if (quoted) value = value.substr(1, value.size() - 2);
+    if (value.find('\0') != std::string_view::npos) {
+      fail<ConfigError>("{}:{}: the value has a zero byte", name, number);
+    }
+    variables[std::string(line.substr(0, equals))] = value;
+  }
+  return variables;
+}
+
+Environment exported_variables(const Environment& environment,
+                               const std::vector<std::string>& names) {
+  Environment exported;
+  for (const auto& [name, value] : environment) {
+    if (is_passed_on(name)) exported[name] = value;
+  }
+  for (const std::string& name : names) {
+    const auto found = environment.find(name);
+    if (found == environment.end()) fail<ConfigError>("--export {}: the variable is not set", name);
+    exported[name] = found->second;
+  }
+  const std::string file = find_variable(environment, "DS_ENV_FILE").value_or(".deepspeed_env");
+  const std::string home = find_variable(environment, "HOME").value_or("");
+  if (!home.empty()) add_file(std::filesystem::path(home) / file, exported);
+  std::error_code error;
+  const std::filesystem::path here = std::filesystem::current_path(error);
+  if (!error && here != home) add_file(here / file, exported);
+  return exported;
 }
 
 }  // namespace zerorun

@@ -3,17 +3,16 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
-#include <iterator>
 
+#include "config/env.h"
 #include "core/check.h"
-#include "launcher/hosts/address.h"
-#include "launcher/python_package.h"
+#include "launcher/program.h"
 #include "launcher/ranks/cpus.h"
-#include "launcher/ranks/error_folder.h"
-#include "launcher/ranks/gpu_nodes.h"
 #include "launcher/ranks/process.h"
+#include "launcher/ranks/report.h"
 #include "launcher/ranks/resources.h"
 #include "launcher/words.h"
 #include "os/address.h"
@@ -23,6 +22,25 @@
 namespace zerorun {
 
 namespace {
+
+std::string join_paths(std::initializer_list<std::string> paths) {
+  std::string joined;
+  for (const std::string& path : paths) {
+    if (path.empty()) continue;
+    joined += (joined.empty() ? "" : ":") + path;
+  }
+  return joined;
+}
+
+// Settings of NVIDIA's libraries that training wants, for a user who has not set them.
+constexpr auto kGpuSettings = std::to_array<std::pair<const char*, const char*>>({
+    // As comm/device_communicator.cc does, for programs that use PyTorch's communicators before
+    // ours.
+    {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},
+    // A hardware queue for each stream: with the default of 8, copies wait behind other streams'
+    // kernels.
+    {"CUDA_DEVICE_MAX_CONNECTIONS", "32"},
+});
 
 // A container's share of CPU time bounds the threads even if it may use every CPU.
 int limit_threads(int threads, int ranks, const std::optional<double>& quota) {
@@ -91,7 +109,7 @@ std::string log_folder(const OutputRequest& output) {
   if (!output.log_dir.empty() || (output.tee.empty() && output.redirects.empty())) {
     return output.log_dir;
   }
-  return ErrorFolder::choose_path() + "_logs";
+  return choose_temporary_path() + "_logs";
 }
 
 std::string notes_for(const LaunchOptions& options, const Selection& selection, const Job& job) {
@@ -105,20 +123,10 @@ std::string notes_for(const LaunchOptions& options, const Selection& selection, 
 JobSettings settings_of(const Job& job, const LaunchOptions& options, const ThisHost& here,
                         const Selection& selection) {
   JobSettings settings;
-  settings.place = {.local_world_size = static_cast<int>(selection.slots.size()),
-                    .first_rank = job.cluster.first_rank(),
-                    .world_size = job.cluster.world_size(),
-                    .node_rank = job.cluster.node_rank,
-                    .nodes = static_cast<int>(job.cluster.hosts.size())};
-  settings.run = {.id = job.meeting.run_id,
-                  .role = options.role,
-                  .restarts = job.meeting.restarts,
-                  .max_restarts = job.cluster.max_restarts,
-                  .restart_reason = job.meeting.restart_reason};
-  settings.master_addr = job.meeting.master_addr;
-  settings.master_port = job.meeting.master_port;
+  settings.cluster = job.cluster;
+  settings.meeting = job.meeting;
+  settings.role = options.role;
   if (job.rendezvous) settings.store_fd = job.rendezvous->get();
-  settings.secret = job.meeting.secret;
   settings.gpus = selection.gpus;
   settings.names_gpus = !selection.none_found || here.resources.own_program;
   settings.working_directory = std::filesystem::current_path().string();
@@ -145,6 +153,97 @@ void add_python(JobSettings& settings, const LaunchOptions& options, const Progr
 
 }  // namespace
 
+Environment rank_variables(const JobSettings& job, int local_rank, int threads,
+                           const Environment& inherited) {
+  const int rank = job.cluster.first_rank() + local_rank;
+  const std::string global = std::to_string(rank);
+  const std::string world_size = std::to_string(job.cluster.world_size());
+  const std::string local_world_size = std::to_string(job.cluster.this_host().slots.size());
+  const std::string node = std::to_string(job.cluster.node_rank);
+  const std::string nodes = std::to_string(job.cluster.hosts.size());
+  Environment variables = {
+      {"RANK", global},
+      {"LOCAL_RANK", std::to_string(local_rank)},
+      {"WORLD_SIZE", world_size},
+      {"LOCAL_WORLD_SIZE", local_world_size},
+      {"GROUP_RANK", node},
+      {"GROUP_WORLD_SIZE", nodes},
+      {"NODE_RANK", node},
+      {"ROLE_RANK", global},
+      {"ROLE_WORLD_SIZE", world_size},
+      {"ROLE_NAME", job.role},
+      {"TORCHELASTIC_RESTART_COUNT", std::to_string(job.meeting.restarts)},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(job.cluster.max_restarts)},
+      {"TORCHELASTIC_RUN_ID", job.meeting.run_id},
+      // PyTorch's rank 0 serves the store: no launcher of ours does.
+      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+      {"LOCAL_SIZE", local_world_size},  // DeepSpeed's names
+      {"CROSS_RANK", node},
+      {"CROSS_SIZE", nodes},
+      {"MASTER_ADDR", job.meeting.master_addr},
+      {"MASTER_PORT", std::to_string(job.meeting.master_port)},
+      {"ZERORUN_JOB_SECRET", job.meeting.secret},
+  };
+  if (job.names_gpus) {
+    // All of the job's devices, for every rank: programs index them with LOCAL_RANK.
+    variables["CUDA_VISIBLE_DEVICES"] = fmt::format("{}", fmt::join(job.gpus, ","));
+  }
+  if (!job.meeting.restart_reason.empty()) {
+    variables["ZERORUN_RESTART_REASON"] = job.meeting.restart_reason;
+  }
+  if (rank == 0) variables["ZERORUN_STORE_FD"] = std::to_string(job.store_fd);
+  const std::string given_threads = find_variable(inherited, "OMP_NUM_THREADS").value_or("");
+  check_thread_count(given_threads);
+  if (given_threads.empty()) variables["OMP_NUM_THREADS"] = std::to_string(threads);
+  for (const auto& [name, value] : kGpuSettings) {
+    if (!job.gpus.empty() && !find_variable(inherited, name)) variables[name] = value;
+  }
+  if (job.python) {
+    variables["PYTHONPATH"] = join_paths({job.python_path, job.working_directory,
+                                          find_variable(inherited, "PYTHONPATH").value_or("")});
+    if (!job.command_path.empty()) {
+      variables["PATH"] =
+          join_paths({job.command_path, find_variable(inherited, "PATH").value_or("")});
+    }
+    variables.emplace("PYTHONUNBUFFERED", "1");
+  }
+  for (const auto& [name, value] : job.more) variables[name] = value;
+  return variables;
+}
+
+Environment rank_environment(const Environment& inherited, const Environment& variables) {
+  Environment environment = inherited;
+  // A stale TORCHELASTIC_USE_AGENT_STORE makes every rank wait for a store that nobody serves.
+  std::erase_if(environment, [](const auto& entry) {
+    return entry.first.starts_with("TORCHELASTIC_") || entry.first == "ZERORUN_STORE_FD" ||
+           entry.first == "ZERORUN_RESTART_REASON";
+  });
+  for (const auto& [name, value] : variables) environment[name] = value;
+  return environment;
+}
+
+Listener reserve_master_port(const std::string& host, uint16_t port) {
+  try {
+    reserve_port(host, 0);
+  } catch (const CommError& error) {
+    fail<ConfigError>("--master_addr: {}", error.what());
+  }
+  try {
+    return reserve_port("127.0.0.1", port);
+  } catch (const CommError& error) {
+    fail<ConfigError>("--master_port {}: {}; leave the option out for a free port", port,
+                      error.what());
+  }
+}
+
+Listener reserve_open_port(uint16_t port) {
+  try {
+    return reserve_port("::", port);  // IPv4 too
+  } catch (const CommError&) {
+    return reserve_port("0.0.0.0", port);  // a kernel without IPv6
+  }
+}
+
 Job plan_job(const LaunchOptions& options, const ThisHost& here, const Cluster& cluster,
              const Meeting& meeting) {
   Job job;
@@ -156,7 +255,7 @@ Job plan_job(const LaunchOptions& options, const ThisHost& here, const Cluster& 
       take_slots(cluster.this_host().slots, options.request, here.resources);
   const std::vector<CpuShare> shares = divide_cpus(here.cores, nodes_of(selection));
   const std::optional<double> quota = ControlGroup().cpu_quota();
-  job.error_folder = ErrorFolder::choose_path();
+  job.error_folder = choose_temporary_path();
   job.log_dir = log_folder(options.output);
   job.meeting = decide_meeting(options, cluster, meeting, job.rendezvous);
   if (program.python) {
@@ -166,7 +265,7 @@ Job plan_job(const LaunchOptions& options, const ThisHost& here, const Cluster& 
   JobSettings settings = settings_of(job, options, here, selection);
   add_python(settings, options, program, search, job.inherited);
 
-  const int ranks = settings.place.local_world_size;
+  const int ranks = static_cast<int>(selection.slots.size());
   for (int rank = 0; rank < ranks; ++rank) {
     const CpuShare& share = shares[static_cast<size_t>(rank)];
     RankPlan plan;
@@ -199,10 +298,7 @@ std::string describe_job(const Job& job) {
     }
     text += fmt::format("  cpus     {}\n",
                         plan.cpus.empty() ? "not bound" : format_cpu_list(plan.cpus));
-    std::vector<std::string> words;
-    std::transform(plan.command.begin(), plan.command.end(), std::back_inserter(words),
-                   shell_quote);
-    text += fmt::format("  command  {}\n", fmt::join(words, " "));
+    text += fmt::format("  command  {}\n", shell_line(plan.command));
   }
   return text;
 }

@@ -7,11 +7,11 @@
 
 #include "launcher/environment.h"
 #include "launcher/hosts/cluster.h"
-#include "launcher/hosts/this_host.h"
 #include "launcher/options.h"
 #include "launcher/program.h"
-#include "launcher/ranks/stream_plan.h"
-#include "os/file_descriptor.h"
+#include "launcher/ranks/output.h"
+#include "launcher/ranks/resources.h"
+#include "os/socket.h"
 
 namespace zerorun {
 
@@ -36,6 +36,31 @@ struct Meeting {
   std::string restart_reason{};  // of the last one
 };
 
+// The settings that all ranks of a job on one host share.
+struct JobSettings {
+  Cluster cluster;
+  Meeting meeting;
+  std::string role = "default";   // torchrun's name for these ranks
+  int store_fd = -1;              // the socket that reserves the port, for rank 0
+  std::vector<std::string> gpus;  // empty for CPU ranks
+  // False: CUDA_VISIBLE_DEVICES stays as it is. The program may find GPUs that the launcher did
+  // not.
+  bool names_gpus = true;
+  bool python = false;
+  std::string python_path;   // prepended to PYTHONPATH: folders joined by ':', or empty
+  std::string command_path;  // prepended to PATH
+  std::string working_directory;
+  Environment more{};  // further variables of every rank
+};
+
+// The variables that tell a rank its place in the job: all that programs for torchrun, for
+// DeepSpeed's launcher and for zerorun read. OMP_NUM_THREADS is `threads` unless the user has set
+// it.
+Environment rank_variables(const JobSettings& job, int local_rank, int threads,
+                           const Environment& inherited);
+// `inherited` without variables of an enclosing torchrun, overridden by `variables`.
+Environment rank_environment(const Environment& inherited, const Environment& variables);
+
 struct Job {
   Cluster cluster;
   Meeting meeting;
@@ -59,5 +84,15 @@ Job plan_job(const LaunchOptions& options, const ThisHost& here, const Cluster& 
 
 // The text of --dry_run: for each rank its variables, CPUs and command.
 std::string describe_job(const Job& job);
+
+// Reserves the port on which rank 0 will listen: `port`, or a free one for 0. The launcher passes
+// the socket to rank 0, so no other program can take the port meanwhile. The socket is bound to
+// loopback, because all ranks run on this host. `host` has to be an address of this machine,
+// because PyTorch uses it. Throws ConfigError if it is not, or if the port is in use.
+Listener reserve_master_port(const std::string& host, uint16_t port);
+
+// The same for a job of several hosts. The socket is bound to all interfaces, for ranks of other
+// hosts; the job's secret authenticates them.
+Listener reserve_open_port(uint16_t port);
 
 }  // namespace zerorun

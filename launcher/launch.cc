@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -20,15 +19,13 @@
 #include "core/log.h"
 #include "launcher/control/coordinator.h"
 #include "launcher/control/node_launcher.h"
-#include "launcher/hosts/address.h"
+#include "launcher/environment.h"
 #include "launcher/hosts/choose_cluster.h"
-#include "launcher/hosts/exports.h"
 #include "launcher/hosts/remote_start.h"
 #include "launcher/job.h"
 #include "launcher/program.h"
 #include "launcher/ranks/guardian.h"
 #include "launcher/ranks/process.h"
-#include "launcher/ranks/signals.h"
 #include "launcher/ranks/supervisor.h"
 #include "launcher/words.h"
 #include "os/address.h"
@@ -38,35 +35,24 @@ namespace zerorun {
 
 namespace {
 
-// Creates the file /tmp/PID.deepspeed, which contains that number, for its lifetime. DeepSpeed's
-// launcher writes it with --save_pid, for scripts that end the launcher.
-class PidFile {
- public:
-  // Throws IoError if the file cannot be written.
-  PidFile();
-  PidFile(const PidFile&) = delete;
-  PidFile& operator=(const PidFile&) = delete;
-  ~PidFile();
-
- private:
-  std::string path_;
-  int owner_;  // pid of the creator; child processes do not remove the file
-};
-
-PidFile::PidFile() : path_(fmt::format("/tmp/{}.deepspeed", getpid())), owner_(getpid()) {
+// Creates the file /tmp/PID.deepspeed, which contains that number, and removes it with the result
+// unless that is a child process's. DeepSpeed's launcher writes it with --save_pid, for scripts
+// that end the launcher. Throws IoError.
+std::shared_ptr<void> write_pid_file() {
+  const pid_t owner = getpid();
+  const std::string path = fmt::format("/tmp/{}.deepspeed", owner);
   // A file that an earlier process of this number left behind is replaced; a link that somebody
   // else put there is not followed.
-  unlink(path_.c_str());
+  unlink(path.c_str());
   const FileDescriptor file(
-      open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
-  const std::string text = fmt::format("{}", owner_);
+      open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+  const std::string text = std::to_string(owner);
   if (!file || write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
-    fail<IoError>("--save_pid: cannot write {}: {}", path_, std::strerror(errno));
+    fail<IoError>("--save_pid: cannot write {}: {}", path, std::strerror(errno));
   }
-}
-
-PidFile::~PidFile() {
-  if (getpid() == owner_) unlink(path_.c_str());
+  return {nullptr, [path, owner](void*) {
+            if (getpid() == owner) unlink(path.c_str());
+          }};
 }
 
 // One host, with restarts.
@@ -184,16 +170,17 @@ void add_meeting(CoordinatedJob& job, const std::vector<std::string>& arguments,
       options.hosts.endpoint.empty()
           ? "--master_addr " + address
           : "--rdzv_endpoint " + shell_quote(fmt::format("{}:{}", host, job.cluster.endpoint_port));
-  job.doubt = fmt::format(
+  job.endpoint_warning = fmt::format(
       "they are to meet at {} (--master_addr, --rdzv_endpoint), which is {}. The addresses of this "
       "host are {}. Type here: {}; and give the other hosts the same address",
       endpoint,
       loopback ? "an address that every host has for itself"
                : "no address of this host, though it is the first (--node_rank 0)",
       list_own_addresses(), retyped(arguments, options, std::nullopt, better));
-  job.doubtful_wait = loopback ? kHopelessWait : kSilentWait;
+  job.endpoint_patience = loopback ? kHopelessWait : kSilentWait;
   if (loopback) return;
-  job.question = {introduce(introduce_by_hand(options, here, job.cluster)), addresses_of(endpoint)};
+  job.endpoint_probe = {introduce(introduce_by_hand(options, here, job.cluster)),
+                        addresses_of(endpoint)};
 }
 
 CoordinatedJob coordinate(const std::vector<std::string>& arguments, const LaunchOptions& options,
@@ -239,9 +226,6 @@ int join_by_hand(const LaunchOptions& options, const ThisHost& here, const Clust
 std::string describe_commands(const CoordinatedJob& job) {
   std::string text;
   for (const RemoteCommand& command : job.commands) {
-    std::vector<std::string> words;
-    std::transform(command.words.begin(), command.words.end(), std::back_inserter(words),
-                   shell_quote);
     std::string hosts;
     for (const int node : command.nodes) {
       hosts += (hosts.empty() ? "" : ", ") + job.cluster.hosts[static_cast<size_t>(node)].host;
@@ -250,7 +234,7 @@ std::string describe_commands(const CoordinatedJob& job) {
     for (const auto& [name, value] : command.variables) {
       text += fmt::format("  env      {}={}\n", name, shell_quote(value));
     }
-    text += fmt::format("  command  {}\n", fmt::join(words, " "));
+    text += fmt::format("  command  {}\n", shell_line(command.words));
   }
   return text;
 }
@@ -317,8 +301,7 @@ int launch(const std::vector<std::string>& arguments, const LaunchOptions& given
   if (options.output.quiet) choice.note.clear();
   const Cluster& cluster = choice.cluster;
   if (options.dry_run) return dry_run(arguments, options, here, choice);
-  std::optional<PidFile> pid_file;
-  if (options.save_pid) pid_file.emplace();
+  const auto pid_file = options.save_pid ? write_pid_file() : nullptr;
   if (cluster.start == RemoteStart::none) {
     Job job = plan_job(options, here, cluster, {});
     if (!choice.note.empty()) Logger().info("{}", choice.note);

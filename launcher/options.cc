@@ -12,7 +12,7 @@
 #include "core/check.h"
 #include "core/parse_number.h"
 #include "launcher/option_table.h"
-#include "launcher/ranks/stream_plan.h"
+#include "launcher/ranks/output.h"
 #include "launcher/words.h"
 
 namespace zerorun {

@@ -1,5 +1,6 @@
 #include "launcher/program.h"
 
+#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
@@ -11,6 +12,8 @@
 #include "config/checks/suggest.h"
 #include "core/check.h"
 #include "launcher/environment.h"
+#include "launcher/words.h"
+#include "os/text_file.h"
 
 namespace zerorun {
 
@@ -100,6 +103,42 @@ std::string local_rank_for(const ProgramRequest& request) {
   return std::string(option);
 }
 
+constexpr uint64_t kMaxSource = uint64_t{16} << 20;
+
+// True if the text after an attribute's name assigns to it.
+bool is_assignment(std::string_view rest) {
+  rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
+  return rest.starts_with('=') && !rest.starts_with("==");
+}
+
+// True if the program reads args.local_rank, which its parser must have got: a field of a
+// dataclass, or an option that another file declares.
+bool reads_attribute(std::string_view source) {
+  constexpr std::string_view kAttribute = ".local_rank";
+  bool is_read = false;
+  for (size_t at = source.find(kAttribute); at != std::string_view::npos;
+       at = source.find(kAttribute, at + 1)) {
+    const std::string_view rest = source.substr(at + kAttribute.size());
+    if (is_assignment(rest)) return false;
+    const bool is_whole_name = rest.find_first_of("_(abcdefghijklmnopqrstuvwxyz0123456789") != 0;
+    is_read = is_read || is_whole_name;
+  }
+  return is_read;
+}
+
+// The folders lib/python3.X/site-packages, and Debian's lib/python3/dist-packages, below `prefix`.
+std::vector<fs::path> package_folders(const fs::path& prefix) {
+  std::vector<fs::path> folders;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(prefix / "lib", error)) {
+    if (!entry.path().filename().string().starts_with("python")) continue;
+    for (const char* name : {"site-packages", "dist-packages"}) {
+      if (fs::is_directory(entry.path() / name, error)) folders.push_back(entry.path() / name);
+    }
+  }
+  return folders;
+}
+
 }  // namespace
 
 std::optional<fs::path> find_in_path(const std::string& name, std::string_view path) {
@@ -174,6 +213,108 @@ std::vector<std::string> rank_command(const Program& program, int local_rank) {
   }
   command.insert(command.end(), program.arguments.begin(), program.arguments.end());
   return command;
+}
+
+std::string_view local_rank_option(std::string_view source) {
+  constexpr std::string_view kUnderscore = "--local_rank";
+  constexpr std::string_view kDash = "--local-rank";
+  if (source.find(kUnderscore) != std::string_view::npos) return kUnderscore;
+  if (source.find(kDash) != std::string_view::npos) return kDash;
+  return reads_attribute(source) ? kUnderscore : std::string_view();
+}
+
+std::string program_source(const std::string& name, bool is_module,
+                           const std::filesystem::path& working_directory) {
+  std::string source;
+  if (!is_module) {
+    if (try_read_text(working_directory / name, kMaxSource, source) != 0) source.clear();
+    return source;
+  }
+  std::string path = name;
+  std::replace(path.begin(), path.end(), '.', '/');
+  for (const std::string& file : {path + ".py", path + "/__main__.py"}) {
+    if (try_read_text(working_directory / file, kMaxSource, source) == 0) return source;
+  }
+  return {};
+}
+
+bool has_package(const fs::path& python, const std::string& name, const Environment& environment) {
+  std::vector<fs::path> folders;
+  // The prefixes of a virtual environment and of the installation that its python links to.
+  std::vector<fs::path> prefixes = {python.parent_path() / "..",
+                                    fs::weakly_canonical(python).parent_path() / ".."};
+  const std::string home = find_variable(environment, "HOME").value_or("");
+  if (!home.empty()) prefixes.push_back(fs::path(home) / ".local");
+  for (const fs::path& prefix : prefixes) {
+    for (const fs::path& folder : package_folders(prefix)) folders.push_back(folder);
+  }
+  const std::string given = find_variable(environment, "PYTHONPATH").value_or("");
+  if (!given.empty()) {
+    for (const std::string_view folder : split(given, ':')) folders.emplace_back(folder);
+  }
+  std::error_code error;
+  return std::any_of(folders.begin(), folders.end(), [&](const fs::path& folder) {
+    return fs::is_directory(folder / name, error);
+  });
+}
+
+std::optional<OwnPackage> find_own_package(const fs::path& launcher_directory) {
+  const fs::path prefix = launcher_directory / "..";
+  std::error_code error;
+  const fs::path built = prefix / "python";
+  if (fs::is_directory(built / "zerorun", error)) {
+    // The link itself, not what it leads to: by it Python knows its environment.
+    return OwnPackage{fs::weakly_canonical(built), fs::read_symlink(built / "interpreter", error)};
+  }
+  std::vector<fs::path> folders = package_folders(prefix);
+  folders.push_back(prefix / "..");  // a wheel's command is in zerorun/bin
+  for (const fs::path& folder : folders) {
+    if (fs::exists(folder / "zerorun" / "__init__.py", error)) {
+      return OwnPackage{fs::weakly_canonical(folder), launcher_directory / "python3"};
+    }
+  }
+  return std::nullopt;
+}
+
+std::string absent_package(const fs::path& python, const Environment& environment,
+                           const fs::path& launcher_directory) {
+  if (has_package(python, "zerorun", environment)) return {};
+  const std::optional<OwnPackage> own = find_own_package(launcher_directory);
+  if (!own) {
+    return fmt::format(
+        "{} does not have the package zerorun, and this zerorun was built without it; run `pip "
+        "install .` in zerorun's sources for that environment",
+        python.string());
+  }
+  return fmt::format(
+      "{} does not have the package zerorun; this zerorun's is for {}: set ZERORUN_PYTHON={} and "
+      "PYTHONPATH={}, or run `pip install .` in zerorun's sources for the environment that you use",
+      python.string(), own->python.string(), own->python.string(), own->folder.string());
+}
+
+std::optional<CompatFolders> find_compat(const fs::path& launcher_directory) {
+  const std::optional<OwnPackage> own = find_own_package(launcher_directory);
+  if (!own) return std::nullopt;
+  const fs::path compat = own->folder / "zerorun" / "compat";
+  std::error_code error;
+  if (!fs::exists(compat / "site" / "deepspeed" / "__init__.py", error)) return std::nullopt;
+  return CompatFolders{fs::weakly_canonical(compat / "site"), fs::weakly_canonical(compat / "bin"),
+                       fs::weakly_canonical(compat / "start")};
+}
+
+std::optional<CompatFolders> choose_compat(const Program& program, bool wanted,
+                                           const ProgramSearch& search,
+                                           const Environment& environment) {
+  if (!program.python || find_variable(environment, "ZERORUN_COMPAT") == "0") return std::nullopt;
+  if (!wanted && has_package(program.command.front(), "deepspeed", environment))
+    return std::nullopt;
+  std::optional<CompatFolders> folders = find_compat(search.launcher_directory);
+  if (wanted && !folders) {
+    fail<ConfigError>(
+        "--deepspeed_compat: this zerorun has no Python package; install it with pip install, or "
+        "build it with -DZERORUN_PYTHON=ON");
+  }
+  return folders;
 }
 
 }  // namespace zerorun

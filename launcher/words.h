@@ -16,5 +16,7 @@ std::string_view trim(std::string_view text);
 std::vector<std::string_view> split_words(std::string_view text);
 // Quotes a word for a shell.
 std::string shell_quote(const std::string& word);
+// A command line for a shell.
+std::string shell_line(const std::vector<std::string>& words);
 
 }  // namespace zerorun

@@ -13,7 +13,7 @@
 
 #include "config/command_line.h"
 #include "core/check.h"
-#include "launcher/python_package.h"
+#include "launcher/program.h"
 #include "tools/terminal/tool.h"
 
 namespace zerorun {

@@ -7,7 +7,7 @@
 #include "config/docs/report.h"
 #include "config/json/reader.h"
 #include "core/check.h"
-#include "launcher/hosts/address.h"
+#include "launcher/hosts/hostfile.h"
 #include "tools/bench_nvme.h"
 #include "tools/completion.h"
 #include "tools/plan/host_report.h"

@@ -3,18 +3,22 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <list>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
-#include "comm/rendezvous/memory_store.h"
+#include "comm/rendezvous/frame_server.h"
+#include "comm/shm/segment.h"
 #include "os/event_poll.h"
 #include "os/socket.h"
+#include "zerorun/communicator.h"
 
 namespace zerorun {
 
@@ -36,6 +40,21 @@ inline constexpr size_t kMaxHelloBytes = 4096;
 inline constexpr size_t kMaxBytes = size_t{1} << 20;
 }  // namespace store_protocol
 
+// A Store in memory, for ranks that are threads of one process.
+class MemoryStore final : public Store {
+ public:
+  void set(const std::string& key, const std::string& value) override;
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
+  std::optional<std::string> find(const std::string& key) override;
+  std::shared_ptr<LocalSegments> local_segments() override { return segments_; }
+
+ private:
+  const std::shared_ptr<LocalSegments> segments_ = std::make_shared<LocalSegments>();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;  // guarded by mutex_
+};
+
 // Serves a TCP store on its own thread. The cost of a request does not depend on the number of
 // clients.
 //
@@ -52,50 +71,39 @@ class StoreServer {
   StoreServer& operator=(const StoreServer&) = delete;
   ~StoreServer();
 
-  uint16_t port() const { return listener_.port; }
+  uint16_t port() const { return server_.port(); }
   // Wakes the thread after this process has set a value for which a client may be waiting.
   void notify() const;
 
  private:
-  struct Connection {
-    FileDescriptor socket;
-    Deadline opened;
-    bool known = false;    // authenticated
-    bool closing = false;  // close after to_send is sent
-    uint32_t events = 0;   // epoll events of the socket
-    std::string received;
-    std::string to_send;
-    std::optional<std::string> wanted;  // key of the kGet that waits
+  struct Client {
+    FrameConnection connection;
+    uint32_t events = EPOLLIN;            // epoll events of the socket
+    std::optional<std::string> wanted{};  // key of the kGet that waits
   };
 
   void run();
-  void accept_new();
-  void drop_unauthenticated();
-  // Receives available bytes, answers complete requests and sends as much as the socket takes.
-  void serve(Connection& connection);
-  void receive(Connection& connection);
-  void answer_requests(Connection& connection);
-  void answer(Connection& connection, const std::string& request);
-  void greet(Connection& connection, const std::string& request);
-  void send(Connection& connection);
-  // Answers the connections that wait for the key, if it now has a value.
+  FrameServer::Admission greet(FrameConnection& client, std::string_view greeting) const;
+  void add(FrameConnection connection);
+  // Answers complete requests and sends as much as the socket takes.
+  void serve(Client& client);
+  void answer(Client& client, const std::string& request);
+  // Answers the clients that wait for the key, if it now has a value.
   void answer_waiting(const std::string& key);
-  void drop(Connection& connection);
-  // Closes finished connections. Not called while events about them may be pending.
-  void close_done();
+  // Forgets clients that have ended. Not called while events about them may be pending.
+  void remove_ended();
 
-  Listener listener_;
   const std::string secret_;
   const std::shared_ptr<MemoryStore> values_;
   FileDescriptor wake_;
   const pid_t process_;  // the process that has the thread
   std::atomic<bool> stopping_ = false;
   // Used by the thread only.
+  FrameServer server_;
   EventPoll poll_;
-  std::list<Connection> unauthenticated_;  // oldest first
-  std::list<Connection> known_;
-  std::map<std::string, std::vector<Connection*>> waiting_;  // by the key that they wait for
-  bool has_done_ = false;                                    // a connection has finished
+  std::list<Client> clients_;
+  std::map<std::string, std::vector<Client*>> waiting_;  // by the key that they wait for
+  bool has_ended_ = false;                               // a client has
   std::thread thread_;
 };
 

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "comm/rendezvous/memory_store.h"
 #include "comm/rendezvous/store_server.h"
 #include "core/check.h"
 
@@ -167,7 +166,6 @@ std::string secret_of(const Address& words) {
 }  // namespace
 
 std::shared_ptr<Store> serve_tcp_store(Listener listener, std::string secret) {
-  listen_on(listener);
   return std::make_shared<ServingTcpStore>(std::move(listener), std::move(secret));
 }
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -11,10 +12,9 @@
 #include "core/check.h"
 #include "core/printable.h"
 #include "core/secret.h"
-#include "launcher/control/meeting_message.h"
-#include "launcher/hosts/address.h"
+#include "launcher/control/control_connection.h"
+#include "launcher/hosts/hostfile.h"
 #include "launcher/ranks/process.h"
-#include "launcher/ranks/signals.h"
 #include "launcher/ranks/supervisor.h"
 
 namespace zerorun {
@@ -26,17 +26,7 @@ using Seconds = std::chrono::duration<double>;
 // For the ranks of all hosts to end after a failure: the supervisors' own deadlines, and the way.
 constexpr std::chrono::milliseconds kEndPatience{4500};
 // For the launchers to go home after the last word.
-constexpr std::chrono::milliseconds kHomewardTime{2000};
-
-// Which phase (column) may follow which (row), and what leads there.
-constexpr bool kFollowers[4][4] = {
-    // gathering, running, ending, done
-    {false, true, false, true},  // gathering: all hosts are ready; some cannot take part or come
-    {false, false, true, true},  // running: a failure, a loss, a host that refuses; the ranks' end
-    {true, true, false,
-     true},  // ending: a restart, which waits for lost hosts or not; none is left
-    {false, false, false, false},  // done
-};
+constexpr std::chrono::milliseconds kExitTime{2000};
 
 }  // namespace
 
@@ -45,8 +35,8 @@ Coordinator::Coordinator(CoordinatedJob job, Listener listener, const FileDescri
     : job_(std::move(job)),
       guardian_(guardian),
       signals_(open_signals()),
-      server_(std::move(listener)),
-      starters_(output_, rank_signal_mask) {
+      server_(std::move(listener), {.clients = 1024, .bytes = size_t{1} << 16}),
+      launchers_(output_, rank_signal_mask) {
   for (const HostSlots& host : job_.cluster.hosts) nodes_.push_back(Node{.place = host});
   meeting_.run_id = job_.run_id;
   job_.endpoint_host = job_.cluster.endpoint_host;
@@ -54,7 +44,14 @@ Coordinator::Coordinator(CoordinatedJob job, Listener listener, const FileDescri
 }
 
 void Coordinator::enter(Phase next) {
-  const bool follows = kFollowers[static_cast<size_t>(phase_)][static_cast<size_t>(next)];
+  constexpr bool kMayFollow[4][4] = {
+      // gathering, running, ending, done
+      {false, true, false, true},    // gathering: all hosts are ready; one cannot take part or come
+      {false, false, true, true},    // running: a failure, a loss, a refusal; the ranks' end
+      {true, true, false, true},     // ending: a restart, which waits for lost hosts or not; none
+      {false, false, false, false},  // done
+  };
+  const bool follows = kMayFollow[static_cast<size_t>(phase_)][static_cast<size_t>(next)];
   ZR_CHECK(follows, "phase {} after phase {}", static_cast<int>(next), static_cast<int>(phase_));
   phase_ = next;
   phase_began_ = Clock::now();
@@ -65,14 +62,14 @@ int Coordinator::run() {
     start_launchers();
     while (phase_ != Phase::done) wait_and_handle();
   } catch (...) {
-    end_descendants(kHomewardTime);
+    end_descendants(kExitTime);
     throw;
   }
-  return wind_up();
+  return finish_output();
 }
 
 void Coordinator::start_launchers() {
-  for (const RemoteCommand& command : job_.commands) starters_.start(command, job_.inherited);
+  for (const RemoteCommand& command : job_.commands) launchers_.start(command, job_.inherited);
   if (job_.cluster.node_rank >= 0) start_own_launcher();
 }
 
@@ -81,7 +78,7 @@ void Coordinator::start_own_launcher() {
       .endpoint_host = "127.0.0.1", .endpoint_port = server_.port(), .index = "0"};
   RemoteCommand here{.words = arguments.words(), .nodes = {job_.cluster.node_rank}};
   here.words.insert(here.words.begin(), job_.launcher);
-  starters_.start_here(here, job_.inherited);
+  launchers_.start(here, job_.inherited, true);
 }
 
 void Coordinator::wait_and_handle() {
@@ -92,20 +89,19 @@ void Coordinator::wait_and_handle() {
     finish(kFailureCode, "the launcher that coordinated the job was killed");
   });
   output_.add_to(waits);
-  for (const int fd : server_.descriptors()) waits.add(fd, POLLIN, [] {});
+  waits.add(server_.fd(), POLLIN, [] {});
   for (Node& node : nodes_) {
-    waits.add(node.connection.fd(), node.connection.events(),
-              [&node] { node.connection.service(); });
+    waits.add(node.connection.fd(), node.connection.events(), [] {});
   }
-  starters_.add_to(waits);
+  launchers_.add_to(waits);
   waits.wait(ControlConnection::kBeat);
-  const auto accepts = [this](const ControlMessage& join) {
-    // Of one that the user started, admit() tells what is wrong with it.
-    return started_by_hand(join) || starters_.knows(join.text("token"));
-  };
-  // First the ends of connections: a launcher that connects anew needs its place free.
   handle_messages();
-  for (ControlServer::Arrival& arrival : server_.service(accepts)) admit(std::move(arrival));
+  const auto judge = [this](FrameConnection&, const std::string& greeting) {
+    return judge_greeting(greeting);
+  };
+  for (auto& [connection, greeting] : server_.service(judge)) {
+    admit(ControlConnection(std::move(connection)), ControlMessage::decode(greeting));
+  }
   handle_time();
   if (phase_ == Phase::gathering) begin_if_ready();
   if (phase_ == Phase::running || phase_ == Phase::ending) conclude_if_ended();
@@ -113,6 +109,8 @@ void Coordinator::wait_and_handle() {
 
 void Coordinator::handle_messages() {
   for (Node& node : nodes_) {
+    // Also if a signal ended the wait: a launcher that connects anew needs its place free.
+    node.connection.service();
     try {
       while (const auto message = node.connection.next()) handle(node, *message);
     } catch (const CommError& error) {
@@ -128,9 +126,9 @@ void Coordinator::handle_signals() {
     if (role == SignalRole::child) {
       int status = 0;
       for (pid_t pid = 0; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
-        for (const int number : starters_.ended(pid, status)) {
+        for (const int number : launchers_.ended(pid, status)) {
           Node& node = nodes_[static_cast<size_t>(number)];
-          lose(node, starters_.last_words(number));
+          lose(node, launchers_.last_words(number));
         }
       }
     } else if (role != SignalRole::none) {
@@ -151,7 +149,7 @@ void Coordinator::handle_time() {
   const Clock::time_point now = Clock::now();
   for (Node& node : nodes_) {
     const bool due = node.in(Node::State::absent) && node.call_at && now >= *node.call_at;
-    if (due && phase_ == Phase::gathering) call(node);
+    if (due && phase_ == Phase::gathering) start_again(node);
     if (!node.alive()) continue;
     node.connection.beat(now);
     // Before it is ready, and when it begins, a launcher may look at its devices for a while.
@@ -178,43 +176,70 @@ size_t Coordinator::present() const {
 }
 
 void Coordinator::handle(Node& node, const ControlMessage& message) {
-  const std::string& host = node.place.host;
-  if (message.is("ready")) {
-    node.place.slots = decode_slots(message.text("slots"));
-    node.python = printable(message.text("python"));
-    node.state = Node::State::ready;
-  } else if (message.is("meeting")) {
-    begin_others(message);
-  } else if (message.is("started")) {
-    node.state = Node::State::running;
-    node.connection.listen_anew();
-  } else if (message.is("failed")) {
-    end_run();
-  } else if (message.is("stopping")) {
-    if (!stop_signal_) {
-      constexpr int64_t kMaxSignal = 64;
-      stop_signal_ = static_cast<int>(message.number("signal", 1, kMaxSignal));
-      say(fmt::format("{} on {}: ending the ranks of all hosts", signal_name(*stop_signal_), host));
-      tell_all(ControlMessage("stop").add("signal", *stop_signal_));
-      if (phase_ == Phase::gathering) finish(128 + *stop_signal_, "");
+  using State = Node::State;
+  constexpr auto bit = [](State state) { return 1U << static_cast<unsigned>(state); };
+  struct Transition {
+    std::string_view message;
+    unsigned from;  // bits of the states of a host in which its launcher may send the message
+    std::optional<State> to;
+    void (Coordinator::*act)(Node& node, const ControlMessage& message);
+  };
+  constexpr unsigned kAny = ~0U;
+  constexpr auto kTransitions = std::to_array<Transition>({
+      {"ready", bit(State::joined), State::ready, &Coordinator::take_slots},
+      {"meeting", bit(State::starting), {}, &Coordinator::begin_others},
+      {"started", bit(State::starting), State::running, &Coordinator::watch},
+      {"failed", bit(State::running), {}, &Coordinator::end_run_of},
+      {"stopping", kAny, {}, &Coordinator::stop_all},
+      {"refused", bit(State::joined) | bit(State::starting) | bit(State::running), State::ended,
+       &Coordinator::take_refusal},
+      {"ended", bit(State::running), State::ended, &Coordinator::take_end},
+  });
+  for (const Transition& one : kTransitions) {
+    if (!message.is(one.message)) continue;
+    if ((one.from & bit(node.state)) == 0) {
+      fail<CommError>("its launcher sent '{}' out of turn", one.message);
     }
-  } else if (message.is("refused")) {
-    node.state = Node::State::ended;
-    refuse(fmt::format("{}: {}", host, printable_lines(message.text("why"))), kConfigCode);
-  } else if (message.is("ended")) {
-    node.end = message;
-    node.state = Node::State::ended;
-    constexpr int64_t kLastCause = static_cast<int64_t>(RunEnd::Cause::orphaned);
-    const auto cause = static_cast<RunEnd::Cause>(message.number("cause", 0, kLastCause));
-    if (cause == RunEnd::Cause::orphaned) return lose(node, "its launcher was killed");
-    if (cause == RunEnd::Cause::failure) {
-      node.failure_order =
-          1 + static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(), [](const Node& one) {
-            return one.failure_order > 0;
-          }));
-      end_run();
-    }
+    node.state = one.to.value_or(node.state);
+    (this->*one.act)(node, message);
   }
+}
+
+void Coordinator::take_slots(Node& node, const ControlMessage& ready) {
+  node.place.slots = decode_slots(ready.text("slots"));
+  node.python = printable(ready.text("python"));
+}
+
+void Coordinator::watch(Node& node, const ControlMessage& /*started*/) {
+  node.connection.listen_anew();
+}
+
+void Coordinator::end_run_of(Node& /*node*/, const ControlMessage& /*failed*/) { end_run(); }
+
+void Coordinator::stop_all(Node& node, const ControlMessage& stopping) {
+  if (stop_signal_) return;
+  constexpr int64_t kMaxSignal = 64;
+  stop_signal_ = static_cast<int>(stopping.number("signal", 1, kMaxSignal));
+  say(fmt::format("{} on {}: ending the ranks of all hosts", signal_name(*stop_signal_),
+                  node.place.host));
+  tell_all(ControlMessage("stop").add("signal", *stop_signal_));
+  if (phase_ == Phase::gathering) finish(128 + *stop_signal_, "");
+}
+
+void Coordinator::take_refusal(Node& node, const ControlMessage& refused) {
+  refuse(fmt::format("{}: {}", node.place.host, printable_lines(refused.text("why"))), kConfigCode);
+}
+
+void Coordinator::take_end(Node& node, const ControlMessage& ended) {
+  node.end = ended;
+  constexpr int64_t kLastCause = static_cast<int64_t>(RunEnd::Cause::orphaned);
+  const auto cause = static_cast<RunEnd::Cause>(ended.number("cause", 0, kLastCause));
+  if (cause == RunEnd::Cause::orphaned) return lose(node, "its launcher was killed");
+  if (cause != RunEnd::Cause::failure) return;
+  node.failure_order =
+      1 + static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(),
+                                         [](const Node& one) { return one.failure_order > 0; }));
+  end_run();
 }
 
 void Coordinator::lose(Node& node, const std::string& why) {
@@ -222,24 +247,24 @@ void Coordinator::lose(Node& node, const std::string& why) {
   const int number = number_of(node);
   if (node.in(Node::State::lost) || node.in(Node::State::gone) || phase_ == Phase::done) return;
   if (stop_signal_ && node.in(Node::State::ended)) return;  // it may leave; others still save
-  starters_.drop(number);
+  launchers_.drop(number);
   node.state = Node::State::lost;
   node.loss = fmt::format("host {} (node {}) was lost: {}", node.place.host, number, why);
   if (phase_ != Phase::gathering) return end_run();
   const bool by_hand = job_.cluster.start == RemoteStart::by_hand;
   const bool comes_back = meeting_.restarts > 0 ? may_return(node) : by_hand && number > 0;
-  if (comes_back || present() >= needed_hosts()) return miss(node);
+  if (comes_back || present() >= needed_hosts()) return await_return(node);
   refuse(fmt::format("no launcher on host {} (node {}): {}", node.place.host, number,
                      why.empty() ? "it ended" : why),
          kFailureCode);
 }
 
 void Coordinator::refuse(const std::string& why, int code) {
-  if (last_word_.empty()) {
-    last_word_ = why;
+  if (final_report_.empty()) {
+    final_report_ = why;
     code_ = code;
   }
-  if (phase_ == Phase::gathering) return finish(code_, last_word_);
+  if (phase_ == Phase::gathering) return finish(code_, final_report_);
   end_run();
 }
 
@@ -272,7 +297,7 @@ void Coordinator::begin() {
   first->connection.send(encode_begin(cluster, meeting_, 0));
 }
 
-void Coordinator::begin_others(const ControlMessage& place) {
+void Coordinator::begin_others(Node& /*first*/, const ControlMessage& place) {
   meeting_.master_addr = place.text("master_addr");
   meeting_.master_port = static_cast<uint16_t>(place.number("master_port", 1, kMaxPort));
   if (phase_ != Phase::running || stop_signal_) return;
@@ -297,7 +322,7 @@ void Coordinator::conclude_if_ended() {
   const bool may_begin = phase_ == Phase::running && !stop_signal_;
   const auto waits = [](const Node& node) { return node.in(Node::State::ready); };
   if (may_begin && std::any_of(nodes_.begin(), nodes_.end(), waits)) return;
-  if (!last_word_.empty()) return finish(code_, last_word_);
+  if (!final_report_.empty()) return finish(code_, final_report_);
   const std::optional<Verdict> verdict = judge(nodes_);
   if (!verdict) return finish(stop_signal_ ? 128 + *stop_signal_ : 0, "");
   if (!stop_signal_ && restart(verdict->summary)) return;
@@ -309,10 +334,10 @@ void Coordinator::finish(int code, const std::string& report) {
   if (phase_ == Phase::done) return;
   enter(Phase::done);
   code_ = code;
-  last_word_ = report;
+  final_report_ = report;
   tell_all(ControlMessage("finish").add("code", code).add("report", report));
   for (size_t i = 0; i < nodes_.size(); ++i) {  // a launcher that has not come cannot be told
-    if (nodes_[i].in(Node::State::absent)) starters_.drop(static_cast<int>(i));
+    if (nodes_[i].in(Node::State::absent)) launchers_.drop(static_cast<int>(i));
   }
 }
 
@@ -322,25 +347,25 @@ void Coordinator::tell_all(const ControlMessage& message) {
 
 // Launchers end when all that they have to say is passed on, so a slow reader holds them up, until
 // somebody asks to stop.
-int Coordinator::wind_up() {
-  for (Node& node : nodes_) node.connection.flush(kHomewardTime);
+int Coordinator::finish_output() {
+  for (Node& node : nodes_) node.connection.flush(kExitTime);
   bool alone = false;
-  Clock::time_point deadline = Clock::now() + kHomewardTime;
-  while (starters_.any_running() && Clock::now() < deadline && !alone) {
+  Clock::time_point deadline = Clock::now() + kExitTime;
+  while (launchers_.any_running() && Clock::now() < deadline && !alone) {
     PollSet waits;
     waits.add(signals_.get(), POLLIN, [this] { handle_signals(); });
     waits.add(guardian_.get(), POLLIN, [&alone] { alone = true; });
     output_.add_to(waits);
-    starters_.add_to(waits);
+    launchers_.add_to(waits);
     waits.wait(ControlConnection::kBeat);
-    if (output_.pending() && !stop_signal_) deadline = Clock::now() + kHomewardTime;
+    if (output_.pending() && !stop_signal_) deadline = Clock::now() + kExitTime;
   }
-  const bool all_ended = end_descendants(kHomewardTime);
-  starters_.finish();
+  const bool all_ended = end_descendants(kExitTime);
+  launchers_.finish();
   if (!all_ended) say("warning: some processes of the job do not react to SIGKILL");
-  if (!last_word_.empty()) {
-    const bool whole = last_word_.starts_with("[zerorun]");  // a report of several lines
-    output_.errors.append(-1, whole ? last_word_ : "[zerorun] error: " + last_word_ + "\n");
+  if (!final_report_.empty()) {
+    const bool whole = final_report_.starts_with("[zerorun]");  // a report of several lines
+    output_.errors.append(-1, whole ? final_report_ : "[zerorun] error: " + final_report_ + "\n");
   }
   const auto stopped = write_rest(output_, signals_, guardian_, stop_signal_);
   return stopped && code_ == 0 ? 128 + *stopped : code_;

@@ -8,10 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "launcher/control/control_server.h"
+#include "comm/rendezvous/frame_server.h"
+#include "launcher/control/control_connection.h"
 #include "launcher/control/endpoint_wait.h"
 #include "launcher/control/node_table.h"
-#include "launcher/hosts/starters.h"
+#include "launcher/hosts/remote_start.h"
 #include "launcher/job.h"
 #include "launcher/ranks/output.h"
 
@@ -34,15 +35,15 @@ struct CoordinatedJob {
   std::function<std::string(int node_rank)> command_on{};
   // Started by hand: why other hosts may not reach the endpoint, and how long to wait for them; or
   // empty.
-  std::string doubt{};
-  std::chrono::seconds doubtful_wait{};
+  std::string endpoint_warning{};
+  std::chrono::seconds endpoint_patience{};
   // Started by hand, and the endpoint is no address of this host: how to introduce this launcher to
   // the one there, and its numeric addresses; none if the name is not known yet.
-  struct Question {
+  struct EndpointProbe {
     ControlMessage introduction;
     std::vector<std::string> addresses;
   };
-  std::optional<Question> question{};
+  std::optional<EndpointProbe> endpoint_probe{};
 };
 
 // Runs a job of several hosts. It starts a launcher on each host, this one included, and accepts
@@ -79,8 +80,17 @@ class Coordinator {
 
   // Handle launchers that join, and their messages.
   bool started_by_hand(const ControlMessage& join) const;
-  void admit(ControlServer::Arrival arrival);
+  FrameServer::Admission judge_greeting(const std::string& greeting) const;
+  void admit(ControlConnection connection, const ControlMessage& join);
+  // What a message may come after, and what follows, is in a table. Throws CommError for a message
+  // out of turn.
   void handle(Node& node, const ControlMessage& message);
+  void take_slots(Node& node, const ControlMessage& ready);
+  void watch(Node& node, const ControlMessage& started);
+  void end_run_of(Node& node, const ControlMessage& failed);
+  void stop_all(Node& node, const ControlMessage& stopping);
+  void take_refusal(Node& node, const ControlMessage& refused);
+  void take_end(Node& node, const ControlMessage& ended);
   void lose(Node& node, const std::string& why);
   void refuse(const std::string& why, int code);
 
@@ -88,11 +98,11 @@ class Coordinator {
   void note_absence(Clock::time_point now);
   // Ends the job if another launcher serves its endpoint, or hosts cannot come.
   void check_endpoint(Clock::time_point now);
-  void deny(ControlServer::Arrival& arrival, const std::string& why);
+  static void deny(ControlConnection& connection, const std::string& why);
   size_t present() const;  // nodes that are not lost or gone
   void begin_if_ready();
   void begin();
-  void begin_others(const ControlMessage& place);
+  void begin_others(Node& first, const ControlMessage& meeting);
   void end_run();
   void conclude_if_ended();
   // The minimum number of hosts.
@@ -100,33 +110,33 @@ class Coordinator {
   bool restart(const std::string& reason);
   // Starts the launchers of lost hosts again, or waits for the user to do so. False if that is not
   // possible.
-  bool call_back();
+  bool recall_lost();
   // The command that starts only the launcher of this node, or null.
   const RemoteCommand* command_for(const Node& node) const;
   bool may_return(const Node& node) const;
-  void call(Node& node);
+  void start_again(Node& node);
   // Handles a node that did not join, or was lost, while hosts gather for a restart.
-  void miss(Node& node);
+  void await_return(Node& node);
   int number_of(const Node& node) const { return static_cast<int>(&node - nodes_.data()); }
   void finish(int code, const std::string& report);
   void say(const std::string& line) { output_.errors.append(-1, "[zerorun] " + line + "\n"); }
   void tell_all(const ControlMessage& message);
-  int wind_up();
+  int finish_output();
 
   CoordinatedJob job_;
   const FileDescriptor& guardian_;
   FileDescriptor signals_;
   OutputQueues output_;
-  ControlServer server_;
-  Starters starters_;
+  FrameServer server_;
+  LauncherProcesses launchers_;
   std::vector<Node> nodes_;
   Meeting meeting_;
   Phase phase_ = Phase::gathering;
   Clock::time_point phase_began_ = Clock::now();
   std::chrono::seconds next_note_ = kFirstNote;
-  Clock::time_point next_question_{};  // to another coordinator
+  Clock::time_point next_probe_{};  // to another coordinator
   std::optional<int> stop_signal_;
-  std::string last_word_;  // why the job cannot run, or how it failed
+  std::string final_report_;  // why the job cannot run, or how it failed
   int code_ = 0;
 };
 

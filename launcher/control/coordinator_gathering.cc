@@ -6,8 +6,8 @@
 #include "core/check.h"
 #include "core/printable.h"
 #include "core/secret.h"
+#include "launcher/control/control_connection.h"
 #include "launcher/control/coordinator.h"
-#include "launcher/control/meeting_message.h"
 
 namespace zerorun {
 
@@ -16,8 +16,8 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 // With fewer hosts than the most that the job may have, others may still come.
-constexpr std::chrono::seconds kLastCall{30};
-constexpr std::chrono::seconds kQuestionPause{2};
+constexpr std::chrono::seconds kOptionalWait{30};
+constexpr std::chrono::seconds kProbeInterval{2};
 
 bool is_away(const Node& node) { return node.in(Node::State::lost) || node.in(Node::State::gone); }
 
@@ -33,7 +33,7 @@ void Coordinator::note_absence(Clock::time_point now) {
                   list_nodes(nodes_, [](const Node& node) { return node.alive(); }),
                   list_nodes(nodes_, missing), job_.cluster.endpoint_host, server_.port());
   const auto patience =
-      std::min(meeting_.restarts > 0 ? kRejoin : kLastCall, job_.join_timeout.time);
+      std::min(meeting_.restarts > 0 ? kRejoin : kOptionalWait, job_.join_timeout.time);
   if (present() - absent >= needed_hosts() && waited > patience) {
     say(fmt::format("starting without hosts that have not come for {:.0f} s; {}",
                     Seconds(waited).count(), who));
@@ -43,8 +43,9 @@ void Coordinator::note_absence(Clock::time_point now) {
   } else if (waited > job_.join_timeout.time) {
     const std::string reason =
         meeting_.restarts > 0 ? "; the job was to start anew: " + meeting_.restart_reason
-        : job_.doubt.empty()  ? ""
-                              : ". Perhaps the hosts do not find each other: " + job_.doubt;
+        : job_.endpoint_warning.empty()
+            ? ""
+            : ". Perhaps the hosts do not find each other: " + job_.endpoint_warning;
     refuse(fmt::format("not all hosts have joined within {} s; {}{}",
                        job_.join_timeout.time.count(), who, reason),
            kFailureCode);
@@ -59,35 +60,38 @@ void Coordinator::note_absence(Clock::time_point now) {
 }
 
 void Coordinator::check_endpoint(Clock::time_point now) {
-  if (job_.doubt.empty() || meeting_.restarts > 0) return;
+  if (job_.endpoint_warning.empty() || meeting_.restarts > 0) return;
   const auto joined =
       std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.alive(); });
-  if (joined > 1) return job_.doubt.clear();  // another host has found the way
-  if (job_.question) {
-    if (now < next_question_) return;
-    next_question_ = now + kQuestionPause;
-    const OtherCoordinator other = ask_other_coordinator(
-        job_.question->addresses, job_.cluster.endpoint_port, job_.question->introduction);
+  if (joined > 1) return job_.endpoint_warning.clear();  // another host has found the way
+  if (job_.endpoint_probe) {
+    if (now < next_probe_) return;
+    next_probe_ = now + kProbeInterval;
+    const OtherCoordinator other =
+        ask_other_coordinator(job_.endpoint_probe->addresses, job_.cluster.endpoint_port,
+                              job_.endpoint_probe->introduction);
     if (!other.denial.empty()) return refuse(other.denial, kConfigCode);
     if (other.reached) return;  // the way there leads back here, as through a Kubernetes service
   }
   if (static_cast<size_t>(joined) >= needed_hosts()) return;  // it begins without others
-  const auto patience = job_.doubtful_wait;
+  const auto patience = job_.endpoint_patience;
   if (now - phase_began_ <= patience) return;
-  if (job_.question) {  // others may reach an address at which this host does not reach itself
-    job_.doubtful_wait = job_.join_timeout.time;  // said once
-    say(fmt::format("no other host has joined for {} s: {}", patience.count(), job_.doubt));
+  if (job_.endpoint_probe) {  // others may reach an address at which this host does not reach
+                              // itself
+    job_.endpoint_patience = job_.join_timeout.time;  // said once
+    say(fmt::format("no other host has joined for {} s: {}", patience.count(),
+                    job_.endpoint_warning));
   } else if (!job_.join_timeout.given) {
     refuse(fmt::format("no other host has joined for {} s: {}. --rdzv_conf timeout=SECONDS waits "
                        "longer",
-                       patience.count(), job_.doubt),
+                       patience.count(), job_.endpoint_warning),
            kConfigCode);
   }
 }
 
-void Coordinator::deny(ControlServer::Arrival& arrival, const std::string& why) {
-  arrival.connection.send(ControlMessage("denied").add("why", why));
-  arrival.connection.flush(ControlConnection::kBeat);
+void Coordinator::deny(ControlConnection& connection, const std::string& why) {
+  connection.send(ControlMessage("denied").add("why", why));
+  connection.flush(ControlConnection::kBeat);
 }
 
 // Only in a job that is started by hand: any program may claim it.
@@ -95,23 +99,37 @@ bool Coordinator::started_by_hand(const ControlMessage& join) const {
   return job_.cluster.start == RemoteStart::by_hand && !join.text("program").empty();
 }
 
-void Coordinator::admit(ControlServer::Arrival arrival) {
-  const ControlMessage& join = arrival.join;
+FrameServer::Admission Coordinator::judge_greeting(const std::string& greeting) const {
+  using Admission = FrameServer::Admission;
+  try {
+    const ControlMessage join = ControlMessage::decode(greeting);
+    if (!join.is("join")) return Admission::deny;
+    // Of one that the user started, admit() tells what is wrong with it. Of others the token may
+    // still be on its way through the output of what has started them.
+    const bool known = started_by_hand(join) || launchers_.knows(join.text("token"));
+    return known ? Admission::admit : Admission::wait;
+  } catch (const CommError&) {  // not a launcher
+    return Admission::deny;
+  }
+}
+
+void Coordinator::admit(ControlConnection connection, const ControlMessage& join) {
   const bool by_hand = started_by_hand(join);
   if (by_hand && !same_secret(join.text("token"), job_.secret)) {
-    return deny(arrival, fmt::format("ZERORUN_JOB_SECRET is another here than at {}, or missing on "
-                                     "one of the hosts: set it to the same text on all",
-                                     job_.cluster.endpoint_host));
+    return deny(connection,
+                fmt::format("ZERORUN_JOB_SECRET is another here than at {}, or missing on "
+                            "one of the hosts: set it to the same text on all",
+                            job_.cluster.endpoint_host));
   }
   if (const std::string why = mismatch(join, job_.program); !why.empty()) {
-    deny(arrival, why);
+    deny(connection, why);
     if (phase_ == Phase::gathering && meeting_.restarts == 0) refuse(why, kConfigCode);
     return;
   }
   const auto place = place_of(join, nodes_, job_.commands, job_.cluster.node_rank);
   if (!place || phase_ != Phase::gathering) {
     const std::string why = why_no_place(join, nodes_);
-    deny(arrival, why);
+    deny(connection, why);
     // The user can start one more, with another number, while the others wait.
     if (by_hand) return say("warning: " + why);
     if (phase_ == Phase::gathering && meeting_.restarts == 0) refuse(why, kConfigCode);
@@ -121,10 +139,10 @@ void Coordinator::admit(ControlServer::Arrival arrival) {
     say(warning);
   }
   Node& node = nodes_[static_cast<size_t>(*place)];
-  node.connection = std::move(arrival.connection);
+  node.connection = std::move(connection);
   node.state = Node::State::joined;
   if (job_.cluster.start == RemoteStart::by_hand) {
-    node.place.host = printable(arrival.join.text("host"));
+    node.place.host = printable(join.text("host"));
   }
   node.connection.send(ControlMessage("job")
                            .add_all("argument", job_.arguments)
@@ -144,10 +162,10 @@ bool Coordinator::may_return(const Node& node) const {
          command_for(node) != nullptr;
 }
 
-void Coordinator::call(Node& node) {
+void Coordinator::start_again(Node& node) {
   node.call_at.reset();
   if (number_of(node) == job_.cluster.node_rank) return start_own_launcher();
-  if (const RemoteCommand* command = command_for(node)) starters_.start(*command, job_.inherited);
+  if (const RemoteCommand* command = command_for(node)) launchers_.start(*command, job_.inherited);
 }
 
 bool Coordinator::restart(const std::string& reason) {
@@ -170,17 +188,17 @@ bool Coordinator::restart(const std::string& reason) {
   for (Node& node : nodes_) {
     node.state = is_away(node) ? Node::State::gone : Node::State::ready;
   }
-  if (!call_back()) begin();
+  if (!recall_lost()) begin();
   return true;
 }
 
-bool Coordinator::call_back() {
+bool Coordinator::recall_lost() {
   const auto patience = present() >= needed_hosts() ? kRejoin : job_.join_timeout.time;
   bool called = false;
   for (Node& node : nodes_) {
     if (!node.in(Node::State::gone) || !may_return(node)) continue;
     node.state = Node::State::absent;
-    call(node);
+    start_again(node);
     called = true;
   }
   if (!called) return false;
@@ -192,10 +210,10 @@ bool Coordinator::call_back() {
   return true;
 }
 
-void Coordinator::miss(Node& node) {
+void Coordinator::await_return(Node& node) {
   const std::string& loss = node.loss;
   const bool by_hand = job_.cluster.start == RemoteStart::by_hand;
-  const bool first_start = by_hand && meeting_.restarts == 0;  // which kLastCall ends
+  const bool first_start = by_hand && meeting_.restarts == 0;  // which kOptionalWait ends
   if (present() >= needed_hosts() && !first_start) {
     node.state = Node::State::gone;
     return say(loss + "; going on without it");

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/control/control_message.h"
+#include "launcher/control/control_connection.h"
 #include "os/socket.h"
 
 namespace zerorun {

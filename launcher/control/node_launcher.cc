@@ -16,12 +16,11 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "core/printable.h"
-#include "launcher/control/meeting_message.h"
+#include "launcher/control/control_connection.h"
 #include "launcher/hosts/remote_start.h"
 #include "launcher/program.h"
 #include "launcher/ranks/guardian.h"
 #include "launcher/ranks/process.h"
-#include "launcher/ranks/signals.h"
 #include "os/process_identity.h"
 #include "os/socket.h"
 #include "zerorun/version.h"
@@ -177,7 +176,6 @@ std::optional<int> NodeLauncher::connect() {
     if (const auto note = endpoint.note()) Logger().info("{}", *note);
     if (const auto code = wait(std::chrono::milliseconds(100))) return code;
   }
-  connection_.trust();  // it was asked for
   connection_.send(introduce(introduction_));
   return std::nullopt;
 }

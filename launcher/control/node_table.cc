@@ -41,16 +41,13 @@ int weight(const Node& node) {
   return node.end && node.end->text("by_signal") == "1" ? 2 : 1;
 }
 
+// Null if no node failed.
 const Node* first_cause(const std::vector<Node>& nodes) {
-  const Node* found = nullptr;
-  for (const Node& node : nodes) {
-    if (weight(node) == 0) continue;
-    const bool nearer =
-        found == nullptr || weight(node) > weight(*found) ||
-        (weight(node) == weight(*found) && node.failure_order < found->failure_order);
-    if (nearer) found = &node;
-  }
-  return found;
+  const auto nearer = [](const Node& a, const Node& b) {
+    return weight(a) != weight(b) ? weight(a) < weight(b) : a.failure_order > b.failure_order;
+  };
+  const auto found = std::max_element(nodes.begin(), nodes.end(), nearer);
+  return found == nodes.end() || weight(*found) == 0 ? nullptr : &*found;
 }
 
 }  // namespace

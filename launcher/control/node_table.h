@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "launcher/control/control_connection.h"
-#include "launcher/control/control_message.h"
 #include "launcher/hosts/cluster.h"
 #include "launcher/hosts/remote_start.h"
 

@@ -11,9 +11,8 @@
 #include "core/check.h"
 #include "core/parse_number.h"
 #include "core/printable.h"
-#include "launcher/hosts/address.h"
 #include "launcher/hosts/host_filter.h"
-#include "launcher/hosts/host_pool.h"
+#include "launcher/hosts/hostfile.h"
 #include "os/address.h"
 
 namespace zerorun {

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "launcher/hosts/cluster.h"
-#include "launcher/hosts/this_host.h"
 #include "launcher/options.h"
+#include "launcher/ranks/resources.h"
 
 namespace zerorun {
 

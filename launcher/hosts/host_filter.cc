@@ -1,15 +1,21 @@
 #include "launcher/hosts/host_filter.h"
 
+#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
+#include <system_error>
+#include <utility>
 
+#include "comm/rendezvous/slurm.h"
 #include "core/check.h"
 #include "core/parse_number.h"
 #include "core/printable.h"
 #include "launcher/hosts/hostfile.h"
 #include "launcher/words.h"
+#include "os/address.h"
 
 namespace zerorun {
 
@@ -96,51 +102,40 @@ void check_slot(const HostSlots& host, int slot, std::string_view option, const 
                     slot, host.host, host.slots.size(), host.slots.back());
 }
 
-std::vector<HostSlots> include_hosts(const std::vector<HostSlots>& pool, const std::string& text,
-                                     const std::string& here) {
-  std::vector<std::set<int>> chosen(pool.size());
-  std::vector<bool> named(pool.size(), false);
-  std::vector<bool> whole(pool.size(), false);
-  for (const HostFilter& filter : filters_for(pool, "--include", text)) {
-    const size_t host = find_host(pool, filter.host, here, "--include", text);
-    named[host] = true;
-    if (filter.slots.empty()) whole[host] = true;
-    for (const int slot : filter.slots) check_slot(pool[host], slot, "--include", text);
-    chosen[host].insert(filter.slots.begin(), filter.slots.end());
-  }
-  std::vector<HostSlots> hosts;
-  for (size_t i = 0; i < pool.size(); ++i) {
-    if (!named[i]) continue;
-    hosts.push_back(pool[i]);
-    if (!whole[i]) hosts.back().slots.assign(chosen[i].begin(), chosen[i].end());
-  }
-  return hosts;
-}
-
-std::vector<HostSlots> exclude_hosts(const std::vector<HostSlots>& pool, const std::string& text,
-                                     const std::string& here) {
-  std::vector<HostSlots> hosts = pool;
-  std::vector<bool> dropped(pool.size(), false);
-  for (const HostFilter& filter : filters_for(pool, "--exclude", text)) {
-    const size_t host = find_host(pool, filter.host, here, "--exclude", text);
-    if (filter.slots.empty()) dropped[host] = true;
-    if (!filter.slots.empty() && pool[host].slots.empty()) {
+// The hosts and slots that --include names, or that --exclude leaves.
+std::vector<HostSlots> filter_hosts(const std::vector<HostSlots>& pool, std::string_view option,
+                                    const std::string& text, const std::string& here) {
+  struct Named {
+    bool any = false;
+    bool whole = false;  // the host without slots, which means all of them
+    std::set<int> slots{};
+  };
+  const bool including = option == "--include";
+  std::vector<Named> named(pool.size());
+  for (const HostFilter& filter : filters_for(pool, option, text)) {
+    const size_t number = find_host(pool, filter.host, here, option, text);
+    const HostSlots& host = pool[number];
+    if (!including && !filter.slots.empty() && host.slots.empty()) {
       fail<ConfigError>(
           "--exclude '{}' names slots of host '{}', but not even their number is known: write '{} "
           "slots=N' into the hostfile",
-          text, pool[host].host, pool[host].host);
+          text, host.host, host.host);
     }
-    for (const int slot : filter.slots) {
-      check_slot(pool[host], slot, "--exclude", text);
-      std::erase(hosts[host].slots, slot);
-    }
-    if (!filter.slots.empty() && hosts[host].slots.empty()) dropped[host] = true;
+    for (const int slot : filter.slots) check_slot(host, slot, option, text);
+    named[number].any = true;
+    named[number].whole |= filter.slots.empty();
+    named[number].slots.insert(filter.slots.begin(), filter.slots.end());
   }
   std::vector<HostSlots> kept;
-  for (size_t i = 0; i < hosts.size(); ++i) {
-    if (!dropped[i]) kept.push_back(std::move(hosts[i]));
+  for (size_t i = 0; i < pool.size(); ++i) {
+    const auto& [any, whole, slots] = named[i];
+    if (including ? !any : whole) continue;
+    HostSlots host = pool[i];
+    if (including && !whole) host.slots.assign(slots.begin(), slots.end());
+    if (!including) std::erase_if(host.slots, [&](int slot) { return slots.contains(slot); });
+    if (including || !any || !host.slots.empty()) kept.push_back(std::move(host));
   }
-  if (kept.empty()) fail<ConfigError>("--exclude '{}' leaves no host to run on", text);
+  if (kept.empty()) fail<ConfigError>("{} '{}' leaves no host to run on", option, text);
   return kept;
 }
 
@@ -156,6 +151,20 @@ void limit_slots(std::vector<HostSlots>& hosts, int count) {
     }
     host.slots.resize(static_cast<size_t>(count));
   }
+}
+
+constexpr const char* kDefaultHostfile = "/job/hostfile";
+
+// By name, else by address: names cost no look-up.
+std::optional<std::string> find_own(const std::vector<HostSlots>& hosts, const ThisHost& here) {
+  const std::string slurm_name = variable(here, "SLURMD_NODENAME");
+  for (const HostSlots& host : hosts) {
+    if (is_this_host(host.host, here.resources.name) || host.host == slurm_name) return host.host;
+  }
+  for (const HostSlots& host : hosts) {
+    if (is_own_address(host.host)) return host.host;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -184,8 +193,8 @@ std::vector<HostFilter> parse_host_filter(std::string_view option, const std::st
 std::vector<HostSlots> select_hosts(const std::vector<HostSlots>& pool, const RankRequest& request,
                                     int nodes, const std::string& here) {
   check_combination(request, nodes);
-  if (!request.include.empty()) return include_hosts(pool, request.include, here);
-  if (!request.exclude.empty()) return exclude_hosts(pool, request.exclude, here);
+  if (!request.include.empty()) return filter_hosts(pool, "--include", request.include, here);
+  if (!request.exclude.empty()) return filter_hosts(pool, "--exclude", request.exclude, here);
   std::vector<HostSlots> hosts = pool;
   if (nodes > static_cast<int>(pool.size())) {
     fail<ConfigError>("--num_nodes {}: there {} {} host{} ({}{})", nodes,
@@ -195,6 +204,45 @@ std::vector<HostSlots> select_hosts(const std::vector<HostSlots>& pool, const Ra
   if (nodes > 0) hosts.resize(static_cast<size_t>(nodes));
   if (const std::optional<int> count = number_of_ranks(request)) limit_slots(hosts, *count);
   return hosts;
+}
+
+std::string variable(const ThisHost& here, const std::string& name) {
+  return find_variable(here.environment, name).value_or("");
+}
+
+std::optional<Pool> pool_of_hostfile(const LaunchOptions& options, const ThisHost& here,
+                                     std::string& note) {
+  std::string path = options.hosts.hostfile.value_or("");
+  std::error_code error;
+  if (!options.hosts.hostfile && std::filesystem::exists(kDefaultHostfile, error)) {
+    path = kDefaultHostfile;
+  }
+  if (path.empty()) return std::nullopt;
+  auto hosts = read_hostfile(path);
+  if (!hosts) {
+    note = fmt::format("hostfile {} does not exist", printable(path));
+    return std::nullopt;
+  }
+  Pool pool = {.hosts = *std::move(hosts)};
+  pool.own = find_own(pool.hosts, here);
+  return pool;
+}
+
+std::optional<Pool> pool_of_allocation(const ThisHost& here) {
+  const std::string nodes = variable(here, "SLURM_JOB_NODELIST");
+  if (variable(here, "SLURM_JOB_ID").empty() || nodes.empty()) return std::nullopt;
+  Pool pool = {.hosts = {}, .start = RemoteStart::slurm};
+  for (std::string& name : expand_host_list(nodes)) pool.hosts.push_back({std::move(name), {}});
+  const std::string tasks = variable(here, "SLURM_TASKS_PER_NODE");
+  if (!tasks.empty() && here.resources.gpus.empty()) {
+    // One task a node is what scripts ask for that start a launcher there: the node decides.
+    const std::vector<int> counts = expand_task_counts(tasks);
+    for (size_t i = 0; i < std::min(counts.size(), pool.hosts.size()); ++i) {
+      if (counts[i] > 1) pool.hosts[i].slots = first_slots(counts[i]);
+    }
+  }
+  pool.own = find_own(pool.hosts, here);
+  return pool;
 }
 
 }  // namespace zerorun

@@ -152,6 +152,28 @@ bool is_host_name(std::string_view name) {
          (name.find(':') == std::string_view::npos || is_ipv6_address(name));
 }
 
+Endpoint parse_endpoint(std::string_view option, const std::string& text, uint16_t port) {
+  Endpoint endpoint = {.host = text, .port = port};
+  std::string_view number;
+  const bool bracketed = text.starts_with('[') && text.find(']') != std::string::npos;
+  const size_t colon = bracketed ? text.find(']') + 1 : text.rfind(':');
+  if (bracketed) endpoint.host = text.substr(1, colon - 2);
+  if (bracketed ? colon < text.size() : colon != std::string::npos && text.find(':') == colon) {
+    if (!bracketed) endpoint.host = text.substr(0, colon);
+    number = std::string_view(text).substr(colon + 1);
+    const std::optional<int> value = text[colon] == ':' ? parse_number(number) : std::nullopt;
+    if (!value || *value < 0 || *value > std::numeric_limits<uint16_t>::max()) {
+      fail<ConfigError>("{} '{}': expected HOST:PORT with a port from 0 to 65535", option,
+                        printable(text));
+    }
+    endpoint.port = static_cast<uint16_t>(*value);
+  }
+  if (!is_host_name(endpoint.host)) {
+    fail<ConfigError>("{} '{}': expected HOST:PORT, as in worker-1:29500", option, printable(text));
+  }
+  return endpoint;
+}
+
 std::vector<int> first_slots(int count) {
   std::vector<int> slots(static_cast<size_t>(count));
   std::iota(slots.begin(), slots.end(), 0);

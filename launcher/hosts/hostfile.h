@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -26,6 +27,16 @@ std::optional<std::vector<HostSlots>> read_hostfile(const std::filesystem::path&
 
 // True if `name` can be the name or address of a host. False for options of ssh and shell syntax.
 bool is_host_name(std::string_view name);
+
+inline constexpr int64_t kMaxPort = 65535;
+
+// Parses "host:29500", "[::1]:29500" or "host"; `port` is the default. Throws ConfigError for other
+// text, which names `option`.
+struct Endpoint {
+  std::string host;
+  uint16_t port = 0;
+};
+Endpoint parse_endpoint(std::string_view option, const std::string& text, uint16_t port);
 
 // {0, 1, ..., count - 1}.
 std::vector<int> first_slots(int count);

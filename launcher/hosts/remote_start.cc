@@ -1,10 +1,21 @@
 #include "launcher/hosts/remote_start.h"
 
+#include <fcntl.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <utility>
 
 #include "core/check.h"
 #include "core/parse_number.h"
-#include "launcher/hosts/address.h"
+#include "core/secret.h"
+#include "launcher/hosts/hostfile.h"
+#include "launcher/program.h"
+#include "launcher/ranks/report.h"
 #include "launcher/words.h"
 
 namespace zerorun {
@@ -131,6 +142,9 @@ int64_t parse_whole(const std::string& text, int64_t low, int64_t high) {
   return *value;
 }
 
+// How many streams a process has; queues tell their sources apart by number.
+constexpr int kSourcesPerProcess = 2;
+
 }  // namespace
 
 std::vector<RemoteCommand> remote_commands(const Cluster& cluster, const RemoteContext& context) {
@@ -196,6 +210,111 @@ std::string_view name_of(RemoteStart start) {
       return "mpirun";
   }
   return "zerorun";
+}
+
+LauncherProcesses::LauncherProcesses(OutputQueues& output, const sigset_t& signal_mask)
+    : output_(output), signal_mask_(signal_mask) {}
+
+void LauncherProcesses::start(const RemoteCommand& command, const Environment& environment,
+                              bool here) {
+  const std::string path = find_variable(environment, "PATH").value_or("/usr/bin:/bin");
+  std::optional<std::filesystem::path> found = command.words.front();
+  if (!here) found = find_in_path(command.words.front(), path);
+  if (!found) {
+    fail<ConfigError>("cannot start launchers on other hosts: {} is not in PATH ({})",
+                      command.words.front(), path);
+  }
+  Process& process = processes_.emplace_back();
+  process.name = command.words.front();
+  process.nodes = command.nodes;
+  const int source = static_cast<int>(processes_.size()) * kSourcesPerProcess;
+  Pipe output = make_pipe();
+  Pipe errors = make_pipe();
+  Pipe input = make_pipe();
+  const FileDescriptor null_device(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  OutputRoute route{.queue = &output_.output, .source = source};
+  route.taken = [this](std::string_view line) {
+    if (!line.starts_with(kTokenMark)) return false;
+    line.remove_prefix(kTokenMark.size());
+    tokens_.emplace_back(line.substr(0, line.find_last_not_of("\r\n") + 1));
+    return true;
+  };
+  process.streams.emplace_back(std::move(output.read), std::move(route));
+  process.streams.emplace_back(std::move(errors.read),
+                               OutputRoute{.queue = &output_.errors, .source = source + 1});
+  SpawnRequest request;
+  request.command = command.words;
+  request.command.front() = found->string();
+  Environment variables = environment;
+  for (const auto& [name, value] : command.variables) variables[name] = value;
+  request.environment = environment_block(variables);
+  request.standard_input = here ? -1 : null_device.get();
+  if (command.lifeline) request.standard_input = input.read.get();
+  request.standard_output = output.write.get();
+  request.standard_error = errors.write.get();
+  request.signal_mask = signal_mask_;
+  process.pid = spawn(request);
+  process.lifeline = std::move(input.write);
+}
+
+void LauncherProcesses::add_to(PollSet& waits) {
+  for (Process& process : processes_) {
+    for (RankStream& stream : process.streams) {
+      if (stream.wants_data()) waits.add(stream.fd(), POLLIN, [&stream] { stream.read_some(); });
+    }
+  }
+}
+
+bool LauncherProcesses::knows(std::string_view token) const {
+  return std::any_of(tokens_.begin(), tokens_.end(),
+                     [token](const std::string& one) { return same_secret(one, token); });
+}
+
+std::vector<int> LauncherProcesses::ended(pid_t pid, int status) {
+  for (Process& process : processes_) {
+    if (process.pid != pid || process.status) continue;
+    process.status = status;
+    for (RankStream& stream : process.streams) stream.finish();
+    return process.nodes;
+  }
+  return {};
+}
+
+std::string LauncherProcesses::last_words(int node) const {
+  for (const Process& process : processes_) {
+    if (std::find(process.nodes.begin(), process.nodes.end(), node) == process.nodes.end()) {
+      continue;
+    }
+    const std::vector<std::string> lines = process.streams.back().last_lines();
+    std::string text = process.status ? fmt::format("{} ended with {}", process.name,
+                                                    exit_code_of(*process.status))
+                                      : std::string();
+    if (!lines.empty()) text += fmt::format("{}{}", text.empty() ? "" : ": ", lines.back());
+    return text;
+  }
+  return {};
+}
+
+bool LauncherProcesses::any_running() const {
+  return std::any_of(processes_.begin(), processes_.end(),
+                     [](const Process& process) { return !process.status; });
+}
+
+void LauncherProcesses::drop(int node) {
+  for (Process& process : processes_) {
+    // One that reaches other hosts too goes on.
+    if (process.nodes.size() != 1 || process.nodes.front() != node) continue;
+    process.nodes.clear();  // another one may be started for the node
+    if (process.status) continue;
+    process.lifeline.close();
+    kill(process.pid, SIGKILL);
+  }
+}
+
+void LauncherProcesses::finish() {
+  for (Process& process : processes_) {
+    for (RankStream& stream : process.streams) stream.finish();
+  }
 }
 
 }  // namespace zerorun

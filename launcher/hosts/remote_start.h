@@ -1,12 +1,21 @@
 #pragma once
 
+#include <sys/types.h>
+
+#include <csignal>
 #include <cstdint>
+#include <list>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "launcher/environment.h"
 #include "launcher/hosts/cluster.h"
+#include "launcher/ranks/output.h"
+#include "launcher/ranks/process.h"
 
 namespace zerorun {
 
@@ -51,5 +60,43 @@ struct NodeArguments {
 
 // "ssh".
 std::string_view name_of(RemoteStart start);
+
+// The processes (ssh, pdsh, srun, mpirun) that started the launchers of a job's hosts, and this
+// host's own launcher. Their output is printed, except for the tokens by which launchers are
+// recognized.
+class LauncherProcesses {
+ public:
+  LauncherProcesses(OutputQueues& output, const sigset_t& signal_mask);
+
+  // `here`: the command is the launcher of this host itself, which keeps standard input. Throws
+  // ConfigError if the command does not exist.
+  void start(const RemoteCommand& command, const Environment& environment, bool here = false);
+  void add_to(PollSet& waits);
+  // Records that a process has ended. Returns the nodes that it started, if it was one of these.
+  std::vector<int> ended(pid_t pid, int status);
+  bool knows(std::string_view token) const;
+  // The last line that the process of a node printed, and how it ended; or empty.
+  std::string last_words(int node) const;
+  bool any_running() const;
+  // Ends the command that started the node, which is lost.
+  void drop(int node);
+  // Reads and prints all remaining output.
+  void finish();
+
+ private:
+  struct Process {
+    std::string name;
+    std::vector<int> nodes;
+    pid_t pid = -1;
+    std::optional<int> status{};
+    FileDescriptor lifeline{};  // write end of its standard input
+    std::vector<RankStream> streams{};
+  };
+
+  OutputQueues& output_;
+  sigset_t signal_mask_;
+  std::list<Process> processes_;
+  std::vector<std::string> tokens_;
+};
 
 }  // namespace zerorun

@@ -42,4 +42,9 @@ struct CpuShare {
 std::vector<CpuShare> divide_cpus(std::span<const Core> cores,
                                   std::span<const std::optional<int>> nodes);
 
+// The NUMA node of each GPU, according to the driver and the kernel; nullopt if unknown. GPUs are
+// named as in CUDA_VISIBLE_DEVICES: by number or by UUID.
+std::vector<std::optional<int>> gpu_nodes(std::span<const std::string> gpus,
+                                          const std::filesystem::path& root = "/");
+
 }  // namespace zerorun

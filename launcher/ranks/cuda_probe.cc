@@ -15,7 +15,6 @@
 #include "core/check.h"
 #include "device/cuda_backend.h"
 #include "launcher/ranks/process.h"
-#include "launcher/ranks/signals.h"
 #include "launcher/words.h"
 #include "os/uninterrupted.h"
 

@@ -13,8 +13,8 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "launcher/ranks/process.h"
 #include "launcher/ranks/report.h"
-#include "launcher/ranks/signals.h"
 
 namespace zerorun {
 

@@ -1,8 +1,10 @@
 #include "launcher/ranks/process.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sched.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,10 +13,12 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <utility>
 
 #include "core/check.h"
 #include "core/parse_number.h"
 #include "os/process_identity.h"
+#include "os/uninterrupted.h"
 
 namespace zerorun {
 
@@ -93,18 +97,25 @@ void open_standard_streams() {
   }
 }
 
-pid_t spawn(const SpawnRequest& request, const FileDescriptor& failure) {
+pid_t spawn(const SpawnRequest& request) {
   const ExecArguments command(request.command);
   const ExecArguments environment(request.environment);
   const CpuMask cpus(request.cpus);
+  Pipe failure = make_pipe();  // exec closes it
   const pid_t parent = getpid();
   const pid_t child = fork();
   if (child < 0) {
     fail<IoError>("cannot start {}: {}", request.command.front(), std::strerror(errno));
   }
-  if (child == 0) run_child(request, command, environment, cpus, parent, failure.get());
+  if (child == 0) run_child(request, command, environment, cpus, parent, failure.write.get());
   setpgid(child, child);  // in both: whoever comes first, the group exists from here on
-  return child;
+  failure.write.close();
+  int error = 0;
+  const ssize_t count =
+      uninterrupted([&] { return read(failure.read.get(), &error, sizeof(error)); });
+  if (count != sizeof(error)) return child;
+  fail<ConfigError>("cannot execute {}: {}{}", request.command.front(), std::strerror(error),
+                    error == ENOEXEC ? "; a script needs a first line such as #!/bin/sh" : "");
 }
 
 void adopt_orphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
@@ -150,6 +161,77 @@ bool end_descendants(std::chrono::milliseconds timeout) {
                            static_cast<long>(ns % 1'000'000'000)};
     sigtimedwait(&child_signal, nullptr, &wait);
   }
+}
+
+void PollSet::add(int fd, short events, std::function<void()> handler) {
+  if (fd < 0) return;
+  entries_.push_back({fd, events, 0});
+  handlers_.push_back(std::move(handler));
+}
+
+void PollSet::wait(std::chrono::milliseconds timeout) {
+  if (poll(entries_.data(), entries_.size(), static_cast<int>(timeout.count())) < 0) {
+    if (errno == EINTR) return;
+    fail<IoError>("poll failed: {}", std::strerror(errno));
+  }
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_[i].revents != 0) handlers_[i]();
+  }
+}
+
+SignalRole role_of(int signal) {
+  switch (signal) {
+    case SIGCHLD:
+      return SignalRole::child;
+    case SIGINT:
+    case SIGTERM:
+    case SIGHUP:
+    case SIGQUIT:
+      return SignalRole::stop;
+    case SIGUSR1:
+    case SIGUSR2:
+      return SignalRole::pass;
+    case SIGTSTP:
+      return SignalRole::suspend;
+    case SIGCONT:
+      return SignalRole::resume;
+    default:
+      return SignalRole::none;
+  }
+}
+
+sigset_t supervised_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (int signal = 1; signal < SIGRTMIN; ++signal) {
+    if (role_of(signal) != SignalRole::none) sigaddset(&signals, signal);
+  }
+  struct sigaction hangup {};
+  if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler == SIG_IGN) {
+    sigdelset(&signals, SIGHUP);
+  }
+  return signals;
+}
+
+FileDescriptor open_signals() {
+  const sigset_t signals = supervised_signals();
+  FileDescriptor descriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!descriptor) fail<IoError>("cannot open a signalfd: {}", std::strerror(errno));
+  return descriptor;
+}
+
+std::vector<int> take_signals(const FileDescriptor& signals) {
+  std::vector<int> taken;
+  signalfd_siginfo info{};
+  while (read(signals.get(), &info, sizeof(info)) == sizeof(info)) {
+    taken.push_back(static_cast<int>(info.ssi_signo));
+  }
+  return taken;
+}
+
+std::string signal_name(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name == nullptr ? fmt::format("signal {}", signal) : fmt::format("SIG{}", name);
 }
 
 }  // namespace zerorun

@@ -6,10 +6,14 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <system_error>
+#include <utility>
 
-#include "launcher/ranks/signals.h"
+#include "launcher/environment.h"
+#include "launcher/ranks/process.h"
 #include "os/text_file.h"
 
 namespace zerorun {
@@ -163,6 +167,25 @@ std::string describe_failure(const RankFailure& failure) {
   const std::string cause = likely_cause(failure);
   if (!cause.empty()) text += fmt::format("[zerorun] likely cause: {}\n", cause);
   return text;
+}
+
+std::string choose_temporary_path() {
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::temp_directory_path(error);
+  if (error) return {};
+  constexpr size_t kLetters = 16;
+  return (folder / ("zerorun_" + make_secret().substr(0, kLetters))).string();
+}
+
+std::shared_ptr<void> make_error_folder(const std::string& path) {
+  std::error_code error;
+  // If somebody else has made it, it is not ours to remove.
+  if (path.empty() || !std::filesystem::create_directory(path, error)) return nullptr;
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all, error);
+  return {nullptr, [path](void*) {
+            std::error_code ignored;
+            std::filesystem::remove_all(path, ignored);
+          }};
 }
 
 }  // namespace zerorun

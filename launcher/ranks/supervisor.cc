@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "launcher/ranks/signals.h"
+#include "launcher/ranks/process.h"
 #include "os/free_space.h"
 #include "os/uninterrupted.h"
 
@@ -27,6 +27,13 @@ constexpr std::chrono::milliseconds kFailureGrace{1500};
 constexpr std::chrono::milliseconds kEndTimeout{2000};
 // For what successful ranks leave behind, as a background upload.
 constexpr std::chrono::milliseconds kLeftoverGrace{5000};
+
+// The supervisor's end of a new pipe goes to `rank`; returns the rank's end.
+FileDescriptor add_stream(RankProcess& rank, OutputRoute route) {
+  Pipe pipe = make_pipe();
+  rank.streams.emplace_back(std::move(pipe.read), std::move(route));
+  return std::move(pipe.write);
+}
 
 std::string process_name(pid_t pid) {
   std::string name;
@@ -78,102 +85,109 @@ void Supervisor::start_ranks() {
     std::filesystem::create_directories(job_.log_dir, error);
     if (error) fail<ConfigError>("--log_dir '{}': {}", job_.log_dir, error.message());
   }
-  error_folder_ = ErrorFolder(job_.error_folder);
-  Pipe failure = make_pipe();
+  error_folder_ = make_error_folder(job_.error_folder);
   const FileDescriptor null_device(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  const RankSurroundings surroundings = {.output = output_.output,
-                                         .errors = output_.errors,
-                                         .null_device = null_device,
-                                         .signal_mask = rank_signal_mask_,
-                                         .failure = failure.write};
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    ranks_[rank] = start_rank(job_, static_cast<int>(rank), surroundings);
+    start_rank(static_cast<int>(rank), null_device);
   }
-  failure.write.close();
   job_.rendezvous.reset();  // the port is rank 0's now, and goes with it
-  check_started(failure.read);
 }
 
-void Supervisor::check_started(const FileDescriptor& failure) {
-  int error = 0;
-  const ssize_t count = uninterrupted([&] { return read(failure.get(), &error, sizeof(error)); });
-  if (count != sizeof(error)) return;  // closed by every exec
-  const std::string& path = job_.ranks.front().command.front();
-  fail<ConfigError>("cannot execute {}: {}{}", path, std::strerror(error),
-                    error == ENOEXEC ? "; a script needs a first line such as #!/bin/sh" : "");
+void Supervisor::start_rank(int number, const FileDescriptor& null_device) {
+  RankProcess& rank = ranks_[static_cast<size_t>(number)];
+  const RankPlan& plan = job_.ranks[static_cast<size_t>(number)];
+  OutputRoute out;
+  OutputRoute err;
+  const RankStreams& streams = plan.streams;
+  const int global = job_.cluster.first_rank() + number;
+  if (streams.output.logged || streams.error.logged) {
+    const auto log = std::make_shared<LogFile>(fmt::format("{}/rank{}.log", job_.log_dir, global));
+    if (streams.output.logged) out.log = log;
+    if (streams.error.logged) err.log = log;
+  }
+  if (streams.output.shown) out.queue = &output_.output;
+  if (streams.error.shown) err.queue = &output_.errors;
+  out.source = err.source = number;
+  // Standard output is data and stays as it is; standard error says who speaks.
+  if (global != 0) err.prefix = fmt::format("[rank {}] ", global);
+  err.immediate = global == 0 && isatty(STDERR_FILENO) == 1;
+  // Rank 0 keeps the terminal, so that interactive programs and progress bars work.
+  const bool keeps_terminal =
+      global == 0 && out.queue != nullptr && !out.log && isatty(STDOUT_FILENO) == 1;
+
+  FileDescriptor out_end;
+  if (!keeps_terminal) out_end = add_stream(rank, std::move(out));
+  const FileDescriptor err_end = add_stream(rank, std::move(err));
+  SpawnRequest request;
+  request.command = plan.command;
+  request.environment = environment_block(rank_environment(job_.inherited, plan.variables));
+  request.cpus = plan.cpus;
+  request.standard_input = global == 0 ? -1 : null_device.get();
+  request.standard_output = out_end.get();
+  request.standard_error = err_end.get();
+  if (number == 0 && job_.rendezvous) request.kept_open = job_.rendezvous->get();
+  request.signal_mask = rank_signal_mask_;
+  rank.pid = spawn(request);
 }
 
 void Supervisor::wait_and_handle() {
-  // poll() skips negative descriptors.
-  const auto if_pending = [](const OutputQueue& queue) {
-    return queue.pending() ? queue.fd() : -1;
-  };
-  std::vector<pollfd> waits = {{signals_.get(), POLLIN, 0},
-                               {guardian_, POLLIN, 0},
-                               {if_pending(output_.output), POLLOUT, 0},
-                               {if_pending(output_.errors), POLLOUT, 0}};
-  if (coordinator_ != nullptr) waits.push_back({coordinator_->fd(), coordinator_->events(), 0});
-  const size_t first_stream = waits.size();
-  std::vector<RankStream*> streams;
+  PollSet waits;
   for (RankProcess& rank : ranks_) {
     for (RankStream& stream : rank.streams) {
-      if (!stream.wants_data()) continue;
-      waits.push_back({stream.fd(), POLLIN, 0});
-      streams.push_back(&stream);
+      if (stream.wants_data()) waits.add(stream.fd(), POLLIN, [&stream] { stream.read_some(); });
     }
   }
-  if (poll(waits.data(), waits.size(), milliseconds_to_deadline()) < 0) {
-    if (errno == EINTR) return;
-    fail<IoError>("poll failed: {}", std::strerror(errno));
-  }
-  for (size_t i = 0; i < streams.size(); ++i) {
-    if (waits[first_stream + i].revents != 0) streams[i]->read_some();
-  }
-  if (waits[2].revents != 0) output_.output.write_some();
-  if (waits[3].revents != 0) output_.errors.write_some();
-  if (waits[0].revents != 0) handle_signals();
-  if (waits[1].revents != 0) {
+  output_.add_to(waits);
+  waits.add(signals_.get(), POLLIN, [this] {
+    for (const int signal : take_signals(signals_)) handle_signal(signal, Requester::here);
+  });
+  waits.add(guardian_, POLLIN, [this] {
     guardian_ = -1;
-    kill_job();
-  }
+    handle(Event::orphaned);
+  });
+  if (coordinator_ != nullptr) waits.add(coordinator_->fd(), coordinator_->events(), [] {});
+  waits.wait(time_to_wait());
   handle_coordinator();
-  handle_deadline();
+  if (deadline_ && Clock::now() >= *deadline_) handle(Event::overdue);
 }
 
-int Supervisor::milliseconds_to_deadline() const {
-  const bool beats = coordinator_ != nullptr && coordinator_->open();
-  const int64_t beat = beats ? ControlConnection::kBeat.count() : -1;
-  if (!deadline_) return static_cast<int>(beat);
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now());
-  const int64_t until = std::max<int64_t>(0, left.count());
-  return static_cast<int>(beats ? std::min(until, beat) : until);
+std::chrono::milliseconds Supervisor::time_to_wait() const {
+  std::chrono::milliseconds time{-1};  // no limit
+  if (coordinator_ != nullptr && coordinator_->open()) time = ControlConnection::kBeat;
+  if (!deadline_) return time;
+  const auto left = std::max(Clock::duration(0), *deadline_ - Clock::now());
+  const auto until = std::chrono::ceil<std::chrono::milliseconds>(left);
+  return time.count() < 0 ? until : std::min(time, until);
 }
 
-void Supervisor::handle_deadline() {
-  if (!deadline_ || Clock::now() < *deadline_ || phase_ == Phase::running) return;
-  if (phase_ == Phase::killing) {
-    phase_ = Phase::abandoned;
-    return;
-  }
-  if (phase_ == Phase::stopping) {
+bool Supervisor::handle(Event event) {
+  const Phase next = kNextPhase[static_cast<size_t>(phase_)][static_cast<size_t>(event)];
+  if (next == phase_) return false;
+  if (phase_ == Phase::stopping && event == Event::overdue) {
     output_.errors.append(
         -1, fmt::format("[zerorun] warning: not all ranks have ended within {} s: they "
                         "are killed; --grace_period gives them longer\n",
                         job_.grace_period.count() / 1000.0));
   }
-  kill_job();
+  phase_ = next;
+  if (phase_ == Phase::stopping) deadline_ = Clock::now() + job_.grace_period;
+  if (phase_ == Phase::failing) {
+    deadline_ = Clock::now() + kFailureGrace;
+    signal_ranks(SIGTERM, Reach::rank);
+  }
+  if (phase_ == Phase::killing) {
+    deadline_ = Clock::now() + kEndTimeout;
+    kill_descendants();
+  }
+  return true;
 }
 
-void Supervisor::handle_signals() {
-  for (const int signal : take_signals(signals_)) handle_signal(signal, Asker::here);
-}
-
-void Supervisor::handle_signal(int signal, Asker asker) {
+void Supervisor::handle_signal(int signal, Requester requester) {
   switch (role_of(signal)) {
     case SignalRole::child:
       return reap();
     case SignalRole::stop:
-      return stop_job(signal, asker);
+      return stop_job(signal, requester);
     case SignalRole::pass:
       return signal_ranks(signal, Reach::rank);
     case SignalRole::suspend:
@@ -193,19 +207,18 @@ void Supervisor::handle_coordinator() {
   while (const auto message = coordinator_->next()) {
     if (message->is("signal")) {
       handle_signal(static_cast<int>(message->number("signal", 1, SIGRTMIN - 1)),
-                    Asker::coordinator);
+                    Requester::coordinator);
     } else if (message->is("stop")) {
-      stop_job(static_cast<int>(message->number("signal", 1, SIGRTMIN - 1)), Asker::other_host);
-    } else if (message->is("end") && (phase_ == Phase::running || phase_ == Phase::stopping)) {
-      fate_.elsewhere = true;
-      end_job();
+      stop_job(static_cast<int>(message->number("signal", 1, SIGRTMIN - 1)), Requester::other_host);
+    } else if (message->is("end") && handle(Event::failed_elsewhere)) {
+      outcome_.elsewhere = true;
     }
   }
   const Clock::time_point now = Clock::now();
   coordinator_->beat(now);
   if (coordinator_->open() && !coordinator_->silent(now)) return;
   coordinator_->close();
-  kill_job();
+  handle(Event::orphaned);
 }
 
 void Supervisor::reap() {
@@ -247,43 +260,31 @@ void Supervisor::judge_ends(const std::vector<int>& ended) {
     // When ranks ended together, the one that a signal killed took the others with it.
     if (!failed || WIFSIGNALED(*rank.status)) failed = number;
   }
-  if (!failed || fate_.failed_rank) return;
-  if (phase_ == Phase::running) return fail_job(*failed);
+  if (!failed || outcome_.failed_rank) return;
+  if (handle(Event::rank_failed)) {
+    outcome_.failed_rank = failed;
+    if (coordinator_ != nullptr) coordinator_->send(ControlMessage("failed"));
+    return;
+  }
   // Asked to end, a rank failed, perhaps in saving; the others may still be able to. But where a
   // rank had no handler and the signal killed it, its peers fail for want of it.
   const bool killed = std::any_of(ranks_.begin(), ranks_.end(), [this](const RankProcess& rank) {
     return rank.status && WIFSIGNALED(*rank.status) && ended_by_request(rank);
   });
-  if (!killed) fate_.failed_rank = failed;
+  if (!killed) outcome_.failed_rank = failed;
 }
 
 bool Supervisor::ended_by_request(const RankProcess& rank) const {
-  return fate_.stop_signal && exit_code_of(*rank.status) == 128 + *fate_.stop_signal;
+  return outcome_.stop_signal && exit_code_of(*rank.status) == 128 + *outcome_.stop_signal;
 }
 
-void Supervisor::fail_job(int rank) {
-  fate_.failed_rank = rank;
-  if (coordinator_ != nullptr) coordinator_->send(ControlMessage("failed"));
-  end_job();
-}
-
-void Supervisor::end_job() {
-  phase_ = Phase::failing;
-  deadline_ = Clock::now() + kFailureGrace;
-  signal_ranks(SIGTERM, Reach::rank);
-}
-
-void Supervisor::stop_job(int signal, Asker asker) {
-  const bool again = !fate_.asked.insert(asker).second;
-  if (phase_ != Phase::running) {
-    // Only a repeated Ctrl-C means impatience: a closing terminal and `timeout` send their signals
-    // twice.
-    if (phase_ == Phase::stopping && signal == SIGINT && again) kill_job();
-    return;
-  }
-  phase_ = Phase::stopping;
-  fate_.stop_signal = signal;
-  deadline_ = Clock::now() + job_.grace_period;
+void Supervisor::stop_job(int signal, Requester requester) {
+  const bool again = !outcome_.requesters.insert(requester).second;
+  // Only a repeated Ctrl-C means impatience: a closing terminal and `timeout` send their signals
+  // twice.
+  if (again && signal == SIGINT) handle(Event::interrupted_again);
+  if (!handle(Event::stop_requested)) return;
+  outcome_.stop_signal = signal;
   if (coordinator_ != nullptr) {
     coordinator_->send(ControlMessage("stopping").add("signal", signal));
   } else {
@@ -295,12 +296,6 @@ void Supervisor::stop_job(int signal, Asker asker) {
   // A terminal's signals reach whole process groups. SIGTERM does not: a data loader's workers must
   // live on while their rank saves.
   signal_ranks(signal, signal == SIGTERM ? Reach::rank : Reach::group);
-}
-
-void Supervisor::kill_job() {
-  phase_ = Phase::killing;
-  deadline_ = Clock::now() + kEndTimeout;
-  kill_descendants();
 }
 
 void Supervisor::signal_ranks(int signal, Reach reach) {
@@ -321,7 +316,8 @@ void Supervisor::wait_for_leftovers() {
   const Clock::time_point started = Clock::now();
   const std::chrono::milliseconds grace = std::min(kLeftoverGrace, job_.grace_period);
   const auto wait_until = [this](Clock::time_point end) {
-    while (has_children() && phase_ == Phase::running && !fate_.stop_signal && Clock::now() < end) {
+    while (has_children() && phase_ == Phase::running && !outcome_.stop_signal &&
+           Clock::now() < end) {
       deadline_ = end;
       wait_and_handle();
     }
@@ -346,9 +342,9 @@ void Supervisor::wait_for_leftovers() {
 }
 
 RankFailure Supervisor::describe_failed_rank() const {
-  const RankProcess& rank = ranks_[static_cast<size_t>(*fate_.failed_rank)];
+  const RankProcess& rank = ranks_[static_cast<size_t>(*outcome_.failed_rank)];
   RankFailure failure;
-  failure.rank = job_.cluster.first_rank() + *fate_.failed_rank;
+  failure.rank = job_.cluster.first_rank() + *outcome_.failed_rank;
   failure.ranks = job_.cluster.world_size();
   failure.pid = rank.pid;
   failure.host = job_.host;
@@ -365,7 +361,7 @@ RankFailure Supervisor::describe_failed_rank() const {
   failure.shm_available = free_space("/dev/shm");
   failure.no_package = job_.no_package;
   failure.exception =
-      read_error_record(job_.ranks[static_cast<size_t>(*fate_.failed_rank)].error_file);
+      read_error_record(job_.ranks[static_cast<size_t>(*outcome_.failed_rank)].error_file);
   for (const RankProcess& one : ranks_) {
     if (!one.stopped) continue;
     failure.stopped.push_back(
@@ -376,7 +372,7 @@ RankFailure Supervisor::describe_failed_rank() const {
 }
 
 RunEnd Supervisor::conclude() {
-  if (fate_.failed_rank) {
+  if (outcome_.failed_rank) {
     const RankFailure failure = describe_failed_rank();
     return {.cause = RunEnd::Cause::failure,
             .code = exit_code_of(failure.status),
@@ -385,8 +381,8 @@ RunEnd Supervisor::conclude() {
             .summary = summarize_failure(failure)};
   }
   using Cause = RunEnd::Cause;
-  if (fate_.stop_signal) return {.cause = Cause::request, .code = 128 + *fate_.stop_signal};
-  if (fate_.elsewhere) return {.cause = Cause::elsewhere, .code = 1};
+  if (outcome_.stop_signal) return {.cause = Cause::request, .code = 128 + *outcome_.stop_signal};
+  if (outcome_.elsewhere) return {.cause = Cause::elsewhere, .code = 1};
   // Nobody is left to be told why.
   const bool alone = coordinator_ != nullptr && !coordinator_->open();
   if (guardian_ < 0 || alone) return {.cause = Cause::orphaned, .code = 1};

@@ -13,13 +13,19 @@
 
 #include "launcher/control/control_connection.h"
 #include "launcher/job.h"
-#include "launcher/ranks/error_folder.h"
 #include "launcher/ranks/output.h"
-#include "launcher/ranks/rank_process.h"
 #include "launcher/ranks/report.h"
 #include "os/cgroup.h"
 
 namespace zerorun {
+
+// The supervisor's record of a rank of this host.
+struct RankProcess {
+  pid_t pid = -1;
+  std::optional<int> status{};  // from waitpid, after it has ended
+  std::vector<RankStream> streams{};
+  bool stopped = false;  // stopped (SIGSTOP), but not by the launcher
+};
 
 // How the ranks of one host ended.
 struct RunEnd {
@@ -55,34 +61,52 @@ class Supervisor {
 
  private:
   // Who asks for an end of the job. One request may arrive on several ways, so that only a second
-  // one of the same asker kills at once.
-  enum class Asker { here, coordinator, other_host };
+  // one of the same requester kills at once.
+  enum class Requester { here, coordinator, other_host };
 
   using Clock = std::chrono::steady_clock;
 
-  // running -> stopping (asked to) or failing (a rank failed) -> killing -> abandoned (ranks that
-  // not even SIGKILL ends: a hung driver or file system)
+  // abandoned: not even SIGKILL ends the ranks (a hung driver or file system).
   enum class Phase : uint8_t { running, stopping, failing, killing, abandoned };
+  enum class Event : uint8_t {
+    stop_requested,
+    interrupted_again,  // a second Ctrl-C of the same requester
+    rank_failed,
+    failed_elsewhere,  // the coordinator says so
+    overdue,           // the phase's deadline is over
+    orphaned,          // the guardian or the coordinator is gone
+  };
+  // The phase that follows; the same one where an event changes nothing.
+  static constexpr Phase kNextPhase[5][6] = {
+      // stop_requested, interrupted_again, rank_failed, failed_elsewhere, overdue, orphaned
+      {Phase::stopping, Phase::running, Phase::failing, Phase::failing, Phase::running,
+       Phase::killing},
+      {Phase::stopping, Phase::killing, Phase::stopping, Phase::failing, Phase::killing,
+       Phase::killing},
+      {Phase::failing, Phase::failing, Phase::failing, Phase::failing, Phase::killing,
+       Phase::killing},
+      {Phase::killing, Phase::killing, Phase::killing, Phase::killing, Phase::abandoned,
+       Phase::killing},
+      {Phase::abandoned, Phase::abandoned, Phase::abandoned, Phase::abandoned, Phase::abandoned,
+       Phase::abandoned},
+  };
 
+  // Throws ConfigError if a log file cannot be opened, or the program not executed.
   void start_ranks();
-  void check_started(const FileDescriptor& failure);
+  void start_rank(int number, const FileDescriptor& null_device);
 
   void wait_and_handle();
-  int milliseconds_to_deadline() const;
-  void handle_deadline();
-  void handle_signals();
-  void handle_signal(int signal, Asker asker);
+  std::chrono::milliseconds time_to_wait() const;
+  // Enters the phase that follows and does what it begins with. False if it stays the same.
+  bool handle(Event event);
+  void handle_signal(int signal, Requester requester);
   void handle_coordinator();
   void reap();
   void note_state(RankProcess& rank, int status);
   // Decides how ranks that ended at the same time affect the job.
   void judge_ends(const std::vector<int>& ended);
   bool ended_by_request(const RankProcess& rank) const;
-  void fail_job(int rank);
-  // Asks all ranks to end and gives them a moment.
-  void end_job();
-  void stop_job(int signal, Asker asker);
-  void kill_job();
+  void stop_job(int signal, Requester requester);
   // Sends a signal to each running rank: to its process group, or to the rank only.
   enum class Reach : uint8_t { group, rank };
   void signal_ranks(int signal, Reach reach);
@@ -94,7 +118,7 @@ class Supervisor {
   RankFailure describe_failed_rank() const;
 
   Job job_;
-  ErrorFolder error_folder_;
+  std::shared_ptr<void> error_folder_;
   sigset_t rank_signal_mask_;
   int guardian_;  // -1 once it is dead
   ControlConnection* coordinator_;
@@ -104,12 +128,12 @@ class Supervisor {
   Phase phase_ = Phase::running;
   std::optional<Clock::time_point> deadline_;  // of the present phase
   // Why the ranks of this host ended.
-  struct Fate {
+  struct Outcome {
     std::optional<int> stop_signal;  // the signal that asked for it
     std::optional<int> failed_rank;  // local rank of the first one that failed
     bool elsewhere = false;          // the coordinator asked for it
-    std::set<Asker> asked;           // who asked for an end
-  } fate_;
+    std::set<Requester> requesters;
+  } outcome_;
   bool suspended_ = false;  // suspended by the user, with Ctrl-Z
   ControlGroup cgroup_;
   std::optional<int64_t> oom_kills_before_;

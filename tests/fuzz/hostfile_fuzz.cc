@@ -5,7 +5,7 @@
 
 #include "comm/rendezvous/slurm.h"
 #include "core/check.h"
-#include "launcher/hosts/exports.h"
+#include "launcher/environment.h"
 #include "launcher/hosts/host_filter.h"
 #include "launcher/hosts/hostfile.h"
 #include "tests/fuzz/driver.h"

@@ -10,11 +10,9 @@
 #include <string>
 #include <string_view>
 
-#include "comm/rendezvous/memory_store.h"
 #include "comm/rendezvous/store_server.h"
 #include "core/check.h"
-#include "launcher/control/control_message.h"
-#include "launcher/control/meeting_message.h"
+#include "launcher/control/control_connection.h"
 #include "os/socket.h"
 #include "tests/fuzz/driver.h"
 #include "zerorun/error.h"

@@ -1,20 +1,18 @@
 // Launchers that somebody starts on each host, and what they say when that goes wrong. Where it
 // needs hosts that differ, tests/hosts/test_by_hand.py has it.
-#include <poll.h>
-
 #include <ctime>
 
-#include "core/build_id.h"
 #include "os/socket.h"
 #include "tests/common.h"
 #include "tests/launcher/launcher_peer.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/scratch.h"
-#include "zerorun/version.h"
 
 namespace zerorun::by_hand_test {
 namespace {
 
+using testing::accept_ready;
+using testing::accepted;
 using testing::LauncherProcess;
 using testing::parent_of;
 using testing::Peer;
@@ -52,9 +50,8 @@ class ByHand : public ::testing::Test {
   }
   static ControlMessage introduction(const std::string& build = build_id().data(),
                                      int64_t ahead = 0) {
-    ControlMessage join("join");
-    join.add("token", "s").add("version", ZERORUN_VERSION).add("build", build).add("host", "other");
-    join.add("program", "true").add("command", -1).add("index", "0").add("node_rank", 1);
+    ControlMessage join = testing::join_message("s", "other", build);
+    join.add("program", "true").add("command", -1).add("node_rank", 1);
     return join.add("time", static_cast<int64_t>(std::time(nullptr)) + ahead);
   }
 
@@ -114,17 +111,17 @@ TEST_F(ByHand, ALauncherWithTheNumberOfAnotherIsSentAwayAndTheOthersWait) {
 }
 
 TEST_F(ByHand, ALauncherThatIsStartedAgainJoins) {
-  LauncherProcess first = start(0, 3);
-  LauncherProcess second = start(1, 3);
-  read_until(first, "missing: (node 2)");
-  kill(second.pid(), SIGINT);
-  EXPECT_EQ(second.wait(), 128 + SIGINT);
-  read_until(first, "it is waited for");
-  LauncherProcess again = start(1, 3);
-  LauncherProcess third = start(2, 3);
-  EXPECT_EQ(again.wait(), 0);
-  EXPECT_EQ(third.wait(), 0);
-  EXPECT_EQ(first.wait(), 0);
+  for (const int signal : {SIGINT, SIGKILL}) {
+    LauncherProcess first = start(0, 3);
+    LauncherProcess second = start(1, 3);
+    read_until(first, "missing: (node 2)");
+    kill(second.pid(), signal);
+    EXPECT_EQ(second.wait(), 128 + signal);
+    read_until(first, "was lost: the connection to its launcher ended; it is waited for");
+    LauncherProcess again = start(1, 3);
+    LauncherProcess third = start(2, 3);
+    for (LauncherProcess* const job : {&again, &third, &first}) EXPECT_EQ(job->wait(), 0);
+  }
 }
 
 // The end of its old connection and its new one come together.
@@ -209,20 +206,10 @@ TEST_F(ByHand, WhatClosesConnectionsAtOnceIsNotAskedWithoutPause) {
   const Listener listener = reserve_port("127.0.0.1", port_);
   listen_on(listener);
   LauncherProcess second = start(1, 2);
-  const auto accepted = [&listener] {
-    pollfd arrival = {listener.socket.get(), POLLIN, 0};
-    poll(&arrival, 1, 30000);
-    return accept_from(listener);
-  };
-  {
-    Peer coordinator{accepted()};
-    coordinator.await("join");
-    coordinator.send(ControlMessage("job"));
-    coordinator.await("ready");
-  }
+  accept_ready(listener);
   const auto begin = Clock::now();
   constexpr int kTimes = 5;
-  for (int i = 0; i < kTimes; ++i) accepted();
+  for (int i = 0; i < kTimes; ++i) accepted(listener);
   EXPECT_GE(Clock::now() - begin, kTimes * std::chrono::milliseconds(100));
 }
 
@@ -231,18 +218,8 @@ TEST_F(ByHand, ALauncherComesBackToAFirstOneThatIsStartedAgain) {
   const Listener listener = reserve_port("127.0.0.1", port_);
   listen_on(listener);
   LauncherProcess second = start(1, 2);
-  const auto accepted = [&listener] {
-    pollfd arrival = {listener.socket.get(), POLLIN, 0};
-    poll(&arrival, 1, 30000);
-    return Peer(accept_from(listener));
-  };
-  {
-    Peer coordinator = accepted();
-    coordinator.await("join");
-    coordinator.send(ControlMessage("job"));
-    coordinator.await("ready");
-  }
-  Peer coordinator = accepted();
+  accept_ready(listener);
+  Peer coordinator(accepted(listener));
   EXPECT_EQ(coordinator.await("join").text("node_rank"), "1");
   coordinator.send(ControlMessage("finish").add("code", 0).add("report", ""));
   EXPECT_EQ(second.wait(), 0);

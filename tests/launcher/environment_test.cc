@@ -1,5 +1,4 @@
-#include "launcher/environment.h"
-
+#include "launcher/job.h"
 #include "tests/common.h"
 #include "zerorun/error.h"
 
@@ -8,10 +7,9 @@ namespace {
 
 JobSettings two_ranks() {
   JobSettings job;
-  job.place = {.local_world_size = 2, .world_size = 2};
-  job.master_addr = "127.0.0.1";
-  job.master_port = 12345;
-  job.secret = "s3cret";
+  job.cluster.hosts = {{.host = "here", .slots = {0, 1}}};
+  job.meeting = {
+      .master_addr = "127.0.0.1", .master_port = 12345, .secret = "s3cret", .run_id = "none"};
   job.working_directory = "/work";
   return job;
 }

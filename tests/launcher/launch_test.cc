@@ -11,17 +11,11 @@ namespace zerorun {
 namespace {
 
 using testing::LauncherProcess;
+using testing::lines_of;
 using testing::Scratch;
 using testing::shell_ranks;
 using testing::wait_until_gone;
 using testing::zerorun_command;
-
-std::multiset<std::string> lines_of(const std::string& text) {
-  std::istringstream stream(text);
-  std::multiset<std::string> lines;
-  for (std::string line; std::getline(stream, line);) lines.insert(line);
-  return lines;
-}
 
 TEST(Launch, EveryRankKnowsItsPlace) {
   LauncherProcess job(shell_ranks(

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <poll.h>
 #include <sys/socket.h>
 
+#include "core/build_id.h"
 #include "launcher/control/control_connection.h"
 #include "os/socket.h"
 #include "tests/common.h"
+#include "zerorun/version.h"
 
 namespace zerorun::testing {
 
@@ -12,7 +15,7 @@ namespace zerorun::testing {
 class Peer {
  public:
   using Clock = std::chrono::steady_clock;
-  explicit Peer(FileDescriptor socket) : connection_(std::move(socket)) { connection_.trust(); }
+  explicit Peer(FileDescriptor socket) : connection_(std::move(socket)) {}
 
   void send(const ControlMessage& message) { connection_.send(message); }
   // In one piece, so that they come together.
@@ -45,5 +48,29 @@ class Peer {
  private:
   ControlConnection connection_;
 };
+
+// The connection that comes next.
+inline FileDescriptor accepted(const Listener& listener) {
+  pollfd arrival = {listener.socket.get(), POLLIN, 0};
+  poll(&arrival, 1, 60000);  // only a hang takes so long
+  return accept_from(listener);
+}
+
+// The test is the coordinator of the launcher that comes next, which gets ready.
+inline Peer accept_ready(const Listener& listener) {
+  Peer launcher(accepted(listener));
+  launcher.await("join");
+  launcher.send(ControlMessage("job"));
+  launcher.await("ready");
+  return launcher;
+}
+
+// The first message of a launcher of this build, without its place.
+inline ControlMessage join_message(const std::string& token, const std::string& host,
+                                   const std::string& build = build_id().data()) {
+  ControlMessage join("join");
+  join.add("token", token).add("version", ZERORUN_VERSION).add("build", build).add("host", host);
+  return join.add("index", "0");
+}
 
 }  // namespace zerorun::testing

@@ -20,6 +20,7 @@
 
 #include "launcher/environment.h"
 #include "launcher/ranks/report.h"
+#include "tests/common.h"
 #include "tests/paths.h"
 
 namespace zerorun::testing {
@@ -116,6 +117,10 @@ std::string LauncherProcess::take_line(std::string& from) {
 }
 
 std::string LauncherProcess::read_line() { return take_line(output_); }
+void LauncherProcess::await_ready(int ranks) {
+  for (int i = 0; i < ranks; ++i) ASSERT_EQ(read_line(), "ready");
+}
+
 std::string LauncherProcess::read_error_line() { return take_line(errors_); }
 
 int LauncherProcess::wait() {
@@ -152,6 +157,13 @@ std::vector<std::string> shell_ranks(int ranks, const std::string& script,
   arguments.insert(arguments.end(), options.begin(), options.end());
   arguments.insert(arguments.end(), {"sh", "-c", script});
   return zerorun_command(arguments);
+}
+
+std::multiset<std::string> lines_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::multiset<std::string> lines;
+  for (std::string line; std::getline(stream, line);) lines.insert(line);
+  return lines;
 }
 
 bool wait_until_gone(const std::vector<pid_t>& pids) {

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ class LauncherProcess {
   // Waits for the next line on standard output or error.
   std::string read_line();
   std::string read_error_line();
+  // Waits until so many ranks have said "ready" on standard output.
+  void await_ready(int ranks);
   // Waits for the process and the end of its output. Exit code as a shell gives it.
   int wait();
   // Output that read_line() has not taken.
@@ -56,6 +59,8 @@ std::vector<std::string> zerorun_command(std::vector<std::string> arguments);
 // zerorun starting ranks on CPUs that run a shell script.
 std::vector<std::string> shell_ranks(int ranks, const std::string& script,
                                      std::vector<std::string> options = {});
+
+std::multiset<std::string> lines_of(const std::string& text);
 
 // Waits until all of `pids` have ended; false after a generous deadline.
 bool wait_until_gone(const std::vector<pid_t>& pids);

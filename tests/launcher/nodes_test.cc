@@ -3,7 +3,7 @@
 
 #include "launcher/control/control_connection.h"
 #include "launcher/environment.h"
-#include "launcher/hosts/address.h"
+#include "launcher/hosts/hostfile.h"
 #include "tests/common.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/scratch.h"
@@ -12,6 +12,7 @@ namespace zerorun::nodes_test {
 namespace {
 
 using testing::LauncherProcess;
+using testing::lines_of;
 using testing::Scratch;
 using testing::wait_until_gone;
 using testing::zerorun_command;
@@ -76,13 +77,6 @@ class TwoHosts : public ::testing::Test {
 };
 
 uint16_t free_port() { return reserve_port("127.0.0.1", 0).port; }
-
-std::multiset<std::string> lines_of(const std::string& text) {
-  std::istringstream stream(text);
-  std::multiset<std::string> lines;
-  for (std::string line; std::getline(stream, line);) lines.insert(line);
-  return lines;
-}
 
 const std::string kPlace = "echo $RANK $LOCAL_RANK $WORLD_SIZE $NODE_RANK $GROUP_WORLD_SIZE";
 const std::multiset<std::string> kPlaces = {"0 0 4 0 2", "1 1 4 0 2", "2 0 4 1 2", "3 1 4 1 2"};
@@ -158,13 +152,9 @@ TEST_F(TwoHosts, AProgramThatIsMissingElsewhereIsAnErrorThatNamesTheHost) {
 // Ranks that say that they are there.
 const std::string kWaiting = "echo ready; exec sleep 1000";
 
-void await_ranks(LauncherProcess& job, int ranks) {
-  for (int i = 0; i < ranks; ++i) ASSERT_EQ(job.read_line(), "ready");
-}
-
 TEST_F(TwoHosts, Kill9OfSshEndsTheJobOnBothHosts) {
   LauncherProcess job = start(kWaiting);
-  await_ranks(job, 4);
+  job.await_ready(4);
   kill(ssh_pid(), SIGKILL);
   EXPECT_EQ(job.wait(), 1);
   EXPECT_THAT(job.errors(), HasSubstr("host 127.0.0.2 (node 1) was lost"));
@@ -173,7 +163,7 @@ TEST_F(TwoHosts, Kill9OfSshEndsTheJobOnBothHosts) {
 
 TEST_F(TwoHosts, Kill9OfTheLauncherLeavesNothing) {
   LauncherProcess job = start(kWaiting);
-  await_ranks(job, 4);
+  job.await_ready(4);
   const auto members = job.members();
   kill(job.pid(), SIGKILL);
   EXPECT_EQ(job.wait(), 128 + SIGKILL);
@@ -182,7 +172,7 @@ TEST_F(TwoHosts, Kill9OfTheLauncherLeavesNothing) {
 
 TEST_F(TwoHosts, Kill9OfTheCoordinatorLeavesNothing) {
   LauncherProcess job = start(kWaiting);
-  await_ranks(job, 4);
+  job.await_ready(4);
   const auto members = job.members();
   kill(testing::parent_of(ssh_pid()), SIGKILL);
   EXPECT_EQ(job.wait(), 128 + SIGKILL);
@@ -208,7 +198,7 @@ TEST_F(TwoHosts, AStoppedLauncherIsALostHost) {
 TEST_F(TwoHosts, ASignalLetsTheRanksOfAllHostsSave) {
   LauncherProcess job =
       start("trap 'echo saved; exit 0' INT TERM; echo ready; while :; do sleep 1000 & wait; done");
-  await_ranks(job, 4);
+  job.await_ready(4);
   kill(job.pid(), SIGINT);
   EXPECT_EQ(job.wait(), 128 + SIGINT);
   EXPECT_EQ(job.output(), "saved\nsaved\nsaved\nsaved\n");
@@ -232,7 +222,7 @@ const std::string kEndsAfterARestart =
 
 TEST_F(TwoHosts, ALostHostLeavesASmallerJob) {
   LauncherProcess job = start(kEndsAfterARestart, {"--nnodes", "1:2", "--max_restarts", "1"});
-  await_ranks(job, 4);
+  job.await_ready(4);
   write("unreachable", "");
   kill(ssh_pid(), SIGKILL);
   EXPECT_EQ(job.wait(), 0);
@@ -243,7 +233,7 @@ TEST_F(TwoHosts, ALostHostLeavesASmallerJob) {
 
 TEST_F(TwoHosts, ALostHostThatIsBackJoinsTheRestartedJob) {
   LauncherProcess job = start(kEndsAfterARestart, {"--nnodes", "1:2", "--max_restarts", "1"});
-  await_ranks(job, 4);
+  job.await_ready(4);
   kill(ssh_pid(), SIGKILL);
   EXPECT_EQ(job.wait(), 0);
   EXPECT_EQ(lines_of(job.output()),
@@ -253,7 +243,7 @@ TEST_F(TwoHosts, ALostHostThatIsBackJoinsTheRestartedJob) {
 
 TEST_F(TwoHosts, AJobOfAFixedNumberOfHostsWaitsForALostOne) {
   LauncherProcess job = start(kEndsAfterARestart, {"--max_restarts", "1"});
-  await_ranks(job, 4);
+  job.await_ready(4);
   write("unreachable", "");
   kill(ssh_pid(), SIGKILL);
   while (!job.read_error_line().ends_with("no route; it is called again every 10 s")) {
@@ -267,7 +257,7 @@ TEST_F(TwoHosts, AJobOfAFixedNumberOfHostsWaitsForALostOne) {
 TEST_F(TwoHosts, ALostHostThatDoesNotComeBackIsNamedWithItsLoss) {
   LauncherProcess job =
       start(kEndsAfterARestart, {"--max_restarts", "1", "--rdzv_conf", "join_timeout=1"});
-  await_ranks(job, 4);
+  job.await_ready(4);
   write("unreachable", "");
   kill(ssh_pid(), SIGKILL);
   EXPECT_EQ(job.wait(), 1);

@@ -1,18 +1,19 @@
 #include "launcher/options.h"
 
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
 std::string error_of(const std::vector<std::string>& arguments) {
-  try {
-    parse_options(arguments);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
+  return testing::error_of([&] { parse_options(arguments); });
+}
+
+std::vector<std::string> words(const std::string& text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
 }
 
 TEST(Options, DefaultsAreAFreePortAndAllDevices) {
@@ -118,29 +119,12 @@ TEST(Options, OneHostMayBeSpelledOut) {
 }
 
 TEST(Options, OfHostsAreRead) {
-  const LaunchOptions options = parse_options({"-H",
-                                               "hosts",
-                                               "--nnodes=1:4",
-                                               "--node-rank",
-                                               "2",
-                                               "--launcher",
-                                               "pdsh",
-                                               "--launcher_args",
-                                               "-v  -o 'A b' \"\"",
-                                               "--ssh_port=22",
-                                               "--no_ssh",
-                                               "--no_ssh_check",
-                                               "--force_multi",
-                                               "--interface=eth1",
-                                               "--export",
-                                               "A",
-                                               "--export=B",
-                                               "--venv_script=/v",
-                                               "--local_addr=h",
-                                               "--comm_timeout=1.5",
-                                               "--bind_core_list=0-3,8",
-                                               "--save_pid",
-                                               "x"});
+  std::vector<std::string> arguments = words(
+      "-H hosts --nnodes=1:4 --node-rank 2 --launcher pdsh --ssh_port=22 --no_ssh "
+      "--no_ssh_check --force_multi --interface=eth1 --export A --export=B --venv_script=/v "
+      "--local_addr=h --comm_timeout=1.5 --bind_core_list=0-3,8 --save_pid --launcher_args");
+  arguments.insert(arguments.end(), {"-v  -o 'A b' \"\"", "x"});
+  const LaunchOptions options = parse_options(arguments);
   EXPECT_EQ(options.hosts.hostfile, "hosts");
   EXPECT_EQ(options.hosts.count, "1:4");
   EXPECT_EQ(options.hosts.node_rank, 2);
@@ -163,32 +147,13 @@ TEST(Options, OfHostsAreRead) {
 
 // Every option of torchrun, as its help lists them.
 TEST(Options, OfTorchrunAreRead) {
-  const LaunchOptions options = parse_options({"--nnodes=1:1",
-                                               "--nproc-per-node=gpu",
-                                               "--rdzv-backend=c10d",
-                                               "--rdzv-endpoint=localhost:0",
-                                               "--rdzv-id=job7",
-                                               "--rdzv-conf=timeout=60,read_timeout=5",
-                                               "--max-restarts=0",
-                                               "--monitor-interval=5",
-                                               "--start-method=spawn",
-                                               "--role=trainer",
-                                               "--log-dir=logs",
-                                               "-r",
-                                               "3",
-                                               "-t",
-                                               "0:1,1:2",
-                                               "--local-ranks-filter=0,1",
-                                               "--node-rank=0",
-                                               "--master-addr=h",
-                                               "--master-port=1",
-                                               "--signals-to-handle=SIGTERM,SIGINT",
-                                               "--shutdown-timeout=3",
-                                               "--numa-binding=node",
-                                               "--use-env",
-                                               "-m",
-                                               "pkg.mod",
-                                               "--lr=1"});
+  const LaunchOptions options = parse_options(
+      words("--nnodes=1:1 --nproc-per-node=gpu --rdzv-backend=c10d --rdzv-endpoint=localhost:0 "
+            "--rdzv-id=job7 --rdzv-conf=timeout=60,read_timeout=5 --max-restarts=0 "
+            "--monitor-interval=5 --start-method=spawn --role=trainer --log-dir=logs -r 3 "
+            "-t 0:1,1:2 --local-ranks-filter=0,1 --node-rank=0 --master-addr=h --master-port=1 "
+            "--signals-to-handle=SIGTERM,SIGINT --shutdown-timeout=3 --numa-binding=node --use-env "
+            "-m pkg.mod --lr=1"));
   EXPECT_EQ(options.request.count, "gpu");
   EXPECT_EQ(options.hosts.backend, "c10d");
   EXPECT_EQ(options.hosts.endpoint, "localhost:0");

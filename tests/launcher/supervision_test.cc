@@ -217,7 +217,7 @@ TEST(Restart, AFailedJobStartsAnewAsOftenAsItMay) {
 
 TEST(Restart, ARequestToEndIsNoFailure) {
   LauncherProcess job(shell_ranks(1, "echo ready; exec sleep 1000", {"--max_restarts", "5"}));
-  job.read_line();
+  job.await_ready(1);
   kill(job.pid(), SIGTERM);
   EXPECT_EQ(job.wait(), 128 + SIGTERM);
   EXPECT_THAT(job.errors(), Not(HasSubstr("restart")));
@@ -257,8 +257,7 @@ class Stop : public ::testing::TestWithParam<int> {};
 
 TEST_P(Stop, LetsRanksSaveAndExitsWith128PlusSignal) {
   LauncherProcess job(shell_ranks(2, kSaving));
-  job.read_line();
-  job.read_line();
+  job.await_ready(2);
   kill(job.pid(), GetParam());
   EXPECT_EQ(job.wait(), 128 + GetParam());
   EXPECT_THAT(job.output(), HasSubstr("saved 0\n"));
@@ -283,8 +282,7 @@ std::string failing_save(const std::string& rank) {
 TEST_P(Stop, ReportsARankThatFailsToSave) {
   for (const char* rank : {"0", "1"}) {
     LauncherProcess job(shell_ranks(2, failing_save(rank)));
-    job.read_line();
-    job.read_line();
+    job.await_ready(2);
     kill(job.pid(), GetParam());
     EXPECT_EQ(job.wait(), 3);
     EXPECT_EQ(job.output(), "saved\n");  // the other one was left to it
@@ -303,8 +301,7 @@ TEST_P(Stop, APeersErrorsAfterADeathBySignalAreItsConsequence) {
                          "; echo ready; exec sleep 1000; }; read peer < " + fifo +
                          "; trap 'while kill -0 $peer; do :; done; exit 1' INT TERM HUP; "
                          "echo ready; while :; do sleep 1000 & wait; done"));
-  job.read_line();
-  job.read_line();
+  job.await_ready(2);
   kill(job.pid(), GetParam());
   EXPECT_EQ(job.wait(), 128 + GetParam());
   EXPECT_THAT(job.errors(), Not(HasSubstr("[zerorun] error")));
@@ -312,8 +309,7 @@ TEST_P(Stop, APeersErrorsAfterADeathBySignalAreItsConsequence) {
 
 TEST(StopRequest, ASecondInterruptEndsDeafRanksAtOnce) {
   LauncherProcess job(shell_ranks(2, kDeaf));
-  job.read_line();
-  job.read_line();
+  job.await_ready(2);
   kill(job.pid(), SIGINT);
   EXPECT_THAT(job.read_error_line(), HasSubstr("SIGINT: ending 2 ranks"));
   kill(job.pid(), SIGINT);
@@ -323,8 +319,7 @@ TEST(StopRequest, ASecondInterruptEndsDeafRanksAtOnce) {
 
 TEST(StopRequest, TheGracePeriodEndsDeafRanks) {
   LauncherProcess job(shell_ranks(2, kDeaf, {"--grace_period", "0.1"}));
-  job.read_line();
-  job.read_line();
+  job.await_ready(2);
   kill(job.pid(), SIGTERM);
   EXPECT_EQ(job.wait(), 128 + SIGTERM);
   EXPECT_THAT(job.errors(), HasSubstr("not all ranks have ended within 0.1 s: they are killed"));
@@ -337,7 +332,7 @@ TEST(StopRequest, SigtermSparesTheWorkersOfARankThatSaves) {
   LauncherProcess job(shell_ranks(1, "exec 3<>" + fifo + "; sh -c 'read line <&3' & worker=$!; " +
                                          "trap 'echo go >&3; wait $worker; echo worker $?; exit' " +
                                          "TERM; echo ready; wait"));
-  job.read_line();
+  job.await_ready(1);
   kill(job.pid(), SIGTERM);
   EXPECT_EQ(job.wait(), 128 + SIGTERM);
   EXPECT_EQ(job.output(), "worker 0\n");

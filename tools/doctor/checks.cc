@@ -14,10 +14,10 @@
 #include "core/check.h"
 #include "core/format_bytes.h"
 #include "core/printable.h"
-#include "launcher/hosts/address.h"
 #include "launcher/hosts/host_filter.h"
 #include "launcher/hosts/hostfile.h"
-#include "launcher/python_package.h"
+#include "launcher/job.h"
+#include "launcher/program.h"
 #include "os/address.h"
 #include "os/open_file.h"
 

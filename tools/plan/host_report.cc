@@ -15,7 +15,6 @@
 #include "launcher/program.h"
 #include "launcher/ranks/cpus.h"
 #include "launcher/ranks/cuda_probe.h"
-#include "launcher/ranks/gpu_nodes.h"
 #include "launcher/ranks/resources.h"
 #include "os/cgroup.h"
 #include "os/host_limits.h"

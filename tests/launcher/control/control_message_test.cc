@@ -1,6 +1,4 @@
-#include "launcher/control/control_message.h"
-
-#include "launcher/control/meeting_message.h"
+#include "launcher/control/control_connection.h"
 #include "tests/common.h"
 #include "zerorun/error.h"
 

@@ -1,12 +1,10 @@
 // What the launchers of a job's hosts say to each other, where the test is one side.
-#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include "comm/rendezvous/frame_server.h"
 #include "core/build_id.h"
 #include "launcher/control/control_connection.h"
-#include "launcher/control/control_server.h"
-#include "launcher/control/meeting_message.h"
 #include "launcher/environment.h"
 #include "launcher/ranks/supervisor.h"
 #include "os/socket.h"
@@ -14,7 +12,6 @@
 #include "tests/launcher/launcher_peer.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/scratch.h"
-#include "zerorun/version.h"
 
 namespace zerorun::launchers_test {
 namespace {
@@ -36,12 +33,7 @@ ControlMessage end_when_told(const ControlMessage& message) {
                        "--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port",
                        std::to_string(listener.port), "sh", "-c", "exec sleep 1000"}),
       {{"ZERORUN_JOB_SECRET", "s"}});
-  pollfd arrival = {listener.socket.get(), POLLIN, 0};
-  poll(&arrival, 1, static_cast<int>(std::chrono::milliseconds(kDeadline).count()));
-  Peer launcher{FileDescriptor(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC))};
-  launcher.await("join");
-  launcher.send(ControlMessage("job"));
-  launcher.await("ready");
+  Peer launcher = testing::accept_ready(listener);
   Cluster cluster;
   cluster.start = RemoteStart::by_hand;
   cluster.hosts = {{.host = "a", .slots = {0}}, {.host = "b", .slots = {0}}};
@@ -54,13 +46,15 @@ ControlMessage end_when_told(const ControlMessage& message) {
 }
 
 // Its owner polls, and the listening socket goes on to be readable.
-TEST(ControlServer, WaitsForAFreeDescriptor) {
+TEST(FrameServer, WaitsForAFreeDescriptor) {
   Listener listener = reserve_port("127.0.0.1", 0);
   const uint16_t port = listener.port;
-  ControlServer server(std::move(listener));
+  FrameServer server(std::move(listener), {.clients = 1, .bytes = 100});
   Peer peer(connect_to("127.0.0.1", port, Clock::now() + kDeadline));
   peer.send(ControlMessage("join"));
-  const auto accepts = [](const ControlMessage&) { return true; };
+  const auto accepts = [](FrameConnection&, const std::string&) {
+    return FrameServer::Admission::admit;
+  };
   rlimit before{};
   getrlimit(RLIMIT_NOFILE, &before);
   const rlimit none = {0, before.rlim_max};
@@ -109,14 +103,7 @@ class CoordinatorTest : public ::testing::Test {
   // The launcher of one host, ready to begin.
   Peer join(int node) const {
     Peer peer(connect_to("127.0.0.1", port_, Clock::now() + kDeadline));
-    peer.send(ControlMessage("join")
-                  .add("token", "t")
-                  .add("version", ZERORUN_VERSION)
-                  .add("build", build_id().data())
-                  .add("host", "host")
-                  .add("command", node)
-                  .add("index", "0")
-                  .add("node_rank", -1));
+    peer.send(testing::join_message("t", "host").add("command", node).add("node_rank", -1));
     peer.await("job");
     peer.send(ControlMessage("ready").add("slots", "0"));
     return peer;
@@ -132,14 +119,9 @@ TEST_F(CoordinatorTest, WhoClaimsToBeStartedByHandNeitherJoinsNorEndsTheJob) {
   std::vector<Peer> strangers;
   for (const std::string& build : {std::string("another"), std::string(build_id().data())}) {
     strangers.emplace_back(connect_to("127.0.0.1", port_, Clock::now() + kDeadline));
-    strangers.back().send(ControlMessage("join")
-                              .add("token", "")
-                              .add("version", ZERORUN_VERSION)
-                              .add("build", build)
-                              .add("host", "stranger")
+    strangers.back().send(testing::join_message("", "stranger", build)
                               .add("program", "true")
                               .add("command", -1)
-                              .add("index", "0")
                               .add("node_rank", 0));
   }
   Peer first = join(0);
@@ -167,6 +149,14 @@ TEST_F(CoordinatorTest, AfterCtrlCNoFurtherHostBegins) {
   EXPECT_EQ(job_->wait(), 128 + SIGINT);
   EXPECT_THAT(job_->errors(), HasSubstr("SIGINT: ending the ranks of 2 hosts"));
   EXPECT_THAT(job_->errors(), Not(HasSubstr("error")));
+}
+
+// A message that its state does not allow loses the host, and with it the job.
+TEST_F(CoordinatorTest, AMessageOutOfTurnLosesTheHost) {
+  Peer first = join(0);
+  first.send(ControlMessage("ended").add("cause", 0).add("code", 0));
+  EXPECT_EQ(job_->wait(), 1);
+  EXPECT_THAT(job_->errors(), HasSubstr("its launcher sent 'ended' out of turn"));
 }
 
 }  // namespace

@@ -1,9 +1,8 @@
-#include "launcher/hosts/address.h"
-
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include "launcher/job.h"
 #include "launcher/ranks/process.h"
 #include "tests/common.h"
 #include "zerorun/error.h"

@@ -1,5 +1,4 @@
-#include "launcher/hosts/exports.h"
-
+#include "launcher/environment.h"
 #include "tests/common.h"
 #include "tests/scratch.h"
 #include "zerorun/error.h"

@@ -1,5 +1,4 @@
-#include "launcher/ranks/gpu_nodes.h"
-
+#include "launcher/ranks/cpus.h"
 #include "tests/common.h"
 #include "tests/scratch.h"
 

@@ -1,6 +1,5 @@
-#include "launcher/ranks/stream_plan.h"
-
 #include "launcher/options.h"
+#include "launcher/ranks/output.h"
 #include "tests/common.h"
 #include "zerorun/error.h"
 
