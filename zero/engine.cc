@@ -2,6 +2,7 @@
 
 #include <array>
 #include <exception>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -9,7 +10,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "zero/engine_parts.h"
-#include "zero/memory_advice.h"
+#include "zero/memory_plan.h"
 #include "zero/parameters/parameter_hash.h"
 #include "zero/timeline/stopwatch.h"
 #include "zero/update/optimizer_states.h"
@@ -137,14 +138,14 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   }
   void set_batch_rule(const BatchRule& rule) override {
     parts_.reducer->batch().set_rule(rule);
-    parts_.control->average_over(rule.accumulation_steps);
+    parts_.decider->average_over(rule.accumulation_steps);
   }
   BatchState batch() const override { return parts_.reducer->batch().state(); }
-  double loss_scale() const override { return parts_.control->decider().loss_scale(); }
+  double loss_scale() const override { return parts_.decider->loss_scale(); }
   StepResult step() override;
   StepResult step(const ShardUpdate& update) override;
   void finish_updates() override { updates().wait(); }
-  double gradient_average() const override { return parts_.control->decider().average(); }
+  double gradient_average() const override { return parts_.decider->average(); }
   TensorView whole_gradient(ParameterId id) override {
     return parts_.reducer->whole(parts_.model->owner(id));
   }
@@ -159,10 +160,10 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   EngineStates& states() override { return *this; }
   EngineHooks& hooks() override { return *this; }
   EngineProgress progress() const override {
-    return {counts_.step_count, counts_.skipped_steps, parts_.control->decider().scaler_state()};
+    return {counts_.step_count, counts_.skipped_steps, parts_.decider->scaler_state()};
   }
   void set_progress(const EngineProgress& progress) override {
-    parts_.control->load_scaler_state(progress.loss_scaler);  // throws for what no scaler has
+    parts_.decider->load_scaler_state(progress.loss_scaler);  // throws for what no scaler has
     counts_ = progress;
   }
   std::span<ParameterGroup> groups() override { return groups_; }
@@ -211,20 +212,23 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   }
   OptimizerStates stored_states() { return {*parts_.context, *parts_.buckets, *parts_.storage}; }
   // Waits for the gradient and decides about it; `submit_update` as in GradientReducer::finish.
-  StepDecision decide(const GradientReducer::SubmitUpdate& submit_update);
-  void run_update(const StepScalars& step);
+  struct Decided {
+    StepResult result;
+    float grad_scale = 0.0F;  // factor of the reduced gradient
+  };
+  Decided decide(const GradientReducer::SubmitUpdate& submit_update);
   void gather_updated(const Bucket& bucket) {
     if (parts_.context->sharding.policy.shard_state) updates().gather(bucket, comm_stream());
   }
   void refresh();  // of all that is computed from masters
   void finish_step() {
     // Threads of the host may still write what the next step reads.
-    const bool waits = parts_.offload != nullptr && !decides_on_device();
+    const bool waits = parts_.offload != nullptr && !submits_ahead();
     waits ? updates().finish(comm_stream()) : updates().end(comm_stream());
   }
-  // On a GPU Device::decide computes the decision, so that the update is submitted before the host
-  // knows the norm, for which a step waits once.
-  bool decides_on_device() const { return !parts_.context->device.is_host(); }
+  // True on a GPU: the update is submitted before the host knows the norm, for which a step waits
+  // once. It changes nothing if the step is skipped.
+  bool submits_ahead() const { return !parts_.context->device.is_host(); }
 
   const int exceptions_before_ = std::uncaught_exceptions();
   const EngineParts parts_;
@@ -267,11 +271,11 @@ void EngineImpl::contribute(std::span<const Contribution> gradients) {
     parts_.reducer->reduce(*bucket);
 }
 
-StepDecision EngineImpl::decide(const GradientReducer::SubmitUpdate& submit_update) {
+EngineImpl::Decided EngineImpl::decide(const GradientReducer::SubmitUpdate& submit_update) {
   ZR_CHECK(
       parts_.reducer->batch().phase() == BatchPhase::step_due && parts_.reducer->batch().is_last(),
       "step() before end_micro_step() returned true");
-  if (!decides_on_device()) {
+  if (!submits_ahead()) {
     const Stopwatch watch(timings_.reduce_s);
     parts_.reducer->wait();
   }
@@ -279,56 +283,65 @@ StepDecision EngineImpl::decide(const GradientReducer::SubmitUpdate& submit_upda
   parts_.gatherer->invalidate();
   comm_stream().wait(parts_.gatherer->gathered());
   const Stopwatch watch(timings_.optimizer_s);
-  parts_.control->norm().tell(parts_.stragglers->end_step());
+  parts_.reducer->norm().tell(parts_.stragglers->end_step());
   const GradientNorm::Result sum =
       parts_.reducer->finish(parts_.gatherer->order_hash(), submit_update);
-  parts_.stragglers->add(parts_.control->norm().told());
-  if (decides_on_device()) parts_.reducer->trim();
+  parts_.stragglers->add(parts_.reducer->norm().told());
+  if (submits_ahead()) parts_.reducer->trim();
   if (!sum.same_gathers) {
     fail<CommError>(
         "the ranks used different modules since the last step, or in another order, and gathered "
         "each other's: at stage 3 on GPUs name the module around them in leaf_module (or stage 2)");
   }
-  const StepDecision decision = parts_.control->decide(sum, comm_stream());
-  const StepResult& result = decision.result;
-  if (result.had_gradient) ++(result.applied ? counts_.step_count : counts_.skipped_steps);
   parts_.context->device.trim_unused();  // the host has just waited for all of the step's work
-  return decision;
-}
-
-void EngineImpl::run_update(const StepScalars& step) {
-  parts_.step->run(step, comm_stream(), [&](const Bucket& bucket) { gather_updated(bucket); });
-  finish_step();
+  StepDecider& decider = *parts_.decider;
+  StepResult result{.applied = false, .had_gradient = sum.any, .loss_scale = decider.loss_scale()};
+  if (!sum.any) return {result};
+  if (!sum.finite && decider.next_overflow_is_fatal()) {
+    fail<NumericError>(
+        "loss scale {:g} is already the minimum and the gradient still overflows: {}. A nan, or an "
+        "inf at this scale, comes from the model or its data, not from the scale; lower the "
+        "learning rate, look at that parameter, or train in bf16",
+        result.loss_scale, parts_.reducer->inspector().report(comm_stream()));
+  }
+  const StepDecision decision = decider.decide(sum.norm, sum.finite);
+  // `norm` is that of the elements that are finite.
+  result.grad_norm = sum.finite ? decision.norm : std::numeric_limits<double>::infinity();
+  result.applied = decision.applied;
+  result.clip_factor = decision.clip;
+  ++(result.applied ? counts_.step_count : counts_.skipped_steps);
+  return {result, decision.factor};
 }
 
 StepResult EngineImpl::step() {
-  if (decides_on_device()) {
-    const auto submit_update = [&](TensorView decision) {
-      parts_.context->device.inline_stream().wait(comm_stream().record());
-      run_update({counts_.step_count + 1, 1.0F, groups_, decision});
-    };
-    return decide(submit_update).result;
-  }
-  const StepDecision decision = decide({});
-  if (!decision.result.applied) return decision.result;
+  const int64_t number = counts_.step_count + 1;
+  const auto submit_update = [&] {
+    parts_.context->device.inline_stream().wait(comm_stream().record());
+    parts_.step->run({number, groups_, parts_.reducer->norm().decision()}, comm_stream(),
+                     [&](const Bucket& bucket) { gather_updated(bucket); });
+    finish_step();
+  };
+  if (submits_ahead()) return decide(submit_update).result;
+  const StepResult result = decide({}).result;
+  if (!result.applied) return result;
   const Stopwatch watch(timings_.optimizer_s);
-  run_update({counts_.step_count, decision.grad_scale, groups_});
-  return decision.result;
+  submit_update();
+  return result;
 }
 
 StepResult EngineImpl::step(const ShardUpdate& update) {
-  const StepDecision decision = decide({});
-  if (!decision.result.applied) return decision.result;
+  const auto [result, grad_scale] = decide({});
+  if (!result.applied) return result;
   const Stopwatch watch(timings_.optimizer_s);
   try {
-    step_by_caller(*parts_.context, comm_stream(), stored_states(), decision.grad_scale, update);
+    step_by_caller(*parts_.context, comm_stream(), stored_states(), grad_scale, update);
   } catch (...) {
     --counts_.step_count;
     throw;
   }
   refresh();
   finish_step();
-  return decision.result;
+  return result;
 }
 
 // A GPU's last error may still be under way; nothing but this tells whoever reads wrong results.

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "offload/host_pipeline.h"
@@ -46,9 +47,8 @@ class GradientNorm {
     bool same_gathers = true;  // all had the same gather_order
   };
   // start() begins the collective of a step: it adds the sums of all ranks and resets this rank's
-  // sum. read() waits for the result. With a rule, the device also computes the decision about the
-  // step.
-  void start(Stream& stream, const Votes& votes, const std::optional<StepRule>& rule = {});
+  // sum. The device then computes the decision about the step. read() waits for the result.
+  void start(Stream& stream, const Votes& votes, const StepRule& rule);
   Result read();
   // This rank's word about itself, which start() sends along from now on, and, after read(), those
   // of all ranks of the job.
@@ -93,6 +93,32 @@ class GradientNorm {
   std::vector<int64_t> votes_;  // and the ranks' words
   int64_t told_ = 0;
   Event host_done_;
+};
+
+// Finds which parameter's gradient was not finite, and on which rank. It costs a pass over the
+// gradient, so it is used only while the next overflow would end the training (the loss scale
+// cannot become smaller).
+class GradientInspector {
+ public:
+  explicit GradientInspector(const EngineContext& context);
+
+  // Examines this rank's own gradient of the bucket, before the reduction.
+  void look_at(const Bucket& bucket, TensorView gradient);
+  // Returns the message about the gradient that was not finite, and forgets it. Collective.
+  std::string report(Stream& stream);
+
+ private:
+  struct Finding {
+    ParameterId parameter = 0;
+    bool nan = false;
+    double largest_finite = 0.0;  // magnitude
+  };
+  bool is_finite(TensorView gradient);
+  Finding examine(ParameterId parameter, TensorView gradient);
+
+  const EngineContext& context_;
+  Buffer words_;
+  std::optional<Finding> first_;  // of the lowest parameter
 };
 
 }  // namespace zerorun

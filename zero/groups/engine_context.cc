@@ -11,7 +11,6 @@
 #include "comm/link_bound.h"
 #include "core/check.h"
 #include "core/log.h"
-#include "zero/groups/zeropp.h"
 #include "zero/partition/sharding.h"
 
 namespace zerorun {

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "zero/partition/chunks.h"
 #include "zero/partition/partition.h"
 #include "zero/partition/sharding.h"
 #include "zerorun/device.h"

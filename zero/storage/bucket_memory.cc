@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "zero/groups/zeropp.h"
+#include "zero/partition/sharding.h"
 
 namespace zerorun {
 

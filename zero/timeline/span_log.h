@@ -12,6 +12,19 @@
 
 namespace zerorun {
 
+// An interval of time, in seconds.
+struct TimeInterval {
+  double begin = 0;
+  double end = 0;
+};
+
+// Merges intervals that may overlap into disjoint ones, in ascending order.
+std::vector<TimeInterval> joined_intervals(std::vector<TimeInterval> all);
+// The intersection of two lists of intervals, each of which is disjoint and ascending.
+std::vector<TimeInterval> shared_intervals(const std::vector<TimeInterval>& a,
+                                           const std::vector<TimeInterval>& b);
+double total_seconds(const std::vector<TimeInterval>& intervals);
+
 enum class SpanKind : uint8_t {
   step,           // a whole optimizer step
   compute,        // of the model, and kernels

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "zero/timeline/span_log.h"
-#include "zero/timeline/time_intervals.h"
 #include "zerorun/device.h"
 
 namespace zerorun {

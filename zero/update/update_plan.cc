@@ -72,8 +72,7 @@ std::vector<UpdateSegment> UpdatePlan::segments(const ActiveChunk& active,
 void UpdatePlan::find_direction(const ActiveChunk& active, const StepScalars& step,
                                 TensorView out) const {
   const auto scalars = [&](const Optimizer& rule, const PlannedSegment& segment) {
-    return rule.scalars(step.count, step.grad_scale,
-                        step.groups[static_cast<size_t>(segment.group)]);
+    return rule.scalars(step.count, 1.0F, step.groups[static_cast<size_t>(segment.group)]);
   };
   UpdateTensors written = tensors(active, out, step);
   written.param = out;
