@@ -6,9 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "comm/agreement.h"
 #include "core/check.h"
-#include "core/log.h"
 #include "zero/engine_parts.h"
 #include "zero/memory_plan.h"
 #include "zero/parameters/parameter_hash.h"
@@ -18,35 +16,6 @@
 namespace zerorun {
 
 namespace {
-
-// Lets an optimizer of the caller (a torch optimizer) update this rank's masters, with gradients
-// multiplied by `grad_scale`, in the order of the inline stream. If it throws on one rank, that
-// rank rethrows the error and all others throw one, too. Collective.
-void step_by_caller(const EngineContext& context, Stream& comm_stream, OptimizerStates states,
-                    float grad_scale, const Engine::ShardUpdate& update) {
-  // Parameters are cast from masters afterwards; they may be in a file.
-  std::vector<StateInterval> intervals = states.intervals(OptimizerStates::Parts::states);
-  std::erase_if(intervals, [](const StateInterval& part) { return part.grad.data == nullptr; });
-  for (const StateInterval& part : intervals) {
-    Device& home = part.on_host ? context.device.host() : context.device;
-    home.scale(home.inline_stream(), part.grad, grad_scale);
-  }
-  std::exception_ptr own;
-  const auto note_error = [&] {
-    try {
-      update(intervals);
-    } catch (...) {
-      own = std::current_exception();
-      throw;
-    }
-  };
-  try {
-    Agreement(context.groups.job(), comm_stream).run("the caller's optimizer", note_error);
-  } catch (...) {
-    if (own) std::rethrow_exception(own);
-    throw;
-  }
-}
 
 class EngineImpl final : public Engine, private EngineStates, private EngineHooks {
  public:
@@ -113,7 +82,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   void grad_ready(ParameterId id) override {
     const Stopwatch watch(timings_.reduce_s);
     parts_.reducer->batch().complete(parts_.model->owner(id));
-    while (Bucket* const bucket = parts_.reducer->batch().take_ready())
+    while (Bucket* const bucket = parts_.reducer->batch().pop_ready())
       parts_.reducer->reduce(*bucket);
   }
   void contribute(std::span<const Contribution> gradients) override;
@@ -169,7 +138,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   std::span<ParameterGroup> groups() override { return groups_; }
   DType master_dtype() const override { return parts_.context->sharding.precision.master_dtype(); }
   std::span<const StateSpec> state_specs(ParameterId id) const override {
-    const ParameterSpec& spec = parts_.model->specs()[static_cast<size_t>(parts_.model->owner(id))];
+    const ParameterSpec& spec = parts_.model->spec(parts_.model->owner(id));
     return spec.trainable ? parts_.storage->rule(spec).states() : std::span<const StateSpec>();
   }
   std::vector<StateInterval> state_intervals(std::optional<ParameterId> parameter) override;
@@ -180,7 +149,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   void reload_states() override { parts_.storage->reload_states(); }
   uint64_t parameter_hash() override {
     updates().wait();
-    return hash_parameters(*parts_.context, *parts_.buckets, parts_.moved_parameters());
+    return hash_parameters(*parts_.context, *parts_.buckets, *parts_.storage);
   }
 
   int64_t model_state_bytes() const override {
@@ -203,11 +172,10 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   UpdatedParameters& updates() const { return parts_.gatherer->updates(); }
   // False for what other ranks have: there is no bucket of it.
   bool is_here(ParameterId id) const {
-    return parts_.model->specs()[static_cast<size_t>(parts_.model->owner(id))].ranks != kElsewhere;
+    return parts_.model->spec(parts_.model->owner(id)).ranks != kElsewhere;
   }
   const Bucket& bucket_of(ParameterId id) const {
-    ZR_CHECK(is_here(id), "{} is on other ranks",
-             parts_.model->specs()[static_cast<size_t>(id)].name);
+    ZR_CHECK(is_here(id), "{} is on other ranks", parts_.model->spec(id).name);
     return parts_.buckets->of(parts_.model->owner(id));
   }
   OptimizerStates stored_states() { return {*parts_.context, *parts_.buckets, *parts_.storage}; }
@@ -223,12 +191,12 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   void refresh();  // of all that is computed from masters
   void finish_step() {
     // Threads of the host may still write what the next step reads.
-    const bool waits = parts_.offload != nullptr && !submits_ahead();
+    const bool waits = parts_.offload != nullptr && !submits_early();
     waits ? updates().finish(comm_stream()) : updates().end(comm_stream());
   }
   // True on a GPU: the update is submitted before the host knows the norm, for which a step waits
   // once. It changes nothing if the step is skipped.
-  bool submits_ahead() const { return !parts_.context->device.is_host(); }
+  bool submits_early() const { return !parts_.context->device.is_host(); }
 
   const int exceptions_before_ = std::uncaught_exceptions();
   const EngineParts parts_;
@@ -242,8 +210,7 @@ TensorView EngineImpl::parameter(ParameterId id) const {
   updates().wait(bucket);
   const TensorView full = bucket.params.full;
   ZR_CHECK(full.data != nullptr, "{} is read outside gather and release of module {}",
-           parts_.model->specs()[static_cast<size_t>(id)].name,
-           parts_.model->specs()[static_cast<size_t>(parts_.model->owner(id))].module);
+           parts_.model->spec(id).name, parts_.model->spec(parts_.model->owner(id)).module);
   const ParameterPlace& place = parts_.buckets->place_of(parts_.model->owner(id));
   return full.slice(place.offset, place.numel);
 }
@@ -259,15 +226,14 @@ void EngineImpl::contribute(std::span<const Contribution> gradients) {
   std::vector<Contribution> owned(gradients.begin(), gradients.end());
   for (auto& [id, gradient] : owned) {
     if (gradient.numel != numel(id)) {
-      fail<ConfigError>("gradient of {}: got {} elements, expected {}",
-                        parts_.model->specs()[static_cast<size_t>(id)].name, gradient.numel,
-                        numel(id));
+      fail<ConfigError>("gradient of {}: got {} elements, expected {}", parts_.model->spec(id).name,
+                        gradient.numel, numel(id));
     }
     id = parts_.model->owner(id);
   }
   parts_.reducer->add(owned);
   for (const Contribution& one : owned) parts_.reducer->batch().receive(one.parameter);
-  while (Bucket* const bucket = parts_.reducer->batch().take_ready())
+  while (Bucket* const bucket = parts_.reducer->batch().pop_ready())
     parts_.reducer->reduce(*bucket);
 }
 
@@ -275,7 +241,7 @@ EngineImpl::Decided EngineImpl::decide(const GradientReducer::SubmitUpdate& subm
   ZR_CHECK(
       parts_.reducer->batch().phase() == BatchPhase::step_due && parts_.reducer->batch().is_last(),
       "step() before end_micro_step() returned true");
-  if (!submits_ahead()) {
+  if (!submits_early()) {
     const Stopwatch watch(timings_.reduce_s);
     parts_.reducer->wait();
   }
@@ -283,11 +249,10 @@ EngineImpl::Decided EngineImpl::decide(const GradientReducer::SubmitUpdate& subm
   parts_.gatherer->invalidate();
   comm_stream().wait(parts_.gatherer->gathered());
   const Stopwatch watch(timings_.optimizer_s);
-  parts_.reducer->norm().tell(parts_.stragglers->end_step());
-  const GradientNorm::Result sum =
-      parts_.reducer->finish(parts_.gatherer->order_hash(), submit_update);
-  parts_.stragglers->add(parts_.reducer->norm().told());
-  if (submits_ahead()) parts_.reducer->trim();
+  const GradientNorm::Result sum = parts_.reducer->finish(
+      parts_.gatherer->order_hash(), parts_.stragglers->end_step(), submit_update);
+  parts_.stragglers->add(sum.shares);
+  if (submits_early()) parts_.reducer->trim();
   if (!sum.same_gathers) {
     fail<CommError>(
         "the ranks used different modules since the last step, or in another order, and gathered "
@@ -321,7 +286,7 @@ StepResult EngineImpl::step() {
                      [&](const Bucket& bucket) { gather_updated(bucket); });
     finish_step();
   };
-  if (submits_ahead()) return decide(submit_update).result;
+  if (submits_early()) return decide(submit_update).result;
   const StepResult result = decide({}).result;
   if (!result.applied) return result;
   const Stopwatch watch(timings_.optimizer_s);
@@ -334,7 +299,7 @@ StepResult EngineImpl::step(const ShardUpdate& update) {
   if (!result.applied) return result;
   const Stopwatch watch(timings_.optimizer_s);
   try {
-    step_by_caller(*parts_.context, comm_stream(), stored_states(), grad_scale, update);
+    stored_states().update_by_caller(comm_stream(), grad_scale, update);
   } catch (...) {
     --counts_.step_count;
     throw;
@@ -350,8 +315,8 @@ void EngineImpl::end_work() noexcept {
     parts_.context->device.inline_stream().synchronize();
   } catch (const std::exception& error) {
     if (is_unwinding()) return;
-    Logger(parts_.context->sharding.place.rank, parts_.context->sharding.place.world_size)
-        .log(LogLevel::error, "{}; what was computed since then is wrong", error.what());
+    parts_.context->log().log(LogLevel::error, "{}; what was computed since then is wrong",
+                              error.what());
   }
 }
 
@@ -359,7 +324,7 @@ std::vector<StateInterval> EngineImpl::state_intervals(std::optional<ParameterId
   updates().wait();
   parts_.reducer->wait();
   if (parameter) parameter = parts_.model->owner(*parameter);
-  return stored_states().intervals(OptimizerStates::Parts::all, parameter);
+  return stored_states().intervals(parameter);
 }
 
 void EngineImpl::visit_states(StateAccess access, const StateVisit& visit) {

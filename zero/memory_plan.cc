@@ -30,10 +30,6 @@ size_t count_groups(std::span<const ParameterSpec> parameters) {
   return groups;
 }
 
-int64_t nbytes_of(int64_t numel, DType dtype) {
-  return numel * static_cast<int64_t>(size_of(dtype));
-}
-
 void plan_states(std::span<const StateLayout> chunks, MemoryPlan& plan) {
   for (const StateLayout& chunk : chunks) {
     for (const StateSpec& spec : chunk.tensors) {

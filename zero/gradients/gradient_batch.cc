@@ -137,12 +137,12 @@ Bucket* GradientBatch::next() const {
   return index && !stays_local() ? &buckets_[*index] : nullptr;
 }
 
-Bucket* GradientBatch::take_ready() {
+Bucket* GradientBatch::pop_ready() {
   const Bucket* const bucket = next();
-  return bucket != nullptr && bucket->grads.incomplete == 0 ? take_next() : nullptr;
+  return bucket != nullptr && bucket->grads.incomplete == 0 ? pop_next() : nullptr;
 }
 
-Bucket* GradientBatch::take_next() {
+Bucket* GradientBatch::pop_next() {
   Bucket* const bucket = next();
   if (bucket != nullptr) schedule_.advance();
   return bucket;

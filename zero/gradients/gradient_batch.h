@@ -99,9 +99,9 @@ class GradientBatch {
   // True if this rank had a gradient since the last step.
   bool has_gradient() const { return has_gradient_; }
   // The next bucket to reduce, if it is complete; null: it is not.
-  Bucket* take_ready();
+  Bucket* pop_ready();
   // The next bucket to reduce at the end of a round, complete or not; null: all are reduced.
-  Bucket* take_next();
+  Bucket* pop_next();
   void close();
 
   // --- a micro-step ---

@@ -63,7 +63,7 @@ std::vector<SquaresSegment> GradientNorm::segments_of(const Bucket& bucket, Tens
                                                       int64_t begin) const {
   std::vector<SquaresSegment> segments;
   for (const Interval& part : bucket.owned_intervals(begin, reduced.numel)) {
-    if (!context_.sharding.specs[static_cast<size_t>(part.parameter)].counted) continue;
+    if (!context_.sharding.spec(part.parameter).counted) continue;
     segments.push_back({.begin = part.offset - bucket.stored.begin - begin, .numel = part.numel});
   }
   return segments;
@@ -85,7 +85,7 @@ void GradientNorm::start(Stream& stream, const Votes& votes, const StepRule& rul
   votes_[own] = votes.new_order ? 1 : 0;
   votes_[own + 1] = order;
   votes_[own + 2] = order * order;
-  votes_[vote_count() + static_cast<size_t>(context_.groups.job().rank())] = told_;
+  votes_[vote_count() + static_cast<size_t>(context_.groups.job().rank())] = votes.shares;
   const auto tail = static_cast<int64_t>(votes_.size());
   device.upload(stream, votes_.data(), view_.slice(view_.numel - tail, tail));
   if (has_host_) {
@@ -132,13 +132,14 @@ GradientNorm::Result GradientNorm::read() {
   }
   const std::span<const int64_t> total = words.last(votes_.size());
   const size_t own = own_votes();
-  return {.norm = std::sqrt(sum.value()),
-          .finite = sum.non_finite_terms() == 0,
-          .any = total[0] > 0,
-          .late = total[1] > 0,
-          .new_order = total[own] > 0,
-          .same_gathers =
-              all_equal(context_.sharding.place.world_size, total[own + 1], total[own + 2])};
+  return {
+      .norm = std::sqrt(sum.value()),
+      .finite = sum.non_finite_terms() == 0,
+      .any = total[0] > 0,
+      .late = total[1] > 0,
+      .new_order = total[own] > 0,
+      .same_gathers = all_equal(context_.sharding.place.world_size, total[own + 1], total[own + 2]),
+      .shares = total.last(ranks())};
 }
 
 GradientInspector::GradientInspector(const EngineContext& context)
@@ -201,7 +202,7 @@ std::string GradientInspector::report(Stream& stream) {
   std::array<int64_t, kMaxName> letters{};  // other ranks may have another part of the model
   if (first_ && own == lowest[0]) {
     details = {first_->nan ? 1 : 0, std::bit_cast<int64_t>(first_->largest_finite)};
-    const std::string& name = context_.sharding.specs[static_cast<size_t>(first_->parameter)].name;
+    const std::string& name = context_.sharding.spec(first_->parameter).name;
     std::copy_n(name.begin(), std::min(name.size(), kMaxName), letters.begin());
   }
   agree(details, ReduceOp::max);

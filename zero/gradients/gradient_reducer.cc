@@ -164,7 +164,7 @@ void GradientReducer::measure() {
 
 void GradientReducer::reduce_rest() {
   begin_round();
-  while (Bucket* const bucket = batch_.take_next()) {
+  while (Bucket* const bucket = batch_.pop_next()) {
     if (bucket->grads.state == BucketGradients::State::empty) open(*bucket);
     fill_missing(*bucket);
     reduce(*bucket);
@@ -186,13 +186,14 @@ void GradientReducer::reduce_late_now() {
   late_.agreed = true;
 }
 
-GradientNorm::Result GradientReducer::finish(int64_t gather_order,
+GradientNorm::Result GradientReducer::finish(int64_t gather_order, int64_t shares,
                                              const SubmitUpdate& submit_update) {
   GradientNorm::Votes votes = {
       .any = batch_.has_gradient(),
       .late = !late_.gradients.empty(),
       .new_order = context_.sharding.place.rank == 0 && batch_.schedule().wants_change(),
-      .gather_order = gather_order};
+      .gather_order = gather_order,
+      .shares = shares};
   while (true) {
     norm_.start(stream_, votes, decider_.rule());
     if (submit_update) submit_update();

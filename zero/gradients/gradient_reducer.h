@@ -56,10 +56,11 @@ class GradientReducer {
   using SubmitUpdate = std::function<void()>;
   // Computes the norm of the reduced gradient, with one collective in an ordinary step. If a
   // gradient came after its bucket was reduced, on any rank, all ranks reduce such gradients in one
-  // more round. Ends the batch and adopts another schedule if rank 0 proposes one. `gather_order`:
-  // see GradientNorm::Votes. `submit_update`, if not empty, is called before the host knows the
-  // norm, and again if late gradients changed it.
-  GradientNorm::Result finish(int64_t gather_order, const SubmitUpdate& submit_update);
+  // more round. Ends the batch and adopts another schedule if rank 0 proposes one. `gather_order`
+  // and `shares`: see GradientNorm::Votes. `submit_update`, if not empty, is called before the host
+  // knows the norm, and again if late gradients changed it.
+  GradientNorm::Result finish(int64_t gather_order, int64_t shares,
+                              const SubmitUpdate& submit_update);
   // Discards the gradients of the batch. Not within a round.
   void drop();
   // See EngineHooks::whole_gradient. Waits for all reductions.

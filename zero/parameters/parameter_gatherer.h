@@ -109,7 +109,7 @@ class ParameterGatherer {
   struct Module {
     std::vector<int> buckets;
     int64_t numel = 0;
-    int holders = 0;             // gathers that were not released yet
+    int use_count = 0;           // gathers that were not released yet
     bool has_secondary = false;  // the hpZ partition has the current values
   };
 
@@ -118,7 +118,7 @@ class ParameterGatherer {
   void take_memory(const Module& module, const EngineHooks::FullMemory& memory,
                    Buffer BucketParameters::*place);
   // The same for a prefetch. Returns false if it is left out for lack of memory.
-  bool take_memory_ahead(const Module& module);
+  bool take_memory_to_prefetch(const Module& module);
   // Copies a bucket that was gathered into host memory to the device.
   void upload(Bucket& bucket);
   // Starts the gathers of the module, as one operation, and those of one bucket.

@@ -48,6 +48,10 @@ struct BucketLayout {
   }
 };
 
+constexpr int64_t nbytes_of(int64_t numel, DType dtype) {
+  return numel * static_cast<int64_t>(size_of(dtype));
+}
+
 struct SizedParameter {
   ParameterId parameter = 0;
   int64_t numel = 0;

@@ -77,6 +77,7 @@ struct Sharding {
   int64_t parameter_alignment = 1;  // minimum alignment of parameters within a bucket, elements
   bool computes_on_host = true;     // true on CPU ranks
 
+  const ParameterSpec& spec(ParameterId id) const { return specs[static_cast<size_t>(id)]; }
   // `ranks`: see ParameterSpec::ranks.
   const RankPlace& place_of(int ranks) const {
     return ranks == 0 ? place : parts.at(static_cast<size_t>(ranks) - 1);

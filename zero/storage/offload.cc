@@ -6,7 +6,6 @@
 
 #include "comm/agreement.h"
 #include "core/check.h"
-#include "core/log.h"
 #include "offload/direct_file.h"
 #include "offload/nvme_state_store.h"
 #include "offload/pinned_arena.h"
@@ -51,9 +50,7 @@ std::unique_ptr<StateStore> make_store(const EngineContext& context, PinnedArena
 }
 
 void warn(const EngineContext& context, const std::string& advice) {
-  if (!advice.empty())
-    Logger(context.sharding.place.rank, context.sharding.place.world_size)
-        .warning("offloading: {}", advice);
+  if (!advice.empty()) context.log().warning("offloading: {}", advice);
 }
 
 std::array<FileRequest, 2> files_of(const EngineContext& context, const OffloadSizes& sizes) {

@@ -155,6 +155,15 @@ SpanLog::Content SpanLog::take() {
   return std::exchange(content_, {});
 }
 
+std::vector<Subscription> observe_all(Engine& engine, Communicator& comm, const WorkObserver& work,
+                                      const CollectiveObserver& collectives) {
+  Device& device = engine.device();
+  std::vector<Subscription> all = {engine.observe(work), device.observe(work),
+                                   comm.observe(collectives)};
+  if (!device.is_host()) all.push_back(device.host().observe(work));
+  return all;
+}
+
 std::string trace_events(const std::vector<LoggedSpan>& spans, int rank, double origin_s) {
   using Json = nlohmann::ordered_json;
   std::vector<std::string> rows(kTraceRows.begin(), kTraceRows.end());

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "zerorun/communicator.h"
+#include "zerorun/engine.h"
 #include "zerorun/work_span.h"
 
 namespace zerorun {
@@ -87,6 +88,11 @@ class SpanLog {
   bool open_ = false;
   Content content_;
 };
+
+// Subscribes to all work of an engine: in its calls, on its streams, on those of its host if that
+// is apart, and of its collectives.
+std::vector<Subscription> observe_all(Engine& engine, Communicator& comm, const WorkObserver& work,
+                                      const CollectiveObserver& collectives);
 
 // Encodes spans as events of Chrome's trace format, separated by commas. Times count from
 // `origin_s`; spans that began earlier are cut there.

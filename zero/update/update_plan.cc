@@ -20,7 +20,7 @@ std::vector<PlannedSegment> UpdatePlan::plan(const Bucket& bucket, const Chunk& 
                      rule.alignment() == 1;
   std::vector<PlannedSegment> segments;
   for (const Interval& part : bucket.layout.intervals(from + chunk.begin, from + chunk.end)) {
-    const int group = sharding_.specs[static_cast<size_t>(part.parameter)].group;
+    const int group = sharding_.spec(part.parameter).group;
     const int64_t end = part.offset - from + part.numel;
     // Padding between neighbours is updated with them: longer segments cost less than the padding.
     if (merge && !segments.empty() && segments.back().group == group) {
