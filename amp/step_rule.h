@@ -13,10 +13,11 @@ constexpr double clip_factor(double norm, double max_norm) {
   return factor > 1.0 ? 1.0 : factor;
 }
 
-// The decision of a StepRule about a reduced gradient with norm `sum_norm`. GPU kernels compute it,
-// too, compiled without fused multiply-add, to get the same bits.
-struct StepVerdict {
-  constexpr StepVerdict(const StepRule& rule, double sum_norm, bool finite)
+// What a step does with a reduced gradient of norm `sum_norm`. Device::decide computes it for the
+// update, and the host for its caller. GPU kernels are compiled without fused multiply-add, to get
+// the same bits.
+struct StepDecision {
+  constexpr StepDecision(const StepRule& rule, double sum_norm, bool finite)
       : applied(finite || !rule.check_overflow),
         norm(sum_norm * rule.average),
         clip(applied ? clip_factor(norm, rule.max_norm) : 1.0),
@@ -25,7 +26,7 @@ struct StepVerdict {
   bool applied;
   double norm;  // norm of the averaged gradient
   double clip;
-  float factor;  // factor of the reduced gradient
+  float factor;  // factor of the reduced gradient: average, loss scale and clipping
 };
 
 }  // namespace zerorun

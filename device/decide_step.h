@@ -18,20 +18,20 @@ inline const int64_t* host_words_of(const StepEvidence& evidence) {
 }
 
 // Implements Device::decide on the data of its tensors. Compiled without fused multiply-add, so
-// that the bits are those of StepDecider on the host.
+// that the bits are those of the decision on the host.
 ZR_HOST_DEVICE inline void decide_step(const int64_t* words, const int64_t* host_words,
                                        const int64_t* votes, const int64_t* same, int64_t ranks,
                                        const StepRule& rule, float* decision) {
   const bool finite = words[ExactSum::kDigits] == 0 &&
                       (host_words == nullptr || host_words[ExactSum::kDigits] == 0);
-  const StepVerdict verdict(rule, sqrt(exact_value(words, host_words)), finite);
+  const StepDecision step(rule, sqrt(exact_value(words, host_words)), finite);
   // Numbers are equal exactly if the mean of their squares is the square of their mean. The
   // products may wrap with very many ranks (not with a few hundred); the host detects the error
   // then.
   const auto sum = static_cast<uint64_t>(same[0]);
   const bool agreed = static_cast<uint64_t>(ranks) * static_cast<uint64_t>(same[1]) == sum * sum;
-  const bool taken = verdict.applied && votes[0] > 0 && votes[1] == 0 && agreed;
-  decision[0] = taken ? verdict.factor : 0.0F;
+  const bool taken = step.applied && votes[0] > 0 && votes[1] == 0 && agreed;
+  decision[0] = taken ? step.factor : 0.0F;
   decision[1] = taken ? 1.0F : 0.0F;
 }
 

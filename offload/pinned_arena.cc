@@ -1,8 +1,10 @@
 #include "offload/pinned_arena.h"
 
 #include <cstring>
+#include <optional>
 
 #include "core/check.h"
+#include "core/format_bytes.h"
 #include "core/parallel.h"
 
 namespace zerorun {
@@ -24,6 +26,32 @@ TensorView PinnedArena::take(int64_t numel, DType dtype) {
   const TensorView view = view_of(buffer_, dtype, numel, taken_);
   taken_ += nbytes;
   return view;
+}
+
+void check_host_memory(const HostLimits& limits, size_t nbytes, int ranks,
+                       std::string_view purpose) {
+  const size_t needed = nbytes * static_cast<size_t>(ranks);
+  const auto check = [&](const std::optional<int64_t>& available, std::string_view where) {
+    if (!available || needed <= static_cast<size_t>(*available)) return;
+    fail<ConfigError>(
+        "{} needs {} of host memory for each of {} ranks, {} in all; {} has {} left. Use more "
+        "hosts, offload a smaller part (offload_optimizer.ratio), offload to \"nvme\", or give the "
+        "job more memory",
+        purpose, format_bytes(nbytes), ranks, format_bytes(needed), where,
+        format_bytes(static_cast<size_t>(*available)));
+  };
+  check(limits.group_available, "the control group");
+  check(limits.available, "the machine");
+}
+
+std::string locking_advice(const HostLimits& limits, size_t nbytes, int ranks) {
+  const size_t needed = nbytes * static_cast<size_t>(ranks);
+  if (!limits.lockable || needed <= static_cast<size_t>(*limits.lockable)) return {};
+  return fmt::format(
+      "io_uring would lock {} of buffers on this host, and `ulimit -l` allows {}: each transfer "
+      "pins its pages anew, which costs time. Raise it (`ulimit -l unlimited`, docker run --ulimit "
+      "memlock=-1)",
+      format_bytes(needed), format_bytes(static_cast<size_t>(*limits.lockable)));
 }
 
 }  // namespace zerorun

@@ -2,7 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <string_view>
 
+#include "os/host_limits.h"
 #include "zerorun/device.h"
 #include "zerorun/tensor.h"
 
@@ -31,5 +34,13 @@ class PinnedArena {
   Buffer buffer_;
   size_t taken_ = 0;
 };
+
+// Throws ConfigError if `limits` do not allow `nbytes` bytes for each of `ranks` ranks on this
+// host. The error names the limit, the missing bytes, and `purpose`.
+void check_host_memory(const HostLimits& limits, size_t nbytes, int ranks,
+                       std::string_view purpose);
+// Advice for the user if `limits` do not allow each of `ranks` ranks to lock `nbytes` bytes;
+// otherwise empty.
+std::string locking_advice(const HostLimits& limits, size_t nbytes, int ranks);
 
 }  // namespace zerorun

@@ -41,7 +41,7 @@ class DeviceStateStore final : public ResidentStateStore {
   }
 
   void offload() override {
-    if (away_) return;
+    if (offloaded_) return;
     move([&](size_t nbytes) { return device_.allocate_pinned(nbytes); },
          [&](TensorView view, std::byte* host) {
            device_.download(device_.inline_stream(), view, host);
@@ -49,7 +49,7 @@ class DeviceStateStore final : public ResidentStateStore {
   }
 
   void reload() override {
-    if (!away_) return;
+    if (!offloaded_) return;
     move([&](size_t nbytes) { return device_.allocate(nbytes, MemoryCategory::optimizer); },
          [&](TensorView view, std::byte* data) {
            const std::byte* host = std::exchange(view.data, data);
@@ -74,12 +74,12 @@ class DeviceStateStore final : public ResidentStateStore {
     }
     device_.inline_stream().synchronize();
     buffers_ = std::move(made);
-    away_ = !away_;
+    offloaded_ = !offloaded_;
   }
 
   Device& device_;
   std::vector<Buffer> buffers_;  // of all tensors, one after the other
-  bool away_ = false;            // in host memory
+  bool offloaded_ = false;            // in host memory
 };
 
 template <typename Allocate>

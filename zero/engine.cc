@@ -2,14 +2,13 @@
 
 #include <array>
 #include <exception>
+#include <limits>
 #include <optional>
 #include <utility>
 
-#include "comm/agreement.h"
 #include "core/check.h"
-#include "core/log.h"
 #include "zero/engine_parts.h"
-#include "zero/memory_advice.h"
+#include "zero/memory_plan.h"
 #include "zero/parameters/parameter_hash.h"
 #include "zero/timeline/stopwatch.h"
 #include "zero/update/optimizer_states.h"
@@ -17,35 +16,6 @@
 namespace zerorun {
 
 namespace {
-
-// Lets an optimizer of the caller (a torch optimizer) update this rank's masters, with gradients
-// multiplied by `grad_scale`, in the order of the inline stream. If it throws on one rank, that
-// rank rethrows the error and all others throw one, too. Collective.
-void step_by_caller(const EngineContext& context, Stream& comm_stream, OptimizerStates states,
-                    float grad_scale, const Engine::ShardUpdate& update) {
-  // Parameters are cast from masters afterwards; they may be in a file.
-  std::vector<StateInterval> intervals = states.intervals(OptimizerStates::Parts::states);
-  std::erase_if(intervals, [](const StateInterval& part) { return part.grad.data == nullptr; });
-  for (const StateInterval& part : intervals) {
-    Device& home = part.on_host ? context.device.host() : context.device;
-    home.scale(home.inline_stream(), part.grad, grad_scale);
-  }
-  std::exception_ptr own;
-  const auto note_error = [&] {
-    try {
-      update(intervals);
-    } catch (...) {
-      own = std::current_exception();
-      throw;
-    }
-  };
-  try {
-    Agreement(context.groups.job(), comm_stream).run("the caller's optimizer", note_error);
-  } catch (...) {
-    if (own) std::rethrow_exception(own);
-    throw;
-  }
-}
 
 class EngineImpl final : public Engine, private EngineStates, private EngineHooks {
  public:
@@ -112,7 +82,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   void grad_ready(ParameterId id) override {
     const Stopwatch watch(timings_.reduce_s);
     parts_.reducer->batch().complete(parts_.model->owner(id));
-    while (Bucket* const bucket = parts_.reducer->batch().take_ready())
+    while (Bucket* const bucket = parts_.reducer->batch().pop_ready())
       parts_.reducer->reduce(*bucket);
   }
   void contribute(std::span<const Contribution> gradients) override;
@@ -137,14 +107,14 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   }
   void set_batch_rule(const BatchRule& rule) override {
     parts_.reducer->batch().set_rule(rule);
-    parts_.control->average_over(rule.accumulation_steps);
+    parts_.decider->average_over(rule.accumulation_steps);
   }
   BatchState batch() const override { return parts_.reducer->batch().state(); }
-  double loss_scale() const override { return parts_.control->decider().loss_scale(); }
+  double loss_scale() const override { return parts_.decider->loss_scale(); }
   StepResult step() override;
   StepResult step(const ShardUpdate& update) override;
   void finish_updates() override { updates().wait(); }
-  double gradient_average() const override { return parts_.control->decider().average(); }
+  double gradient_average() const override { return parts_.decider->average(); }
   TensorView whole_gradient(ParameterId id) override {
     return parts_.reducer->whole(parts_.model->owner(id));
   }
@@ -159,16 +129,16 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   EngineStates& states() override { return *this; }
   EngineHooks& hooks() override { return *this; }
   EngineProgress progress() const override {
-    return {counts_.step_count, counts_.skipped_steps, parts_.control->decider().scaler_state()};
+    return {counts_.step_count, counts_.skipped_steps, parts_.decider->scaler_state()};
   }
   void set_progress(const EngineProgress& progress) override {
-    parts_.control->load_scaler_state(progress.loss_scaler);  // throws for what no scaler has
+    parts_.decider->load_scaler_state(progress.loss_scaler);  // throws for what no scaler has
     counts_ = progress;
   }
   std::span<ParameterGroup> groups() override { return groups_; }
   DType master_dtype() const override { return parts_.context->sharding.precision.master_dtype(); }
   std::span<const StateSpec> state_specs(ParameterId id) const override {
-    const ParameterSpec& spec = parts_.model->specs()[static_cast<size_t>(parts_.model->owner(id))];
+    const ParameterSpec& spec = parts_.model->spec(parts_.model->owner(id));
     return spec.trainable ? parts_.storage->rule(spec).states() : std::span<const StateSpec>();
   }
   std::vector<StateInterval> state_intervals(std::optional<ParameterId> parameter) override;
@@ -179,7 +149,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   void reload_states() override { parts_.storage->reload_states(); }
   uint64_t parameter_hash() override {
     updates().wait();
-    return hash_parameters(*parts_.context, *parts_.buckets, parts_.moved_parameters());
+    return hash_parameters(*parts_.context, *parts_.buckets, *parts_.storage);
   }
 
   int64_t model_state_bytes() const override {
@@ -202,29 +172,31 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   UpdatedParameters& updates() const { return parts_.gatherer->updates(); }
   // False for what other ranks have: there is no bucket of it.
   bool is_here(ParameterId id) const {
-    return parts_.model->specs()[static_cast<size_t>(parts_.model->owner(id))].ranks != kElsewhere;
+    return parts_.model->spec(parts_.model->owner(id)).ranks != kElsewhere;
   }
   const Bucket& bucket_of(ParameterId id) const {
-    ZR_CHECK(is_here(id), "{} is on other ranks",
-             parts_.model->specs()[static_cast<size_t>(id)].name);
+    ZR_CHECK(is_here(id), "{} is on other ranks", parts_.model->spec(id).name);
     return parts_.buckets->of(parts_.model->owner(id));
   }
   OptimizerStates stored_states() { return {*parts_.context, *parts_.buckets, *parts_.storage}; }
   // Waits for the gradient and decides about it; `submit_update` as in GradientReducer::finish.
-  StepDecision decide(const GradientReducer::SubmitUpdate& submit_update);
-  void run_update(const StepScalars& step);
+  struct Decided {
+    StepResult result;
+    float grad_scale = 0.0F;  // factor of the reduced gradient
+  };
+  Decided decide(const GradientReducer::SubmitUpdate& submit_update);
   void gather_updated(const Bucket& bucket) {
     if (parts_.context->sharding.policy.shard_state) updates().gather(bucket, comm_stream());
   }
   void refresh();  // of all that is computed from masters
   void finish_step() {
     // Threads of the host may still write what the next step reads.
-    const bool waits = parts_.offload != nullptr && !decides_on_device();
+    const bool waits = parts_.offload != nullptr && !submits_early();
     waits ? updates().finish(comm_stream()) : updates().end(comm_stream());
   }
-  // On a GPU Device::decide computes the decision, so that the update is submitted before the host
-  // knows the norm, for which a step waits once.
-  bool decides_on_device() const { return !parts_.context->device.is_host(); }
+  // True on a GPU: the update is submitted before the host knows the norm, for which a step waits
+  // once. It changes nothing if the step is skipped.
+  bool submits_early() const { return !parts_.context->device.is_host(); }
 
   const int exceptions_before_ = std::uncaught_exceptions();
   const EngineParts parts_;
@@ -238,8 +210,7 @@ TensorView EngineImpl::parameter(ParameterId id) const {
   updates().wait(bucket);
   const TensorView full = bucket.params.full;
   ZR_CHECK(full.data != nullptr, "{} is read outside gather and release of module {}",
-           parts_.model->specs()[static_cast<size_t>(id)].name,
-           parts_.model->specs()[static_cast<size_t>(parts_.model->owner(id))].module);
+           parts_.model->spec(id).name, parts_.model->spec(parts_.model->owner(id)).module);
   const ParameterPlace& place = parts_.buckets->place_of(parts_.model->owner(id));
   return full.slice(place.offset, place.numel);
 }
@@ -255,23 +226,22 @@ void EngineImpl::contribute(std::span<const Contribution> gradients) {
   std::vector<Contribution> owned(gradients.begin(), gradients.end());
   for (auto& [id, gradient] : owned) {
     if (gradient.numel != numel(id)) {
-      fail<ConfigError>("gradient of {}: got {} elements, expected {}",
-                        parts_.model->specs()[static_cast<size_t>(id)].name, gradient.numel,
-                        numel(id));
+      fail<ConfigError>("gradient of {}: got {} elements, expected {}", parts_.model->spec(id).name,
+                        gradient.numel, numel(id));
     }
     id = parts_.model->owner(id);
   }
   parts_.reducer->add(owned);
   for (const Contribution& one : owned) parts_.reducer->batch().receive(one.parameter);
-  while (Bucket* const bucket = parts_.reducer->batch().take_ready())
+  while (Bucket* const bucket = parts_.reducer->batch().pop_ready())
     parts_.reducer->reduce(*bucket);
 }
 
-StepDecision EngineImpl::decide(const GradientReducer::SubmitUpdate& submit_update) {
+EngineImpl::Decided EngineImpl::decide(const GradientReducer::SubmitUpdate& submit_update) {
   ZR_CHECK(
       parts_.reducer->batch().phase() == BatchPhase::step_due && parts_.reducer->batch().is_last(),
       "step() before end_micro_step() returned true");
-  if (!decides_on_device()) {
+  if (!submits_early()) {
     const Stopwatch watch(timings_.reduce_s);
     parts_.reducer->wait();
   }
@@ -279,56 +249,64 @@ StepDecision EngineImpl::decide(const GradientReducer::SubmitUpdate& submit_upda
   parts_.gatherer->invalidate();
   comm_stream().wait(parts_.gatherer->gathered());
   const Stopwatch watch(timings_.optimizer_s);
-  parts_.control->norm().tell(parts_.stragglers->end_step());
-  const GradientNorm::Result sum =
-      parts_.reducer->finish(parts_.gatherer->order_hash(), submit_update);
-  parts_.stragglers->add(parts_.control->norm().told());
-  if (decides_on_device()) parts_.reducer->trim();
+  const GradientNorm::Result sum = parts_.reducer->finish(
+      parts_.gatherer->order_hash(), parts_.stragglers->end_step(), submit_update);
+  parts_.stragglers->add(sum.shares);
+  if (submits_early()) parts_.reducer->trim();
   if (!sum.same_gathers) {
     fail<CommError>(
         "the ranks used different modules since the last step, or in another order, and gathered "
         "each other's: at stage 3 on GPUs name the module around them in leaf_module (or stage 2)");
   }
-  const StepDecision decision = parts_.control->decide(sum, comm_stream());
-  const StepResult& result = decision.result;
-  if (result.had_gradient) ++(result.applied ? counts_.step_count : counts_.skipped_steps);
   parts_.context->device.trim_unused();  // the host has just waited for all of the step's work
-  return decision;
-}
-
-void EngineImpl::run_update(const StepScalars& step) {
-  parts_.step->run(step, comm_stream(), [&](const Bucket& bucket) { gather_updated(bucket); });
-  finish_step();
+  StepDecider& decider = *parts_.decider;
+  StepResult result{.applied = false, .had_gradient = sum.any, .loss_scale = decider.loss_scale()};
+  if (!sum.any) return {result};
+  if (!sum.finite && decider.next_overflow_is_fatal()) {
+    fail<NumericError>(
+        "loss scale {:g} is already the minimum and the gradient still overflows: {}. A nan, or an "
+        "inf at this scale, comes from the model or its data, not from the scale; lower the "
+        "learning rate, look at that parameter, or train in bf16",
+        result.loss_scale, parts_.reducer->inspector().report(comm_stream()));
+  }
+  const StepDecision decision = decider.decide(sum.norm, sum.finite);
+  // `norm` is that of the elements that are finite.
+  result.grad_norm = sum.finite ? decision.norm : std::numeric_limits<double>::infinity();
+  result.applied = decision.applied;
+  result.clip_factor = decision.clip;
+  ++(result.applied ? counts_.step_count : counts_.skipped_steps);
+  return {result, decision.factor};
 }
 
 StepResult EngineImpl::step() {
-  if (decides_on_device()) {
-    const auto submit_update = [&](TensorView decision) {
-      parts_.context->device.inline_stream().wait(comm_stream().record());
-      run_update({counts_.step_count + 1, 1.0F, groups_, decision});
-    };
-    return decide(submit_update).result;
-  }
-  const StepDecision decision = decide({});
-  if (!decision.result.applied) return decision.result;
+  const int64_t number = counts_.step_count + 1;
+  const auto submit_update = [&] {
+    parts_.context->device.inline_stream().wait(comm_stream().record());
+    parts_.step->run({number, groups_, parts_.reducer->norm().decision()}, comm_stream(),
+                     [&](const Bucket& bucket) { gather_updated(bucket); });
+    finish_step();
+  };
+  if (submits_early()) return decide(submit_update).result;
+  const StepResult result = decide({}).result;
+  if (!result.applied) return result;
   const Stopwatch watch(timings_.optimizer_s);
-  run_update({counts_.step_count, decision.grad_scale, groups_});
-  return decision.result;
+  submit_update();
+  return result;
 }
 
 StepResult EngineImpl::step(const ShardUpdate& update) {
-  const StepDecision decision = decide({});
-  if (!decision.result.applied) return decision.result;
+  const auto [result, grad_scale] = decide({});
+  if (!result.applied) return result;
   const Stopwatch watch(timings_.optimizer_s);
   try {
-    step_by_caller(*parts_.context, comm_stream(), stored_states(), decision.grad_scale, update);
+    stored_states().update_by_caller(comm_stream(), grad_scale, update);
   } catch (...) {
     --counts_.step_count;
     throw;
   }
   refresh();
   finish_step();
-  return decision.result;
+  return result;
 }
 
 // A GPU's last error may still be under way; nothing but this tells whoever reads wrong results.
@@ -337,8 +315,8 @@ void EngineImpl::end_work() noexcept {
     parts_.context->device.inline_stream().synchronize();
   } catch (const std::exception& error) {
     if (is_unwinding()) return;
-    Logger(parts_.context->sharding.place.rank, parts_.context->sharding.place.world_size)
-        .log(LogLevel::error, "{}; what was computed since then is wrong", error.what());
+    parts_.context->log().log(LogLevel::error, "{}; what was computed since then is wrong",
+                              error.what());
   }
 }
 
@@ -346,7 +324,7 @@ std::vector<StateInterval> EngineImpl::state_intervals(std::optional<ParameterId
   updates().wait();
   parts_.reducer->wait();
   if (parameter) parameter = parts_.model->owner(*parameter);
-  return stored_states().intervals(OptimizerStates::Parts::all, parameter);
+  return stored_states().intervals(parameter);
 }
 
 void EngineImpl::visit_states(StateAccess access, const StateVisit& visit) {

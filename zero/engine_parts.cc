@@ -32,6 +32,14 @@ Stream& gather_stream(const EngineParts& parts) {
   return resident ? parts.context->device.inline_stream() : parts.lanes->gathers();
 }
 
+// The divisor of a sum over ranks, after Precision::pre_scale, for their average.
+double divisor_of(const EngineContext& context, const Config& config) {
+  const double ranks = config.precision.gradient_reduction == GradientReduction::mean
+                           ? context.groups.comm.world_size()
+                           : 1;
+  return ranks * context.sharding.precision.pre_scale;
+}
+
 }  // namespace
 
 Lanes::Lanes(const EngineContext& context) : inline_(context.device.inline_stream()) {
@@ -69,8 +77,9 @@ EngineParts make_engine_parts(const Config& config, Device& device, Communicator
   parts.storage = make_storage(parts, rules);
   parts.step = std::make_unique<ShardedStep>(context, buckets, *parts.storage, rules);
   // Reductions of gradients, and gathers of parameters.
-  parts.control = std::make_unique<StepControl>(context, config);
-  parts.reducer = std::make_unique<GradientReducer>(context, buckets, *parts.control,
+  parts.decider = std::make_unique<StepDecider>(config, divisor_of(context, config));
+  parts.decider->average_over(context.sharding.accumulation_steps);
+  parts.reducer = std::make_unique<GradientReducer>(context, buckets, *parts.decider,
                                                     parts.lanes->reductions(), parts.offload.get());
   parts.gatherer = std::make_unique<ParameterGatherer>(
       context, buckets, model.module_count(), gather_stream(parts), parts.moved_parameters());

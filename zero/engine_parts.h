@@ -3,8 +3,8 @@
 #include <memory>
 #include <vector>
 
+#include "amp/step_decider.h"
 #include "zero/gradients/gradient_reducer.h"
-#include "zero/gradients/step_control.h"
 #include "zero/groups/engine_context.h"
 #include "zero/parameters/parameter_gatherer.h"
 #include "zero/partition/bucket.h"
@@ -47,7 +47,7 @@ struct EngineParts {
   std::unique_ptr<BucketMemory> memory;
   std::unique_ptr<ChunkStorage> storage;
   std::unique_ptr<ShardedStep> step;
-  std::unique_ptr<StepControl> control;
+  std::unique_ptr<StepDecider> decider;
   std::unique_ptr<GradientReducer> reducer;
   std::unique_ptr<ParameterGatherer> gatherer;
   std::unique_ptr<StragglerWatch> stragglers;

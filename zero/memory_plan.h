@@ -5,12 +5,31 @@
 #include <span>
 #include <vector>
 
-#include "zero/partition/sharded_model.h"
+#include "optim/optimizer.h"
+#include "zero/partition/bucket.h"
+#include "zero/partition/model_spec.h"
+#include "zero/partition/sharding.h"
 #include "zerorun/config.h"
 #include "zerorun/device.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {
+
+// How an engine on rank 0 would shard a model, without allocating memory or communicating.
+struct ShardedModel {
+  // Throws ConfigError where Engine::create would.
+  ShardedModel(const Config& config, std::span<const ParameterSpec> parameters, int world_size,
+               bool computes_on_host);
+  ShardedModel(const ShardedModel&) = delete;  // `sharding` refers to `model`
+  ShardedModel& operator=(const ShardedModel&) = delete;
+
+  const std::vector<Optimizer> rules;
+  const ModelSpec model;
+  const Sharding sharding;
+  const std::vector<Bucket> buckets;
+  const bool
+      bounds_link;  // communication_data_type is also what crosses between hosts of CPU ranks
+};
 
 // The memory of an engine on one rank, in bytes by purpose. Computed with the functions that also
 // size the engine's allocations.
@@ -48,5 +67,18 @@ MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> spec
                        const HostLayout& layout);
 // The same for a model that is sharded for these ranks, with the settings of resolve_groups().
 MemoryPlan plan_memory(const ShardedModel& sharded, const HostLayout& layout);
+
+// The settings that determine how much device memory an engine needs.
+struct MemorySettings {
+  int stage = 0;
+  bool offload_optimizer = false;
+  bool offload_param = false;
+};
+MemorySettings memory_settings(const Config& config);
+
+// Makes the function that advises about settings after an allocation failed. Given the bytes that
+// are missing, it names each further setting that would free enough by itself or, if none would,
+// all of them if they would together.
+MemoryAdviser memory_adviser(const MemorySettings& settings);
 
 }  // namespace zerorun

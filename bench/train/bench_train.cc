@@ -36,8 +36,7 @@
 #include "testing/local_parameters.h"
 #include "train/model/model.h"
 #include "train/run/make_kernels.h"
-#include "zero/timeline/part_clock.h"
-#include "zero/timeline/straggler_search.h"
+#include "zero/timeline/straggler_watch.h"
 #include "zerorun/zerorun.h"
 
 namespace zerorun::train {

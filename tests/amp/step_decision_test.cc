@@ -1,7 +1,6 @@
-#include "amp/step_decision.h"
-
 #include <nlohmann/json.hpp>
 
+#include "amp/step_decider.h"
 #include "tests/common.h"
 #include "tests/paths.h"
 
@@ -48,28 +47,27 @@ Config config_of(DType dtype) {
 }
 
 TEST(StepDecision, ScalesByAverageLossScaleAndClippingInOneFactor) {
-  StepDecider decider(config_of(DType::fp16), 0.25);
+  StepDecider decider(config_of(DType::fp16), 2.0);
+  decider.average_over(2);
   EXPECT_EQ(decider.loss_scale(), 8.0);
   EXPECT_EQ(decider.average(), 0.25 / 8);
   const StepDecision decision = decider.decide(320.0, true);  // 10 on average and unscaled
-  EXPECT_TRUE(decision.result.applied);
-  EXPECT_EQ(decision.result.grad_norm, 10.0);
-  EXPECT_EQ(decision.result.loss_scale, 8.0);
-  EXPECT_EQ(decision.result.clip_factor, clip_factor(10.0, 2.0));
-  EXPECT_EQ(decision.grad_scale, static_cast<float>(0.25 / 8 * clip_factor(10.0, 2.0)));
+  EXPECT_TRUE(decision.applied);
+  EXPECT_EQ(decision.norm, 10.0);
+  EXPECT_EQ(decision.clip, clip_factor(10.0, 2.0));
+  EXPECT_EQ(decision.factor, static_cast<float>(0.25 / 8 * clip_factor(10.0, 2.0)));
 }
 
 TEST(StepDecision, AnOverflowSkipsTheStepAndHalvesTheScaleDownToTheMinimum) {
   StepDecider decider(config_of(DType::fp16), 1.0);
+  EXPECT_FALSE(decider.next_overflow_is_fatal());
   const StepDecision decision = decider.decide(0.25, false);  // of the elements that are finite
-  EXPECT_FALSE(decision.result.applied);
-  EXPECT_EQ(decision.result.grad_norm, std::numeric_limits<double>::infinity());
-  EXPECT_EQ(decision.result.loss_scale, 8.0);  // what the gradients were made with
-  EXPECT_EQ(decision.result.clip_factor, 1.0);
-  EXPECT_FALSE(decision.exhausted);
+  EXPECT_FALSE(decision.applied);
+  EXPECT_EQ(decision.clip, 1.0);
   EXPECT_EQ(decider.loss_scale(), 4.0);
   EXPECT_TRUE(decider.next_overflow_is_fatal());
-  EXPECT_TRUE(decider.decide(1.0, false).exhausted);
+  decider.decide(1.0, false);
+  EXPECT_EQ(decider.loss_scale(), 4.0);
 }
 
 TEST(StepDecision, WithoutTheCheckBf16AppliesWhatIsNotFinite) {
@@ -80,7 +78,7 @@ TEST(StepDecision, WithoutTheCheckBf16AppliesWhatIsNotFinite) {
       StepDecider decider(config, 1.0);
       EXPECT_EQ(decider.loss_scale(), 1.0);
       EXPECT_FALSE(decider.scaler_state());
-      EXPECT_EQ(decider.decide(1.0, false).result.applied, dtype == DType::bf16 && !check);
+      EXPECT_EQ(decider.decide(1.0, false).applied, dtype == DType::bf16 && !check);
       EXPECT_FALSE(decider.next_overflow_is_fatal());
     }
   }

@@ -1,5 +1,4 @@
-#include "offload/memory_check.h"
-
+#include "offload/pinned_arena.h"
 #include "tests/common.h"
 #include "zerorun/error.h"
 

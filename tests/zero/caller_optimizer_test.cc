@@ -9,6 +9,7 @@
 namespace zerorun::caller_optimizer {
 namespace {
 
+using testing::run_engines;
 using testing::run_ranks;
 using testing::ToyModel;
 
@@ -21,44 +22,29 @@ Config config_of(int stage, const std::string& optimizer) {
   return config;
 }
 
-void descend(std::span<const StateInterval> parts) {
-  for (const StateInterval& part : parts) {
-    for (int64_t i = 0; i < part.numel; ++i) {
-      part.master.as<float>()[i] -= 0.01F * part.grad.as<float>()[i];
-    }
-  }
-}
-
 TEST(CallerOptimizer, AnErrorOnOneRankIsAnErrorOnAllAndTheStepDoesNotCount) {
   for (int stage = 0; stage <= 3; ++stage) {
-    run_ranks(
-        2,
-        [&](Communicator& comm) {
-          const auto device = make_cpu_device();
-          const auto engine =
-              Engine::create(config_of(stage, std::string(kExternalOptimizer)), *device, comm,
-                             testing::toy_specs(), ToyModel::groups());
-          testing::toy_initialize(*engine);
-          const auto step = [&](const Engine::ShardUpdate& update) {
-            ToyModel::micro_step(*engine, comm.rank(), 0, 0);
-            engine->step(update);
-          };
-          const auto fail_on_rank_1 = [&](std::span<const StateInterval> /*parts*/) {
-            if (comm.rank() == 1) throw std::out_of_range("no state for this shard");
-          };
-          if (comm.rank() == 1) {
-            EXPECT_THROW(step(fail_on_rank_1), std::out_of_range);  // its own error, as it was
-          } else {
-            EXPECT_THAT(
-                [&] { step(fail_on_rank_1); },
-                ::testing::ThrowsMessage<Error>(HasSubstr("rank 1 of 2: no state for this shard")));
-          }
-          EXPECT_EQ(engine->states().progress().step_count, 0);
-          step(descend);
-          EXPECT_EQ(engine->states().progress().step_count, 1);
-          engine->states().parameter_hash();  // throws when replicas differ
-        },
-        std::chrono::seconds(10));
+    const Config config = config_of(stage, std::string(kExternalOptimizer));
+    run_engines({config}, [&](Engine& engine, Communicator& comm) {
+      const auto step = [&](const Engine::ShardUpdate& update) {
+        ToyModel::micro_step(engine, comm.rank(), 0, 0);
+        engine.step(update);
+      };
+      const auto fail_on_rank_1 = [&](std::span<const StateInterval> /*parts*/) {
+        if (comm.rank() == 1) throw std::out_of_range("no state for this shard");
+      };
+      if (comm.rank() == 1) {
+        EXPECT_THROW(step(fail_on_rank_1), std::out_of_range);  // its own error, as it was
+      } else {
+        EXPECT_THAT(
+            [&] { step(fail_on_rank_1); },
+            ::testing::ThrowsMessage<Error>(HasSubstr("rank 1 of 2: no state for this shard")));
+      }
+      EXPECT_EQ(engine.states().progress().step_count, 0);
+      step(testing::descent(0.01F));
+      EXPECT_EQ(engine.states().progress().step_count, 1);
+      engine.states().parameter_hash();  // throws when replicas differ
+    });
   }
 }
 

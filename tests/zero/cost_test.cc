@@ -2,12 +2,14 @@
 
 #include "tests/common.h"
 #include "tests/harness.h"
+#include "tests/zero/toy_run.h"
 #include "zerorun/engine.h"
 #include "zerorun/exact_sum.h"
 
 namespace zerorun {
 namespace {
 
+using testing::run_engines;
 using testing::run_ranks;
 
 constexpr int64_t kHidden = 128;
@@ -69,10 +71,6 @@ void run_step(Engine& engine) {
   engine.step();
 }
 
-void zero_fill(ParameterId, int64_t, std::span<float> out) {
-  std::fill(out.begin(), out.end(), 0.0F);
-}
-
 // Bytes per parameter of the ZeRO paper: 16-bit parameters and gradients, 12 bytes of optimizer
 // state.
 double bytes_per_parameter(int stage, double ranks) {
@@ -92,16 +90,12 @@ TEST(Cost, ModelStatesPerRankMatchTheFormula) {
   for (int world_size : {1, 2, 4}) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (bool share : {true, false}) {
-        run_ranks(world_size, [&](Communicator& comm) {
-          const auto device = make_cpu_device();
-          Config config = config_of(stage);
-          config.share_parameters = share;
-          const auto engine =
-              Engine::create(config, *device, comm, transformer(), {ParameterGroup{}});
-          engine->initialize_parameters(zero_fill);
-          run_step(*engine);
+        Config config = config_of(stage);
+        config.share_parameters = share;
+        run_engines({config, world_size, {}, transformer()}, [&](Engine& engine, Communicator&) {
+          run_step(engine);
           const double expected = bytes_per_parameter(stage, world_size) * model_numel();
-          EXPECT_NEAR(static_cast<double>(engine->model_state_bytes()) / expected, 1.0, 0.03)
+          EXPECT_NEAR(static_cast<double>(engine.model_state_bytes()) / expected, 1.0, 0.03)
               << "stage " << stage << " world " << world_size;
         });
       }
@@ -110,27 +104,21 @@ TEST(Cost, ModelStatesPerRankMatchTheFormula) {
 }
 
 TEST(Cost, FrozenParametersHoldNoGradientAndNoOptimizerBytes) {
-  run_ranks(2, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    std::vector<ParameterSpec> specs = transformer();
-    for (ParameterSpec& spec : specs) spec.trainable = spec.name == "wte";
-    const auto engine = Engine::create(config_of(3), *device, comm, specs, {ParameterGroup{}});
+  std::vector<ParameterSpec> specs = transformer();
+  for (ParameterSpec& spec : specs) spec.trainable = spec.name == "wte";
+  run_engines({.config = config_of(3), .specs = specs}, [](Engine& engine, Communicator&) {
     const double trainable = 256.0 * kHidden;
     const double frozen = model_numel() - trainable;
     const double expected = (trainable * 16 + frozen * 2) / 2;
-    EXPECT_NEAR(static_cast<double>(engine->model_state_bytes()) / expected, 1.0, 0.03);
+    EXPECT_NEAR(static_cast<double>(engine.model_state_bytes()) / expected, 1.0, 0.03);
   });
 }
 
 TEST(Cost, BucketsInFlightAreBounded) {
-  run_ranks(2, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine =
-        Engine::create(config_of(2), *device, comm, transformer(), {ParameterGroup{}});
-    engine->initialize_parameters(zero_fill);
-    run_step(*engine);
+  run_engines({.config = config_of(2), .specs = transformer()}, [](Engine& engine, Communicator&) {
+    run_step(engine);
     // Three slots of the largest bucket, in bf16.
-    EXPECT_LE(device->memory_use(MemoryCategory::buckets).peak_bytes, 3 * 2 * 210'000);
+    EXPECT_LE(engine.device().memory_use(MemoryCategory::buckets).peak_bytes, 3 * 2 * 210'000);
   });
 }
 
@@ -140,7 +128,7 @@ TEST(Cost, EverythingIsReturned) {
     for (int stage = 0; stage <= 3; ++stage) {
       const auto engine =
           Engine::create(config_of(stage), *device, comm, transformer(), {ParameterGroup{}});
-      engine->initialize_parameters(zero_fill);
+      testing::toy_initialize(*engine);
       run_step(*engine);
     }
     for (int category = 0; category < kMemoryCategories; ++category) {
@@ -160,16 +148,12 @@ TEST(Cost, CollectivesPerStepMatchTheTable) {
   constexpr Traffic kExpected[] = {{1, 0, 0}, {0, 1, 1}, {0, 1, 1}, {0, 1, 2}};
   for (int stage = 0; stage <= 3; ++stage) {
     for (bool share : {true, false}) {
-      run_ranks(2, [&](Communicator& comm) {
-        const auto device = make_cpu_device();
-        Config config = config_of(stage);
-        config.share_parameters = share;
-        const auto engine =
-            Engine::create(config, *device, comm, transformer(), {ParameterGroup{}});
-        engine->initialize_parameters(zero_fill);
-        run_step(*engine);
+      Config config = config_of(stage);
+      config.share_parameters = share;
+      run_engines({config, 2, {}, transformer()}, [&](Engine& engine, Communicator& comm) {
+        run_step(engine);
         const CommStats before = comm.stats();
-        run_step(*engine);
+        run_step(engine);
         const CommStats after = comm.stats();
         const auto elements = [&](Collective op) {
           return static_cast<double>(after[op].elements - before[op].elements);
@@ -207,17 +191,14 @@ StepCost cost_of_step(const std::string& optimizer, int stage, int ranks) {
   for (ParameterSpec& spec : specs) spec.use_muon = spec.shape.size() == 2 && spec.name != "wte";
   StepCost cost;
   std::atomic<int64_t> orthogonalized = 0;
-  run_ranks(ranks, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(config, *device, comm, specs, {ParameterGroup{}});
-    engine->initialize_parameters(zero_fill);
-    run_step(*engine);  // learns the order of gathers
-    const Subscription watched = device->observe([&](const WorkSpan& span) {
+  run_engines({config, ranks, {}, specs}, [&](Engine& engine, Communicator& comm) {
+    run_step(engine);  // learns the order of gathers
+    const Subscription watched = engine.device().observe([&](const WorkSpan& span) {
       if (span.name == "orthogonalize") orthogonalized += span.bytes;
     });
     const CommStats before = comm.stats();
-    run_step(*engine);
-    engine->hooks().finish_updates();
+    run_step(engine);
+    engine.hooks().finish_updates();
     if (comm.rank() != 0) return;
     cost.comm = comm.stats();
     for (size_t op = 0; op < cost.comm.by_op.size(); ++op) {

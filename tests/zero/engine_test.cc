@@ -3,7 +3,7 @@
 #include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/harness.h"
-#include "tests/zero/toy_model.h"
+#include "tests/zero/toy_run.h"
 #include "tests/zero/wrapped_communicator.h"
 #include "zerorun/error.h"
 
@@ -11,16 +11,12 @@ namespace zerorun {
 namespace {
 
 using testing::error_of;
+using testing::run_engines;
 using testing::run_ranks;
 using testing::ToyModel;
 
 std::string create_with(std::vector<ParameterSpec> specs) {
-  return error_of<ConfigError>([&] {
-    run_ranks(1, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      Engine::create(Config{}, *device, comm, specs, {ParameterGroup{}});
-    });
-  });
+  return testing::refusal({.ranks = 1, .specs = std::move(specs), .groups = {ParameterGroup{}}});
 }
 
 TEST(EngineSpecs, ContradictionsNameTheParameter) {
@@ -41,23 +37,21 @@ TEST(EngineSpecs, ContradictionsNameTheParameter) {
   EXPECT_THAT(create_with(packed), HasSubstr("dtype must agree"));
 }
 
+// Parameters are full only between gather and release.
+Config gathering_config(int stage) {
+  Config config;
+  config.zero.stage = stage;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.max_reuse_distance = 0;
+  config.share_parameters = false;
+  return config;
+}
+
 class EngineCalls : public ::testing::TestWithParam<int> {
  protected:
   void with_engine(const std::function<void(Engine&)>& body) {
-    run_ranks(1, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      Config config;
-      config.zero.stage = GetParam();
-      config.zero.param_persistence_threshold = 0;
-      config.zero.max_reuse_distance = 0;
-      config.share_parameters = false;
-      const auto engine =
-          Engine::create(config, *device, comm, ToyModel::specs(), ToyModel::groups());
-      engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
-        std::fill(out.begin(), out.end(), 1.0F);
-      });
-      body(*engine);
-    });
+    run_engines({gathering_config(GetParam()), 1},
+                [&](Engine& engine, Communicator&) { body(engine); });
   }
 };
 
@@ -92,7 +86,7 @@ TEST_P(EngineCalls, TiedParametersAreOneMemoryInBothModules) {
     engine.gather(engine.module_id("head"));
     const TensorView tied = engine.parameter(engine.parameter_id("head.weight"));
     EXPECT_EQ(tied.data, engine.parameter(engine.parameter_id("embed.weight")).data);
-    EXPECT_EQ(tied.as<float>()[3], 1.0F);
+    EXPECT_EQ(tied.as<float>()[3], ToyModel::initial(engine.parameter_id("embed.weight"), 3));
     engine.release(engine.module_id("head"));
   });
 }
@@ -100,17 +94,9 @@ TEST_P(EngineCalls, TiedParametersAreOneMemoryInBothModules) {
 INSTANTIATE_TEST_SUITE_P(Stages, EngineCalls, ::testing::Range(0, 4));
 
 TEST(Engine, ReadingAReleasedParameterIsAnErrorNotGarbage) {
-  run_ranks(1, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    Config config;
-    config.zero.stage = 3;
-    config.zero.param_persistence_threshold = 0;
-    config.zero.max_reuse_distance = 0;
-    config.share_parameters = false;
-    const auto engine =
-        Engine::create(config, *device, comm, ToyModel::specs(), ToyModel::groups());
+  run_engines({gathering_config(3), 1}, [](Engine& engine, Communicator&) {
     EXPECT_THAT(
-        error_of<InternalError>([&] { engine->parameter(engine->parameter_id("h.0.weight")); }),
+        error_of<InternalError>([&] { engine.parameter(engine.parameter_id("h.0.weight")); }),
         HasSubstr("outside gather and release of module h.0"));
   });
 }
@@ -176,11 +162,7 @@ TEST(Engine, StateIntervalsCarryEverythingAStepNeeds) {
         const auto device = make_cpu_device();
         const auto original = make_engine(from_stage, *device, comm);
         const auto copy = make_engine(to_stage, *device, comm);
-        original->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
-          for (size_t i = 0; i < out.size(); ++i) {
-            out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
-          }
-        });
+        testing::toy_initialize(*original);
         ToyModel::micro_step(*original, comm.rank(), 0, 0);
         original->step();
         write_states(*copy, read_states(*original, comm));
@@ -201,16 +183,13 @@ TEST(Engine, StateIntervalsCarryEverythingAStepNeeds) {
 TEST(Engine, AnExceptionOnOneRankEndsTheOthers) {
   std::string peer_message;
   try {
-    run_ranks(2, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      Config config;
-      config.zero.stage = 2;
-      const auto engine =
-          Engine::create(config, *device, comm, ToyModel::specs(), ToyModel::groups());
+    Config config;
+    config.zero.stage = 2;
+    run_engines({config}, [&](Engine& engine, Communicator& comm) {
       if (comm.rank() == 1) throw std::runtime_error("the data ran out");
       try {
-        ToyModel::micro_step(*engine, comm.rank(), 0, 0);
-        engine->step();
+        ToyModel::micro_step(engine, comm.rank(), 0, 0);
+        engine.step();
       } catch (const CommError& error) {
         peer_message = error.what();
         throw;

@@ -9,7 +9,6 @@ namespace zerorun::group_mix {
 namespace {
 
 using testing::hosts_of;
-using testing::run_ranks;
 using testing::ToyOutcome;
 
 struct Mixture {
@@ -64,27 +63,13 @@ Mixture Draws::mixture() {
 
 // A gradient that is not finite on one rank only in one step of fp16.
 ToyOutcome train(const Config& config, int ranks, const testing::HostOf& host_of) {
-  ToyOutcome outcome;
-  std::mutex mutex;
-  run_ranks(
-      ranks,
-      [&](Communicator& comm) {
-        const auto device = make_cpu_device();
-        const auto engine = Engine::create(config, *device, comm, testing::toy_specs(),
-                                           testing::ToyModel::groups());
-        testing::toy_initialize(*engine);
-        std::vector<double> norms;
-        for (int64_t step = 0; step < 4; ++step) {
-          const bool overflow =
-              config.precision.param_dtype == DType::fp16 && step == 1 && comm.rank() == ranks - 1;
-          norms.push_back(testing::toy_step(*engine, comm, config, step, overflow).grad_norm);
-        }
-        const uint64_t hash = engine->states().parameter_hash();
-        const std::lock_guard lock(mutex);
-        if (comm.rank() == 0) outcome = {hash, norms, engine->states().progress().skipped_steps};
-      },
-      std::chrono::seconds(60), host_of);
-  return outcome;
+  const testing::ToyJob job{
+      .config = config, .ranks = ranks, .host_of = host_of, .limit = std::chrono::seconds(60)};
+  return testing::train_by(job, 4, [&](Engine& engine, Communicator& comm, int64_t step) {
+    const bool overflow =
+        config.precision.param_dtype == DType::fp16 && step == 1 && comm.rank() == ranks - 1;
+    return testing::toy_step(engine, comm, config, step, overflow);
+  });
 }
 
 std::string described(const Mixture& drawn) {

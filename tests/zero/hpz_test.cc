@@ -215,21 +215,7 @@ TEST(HpzTest, FrozenParametersOfAnotherDtypeKeepTheirBits) {
   }
 }
 
-std::string error_of(const Config& config) {
-  std::string text;
-  std::mutex mutex;
-  const auto create = [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    try {
-      Engine::create(config, *device, comm, testing::toy_specs(), ToyModel::groups());
-    } catch (const ConfigError& error) {
-      const std::lock_guard lock(mutex);
-      text = error.what();
-    }
-  };
-  run_ranks(4, create, std::chrono::seconds(30), hosts_of(2));
-  return text;
-}
+std::string error_of(const Config& config) { return testing::refusal({config, 4, hosts_of(2)}); }
 
 TEST(HpzTest, SizesThatCannotWorkAreErrors) {
   EXPECT_THAT(error_of(config_of(3)),

@@ -2,6 +2,7 @@
 
 #include "tests/common.h"
 #include "tests/zero/offload_config.h"
+#include "tests/zero/toy_gradients.h"
 #include "tests/zero/toy_run.h"
 
 namespace zerorun {
@@ -9,36 +10,24 @@ namespace {
 
 using testing::base_config;
 using testing::offloaded;
+using testing::run_engines;
 using testing::run_ranks;
-using testing::toy_initialize;
-using testing::toy_specs;
 using testing::ToyModel;
 
 // Muon's directions of a bucket are on the device until the host has fetched its part; those of the
 // next, larger bucket must not overwrite them before.
 TEST(OffloadOrder, DirectionsStayUntilTheHostHasReadThem) {
   const auto train = [](const Config& config) {
-    uint64_t hash = 0;
-    run_ranks(1, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      std::vector<ParameterSpec> specs = {{"large", {64, 64}, "large"},
-                                          {"small", {32, 32}, "small"}};
-      for (ParameterSpec& spec : specs) spec.use_muon = true;
-      const auto engine = Engine::create(config, *device, comm, specs, ToyModel::groups());
+    std::vector<ParameterSpec> specs = {{"large", {64, 64}, "large"}, {"small", {32, 32}, "small"}};
+    for (ParameterSpec& spec : specs) spec.use_muon = true;
+    return testing::hash_after({config, 1, {}, specs}, [](Engine& engine, Communicator&) {
       for (int64_t step = 0; step < 20; ++step) {
-        for (const ParameterId id : {1, 0}) {
-          const std::span<float> out = engine->gradient(id).view.span<float>();
-          for (size_t i = 0; i < out.size(); ++i) {
-            out[i] = ToyModel::initial(id, static_cast<int64_t>(i) + step);
-          }
-          engine->grad_ready(id);
-        }
-        engine->end_micro_step();
-        engine->step();
+        testing::write_gradients(
+            engine, [&](ParameterId id, int64_t i) { return ToyModel::initial(id, i + step); });
+        engine.end_micro_step();
+        engine.step();
       }
-      hash = engine->states().parameter_hash();
     });
-    return hash;
   };
   Config config = base_config(3, DType::fp32);
   config.optimizer.type = "Muon";
@@ -75,19 +64,12 @@ TEST(OffloadOrder, AnEngineMayEndBetweenBackwardAndStep) {
 TEST(OffloadOrder, ADroppedBatchLeavesNoTrace) {
   const auto train = [](Config config, int64_t steps, int dropped) {
     config.batch.accumulation_steps = steps;
-    uint64_t hash = 0;
-    run_ranks(2, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-      toy_initialize(*engine);
-      for (int i = 0; i < dropped; ++i) ToyModel::micro_step(*engine, comm.rank(), 5 + i, 9);
-      if (dropped > 0) engine->drop_batch();
-      for (int64_t i = 0; i < steps; ++i) ToyModel::micro_step(*engine, comm.rank(), i, 0);
-      engine->step();
-      const uint64_t found = engine->states().parameter_hash();
-      if (comm.rank() == 0) hash = found;
+    return testing::hash_after({config}, [&](Engine& engine, Communicator& comm) {
+      for (int i = 0; i < dropped; ++i) ToyModel::micro_step(engine, comm.rank(), 5 + i, 9);
+      if (dropped > 0) engine.drop_batch();
+      for (int64_t i = 0; i < steps; ++i) ToyModel::micro_step(engine, comm.rank(), i, 0);
+      engine.step();
     });
-    return hash;
   };
   for (int stage = 0; stage <= 3; ++stage) {
     for (const int64_t steps : {1, 3}) {

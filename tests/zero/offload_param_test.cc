@@ -14,8 +14,8 @@ namespace fs = std::filesystem;
 using testing::base_config;
 using testing::offloaded;
 using testing::param_on_nvme;
+using testing::run_engines;
 using testing::run_ranks;
-using testing::toy_initialize;
 using testing::toy_specs;
 using testing::toy_step;
 using testing::toy_train;
@@ -104,45 +104,28 @@ TEST(OffloadParam, OnNvmeGivesTheSameBitsWithEveryOptimizer) {
 // caller's.
 uint64_t train_with_access(Config config, bool external) {
   if (external) config.optimizer.type = std::string(kExternalOptimizer);
-  uint64_t hash = 0;
-  run_ranks(2, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-    toy_initialize(*engine);
+  return testing::hash_after({config}, [&](Engine& engine, Communicator& comm) {
     double seen = 0;
     for (int64_t step = 0; step < 3; ++step) {
       for (const std::string module : {"h.1", "embed", "h.0", "h.0"}) {
-        const ModuleId id = engine->module_id(module);
-        engine->gather(id);
-        seen += ToyModel::load(engine->parameter(engine->parameter_id(module + ".weight")), 3);
-        engine->release(id);
+        const ModuleId id = engine.module_id(module);
+        engine.gather(id);
+        seen += ToyModel::load(engine.parameter(engine.parameter_id(module + ".weight")), 3);
+        engine.release(id);
       }
-      ToyModel::micro_step(*engine, comm.rank(), 0, step);
-      if (external) {
-        engine->step([](std::span<const StateInterval> parts) {
-          for (const StateInterval& part : parts) {
-            for (int64_t i = 0; i < part.numel; ++i) {
-              part.master.as<float>()[i] -= 0.5F * part.grad.as<float>()[i];
-            }
-          }
-        });
-      } else {
-        engine->step();
-      }
-      for (const StateInterval& part : engine->states().state_intervals()) {
+      ToyModel::micro_step(engine, comm.rank(), 0, step);
+      external ? engine.step(testing::descent(0.5F)) : engine.step();
+      for (const StateInterval& part : engine.states().state_intervals()) {
         const bool frozen = part.master.data == nullptr;
         const TensorView view = frozen ? part.param : part.master;
         for (int64_t i = 0; i < part.numel; ++i) {
           ToyModel::store(view, i, ToyModel::load(view, i) * (frozen ? 2.0F : 0.5F));
         }
       }
-      engine->states().refresh_from_masters();
+      engine.states().refresh_from_masters();
     }
     EXPECT_TRUE(std::isfinite(seen));
-    const uint64_t result = engine->states().parameter_hash();
-    if (comm.rank() == 0) hash = result;
   });
-  return hash;
 }
 
 TEST(OffloadParam, StatesAndFrozenParametersAreReadAndChangedBetweenSteps) {
@@ -159,38 +142,24 @@ TEST(OffloadParam, StatesAndFrozenParametersAreReadAndChangedBetweenSteps) {
 }
 
 TEST(OffloadParam, OnNvmeOnlyWhatIsUsedIsInMemoryAndStepsAllocateNothing) {
-  run_ranks(2, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    Config config = param_on_nvme(base_config(3));
-    config.zero.param_persistence_threshold = 0;
-    config.zero.max_reuse_distance = 0;
-    config.zero.prefetch_bucket_size = 500;
-    const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-    toy_initialize(*engine);
-    const auto use = [&](MemoryCategory category) { return device->memory_use(category); };
+  Config config = param_on_nvme(base_config(3));
+  config.zero.param_persistence_threshold = 0;
+  config.zero.max_reuse_distance = 0;
+  config.zero.prefetch_bucket_size = 500;
+  run_engines({config}, [&](Engine& engine, Communicator& comm) {
+    const auto use = [&](MemoryCategory category) { return engine.device().memory_use(category); };
     int64_t sharded = 0;
-    for (ParameterId id = 0; id < static_cast<ParameterId>(engine->parameters().size()); ++id) {
-      if (engine->is_sharded(id)) sharded += engine->numel(id) * 2;
+    for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
+      if (engine.is_sharded(id)) sharded += engine.numel(id) * 2;
     }
     EXPECT_LT(use(MemoryCategory::parameters).peak_bytes, sharded / 8);
     int64_t held = 0;
-    engine->states().visit_states(StateAccess::shape,
-                                  [&](const StateInterval& part) { held += part.numel; });
+    engine.states().visit_states(StateAccess::shape,
+                                 [&](const StateInterval& part) { held += part.numel; });
     EXPECT_GE(use(MemoryCategory::nvme).live_bytes, held * 2 - 1024);
     // Five buffers of one page: a chunk has at most 300 elements.
     EXPECT_EQ(use(MemoryCategory::pinned).peak_bytes, 5 * 4096);
-    toy_step(*engine, comm, config, 0);
-    std::array<MemoryUse, kMemoryCategories> before;
-    for (int i = 0; i < kMemoryCategories; ++i) {
-      before[static_cast<size_t>(i)] = use(static_cast<MemoryCategory>(i));
-    }
-    for (int64_t step = 1; step < 4; ++step) toy_step(*engine, comm, config, step);
-    for (int i = 0; i < kMemoryCategories; ++i) {
-      const auto category = static_cast<MemoryCategory>(i);
-      EXPECT_EQ(use(category).live_bytes, before[static_cast<size_t>(i)].live_bytes);
-      EXPECT_EQ(use(category).peak_bytes, before[static_cast<size_t>(i)].peak_bytes)
-          << name_of(category);
-    }
+    testing::expect_steps_allocate_nothing(engine, comm, config);
   });
 }
 
@@ -254,15 +223,11 @@ int damage_files() {
 }
 
 TEST(OffloadParam, ADamagedBlockIsAnErrorWithFileAndOffsetAndNeverAWeight) {
-  run_ranks(1, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(param_on_nvme(base_config(3)), *device, comm, toy_specs(),
-                                       ToyModel::groups());
-    toy_initialize(*engine);
-    engine->states().parameter_hash();
+  run_engines({param_on_nvme(base_config(3)), 1}, [](Engine& engine, Communicator&) {
+    engine.states().parameter_hash();
     EXPECT_GT(damage_files(), 0);
     try {
-      engine->gather(engine->module_id("h.1"));
+      engine.gather(engine.module_id("h.1"));
       ADD_FAILURE() << "damaged parameters were gathered";
     } catch (const IoError& error) {
       EXPECT_THAT(error.what(), HasSubstr("parameters of rank 0: the 4096 bytes at offset "));
@@ -274,13 +239,9 @@ TEST(OffloadParam, ADamagedBlockIsAnErrorWithFileAndOffsetAndNeverAWeight) {
 // Peers cannot look into a rank's file, so gathers are collectives: a difference is an error that
 // names both sides, not a wait.
 TEST(OffloadParam, RanksThatGatherDifferentModulesAreToldSo) {
-  run_ranks(2, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(param_on_nvme(base_config(3)), *device, comm, toy_specs(),
-                                       ToyModel::groups());
-    toy_initialize(*engine);
+  run_engines({param_on_nvme(base_config(3))}, [](Engine& engine, Communicator& comm) {
     try {
-      engine->gather(engine->module_id(comm.rank() == 0 ? "h.0" : "h.1"));
+      engine.gather(engine.module_id(comm.rank() == 0 ? "h.0" : "h.1"));
       ADD_FAILURE() << "different modules were gathered";
     } catch (const CommError& error) {
       EXPECT_THAT(error.what(), HasSubstr("h.0.weight"));
@@ -291,25 +252,17 @@ TEST(OffloadParam, RanksThatGatherDifferentModulesAreToldSo) {
 
 TEST(OffloadParam, WhatTheFolderCannotTakeIsAnErrorBeforeTraining) {
   const auto expect_error = [](const std::string& folder, const std::string& part) {
-    run_ranks(1, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      Config config = param_on_nvme(base_config(3));
-      config.offload.param.nvme_path = folder;
-      std::vector<ParameterSpec> specs = toy_specs();
-      if (part == "cannot reserve") {
-        const auto free = static_cast<int64_t>(fs::space(folder).available);
-        specs.push_back({"huge", {free / 2048 + (1 << 20), 1024}, "x", 0, false, ""});
-        config.offload.sub_group_size = 1 << 30;
-      }
-      try {
-        Engine::create(config, *device, comm, specs, ToyModel::groups());
-        ADD_FAILURE() << "no error with " << part;
-      } catch (const ConfigError& error) {
-        EXPECT_THAT(error.what(),
-                    HasSubstr("/zero_optimization/offload_param/nvme_path " + folder));
-        EXPECT_THAT(error.what(), HasSubstr(part));
-      }
-    });
+    Config config = param_on_nvme(base_config(3));
+    config.offload.param.nvme_path = folder;
+    std::vector<ParameterSpec> specs = toy_specs();
+    if (part == "cannot reserve") {
+      const auto free = static_cast<int64_t>(fs::space(folder).available);
+      specs.push_back({"huge", {free / 2048 + (1 << 20), 1024}, "x", 0, false, ""});
+      config.offload.sub_group_size = 1 << 30;
+    }
+    EXPECT_THAT(
+        testing::refusal({config, 1, {}, specs}),
+        AllOf(HasSubstr("/zero_optimization/offload_param/nvme_path " + folder), HasSubstr(part)));
   };
   expect_error("/no/such/folder", "No such file or directory");
   expect_error("/dev/shm", "a folder in memory (tmpfs)");

@@ -12,8 +12,8 @@ namespace {
 using testing::base_config;
 using testing::offloaded;
 using testing::param_on_nvme;
+using testing::run_engines;
 using testing::run_ranks;
-using testing::toy_initialize;
 using testing::toy_specs;
 using testing::toy_step;
 using testing::toy_train;
@@ -130,17 +130,14 @@ TEST(Offload, ASkippedStepWritesNothing) {
     }
   }
   for (const OffloadDevice home : {OffloadDevice::cpu, OffloadDevice::nvme}) {
-    run_ranks(1, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      const Config config = offloaded(base_config(2, DType::fp16), 1.0, home);
-      const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-      toy_initialize(*engine);
+    const Config config = offloaded(base_config(2, DType::fp16), 1.0, home);
+    run_engines({config, 1}, [&](Engine& engine, Communicator& comm) {
       const auto held = [&] {
         std::vector<float> values;
         const auto add = [&](TensorView view) {
           values.insert(values.end(), view.as<float>(), view.as<float>() + view.numel);
         };
-        for (const StateInterval& part : engine->states().state_intervals()) {
+        for (const StateInterval& part : engine.states().state_intervals()) {
           if (part.grad.data == nullptr) continue;
           EXPECT_TRUE(part.on_host);
           add(part.master);
@@ -148,11 +145,11 @@ TEST(Offload, ASkippedStepWritesNothing) {
         }
         return values;
       };
-      EXPECT_TRUE(toy_step(*engine, comm, config, 0).applied);
+      EXPECT_TRUE(toy_step(engine, comm, config, 0).applied);
       const std::vector<float> before = held();
-      EXPECT_FALSE(toy_step(*engine, comm, config, 1, true).applied);
+      EXPECT_FALSE(toy_step(engine, comm, config, 1, true).applied);
       EXPECT_EQ(held(), before);
-      EXPECT_TRUE(toy_step(*engine, comm, config, 2).applied);
+      EXPECT_TRUE(toy_step(engine, comm, config, 2).applied);
       EXPECT_NE(held(), before);
     });
   }
@@ -171,17 +168,14 @@ TEST(Offload, StatesOfOneParameterAreItsPartOfAll) {
       base_config(0), offloaded(base_config(1), 0.3),
       param_on_nvme(offloaded(base_config(3), 1.0, OffloadDevice::nvme))};
   for (const Config& config : configs) {
-    run_ranks(2, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-      toy_initialize(*engine);
+    run_engines({config}, [&](Engine& engine, Communicator&) {
       std::vector<Part> one_by_one;
       for (ParameterId id = 0; id < static_cast<ParameterId>(toy_specs().size()); ++id) {
         if (!toy_specs()[static_cast<size_t>(id)].alias_of.empty()) continue;
-        const std::vector<Part> parts = parts_of(engine->states().state_intervals(id));
+        const std::vector<Part> parts = parts_of(engine.states().state_intervals(id));
         one_by_one.insert(one_by_one.end(), parts.begin(), parts.end());
       }
-      EXPECT_EQ(one_by_one, parts_of(engine->states().state_intervals()))
+      EXPECT_EQ(one_by_one, parts_of(engine.states().state_intervals()))
           << "stage " << config.zero.stage;
     });
   }
@@ -189,19 +183,13 @@ TEST(Offload, StatesOfOneParameterAreItsPartOfAll) {
 
 TEST(Offload, ABatchThatGoesOnIsAddedWhereItRests) {
   const auto train = [](const Config& config) {
-    uint64_t hash = 0;
-    run_ranks(1, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-      toy_initialize(*engine);
+    return testing::hash_after({config, 1}, [](Engine& engine, Communicator&) {
       for (int64_t step = 0; step < 3; ++step) {
-        EXPECT_TRUE(ToyModel::micro_step(*engine, 0, 0, step));
-        EXPECT_TRUE(ToyModel::micro_step(*engine, 0, 1, step));
-        engine->step();
+        EXPECT_TRUE(ToyModel::micro_step(engine, 0, 0, step));
+        EXPECT_TRUE(ToyModel::micro_step(engine, 0, 1, step));
+        engine.step();
       }
-      hash = engine->states().parameter_hash();
     });
-    return hash;
   };
   const Config config = base_config(2);
   EXPECT_EQ(train(offloaded(config, 0.5)), train(config));
@@ -210,25 +198,12 @@ TEST(Offload, ABatchThatGoesOnIsAddedWhereItRests) {
 TEST(Offload, AnOptimizerOfTheCallersStepsOnTheHost) {
   const auto train = [](Config config) {
     config.optimizer.type = std::string(kExternalOptimizer);
-    uint64_t hash = 0;
-    run_ranks(2, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-      toy_initialize(*engine);
+    return testing::hash_after({config}, [](Engine& engine, Communicator& comm) {
       for (int64_t step = 0; step < 3; ++step) {
-        ToyModel::micro_step(*engine, comm.rank(), 0, step);
-        engine->step([](std::span<const StateInterval> parts) {
-          for (const StateInterval& part : parts) {
-            for (int64_t i = 0; i < part.numel; ++i) {
-              part.master.as<float>()[i] -= 0.5F * part.grad.as<float>()[i];
-            }
-          }
-        });
+        ToyModel::micro_step(engine, comm.rank(), 0, step);
+        engine.step(testing::descent(0.5F));
       }
-      const uint64_t result = engine->states().parameter_hash();
-      if (comm.rank() == 0) hash = result;
     });
-    return hash;
   };
   const Config config = base_config(3);
   EXPECT_EQ(train(offloaded(config, 0.5)), train(config));
@@ -236,35 +211,21 @@ TEST(Offload, AnOptimizerOfTheCallersStepsOnTheHost) {
 
 // A rank holds for each trainable element: 16-bit parameters, fp32 master and Adam.
 TEST(Offload, TheLedgerShowsWhereStatesRestAndNothingIsAllocatedBySteps) {
-  run_ranks(2, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    Config config = offloaded(base_config(2));
-    config.zero.reduce_bucket_size = 1 << 20;
-    const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-    toy_initialize(*engine);
+  Config config = offloaded(base_config(2));
+  config.zero.reduce_bucket_size = 1 << 20;
+  run_engines({config}, [&](Engine& engine, Communicator& comm) {
     const auto live = [&](MemoryCategory category) {
-      return device->memory_use(category).live_bytes;
+      return engine.device().memory_use(category).live_bytes;
     };
     EXPECT_EQ(live(MemoryCategory::optimizer), 0);
     EXPECT_EQ(live(MemoryCategory::gradients), 0);
     int64_t held = 0;
-    for (const StateInterval& part : engine->states().state_intervals()) {
+    for (const StateInterval& part : engine.states().state_intervals()) {
       if (part.grad.data != nullptr) held += part.numel;
     }
     const int64_t pinned = live(MemoryCategory::pinned);
     EXPECT_GE(pinned, held * (12 + 2));
-    toy_step(*engine, comm, config, 0);
-    std::array<MemoryUse, kMemoryCategories> before;
-    for (int i = 0; i < kMemoryCategories; ++i) {
-      before[static_cast<size_t>(i)] = device->memory_use(static_cast<MemoryCategory>(i));
-    }
-    for (int64_t step = 1; step < 4; ++step) toy_step(*engine, comm, config, step);
-    for (int i = 0; i < kMemoryCategories; ++i) {
-      const auto category = static_cast<MemoryCategory>(i);
-      EXPECT_EQ(device->memory_use(category).live_bytes, before[static_cast<size_t>(i)].live_bytes);
-      EXPECT_EQ(device->memory_use(category).peak_bytes, before[static_cast<size_t>(i)].peak_bytes)
-          << name_of(category);
-    }
+    testing::expect_steps_allocate_nothing(engine, comm, config);
     EXPECT_EQ(live(MemoryCategory::pinned), pinned);
   });
 }
@@ -294,7 +255,8 @@ TEST(Offload, ParametersRestOnTheHostOncePerHost) {
   other.offload.param.device = OffloadDevice::cpu;
   for (const bool share : {true, false}) {
     other.share_parameters = share;
-    const auto inspect = [&](Engine& engine, Device& device, Communicator&) {
+    const auto inspect = [&](Engine& engine, Communicator&) {
+      const Device& device = engine.device();
       int64_t sharded = 0;
       int64_t replicated = 0;
       for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
@@ -313,15 +275,7 @@ TEST(Offload, ParametersRestOnTheHostOncePerHost) {
 }
 
 void expect_config_error(const Config& config, const std::string& part) {
-  run_ranks(1, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    try {
-      Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-      ADD_FAILURE() << "no error with " << part;
-    } catch (const ConfigError& error) {
-      EXPECT_THAT(error.what(), HasSubstr(part));
-    }
-  });
+  EXPECT_THAT(testing::refusal({config, 1}), HasSubstr(part));
 }
 
 TEST(Offload, WhatCannotBeMeantIsAnErrorBeforeTraining) {

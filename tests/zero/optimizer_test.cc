@@ -2,7 +2,8 @@
 
 #include "tests/common.h"
 #include "tests/harness.h"
-#include "tests/zero/toy_model.h"
+#include "tests/zero/toy_gradients.h"
+#include "tests/zero/toy_run.h"
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
 
@@ -64,42 +65,21 @@ Config config_of(const Setting& setting) {
   return config;
 }
 
-std::vector<ParameterSpec> specs() {
-  std::vector<ParameterSpec> all = ToyModel::specs();
-  for (ParameterSpec& spec : all) {
-    spec.group = spec.module == "expert" ? 1 : 0;  // neighbours of one group are updated together
-    spec.use_muon =
-        spec.trainable && spec.shape.size() == 2 && spec.module != "embed" && spec.module != "head";
-  }
-  return all;
-}
-
 bool everything(const std::string& /*module*/, int /*rank*/) { return true; }
 
 uint64_t train(const Setting& setting) {
-  uint64_t hash = 0;
-  run_ranks(setting.world_size, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine =
-        Engine::create(config_of(setting), *device, comm, specs(), ToyModel::groups());
-    engine->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
-      for (size_t i = 0; i < out.size(); ++i) {
-        out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
-      }
-    });
-    const uint64_t before = engine->states().parameter_hash();
+  const testing::ToyJob job{config_of(setting), setting.world_size};
+  return testing::hash_after(job, [&](Engine& engine, Communicator& comm) {
+    const uint64_t before = engine.states().parameter_hash();
     // A skipped step, whose gradients stay in the buckets' memory and padding.
-    ToyModel::micro_step(*engine, 0, 0, 0, everything, std::numeric_limits<float>::infinity());
-    EXPECT_FALSE(engine->step().applied);
+    ToyModel::micro_step(engine, 0, 0, 0, everything, std::numeric_limits<float>::infinity());
+    EXPECT_FALSE(engine.step().applied);
     for (int64_t step = 0; step < 4; ++step) {
-      ToyModel::micro_step(*engine, setting.same_gradients ? 0 : comm.rank(), 0, step);
-      EXPECT_TRUE(engine->step().applied);
+      ToyModel::micro_step(engine, setting.same_gradients ? 0 : comm.rank(), 0, step);
+      EXPECT_TRUE(engine.step().applied);
     }
-    const uint64_t after = engine->states().parameter_hash();
-    EXPECT_NE(after, before);
-    if (comm.rank() == 0) hash = after;
+    EXPECT_NE(engine.states().parameter_hash(), before);
   });
-  return hash;
 }
 
 class EveryOptimizer : public ::testing::TestWithParam<Rule> {};
@@ -174,36 +154,24 @@ TEST_P(EveryOptimizer, HoldsTheBytesOfItsStates) {
 // Buckets of several parameters share memory in turn; what one leaves between the parameters of
 // another is not part of any value that covers several elements.
 TEST_P(EveryOptimizer, PaddingLeavesNoTrace) {
-  const auto train_padded = [](int stage) {
-    uint64_t hash = 0;
-    run_ranks(1, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      std::vector<ParameterSpec> model;
-      for (int i = 0; i < 24; ++i) {
-        const int64_t numel = 100 + 37 * i * i % 700;
-        model.push_back({"p" + std::to_string(i), {numel}, "all", 0, true, "", false});
-      }
-      Setting setting{.rule = GetParam(), .stage = stage, .bucket_size = 1500};
-      const auto engine =
-          Engine::create(config_of(setting), *device, comm, model, {ParameterGroup{}});
-      engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
-        std::fill(out.begin(), out.end(), 1.0F);
-      });
+  std::vector<ParameterSpec> model;
+  for (int i = 0; i < 24; ++i) {
+    const int64_t numel = 100 + 37 * i * i % 700;
+    model.push_back({"p" + std::to_string(i), {numel}, "all", 0, true, "", false});
+  }
+  const auto train_padded = [&](int stage) {
+    const Setting setting{.rule = GetParam(), .stage = stage, .bucket_size = 1500};
+    const testing::ToyJob job{config_of(setting), 1, {}, model, {ParameterGroup{}}};
+    return testing::hash_after(job, [](Engine& engine, Communicator&) {
       for (int step = 0; step < 4; ++step) {
-        for (ParameterId id = 23; id >= 0; --id) {
-          const TensorView grad = engine->gradient(id).view;
-          const float value = step == 0 ? std::numeric_limits<float>::infinity() : 1.0F;
-          for (int64_t i = 0; i < grad.numel; ++i) {
-            ToyModel::store(grad, i, value * (1.0F + static_cast<float>((id + i) % 7)));
-          }
-          engine->grad_ready(id);
-        }
-        engine->end_micro_step();
-        EXPECT_EQ(engine->step().applied, step > 0);
+        const float value = step == 0 ? std::numeric_limits<float>::infinity() : 1.0F;
+        testing::write_gradients(engine, [&](ParameterId id, int64_t i) {
+          return value * (1.0F + static_cast<float>((id + i) % 7));
+        });
+        engine.end_micro_step();
+        EXPECT_EQ(engine.step().applied, step > 0);
       }
-      hash = engine->states().parameter_hash();
     });
-    return hash;
   };
   EXPECT_EQ(train_padded(2), train_padded(0));
 }

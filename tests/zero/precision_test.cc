@@ -2,14 +2,16 @@
 
 #include "tests/common.h"
 #include "tests/harness.h"
-#include "tests/zero/toy_model.h"
+#include "tests/zero/toy_gradients.h"
+#include "tests/zero/toy_run.h"
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
 
 namespace zerorun::precision {
 namespace {
 
-using testing::run_ranks;
+using testing::run_engines;
+using testing::toy_specs;
 using testing::ToyModel;
 
 Config config_of(DType dtype, int stage) {
@@ -23,26 +25,11 @@ Config config_of(DType dtype, int stage) {
   return config;
 }
 
-std::unique_ptr<Engine> make_engine(const Config& config, Device& device, Communicator& comm) {
-  auto engine = Engine::create(config, device, comm, ToyModel::specs(), ToyModel::groups());
-  engine->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
-    for (size_t i = 0; i < out.size(); ++i) {
-      out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
-    }
-  });
-  return engine;
-}
-
 // Backward that writes `value` as every element of one parameter's gradient, and 0 elsewhere.
 void write_gradient(Engine& engine, const std::string& name, float value) {
-  for (const ParameterSpec& spec : engine.parameters()) {
-    if (!spec.trainable || !spec.alias_of.empty()) continue;
-    const ParameterId id = engine.parameter_id(spec.name);
-    const TensorView view = engine.gradient(id).view;
-    for (int64_t i = 0; i < view.numel; ++i)
-      ToyModel::store(view, i, spec.name == name ? value : 0);
-    engine.grad_ready(id);
-  }
+  testing::write_gradients(engine, [&](ParameterId id, int64_t) {
+    return id == engine.parameter_id(name) ? value : 0.0F;
+  });
   engine.end_micro_step();
 }
 
@@ -54,20 +41,16 @@ struct Outcome {
 
 using Micro = std::function<void(Engine&, Communicator&, int64_t step)>;
 
-Outcome train(const Config& config, const Micro& micro, int64_t steps = 4, int world_size = 2) {
+Outcome train(const Config& config, const Micro& micro, int64_t steps = 4) {
   Outcome outcome;
-  std::mutex mutex;
-  run_ranks(world_size, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = make_engine(config, *device, comm);
+  run_engines({config}, [&](Engine& engine, Communicator& comm) {
     Outcome own;
     for (int64_t step = 0; step < steps; ++step) {
-      micro(*engine, comm, step);
-      own.results.push_back(engine->step());
+      micro(engine, comm, step);
+      own.results.push_back(engine.step());
     }
-    own.hash = engine->states().parameter_hash();
-    own.progress = engine->states().progress();
-    const std::lock_guard lock(mutex);
+    own.hash = engine.states().parameter_hash();
+    own.progress = engine.states().progress();
     if (comm.rank() == 0) outcome = own;
   });
   return outcome;
@@ -144,13 +127,11 @@ TEST(PrecisionTest, AnOverflowOnOneRankSkipsTheStepOnAll) {
 
 std::string error_at_minimum(const Config& config, const Micro& micro) {
   std::vector<std::string> errors(2);
-  run_ranks(2, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = make_engine(config, *device, comm);
+  run_engines({config}, [&](Engine& engine, Communicator& comm) {
     try {
       for (int64_t step = 0; step < 20; ++step) {
-        micro(*engine, comm, step);
-        engine->step();
+        micro(engine, comm, step);
+        engine.step();
       }
     } catch (const NumericError& error) {
       errors[static_cast<size_t>(comm.rank())] = error.what();
@@ -286,19 +267,11 @@ TEST(PrecisionTest, BoundariesSetByTheCallerAccumulateLikeConfiguredOnes) {
 
 // The mean over `samples` of the batch's samples, from `first` on: an exact sum.
 void write_mean(Engine& engine, int rank, int64_t step, int64_t first, int64_t samples) {
-  for (const ParameterSpec& spec : engine.parameters()) {
-    if (!spec.trainable || !spec.alias_of.empty()) continue;
-    const ParameterId id = engine.parameter_id(spec.name);
-    const TensorView view = engine.gradient(id).view;
-    for (int64_t i = 0; i < view.numel; ++i) {
-      float sum = 0;
-      for (int64_t s = first; s < first + samples; ++s) {
-        sum += ToyModel::noise(id, i, rank, s, step);
-      }
-      ToyModel::store(view, i, sum / static_cast<float>(samples));
-    }
-    engine.grad_ready(id);
-  }
+  testing::write_gradients(engine, [&](ParameterId id, int64_t i) {
+    float sum = 0;
+    for (int64_t s = first; s < first + samples; ++s) sum += ToyModel::noise(id, i, rank, s, step);
+    return sum / static_cast<float>(samples);
+  });
 }
 
 TEST(PrecisionTest, FourMicroStepsOfTwoSamplesEqualTwoOfFour) {
@@ -329,14 +302,11 @@ TEST(PrecisionTest, AnOptimizerOfTheCallersUpdatesTheShards) {
     Config config = config_of(DType::bf16, stage);
     config.optimizer.type = kExternalOptimizer;
     config.gradient_clipping = 0.5;
-    std::mutex mutex;
-    run_ranks(2, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      const auto engine = make_engine(config, *device, comm);
+    hashes.push_back(testing::hash_after({config}, [&](Engine& engine, Communicator& comm) {
       for (int64_t step = 0; step < 3; ++step) {
-        toy(*engine, comm, step);
+        toy(engine, comm, step);
         double squares = 0;
-        const StepResult result = engine->step([&](std::span<const StateInterval> parts) {
+        const StepResult result = engine.step([&](std::span<const StateInterval> parts) {
           for (const StateInterval& part : parts) {
             ASSERT_EQ(part.grad.dtype, DType::fp32);
             for (int64_t i = 0; i < part.numel; ++i) {
@@ -346,18 +316,15 @@ TEST(PrecisionTest, AnOptimizerOfTheCallersUpdatesTheShards) {
           }
         });
         EXPECT_GT(result.grad_norm, 0.5);
-        const auto stream = make_cpu_device();
         float total = static_cast<float>(squares);
         const TensorView view{reinterpret_cast<std::byte*>(&total), 1, DType::fp32};
-        comm.all_reduce(view, view, ReduceOp::sum, Output::overwrite, stream->inline_stream(), "")
+        comm.all_reduce(view, view, ReduceOp::sum, Output::overwrite,
+                        engine.device().inline_stream(), "")
             .synchronize();
         EXPECT_NEAR(std::sqrt(total), 0.5, 1e-4);  // clipped
       }
-      EXPECT_TRUE(engine->states().state_specs(0).empty());
-      const uint64_t hash = engine->states().parameter_hash();
-      const std::lock_guard lock(mutex);
-      if (comm.rank() == 0) hashes.push_back(hash);
-    });
+      EXPECT_TRUE(engine.states().state_specs(0).empty());
+    }));
   }
   EXPECT_EQ(hashes, std::vector<uint64_t>(4, hashes[0]));
 }
@@ -365,16 +332,15 @@ TEST(PrecisionTest, AnOptimizerOfTheCallersUpdatesTheShards) {
 TEST(PrecisionTest, TheLossScalerResumes) {
   Config config = config_of(DType::fp16, 2);
   config.precision.loss_scaler.window = 1;
-  run_ranks(2, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = make_engine(config, *device, comm);
+  run_engines({config}, [&](Engine& engine, Communicator& comm) {
     for (int64_t step = 0; step < 3; ++step) {
-      toy(*engine, comm, step);
-      engine->step();
+      toy(engine, comm, step);
+      engine.step();
     }
-    const auto copy = make_engine(config, *device, comm);
-    copy->states().set_progress(engine->states().progress());
-    EXPECT_EQ(copy->loss_scale(), engine->loss_scale());
+    const auto copy =
+        Engine::create(config, engine.device(), comm, toy_specs(), ToyModel::groups());
+    copy->states().set_progress(engine.states().progress());
+    EXPECT_EQ(copy->loss_scale(), engine.loss_scale());
     EXPECT_GT(copy->loss_scale(), 16);
   });
 }

@@ -8,8 +8,8 @@
 namespace zerorun::quantized_traffic {
 namespace {
 
-using testing::HostOf;
 using testing::hosts_of;
+using testing::refusal;
 using testing::run_ranks;
 using testing::toy_train;
 using testing::ToyModel;
@@ -296,39 +296,23 @@ TEST(QuantizedTrafficTest, UpdatedParametersCrossInHalfTheBytes) {
   }
 }
 
-std::string error_of(const Config& config, int world_size, const HostOf& host_of) {
-  std::string text;
-  std::mutex mutex;
-  const auto create = [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    try {
-      Engine::create(config, *device, comm, testing::toy_specs(), ToyModel::groups());
-    } catch (const ConfigError& error) {
-      const std::lock_guard lock(mutex);
-      text = error.what();
-    }
-  };
-  run_ranks(world_size, create, std::chrono::seconds(30), host_of);
-  return text;
-}
-
 TEST(QuantizedTrafficTest, WhatCannotWorkIsAnError) {
   Config config = config_of(0);
   config.zero.quantized_weights = true;
-  EXPECT_THAT(error_of(config, 4, hosts_of(2)),
+  EXPECT_THAT(refusal({config, 4, hosts_of(2)}),
               HasSubstr("zero_quantized_weights needs stage 1, 2 or 3, got stage 0"));
   config = config_of(2);
   config.zero.quantized_nontrainable_weights = true;
-  EXPECT_THAT(error_of(config, 4, hosts_of(2)), HasSubstr("needs stage 3, got stage 2"));
+  EXPECT_THAT(refusal({config, 4, hosts_of(2)}), HasSubstr("needs stage 3, got stage 2"));
   config = config_of(0);
   config.zero.quantized_gradients = true;
-  EXPECT_THAT(error_of(config, 4, hosts_of(2)), HasSubstr("needs stage 1, 2 or 3, got stage 0"));
+  EXPECT_THAT(refusal({config, 4, hosts_of(2)}), HasSubstr("needs stage 1, 2 or 3, got stage 0"));
   config.zero.stage = 2;
-  EXPECT_THAT(error_of(config, 3, hosts_of(2)), HasSubstr("hosts have from 1 to 2"));
-  EXPECT_THAT(error_of(config, 4, [](int rank) { return std::to_string(rank % 2); }),
+  EXPECT_THAT(refusal({config, 3, hosts_of(2)}), HasSubstr("hosts have from 1 to 2"));
+  EXPECT_THAT(refusal({config, 4, [](int rank) { return std::to_string(rank % 2); }}),
               HasSubstr("not neighbours in rank order"));
   config.zero.shard_group_size = 4;
-  EXPECT_THAT(error_of(config, 8, hosts_of(2)),
+  EXPECT_THAT(refusal({config, 8, hosts_of(2)}),
               AllOf(HasSubstr("zero_quantized_gradients"), HasSubstr("2 groups of 4 ranks")));
 }
 

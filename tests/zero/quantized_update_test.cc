@@ -2,6 +2,7 @@
 // has updated crosses hosts in 8 bits.
 
 #include "tests/common.h"
+#include "tests/zero/toy_gradients.h"
 #include "tests/zero/toy_run.h"
 
 namespace zerorun::quantized_update {
@@ -54,13 +55,9 @@ void look_at(Engine& engine, const Communicator& comm, Look& look) {
 }
 
 void take_step(Engine& engine, const Communicator& comm, int64_t step) {
-  for (const ParameterId id : {kSmall, kBias, kMatrix}) {
-    const TensorView gradient = engine.gradient(id).view;
-    for (int64_t i = 0; i < gradient.numel; ++i) {
-      ToyModel::store(gradient, i, ToyModel::noise(id, i, comm.rank(), 0, step));
-    }
-    engine.grad_ready(id);
-  }
+  testing::write_gradients(engine, [&](ParameterId id, int64_t i) {
+    return ToyModel::noise(id, i, comm.rank(), 0, step);
+  });
   engine.end_micro_step();
   EXPECT_TRUE(engine.step().applied);
 }

@@ -8,6 +8,7 @@ namespace zerorun::shard_group {
 namespace {
 
 using testing::expect_same;
+using testing::refusal;
 using testing::run_ranks;
 using testing::toy_train;
 using testing::ToyModel;
@@ -124,32 +125,13 @@ TEST(ShardGroupTest, AutoTakesTheRanksOfAHost) {
       std::chrono::seconds(30), testing::hosts_of(2));
 }
 
-std::string error_of(int world_size, const Config& config,
-                     const std::function<std::string(int)>& host_of = {}) {
-  std::string text;
-  std::mutex mutex;
-  run_ranks(
-      world_size,
-      [&](Communicator& comm) {
-        const auto device = make_cpu_device();
-        try {
-          Engine::create(config, *device, comm, testing::toy_specs(), ToyModel::groups());
-        } catch (const ConfigError& error) {
-          const std::lock_guard lock(mutex);
-          text = error.what();
-        }
-      },
-      std::chrono::seconds(30), host_of);
-  return text;
-}
-
 TEST(ShardGroupTest, SizesThatCannotWorkAreErrors) {
-  EXPECT_THAT(error_of(4, config_of(2, 3)),
+  EXPECT_THAT(refusal({config_of(2, 3), 4}),
               AllOf(HasSubstr("/zerorun/shard_group_size"), HasSubstr("got 3 for 4 ranks")));
-  EXPECT_THAT(error_of(2, config_of(2, 4)), HasSubstr("got 4 for 2 ranks"));
-  EXPECT_THAT(error_of(4, config_of(0, 2)), HasSubstr("at stage 0 nothing is sharded"));
+  EXPECT_THAT(refusal({config_of(2, 4)}), HasSubstr("got 4 for 2 ranks"));
+  EXPECT_THAT(refusal({config_of(0, 2), 4}), HasSubstr("at stage 0 nothing is sharded"));
   EXPECT_THAT(
-      error_of(3, config_of(1, kRanksOfHost), [](int rank) { return rank < 2 ? "a" : "b"; }),
+      refusal({config_of(1, kRanksOfHost), 3, [](int rank) { return rank < 2 ? "a" : "b"; }}),
       HasSubstr("from 1 to 2 ranks"));
 }
 

@@ -36,4 +36,14 @@ inline std::vector<ParameterId> trainable(const Engine& engine) {
   return ids;
 }
 
+// Backward that writes value(parameter, element) as every gradient.
+template <typename Value>
+void write_gradients(Engine& engine, const Value& value) {
+  for (const ParameterId id : trainable(engine)) {
+    const TensorView view = engine.gradient(id).view;
+    for (int64_t i = 0; i < view.numel; ++i) ToyModel::store(view, i, value(id, i));
+    engine.grad_ready(id);
+  }
+}
+
 }  // namespace zerorun::testing

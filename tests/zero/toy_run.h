@@ -4,6 +4,7 @@
 #include "tests/harness.h"
 #include "tests/zero/toy_model.h"
 #include "zerorun/engine.h"
+#include "zerorun/error.h"
 
 namespace zerorun::testing {
 
@@ -42,10 +43,59 @@ struct ToyOutcome {
   uint64_t hash = 0;
   std::vector<double> norms;  // by step
   int64_t skipped = 0;
+  bool operator==(const ToyOutcome&) const = default;
 };
 
-// A look at each rank's engine after training.
-using Inspect = std::function<void(Engine&, Device&, Communicator&)>;
+// A job of ranks that have an engine each, of the toy model unless it says otherwise.
+struct ToyJob {
+  Config config{};
+  int ranks = 2;
+  HostOf host_of{};
+  std::vector<ParameterSpec> specs = toy_specs();
+  std::vector<ParameterGroup> groups = ToyModel::groups();
+  std::chrono::seconds limit{30};  // of a wait for peers
+};
+
+using EngineBody = std::function<void(Engine&, Communicator&)>;
+
+// Calls `body` with an initialised engine on each rank.
+inline void run_engines(const ToyJob& job, const EngineBody& body) {
+  const auto run = [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto engine = Engine::create(job.config, *device, comm, job.specs, job.groups);
+    toy_initialize(*engine);
+    body(*engine, comm);
+  };
+  run_ranks(job.ranks, run, job.limit, job.host_of);
+}
+
+// The same; returns the hash of the parameters after it.
+inline uint64_t hash_after(const ToyJob& job, const EngineBody& body) {
+  uint64_t hash = 0;
+  run_engines(job, [&](Engine& engine, Communicator& comm) {
+    body(engine, comm);
+    const uint64_t found = engine.states().parameter_hash();
+    if (comm.rank() == 0) hash = found;
+  });
+  return hash;
+}
+
+// The text of the ConfigError with which the engines of a job are refused.
+inline std::string refusal(const ToyJob& job) {
+  std::string text = "no error";
+  std::mutex mutex;
+  const auto create = [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    try {
+      Engine::create(job.config, *device, comm, job.specs, job.groups);
+    } catch (const ConfigError& error) {
+      const std::lock_guard lock(mutex);
+      text = error.what();
+    }
+  };
+  run_ranks(job.ranks, create, job.limit, job.host_of);
+  return text;
+}
 
 // Small buckets; accumulates nothing.
 inline Config toy_config(int stage, DType dtype = DType::bf16) {
@@ -59,26 +109,58 @@ inline Config toy_config(int stage, DType dtype = DType::bf16) {
   return config;
 }
 
-inline ToyOutcome toy_train(const Config& config, int world_size, int64_t steps = 4,
-                            int64_t overflow_at = -1, const Inspect& inspect = {},
-                            const HostOf& host_of = {}) {
+// Takes steps on all ranks; `step` runs a batch and its step.
+using EngineStep = std::function<StepResult(Engine&, Communicator&, int64_t step)>;
+inline ToyOutcome train_by(const ToyJob& job, int64_t steps, const EngineStep& step,
+                           const EngineBody& inspect = {}) {
   ToyOutcome outcome;
-  std::mutex mutex;
-  const auto train = [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-    toy_initialize(*engine);
-    std::vector<double> norms;
-    for (int64_t step = 0; step < steps; ++step) {
-      norms.push_back(toy_step(*engine, comm, config, step, step == overflow_at).grad_norm);
-    }
-    const uint64_t hash = engine->states().parameter_hash();
-    if (inspect) inspect(*engine, *device, comm);
-    const std::lock_guard lock(mutex);
-    if (comm.rank() == 0) outcome = {hash, norms, engine->states().progress().skipped_steps};
-  };
-  run_ranks(world_size, train, std::chrono::seconds(30), host_of);
+  run_engines(job, [&](Engine& engine, Communicator& comm) {
+    ToyOutcome own;
+    for (int64_t i = 0; i < steps; ++i) own.norms.push_back(step(engine, comm, i).grad_norm);
+    own.hash = engine.states().parameter_hash();
+    own.skipped = engine.states().progress().skipped_steps;
+    if (inspect) inspect(engine, comm);
+    if (comm.rank() == 0) outcome = own;
+  });
   return outcome;
+}
+
+inline ToyOutcome toy_train(const Config& config, int world_size, int64_t steps = 4,
+                            int64_t overflow_at = -1, const EngineBody& inspect = {},
+                            const HostOf& host_of = {}) {
+  const auto step = [&](Engine& engine, Communicator& comm, int64_t i) {
+    return toy_step(engine, comm, config, i, i == overflow_at);
+  };
+  return train_by({config, world_size, host_of}, steps, step, inspect);
+}
+
+// An optimizer of the caller's: plain SGD.
+inline Engine::ShardUpdate descent(float rate) {
+  return [rate](std::span<const StateInterval> parts) {
+    for (const StateInterval& part : parts) {
+      for (int64_t i = 0; i < part.numel; ++i) {
+        part.master.as<float>()[i] -= rate * part.grad.as<float>()[i];
+      }
+    }
+  };
+}
+
+// Further steps change neither the memory that is held nor its peaks.
+inline void expect_steps_allocate_nothing(Engine& engine, Communicator& comm,
+                                          const Config& config) {
+  const auto uses = [&] {
+    std::vector<std::tuple<std::string_view, int64_t, int64_t>> all;
+    for (int i = 0; i < kMemoryCategories; ++i) {
+      const auto category = static_cast<MemoryCategory>(i);
+      const MemoryUse use = engine.device().memory_use(category);
+      all.emplace_back(name_of(category), use.live_bytes, use.peak_bytes);
+    }
+    return all;
+  };
+  toy_step(engine, comm, config, 0);
+  const auto before = uses();
+  for (int64_t step = 1; step < 4; ++step) toy_step(engine, comm, config, step);
+  EXPECT_EQ(uses(), before);
 }
 
 inline void expect_same(const ToyOutcome& got, const ToyOutcome& expected,

@@ -2,12 +2,13 @@
 
 #include "tests/common.h"
 #include "tests/harness.h"
-#include "tests/zero/toy_model.h"
+#include "tests/zero/toy_run.h"
 #include "zerorun/engine.h"
 
 namespace zerorun::trajectory {
 namespace {
 
+using testing::run_engines;
 using testing::run_ranks;
 using testing::ToyModel;
 
@@ -52,38 +53,30 @@ constexpr int kSteps = 5;
 Outcome train(const Setting& setting) {
   Outcome outcome;
   std::mutex mutex;
-  run_ranks(setting.world_size, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine =
-        Engine::create(config_of(setting), *device, comm, ToyModel::specs(), ToyModel::groups());
-    engine->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
-      for (size_t i = 0; i < out.size(); ++i) {
-        out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
-      }
-    });
+  const testing::ToyJob job{config_of(setting), setting.world_size, {}, ToyModel::specs()};
+  run_engines(job, [&](Engine& engine, Communicator& comm) {
     const auto uses = [&](const std::string& module, int rank) {
       return !setting.expert_on_rank_zero_only || module != "expert" || rank == 0;
     };
     StepResult result;
     for (int64_t step = 0; step < kSteps; ++step) {
       for (int64_t micro = 0; micro < setting.accumulation; ++micro) {
-        const bool due = ToyModel::micro_step(*engine, comm.rank(), micro, step, uses);
+        const bool due = ToyModel::micro_step(engine, comm.rank(), micro, step, uses);
         EXPECT_EQ(due, micro + 1 == setting.accumulation);
       }
-      result = engine->step();
+      result = engine.step();
       EXPECT_TRUE(result.applied);
     }
-    const uint64_t hash = engine->states().parameter_hash();
+    const uint64_t hash = engine.states().parameter_hash();
     std::vector<std::vector<float>> parameters;
-    for (ParameterId id = 0; id < static_cast<ParameterId>(engine->parameters().size()); ++id) {
-      const ModuleId module =
-          engine->module_id(engine->parameters()[static_cast<size_t>(id)].module);
-      engine->gather(module);
+    for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
+      const ModuleId module = engine.module_id(engine.parameters()[static_cast<size_t>(id)].module);
+      engine.gather(module);
       std::vector<float>& values = parameters.emplace_back();
-      for (int64_t i = 0; i < engine->numel(id); ++i) {
-        values.push_back(ToyModel::load(engine->parameter(id), i));
+      for (int64_t i = 0; i < engine.numel(id); ++i) {
+        values.push_back(ToyModel::load(engine.parameter(id), i));
       }
-      engine->release(module);
+      engine.release(module);
     }
     const std::lock_guard lock(mutex);
     if (comm.rank() == 0) outcome = {hash, result.grad_norm, parameters};
@@ -275,30 +268,23 @@ TEST(Trajectory, ClippingToAlmostNothingFreezesWhatDoesNotDecay) {
 
 TEST(Trajectory, ANonFiniteGradientSkipsTheStepOnEveryRank) {
   for (int stage = 0; stage <= 3; ++stage) {
-    run_ranks(2, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      const auto engine = Engine::create(config_of({.stage = stage, .dtype = DType::bf16}), *device,
-                                         comm, ToyModel::specs(), ToyModel::groups());
-      engine->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
-        for (size_t i = 0; i < out.size(); ++i) {
-          out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
-        }
-      });
-      const uint64_t before = engine->states().parameter_hash();
-      const ParameterId bad = engine->parameter_id("h.1.bias");
-      engine->gather(engine->module_id("h.1"));
-      const GradientView view = engine->gradient(bad);
-      for (int64_t i = 0; i < engine->numel(bad); ++i) ToyModel::store(view.view, i, 1.0F);
+    const Config config = config_of({.stage = stage, .dtype = DType::bf16});
+    run_engines({config}, [&](Engine& engine, Communicator& comm) {
+      const uint64_t before = engine.states().parameter_hash();
+      const ParameterId bad = engine.parameter_id("h.1.bias");
+      engine.gather(engine.module_id("h.1"));
+      const GradientView view = engine.gradient(bad);
+      for (int64_t i = 0; i < engine.numel(bad); ++i) ToyModel::store(view.view, i, 1.0F);
       if (comm.rank() == 1) ToyModel::store(view.view, 5, INFINITY);
-      engine->grad_ready(bad);
-      engine->release(engine->module_id("h.1"));
-      engine->end_micro_step();
-      EXPECT_FALSE(engine->step().applied);
-      EXPECT_EQ(engine->states().progress().step_count, 0);
-      EXPECT_EQ(engine->states().parameter_hash(), before);
-      ToyModel::micro_step(*engine, comm.rank(), 0, 0);
-      EXPECT_TRUE(engine->step().applied);
-      EXPECT_NE(engine->states().parameter_hash(), before);
+      engine.grad_ready(bad);
+      engine.release(engine.module_id("h.1"));
+      engine.end_micro_step();
+      EXPECT_FALSE(engine.step().applied);
+      EXPECT_EQ(engine.states().progress().step_count, 0);
+      EXPECT_EQ(engine.states().parameter_hash(), before);
+      ToyModel::micro_step(engine, comm.rank(), 0, 0);
+      EXPECT_TRUE(engine.step().applied);
+      EXPECT_NE(engine.states().parameter_hash(), before);
     });
   }
 }

@@ -21,7 +21,6 @@
 #include "tools/plan/simulation.h"
 #include "tools/plan/workload.h"
 #include "tools/terminal/byte_size.h"
-#include "zero/groups/zeropp.h"
 #include "zero/memory_plan.h"
 #include "zero/partition/sharding.h"
 

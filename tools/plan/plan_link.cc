@@ -5,7 +5,7 @@
 #include "tools/plan/cluster.h"
 #include "tools/plan/step_calls.h"
 #include "tools/terminal/byte_size.h"
-#include "zero/partition/sharded_model.h"
+#include "zero/memory_plan.h"
 
 namespace zerorun {
 

@@ -8,7 +8,6 @@
 #include "checkpoint/files/layout.h"
 #include "checkpoint/format/manifest.h"
 #include "tools/terminal/byte_size.h"
-#include "zero/groups/zeropp.h"
 #include "zero/memory_plan.h"
 #include "zero/partition/sharding.h"
 

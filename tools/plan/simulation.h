@@ -6,7 +6,7 @@
 #include <string>
 
 #include "tools/plan/cluster.h"
-#include "zero/partition/sharded_model.h"
+#include "zero/memory_plan.h"
 #include "zerorun/config.h"
 #include "zerorun/engine.h"
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "zero/partition/sharded_model.h"
+#include "zero/memory_plan.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun {

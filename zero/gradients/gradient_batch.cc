@@ -1,5 +1,6 @@
 #include "zero/gradients/gradient_batch.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/check.h"
@@ -17,6 +18,38 @@ std::vector<int> trainable_buckets(std::span<const Bucket> buckets) {
 }
 
 }  // namespace
+
+BucketSchedule::BucketSchedule(std::vector<int> order) : order_(std::move(order)) {}
+
+std::optional<int> BucketSchedule::next() const {
+  return next_ < order_.size() ? std::optional(order_[next_]) : std::nullopt;
+}
+
+void BucketSchedule::end_round(bool learn) {
+  if (learn) {
+    proposal_ = arrivals_;
+    for (const int bucket : order_) {
+      if (std::find(arrivals_.begin(), arrivals_.end(), bucket) == arrivals_.end()) {
+        proposal_.push_back(bucket);
+      }
+    }
+  }
+  arrivals_.clear();
+  next_ = 0;
+}
+
+bool BucketSchedule::wants_change() const {
+  if (proposal_.empty() || proposal_ == order_) return false;
+  return !changed_ || proposal_ == previous_;
+}
+
+void BucketSchedule::end_batch(std::span<const int64_t> agreed) {
+  if (!agreed.empty()) {
+    order_.assign(agreed.begin(), agreed.end());
+    changed_ = true;
+  }
+  previous_ = std::exchange(proposal_, {});
+}
 
 GradientBatch::GradientBatch(const Sharding& sharding, Buckets& buckets)
     : buckets_(buckets),
@@ -104,12 +137,12 @@ Bucket* GradientBatch::next() const {
   return index && !stays_local() ? &buckets_[*index] : nullptr;
 }
 
-Bucket* GradientBatch::take_ready() {
+Bucket* GradientBatch::pop_ready() {
   const Bucket* const bucket = next();
-  return bucket != nullptr && bucket->grads.incomplete == 0 ? take_next() : nullptr;
+  return bucket != nullptr && bucket->grads.incomplete == 0 ? pop_next() : nullptr;
 }
 
-Bucket* GradientBatch::take_next() {
+Bucket* GradientBatch::pop_next() {
   Bucket* const bucket = next();
   if (bucket != nullptr) schedule_.advance();
   return bucket;

@@ -1,13 +1,18 @@
 #include "zero/gradients/gradient_norm.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <vector>
 
+#include "core/check.h"
 #include "core/wait_clock.h"
 #include "device/soon.h"
 #include "device/staging.h"
+#include "zerorun/exact_sum.h"
 
 namespace zerorun {
 
@@ -58,7 +63,7 @@ std::vector<SquaresSegment> GradientNorm::segments_of(const Bucket& bucket, Tens
                                                       int64_t begin) const {
   std::vector<SquaresSegment> segments;
   for (const Interval& part : bucket.owned_intervals(begin, reduced.numel)) {
-    if (!context_.sharding.specs[static_cast<size_t>(part.parameter)].counted) continue;
+    if (!context_.sharding.spec(part.parameter).counted) continue;
     segments.push_back({.begin = part.offset - bucket.stored.begin - begin, .numel = part.numel});
   }
   return segments;
@@ -70,7 +75,7 @@ void GradientNorm::restart(Stream& stream) {
   context_.device.fill(stream, view_, 0.0F);
 }
 
-void GradientNorm::start(Stream& stream, const Votes& votes, const std::optional<StepRule>& rule) {
+void GradientNorm::start(Stream& stream, const Votes& votes, const StepRule& rule) {
   Device& device = context_.device;
   const int64_t order = votes.gather_order;
   const size_t own = own_votes();
@@ -80,7 +85,7 @@ void GradientNorm::start(Stream& stream, const Votes& votes, const std::optional
   votes_[own] = votes.new_order ? 1 : 0;
   votes_[own + 1] = order;
   votes_[own + 2] = order * order;
-  votes_[vote_count() + static_cast<size_t>(context_.groups.job().rank())] = told_;
+  votes_[vote_count() + static_cast<size_t>(context_.groups.job().rank())] = votes.shares;
   const auto tail = static_cast<int64_t>(votes_.size());
   device.upload(stream, votes_.data(), view_.slice(view_.numel - tail, tail));
   if (has_host_) {
@@ -90,15 +95,13 @@ void GradientNorm::start(Stream& stream, const Votes& votes, const std::optional
   device.fill(stream, sum_, 0.0F);  // no votes: what is aborted decides for no step
   context_.groups.job().all_reduce(view_, sum_, ReduceOp::sum, Output::overwrite, stream,
                                    "gradient norm");
-  if (rule) {
-    const TensorView all_votes = sum_.slice(sum_.numel - tail, tail);
-    device.decide(stream,
-                  {.words = sum_.slice(0, (has_host_ ? int64_t{2} : 1) * ExactSum::kWords),
-                   .votes = all_votes.slice(0, kCommonVotes),
-                   .same = all_votes.slice(static_cast<int64_t>(own) + 1, 2),
-                   .ranks = context_.sharding.place.world_size},
-                  *rule, decision());
-  }
+  const TensorView all_votes = sum_.slice(sum_.numel - tail, tail);
+  device.decide(stream,
+                {.words = sum_.slice(0, sum_.numel - tail),
+                 .votes = all_votes.slice(0, kCommonVotes),
+                 .same = all_votes.slice(static_cast<int64_t>(own) + 1, 2),
+                 .ranks = context_.sharding.place.world_size},
+                rule, decision());
   device.download(stream, sum_, found_.data());
   found_all_ = stream.record();
   device.fill(stream, view_, 0.0F);
@@ -129,13 +132,93 @@ GradientNorm::Result GradientNorm::read() {
   }
   const std::span<const int64_t> total = words.last(votes_.size());
   const size_t own = own_votes();
-  return {.norm = std::sqrt(sum.value()),
-          .finite = sum.non_finite_terms() == 0,
-          .any = total[0] > 0,
-          .late = total[1] > 0,
-          .new_order = total[own] > 0,
-          .same_gathers =
-              all_equal(context_.sharding.place.world_size, total[own + 1], total[own + 2])};
+  return {
+      .norm = std::sqrt(sum.value()),
+      .finite = sum.non_finite_terms() == 0,
+      .any = total[0] > 0,
+      .late = total[1] > 0,
+      .new_order = total[own] > 0,
+      .same_gathers = all_equal(context_.sharding.place.world_size, total[own + 1], total[own + 2]),
+      .shares = total.last(ranks())};
+}
+
+GradientInspector::GradientInspector(const EngineContext& context)
+    : context_(context),
+      words_(context.device.allocate(ExactSum::kWords * sizeof(int64_t), MemoryCategory::other)) {}
+
+void GradientInspector::look_at(const Bucket& bucket, TensorView gradient) {
+  for (const Placement& placement : bucket.layout.placements) {
+    if (first_ && first_->parameter <= placement.parameter) continue;
+    const TensorView part = gradient.slice(placement.offset, placement.numel);
+    if (!is_finite(part)) first_ = examine(placement.parameter, part);
+  }
+}
+
+bool GradientInspector::is_finite(TensorView gradient) {
+  Stream& stream = context_.device.inline_stream();
+  const TensorView view = view_of(words_, DType::int64, ExactSum::kWords);
+  std::array<int64_t, ExactSum::kWords> words{};
+  context_.device.fill(stream, view, 0.0F);
+  const SquaresSegment all{.numel = gradient.numel};
+  context_.device.sum_of_squares(stream, gradient, {&all, 1}, view);
+  context_.device.download(stream, view, words.data());
+  stream.synchronize();
+  return ExactSum::from_words(words).non_finite_terms() == 0;
+}
+
+GradientInspector::Finding GradientInspector::examine(ParameterId parameter, TensorView gradient) {
+  Stream& stream = context_.device.inline_stream();
+  const Buffer wide = context_.device.allocate(static_cast<size_t>(gradient.numel) * sizeof(float),
+                                               MemoryCategory::other);
+  const TensorView view = view_of(wide, DType::fp32, gradient.numel);
+  std::vector<float> values(static_cast<size_t>(gradient.numel));
+  context_.device.cast(stream, gradient, view);
+  context_.device.download(stream, view, values.data());
+  stream.synchronize();
+  Finding finding{.parameter = parameter};
+  for (const float value : values) {
+    finding.nan = finding.nan || std::isnan(value);
+    if (std::isfinite(value)) {
+      finding.largest_finite = std::max(finding.largest_finite, std::abs(double{value}));
+    }
+  }
+  return finding;
+}
+
+std::string GradientInspector::report(Stream& stream) {
+  constexpr size_t kMaxName = 200;
+  constexpr int64_t kNobody = std::numeric_limits<int64_t>::max();
+  Communicator& job = context_.groups.job();
+  const auto agree = [&](std::span<int64_t> values, ReduceOp op) {
+    const TensorView view = view_of(values);
+    job.all_reduce(view, view, op, Output::overwrite, stream, "non-finite gradient").synchronize();
+  };
+  const int64_t ranks = job.world_size();
+  const int64_t own = first_ ? first_->parameter * ranks + job.rank() : kNobody;
+  std::array<int64_t, 1> lowest = {own};
+  agree(lowest, ReduceOp::min);
+  // Bits of doubles that are not negative have the doubles' order.
+  std::array<int64_t, 2> details = {0, 0};
+  std::array<int64_t, kMaxName> letters{};  // other ranks may have another part of the model
+  if (first_ && own == lowest[0]) {
+    details = {first_->nan ? 1 : 0, std::bit_cast<int64_t>(first_->largest_finite)};
+    const std::string& name = context_.sharding.spec(first_->parameter).name;
+    std::copy_n(name.begin(), std::min(name.size(), kMaxName), letters.begin());
+  }
+  agree(details, ReduceOp::max);
+  agree(letters, ReduceOp::max);
+  first_.reset();
+  if (lowest[0] == kNobody) {
+    return fmt::format("the gradient of each rank is finite, but not their sum in {}",
+                       name_of(context_.sharding.precision.accum_dtype));
+  }
+  std::string name;
+  for (const int64_t letter : letters) {
+    if (letter != 0) name.push_back(static_cast<char>(letter));
+  }
+  return fmt::format("the gradient of {} has {} on rank {} (largest finite magnitude {:.3g})", name,
+                     details[0] != 0 ? "nan" : "inf", lowest[0] % ranks,
+                     std::bit_cast<double>(details[1]));
 }
 
 }  // namespace zerorun

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "offload/host_pipeline.h"
@@ -28,12 +29,13 @@ class GradientNorm {
   // Resets the sum, after the work submitted to the stream.
   void restart(Stream& stream);
 
-  // What this rank tells the others together with the sum, instead of in collectives of its own.
+  // What this rank sends to the others with the sum, instead of in collectives of its own.
   struct Votes {
     bool any = false;          // this rank had a gradient since the last step
     bool late = false;         // a gradient came after its bucket was reduced
     bool new_order = false;    // this rank proposes another order of buckets
     int64_t gather_order = 0;  // ParameterGatherer::order_hash
+    int64_t shares = 0;        // StragglerWatch::end_step
   };
   struct Result {
     double norm = 0.0;  // of the sum over ranks and micro-steps
@@ -44,16 +46,13 @@ class GradientNorm {
     // Votes of the ranks that have the same part of the model as this rank.
     bool new_order = false;
     bool same_gathers = true;  // all had the same gather_order
+    // Votes::shares of all ranks of the job, until the next read().
+    std::span<const int64_t> shares;
   };
   // start() begins the collective of a step: it adds the sums of all ranks and resets this rank's
-  // sum. read() waits for the result. With a rule, the device also computes the decision about the
-  // step.
-  void start(Stream& stream, const Votes& votes, const std::optional<StepRule>& rule = {});
+  // sum. The device then computes the decision about the step. read() waits for the result.
+  void start(Stream& stream, const Votes& votes, const StepRule& rule);
   Result read();
-  // This rank's word about itself, which start() sends along from now on, and, after read(), those
-  // of all ranks of the job.
-  void tell(int64_t word) { told_ = word; }
-  std::span<const int64_t> told() const { return found_words().last(ranks()); }
   // The decision about the sum that was started last, for Device::update. It is valid after the
   // work submitted to the stream.
   TensorView decision() const { return view_of(decision_, DType::fp32, 2); }
@@ -91,8 +90,33 @@ class GradientNorm {
   TensorView sum_;   // sum over the ranks
   Buffer host_;      // words of the sum of what is on the host, if anything may be
   std::vector<int64_t> votes_;  // and the ranks' words
-  int64_t told_ = 0;
   Event host_done_;
+};
+
+// Finds which parameter's gradient was not finite, and on which rank. It costs a pass over the
+// gradient, so it is used only while the next overflow would end the training (the loss scale
+// cannot become smaller).
+class GradientInspector {
+ public:
+  explicit GradientInspector(const EngineContext& context);
+
+  // Examines this rank's own gradient of the bucket, before the reduction.
+  void look_at(const Bucket& bucket, TensorView gradient);
+  // Returns the message about the gradient that was not finite, and forgets it. Collective.
+  std::string report(Stream& stream);
+
+ private:
+  struct Finding {
+    ParameterId parameter = 0;
+    bool nan = false;
+    double largest_finite = 0.0;  // magnitude
+  };
+  bool is_finite(TensorView gradient);
+  Finding examine(ParameterId parameter, TensorView gradient);
+
+  const EngineContext& context_;
+  Buffer words_;
+  std::optional<Finding> first_;  // of the lowest parameter
 };
 
 }  // namespace zerorun

@@ -4,8 +4,6 @@
 #include <tuple>
 #include <utility>
 
-#include "core/check.h"
-
 namespace zerorun {
 
 namespace {
@@ -25,15 +23,10 @@ GradientPool::GradientPool(Device& device, const RankGroups& groups, DType dtype
     : device_(device), dtype_(dtype) {
   const int64_t numel = slot_numel * slots + small_numel;
   const size_t nbytes = static_cast<size_t>(numel) * size_of(dtype);
-  if (device.is_host()) {  // ranks of a host add gradients where they are
-    Communicator& adds = adds_within_host(groups);
-    std::optional<Buffer> arena = adds.allocate(nbytes, Sharing::per_rank);
-    ZR_CHECK(arena, "transport {} gives no per-rank memory", adds.transport());
-    arena_ = std::move(*arena);
-    ledger_entry_ = device.account(nbytes, MemoryCategory::buckets);
-  } else {
-    arena_ = device.allocate(nbytes, MemoryCategory::buckets);
-  }
+  // Ranks of a host add gradients where they are.
+  arena_ = device.is_host() ? allocate_shared(device, adds_within_host(groups), nbytes,
+                                              Sharing::per_rank, MemoryCategory::buckets)
+                            : device.allocate(nbytes, MemoryCategory::buckets);
   const TensorView all = view_of(arena_, dtype, numel);
   const auto add = [&](int64_t begin, int64_t count) {
     Slot slot;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -45,7 +44,6 @@ class GradientPool {
   Device& device_;
   const DType dtype_;
   Buffer arena_;
-  std::shared_ptr<void> ledger_entry_;
   std::vector<Slot> slots_;
   int64_t releases_ = 0;
 };

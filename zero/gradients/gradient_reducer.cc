@@ -8,11 +8,13 @@
 namespace zerorun {
 
 GradientReducer::GradientReducer(const EngineContext& context, Buckets& buckets,
-                                 StepControl& control, Stream& stream, Offload* offload)
+                                 const StepDecider& decider, Stream& stream, Offload* offload)
     : context_(context),
       buckets_(buckets),
       batch_(context.sharding, buckets),
-      control_(control),
+      decider_(decider),
+      norm_(context),
+      inspector_(context),
       stream_(stream),
       offload_(offload) {
   const GradientPools pools = gradient_pools(context.sharding, buckets);
@@ -66,7 +68,7 @@ GradientView GradientReducer::place_contribution(ParameterId parameter) {
 void GradientReducer::reduce(Bucket& bucket) {
   BucketGradients& gradients = bucket.grads;
   gradients.state = BucketGradients::State::reduced;
-  control_.inspector().look_at(bucket, gradients.filled);
+  if (decider_.next_overflow_is_fatal()) inspector_.look_at(bucket, gradients.filled);
   const TensorView outgoing = prepare(gradients);
   stream_.wait(context_.device.inline_stream().record());
   Output output = batch_.is_first_reduction() ? Output::overwrite : Output::accumulate;
@@ -124,11 +126,10 @@ Event GradientReducer::store(Bucket& bucket, TensorView reduced) {
     context_.device.cast(stream_, sum, gradients.reduced.slice(0, sum.numel));
   }
   if (!bucket.stored.offloaded) {
-    if (last) control_.norm().add(bucket, reduced, 0, stream_);
+    if (last) norm_.add(bucket, reduced, 0, stream_);
     return stream_.record();
   }
-  if (last && first)
-    control_.norm().add(bucket, reduced, 0, stream_);  // the sum is what was just reduced
+  if (last && first) norm_.add(bucket, reduced, 0, stream_);  // the sum is what was just reduced
   Event taken = offload_->gradients->take(bucket, reduced,
                                           first ? Output::overwrite : Output::accumulate, stream_);
   if (last && !first) add_stored(bucket);
@@ -138,11 +139,11 @@ Event GradientReducer::store(Bucket& bucket, TensorView reduced) {
 void GradientReducer::add_stored(const Bucket& bucket) {
   const TensorView reduced = bucket.grads.reduced;
   if (!bucket.stored.offloaded) {
-    control_.norm().add(bucket, reduced, 0, stream_);
+    norm_.add(bucket, reduced, 0, stream_);
     return;
   }
-  control_.norm().add(bucket, reduced.slice(0, bucket.stored.host_from), 0, stream_);
-  control_.norm().add_host(bucket, *offload_->pipeline);
+  norm_.add(bucket, reduced.slice(0, bucket.stored.host_from), 0, stream_);
+  norm_.add_host(bucket, *offload_->pipeline);
 }
 
 TensorView GradientReducer::whole(ParameterId parameter) {
@@ -157,13 +158,13 @@ void GradientReducer::measure() {
   wait();
   if (!norm_begun_) return;  // the batch's last micro-step will
   stream_.wait(context_.device.inline_stream().record());
-  control_.norm().restart(stream_);
+  norm_.restart(stream_);
   for (const int index : batch_.schedule().order()) add_stored(buckets_[index]);
 }
 
 void GradientReducer::reduce_rest() {
   begin_round();
-  while (Bucket* const bucket = batch_.take_next()) {
+  while (Bucket* const bucket = batch_.pop_next()) {
     if (bucket->grads.state == BucketGradients::State::empty) open(*bucket);
     fill_missing(*bucket);
     reduce(*bucket);
@@ -185,18 +186,18 @@ void GradientReducer::reduce_late_now() {
   late_.agreed = true;
 }
 
-GradientNorm::Result GradientReducer::finish(int64_t gather_order,
+GradientNorm::Result GradientReducer::finish(int64_t gather_order, int64_t shares,
                                              const SubmitUpdate& submit_update) {
   GradientNorm::Votes votes = {
       .any = batch_.has_gradient(),
       .late = !late_.gradients.empty(),
       .new_order = context_.sharding.place.rank == 0 && batch_.schedule().wants_change(),
-      .gather_order = gather_order};
-  GradientNorm& norm = control_.norm();
+      .gather_order = gather_order,
+      .shares = shares};
   while (true) {
-    norm.start(stream_, votes, submit_update ? std::optional(control_.rule()) : std::nullopt);
-    if (submit_update) submit_update(norm.decision());
-    const GradientNorm::Result result = norm.read();
+    norm_.start(stream_, votes, decider_.rule());
+    if (submit_update) submit_update();
+    const GradientNorm::Result result = norm_.read();
     if (!result.late) {
       end_batch(result.new_order);
       return result;
@@ -224,7 +225,7 @@ void GradientReducer::reduce_late() {
 
 void GradientReducer::drop() {
   wait();
-  control_.norm().restart(stream_);
+  norm_.restart(stream_);
   late_.gradients.clear();
   end_batch(false);
 }
@@ -258,7 +259,7 @@ void GradientReducer::begin_round() {
   const bool moves = reduces_in_place(context_.sharding) && sum_in_place_;
   if (moves) allocate_earlier_sums();
   batch_.open();
-  if (std::exchange(norm_begun_, false)) control_.norm().restart(stream_);
+  if (std::exchange(norm_begun_, false)) norm_.restart(stream_);
   if (moves) move_earlier_sums();
 }
 

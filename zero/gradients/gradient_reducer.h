@@ -6,10 +6,11 @@
 #include <span>
 #include <vector>
 
+#include "amp/step_decider.h"
 #include "zero/gradients/gradient_batch.h"
+#include "zero/gradients/gradient_norm.h"
 #include "zero/gradients/gradient_pool.h"
 #include "zero/gradients/quantized_reduction.h"
-#include "zero/gradients/step_control.h"
 #include "zero/groups/engine_context.h"
 #include "zero/partition/bucket.h"
 #include "zero/storage/offload.h"
@@ -27,13 +28,16 @@ namespace zerorun {
 // is reduced.
 class GradientReducer {
  public:
-  // `control`: its inspector sees each bucket before the reduction, its norm each reduced bucket of
-  // the batch's last round. `offload`: null if nothing is offloaded.
-  GradientReducer(const EngineContext& context, Buckets& buckets, StepControl& control,
+  // `offload`: null if nothing is offloaded.
+  GradientReducer(const EngineContext& context, Buckets& buckets, const StepDecider& decider,
                   Stream& stream, Offload* offload);
 
   GradientBatch& batch() { return batch_; }
   const GradientBatch& batch() const { return batch_; }
+  // Of each reduced bucket of the batch's last round.
+  GradientNorm& norm() { return norm_; }
+  // Sees each bucket before the reduction, if the next overflow would be fatal.
+  GradientInspector& inspector() { return inspector_; }
 
   // See Engine::gradient.
   GradientView gradient(ParameterId parameter);
@@ -48,14 +52,15 @@ class GradientReducer {
   // See EngineHooks::reduce_late_gradients.
   void reduce_late_now();
 
-  // Submits device work that follows the decision about the step but is enqueued before the host
-  // knows the norm, on the reducer's stream. It is called again if late gradients changed the norm.
-  using SubmitUpdate = std::function<void(TensorView decision)>;
+  // Submits the update, which follows the decision about the step (GradientNorm::decision).
+  using SubmitUpdate = std::function<void()>;
   // Computes the norm of the reduced gradient, with one collective in an ordinary step. If a
   // gradient came after its bucket was reduced, on any rank, all ranks reduce such gradients in one
-  // more round. Ends the batch and adopts another schedule if rank 0 proposes one. `gather_order`:
-  // see GradientNorm::Votes. `submit_update` may be empty.
-  GradientNorm::Result finish(int64_t gather_order, const SubmitUpdate& submit_update);
+  // more round. Ends the batch and adopts another schedule if rank 0 proposes one. `gather_order`
+  // and `shares`: see GradientNorm::Votes. `submit_update`, if not empty, is called before the host
+  // knows the norm, and again if late gradients changed it.
+  GradientNorm::Result finish(int64_t gather_order, int64_t shares,
+                              const SubmitUpdate& submit_update);
   // Discards the gradients of the batch. Not within a round.
   void drop();
   // See EngineHooks::whole_gradient. Waits for all reductions.
@@ -103,7 +108,9 @@ class GradientReducer {
   const EngineContext& context_;
   Buckets& buckets_;
   GradientBatch batch_;
-  StepControl& control_;
+  const StepDecider& decider_;
+  GradientNorm norm_;
+  GradientInspector inspector_;
   Stream& stream_;
   Offload* const offload_;
   std::optional<QuantizedReduction> quantized_;

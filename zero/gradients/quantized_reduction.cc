@@ -17,10 +17,6 @@ bool exchanges_within(const Sharding& sharding) {
   return sharding.place.host_ranks > 1 && !sharding.computes_on_host;
 }
 
-int64_t bytes_for(int64_t numel, DType dtype) {
-  return numel * static_cast<int64_t>(size_of(dtype));
-}
-
 // Elements of what the hops of a bucket lose.
 struct LostNumel {
   int64_t within = 0;
@@ -49,7 +45,7 @@ int64_t hop_nbytes(const Sharding& sharding, int64_t numel) {
 }
 
 int64_t partial_nbytes(const Sharding& sharding, int64_t numel) {
-  return sharding.place.host_ranks > 1 ? bytes_for(numel / sharding.place.host_ranks, DType::fp32)
+  return sharding.place.host_ranks > 1 ? nbytes_of(numel / sharding.place.host_ranks, DType::fp32)
                                        : 0;
 }
 
@@ -63,7 +59,7 @@ QuantizedReduction::Sizes QuantizedReduction::sizes(const Sharding& sharding,
   sizes.buffers = partial_nbytes(sharding, numel) + 2 * hop_nbytes(sharding, numel);
   for (const Bucket& bucket : buckets) {
     const LostNumel lost = lost_numel(sharding, bucket);
-    sizes.lost += bytes_for(lost.within + lost.across, DType::fp32);
+    sizes.lost += nbytes_of(lost.within + lost.across, DType::fp32);
   }
   return sizes;
 }

@@ -3,6 +3,7 @@
 
 #include <fmt/ranges.h>
 
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -10,8 +11,6 @@
 #include "comm/agreement.h"
 #include "comm/group_communicator.h"
 #include "core/check.h"
-#include "core/log.h"
-#include "zero/groups/zeropp.h"
 #include "zero/partition/sharding.h"
 
 namespace zerorun {
@@ -157,6 +156,24 @@ void add_hops(EngineContext& context) {
 }
 
 }  // namespace
+
+Buffer allocate_shared(Device& device, Communicator& ranks, size_t nbytes, Sharing sharing,
+                       MemoryCategory category) {
+  std::optional<Buffer> memory = ranks.allocate(nbytes, sharing);
+  ZR_CHECK(memory || sharing == Sharing::per_host, "transport {} gives no per-rank memory",
+           ranks.transport());
+  if (!memory) return {};
+  const auto parts = static_cast<size_t>(ranks.world_size());
+  const size_t own = sharing == Sharing::per_host ? nbytes / parts : nbytes;
+  struct Counted {
+    std::shared_ptr<void> entry;
+    Buffer memory;
+  };
+  auto counted =
+      std::make_shared<Counted>(Counted{device.account(own, category), std::move(*memory)});
+  std::byte* const data = counted->memory.data();
+  return {data, nbytes, [counted = std::move(counted)] {}};
+}
 
 EngineContext make_context(const Config& config, std::span<const ParameterSpec> specs,
                            const Optimizer& rule, Device& device, Communicator& comm,

@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "core/log.h"
 #include "zero/partition/sharding.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
@@ -51,7 +52,14 @@ struct EngineContext {
   Sharding sharding;
   Device& device;
   RankGroups groups;
+
+  Logger log() const { return {sharding.place.rank, sharding.place.world_size}; }
 };
+
+// Allocates memory that `ranks` share and `device` counts; empty if the transport does not support
+// it, which only per_host may mean. Collective.
+Buffer allocate_shared(Device& device, Communicator& ranks, size_t nbytes, Sharing sharing,
+                       MemoryCategory category);
 
 // Makes the sharding of `config` and its groups of ranks. Collective. Throws ConfigError like
 // make_sharding.

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "core/check.h"
-#include "core/log.h"
 #include "zerorun/out_of_memory.h"
 
 namespace zerorun {
@@ -38,6 +37,37 @@ std::string room_advice(const ZeroConfig& zero, std::vector<int64_t> numels) {
 
 }  // namespace
 
+void GatherOrder::record(ModuleId module) {
+  if (last_.second >= 0) successor_[last_] = module;
+  last_ = {last_.second, module};
+  Use& use = uses_.at(static_cast<size_t>(module));
+  if (use.pair.second >= 0) distance_[use.pair] = used_ - use.end;
+  used_ += numels_[static_cast<size_t>(module)];
+  use = {last_, used_};
+}
+
+std::vector<ModuleId> GatherOrder::predict(int count, bool beyond_end) const {
+  std::vector<ModuleId> modules;
+  Pair at = last_;
+  for (int i = 0; i < count; ++i) {
+    const auto found = successor_.find(at);
+    if (found == successor_.end()) break;
+    const ModuleId next = found->second;
+    if (next == end_ && !beyond_end) break;
+    if (next != end_) modules.push_back(next);
+    at = {at.second, next};
+  }
+  return modules;
+}
+
+std::optional<int64_t> GatherOrder::reuse_distance(ModuleId module) const {
+  const Use& use = uses_.at(static_cast<size_t>(module));
+  const auto found = distance_.find(use.pair);
+  if (found == distance_.end()) return std::nullopt;
+  const int64_t left = found->second - (used_ - use.end);
+  return left < 0 ? std::nullopt : std::optional(left);  // another order than the last time
+}
+
 ParameterGatherer::ParameterGatherer(const EngineContext& context, std::span<Bucket> buckets,
                                      int module_count, Stream& stream,
                                      OffloadedParameters* parameters)
@@ -66,8 +96,7 @@ ParameterGatherer::ParameterGatherer(const EngineContext& context, std::span<Buc
   const std::string advice =
       moves ? room_advice(context.sharding.zero, sharded_numels(buckets, module_count))
             : std::string();
-  if (!advice.empty())
-    Logger(context.sharding.place.rank, context.sharding.place.world_size).info("{}", advice);
+  if (!advice.empty()) context.log().info("{}", advice);
 }
 
 void ParameterGatherer::use_memory(EngineHooks::FullMemory memory) {
@@ -81,7 +110,7 @@ void ParameterGatherer::gather(ModuleId id, bool step_follows) {
   const auto finish_own = [&] {
     for (int index : module.buckets) finish(bucket(index), Next::use);
   };
-  const bool is_first = module.holders++ == 0;  // held, so that what comes ahead leaves its room
+  const bool is_first = module.use_count++ == 0;  // held, so that what comes ahead leaves its room
   try {
     if (is_first) {
       order_.record(id);
@@ -95,7 +124,7 @@ void ParameterGatherer::gather(ModuleId id, bool step_follows) {
     }
     finish_own();
   } catch (...) {
-    --module.holders;
+    --module.use_count;
     throw;
   }
 }
@@ -103,8 +132,8 @@ void ParameterGatherer::gather(ModuleId id, bool step_follows) {
 void ParameterGatherer::release(ModuleId id) {
   Module& module = modules_.at(static_cast<size_t>(id));
   if (module.buckets.empty()) return;
-  ZR_CHECK(module.holders > 0, "module {} released more often than gathered", id);
-  if (--module.holders > 0) return;
+  ZR_CHECK(module.use_count > 0, "module {} released more often than gathered", id);
+  if (--module.use_count > 0) return;
   const std::optional<int64_t> distance = order_.reuse_distance(id);
   const bool soon = distance && *distance < context_.sharding.zero.max_reuse_distance;
   if (soon && live_ <= context_.sharding.zero.max_live_parameters) return;
@@ -120,7 +149,7 @@ void ParameterGatherer::invalidate() {
   }
   for (Module& module : modules_) {
     module.has_secondary = false;
-    if (module.holders > 0) continue;
+    if (module.use_count > 0) continue;
     for (int index : module.buckets) drop(bucket(index));
   }
 }
@@ -142,7 +171,7 @@ void ParameterGatherer::take_memory(const Module& module, const EngineHooks::Ful
   if (!taken.empty()) stream_.wait(context_.device.inline_stream().record());
 }
 
-bool ParameterGatherer::take_memory_ahead(const Module& module) {
+bool ParameterGatherer::take_memory_to_prefetch(const Module& module) {
   try {
     // What waits on the host is used before this, and gets the next room on the device.
     if (pinned_ == 0) {
@@ -270,16 +299,16 @@ void ParameterGatherer::drop(Bucket& bucket) {
 void ParameterGatherer::prefetch(bool step_follows) {
   const int64_t limit = context_.sharding.zero.prefetch_bucket_size;
   if (limit == 0) return;
-  int64_t ahead = 0;
+  int64_t prefetched = 0;
   for (ModuleId id : order_.predict(kPrefetchModules, !step_follows)) {
     Module& next = modules_[static_cast<size_t>(id)];
     // One module comes early whatever its size: else a block that is larger than the limit would
     // wait for its gather each time.
-    if (ahead > 0 && ahead + next.numel > limit) return;
-    ahead += next.numel;
+    if (prefetched > 0 && prefetched + next.numel > limit) return;
+    prefetched += next.numel;
     if (!is_sharded(next)) continue;
-    if (!make_room(next.numel, ahead)) return;
-    if (!take_memory_ahead(next)) return;
+    if (!make_room(next.numel, prefetched)) return;
+    if (!take_memory_to_prefetch(next)) return;
     start(next);
   }
 }
@@ -296,7 +325,7 @@ bool ParameterGatherer::make_room(int64_t numel, int64_t distance) {
   for (size_t id = 0; id < modules_.size(); ++id) {
     const Module& module = modules_[id];
     const int64_t full = full_numel(module);
-    if (module.holders > 0 || full == 0) continue;
+    if (module.use_count > 0 || full == 0) continue;
     const int64_t next = order_.reuse_distance(static_cast<ModuleId>(id)).value_or(INT64_MAX);
     if (next <= distance) continue;
     others.emplace_back(next, &module);

@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "zero/groups/engine_context.h"
-#include "zero/parameters/gather_order.h"
 #include "zero/parameters/quantized_gather.h"
 #include "zero/parameters/updated_parameters.h"
 #include "zero/partition/bucket.h"
@@ -13,6 +15,46 @@
 #include "zerorun/engine.h"
 
 namespace zerorun {
+
+// Learns the order in which modules are used and predicts the next ones, for prefetching.
+//
+// For each pair (previous module, current module) it remembers the module that followed. Forward,
+// backward, evaluation and generation pass through different pairs, so they do not disturb each
+// other's predictions. A wrong prediction costs time, never correctness.
+class GatherOrder {
+ public:
+  // `numels`: the number of elements of each module.
+  explicit GatherOrder(std::vector<int64_t> numels)
+      : end_(static_cast<ModuleId>(numels.size())), numels_(std::move(numels)) {
+    numels_.push_back(0);
+    uses_.resize(numels_.size());
+  }
+
+  void record(ModuleId module);
+  void end_micro_step() { record(end_); }
+  // Predicts up to `count` modules that follow the last recorded one, as far as they are known.
+  // Modules beyond the end of the micro-step are included only with `beyond_end`.
+  std::vector<ModuleId> predict(int count, bool beyond_end = true) const;
+  // The elements of other modules that are used before `module` is used again; nullopt if no reuse
+  // is known.
+  std::optional<int64_t> reuse_distance(ModuleId module) const;
+
+ private:
+  using Pair = std::pair<ModuleId, ModuleId>;
+  // The last use of a module, and the elements of all uses up to its end.
+  struct Use {
+    Pair pair{-1, -1};
+    int64_t end = 0;
+  };
+
+  const ModuleId end_;  // marks the end of a micro-step, as a module without elements
+  std::vector<int64_t> numels_;
+  std::vector<Use> uses_;  // by module
+  std::map<Pair, ModuleId> successor_;
+  std::map<Pair, int64_t> distance_;  // from the use at that pair to the module's next one
+  Pair last_{-1, -1};
+  int64_t used_ = 0;  // elements of all uses so far
+};
 
 // Gathers the sharded parameters of a module before they are used and releases them afterwards
 // (stage 3).
@@ -67,7 +109,7 @@ class ParameterGatherer {
   struct Module {
     std::vector<int> buckets;
     int64_t numel = 0;
-    int holders = 0;             // gathers that were not released yet
+    int use_count = 0;           // gathers that were not released yet
     bool has_secondary = false;  // the hpZ partition has the current values
   };
 
@@ -76,7 +118,7 @@ class ParameterGatherer {
   void take_memory(const Module& module, const EngineHooks::FullMemory& memory,
                    Buffer BucketParameters::*place);
   // The same for a prefetch. Returns false if it is left out for lack of memory.
-  bool take_memory_ahead(const Module& module);
+  bool take_memory_to_prefetch(const Module& module);
   // Copies a bucket that was gathered into host memory to the device.
   void upload(Bucket& bucket);
   // Starts the gathers of the module, as one operation, and those of one bucket.

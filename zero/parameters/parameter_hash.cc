@@ -16,7 +16,7 @@ constexpr int64_t kBlock = kNormBlock * 256;
 // Adds the chunks of `interval`, whose elements `view` holds.
 uint64_t hash_interval(const EngineContext& context, const Interval& interval, TensorView view,
                        std::vector<std::byte>& scratch) {
-  const std::string& name = context.sharding.specs[static_cast<size_t>(interval.parameter)].name;
+  const std::string& name = context.sharding.spec(interval.parameter).name;
   const uint64_t name_hash = XXH3_64bits(name.data(), name.size());
   uint64_t sum = 0;
   Stream& stream = context.device.inline_stream();
@@ -32,20 +32,6 @@ uint64_t hash_interval(const EngineContext& context, const Interval& interval, T
       sum += XXH3_64bits_withSeed(bytes.data, bytes.nbytes(), name_hash + index);
     }
   }
-  return sum;
-}
-
-// Adds the chunks of a chunk of this rank's shard.
-uint64_t hash_chunk(const EngineContext& context, const Bucket& bucket, const Chunk& chunk,
-                    OffloadedParameters& parameters, std::vector<std::byte>& scratch) {
-  const int64_t from = bucket.stored.begin + chunk.begin;
-  Stream& stream = context.device.host().inline_stream();
-  const TensorView stored = parameters.acquire(bucket, chunk, stream, Content::needed);
-  uint64_t sum = 0;
-  for (const Interval& part : bucket.layout.intervals(from, from + chunk.numel())) {
-    sum += hash_interval(context, part, stored.slice(part.offset - from, part.numel), scratch);
-  }
-  parameters.release(bucket, chunk, stream, false);
   return sum;
 }
 
@@ -74,29 +60,24 @@ void check_same(const EngineContext& context, Communicator& comm, uint64_t hash)
 }  // namespace
 
 uint64_t hash_parameters(const EngineContext& context, std::span<const Bucket> buckets,
-                         OffloadedParameters* parameters) {
+                         ChunkStorage& storage) {
   std::vector<std::byte> scratch;
   uint64_t own = 0;  // this rank's shards
   // All that this rank holds in full, by those who share it.
   std::vector<uint64_t> replicas(context.sharding.parts.size() + 1);
   for (const Bucket& bucket : buckets) {
-    if (bucket.moves_params) {
-      for (const Chunk& chunk : bucket.chunks) {
-        own += hash_chunk(context, bucket, chunk, *parameters, scratch);
+    for (const Chunk& chunk : bucket.chunks) {
+      const TensorView params = storage.acquire_params(bucket, chunk, Content::needed);
+      const int64_t from = bucket.stored.begin + chunk.begin;
+      for (const Interval& part : bucket.shard_intervals(chunk.begin, chunk.numel())) {
+        own += hash_interval(context, part, params.slice(part.offset - from, part.numel), scratch);
       }
-      continue;
-    }
-    const TensorView shard = bucket.params.shard;
-    const TensorView full = bucket.params.full;
-    for (const Interval& part :
-         bucket.layout.shard_intervals(context.sharding.place_of(bucket.plan.ranks).shard_rank())) {
-      own += hash_interval(context, part, shard.slice(part.offset - bucket.owned_begin, part.numel),
-                           scratch);
+      storage.release_params(bucket, chunk, false);
     }
     if (bucket.plan.shard_params) continue;
     for (const Interval& part : bucket.layout.intervals(0, bucket.layout.padded_numel())) {
       replicas[static_cast<size_t>(bucket.plan.ranks)] +=
-          hash_interval(context, part, full.slice(part.offset, part.numel), scratch);
+          hash_interval(context, part, bucket.params.full.slice(part.offset, part.numel), scratch);
     }
   }
   std::array<int64_t, 2> sum = halves(context.sharding.place.replica() == 0 ? own : 0);

@@ -99,7 +99,7 @@ std::vector<Bucket> make_buckets(const Sharding& sharding, std::span<const int64
                             bucket.quantized_gather ? kNormBlock : sharding.parameter_alignment);
     bucket.dtype = plan.dtype.value_or(sharding.precision.param_dtype);
     const auto name = [&](const SizedParameter& parameter) -> const std::string& {
-      return sharding.specs[static_cast<size_t>(parameter.parameter)].name;
+      return sharding.spec(parameter.parameter).name;
     };
     bucket.label = fmt::format("bucket {} ({} .. {})", bucket.index, name(plan.parameters.front()),
                                name(plan.parameters.back()));

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "zero/partition/chunks.h"
 #include "zero/partition/partition.h"
 #include "zero/partition/sharding.h"
 #include "zerorun/device.h"
@@ -85,9 +84,7 @@ struct Bucket {
   BucketGradients grads;
 
   // Bytes of the full bucket, including padding.
-  int64_t full_nbytes() const {
-    return layout.padded_numel() * static_cast<int64_t>(size_of(dtype));
-  }
+  int64_t full_nbytes() const { return nbytes_of(layout.padded_numel(), dtype); }
   // The intervals of parameters within `numel` elements of the stored range, from `begin` on, that
   // are in this rank's shard. (At stage 0 the stored range is larger than the shard.)
   std::vector<Interval> shard_intervals(int64_t begin, int64_t numel) const;

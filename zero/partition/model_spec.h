@@ -21,6 +21,7 @@ class ModelSpec {
   ModelSpec(std::vector<ParameterSpec> specs, size_t group_count);
 
   std::span<const ParameterSpec> specs() const { return specs_; }
+  const ParameterSpec& spec(ParameterId id) const { return specs_.at(static_cast<size_t>(id)); }
   std::span<const int64_t> numels() const { return numels_; }
   std::span<const ModuleId> modules() const { return modules_; }  // by parameter
   int module_count() const { return static_cast<int>(module_ids_.size()); }

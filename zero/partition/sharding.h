@@ -77,6 +77,7 @@ struct Sharding {
   int64_t parameter_alignment = 1;  // minimum alignment of parameters within a bucket, elements
   bool computes_on_host = true;     // true on CPU ranks
 
+  const ParameterSpec& spec(ParameterId id) const { return specs[static_cast<size_t>(id)]; }
   // `ranks`: see ParameterSpec::ranks.
   const RankPlace& place_of(int ranks) const {
     return ranks == 0 ? place : parts.at(static_cast<size_t>(ranks) - 1);
@@ -115,5 +116,27 @@ ZeroConfig at_stage(ZeroConfig zero, int stage);
 // The size of shard groups has to be a number; see resolve_groups.
 Sharding make_sharding(const Config& config, std::span<const ParameterSpec> specs,
                        const Optimizer& rule, int world_size, int rank, bool computes_on_host);
+
+// Settings of ZeRO++ (Wang et al. 2023, arXiv 2306.10209) that reduce traffic between hosts: an
+// hpZ (secondary) partition of parameters within a host, and quantized communication. They save
+// nothing if all ranks that share a copy of the model are on one host.
+
+// The keys of these settings that `zero` turns on.
+std::vector<std::string_view> zeropp_keys(const ZeroConfig& zero);
+
+// Replaces "auto" group sizes in `zero` by numbers. `ranks_per_host`: neighbouring ranks that share
+// a host. Turns off settings that save nothing there and returns their keys.
+std::vector<std::string_view> resolve_groups(ZeroConfig& zero, int world_size, int ranks_per_host);
+
+// Throws ConfigError if `groups` is above 1: quantized gradients are not supported with several
+// shard groups. `ranks`: ranks of a group, for the text.
+void check_quantized_groups(int64_t groups, int64_t ranks);
+
+// Turns on overlap_comm if ranks span hosts and the configuration does not set it. Collectives
+// between hosts mostly wait for the link and leave the cores to computation, also on CPU ranks.
+void overlap_between_hosts(ZeroConfig& zero, int world_size, int ranks_per_host);
+
+// `zero` without these settings.
+ZeroConfig without_zeropp(ZeroConfig zero);
 
 }  // namespace zerorun

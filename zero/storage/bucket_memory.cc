@@ -2,8 +2,7 @@
 
 #include <utility>
 
-#include "core/check.h"
-#include "zero/groups/zeropp.h"
+#include "zero/partition/sharding.h"
 
 namespace zerorun {
 
@@ -56,29 +55,19 @@ BucketMemory::BucketMemory(const EngineContext& context, std::span<Bucket> bucke
   }
 }
 
-std::optional<TensorView> BucketMemory::share(int64_t nbytes, Sharing sharing,
-                                              MemoryCategory category, Communicator& ranks) {
-  const auto size = static_cast<size_t>(nbytes);
-  std::optional<Buffer> buffer = ranks.allocate(size, sharing);
-  if (!buffer) return std::nullopt;
-  const auto parts = static_cast<size_t>(ranks.world_size());
-  ledger_.push_back(
-      context_.device.account(sharing == Sharing::per_host ? size / parts : size, category));
-  buffers_.push_back(std::move(*buffer));
-  return view_of(buffers_.back(), DType::uint8, nbytes);
-}
-
-TensorView BucketMemory::share_per_rank(int64_t nbytes, MemoryCategory category,
-                                        Communicator& ranks) {
+TensorView BucketMemory::share(int64_t nbytes, Sharing sharing, MemoryCategory category,
+                               Communicator& ranks) {
   if (nbytes == 0) return {};
-  const std::optional<TensorView> arena = share(nbytes, Sharing::per_rank, category, ranks);
-  ZR_CHECK(arena, "transport {} gives no per-rank memory", ranks.transport());
-  return *arena;
+  Buffer memory =
+      allocate_shared(context_.device, ranks, static_cast<size_t>(nbytes), sharing, category);
+  if (!memory) return {};
+  buffers_.push_back(std::move(memory));
+  return view_of(buffers_.back(), DType::uint8, nbytes);
 }
 
 void BucketMemory::place_replicated(std::span<Bucket> buckets, int64_t total, int ranks) {
   TensorView arena =
-      share_per_rank(total, MemoryCategory::parameters, context_.groups.shards(ranks));
+      share(total, Sharing::per_rank, MemoryCategory::parameters, context_.groups.shards(ranks));
   for (Bucket& bucket : buckets) {
     if (bucket.plan.shard_params || bucket.plan.ranks != ranks) continue;
     BucketParameters& memory = bucket.params;
@@ -95,7 +84,7 @@ void BucketMemory::place_sharded(std::span<Bucket> buckets, int64_t total, int r
   const int shards = context_.sharding.place_of(ranks).shard_ranks;
   const bool on_host = context_.sharding.offload.param.device != OffloadDevice::none;
   const MemoryCategory category = on_host ? MemoryCategory::pinned : MemoryCategory::parameters;
-  std::optional<TensorView> arena;
+  TensorView arena;
   // All or none: those that are gathered need one order among all collectives.
   const bool one_host =
       context_.groups.shards().reads_peers() && context_.groups.shards(ranks).reads_peers();
@@ -105,18 +94,20 @@ void BucketMemory::place_sharded(std::span<Bucket> buckets, int64_t total, int r
       zeropp_keys(context_.sharding.zero).empty()) {
     arena = share(total * shards, Sharing::per_host, category, context_.groups.gathers(ranks));
   }
-  const bool resident = arena.has_value();
-  if (!resident) arena = share_per_rank(total, category, context_.groups.gathers(ranks));
+  const bool resident = arena.data != nullptr;
+  if (!resident) {
+    arena = share(total, Sharing::per_rank, category, context_.groups.gathers(ranks));
+  }
   for (Bucket& bucket : buckets) {
     if (!bucket.plan.shard_params || bucket.moves_params || bucket.plan.ranks != ranks) continue;
     BucketParameters& memory = bucket.params;
     const int64_t shard_numel = bucket.layout.shard_numel;
     memory.resident = resident;
     if (resident) {
-      memory.full = take(*arena, shard_numel * shards, bucket.dtype);
+      memory.full = take(arena, shard_numel * shards, bucket.dtype);
       memory.shard = memory.full.slice(bucket.owned_begin, shard_numel);
     } else {
-      memory.shard = take(*arena, shard_numel, bucket.dtype);
+      memory.shard = take(arena, shard_numel, bucket.dtype);
     }
     memory.stored = memory.shard;
   }
@@ -125,14 +116,8 @@ void BucketMemory::place_sharded(std::span<Bucket> buckets, int64_t total, int r
 // From the group that gathers from it, which may read it in place.
 void BucketMemory::place_secondary(std::span<Bucket> buckets, int64_t total) {
   if (total == 0) return;
-  const auto nbytes = static_cast<size_t>(total);
-  std::optional<Buffer> buffer =
-      context_.groups.secondary_group->allocate(nbytes, Sharing::per_rank);
-  ZR_CHECK(buffer, "transport {} gives no per-rank memory",
-           context_.groups.secondary_group->transport());
-  ledger_.push_back(context_.device.account(nbytes, MemoryCategory::parameters));
-  buffers_.push_back(std::move(*buffer));
-  TensorView arena = view_of(buffers_.back(), DType::uint8, total);
+  TensorView arena =
+      share(total, Sharing::per_rank, MemoryCategory::parameters, *context_.groups.secondary_group);
   for (Bucket& bucket : buckets) {
     if (!bucket.plan.shard_params) continue;
     bucket.params.secondary = take(arena, secondary_numel(context_.sharding, bucket), bucket.dtype);
@@ -141,8 +126,8 @@ void BucketMemory::place_secondary(std::span<Bucket> buckets, int64_t total) {
 
 void BucketMemory::place_gradients(std::span<Bucket> buckets, const BucketSizes& sizes, int ranks) {
   const TensorView shape{nullptr, sizes.gradients, context_.sharding.precision.param_dtype};
-  TensorView full_arena = share_per_rank(static_cast<int64_t>(shape.nbytes()),
-                                         MemoryCategory::gradients, context_.groups.shards(ranks));
+  TensorView full_arena = share(static_cast<int64_t>(shape.nbytes()), Sharing::per_rank,
+                                MemoryCategory::gradients, context_.groups.shards(ranks));
   TensorView reduced_arena{nullptr, sizes.reduced, context_.sharding.precision.accum_dtype};
   if (sizes.reduced > 0) {
     buffers_.push_back(context_.device.allocate(reduced_arena.nbytes(), MemoryCategory::gradients));

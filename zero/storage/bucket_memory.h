@@ -1,6 +1,5 @@
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -37,14 +36,11 @@ class BucketMemory {
   void place_sharded(std::span<Bucket> buckets, int64_t total, int ranks);
   void place_secondary(std::span<Bucket> buckets, int64_t total);
   void place_gradients(std::span<Bucket> buckets, const BucketSizes& sizes, int ranks);
-  // Allocates memory that the ranks share; nullopt if the transport does not support it.
-  std::optional<TensorView> share(int64_t nbytes, Sharing sharing, MemoryCategory category,
-                                  Communicator& ranks);
-  TensorView share_per_rank(int64_t nbytes, MemoryCategory category, Communicator& ranks);
+  // Memory of allocate_shared(), empty without bytes.
+  TensorView share(int64_t nbytes, Sharing sharing, MemoryCategory category, Communicator& ranks);
 
   const EngineContext& context_;
   std::vector<Buffer> buffers_;
-  std::vector<std::shared_ptr<void>> ledger_;
 };
 
 }  // namespace zerorun

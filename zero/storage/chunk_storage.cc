@@ -73,6 +73,16 @@ TensorView ChunkStorage::part_of(const Bucket& bucket, TensorView state, size_t 
   return state.slice(begin / spec.block, spec.numel(numel));
 }
 
+TensorView ChunkStorage::acquire_params(const Bucket& bucket, const Chunk& chunk, Content content) {
+  if (!bucket.moves_params) return bucket.params_of(chunk);
+  return parameters_->acquire(bucket, chunk, context_.device.host().inline_stream(), content);
+}
+
+void ChunkStorage::release_params(const Bucket& bucket, const Chunk& chunk, bool changed) {
+  if (!bucket.moves_params) return;
+  parameters_->release(bucket, chunk, context_.device.host().inline_stream(), changed);
+}
+
 TensorView ChunkStorage::open_params(const ActiveChunk& active) {
   const auto& [bucket, chunk, device, stream, states] = active;
   if (bucket.moves_params) return parameters_->outgoing(bucket, chunk, device, stream);

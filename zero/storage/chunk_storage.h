@@ -67,6 +67,11 @@ class ChunkStorage {
   TensorView part_of(const Bucket& bucket, TensorView state, size_t index, int64_t begin,
                      int64_t numel) const;
 
+  // The parameters of a chunk in place or, if they are offloaded, in host memory between these two
+  // calls, for its inline stream.
+  TensorView acquire_params(const Bucket& bucket, const Chunk& chunk, Content content);
+  void release_params(const Bucket& bucket, const Chunk& chunk, bool changed);
+
   // open_params() returns memory for all new parameters of a chunk; close_params() moves them to
   // where they are stored.
   TensorView open_params(const ActiveChunk& active);

@@ -1,10 +1,7 @@
 #include "zero/storage/direction.h"
 
 #include <algorithm>
-#include <optional>
-#include <utility>
 
-#include "core/check.h"
 #include "zero/partition/muon_rounds.h"
 #include "zero/storage/chunk_storage.h"
 
@@ -19,7 +16,7 @@ DirectionSize direction_size(const Sharding& sharding, std::span<const Optimizer
     if (passes == Optimizer::Passes::lamb) size.numel = std::max(size.numel, bucket.stored.numel);
     if (passes != Optimizer::Passes::muon) continue;
     for (const SizedParameter& parameter : bucket.plan.parameters) {
-      const auto& shape = sharding.specs[static_cast<size_t>(parameter.parameter)].shape;
+      const auto& shape = sharding.spec(parameter.parameter).shape;
       if (shape.size() != 2) continue;  // MuonStep refuses it
       size.work = std::max(size.work, orthogonalize_work(shape[0], shape[1]));
     }
@@ -33,10 +30,7 @@ DirectionSize direction_size(const Sharding& sharding, std::span<const Optimizer
 DirectionMemory::DirectionMemory(Device& device, Communicator& shards, DirectionSize size) {
   if (size.numel == 0) return;
   const size_t nbytes = static_cast<size_t>(size.numel) * sizeof(float);
-  std::optional<Buffer> direction = shards.allocate(nbytes, Sharing::per_rank);
-  ZR_CHECK(direction, "transport {} gives no per-rank memory", shards.transport());
-  ledger_ = device.account(nbytes, MemoryCategory::buckets);
-  direction_ = std::move(*direction);
+  direction_ = allocate_shared(device, shards, nbytes, Sharing::per_rank, MemoryCategory::buckets);
   work_ = device.allocate(static_cast<size_t>(size.work) * sizeof(float), MemoryCategory::buckets);
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 
 #include "optim/optimizer.h"
@@ -32,7 +31,6 @@ class DirectionMemory {
 
  private:
   Buffer direction_;
-  std::shared_ptr<void> ledger_;
   Buffer work_;
 };
 

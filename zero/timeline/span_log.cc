@@ -8,8 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "zero/timeline/time_intervals.h"
-
 namespace zerorun {
 
 namespace {
@@ -39,6 +37,36 @@ std::vector<TimeInterval> intervals_of(const std::vector<LoggedSpan>& spans, Spa
 }
 
 }  // namespace
+
+std::vector<TimeInterval> joined_intervals(std::vector<TimeInterval> all) {
+  std::ranges::sort(all, {}, &TimeInterval::begin);
+  std::vector<TimeInterval> joined;
+  for (const TimeInterval& one : all) {
+    if (joined.empty() || one.begin > joined.back().end) {
+      joined.push_back(one);
+    } else {
+      joined.back().end = std::max(joined.back().end, one.end);
+    }
+  }
+  return joined;
+}
+
+std::vector<TimeInterval> shared_intervals(const std::vector<TimeInterval>& a,
+                                           const std::vector<TimeInterval>& b) {
+  std::vector<TimeInterval> both;
+  for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    const TimeInterval one{std::max(a[i].begin, b[j].begin), std::min(a[i].end, b[j].end)};
+    if (one.begin < one.end) both.push_back(one);
+    ++(a[i].end < b[j].end ? i : j);
+  }
+  return both;
+}
+
+double total_seconds(const std::vector<TimeInterval>& intervals) {
+  double sum = 0;
+  for (const TimeInterval& one : intervals) sum += one.end - one.begin;
+  return sum;
+}
 
 SpanKind span_kind(const WorkSpan& span) {
   if (span.name.starts_with("wait for ")) return SpanKind::wait;
@@ -125,6 +153,15 @@ SpanLog::Content SpanLog::take() {
   const std::lock_guard lock(mutex_);
   open_ = false;
   return std::exchange(content_, {});
+}
+
+std::vector<Subscription> observe_all(Engine& engine, Communicator& comm, const WorkObserver& work,
+                                      const CollectiveObserver& collectives) {
+  Device& device = engine.device();
+  std::vector<Subscription> all = {engine.observe(work), device.observe(work),
+                                   comm.observe(collectives)};
+  if (!device.is_host()) all.push_back(device.host().observe(work));
+  return all;
 }
 
 std::string trace_events(const std::vector<LoggedSpan>& spans, int rank, double origin_s) {

@@ -8,9 +8,23 @@
 #include <vector>
 
 #include "zerorun/communicator.h"
+#include "zerorun/engine.h"
 #include "zerorun/work_span.h"
 
 namespace zerorun {
+
+// An interval of time, in seconds.
+struct TimeInterval {
+  double begin = 0;
+  double end = 0;
+};
+
+// Merges intervals that may overlap into disjoint ones, in ascending order.
+std::vector<TimeInterval> joined_intervals(std::vector<TimeInterval> all);
+// The intersection of two lists of intervals, each of which is disjoint and ascending.
+std::vector<TimeInterval> shared_intervals(const std::vector<TimeInterval>& a,
+                                           const std::vector<TimeInterval>& b);
+double total_seconds(const std::vector<TimeInterval>& intervals);
 
 enum class SpanKind : uint8_t {
   step,           // a whole optimizer step
@@ -74,6 +88,11 @@ class SpanLog {
   bool open_ = false;
   Content content_;
 };
+
+// Subscribes to all work of an engine: in its calls, on its streams, on those of its host if that
+// is apart, and of its collectives.
+std::vector<Subscription> observe_all(Engine& engine, Communicator& comm, const WorkObserver& work,
+                                      const CollectiveObserver& collectives);
 
 // Encodes spans as events of Chrome's trace format, separated by commas. Times count from
 // `origin_s`; spans that began earlier are cut there.

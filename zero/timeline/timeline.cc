@@ -103,12 +103,9 @@ void TimelineImpl::begin_if_due() {
   }
   step_began_s_ = began_s_ = steady_seconds();
   log_->open();
-  const auto work = [log = log_](const WorkSpan& span) { log->add_work(span); };
-  Device& device = engine_.device();
-  subscriptions_ = {
-      engine_.observe(work), device.observe(work),
-      comm_.observe([log = log_](const CollectiveSpan& span) { log->add_collective(span); })};
-  if (!device.is_host()) subscriptions_.push_back(device.host().observe(work));
+  subscriptions_ = observe_all(
+      engine_, comm_, [log = log_](const WorkSpan& span) { log->add_work(span); },
+      [log = log_](const CollectiveSpan& span) { log->add_collective(span); });
 }
 
 double TimelineImpl::common_origin() {

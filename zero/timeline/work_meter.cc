@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "zero/timeline/span_log.h"
-#include "zero/timeline/time_intervals.h"
 #include "zerorun/device.h"
 
 namespace zerorun {
@@ -61,11 +60,8 @@ struct WorkMeter::Log {
 };
 
 WorkMeter::WorkMeter(Engine& engine, Communicator& comm) : log_(std::make_shared<Log>()) {
-  const auto work = [log = log_](const WorkSpan& span) { log->add(span); };
-  Device& device = engine.device();
-  subscriptions_ = {engine.observe(work), device.observe(work),
-                    comm.observe([log = log_](const CollectiveSpan& span) { log->add(span); })};
-  if (!device.is_host()) subscriptions_.push_back(device.host().observe(work));
+  const auto add = [log = log_](const auto& span) { log->add(span); };
+  subscriptions_ = observe_all(engine, comm, add, add);
 }
 
 StepWork WorkMeter::take() {

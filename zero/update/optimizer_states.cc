@@ -1,8 +1,11 @@
 #include "zero/update/optimizer_states.h"
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <utility>
+
+#include "comm/agreement.h"
 
 namespace zerorun {
 
@@ -29,10 +32,7 @@ void OptimizerStates::fill(const Bucket& bucket, const Chunk& chunk, TensorView 
   Device& device = context_.device;
   Stream& stream = device.inline_stream();
   Device& host = device.host();
-  OffloadedParameters* const moved = bucket.moves_params ? storage_.moved_parameters() : nullptr;
-  const TensorView param =
-      moved != nullptr ? moved->acquire(bucket, chunk, host.inline_stream(), Content::overwritten)
-                       : bucket.params_of(chunk);
+  const TensorView param = storage_.acquire_params(bucket, chunk, Content::overwritten);
   const int64_t from = bucket.stored.begin + chunk.begin;
   for (const Interval& part : bucket.layout.intervals(from, from + chunk.numel())) {
     for (int64_t at = 0; at < part.numel; at += fill.staging.numel) {
@@ -51,11 +51,11 @@ void OptimizerStates::fill(const Bucket& bucket, const Chunk& chunk, TensorView 
         }
       };
       if (master.data != nullptr) write(master, chunk.on_host);
-      write(param, moved != nullptr);
+      write(param, bucket.moves_params);
       stream.synchronize();
     }
   }
-  if (moved != nullptr) moved->release(bucket, chunk, host.inline_stream(), true);
+  storage_.release_params(bucket, chunk, true);
 }
 
 void OptimizerStates::initialize(const Engine::FillFunction& source,
@@ -133,19 +133,41 @@ std::vector<StateInterval> OptimizerStates::intervals(Parts parts,
   return result;
 }
 
+void OptimizerStates::update_by_caller(Stream& comm_stream, float grad_scale,
+                                       const Engine::ShardUpdate& update) {
+  // Parameters are cast from masters afterwards; they may be in a file.
+  std::vector<StateInterval> updated = intervals(Parts::states);
+  std::erase_if(updated, [](const StateInterval& part) { return part.grad.data == nullptr; });
+  for (const StateInterval& part : updated) {
+    Device& home = part.on_host ? context_.device.host() : context_.device;
+    home.scale(home.inline_stream(), part.grad, grad_scale);
+  }
+  std::exception_ptr own;
+  const auto note_error = [&] {
+    try {
+      update(updated);
+    } catch (...) {
+      own = std::current_exception();
+      throw;
+    }
+  };
+  try {
+    Agreement(context_.groups.job(), comm_stream).run("the caller's optimizer", note_error);
+  } catch (...) {
+    if (own) std::rethrow_exception(own);
+    throw;
+  }
+}
+
 void OptimizerStates::visit(StateAccess access, const EngineStates::StateVisit& visit) {
   const Content content = access == StateAccess::shape ? Content::overwritten : Content::needed;
   const bool changed = access == StateAccess::write;
-  Stream& host = context_.device.host().inline_stream();
-  OffloadedParameters* const moved = storage_.moved_parameters();
   if (storage_.pipeline() != nullptr) storage_.pipeline()->synchronize();
   const auto visit_with = [&](const Bucket& bucket, const Chunk& chunk,
                               std::vector<TensorView> states) {
-    const bool moves = bucket.moves_params;
-    const TensorView param =
-        moves ? moved->acquire(bucket, chunk, host, content) : bucket.params_of(chunk);
+    const TensorView param = storage_.acquire_params(bucket, chunk, content);
     visit_chunk(bucket, chunk, {param, std::move(states)}, visit);
-    if (moves) moved->release(bucket, chunk, host, changed);
+    storage_.release_params(bucket, chunk, changed);
   };
   for (const Bucket& bucket : buckets_) {
     for (const Chunk& chunk : bucket.chunks) {

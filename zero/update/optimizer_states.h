@@ -22,16 +22,23 @@ class OptimizerStates {
 
   // See Engine::initialize_parameters.
   void initialize(const Engine::FillFunction& fill, const GatherUpdated& gather_updated);
-  // See EngineStates::state_intervals; not for tied parameters. Parts::states excludes parameters
-  // that are stored off the device.
-  enum class Parts : uint8_t { states, all };
-  std::vector<StateInterval> intervals(Parts parts, std::optional<ParameterId> only = std::nullopt);
+  // See EngineStates::state_intervals; not for tied parameters.
+  std::vector<StateInterval> intervals(std::optional<ParameterId> only) {
+    return intervals(Parts::all, only);
+  }
   // See EngineStates::visit_states.
   void visit(StateAccess access, const EngineStates::StateVisit& visit);
   // See EngineStates::refresh_from_masters.
   void refresh_from_masters(Stream& comm_stream, const GatherUpdated& gather_updated);
+  // Lets an optimizer of the caller (a torch optimizer) update this rank's masters, with gradients
+  // multiplied by `grad_scale`, in the order of the inline stream. If it throws on one rank, that
+  // rank rethrows the error and all others throw one, too. Collective.
+  void update_by_caller(Stream& comm_stream, float grad_scale, const Engine::ShardUpdate& update);
 
  private:
+  // `states`: without parameters that are stored off the device.
+  enum class Parts : uint8_t { states, all };
+  std::vector<StateInterval> intervals(Parts parts, std::optional<ParameterId> only = std::nullopt);
   // A chunk's parameters, and its states unless it is frozen.
   struct ChunkViews {
     TensorView param;

@@ -43,9 +43,11 @@ ShardedStep::ShardedStep(const EngineContext& context, std::span<const Bucket> b
 
 ShardedStep::Passes ShardedStep::share_decision(const StepScalars& step) {
   HostPipeline* const pipeline = storage_.pipeline();
-  const bool shared = pipeline != nullptr || has_muon_;
-  if (step.decision.data == nullptr || !shared) return {step, step};
+  if (pipeline == nullptr && !has_muon_) return {step, step};
   Device& device = context_.device;
+  if (device.is_host()) {  // such a rank knows that the step is taken
+    return {{step.count, step.groups, step.decision, step.decision}, {step.count, step.groups}};
+  }
   Stream& stream = device.inline_stream();
   Passes passes{step, step};
   passes.first.decision = first_of(decisions_);
@@ -88,8 +90,7 @@ void ShardedStep::update_rest(const StepScalars& step, Stream& comm_stream,
                               const GatherUpdated& gather_updated) {
   const auto scalars = [&](const Optimizer& rule, const PlannedSegment& segment) {
     const ParameterGroup& group = step.groups[static_cast<size_t>(segment.group)];
-    return ratios_ ? rule.lamb_scalars(step.count, group)
-                   : rule.scalars(step.count, step.grad_scale, group);
+    return ratios_ ? rule.lamb_scalars(step.count, group) : rule.scalars(step.count, 1.0F, group);
   };
   const auto takes_one_pass = [](const Bucket& bucket) {
     return bucket.plan.trainable && !bucket.plan.use_muon;

@@ -44,7 +44,7 @@ void TrustRatios::add(const ActiveChunk& active, TensorView directions) {
   const auto& [bucket, chunk, device, stream, states] = active;
   std::vector<SquaresSegment> segments;
   for (const Interval& part : bucket.owned_intervals(chunk.begin, chunk.numel())) {
-    const bool replica = context_.sharding.specs[static_cast<size_t>(part.parameter)].replica;
+    const bool replica = context_.sharding.spec(part.parameter).replica;
     if (replica && context_.groups.others.tensor != nullptr) continue;  // the first rank adds it
     segments.push_back(
         {part.offset - bucket.stored.begin - chunk.begin, part.numel, part.parameter});

@@ -20,7 +20,7 @@ std::vector<PlannedSegment> UpdatePlan::plan(const Bucket& bucket, const Chunk& 
                      rule.alignment() == 1;
   std::vector<PlannedSegment> segments;
   for (const Interval& part : bucket.layout.intervals(from + chunk.begin, from + chunk.end)) {
-    const int group = sharding_.specs[static_cast<size_t>(part.parameter)].group;
+    const int group = sharding_.spec(part.parameter).group;
     const int64_t end = part.offset - from + part.numel;
     // Padding between neighbours is updated with them: longer segments cost less than the padding.
     if (merge && !segments.empty() && segments.back().group == group) {
@@ -72,8 +72,7 @@ std::vector<UpdateSegment> UpdatePlan::segments(const ActiveChunk& active,
 void UpdatePlan::find_direction(const ActiveChunk& active, const StepScalars& step,
                                 TensorView out) const {
   const auto scalars = [&](const Optimizer& rule, const PlannedSegment& segment) {
-    return rule.scalars(step.count, step.grad_scale,
-                        step.groups[static_cast<size_t>(segment.group)]);
+    return rule.scalars(step.count, 1.0F, step.groups[static_cast<size_t>(segment.group)]);
   };
   UpdateTensors written = tensors(active, out, step);
   written.param = out;

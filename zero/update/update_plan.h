@@ -13,10 +13,9 @@ namespace zerorun {
 
 // The values of a step that are the same for all parameters.
 struct StepScalars {
-  int64_t count = 0;        // number of the step, from 1
-  float grad_scale = 1.0F;  // multiplies the gradient
+  int64_t count = 0;  // number of the step, from 1
   std::span<const ParameterGroup> groups;
-  TensorView decision{};  // see UpdateTensors::decision
+  TensorView decision{};  // see UpdateTensors::decision; its factor multiplies the gradient
   // The decision in host memory, for chunks that the host updates.
   TensorView host_decision{};
 };

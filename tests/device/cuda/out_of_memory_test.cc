@@ -8,7 +8,7 @@
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "tests/device/cuda/fake_cuda_test.h"
-#include "zero/memory_advice.h"
+#include "zero/memory_plan.h"
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
 

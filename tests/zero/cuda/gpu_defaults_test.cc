@@ -1,7 +1,7 @@
 // Settings that mean another thing on GPUs where they are not given.
 
 #include "tests/common.h"
-#include "zero/partition/sharded_model.h"
+#include "zero/memory_plan.h"
 #include "zerorun/config.h"
 
 namespace zerorun::gpu_defaults {

@@ -13,6 +13,7 @@ namespace {
 
 using testing::base_config;
 using testing::contribute;
+using testing::run_engines;
 using testing::run_ranks;
 using testing::toy_initialize;
 using testing::toy_specs;
@@ -42,17 +43,15 @@ TEST_P(UnusedPoolerTest, HoldsNothingBackFromTheSecondStepOn) {
   config.zero.reduce_bucket_size = 64 * 64;
   config.zero.param_persistence_threshold = 0;
   const MemoryPlan plan = plan_memory(config, with_unused_pooler(), {2, 2, true});
-  run_ranks(2, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine =
-        Engine::create(config, *device, comm, with_unused_pooler(), {ParameterGroup{}});
-    toy_initialize(*engine);
-    const auto buckets = [&] { return device->memory_use(MemoryCategory::buckets).live_bytes; };
+  run_engines({config, 2, {}, with_unused_pooler()}, [&](Engine& engine, Communicator& comm) {
+    const auto buckets = [&] {
+      return engine.device().memory_use(MemoryCategory::buckets).live_bytes;
+    };
     for (int step = 0; step < 3; ++step) {
       const int64_t before = comm.stats()[Collective::reduce_scatter].calls;
       for (int layer = kLayers; layer-- > 0;) {
-        engine->device().fill(engine->device().inline_stream(), engine->gradient(layer).view, 1);
-        engine->grad_ready(layer);
+        engine.device().fill(engine.device().inline_stream(), engine.gradient(layer).view, 1);
+        engine.grad_ready(layer);
         const int64_t gone = comm.stats()[Collective::reduce_scatter].calls - before;
         EXPECT_EQ(gone, step == 0 ? 0 : kLayers - layer) << "step " << step;
         if (step > 0) {
@@ -60,8 +59,8 @@ TEST_P(UnusedPoolerTest, HoldsNothingBackFromTheSecondStepOn) {
                     1.03 * static_cast<double>(plan.buckets + plan.gathered));
         }
       }
-      engine->end_micro_step();
-      engine->step();
+      engine.end_micro_step();
+      engine.step();
     }
   });
 }

@@ -1,6 +1,5 @@
-#include "zero/gradients/bucket_schedule.h"
-
 #include "tests/common.h"
+#include "zero/gradients/gradient_batch.h"
 
 namespace zerorun {
 namespace {

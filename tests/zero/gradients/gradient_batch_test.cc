@@ -17,10 +17,13 @@ using testing::base_config;
 using testing::contribute;
 using testing::gradient_of;
 using testing::offloaded;
+using testing::run_engines;
 using testing::run_ranks;
 using testing::toy_initialize;
 using testing::toy_specs;
 using testing::ToyModel;
+using testing::ToyOutcome;
+using testing::train_by;
 using testing::trainable;
 
 int64_t reductions(const CommStats& stats, int stage) {
@@ -29,30 +32,12 @@ int64_t reductions(const CommStats& stats, int stage) {
 
 using Batch = std::function<void(Engine&, Communicator&, int64_t step)>;
 
-struct Result {
-  uint64_t hash = 0;
-  std::vector<double> norms;
-  bool operator==(const Result&) const = default;
-};
-
 // Three steps on two ranks; `batch` ends with end_micro_step.
-Result train(const Config& config, const Batch& batch) {
-  Result result;
-  std::mutex mutex;
-  run_ranks(2, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-    toy_initialize(*engine);
-    Result own;
-    for (int64_t step = 0; step < 3; ++step) {
-      batch(*engine, comm, step);
-      own.norms.push_back(engine->step().grad_norm);
-    }
-    own.hash = engine->states().parameter_hash();
-    const std::lock_guard lock(mutex);
-    if (comm.rank() == 0) result = own;
+ToyOutcome train(const Config& config, const Batch& batch) {
+  return train_by({config}, 3, [&](Engine& engine, Communicator& comm, int64_t step) {
+    batch(engine, comm, step);
+    return engine.step();
   });
-  return result;
 }
 
 // One contribution of each parameter.
@@ -64,22 +49,18 @@ class GradientBatchTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Stages, GradientBatchTest, ::testing::Range(0, 4));
 
 TEST_P(GradientBatchTest, ContributionsAreReducedAsTheyComeAtEveryStage) {
-  run_ranks(2, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(base_config(GetParam(), DType::fp32), *device, comm,
-                                       toy_specs(), ToyModel::groups());
-    toy_initialize(*engine);
+  run_engines({base_config(GetParam(), DType::fp32)}, [](Engine& engine, Communicator& comm) {
     const auto count = [&] { return reductions(comm.stats(), GetParam()); };
     const int64_t before = count();
-    backward(*engine, comm.rank(), 0, 0);
+    backward(engine, comm.rank(), 0, 0);
     const int64_t buckets = count() - before;
     EXPECT_GT(buckets, 2);
-    EXPECT_EQ(engine->batch().phase, BatchPhase::open);
-    EXPECT_TRUE(engine->end_micro_step());
+    EXPECT_EQ(engine.batch().phase, BatchPhase::open);
+    EXPECT_TRUE(engine.end_micro_step());
     EXPECT_EQ(count() - before, buckets);
-    EXPECT_EQ(engine->batch().phase, BatchPhase::step_due);
-    engine->step();
-    EXPECT_EQ(engine->batch().phase, BatchPhase::idle);
+    EXPECT_EQ(engine.batch().phase, BatchPhase::step_due);
+    engine.step();
+    EXPECT_EQ(engine.batch().phase, BatchPhase::idle);
   });
 }
 
@@ -207,17 +188,13 @@ TEST_P(GradientBatchTest, LateContributionsCanBeReducedBeforeTheStep) {
 }
 
 TEST_P(GradientBatchTest, OneCollectiveDecidesUnlessGradientsWereLate) {
-  run_ranks(2, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(base_config(GetParam(), DType::fp32), *device, comm,
-                                       toy_specs(), ToyModel::groups());
-    toy_initialize(*engine);
+  run_engines({base_config(GetParam(), DType::fp32)}, [](Engine& engine, Communicator& comm) {
     const auto step_stats = [&](int64_t step, bool late) {
-      backward(*engine, comm.rank(), step, 0);
-      if (late && comm.rank() == 0) contribute(*engine, trainable(*engine)[0], 0, 1, step);
-      engine->end_micro_step();
+      backward(engine, comm.rank(), step, 0);
+      if (late && comm.rank() == 0) contribute(engine, trainable(engine)[0], 0, 1, step);
+      engine.end_micro_step();
       const CommStats before = comm.stats();
-      engine->step();
+      engine.step();
       CommStats stats = comm.stats();
       for (size_t op = 0; op < stats.by_op.size(); ++op) {
         stats.by_op[op].calls -= before.by_op[op].calls;
@@ -251,7 +228,7 @@ TEST_P(GradientBatchTest, RoundsOfOneMicroStepAddUpToTheSameBits) {
   };
   for (const DType dtype : {DType::fp32, DType::bf16}) {
     for (const int count : {1, 2, 3}) {
-      const Result expected = train(base_config(2, dtype), rounds(count));
+      const ToyOutcome expected = train(base_config(2, dtype), rounds(count));
       const Config config = base_config(GetParam(), dtype);
       EXPECT_EQ(train(config, rounds(count)), expected) << count << " rounds";
       if (GetParam() == 0) continue;  // no offload
@@ -285,22 +262,18 @@ TEST_P(GradientBatchTest, ABatchThatIsNotSteppedGoesOn) {
 }
 
 TEST_P(GradientBatchTest, AStepWithoutAGradientChangesNothing) {
-  run_ranks(2, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(base_config(GetParam(), DType::fp32), *device, comm,
-                                       toy_specs(), ToyModel::groups());
-    toy_initialize(*engine);
-    const uint64_t before = engine->states().parameter_hash();
-    EXPECT_TRUE(engine->end_micro_step());
-    const StepResult result = engine->step();
+  run_engines({base_config(GetParam(), DType::fp32)}, [](Engine& engine, Communicator& comm) {
+    const uint64_t before = engine.states().parameter_hash();
+    EXPECT_TRUE(engine.end_micro_step());
+    const StepResult result = engine.step();
     EXPECT_FALSE(result.applied || result.had_gradient);
-    EXPECT_EQ(engine->states().parameter_hash(), before);
-    EXPECT_EQ(engine->states().progress().step_count, 0);
-    EXPECT_EQ(engine->states().progress().skipped_steps, 0);
-    if (comm.rank() == 1) backward(*engine, 1, 0, 0);  // one rank's is enough
-    EXPECT_TRUE(engine->end_micro_step());
-    EXPECT_TRUE(engine->step().applied);
-    EXPECT_NE(engine->states().parameter_hash(), before);
+    EXPECT_EQ(engine.states().parameter_hash(), before);
+    EXPECT_EQ(engine.states().progress().step_count, 0);
+    EXPECT_EQ(engine.states().progress().skipped_steps, 0);
+    if (comm.rank() == 1) backward(engine, 1, 0, 0);  // one rank's is enough
+    EXPECT_TRUE(engine.end_micro_step());
+    EXPECT_TRUE(engine.step().applied);
+    EXPECT_NE(engine.states().parameter_hash(), before);
   });
 }
 
@@ -337,10 +310,7 @@ TEST_P(GradientBatchTest, ADroppedBatchLeavesNothing) {
 }
 
 TEST_P(GradientBatchTest, CallsOutOfOrderAreErrors) {
-  run_ranks(1, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine =
-        Engine::create(base_config(GetParam()), *device, comm, toy_specs(), ToyModel::groups());
+  run_engines({base_config(GetParam()), 1}, [](Engine& engine, Communicator&) {
     const auto message = [&](const std::function<void()>& call) -> std::string {
       try {
         call();
@@ -349,20 +319,20 @@ TEST_P(GradientBatchTest, CallsOutOfOrderAreErrors) {
       }
       return "nothing was thrown";
     };
-    const ParameterId id = engine->parameter_id("h.0.weight");
+    const ParameterId id = engine.parameter_id("h.0.weight");
     std::vector<float> values(7);
-    EXPECT_THAT(message([&] { engine->contribute(id, view_of(std::span<float>(values))); }),
+    EXPECT_THAT(message([&] { engine.contribute(id, view_of(std::span<float>(values))); }),
                 HasSubstr("gradient of h.0.weight: got 7 elements, expected 1517"));
-    const ParameterId frozen = engine->parameter_id("h.1.frozen");
-    values.resize(static_cast<size_t>(engine->numel(frozen)));
-    EXPECT_THAT(message([&] { engine->contribute(frozen, view_of(std::span<float>(values))); }),
+    const ParameterId frozen = engine.parameter_id("h.1.frozen");
+    values.resize(static_cast<size_t>(engine.numel(frozen)));
+    EXPECT_THAT(message([&] { engine.contribute(frozen, view_of(std::span<float>(values))); }),
                 HasSubstr("h.1.frozen is frozen"));
-    engine->gradient(id);
-    EXPECT_THAT(message([&] { engine->set_batch_rule({.boundary = true}); }),
+    engine.gradient(id);
+    EXPECT_THAT(message([&] { engine.set_batch_rule({.boundary = true}); }),
                 HasSubstr("within a micro-step"));
-    EXPECT_THAT(message([&] { engine->step(); }), HasSubstr("end_micro_step"));
-    engine->reduce_gradients();
-    EXPECT_THAT(message([&] { engine->set_batch_rule({.accumulation_steps = 0}); }),
+    EXPECT_THAT(message([&] { engine.step(); }), HasSubstr("end_micro_step"));
+    engine.reduce_gradients();
+    EXPECT_THAT(message([&] { engine.set_batch_rule({.accumulation_steps = 0}); }),
                 HasSubstr("accumulation_steps: got 0"));
   });
 }

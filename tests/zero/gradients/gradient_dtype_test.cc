@@ -2,35 +2,27 @@
 
 #include "tests/common.h"
 #include "tests/harness.h"
-#include "tests/zero/toy_model.h"
+#include "tests/zero/toy_gradients.h"
+#include "tests/zero/toy_run.h"
 #include "zerorun/engine.h"
 
 namespace zerorun {
 namespace {
 
-using testing::run_ranks;
+using testing::run_engines;
 using testing::ToyModel;
 
 // A step of two ranks on whose every micro-step one gradient is `value`, and the others 0.
 StepResult step_with(const Config& config, float value) {
   StepResult result;
-  run_ranks(2, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine =
-        Engine::create(config, *device, comm, ToyModel::specs(), ToyModel::groups());
+  run_engines({config}, [&](Engine& engine, Communicator& comm) {
     for (int64_t micro_step = 0; micro_step < config.batch.accumulation_steps; ++micro_step) {
-      for (const ParameterSpec& spec : engine->parameters()) {
-        if (!spec.trainable || !spec.alias_of.empty()) continue;
-        const ParameterId id = engine->parameter_id(spec.name);
-        const TensorView view = engine->gradient(id).view;
-        for (int64_t i = 0; i < view.numel; ++i) {
-          ToyModel::store(view, i, spec.name == "h.0.bias" ? value : 0);
-        }
-        engine->grad_ready(id);
-      }
-      engine->end_micro_step();
+      testing::write_gradients(engine, [&](ParameterId id, int64_t) {
+        return id == engine.parameter_id("h.0.bias") ? value : 0.0F;
+      });
+      engine.end_micro_step();
     }
-    const StepResult own = engine->step();
+    const StepResult own = engine.step();
     if (comm.rank() == 0) result = own;
   });
   return result;

@@ -1,6 +1,5 @@
-#include "zero/parameters/gather_order.h"
-
 #include "tests/common.h"
+#include "zero/parameters/parameter_gatherer.h"
 
 namespace zerorun {
 namespace {

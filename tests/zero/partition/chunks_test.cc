@@ -1,7 +1,6 @@
-#include "zero/partition/chunks.h"
-
 #include "tests/common.h"
-#include "zero/partition/sharded_model.h"
+#include "zero/memory_plan.h"
+#include "zero/partition/partition.h"
 
 namespace zerorun {
 namespace {

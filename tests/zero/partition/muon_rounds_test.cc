@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "tests/common.h"
-#include "zero/partition/sharded_model.h"
+#include "zero/memory_plan.h"
 
 namespace zerorun::muon_rounds_of {
 namespace {

@@ -13,8 +13,7 @@
 #include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_run.h"
-#include "zero/timeline/part_clock.h"
-#include "zero/timeline/straggler_search.h"
+#include "zero/timeline/straggler_watch.h"
 
 namespace zerorun::testing::straggler {
 namespace {

@@ -51,18 +51,15 @@ class TimelineTest : public ::testing::Test {
   std::string run(const Config& config, int world_size, int64_t steps, int64_t first,
                   int64_t last) const {
     std::string told;
-    run_ranks(world_size, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-      toy_initialize(*engine);
-      const auto timeline = Timeline::create(*engine, comm, {path_, first, last}, 0);
+    run_engines({config, world_size}, [&](Engine& engine, Communicator& comm) {
+      const auto timeline = Timeline::create(engine, comm, {path_, first, last}, 0);
       std::string line;
       for (int64_t step = 1; step <= steps; ++step) {
         const double begin = steady_seconds();
         ToyModel::micro_step(
-            *engine, comm.rank(), 0, step, [](const std::string&, int) { return true; }, 1.0F);
+            engine, comm.rank(), 0, step, [](const std::string&, int) { return true; }, 1.0F);
         timeline->add("forward and backward", "toy", begin, steady_seconds());
-        engine->step();
+        engine.step();
         line += timeline->end_step(step);
       }
       line += timeline->finish();

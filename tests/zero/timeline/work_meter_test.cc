@@ -4,7 +4,7 @@
 #include "tests/common.h"
 #include "tests/zero/offload_config.h"
 #include "tests/zero/toy_run.h"
-#include "zero/timeline/time_intervals.h"
+#include "zero/timeline/span_log.h"
 
 namespace zerorun::testing::work_meter {
 namespace {

@@ -1,12 +1,11 @@
-#include "amp/step_decision.h"
-
-#include <limits>
+#include "amp/step_decider.h"
 
 namespace zerorun {
 
-StepDecider::StepDecider(const Config& config, double average)
+StepDecider::StepDecider(const Config& config, double divisor)
     : max_norm_(config.gradient_clipping),
-      average_(average),
+      divisor_(divisor),
+      average_(1.0 / divisor),
       check_overflow_(config.precision.check_grad_overflow ||
                       config.precision.param_dtype != DType::bf16) {
   const bool scales = config.precision.param_dtype == DType::fp16 || config.precision.scales_loss;
@@ -14,17 +13,8 @@ StepDecider::StepDecider(const Config& config, double average)
 }
 
 StepDecision StepDecider::decide(double norm, bool finite) {
-  StepDecision decision;
-  StepResult& result = decision.result;
-  result.loss_scale = loss_scale();
-  // The gradients were made with the scale from before the update.
-  const StepVerdict verdict(rule(), norm, finite);
-  // `norm` is that of the elements that are finite.
-  result.grad_norm = finite ? verdict.norm : std::numeric_limits<double>::infinity();
-  result.applied = verdict.applied;
-  result.clip_factor = verdict.clip;
-  decision.grad_scale = verdict.factor;
-  if (scaler_) decision.exhausted = scaler_->update(!finite) == LossScaler::Outcome::exhausted;
+  const StepDecision decision(rule(), norm, finite);
+  if (scaler_) scaler_->update(!finite);
   return decision;
 }
 

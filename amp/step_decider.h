@@ -4,33 +4,28 @@
 
 #include "amp/step_rule.h"
 #include "zerorun/config.h"
-#include "zerorun/engine.h"
 #include "zerorun/loss_scaler.h"
 
 namespace zerorun {
 
-struct StepDecision {
-  StepResult result;
-  float grad_scale = 1.0F;  // factor of the reduced gradient: average, loss scale and clipping
-  bool exhausted = false;   // the gradient overflowed at the minimum loss scale
-};
-
-// Decides in each step whether to apply the reduced gradient, by which factor to multiply it, and
-// what the next loss scale is. It is independent of devices and collectives: ranks that have the
-// same gradient norm make the same decision.
+// Has the rule by which steps are decided, and the loss scale, which follows from the decisions. It
+// is independent of devices and collectives: ranks that have the same gradient norm make the same
+// decision.
 class StepDecider {
  public:
-  // `average` is the factor that turns the sum over ranks and micro-steps into the average.
-  StepDecider(const Config& config, double average);
+  // `divisor`: that of a sum over the ranks, for their average.
+  StepDecider(const Config& config, double divisor);
 
+  // Sets the number of micro-steps per batch from now on; 1 before.
+  void average_over(int64_t micro_steps) {
+    average_ = 1.0 / (divisor_ * static_cast<double>(micro_steps));
+  }
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1.0; }
   // Returns the factor that turns a reduced gradient into the average of unscaled gradients.
   double average() const { return average_ / loss_scale(); }
-  void set_average(double average) { average_ = average; }
-  // Returns the part of the decision that a device can compute.
   StepRule rule() const { return {average(), max_norm_, check_overflow_}; }
-  // `norm` and `finite` describe the sum over ranks and micro-steps, which is still multiplied by
-  // the loss scale.
+  // Decides by the current rule, and sets the loss scale of the next step. `norm` and `finite`
+  // describe the sum over ranks and micro-steps, which is still multiplied by the loss scale.
   StepDecision decide(double norm, bool finite);
   // True if the next overflow leaves no smaller loss scale.
   bool next_overflow_is_fatal() const { return scaler_ && scaler_->at_minimum(); }
@@ -41,6 +36,7 @@ class StepDecider {
 
  private:
   const double max_norm_;
+  const double divisor_;
   double average_;
   const bool check_overflow_;
   std::optional<LossScaler> scaler_;  // where the loss is scaled
