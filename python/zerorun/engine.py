@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,9 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.config import BatchConfig, resolve_batch
-from zerorun.hooks.module_zero_grad import ModuleZeroGrad
 from zerorun.metrics.meter import StepMeter
 from zerorun.model.buffers import hint_at_buffers
+from zerorun.model.left_behind import LeftBehind
 from zerorun.policy import Policy
 from zerorun.program_warning import warn
 from zerorun.sequence.groups import data_parallel_size
@@ -299,3 +300,29 @@ class ZeroEngine(ShardedModule):
         """The L2 norm of the last step's averaged gradient before clipping, inf if that was not
         finite; None before a step."""
         return None if self.last_step is None else self.last_step.grad_norm
+
+
+def _of_its_class(module: nn.Module) -> Any:
+    return types.MethodType(type(module).zero_grad, module)
+
+
+class ModuleZeroGrad(LeftBehind):
+    """Takes the place of a module's method until remove(), so that it reaches the engine too.
+
+    A loss that goes through a model of another engine (a discriminator) leaves gradients there,
+    which the program forgets in this way. Copies and pickles of the module have its class's method.
+    """
+
+    def __init__(self, module: nn.Module, zero_grad: Callable[[], None]) -> None:
+        self._module, self._zero_grad = module, zero_grad
+        vars(module)["zero_grad"] = self
+
+    def __call__(self, set_to_none: bool = True) -> None:
+        _of_its_class(self._module)(set_to_none)
+        self._zero_grad()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _of_its_class, (self._module,)
+
+    def remove(self) -> None:
+        vars(self._module).pop("zero_grad", None)

@@ -37,8 +37,7 @@ from zerorun.observers import observe
 from zerorun.optimizers.lr_scheduler import LrScheduler
 from zerorun.optimizers.optimizer import UpdateRule, ZeroOptimizer, rule_of
 from zerorun.optimizers.saved_values import DECOUPLED, is_decoupled
-from zerorun.sequence.configured import start_configured
-from zerorun.sequence.groups import data_parallel_size
+from zerorun.sequence.groups import data_parallel_size, start_configured
 from zerorun.shards.shards import Shards, take_over
 
 _SHARDS_PARAMETERS = 3  # the stage

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
+import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -36,6 +39,7 @@ class _Engine(Protocol):
     def settings(self) -> _C.Config: ...
 
 
+_logger = logging.getLogger("zerorun")
 _TRACED = (2, 4)  # steps, unless the configuration names others
 
 
@@ -65,8 +69,6 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
         add(table)
     trace = _section(found, "zerorun/trace")
     if trace.get("file"):
-        from zerorun.profiling.timeline import Timeline
-
         steps = trace.get("steps") or _TRACED
         add(Timeline(engine.core, engine.meter, trace["file"], steps))
     path = found.get("/zerorun/metrics")
@@ -139,3 +141,44 @@ def _description(engine: _Engine, values: list[_C.ConfigValue]) -> dict[str, Any
         "plan": engine.meter.figures.memory_plan(),
         "limits": engine.meter.figures.collective_limits(),
     }
+
+
+class Timeline:
+    """A listener that writes the steps from `steps[0]` to `steps[1]`, counted from 1, into a file
+    on rank 0. Collective in the last of these steps, when the ranks' parts come together."""
+
+    def __init__(self, core: _C.Engine, meter: StepMeter, file: str, steps: Sequence[int]) -> None:
+        if len(steps) != 2 or steps[0] > steps[1]:
+            raise _C.ConfigError(
+                f"/zerorun/trace/steps: got {list(steps)}, expected the first and the last step"
+            )
+        self._last = steps[1]
+        self._clocks = (meter.forward, meter.backward)
+        self._core = _C.Timeline(core, file, *steps)
+        self._keep_spans()
+        self._warning = weakref.finalize(self, _warn, file, steps[1])
+
+    def _keep_spans(self) -> None:
+        for clock in self._clocks:
+            clock.spans = [] if self._core.is_recording else None
+
+    def __call__(self, metrics: dict[str, Any]) -> None:
+        for clock in self._clocks:
+            for span in clock.spans or []:
+                self._core.add(*span)
+        step = metrics["step"]
+        if step >= self._last:
+            self._warning.detach()
+        line = self._core.end_step(step)
+        self._keep_spans()
+        if line:
+            _logger.info("%s", line)
+
+
+def _warn(file: str, last: int) -> None:
+    _logger.warning(
+        "the timeline %s was not written: training ended before step %d, the last of "
+        "/zerorun/trace/steps",
+        file,
+        last,
+    )
