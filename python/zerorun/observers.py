@@ -26,17 +26,15 @@ class _Engine(Protocol):
 
     module: torch.nn.Module
     monitor: MonitorMaster
-    meter: StepMeter
+    _meter: StepMeter
     optimizer: Any
     batch: Any
     flops_profile: FlopsProfile | None
 
     @property
-    def core(self) -> _C.Engine: ...
+    def _core(self) -> _C.Engine: ...
     @property
-    def ranks(self) -> EngineRanks: ...
-    @property
-    def settings(self) -> _C.Config: ...
+    def _ranks(self) -> EngineRanks: ...
 
 
 _logger = logging.getLogger("zerorun")
@@ -61,7 +59,7 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
     from zerorun.monitor.master import SECTIONS, MonitorMaster
 
     found = {value.pointer: json.loads(value.value) for value in parsed.values}
-    rank, add = engine.ranks.job.rank, engine.meter.add_listener
+    rank, add = engine._ranks.job.rank, engine._meter.add_listener
     profile = _section(found, "flops_profiler")
     breakdown = parsed.config.wall_clock_breakdown or bool(profile.get("enabled"))
     table = _table(engine, _section(found, "comms_logger"))
@@ -70,13 +68,13 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
     trace = _section(found, "zerorun/trace")
     if trace.get("file"):
         steps = trace.get("steps") or _TRACED
-        add(Timeline(engine.core, engine.meter, trace["file"], steps))
+        add(Timeline(engine._core, engine._meter, trace["file"], steps))
     path = found.get("/zerorun/metrics")
     if path:
         from zerorun.metrics.files import MetricsFile
 
         run = _description(engine, parsed.values)
-        add(MetricsFile(path, rank, engine.ranks.job.world_size, run))
+        add(MetricsFile(path, rank, engine._ranks.job.world_size, run))
     engine.monitor = MonitorMaster({name: _section(found, name) for name in SECTIONS}, rank)
     if rank > 0:
         return bool(path)
@@ -108,8 +106,8 @@ def _table(engine: _Engine, section: dict[str, Any]) -> CollectiveTable | None:
 
     ops = None if section.get("prof_all", True) else section.get("prof_ops") or []
     return CollectiveTable(
-        engine.meter.figures,
-        engine.ranks.job,
+        engine._meter.figures,
+        engine._ranks.job,
         ops,
         bool(section.get("verbose")),
         bool(section.get("debug")),
@@ -138,8 +136,8 @@ def _description(engine: _Engine, values: list[_C.ConfigValue]) -> dict[str, Any
             "threads": torch.get_num_threads(),
         },
         "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters()),
-        "plan": engine.meter.figures.memory_plan(),
-        "limits": engine.meter.figures.collective_limits(),
+        "plan": engine._meter.figures.memory_plan(),
+        "limits": engine._meter.figures.collective_limits(),
     }
 
 

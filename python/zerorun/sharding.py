@@ -207,7 +207,7 @@ class _CastingEngine(ZeroEngine):
     """Gives forward its floating-point inputs in the parameters' 16-bit dtype."""
 
     def _input_dtype(self) -> torch.dtype | None:
-        dtype = DTYPES[self.settings.precision.param_dtype]
+        dtype = DTYPES[self._shards.settings.precision.param_dtype]
         return None if dtype == torch.float32 else dtype
 
 
