@@ -261,21 +261,6 @@ class ShardedModule(nn.Module):
         """Discards all gradients since the last update. Collective."""
         raise NotImplementedError
 
-    def _training(self) -> Training:
-        from zerorun.checkpoints.checkpoint import Training
-
-        return Training(
-            self.module,
-            self.optimizer,
-            self.lr_scheduler,
-            self.global_steps,
-            self.micro_steps,
-            self.config,
-            self._policy.pickles_objects,
-            self._saves_model_only,
-            self.training_dataloader if self._policy.resumes_data else None,
-        )
-
     def save_checkpoint(
         self,
         save_dir: str | os.PathLike[str],
@@ -306,7 +291,7 @@ class ShardedModule(nn.Module):
         save = model_parts.save if self._ranks.model_size > 1 else checkpoint.save
         save(
             self._shards,
-            self._training(),
+            self,
             save_dir,
             tag,
             client_state,
@@ -352,7 +337,6 @@ class ShardedModule(nn.Module):
         if custom_load_fn is not None:
             raise _C.ConfigError("load_checkpoint: custom_load_fn is not supported")
         self._shards.writes.take()
-        training = self._training()
         wanted = {
             "strict": load_module_strict,
             "optimizer_states": load_optimizer_states and not load_module_only,
@@ -362,10 +346,9 @@ class ShardedModule(nn.Module):
         from zerorun.checkpoints import model_parts
 
         load = model_parts.load if self._ranks.model_size > 1 else _load_whole
-        path, client_state = load(self._shards, training, load_dir, tag, **wanted)
+        path, client_state = load(self._shards, self, load_dir, tag, **wanted)
         if path is not None:
             self._streamed_hashes.clear()  # of another course of steps
-            self.global_steps, self.micro_steps = training.global_steps, training.micro_steps
             self.drop_batch()
         return path, client_state
 
