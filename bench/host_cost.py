@@ -132,7 +132,7 @@ def main() -> int:
     best = compare(model, plain, options.rounds)
     engine.destroy()
     if os.environ.get("RANK", "0") == "0":
-        print(f"hooked modules {hooked}, units {len(engine.layout.units)}")
+        print(f"hooked modules {hooked}, units {len(engine._layout.units)}")
         for recomputed, found in calls.items():
             name = "with activation checkpointing" if recomputed else "micro-step"
             print(f"{name}: {found['zerorun']} calls, {found['dynamo']} in dynamo")

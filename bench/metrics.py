@@ -49,7 +49,7 @@ def main() -> None:
             engine.backward(engine(x).square().mean())
             engine.step()
 
-        loss, meter = torch.ones(()), engine.meter
+        loss, meter = torch.ones(()), engine._meter
 
         def measure() -> None:
             for _ in range(CALLS):
@@ -57,7 +57,7 @@ def main() -> None:
                 with meter.forward, meter.backward, meter.step:
                     meter.saw_loss(loss)
                 meter.finish_micro_step(SAMPLES, 1)
-                meter.finish(engine.last_step, 1, 0)
+                meter.finish(engine._last_step, 1, 0)
 
         steps, costs = [], []
         for _ in range(rounds):

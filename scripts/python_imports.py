@@ -22,8 +22,6 @@ LAYERS = [
         "plain_values",
         "policy",
         "program_warning",
-        "shard_keywords",
-        "stacks",
         "torch_seam",
     ],
     ["agreement", "communicator", "dataloader", "program_state", "progress_bar", "rank_zero"],

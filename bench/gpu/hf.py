@@ -114,7 +114,7 @@ class ZerorunSide:
 
     def memory(self) -> dict[str, int]:
         """What the library's own ledger had at most, category by category."""
-        ledger = self.engine.meter.figures.memory()
+        ledger = self.engine._meter.figures.memory()
         return {name: peak for name, (_, peak) in ledger.items() if name != "kept"}
 
 

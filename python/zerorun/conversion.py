@@ -147,7 +147,7 @@ def import_checkpoint(
         )
         if source.lr_scheduler:
             engine.lr_scheduler = _SavedSchedule(source.lr_scheduler)
-        engine.saves_model_only = not with_states
+        engine._saves_model_only = not with_states
         if engine.optimizer is not None:  # something is trained
             engine.optimizer.unknown = _unknown(engine.optimizer.group_settings(), source)
         engine.save_checkpoint(directory, None, client_state)
@@ -221,7 +221,7 @@ def export_distributed(directory: str, output: str, *, tag: str | None = None) -
 
 def _add_states(source: Source, engine: Any) -> None:
     """The states of an engine of one rank, as they are in its memory."""
-    core = engine.core
+    core = engine._core
     names = {index: name for name, index in _ids(engine).items()}
     defaults = torch.optim.AdamW([torch.zeros(1)]).defaults
     source.param_groups = [defaults | g for g in engine.optimizer.group_settings()]
@@ -234,7 +234,7 @@ def _add_states(source: Source, engine: Any) -> None:
 
 
 def _ids(engine: Any) -> dict[str, int]:
-    return {engine.layout.names[p]: index for p, index in engine.layout.ids.items()}
+    return {engine._layout.names[p]: index for p, index in engine._layout.ids.items()}
 
 
 def main(arguments: list[str]) -> int:

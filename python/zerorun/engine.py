@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,9 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.config import BatchConfig, resolve_batch
-from zerorun.hooks.module_zero_grad import ModuleZeroGrad
 from zerorun.metrics.meter import StepMeter
 from zerorun.model.buffers import hint_at_buffers
+from zerorun.model.left_behind import LeftBehind
 from zerorun.policy import Policy
 from zerorun.program_warning import warn
 from zerorun.sequence.groups import data_parallel_size
@@ -43,7 +44,7 @@ class ZeroEngine(ShardedModule):
     model itself (`module`), and backward :meth:`backward` or ``loss.backward()``.
     """
 
-    policy = Policy()
+    _policy = Policy()
     flops_profile: FlopsProfile | None = None  # of `flops_profiler`, on rank 0
 
     def __init__(self, model: nn.Module, shards: Shards, batch: BatchConfig) -> None:
@@ -51,9 +52,9 @@ class ZeroEngine(ShardedModule):
         shards.serve(self)
         shards.until_closed(ModuleZeroGrad(model, _while_alive(self.zero_grad)))
         self.batch = batch
-        self.last_step: _C.StepResult | None = None
-        self.micro_step_applied = False  # the last step() changed the parameters
-        self.meter = StepMeter(self.core, model, self.communicator.world_size, self.device)
+        self._last_step: _C.StepResult | None = None
+        self._micro_step_applied = False  # the last step() changed the parameters
+        self._meter = StepMeter(self._core, model, self.communicator.world_size, self.device)
         self._is_scaled = False  # a loss of this micro-step
         self.monitor: MonitorMaster  # of the configuration: initialize makes it
 
@@ -61,8 +62,8 @@ class ZeroEngine(ShardedModule):
         with hint_at_buffers(self.module):
             if not self.training:
                 return super().__call__(*args, **kwargs)
-            self.meter.work.saw_inputs(args, kwargs)
-            with self.meter.forward:
+            self._meter.work.saw_inputs(args, kwargs)
+            with self._meter.forward:
                 return super().__call__(*args, **kwargs)
 
     def backward(
@@ -81,12 +82,12 @@ class ZeroEngine(ShardedModule):
         `loss` is not a scalar tensor.
         """
         steps = self.batch.accumulation_steps
-        with self.meter.backward:
+        with self._meter.backward:
             whole = loss if scale_wrt_gas else loss * steps  # the core divides by the steps
             scaled = self.scale(whole)
-            self.meter.saw_loss(whole)
+            self._meter.saw_loss(whole)
             scaled.backward(retain_graph=retain_graph, **kwargs)
-            self.core.reduce_gradients()
+            self._core.reduce_gradients()
             self._is_scaled = False
         return loss / steps if scale_wrt_gas and steps > 1 else loss
 
@@ -98,7 +99,7 @@ class ZeroEngine(ShardedModule):
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss)
             raise _C.ConfigError(f"backward: got {got}, expected a loss, a scalar tensor")
-        factor = self.core.loss_scale
+        factor = self._core.loss_scale
         if factor == 1.0:
             return loss
         scaled = loss.float() * factor
@@ -121,10 +122,10 @@ class ZeroEngine(ShardedModule):
         asynchronous save that failed.
         """
         steps_before = self.global_steps
-        with self.meter.step:
+        with self._meter.step:
             self._step(lr_kwargs or {})
-        if self.last_step is not None and self.global_steps > steps_before:
-            self.meter.finish(self.last_step, self.global_steps, self.skipped_steps)
+        if self._last_step is not None and self.global_steps > steps_before:
+            self._meter.finish(self._last_step, self.global_steps, self.skipped_steps)
 
     def _step(self, lr_kwargs: dict[str, Any]) -> None:
         self._check_open("step")
@@ -132,75 +133,75 @@ class ZeroEngine(ShardedModule):
             raise _C.ConfigError(
                 "step: this engine has no optimizer; give one to initialize or in the configuration"
             )
-        if self.core.no_sync:
+        if self._core.no_sync:
             raise _C.InternalError("It is illegal to call Engine.step() inside no_sync")
         self._check_scaled()
         self._end_stream("a step")
-        self.micro_step_applied = False
-        if self.core.is_last_micro_step:  # what is wrong shows before anything is used up
-            self.shards.saver.poll()
-            self.layout.check_frozen()
+        self._micro_step_applied = False
+        if self._core.is_last_micro_step:  # what is wrong shows before anything is used up
+            self._shards.saver.poll()
+            self._layout.check_frozen()
             if self.global_steps % _CHECK_EVERY == 0:
-                self.layout.check_unchanged(self.module)
-            self.shards.places.check()
-        self.shards.release_all()
-        if self.core.end_micro_step():
+                self._layout.check_unchanged(self.module)
+            self._shards.places.check()
+        self._shards.release_all()
+        if self._core.end_micro_step():
             result = self.optimizer.update()
             if not result.had_gradient:
                 warn("step() without a backward since the last one: nothing has changed")
                 return
-            self.last_step = result
-            self.micro_step_applied = self.last_step.applied
+            self._last_step = result
+            self._micro_step_applied = self._last_step.applied
             self.global_steps += 1
             if hasattr(self.training_dataloader, "mark_used"):
                 self.training_dataloader.mark_used()
             if not result.applied:
                 from zerorun.shards.skipped_step import tell_skipped
 
-                tell_skipped(self.shards, self.global_steps, result, self.meter.losses())
-            if self.lr_scheduler is not None and self.last_step.applied:
+                tell_skipped(self._shards, self.global_steps, result, self._meter.losses())
+            if self.lr_scheduler is not None and self._last_step.applied:
                 self.lr_scheduler.step(**lr_kwargs)
         self.micro_steps += 1
         samples = self.batch.train_batch_size // self.batch.accumulation_steps
-        self.meter.finish_micro_step(samples, self.micro_steps)
+        self._meter.finish_micro_step(samples, self.micro_steps)
 
     def _check_scaled(self) -> None:
         """Raises ConfigError for a backward since the last reduction whose gradients the update
         would divide by a scale that they lack."""
         is_scaled, self._is_scaled = self._is_scaled, False
-        if not is_scaled and self.core.loss_scale != 1.0 and self.core.phase == "open":
+        if not is_scaled and self._core.loss_scale != 1.0 and self._core.phase == "open":
             raise _C.ConfigError(
                 "step: Loss scaling is required for fp16, but backward() was called on a loss "
                 "without it: use engine.backward(loss) or engine.scale(loss).backward()"
             )
 
-    def finish_reduction(self) -> bool:
+    def _finish_reduction(self) -> bool:
         """Completes the reduction; True between a backward and the step, when gradients exist.
         Collective."""
         self._reduce_open()
-        if self.core.phase == "idle":
+        if self._core.phase == "idle":
             return False
-        self.core.reduce_late_gradients()  # a second backward's, in the first such step
+        self._core.reduce_late_gradients()  # a second backward's, in the first such step
         return True
 
     def _reduce_open(self) -> None:
         """Reduces the gradients of a backward that the program called itself."""
-        if self.core.phase == "open":
+        if self._core.phase == "open":
             self._check_scaled()
-            self.core.reduce_gradients()
+            self._core.reduce_gradients()
 
     # --- accumulation ---
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """True if the current micro-step completes a batch."""
-        return self.core.is_last_micro_step
+        return self._core.is_last_micro_step
 
     def set_batch(self, batch: BatchConfig) -> None:
         """Changes the batch sizes from the next batch on. Call it between batches on every rank."""
-        if self.core.batch_micro_steps > 0 or self.core.phase == "open":
+        if self._core.batch_micro_steps > 0 or self._core.phase == "open":
             raise _C.ConfigError("set_batch: the current batch is not complete; step first")
         self.batch = resolve_batch(batch, data_parallel_size(self.communicator.world_size))
-        self.core.accumulation_steps = self.batch.accumulation_steps
+        self._core.accumulation_steps = self.batch.accumulation_steps
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Declares whether the current micro-step completes a batch, until the next call.
@@ -208,19 +209,19 @@ class ZeroEngine(ShardedModule):
         Replaces the counting of micro-steps. Call it before backward, on every rank.
         """
         self._reduce_open()
-        self.core.boundary = bool(is_boundary)
+        self._core.boundary = bool(is_boundary)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Micro-steps inside do not complete a batch; step() inside is an error."""
         self._reduce_open()
-        before = self.core.no_sync
-        self.core.no_sync = True
+        before = self._core.no_sync
+        self._core.no_sync = True
         try:
             yield
         finally:
             self._reduce_open()
-            self.core.no_sync = before
+            self._core.no_sync = before
 
     # --- gradients and figures ---
 
@@ -231,28 +232,28 @@ class ZeroEngine(ShardedModule):
         Gradients of accumulated micro-steps are kept, because loops with accumulation call this
         between micro-steps; to discard them use :meth:`drop_batch`. `set_to_none` has no effect.
         """
-        counts = self.core.boundary is None and not self.core.no_sync
+        counts = self._core.boundary is None and not self._core.no_sync
         if self.batch.accumulation_steps == 1 and counts:
             self.drop_batch()
 
     def drop_batch(self) -> None:
         """Discards all gradients since the last update. Collective."""
-        self.core.drop_batch()
+        self._core.drop_batch()
         self._is_scaled = False
-        self.meter.drop_batch()
+        self._meter.drop_batch()
 
     def metrics(self) -> dict[str, Any] | None:
         """The metrics of the last step, by the names of docs/metrics.md; None before the first."""
-        return self.meter.metrics()
+        return self._meter.metrics()
 
     def measure_peak(self) -> None:
         """Measures products of large matrices on all ranks, so that later metrics contain `mfu`.
         With `zerorun.metrics` in the configuration this is done automatically. Collective."""
-        self.meter.work.measure_peak(self.communicator, self.device)
-        self.meter.times.forget()
+        self._meter.work.measure_peak(self.communicator, self.device)
+        self._meter.times.forget()
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> bool:
-        with self.meter.checkpoint:
+        with self._meter.checkpoint:
             return super().save_checkpoint(*args, **kwargs)
 
     save_checkpoint.__doc__ = ShardedModule.save_checkpoint.__doc__
@@ -277,7 +278,7 @@ class ZeroEngine(ShardedModule):
         from zerorun.dataloader import make_dataloader
 
         loader = make_dataloader(
-            dataset, batch_size, self.communicator, collate_fn, self.meter.data, **options
+            dataset, batch_size, self.communicator, collate_fn, self._meter.data, **options
         )
         if self.training_dataloader is None:
             self.training_dataloader = loader
@@ -288,7 +289,7 @@ class ZeroEngine(ShardedModule):
 
         A listener that raises is removed, with a warning.
         """
-        self.meter.add_listener(listener)
+        self._meter.add_listener(listener)
 
     @property
     def grad_norm(self) -> float | None:
@@ -298,4 +299,30 @@ class ZeroEngine(ShardedModule):
     def get_global_grad_norm(self) -> float | None:
         """The L2 norm of the last step's averaged gradient before clipping, inf if that was not
         finite; None before a step."""
-        return None if self.last_step is None else self.last_step.grad_norm
+        return None if self._last_step is None else self._last_step.grad_norm
+
+
+def _of_its_class(module: nn.Module) -> Any:
+    return types.MethodType(type(module).zero_grad, module)
+
+
+class ModuleZeroGrad(LeftBehind):
+    """Takes the place of a module's method until remove(), so that it reaches the engine too.
+
+    A loss that goes through a model of another engine (a discriminator) leaves gradients there,
+    which the program forgets in this way. Copies and pickles of the module have its class's method.
+    """
+
+    def __init__(self, module: nn.Module, zero_grad: Callable[[], None]) -> None:
+        self._module, self._zero_grad = module, zero_grad
+        vars(module)["zero_grad"] = self
+
+    def __call__(self, set_to_none: bool = True) -> None:
+        _of_its_class(self._module)(set_to_none)
+        self._zero_grad()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _of_its_class, (self._module,)
+
+    def remove(self) -> None:
+        vars(self._module).pop("zero_grad", None)

@@ -37,8 +37,7 @@ from zerorun.observers import observe
 from zerorun.optimizers.lr_scheduler import LrScheduler
 from zerorun.optimizers.optimizer import UpdateRule, ZeroOptimizer, rule_of
 from zerorun.optimizers.saved_values import DECOUPLED, is_decoupled
-from zerorun.sequence.configured import start_configured
-from zerorun.sequence.groups import data_parallel_size
+from zerorun.sequence.groups import data_parallel_size, start_configured
 from zerorun.shards.shards import Shards, take_over
 
 _SHARDS_PARAMETERS = 3  # the stage
@@ -112,13 +111,13 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
         adapted = _C.adapt_config(
             settings, layout.dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
         )
-        shards = Shards(layout, adapted, ranks, device, model, engine_class.policy)
+        shards = Shards(layout, adapted, ranks, device, model, engine_class._policy)
         with shards:
             with all_or_none(own, "initialize"):
                 engine = engine_class(model, shards, batch)
                 _configure(engine, parsed, given)
             if basic is not None:  # which is collective
-                kind = engine.policy.optimizer_of
+                kind = engine._policy.optimizer_of
                 made = ZeroOptimizer if kind is None else kind(shards.stage)
                 engine.optimizer = made(engine, shards, basic)
             with all_or_none(own, "initialize"):
@@ -176,9 +175,9 @@ def _configure(
         half = name.removeprefix("torch.") in {"float16", "fp16", "half"}
         engine.autocast = torch.float16 if half else torch.bfloat16
     if not configuration.value_of(parsed, "/managed_gradient_accumulation", True):
-        engine.core.boundary = True  # each step() ends a batch
+        engine._core.boundary = True  # each step() ends a batch
     refuses_edits = edits_are_refused(parsed)
-    for parameter in engine.layout.names:
+    for parameter in engine._layout.names:
         partition = partition_of(parameter)
         if partition is not None:
             partition.refuses_edits = refuses_edits

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
+import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -23,19 +26,18 @@ class _Engine(Protocol):
 
     module: torch.nn.Module
     monitor: MonitorMaster
-    meter: StepMeter
+    _meter: StepMeter
     optimizer: Any
     batch: Any
     flops_profile: FlopsProfile | None
 
     @property
-    def core(self) -> _C.Engine: ...
+    def _core(self) -> _C.Engine: ...
     @property
-    def ranks(self) -> EngineRanks: ...
-    @property
-    def settings(self) -> _C.Config: ...
+    def _ranks(self) -> EngineRanks: ...
 
 
+_logger = logging.getLogger("zerorun")
 _TRACED = (2, 4)  # steps, unless the configuration names others
 
 
@@ -57,7 +59,7 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
     from zerorun.monitor.master import SECTIONS, MonitorMaster
 
     found = {value.pointer: json.loads(value.value) for value in parsed.values}
-    rank, add = engine.ranks.job.rank, engine.meter.add_listener
+    rank, add = engine._ranks.job.rank, engine._meter.add_listener
     profile = _section(found, "flops_profiler")
     breakdown = parsed.config.wall_clock_breakdown or bool(profile.get("enabled"))
     table = _table(engine, _section(found, "comms_logger"))
@@ -65,16 +67,14 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
         add(table)
     trace = _section(found, "zerorun/trace")
     if trace.get("file"):
-        from zerorun.profiling.timeline import Timeline
-
         steps = trace.get("steps") or _TRACED
-        add(Timeline(engine.core, engine.meter, trace["file"], steps))
+        add(Timeline(engine._core, engine._meter, trace["file"], steps))
     path = found.get("/zerorun/metrics")
     if path:
         from zerorun.metrics.files import MetricsFile
 
         run = _description(engine, parsed.values)
-        add(MetricsFile(path, rank, engine.ranks.job.world_size, run))
+        add(MetricsFile(path, rank, engine._ranks.job.world_size, run))
     engine.monitor = MonitorMaster({name: _section(found, name) for name in SECTIONS}, rank)
     if rank > 0:
         return bool(path)
@@ -106,8 +106,8 @@ def _table(engine: _Engine, section: dict[str, Any]) -> CollectiveTable | None:
 
     ops = None if section.get("prof_all", True) else section.get("prof_ops") or []
     return CollectiveTable(
-        engine.meter.figures,
-        engine.ranks.job,
+        engine._meter.figures,
+        engine._ranks.job,
         ops,
         bool(section.get("verbose")),
         bool(section.get("debug")),
@@ -136,6 +136,47 @@ def _description(engine: _Engine, values: list[_C.ConfigValue]) -> dict[str, Any
             "threads": torch.get_num_threads(),
         },
         "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters()),
-        "plan": engine.meter.figures.memory_plan(),
-        "limits": engine.meter.figures.collective_limits(),
+        "plan": engine._meter.figures.memory_plan(),
+        "limits": engine._meter.figures.collective_limits(),
     }
+
+
+class Timeline:
+    """A listener that writes the steps from `steps[0]` to `steps[1]`, counted from 1, into a file
+    on rank 0. Collective in the last of these steps, when the ranks' parts come together."""
+
+    def __init__(self, core: _C.Engine, meter: StepMeter, file: str, steps: Sequence[int]) -> None:
+        if len(steps) != 2 or steps[0] > steps[1]:
+            raise _C.ConfigError(
+                f"/zerorun/trace/steps: got {list(steps)}, expected the first and the last step"
+            )
+        self._last = steps[1]
+        self._clocks = (meter.forward, meter.backward)
+        self._core = _C.Timeline(core, file, *steps)
+        self._keep_spans()
+        self._warning = weakref.finalize(self, _warn, file, steps[1])
+
+    def _keep_spans(self) -> None:
+        for clock in self._clocks:
+            clock.spans = [] if self._core.is_recording else None
+
+    def __call__(self, metrics: dict[str, Any]) -> None:
+        for clock in self._clocks:
+            for span in clock.spans or []:
+                self._core.add(*span)
+        step = metrics["step"]
+        if step >= self._last:
+            self._warning.detach()
+        line = self._core.end_step(step)
+        self._keep_spans()
+        if line:
+            _logger.info("%s", line)
+
+
+def _warn(file: str, last: int) -> None:
+    _logger.warning(
+        "the timeline %s was not written: training ended before step %d, the last of "
+        "/zerorun/trace/steps",
+        file,
+        last,
+    )

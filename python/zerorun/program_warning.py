@@ -10,15 +10,15 @@ from typing import Any
 _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
-def warn(message: str) -> None:
-    """A UserWarning at the innermost line of Python that is neither zerorun's nor PyTorch's."""
+def warn(message: str, kind: type[Warning] = UserWarning) -> None:
+    """A warning at the innermost line of Python that is neither zerorun's nor PyTorch's."""
     packages = (_OWN, *_folder_of("torch"))
     frame: Any = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(packages):
         frame = frame.f_back
     warnings.warn_explicit(
         message,
-        UserWarning,
+        kind,
         frame.f_code.co_filename,
         frame.f_lineno,
         registry=frame.f_globals.setdefault("__warningregistry__", {}),

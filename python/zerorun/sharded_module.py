@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,14 +20,15 @@ from zerorun.model.local_tensor import local_of, whole_of
 from zerorun.model.model_layout import ModelLayout
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.policy import Policy
+from zerorun.program_warning import warn
 from zerorun.shards import clipping
 from zerorun.shards.shards import Shards
 
 if TYPE_CHECKING:  # what a training without saves does without
     from zerorun.checkpoints.checkpoint import Training
-
-if TYPE_CHECKING:
     from zerorun.checkpoints.streaming import ParameterStream
+
+_INNER = {"collector", "core", "finish_reduction", "layout", "policy", "ranks", "settings"}
 
 
 def _load_whole(
@@ -57,15 +57,15 @@ class ShardedModule(nn.Module):
     """
 
     autocast: torch.dtype | None = None  # of the forward pass
-    policy: Policy
-    saves_model_only = False  # loads of what it saves begin with their own optimizer
+    _policy: Policy
+    _saves_model_only = False  # loads of what it saves begin with their own optimizer
 
     def __init__(self, model: nn.Module, shards: Shards) -> None:
         super().__init__()
         torch_state_dicts.serve()
         clipping.serve()
         self.module = model
-        self.shards = shards
+        self._shards = shards
         self.config: dict[str, Any] = {}
         self.optimizer: ZeroOptimizer | None = None
         self.lr_scheduler: Any = None
@@ -83,47 +83,38 @@ class ShardedModule(nn.Module):
         )
 
     @property
-    def core(self) -> _C.Engine:
-        return self.shards.core
+    def _core(self) -> _C.Engine:
+        return self._shards.core
 
     @property
-    def collector(self) -> _C.GradientCollector:
-        return self.shards.collector
-
-    @property
-    def layout(self) -> ModelLayout:
-        return self.shards.layout
-
-    @property
-    def settings(self) -> _C.Config:
-        return self.shards.settings
+    def _layout(self) -> ModelLayout:
+        return self._shards.layout
 
     @property
     def communicator(self) -> _C.Communicator:
-        return self.shards.communicator
+        return self._shards.communicator
 
     @property
-    def ranks(self) -> EngineRanks:
-        """The communicators of the engine: `communicator` is that of the ranks that hold the same
-        part of the model."""
-        return self.shards.ranks
+    def _ranks(self) -> EngineRanks:
+        """All communicators: `communicator` is that of ranks with the same part of the model."""
+        return self._shards.ranks
 
     @property
     def skipped_steps(self) -> int:
-        return self.core.skipped_steps
+        return self._core.skipped_steps
 
     @property
     def device(self) -> torch.device:
         """The device of the model and of its inputs."""
-        return self.shards.device
+        return self._shards.device
 
     @property
     def stage(self) -> int:
         """What is sharded: 0 nothing; 1 optimizer states; 2 also gradients; 3 also parameters."""
-        return self.shards.stage
+        return self._shards.stage
 
     def zero_optimization_stage(self) -> int:
-        return self.shards.stage
+        return self._shards.stage
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -131,7 +122,13 @@ class ShardedModule(nn.Module):
         except AttributeError:
             if name == "module":
                 raise
-            return getattr(super().__getattr__("module"), name)
+            model = super().__getattr__("module")
+            if name not in _INNER or hasattr(model, name):
+                return getattr(model, name)
+            warn(
+                f"engine.{name} is an inner part, which has no name from 0.3 on", DeprecationWarning
+            )
+            return getattr(self._shards, name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._check_open("forward")
@@ -149,7 +146,7 @@ class ShardedModule(nn.Module):
 
     def _input_dtype(self) -> torch.dtype | None:
         """The dtype that forward casts floating-point inputs to; None: it casts nothing."""
-        precision = self.settings.precision
+        precision = self._shards.settings.precision
         casts = precision.auto_cast_inputs and precision.param_dtype == "fp16"
         return torch.float16 if casts else None
 
@@ -161,8 +158,8 @@ class ShardedModule(nn.Module):
         Raises ConfigError if a parameter is empty (at stage 3, outside of a gather), unless
         `keep_vars` requests the parameters themselves.
         """
-        for parameter, name in self.layout.names.items():
-            if not keep_vars and local_of(parameter).shape != self.layout.shapes[parameter]:
+        for parameter, name in self._layout.names.items():
+            if not keep_vars and local_of(parameter).shape != self._layout.shapes[parameter]:
                 raise _C.ConfigError(f"state_dict: {name} is empty, since it is {EMPTY_PARAMETERS}")
         return self.module.state_dict(*args, keep_vars=keep_vars, **kwargs)
 
@@ -176,7 +173,7 @@ class ShardedModule(nn.Module):
         from zerorun.checkpoints.full_state import full_state_dict
 
         self._check_open("full_state_dict")
-        return full_state_dict(self.module, self.ranks, everywhere=not rank0_only)
+        return full_state_dict(self.module, self._ranks, everywhere=not rank0_only)
 
     def iter_full_parameters(
         self, dtype: torch.dtype | None = None, device: torch.device | str | None = None
@@ -190,7 +187,7 @@ class ShardedModule(nn.Module):
         from zerorun.checkpoints.full_state import check_one_model, full_parameters_of
 
         self._check_open("iter_full_parameters")
-        check_one_model(self.module, self.ranks)
+        check_one_model(self.module, self._ranks)
         for name, parameter in full_parameters_of(self.module):
             kept = dtype if parameter.is_floating_point() else None
             yield name, whole_of(parameter).to(device or parameter.device, kept, copy=True)
@@ -226,7 +223,8 @@ class ShardedModule(nn.Module):
         """
         self._check_open("stream_parameters")
         self._end_stream("another stream")
-        streaming = importlib.import_module("zerorun.checkpoints.streaming")
+        from zerorun.checkpoints import streaming
+
         options = bucket_bytes, dtype, owners, changed_since, merge_adapters
         self._stream = stream = streaming.ParameterStream(self, *options)
         return stream
@@ -242,18 +240,18 @@ class ShardedModule(nn.Module):
 
         Raises ConfigError at stage 3.
         """
-        if self.shards.stage == 3:
+        if self._shards.stage == 3:
             raise _C.ConfigError(
                 "load_state_dict: parameters are sharded at stage 3; use load_checkpoint, or copy "
                 "within zerorun.zero.GatheredParameters(params, modifier_rank=0)"
             )
         result = self.module.load_state_dict(*args, **kwargs)
-        masters_from_parameters(self.shards.core, self.shards.layout)
-        self.shards.writes.forget()
+        masters_from_parameters(self._shards.core, self._shards.layout)
+        self._shards.writes.forget()
         return result
 
     def _check_open(self, method: str) -> None:
-        if self.core.closed:
+        if self._core.closed:
             raise _C.ConfigError(
                 f"{method}: this engine was destroyed, by destroy() or by another initialize of "
                 "its model; use that one, or call initialize again"
@@ -262,21 +260,6 @@ class ShardedModule(nn.Module):
     def drop_batch(self) -> None:
         """Discards all gradients since the last update. Collective."""
         raise NotImplementedError
-
-    def _training(self) -> Training:
-        from zerorun.checkpoints.checkpoint import Training
-
-        return Training(
-            self.module,
-            self.optimizer,
-            self.lr_scheduler,
-            self.global_steps,
-            self.micro_steps,
-            self.config,
-            self.policy.pickles_objects,
-            self.saves_model_only,
-            self.training_dataloader if self.policy.resumes_data else None,
-        )
 
     def save_checkpoint(
         self,
@@ -302,26 +285,28 @@ class ShardedModule(nn.Module):
         that cannot be saved, and CheckpointError or IoError on every rank, also for an earlier
         asynchronous save that failed; so do :meth:`step` and :meth:`wait_for_checkpoint`.
         """
-        self.shards.writes.take()
+        self._shards.writes.take()
         from zerorun.checkpoints import checkpoint, model_parts
 
-        save = model_parts.save if self.ranks.model_size > 1 else checkpoint.save
+        save = model_parts.save if self._ranks.model_size > 1 else checkpoint.save
         save(
-            self.shards,
-            self._training(),
+            self._shards,
+            self,
             save_dir,
             tag,
             client_state,
             save_latest=save_latest,
             exclude_frozen=bool(exclude_frozen_parameters),
-            blocking=not self.settings.checkpoint.async_save if blocking is None else blocking,
+            blocking=not self._shards.settings.checkpoint.async_save
+            if blocking is None
+            else blocking,
         )
         return True
 
     def wait_for_checkpoint(self) -> None:
         """Waits until the last save is complete on disk. Raises its error on every rank if it
         failed. Collective. Does nothing after a blocking save."""
-        self.shards.saver.wait()
+        self._shards.saver.wait()
 
     def load_checkpoint(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
         self,
@@ -351,8 +336,7 @@ class ShardedModule(nn.Module):
         self._check_open("load_checkpoint")
         if custom_load_fn is not None:
             raise _C.ConfigError("load_checkpoint: custom_load_fn is not supported")
-        self.shards.writes.take()
-        training = self._training()
+        self._shards.writes.take()
         wanted = {
             "strict": load_module_strict,
             "optimizer_states": load_optimizer_states and not load_module_only,
@@ -361,11 +345,10 @@ class ShardedModule(nn.Module):
         }
         from zerorun.checkpoints import model_parts
 
-        load = model_parts.load if self.ranks.model_size > 1 else _load_whole
-        path, client_state = load(self.shards, training, load_dir, tag, **wanted)
+        load = model_parts.load if self._ranks.model_size > 1 else _load_whole
+        path, client_state = load(self._shards, self, load_dir, tag, **wanted)
         if path is not None:
             self._streamed_hashes.clear()  # of another course of steps
-            self.global_steps, self.micro_steps = training.global_steps, training.micro_steps
             self.drop_batch()
         return path, client_state
 
@@ -381,7 +364,9 @@ class ShardedModule(nn.Module):
         """
         from zerorun.checkpoints.full_state import save_full_state
 
-        save_full_state(self.module, self.ranks, save_dir, save_filename, exclude_frozen_parameters)
+        save_full_state(
+            self.module, self._ranks, save_dir, save_filename, exclude_frozen_parameters
+        )
         return True
 
     def destroy(self) -> None:
@@ -392,7 +377,7 @@ class ShardedModule(nn.Module):
         belong to the parameters. A second call does nothing. Collective at stage 3 if ranks do not
         share parameters (on GPUs); otherwise no other rank may be within a step meanwhile.
         """
-        shards = self.__dict__.get("shards")
+        shards = self.__dict__.get("_shards")
         if shards is not None:
             self._end_stream("destroy()")
             shards.close()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import numbers
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -18,7 +21,75 @@ from zerorun.model.adoption import is_fully_sharded
 from zerorun.model.materialization import Initializer, materialize
 from zerorun.model.model_layout import DTYPES
 from zerorun.model.unit_policy import UnitPolicy
-from zerorun.shard_keywords import check_initial_values, naming_keywords, number_of, place_of
+
+# Where the configuration that zerorun.shard makes has the values of its keywords.
+_POINTERS = {
+    "/zero_optimization/stage": "stage",
+    "/zerorun/shard_group_size": "shard_group_size",
+    "/gradient_clipping": "clip",
+    "/gradient_accumulation_steps": "accumulation_steps",
+    "/zerorun/comm_timeout": "timeout",
+    "/communication_data_type": "reduce_dtype",
+    "/bf16/enabled": "dtype",
+    "/fp16/enabled": "dtype",
+    "/zero_optimization/offload_optimizer": "offload_optimizer",
+    "/zero_optimization/offload_param": "offload_params",
+}
+_FOLDER = "expected a folder on a local disk"
+
+
+def number_of(keyword: str, value: Any) -> Any:
+    """The value as JSON has it, which the configuration checks; "auto" is one, too."""
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, numbers.Integral):  # NumPy's are
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    raise _C.ConfigError(f"shard: {keyword}: got {_text(value)}, expected a number")
+
+
+def place_of(keyword: str, value: Any) -> str:
+    """Where to offload to."""
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    raise _C.ConfigError(
+        f'shard: {keyword}: got {_text(value)}, expected "cpu" or the path of a folder on a local '
+        "disk"
+    )
+
+
+def check_initial_values(init: Any, weights: Any) -> None:
+    """Raises ConfigError unless they are a function and something like a dictionary."""
+    if init is not None and not callable(init):
+        raise _C.ConfigError(f"shard: init: got {_text(init)}, expected a function of a module")
+    if weights is not None and not (hasattr(weights, "keys") and hasattr(weights, "__getitem__")):
+        raise _C.ConfigError(
+            f"shard: weights: got {_text(weights)}, expected a mapping from names to tensors"
+        )
+
+
+def _text(value: Any) -> str:
+    return "None" if value is None else str(type(value))
+
+
+@contextlib.contextmanager
+def naming_keywords() -> Iterator[None]:
+    """Errors about the configuration that zerorun.shard makes name the keywords instead."""
+    try:
+        yield
+    except _C.Error as error:
+        error.args = (_with_keywords(str(error)), *error.args[1:])
+        raise
+
+
+def _with_keywords(text: str) -> str:
+    text = re.sub(r"^zerorun\.shard: 1 problem\s+1\. ", "shard: ", text)
+    for pointer, keyword in _POINTERS.items():
+        place = re.escape(pointer) + r"(/device|/nvme_path)?(?![\w/])"
+        text = re.sub(rf"{place}( \(\d+:\d+\))?( \(/[\w/]+\))?", keyword, text)
+    return text.replace(_FOLDER, f'expected "cpu" or {_FOLDER.removeprefix("expected ")}')
+
 
 _SECTIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -136,7 +207,7 @@ class _CastingEngine(ZeroEngine):
     """Gives forward its floating-point inputs in the parameters' 16-bit dtype."""
 
     def _input_dtype(self) -> torch.dtype | None:
-        dtype = DTYPES[self.settings.precision.param_dtype]
+        dtype = DTYPES[self._shards.settings.precision.param_dtype]
         return None if dtype == torch.float32 else dtype
 
 

@@ -4,10 +4,10 @@ check() looks each of them up when an engine is made, so that a version which la
 that names it instead of a gradient that is silently not clipped or a state dict without states.
 Names of modules that are not loaded are looked up when an engine is made after their import.
 
-The patches are in the modules that make them: torch's functions that clip (hooks/torch_clipping),
+The patches are in the modules that make them: torch's functions that clip (shards/clipping),
 its norms (hooks/mixed_norms), entering autocast (hooks/autocast_copies), its state dicts
-(checkpoints/torch_state_dicts), AveragedModel (model/moving_averages), nn.Module within zero.Init
-(zero/init), methods of the model and the optimizer that a program passed (hooks/module_zero_grad,
+(checkpoints/torch_state_dicts), AveragedModel (model/partition), nn.Module within zero.Init
+(zero/init), methods of the model and the optimizer that a program passed (engine,
 shards/given_optimizer), and nn.Parameter.grad at stage 0 of DeepSpeed scripts (compat, _gradients).
 """
 

@@ -94,7 +94,7 @@ def train(engine: Any, loader: Any, save: Path | None) -> dict[str, Any]:
             engine.backward(engine(x))
             engine.step()
             seen += [(epoch, index) for index in ids.tolist()]
-            if engine.micro_step_applied:
+            if engine._micro_step_applied:
                 steps.append(seen)
                 seen = []
                 if save is not None:

@@ -54,7 +54,7 @@ def test_an_imported_checkpoint_goes_on_as_there(
     config = config_of(3, dtype, 1)
     engine, *_ = zerorun.initialize(model, model_parameters=groups_of(model), config=config)
     assert engine.load_checkpoint(tmp_path)[1] == {"epoch": 4, "order": [3, 1, 2]}
-    assert engine.global_steps == engine.core.step_count == SAVED_AFTER
+    assert engine.global_steps == engine._core.step_count == SAVED_AFTER
     assert continued(engine) == pytest.approx(losses_of(runs / name), rel=bound)
     engine.destroy()
 
@@ -118,7 +118,7 @@ def test_an_imported_model_is_trained_with_the_engines_own_settings(
         own = groups_of_core(engine)
         engine.load_checkpoint(folder, **keys)
         assert groups_of_core(engine) == own
-        assert engine.core.step_count == 0
+        assert engine._core.step_count == 0
         results.append(continued(engine))
         engine.destroy()
     assert results[0] == results[1]
@@ -144,7 +144,7 @@ def test_settings_that_a_source_does_not_have_are_not_made_up(runs: Path, tmp_pa
         own = groups_of_core(engine)
         engine.load_checkpoint(folder)
         assert groups_of_core(engine) == own
-        assert engine.core.step_count == SAVED_AFTER
+        assert engine._core.step_count == SAVED_AFTER
         losses.append(continued(engine))
         engine.destroy()
     assert losses[0] == losses[1]
@@ -201,11 +201,11 @@ def test_a_buffer_that_cannot_hold_the_saved_values_is_an_error(tmp_path: Path) 
             if buffer is saved:
                 engine.save_checkpoint(tmp_path)
                 engine.destroy()
-        before = engine.core.parameter_hash()
+        before = engine._core.parameter_hash()
         expected = f"the buffer table is {saved.dtype}, in this model {own.dtype}"
         with pytest.raises(zerorun.CheckpointError, match=expected):
             engine.load_checkpoint(tmp_path)
-        assert engine.core.parameter_hash() == before
+        assert engine._core.parameter_hash() == before
         engine.load_checkpoint(tmp_path, load_module_strict=False)
         assert not engine.module.table.any()
         engine.destroy()
@@ -221,11 +221,11 @@ def test_a_tied_parameter_of_which_a_folder_has_two_values_is_an_error(tmp_path:
     model = make_model()
     config = config_of(3, "fp32", 1)
     engine, *_ = zerorun.initialize(model, model_parameters=groups_of(model), config=config)
-    before = engine.core.parameter_hash()
+    before = engine._core.parameter_hash()
     expected = "embedding.weight and head.weight are one parameter of this model"
     with pytest.raises(zerorun.CheckpointError, match=expected):
         engine.load_checkpoint(tmp_path, load_optimizer_states=False)
-    assert engine.core.parameter_hash() == before
+    assert engine._core.parameter_hash() == before
     engine.load_checkpoint(tmp_path, load_optimizer_states=False, load_module_strict=False)
     engine.destroy()
 
@@ -250,15 +250,15 @@ def test_weight_decay_keeps_its_kind(tmp_path: Path) -> None:
     assert optimizer_of(tmp_path / "again") == ("zerorun's Adam", False)
     for name in ("own", "dcp"):
         engine = start(decoupled=True)
-        before = engine.core.parameter_hash()
+        before = engine._core.parameter_hash()
         with pytest.raises(zerorun.CheckpointError, match="are those of Adam with L2"):
             engine.load_checkpoint(tmp_path / name)
-        assert engine.core.parameter_hash() == before
+        assert engine._core.parameter_hash() == before
         engine.load_checkpoint(tmp_path / name, load_optimizer_states=False)
         engine.destroy()
         engine = start(decoupled=False)
         engine.load_checkpoint(tmp_path / name)
-        assert engine.core.step_count == 1
+        assert engine._core.step_count == 1
         engine.destroy()
 
 

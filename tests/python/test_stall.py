@@ -46,7 +46,7 @@ HANDLERS = """
 import ctypes, threading
 from pathlib import Path
 from zerorun import _C
-from zerorun.stacks import answer_stack_requests
+from zerorun.communicator import answer_stack_requests
 
 class Stack(ctypes.Structure):
     _fields_ = [("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("nbytes", ctypes.c_size_t)]

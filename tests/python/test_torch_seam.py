@@ -12,6 +12,7 @@ import torch
 import zerorun
 from torch import nn
 from zerorun import torch_seam
+from zerorun.model import left_behind
 
 
 class _Params4bit:
@@ -134,3 +135,11 @@ def test_names_are_looked_up_and_not_guessed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(_Params4bit, "__new__", object.__new__)
     with pytest.raises(zerorun.ConfigError, match="bnb_quantized"):
         torch_seam.check()
+
+
+def test_asking_for_a_running_compiler_keeps_references() -> None:
+    """PyTorch 2.6 gives a reference away that it does not have."""
+    before = sys.getrefcount(None)
+    for _ in range(1000):
+        left_behind._compiled_caller()
+    assert abs(sys.getrefcount(None) - before) < 500

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -27,6 +27,7 @@ from zerorun.optimizers.saved_values import (
     whole_number,
     with_own_decay,
 )
+from zerorun.policy import Policy
 from zerorun.rank_zero import text_of_rank_zero
 from zerorun.shards.shards import Shards
 
@@ -38,41 +39,47 @@ def _nothing() -> None:
     """Follows a save that needs nothing more."""
 
 
-@dataclass
-class Training:
-    """The parts of a training that its shards do not hold."""
+class Training(Protocol):
+    """An engine: the parts of its training that its shards do not hold."""
 
     module: nn.Module
-    optimizer: ShardOptimizer | None
+    config: dict[str, Any]  # as the program gave it
     lr_scheduler: Any
+    training_dataloader: Any  # whose position is saved and loaded, if the policy says so
     global_steps: int
     micro_steps: int
-    configuration: dict[str, Any]  # as the program gave it
-    pickle_objects: bool = False  # a save pickles what JSON has no form for
-    model_only: bool = False  # a save's optimizer states and hyperparameters mean nothing
-    data_loader: Any = None  # whose position is saved and loaded
+    _policy: Policy
+    _saves_model_only: bool  # a save's optimizer states and hyperparameters mean nothing
 
     @property
-    def allow_pickle(self) -> bool:
-        """True if what JSON has no form for is pickled and unpickled."""
-        return self._is_on("pickle_client_state")
+    def optimizer(self) -> ShardOptimizer | None: ...
 
-    @property
-    def node_local(self) -> bool:
-        """True if each host keeps the files of its own ranks."""
-        return self._is_on("use_node_local_storage")
 
-    def _is_on(self, key: str) -> bool:
-        section = self.configuration.get("checkpoint")
-        return isinstance(section, dict) and section.get(key) is True
+def _is_on(training: Training, key: str) -> bool:
+    section = training.config.get("checkpoint")
+    return isinstance(section, dict) and section.get(key) is True
+
+
+def _allows_pickle(training: Training) -> bool:
+    """True if what JSON has no form for is pickled and unpickled."""
+    return _is_on(training, "pickle_client_state")
+
+
+def is_node_local(training: Training) -> bool:
+    """True if each host keeps the files of its own ranks."""
+    return _is_on(training, "use_node_local_storage")
+
+
+def _data_loader(training: Training) -> Any:
+    return training.training_dataloader if training._policy.resumes_data else None
 
 
 def _encode(
     shards: Shards, training: Training, data: dict[str, Any], objects: dict[str, Any]
 ) -> str:
-    pickles = training.allow_pickle or training.pickle_objects
+    pickles = _allows_pickle(training) or training._policy.pickles_objects
     text = program_state.encode(data, objects, allow_pickle=pickles)
-    unasked = program_state.has_pickle(text) and not training.allow_pickle
+    unasked = program_state.has_pickle(text) and not _allows_pickle(training)
     if unasked and shards.communicator.rank == 0:
         _logger.warning(
             "save_checkpoint: client_state or a schedule has objects that JSON has no form for. "
@@ -108,31 +115,29 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     a save before this one. Raises CheckpointError, ConfigError or IoError on every rank.
     """
     shards.saver.wait()
-    folder = os.fspath(directory)
+    folder, node_local = os.fspath(directory), is_node_local(training)
     name = text_of_rank_zero(tag_of(training, tag), shards.communicator, "tag of the checkpoint")
     data, objects = _data(shards, training, part), _objects(training, client_state)
     with all_or_none(shards.communicator, "save_checkpoint"):
         text = _encode(shards, training, data, objects)
         buffers = saved_buffers.values(training.module)
-        configuration = _plain_text(training.configuration)
+        configuration = _plain_text(training.config)
     record: shard_files.Record | None = None
     if shards.torch_states is not None:
-        record = data["shard_files"] = shard_files.save(
-            shards, folder, name, node_local=training.node_local
-        )
+        record = data["shard_files"] = shard_files.save(shards, folder, name, node_local=node_local)
         text = _encode(shards, training, data, objects)
     keep = (shards.settings.checkpoint.keep_last, shards.settings.checkpoint.keep_every)
     arguments = (
         folder, name, text, exclude_frozen, save_latest, configuration, buffers, keep,
-        training.node_local,
+        node_local,
     )  # fmt: skip
 
     def discard() -> None:
         if record is not None:
-            shard_files.discard(shards, folder, record, node_local=training.node_local)
+            shard_files.discard(shards, folder, record, node_local=node_local)
 
     def follow_up() -> None:
-        if shards.communicator.rank == 0 or training.node_local:
+        if shards.communicator.rank == 0 or node_local:
             with contextlib.suppress(OSError):  # the next save tries again
                 shard_files.remove_stale(folder, name, record)
         committed()
@@ -157,7 +162,7 @@ def shared_tag(
     host has the tables of that checkpoint afterwards."""
     given = text_of_rank_zero("" if tag is None else str(tag), shards.communicator, "tag to load")
     tag = given or None
-    if not training.node_local:
+    if not is_node_local(training):
         return tag
     shards.saver.wait()
     folder = os.path.normpath(directory)
@@ -175,9 +180,9 @@ def _data(shards: Shards, training: Training, part: dict[str, Any] | None) -> di
     return {
         "counters": {"global_steps": training.global_steps, "micro_steps": training.micro_steps},
         "optimizer": _optimizer_name(shards, training.optimizer),
-        "model_only": training.model_only,
+        "model_only": training._saves_model_only,
         "exact_dtypes": shards.layout.exact_dtypes(),
-        "data_position": getattr(training.data_loader, "used", None),
+        "data_position": getattr(_data_loader(training), "used", None),
         "part": part,
         "shard_files": None,
     }
@@ -262,8 +267,9 @@ def load(  # noqa: PLR0913 - likewise
     if counters:
         training.global_steps = found.counts.get("global_steps", found.saved.step)
         training.micro_steps = found.counts.get("micro_steps", 0)
-        if position is not None and hasattr(training.data_loader, "used"):
-            training.data_loader.load_state_dict(position)
+        loader = _data_loader(training)
+        if position is not None and hasattr(loader, "used"):
+            loader.load_state_dict(position)
     return os.path.join(folder, found.saved.tag), found.objects.get("client_state", {})
 
 
@@ -282,7 +288,9 @@ def _check(training: Training, folder: str, tag: str, *, strict: bool) -> _Found
     """Opens a checkpoint and compares its buffers with the model's. Changes nothing."""
     saved = _C.SavedModel(folder, tag)
     data = program_state.decode(saved.client_state)
-    objects = program_state.decode_objects(saved.client_state, allow_pickle=training.allow_pickle)
+    objects = program_state.decode_objects(
+        saved.client_state, allow_pickle=_allows_pickle(training)
+    )
     buffers = saved_buffers.read(saved)
     if strict and data:  # the bundled train saves no buffers
         saved_buffers.check(training.module, buffers, folder)
@@ -334,7 +342,7 @@ def _is_of_another(shards: Shards, training: Training, data: dict[str, Any]) -> 
     """True if another optimizer trained the model than this engine has, which may have none: so
     states, masters and what is trained differ, of which the core expects its own."""
     own = _optimizer_name(shards, training.optimizer)
-    return bool(data) and data.get("optimizer") != own and not training.node_local
+    return bool(data) and data.get("optimizer") != own and not is_node_local(training)
 
 
 def _fill_alone(shards: Shards, saved: _C.SavedModel, folder: str, *, strict: bool) -> None:
@@ -359,10 +367,10 @@ def _read_states(
     shards: Shards, training: Training, folder: str, record: shard_files.Record, *, strict: bool
 ) -> shard_files.Chunks:
     """The checked states of a torch optimizer. Collective."""
-    if training.node_local:
+    if is_node_local(training):
         record = shard_files.bring(shards, folder, record)
     with all_or_none(shards.communicator, "load_checkpoint"):
-        shard_files.verify(shards, folder, record, node_local=training.node_local)
+        shard_files.verify(shards, folder, record, node_local=is_node_local(training))
         return shard_files.read(shards, folder, record, strict)
 
 

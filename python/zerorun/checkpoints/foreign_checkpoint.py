@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
+from zerorun.checkpoints.checkpoint import Training
 from zerorun.interchange import formats
 from zerorun.interchange.load_into_engine import Filling
 from zerorun.interchange.source import Source
@@ -28,19 +29,9 @@ from zerorun.shards.shards import Shards
 _logger = logging.getLogger("zerorun")
 
 
-class _Training(Protocol):
-    """The parts of a training that its shards do not hold."""
-
-    module: nn.Module
-    optimizer: ShardOptimizer | None
-    lr_scheduler: Any
-    global_steps: int
-    micro_steps: int
-
-
 def load(  # noqa: PLR0913 - as checkpoint.load
     shards: Shards,
-    training: _Training,
+    training: Training,
     directory: str | os.PathLike[str],
     tag: str | None,
     *,

@@ -88,7 +88,7 @@ def save(
             _end_save(folder, ranks.model_size, identity, save_latest=save_latest)
 
     with all_or_none(ranks.job, "save_checkpoint"):
-        if training.node_local:
+        if checkpoint.is_node_local(training):
             raise _C.ConfigError(
                 "checkpoint.use_node_local_storage is not for a model that is divided among "
                 "model-parallel ranks: save on a file system that all ranks share"

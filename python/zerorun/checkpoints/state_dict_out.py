@@ -25,7 +25,7 @@ def shards_of_any(parameters: Iterable[nn.Parameter]) -> Shards | None:
 
 def without_engine(model: nn.Module) -> nn.Module:
     """The model itself, for programs that give the engine."""
-    is_engine = isinstance(getattr(model, "shards", None), Shards)
+    is_engine = isinstance(getattr(model, "_shards", None), Shards)
     return getattr(model, "module") if is_engine else model  # noqa: B009 - of any module
 
 

@@ -122,7 +122,7 @@ class ParameterStream(Iterator[ParameterBucket]):
         self._dtype, self._since = dtype, changed_since
         self._step = engine.global_steps
         self._ended_by: str | None = None
-        model, ranks = engine.module, engine.ranks
+        model, ranks = engine.module, engine._ranks
         with all_or_none(ranks.job, "stream_parameters"):
             self._check(bucket_bytes, owners)
         self._check_agreement(ranks, bucket_bytes, owners, merge_adapters)
@@ -131,8 +131,8 @@ class ParameterStream(Iterator[ParameterBucket]):
         count = ranks.job.world_size if owners == "all" else 1
         capacity = min(bucket_bytes, _room(engine, dtype))
         self._round_of = count, ranks.job.rank, capacity, engine.device
-        engine.shards.release_all()
-        engine.shards.finish_updates()
+        engine._shards.release_all()
+        engine._shards.finish_updates()
         self._buckets = self._stream(model)
 
     def __next__(self) -> ParameterBucket:
@@ -233,7 +233,7 @@ class ParameterStream(Iterator[ParameterBucket]):
 
 def _room(engine: Any, dtype: torch.dtype | None) -> int:
     """Bytes that are enough for the whole model."""
-    tensors = [(shape.numel(), p.dtype) for p, shape in engine.layout.shapes.items()]
+    tensors = [(shape.numel(), p.dtype) for p, shape in engine._layout.shapes.items()]
     tensors += [(buffer.numel(), buffer.dtype) for buffer in engine.module.buffers()]
     widest = 0 if dtype is None else dtype.itemsize
     return sum(numel * max(own.itemsize, widest) + _ALIGNMENT for numel, own in tensors)

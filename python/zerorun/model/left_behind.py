@@ -43,12 +43,19 @@ def check_hooks_are_taken(model: nn.Module) -> None:
             )
 
 
-# Not None within what torch.compile's code calls. PyTorch before 2.6 cannot tell.
-_compiled_caller: Callable[[], Any] = getattr(
-    torch._C._dynamo.eval_frame,
-    "get_eval_frame_callback",
-    lambda: sys.modules.get("torch._dynamo"),
-)
+def _compiler_that_runs() -> Callable[[], Any]:
+    """A function that gives None outside of what torch.compile's code calls.
+
+    PyTorch before 2.6 has none, and that of 2.6 takes a reference to its answer away with each
+    call, until the process dies: before 2.8 the answer is whether there is a compiler at all.
+    """
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < (2, 8):
+        return lambda: sys.modules.get("torch._dynamo")
+    return torch._C._dynamo.eval_frame.get_eval_frame_callback  # type: ignore[no-any-return]
+
+
+_compiled_caller = _compiler_that_runs()
 
 
 class ModuleHook(LeftBehind):

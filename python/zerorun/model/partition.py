@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from zerorun import _C
 from zerorun.config import value_of
@@ -56,9 +57,23 @@ def edits_are_refused(parsed: _C.ParsedConfig) -> bool:
 
 @functools.cache
 def _serve_moving_averages() -> None:
-    from zerorun.model.moving_averages import serve_moving_averages
+    """From the first call on, torch's AveragedModel raises ConfigError for an update from or of
+    sharded parameters: both may be empty, and nothing else would tell."""
+    update = AveragedModel.update_parameters
 
-    serve_moving_averages(_is_empty)
+    @functools.wraps(update)
+    def update_parameters(average: Any, model: Any) -> None:
+        parameters = itertools.chain(model.named_parameters(), average.module.named_parameters())
+        for name, parameter in parameters:
+            if _is_empty(parameter):
+                raise _C.ConfigError(
+                    f"AveragedModel: parameter {name} is empty, since it is sharded at stage 3: "
+                    "make and update the average within "
+                    "zerorun.zero.GatheredParameters(model.parameters())"
+                )
+        update(average, model)
+
+    AveragedModel.update_parameters = update_parameters  # type: ignore[method-assign, assignment]
 
 
 def _is_empty(parameter: Any) -> bool:

@@ -129,14 +129,14 @@ class FlopsProfile:
         def after(*_: Any) -> None:
             if profile.running:
                 profile.stop()
-                engine.meter.work.count_forward(profile.total.flops)
+                engine._meter.work.count_forward(profile.total.flops)
 
         def report(metrics: dict[str, Any]) -> None:
             if metrics["step"] <= profile_step:
                 return
             for hook in hooks:
                 hook.remove()
-            engine.meter.listeners.remove(report)
+            engine._meter.listeners.remove(report)
             facts = metrics | {
                 "ranks": engine.communicator.world_size,
                 "batch": engine.batch,
@@ -149,7 +149,7 @@ class FlopsProfile:
 
         hooks.append(engine.register_forward_pre_hook(before))
         hooks.append(engine.register_forward_hook(after, always_call=True))
-        engine.meter.add_listener(report)
+        engine._meter.add_listener(report)
         return profile
 
 

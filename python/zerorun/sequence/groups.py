@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 
-from zerorun import _C
+from zerorun import _C, communicator
+from zerorun import config as configuration
 from zerorun.process_state import STATE
 
 
@@ -93,3 +94,33 @@ def current() -> SequenceGroups | None:
 def data_parallel_size(world_size: int) -> int:
     """The number of ranks, or of groups that share a sequence, that have different data."""
     return world_size if STATE.sequence is None else world_size // STATE.sequence.size
+
+
+def start_configured(
+    parsed: configuration.ParsedConfig,
+    given: Mapping[str, Any],
+    parts: Sequence[Sequence[int]] | None = None,
+) -> configuration.ParsedConfig:
+    """Makes the groups that `parsed` asks for; returns it with their dtype of communication.
+
+    `given` is its content. `parts`: see :func:`start`. Collective where it asks for groups. Raises
+    ConfigError for sizes that the number of ranks contradicts.
+    """
+    size = configuration.value_of(parsed, "/sequence_parallel_size", 1)
+    if size > 1:
+        start(size, parts)
+    data_size = configuration.value_of(parsed, "/data_parallel_size")
+    if data_size is not None:
+        ranks = communicator.world(parsed.config.comm_timeout_s).world_size
+        ranks = ranks if parts is None else len(parts[0])
+        expected = data_parallel_size(ranks)
+        if data_size != expected:
+            raise _C.ConfigError(
+                f"/data_parallel_size: got {data_size}, expected {expected}: {ranks} ranks, "
+                f"{ranks // expected} for each sequence"
+            )
+    if size == 1:
+        return parsed
+    dtype = configuration.value_of(parsed, "/seq_parallel_communication_data_type", "fp32")
+    changed = {**given, "communication_data_type": dtype}
+    return configuration.parse(changed, parsed.config.source)

@@ -1,57 +1,143 @@
-"""torch's functions that clip, for parameters whose gradients are an engine's."""
+"""torch's clip_grad_norm_ and clip_grad_value_, for parameters whose gradients are an engine's."""
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad
 
 from zerorun import _C
-from zerorun.hooks.torch_clipping import Clip, serve_clipping, warn_that_nothing_changes
+from zerorun.program_warning import warn
 from zerorun.shards.shards import Shards, shards_of
 from zerorun.shards.state_access import StateAccess
 
-
-def serve() -> None:
-    """From the first call on, torch's clip_grad_norm_ and clip_grad_value_ know engines."""
-    serve_clipping(_ENGINES)
+_BY_NORM = "_clip_grads_with_norm_"  # from 2.6 on; also what clip_grad_norm_ calls
 
 
-class _Engines:
-    """All engines of this process."""
+@dataclass
+class _Clip:
+    """The arguments of one call of clip_grad_norm_."""
 
-    def by_norm(self, parameters: list[nn.Parameter], clip: Clip) -> torch.Tensor | None:
-        """The norm of the parameters' averaged gradients, which are clipped by it. Collective. None
-        if no engine has gradients of theirs that torch does not see."""
-        return _clip(parameters, clip)
+    max_norm: float
+    norm_type: float
+    error_if_nonfinite: bool
 
-    def by_value(self, parameters: list[nn.Parameter], limit: float) -> bool:
-        """Limits the elements of the parameters' averaged gradients to -`limit` to `limit`. Those
-        that are not finite stay, so that the step is skipped. Collective. False if no engine trains
-        any of the parameters."""
-        own = _without_torchs(parameters)
-        for shards in dict.fromkeys(own.values()):
-            if not shards.policy.clips_as_torch:
-                warn_that_nothing_changes("clip_grad_value_")
-            elif shards.finish_reduction():
-                StateAccess(shards).limit_gradients([p for p in own if own[p] is shards], limit)
-        return bool(own)
-
-    def by_given_norm(self, parameters: list[nn.Parameter]) -> None:
-        """An error, or in DeepSpeed scripts a warning, if an engine trains any of the parameters:
-        the norm was made of what torch sees."""
-        for shards in dict.fromkeys(_without_torchs(parameters).values()):
-            if shards.policy.clips_as_torch:
-                raise _C.ConfigError(
-                    "clip_grads_with_norm_: the norm is not that of the gradients, since those of "
-                    "an engine's parameters are the engine's and .grad is None: "
-                    "clip_grad_norm_(parameters, max_norm) makes the norm and clips by it"
-                )
-            warn_that_nothing_changes("clip_grads_with_norm_")
+    def check(self, norm: torch.Tensor) -> None:
+        if self.error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(
+                f"clip_grad_norm_: the norm of order {self.norm_type} is {norm.item()}, which "
+                "error_if_nonfinite=True makes an error"
+            )
 
 
-_ENGINES = _Engines()
+def _warn_that_nothing_changes(function: str) -> None:
+    warn(
+        f"{function} changes nothing: the gradients of an engine's parameters are the "
+        "engine's. gradient_clipping in its configuration clips them in step(), and "
+        "get_global_grad_norm() is their norm"
+    )
+
+
+def _listed(parameters: Any) -> list[Any]:
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+
+
+@functools.cache
+def serve(torchs: Any = clip_grad) -> None:
+    """From the first call on, torch's functions also clip the gradients that engines keep, by
+    whatever name a program has imported them. `torchs`: the module that has them.
+
+    Raises ConfigError where they are made in another way than those of torch 2.4 to 2.13.
+    """
+
+    def clip_norm(
+        parameters: Any,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        given = _listed(parameters)
+        clip = _Clip(float(max_norm), float(norm_type), error_if_nonfinite)
+        found = _clip(given, clip)
+        if found is not None:
+            return found
+        seen = _with_gradients(given) if given else parameters  # torch warns of no parameters
+        return norm(seen, max_norm, norm_type, error_if_nonfinite, *args, **kwargs)
+
+    def clip_by_norm(
+        parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        given = _listed(parameters)
+        _refuse_given_norm(given)
+        by_norm(given, max_norm, total_norm, *args, **kwargs)
+
+    def clip_value(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> None:
+        given = _listed(parameters)
+        served = _limit(given, float(clip_value))
+        if not served or _with_gradients(given):
+            value(given, clip_value, *args, **kwargs)
+
+    functions: dict[str, Any] = {"clip_grad_norm_": clip_norm, "clip_grad_value_": clip_value}
+    if hasattr(torchs, _BY_NORM):
+        functions[_BY_NORM] = clip_by_norm
+    cells = {name: _wrapped_by(torchs, name) for name in functions}  # all of them, or none
+    norm, value = cells["clip_grad_norm_"].cell_contents, cells["clip_grad_value_"].cell_contents
+    by_norm: Any = cells[_BY_NORM].cell_contents if _BY_NORM in cells else None
+    for name, cell in cells.items():
+        cell.cell_contents = functools.wraps(cell.cell_contents)(functions[name])
+
+
+def _with_gradients(parameters: list[Any]) -> list[Any]:
+    """Those of which torch sees a gradient: it clips no others."""
+    return [parameter for parameter in parameters if parameter.grad is not None]
+
+
+def _wrapped_by(module: Any, name: str) -> types.CellType:
+    """Where a wrapper of torch's has the function that it calls."""
+    wrapper = getattr(module, name, None)
+    wrapped = getattr(wrapper, "__wrapped__", None)
+    for cell in getattr(wrapper, "__closure__", None) or ():
+        if wrapped is not None and cell.cell_contents is wrapped:
+            return cell
+    raise _C.ConfigError(
+        f"torch.nn.utils.{name}, of {getattr(wrapper, '__module__', None)}, is not made as in "
+        f"PyTorch 2.4 to 2.13 (this is {torch.__version__}), so it would not clip the gradients "
+        "that an engine keeps: use one of these versions, and do not replace the function"
+    )
+
+
+def _limit(parameters: list[nn.Parameter], limit: float) -> bool:
+    """Limits the elements of the parameters' averaged gradients to -`limit` to `limit`. Those
+    that are not finite stay, so that the step is skipped. Collective. False if no engine trains
+    any of the parameters."""
+    own = _without_torchs(parameters)
+    for shards in dict.fromkeys(own.values()):
+        if not shards.policy.clips_as_torch:
+            _warn_that_nothing_changes("clip_grad_value_")
+        elif shards.finish_reduction():
+            StateAccess(shards).limit_gradients([p for p in own if own[p] is shards], limit)
+    return bool(own)
+
+
+def _refuse_given_norm(parameters: list[nn.Parameter]) -> None:
+    """An error, or in DeepSpeed scripts a warning, if an engine trains any of the parameters:
+    the norm was made of what torch sees."""
+    for shards in dict.fromkeys(_without_torchs(parameters).values()):
+        if shards.policy.clips_as_torch:
+            raise _C.ConfigError(
+                "clip_grads_with_norm_: the norm is not that of the gradients, since those of "
+                "an engine's parameters are the engine's and .grad is None: "
+                "clip_grad_norm_(parameters, max_norm) makes the norm and clips by it"
+            )
+        _warn_that_nothing_changes("clip_grads_with_norm_")
 
 
 def _without_torchs(parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, Shards]:
@@ -59,13 +145,15 @@ def _without_torchs(parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, Sh
     return {p: shards for p in parameters if p.grad is None and (shards := _trains(p)) is not None}
 
 
-def _clip(given: list[nn.Parameter], clip: Clip) -> torch.Tensor | None:
+def _clip(given: list[nn.Parameter], clip: _Clip) -> torch.Tensor | None:
+    """The norm of the parameters' averaged gradients, which are clipped by it. Collective. None if
+    no engine has gradients of theirs that torch does not see."""
     own = _without_torchs(given)
     if not own:
         return None
     shards, *others = dict.fromkeys(own.values())
     if not shards.policy.clips_as_torch:
-        warn_that_nothing_changes("clip_grad_norm_")
+        _warn_that_nothing_changes("clip_grad_norm_")
         return None
     if others or any(p.grad is not None for p in given):
         raise _C.ConfigError(
@@ -86,7 +174,7 @@ def _trains(parameter: nn.Parameter) -> Shards | None:
     return shards if shards is not None and shards.layout.is_trainable(parameter) else None
 
 
-def _clip_in(shards: Shards, parameters: list[nn.Parameter], clip: Clip) -> torch.Tensor:
+def _clip_in(shards: Shards, parameters: list[nn.Parameter], clip: _Clip) -> torch.Tensor:
     access = StateAccess(shards)
     owned = access.owned_gradients(parameters)
     norms = [torch.linalg.vector_norm(part, clip.norm_type, dtype=torch.float64) for part in owned]

@@ -273,7 +273,7 @@ class Shards:
 
     def finish_reduction(self) -> bool:
         """Ends an open micro-step; True where there are reduced gradients. Collective."""
-        finish = getattr(self._loop and self._loop(), "finish_reduction", bool)
+        finish = getattr(self._loop and self._loop(), "_finish_reduction", bool)
         return bool(finish())
 
     def until_closed(self, handle: Any) -> None:

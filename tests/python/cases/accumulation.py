@@ -232,12 +232,12 @@ def case_an_unused_pooler_holds_no_gradients_back(_folder: Path) -> None:
         torch.manual_seed(0)
         model = tagger()
         engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
-        planned = engine.core.memory_use()["buckets"]
+        planned = engine._core.memory_use()["buckets"]
         if PRIVATE_MEMORY:  # gathered parameters are in memory of the rank's own then, here all
             planned += sum(parameter.ds_numel * 4 for parameter in model.parameters())
         peaks: list[int] = []
 
-        def look(_parameter: nn.Parameter, core=engine.core, peaks=peaks) -> None:
+        def look(_parameter: nn.Parameter, core=engine._core, peaks=peaks) -> None:
             peaks[-1] = max(peaks[-1], core.memory_use()["buckets"])
 
         for parameter in model.parameters():

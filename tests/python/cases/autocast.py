@@ -101,7 +101,7 @@ def case_autocast_gives_the_same_numbers_at_all_stages(_folder: Path) -> None:
             norm = engine.get_global_grad_norm()
             engine.step()
             losses += [mean(loss.detach(), engine), norm, engine.get_global_grad_norm()]
-        found.append((losses, engine.core.parameter_hash()))
+        found.append((losses, engine._core.parameter_hash()))
         engine.destroy()
     assert all(each == found[0] for each in found)
 

@@ -132,7 +132,7 @@ def case_numbers_of_another_dtype(_folder: Path) -> None:
     refuses("torch.float64", lambda: start(model, adamw(model)))
     model = make().bfloat16()
     engine, *_ = start(model, adamw(model))
-    assert engine.core.param_dtype == "bf16"  # the model's own, with fp32 masters
+    assert engine._core.param_dtype == "bf16"  # the model's own, with fp32 masters
     expected, _ = reference()
     assert_close(train(engine), expected, 0.05)
     engine.destroy()

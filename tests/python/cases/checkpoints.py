@@ -87,9 +87,9 @@ def case_another_models_checkpoint_is_refused(folder: Path) -> None:
     engine.save_checkpoint(folder)
     engine.destroy()
     other = engine_at(3, kind=Wider)
-    before = other.core.parameter_hash()
+    before = other._core.parameter_hash()
     raises(zerorun.CheckpointError, "embedding.weight", lambda: other.load_checkpoint(folder))
-    assert other.core.parameter_hash() == before
+    assert other._core.parameter_hash() == before
     other.destroy()
 
 
@@ -251,7 +251,7 @@ def case_damaged_optimizer_states_change_nothing(folder: Path) -> None:
         path = folder / how
         engine.save_checkpoint(path)
         train(engine, 1)
-        before, momentum = engine.core.parameter_hash(), momentum_of(engine)
+        before, momentum = engine._core.parameter_hash(), momentum_of(engine)
         (shards,) = shards_in(path)
         assert len(list(shards.iterdir())) == WORLD_SIZE
         file = shards / f"rank{WORLD_SIZE - 1}.pt"
@@ -260,7 +260,7 @@ def case_damaged_optimizer_states_change_nothing(folder: Path) -> None:
             damage(file, how)
         engine.communicator.barrier()
         raises(zerorun.CheckpointError, str(file), lambda path=path: engine.load_checkpoint(path))
-        assert engine.core.parameter_hash() == before
+        assert engine._core.parameter_hash() == before
         assert torch.equal(momentum_of(engine), momentum)
         engine.load_checkpoint(path, load_optimizer_states=False)
     engine.destroy()
@@ -276,10 +276,10 @@ def case_another_optimizers_states_are_refused(folder: Path) -> None:
     engine.destroy()
     for make_optimizer, name in ((rmsprop, "RMSprop of PyTorch"), (adamw, "zerorun's Adam")):
         engine = engine_at(1, make_optimizer, seed=3)
-        before = engine.core.parameter_hash()
+        before = engine._core.parameter_hash()
         for text in ("states of SGD of PyTorch", f"optimizer is {name}"):
             raises(zerorun.CheckpointError, text, lambda e=engine: e.load_checkpoint(folder))
-        assert engine.core.parameter_hash() == before
+        assert engine._core.parameter_hash() == before
         engine.destroy()
 
 
@@ -347,7 +347,7 @@ def case_the_whole_model_that_cannot_be_written_fails_on_all(folder: Path) -> No
         file.write_text("")
     engine = engine_at(3)
     engine.communicator.barrier()
-    save = functools.partial(save_full_state, engine.module, engine.ranks)
+    save = functools.partial(save_full_state, engine.module, engine._ranks)
     raises(zerorun.IoError, "file", lambda: save(file, "model.bin"))
     save(folder / "out", "model.bin")
     assert [path.name for path in (folder / "out").iterdir()] == ["model.bin"]
@@ -379,9 +379,9 @@ def case_latest_is_not_touched_when_it_is_not_asked_for(folder: Path) -> None:
         "side",
         "unnamed",
     }
-    expected = engine.core.parameter_hash()
+    expected = engine._core.parameter_hash()
     train(engine, 1)
     engine.load_checkpoint(folder, "side")
     assert engine.global_steps == 2
-    assert engine.core.parameter_hash() == expected
+    assert engine._core.parameter_hash() == expected
     engine.destroy()

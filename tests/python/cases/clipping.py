@@ -12,7 +12,6 @@ import pytest
 import torch
 import zerorun
 from torch import nn
-from zerorun.hooks.torch_clipping import serve_clipping
 from zerorun.shards import clipping
 
 from cases.models import *
@@ -242,7 +241,7 @@ def case_clipping_that_torch_writes_in_one_function(_folder: Path) -> None:
     vars(old).update(functools=functools, torch=torch)
     exec(OF_TORCH_2_4, vars(old))  # noqa: S102
     imported = old.clip_grad_norm_
-    serve_clipping(clipping._ENGINES, old)
+    clipping.serve(old)
     plain = make()
     loss_of(plain, batch_of(0)).backward()
     expected = imported(plain.parameters(), 0.01).item()
@@ -259,7 +258,7 @@ def case_clipping_that_torch_writes_in_one_function(_folder: Path) -> None:
     del old.clip_grad_norm_.__wrapped__
     refuses(
         "torch.nn.utils.clip_grad_norm_, of cases.clipping, is not made as in PyTorch",
-        lambda: serve_clipping(clipping._ENGINES, old),
+        lambda: clipping.serve(old),
     )
 
 

@@ -108,7 +108,7 @@ def case_bf16_training_is_the_same_at_every_stage_and_under_zero_init(_folder: P
                 master = deepspeed.utils.safe_get_full_fp32_param(model.get_parameter(name))
                 assert torch.equal(master, parameter)
             train(engine, 2)
-            hashes.add(engine.core.parameter_hash())
+            hashes.add(engine._core.parameter_hash())
             engine.destroy()
         assert len(hashes) == 1
 
@@ -193,7 +193,7 @@ def case_another_batch_size_takes_more_micro_steps(_folder: Path) -> None:
             assert engine.is_gradient_accumulation_boundary() == (index % 2 == 1)
             engine.step()
         assert engine.global_steps == 2
-        results.append(engine.core.parameter_hash())
+        results.append(engine._core.parameter_hash())
         wrong = 2 * WORLD_SIZE + 1
         refuses("train_batch_size", lambda e=engine: e.set_train_batch_size(wrong))
         engine.destroy()

@@ -96,7 +96,7 @@ def case_forward_runs_under_torchs_autocast(_folder: Path) -> None:
         engine, *_ = start(stage, torch_autocast=autocast)
         assert engine.torch_autocast_enabled()
         assert engine.torch_autocast_dtype() == torch.bfloat16
-        assert engine.core.param_dtype == "fp32"
+        assert engine._core.param_dtype == "fp32"
         assert_close(train(engine, 3), expected, tolerance=2e-2)
         with torch.no_grad():
             inside = loss_of(engine, part_of(batch_of(0))).item()
@@ -194,12 +194,12 @@ def case_loaders_of_routes_and_samplers(_folder: Path) -> None:
 def case_states_stay_where_they_are(_folder: Path) -> None:
     kinds = deepspeed.runtime.zero.offload_config.OffloadStateTypeEnum
     engine, optimizer, *_ = start(3)
-    before = engine.core.parameter_hash()
+    before = engine._core.parameter_hash()
     for owner in (engine, optimizer):
         owner.offload_states(include=[kinds.optim_states, "hp_params"], non_blocking=True)
         owner.reload_states()
     engine.empty_partition_cache()
-    assert engine.core.parameter_hash() == before
+    assert engine._core.parameter_hash() == before
     raises(ValueError, "nvme", lambda: engine.offload_states(device="nvme"))
     raises(ValueError, "gradients", lambda: engine.offload_states(include=["gradients"]))
     engine.destroy()

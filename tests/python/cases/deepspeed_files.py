@@ -42,10 +42,10 @@ def case_a_checkpoint_without_zero_gives_its_values(folder: Path) -> None:
     write(folder, {"module": saved.state_dict(), "optimizer": numbered, "param_shapes": None})
     engine = engine_for(3)
     engine.communicator.barrier()
-    before = engine.core.parameter_hash()
+    before = engine._core.parameter_hash()
     message = "without ZeRO (stage 0), whose optimizer states have no names; load_optimizer_states="
     raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(folder))
-    assert engine.core.parameter_hash() == before
+    assert engine._core.parameter_hash() == before
     engine.load_checkpoint(folder, load_optimizer_states=False)
     loaded = engine.full_state_dict(rank0_only=False)
     assert all(torch.equal(loaded[name], value) for name, value in saved.state_dict().items())
@@ -85,7 +85,7 @@ def case_states_without_a_count_have_the_steps_of_the_training(folder: Path) -> 
     saved = write_zero(folder, states, {"lr": 0.25}, skipped_steps=1)
     engine = engine_for(2, optimizer={"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}})
     engine.load_checkpoint(folder, load_lr_scheduler_states=False)
-    assert engine.core.step_count == 4
+    assert engine._core.step_count == 4
     assert engine.global_steps == 5
     assert [group["lr"] for group in engine.optimizer.param_groups] == [0.25, 0.25]
     momentum = zerorun.zero.safe_get_full_optimizer_state(
@@ -107,9 +107,9 @@ def with_optimizer(make_optimizer: Callable[..., torch.optim.Optimizer]) -> zero
 
 
 def refused(engine: zerorun.ZeroEngine, folder: Path, text: str) -> None:
-    before, rates = engine.core.parameter_hash(), [g["lr"] for g in engine.optimizer.param_groups]
+    before, rates = engine._core.parameter_hash(), [g["lr"] for g in engine.optimizer.param_groups]
     raises(zerorun.CheckpointError, text, lambda: engine.load_checkpoint(folder))
-    assert engine.core.parameter_hash() == before
+    assert engine._core.parameter_hash() == before
     assert [group["lr"] for group in engine.optimizer.param_groups] == rates
     engine.load_checkpoint(folder, load_optimizer_states=False)
     engine.destroy()
@@ -157,7 +157,7 @@ def case_weight_decay_of_the_other_kind_is_an_error(folder: Path) -> None:
     ):
         engine = with_optimizer(optimizer)
         engine.load_checkpoint(folder / name)
-        assert engine.core.step_count == 4
+        assert engine._core.step_count == 4
         engine.destroy()
 
 
@@ -179,8 +179,8 @@ def case_weight_decay_of_a_state_dict_is_compared(_folder: Path) -> None:
 
         if text:
             raises(zerorun.CheckpointError, text, put)
-            assert engine.core.step_count == 0
+            assert engine._core.step_count == 0
         else:
             put()
-            assert engine.core.step_count == 1
+            assert engine._core.step_count == 1
         engine.destroy()

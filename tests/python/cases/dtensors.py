@@ -194,7 +194,7 @@ def case_a_checkpoint_has_the_pieces(folder: Path) -> None:
     engine = start(mesh, 2, seed=3)
     engine.load_checkpoint(folder)
     engine.save_16bit_model(folder)
-    if engine.ranks.job.rank == 0:
+    if engine._ranks.job.rank == 0:
         saved = torch.load(folder / "pytorch_model.bin")
         assert saved["mlp.up.weight"].shape == (HIDDEN, WIDTH)
     engine.destroy()

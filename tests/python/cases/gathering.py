@@ -227,7 +227,7 @@ def case_frozen_parameters_are_full_for_a_recomputation(_folder: Path) -> None:
         optimizer.step()
         engine.backward(engine(part_of(rows)))
         engine.step()
-        assert not any(unit.available for unit in engine.shards.gather_hooks.units)
+        assert not any(unit.available for unit in engine._shards.gather_hooks.units)
     with GatheredParameters(model.parameters()):
         for found, wanted in zip(model.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)

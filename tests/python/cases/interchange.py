@@ -72,10 +72,10 @@ def case_deepspeeds_checkpoints_go_on_as_there(folder: Path) -> None:
         loaded, client_state = engine.load_checkpoint(path)
         assert loaded == str(path / "global_step3")
         assert client_state == {"epoch": 4, "order": [3, 1, 2]}
-        assert engine.global_steps == engine.core.step_count == SAVED_AFTER
+        assert engine.global_steps == engine._core.step_count == SAVED_AFTER
         assert engine.module.calls.item() == SAVED_AFTER
         assert_as_there(go_on(engine), record["losses"], dtype)
-        assert engine.core.loss_scale == record["loss_scale"]
+        assert engine._core.loss_scale == record["loss_scale"]
         engine.destroy()
 
 
@@ -102,13 +102,13 @@ def case_parts_of_a_training_as_asked(folder: Path) -> None:
     path = unpack(folder, "deepspeed_checkpoints.tar.xz")[-1]
     engine = engine_for(2)
     engine.load_checkpoint(path, load_module_only=True)
-    assert engine.global_steps == engine.core.step_count == 0
+    assert engine.global_steps == engine._core.step_count == 0
     masters = zerorun.zero.safe_get_full_fp32_param(engine.module.first.weight)
     moments = zerorun.zero.safe_get_full_optimizer_state(engine.module.first.weight, "exp_avg")
     assert not moments.any()
     rates = [group["lr"] for group in engine.optimizer.param_groups]
     engine.load_checkpoint(path, "global_step3", load_lr_scheduler_states=False)
-    assert engine.core.step_count == SAVED_AFTER
+    assert engine._core.step_count == SAVED_AFTER
     assert engine.lr_scheduler.last_batch_iteration < SAVED_AFTER - 1
     assert rates != [group["lr"] for group in engine.optimizer.param_groups]
     assert torch.equal(masters, zerorun.zero.safe_get_full_fp32_param(engine.module.first.weight))
@@ -130,14 +130,14 @@ class Renamed(UnevenModel):
 def case_what_does_not_fit_is_told_at_once(folder: Path) -> None:
     path = next(p for p in unpack(folder, "deepspeed_checkpoints.tar.xz") if "stage3" in p.name)
     engine = engine_for(3, model=Renamed())
-    before = engine.core.parameter_hash()
+    before = engine._core.parameter_hash()
     for text in (
         "first.weight has shape (12, 7), in the checkpoint (11, 7)",
         "the model has secnd.weight, the checkpoint not (which has second.weight)",
         "the checkpoint has second.bias, the model not (which has secnd.bias)",
     ):
         raises(zerorun.CheckpointError, text, lambda: engine.load_checkpoint(path))
-    assert engine.core.parameter_hash() == before
+    assert engine._core.parameter_hash() == before
     engine.destroy()
     engine = engine_for(1, optimizer={"type": "Lion", "params": {"lr": 1e-3}})
     raises(
@@ -252,7 +252,7 @@ def damages(tag: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
 def case_damaged_or_hostile_files_change_nothing(folder: Path) -> None:
     unpack(folder / "whole", "deepspeed_checkpoints.tar.xz")
     engine = engine_for(3)
-    before = engine.core.parameter_hash()
+    before = engine._core.parameter_hash()
     for name in damages(folder):
         path = folder / name / "run"
         message, deed = damages(path / "global_step3")[name]
@@ -261,8 +261,8 @@ def case_damaged_or_hostile_files_change_nothing(folder: Path) -> None:
             deed()
         engine.communicator.barrier()
         raises(zerorun.CheckpointError, message, lambda p=path: engine.load_checkpoint(p))
-        assert engine.core.parameter_hash() == before, name
-        assert engine.core.step_count == 0, name
+        assert engine._core.parameter_hash() == before, name
+        assert engine._core.step_count == 0, name
     assert not list(folder.rglob("made"))
     engine.destroy()
     damaged = folder / "flipped" / "run"
@@ -280,7 +280,7 @@ def case_fsdp2s_checkpoint_goes_on_as_there(folder: Path) -> None:
         )
         assert engine.load_checkpoint(path) == (str(path), {})
         engine.lr_scheduler = None  # there was none there
-        assert engine.core.step_count == SAVED_AFTER
+        assert engine._core.step_count == SAVED_AFTER
         assert_as_there(go_on(engine), record["losses"], "fp32")
         engine.destroy()
 
@@ -293,7 +293,7 @@ def case_chunks_of_another_tensor_change_nothing(folder: Path) -> None:
 
     (path,) = unpack(folder, "fsdp2_checkpoint.tar.xz")
     engine = engine_for(2)
-    before = engine.core.parameter_hash()
+    before = engine._core.parameter_hash()
     metadata = FileSystemReader(path).read_metadata()
     places = {index.fqn: (index, place) for index, place in metadata.storage_data.items()}
     index, _ = places["model.first.weight"]
@@ -304,8 +304,8 @@ def case_chunks_of_another_tensor_change_nothing(folder: Path) -> None:
     engine.communicator.barrier()
     message = "got 5 elements of torch.float32, 35 elements of torch.float32 were saved"
     raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(path))
-    assert engine.core.parameter_hash() == before
-    assert engine.core.step_count == 0
+    assert engine._core.parameter_hash() == before
+    assert engine._core.step_count == 0
     engine.destroy()
 
 
@@ -316,7 +316,7 @@ def case_metadata_that_names_code_or_other_folders_is_refused(folder: Path) -> N
 
     (path,) = unpack(folder, "fsdp2_checkpoint.tar.xz")
     engine = engine_for(2)
-    before = engine.core.parameter_hash()
+    before = engine._core.parameter_hash()
     metadata = FileSystemReader(path).read_metadata()
     made = folder / "made"
     for place in metadata.storage_data.values():
@@ -331,13 +331,13 @@ def case_metadata_that_names_code_or_other_folders_is_refused(folder: Path) -> N
         engine.communicator.barrier()
         raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(path))
     assert not made.exists()
-    assert engine.core.parameter_hash() == before
+    assert engine._core.parameter_hash() == before
     engine.destroy()
 
 
 def case_weights_that_no_model_has_change_nothing(folder: Path) -> None:
     engine = engine_for(3)
-    before = engine.core.parameter_hash()
+    before = engine._core.parameter_hash()
     hostile = {
         "sparse": {"first.weight": torch.eye(3).to_sparse()},
         "complex": {"first.weight": torch.zeros(11, 7, dtype=torch.complex64)},
@@ -358,7 +358,7 @@ def case_weights_that_no_model_has_change_nothing(folder: Path) -> None:
     engine.communicator.barrier()
     message = "expected a file, or a link to one"
     raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(folder / "loop"))
-    assert engine.core.parameter_hash() == before
+    assert engine._core.parameter_hash() == before
     engine.destroy()
 
 
@@ -374,7 +374,7 @@ def case_hugging_faces_files_go_into_engines(folder: Path) -> None:
     communicator.world(30).barrier()
     engine = engine_for(2)
     engine.load_checkpoint(run)
-    expected = engine.core.parameter_hash()
+    expected = engine._core.parameter_hash()
     engine.destroy()
     for number in range(len(kinds)):
         path = folder / f"hf{number}"
@@ -383,13 +383,13 @@ def case_hugging_faces_files_go_into_engines(folder: Path) -> None:
         with logged() as lines:
             assert engine.load_checkpoint(path) == (str(path), {})
         assert any("optimizer states begin anew" in line for line in lines)
-        assert engine.core.parameter_hash() == expected
-        assert engine.core.step_count == 0
+        assert engine._core.parameter_hash() == expected
+        assert engine._core.step_count == 0
         assert engine.module.calls.item() == SAVED_AFTER
         engine.destroy()
         with torch.device("meta"):
             model = UnevenModel()
         engine = zerorun.shard(model, weights=Weights(path))
-        engine.core.refresh_from_masters()
-        assert engine.core.parameter_hash() == expected
+        engine._core.refresh_from_masters()
+        assert engine._core.parameter_hash() == expected
         engine.destroy()

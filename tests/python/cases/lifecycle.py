@@ -75,7 +75,7 @@ def case_an_engine_that_is_dropped_with_its_model_is_freed(_folder: Path) -> Non
             model = make()
             engine = start(stage, model, zerorun={"comm_timeout": 30, "share_parameters": share})
             train(engine, 2)
-            dropped = weakref.ref(model), weakref.ref(engine.core)
+            dropped = weakref.ref(model), weakref.ref(engine._core)
             del model, engine
             gc.collect()
             assert [each() for each in dropped] == [None, None]
@@ -166,17 +166,17 @@ def case_a_step_without_a_backward_changes_nothing(_folder: Path) -> None:
             )
             rates = [optimizer.param_groups[0]["lr"]]
             for step in range(2):
-                before = engine.core.parameter_hash()
+                before = engine._core.parameter_hash()
                 for _ in range(2):
                     with pytest.warns(UserWarning, match="without a backward"):
                         engine.step()
-                assert engine.core.parameter_hash() == before
+                assert engine._core.parameter_hash() == before
                 assert (engine.global_steps, engine.micro_steps) == (step, step)
-                assert engine.core.step_count == step
+                assert engine._core.step_count == step
                 assert engine.skipped_steps == 0
-                assert not engine.micro_step_applied
+                assert not engine._micro_step_applied
                 train(engine, 1, first=step)
-                assert engine.core.parameter_hash() != before
+                assert engine._core.parameter_hash() != before
                 rates.append(optimizer.param_groups[0]["lr"])
             assert rates == [rates[0], rates[0] / 2, rates[0] / 4]
             engine.destroy()

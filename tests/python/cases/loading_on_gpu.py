@@ -73,7 +73,7 @@ def peak_of(start: Any, stage: int) -> tuple[int, int]:
     gc.collect()
     held = now() - before
     engine = made[0] if isinstance(made, tuple) else made
-    plan = engine.meter.figures.memory_plan()
+    plan = engine._meter.figures.memory_plan()
     # What comes and goes with training is not there yet.
     states = sum(plan.values()) - plan.get("buckets", 0)
     engine.destroy()
@@ -198,7 +198,7 @@ def case_an_error_that_is_not_about_memory_is_not_hidden(_folder: Path) -> None:
     zero = config(3)["zero_optimization"] | {"overlap_comm": True}
     _, engine = started(config(3, zero_optimization=zero))
     train(engine, 3)
-    memory = engine.shards.gather_hooks.memory
+    memory = engine._shards.gather_hooks.memory
     acquire = memory._acquire
     for kind in (KeyboardInterrupt, ZeroDivisionError, RuntimeError):
         for number in (1, 2, 3):
@@ -211,12 +211,12 @@ def case_an_error_that_is_not_about_memory_is_not_hidden(_folder: Path) -> None:
                 return acquire(bucket)
 
             memory._acquire = fails
-            memory.serve(engine.core)
+            memory.serve(engine._core)
             with pytest.raises(kind, match="told"):
                 engine(batch_of(0).to(DEVICE)[:, :-1])
             assert len(calls) == number  # it was not asked again
             memory._acquire = acquire
-            memory.serve(engine.core)
+            memory.serve(engine._core)
     engine.destroy()
 
 

@@ -215,7 +215,7 @@ def case_the_head_is_gathered_once_however_many_tokens_a_rank_has(_folder: Path)
     model = make(Untied)
     engine = zerorun.shard(model, stage=3, optimizer=adamw(model), units=nn.Linear)
     found: list[str] = []
-    for unit in engine.shards.gather_hooks.units:
+    for unit in engine._shards.gather_hooks.units:
 
         def acquire(unit: Any = unit, acquire: Any = unit.acquire) -> None:
             if not unit.available:

@@ -251,7 +251,7 @@ def case_a_checkpoint_has_a_folder_for_each_part(folder: Path) -> None:
         engine.save_checkpoint(path, client_state={"epoch": 3}, blocking=blocking)
         expected = train(engine, 2, first=2)
         engine.wait_for_checkpoint()
-        engine.ranks.job.barrier()
+        engine._ranks.job.barrier()
         assert (path / "latest").read_text() == "global_step2\n"
         for rank in range(TENSOR):
             assert (path / "global_step2" / f"mp_rank_{rank:02d}" / "checkpoint.json").exists()
@@ -287,10 +287,10 @@ def case_a_save_over_a_tag_that_fails_leaves_the_one_before(folder: Path) -> Non
     if RANK == 0:  # as after a kill between two parts
         (folder / "same").rename(folder / "same.previous")
         shutil.copytree(folder / "same.previous" / "mp_rank_00", folder / "same" / "mp_rank_00")
-    engine.ranks.job.barrier()
+    engine._ranks.job.barrier()
     assert engine.load_checkpoint(folder) == (str(folder / "same.previous"), {"epoch": 1})
     engine.save_checkpoint(folder, "same", {"epoch": 3})
-    engine.ranks.job.barrier()
+    engine._ranks.job.barrier()
     assert engine.load_checkpoint(folder) == (str(folder / "same"), {"epoch": 3})
     assert not (folder / "same.previous").exists()
     engine.destroy()
@@ -306,7 +306,7 @@ def case_overflow_skips_the_step_on_all_ranks(_folder: Path) -> None:
             loss = loss * 1e30  # overflows here only
         engine.backward(loss)
         engine.step()
-    assert (engine.skipped_steps, engine.core.loss_scale) == (1, 128.0)
+    assert (engine.skipped_steps, engine._core.loss_scale) == (1, 128.0)
     engine.destroy()
 
 

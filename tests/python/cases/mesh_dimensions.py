@@ -69,7 +69,7 @@ def train(engine: zerorun.ZeroEngine) -> list[float]:
 
 def kept_elements(engine: zerorun.ZeroEngine) -> int:
     """Elements of optimizer state on this rank."""
-    found = engine.core.state_intervals()
+    found = engine._core.state_intervals()
     return sum(interval.numel for interval in found)
 
 
@@ -81,8 +81,8 @@ def case_replicated_and_sharded_dimensions_make_shard_groups(_folder: Path) -> N
             engine = start(mesh, stage)
             assert engine.batch.train_batch_size == 2 * WORLD_SIZE
             own = mesh.mesh.flatten() if names[0] == "dp_replicate" else mesh.mesh.T.flatten()
-            assert engine.ranks.mesh.data_ranks == tuple(own.tolist())
-            assert engine.settings.zero.shard_group_size == (2 if stage > 0 else 0)
+            assert engine._ranks.mesh.data_ranks == tuple(own.tolist())
+            assert engine._shards.settings.zero.shard_group_size == (2 if stage > 0 else 0)
             assert_close(train(engine), expected)
             engine.destroy()
     same = {"zerorun": {"comm_timeout": 30, "shard_group_size": 2}}

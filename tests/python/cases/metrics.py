@@ -195,7 +195,7 @@ def case_collectives_have_counts_sizes_and_times(folder: Path) -> None:
     engine.destroy()
     only = start(2, comms_logger={"enabled": True, "prof_all": False, "prof_ops": ["all_gather"]})
     train(only, 1)
-    tables = list(only.meter.listeners)
+    tables = list(only._meter.listeners)
     assert set(tables[0].timed) == {"all_gather"}
     only.destroy()
 

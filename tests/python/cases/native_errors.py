@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import pytest
 import torch
 import zerorun
 from torch import nn
 
-from cases.models import WORLD_SIZE, make, raises
+from cases.models import WORLD_SIZE, adamw, make, raises
 
 AdamW = functools.partial(torch.optim.AdamW, lr=1e-2)
 
@@ -57,4 +58,14 @@ def case_contradictions_are_value_errors(_folder: Path) -> None:
     )
     engine = zerorun.shard(model, optimizer=AdamW)  # the errors left the model alone
     raises(OSError, "/dev/null", lambda: engine.save_checkpoint("/dev/null/checkpoints"))
+    engine.destroy()
+
+
+def case_inner_parts_of_an_engine_warn_unless_the_model_has_them(_folder: Path) -> None:
+    model = make()
+    engine = zerorun.shard(model, optimizer=adamw(model))
+    with pytest.warns(DeprecationWarning, match="engine.core is an inner part"):
+        assert engine.core is engine._core
+    model.policy = "of the program"
+    assert engine.policy == "of the program"
     engine.destroy()

@@ -58,14 +58,14 @@ def case_files_that_no_host_has_are_named(folder: Path) -> None:
     assert engine.load_checkpoint(folder / "nothing") == (None, None)
     engine.save_checkpoint(folder / f"host{RANK}")
     train(engine, 1, first=1)
-    before = engine.core.parameter_hash()
+    before = engine._core.parameter_hash()
     if WORLD_SIZE > 1:
         raises(
             zerorun.CheckpointError,
             "no rank of this job finds rank00001-",
             lambda: engine.load_checkpoint(folder / "host0"),
         )
-    assert engine.core.parameter_hash() == before
+    assert engine._core.parameter_hash() == before
     engine.destroy()
 
 
@@ -116,12 +116,12 @@ def case_states_of_a_torch_optimizer_that_no_host_has_are_named(folder: Path) ->
         (Path.unlink, f"no rank of this job finds {last.name}"),
     ):
         train(engine, 1, first=1)
-        before = engine.core.parameter_hash()
+        before = engine._core.parameter_hash()
         if last.exists():
             damage(last)
         engine.communicator.barrier()
         raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(own))
-        assert engine.core.parameter_hash() == before
+        assert engine._core.parameter_hash() == before
     engine.destroy()
 
 

@@ -90,7 +90,7 @@ def case_a_gradient_that_was_set_to_infinity_skips_the_step(_folder: Path) -> No
         safe_set_full_grad(weight, torch.full(before.shape, float("inf")))
         with logged() as messages:
             engine.step()
-        assert (engine.skipped_steps, engine.last_step.applied) == (1, False)
+        assert (engine.skipped_steps, engine._last_step.applied) == (1, False)
         assert torch.equal(safe_get_full_fp32_param(weight), before)
         assert engine.get_global_grad_norm() == math.inf
         text = "step 1 was skipped on all ranks: the gradient is not finite, first that of "
@@ -101,7 +101,7 @@ def case_a_gradient_that_was_set_to_infinity_skips_the_step(_folder: Path) -> No
         safe_set_full_grad(weight, torch.full(before.shape, float("nan")))
         safe_set_full_grad(weight, torch.ones(before.shape))
         engine.step()
-        assert (engine.skipped_steps, engine.last_step.applied) == (1, True)
+        assert (engine.skipped_steps, engine._last_step.applied) == (1, True)
         engine.destroy()
 
 

@@ -27,7 +27,7 @@ def trained(make_model: Callable[[], nn.Module], stage: int, **keys: object):
     model = make_model()
     engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
     losses = train(engine, 3 * engine.batch.accumulation_steps)
-    hashed = engine.core.parameter_hash()
+    hashed = engine._core.parameter_hash()
     engine.destroy()
     return losses, hashed
 
@@ -109,7 +109,7 @@ def case_a_torch_optimizer_steps_where_its_shards_rest(folder: Path) -> None:
         losses += train(engine, 2, first=3)
         moments = zerorun.zero.safe_get_full_optimizer_state(model.head.weight, "momentum_buffer")
         assert moments.device == DEVICE
-        results.append((losses, moments.tolist(), engine.core.parameter_hash()))
+        results.append((losses, moments.tolist(), engine._core.parameter_hash()))
         engine.destroy()
     assert results[1:] == results[:1] * 2
 
@@ -119,7 +119,7 @@ def case_gradients_of_a_bucket_are_copied_at_once(_folder: Path) -> None:
         model = make()
         parameters = len(list(model.parameters()))
         engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
-        figures = zerorun._C.EngineFigures(engine.core)
+        figures = zerorun._C.EngineFigures(engine._core)
         reduce = "all_reduce" if stage == 0 else "reduce_scatter"
         losses = train(engine, 1)
         reduced, copies = figures.collectives()[reduce][0], fake.launches_of("CopySegment")
@@ -162,25 +162,25 @@ def case_gradients_of_two_streams_are_copied_on_their_own(_folder: Path) -> None
 def case_pytorch_gets_what_the_engine_keeps(_folder: Path) -> None:
     """When it has no memory for a gather; then it is asked once more."""
     _, engine = started(config(3), Reentrant)
-    memory = engine.shards.gather_hooks.memory
+    memory = engine._shards.gather_hooks.memory
     acquire, refused = memory._acquire, []
 
     def scarce(bucket: int) -> int:
-        if engine.core.memory_use()["kept"] > 0:
+        if engine._core.memory_use()["kept"] > 0:
             refused.append(bucket)
             raise torch.OutOfMemoryError("no memory")
         return acquire(bucket)
 
     memory._acquire = scarce
-    memory.serve(engine.core)
+    memory.serve(engine._core)
     losses = train(engine, 3)
     assert refused
     assert_close(losses, reference(kind=Reentrant, steps=3)[0])
     memory._acquire = lambda bucket: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory"))
-    memory.serve(engine.core)
+    memory.serve(engine._core)
     raises(torch.OutOfMemoryError, "no memory", lambda: engine(batch_of(0)))
     memory._acquire = acquire
-    memory.serve(engine.core)
+    memory.serve(engine._core)
     engine.destroy()
 
 
@@ -213,13 +213,13 @@ def case_memory_is_handed_over_as_the_gpus(_folder: Path) -> None:
             model, adamw(model), config=config(stage, zero_optimization=settings)
         )
         train(engine, 1)
-        whole = engine.core.parameter(0)
+        whole = engine._core.parameter(0)
         full = fake_torch_cuda.tensor_in(whole)
         assert (full.device.type, full.device.id) == (fake_torch_cuda.CUDA_TYPE, 0)
         assert (full.code, full.bits, full.lanes, full.ndim) == (2, 32, 1, 1)
         assert full.shape[0] == model.embedding.weight.numel()
         kind = fake_torch_cuda.CPU_TYPE if offload else fake_torch_cuda.CUDA_TYPE
-        for part in engine.core.state_intervals():
+        for part in engine._core.state_intervals():
             param = part.param
             assert fake_torch_cuda.tensor_in(param).device.type == fake_torch_cuda.CUDA_TYPE
             for capsule in (part.master, part.grad, *part.states):
@@ -239,11 +239,11 @@ def case_full_parameters_are_pytorchs_memory_while_gathered(_folder: Path) -> No
     assert all(storage.size() == 0 for storage in inside)  # after use
     assert all((storage._cdata, fake.current) in fake.recorded for storage in inside)
     assert all(value.shape == torch.Size([0]) for value in model.parameters())
-    before = engine.core.memory_use()["buckets"]
+    before = engine._core.memory_use()["buckets"]
     with zerorun.zero.GatheredParameters(block.up.weight):
         assert block.up.weight.untyped_storage().size() > 0
-        assert engine.core.memory_use()["buckets"] > before
-    assert engine.core.memory_use()["buckets"] == before
+        assert engine._core.memory_use()["buckets"] > before
+    assert engine._core.memory_use()["buckets"] == before
     engine.destroy()
 
 
@@ -313,9 +313,9 @@ def case_what_is_on_the_wrong_device_is_named(_folder: Path) -> None:
     model = make()
     engine, *_ = start(model)
     model.head.weight.grad = torch.zeros(model.head.weight.shape)
-    index = engine.layout.ids[model.head.weight]
+    index = engine._layout.ids[model.head.weight]
     text = "gradient of embedding.weight: got a tensor on device 'cpu', expected 'cuda:0'"
-    refuses(text, lambda: engine.collector.hook(index)(model.head.weight))
+    refuses(text, lambda: engine._shards.collector.hook(index)(model.head.weight))
     engine.destroy()
 
 
@@ -348,14 +348,14 @@ def case_states_that_are_moved_to_the_host_come_back(_folder: Path) -> None:
         losses = train(engine, 2)
         gc.collect()
         before = fake.bytes_held()
-        states = engine.core.memory_use()["optimizer"]
-        engine.core.offload_states()
+        states = engine._core.memory_use()["optimizer"]
+        engine._core.offload_states()
         assert fake.bytes_held() <= before - states
-        assert engine.core.memory_use()["optimizer"] == 0
-        engine.core.reload_states()
-        assert engine.core.memory_use()["optimizer"] == states
+        assert engine._core.memory_use()["optimizer"] == 0
+        engine._core.reload_states()
+        assert engine._core.memory_use()["optimizer"] == states
         losses += train(engine, 1, 2)
-        engine.core.offload_states()
+        engine._core.offload_states()
         losses += train(engine, 1, 3)  # brings them back by itself
         assert_close(losses, expected)
         engine.destroy()

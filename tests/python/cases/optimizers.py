@@ -88,14 +88,14 @@ def case_the_configurations_muon_takes_the_matrices_inside_the_model(_folder: Pa
         model.blocks[1].up.weight.use_muon = False
         engine, *_ = zerorun.initialize(model=model, config=config(stage, optimizer=block))
         states = {
-            name: engine.core.state_names(engine.core.parameter_id(name))
+            name: engine._core.state_names(engine._core.parameter_id(name))
             for name in ("blocks.0.up.weight", "blocks.1.up.weight", "embedding.weight")
         }
         adam = ["exp_avg", "exp_avg_sq"]
         assert list(states.values()) == [["momentum_buffer"], adam, adam]
         losses = train(engine)
         assert losses[-1] < losses[0]
-        hashes.add(engine.core.parameter_hash())
+        hashes.add(engine._core.parameter_hash())
         engine.destroy()
     assert len(hashes) == 1
 
@@ -252,7 +252,7 @@ def case_states_of_differing_steps_are_refused(_folder: Path) -> None:
     saved["state"][1]["step"] = torch.tensor(5.0)
     text = "parameter 0 has made 1 steps and parameter 1 5"
     raises(zerorun.CheckpointError, text, lambda: optimizer.load_state_dict(saved))
-    assert engine.core.step_count == 0
+    assert engine._core.step_count == 0
     engine.destroy()
 
 

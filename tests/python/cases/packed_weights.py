@@ -207,7 +207,7 @@ def case_each_rank_keeps_its_part_of_the_bytes(_folder: Path) -> None:
         # Three blocks of bytes and of an adapter in fp32, in shards of 256 elements.
         padding = 3 * 256 * (1 + 4)
         most = (3 * (numel + 4 * 8 * WIDTH)) / WORLD_SIZE + padding
-        assert engine.core.memory_use()["parameters"] <= most
+        assert engine._core.memory_use()["parameters"] <= most
         engine.destroy()
 
 

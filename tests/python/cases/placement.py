@@ -39,7 +39,7 @@ def case_offloading_changes_no_number(folder: Path) -> None:
             master = zerorun.zero.safe_get_full_fp32_param(weight)
             zerorun.zero.safe_set_full_fp32_param(weight, master + 0.5)
             losses += train(engine, 5, first=5)
-            results.append((losses, engine.core.parameter_hash()))
+            results.append((losses, engine._core.parameter_hash()))
             engine.destroy()
         assert all(result == results[0] for result in results), results
         assert not list(folder.iterdir())
@@ -64,7 +64,7 @@ def case_changes_of_gathered_parameters_reach_what_rests_elsewhere(folder: Path)
         with GatheredParameters(weight):
             assert torch.equal(weight, before * 0.5), place
         losses += train(engine, 3, first=3)
-        results.append((losses, engine.core.parameter_hash()))
+        results.append((losses, engine._core.parameter_hash()))
         engine.destroy()
     assert all(result == results[0] for result in results), results
 
@@ -102,7 +102,7 @@ def case_what_rests_in_files_is_in_memory_in_parts_only(folder: Path) -> None:
     engine.load_checkpoint(folder / "saved")
     engine.load_checkpoint(folder / "saved", load_optimizer_states=False)
     # On one rank four times the parameters are in the files, with their states.
-    use = engine.core.memory_use()
+    use = engine._core.memory_use()
     assert _peak_memory() - before < use["pinned"] + use["buckets"] + nbytes
     engine.destroy()
 
@@ -128,7 +128,7 @@ def _train_with_seldom_full_parameters(share: bool) -> tuple[object, int]:
     with GatheredParameters(weight):
         kept = weight.detach().view(-1)
         assert _has_memory(kept)
-    result = train(engine, 5), engine.core.parameter_hash()
+    result = train(engine, 5), engine._core.parameter_hash()
     assert stored == [share] * len(stored)
     assert stored
     handle.remove()

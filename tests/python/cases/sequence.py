@@ -158,7 +158,7 @@ def case_a_configuration_may_ask_for_shared_sequences(_folder: Path) -> None:
         assert here.size == WORLD_SIZE
         assert engine.batch.train_batch_size == 2  # sequences, however many ranks share each
         if WORLD_SIZE > 1:
-            assert engine.settings.precision.communication_dtype == dtype
+            assert engine._shards.settings.precision.communication_dtype == dtype
         exchange = functools.partial(sequence.attend, attention, here)
         losses = []
         for batch in batches(2):

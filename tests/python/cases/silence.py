@@ -75,13 +75,13 @@ def case_gradients_that_are_assigned_are_an_error(_folder: Path) -> None:
             parameter.grad = torch.ones_like(parameter)  # of a training before this one
         engine, optimizer, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
         train(engine, 1)
-        before = engine.core.parameter_hash()
+        before = engine._core.parameter_hash()
         with zerorun.zero.GatheredParameters(model.parameters()):
             refuses(
                 "has a .grad that was assigned to it",
                 lambda model=model, optimizer=optimizer: step_on(model, optimizer),
             )
-        assert engine.core.parameter_hash() == before
+        assert engine._core.parameter_hash() == before
         engine.destroy()
 
 
@@ -273,9 +273,9 @@ def case_strict_loads_compare_buffers(folder: Path) -> None:
     engine = engine_at(1, kind=Tabled)
     train(engine, 1)
     engine.save_checkpoint(folder, client_state={"epoch": 1})
-    before = engine.core.parameter_hash()
+    before = engine._core.parameter_hash()
     train(engine, 1)
-    after = engine.core.parameter_hash()
+    after = engine._core.parameter_hash()
     for change, text in (
         (lambda module: module.register_buffer("table", torch.zeros(4)), "table has shape (3,)"),
         (lambda module: module._buffers.pop("table"), "the checkpoint has the buffer table"),
@@ -283,11 +283,11 @@ def case_strict_loads_compare_buffers(folder: Path) -> None:
     ):
         change(engine.module)
         raises(zerorun.CheckpointError, text, lambda: engine.load_checkpoint(folder))
-        assert (engine.global_steps, engine.core.parameter_hash()) == (2, after)
+        assert (engine.global_steps, engine._core.parameter_hash()) == (2, after)
     path, state = engine.load_checkpoint(folder, load_module_strict=False, load_module_only=True)
     assert path.endswith("global_step1")
     assert state == {"epoch": 1}
-    assert (engine.global_steps, engine.core.parameter_hash()) == (2, before)
+    assert (engine.global_steps, engine._core.parameter_hash()) == (2, before)
     engine.destroy()
 
 
@@ -310,10 +310,10 @@ def case_ranks_that_name_different_tags_load_rank_zeros(folder: Path) -> None:
         for step in (1, 2):
             train(engine, 1)
             engine.save_checkpoint(path, tag=f"step{step}")
-            hashes.append(engine.core.parameter_hash())
+            hashes.append(engine._core.parameter_hash())
         loaded, _ = engine.load_checkpoint(path, tag="step1" if RANK == 0 else "step2")
         assert loaded == str(path / "step1")
-        assert (engine.core.parameter_hash(), engine.global_steps) == (hashes[0], 1)
+        assert (engine._core.parameter_hash(), engine.global_steps) == (hashes[0], 1)
         assert engine.load_checkpoint(path, tag=None if RANK == 0 else "no such")[0] == str(
             path / "step2"
         )
@@ -346,7 +346,7 @@ def case_the_whole_model_at_every_stage(_folder: Path) -> None:
 
 def count_gathers(engine: zerorun.ZeroEngine) -> list[int]:
     """How often each unit is acquired from here on."""
-    units = [] if engine.shards.gather_hooks is None else engine.shards.gather_hooks.units
+    units = [] if engine._shards.gather_hooks is None else engine._shards.gather_hooks.units
     counts = [0] * len(units)
 
     def counted(index: int, acquire: Callable[[], None]) -> Callable[[], None]:

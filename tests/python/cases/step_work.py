@@ -33,7 +33,7 @@ def case_flops_of_a_step_are_those_of_its_tokens(folder: Path) -> None:
         train(engine, 1)
         metrics = engine.metrics()
         assert metrics["flops"] == 6 * weights * BATCH * 8
-        seconds, peak = metrics["step_ms"] / 1e3, engine.meter.work.peak
+        seconds, peak = metrics["step_ms"] / 1e3, engine._meter.work.peak
         assert math.isclose(metrics["mfu"], metrics["flops"] / seconds / peak, rel_tol=1e-6)
         engine.destroy()
     frozen = torch.nn.Linear(4, 8).requires_grad_(False)
@@ -43,7 +43,7 @@ def case_flops_of_a_step_are_those_of_its_tokens(folder: Path) -> None:
     assert flops_per_token(torch.nn.Sequential(frozen, table, tied)) == 4 * 32 + 6 * 128
     engine = start(1, flops_profiler={"enabled": True, "output_file": str(folder / "flops.txt")})
     train(engine, STEPS)
-    counted = engine.meter.work.counted
+    counted = engine._meter.work.counted
     if RANK == 0:
         assert engine.metrics()["flops"] == counted * WORLD_SIZE
         assert counted / 3 == 2 * weights * BATCH // WORLD_SIZE * 8

@@ -157,7 +157,7 @@ def case_states_go_on_through_torchs_checkpoints(folder: Path) -> None:
         set_state_dict(
             engine.module, optimizer, model_state_dict=model_state, optim_state_dict=states
         )
-        assert engine.core.step_count == 2
+        assert engine._core.step_count == 2
         assert train(engine, 2, first=2) == expected
         engine.destroy()
 
@@ -186,7 +186,7 @@ def case_states_that_do_not_fit_change_nothing(_folder: Path) -> None:
     engine, optimizer = engine_at(3)
     train(engine, 1)
     model_state, states = get_state_dict(engine.module, optimizer, options=FULL)
-    before = engine.core.parameter_hash()
+    before = engine._core.parameter_hash()
     wrong = dict(model_state) | {"scale": torch.ones(2), "more": torch.ones(2)}
     for text in ("scale has shape (), in the state dict (2,)", "more is in one of the two only"):
         raises(
@@ -222,7 +222,7 @@ def case_states_that_do_not_fit_change_nothing(_folder: Path) -> None:
                 engine.module, optimizer, optim_state_dict=states, options=FULL
             ),
         )
-    assert engine.core.parameter_hash() == before
+    assert engine._core.parameter_hash() == before
     assert optimizer.param_groups[0]["lr"] > 0
     found = zerorun.zero.safe_get_full_optimizer_state(engine.module.embedding.weight, "exp_avg")
     assert torch.equal(found, kept["exp_avg"])

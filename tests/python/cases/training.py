@@ -18,7 +18,7 @@ from cases.models import *
 def trained(stage: int, kind: type[nn.Module] = Model, **keys: object):
     _, engine = started(config(stage, **keys), kind, seed=RANK)
     losses = train(engine)
-    hashed = engine.core.parameter_hash()
+    hashed = engine._core.parameter_hash()
     engine.destroy()
     return losses, hashed
 
@@ -192,7 +192,7 @@ def case_frozen_parameters_have_no_gradient_or_optimizer_bytes(_folder: Path) ->
     check_kind(Frozen)
     for stage in STAGES:
         _, engine = started(config(stage), Frozen)
-        held = engine.core.state_intervals(engine.core.parameter_id("blocks.0.up.bias"))
+        held = engine._core.state_intervals(engine._core.parameter_id("blocks.0.up.bias"))
         assert all(i.master is None and i.grad is None and not i.states for i in held)
         engine.destroy()
 
@@ -262,7 +262,7 @@ def case_forward_runs_under_autocast_when_the_configuration_asks(_folder: Path) 
         model = make()
         autocast = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
         engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **autocast))
-        assert engine.core.param_dtype == "fp32"
+        assert engine._core.param_dtype == "fp32"
         assert engine.module.embedding.weight.dtype == torch.float32
         assert torch.equal(engine(tokens), expected)
         assert torch.equal(engine.module(tokens), plain)
@@ -276,7 +276,7 @@ def case_forward_runs_under_autocast_when_the_configuration_asks(_folder: Path) 
         asked = {"torch_autocast": {"enabled": True, "dtype": "half"}, params: {"enabled": True}}
         engine, *_ = zerorun.initialize(make(), config=config(1, **asked))
         assert engine.autocast is torch.float16
-        assert engine.core.loss_scale == 2.0**16
+        assert engine._core.loss_scale == 2.0**16
         engine.destroy()
     unknown = {"torch_autocast": {"enabled": True, "dtype": "float8"}}
     refuses(
@@ -314,7 +314,7 @@ def case_autocast_to_float16_scales_the_loss_as_pytorchs_scaler_does(folder: Pat
     for stage in STAGES:
         model = Wide()
         engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **half))
-        assert engine.core.loss_scale == 2.0**16
+        assert engine._core.loss_scale == 2.0**16
         losses = []
         for step, factor in enumerate(factors):
             loss = loss_of(engine, part_of(batch_of(step)).to(DEVICE))
@@ -322,7 +322,7 @@ def case_autocast_to_float16_scales_the_loss_as_pytorchs_scaler_does(folder: Pat
             engine.step()
             losses.append(mean(loss, engine))
         assert_close(losses, expected, tolerance=2e-3)
-        assert (engine.core.loss_scale, engine.skipped_steps) == (2.0**15, 1)
+        assert (engine._core.loss_scale, engine.skipped_steps) == (2.0**15, 1)
         loss_of(engine, part_of(batch_of(0)).to(DEVICE)).backward()
         refuses("engine.scale", engine.step)
         engine.drop_batch()
@@ -331,7 +331,7 @@ def case_autocast_to_float16_scales_the_loss_as_pytorchs_scaler_does(folder: Pat
         model = Wide()
         engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **half))
         engine.load_checkpoint(str(folder / str(stage)))
-        assert engine.core.loss_scale == 2.0**15
+        assert engine._core.loss_scale == 2.0**15
         engine.destroy()
 
 

@@ -60,7 +60,7 @@ def case_only_who_allows_pickles_runs_their_code(folder: Path) -> None:
 
 def program_text(engine: zerorun.ZeroEngine, folder: Path, text: str) -> Path:
     """A checkpoint with another text of the program."""
-    zerorun._C.save_checkpoint(engine.core, str(folder), "t", text)
+    zerorun._C.save_checkpoint(engine._core, str(folder), "t", text)
     engine.communicator.barrier()
     return folder
 
@@ -91,7 +91,7 @@ def case_forged_texts_change_nothing(folder: Path) -> None:
     engine.save_checkpoint(folder / "whole")
     engine.communicator.barrier()
     good = json.loads(zerorun._C.SavedModel(str(folder / "whole"), "").client_state)
-    before, step = engine.core.parameter_hash(), engine.global_steps
+    before, step = engine._core.parameter_hash(), engine.global_steps
     record = good["shard_files"]
     groups = good["objects"]["param_groups"]
     forged = {
@@ -108,7 +108,7 @@ def case_forged_texts_change_nothing(folder: Path) -> None:
     for number, (message, values) in enumerate(forged.items()):
         path = program_text(engine, folder / str(number), json.dumps(good | values))
         raises(zerorun.CheckpointError, message, lambda p=path: engine.load_checkpoint(p))
-        assert engine.core.parameter_hash() == before
+        assert engine._core.parameter_hash() == before
         assert engine.global_steps == step
     engine.destroy()
 

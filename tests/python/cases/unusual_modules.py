@@ -338,7 +338,7 @@ def case_a_leaf_module_is_gathered_as_a_whole(_folder: Path) -> None:
         settings = bare_config()
         settings["zero_optimization"]["leaf_module"] = given
         model, engine = started(settings, Mixed)
-        names = {unit.name for unit in engine.layout.units}
+        names = {unit.name for unit in engine._layout.units}
         assert ("layers.0.1.experts.2" in names) != is_whole
         assert ("layers.0.1" in names) == is_whole
         assert_close(train(engine, 3), expected)

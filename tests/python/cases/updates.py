@@ -72,7 +72,7 @@ def made(
 def trained(*arguments: Any, **keys: Any) -> tuple[list[float], int]:
     engine = made(*arguments, **keys)
     losses = train(engine, 3 * engine.batch.accumulation_steps)
-    hashed = engine.core.parameter_hash()
+    hashed = engine._core.parameter_hash()
     engine.destroy()
     return losses, hashed
 
@@ -192,8 +192,8 @@ class Recorder:
 def case_a_forward_waits_for_a_module_when_it_comes_to_it_and_once(_folder: Path) -> None:
     engine = made(2, Model, True, gradient_accumulation_steps=2)
     events: list[Any] = []
-    engine.shards.updates._core = Recorder(engine.core, events)
-    model, ids = engine.module, engine.layout.ids
+    engine._shards.updates._core = Recorder(engine._core, events)
+    model, ids = engine.module, engine._layout.ids
     own = {name: sorted(ids[p] for p in m.parameters()) for name, m in model.named_modules()}
     names = ["embedding", *(f"blocks.{index}" for index in range(3))]
     for name in names:
@@ -277,5 +277,5 @@ def case_a_model_outlives_its_engine(_folder: Path) -> None:
 def case_stages_without_such_gathers_are_as_they_were(_folder: Path) -> None:
     for stage in (0, 3):
         engine = made(stage, Model, True)
-        assert engine.shards.updates is None
+        assert engine._shards.updates is None
         engine.destroy()

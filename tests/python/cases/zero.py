@@ -199,7 +199,7 @@ def case_states_are_torchs(_folder: Path) -> None:
             assert zerorun.zero.safe_get_full_grad(target).unique().tolist() == [0.25]
             assert zerorun.zero.safe_get_local_grad(target).unique().tolist() in ([0.25], [])
         engine.step()
-        assert shards_of(target) is engine.shards
+        assert shards_of(target) is engine._shards
         engine.destroy()
         assert zerorun.zero.safe_get_full_fp32_param(target) is None
 
@@ -258,7 +258,7 @@ def case_destroy_returns_all_bytes(_folder: Path) -> None:
         gc.collect()
         engine.communicator.barrier()
         assert shared_bytes() - before < 200_000, "only control blocks may stay"
-        refuses("after destroy", lambda: engine.core.step_count)
+        refuses("after destroy", lambda: engine._core.step_count)
         for parameter in model.parameters():
             assert type(parameter) is nn.Parameter
             kind = PrivatePartition if stage == 3 else type(None)

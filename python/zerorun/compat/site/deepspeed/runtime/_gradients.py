@@ -134,7 +134,7 @@ class EngineWithGradients(ZeroEngine):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         replicated = self.zero_optimization_stage() == 0
-        self._shown = ShownGradients(self.shards) if replicated else None
+        self._shown = ShownGradients(self._shards) if replicated else None
 
     def backward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         if self._shown is None:
@@ -142,15 +142,15 @@ class EngineWithGradients(ZeroEngine):
         self._shown.forget()
         loss = super().backward(*args, **kwargs)
         if self.global_steps == 0:  # later ones know how many contributions to wait for
-            self.core.reduce_late_gradients()
+            self._core.reduce_late_gradients()
         return loss
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         with self._shown.stepping() if self._shown is not None else contextlib.nullcontext():
             super().step(lr_kwargs)
 
-    def finish_reduction(self) -> bool:
-        shown, reduce = self._shown, super().finish_reduction
+    def _finish_reduction(self) -> bool:
+        shown, reduce = self._shown, super()._finish_reduction
         return reduce() if shown is None else shown.finish(reduce)
 
     def drop_batch(self) -> None:

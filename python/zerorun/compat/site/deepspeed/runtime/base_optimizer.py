@@ -62,7 +62,7 @@ class _LossScaler:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        settings = engine.settings.precision.loss_scaler
+        settings = engine._shards.settings.precision.loss_scaler
         self.scale_window = settings.window
         self.min_scale = self.min_loss_scale = settings.min_scale
         self.delayed_shift = settings.hysteresis
@@ -189,7 +189,7 @@ class DeepSpeedOptimizer(ZeroOptimizer):
 
     def needs_scaler(self) -> bool:
         """True if backward() is for engine.scale(loss) only."""
-        return self.dtype == torch.float16 or self.engine.settings.precision.scales_loss
+        return self.dtype == torch.float16 or self.engine._shards.settings.precision.scales_loss
 
     def get_lr(self) -> Any:
         return self.param_groups[0]["lr"]

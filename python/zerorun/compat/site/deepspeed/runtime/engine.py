@@ -40,7 +40,7 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
     """The engine of deepspeed.initialize; ``config`` is the given dictionary."""
 
     # So that the numbers are DeepSpeed's, and as there; a load asks for leave to unpickle.
-    policy = Policy(
+    _policy = Policy(
         round_masters=True,
         clips_as_torch=False,
         pickles_objects=True,
@@ -83,26 +83,26 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
         return self.zero_optimization_stage() == 3
 
     def fp16_enabled(self) -> bool:
-        return self.core.param_dtype == "fp16"
+        return self._core.param_dtype == "fp16"
 
     def bfloat16_enabled(self) -> bool:
-        return self.core.param_dtype == "bf16"
+        return self._core.param_dtype == "bf16"
 
     def gradient_clipping(self) -> float:
-        return self.settings.gradient_clipping
+        return self._shards.settings.gradient_clipping
 
     def steps_per_print(self) -> int | None:
-        return self.settings.steps_per_print
+        return self._shards.settings.steps_per_print
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
         dtype = next(self.module.parameters()).dtype
         return dtype, torch.float32
 
     def initial_dynamic_scale(self) -> float:
-        return 2.0**self.settings.precision.loss_scaler.initial_scale_power
+        return 2.0**self._shards.settings.precision.loss_scaler.initial_scale_power
 
     def dynamic_loss_scale_args(self) -> dict[str, float]:
-        scaler = self.settings.precision.loss_scaler
+        scaler = self._shards.settings.precision.loss_scaler
         return {
             "init_scale": self.initial_dynamic_scale(),
             "scale_window": scaler.window,
@@ -148,7 +148,7 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
         return found
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
-        if self.core.no_sync:
+        if self._core.no_sync:
             raise DeepSpeedConfigError(
                 "It is illegal to call Engine.step() inside no_sync context manager"
             )
@@ -166,7 +166,7 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
                 "coalesce_grad_reduction: with managed_gradient_accumulation false every step() "
                 "takes all backward passes before it already"
             )
-        if self.core.no_sync:
+        if self._core.no_sync:
             raise AssertionError("coalesce_grad_reduction cannot be nested inside another no_sync")
         return self.no_sync()
 
@@ -194,14 +194,14 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
 
     def get_type(self) -> list[Any]:
         groups = self.optimizer.param_groups
-        return [self.settings.optimizer.type] * len(groups)
+        return [self._shards.settings.optimizer.type] * len(groups)
 
     def loss_scale(self) -> float:
-        return self.core.loss_scale
+        return self._core.loss_scale
 
     def was_step_applied(self) -> bool:
         """True if the last step() changed the parameters."""
-        return self.micro_step_applied
+        return self._micro_step_applied
 
     @property
     def global_samples(self) -> int:
@@ -219,32 +219,32 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
 
     @property
     def global_rank(self) -> int:
-        return self.ranks.job.rank
+        return self._ranks.job.rank
 
     @property
     def world_size(self) -> int:
-        return self.ranks.job.world_size
+        return self._ranks.job.world_size
 
     @property
     def dp_world_size(self) -> int:
-        return self.ranks.data.world_size
+        return self._ranks.data.world_size
 
     @property
     def mp_world_size(self) -> int:
-        return self.ranks.model_size
+        return self._ranks.model_size
 
     @property
     def dist_backend(self) -> str:
         return dist.get_backend()
 
     def get_data_parallel_rank(self) -> int:
-        return self.ranks.data.rank
+        return self._ranks.data.rank
 
     def get_tensor_parallel_rank(self) -> int:
-        return 0 if self.ranks.mesh is None else self.ranks.mesh.tensor_rank
+        return 0 if self._ranks.mesh is None else self._ranks.mesh.tensor_rank
 
     def get_model_parallel_rank(self) -> int:
-        return self.ranks.model_rank
+        return self._ranks.model_rank
 
     def get_sequence_parallel_group(self) -> Any:
         return groups._get_sequence_parallel_group()
@@ -312,12 +312,12 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
         """The whole model on rank 0, None elsewhere. Collective; ValueError below stage 3."""
         if not self.zero_optimization_partition_weights():
             raise ValueError("this function requires ZeRO-3 mode")
-        return full_state_dict(self.module, self.ranks, exclude_frozen_parameters)
+        return full_state_dict(self.module, self._ranks, exclude_frozen_parameters)
 
     def _consolidated_16bit_state_dict(
         self, exclude_frozen_parameters: bool = False
     ) -> dict[str, torch.Tensor] | None:
-        return full_state_dict(self.module, self.ranks, exclude_frozen_parameters)
+        return full_state_dict(self.module, self._ranks, exclude_frozen_parameters)
 
     def save_checkpoint(
         self,
@@ -332,7 +332,7 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
             raise ValueError(f"save_checkpoint: got save_dir {save_dir!r}, expected a folder")
         self.check_tag(tag)
         super().save_checkpoint(save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
-        with all_or_none(self.ranks.job, "save_checkpoint"):
+        with all_or_none(self._ranks.job, "save_checkpoint"):
             if self.global_rank == 0:
                 write_scripts(save_dir)
         return True
@@ -354,12 +354,12 @@ class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
         there already."""
         _check_offload_states(self, include, device)
         if include is None or any(getattr(k, "value", k) in _STATES for k in include):
-            self.shards.saver.wait()
-            self.core.offload_states()
+            self._shards.saver.wait()
+            self._core.offload_states()
 
     def reload_states(self, non_blocking: bool = False) -> None:
         """Brings them back."""
-        self.core.reload_states()
+        self._core.reload_states()
 
     def empty_partition_cache(self) -> None:
         """Gathered parameters that nobody uses hold no memory of this rank's."""
@@ -392,7 +392,7 @@ def _check_offload_states(engine: Any, include: Iterable[Any] | None, device: An
         raise ValueError(f"offload_states: got device {device!r}, expected 'cpu'")
     if engine.optimizer is None:
         raise AssertionError("offload_states: this engine has no optimizer whose states to move")
-    if engine.shards.external and engine.device.type != "cpu":
+    if engine._shards.external and engine.device.type != "cpu":
         raise NotImplementedError(
             "offload_states moves the states of zerorun's own rules on GPUs; this engine's are of "
             f"{type(engine.optimizer.optimizer).__name__}: use Adam or AdamW"

@@ -17,7 +17,7 @@ class EngineAttributes:
     """Values that DeepSpeed's engine sets when it is made, or keeps up to date."""
 
     module: nn.Module
-    core: Any
+    _core: Any
     gradient_average = True
     use_ds_comm = False
     torch_autocast_z0_gradscaler = None  # fp16 has the engine's own loss scale
@@ -42,15 +42,15 @@ class EngineAttributes:
 
     @property
     def enable_backward_allreduce(self) -> bool:
-        return not self.core.no_sync
+        return not self._core.no_sync
 
     @enable_backward_allreduce.setter
     def enable_backward_allreduce(self, enable: bool) -> None:
-        self.core.no_sync = not enable
+        self._core.no_sync = not enable
 
     @property
     def inside_no_sync_ctxt(self) -> bool:
-        return self.core.no_sync
+        return self._core.no_sync
 
     @property
     def param_names(self) -> dict[nn.Parameter, str]:
