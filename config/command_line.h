@@ -1,16 +1,12 @@
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "zerorun/device.h"
-
-namespace CLI {
-class App;
-class Option;
-}  // namespace CLI
 
 // Checks and help format that the command lines of the launcher, the tools and train share.
 namespace zerorun {
@@ -33,6 +29,32 @@ CLI::Option* takes_text(CLI::Option* option, const std::string& word);
 CLI::Option* takes_one_of(CLI::Option* option, const std::vector<std::string>& choices);
 // Returns the choices of an option of takes_one_of; empty for other options.
 std::vector<std::string> choices_of(const CLI::Option& option);
+
+// Adds options to an app, each with a check of its value, the word that the help shows for the
+// value, and its meaning.
+struct AppOptions {
+  void flag(const char* name, bool& value, const char* help) { app.add_flag(name, value, help); }
+  template <typename T>
+  CLI::Option* text(const char* name, T& value, const char* word, const std::string& help) {
+    return takes_text(app.add_option(name, value, help), word);
+  }
+  template <typename T>
+  CLI::Option* integer(const char* name, T& value, const char* word, int64_t low,
+                       const std::string& help,
+                       int64_t high = std::numeric_limits<int64_t>::max()) {
+    return takes_integer(app.add_option(name, value, help), word, low, high);
+  }
+  CLI::Option* number(const char* name, double& value, const char* word, double low, double high,
+                      const char* help) {
+    return takes_number(app.add_option(name, value, help), word, low, high);
+  }
+  CLI::Option* one_of(const char* name, std::string& value, const std::vector<std::string>& choices,
+                      const char* help) {
+    return takes_one_of(app.add_option(name, value, help), choices);
+  }
+
+  CLI::App& app;
+};
 
 // Adds the option --accelerator auto|cpu|cuda.
 CLI::Option* add_accelerator(CLI::App& app, Accelerator& accelerator);

@@ -13,6 +13,14 @@ namespace {
 constexpr std::string_view kBf16 = "/bf16/enabled";
 constexpr std::string_view kFp16 = "/fp16/enabled";
 
+// Reports that a value contradicts that of another key.
+void add_contradiction(std::string_view pointer, const JsonNode& node, std::string_view other,
+                       const JsonNode& other_node, ConfigProblems& problems) {
+  problems.add(pointer, node.where, "{} contradicts {} {} at {}:{}; remove one of them",
+               to_text(node), other, to_text(other_node), other_node.where.line,
+               other_node.where.column);
+}
+
 void check_precision(const GivenKeys& keys, ConfigProblems& problems) {
   const JsonNode* bf16 = given_value(keys, kBf16);
   const JsonNode* fp16 = given_value(keys, kFp16);
@@ -35,9 +43,7 @@ void check_dtypes(const GivenKeys& keys, ConfigProblems& problems) {
     for (const auto& [pointer, name] : {std::pair(kBf16, "bf16"), std::pair(kFp16, "fp16")}) {
       const JsonNode* enabled = given_value(keys, pointer);
       if (enabled == nullptr || enabled->boolean == (dtype->text == name)) continue;
-      problems.add(kTrainDtype, dtype->where,
-                   "\"{}\" contradicts {} {} at {}:{}; remove one of them", dtype->text, pointer,
-                   enabled->boolean, enabled->where.line, enabled->where.column);
+      add_contradiction(kTrainDtype, *dtype, pointer, *enabled, problems);
     }
   }
   constexpr std::string_view kParamDtype = "/data_types/param_dtype";
@@ -131,8 +137,7 @@ void check_groups(const GivenKeys& keys, int stage, ConfigProblems& problems) {
   const JsonNode* mics = given_value(keys, kMics);
   const auto asks = [](const JsonNode* node) { return node != nullptr && node->number > 0; };
   if (asks(size) && asks(mics) && size->number != mics->number) {
-    problems.add(kMics, mics->where, "{} contradicts {} {} at {}:{}; remove one of them",
-                 to_text(*mics), kSize, to_text(*size), size->where.line, size->where.column);
+    add_contradiction(kMics, *mics, kSize, *size, problems);
   }
   for (const auto& [pointer, node] : {std::pair(kSize, size), std::pair(kMics, mics)}) {
     if (stage != 0 || !asks(node)) continue;
@@ -194,8 +199,7 @@ void check_micro_batch(const GivenKeys& keys, ConfigProblems& problems) {
   const JsonNode* option = given_value(keys, kOption);
   const JsonNode* key = given_value(keys, kKey);
   if (option != nullptr && key != nullptr && as_integer(*option) != as_integer(*key)) {
-    problems.add(kOption, option->where, "{} contradicts {} {} at {}:{}; remove one of them",
-                 to_text(*option), kKey, to_text(*key), key->where.line, key->where.column);
+    add_contradiction(kOption, *option, kKey, *key, problems);
   }
 }
 

@@ -14,7 +14,6 @@
 #include "launcher/options.h"
 #include "tools/commands.h"
 #include "tools/doctor/doctor.h"
-#include "tools/help.h"
 #include "zerorun/error.h"
 #include "zerorun/version.h"
 

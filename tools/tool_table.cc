@@ -8,12 +8,10 @@
 #include "config/json/reader.h"
 #include "core/check.h"
 #include "launcher/hosts/hostfile.h"
-#include "tools/bench_nvme.h"
 #include "tools/completion.h"
-#include "tools/plan/host_report.h"
+#include "tools/host.h"
 #include "tools/python_tool.h"
 #include "tools/terminal/tool.h"
-#include "tools/version.h"
 #include "train/model/gpt_config.h"
 #include "zerorun/config.h"
 
@@ -28,11 +26,9 @@ void define_elastic(CLI::App& config, ToolArguments& arguments) {
   CLI::App* tool = add_tool(config, "elastic",
                             "Prints the batch size and numbers of ranks of the section elasticity",
                             "Example:\n  zerorun config elastic ds_config.json --world_size 8");
-  takes_text(tool->add_option("FILE,-c,--config", arguments.path, "A ds_config.json"), "")
-      ->required();
-  takes_integer(tool->add_option("-w,--world_size", arguments.elastic_ranks,
-                                 "Number of ranks of the job, to print its batch sizes"),
-                "N", 0, kMaxRanks);
+  AppOptions{*tool}.text("FILE,-c,--config", arguments.path, "", "A ds_config.json")->required();
+  AppOptions{*tool}.integer("-w,--world_size", arguments.elastic_ranks, "N", 0,
+                            "Number of ranks of the job, to print its batch sizes", kMaxRanks);
   tool->callback(
       [&arguments] { print_text(elasticity_report(arguments.path, arguments.elastic_ranks)); });
 }
@@ -47,21 +43,19 @@ void define_config(CLI::App& tools, ToolArguments& arguments) {
   CLI::App* check =
       add_tool(*config, "check", "Summarizes a configuration and reports all of its problems",
                "Example:\n  zerorun config check ds_config.json");
-  takes_text(check->add_option("FILE", arguments.path, "A ds_config.json"), "")->required();
+  AppOptions{*check}.text("FILE", arguments.path, "", "A ds_config.json")->required();
   check->callback([&arguments] { print_text(check_report(arguments.path)); });
   CLI::App* show = add_tool(*config, "show", "Prints the resolved value of every setting",
                             "Example:\n  zerorun config show ds_config.json --world_size 8");
-  takes_text(show->add_option("FILE", arguments.path, "A ds_config.json"), "")->required();
-  takes_integer(
-      show->add_option("--world_size", arguments.facts.world_size, "Number of ranks of the job"),
-      "N", 1, kMaxRanks)
+  AppOptions{*show}.text("FILE", arguments.path, "", "A ds_config.json")->required();
+  AppOptions{*show}
+      .integer("--world_size", arguments.facts.world_size, "N", 1, "Number of ranks of the job",
+               kMaxRanks)
       ->capture_default_str();
-  takes_integer(show->add_option("--hidden_size", arguments.facts.hidden_size,
-                                 "Width of the model, for bucket sizes that are \"auto\""),
-                "N", 1, kMaxCount);
-  takes_integer(show->add_option("--steps", arguments.facts.total_steps,
-                                 "Optimizer steps, for a schedule whose length is \"auto\""),
-                "N", 1, kMaxCount);
+  AppOptions{*show}.integer("--hidden_size", arguments.facts.hidden_size, "N", 1,
+                            "Width of the model, for bucket sizes that are \"auto\"", kMaxCount);
+  AppOptions{*show}.integer("--steps", arguments.facts.total_steps, "N", 1,
+                            "Optimizer steps, for a schedule whose length is \"auto\"", kMaxCount);
   show->callback([&arguments] {
     print_text(
         show_config(load_config_for(ConfigReader::pytorch, arguments.path), arguments.facts));
@@ -75,56 +69,44 @@ void define_config(CLI::App& tools, ToolArguments& arguments) {
 }
 
 void define_plan_limits(CLI::App& tool, PlanOptions& plan) {
-  takes_text(tool.add_option(
-                 "--gpu_memory", plan.device_memory,
-                 "Memory of each GPU, with its unit (80GB, 24GiB), to print which settings fit"),
-             "SIZE");
-  takes_text(
-      tool.add_option("--host_memory", plan.host_memory, "Memory of each host (512GiB), likewise"),
-      "SIZE");
-  takes_text(tool.add_option("--disk", plan.disk,
-                             "Free space on the local disk of each host (2TB), likewise"),
-             "SIZE");
-  takes_text(tool.add_option("--nvme_path", plan.nvme_path,
-                             "Folder on NVMe to which the configuration of --fit may offload"),
-             "DIR");
-  takes_text(
-      tool.add_option(
-          "--fit", plan.fit,
-          "Write the fastest configuration that fits, with its micro-batch size, to this file. "
-          "Without --seq_len only model states have to fit"),
-      "FILE");
+  AppOptions{tool}.text(
+      "--gpu_memory", plan.device_memory, "SIZE",
+      "Memory of each GPU, with its unit (80GB, 24GiB), to print which settings fit");
+  AppOptions{tool}.text("--host_memory", plan.host_memory, "SIZE",
+                        "Memory of each host (512GiB), likewise");
+  AppOptions{tool}.text("--disk", plan.disk, "SIZE",
+                        "Free space on the local disk of each host (2TB), likewise");
+  AppOptions{tool}.text("--nvme_path", plan.nvme_path, "DIR",
+                        "Folder on NVMe to which the configuration of --fit may offload");
+  AppOptions{tool}.text(
+      "--fit", plan.fit, "FILE",
+      "Write the fastest configuration that fits, with its micro-batch size, to this file. "
+      "Without --seq_len only model states have to fit");
 }
 
 void define_simulation(CLI::App& tool, PlanOptions& plan) {
-  takes_text(
-      tool.add_option("--simulate", plan.simulate,
-                      "Simulate a cluster (replaces --world_size): print the time of a step there, "
-                      "what grows with the cluster, and which shard groups and stages are fastest"),
-      "hosts=H,gpus=G");
-  takes_text(tool.add_option("--link", plan.link,
-                             "Bandwidth of a host's network link per direction (400Gbit)"),
-             "RATE");
-  takes_text(
-      tool.add_option("--nvlink", plan.nvlink,
-                      "Bandwidth between the GPUs of a host, per GPU and direction (450GB/s); with "
-                      "cpus=: at which one of the ranks copies memory while all do"),
-      "RATE");
-  takes_text(
-      tool.add_option("--link_cpu", plan.link_cpu,
-                      "With cpus=: bandwidth per direction at which a host's cores can send and "
-                      "receive if they do nothing else (1GB/s); this time, and that of copying and "
-                      "quantizing, is added to a step"),
-      "RATE");
-  takes_number(tool.add_option("--latency_us", plan.latency_us,
-                               "Latency of a message between hosts, in microseconds"),
-               "N", 0, 1e6)
+  AppOptions{tool}.text(
+      "--simulate", plan.simulate, "hosts=H,gpus=G",
+      "Simulate a cluster (replaces --world_size): print the time of a step there, "
+      "what grows with the cluster, and which shard groups and stages are fastest");
+  AppOptions{tool}.text("--link", plan.link, "RATE",
+                        "Bandwidth of a host's network link per direction (400Gbit)");
+  AppOptions{tool}.text(
+      "--nvlink", plan.nvlink, "RATE",
+      "Bandwidth between the GPUs of a host, per GPU and direction (450GB/s); with "
+      "cpus=: at which one of the ranks copies memory while all do");
+  AppOptions{tool}.text(
+      "--link_cpu", plan.link_cpu, "RATE",
+      "With cpus=: bandwidth per direction at which a host's cores can send and "
+      "receive if they do nothing else (1GB/s); this time, and that of copying and "
+      "quantizing, is added to a step");
+  AppOptions{tool}
+      .number("--latency_us", plan.latency_us, "N", 0, 1e6,
+              "Latency of a message between hosts, in microseconds")
       ->capture_default_str();
-  takes_number(
-      tool.add_option("--tflops", plan.tflops,
-                      "10^12 operations per second that the model reaches on a GPU, to overlap "
-                      "computation with communication. Needs --micro_batch and --seq_len"),
-      "N", 0, 1e6);
+  AppOptions{tool}.number("--tflops", plan.tflops, "N", 0, 1e6,
+                          "10^12 operations per second that the model reaches on a GPU, to overlap "
+                          "computation with communication. Needs --micro_batch and --seq_len");
 }
 
 void define_plan(CLI::App& tools, PlanOptions& plan) {
@@ -136,31 +118,27 @@ void define_plan(CLI::App& tools, PlanOptions& plan) {
       "  zerorun plan --model gpt2-xl --seq_len 1024 --gpu_memory 24GiB --host_memory 64GiB "
       "--fit fits.json\n"
       "  zerorun plan --model 70B --simulate hosts=1280,gpus=8 --link 400Gbit --nvlink 450GB/s");
-  takes_text(
-      tool->add_option("FILE", plan.config,
-                       "A ds_config.json, or its base64 text. Default: stage 2, bf16, AdamW"),
-      "");
-  takes_text(tool->add_option("--model", plan.model,
-                              train::preset_names() +
-                                  ", a Hugging Face config.json (gpt2, llama, mistral, qwen2, "
-                                  "qwen3, gemma, phi3), or a number of parameters (1.3B)"),
-             "MODEL")
+  AppOptions{*tool}.text("FILE", plan.config, "",
+                         "A ds_config.json, or its base64 text. Default: stage 2, bf16, AdamW");
+  AppOptions{*tool}
+      .text("--model", plan.model, "MODEL",
+            train::preset_names() +
+                ", a Hugging Face config.json (gpt2, llama, mistral, qwen2, "
+                "qwen3, gemma, phi3), or a number of parameters (1.3B)")
       ->required();
-  takes_integer(tool->add_option("--world_size", plan.world_size, "Number of ranks of the job"),
-                "N", 1, kMaxRanks)
+  AppOptions{*tool}
+      .integer("--world_size", plan.world_size, "N", 1, "Number of ranks of the job", kMaxRanks)
       ->capture_default_str();
-  takes_integer(tool->add_option("--ranks_per_host", plan.ranks_per_host,
-                                 "Number of ranks per host. Default: all"),
-                "N", 1, kMaxRanks);
+  AppOptions{*tool}.integer("--ranks_per_host", plan.ranks_per_host, "N", 1,
+                            "Number of ranks per host. Default: all", kMaxRanks);
   tool->add_flag("--cpu", plan.cpu, "Plan for CPU ranks, which keep everything in host memory");
-  takes_integer(tool->add_option("--micro_batch", plan.micro_batch,
-                                 "Sequences per rank in a micro-step. Default: that of FILE, else "
-                                 "8 for the models of train"),
-                "N", 1, kMaxCount);
-  takes_integer(
-      tool->add_option("--seq_len", plan.seq_len,
-                       "Tokens per sequence, to include the activations of the models of train"),
-      "N", 1, kMaxCount);
+  AppOptions{*tool}.integer("--micro_batch", plan.micro_batch, "N", 1,
+                            "Sequences per rank in a micro-step. Default: that of FILE, else "
+                            "8 for the models of train",
+                            kMaxCount);
+  AppOptions{*tool}.integer(
+      "--seq_len", plan.seq_len, "N", 1,
+      "Tokens per sequence, to include the activations of the models of train", kMaxCount);
   tool->add_flag("--recompute", plan.recompute,
                  "Assume that activations are recomputed in backward");
   tool->add_flag("--fast_attention", plan.fast_attention,
@@ -178,11 +156,12 @@ void define_bench(CLI::App& tools, ToolArguments& arguments) {
   CLI::App* nvme =
       add_tool(*bench, "nvme",
                "Measures a disk as NVMe offloading uses it, and what a step would take", kExample);
-  takes_text(nvme->add_option("DIR", arguments.path, "A folder on the disk"), "")->required();
+  AppOptions{*nvme}.text("DIR", arguments.path, "", "A folder on the disk")->required();
   constexpr double kMinGib = 0.25;  // 32 of the largest blocks, the maximum in flight
   constexpr double kMaxGib = 1024;
-  takes_number(nvme->add_option("--gib", arguments.bench_gib, "Amount to write and read, in GiB"),
-               "N", kMinGib, kMaxGib)
+  AppOptions{*nvme}
+      .number("--gib", arguments.bench_gib, "N", kMinGib, kMaxGib,
+              "Amount to write and read, in GiB")
       ->capture_default_str();
   nvme->callback([&arguments] {
     const auto mib = static_cast<uint64_t>(arguments.bench_gib * 1024);
@@ -202,8 +181,8 @@ void define_shell(CLI::App& tools, ToolArguments& arguments) {
       "  eval \"$(zerorun completion bash)\"                   # in ~/.bashrc\n"
       "  eval \"$(zerorun completion zsh)\"                    # in ~/.zshrc\n"
       "  zerorun completion fish > ~/.config/fish/completions/zerorun.fish");
-  takes_one_of(completion->add_option("SHELL", arguments.shell, "Shell for which the script is"),
-               {"bash", "zsh", "fish"})
+  AppOptions{*completion}
+      .one_of("SHELL", arguments.shell, {"bash", "zsh", "fish"}, "Shell for which the script is")
       ->required();
   completion->callback([&arguments] { print_text(completion_script(arguments.shell)); });
   add_tool(tools, "version", "Prints the version and the commit that it was built from", "")
@@ -216,16 +195,15 @@ void define_doctor(CLI::App& tools, DoctorOptions& doctor) {
                "Examples:\n"
                "  zerorun doctor\n"
                "  zerorun doctor --hostfile hosts --folder /mnt/checkpoints --json");
-  takes_text(tool->add_option("--hostfile", doctor.hostfile,
-                              "Also check that this host knows the hosts of this file"),
-             "FILE");
-  takes_text(tool->add_option("--folder", doctor.folder,
-                              "Folder of checkpoints, to measure its disk; 128 MiB are written "
-                              "there and removed"),
-             "DIR")
+  AppOptions{*tool}.text("--hostfile", doctor.hostfile, "FILE",
+                         "Also check that this host knows the hosts of this file");
+  AppOptions{*tool}
+      .text("--folder", doctor.folder, "DIR",
+            "Folder of checkpoints, to measure its disk; 128 MiB are written "
+            "there and removed")
       ->capture_default_str();
-  takes_integer(tool->add_option("--port", doctor.port, "Port at which launchers or ranks meet"),
-                "N", 1, kMaxPort)
+  AppOptions{*tool}
+      .integer("--port", doctor.port, "N", 1, "Port at which launchers or ranks meet", kMaxPort)
       ->capture_default_str();
   tool->add_flag("--json", doctor.json, "Print the checks as JSON");
   tool->callback([&doctor] {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "tools/ckpt/ckpt_commands.h"
+#include "tools/ckpt/ckpt_report.h"
 #include "tools/doctor/doctor.h"
 #include "tools/plan/plan.h"
 #include "zerorun/config.h"

@@ -1,6 +1,6 @@
-#include "tools/version.h"
-
 #include "zerorun/version.h"
+
+#include "tools/host.h"
 
 namespace zerorun {
 

@@ -104,9 +104,9 @@ int run_job(const Parsed& parsed, const RankInfo& rank, Communicator& comm, Devi
     const Logger log(rank.rank, rank.world_size);
     for (const std::string& warning : line.config->warnings) log.warning("{}", warning);
   }
-  const std::unique_ptr<Run> run = make_run(setup, comm, device, stop);
+  const std::function<int()> run = prepare_run(setup, comm, device, stop);
   return guarded(comm, device, [&] {
-    const int signal = run->run();
+    const int signal = run();
     return signal == 0 ? 0 : kSignalBase + signal;
   });
 }

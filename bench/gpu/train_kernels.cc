@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bench/gpu/rate_table.h"
-#include "train/run/make_kernels.h"
+#include "train/model/kernels.h"
 
 namespace zerorun::bench {
 

@@ -34,8 +34,8 @@
 #include "core/wait_clock.h"
 #include "os/socket.h"
 #include "testing/local_parameters.h"
+#include "train/model/kernels.h"
 #include "train/model/model.h"
-#include "train/run/make_kernels.h"
 #include "zero/timeline/straggler_watch.h"
 #include "zerorun/zerorun.h"
 

@@ -49,19 +49,10 @@ std::optional<Unfinished> parse_unfinished(std::string_view entry) {
   return Unfinished{entry.substr(1, entry.size() - kTail - 1), *id};
 }
 
-std::vector<std::string> entries(const fs::path& directory) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    names.push_back(it->path().filename().string());
-  }
-  return names;
-}
-
 template <typename Wanted>
 int remove_entries(const fs::path& directory, const Wanted& wanted) {
   int removed = 0;
-  for (const std::string& name : entries(directory)) {
+  for (const std::string& name : entry_names(directory)) {
     const std::optional<Unfinished> entry = parse_unfinished(name);
     if (!entry || !wanted(*entry)) continue;
     std::error_code ignored;
@@ -173,13 +164,22 @@ void check_tag(const std::string& tag) {
   }
 }
 
+std::vector<std::string> entry_names(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    names.push_back(it->path().filename().string());
+  }
+  return names;
+}
+
 std::vector<std::string> list_tags(const fs::path& directory) {
   std::error_code error;
   const fs::directory_iterator readable(directory, error);
   if (error == std::errc::permission_denied) {
     fail<IoError>("cannot read the folder {}: {}", directory.string(), error.message());
   }
-  std::vector<std::string> tags = entries(directory);
+  std::vector<std::string> tags = entry_names(directory);
   std::erase_if(tags, [&](const std::string& name) {
     return name.starts_with('.') || !holds_manifest(directory / name);
   });

@@ -39,6 +39,8 @@ uint64_t new_save_id();
 
 // Throws ConfigError if `tag` cannot be the name of a tag's folder.
 void check_tag(const std::string& tag);
+// The names in a folder; none where it cannot be read.
+std::vector<std::string> entry_names(const std::filesystem::path& folder);
 // The folders that have a manifest, sorted by name, with digits compared by value ("step9" before
 // "step10").
 std::vector<std::string> list_tags(const std::filesystem::path& directory);

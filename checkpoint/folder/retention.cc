@@ -88,12 +88,9 @@ std::vector<SavedTag> superfluous_tags(const fs::path& directory, const Retentio
 void remove_checkpoint(const fs::path& directory, const std::string& tag) {
   check_tag(tag);
   remove_folder(directory / tag);
-  std::error_code error;
-  std::vector<fs::path> beside;
-  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    if (belongs_to(it->path().filename().string(), tag)) beside.push_back(it->path());
+  for (const std::string& name : entry_names(directory)) {
+    if (belongs_to(name, tag)) remove_folder(directory / name);
   }
-  for (const fs::path& folder : beside) remove_folder(folder);
   sync_folder(directory);
 }
 

@@ -3,11 +3,104 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "checkpoint/files/hash.h"
 #include "core/check.h"
 
 namespace zerorun {
+
+namespace {
+
+constexpr size_t kMaxDepth = 8;
+
+// Builds the value that a text describes, in time linear in its length. The library's own parser
+// keeps the last of two equal keys, and with a callback looks at all elements of an array again
+// after each of them.
+class Builder {
+ public:
+  using number_integer_t = nlohmann::json::number_integer_t;
+  using number_unsigned_t = nlohmann::json::number_unsigned_t;
+  using number_float_t = nlohmann::json::number_float_t;
+  using string_t = nlohmann::json::string_t;
+  using binary_t = nlohmann::json::binary_t;
+
+  Builder(std::string_view file, uint64_t offset) : file_(file), offset_(offset) {}
+
+  nlohmann::json take() { return std::move(root_); }
+
+  // The library calls these; true: go on.
+  bool null() { return add(nullptr); }
+  bool boolean(bool value) { return add(value); }
+  bool number_integer(number_integer_t value) { return add(value); }
+  bool number_unsigned(number_unsigned_t value) { return add(value); }
+  bool number_float(number_float_t value, const string_t&) { return add(value); }
+  bool string(string_t& value) { return add(std::move(value)); }
+  bool binary(binary_t& value) { return add(std::move(value)); }
+  bool start_object(size_t) { return open(nlohmann::json::object()); }
+  bool start_array(size_t) { return open(nlohmann::json::array()); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+  bool key(string_t& name) {
+    if (open_.back()->contains(name)) {
+      fail<CheckpointError>("{}: '{}' stands twice in one JSON object", file_, name);
+    }
+    key_ = std::move(name);
+    return true;
+  }
+  bool parse_error(size_t position, const std::string&, const nlohmann::json::exception&) {
+    fail<CheckpointError>("{}: not valid JSON at offset {}", file_, offset_ + position);
+  }
+
+ private:
+  // The place of the next value. References to it are valid until a sibling is added, which happens
+  // only when it is closed.
+  nlohmann::json& place() {
+    if (open_.empty()) return root_;
+    nlohmann::json& parent = *open_.back();
+    if (parent.is_object()) return parent[key_];
+    return parent.emplace_back();
+  }
+  template <typename Value>
+  bool add(Value&& value) {
+    place() = std::forward<Value>(value);
+    return true;
+  }
+  bool open(nlohmann::json empty) {
+    if (open_.size() == kMaxDepth) {
+      fail<CheckpointError>("{}: JSON nested deeper than {} levels", file_, kMaxDepth);
+    }
+    nlohmann::json& value = place();
+    value = std::move(empty);
+    open_.push_back(&value);
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  const std::string_view file_;
+  const uint64_t offset_;
+  nlohmann::json root_;
+  std::vector<nlohmann::json*> open_;  // from the outermost to the innermost
+  std::string key_;
+};
+
+}  // namespace
+
+nlohmann::json parse_json(std::string_view text, std::string_view file, uint64_t offset) {
+  Builder builder(file, offset);
+  try {
+    nlohmann::json::sax_parse(text, &builder);
+  } catch (const nlohmann::json::exception& error) {
+    fail<CheckpointError>("{}: not valid JSON: {}", file, error.what());
+  }
+  return builder.take();
+}
 
 JsonReader::JsonReader(const nlohmann::json& object, std::string_view file, std::string_view where,
                        int64_t index)
@@ -16,9 +109,7 @@ JsonReader::JsonReader(const nlohmann::json& object, std::string_view file, std:
 }
 
 const std::string& JsonReader::text(const char* key) const {
-  const nlohmann::json& value = member(key);
-  if (!value.is_string()) fail_member(key, "text");
-  return value.get_ref<const std::string&>();
+  return member(key, &nlohmann::json::is_string, "text").get_ref<const std::string&>();
 }
 
 int64_t JsonReader::integer(const char* key, int64_t low, int64_t high) const {
@@ -49,15 +140,11 @@ float JsonReader::number(const char* key) const {
 }
 
 double JsonReader::real(const char* key) const {
-  const nlohmann::json& value = member(key);
-  if (!value.is_number()) fail_member(key, "a number");
-  return value.get<double>();
+  return member(key, &nlohmann::json::is_number, "a number").get<double>();
 }
 
 bool JsonReader::boolean(const char* key) const {
-  const nlohmann::json& value = member(key);
-  if (!value.is_boolean()) fail_member(key, "true or false");
-  return value.get<bool>();
+  return member(key, &nlohmann::json::is_boolean, "true or false").get<bool>();
 }
 
 DType JsonReader::dtype(const char* key) const {
@@ -69,9 +156,8 @@ DType JsonReader::dtype(const char* key) const {
 }
 
 const nlohmann::json::array_t& JsonReader::array(const char* key) const {
-  const nlohmann::json& value = member(key);
-  if (!value.is_array()) fail_member(key, "an array");
-  return value.get_ref<const nlohmann::json::array_t&>();
+  return member(key, &nlohmann::json::is_array, "an array")
+      .get_ref<const nlohmann::json::array_t&>();
 }
 
 std::vector<std::string> JsonReader::texts(const char* key) const {
@@ -102,6 +188,12 @@ const nlohmann::json& JsonReader::member(const char* key) const {
   const auto found = object_.find(key);
   if (found == object_.end()) fail(fmt::format("'{}' is missing", key));
   return *found;
+}
+
+const nlohmann::json& JsonReader::member(const char* key, Is is, std::string_view expected) const {
+  const nlohmann::json& value = member(key);
+  if (!(value.*is)()) fail_member(key, expected);
+  return value;
 }
 
 void JsonReader::fail_member(const char* key, std::string_view expected) const {

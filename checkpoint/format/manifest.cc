@@ -91,14 +91,13 @@ nlohmann::ordered_json encode_loss_scaler(const LossScalerState& state) {
           {"cur_hysteresis", state.cur_hysteresis}};
 }
 
-EngineProgress decode_progress(const JsonReader& top, const nlohmann::json& json,
-                               const std::string& file) {
+EngineProgress decode_progress(const JsonReader& top) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   EngineProgress progress;
   progress.step_count = top.integer("step", 0, kMax);
   progress.skipped_steps = top.integer("skipped_steps", 0, kMax);
   if (!top.has("loss_scaler")) return progress;
-  const JsonReader scaler(json["loss_scaler"], file, "loss_scaler");
+  const JsonReader scaler = top.object("loss_scaler");
   progress.loss_scaler = {.cur_scale = scaler.real("cur_scale"),
                           .cur_iter = scaler.integer("cur_iter", 0, kMax),
                           .last_overflow_iter = scaler.integer("last_overflow_iter", -1, kMax),
@@ -159,9 +158,7 @@ std::vector<Manifest::Parameter> decode_parameters(const JsonReader& top, const 
                                                    size_t states, size_t groups) {
   std::vector<Manifest::Parameter> parameters;
   std::unordered_map<std::string, bool> is_alias;
-  int64_t index = 0;
-  for (const nlohmann::json& entry : top.array("parameters")) {
-    const JsonReader json(entry, file, "parameters", index++);
+  top.for_each("parameters", [&](const JsonReader& json) {
     parameters.push_back(decode_parameter(json, static_cast<int64_t>(states)));
     const Manifest::Parameter& parameter = parameters.back();
     if (parameter.alias_of.empty() && static_cast<size_t>(parameter.group) >= groups) {
@@ -170,7 +167,7 @@ std::vector<Manifest::Parameter> decode_parameters(const JsonReader& top, const 
     if (!is_alias.emplace(parameter.name, !parameter.alias_of.empty()).second) {
       json.fail(fmt::format("'{}' is listed twice", parameter.name));
     }
-  }
+  });
   for (const Manifest::Parameter& parameter : parameters) {
     if (parameter.alias_of.empty()) continue;
     const auto target = is_alias.find(parameter.alias_of);
@@ -182,11 +179,9 @@ std::vector<Manifest::Parameter> decode_parameters(const JsonReader& top, const 
   return parameters;
 }
 
-std::vector<ParameterGroup> decode_groups(const JsonReader& top, const std::string& file) {
+std::vector<ParameterGroup> decode_groups(const JsonReader& top) {
   std::vector<ParameterGroup> groups;
-  int64_t index = 0;
-  for (const nlohmann::json& entry : top.array("groups")) {
-    const JsonReader json(entry, file, "groups", index++);
+  top.for_each("groups", [&](const JsonReader& json) {
     ParameterGroup group{.name = json.text("name"),
                          .lr = json.number("lr"),
                          .weight_decay = json.number("weight_decay")};
@@ -196,7 +191,7 @@ std::vector<ParameterGroup> decode_groups(const JsonReader& top, const std::stri
     const std::string problem = problem_of(group);
     if (!problem.empty()) json.fail(problem);
     groups.push_back(std::move(group));
-  }
+  });
   return groups;
 }
 
@@ -212,17 +207,15 @@ Manifest::ShardFile decode_shard(const JsonReader& json, bool (*is_name)(std::st
   return shard;
 }
 
-std::vector<Manifest::ShardFile> decode_shards(const JsonReader& top, const std::string& file) {
+std::vector<Manifest::ShardFile> decode_shards(const JsonReader& top) {
   std::vector<Manifest::ShardFile> shards;
   std::set<std::string> names;
-  int64_t index = 0;
-  for (const nlohmann::json& entry : top.array("files")) {
-    const JsonReader json(entry, file, "files", index++);
+  top.for_each("files", [&](const JsonReader& json) {
     shards.push_back(decode_shard(json, is_shard_name));
     if (!names.insert(shards.back().name).second) {
       json.fail(fmt::format("'{}' is not a file name of its own", shards.back().name));
     }
-  }
+  });
   return shards;
 }
 
@@ -240,12 +233,10 @@ void check_version(const JsonReader& top) {
   }
 }
 
-std::vector<StateSpec> decode_states(const JsonReader& top, const std::string& file) {
+std::vector<StateSpec> decode_states(const JsonReader& top) {
   std::vector<StateSpec> states;
   std::set<std::string> names = {kParamKind};
-  int64_t index = 0;
-  for (const nlohmann::json& entry : top.array("states")) {
-    const JsonReader json(entry, file, "states", index++);
+  top.for_each("states", [&](const JsonReader& json) {
     states.push_back({.name = json.text("name"),
                       .dtype = json.dtype("dtype"),
                       .block = json.integer("block", 1, kMaxBlock)});
@@ -257,7 +248,7 @@ std::vector<StateSpec> decode_states(const JsonReader& top, const std::string& f
     if (!names.insert(states.back().name).second) {
       json.fail(fmt::format("'{}' is listed twice", states.back().name));
     }
-  }
+  });
   return states;
 }
 
@@ -277,6 +268,14 @@ std::vector<int> add_states(DType master_dtype, std::span<const StateSpec> of_op
 }
 
 }  // namespace
+
+int64_t Manifest::numel() const {
+  int64_t numel = 0;
+  for (const Parameter& parameter : parameters) {
+    if (parameter.alias_of.empty()) numel += parameter.numel();
+  }
+  return numel;
+}
 
 int64_t Manifest::Parameter::numel() const { return checked_numel(shape, size_of(DType::fp32)); }
 
@@ -358,19 +357,19 @@ Manifest decode_manifest(std::string_view text, const std::string& file) {
   check_version(top);
   Manifest manifest{
       .zerorun_version = top.text("zerorun"),
-      .progress = decode_progress(top, json, file),
-      .states = decode_states(top, file),
-      .groups = decode_groups(top, file),
+      .progress = decode_progress(top),
+      .states = decode_states(top),
+      .groups = decode_groups(top),
       .parameters = {},
       .configuration = top.text("configuration"),
       .client_state = top.text("client_state"),
-      .shards = decode_shards(top, file),
+      .shards = decode_shards(top),
       .buffers = {},
   };
   manifest.parameters =
       decode_parameters(top, file, manifest.states.size(), manifest.groups.size());
   if (top.has("buffers")) {
-    manifest.buffers = decode_shard(JsonReader(json["buffers"], file, "buffers"), is_buffers_name);
+    manifest.buffers = decode_shard(top.object("buffers"), is_buffers_name);
   }
   const int64_t world_size = top.integer("world_size", 1, kMaxRanks);
   if (static_cast<size_t>(world_size) != manifest.shards.size()) {

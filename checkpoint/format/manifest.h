@@ -45,6 +45,8 @@ struct Manifest {
   std::string client_state;
   std::vector<ShardFile> shards;     // one per rank of the job that saved
   std::optional<ShardFile> buffers;  // if there are any
+
+  int64_t numel() const;  // of all parameters
 };
 
 inline constexpr const char* kFormatName = "zerorun checkpoint";

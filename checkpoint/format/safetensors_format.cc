@@ -23,25 +23,31 @@ constexpr size_t kLengthNbytes = 8;
 constexpr uint64_t kHeaderNbytesLimit = 100'000'000;  // of the reference implementation
 constexpr const char* kMetadataKey = "__metadata__";
 
-constexpr std::array<std::pair<std::string_view, DType>, 5> kDTypes = {{{"F32", DType::fp32},
-                                                                        {"BF16", DType::bf16},
-                                                                        {"F16", DType::fp16},
-                                                                        {"I64", DType::int64},
-                                                                        {"U8", DType::uint8}}};
-
-// Types without a DType.
-constexpr std::array<std::pair<std::string_view, size_t>, 12> kOtherSizes = {{{"BOOL", 1},
-                                                                              {"I8", 1},
-                                                                              {"F8_E4M3", 1},
-                                                                              {"F8_E5M2", 1},
-                                                                              {"F8_E8M0", 1},
-                                                                              {"I16", 2},
-                                                                              {"U16", 2},
-                                                                              {"I32", 4},
-                                                                              {"U32", 4},
-                                                                              {"F64", 8},
-                                                                              {"U64", 8},
-                                                                              {"C64", 8}}};
+// A dtype of the format, with the bytes of an element.
+struct SafetensorsDType {
+  std::string_view name;
+  size_t nbytes;
+  std::optional<DType> dtype{};  // nullopt: zerorun does not have it
+};
+constexpr auto kDTypes = std::to_array<SafetensorsDType>({
+    {"F32", 4, DType::fp32},
+    {"BF16", 2, DType::bf16},
+    {"F16", 2, DType::fp16},
+    {"I64", 8, DType::int64},
+    {"U8", 1, DType::uint8},
+    {"BOOL", 1},
+    {"I8", 1},
+    {"F8_E4M3", 1},
+    {"F8_E5M2", 1},
+    {"F8_E8M0", 1},
+    {"I16", 2},
+    {"U16", 2},
+    {"I32", 4},
+    {"U32", 4},
+    {"F64", 8},
+    {"U64", 8},
+    {"C64", 8},
+});
 
 uint64_t header_length(std::span<const std::byte> bytes, const std::string& file) {
   uint64_t length = 0;
@@ -101,25 +107,17 @@ std::string json_text(const std::string& text) {
 }  // namespace
 
 std::string_view safetensors_name_of(DType dtype) {
-  for (const auto& [spelling, value] : kDTypes) {
-    if (value == dtype) return spelling;
-  }
-  return "?";
+  return std::ranges::find(kDTypes, std::optional(dtype), &SafetensorsDType::dtype)->name;
 }
 
 std::optional<DType> safetensors_dtype_from(std::string_view name) {
-  for (const auto& [spelling, dtype] : kDTypes) {
-    if (spelling == name) return dtype;
-  }
-  return std::nullopt;
+  const auto found = std::ranges::find(kDTypes, name, &SafetensorsDType::name);
+  return found == kDTypes.end() ? std::nullopt : found->dtype;
 }
 
 size_t safetensors_size_of(std::string_view dtype_name) {
-  if (const auto dtype = safetensors_dtype_from(dtype_name)) return size_of(*dtype);
-  for (const auto& [spelling, size] : kOtherSizes) {
-    if (spelling == dtype_name) return size;
-  }
-  return 0;
+  const auto found = std::ranges::find(kDTypes, dtype_name, &SafetensorsDType::name);
+  return found == kDTypes.end() ? 0 : found->nbytes;
 }
 
 SafetensorsHeader decode_safetensors_header(std::span<const std::byte> bytes, uint64_t file_nbytes,

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "checkpoint/files/file.h"
-#include "checkpoint/format/hashed_header.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/format/shard_file.h"
 #include "zerorun/dtype.h"
 
 namespace zerorun {

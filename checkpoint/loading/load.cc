@@ -9,14 +9,12 @@
 
 #include "checkpoint/files/file.h"
 #include "checkpoint/files/layout.h"
-#include "checkpoint/files/workers.h"
 #include "checkpoint/folder/node_local.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/loading/checkpoint_reader.h"
 #include "checkpoint/loading/device_copies.h"
 #include "checkpoint/loading/model_match.h"
-#include "checkpoint/loading/second_reads.h"
-#include "checkpoint/loading/spare_memory.h"
+#include "checkpoint/loading/record_runs.h"
 #include "checkpoint/loading/undo_log.h"
 #include "comm/agreement.h"
 #include "core/check.h"
@@ -181,9 +179,7 @@ std::vector<bool> Load::needed_files() const {
 std::vector<const Record*> Load::records() const {
   std::vector<const Record*> records;
   for (const RecordCopy& transfer : transfers_) records.push_back(transfer.record);
-  std::sort(records.begin(), records.end(), [](const Record* a, const Record* b) {
-    return std::pair(a->shard, a->offset) < std::pair(b->shard, b->offset);
-  });
+  sort_by_place(records);
   records.erase(std::unique(records.begin(), records.end()), records.end());
   return records;
 }

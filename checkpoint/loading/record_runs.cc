@@ -1,16 +1,46 @@
 #include "checkpoint/loading/record_runs.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <mutex>
 #include <utility>
 
 #include "checkpoint/files/file.h"
 #include "checkpoint/files/hash.h"
-#include "checkpoint/format/hashed_header.h"
+#include "checkpoint/format/shard_file.h"
 #include "core/check.h"
 #include "device/staging.h"
 #include "offload/block_io.h"
 
 namespace zerorun {
+
+void Workers::each(size_t count, const std::function<void(size_t)>& body) {
+  std::atomic<size_t> next = 0;
+  std::mutex mutex;
+  size_t failed = count;  // the lowest item that has
+  std::exception_ptr error;
+  const auto work = [&] {
+    for (size_t i = next++; i < count; i = next++) {
+      try {
+        body(i);
+      } catch (...) {
+        next = count;  // those before this one have begun
+        const std::scoped_lock lock(mutex);
+        if (i >= failed) continue;
+        failed = i;
+        error = std::current_exception();
+      }
+    }
+  };
+  const size_t helping = std::min(threads_, count) - (count > 0 ? 1 : 0);
+  while (helpers_.size() < helping) helpers_.push_back(make_worker_stream("zerorun-load"));
+  for (size_t i = 0; i < helping; ++i) helpers_[i]->submit(work);
+  work();
+  for (size_t i = 0; i < helping; ++i) helpers_[i]->synchronize();
+  if (error) std::rethrow_exception(error);
+}
 
 namespace {
 
@@ -78,6 +108,11 @@ class RunHashes {
 
 }  // namespace
 
+void sort_by_place(std::vector<const Record*>& records) {
+  std::ranges::sort(records, {},
+                    [](const Record* record) { return std::pair(record->shard, record->offset); });
+}
+
 std::vector<RecordRun> runs_of(std::span<const Record* const> records) {
   std::vector<RecordRun> runs;
   for (size_t first = 0; first < records.size();) {
@@ -136,6 +171,55 @@ void RunReader::read_run(const RecordRun& run, const Visitor& visitor) {
     hashes.update(at, bytes.first(got), is_in_place);
     at += step.nbytes;
   }
+}
+
+SecondReads::Source SecondReads::source(const CheckpointReader::Record& record) {
+  return [this, &record, &file = file_of(record.shard)](uint64_t offset, std::span<std::byte> out) {
+    read(file, record, offset, out);
+  };
+}
+
+const File& SecondReads::file_of(int shard) {
+  const auto found = files_.find(shard);
+  if (found != files_.end()) return found->second;
+  File file = checkpoint_.open(shard);
+  if (path_ == ReadPath::direct) file.go_past_cache();
+  return files_.emplace(shard, std::move(file)).first->second;
+}
+
+// Whole pages of the file go into place where its memory suits the disk, others through a block.
+void SecondReads::read(const File& file, const CheckpointReader::Record& record, uint64_t offset,
+                       std::span<std::byte> out) {
+  const auto read_exactly = [&](uint64_t at, std::span<std::byte> bytes, size_t needed) {
+    if (file.read(at, bytes) >= needed) return;
+    fail<CheckpointError>("{}: ends within {}, at offset {}", file.path().string(),
+                          checkpoint_.describe(record), record.offset + offset);
+  };
+  const auto read_block = [&](uint64_t at, std::span<std::byte> to) {
+    if (to.empty()) return;
+    const uint64_t page = at / kDirectAlignment * kDirectAlignment;
+    const ReadBlocks::Block block = blocks_.take();
+    const auto bytes = std::span(block->data(), align_direct(at + to.size()) - page);
+    ZR_CHECK(bytes.size() <= ReadBlocks::nbytes(), "{} bytes at once", to.size());
+    read_exactly(page, bytes, at - page + to.size());
+    std::memcpy(to.data(), bytes.data() + (at - page), to.size());
+  };
+  const uint64_t begin = record.offset + offset;
+  if (path_ == ReadPath::cached) return read_exactly(begin, out, out.size());
+  const size_t head = std::min(align_direct(begin) - begin, out.size());
+  const size_t whole = (out.size() - head) / kDirectAlignment * kDirectAlignment;
+  const auto address = reinterpret_cast<uintptr_t>(out.data() + head);
+  if (whole == 0 || address % kMemoryAlignment != 0) return read_block(begin, out);
+  read_block(begin, out.first(head));
+  read_exactly(begin + head, out.subspan(head, whole), whole);
+  read_block(begin + head + whole, out.subspan(head + whole));
+}
+
+void SecondReads::clear() {
+  for (const auto& [shard, file] : files_) {
+    if (drops_cache_) file.drop_cache();
+  }
+  files_.clear();
 }
 
 }  // namespace zerorun

@@ -6,13 +6,31 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
-#include "checkpoint/files/workers.h"
 #include "checkpoint/loading/checkpoint_reader.h"
+#include "device/cpu/cpu_stream.h"
 #include "zerorun/device.h"
 
 namespace zerorun {
+
+inline constexpr size_t kReadingThreads = 4;  // of a rank
+
+// A few threads that process items which mostly wait for a disk or for memory. The calling thread
+// is one of them; the others start when there is work for them.
+class Workers {
+ public:
+  explicit Workers(size_t threads) : threads_(threads) {}
+
+  // Calls body(i) for each i below `count`, in ascending order, several at a time. Rethrows the
+  // error of the lowest item that failed; later items may be skipped.
+  void each(size_t count, const std::function<void(size_t)>& body);
+
+ private:
+  const size_t threads_;
+  std::vector<std::unique_ptr<CpuStream>> helpers_;
+};
 
 // Consecutive records of one file that one thread reads and verifies.
 struct RecordRun {
@@ -23,6 +41,8 @@ struct RecordRun {
 
   uint64_t nbytes() const { return end - begin; }
 };
+// Sorts records in the order of the files.
+void sort_by_place(std::vector<const CheckpointReader::Record*>& records);
 // Groups records, given in the order of the files, into runs of 16 to 33 MiB where there are enough
 // adjacent records. `records` must outlive the result.
 std::vector<RecordRun> runs_of(std::span<const CheckpointReader::Record* const> records);
@@ -78,6 +98,36 @@ class RunReader {
   const CheckpointReader& checkpoint_;
   Workers& workers_;
   const ReadPath path_;
+  ReadBlocks blocks_;
+};
+
+// Reads parts of records that have been verified before.
+class SecondReads {
+ public:
+  SecondReads(const CheckpointReader& checkpoint, Device& device)
+      : checkpoint_(checkpoint), blocks_(device) {}
+
+  // How to read from now on. `drops_cache`: clear() drops the files from the page cache.
+  void use(ReadPath path, bool drops_cache) {
+    path_ = path;
+    drops_cache_ = drops_cache;
+  }
+  // Copies out.size() <= kReadNbytes bytes of a record, from its byte `offset` on. Safe to use from
+  // several threads.
+  using Source = std::function<void(uint64_t offset, std::span<std::byte> out)>;
+  Source source(const CheckpointReader::Record& record);
+  // Closes the files.
+  void clear();
+
+ private:
+  const File& file_of(int shard);
+  void read(const File& file, const CheckpointReader::Record& record, uint64_t offset,
+            std::span<std::byte> out);
+
+  const CheckpointReader& checkpoint_;
+  ReadPath path_ = ReadPath::cached;
+  bool drops_cache_ = false;
+  std::unordered_map<int, const File> files_;  // by shard
   ReadBlocks blocks_;
 };
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "checkpoint/files/layout.h"
-#include "checkpoint/files/workers.h"
 #include "checkpoint/loading/checkpoint_reader.h"
 #include "checkpoint/loading/record_runs.h"
 #include "core/check.h"
@@ -33,9 +32,7 @@ void verify_records(const CheckpointReader& checkpoint,
                     const std::function<void(uint64_t nbytes)>& progress) {
   std::vector<const Record*> records;
   for (const Record& record : checkpoint.records()) records.push_back(&record);
-  std::sort(records.begin(), records.end(), [](const Record* a, const Record* b) {
-    return std::pair(a->shard, a->offset) < std::pair(b->shard, b->offset);
-  });
+  sort_by_place(records);
   Workers workers(kReadingThreads);
   const std::shared_ptr<Device> host = make_cpu_device();
   RunReader(checkpoint, *host, workers, ReadPath::direct)
@@ -51,14 +48,10 @@ std::string verify_folder(const fs::path& folder, const VerifyProgress& progress
   const Manifest& manifest = checkpoint.manifest();
   const uint64_t nbytes = nbytes_of(manifest);
   verify_records(checkpoint, [&](uint64_t read) { progress(folder.string(), read, nbytes); });
-  int64_t elements = 0;
-  for (const Manifest::Parameter& parameter : manifest.parameters) {
-    if (parameter.alias_of.empty()) elements += parameter.numel();
-  }
   return fmt::format(
       "{}: ok: step {}, {} parameters of {} elements, {} bytes in {} files, saved by zerorun {}",
-      folder.string(), manifest.progress.step_count, manifest.parameters.size(), elements, nbytes,
-      manifest.shards.size() + (manifest.buffers ? 1 : 0), manifest.zerorun_version);
+      folder.string(), manifest.progress.step_count, manifest.parameters.size(), manifest.numel(),
+      nbytes, manifest.shards.size() + (manifest.buffers ? 1 : 0), manifest.zerorun_version);
 }
 
 }  // namespace

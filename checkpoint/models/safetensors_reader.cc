@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "checkpoint/files/file.h"
-#include "checkpoint/files/mapped_file.h"
 #include "checkpoint/format/json_reader.h"
 #include "checkpoint/format/safetensors_format.h"
 #include "core/check.h"

@@ -10,7 +10,7 @@
 
 #include "checkpoint/format/shard_file.h"
 #include "checkpoint/saving/background_save.h"
-#include "checkpoint/saving/prepared_save.h"
+#include "checkpoint/saving/save.h"
 #include "checkpoint/saving/snapshot_queue.h"
 #include "comm/agreement.h"
 #include "core/check.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/saving/prepared_save.h"
+#include "checkpoint/saving/save.h"
 #include "checkpoint/saving/snapshot_queue.h"
 #include "device/cpu/cpu_stream.h"
 #include "zerorun/checkpoint.h"

@@ -93,12 +93,10 @@ void SaveFolder::replace_tag(const Manifest& manifest) {
   }
   if (manifest.buffers) add(manifest.buffers->name);
   const auto remove_shards = [&](bool (*wanted)(bool is_current)) {
-    std::error_code error;
-    for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-      const std::string name = it->path().filename().string();
+    for (const std::string& name : entry_names(folder)) {
       std::error_code ignored;
       const bool ours = is_shard_name(name) || is_header_name(name) || is_buffers_name(name);
-      if (ours && wanted(current.contains(name))) fs::remove(it->path(), ignored);
+      if (ours && wanted(current.contains(name))) fs::remove(folder / name, ignored);
     }
   };
   try {

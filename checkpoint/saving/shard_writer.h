@@ -8,8 +8,8 @@
 
 #include "checkpoint/files/block_writer.h"
 #include "checkpoint/files/hash.h"
-#include "checkpoint/format/hashed_header.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/format/shard_file.h"
 
 namespace zerorun {
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "config/json/problems.h"
+#include "config/json/json_tree.h"
 #include "config/json/reader.h"
 #include "config/keys/key_table.h"
 

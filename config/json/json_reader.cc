@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "config/json/json_tree.h"
-#include "config/json/problems.h"
 #include "core/printable.h"
 
 namespace zerorun {

@@ -14,4 +14,8 @@ enum class ConfigReader { cpp, pytorch };
 ParsedConfig parse_config_for(ConfigReader reader, std::string_view json, std::string source);
 ParsedConfig load_config_for(ConfigReader reader, const std::string& path);
 
+// Decodes URL-safe base64 (RFC 4648, section 5), with or without padding. Returns nullopt for other
+// text.
+std::optional<std::string> decode_base64url(std::string_view text);
+
 }  // namespace zerorun

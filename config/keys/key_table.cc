@@ -1,8 +1,53 @@
 #include "config/keys/key_table.h"
 
+#include <fmt/format.h>
+
 #include "core/check.h"
 
 namespace zerorun {
+
+namespace {
+
+int64_t checked_integer(const JsonNode& node) {
+  const std::optional<int64_t> value = as_integer(node);
+  ZR_CHECK(value, "{} was bound to an integer without being checked", to_short_text(node));
+  return *value;
+}
+
+}  // namespace
+
+void read_value(const JsonNode& node, bool& out) { out = node.boolean; }
+void read_value(const JsonNode& node, int& out) { out = static_cast<int>(checked_integer(node)); }
+void read_value(const JsonNode& node, int64_t& out) { out = checked_integer(node); }
+void read_value(const JsonNode& node, float& out) { out = static_cast<float>(node.number); }
+void read_value(const JsonNode& node, double& out) { out = node.number; }
+void read_value(const JsonNode& node, std::string& out) { out = node.text; }
+
+void read_value(const JsonNode& node, DType& out) { out = parse_dtype(node.text); }
+void read_value(const JsonNode& node, std::vector<double>& out) {
+  out.clear();
+  if (node.kind == JsonNode::Kind::array) {
+    for (const JsonNode& item : node.children) out.push_back(item.number);
+  } else if (node.kind != JsonNode::Kind::null) {
+    out.push_back(node.number);
+  }
+}
+
+std::string write_value(bool value) { return value ? "true" : "false"; }
+std::string write_value(int64_t value) { return std::to_string(value); }
+// The shortest text that reads back as the same fp32 number.
+std::string write_value(float value) { return fmt::format("{}", value); }
+std::string write_value(double value) { return to_text(value); }
+std::string write_value(const std::string& value) { return to_text(std::string_view(value)); }
+
+std::string write_value(DType value) { return to_text(name_of(value)); }
+std::string write_value(const std::vector<double>& value) {
+  if (value.empty()) return "null";
+  if (value.size() == 1) return to_text(value[0]);
+  std::string out;
+  for (const double item : value) out += (out.empty() ? "[" : ",") + to_text(item);
+  return out + "]";
+}
 
 std::vector<std::string_view> split_choices(std::string_view choices) {
   std::vector<std::string_view> out;
@@ -36,9 +81,9 @@ KeyTable::KeyTable() {
     const bool is_new = by_pointer_.emplace(std::move(pointer), &spec).second;
     ZR_CHECK(is_new, "configuration key {} is in the table twice", spec.pointer);
   };
-  for (const auto part : {core_keys(), optimizer_keys(), scheduler_keys(), precision_keys(),
-                          zero_keys(), offload_keys(), checkpoint_keys(), monitor_keys(),
-                          other_keys(), compile_keys(), zerorun_keys()}) {
+  for (const auto part :
+       {core_keys(), optimizer_keys(), scheduler_keys(), precision_keys(), zero_keys(),
+        offload_keys(), checkpoint_keys(), monitor_keys(), other_keys(), zerorun_keys()}) {
     for (const KeySpec& spec : part) {
       keys_.push_back(&spec);
       by_parent_[spec.parent()].push_back(&spec);

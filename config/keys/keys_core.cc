@@ -14,12 +14,7 @@ constexpr std::string_view kDTypes =
 // In BatchConfig, 0 means "not given".
 template <auto Member>
 constexpr KeyBinding bind_batch() {
-  KeyBinding binding = bind_member<&Config::batch, Member>();
-  binding.get = [](const Config& config) -> std::string {
-    const int64_t value = config.batch.*Member;
-    return value == 0 ? "null" : write_value(value);
-  };
-  return binding;
+  return bind_if_given<&Config::batch, Member>();
 }
 
 constexpr KeyBinding kStepsPerPrint{

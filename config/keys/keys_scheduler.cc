@@ -28,22 +28,9 @@ constexpr KeyBinding bind_cycle() {
   return bind<&SchedulerConfig::one_cycle, Member>();
 }
 
-constexpr KeyBinding kType{
-    .set = [](Config& config, const JsonNode& value) { read_value(value, config.scheduler.type); },
-    .get = [](const Config& config) -> std::string {
-      return config.scheduler.type.empty() ? "null" : write_value(config.scheduler.type);
-    },
-};
-
-// Here 0 means "not given".
 template <auto Member>
-constexpr KeyBinding bind_steps() {
-  KeyBinding binding = bind<Member>();
-  binding.get = [](const Config& config) -> std::string {
-    const int64_t value = config.scheduler.*Member;
-    return value == 0 ? "null" : write_value(value);
-  };
-  return binding;
+constexpr KeyBinding bind_given() {
+  return bind_if_given<&Config::scheduler, Member>();
 }
 
 constexpr KeySpec param(std::string_view types, std::string_view pointer, unsigned type,
@@ -88,7 +75,7 @@ constexpr auto kSchedulerKeys = std::to_array<KeySpec>({
          "cosine (cosine), a straight line (linear), a constant rate (constant), or a constant "
          "rate and a decay at the end (WSD). Not given: learning rates do not change.",
      .nickname = "name",
-     .binding = kType},
+     .binding = bind_given<&SchedulerConfig::type>()},
     block("/scheduler/params",
           "Parameters of the schedule. An array has one value per parameter group."),
     param(kWarmupLr, "/scheduler/params/warmup_min_lr", kPerGroup, "0",
@@ -123,7 +110,7 @@ constexpr auto kSchedulerKeys = std::to_array<KeySpec>({
                               "/scheduler/params/total_num_steps", KeyType::integer, "null",
                               "Number of steps until the lowest learning rate is reached. auto: "
                               "the number of steps of the run.",
-                              kPositive, bind_steps<&SchedulerConfig::total_num_steps>()))),
+                              kPositive, bind_given<&SchedulerConfig::total_num_steps>()))),
     param(kCosine, "/scheduler/params/warmup_min_ratio", KeyType::number, "0",
           "Initial learning rate of the warm-up, as a fraction of the group's learning rate.",
           kNonNegative, bind<&SchedulerConfig::warmup_min_ratio>()),
@@ -135,7 +122,7 @@ constexpr auto kSchedulerKeys = std::to_array<KeySpec>({
           bind<&SchedulerConfig::min_lr_ratio>()),
     required(param(kWsd, "/scheduler/params/decay_num_steps", KeyType::integer, "null",
                    "Number of steps of the decay at the end.", kPositive,
-                   bind_steps<&SchedulerConfig::decay_num_steps>())),
+                   bind_given<&SchedulerConfig::decay_num_steps>())),
     {.pointer = "/scheduler/params/decay_type",
      .type = KeyType::string,
      .fallback = R"("cosine")",

@@ -1,18 +1,12 @@
-
-
-#include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
-#include "tests/harness.h"
-#include "tests/zero/toy_model.h"
-#include "zerorun/checkpoint.h"
-#include "zerorun/engine.h"
+#include "tests/checkpoint/toy_job.h"
 
 namespace zerorun {
 namespace {
 
-using testing::run_ranks;
+using testing::make_engine;
 using testing::TemporaryDirectory;
-using testing::ToyModel;
+using testing::train;
+using testing::with_engine;
 
 constexpr int kStepsBefore = 3;
 constexpr int kStepsAfter = 2;
@@ -22,43 +16,23 @@ struct Job {
   int stage = 0;
   DType dtype = DType::bf16;
   int64_t shard_group = 0;
-};
 
-std::unique_ptr<Engine> make_engine(const Job& job, Device& device, Communicator& comm) {
-  Config config;
-  config.batch.accumulation_steps = 1;
-  config.precision.param_dtype = job.dtype;
-  config.zero.stage = job.stage;
-  config.zero.shard_group_size = job.shard_group;
-  config.zero.reduce_bucket_size = 900;
-  config.zero.param_persistence_threshold = 0;
-  auto engine = Engine::create(config, device, comm, ToyModel::specs(), ToyModel::groups());
-  engine->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
-    for (size_t i = 0; i < out.size(); ++i) {
-      out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
-    }
-  });
-  return engine;
-}
-
-void train(Engine& engine, Communicator& comm, int steps) {
-  for (int i = 0; i < steps; ++i) {
-    ToyModel::micro_step(engine, comm.rank(), 0, engine.states().progress().step_count);
-    engine.step();
+  Config config() const {
+    Config config = testing::job_config(stage, dtype);
+    config.zero.shard_group_size = shard_group;
+    return config;
   }
-}
+};
 
 // Trains, saves to the directory, and trains on. The hashes of the parameters at both points.
 std::pair<uint64_t, uint64_t> train_and_save(const Job& job, const std::string& directory) {
   std::pair<uint64_t, uint64_t> hashes;
-  run_ranks(job.world_size, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = make_engine(job, *device, comm);
-    train(*engine, comm, kStepsBefore);
-    save_checkpoint(engine->states(), comm, {.directory = directory});
-    const uint64_t saved = engine->states().parameter_hash();
-    train(*engine, comm, kStepsAfter);
-    const uint64_t later = engine->states().parameter_hash();
+  with_engine(job.world_size, job.config(), [&](Engine& engine, Communicator& comm) {
+    train(engine, comm, kStepsBefore);
+    save_checkpoint(engine.states(), comm, {.directory = directory});
+    const uint64_t saved = engine.states().parameter_hash();
+    train(engine, comm, kStepsAfter);
+    const uint64_t later = engine.states().parameter_hash();
     if (comm.rank() == 0) hashes = {saved, later};
   });
   return hashes;
@@ -70,14 +44,13 @@ TEST_P(EngineResume, AnyStageContinuesWithTheSameBits) {
   const auto [saving_stage, loading_stage, dtype] = GetParam();
   const TemporaryDirectory directory;
   const auto expected = train_and_save({2, saving_stage, dtype}, directory.string());
-  run_ranks(2, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = make_engine({2, loading_stage, dtype}, *device, comm);
-    EXPECT_NE(engine->states().parameter_hash(), expected.first);
-    EXPECT_EQ(load_checkpoint(engine->states(), comm, directory.string()).step, kStepsBefore);
-    EXPECT_EQ(engine->states().parameter_hash(), expected.first);
-    train(*engine, comm, kStepsAfter);
-    EXPECT_EQ(engine->states().parameter_hash(), expected.second);
+  const Job loading = {2, loading_stage, dtype};
+  with_engine(2, loading.config(), [&](Engine& engine, Communicator& comm) {
+    EXPECT_NE(engine.states().parameter_hash(), expected.first);
+    EXPECT_EQ(load_checkpoint(engine.states(), comm, directory.string()).step, kStepsBefore);
+    EXPECT_EQ(engine.states().parameter_hash(), expected.first);
+    train(engine, comm, kStepsAfter);
+    EXPECT_EQ(engine.states().parameter_hash(), expected.second);
   });
 }
 
@@ -91,18 +64,17 @@ TEST(EngineReshard, AnyWorldSizeLoadsWhatAnyOtherSaved) {
     const uint64_t saved = train_and_save({saving, saving % 4}, directory.string()).first;
     for (int loading = 1; loading <= 4; ++loading) {
       const TemporaryDirectory again;
-      run_ranks(loading, [&](Communicator& comm) {
-        const auto device = make_cpu_device();
-        const auto engine = make_engine({loading, (loading + 1) % 4}, *device, comm);
-        load_checkpoint(engine->states(), comm, directory.string());
-        EXPECT_EQ(engine->states().parameter_hash(), saved) << saving << " to " << loading;
-        save_checkpoint(engine->states(), comm, {.directory = again.string()});
+      const Config config = Job{.stage = (loading + 1) % 4}.config();
+      with_engine(loading, config, [&](Engine& engine, Communicator& comm) {
+        load_checkpoint(engine.states(), comm, directory.string());
+        EXPECT_EQ(engine.states().parameter_hash(), saved) << saving << " to " << loading;
+        save_checkpoint(engine.states(), comm, {.directory = again.string()});
       });
       // Back at the first world size, the run continues as if it had never been away.
-      run_ranks(saving, [&](Communicator& comm) {
+      testing::run_ranks(saving, [&](Communicator& comm) {
         const auto device = make_cpu_device();
-        const auto moved = make_engine({saving, 2}, *device, comm);
-        const auto stayed = make_engine({saving, 1}, *device, comm);
+        const auto moved = make_engine(Job{.stage = 2}.config(), *device, comm);
+        const auto stayed = make_engine(Job{.stage = 1}.config(), *device, comm);
         load_checkpoint(moved->states(), comm, again.string());
         load_checkpoint(stayed->states(), comm, directory.string());
         train(*moved, comm, kStepsAfter);
@@ -123,13 +95,11 @@ TEST(EngineReshard, AnyShardGroupLoadsWhatAnyOtherSaved) {
     const TemporaryDirectory directory;
     const auto expected = train_and_save(saving, directory.string());
     for (const Job& loading : jobs) {
-      run_ranks(loading.world_size, [&](Communicator& comm) {
-        const auto device = make_cpu_device();
-        const auto engine = make_engine(loading, *device, comm);
-        load_checkpoint(engine->states(), comm, directory.string());
-        EXPECT_EQ(engine->states().parameter_hash(), expected.first);
-        train(*engine, comm, kStepsAfter);
-        EXPECT_EQ(engine->states().parameter_hash(), expected.second)
+      with_engine(loading.world_size, loading.config(), [&](Engine& engine, Communicator& comm) {
+        load_checkpoint(engine.states(), comm, directory.string());
+        EXPECT_EQ(engine.states().parameter_hash(), expected.first);
+        train(engine, comm, kStepsAfter);
+        EXPECT_EQ(engine.states().parameter_hash(), expected.second)
             << "stage " << saving.stage << " in groups of " << saving.shard_group << " to stage "
             << loading.stage << " in groups of " << loading.shard_group;
       });

@@ -3,18 +3,14 @@
 // ZERORUN_MATRIX=1 runs all pairs, without it some: every job saves and loads with several others.
 
 #include "core/check.h"
-#include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
-#include "tests/paths.h"
-#include "tests/zero/toy_run.h"
-#include "zerorun/checkpoint.h"
+#include "tests/checkpoint/toy_job.h"
 
 namespace zerorun {
 namespace {
 
-using testing::run_ranks;
 using testing::TemporaryDirectory;
-using testing::ToyModel;
+using testing::train;
+using testing::with_engine;
 
 constexpr int kSavedAfter = 2;
 
@@ -28,19 +24,8 @@ struct Setting {
     return fmt::format("{} ranks, stage {}, {}", ranks, stage, kHomes[static_cast<int>(home)]);
   }
   Config config() const {
-    Config config;
-    config.batch.accumulation_steps = 1;
-    config.precision.param_dtype = DType::fp32;
-    config.zero.stage = stage;
-    config.zero.reduce_bucket_size = 900;
-    config.zero.param_persistence_threshold = 0;
-    config.offload.optimizer.device = home;
-    config.offload.optimizer.nvme_path = test_paths::build();
+    Config config = testing::job_config(stage, DType::fp32, home);
     if (stage == 3) config.offload.param.device = home;
-    config.offload.param.nvme_path = test_paths::build();
-    config.offload.param.max_in_cpu = 300;
-    config.offload.sub_group_size = 700;
-    config.offload.aio.block_size = 4096;
     return config;
   }
 };
@@ -56,24 +41,6 @@ std::vector<Setting> all_settings() {
     }
   }
   return settings;
-}
-
-void step(Engine& engine, const Communicator& comm) {
-  ToyModel::micro_step(engine, comm.rank(), 0, engine.states().progress().step_count);
-  engine.step();
-}
-
-// Runs `body` on every rank with an engine of the setting.
-template <typename Body>
-void with_engine(const Setting& setting, const Body& body) {
-  const Config config = setting.config();
-  run_ranks(setting.ranks, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine =
-        Engine::create(config, *device, comm, testing::toy_specs(), ToyModel::groups());
-    testing::toy_initialize(*engine);
-    body(*engine, comm);
-  });
 }
 
 // Calls use(tensor, begin, elements) for what this rank has of all values and states, in fp32.
@@ -94,8 +61,8 @@ uint64_t handed_over(int from, int to) {
   std::map<std::pair<ParameterId, size_t>, std::vector<float>> tensors;
   EngineProgress progress;
   std::mutex mutex;
-  with_engine({from}, [&](Engine& engine, Communicator& comm) {
-    for (int n = 0; n < kSavedAfter; ++n) step(engine, comm);
+  with_engine(from, Setting{from}.config(), [&](Engine& engine, Communicator& comm) {
+    train(engine, comm, kSavedAfter);
     const std::scoped_lock lock(mutex);
     progress = engine.states().progress();
     for_each_part(engine, [&](const auto& key, size_t begin, std::span<float> elements) {
@@ -105,14 +72,14 @@ uint64_t handed_over(int from, int to) {
     });
   });
   uint64_t hash = 0;
-  with_engine({to}, [&](Engine& engine, Communicator& comm) {
+  with_engine(to, Setting{to}.config(), [&](Engine& engine, Communicator& comm) {
     for_each_part(engine, [&](const auto& key, size_t begin, std::span<float> elements) {
       std::copy_n(tensors.at(key).begin() + static_cast<ptrdiff_t>(begin), elements.size(),
                   elements.begin());
     });
     engine.states().set_progress(progress);
     engine.states().refresh_from_masters();
-    step(engine, comm);
+    train(engine, comm, 1);
     const uint64_t own = engine.states().parameter_hash();
     if (comm.rank() == 0) hash = own;
   });
@@ -129,17 +96,17 @@ TEST(Matrix, AnyJobContinuesWhatAnyOtherSaved) {
   int pairs = 0;
   for (size_t i = 0; i < settings.size(); ++i) {
     const TemporaryDirectory directory;
-    with_engine(settings[i], [&](Engine& engine, Communicator& comm) {
-      for (int n = 0; n < kSavedAfter; ++n) step(engine, comm);
+    with_engine(settings[i].ranks, settings[i].config(), [&](Engine& engine, Communicator& comm) {
+      train(engine, comm, kSavedAfter);
       save_checkpoint(engine.states(), comm, {.directory = directory.string()});
     });
     for (size_t j = 0; j < settings.size(); ++j) {
       // 13 and 40 have no common factor: over all i, every j comes as often.
       if (!all && (13 * i + j) % settings.size() > 2) continue;
       ++pairs;
-      with_engine(settings[j], [&](Engine& engine, Communicator& comm) {
+      with_engine(settings[j].ranks, settings[j].config(), [&](Engine& engine, Communicator& comm) {
         EXPECT_EQ(load_checkpoint(engine.states(), comm, directory.string()).step, kSavedAfter);
-        step(engine, comm);
+        train(engine, comm, 1);
         EXPECT_EQ(engine.states().parameter_hash(),
                   expected.at({settings[i].ranks, settings[j].ranks}))
             << settings[i].name() << " to " << settings[j].name();

@@ -1,34 +1,18 @@
-
-
-#include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
-#include "tests/paths.h"
+#include "tests/checkpoint/toy_job.h"
 #include "tests/refused_calls.h"
-#include "tests/zero/toy_run.h"
-#include "zerorun/checkpoint.h"
 
 namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
 using testing::read_file;
-using testing::run_ranks;
 using testing::TemporaryDirectory;
-using testing::toy_initialize;
-using testing::toy_specs;
-using testing::toy_step;
-using testing::ToyModel;
 
 constexpr int64_t kSteps = 3;
 constexpr int kPoints = 25;
 
 Config nvme_config() {
-  Config config;
-  config.batch.accumulation_steps = 1;
-  config.precision.param_dtype = DType::bf16;
-  config.zero.stage = 3;
-  config.zero.param_persistence_threshold = 0;
-  config.offload.optimizer.device = OffloadDevice::nvme;
+  Config config = testing::job_config(3, DType::bf16, OffloadDevice::nvme);
   config.offload.optimizer.nvme_path = "nvme";
   config.offload.param.device = OffloadDevice::nvme;
   config.offload.param.nvme_path = "nvme";
@@ -49,17 +33,13 @@ TEST(OffloadCrashChild, DISABLED_Trains) {
                             ENOSPC, testing::RefusedTo::all_threads);
     }).detach();
   }
-  run_ranks(2, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const Config config = nvme_config();
-    const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-    toy_initialize(*engine);
-    if (fs::exists("checkpoints/latest")) load_checkpoint(engine->states(), comm, "checkpoints");
-    for (int64_t step = engine->states().progress().step_count; step < kSteps; ++step) {
-      toy_step(*engine, comm, config, step);
-      save_checkpoint(engine->states(), comm, {.directory = "checkpoints"});
+  testing::with_engine(2, nvme_config(), [](Engine& engine, Communicator& comm) {
+    if (fs::exists("checkpoints/latest")) load_checkpoint(engine.states(), comm, "checkpoints");
+    while (engine.states().progress().step_count < kSteps) {
+      testing::train(engine, comm, 1);
+      save_checkpoint(engine.states(), comm, {.directory = "checkpoints"});
     }
-    const uint64_t hash = engine->states().parameter_hash();
+    const uint64_t hash = engine.states().parameter_hash();
     if (comm.rank() == 0) std::ofstream("hash") << hash;
   });
 }

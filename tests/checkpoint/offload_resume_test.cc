@@ -1,21 +1,9 @@
-
-
-#include "core/check.h"
-#include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
-#include "tests/paths.h"
-#include "tests/zero/toy_run.h"
-#include "zerorun/checkpoint.h"
+#include "tests/checkpoint/toy_job.h"
 
 namespace zerorun {
 namespace {
 
-using testing::run_ranks;
 using testing::TemporaryDirectory;
-using testing::toy_initialize;
-using testing::toy_specs;
-using testing::toy_step;
-using testing::ToyModel;
 
 struct Home {
   const char* name;
@@ -29,21 +17,10 @@ constexpr std::array kHomes = {
     Home{"all on nvme", OffloadDevice::nvme, 1.0, OffloadDevice::nvme}};
 
 Config config_of(const Home& home, const std::string& type, int stage) {
-  Config config;
-  config.batch.accumulation_steps = 1;
-  config.precision.param_dtype = DType::bf16;
+  Config config = testing::job_config(stage, DType::bf16, home.device);
   config.optimizer.type = type;
-  config.zero.stage = stage;
-  config.zero.reduce_bucket_size = 900;
-  config.zero.param_persistence_threshold = 0;
-  config.offload.optimizer.device = home.device;
-  config.offload.optimizer.nvme_path = test_paths::build();
   config.offload.optimizer.ratio = home.ratio;
   if (stage == 3) config.offload.param.device = home.param;
-  config.offload.param.nvme_path = test_paths::build();
-  config.offload.param.max_in_cpu = 300;
-  config.offload.sub_group_size = 700;
-  config.offload.aio.block_size = 4096;
   return config;
 }
 
@@ -51,18 +28,15 @@ Config config_of(const Home& home, const std::string& type, int stage) {
 uint64_t train(const Config& config, int world_size, const std::string& save,
                const std::string& resume) {
   uint64_t hash = 0;
-  run_ranks(world_size, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-    toy_initialize(*engine);
+  testing::with_engine(world_size, config, [&](Engine& engine, Communicator& comm) {
     if (resume.empty()) {
-      for (int64_t step = 0; step < 2; ++step) toy_step(*engine, comm, config, step);
+      testing::train(engine, comm, 2);
     } else {
-      EXPECT_EQ(load_checkpoint(engine->states(), comm, resume).step, 2);
+      EXPECT_EQ(load_checkpoint(engine.states(), comm, resume).step, 2);
     }
-    if (!save.empty()) save_checkpoint(engine->states(), comm, {.directory = save});
-    for (int64_t step = 2; step < 4; ++step) toy_step(*engine, comm, config, step);
-    const uint64_t result = engine->states().parameter_hash();
+    if (!save.empty()) save_checkpoint(engine.states(), comm, {.directory = save});
+    testing::train(engine, comm, 2);
+    const uint64_t result = engine.states().parameter_hash();
     if (comm.rank() == 0) hash = result;
   });
   return hash;

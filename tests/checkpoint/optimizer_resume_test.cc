@@ -1,12 +1,4 @@
-
-
-#include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
-#include "tests/harness.h"
-#include "tests/paths.h"
-#include "tests/zero/toy_model.h"
-#include "zerorun/checkpoint.h"
-#include "zerorun/engine.h"
+#include "tests/checkpoint/toy_job.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
@@ -26,27 +18,14 @@ struct Rule {
 
 std::unique_ptr<Engine> make_engine(const Rule& rule, int stage, Device& device, Communicator& comm,
                                     OffloadDevice home = OffloadDevice::none) {
-  Config config;
-  config.batch.accumulation_steps = 1;
-  config.precision.param_dtype = DType::bf16;
+  Config config = testing::job_config(stage, DType::bf16, home);
   config.precision.master_is_param = rule.in_16_bits;
   if (rule.in_16_bits && rule.type != "AdamW8bit") config.precision.state_dtype = DType::bf16;
   config.optimizer.type = rule.type;
   config.optimizer.momentum = 0.9;
-  config.zero.stage = stage;
-  config.zero.reduce_bucket_size = 900;
-  config.zero.param_persistence_threshold = 0;
-  config.offload.optimizer.device = home;
-  config.offload.optimizer.nvme_path = test_paths::build();
   std::vector<ParameterSpec> specs = ToyModel::specs();
   for (ParameterSpec& spec : specs) spec.use_muon = spec.trainable && spec.shape.size() == 2;
-  auto engine = Engine::create(config, device, comm, specs, ToyModel::groups());
-  engine->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
-    for (size_t i = 0; i < out.size(); ++i) {
-      out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
-    }
-  });
-  return engine;
+  return testing::make_engine(config, device, comm, specs);
 }
 
 // The same gradients on every rank, so that ranks may become more or fewer.

@@ -1,5 +1,3 @@
-
-
 #include "tests/common.h"
 #include "tests/config/support.h"
 
@@ -7,12 +5,7 @@ namespace zerorun {
 namespace {
 
 std::string error_of(const BatchConfig& given, int world_size) {
-  try {
-    resolve_batch(given, world_size);
-    return "";
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
+  return testing::error_of<ConfigError>([&] { resolve_batch(given, world_size); });
 }
 
 // The rules as a search: of all triples whose product fits and that agree with what is given, the
@@ -139,12 +132,10 @@ TEST(ResolveBatch, RejectsWhatIsNoCount) {
 TEST(ResolveBatch, ContradictionsInAFileNameFileKeyAndPosition) {
   const auto expect = [](std::string_view json, const std::string& message) {
     ParsedConfig parsed = parse_config(json, "ds.json");
-    try {
-      resolve_auto(parsed, {.world_size = 2});
-      ADD_FAILURE() << json;
-    } catch (const ConfigError& error) {
-      EXPECT_THAT(error.what(), ::testing::StartsWith("ds.json: 1 problem\n  1. " + message));
-    }
+    EXPECT_THAT(
+        [&] { resolve_auto(parsed, {.world_size = 2}); },
+        ThrowsMessage<ConfigError>(::testing::StartsWith("ds.json: 1 problem\n  1. " + message)))
+        << json;
   };
   expect("{\n  \"train_micro_batch_size_per_gpu\": 3,\n  \"train_batch_size\": 10}",
          "/train_batch_size (3:23): contradictory batch sizes: ");

@@ -1,6 +1,4 @@
-
-
-#include "config/json/problems.h"
+#include "config/json/json_tree.h"
 #include "tests/common.h"
 #include "tests/config/support.h"
 #include "tests/paths.h"

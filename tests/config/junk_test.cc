@@ -1,4 +1,3 @@
-
 #include "config/docs/report.h"
 #include "tests/common.h"
 #include "tests/config/support.h"

@@ -1,5 +1,4 @@
-
-
+#include "config/json/reader.h"
 #include "tests/common.h"
 #include "tests/config/key_effects.h"
 #include "tests/config/support.h"
@@ -8,6 +7,7 @@ namespace zerorun {
 namespace {
 
 using testing::document;
+using testing::expect_problem;
 using testing::nested;
 using testing::problems_of;
 
@@ -58,13 +58,11 @@ TEST(ParseConfig, AShardGroupIsANumberOrTheRanksOfAHost) {
   EXPECT_EQ(size_of(R"("zero_optimization":{"mics_shard_size":-1})"), 0);
   for (const char* key :
        {R"("zerorun":{"shard_group_size":2})", R"("zero_optimization":{"mics_shard_size":2})"}) {
-    EXPECT_THAT(problems_of("{" + std::string(key) + "}"),
-                HasSubstr("2 needs /zero_optimization/stage 1, 2 or 3, got 0"));
+    expect_problem("{" + std::string(key) + "}",
+                   "2 needs /zero_optimization/stage 1, 2 or 3, got 0");
   }
-  EXPECT_THAT(
-      problems_of(
-          R"({"zero_optimization":{"mics_shard_size":4},"zerorun":{"shard_group_size":2}})"),
-      HasSubstr("4 contradicts /zerorun/shard_group_size 2"));
+  expect_problem(R"({"zero_optimization":{"mics_shard_size":4},"zerorun":{"shard_group_size":2}})",
+                 "4 contradicts /zerorun/shard_group_size 2");
 }
 
 TEST(ParseConfig, HpzIsOfStage3) {
@@ -76,15 +74,15 @@ TEST(ParseConfig, HpzIsOfStage3) {
   EXPECT_EQ(size_of("0"), 1);
   EXPECT_EQ(size_of("\"auto\""), kRanksOfHost);
   EXPECT_EQ(size_of("1", 2), 1);
-  EXPECT_THAT(problems_of(R"({"zero_optimization":{"stage":2,"zero_hpz_partition_size":8}})"),
-              HasSubstr("8 needs /zero_optimization/stage 3, got 2"));
+  expect_problem(R"({"zero_optimization":{"stage":2,"zero_hpz_partition_size":8}})",
+                 "8 needs /zero_optimization/stage 3, got 2");
   const auto in_groups = [](int second, const std::string& group) {
     return fmt::format(R"({{"zero_optimization":{{"stage":3,"zero_hpz_partition_size":{}{}}}}})",
                        second, group);
   };
-  EXPECT_THAT(problems_of(in_groups(3, R"(,"mics_shard_size":8)")),
-              HasSubstr("got 3, expected a number that divides the ranks of a shard group, "
-                        "/zero_optimization/mics_shard_size 8"));
+  expect_problem(in_groups(3, R"(,"mics_shard_size":8)"),
+                 "got 3, expected a number that divides the ranks of a shard group, "
+                 "/zero_optimization/mics_shard_size 8");
   EXPECT_EQ(parse_config(in_groups(4, R"(,"mics_shard_size":8)")).config.zero.hpz_partition_size,
             4);
 }
@@ -113,8 +111,7 @@ TEST(ParseConfig, FewerBitsNeedWhatTheyAreUsedFor) {
   EXPECT_THAT(problems(R"("stage":2,"zero_quantized_weights":8)"),
               HasSubstr("/zero_optimization/zero_quantized_weights"));
   EXPECT_THAT(problems(R"("zero_quantized_gradients":true)"), HasSubstr("stage 1, 2 or 3, got 0"));
-  EXPECT_THAT(problems_of(R"({"zerorun":{"quantized_gradient_bits":6}})"),
-              HasSubstr("got 6, expected 4 or 8"));
+  expect_problem(R"({"zerorun":{"quantized_gradient_bits":6}})", "got 6, expected 4 or 8");
   EXPECT_THAT(problems(R"("stage":3,"zeropp_loco_param":{"err_beta":0.5})"),
               HasSubstr("zero_quantized_gradients to be true"));
 }
@@ -142,8 +139,8 @@ TEST(ParseConfig, StepsPerPrintMayBeInfinite) {
     EXPECT_EQ(config.steps_per_print, std::numeric_limits<int64_t>::max()) << text;
   }
   EXPECT_EQ(parse_config(R"({"steps_per_print": null})").config.steps_per_print, std::nullopt);
-  EXPECT_THAT(problems_of(R"({"steps_per_print": -Infinity})"), HasSubstr("got -Infinity"));
-  EXPECT_THAT(problems_of(R"({"steps_per_print": NaN})"), HasSubstr("got NaN"));
+  expect_problem(R"({"steps_per_print": -Infinity})", "got -Infinity");
+  expect_problem(R"({"steps_per_print": NaN})", "got NaN");
 }
 
 TEST(ParseConfig, KeepsTrainOptionsAsCheckedJson) {
@@ -155,8 +152,8 @@ TEST(ParseConfig, KeepsTrainOptionsAsCheckedJson) {
                                      {"seq_len", 100},
                                      {"recompute", true},
                                      {"sample", "Hi \"you\""}}));
-  EXPECT_THAT(problems_of(R"({"zerorun": {"train": {"data": ["a", 1]}}})"),
-              HasSubstr(R"(got ["a",1], expected a string or an array of strings)"));
+  expect_problem(R"({"zerorun": {"train": {"data": ["a", 1]}}})",
+                 R"(got ["a",1], expected a string or an array of strings)");
 }
 
 TEST(ParseConfig, ReadsTheBooleanFormOfZero) {
@@ -171,7 +168,7 @@ TEST(ParseConfig, BlocksMayBeEmptyOrNull) {
     if (!spec->is_block()) continue;
     EXPECT_EQ(problems_of(nested(spec->pointer, "{}")), "") << spec->pointer;
     EXPECT_EQ(problems_of(nested(spec->pointer, "null")), "") << spec->pointer;
-    EXPECT_THAT(problems_of(nested(spec->pointer, "[]")), HasSubstr("got [], expected"));
+    expect_problem(nested(spec->pointer, "[]"), "got [], expected");
   }
 }
 
@@ -179,10 +176,10 @@ TEST(ParseConfig, UnsupportedBlocksAreFineWhileTheyAreOff) {
   EXPECT_EQ(problems_of(R"({"amp": {"enabled": false, "opt_level": "O1"}})"), "");
   EXPECT_EQ(problems_of(R"({"amp": {"enabled": "auto", "opt_level": "auto"}})"), "");
   EXPECT_EQ(problems_of(R"({"compression_training": {}})"), "");
-  EXPECT_THAT(problems_of(R"({"amp": {"enabled": true}})"), HasSubstr("/amp (1:9): got an object"));
-  EXPECT_THAT(problems_of(R"({"amp": {"opt_level": "O1"}})"), HasSubstr("/amp (1:9)"));
-  EXPECT_THAT(problems_of(R"({"zero_optimization": {"zenflow": {"topk_ratio": 0.2}}})"),
-              HasSubstr("/zero_optimization/zenflow (1:35): got an object, not supported yet"));
+  expect_problem(R"({"amp": {"enabled": true}})", "/amp (1:9): got an object");
+  expect_problem(R"({"amp": {"opt_level": "O1"}})", "/amp (1:9)");
+  expect_problem(R"({"zero_optimization": {"zenflow": {"topk_ratio": 0.2}}})",
+                 "/zero_optimization/zenflow (1:35): got an object, not supported yet");
 }
 
 TEST(LoadConfig, NamesAFileItCannotRead) {
@@ -195,12 +192,8 @@ TEST(LoadConfig, NamesAFileItCannotRead) {
   EXPECT_EQ(parsed.config.zero.stage, 2);
   EXPECT_EQ(parsed.config.source, path);
   std::ofstream(path) << "{\n";
-  try {
-    load_config(path);
-    FAIL() << "broken JSON was accepted";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr(path + ": 1 problem"));
-  }
+  EXPECT_THAT([&] { load_config(path); },
+              ThrowsMessage<ConfigError>(HasSubstr(path + ": 1 problem")));
   std::filesystem::remove(path);
 }
 
@@ -216,6 +209,22 @@ TEST(ParseConfig, GradientsAreKeptInAnyDtype) {
 // DeepSpeed divides by the number of ranks then, and reads no factor.
 TEST(ParseConfig, PrescalingDividesAllBeforeTheSum) {
   EXPECT_EQ(problems_of(R"({"prescale_gradients": true, "gradient_predivide_factor": 2.0})"), "");
+}
+
+TEST(ConfigReader, WhatIsForPyTorchModelsIsAnErrorForProgramsInCpp) {
+  for (const auto& [pointer, value] :
+       {std::pair("/sequence_parallel_size", "2"), std::pair("/data_parallel_size", "1"),
+        std::pair("/torch_autocast/enabled", "true"),
+        std::pair("/managed_gradient_accumulation", "false")}) {
+    const std::string text = nested(pointer, value);
+    expect_problem(text, fmt::format("{} (", pointer));
+    expect_problem(text, "for PyTorch models (zerorun.initialize) only");
+    const ParsedConfig parsed = parse_config_for(ConfigReader::pytorch, text, "test.json");
+    EXPECT_EQ(testing::find_value(parsed, pointer)->value, value);
+  }
+  EXPECT_EQ(problems_of(R"({"torch_autocast": {"enabled": false, "dtype": "float16"}})"), "");
+  EXPECT_EQ(problems_of(R"({"seq_parallel_communication_data_type": "bf16"})"), "");
+  EXPECT_EQ(problems_of(R"({"sequence_parallel_size": 1})"), "");
 }
 
 }  // namespace

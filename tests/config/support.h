@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "config/keys/key_table.h"
+#include "tests/common.h"
+#include "tests/error_of.h"
 #include "zerorun/config.h"
 #include "zerorun/error.h"
 
@@ -23,12 +25,11 @@ inline std::string nested(std::string_view pointer, std::string_view value) {
 
 // The message of parse_config's error, or "" when it accepts the text.
 inline std::string problems_of(std::string_view text) {
-  try {
-    parse_config(text, "test.json");
-    return "";
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
+  return error_of<ConfigError>([&] { parse_config(text, "test.json"); });
+}
+
+inline void expect_problem(std::string_view text, const std::string& message) {
+  EXPECT_THAT(problems_of(text), ::testing::HasSubstr(message)) << text;
 }
 
 inline const ConfigValue* find_value(const ParsedConfig& parsed, std::string_view pointer) {

@@ -9,8 +9,8 @@
 
 #include "checkpoint/files/hash.h"
 #include "checkpoint/files/layout.h"
-#include "checkpoint/format/hashed_header.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/format/shard_file.h"
 #include "checkpoint/loading/checkpoint_reader.h"
 #include "core/check.h"
 #include "tests/checkpoint/temporary_directory.h"

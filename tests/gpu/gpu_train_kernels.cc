@@ -3,7 +3,7 @@
 
 #include "tests/train/model/kernels_conformance.h"
 #include "tests/train/model/model_conformance.h"
-#include "train/run/make_kernels.h"
+#include "train/model/kernels.h"
 
 namespace zerorun::train::testing {
 namespace {

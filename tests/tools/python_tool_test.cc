@@ -72,13 +72,9 @@ TEST_F(PythonTool, RunsWithThePythonThatZerorunIsInstalledBeside) {
 }
 
 TEST_F(PythonTool, WithoutThePackageItSaysWhichPythonLacksIt) {
-  try {
-    command();
-    FAIL() << "expected an error";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("zerorun ckpt import is written in Python, but " +
-                                        python_.string() + " does not have the package"));
-  }
+  EXPECT_THAT([&] { command(); }, ThrowsMessage<ConfigError>(
+                                      HasSubstr("zerorun ckpt import is written in Python, but " +
+                                                python_.string() + " does not have the package")));
 }
 
 TEST_F(PythonTool, OtherWordsAreNotItsAffair) {

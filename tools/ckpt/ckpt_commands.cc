@@ -1,5 +1,3 @@
-#include "tools/ckpt/ckpt_commands.h"
-
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -13,7 +11,6 @@
 #include "config/command_line.h"
 #include "core/check.h"
 #include "tools/ckpt/ckpt_report.h"
-#include "tools/terminal/progress_bar.h"
 #include "tools/terminal/tool.h"
 
 namespace zerorun {
@@ -29,8 +26,7 @@ void add_json(CLI::App& tool, CkptArguments& arguments) {
 }
 
 void add_directory(CLI::App& tool, CkptArguments& arguments) {
-  takes_text(tool.add_option("DIR", arguments.path, "A checkpoint, or a folder of them"), "")
-      ->required();
+  AppOptions{tool}.text("DIR", arguments.path, "", "A checkpoint, or a folder of them")->required();
 }
 
 void check_folder(const std::string& path, const char* command) {
@@ -59,8 +55,8 @@ void define_show(CLI::App& ckpt, CkptArguments& arguments) {
                             "  zerorun ckpt show out/train\n"
                             "  zerorun ckpt show out/train --tag step100 --no_norms");
   add_directory(*tool, arguments);
-  takes_text(tool->add_option("--tag", arguments.tag, "Tag of the checkpoint. Default: the latest"),
-             "TAG");
+  AppOptions{*tool}.text("--tag", arguments.tag, "TAG",
+                         "Tag of the checkpoint. Default: the latest");
   tool->add_flag("--no_norms", arguments.no_norms, "Do not read the values to compute norms");
   add_json(*tool, arguments);
   tool->callback([&arguments] {
@@ -120,12 +116,10 @@ void define_verify(CLI::App& ckpt, CkptArguments& arguments) {
 void define_diff(CLI::App& ckpt, CkptArguments& arguments) {
   CLI::App* tool = add_tool(ckpt, "diff", "Compares two checkpoints, parameter by parameter",
                             "Example:\n  zerorun ckpt diff out/train/step100 out/train/step200");
-  takes_text(tool->add_option("FIRST", arguments.path,
-                              "A checkpoint, or a folder of checkpoints: its latest"),
-             "")
+  AppOptions{*tool}
+      .text("FIRST", arguments.path, "", "A checkpoint, or a folder of checkpoints: its latest")
       ->required();
-  takes_text(tool->add_option("SECOND", arguments.other, "Another checkpoint or folder"), "")
-      ->required();
+  AppOptions{*tool}.text("SECOND", arguments.other, "", "Another checkpoint or folder")->required();
   add_json(*tool, arguments);
   tool->callback([&arguments] {
     for (const std::string& path : {arguments.path, arguments.other}) check_folder(path, "diff");
@@ -140,12 +134,11 @@ void define_prune(CLI::App& ckpt, CkptArguments& arguments) {
       "  zerorun ckpt prune out/train --keep_last 3 --dry_run\n"
       "  zerorun ckpt prune out/train --keep_last 3 --keep_every 1000");
   add_directory(*tool, arguments);
-  takes_integer(
-      tool->add_option("--keep_last", arguments.keep.last, "Number of checkpoints to keep"), "N", 1)
+  AppOptions{*tool}
+      .integer("--keep_last", arguments.keep.last, "N", 1, "Number of checkpoints to keep")
       ->required();
-  takes_integer(tool->add_option("--keep_every", arguments.keep.every,
-                                 "Also keep the checkpoints of every N-th step"),
-                "N", 1);
+  AppOptions{*tool}.integer("--keep_every", arguments.keep.every, "N", 1,
+                            "Also keep the checkpoints of every N-th step");
   tool->add_flag("--dry_run", arguments.dry_run, "Only print which checkpoints would be removed");
   add_json(*tool, arguments);
   tool->callback([&arguments] {

@@ -12,7 +12,7 @@
 #include "core/printable.h"
 #include "tools/ckpt/ckpt_report.h"
 #include "tools/ckpt/saved_values.h"
-#include "tools/terminal/progress_bar.h"
+#include "tools/terminal/tool.h"
 
 namespace zerorun {
 

@@ -1,10 +1,15 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "zerorun/checkpoint.h"
 
 // The output of `zerorun ckpt`: text, or one JSON object for scripts.
+namespace CLI {
+class App;
+}  // namespace CLI
+
 namespace zerorun {
 
 enum class Format { text, json };
@@ -24,5 +29,20 @@ std::string compare_checkpoints(const std::string& one, const std::string& other
 // Removes the checkpoints that `keep` does not keep; with `dry_run` only lists them.
 std::string prune_checkpoints(const std::string& directory, const Retention& keep, bool dry_run,
                               Format format);
+
+// Values of the arguments of `zerorun ckpt`. Must exist until parsing has finished.
+struct CkptArguments {
+  std::string path;
+  std::string other;
+  std::string tag;
+  Retention keep;
+  bool no_norms = false;
+  bool dry_run = false;
+  bool json = false;
+};
+
+// Defines the subcommands ls, show, verify, diff and prune, which print their results. (import and
+// export are written in Python.)
+void define_ckpt(CLI::App& tools, CkptArguments& arguments);
 
 }  // namespace zerorun

@@ -15,7 +15,7 @@
 #include "core/printable.h"
 #include "tools/ckpt/ckpt_report.h"
 #include "tools/ckpt/saved_values.h"
-#include "tools/terminal/progress_bar.h"
+#include "tools/terminal/tool.h"
 
 namespace zerorun {
 
@@ -120,14 +120,6 @@ std::string table_of(const std::vector<Row>& rows, bool norms) {
   return text;
 }
 
-int64_t elements_of(const Manifest& manifest) {
-  int64_t elements = 0;
-  for (const Manifest::Parameter& parameter : manifest.parameters) {
-    if (parameter.alias_of.empty()) elements += parameter.numel();
-  }
-  return elements;
-}
-
 }  // namespace
 
 std::string show_checkpoint(const std::string& directory, const std::string& tag, bool norms,
@@ -142,7 +134,7 @@ std::string show_checkpoint(const std::string& directory, const std::string& tag
                  {"skipped_steps", manifest.progress.skipped_steps},
                  {"ranks", manifest.shards.size()},
                  {"zerorun", manifest.zerorun_version},
-                 {"elements", elements_of(manifest)},
+                 {"elements", manifest.numel()},
                  {"groups", Json::array()},
                  {"buffers", Json::array()},
                  {"parameters", Json::array()}};
@@ -164,7 +156,7 @@ std::string show_checkpoint(const std::string& directory, const std::string& tag
           ? fmt::format(" ({} skipped)", manifest.progress.skipped_steps)
           : "",
       manifest.shards.size(), manifest.shards.size() == 1 ? "" : "s",
-      printable(manifest.zerorun_version), manifest.parameters.size(), elements_of(manifest),
+      printable(manifest.zerorun_version), manifest.parameters.size(), manifest.numel(),
       checkpoint.buffers().size());
   for (const ParameterGroup& group : manifest.groups) {
     text += fmt::format("group '{}': lr {:g}, weight_decay {:g}\n", printable(group.name), group.lr,

@@ -1,5 +1,3 @@
-#include "tools/doctor/checks.h"
-
 #include <fcntl.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -20,6 +18,7 @@
 #include "launcher/program.h"
 #include "os/address.h"
 #include "os/open_file.h"
+#include "tools/doctor/doctor.h"
 
 namespace zerorun {
 

@@ -1,9 +1,12 @@
 #include "tools/plan/workload.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "train/model/activations.h"
-#include "train/model/attention_workspace.h"
+#include "train/model/kernels.h"
+#include "zero/memory_plan.h"
+#include "zerorun/checkpoint.h"
 
 namespace zerorun {
 
@@ -39,6 +42,48 @@ double activation_nbytes(const PlanModel& model, const Workload& work, const Con
   }
   return nbytes + (work.fast_attention ? train::fast_attention_workspace(shape)
                                        : train::attention_workspace(shape));
+}
+
+namespace {
+
+// Returns the bytes of masters and optimizer states that a rank saves from device memory. At stage
+// 0 it stores all of them and saves its share.
+int64_t resident_nbytes(const Config& config, std::span<const ParameterSpec> specs,
+                        const HostLayout& layout) {
+  const MemoryPlan plan = plan_memory(config, specs, layout);
+  int64_t stored = plan.masters + plan.moments;
+  if (config.zero.stage == 0) stored /= layout.world_size;
+  const bool is_own_master =
+      config.precision.master_is_param || config.precision.param_dtype == DType::fp32;
+  if (!is_own_master || config.offload.optimizer.device != OffloadDevice::none) return stored;
+  int64_t numel = 0;
+  for (const ParameterSpec& spec : specs) numel += spec.alias_of.empty() ? spec.numel() : 0;
+  const int64_t group = config.zero.shard_group_size;
+  return stored + numel / (group > 0 ? group : layout.world_size) *
+                      static_cast<int64_t>(size_of(config.precision.param_dtype));
+}
+
+// True if saves are asynchronous, by the option of the bundled program, else by the section
+// checkpoint.
+bool saves_beside_training(const Config& config) {
+  const nlohmann::json train = nlohmann::json::parse(config.train_options, nullptr, false);
+  return train.is_object() ? train.value("save_async", config.checkpoint.async_save)
+                           : config.checkpoint.async_save;
+}
+
+}  // namespace
+
+int64_t plan_snapshot(const Config& config, std::span<const ParameterSpec> specs,
+                      const HostLayout& layout) {
+  if (!saves_beside_training(config)) return 0;
+  Config at_home = config;
+  at_home.offload = OffloadConfig{};
+  const int64_t whole = resident_nbytes(at_home, specs, layout);
+  if (config.checkpoint.async_buffer_size > 0) {
+    return std::min(whole, config.checkpoint.async_buffer_size);
+  }
+  const int64_t resident = resident_nbytes(config, specs, layout);
+  return std::min(whole, std::max(resident, static_cast<int64_t>(kMinSnapshotNbytes)));
 }
 
 }  // namespace zerorun

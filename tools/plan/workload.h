@@ -1,10 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "tools/plan/plan.h"
 #include "tools/plan/plan_model.h"
+#include "zero/memory_plan.h"
 #include "zerorun/config.h"
+#include "zerorun/engine.h"
 
 namespace zerorun {
 
@@ -24,5 +27,10 @@ Workload workload_of(const PlanOptions& options, const Config& config);
 // size is too large to ask for.
 double activation_nbytes(const PlanModel& model, const Workload& work, const Config& config,
                          bool cpu);
+
+// Returns the bytes of host memory that a rank needs for asynchronous saves
+// (checkpoint.async_save); 0 without them. Equals the allocation of AsyncSaver except for padding.
+int64_t plan_snapshot(const Config& config, std::span<const ParameterSpec> specs,
+                      const HostLayout& layout);
 
 }  // namespace zerorun

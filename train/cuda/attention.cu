@@ -82,18 +82,18 @@ struct Accumulator {
   }
 };
 
-// Host code: calls body(pointer to T, head width, rows of a tile) with constants for heads of
-// `width`. Tiles are as high as shared memory (48 KiB) allows.
+// Host code: calls body<T, head width, rows of a tile>() for heads of `width`. Tiles are as high as
+// shared memory (48 KiB) allows.
 template <typename Body>
 void with_head(DType dtype, int64_t width, const Body& body) {
   with_floating(dtype, [&](auto* type) {
-    const auto call = [&](auto head, auto tile) { body(type, head, tile); };
+    using T = std::remove_pointer_t<decltype(type)>;
     if (width <= 64) {
-      call(std::integral_constant<int, 64>(), std::integral_constant<int, 32>());
+      body.template operator()<T, 64, 32>();
     } else if (width <= 128) {
-      call(std::integral_constant<int, 128>(), std::integral_constant<int, 16>());
+      body.template operator()<T, 128, 16>();
     } else {
-      call(std::integral_constant<int, 256>(), std::integral_constant<int, 8>());
+      body.template operator()<T, 256, 8>();
     }
   });
 }
@@ -294,12 +294,10 @@ __global__ void key_value_gradients(AttentionShape shape, int64_t tiles, const T
 void attention(cudaStream_t stream, const AttentionShape& shape, TensorView qkv, TensorView log_sum,
                TensorView out) {
   check_heads(shape);
-  with_head(qkv.dtype, shape.width / shape.heads, [&](auto* type, auto width, auto rows) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    constexpr int kTile = decltype(rows)::value;
+  with_head(qkv.dtype, shape.width / shape.heads, [&]<typename T, int kWidth, int kTile>() {
     const int64_t tiles = ceil_div(shape.seq_len - shape.first, kTile);
-    launch(attend<T, decltype(width)::value, kTile>, grid_of(tiles * shape.batch * shape.heads),
-           kThreads, stream, shape, tiles, qkv.as<const T>(), log_sum.as<float>(), out.as<T>());
+    launch(attend<T, kWidth, kTile>, grid_of(tiles * shape.batch * shape.heads), kThreads, stream,
+           shape, tiles, qkv.as<const T>(), log_sum.as<float>(), out.as<T>());
   });
 }
 
@@ -309,10 +307,7 @@ void attention_backward(cudaStream_t stream, const AttentionShape& shape,
   check_heads(shape);
   const int64_t heads = shape.batch * shape.heads;
   const BackwardSums sums{state.log_sum.as<const float>(), scratch};
-  with_head(dout.dtype, shape.width / shape.heads, [&](auto* type, auto width, auto rows) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    constexpr int kWidth = decltype(width)::value;
-    constexpr int kTile = decltype(rows)::value;
+  with_head(dout.dtype, shape.width / shape.heads, [&]<typename T, int kWidth, int kTile>() {
     const T* const qkv = state.qkv.as<const T>();
     const int64_t tiles = ceil_div(shape.seq_len, kTile);
     const dim3 grid = grid_of(tiles * heads);

@@ -3,7 +3,7 @@
 #include "core/format_bytes.h"
 #include "train/cuda/cudnn_attention.h"
 #include "train/cuda/kernels.h"
-#include "train/model/attention_workspace.h"
+#include "train/model/kernels.h"
 
 namespace zerorun::train::cuda {
 

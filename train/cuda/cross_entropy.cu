@@ -108,10 +108,9 @@ __global__ void add_mean(int64_t rows, int64_t mean_rows, const float* losses, d
 void cross_entropy_gradient(cudaStream_t stream, const LogitsShape& shape, const int32_t* targets,
                             float loss_scale, TensorView logits, const LossBuffers& loss) {
   const float weight = loss_scale / static_cast<float>(shape.mean_over());
-  with_vectors(logits.dtype, {logits}, shape.stride, [&](auto* type, auto n) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    launch(cross_entropy_rows<T, decltype(n)::value>, grid_of(shape.rows), kThreads, stream, shape,
-           targets, weight, logits.as<T>(), loss.rows);
+  with_vectors(logits.dtype, {logits}, shape.stride, [&]<typename T, int kN>() {
+    launch(cross_entropy_rows<T, kN>, grid_of(shape.rows), kThreads, stream, shape, targets, weight,
+           logits.as<T>(), loss.rows);
   });
   launch(add_mean, grid_of(1), kThreads, stream, shape.rows, shape.mean_over(), loss.rows,
          loss.sum);

@@ -16,7 +16,7 @@
 #include "core/check.h"
 #include "device/cuda/libraries/library_files.h"
 #include "os/shared_library.h"
-#include "train/model/attention_workspace.h"
+#include "train/model/kernels.h"
 
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;  // through which the headers call cuDNN

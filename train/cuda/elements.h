@@ -60,7 +60,7 @@ __device__ inline void write(const float* values, T* to) {
   store_vector(vector, to);
 }
 
-// Host code: calls body(pointer to T, constant N) with the type of `dtype` and the number of
+// Host code: calls body<T, N>() with the type of `dtype` and the number of
 // elements that one access moves, given where matrices begin and how long their rows are.
 template <typename Body>
 void with_vectors(DType dtype, std::initializer_list<TensorView> matrices, int64_t row,
@@ -74,9 +74,9 @@ void with_vectors(DType dtype, std::initializer_list<TensorView> matrices, int64
       wide = wide && is_aligned(matrix.data, size_of(matrix.dtype) * kWide);
     }
     if (wide) {
-      body(type, std::integral_constant<int, kWide>());
+      body.template operator()<T, kWide>();
     } else {
-      body(type, std::integral_constant<int, 1>());
+      body.template operator()<T, 1>();
     }
   });
 }

@@ -48,9 +48,7 @@ __global__ void map_rows(int64_t numel, int64_t period, const T* x, T* y, Map ma
 template <typename Map>
 void map_all(cudaStream_t stream, TensorView x, TensorView y, Map map) {
   check_dtype(y.dtype, {x}, "an elementwise pass");
-  with_vectors(y.dtype, {x, y}, x.numel, [&](auto* type, auto n) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    constexpr int kN = decltype(n)::value;
+  with_vectors(y.dtype, {x, y}, x.numel, [&]<typename T, int kN>() {
     launch(map_rows<T, kN, Map>, blocks_for(y.numel / kN), kThreads, stream, y.numel, x.numel,
            x.as<const T>(), y.as<T>(), map);
   });
@@ -102,9 +100,7 @@ void column_sums(cudaStream_t stream, int64_t rows, TensorView x, float* scratch
                  const GradientView& to) {
   const int64_t width = to.view.numel;
   const RowParts parts = row_parts(rows);
-  with_vectors(x.dtype, {x}, width, [&](auto* type, auto n) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    constexpr int kN = decltype(n)::value;
+  with_vectors(x.dtype, {x}, width, [&]<typename T, int kN>() {
     launch(sum_parts<T, kN>, grid_of(ceil_div(width, kLanes * kN), parts.count), kThreads, stream,
            rows, width, parts.rows_of_part, x.as<const T>(), scratch);
   });

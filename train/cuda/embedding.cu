@@ -49,9 +49,7 @@ __global__ void position_gradients(TokenGrid grid, const T* dx, bool accumulate,
 void embed(cudaStream_t stream, const TokenGrid& grid, TensorView wte, TensorView wpe,
            TensorView x) {
   check_dtype(x.dtype, {wte, wpe}, "embed");
-  with_vectors(x.dtype, {wte, wpe, x}, grid.width, [&](auto* type, auto n) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    constexpr int kN = decltype(n)::value;
+  with_vectors(x.dtype, {wte, wpe, x}, grid.width, [&]<typename T, int kN>() {
     launch(add_embeddings<T, kN>, blocks_for(grid.rows * grid.width / kN), kThreads, stream, grid,
            wte.as<const T>(), wpe.as<const T>(), x.as<T>());
   });
@@ -65,9 +63,7 @@ void embed_backward(cudaStream_t stream, const TokenGrid& grid, const TokenOrder
                         "cudaMemsetAsync of the embedding's gradient");
   }
   const int64_t positions = wpe.view.numel / grid.width;
-  with_vectors(dx.dtype, {dx, wte.view, wpe.view}, grid.width, [&](auto* type, auto n) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    constexpr int kN = decltype(n)::value;
+  with_vectors(dx.dtype, {dx, wte.view, wpe.view}, grid.width, [&]<typename T, int kN>() {
     const int64_t tiles = ceil_div(grid.width, kLanes * kN);
     with_floating(wte.view.dtype, [&](auto* gradient_type) {
       using G = std::remove_pointer_t<decltype(gradient_type)>;

@@ -245,11 +245,9 @@ __global__ void norm_gradient_parts(LayerNormShape shape, int64_t rows_of_part, 
 void layer_norm(cudaStream_t stream, const LayerNormShape& shape, TensorView x, TensorView gain,
                 TensorView bias, TensorView moments, TensorView y) {
   check_dtype(x.dtype, {gain, bias, y}, "layer_norm");
-  with_vectors(x.dtype, {x, gain, bias, y}, shape.width, [&](auto* type, auto n) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    launch(norm_rows<T, decltype(n)::value>, grid_of(ceil_div(shape.rows, kWarps)), kThreads,
-           stream, shape, x.as<const T>(), gain.as<const T>(), bias.as<const T>(),
-           moments.as<float>(), y.as<T>());
+  with_vectors(x.dtype, {x, gain, bias, y}, shape.width, [&]<typename T, int kN>() {
+    launch(norm_rows<T, kN>, grid_of(ceil_div(shape.rows, kWarps)), kThreads, stream, shape,
+           x.as<const T>(), gain.as<const T>(), bias.as<const T>(), moments.as<float>(), y.as<T>());
   });
 }
 
@@ -292,11 +290,10 @@ void layer_norm_backward(cudaStream_t stream, const LayerNormShape& shape,
   const auto& [dx, dgain, dbias] = gradients;
   check_dtype(state.x.dtype, {state.gain, dy, dx.view}, "layer_norm_backward");
   int64_t parts = 0;
-  with_vectors(dy.dtype, {state.x, state.gain, dy, dx.view}, shape.width, [&](auto* type, auto n) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    parts =
-        launch_backward<T, decltype(n)::value>(stream, shape, state, dy.as<const T>(), dx, scratch);
-  });
+  with_vectors(
+      dy.dtype, {state.x, state.gain, dy, dx.view}, shape.width, [&]<typename T, int kN>() {
+        parts = launch_backward<T, kN>(stream, shape, state, dy.as<const T>(), dx, scratch);
+      });
   add_parts(stream, scratch, parts, 2 * shape.width, dgain);
   add_parts(stream, scratch + shape.width, parts, 2 * shape.width, dbias);
 }

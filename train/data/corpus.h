@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/files/mapped_file.h"
+#include "checkpoint/files/file.h"
 #include "zerorun/error.h"
 
 namespace zerorun::train {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/build_id.h"
+#include "zerorun/device.h"
 #include "zerorun/engine.h"
 #include "zerorun/tensor.h"
 
@@ -167,5 +168,35 @@ struct CudaKernelsPlugin {
   std::unique_ptr<Kernels> (*make)(Device& device, const KernelOptions& options);
 };
 inline constexpr const char* kCudaKernelsEntry = "zerorun_train_cuda_kernels";
+
+// The memory of cuDNN's backward of attention besides its inputs and outputs. Sizes are doubles,
+// since no size is too large to ask for.
+
+// True if cuDNN has kernels for it; ours need no such memory.
+inline bool cudnn_has_attention(const AttentionShape& shape, DType dtype) {
+  const int64_t width = shape.width / shape.heads;
+  return dtype != DType::fp32 && shape.first == 0 && width % 8 == 0 && width <= 128;
+}
+
+// Bytes for gradients of attention's probabilities, which the deterministic backward takes unless
+// it is told not to. The tiles are those of cudnn_frontend's scaled_dot_product_flash_attention.h.
+inline double attention_workspace(const AttentionShape& shape) {
+  const int64_t queries = (shape.seq_len + 63) / 64 * 64;
+  const int64_t keys = (shape.seq_len + 127) / 128 * 128;
+  return 2.0 * static_cast<double>(shape.batch * shape.heads) * static_cast<double>(queries) *
+         static_cast<double>(keys);
+}
+
+// Bytes of the backward that adds up gradients of queries in any order (--fast_attention): those in
+// fp32, and a sum for each query and head.
+inline double fast_attention_workspace(const AttentionShape& shape) {
+  return sizeof(float) * static_cast<double>(shape.batch) * static_cast<double>(shape.seq_len) *
+         static_cast<double>(shape.width + shape.heads);
+}
+
+// Creates the kernels for a device, which must outlive them. Throws ConfigError for options that
+// would have no effect on this device, and DeviceError if the library of the CUDA kernels or one
+// that it needs is missing.
+std::unique_ptr<Kernels> make_kernels(Device& device, const KernelOptions& options);
 
 }  // namespace zerorun::train

@@ -1,8 +1,7 @@
-#include "train/run/make_kernels.h"
-
 #include "core/check.h"
 #include "device/plugin.h"
 #include "train/cpu/cpu_kernels.h"
+#include "train/model/kernels.h"
 
 namespace zerorun::train {
 

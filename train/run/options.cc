@@ -32,31 +32,19 @@ constexpr const char* kFooter =
     "data; 1 for other errors, such as\na full disk or a damaged checkpoint.\n\nDocumentation of "
     "the config: docs/config.md; of .bin files: docs/data_format.md.";
 
-// Adds options to a group of the help, with a check of the value and the word that the help shows
-// for it.
-struct Group {
-  Group(CLI::App& all, const std::string& name) : app(all) { app.option_defaults()->group(name); }
-
-  void flag(const char* name, bool& value, const char* help) { app.add_flag(name, value, help); }
-  template <typename T>
-  CLI::Option* text(const char* name, T& value, const char* word, const std::string& help) {
-    return takes_text(app.add_option(name, value, help), word);
+// The options of a group of the help.
+struct Group : AppOptions {
+  Group(CLI::App& all, const std::string& name) : AppOptions{all} {
+    app.option_defaults()->group(name);
   }
   template <typename T>  // that may be empty
   CLI::Option* any_text(const char* name, T& value, const char* word, const std::string& help) {
     return app.add_option(name, value, help)->type_name(word);
   }
-  template <typename T>
-  CLI::Option* integer(const char* name, T& value, const char* word, int64_t low,
-                       const std::string& help) {
-    return takes_integer(app.add_option(name, value, help), word, low);
-  }
   template <typename T>  // from 0, whose default the help shows
   void count(const char* name, T& value, const char* help, const char* word = "N") {
     integer(name, value, word, 0, help)->capture_default_str();
   }
-
-  CLI::App& app;
 };
 
 void add_job_options(CLI::App& app, TrainOptions& options) {
@@ -84,11 +72,9 @@ void add_job_options(CLI::App& app, TrainOptions& options) {
                           "Default: {}; without a config {}",
                           kConfigSteps, kSteps));
   job.count("--seed", options.seed, "Seed of the initial parameters, the data order and samples");
-  takes_one_of(
-      app.add_option(
-          "--dtype", options.dtype,
-          "dtype of parameters and gradients. Default: that of the config; without a config bf16"),
-      {"fp32", "bf16", "fp16"});
+  job.one_of(
+      "--dtype", options.dtype, {"fp32", "bf16", "fp16"},
+      "dtype of parameters and gradients. Default: that of the config; without a config bf16");
   job.flag("--recompute", options.recompute,
            "Activation checkpointing: keep only the input of each block and recompute the block in "
            "backward");
@@ -132,12 +118,11 @@ void add_device_options(CLI::App& app, TrainOptions& options) {
   add_accelerator(app, options.accelerator);
   device.flag("--tf32", options.tf32,
               "Compute the matrix products of an fp32 model in TF32 (CUDA)");
-  takes_one_of(app.add_option("--epilogues", options.epilogues,
-                              "What is computed with the matrix product next to it, and not by a "
-                              "kernel of its own (CUDA): GELU, the gradients of biases, or both. "
-                              "bench_gpu measures which is faster; results differ in their last "
-                              "bits"),
-               {"all", "gelu", "bias_gradient", "none"})
+  device
+      .one_of("--epilogues", options.epilogues, {"all", "gelu", "bias_gradient", "none"},
+              "What is computed with the matrix product next to it, and not by a kernel of its own "
+              "(CUDA): GELU, the gradients of biases, or both. bench_gpu measures which is faster; "
+              "results differ in their last bits")
       ->capture_default_str();
   device.integer("--attention_workspace", options.attention_workspace, "MIB", 0,
                  "Maximum memory in MiB for the workspace of cuDNN's attention (CUDA, bf16 and "
@@ -160,9 +145,9 @@ void add_timeline_options(CLI::App& app, TrainOptions& options) {
 void add_sampling_options(CLI::App& app, TrainOptions& options) {
   Group sampling(app, "Sampling");
   sampling.count("--sample_tokens", options.sample_tokens, "Number of tokens to generate");
-  takes_number(app.add_option("--temperature", options.temperature,
-                              "Sampling temperature; 0: always take the most likely token"),
-               "T", 0.0, 100.0)
+  sampling
+      .number("--temperature", options.temperature, "T", 0.0, 100.0,
+              "Sampling temperature; 0: always take the most likely token")
       ->capture_default_str();
   sampling.count("--top_k", options.top_k, "Sample from the K most likely tokens; 0: from all",
                  "K");

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -40,7 +41,7 @@ RunFolder claim_folder(const TrainOptions& options, Communicator& comm, Device& 
   return folder;
 }
 
-class TrainingRun final : public Run {
+class TrainingRun {
  public:
   TrainingRun(const RunSetup& setup, Communicator& comm, Device& device, StopSignal& stop)
       : setup_(setup),
@@ -53,7 +54,7 @@ class TrainingRun final : public Run {
         trainer_(setup, comm, device),
         saves_(options_.save_every, options_.keep_every) {}
 
-  int run() override {
+  int run() {
     load();
     const int signal = train();
     if (signal == 0) finish();
@@ -364,9 +365,9 @@ void SaveSchedule::saved(int64_t step) {
   last_step_ = step;
 }
 
-std::unique_ptr<Run> make_run(const RunSetup& setup, Communicator& comm, Device& device,
-                              StopSignal& stop) {
-  return std::make_unique<TrainingRun>(setup, comm, device, stop);
+std::function<int()> prepare_run(const RunSetup& setup, Communicator& comm, Device& device,
+                                 StopSignal& stop) {
+  return [run = std::make_shared<TrainingRun>(setup, comm, device, stop)] { return run->run(); };
 }
 
 }  // namespace zerorun::train

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <functional>
 
 #include "train/run/run_setup.h"
 #include "train/run/stop_signal.h"
@@ -36,18 +36,13 @@ class SaveSchedule {
   bool is_waiting_ = false;  // a delayed save is waiting
 };
 
-// One run of the program: loads or initialises parameters, trains, evaluates, saves checkpoints and
-// the model, and generates a sample. Rank 0 prints the progress. Signals are deferred from the
-// first step until everything is saved. Collective.
-class Run {
- public:
-  virtual ~Run() = default;
-  // Returns the signal that ended the run early, or 0. Throws NumericError, after saving, if a new
-  // run has skipped all of its steps.
-  virtual int run() = 0;
-};
-// All arguments must outlive the run.
-std::unique_ptr<Run> make_run(const RunSetup& setup, Communicator& comm, Device& device,
-                              StopSignal& stop);
+// Prepares a run: claims its folder and allocates its memory. Returns the function that loads or
+// initialises parameters, trains, evaluates, saves checkpoints and the model, and generates a
+// sample. That returns the signal that ended the run early, or 0, and throws NumericError, after
+// saving, if a new run has skipped all of its steps. Rank 0 prints the progress. Signals are
+// deferred from the first step until everything is saved. All arguments must outlive the run.
+// Collective.
+std::function<int()> prepare_run(const RunSetup& setup, Communicator& comm, Device& device,
+                                 StopSignal& stop);
 
 }  // namespace zerorun::train

@@ -212,14 +212,13 @@ void RunFolder::check_other_options(const TrainOptions& options) const {
 // write.
 void RunFolder::check_content() const {
   constexpr std::array<const char*, 4> kWeights = {".safetensors", ".bin", ".pt", ".pth"};
-  std::error_code error;
-  for (fs::directory_iterator it(path_, error), end; !error && it != end; it.increment(error)) {
+  for (const std::string& name : entry_names(path_)) {
     for (const char* suffix : kWeights) {
-      if (it->path().extension() != suffix) continue;
+      if (fs::path(name).extension() != suffix) continue;
       fail<ConfigError>(
           "--save {}: the folder contains {}, which no run of train has written; saving would "
           "overwrite it or mix it with this run's files: give another --save",
-          given_, it->path().filename().string());
+          given_, name);
     }
   }
 }

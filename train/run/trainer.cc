@@ -12,7 +12,7 @@
 
 #include "core/check.h"
 #include "core/observers.h"
-#include "train/run/make_kernels.h"
+#include "train/model/kernels.h"
 
 namespace zerorun::train {
 

@@ -1,5 +1,3 @@
-
-
 #include "checkpoint/files/layout.h"
 #include "checkpoint/folder/retention.h"
 #include "checkpoint/loading/verify.h"

@@ -1,5 +1,3 @@
-
-
 #include "checkpoint/files/layout.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"

@@ -1,7 +1,4 @@
-
-
-#include "checkpoint/loading/second_reads.h"
-#include "checkpoint/loading/spare_memory.h"
+#include "checkpoint/loading/record_runs.h"
 #include "checkpoint/loading/undo_log.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"

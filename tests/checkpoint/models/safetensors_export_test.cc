@@ -1,5 +1,3 @@
-
-
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"

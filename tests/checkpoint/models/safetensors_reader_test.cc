@@ -1,5 +1,3 @@
-
-
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
 #include "tests/paths.h"

@@ -1,5 +1,3 @@
-
-
 #include "checkpoint/files/file.h"
 #include "checkpoint/saving/save_folder.h"
 #include "os/free_space.h"

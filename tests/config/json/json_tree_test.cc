@@ -1,7 +1,7 @@
 #include "config/json/json_tree.h"
 
-#include "config/json/problems.h"
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
@@ -11,12 +11,7 @@ std::string problems_in(std::string_view text) {
   ConfigProblems problems("t");
   const std::optional<JsonNode> root = read_json(text, problems);
   EXPECT_EQ(root.has_value(), problems.empty());
-  try {
-    problems.throw_if_any();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "";
+  return testing::error_of<ConfigError>([&] { problems.throw_if_any(); });
 }
 
 JsonNode parse(std::string_view text) {

@@ -1,7 +1,7 @@
 #include "config/keys/key_table.h"
 
 #include "config/checks/check.h"
-#include "config/json/problems.h"
+#include "config/json/json_tree.h"
 #include "tests/common.h"
 #include "tests/config/support.h"
 
@@ -10,6 +10,7 @@ namespace {
 
 using testing::default_of;
 using testing::document;
+using testing::expect_problem;
 using testing::leaf_keys;
 using testing::nested;
 using testing::other_value;
@@ -121,7 +122,7 @@ TEST(EveryKey, TakesAutoAsNotGiven) {
     if (is_in_unsupported_block(*spec)) continue;
     const std::string text = document(spec->pointer, R"("auto")");
     if (spec->is_required && !spec->auto_waits) {
-      EXPECT_THAT(problems_of(text), HasSubstr("missing"));
+      expect_problem(text, "missing");
       continue;
     }
     EXPECT_TRUE(testing::find_value(parse_config(text), spec->pointer)->is_default);
@@ -134,7 +135,7 @@ TEST(EveryKey, TakesNullAsNotGiven) {
     if (is_in_unsupported_block(*spec) || spec->is_required) continue;
     const std::string text = document(spec->pointer, "null");
     if (spec->refuses_null) {
-      EXPECT_THAT(problems_of(text), HasSubstr("got null, expected"));
+      expect_problem(text, "got null, expected");
     } else {
       EXPECT_TRUE(testing::find_value(parse_config(text), spec->pointer)->is_default);
     }

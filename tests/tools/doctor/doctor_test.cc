@@ -7,7 +7,6 @@
 #include "tests/error_of.h"
 #include "tests/paths.h"
 #include "tests/scratch.h"
-#include "tools/doctor/checks.h"
 
 namespace zerorun {
 namespace {

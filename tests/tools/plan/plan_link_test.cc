@@ -1,8 +1,7 @@
-#include "tools/plan/plan_link.h"
-
 #include "tests/common.h"
 #include "tests/scratch.h"
 #include "tools/plan/plan.h"
+#include "tools/plan/simulation.h"
 
 namespace zerorun {
 namespace {
@@ -16,12 +15,17 @@ std::vector<ParameterSpec> one_weight() {
   return specs;
 }
 
-// By hand: 4 hosts of 2 ranks, 3/4 of everything crosses a host's link.
-TEST(PlanLink, IsWhatCrossesFromOneHostToAllOthers) {
+Config link_config() {
   Config config;
   config.precision.param_dtype = DType::bf16;
   config.optimizer.type = "AdamW";
   config.zero.param_persistence_threshold = 0;
+  return config;
+}
+
+// By hand: 4 hosts of 2 ranks, 3/4 of everything crosses a host's link.
+TEST(PlanLink, IsWhatCrossesFromOneHostToAllOthers) {
+  Config config = link_config();
   const std::vector<ParameterSpec> specs = one_weight();
   const HostLayout layout{.world_size = 8, .ranks_per_host = 2, .cpu = true};
   const int64_t n = int64_t{3} << 18;  // 3/4 of 2^20 elements
@@ -50,10 +54,7 @@ TEST(PlanLink, IsWhatCrossesFromOneHostToAllOthers) {
 
 // The same hosts: within a shard group nothing leaves a host, and sums of shards go there and back.
 TEST(PlanLink, OfShardGroupsIsTheSumOfShards) {
-  Config config;
-  config.precision.param_dtype = DType::bf16;
-  config.optimizer.type = "AdamW";
-  config.zero.param_persistence_threshold = 0;
+  Config config = link_config();
   config.zero.max_live_parameters = 0;
   const std::vector<ParameterSpec> specs = one_weight();
   const int64_t numel = 1 << 20;
@@ -76,10 +77,8 @@ TEST(PlanLink, OfShardGroupsIsTheSumOfShards) {
 
 // The same hosts: of the two gathers of a step one stays within a host.
 TEST(PlanLink, OfHpzIsOneGather) {
-  Config config;
-  config.precision.param_dtype = DType::bf16;
+  Config config = link_config();
   config.zero.stage = 3;
-  config.zero.param_persistence_threshold = 0;
   config.zero.max_live_parameters = 0;
   const std::vector<ParameterSpec> specs = one_weight();
   const int64_t numel = 1 << 20;

@@ -3,9 +3,9 @@
 #include "tests/common.h"
 #include "tests/paths.h"
 #include "tests/scratch.h"
-#include "tools/bench_nvme.h"
+#include "tools/host.h"
 #include "tools/plan/plan_model.h"
-#include "tools/terminal/byte_size.h"
+#include "tools/terminal/tool.h"
 #include "train/model/activations.h"
 #include "train/model/gpt_config.h"
 #include "train/model/parameters.h"
@@ -98,13 +98,9 @@ TEST(PlanModel, CountsModelsOfTheLlamaKind) {
 TEST(PlanModel, RefusesWhatTheFormulaDoesNotCover) {
   const Scratch folder;
   const auto expect = [&](const std::string& json, const std::string& message) {
-    try {
-      plan_model(folder.write("config.json", json));
-      ADD_FAILURE() << json;
-    } catch (const ConfigError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("config.json"));
-      EXPECT_THAT(error.what(), HasSubstr(message));
-    }
+    EXPECT_THAT([&] { plan_model(folder.write("config.json", json)); },
+                ThrowsMessage<ConfigError>(AllOf(HasSubstr("config.json"), HasSubstr(message))))
+        << json;
   };
   const std::string llama = R"({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
       "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100)";
@@ -140,19 +136,12 @@ TEST(PlanModel, TakesANumberOfParameters) {
 TEST(PlanModel, SaysWhatItCanBe) {
   const Scratch folder;
   folder.write("bad.json", R"({"hidden_size": 10})");
-  try {
-    plan_model("gpt3");
-    ADD_FAILURE();
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(),
-                HasSubstr("--model 'gpt3' (did you mean \"gpt2\"?): expected nano, mini"));
-  }
-  try {
-    plan_model(folder.path() / "bad.json");
-    ADD_FAILURE();
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("/model_type is missing: expected one of gpt2"));
-  }
+  EXPECT_THAT([] { plan_model("gpt3"); },
+              ThrowsMessage<ConfigError>(
+                  HasSubstr("--model 'gpt3' (did you mean \"gpt2\"?): expected nano, mini")));
+  EXPECT_THAT(
+      [&] { plan_model(folder.path() / "bad.json"); },
+      ThrowsMessage<ConfigError>(HasSubstr("/model_type is missing: expected one of gpt2")));
 }
 
 TEST(Plan, BytesAreReadWithTheirUnit) {

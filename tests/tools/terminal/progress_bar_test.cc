@@ -1,8 +1,7 @@
-#include "tools/terminal/progress_bar.h"
-
 #include <poll.h>
 
 #include "tests/common.h"
+#include "tools/terminal/tool.h"
 
 namespace zerorun {
 namespace {

@@ -1,7 +1,6 @@
-#include "train/model/attention_workspace.h"
-
 #include "tests/common.h"
 #include "train/cuda/cudnn_attention.h"
+#include "train/model/kernels.h"
 #include "zerorun/error.h"
 
 namespace zerorun::train::cuda {

@@ -7,7 +7,7 @@
 #include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/train/model/golden_model.h"
-#include "train/run/make_kernels.h"
+#include "train/model/kernels.h"
 
 namespace zerorun::train::testing {
 namespace {

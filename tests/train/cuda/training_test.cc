@@ -6,11 +6,8 @@
 #include "device/cuda/cuda_device.h"
 #include "testing/fake_cublas_lt/cublas_lt.h"
 #include "testing/fake_cuda/fake_cuda.h"
-#include "tests/common.h"
-#include "tests/harness.h"
-#include "tests/train/temporary_folder.h"
+#include "tests/train/run/trainer_fixture.h"
 #include "train/cuda/cuda_kernels.h"
-#include "train/run/trainer.h"
 
 namespace zerorun::train::testing {
 namespace {
@@ -30,16 +27,9 @@ std::unique_ptr<Kernels> cuda_kernels(Device& device, DType dtype) {
   return cuda::make_cuda_kernels(device, {.dtype = dtype}, fake_cublas_lt(), {nullptr, "a test"});
 }
 
-class TrainingTest : public ::testing::Test {
+class TrainingTest : public TextTest {
  protected:
-  TrainingTest() {
-    FakeCuda::instance().set_devices(kRanks);
-    std::string text;
-    for (int i = 0; i < 4000; ++i) text += static_cast<char>('a' + i * i % 23);
-    data_ = folder_.write("text", text);
-    model_ = folder_.write("model.json", R"({"n_embd": 16, "n_layer": 2, "n_head": 2,
-                                             "n_positions": 16, "n_inner": 32})");
-  }
+  TrainingTest() { FakeCuda::instance().set_devices(kRanks); }
 
   // Two micro-steps a step, at this stage.
   RunSetup setup_of(int stage, const std::string& dtype, int rank) const {
@@ -49,9 +39,8 @@ class TrainingTest : public ::testing::Test {
         "gradient_clipping": 1.0, "zero_optimization": {{"stage": {}{}}},
         "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01}}}}}})",
                                                                        stage, zero_));
-    return make_run_setup(parse_command_line({"--data", data_, "--model", model_, "--seq_len", "8",
-                                              "--seed", "3", "--dtype", dtype, "--config", config}),
-                          {.rank = rank, .world_size = kRanks});
+    return TextTest::setup_of({"--dtype", dtype, "--config", config},
+                              {.rank = rank, .world_size = kRanks});
   }
 
   static Trajectory train(Trainer& trainer) {
@@ -111,9 +100,6 @@ class TrainingTest : public ::testing::Test {
     }
   }
 
-  TemporaryFolder folder_;
-  std::string data_;
-  std::string model_;
   std::string zero_;  // what zero_optimization has besides the stage
 };
 

@@ -1,14 +1,10 @@
 #include "tests/train/model/kernels_conformance.h"
-#include "train/cpu/cpu_kernels.h"
 #include "train/cpu/matrix.h"
 
 namespace zerorun::train::testing {
 namespace {
 
-const KernelsUnderTest kCpu{"cpu", [] { return make_cpu_device(); },
-                            [](Device&, DType) { return std::make_unique<CpuKernels>(); }};
-
-ZR_INSTANTIATE_KERNELS_CONFORMANCE(with_every_dtype(kCpu));
+ZR_INSTANTIATE_KERNELS_CONFORMANCE(with_every_dtype(cpu_kernels()));
 
 TEST(GeluTest, MatchesDefinitionAndItsDerivative) {
   std::vector<float> x = random_floats(1003, 1, 3.0F);

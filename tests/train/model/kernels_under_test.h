@@ -4,6 +4,7 @@
 
 #include "tests/common.h"
 #include "tests/train/model/reference.h"
+#include "train/cpu/cpu_kernels.h"
 #include "train/model/kernels.h"
 #include "zerorun/device.h"
 
@@ -19,6 +20,11 @@ struct KernelsUnderTest {
   // A product has the same bits whatever is fused with it. cuBLAS may choose another algorithm.
   bool exact_fusion = true;
 };
+
+inline KernelsUnderTest cpu_kernels() {
+  return {"cpu", [] { return make_cpu_device(); },
+          [](Device&, DType) { return std::make_unique<CpuKernels>(); }};
+}
 
 inline std::ostream& operator<<(std::ostream& out, const KernelsUnderTest& kernels) {
   return out << kernels.name << '_' << name_of(kernels.parameters);

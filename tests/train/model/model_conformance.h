@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "tests/train/model/golden_model.h"
-#include "train/cpu/cpu_kernels.h"
 
 // The model on every implementation of Kernels, against PyTorch's golden file.
 namespace zerorun::train::testing {
@@ -22,10 +21,8 @@ class ModelConformance : public ::testing::TestWithParam<KernelsUnderTest> {
 // Parameters are rounded, so the reference is an fp32 model on the CPU with the rounded ones; that
 // one is compared with PyTorch.
 TEST_P(ModelConformance, LossAndGradientsMatchPyTorch) {
-  const KernelsUnderTest reference{"cpu", [] { return make_cpu_device(); },
-                                   [](Device&, DType) { return std::make_unique<CpuKernels>(); }};
   GoldenModel model(GetParam());
-  GoldenModel wide(reference);
+  GoldenModel wide(cpu_kernels());
   const bool same = parameters() == DType::fp32;
   for (const ParameterSpec& spec : wide.parameters().specs()) {
     const Doubles values = model.value(spec.name);

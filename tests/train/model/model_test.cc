@@ -4,15 +4,14 @@
 
 #include "tests/common.h"
 #include "tests/train/model/model_conformance.h"
+#include "train/model/kernels.h"
+#include "train/model/parameters.h"
 
 namespace zerorun::train::testing {
 namespace {
 
-const KernelsUnderTest kCpuKernels{"cpu", [] { return make_cpu_device(); },
-                                   [](Device&, DType) { return std::make_unique<CpuKernels>(); }};
-
 INSTANTIATE_TEST_SUITE_P(Kernels, ModelConformance,
-                         ::testing::ValuesIn(with_every_dtype(kCpuKernels)), name_of_case);
+                         ::testing::ValuesIn(with_every_dtype(cpu_kernels())), name_of_case);
 
 // Records what the model does with its parameters.
 class RecordingParameters final : public ParameterAccess {
@@ -139,6 +138,32 @@ TEST(ModelTest, LargeLogitsAreCutByThemselves) {
   EXPECT_LE(logits_nbytes(config, DType::fp32, 1 << 20), kLogitsNbytes);
   EXPECT_GT(logits_nbytes(config, DType::bf16, 1 << 20), 0.99 * kLogitsNbytes);
   EXPECT_EQ(logits_rows(10, 1e12), 1) << "a row is not cut";
+}
+
+TEST(ModelFlopsTest, EveryWeightOfAProductIsSixOfATokens) {
+  GptConfig config = gpt_preset("gpt2").value();
+  config.vocabulary = 50257;
+  double weights = 0;
+  for (const ParameterSpec& spec : parameter_specs(config)) {
+    if (spec.shape.size() == 2 && !spec.name.ends_with("wpe.weight")) {
+      weights += static_cast<double>(spec.numel());
+    }
+  }
+  // Scores and their sums: each 2 * width a key and query, and twice as much in backward.
+  const double attention = 12.0 * 12 * 768 * 1024;
+  EXPECT_DOUBLE_EQ(flops_per_token(config, 1024), 6 * weights + attention);
+  EXPECT_NEAR(flops_per_token(config, 1024), 0.855e9, 0.001e9);
+}
+
+TEST(ModelFlopsTest, ThePeakIsThatOfSomeMachine) {
+  const auto device = make_cpu_device();
+  for (const DType dtype : {DType::fp32, DType::bf16}) {
+    const auto kernels = make_kernels(*device, {.dtype = dtype});
+    const double peak = measure_peak_flops(*device, *kernels, dtype);
+    EXPECT_GT(peak, 1e6);
+    EXPECT_LT(peak, 1e15);
+    EXPECT_EQ(device->memory_use(MemoryCategory::activations).live_bytes, 0);
+  }
 }
 
 }  // namespace

@@ -1,10 +1,7 @@
 // fp16, loss scaling and learning rate schedules, as the config asks for them.
 
-#include "tests/common.h"
-#include "tests/harness.h"
-#include "tests/train/temporary_folder.h"
+#include "tests/train/run/trainer_fixture.h"
 #include "train/run/run_folder.h"
-#include "train/run/trainer.h"
 
 namespace zerorun::train::testing {
 namespace {
@@ -13,16 +10,8 @@ namespace {
 constexpr const char* kSchedule = R"("scheduler": {"type": "WarmupLR", "params": {
     "warmup_max_lr": [0.008, 0.016], "warmup_num_steps": 4, "warmup_type": "linear"}})";
 
-class PrecisionTest : public ::testing::Test {
+class PrecisionTest : public TextTest {
  protected:
-  PrecisionTest() {
-    std::string text;
-    for (int i = 0; i < 4000; ++i) text += static_cast<char>('a' + i * i % 23);
-    data_ = folder_.write("text", text);
-    model_ = folder_.write("model.json", R"({"n_embd": 16, "n_layer": 2, "n_head": 2,
-                                             "n_positions": 16, "n_inner": 32})");
-  }
-
   // A config of this stage with more top-level blocks.
   std::string config(int stage, const std::string& blocks) const {
     return folder_.write("config.json", fmt::format(R"({{
@@ -31,22 +20,9 @@ class PrecisionTest : public ::testing::Test {
                                                     stage, blocks));
   }
 
-  RunSetup setup_of(const std::string& config, const RankInfo& rank = {},
-                    std::vector<std::string> more = {}) const {
-    std::vector<std::string> options = {"--data", data_,      "--model", model_,   "--seq_len",
-                                        "8",      "--config", config,    "--seed", "3"};
-    options.insert(options.end(), more.begin(), more.end());
-    return make_run_setup(parse_command_line(options), rank);
-  }
-
-  using Body = std::function<void(Trainer&, const RunSetup&, Communicator&)>;
-  void run(const std::string& config, const Body& body) const {
-    zerorun::testing::run_ranks(2, [&](Communicator& comm) {
-      const RunSetup setup = setup_of(config, {.rank = comm.rank(), .world_size = 2});
-      const auto device = make_cpu_device();
-      Trainer trainer(setup, comm, *device);
-      body(trainer, setup, comm);
-    });
+  void run(const std::string& config,
+           const std::function<void(Trainer&, const RunSetup&, Communicator&)>& body) const {
+    TextTest::run(2, {"--config", config}, body);
   }
 
   // Reports of a new run, on rank 0.
@@ -61,10 +37,6 @@ class PrecisionTest : public ::testing::Test {
     });
     return all;
   }
-
-  TemporaryFolder folder_;
-  std::string data_;
-  std::string model_;
 };
 
 std::string fp16(const std::string& more = "") {
@@ -225,23 +197,17 @@ TEST_F(PrecisionTest, ReportsTheNormBeforeAndAfterClipping) {
 TEST_F(PrecisionTest, AutoIsResolvedFromTheRun) {
   const std::string decay = R"("scheduler": {"type": "WarmupDecayLR", "params": {
       "total_num_steps": "auto", "warmup_num_steps": 2}})";
-  EXPECT_EQ(setup_of(config(2, decay), {}, {"--steps", "70"}).config.scheduler.total_num_steps, 70);
+  EXPECT_EQ(
+      setup_of({"--config", config(2, decay), "--steps", "70"}).config.scheduler.total_num_steps,
+      70);
   const std::string unknown = R"("scheduler": {"type": "WarmupDecayLR", "params": {
       "total_num_steps": 9, "warmup_num_steps": "auto"}})";
-  try {
-    setup_of(config(2, unknown));
-    FAIL() << "expected an error";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("/scheduler/params/warmup_num_steps"), HasSubstr("auto")));
-  }
-}
-
-TEST_F(PrecisionTest, TheCommandLineDecidesOnTheDtype) {
-  const std::string path = config(2, R"("bf16": {"enabled": true})");
-  const RunSetup setup = setup_of(path, {}, {"--dtype", "fp16"});
-  EXPECT_EQ(setup.config.precision.param_dtype, DType::fp16);
-  EXPECT_EQ(setup.config.precision.loss_scaler.initial_scale_power, 16);
+  EXPECT_THAT(
+      [&] {
+        setup_of({"--config", config(2, unknown)});
+      },
+      ThrowsMessage<ConfigError>(
+          AllOf(HasSubstr("/scheduler/params/warmup_num_steps"), HasSubstr("auto"))));
 }
 
 }  // namespace

@@ -143,12 +143,8 @@ TEST(MetricsTest, RanksHaveFilesOfTheirOwnButNotBesideADevice) {
 }
 
 TEST(MetricsTest, UnwritableFileIsNamed) {
-  try {
-    Metrics("/proc/none/m.jsonl", Metrics::Mode::replace);
-    FAIL();
-  } catch (const IoError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("/proc/none/m.jsonl"));
-  }
+  EXPECT_THAT([] { Metrics("/proc/none/m.jsonl", Metrics::Mode::replace); },
+              ThrowsMessage<IoError>(HasSubstr("/proc/none/m.jsonl")));
 }
 
 }  // namespace

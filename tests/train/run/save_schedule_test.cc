@@ -1,5 +1,3 @@
-
-
 #include "tests/common.h"
 #include "train/run/run.h"
 

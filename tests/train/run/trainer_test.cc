@@ -1,9 +1,10 @@
 #include "train/run/trainer.h"
 
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "tests/train/run/trainer_fixture.h"
 #include "train/model/activations.h"
-#include "train/run/make_kernels.h"
+#include "train/model/kernels.h"
 #include "train/run/run_folder.h"
 
 namespace zerorun::train::testing {
@@ -116,11 +117,9 @@ TEST_F(TrainerTest, ResumingWithAnotherOptimizerIsAnErrorThatNamesBoth) {
   const auto resume = [&](const std::string& file) {
     std::string error;
     run(2, {"--config", file}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
-      try {
-        resume_run(folder, setup, trainer, comm);
-      } catch (const CheckpointError& caught) {
-        if (comm.rank() == 0) error = caught.what();
-      }
+      const std::string own = zerorun::testing::error_of<CheckpointError>(
+          [&] { resume_run(folder, setup, trainer, comm); });
+      if (comm.rank() == 0) error = own;
     });
     return error;
   };
@@ -145,16 +144,13 @@ TEST_F(TrainerTest, ResumingOnOtherDataOfTheSameLengthIsSaid) {
   text[2000] ^= 1;
   const std::string other = folder_.write("other", text);
   const auto warning = [&](const std::string& data) {
-    std::string text_of_warning;
-    run(1, {"--config", config(0)}, [&](Trainer&, const RunSetup&, Communicator& comm) {
-      const CommandLine line = parse_command_line({"--data", data, "--model", model_, "--seq_len",
-                                                   "8", "--seed", "3", "--config", config(0)});
-      const RunSetup setup = make_run_setup(line, {});
-      const auto device = make_cpu_device();
-      Trainer trainer(setup, comm, *device);
-      text_of_warning = resume_run(folder, setup, trainer, comm);
-    });
-    return text_of_warning;
+    data_ = data;
+    std::string said;
+    run(1, {"--config", config(0)},
+        [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
+          said = resume_run(folder, setup, trainer, comm);
+        });
+    return said;
   };
   EXPECT_EQ(warning(same), "");
   EXPECT_THAT(warning(other), AllOf(HasSubstr("data_hash was"), Not(HasSubstr("data_tokens")),
@@ -186,13 +182,9 @@ TEST_F(TrainerTest, WeightsOfAnotherModelAreNamed) {
     write_run_config(folder, setup, comm, *device);
     write_hf_weights(folder, trainer.engine(), comm);
   });
-  const auto error = [&](const char* model) -> std::string {
-    try {
-      HfWeights(folder, gpt_config(folder_.write("other.json", model)));
-    } catch (const CheckpointError& problem) {
-      return problem.what();
-    }
-    return "";
+  const auto error = [&](const char* model) {
+    return zerorun::testing::error_of<CheckpointError>(
+        [&] { HfWeights(folder, gpt_config(folder_.write("other.json", model))); });
   };
   EXPECT_THAT(error(R"({"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16,
                         "n_inner": 64, "vocab_size": 256})"),

@@ -1,5 +1,4 @@
-#include "checkpoint/files/workers.h"
-
+#include "checkpoint/loading/record_runs.h"
 #include "tests/common.h"
 
 namespace zerorun {
@@ -17,14 +16,11 @@ TEST(WorkersTest, EveryItemIsDoneOnce) {
 TEST(WorkersTest, TheErrorIsThatOfTheFirstItemAndLaterCallsStillWork) {
   Workers workers(4);
   for (int round = 0; round < 200; ++round) {
-    try {
-      workers.each(100, [](size_t i) {
-        if (i % 30 == 17) throw std::runtime_error(std::to_string(i));
-      });
-      ADD_FAILURE() << "no error";
-    } catch (const std::runtime_error& error) {
-      EXPECT_STREQ(error.what(), "17");
-    }
+    const auto fail_some = [](size_t i) {
+      if (i % 30 == 17) throw std::runtime_error(std::to_string(i));
+    };
+    EXPECT_THAT([&] { workers.each(100, fail_some); },
+                ThrowsMessage<std::runtime_error>(::testing::Eq("17")));
   }
   std::atomic<int> sum = 0;
   workers.each(10, [&](size_t i) { sum += static_cast<int>(i); });
