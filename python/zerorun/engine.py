@@ -15,7 +15,7 @@ from zerorun import _C
 from zerorun.config import BatchConfig, resolve_batch
 from zerorun.metrics.meter import StepMeter
 from zerorun.model.buffers import hint_at_buffers
-from zerorun.model.left_behind import LeftBehind
+from zerorun.model.uncopied import Uncopied
 from zerorun.policy import Policy
 from zerorun.program_warning import warn
 from zerorun.sequence.groups import data_parallel_size
@@ -306,7 +306,7 @@ def _of_its_class(module: nn.Module) -> Any:
     return types.MethodType(type(module).zero_grad, module)
 
 
-class ModuleZeroGrad(LeftBehind):
+class ModuleZeroGrad(Uncopied):
     """Takes the place of a module's method until remove(), so that it reaches the engine too.
 
     A loss that goes through a model of another engine (a discriminator) leaves gradients there,

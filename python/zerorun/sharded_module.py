@@ -14,7 +14,7 @@ from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.checkpoints import torch_state_dicts
 from zerorun.hooks.parameter_memory import masters_from_parameters
-from zerorun.hooks.silent_results import EMPTY_PARAMETERS
+from zerorun.hooks.state_dict_warnings import EMPTY_PARAMETERS
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import local_of, whole_of
 from zerorun.model.model_layout import ModelLayout

@@ -12,7 +12,7 @@ import torch
 import zerorun
 from torch import nn
 from zerorun import torch_seam
-from zerorun.model import left_behind
+from zerorun.model import uncopied
 
 
 class _Params4bit:
@@ -141,5 +141,5 @@ def test_asking_for_a_running_compiler_keeps_references() -> None:
     """PyTorch 2.6 gives a reference away that it does not have."""
     before = sys.getrefcount(None)
     for _ in range(1000):
-        left_behind._compiled_caller()
+        uncopied._compiled_caller()
     assert abs(sys.getrefcount(None) - before) < 500

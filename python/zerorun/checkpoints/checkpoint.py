@@ -33,6 +33,7 @@ from zerorun.shards.shards import Shards
 
 _logger = logging.getLogger("zerorun")
 _LATEST = "latest"
+_PICKLE = "pickle_client_state"  # what JSON has no form for is pickled and unpickled
 
 
 def _nothing() -> None:
@@ -60,11 +61,6 @@ def _is_on(training: Training, key: str) -> bool:
     return isinstance(section, dict) and section.get(key) is True
 
 
-def _allows_pickle(training: Training) -> bool:
-    """True if what JSON has no form for is pickled and unpickled."""
-    return _is_on(training, "pickle_client_state")
-
-
 def is_node_local(training: Training) -> bool:
     """True if each host keeps the files of its own ranks."""
     return _is_on(training, "use_node_local_storage")
@@ -77,9 +73,9 @@ def _data_loader(training: Training) -> Any:
 def _encode(
     shards: Shards, training: Training, data: dict[str, Any], objects: dict[str, Any]
 ) -> str:
-    pickles = _allows_pickle(training) or training._policy.pickles_objects
+    pickles = _is_on(training, _PICKLE) or training._policy.pickles_objects
     text = program_state.encode(data, objects, allow_pickle=pickles)
-    unasked = program_state.has_pickle(text) and not _allows_pickle(training)
+    unasked = program_state.has_pickle(text) and not _is_on(training, _PICKLE)
     if unasked and shards.communicator.rank == 0:
         _logger.warning(
             "save_checkpoint: client_state or a schedule has objects that JSON has no form for. "
@@ -289,7 +285,7 @@ def _check(training: Training, folder: str, tag: str, *, strict: bool) -> _Found
     saved = _C.SavedModel(folder, tag)
     data = program_state.decode(saved.client_state)
     objects = program_state.decode_objects(
-        saved.client_state, allow_pickle=_allows_pickle(training)
+        saved.client_state, allow_pickle=_is_on(training, _PICKLE)
     )
     buffers = saved_buffers.read(saved)
     if strict and data:  # the bundled train saves no buffers

@@ -40,9 +40,9 @@ from zerorun.hooks.watched_parameters import (
     WatchedParameters,
     is_empty,
 )
-from zerorun.model.left_behind import ModuleHook
 from zerorun.model.local_tensor import is_distributed
 from zerorun.model.model_layout import ModelLayout
+from zerorun.model.uncopied import ModuleHook
 
 
 class GatherHooks:

@@ -12,9 +12,9 @@ from typing import Any
 from torch import nn
 
 from zerorun import _C
-from zerorun.model.left_behind import ModuleHook
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.plain_names import COMPILED
+from zerorun.model.uncopied import ModuleHook
 from zerorun.model.units import modules_within
 
 

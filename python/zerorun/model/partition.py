@@ -15,15 +15,15 @@ from torch.optim.swa_utils import AveragedModel
 from zerorun import _C
 from zerorun.config import value_of
 from zerorun.host_memory import moved
-from zerorun.model.left_behind import LeftBehind
 from zerorun.model.local_tensor import is_distributed, like, local_of, place
+from zerorun.model.uncopied import Uncopied
 from zerorun.program_warning import warn
 
 _ids = itertools.count()
 _ATTRIBUTE = "_zerorun_partition"
 
 
-class _Method(LeftBehind):
+class _Method(Uncopied):
     """A function as an attribute of a parameter."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -33,7 +33,7 @@ class _Method(LeftBehind):
         return self._function(*args, **kwargs)
 
 
-class _CopyOf(LeftBehind):
+class _CopyOf(Uncopied):
     """The ``__deepcopy__`` of a parameter that is empty most of the time."""
 
     def __init__(self, partition: Partition) -> None:
@@ -144,7 +144,7 @@ class OwnPart(torch.Tensor):
             self.copy_(values)
 
 
-class Partition(LeftBehind):
+class Partition(Uncopied):
     """Makes one parameter full and empty again, and gives it the ``ds_*`` attributes."""
 
     in_engine = False  # whether an engine's hooks gather the parameter
@@ -329,7 +329,7 @@ class Partition(LeftBehind):
             made: nn.Parameter = type(self.parameter).__deepcopy__(self.parameter, memo)
         finally:
             self.release()
-        for name in [name for name, value in vars(made).items() if isinstance(value, LeftBehind)]:
+        for name in [name for name, value in vars(made).items() if isinstance(value, Uncopied)]:
             delattr(made, name)
         for name in self._attributes():
             vars(made).pop(name, None)

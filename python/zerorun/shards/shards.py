@@ -16,15 +16,15 @@ from torch import nn
 from zerorun import _C, experts, torch_groups
 from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.parameter_memory import by_parameter, full_view
-from zerorun.hooks.silent_results import EmptyStateWarnings
+from zerorun.hooks.state_dict_warnings import EmptyStateWarnings
 from zerorun.hooks.updated_parameters import UpdatedParameters
 from zerorun.model.buffers import share_buffers
 from zerorun.model.engine_ranks import EngineRanks
-from zerorun.model.left_behind import LeftBehind, check_hooks_are_taken
 from zerorun.model.local_tensor import is_distributed, local_gradient, local_of, place
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import Partition, partition_of
 from zerorun.model.private_partition import PrivatePartition
+from zerorun.model.uncopied import Uncopied, check_hooks_are_taken
 from zerorun.model.units import Unit
 from zerorun.policy import Policy
 from zerorun.rank_zero import share
@@ -43,7 +43,7 @@ _logger = logging.getLogger("zerorun")
 _NO_LOOP = Policy(clips_as_torch=False)  # of an optimizer without an engine
 
 
-class _Reference(LeftBehind):
+class _Reference(Uncopied):
     """The shards that a parameter belongs to."""
 
     def __init__(self, shards: Shards) -> None:

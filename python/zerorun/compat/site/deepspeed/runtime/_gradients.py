@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from zerorun import ConfigError, ZeroEngine
-from zerorun.model.left_behind import LeftBehind
+from zerorun.model.uncopied import Uncopied
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
 
@@ -15,7 +15,7 @@ _ATTRIBUTE = "_zerorun_shown_gradients"
 _base = torch.Tensor.grad
 
 
-class ShownGradients(LeftBehind):
+class ShownGradients(Uncopied):
     """The averaged gradients of an engine's parameters, made when a program reads them.
 
     They are there from the backward on that completes a batch, multiplied by the loss scale. What

@@ -12,11 +12,11 @@ from torch import nn
 from zerorun import _C
 
 
-def _replacement(kind: type[LeftBehind]) -> Any:
+def _replacement(kind: type[Uncopied]) -> Any:
     return kind.in_copies
 
 
-class LeftBehind:
+class Uncopied:
     """An attribute of a parameter or a module that its copies and pickles do not have: they get
     `in_copies` instead."""
 
@@ -58,7 +58,7 @@ def _compiler_that_runs() -> Callable[[], Any]:
 _compiled_caller = _compiler_that_runs()
 
 
-class ModuleHook(LeftBehind):
+class ModuleHook(Uncopied):
     """A module hook that stays behind when the module is copied or pickled."""
 
     in_copies = staticmethod(_no_hook)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerorun.model.left_behind import ModuleHook
 from zerorun.model.local_tensor import local_of
+from zerorun.model.uncopied import ModuleHook
 from zerorun.program_warning import warn
 
 EMPTY_PARAMETERS = (
