@@ -8,8 +8,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <string>
-#include <string_view>
 
 #include "config/env.h"
 #include "core/check.h"

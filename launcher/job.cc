@@ -9,11 +9,9 @@
 
 #include "config/env.h"
 #include "core/check.h"
-#include "launcher/program.h"
 #include "launcher/ranks/cpus.h"
 #include "launcher/ranks/process.h"
 #include "launcher/ranks/report.h"
-#include "launcher/ranks/resources.h"
 #include "launcher/words.h"
 #include "os/address.h"
 #include "os/cgroup.h"

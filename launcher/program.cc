@@ -1,17 +1,13 @@
 #include "launcher/program.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <optional>
-#include <string_view>
 #include <system_error>
 
 #include "config/checks/suggest.h"
 #include "core/check.h"
-#include "launcher/environment.h"
 #include "launcher/words.h"
 #include "os/text_file.h"
 

@@ -39,7 +39,7 @@ void FrameConnection::send_some() {
 
 void FrameConnection::receive() {
   std::array<char, 65536> chunk;
-  while (open_ && received_.size() <= limit_) {  // else the owner takes whole frames first
+  while (open_ && !full()) {
     const ssize_t count = uninterrupted(
         [&] { return ::recv(socket_.get(), chunk.data(), chunk.size(), MSG_DONTWAIT); });
     if (count < 0 && errno == EAGAIN) return;

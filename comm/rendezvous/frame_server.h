@@ -23,6 +23,8 @@ class FrameConnection {
   // False when nothing more can come. Frames that have come stay, and bytes may be left to send.
   bool open() const { return open_; }
   bool pending() const { return !to_send_.empty(); }
+  // True if nothing is received until the owner takes a frame.
+  bool full() const { return received_.size() > limit_; }
   void set_limit(size_t limit) { limit_ = limit; }
   void send(const std::string& payload);
   // Both do what is possible now.

@@ -123,8 +123,9 @@ void StoreServer::serve(Client& client) {
     }
     connection.send_some();
     // A client that has closed its side stays readable for ever: only its answer is left to send.
-    const uint32_t events =
-        (connection.open() ? EPOLLIN : 0U) | (connection.pending() ? EPOLLOUT : 0U);
+    // So does one that sends more and more while its kGet waits.
+    const bool receives = connection.open() && !connection.full();
+    const uint32_t events = (receives ? EPOLLIN : 0U) | (connection.pending() ? EPOLLOUT : 0U);
     if (events != client.events) poll_.change(connection.socket().get(), events, &client);
     client.events = events;
   } catch (const std::exception&) {

@@ -3,15 +3,11 @@
 #include <fmt/ranges.h>
 #include <poll.h>
 
-#include <algorithm>
-#include <string_view>
-
 #include "core/check.h"
 #include "core/parse_number.h"
 #include "core/printable.h"
 #include "launcher/hosts/hostfile.h"
 #include "launcher/words.h"
-#include "os/socket.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

@@ -12,7 +12,6 @@
 #include "core/check.h"
 #include "core/printable.h"
 #include "core/secret.h"
-#include "launcher/control/control_connection.h"
 #include "launcher/hosts/hostfile.h"
 #include "launcher/ranks/process.h"
 #include "launcher/ranks/supervisor.h"

@@ -6,7 +6,6 @@
 #include "core/check.h"
 #include "core/printable.h"
 #include "core/secret.h"
-#include "launcher/control/control_connection.h"
 #include "launcher/control/coordinator.h"
 
 namespace zerorun {

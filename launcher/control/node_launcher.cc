@@ -16,7 +16,6 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "core/printable.h"
-#include "launcher/control/control_connection.h"
 #include "launcher/hosts/remote_start.h"
 #include "launcher/program.h"
 #include "launcher/ranks/guardian.h"

@@ -13,7 +13,6 @@
 
 #include "core/check.h"
 #include "core/log.h"
-#include "launcher/ranks/process.h"
 #include "launcher/ranks/report.h"
 
 namespace zerorun {

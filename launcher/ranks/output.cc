@@ -9,14 +9,12 @@
 #include <chrono>
 #include <climits>
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include "core/check.h"
 #include "core/log.h"
 #include "core/parse_number.h"
 #include "launcher/options.h"
-#include "launcher/ranks/process.h"
 #include "launcher/words.h"
 #include "os/uninterrupted.h"
 

@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
-#include <utility>
 
 #include "launcher/environment.h"
 #include "launcher/ranks/process.h"

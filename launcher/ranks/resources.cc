@@ -7,7 +7,6 @@
 #include "core/parse_number.h"
 #include "launcher/hosts/host_filter.h"
 #include "launcher/hosts/hostfile.h"
-#include "launcher/ranks/cuda_probe.h"
 #include "launcher/words.h"
 #include "os/process_identity.h"
 
