@@ -49,6 +49,24 @@ def test_pdsh_starts_ranks_on_both_hosts(hosts: Hosts, monkeypatch: pytest.Monke
     assert set(output.splitlines()) == PLACES
 
 
+def test_started_by_hand(hosts: Hosts) -> None:
+    port = "29517"
+    options = ["--accelerator", "cpu", "--nproc_per_node", "2", "--nnodes", "2"]
+    options += ["--master_addr", ADDRESSES[0], "--master_port", port]
+    jobs = [
+        subprocess.Popen(
+            hosts.inside(node, str(ZERORUN), *options, "--node_rank", str(node), *PLACE),
+            env={**os.environ, "ZERORUN_JOB_SECRET": "only we know"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for node in (1, 0)
+    ]
+    output = "".join(job.communicate(timeout=60)[0] for job in jobs)
+    assert [job.returncode for job in jobs] == [0, 0]
+    assert set(output.splitlines()) == PLACES
+
+
 def test_ddp_of_pytorch_trains_across_hosts(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)  # whose python runs the ranks
     script = hosts.folder / "ddp.py"
@@ -164,6 +182,15 @@ def test_the_link_carries_what_plan_says(hosts: Hosts, zero: dict[str, Any]) -> 
     step = (many - few) / 4
     # Frames have headers and are acknowledged; a step also has its norm and other small messages.
     assert 0.97 * planned < step < 1.1 * planned
+
+
+def test_an_interface_that_is_not_there_is_the_error(hosts: Hosts) -> None:
+    job, _ = train(hosts, ["--interface", "eth7"], 3)
+    code, _, errors = job.wait()
+    assert code == 2
+    assert "'eth7'" in errors
+    assert "--interface" in errors
+    assert not job.survivors()
 
 
 def test_an_ssh_that_is_refused_is_the_error(hosts: Hosts) -> None:
