@@ -8,6 +8,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "core/check.h"
@@ -18,44 +19,44 @@ namespace zerorun {
 
 namespace {
 
-enum class Kind : int64_t { config, communication, device, io, checkpoint, numeric, internal };
+// The errors that keep their type on other ranks; any other is an InternalError there.
+using Errors =
+    std::tuple<ConfigError, CommError, DeviceError, IoError, CheckpointError, NumericError>;
+constexpr size_t kErrors = std::tuple_size_v<Errors>;
 
-// The error of a step as numbers, for broadcast: its kind, and its text cut to a fixed length.
+// The error of a step as numbers, for broadcast: its place among Errors, and its text cut to a
+// fixed length.
 struct FailedStep {
   static constexpr size_t kMaxText = 4088;
-  Kind kind = Kind::internal;
+  size_t type = kErrors;
   std::array<char, kMaxText> text{};
 };
 static_assert(sizeof(FailedStep) % sizeof(int64_t) == 0);
 
-FailedStep describe(Kind kind, std::string_view text) {
-  FailedStep failure{.kind = kind};
+FailedStep describe(size_t type, std::string_view text) {
+  FailedStep failure{.type = type};
   std::copy_n(text.begin(), std::min(text.size(), FailedStep::kMaxText - 1), failure.text.begin());
   return failure;
 }
 
-FailedStep describe(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const ConfigError& e) {
-    return describe(Kind::config, e.what());
-  } catch (const CommError& e) {
-    return describe(Kind::communication, e.what());
-  } catch (const DeviceError& e) {
-    return describe(Kind::device, e.what());
-  } catch (const IoError& e) {
-    return describe(Kind::io, e.what());
-  } catch (const CheckpointError& e) {
-    return describe(Kind::checkpoint, e.what());
-  } catch (const NumericError& e) {
-    return describe(Kind::numeric, e.what());
-  } catch (const std::bad_alloc&) {
-    return describe(Kind::device, "out of host memory");
-  } catch (const std::exception& e) {
-    return describe(Kind::internal, e.what());
-  } catch (...) {
-    return describe(Kind::internal, "unknown exception");
-  }
+template <size_t kType = 0>
+FailedStep describe(const std::exception_ptr& error) try {
+  std::rethrow_exception(error);
+} catch (const std::tuple_element_t<kType, Errors>& e) {
+  return describe(kType, e.what());
+} catch (...) {
+  return describe<kType + 1>(error);
+}
+
+template <>
+FailedStep describe<kErrors>(const std::exception_ptr& error) try {
+  std::rethrow_exception(error);
+} catch (const std::bad_alloc&) {
+  return describe(std::make_exception_ptr(DeviceError("out of host memory")));
+} catch (const std::exception& e) {
+  return describe(kErrors, e.what());
+} catch (...) {
+  return describe(kErrors, "unknown exception");
 }
 
 template <typename E>
@@ -64,24 +65,14 @@ class Common final : public E, public OnEveryRank {
   using E::E;
 };
 
-[[noreturn]] void raise(Kind kind, const std::string& text) {
-  switch (kind) {
-    case Kind::config:
-      throw Common<ConfigError>(text);
-    case Kind::communication:
-      throw Common<CommError>(text);
-    case Kind::device:
-      throw Common<DeviceError>(text);
-    case Kind::io:
-      throw Common<IoError>(text);
-    case Kind::checkpoint:
-      throw Common<CheckpointError>(text);
-    case Kind::numeric:
-      throw Common<NumericError>(text);
-    case Kind::internal:
-      break;
+template <size_t kType = 0>
+[[noreturn]] void raise(const FailedStep& failure, const std::string& text) {
+  if constexpr (kType == kErrors) {
+    throw Common<InternalError>(text);
+  } else {
+    if (failure.type == kType) throw Common<std::tuple_element_t<kType, Errors>>(text);
+    raise<kType + 1>(failure, text);
   }
-  throw Common<InternalError>(text);
 }
 
 }  // namespace
@@ -104,7 +95,7 @@ void Agreement::run(std::string_view label, const std::function<void()>& step) {
   std::memcpy(words.data(), &failure, sizeof failure);
   comm_.broadcast(view_of(std::span<int64_t>(words)), first, stream_, label).synchronize();
   std::memcpy(static_cast<void*>(&failure), words.data(), sizeof failure);
-  raise(failure.kind, fmt::format("rank {} of {}: {}", first, world_size(), failure.text.data()));
+  raise(failure, fmt::format("rank {} of {}: {}", first, world_size(), failure.text.data()));
 }
 
 int64_t Agreement::reduce(int64_t value, ReduceOp op, std::string_view label) {

@@ -9,7 +9,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <optional>
 
 #include "core/check.h"
 #include "os/file_descriptor.h"
@@ -156,6 +155,18 @@ AddressList look_up(const std::string& host, uint16_t port) {
     fail<CommError>("cannot find the address of host '{}': {}", host, gai_strerror(error));
   }
   return {found, &freeaddrinfo};
+}
+
+std::optional<sockaddr_storage> address_of(int socket) {
+  Address own;
+  const bool known = getsockname(socket, own.get(), &own.size) == 0;
+  return known ? std::optional(own.storage) : std::nullopt;
+}
+
+std::optional<sockaddr_storage> address_of_peer(int socket) {
+  Address peer;
+  const bool known = getpeername(socket, peer.get(), &peer.size) == 0;
+  return known ? std::optional(peer.storage) : std::nullopt;
 }
 
 bool is_loopback(const sockaddr_storage& address) {

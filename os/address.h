@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,10 @@ namespace zerorun {
 // one. Throws CommError.
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 AddressList look_up(const std::string& host, uint16_t port);
+// The address of a socket, or that of its peer; nothing if it has none.
+std::optional<sockaddr_storage> address_of(int socket);
+std::optional<sockaddr_storage> address_of_peer(int socket);
+
 // True for a loopback address of IPv4 or IPv6.
 bool is_loopback(const sockaddr_storage& address);
 

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <utility>
 
+#include "os/text_file.h"
+
 namespace zerorun {
 
 namespace {
@@ -20,31 +22,19 @@ struct Interface {
   std::string_view mount;  // below sys/fs/cgroup
   std::string_view limit;
   std::string_view use;
-  std::string_view inactive;
-  std::string_view active;
+  const char* inactive;
+  const char* active;
 };
-constexpr Interface kVersion2{"", "memory.max", "memory.current", "inactive_file", "active_file"};
+constexpr Interface kVersion2{"", "memory.max", "memory.current", "inactive_file ", "active_file "};
 constexpr Interface kVersion1{"memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-                              "total_inactive_file", "total_active_file"};
+                              "total_inactive_file ", "total_active_file "};
 // Version 1 says "no limit" with a number near 2^63.
 constexpr int64_t kNoLimit = int64_t{1} << 60;
 
-// The value after `key` in a file of "key value" lines.
-std::optional<int64_t> read_field(const fs::path& path, std::string_view key) {
-  std::ifstream file(path);
-  std::string name;
+// The number on the first line that begins with `key`; nothing for "max" and other text.
+std::optional<int64_t> read_number(const fs::path& path, std::string_view key = "") {
   int64_t value = 0;
-  while (file >> name >> value) {
-    if (name == key) return value;
-  }
-  return std::nullopt;
-}
-
-// The number that a file consists of; nothing for "max" and other text.
-std::optional<int64_t> read_number(const fs::path& path) {
-  std::ifstream file(path);
-  int64_t value = 0;
-  if (file >> value) return value;
+  if (text_after(path, key) >> value) return value;
   return std::nullopt;
 }
 
@@ -80,9 +70,9 @@ ControlGroup::ControlGroup(fs::path root) : root_(std::move(root)) {
 }
 
 std::optional<int64_t> ControlGroup::oom_kills() const {
-  if (const auto kills = read_field(unified_ / "memory.events", "oom_kill")) return kills;
-  if (const auto kills = read_field(memory_ / "memory.oom_control", "oom_kill")) return kills;
-  return read_field(root_ / "proc/vmstat", "oom_kill");
+  if (const auto kills = read_number(unified_ / "memory.events", "oom_kill ")) return kills;
+  if (const auto kills = read_number(memory_ / "memory.oom_control", "oom_kill ")) return kills;
+  return read_number(root_ / "proc/vmstat", "oom_kill ");
 }
 
 std::vector<ControlGroup::MemoryUse> ControlGroup::memory_uses() const {
@@ -95,8 +85,8 @@ std::vector<ControlGroup::MemoryUse> ControlGroup::memory_uses() const {
       const auto limit = read_number(group / version.limit);
       if (limit && *limit < kNoLimit) {
         const int64_t use = read_number(group / version.use).value_or(0);
-        const int64_t cache = read_field(group / "memory.stat", version.inactive).value_or(0) +
-                              read_field(group / "memory.stat", version.active).value_or(0);
+        const int64_t cache = read_number(group / "memory.stat", version.inactive).value_or(0) +
+                              read_number(group / "memory.stat", version.active).value_or(0);
         const int64_t used = std::max<int64_t>(use - cache, 0);
         uses.push_back({*limit, std::max<int64_t>(*limit - used, 0)});
       }
@@ -106,20 +96,11 @@ std::vector<ControlGroup::MemoryUse> ControlGroup::memory_uses() const {
   return uses;
 }
 
-std::optional<int64_t> ControlGroup::memory_limit() const {
-  const std::vector<MemoryUse> uses = memory_uses();
-  if (uses.empty()) return std::nullopt;
-  return std::min_element(uses.begin(), uses.end(),
-                          [](const auto& a, const auto& b) { return a.limit < b.limit; })
-      ->limit;
-}
-
-std::optional<int64_t> ControlGroup::memory_available() const {
-  const std::vector<MemoryUse> uses = memory_uses();
-  if (uses.empty()) return std::nullopt;
-  return std::min_element(uses.begin(), uses.end(),
-                          [](const auto& a, const auto& b) { return a.available < b.available; })
-      ->available;
+std::optional<int64_t> ControlGroup::least(int64_t MemoryUse::*field) const {
+  std::optional<int64_t> least;
+  for (const MemoryUse& use : memory_uses())
+    least = std::min(least.value_or(use.*field), use.*field);
+  return least;
 }
 
 std::optional<double> ControlGroup::cpu_quota() const {

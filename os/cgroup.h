@@ -17,10 +17,10 @@ class ControlGroup {
   // known, else on the machine.
   std::optional<int64_t> oom_kills() const;
   // Returns the smallest memory limit in bytes of this group and its ancestors.
-  std::optional<int64_t> memory_limit() const;
+  std::optional<int64_t> memory_limit() const { return least(&MemoryUse::limit); }
   // Returns the smallest number of bytes that is left below these limits. The page cache does not
   // count as used, because the kernel drops it before an allocation fails.
-  std::optional<int64_t> memory_available() const;
+  std::optional<int64_t> memory_available() const { return least(&MemoryUse::available); }
   // Returns how many CPUs' worth of time this group may use.
   std::optional<double> cpu_quota() const;
 
@@ -31,6 +31,7 @@ class ControlGroup {
   };
   // Returns one entry for each group with a limit, from that of this process up to the root.
   std::vector<MemoryUse> memory_uses() const;
+  std::optional<int64_t> least(int64_t MemoryUse::*field) const;
 
   std::filesystem::path root_;
   std::filesystem::path unified_;  // version 2

@@ -3,59 +3,16 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <limits>
-#include <sstream>
-#include <string>
-#include <string_view>
 
 #include "os/cgroup.h"
+#include "os/text_file.h"
 
 namespace zerorun {
 
 namespace {
 
-// "MemAvailable:   24000000 kB"
-std::optional<int64_t> read_available(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::string name;
-  int64_t kib = 0;
-  while (file >> name >> kib) {
-    if (name == "MemAvailable:") return kib * 1024;
-    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  return std::nullopt;
-}
-
-// True when the process has CAP_IPC_LOCK, with which locking has no limit:
-// "CapEff:   000001fffeffffff".
-bool may_lock_all(const std::filesystem::path& status) {
-  constexpr uint64_t kIpcLock = uint64_t{1} << 14;
-  std::ifstream file(status);
-  std::string name;
-  while (file >> name) {
-    uint64_t capabilities = 0;
-    if (name == "CapEff:") {
-      file >> std::hex >> capabilities;
-      return (capabilities & kIpcLock) != 0;
-    }
-    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  return false;
-}
-
-// The soft limit: "Max locked memory         8388608              8388608              bytes".
-std::optional<int64_t> read_lockable(const std::filesystem::path& limits) {
-  constexpr std::string_view kName = "Max locked memory";
-  std::ifstream file(limits);
-  for (std::string line; std::getline(file, line);) {
-    if (!line.starts_with(kName)) continue;
-    int64_t nbytes = 0;
-    std::istringstream words(line.substr(kName.size()));
-    if (words >> nbytes) return nbytes;
-  }
-  return std::nullopt;
-}
+constexpr uint64_t kIpcLock = uint64_t{1} << 14;  // a process with this capability may lock all
 
 }  // namespace
 
@@ -71,10 +28,15 @@ size_t HostLimits::available_bytes() const {
 
 HostLimits host_limits(const std::filesystem::path& root) {
   HostLimits limits;
-  limits.available = read_available(root / "proc/meminfo");
+  int64_t kib = 0;
+  if (text_after(root / "proc/meminfo", "MemAvailable:") >> kib) limits.available = kib * 1024;
   limits.group_available = ControlGroup(root).memory_available();
-  if (!may_lock_all(root / "proc/self/status")) {
-    limits.lockable = read_lockable(root / "proc/self/limits");
+  uint64_t capabilities = 0;
+  text_after(root / "proc/self/status", "CapEff:") >> std::hex >> capabilities;
+  int64_t soft_limit = 0;  // "unlimited" is no number
+  if ((capabilities & kIpcLock) == 0 &&
+      text_after(root / "proc/self/limits", "Max locked memory") >> soft_limit) {
+    limits.lockable = soft_limit;
   }
   return limits;
 }

@@ -12,12 +12,14 @@
 #include <span>
 #include <string>
 
+#include "os/address.h"
+
 namespace zerorun {
 
 namespace {
 
 // As the kernel writes it: each four bytes of the address as one number, then the port.
-std::string text_of(const sockaddr_storage& address) {
+std::string proc_text_of(const sockaddr_storage& address) {
   const bool is_v4 = address.ss_family == AF_INET;
   const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
   const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
@@ -39,17 +41,12 @@ std::string text_of(const sockaddr_storage& address) {
 // /proc/net/tcp (proc(5)): a title, then "N: LOCAL REMOTE STATE TX:RX TIMER:WHEN RETRIES UID ...".
 std::optional<uid_t> user_of_peer(const FileDescriptor& connection,
                                   const std::filesystem::path& root) {
-  sockaddr_storage own{};
-  sockaddr_storage peer{};
-  socklen_t own_size = sizeof(own);
-  socklen_t peer_size = sizeof(peer);
-  if (getsockname(connection.get(), reinterpret_cast<sockaddr*>(&own), &own_size) != 0 ||
-      getpeername(connection.get(), reinterpret_cast<sockaddr*>(&peer), &peer_size) != 0) {
-    return std::nullopt;
-  }
-  const std::string local = text_of(peer);  // seen from the other end
-  const std::string remote = text_of(own);
-  std::ifstream file(root / (own.ss_family == AF_INET ? "proc/net/tcp" : "proc/net/tcp6"));
+  const auto own = address_of(connection.get());
+  const auto peer = address_of_peer(connection.get());
+  if (!own || !peer) return std::nullopt;
+  const std::string local = proc_text_of(*peer);  // seen from the other end
+  const std::string remote = proc_text_of(*own);
+  std::ifstream file(root / (own->ss_family == AF_INET ? "proc/net/tcp" : "proc/net/tcp6"));
   file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
   std::string number;
   std::string from;

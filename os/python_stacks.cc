@@ -4,10 +4,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <csignal>
 #include <filesystem>
-#include <string_view>
 #include <system_error>
 #include <thread>
 
@@ -24,13 +22,8 @@ constexpr std::chrono::milliseconds kPause{30};
 constexpr uint64_t kMaxTextBytes = uint64_t{1} << 20;
 
 bool catches(pid_t pid, int signal) {
-  std::string text;
-  if (try_read_text(fmt::format("/proc/{}/status", pid), kMaxTextBytes, text) != 0) return false;
-  constexpr std::string_view kField = "SigCgt:\t";
-  const size_t at = text.find(kField);
-  if (at == std::string::npos) return false;
   uint64_t caught = 0;
-  std::from_chars(text.data() + at + kField.size(), text.data() + text.size(), caught, 16);
+  text_after(fmt::format("/proc/{}/status", pid), "SigCgt:") >> std::hex >> caught;
   return (caught >> (signal - 1) & 1) != 0;
 }
 

@@ -46,13 +46,9 @@ bool wait_ready(const FileDescriptor& socket, short events, Deadline deadline) {
 
 // A TCP connection to a free port of one's own host may meet itself.
 bool is_own_peer(const FileDescriptor& socket) {
-  sockaddr_storage own{};
-  sockaddr_storage peer{};
-  socklen_t own_size = sizeof(own);
-  socklen_t peer_size = sizeof(peer);
-  return getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &own_size) == 0 &&
-         getpeername(socket.get(), reinterpret_cast<sockaddr*>(&peer), &peer_size) == 0 &&
-         own_size == peer_size && std::memcmp(&own, &peer, own_size) == 0;
+  const auto own = address_of(socket.get());
+  const auto peer = address_of_peer(socket.get());
+  return own && peer && std::memcmp(&*own, &*peer, sizeof(*own)) == 0;
 }
 
 // Sets `connected`, or returns the error.
@@ -74,12 +70,10 @@ int try_connect(const addrinfo& address, Deadline deadline, FileDescriptor& conn
 }
 
 std::optional<uint16_t> bound_port_of(const FileDescriptor& socket) {
-  sockaddr_storage bound{};
-  socklen_t size = sizeof(bound);
-  if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) return {};
-  if (bound.ss_family != AF_INET && bound.ss_family != AF_INET6) return std::nullopt;
+  const auto bound = address_of(socket.get());
+  if (!bound || (bound->ss_family != AF_INET && bound->ss_family != AF_INET6)) return std::nullopt;
   // sin_port and sin6_port lie at the same place.
-  return ntohs(reinterpret_cast<const sockaddr_in&>(bound).sin_port);
+  return ntohs(reinterpret_cast<const sockaddr_in&>(*bound).sin_port);
 }
 
 [[noreturn]] void fail_for_busy_port(const std::string& host, uint16_t port) {
@@ -136,10 +130,8 @@ std::optional<Listener> inherit_listener(int descriptor, uint16_t port) {
 }
 
 bool is_bound_to_loopback(const Listener& listener) {
-  sockaddr_storage bound{};
-  socklen_t size = sizeof(bound);
-  return getsockname(listener.socket.get(), reinterpret_cast<sockaddr*>(&bound), &size) == 0 &&
-         is_loopback(bound);
+  const auto bound = address_of(listener.socket.get());
+  return bound && is_loopback(*bound);
 }
 
 ConnectionAttempt attempt_to_connect(const std::string& host, uint16_t port,

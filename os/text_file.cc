@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fstream>
 #include <system_error>
 
 #include "core/check.h"
@@ -62,6 +63,14 @@ std::string read_text(const std::filesystem::path& path, uint64_t limit) {
     fail<IoError>("cannot open {}: {}", path.string(), std::generic_category().message(error));
   }
   return text;
+}
+
+std::istringstream text_after(const std::filesystem::path& path, std::string_view key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(key)) return std::istringstream(line.substr(key.size()));
+  }
+  return {};
 }
 
 }  // namespace zerorun

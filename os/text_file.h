@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <sstream>
 #include <string>
+#include <string_view>
 
 namespace zerorun {
 
@@ -12,5 +14,8 @@ namespace zerorun {
                                 std::string& text);
 // Returns the content of a regular file. Throws IoError that names the path and the reason.
 std::string read_text(const std::filesystem::path& path, uint64_t limit);
+// What follows `key` on the first line that begins with it, as the kernel writes numbers below
+// /proc and /sys. Nothing can be read from it if there is no such line.
+std::istringstream text_after(const std::filesystem::path& path, std::string_view key);
 
 }  // namespace zerorun

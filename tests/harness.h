@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -63,6 +64,25 @@ inline void run_ranks(int world_size, const std::function<void(Communicator&)>& 
     const auto communicator = make_communicator(options);
     body(*communicator);
   });
+}
+
+// A store that does what another one does, for tests that change a part of that.
+class ForwardingStore : public Store {
+ public:
+  explicit ForwardingStore(std::shared_ptr<Store> store) : store_(std::move(store)) {}
+  void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    return store_->get(key, timeout);
+  }
+  std::optional<std::string> find(const std::string& key) override { return store_->find(key); }
+
+ private:
+  const std::shared_ptr<Store> store_;
+};
+
+// How many files, threads, ... a folder like /proc/self/fd or /proc/self/task has.
+inline int64_t entries(const char* folder) {
+  return std::distance(std::filesystem::directory_iterator(folder), {});
 }
 
 // How many mappings of shared segments this process has: they are files without a name.

@@ -2,7 +2,6 @@
 #include "comm/hierarchical/connecting.h"
 
 #include "device/cpu/cpu_stream.h"
-#include "tests/comm/forwarding_store.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/harness.h"

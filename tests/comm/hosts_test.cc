@@ -189,28 +189,6 @@ TEST(HostsTest, TheTransportSaysWhatItIs) {
       kTimeout, [](int rank) { return std::to_string(rank); });
 }
 
-TEST(HostsTest, ARankThatLeavesEndsTheWaitOfAllOthers) {
-  run_ranks(
-      4,
-      [](Communicator& communicator) {
-        const auto stream = make_inline_stream();
-        communicator.barrier(*stream, "together").synchronize();
-        if (communicator.rank() == 3) return;
-        Bytes values(400);
-        const TensorView view = testing::view(values, DType::fp32);
-        const auto call = [&] {
-          communicator
-              .all_reduce(view, view, ReduceOp::sum, Output::overwrite, *stream, "grad norm")
-              .synchronize();
-        };
-        const std::string error = error_of(call);
-        EXPECT_THAT(error, AllOf(HasSubstr("rank 3"), HasSubstr("left"), HasSubstr("all_reduce"),
-                                 HasSubstr("'grad norm'")));
-        EXPECT_EQ(error_of(call), error);
-      },
-      kTimeout, host_of_pair);
-}
-
 TEST(HostsTest, RanksThatDivergeGetAnErrorThatNamesBoth) {
   run_ranks(
       4,

@@ -7,6 +7,7 @@
 namespace zerorun::splits {
 namespace {
 
+using testing::entries;
 using testing::error_of;
 using testing::run_ranks;
 
@@ -82,10 +83,6 @@ TEST(SplitTest, GroupsOfGroupsAreThoseThatColorsAndKeysSay) {
         },
         std::chrono::seconds(60), host_of);
   }
-}
-
-int64_t entries(const char* folder) {
-  return std::distance(std::filesystem::directory_iterator(folder), {});
 }
 
 struct Held {

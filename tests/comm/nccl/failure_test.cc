@@ -7,7 +7,6 @@
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/runtime/current_device.h"
 #include "os/process_identity.h"
-#include "tests/comm/forwarding_store.h"
 #include "tests/comm/nccl/nccl_test.h"
 #include "tests/common.h"
 #include "tests/device/cuda/drain.h"

@@ -20,13 +20,10 @@ using testing::mapped_segments;
 using testing::random_values;
 using testing::run_ranks;
 
-size_t open_files() {
-  const std::filesystem::directory_iterator files("/proc/self/fd");
-  return static_cast<size_t>(std::distance(begin(files), end(files)));
-}
+int64_t open_files() { return testing::entries("/proc/self/fd"); }
 
 TEST(SharedMemoryTest, NothingStaysBehind) {
-  const size_t files_before = open_files();
+  const int64_t files_before = open_files();
   ASSERT_EQ(mapped_segments(), 0);
   run_ranks(3, [&](Communicator& communicator) {
     const auto stream = make_inline_stream();
@@ -59,7 +56,7 @@ TEST(SharedMemoryTest, SegmentsHaveNoNameThatCouldOutliveTheJob) {
 }
 
 TEST(SharedMemoryTest, NothingStaysBehindAfterAFailure) {
-  const size_t files_before = open_files();
+  const int64_t files_before = open_files();
   EXPECT_THROW(run_ranks(2,
                          [](Communicator& communicator) {
                            const auto buffer = communicator.allocate(4096, Sharing::per_rank);
