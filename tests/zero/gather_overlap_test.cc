@@ -1,23 +1,15 @@
 // How long forward and backward of stage 3 take where gathers run beside computation, in virtual
 // time.
 
-#include "tests/common.h"
-#include "tests/harness.h"
-#include "tests/zero/timed_collectives.h"
-#include "tests/zero/virtual_clock.h"
-#include "zerorun/engine.h"
+#include "tests/zero/virtual_model.h"
 
 namespace zerorun::gather_overlap {
 namespace {
 
-using testing::run_ranks;
-using testing::TimedCollectives;
-using testing::VirtualClock;
-using testing::VirtualKind;
-using testing::VirtualTimeDevice;
+using testing::VirtualModel;
 
 constexpr int kModules = 8;
-constexpr int64_t kNumel = 4096;
+constexpr int64_t kNumel = VirtualModel::kNumel;
 
 struct Limits {
   int64_t prefetch = 0;
@@ -29,45 +21,20 @@ struct Limits {
 // its computation a second each time.
 double step_seconds(double gather, const Limits& limits) {
   double seconds = 0;
-  run_ranks(1, [&](Communicator& comm) {
-    VirtualClock clock;
-    VirtualTimeDevice device(clock, {}, VirtualKind::accelerator);
-    TimedCollectives timed(comm, {.gather = gather});
-    std::vector<ParameterSpec> specs;
-    for (int i = 0; i < kModules; ++i) {
-      specs.push_back({"w" + std::to_string(i), {kNumel}, "m" + std::to_string(i), 0, true, ""});
-    }
-    Config config;
-    config.batch.accumulation_steps = 1;
-    config.precision.param_dtype = DType::bf16;
-    config.zero.stage = 3;
-    config.zero.param_persistence_threshold = 0;
-    config.zero.prefetch_bucket_size = limits.prefetch;
-    config.zero.max_live_parameters = limits.live;
-    config.zero.max_reuse_distance = limits.reuse;
-    config.share_parameters = false;  // gathers move something
-    const auto engine = Engine::create(config, device, timed, specs, {ParameterGroup{}});
-    engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
-      std::fill(out.begin(), out.end(), 0.5F);
-    });
-    const auto use = [&](int i, bool backward) {
-      const ModuleId module = engine->module_id("m" + std::to_string(i));
-      engine->gather(module);
-      clock.caller += 1.0;
-      if (backward) {
-        device.fill(device.inline_stream(), engine->gradient(i).view, 0.01F);
-        engine->grad_ready(i);
-      }
-      engine->release(module);
-    };
+  Config config = testing::virtual_config(3);
+  config.zero.prefetch_bucket_size = limits.prefetch;
+  config.zero.max_live_parameters = limits.live;
+  config.zero.max_reuse_distance = limits.reuse;
+  const testing::VirtualJob job{
+      .config = config, .modules = kModules, .collectives = {.gather = gather}};
+  run_virtually(job, [&](const VirtualModel& model) {
     for (int step = 0; step < 3; ++step) {
-      clock.caller += 1e6;  // everything before is over
-      const double begin = clock.caller;
-      for (int i = 0; i < kModules; ++i) use(i, false);
-      for (int i = kModules; i-- > 0;) use(i, true);
-      seconds = clock.caller - begin;
-      engine->end_micro_step();
-      EXPECT_TRUE(engine->step().applied);
+      const double begin = model.settle();
+      for (int i = 0; i < kModules; ++i) model.forward(i, 1.0);
+      for (int i = kModules; i-- > 0;) model.backward(i, 1.0);
+      seconds = model.clock.caller - begin;
+      model.engine.end_micro_step();
+      EXPECT_TRUE(model.engine.step().applied);
     }
   });
   return seconds;

@@ -1,21 +1,15 @@
+// How long offloaded gradients, updates and parameters are waited for, in virtual time.
 
-
-#include "tests/common.h"
-#include "tests/harness.h"
-#include "tests/zero/virtual_clock.h"
-#include "zerorun/engine.h"
+#include "tests/zero/virtual_model.h"
 
 namespace zerorun {
 namespace {
 
-using testing::run_ranks;
-using testing::VirtualClock;
-using testing::VirtualCosts;
 using testing::VirtualKind;
-using testing::VirtualTimeDevice;
+using testing::VirtualModel;
 
 constexpr int kModules = 32;
-constexpr int64_t kNumel = 4096;
+constexpr int64_t kNumel = VirtualModel::kNumel;
 constexpr double kNorm = 0.15;  // the words of the gradient norm go to the device and back
 
 // How long each bucket takes on its way.
@@ -34,46 +28,25 @@ struct Exposed {
 
 Exposed run(const Costs& costs, int stage, double ratio = 1.0) {
   Exposed exposed;
-  run_ranks(1, [&](Communicator& comm) {
-    VirtualClock clock;
-    constexpr double kBytes = 2.0 * kNumel;
-    VirtualTimeDevice device(clock,
-                             {.download_per_byte = costs.to_host / kBytes,
-                              .upload_per_byte = costs.to_device / kBytes,
-                              .update_per_element = costs.step / kNumel},
-                             costs.kind);
-    std::vector<ParameterSpec> specs;
-    for (int i = 0; i < kModules; ++i) {
-      specs.push_back({"w" + std::to_string(i), {kNumel}, "m" + std::to_string(i), 0, true, ""});
-    }
-    Config config;
-    config.batch.accumulation_steps = 1;
-    config.precision.param_dtype = DType::bf16;
-    config.zero.stage = stage;
-    config.zero.reduce_bucket_size = kNumel;
-    config.zero.param_persistence_threshold = 0;
-    config.zero.overlap_comm = true;
-    config.offload.optimizer.device = OffloadDevice::cpu;
-    config.offload.optimizer.ratio = ratio;
-    const auto engine = Engine::create(config, device, comm, specs, {ParameterGroup{}});
-    engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
-      std::fill(out.begin(), out.end(), 0.5F);
-    });
-    clock.caller += 1e6;  // whatever setting up took is over
-    const double start = clock.caller;
-    for (int i = kModules; i-- > 0;) {
-      const ModuleId module = engine->module_id("m" + std::to_string(i));
-      engine->gather(module);
-      device.fill(device.inline_stream(), engine->gradient(i).view, 0.01F);
-      clock.caller += costs.backward;
-      engine->grad_ready(i);
-      engine->release(module);
-    }
-    engine->end_micro_step();
-    const double end = clock.caller;
-    EXPECT_TRUE(engine->step().applied);
-    engine->hooks().finish_updates();
-    exposed = {end - start, clock.caller - end};
+  constexpr double kBytes = 2.0 * kNumel;
+  Config config = testing::virtual_config(stage);
+  config.zero.overlap_comm = true;
+  config.offload.optimizer.device = OffloadDevice::cpu;
+  config.offload.optimizer.ratio = ratio;
+  const testing::VirtualJob job{.config = config,
+                                .modules = kModules,
+                                .costs = {.download_per_byte = costs.to_host / kBytes,
+                                          .upload_per_byte = costs.to_device / kBytes,
+                                          .update_per_element = costs.step / kNumel},
+                                .kind = costs.kind};
+  run_virtually(job, [&](const VirtualModel& model) {
+    const double start = model.settle();
+    for (int i = kModules; i-- > 0;) model.backward(i, costs.backward);
+    model.engine.end_micro_step();
+    const double end = model.clock.caller;
+    EXPECT_TRUE(model.engine.step().applied);
+    model.engine.hooks().finish_updates();
+    exposed = {end - start, model.clock.caller - end};
   });
   return exposed;
 }
@@ -119,32 +92,18 @@ TEST(OffloadOverlap, CpuRanksCopyNeitherGradientsNorParameters) {
 // Seconds of `kModules` gathers of parameters in host memory, with as much work between them.
 double gather_seconds(double to_device, int64_t prefetch) {
   double seconds = 0;
-  run_ranks(1, [&](Communicator& comm) {
-    VirtualClock clock;
-    VirtualTimeDevice device(clock, {.upload_per_byte = to_device / (2.0 * kNumel)},
-                             VirtualKind::accelerator);
-    std::vector<ParameterSpec> specs;
-    for (int i = 0; i < kModules; ++i) {
-      specs.push_back({"w" + std::to_string(i), {kNumel}, "m" + std::to_string(i), 0, true, ""});
-    }
-    Config config;
-    config.precision.param_dtype = DType::bf16;
-    config.zero.stage = 3;
-    config.zero.param_persistence_threshold = 0;
-    config.zero.prefetch_bucket_size = prefetch;
-    config.zero.max_reuse_distance = 0;
-    config.zero.overlap_comm = true;
-    config.offload.param.device = OffloadDevice::cpu;
-    const auto engine = Engine::create(config, device, comm, specs, {ParameterGroup{}});
+  Config config = testing::virtual_config(3);
+  config.zero.prefetch_bucket_size = prefetch;
+  config.zero.overlap_comm = true;
+  config.offload.param.device = OffloadDevice::cpu;
+  const testing::VirtualJob job{.config = config,
+                                .modules = kModules,
+                                .costs = {.upload_per_byte = to_device / (2.0 * kNumel)}};
+  run_virtually(job, [&](const VirtualModel& model) {
     for (int pass = 0; pass < 3; ++pass) {  // the order is learned
-      const double start = clock.caller;
-      for (int i = 0; i < kModules; ++i) {
-        const ModuleId module = engine->module_id("m" + std::to_string(i));
-        engine->gather(module);
-        clock.caller += 1.0;
-        engine->release(module);
-      }
-      seconds = clock.caller - start;
+      const double start = model.clock.caller;
+      for (int i = 0; i < kModules; ++i) model.forward(i, 1.0);
+      seconds = model.clock.caller - start;
     }
   });
   return seconds;
