@@ -13,7 +13,7 @@ namespace zerorun {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kHugePage = kMappedBlock;
 
 size_t page_size() { return static_cast<size_t>(::sysconf(_SC_PAGESIZE)); }
 
@@ -45,7 +45,7 @@ HostBlock allocate_host(size_t nbytes) {
   if (nbytes > static_cast<size_t>(std::numeric_limits<ptrdiff_t>::max()) - 2 * kHugePage) {
     return {};
   }
-  if (nbytes >= kHugePage) return map_huge(nbytes);
+  if (nbytes >= kMappedBlock) return map_huge(nbytes);
   const size_t alignment = nbytes < page_size() ? kAlignment : page_size();
   void* const data =
       std::aligned_alloc(alignment, round_up(std::max<size_t>(nbytes, 1), alignment));

@@ -11,10 +11,13 @@ struct HostBlock {
   std::function<void()> free;
 };
 
-// Allocates uninitialised memory, 64-byte aligned, and page-aligned from the size of a page on.
-// Blocks of 2 MiB and more are mapped separately and use huge pages if available: otherwise kernels
-// that stream over several arrays spend much of their time in page walks. A freed mapping returns
-// to the system immediately.
+// From this size on a block is a mapping of its own: zero, and without memory until it is written.
+constexpr size_t kMappedBlock = size_t{2} << 20;
+
+// Allocates memory, uninitialised below kMappedBlock, 64-byte aligned, and page-aligned from the
+// size of a page on. Mapped blocks use huge pages if available: otherwise kernels that stream over
+// several arrays spend much of their time in page walks. A freed mapping returns to the system
+// immediately.
 HostBlock allocate_host(size_t nbytes);
 
 }  // namespace zerorun
