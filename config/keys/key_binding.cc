@@ -61,6 +61,13 @@ void read_value(const JsonNode& node, std::vector<double>& out) {
   }
 }
 
+// What is no integer is 0, which check_muon reports.
+void read_value(const JsonNode& node, std::vector<std::pair<std::string, int64_t>>& out) {
+  out.clear();
+  for (const JsonNode& item : node.children)
+    out.emplace_back(item.key, as_integer(item).value_or(0));
+}
+
 void read_value(const JsonNode& node, GradientReduction& out) {
   out = node.text == "sum" ? GradientReduction::sum : GradientReduction::mean;
 }
@@ -111,6 +118,15 @@ std::string write_value(const std::vector<double>& value) {
   std::string out;
   for (const double item : value) out += (out.empty() ? "[" : ",") + to_text(item);
   return out + "]";
+}
+
+std::string write_value(const std::vector<std::pair<std::string, int64_t>>& value) {
+  if (value.empty()) return "null";
+  std::string out;
+  for (const auto& [name, number] : value) {
+    out += fmt::format("{}{}:{}", out.empty() ? "{" : ",", to_text(std::string_view(name)), number);
+  }
+  return out + "}";
 }
 
 std::string write_value(GradientReduction value) {

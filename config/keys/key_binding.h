@@ -27,6 +27,7 @@ void read_value(const JsonNode& node, std::optional<std::string>& out);
 void read_value(const JsonNode& node, std::optional<DType>& out);
 void read_value(const JsonNode& node, std::optional<int64_t>& out);
 void read_value(const JsonNode& node, std::vector<double>& out);  // a number or an array of numbers
+void read_value(const JsonNode& node, std::vector<std::pair<std::string, int64_t>>& out);
 void read_value(const JsonNode& node, GradientReduction& out);
 void read_value(const JsonNode& node, OffloadDevice& out);
 void read_value(const JsonNode& node, WarmupShape& out);
@@ -43,6 +44,7 @@ std::string write_value(const std::optional<std::string>& value);
 std::string write_value(const std::optional<DType>& value);
 std::string write_value(const std::optional<int64_t>& value);
 std::string write_value(const std::vector<double>& value);
+std::string write_value(const std::vector<std::pair<std::string, int64_t>>& value);
 std::string write_value(GradientReduction value);
 std::string write_value(OffloadDevice value);
 std::string write_value(WarmupShape value);

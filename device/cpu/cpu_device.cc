@@ -166,10 +166,10 @@ void CpuDevice::update(Stream& stream, const UpdateTensors& tensors,
 }
 
 void CpuDevice::orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols,
-                              int steps, TensorView work) {
+                              const Orthogonalization& how, TensorView work) {
   check_orthogonalize(matrix, rows, cols, work);
   cpu_stream(stream).submit_work("orthogonalize", matrix.nbytes(),
-                                 [=] { kernels::orthogonalize(matrix, rows, cols, steps, work); });
+                                 [=] { kernels::orthogonalize(matrix, rows, cols, how, work); });
 }
 
 std::shared_ptr<Device> make_cpu_device(const CpuDeviceOptions& options) {

@@ -270,7 +270,7 @@ void CudaDevice::update(Stream& stream, const UpdateTensors& tensors,
 }
 
 void CudaDevice::orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols,
-                               int steps, TensorView work) {
+                               const Orthogonalization& how, TensorView work) {
   check_orthogonalize(matrix, rows, cols, work);
   const cudaStream_t handle = handle_of(stream);
   if (matrix.empty()) return;
@@ -279,7 +279,7 @@ void CudaDevice::orthogonalize(Stream& stream, TensorView matrix, int64_t rows, 
   const Buffer words = scratch(cuda_stream(stream), ExactSum::kWords * sizeof(int64_t));
   const std::lock_guard lock(mutex_);
   if (!cublas_) cublas_ = std::make_unique<Cublas>(index_);
-  cuda::orthogonalize(*cublas_, handle, {matrix, rows, cols}, steps,
+  cuda::orthogonalize(*cublas_, handle, {matrix, rows, cols}, how,
                       {work, view_of(words, DType::int64, ExactSum::kWords)});
 }
 

@@ -18,7 +18,7 @@ struct OrthogonalizeMemory {
 };
 // Device::orthogonalize, with cuBLAS in TF32. The iteration tolerates that: Muon's paper has it in
 // bf16, which keeps 7 bits instead of 10 and would need a second copy of each matrix.
-void orthogonalize(Cublas& cublas, cudaStream_t stream, const Matrix& matrix, int steps,
-                   const OrthogonalizeMemory& memory);
+void orthogonalize(Cublas& cublas, cudaStream_t stream, const Matrix& matrix,
+                   const Orthogonalization& how, const OrthogonalizeMemory& memory);
 
 }  // namespace zerorun::cuda
