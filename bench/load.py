@@ -8,10 +8,11 @@
 - shard: zerorun.shard of a model on the meta device with weights=, without an optimizer.
 - train: zerorun train --init, beside the same run that makes its weights.
 
-Memory is proportional set size (PSS), in which a page that several processes share counts once, and
-counts from before the load on (of train from the start). Printed are the largest of a rank, the
-largest sum over the ranks and its limit: what is kept and one module, which of zero.Init every rank
-has.
+Memory is the anonymous and shared part of the proportional set size (PSS), in which a page that
+several processes share counts once. Pages of mapped files do not count: the system takes them back
+when memory is short. It counts from before the load on (of train from the start). Printed are the
+largest of a rank, the largest sum over the ranks and its limit: what is kept and one module, which
+of zero.Init every rank has. Ends with 1 if a load exceeds it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ sys.path.append(str(BUILD / "python"))
 WAYS = ("init", "engine", "shard", "train")
 WIDTH, WORDS = 512, 8192
 MARK = "load.py: "
-PAUSE = 0.3  # seconds in which the memory of a moment is measured
+MOMENTS = ("before", "after")
 
 
 class Memory(NamedTuple):
@@ -52,7 +53,8 @@ def pss(pid: int) -> int:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), 0)
+    counted = [line.split() for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:"))]
+    return sum(int(kilobytes) << 10 for _, kilobytes, _ in counted)
 
 
 def descendants(pid: int) -> list[int]:
@@ -69,8 +71,11 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def samples_of(command: list[str]) -> Iterator[tuple[str, dict[int, int]]]:
-    """PSS by rank, and the moment that the job said last, until it ends."""
+def samples_of(command: list[str], folder: Path) -> Iterator[tuple[str, dict[int, int]]]:
+    """PSS by rank, and the moment that the job said last, until it ends. A file of that name in
+    `folder` lets the job go on."""
+    for moment in MOMENTS:
+        (folder / moment).unlink(missing_ok=True)
     job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     said = ["start"]
 
@@ -85,6 +90,8 @@ def samples_of(command: list[str]) -> Iterator[tuple[str, dict[int, int]]]:
     while job.poll() is None:
         moment = said[-1]
         yield moment, {pid: pss(pid) for pid in descendants(job.pid)}
+        if moment in MOMENTS:
+            (folder / moment).touch()
         time.sleep(0.01)
     reader.join()
     if job.returncode != 0:
@@ -100,12 +107,12 @@ def measure(way: str, ranks: int, stage: int, folder: Path) -> Memory:
         launcher.append("--deepspeed_compat")
     command = [*launcher, __file__, "--rank_of", way, str(stage), str(folder)]
     samples: dict[str, list[dict[int, int]]] = {}
-    for moment, sample in samples_of(command):
+    for moment, sample in samples_of(command, folder):
         samples.setdefault(moment, []).append(sample)
-    before = samples["before"][-1]
+    before = samples["before"][0]
     since = [
         {pid: nbytes - before[pid] for pid, nbytes in sample.items() if before.get(pid)}
-        for sample in samples["during"] + samples["after"]
+        for sample in samples["before"] + samples["after"][:1]
     ]
     sums = [sum(sample.values()) for sample in since]
     return Memory(max(max(sample.values()) for sample in since), max(sums), sums[-1])
@@ -121,7 +128,7 @@ def _measure_train(launcher: list[str], stage: int, folder: Path) -> Memory:
     found = []
     for source in ("--model", str(folder / "config.json")), ("--init", str(folder)):
         command = [*launcher, "train", "--data", __file__, "--seq_len", "16", *options, *source]
-        samples = [sample for _, sample in samples_of(command)]
+        samples = [sample for _, sample in samples_of(command, folder)]
         largest = max(max(sample.values(), default=0) for sample in samples)
         found.append((largest, max(sum(sample.values()) for sample in samples)))
     (_, kept), (largest, peak) = found
@@ -137,12 +144,9 @@ def load(way: str, stage: int, folder: Path) -> None:
         kept.destroy()
     del kept
     world = communicator.world()
-    pause(world, "before")
-    if world.rank == 0:
-        print(f"{MARK}during", flush=True)
+    pause(world, "before", folder)
     kept = engine_of(way, stage, folder)
-    pause(world, "after")
-    pause(world, "end")
+    pause(world, "after", folder)
     if hasattr(kept, "destroy"):
         kept.destroy()
 
@@ -203,8 +207,8 @@ def tables_of(module: Any) -> None:
         module.original_inv_freq.copy_(made.original_inv_freq)
 
 
-def pause(communicator: Any, moment: str) -> None:
-    """Tells whoever measures that `moment` begins on all ranks, and gives it time."""
+def pause(communicator: Any, moment: str, folder: Path) -> None:
+    """Tells whoever measures that `moment` is there on all ranks, and waits for it."""
     from zerorun.host_memory import trim
 
     gc.collect()
@@ -213,8 +217,8 @@ def pause(communicator: Any, moment: str) -> None:
     communicator.barrier(moment)
     if communicator.rank == 0:
         print(f"{MARK}{moment}", flush=True)
-    time.sleep(PAUSE)
-    communicator.barrier(moment)
+    while not (folder / moment).exists():
+        time.sleep(0.001)
 
 
 def make_model(folder: Path, way: str, megabytes: int) -> int:
@@ -249,7 +253,7 @@ def make_model(folder: Path, way: str, megabytes: int) -> int:
     )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     parser.add_argument("--ranks", nargs="+", type=int, default=(2, 4))
@@ -260,9 +264,10 @@ def main() -> None:
     if options.rank_of:
         way, stage, folder = options.rank_of
         load(way, int(stage), Path(folder))
-        return
+        return 0
     os.environ["VIRTUAL_ENV"] = sys.prefix  # the launcher runs the ranks with this Python
     print("way     stage ranks  largest of a rank, sum, kept, module, limit (MiB)")
+    exceeded = False
     with tempfile.TemporaryDirectory() as temporary:
         for way in options.ways:
             folder = Path(temporary) / ("gpt2" if way == "train" else "llama")
@@ -271,10 +276,12 @@ def main() -> None:
                 for ranks in options.ranks:
                     got = measure(way, ranks, stage, folder)
                     limit = got.kept + module * (ranks if way == "init" else 1)
+                    exceeded |= got.peak > limit
                     shown = (*got, module, limit)
                     columns = "".join(f"{nbytes / 2**20:9.0f}" for nbytes in shown)
                     print(f"{way:7} {stage:5} {ranks:5} {columns}", flush=True)
+    return int(exceeded)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

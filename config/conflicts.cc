@@ -99,6 +99,19 @@ void check_lamb(const GivenKeys& keys, const OptimizerConfig& optimizer, ConfigP
   }
 }
 
+void check_muon(const GivenKeys& keys, const OptimizerConfig& optimizer, ConfigProblems& problems) {
+  constexpr std::string_view kHeads = "/optimizer/params/muon_heads";
+  const JsonNode* given = given_value(keys, kHeads);
+  if (given == nullptr) return;
+  for (size_t i = 0; i < optimizer.muon_heads.size(); ++i) {
+    const auto& [pattern, heads] = optimizer.muon_heads[i];
+    if (heads > 0) continue;
+    problems.add(kHeads, given->children[i].where,
+                 "'{}': got {}, expected an integer of at least 1", pattern,
+                 to_short_text(given->children[i]));
+  }
+}
+
 void check_offload(const GivenKeys& keys, const Config& config, ConfigProblems& problems) {
   const auto check = [&](std::string_view block, OffloadDevice device,
                          const std::optional<std::string>& path, int least_stage) {
@@ -243,6 +256,7 @@ void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems
   check_dtypes(keys, problems);
   check_nesterov(keys, config.optimizer, problems);
   check_lamb(keys, config.optimizer, problems);
+  check_muon(keys, config.optimizer, problems);
   check_loss_scale(keys, config.precision.loss_scaler, problems);
   check_offload(keys, config, problems);
   check_groups(keys, config.zero.stage, problems);

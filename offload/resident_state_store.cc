@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "device/cpu/host_memory.h"
 #include "offload/pinned_arena.h"
 #include "offload/state_store.h"
 
@@ -89,7 +90,7 @@ std::vector<std::vector<TensorView>> views_of(std::span<const StateLayout> chunk
   for (const StateLayout& chunk : chunks) {
     std::vector<TensorView>& tensors = views.emplace_back();
     for (const StateSpec& spec : chunk.tensors) {
-      tensors.push_back(allocate(spec.numel(chunk.numel), spec.dtype));
+      tensors.push_back(allocate(spec, spec.numel(chunk.numel)));
     }
   }
   return views;
@@ -100,11 +101,14 @@ std::vector<std::vector<TensorView>> views_of(std::span<const StateLayout> chunk
 std::unique_ptr<StateStore> make_device_state_store(Device& device,
                                                     std::span<const StateLayout> chunks) {
   std::vector<Buffer> buffers;
-  auto views = views_of(chunks, [&](int64_t numel, DType dtype) {
-    TensorView view{nullptr, numel, dtype};
+  auto views = views_of(chunks, [&](const StateSpec& spec, int64_t numel) {
+    TensorView view{nullptr, numel, spec.dtype};
     buffers.push_back(device.allocate(view.nbytes(), MemoryCategory::optimizer));
     view.data = buffers.back().data();
-    device.fill(device.inline_stream(), view, 0.0F);
+    // The values that masters get are in memory until then: on a host, masters are not yet.
+    const bool comes_later =
+        spec.name == "master" && device.is_host() && view.nbytes() >= kMappedBlock;
+    if (!comes_later) device.fill(device.inline_stream(), view, 0.0F);
     return view;
   });
   return std::make_unique<DeviceStateStore>(device, std::move(views), std::move(buffers));
@@ -112,8 +116,8 @@ std::unique_ptr<StateStore> make_device_state_store(Device& device,
 
 std::unique_ptr<StateStore> make_host_state_store(PinnedArena& arena,
                                                   std::span<const StateLayout> chunks) {
-  auto views =
-      views_of(chunks, [&](int64_t numel, DType dtype) { return arena.take(numel, dtype); });
+  auto views = views_of(
+      chunks, [&](const StateSpec& spec, int64_t numel) { return arena.take(numel, spec.dtype); });
   return std::make_unique<ResidentStateStore>(std::move(views));
 }
 

@@ -97,6 +97,13 @@ Optimizer::Optimizer(const OptimizerConfig& config, const PrecisionConfig& preci
     fail<ConfigError>("dtype of the optimizer states: got {}, expected fp32, bf16 or fp16",
                       name_of(precision.state_dtype));
   }
+  const std::string method = lower_case(config.ns_method);
+  polar_express_ = method == "polar_express";
+  if (!polar_express_ && method != "gram" && method != "standard") {
+    fail<ConfigError>(
+        "optimizer.params.ns_method: got '{}', expected gram, standard or polar_express",
+        config.ns_method);
+  }
   if (type.in_8_bits) block_ = kStateBlock;
   if (config.min_coeff > config.max_coeff) {
     fail<ConfigError>("optimizer.params.min_coeff: got {}, expected at most max_coeff, which is {}",

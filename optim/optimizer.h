@@ -43,7 +43,7 @@ class Optimizer {
   // gradient.
   UpdateScalars muon_scalars(int64_t step, const ParameterGroup& group, int64_t rows,
                              int64_t cols) const;
-  int newton_schulz_steps() const { return config_.ns_steps; }
+  Orthogonalization orthogonalization() const { return {config_.ns_steps, polar_express_}; }
 
  private:
   OptimizerConfig config_;
@@ -52,6 +52,7 @@ class Optimizer {
   // factor of a group's lr, for the AdamW that updates the parameters that Muon does not
   double lr_ratio_ = 1.0;
   bool decoupled_ = false;
+  bool polar_express_ = false;
   bool stochastic_ = false;
   int64_t block_ = 1;
   std::vector<StateSpec> states_;

@@ -61,7 +61,8 @@ EngineParts make_engine_parts(const Config& config, Device& device, Communicator
   const std::vector<Optimizer> rules = make_optimizers(config.optimizer, config.precision);
   EngineParts parts;
   // What is trained, by which ranks.
-  parts.model = std::make_unique<ModelSpec>(with_rules(std::move(specs), rules.size() > 1), groups);
+  parts.model = std::make_unique<ModelSpec>(
+      with_rules(std::move(specs), config.optimizer, rules.size() > 1), groups);
   const ModelSpec& model = *parts.model;
   parts.context = std::make_unique<EngineContext>(
       make_context(config, model.specs(), rules.front(), device, comm, others));

@@ -167,7 +167,7 @@ std::string memory_advice(const MemorySettings& settings, const MemoryShortage& 
 ShardedModel::ShardedModel(const Config& config, std::span<const ParameterSpec> parameters,
                            int world_size, bool computes_on_host)
     : rules(make_optimizers(config.optimizer, config.precision)),
-      model(with_rules({parameters.begin(), parameters.end()}, rules.size() > 1),
+      model(with_rules({parameters.begin(), parameters.end()}, config.optimizer, rules.size() > 1),
             count_groups(parameters)),
       sharding(
           make_sharding(config, model.specs(), rules.front(), world_size, 0, computes_on_host)),

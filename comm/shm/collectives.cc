@@ -185,15 +185,11 @@ void Collectives::gather_one_sided(const CollectiveCall& call) {
 std::optional<Buffer> Collectives::make_buffer(size_t nbytes, Sharing sharing) {
   try {
     Block block = share_block(nbytes, sharing);
-    // One part each: a rank's own, or its share of the one that all have.
-    const auto ranks = static_cast<size_t>(control_.world_size());
-    const auto rank = static_cast<size_t>(control_.rank());
-    const size_t share =
-        sharing == Sharing::per_rank ? nbytes : round_up((nbytes + ranks - 1) / ranks, kPage);
-    const size_t begin = sharing == Sharing::per_rank ? 0 : std::min(nbytes, rank * share);
-    reserve_pages(block.part(control_.rank()) + begin, std::min(share, nbytes - begin));
+    // Pages of the one block that all have come when they are written: what is written, a model's
+    // parameters, is in memory until then.
+    if (sharing == Sharing::per_rank) reserve_pages(block.part(control_.rank()), nbytes);
     control_.advance();
-    if (rank == 0) block.segment->close_file();  // all have it
+    if (control_.rank() == 0) block.segment->close_file();  // all have it
     return blocks_->add(std::move(block));
   } catch (const DeviceError& error) {
     control_.abort(error.what());

@@ -33,6 +33,14 @@ void read_value(const JsonNode& node, std::vector<double>& out) {
   }
 }
 
+// What is no integer is 0, which check_muon reports.
+void read_value(const JsonNode& node, std::vector<std::pair<std::string, int64_t>>& out) {
+  out.clear();
+  for (const JsonNode& item : node.children) {
+    out.emplace_back(item.key, as_integer(item).value_or(0));
+  }
+}
+
 std::string write_value(bool value) { return value ? "true" : "false"; }
 std::string write_value(int64_t value) { return std::to_string(value); }
 // The shortest text that reads back as the same fp32 number.
@@ -47,6 +55,15 @@ std::string write_value(const std::vector<double>& value) {
   std::string out;
   for (const double item : value) out += (out.empty() ? "[" : ",") + to_text(item);
   return out + "]";
+}
+
+std::string write_value(const std::vector<std::pair<std::string, int64_t>>& value) {
+  if (value.empty()) return "null";
+  std::string out;
+  for (const auto& [name, number] : value) {
+    out += fmt::format("{}{}:{}", out.empty() ? "{" : ",", to_text(std::string_view(name)), number);
+  }
+  return out + "}";
 }
 
 std::vector<std::string_view> split_choices(std::string_view choices) {

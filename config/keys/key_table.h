@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "config/json/json_tree.h"
@@ -31,6 +32,7 @@ void read_value(const JsonNode& node, double& out);
 void read_value(const JsonNode& node, std::string& out);
 void read_value(const JsonNode& node, DType& out);
 void read_value(const JsonNode& node, std::vector<double>& out);  // a number or an array of numbers
+void read_value(const JsonNode& node, std::vector<std::pair<std::string, int64_t>>& out);
 
 std::string write_value(bool value);
 std::string write_value(int64_t value);
@@ -39,6 +41,7 @@ std::string write_value(double value);
 std::string write_value(const std::string& value);
 std::string write_value(DType value);
 std::string write_value(const std::vector<double>& value);
+std::string write_value(const std::vector<std::pair<std::string, int64_t>>& value);
 inline std::string write_value(int value) { return write_value(int64_t{value}); }
 
 // The texts of an enumeration in a file, in the order of its values.

@@ -48,7 +48,8 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
      .type = KeyType::string,
      .fallback = R"("AdamW")",
      .choices = "Adam|AdamW|SGD|Adagrad|Lion|Lamb|Muon|Adam8bit|AdamW8bit",
-     .later = "OneBitAdam|OneBitLamb|ZeroOneAdam|MuAdam|MuAdamW|MuSGD|Adafactor|SparseAdam|LBFGS",
+     .later = "OneBitAdam|OneBitLamb|ZeroOneAdam|MuAdam|MuAdamW|MuSGD|Adafactor|SparseAdam|LBFGS|"
+              "NorMuon",
      .torch_classes = "Adamax|NAdam|RAdam|Adadelta|ASGD|RMSprop|Rprop",
      .doc = "Name of the optimizer. params.adam_w_mode alone selects between the update rules of "
             "Adam and AdamW, whichever name is given, as in DeepSpeed. Adam8bit and AdamW8bit are "
@@ -163,11 +164,21 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
     param<&OptimizerConfig::ns_steps>("Muon", "/optimizer/params/ns_steps", KeyType::integer, "5",
                                       "Number of Newton-Schulz iterations.",
                                       {.low = 1, .high = 100}),
-    with_choices(no_effect("/optimizer/params/ns_method", KeyType::string, R"("gram")",
-                           "Muon: selects how the Newton-Schulz iteration is computed.",
-                           "both compute the same polynomial; zerorun does it in fp32, on GPUs "
-                           "with products in TF32"),
-                 "gram|standard"),
+    with_choices(
+        param<&OptimizerConfig::ns_method>(
+            "Muon", "/optimizer/params/ns_method", KeyType::string, R"("gram")",
+            "Coefficients of the Newton-Schulz iteration: \"gram\" and \"standard\", Jordan's "
+            "(both "
+            "compute the same polynomial); \"polar_express\", which is specific to zerorun, those "
+            "of Polar Express (arXiv 2505.16932), whose singular values are closer to 1. Computed "
+            "in fp32, on GPUs with products in TF32."),
+        "gram|standard|polar_express"),
+    param<&OptimizerConfig::muon_heads>(
+        "Muon", "/optimizer/params/muon_heads", KeyType::free_form, "null",
+        "Specific to zerorun: patterns of parameter names (* and ?), and the number of heads of "
+        "matching matrices: `{\"*.q_proj.weight\": 12}`. Muon updates the rows of each head as a "
+        "matrix of their own. The first pattern that matches counts; each has to match a matrix "
+        "whose rows it divides."),
     gone("/optimizer/params/freeze_step", KeyType::integer,
          "OneBitAdam, OneBitLamb: steps before compression."),
     gone("/optimizer/params/cuda_aware", KeyType::boolean, "1-bit optimizers: use CUDA-aware MPI."),

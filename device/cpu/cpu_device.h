@@ -47,8 +47,8 @@ class CpuDevice : public Device {
                   const Dequantization& how) override;
   void update(Stream& stream, const UpdateTensors& tensors,
               std::span<const UpdateSegment> segments) override;
-  void orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols, int steps,
-                     TensorView work) override;
+  void orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols,
+                     const Orthogonalization& how, TensorView work) override;
 
  private:
   const CpuDeviceOptions options_;

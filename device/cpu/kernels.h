@@ -22,6 +22,7 @@ void sum_of_squares(TensorView src, std::span<const SquaresSegment> segments, Te
 void quantize(TensorView src, TensorView dst, const Quantization& how);
 void dequantize(TensorView src, TensorView dst, const Dequantization& how);
 void update(const UpdateTensors& tensors, std::span<const UpdateSegment> segments);
-void orthogonalize(TensorView matrix, int64_t rows, int64_t cols, int steps, TensorView work);
+void orthogonalize(TensorView matrix, int64_t rows, int64_t cols, const Orthogonalization& how,
+                   TensorView work);
 
 }  // namespace zerorun::kernels

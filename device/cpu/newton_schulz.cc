@@ -51,7 +51,8 @@ void transpose(const float* from, int64_t rows, int64_t cols, float* to) {
 
 // Computes in fp32, so that the result does not depend on 16-bit products of the instruction set.
 // Transposes so that rows are the shorter side, which makes A smaller.
-void orthogonalize(TensorView matrix, int64_t rows, int64_t cols, int steps, TensorView work) {
+void orthogonalize(TensorView matrix, int64_t rows, int64_t cols, const Orthogonalization& how,
+                   TensorView work) {
   if (matrix.empty()) return;
   const bool tall = rows > cols;
   const int64_t side = tall ? cols : rows;
@@ -59,7 +60,7 @@ void orthogonalize(TensorView matrix, int64_t rows, int64_t cols, int steps, Ten
   ExactSum squares;
   const SquaresSegment all{.numel = matrix.numel};
   sum_of_squares(matrix, {&all, 1}, view_of(std::span<int64_t>(squares.words)));
-  scale(matrix, static_cast<float>(1.0 / (std::sqrt(squares.value()) + NewtonSchulz::kEps)));
+  scale(matrix, static_cast<float>(1.0 / (std::sqrt(squares.value()) + kNewtonSchulzEps)));
 
   float* x = matrix.as<float>();
   float* next = work.as<float>();
@@ -69,11 +70,12 @@ void orthogonalize(TensorView matrix, int64_t rows, int64_t cols, int steps, Ten
     transpose(x, rows, cols, next);
     std::swap(x, next);
   }
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < how.steps; ++step) {
+    const NewtonSchulzStep k = newton_schulz_step(how, step);
     multiply(side, side, length, x, x, true, gram, 1.0F, 0.0F);
     std::copy_n(gram, side * side, polynomial);
-    multiply(side, side, side, gram, gram, false, polynomial, NewtonSchulz::kC, NewtonSchulz::kB);
-    for (int64_t i = 0; i < side; ++i) polynomial[i * side + i] += NewtonSchulz::kA;
+    multiply(side, side, side, gram, gram, false, polynomial, k.c, k.b);
+    for (int64_t i = 0; i < side; ++i) polynomial[i * side + i] += k.a;
     multiply(side, length, side, polynomial, x, false, next, 1.0F, 0.0F);
     std::swap(x, next);
   }

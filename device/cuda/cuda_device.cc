@@ -265,14 +265,14 @@ void CudaDevice::update(Stream& stream, const UpdateTensors& tensors,
 }
 
 void CudaDevice::orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols,
-                               int steps, TensorView work) {
+                               const Orthogonalization& how, TensorView work) {
   check_orthogonalize(matrix, rows, cols, work);
   const KernelCall call(index_, handle_of(stream), "orthogonalize");
   if (matrix.empty()) return;
   const Buffer words = scratch(cuda_stream(stream), ExactSum::kWords * sizeof(int64_t));
   const std::lock_guard lock(mutex_);
   if (!cublas_) cublas_ = std::make_unique<Cublas>(index_);
-  cuda::orthogonalize(*cublas_, call.handle, {matrix, rows, cols}, steps,
+  cuda::orthogonalize(*cublas_, call.handle, {matrix, rows, cols}, how,
                       {work, view_of(words, DType::int64, ExactSum::kWords)});
 }
 

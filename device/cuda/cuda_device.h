@@ -69,8 +69,8 @@ class CudaDevice final : public Device {
                   const Dequantization& how) override;
   void update(Stream& stream, const UpdateTensors& tensors,
               std::span<const UpdateSegment> segments) override;
-  void orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols, int steps,
-                     TensorView work) override;
+  void orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols,
+                     const Orthogonalization& how, TensorView work) override;
 
  private:
   // Throws InternalError if the stream is another device's.

@@ -75,6 +75,11 @@ struct OptimizerConfig {
   float min_coeff = 0.01F;       // Lamb: limits of the trust ratio
   float max_coeff = 10.0F;
   int ns_steps = 5;  // Muon: Newton-Schulz iterations
+  // Muon: "gram" and "standard" have Jordan's coefficients, "polar_express" those of its name.
+  std::string ns_method = "gram";
+  // Muon: patterns of names (* and ?), and into how many blocks the rows of matching matrices are
+  // divided, each of which is a matrix for Muon. The first pattern that matches counts.
+  std::vector<std::pair<std::string, int64_t>> muon_heads;
   // Muon: initial lr of the parameter groups of matrices (muon_lr) and of other parameters
   // (adam_lr), instead of lr.
   float muon_lr = 0.02F;

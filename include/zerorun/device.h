@@ -231,6 +231,13 @@ struct Dequantization {
   int exact_part = 0;
 };
 
+// How a matrix is orthogonalized: with so many Newton-Schulz iterations (device/newton_schulz.h),
+// with Polar Express's coefficients or Jordan's.
+struct Orthogonalization {
+  int steps = 5;
+  bool polar_express = false;
+};
+
 // Memory, streams and kernels of a CPU or GPU; the rest of zerorun is the same for both. A kernel
 // is enqueued on the stream and the call returns immediately, unless the stream is the inline
 // stream of a CPU. The memory of views must stay valid until the kernel has run. Sizes are in
@@ -333,10 +340,10 @@ class ZR_API Device {
   virtual void update(Stream& stream, const UpdateTensors& tensors,
                       std::span<const UpdateSegment> segments) = 0;
   // Replaces a row-major fp32 matrix [rows, cols] by an approximation of the nearest
-  // semi-orthogonal matrix, with `steps` Newton-Schulz iterations (device/cpu/newton_schulz.cc).
-  // `work` is scratch memory of orthogonalize_work(rows, cols) fp32 elements.
+  // semi-orthogonal matrix. `work` is scratch memory of orthogonalize_work(rows, cols) fp32
+  // elements.
   virtual void orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols,
-                             int steps, TensorView work) = 0;
+                             const Orthogonalization& how, TensorView work) = 0;
 };
 
 // Number of elements whose squares are added in a fixed order (see Device::sum_of_squares).

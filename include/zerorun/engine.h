@@ -38,6 +38,8 @@ struct ParameterSpec {
   std::string alias_of{};
   // with optimizer Muon: a matrix that Muon updates; AdamW updates the others
   bool use_muon = false;
+  // with optimizer Muon: blocks of rows that it updates as matrices of their own
+  int64_t heads = 1;
   // ranks that hold it: 0: all ranks of the engine, else those of EngineGroups::parts[ranks - 1]
   int ranks = 0;
   bool counted = true;  // false: a replica, which another part of the model already counts in norms

@@ -114,6 +114,8 @@ void register_optimizer(py::module_& m) {
       .def_readonly("min_coeff", &OptimizerConfig::min_coeff)
       .def_readonly("max_coeff", &OptimizerConfig::max_coeff)
       .def_readonly("ns_steps", &OptimizerConfig::ns_steps)
+      .def_readonly("ns_method", &OptimizerConfig::ns_method)
+      .def_readonly("muon_heads", &OptimizerConfig::muon_heads)
       .def_readonly("muon_lr", &OptimizerConfig::muon_lr)
       .def_readonly("adam_lr", &OptimizerConfig::adam_lr);
 }

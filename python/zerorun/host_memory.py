@@ -15,7 +15,7 @@ from zerorun.process_state import STATE
 
 __all__ = ["PIECE", "copy_in_pieces", "forget_pages", "moved", "pieces_of", "trim"]
 
-PIECE = 8 << 20  # bytes that a load reads, sends or writes at once
+PIECE = 1 << 20  # bytes that a load reads, sends or writes at once
 _PAGEMAP = Path("/proc/self/pagemap")
 
 

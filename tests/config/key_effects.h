@@ -111,6 +111,13 @@ inline std::vector<Effect> optimizer_effects() {
        [](const Config& c) { return c.optimizer.adam_lr == 0.5F; }},
       {"/optimizer/params/ns_steps", "7",
        [](const Config& c) { return c.optimizer.ns_steps == 7; }},
+      {"/optimizer/params/ns_method", R"("polar_express")",
+       [](const Config& c) { return c.optimizer.ns_method == "polar_express"; }},
+      {"/optimizer/params/muon_heads", R"({"*.q.weight": 4})",
+       [](const Config& c) {
+         return c.optimizer.muon_heads ==
+                std::vector<std::pair<std::string, int64_t>>{{"*.q.weight", 4}};
+       }},
   };
 }
 

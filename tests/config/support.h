@@ -61,6 +61,7 @@ inline std::string other_value(const KeySpec& spec) {
   if (has(KeyType::strings)) return R"(["a","b"])";
   if (has(KeyType::integers)) return "[8,16]";
   if (has(KeyType::betas)) return "[0.5,0.75]";
+  if (spec.pointer == "/optimizer/params/muon_heads") return R"({"*.q.weight":4})";
   return R"({"anything":[1,{"deep":null}]})";
 }
 

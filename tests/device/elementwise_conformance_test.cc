@@ -236,7 +236,7 @@ TEST_P(ElementwiseConformance, EmptyViewsNeedNoMemory) {
                     {.master = none, .grad = none, .param = none16, .states = {none, none}},
                     segments);
   }
-  device_->orthogonalize(*stream_, none, 0, 4, 5, none);
+  device_->orthogonalize(*stream_, none, 0, 4, {}, none);
   stream_->synchronize();
 }
 

@@ -29,16 +29,20 @@ class ResidentStateStoreTest : public ::testing::TestWithParam<Home> {
 };
 
 TEST_P(ResidentStateStoreTest, StatesOfANewChunkAreZero) {
-  const auto store = make({{1000, {{"master"}, {"exp_avg"}}}});
-  const std::vector<TensorView> views = store->acquire(0, stream_);
-  ASSERT_EQ(views.size(), 2U);
-  for (const TensorView& view : views) {
-    EXPECT_EQ(view.numel, 1000);
-    EXPECT_EQ(view.dtype, DType::fp32);
-    const auto values = view.span<float>();
-    EXPECT_TRUE(std::all_of(values.begin(), values.end(), [](float x) { return x == 0.0F; }));
+  const std::vector<StateSpec> specs = {{"master"}, {"exp_avg"}};
+  const std::array<int64_t, 2> numels = {1000, 1 << 20};
+  const auto store = make({{numels[0], specs}, {numels[1], specs}});
+  for (int chunk = 0; chunk < 2; ++chunk) {
+    const std::vector<TensorView> views = store->acquire(chunk, stream_);
+    ASSERT_EQ(views.size(), 2U);
+    for (const TensorView& view : views) {
+      EXPECT_EQ(view.numel, numels[static_cast<size_t>(chunk)]);
+      EXPECT_EQ(view.dtype, DType::fp32);
+      const auto values = view.span<float>();
+      EXPECT_TRUE(std::all_of(values.begin(), values.end(), [](float x) { return x == 0.0F; }));
+    }
+    EXPECT_NE(views[0].data, views[1].data);
   }
-  EXPECT_NE(views[0].data, views[1].data);
 }
 
 TEST_P(ResidentStateStoreTest, KeepsWhatWasWrittenAndShowsItAtRest) {

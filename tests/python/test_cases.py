@@ -21,6 +21,7 @@ FILES = (
     "logits",
     "clipping",
     "optimizers",
+    "muon",
     "optimizer_states",
     "sharded_optimizer",
     "zero",

@@ -158,10 +158,10 @@ class VirtualTimeDevice final : public Device {
     }
     device_->update(now(), tensors, segments);
   }
-  void orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols, int steps,
-                     TensorView work) override {
+  void orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols,
+                     const Orthogonalization& how, TensorView work) override {
     pass(stream, 0.0);
-    device_->orthogonalize(now(), matrix, rows, cols, steps, work);
+    device_->orthogonalize(now(), matrix, rows, cols, how, work);
   }
 
  private:

@@ -165,6 +165,54 @@ double sent_by_ring(const StepCall& call, const HostGroup& group, double sent) {
 
 }  // namespace
 
+CallCost cost_of_exchanges(std::span<const StepCall> calls, const SimulatedCluster& cluster) {
+  struct Traffic {
+    int64_t most() const { return std::max(sent, received); }
+    int64_t sent = 0, received = 0;  // bytes
+    int64_t messages = 0;
+  };
+  const auto host_of = [&](int64_t rank) { return static_cast<size_t>(rank / cluster.gpus); };
+  const int64_t world_size = cluster.ranks();
+  std::vector<Traffic> hosts(host_of(world_size - 1) + 1);
+  std::vector<Traffic> ranks(static_cast<size_t>(world_size));
+  std::vector<int64_t> messages(ranks.size());  // of a rank, also to other hosts
+  const auto send = [&](int64_t from, int64_t to, int64_t nbytes) {
+    const bool leaves = host_of(from) != host_of(to);
+    Traffic& out = leaves ? hosts[host_of(from)] : ranks[static_cast<size_t>(from)];
+    out.sent += nbytes;
+    ++out.messages;
+    (leaves ? hosts[host_of(to)] : ranks[static_cast<size_t>(to)]).received += nbytes;
+    ++messages[static_cast<size_t>(from)];
+  };
+  for (const StepCall& call : calls) {
+    const auto& [before, after] = *call.cuts;
+    const auto count = static_cast<size_t>(call.ranks.count);
+    for (int64_t first = 0; first + call.ranks.count <= world_size; first += call.ranks.count) {
+      for (size_t from = 0, to = 0; from < count && to < count;) {
+        const int64_t numel =
+            std::min(before[from + 1], after[to + 1]) - std::max(before[from], after[to]);
+        if (numel > 0 && from != to) {
+          send(first + static_cast<int64_t>(from), first + static_cast<int64_t>(to),
+               numel * static_cast<int64_t>(size_of(DType::fp32)));
+        }
+        ++(before[from + 1] <= after[to + 1] ? from : to);
+      }
+    }
+  }
+  CallCost cost;
+  for (const Traffic& host : hosts) {
+    cost.link_bytes = std::max(cost.link_bytes, host.most());
+    cost.link_messages = std::max(cost.link_messages, host.messages);
+  }
+  for (const Traffic& rank : ranks) cost.near_bytes = std::max(cost.near_bytes, rank.most());
+  cost.messages = *std::max_element(messages.begin(), messages.end());
+  cost.seconds = static_cast<double>(cost.messages) *
+                     (cost.link_bytes > 0 ? cluster.latency : cluster.near_latency) +
+                 std::max(static_cast<double>(cost.link_bytes) / cluster.link,
+                          static_cast<double>(cost.near_bytes) / cluster.nvlink);
+  return cost;
+}
+
 CallCost cost_of(const StepCall& call, const SimulatedCluster& cluster) {
   const int64_t ranks = call.ranks.count;
   const bool exchanges = call.op == Collective::all_to_all;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "tools/plan/plan.h"
@@ -48,5 +49,8 @@ struct CallCost {
   int64_t messages = 0;       // messages that a rank sends
 };
 CallCost cost_of(const StepCall& call, const SimulatedCluster& cluster);
+// The cost of exchanges of Muon's directions that start together: the host, or rank, that sends or
+// receives the most determines it.
+CallCost cost_of_exchanges(std::span<const StepCall> calls, const SimulatedCluster& cluster);
 
 }  // namespace zerorun

@@ -64,8 +64,11 @@ class Streams {
         tokens_(tokens),
         overlaps_(*model.sharding.zero.overlap_comm) {}
 
-  void add(const StepCall& call) {
-    const CallCost cost = cost_of(call, cluster_);
+  // Adds a call, or calls that start together.
+  void add(std::span<const StepCall> calls) {
+    const StepCall& call = calls.front();
+    const CallCost cost =
+        call.cuts != nullptr ? cost_of_exchanges(calls, cluster_) : cost_of(call, cluster_);
     step_.link_bytes += cost.link_bytes;
     step_.link_messages += cost.link_messages;
     step_.near_bytes += cost.near_bytes;
@@ -148,7 +151,7 @@ SimulatedStep simulate(const ShardedModel& model, const SimulatedCluster& cluste
           (call.op == Collective::all_gather) != gathers) {
         return;
       }
-      streams.add(call);
+      streams.add({&call, 1});
     }
   };
   const auto count = static_cast<int>(model.buckets.size());
@@ -164,7 +167,13 @@ SimulatedStep simulate(const ShardedModel& model, const SimulatedCluster& cluste
       run(bucket, StepCall::Phase::backward, micro, false);
     }
   }
-  for (; next < calls.size(); ++next) streams.add(calls[next]);
+  while (next < calls.size()) {
+    const size_t begin = next++;
+    if (calls[begin].cuts != nullptr && !cluster.cpu) {
+      while (next < calls.size() && calls[next].round == calls[begin].round) ++next;
+    }
+    streams.add(std::span(calls).subspan(begin, next - begin));
+  }
   return streams.finish();
 }
 

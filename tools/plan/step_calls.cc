@@ -2,6 +2,7 @@
 
 #include "zero/gradients/quantized_reduction.h"
 #include "zero/parameters/quantized_gather.h"
+#include "zero/partition/muon_rounds.h"
 
 namespace zerorun {
 
@@ -36,7 +37,10 @@ class StepCalls {
       }
     }
     if (sharding_.policy.shard_state) {
-      for (const Bucket& bucket : buckets_) update(bucket);
+      for (const MuonRound& round : muon_rounds(sharding_, buckets_)) exchange_directions(round);
+      for (const Bucket& bucket : buckets_) {
+        if (bucket.plan.trainable && !bucket.plan.shard_params) gather_shards(bucket, Phase::step);
+      }
     }
     return std::move(calls_);
   }
@@ -127,14 +131,18 @@ class StepCalls {
   }
 
   // The directions of Muon's matrices go to their owners and back.
-  void update(const Bucket& bucket) {
-    if (!bucket.plan.trainable) return;
-    if (bucket.plan.use_muon) {
-      const int64_t part = bytes_of(bucket.layout.shard_numel, DType::fp32);
-      for (int way = 0; way < 2; ++way)
-        add(Collective::all_to_all, all(), bucket, part, Phase::step);
+  void exchange_directions(const MuonRound& round) {
+    for (const auto way : {&MuonShare::to_owners, &MuonShare::to_shards}) {
+      for (const MuonShare& share : round.shares) {
+        if (share.to_owners == nullptr) return;
+        const Bucket& bucket = buckets_[static_cast<size_t>(share.bucket)];
+        add(Collective::all_to_all, all(), bucket, bytes_of(bucket.layout.shard_numel, DType::fp32),
+            Phase::step);
+        calls_.back().cuts = share.*way;
+        calls_.back().round = rounds_;
+      }
+      ++rounds_;
     }
-    if (!bucket.plan.shard_params) gather_shards(bucket, Phase::step);
   }
 
   const Sharding& sharding_;
@@ -144,6 +152,7 @@ class StepCalls {
   const DType result_dtype_;
   int64_t gathered_ = 0;  // elements of the buckets at stage 3
   int64_t micro_ = 0;
+  int rounds_ = 0;  // of Muon, either way
   std::vector<StepCall> calls_;
 };
 

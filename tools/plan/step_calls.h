@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "zero/memory_plan.h"
@@ -28,6 +29,9 @@ struct StepCall {
   // If it sends fewer bits: bytes of the values, in their own dtype, that a rank quantizes and
   // dequantizes for it.
   int64_t quantized = 0;
+  // For Muon's directions, of which each rank has as much as the cuts say: elements of fp32.
+  std::shared_ptr<const Cuts> cuts{};
+  int round = -1;   // on GPUs such calls with the same number start together
   int bucket = -1;  // -1: no bucket
   Phase phase = Phase::step;
   int64_t micro_step = 0;

@@ -1,6 +1,7 @@
 #include "zero/partition/model_spec.h"
 
 #include <fmt/ranges.h>
+#include <fnmatch.h>
 
 #include <algorithm>
 #include <utility>
@@ -28,8 +29,36 @@ int64_t count_elements(const ParameterSpec& spec) {
 
 }  // namespace
 
-std::vector<ParameterSpec> with_rules(std::vector<ParameterSpec> specs, bool has_muon) {
-  for (ParameterSpec& spec : specs) spec.use_muon = spec.use_muon && has_muon;
+std::vector<ParameterSpec> with_rules(std::vector<ParameterSpec> specs,
+                                      const OptimizerConfig& optimizer, bool has_muon) {
+  std::vector<bool> matched(optimizer.muon_heads.size());
+  for (ParameterSpec& spec : specs) {
+    spec.use_muon = spec.use_muon && has_muon;
+    if (!spec.use_muon || spec.shape.size() != 2) {
+      spec.heads = 1;  // MuonStep refuses what is no matrix
+      continue;
+    }
+    for (size_t i = 0; i < matched.size(); ++i) {
+      const auto& [pattern, heads] = optimizer.muon_heads[i];
+      if (fnmatch(pattern.c_str(), spec.name.c_str(), 0) != 0) continue;
+      matched[i] = true;
+      spec.heads = heads;
+      break;
+    }
+    if (spec.heads < 1 || (spec.heads > 1 && spec.shape[0] % spec.heads != 0)) {
+      fail<ConfigError>(
+          "parameter {} has {} rows, which optimizer.params.muon_heads divides into {}: give a "
+          "number of heads that divides them",
+          spec.name, spec.shape[0], spec.heads);
+    }
+  }
+  const auto unused = std::find(matched.begin(), matched.end(), false);
+  if (has_muon && unused != matched.end()) {
+    fail<ConfigError>(
+        "optimizer.params.muon_heads: '{}' matches no matrix that Muon updates and that no pattern "
+        "before it matches: the names are those of the model's parameters",
+        optimizer.muon_heads[static_cast<size_t>(unused - matched.begin())].first);
+  }
   return specs;
 }
 

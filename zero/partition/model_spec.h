@@ -11,8 +11,21 @@
 
 namespace zerorun {
 
-// Clears ParameterSpec::use_muon of all parameters unless the optimizer is Muon.
-std::vector<ParameterSpec> with_rules(std::vector<ParameterSpec> specs, bool has_muon);
+// Sets ParameterSpec::heads as the optimizer's patterns say; clears it and use_muon of all
+// parameters unless the optimizer is Muon. Throws ConfigError that names the parameter if heads do
+// not divide its rows, or the pattern if it matches no matrix of Muon.
+std::vector<ParameterSpec> with_rules(std::vector<ParameterSpec> specs,
+                                      const OptimizerConfig& optimizer, bool has_muon);
+
+// What Muon orthogonalizes of a parameter: so many matrices, one after the other.
+struct MuonMatrices {
+  int64_t count = 1;
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+inline MuonMatrices muon_matrices(const ParameterSpec& spec) {
+  return {spec.heads, spec.shape[0] / spec.heads, spec.shape[1]};
+}
 
 // The validated parameter list of a model, with lookups by name and with module numbers.
 class ModelSpec {

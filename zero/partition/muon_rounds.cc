@@ -4,11 +4,13 @@
 #include <limits>
 #include <numeric>
 
+#include "zero/partition/model_spec.h"
+
 namespace zerorun {
 
 namespace {
 
-// The matrices of a bucket: where each begins, and the end of the bucket; what each costs.
+// The parameters of a bucket: where each begins, and the end of the bucket; what each costs.
 struct Matrices {
   std::vector<int64_t> begins;
   std::vector<double> costs;
@@ -17,12 +19,14 @@ struct Matrices {
 Matrices matrices_of(const Sharding& sharding, const Bucket& bucket) {
   Matrices matrices;
   for (const Placement& place : bucket.layout.placements) {
-    const auto& shape = sharding.specs[static_cast<size_t>(place.parameter)].shape;
-    if (shape.size() != 2) continue;  // MuonStep refuses it
-    const auto side = static_cast<double>(std::min(shape[0], shape[1]));
-    const auto length = static_cast<double>(std::max(shape[0], shape[1]));
+    const ParameterSpec& spec = sharding.specs[static_cast<size_t>(place.parameter)];
+    if (spec.shape.size() != 2) continue;  // MuonStep refuses it
+    const auto [count, rows, cols] = muon_matrices(spec);
+    const auto side = static_cast<double>(std::min(rows, cols));
+    const auto length = static_cast<double>(std::max(rows, cols));
     matrices.begins.push_back(matrices.begins.empty() ? 0 : place.offset);
-    matrices.costs.push_back(side * side * (2 * length + side));  // of an iteration
+    matrices.costs.push_back(static_cast<double>(count) * side * side *
+                             (2 * length + side));  // of an iteration
   }
   matrices.begins.push_back(bucket.layout.padded_numel());
   return matrices;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "zero/partition/model_spec.h"
 #include "zero/partition/muon_rounds.h"
 #include "zero/storage/chunk_storage.h"
 
@@ -16,9 +17,10 @@ DirectionSize direction_size(const Sharding& sharding, std::span<const Optimizer
     if (passes == Optimizer::Passes::lamb) size.numel = std::max(size.numel, bucket.stored.numel);
     if (passes != Optimizer::Passes::muon) continue;
     for (const SizedParameter& parameter : bucket.plan.parameters) {
-      const auto& shape = sharding.spec(parameter.parameter).shape;
-      if (shape.size() != 2) continue;  // MuonStep refuses it
-      size.work = std::max(size.work, orthogonalize_work(shape[0], shape[1]));
+      const ParameterSpec& spec = sharding.spec(parameter.parameter);
+      if (spec.shape.size() != 2) continue;  // MuonStep refuses it
+      const MuonMatrices matrices = muon_matrices(spec);
+      size.work = std::max(size.work, orthogonalize_work(matrices.rows, matrices.cols));
     }
   }
   for (const MuonRound& round : muon_rounds(sharding, buckets)) {

@@ -1,6 +1,11 @@
 #include "zero/update/muon_step.h"
 
+#include <functional>
+#include <string>
+
+#include "comm/agreement.h"
 #include "core/check.h"
+#include "zero/partition/model_spec.h"
 
 namespace zerorun {
 
@@ -21,6 +26,28 @@ MuonStep::MuonStep(const EngineContext& context, std::span<const Bucket> buckets
                         spec.shape.size());
     }
   }
+  if (!rounds_.empty()) check_agreement();
+}
+
+// Owners would compute something else on each rank, or exchange other parts.
+void MuonStep::check_agreement() const {
+  std::string text;
+  for (const Bucket& bucket : buckets_) {
+    if (!bucket.plan.use_muon) continue;
+    const auto [steps, polar_express] = storage_.rule(bucket).orthogonalization();
+    text += fmt::format("{} {};", steps, polar_express);
+    for (const SizedParameter& parameter : bucket.plan.parameters) {
+      const auto index = static_cast<size_t>(parameter.parameter);
+      text += fmt::format("{} ", context_.sharding.specs[index].heads);
+    }
+  }
+  const auto own = static_cast<int64_t>(std::hash<std::string>()(text) >> 1);
+  Agreement agreement(context_.groups.comm, context_.device.inline_stream());
+  if (agreement.reduce(own, ReduceOp::min) == agreement.reduce(own, ReduceOp::max)) return;
+  fail<ConfigError>(
+      "optimizer.params: ns_steps, ns_method or muon_heads differ between ranks, expected the same "
+      "on all; this rank's first are {:.80}",
+      text);
 }
 
 void MuonStep::start(const MuonRound& round, const StepScalars& step, Stream& comm_stream) {
@@ -92,19 +119,24 @@ void MuonStep::find_direction(const Bucket& bucket, const StepScalars& step, Ten
 UpdateScalars MuonStep::scalars_of(const Bucket& bucket, const StepScalars& step,
                                    ParameterId parameter) const {
   const ParameterSpec& spec = context_.sharding.specs[static_cast<size_t>(parameter)];
+  const MuonMatrices matrices = muon_matrices(spec);
   return storage_.rule(bucket).muon_scalars(
-      step.count, step.groups[static_cast<size_t>(spec.group)], spec.shape[0], spec.shape[1]);
+      step.count, step.groups[static_cast<size_t>(spec.group)], matrices.rows, matrices.cols);
 }
 
 void MuonStep::orthogonalize(const MuonShare& share, const StepScalars& step) {
   const Bucket& bucket = bucket_of(share);
   const TensorView owned = owned_of(share);
   for (const Interval& part : bucket.layout.intervals(share.begin, share.begin + share.numel)) {
-    const auto& shape = context_.sharding.specs[static_cast<size_t>(part.parameter)].shape;
+    const auto [count, rows, cols] =
+        muon_matrices(context_.sharding.specs[static_cast<size_t>(part.parameter)]);
     const TensorView matrix = owned.slice(part.offset - share.begin, part.numel);
-    context_.device.orthogonalize(context_.device.inline_stream(), matrix, shape[0], shape[1],
-                                  storage_.rule(bucket).newton_schulz_steps(),
-                                  direction_.work(orthogonalize_work(shape[0], shape[1])));
+    for (int64_t i = 0; i < count; ++i) {
+      context_.device.orthogonalize(context_.device.inline_stream(),
+                                    matrix.slice(i * rows * cols, rows * cols), rows, cols,
+                                    storage_.rule(bucket).orthogonalization(),
+                                    direction_.work(orthogonalize_work(rows, cols)));
+    }
     // Here, and not in the update, where the decision of a step takes the place of this factor.
     const float scale = scalars_of(bucket, step, part.parameter).grad_scale;
     if (scale != 1.0F) context_.device.scale(context_.device.inline_stream(), matrix, scale);

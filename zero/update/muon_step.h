@@ -28,6 +28,8 @@ class MuonStep {
               const GatherUpdated& gather_updated);
 
  private:
+  // Throws ConfigError if ranks orthogonalize in different ways. Collective.
+  void check_agreement() const;
   // Updates the momentum and writes the direction of the stored range to `stored`.
   void find_direction(const Bucket& bucket, const StepScalars& step, TensorView stored);
   // Orthogonalizes the owned matrices and scales them by the factor of their shape.

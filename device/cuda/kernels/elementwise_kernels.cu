@@ -144,7 +144,7 @@ struct Normalize {
       sum += static_cast<double>(words[i]) *
              ldexp(1.0, ExactSum::kLowestExponent + i * ExactTerm::kDigitBits);
     }
-    to = from * static_cast<float>(1.0 / (sqrt(sum) + NewtonSchulz::kEps));
+    to = from * static_cast<float>(1.0 / (sqrt(sum) + kNewtonSchulzEps));
   }
 };
 

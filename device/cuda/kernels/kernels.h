@@ -20,7 +20,7 @@ void copy(cudaStream_t stream, std::span<const TensorCopy> copies);
 // dst[i] = the larger, or the smaller, of src[i] and dst[i]; fp32 and int64.
 void extreme(cudaStream_t stream, TensorView src, TensorView dst, bool larger);
 void scale(cudaStream_t stream, TensorView dst, float factor);
-// dst[i] /= sqrt(sum) + NewtonSchulz::kEps, with the ExactSum words of sum_of_squares.
+// dst[i] /= sqrt(sum) + kNewtonSchulzEps, with the ExactSum words of sum_of_squares.
 void normalize(cudaStream_t stream, TensorView dst, TensorView sum);
 // One launch takes as many segments as fit into 4 KB (device/cuda/kernels/segments.h).
 void sum_of_squares(cudaStream_t stream, TensorView src, std::span<const SquaresSegment> segments,

@@ -19,8 +19,8 @@ void copy(cudaStream_t stream, const float* from, float* to, int64_t count) {
 
 }  // namespace
 
-void orthogonalize(Cublas& cublas, cudaStream_t stream, const Matrix& matrix, int steps,
-                   const OrthogonalizeMemory& memory) {
+void orthogonalize(Cublas& cublas, cudaStream_t stream, const Matrix& matrix,
+                   const Orthogonalization& how, const OrthogonalizeMemory& memory) {
   const auto [elements, rows, cols] = matrix;
   fill(stream, memory.sum, 0.0F);
   const SquaresSegment all{.numel = elements.numel};
@@ -34,7 +34,8 @@ void orthogonalize(Cublas& cublas, cudaStream_t stream, const Matrix& matrix, in
   float* next = memory.work.as<float>();
   float* const gram = next + rows * cols;
   float* const polynomial = gram + side * side;
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < how.steps; ++step) {
+    const NewtonSchulzStep k = newton_schulz_step(how, step);
     cublas.multiply(stream, {.rows = side,
                              .cols = side,
                              .inner = std::max(rows, cols),
@@ -50,8 +51,8 @@ void orthogonalize(Cublas& cublas, cudaStream_t stream, const Matrix& matrix, in
                              .a = gram,
                              .b = gram,
                              .out = polynomial,
-                             .alpha = NewtonSchulz::kC,
-                             .beta = NewtonSchulz::kB});
+                             .alpha = k.c,
+                             .beta = k.b});
     copy(stream, x, next, rows * cols);
     cublas.multiply(stream, {.rows = rows,
                              .cols = cols,
@@ -59,7 +60,7 @@ void orthogonalize(Cublas& cublas, cudaStream_t stream, const Matrix& matrix, in
                              .a = tall ? x : polynomial,
                              .b = tall ? polynomial : x,
                              .out = next,
-                             .beta = NewtonSchulz::kA});
+                             .beta = k.a});
     std::swap(x, next);
   }
   if (x != elements.as<float>()) copy(stream, x, elements.as<float>(), rows * cols);

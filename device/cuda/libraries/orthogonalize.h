@@ -19,7 +19,7 @@ struct OrthogonalizeMemory {
 // Implements Device::orthogonalize with cuBLAS in TF32. The iteration tolerates that: Muon's paper
 // uses bf16, which has 7 bits of mantissa instead of 10 and would need a second copy of each
 // matrix.
-void orthogonalize(Cublas& cublas, cudaStream_t stream, const Matrix& matrix, int steps,
-                   const OrthogonalizeMemory& memory);
+void orthogonalize(Cublas& cublas, cudaStream_t stream, const Matrix& matrix,
+                   const Orthogonalization& how, const OrthogonalizeMemory& memory);
 
 }  // namespace zerorun::cuda

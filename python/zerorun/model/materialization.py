@@ -10,7 +10,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
-from zerorun.host_memory import copy_in_pieces, forget_pages, pieces_of
+from zerorun.host_memory import PIECE, copy_in_pieces, forget_pages, pieces_of
 from zerorun.model.partition import OwnPart, partition_of
 from zerorun.model.private_partition import PrivatePartition
 from zerorun.rank_zero import share
@@ -184,8 +184,10 @@ class _Unread(PrivatePartition):
         with all_or_none(self._communicator, "zerorun.shard"):
             value = self._source.read(self._name, self.shape)
             values = None if value is None else value.detach().contiguous().view(-1)
-        for begin, end in pieces_of(self.numel, self._empty.element_size()):
-            piece = torch.empty(end - begin, dtype=self._empty.dtype)
+        itemsize = self._empty.element_size()
+        memory = torch.empty(min(self.numel, PIECE // itemsize), dtype=self._empty.dtype)
+        for begin, end in pieces_of(self.numel, itemsize):
+            piece = memory[: end - begin]
             if values is not None:
                 piece.copy_(values[begin:end])
                 forget_pages(values[begin:end])

@@ -81,9 +81,11 @@ class PrivatePartition(Partition):
         """The full values where parts are kept: flat pieces, and where each begins. Collective."""
         world_size, shard_numel = self._communicator.world_size, self._shard_numel
         label = f"parameter {self.parameter.ds_id}"
-        for begin, end in pieces_of(shard_numel, self._shard.element_size() * world_size):
+        pieces = list(pieces_of(shard_numel, self._shard.element_size() * world_size))
+        memory = self._shard.new_empty(world_size * pieces[0][1])
+        for begin, end in pieces:
             count = end - begin
-            rows = self._shard.new_empty(world_size * count)
+            rows = memory[: world_size * count]
             self._communicator.all_gather(as_bytes(self._shard[begin:end]), as_bytes(rows), label)
             if count == shard_numel:
                 yield 0, rows[: self.numel]

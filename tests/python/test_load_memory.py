@@ -1,0 +1,18 @@
+"""Host memory while a model is loaded: what is kept and one module, by bench/load.py."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import ran
+
+PROGRAM = Path(__file__).resolve().parents[2] / "bench" / "load.py"
+
+
+@pytest.mark.parametrize("load", ["init 3", "engine 3", "shard 0", "shard 3"])
+def test_a_load_needs_what_is_kept_and_one_module(load: str, tmp_path: Path) -> None:
+    way, stage = load.split()
+    size = ["--ranks", "2", "--megabytes", "100"]
+    command = [sys.executable, PROGRAM, "--ways", way, "--stages", stage, *size]
+    job = ran(command, cwd=tmp_path, timeout=300)
+    assert job.returncode == 0, job.stdout + job.stderr
