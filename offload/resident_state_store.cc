@@ -80,7 +80,7 @@ class DeviceStateStore final : public ResidentStateStore {
 
   Device& device_;
   std::vector<Buffer> buffers_;  // of all tensors, one after the other
-  bool offloaded_ = false;            // in host memory
+  bool offloaded_ = false;       // in host memory
 };
 
 template <typename Allocate>

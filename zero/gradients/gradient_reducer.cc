@@ -119,8 +119,8 @@ Event GradientReducer::store(Bucket& bucket, TensorView reduced) {
   BucketGradients& gradients = bucket.grads;
   const bool first = batch_.is_first_reduction();
   const bool last = batch_.is_last();
-  norm_begun_ |= last;
-  sum_in_place_ = true;
+  sum_.in_norm |= last;
+  sum_.in_place = true;
   if (gradients.earlier) {  // the sum, or the part of it that stays on the device, goes back
     const TensorView sum = earlier_sum(bucket);
     context_.device.cast(stream_, sum, gradients.reduced.slice(0, sum.numel));
@@ -156,7 +156,7 @@ TensorView GradientReducer::whole(ParameterId parameter) {
 
 void GradientReducer::measure() {
   wait();
-  if (!norm_begun_) return;  // the batch's last micro-step will
+  if (!sum_.in_norm) return;  // the batch's last micro-step will
   stream_.wait(context_.device.inline_stream().record());
   norm_.restart(stream_);
   for (const int index : batch_.schedule().order()) add_stored(buckets_[index]);
@@ -202,7 +202,7 @@ GradientNorm::Result GradientReducer::finish(int64_t gather_order, int64_t share
       end_batch(result.new_order);
       return result;
     }
-    norm_begun_ = false;
+    sum_.in_norm = false;
     reduce_late();
     wait();
     votes.late = false;
@@ -241,7 +241,7 @@ void GradientReducer::end_batch(bool new_order) {
   batch_.end_batch(order);
   if (quantized_) quantized_->end_batch(stream_);
   for (Bucket& bucket : buckets_) bucket.grads.earlier = {};
-  sum_in_place_ = norm_begun_ = false;
+  sum_.in_place = sum_.in_norm = false;
 }
 
 void GradientReducer::wait() {
@@ -256,10 +256,10 @@ void GradientReducer::trim() {
 
 void GradientReducer::begin_round() {
   if (batch_.phase() == BatchPhase::open) return;
-  const bool moves = reduces_in_place(context_.sharding) && sum_in_place_;
+  const bool moves = reduces_in_place(context_.sharding) && sum_.in_place;
   if (moves) allocate_earlier_sums();
   batch_.open();
-  if (std::exchange(norm_begun_, false)) norm_.restart(stream_);
+  if (std::exchange(sum_.in_norm, false)) norm_.restart(stream_);
   if (moves) move_earlier_sums();
 }
 
@@ -274,7 +274,7 @@ void GradientReducer::allocate_earlier_sums() {
 }
 
 void GradientReducer::move_earlier_sums() {
-  sum_in_place_ = false;
+  sum_.in_place = false;
   Device& device = context_.device;
   for (const int index : batch_.schedule().order()) {
     const Bucket& bucket = buckets_[index];

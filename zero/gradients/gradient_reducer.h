@@ -79,6 +79,12 @@ class GradientReducer {
     bool agreed = false;                      // no rank has one of the last round or an earlier one
   };
 
+  // The sum of the batch's reduced gradients.
+  struct Sum {
+    bool in_place = false;  // it is where backward writes
+    bool in_norm = false;   // norm_ has a part of it
+  };
+
   // The place of a contribution, and whether it is added to the values there.
   GradientView place_contribution(ParameterId parameter);
   void begin_round();
@@ -118,8 +124,7 @@ class GradientReducer {
   std::optional<GradientPool> pool_;
   std::optional<GradientPool> comm_pool_;  // if comm_dtype is not the parameters' dtype
   Late late_;
-  bool sum_in_place_ = false;  // the sum is where backward writes
-  bool norm_begun_ = false;
+  Sum sum_;
 };
 
 }  // namespace zerorun
