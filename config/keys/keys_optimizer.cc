@@ -48,7 +48,8 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
      .type = KeyType::string,
      .fallback = R"("AdamW")",
      .choices = "Adam|AdamW|SGD|Adagrad|Lion|Lamb|Muon|Adam8bit|AdamW8bit",
-     .later = "OneBitAdam|OneBitLamb|ZeroOneAdam|MuAdam|MuAdamW|MuSGD|Adafactor|SparseAdam|LBFGS|NorMuon",
+     .later = "OneBitAdam|OneBitLamb|ZeroOneAdam|MuAdam|MuAdamW|MuSGD|Adafactor|SparseAdam|LBFGS|"
+              "NorMuon",
      .torch_classes = "Adamax|NAdam|RAdam|Adadelta|ASGD|RMSprop|Rprop",
      .doc = "Name of the optimizer. params.adam_w_mode alone selects between the update rules of "
             "Adam and AdamW, whichever name is given, as in DeepSpeed. Adam8bit and AdamW8bit are "
