@@ -3,7 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "device/cuda/libraries/cublas.h"
-#include "zerorun/tensor.h"
+#include "zerorun/device.h"
 
 namespace zerorun::cuda {
 

@@ -38,7 +38,7 @@ std::map<std::string, int> use_device() {
   const SquaresSegment squares{.numel = matrix.numel};
   device.sum_of_squares(*stream, matrix, {&squares, 1}, words);
   device.inline_stream().wait(stream->record());
-  device.orthogonalize(device.inline_stream(), matrix, 2, 2, 3, work);
+  device.orthogonalize(device.inline_stream(), matrix, 2, 2, {.steps = 3}, work);
   const UpdateSegment segment{.numel = matrix.numel, .scalars = {.rule = UpdateRule::sgd}};
   device.update(device.inline_stream(), {.master = matrix, .grad = other, .param = matrix},
                 {&segment, 1});

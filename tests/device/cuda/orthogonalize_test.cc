@@ -22,7 +22,8 @@ std::vector<float> orthogonalized(Device& device) {
   const TensorView view = view_of(matrix, DType::fp32, kRows * kCols);
   Stream& stream = device.inline_stream();
   device.upload(stream, values.data(), view);
-  device.orthogonalize(stream, view, kRows, kCols, 5, view_of(scratch, DType::fp32, work));
+  device.orthogonalize(stream, view, kRows, kCols, {.steps = 5},
+                       view_of(scratch, DType::fp32, work));
   device.download(stream, view, values.data());
   stream.synchronize();
   return values;
