@@ -44,9 +44,13 @@ TEST_P(RealNcclGroup, AnAbortReachesAllRanks) {
   std::barrier<> joined(GetParam());
   testing::run_threads(GetParam(), [&](int rank) {
     testing::use_gpu(rank);
-    NcclGroup group(options_of(rank), rank);
+    const GroupOptions options = options_of(rank);
+    NcclGroup group(options, rank);
+    const auto membership =
+        options.job->join({.set_error = [&](std::string_view error) { group.set_error(error); },
+                           .error = [&] { return group.error(); }});
     joined.arrive_and_wait();
-    if (rank == 0) group.abort("for a test");
+    if (rank == 0) options.job->abort(rank, "for a test");
     joined.arrive_and_wait();
     EXPECT_THAT(group.error(), HasSubstr("rank 0 aborted the job: for a test"));
   });
