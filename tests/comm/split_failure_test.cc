@@ -58,7 +58,9 @@ void expect_news(const Case& c) {
       kRanks,
       [&](Communicator& world, Shared& shared) -> std::string {
         const int color = color_of(world.rank());
+        ++shared.progress;
         if (world.rank() == c.dies) {
+          testing::await(shared.progress, kRanks);  // all have the communicator that is split
           std::vector<int> group;
           for (int rank = 0; rank < kRanks; ++rank) {
             if (color_of(rank) == color) group.push_back(rank);

@@ -79,18 +79,20 @@ class OrthogonalizeConformance : public DeviceConformance {
   }
 };
 
-// Elements are up to about 0.5 here. Inputs of a product in TF32 are off by up to 2^-11 of them,
-// and the iteration multiplies small singular values, with their errors, by up to 3.4 a step, or
-// 8.3 in the first.
+// Elements are up to about 0.5 here. Inputs of a product in TF32 are off by up to 2^-11 of them. In
+// double, with inputs that are off by as much at random, 300 matrices differed by at most 0.012
+// from the iteration without. A single row, whose singular value is 1, differed by up to 0.17 with
+// Polar Express: the first two steps take it to 0.3 as the difference of large terms.
 TEST_P(OrthogonalizeConformance, FollowsTheIterationInDoubleWithinWhatItsProductsKeep) {
   for (const bool polar_express : {false, true}) {
-    const double bound = device_->is_host() ? 2e-5 : polar_express ? 2e-2 : 1e-2;
+    const double bound = device_->is_host() ? 2e-5 : 2e-2;
+    const double row_bound = device_->is_host() ? 2e-5 : polar_express ? 0.2 : 2e-2;
     for (const int steps : {1, 4, 5, 9}) {
       const Orthogonalization how{steps, polar_express};
       EXPECT_LT(error_of(24, 40, how), bound) << steps << polar_express;
       EXPECT_LT(error_of(40, 24, how), bound) << steps << polar_express;
       EXPECT_LT(error_of(33, 33, how), bound) << steps << polar_express;
-      EXPECT_LT(error_of(1, 7, how), bound) << steps << polar_express;
+      EXPECT_LT(error_of(1, 7, how), row_bound) << steps << polar_express;
     }
   }
 }
