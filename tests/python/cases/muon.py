@@ -95,7 +95,7 @@ def case_coefficients_and_heads_follow_the_formulas_at_every_stage(_folder: Path
             settings = config(stage, optimizer=block(method, heads))
             engine, *_ = zerorun.initialize(model=make(), config=settings)
             assert_close(train(engine), expected)
-            hashes.add(engine.core.parameter_hash())
+            hashes.add(engine._core.parameter_hash())
             engine.destroy()
         assert len(hashes) == 1
         found.append(expected[-1])
