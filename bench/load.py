@@ -217,11 +217,12 @@ def pause(communicator: Any, moment: str, folder: Path) -> None:
     communicator.barrier(moment)
     if communicator.rank == 0:
         print(f"{MARK}{moment}", flush=True)
-    while not (folder / moment).exists():
+    until = time.monotonic() + 60  # whoever measures may be gone
+    while not (folder / moment).exists() and time.monotonic() < until:
         time.sleep(0.001)
 
 
-def make_model(folder: Path, way: str, megabytes: int) -> int:
+def make_model(folder: Path, way: str, megabytes: int, width: int) -> int:
     """Writes a model, and a small one beside it. Returns the bytes of the largest module."""
     import torch
     import transformers
@@ -230,16 +231,16 @@ def make_model(folder: Path, way: str, megabytes: int) -> int:
 
     for place, nbytes in ((folder / "small", 0), (folder, megabytes << 20)):
         if way == "train":
-            layers = max(1, nbytes // (48 * WIDTH**2))
+            layers = max(1, nbytes // (48 * width**2))
             settings = transformers.GPT2Config(
-                n_embd=WIDTH, n_head=8, n_layer=layers, n_positions=64, vocab_size=WORDS
+                n_embd=width, n_head=8, n_layer=layers, n_positions=64, vocab_size=WORDS
             )
         else:
             settings = transformers.LlamaConfig(
-                hidden_size=WIDTH,
-                intermediate_size=4 * WIDTH,
+                hidden_size=width,
+                intermediate_size=4 * width,
                 num_attention_heads=8,
-                num_hidden_layers=max(1, nbytes // (32 * WIDTH**2)),
+                num_hidden_layers=max(1, nbytes // (32 * width**2)),
                 tie_word_embeddings=False,
                 vocab_size=WORDS,
                 dtype=torch.bfloat16,
@@ -259,6 +260,7 @@ def main() -> int:
     parser.add_argument("--ranks", nargs="+", type=int, default=(2, 4))
     parser.add_argument("--stages", nargs="+", type=int, default=(0, 1, 2, 3))
     parser.add_argument("--megabytes", type=int, default=1000)
+    parser.add_argument("--width", type=int, default=WIDTH, help="of the model's modules")
     parser.add_argument("--rank_of", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
@@ -271,7 +273,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         for way in options.ways:
             folder = Path(temporary) / ("gpt2" if way == "train" else "llama")
-            module = make_model(folder, way, options.megabytes)
+            module = make_model(folder, way, options.megabytes, options.width)
             for stage in [3] if way == "init" else options.stages:
                 for ranks in options.ranks:
                     got = measure(way, ranks, stage, folder)

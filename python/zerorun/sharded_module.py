@@ -28,7 +28,10 @@ if TYPE_CHECKING:  # what a training without saves does without
     from zerorun.checkpoints.checkpoint import Training
     from zerorun.checkpoints.streaming import ParameterStream
 
-_INNER = {"collector", "core", "finish_reduction", "layout", "policy", "ranks", "settings"}
+_INNER = {
+    *("collector", "core", "finish_reduction", "layout"),
+    *("policy", "ranks", "saves_model_only", "settings"),
+}
 
 
 def _load_whole(
@@ -128,7 +131,11 @@ class ShardedModule(nn.Module):
             warn(
                 f"engine.{name} is an inner part, which has no name from 0.3 on", DeprecationWarning
             )
-            return getattr(self._shards, name)
+            return (
+                self._saves_model_only
+                if name == "saves_model_only"
+                else getattr(self._shards, name)
+            )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._check_open("forward")

@@ -12,7 +12,8 @@ PROGRAM = Path(__file__).resolve().parents[2] / "bench" / "load.py"
 @pytest.mark.parametrize("load", ["init 3", "engine 3", "shard 0", "shard 3"])
 def test_a_load_needs_what_is_kept_and_one_module(load: str, tmp_path: Path) -> None:
     way, stage = load.split()
-    size = ["--ranks", "2", "--megabytes", "100"]
+    # Modules of 32 MiB: a busy machine adds up to 7 MiB, a load that keeps what it has read 100.
+    size = ["--ranks", "2", "--megabytes", "100", "--width", "1024"]
     command = [sys.executable, PROGRAM, "--ways", way, "--stages", stage, *size]
     job = ran(command, cwd=tmp_path, timeout=300)
     assert job.returncode == 0, job.stdout + job.stderr

@@ -137,6 +137,7 @@ def test_names_are_looked_up_and_not_guessed(monkeypatch: pytest.MonkeyPatch) ->
         torch_seam.check()
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="None has no count of references there")
 def test_asking_for_a_running_compiler_keeps_references() -> None:
     """PyTorch 2.6 gives a reference away that it does not have."""
     before = sys.getrefcount(None)
