@@ -126,12 +126,12 @@ std::vector<HostSlots> filter_hosts(const std::vector<HostSlots>& pool, std::str
   }
   std::vector<HostSlots> kept;
   for (size_t i = 0; i < pool.size(); ++i) {
-    const auto& [any, whole, slots] = named[i];
-    if (including ? !any : whole) continue;
+    const Named& name = named[i];
+    if (including ? !name.any : name.whole) continue;
     HostSlots host = pool[i];
-    if (including && !whole) host.slots.assign(slots.begin(), slots.end());
-    if (!including) std::erase_if(host.slots, [&](int slot) { return slots.contains(slot); });
-    if (including || !any || !host.slots.empty()) kept.push_back(std::move(host));
+    if (including && !name.whole) host.slots.assign(name.slots.begin(), name.slots.end());
+    if (!including) std::erase_if(host.slots, [&](int slot) { return name.slots.contains(slot); });
+    if (including || !name.any || !host.slots.empty()) kept.push_back(std::move(host));
   }
   if (kept.empty()) fail<ConfigError>("{} '{}' leaves no host to run on", option, text);
   return kept;
