@@ -257,6 +257,8 @@ TEST(Plan, HeadsOfMuonAreNoMatterOfTheModelThatIsPlanned) {
     EXPECT_EQ(plan_report(options), expected) << heads;
     PlanOptions simulated = options;
     simulated.simulate = "hosts=2,gpus=2";
+    simulated.link = "400Gbit";
+    simulated.nvlink = "450GB/s";
     EXPECT_THAT(plan_report(simulated), HasSubstr("a step on 2 hosts of 2 GPUs"));
     PlanOptions fitted = options;
     fitted.device_memory = "80GB";
