@@ -67,6 +67,7 @@ EngineParts make_engine_parts(const Config& config, Device& device, Communicator
   parts.context = std::make_unique<EngineContext>(
       make_context(config, model.specs(), rules.front(), device, comm, others));
   const EngineContext& context = *parts.context;
+  if (rules.size() > 1) check_muon(config.optimizer, context);
   parts.lanes = std::make_unique<Lanes>(context);
   // Buckets and their memory.
   parts.buckets = std::make_unique<Buckets>(

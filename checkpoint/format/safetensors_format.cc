@@ -107,7 +107,9 @@ std::string json_text(const std::string& text) {
 }  // namespace
 
 std::string_view safetensors_name_of(DType dtype) {
-  return std::ranges::find(kDTypes, std::optional(dtype), &SafetensorsDType::dtype)->name;
+  const auto found = std::ranges::find(kDTypes, std::optional(dtype), &SafetensorsDType::dtype);
+  ZR_CHECK(found != kDTypes.end(), "dtype {} has no name in safetensors", static_cast<int>(dtype));
+  return found->name;
 }
 
 std::optional<DType> safetensors_dtype_from(std::string_view name) {

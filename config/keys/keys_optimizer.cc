@@ -177,8 +177,10 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
         "Muon", "/optimizer/params/muon_heads", KeyType::free_form, "null",
         "Specific to zerorun: patterns of parameter names (* and ?), and the number of heads of "
         "matching matrices: `{\"*.q_proj.weight\": 12}`. Muon updates the rows of each head as a "
-        "matrix of their own. The first pattern that matches counts; each has to match a matrix "
-        "whose rows it divides."),
+        "matrix of their own. Rows are outputs of torch's nn.Linear; the Conv1D of GPT-2 and the "
+        "models of `zerorun train` have heads along columns, which this does not divide. A fused "
+        "projection needs the sum of all heads (query, key and value). The first pattern that "
+        "matches counts; each has to match a matrix whose rows it divides."),
     gone("/optimizer/params/freeze_step", KeyType::integer,
          "OneBitAdam, OneBitLamb: steps before compression."),
     gone("/optimizer/params/cuda_aware", KeyType::boolean, "1-bit optimizers: use CUDA-aware MPI."),

@@ -145,6 +145,68 @@ TEST(Experts, AreReducedOverTheRanksThatHaveThem) {
   }
 }
 
+// The errors of the ranks of a job, where those of a part have its matrices, "part.0.weight" or
+// "part.1.weight", and an expert each.
+std::vector<std::string> errors_of_heads(const Config& config, bool trainable) {
+  std::vector<std::string> errors(kRanks);
+  run_ranks(kRanks, [&](Communicator& job) {
+    const auto device = make_cpu_device();
+    const auto comm = part_of(job);
+    const int part = job.rank() % kParts;
+    const auto own = comm->split(comm->rank(), 0, "expert");
+    std::vector<ParameterSpec> specs = {{.name = fmt::format("part.{}.weight", part),
+                                         .shape = {12, 4},
+                                         .module = "part",
+                                         .trainable = trainable,
+                                         .use_muon = true},
+                                        {.name = fmt::format("expert.{}.weight", comm->rank()),
+                                         .shape = {8, 4},
+                                         .module = "expert",
+                                         .use_muon = true,
+                                         .ranks = 1}};
+    try {
+      Engine::create(config, *device, *comm, specs, ToyModel::groups(),
+                     {.job = &job, .part = part, .part_count = kParts, .parts = {own.get()}});
+      errors[static_cast<size_t>(job.rank())] = "none";
+    } catch (const ConfigError& error) {
+      errors[static_cast<size_t>(job.rank())] = error.what();
+    }
+  });
+  return errors;
+}
+
+TEST(ModelParts, HaveHeadsThatOnlySomeRanksKnow) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    Config config = config_of(stage);
+    config.optimizer.type = "Muon";
+    config.optimizer.muon_heads = {{"part.1.*", 3}, {"expert.0.*", 4}};
+    EXPECT_THAT(errors_of_heads(config, true), ::testing::Each("none")) << "stage " << stage;
+    EXPECT_THAT(errors_of_heads(config, false),  // nothing of what is frozen is divided
+                ::testing::Each(HasSubstr("'part.1.*' matches no matrix that Muon updates")));
+    config.optimizer.muon_heads.emplace_back("part.2.*", 3);
+    EXPECT_THAT(errors_of_heads(config, true),
+                ::testing::Each(HasSubstr("'part.2.*' matches no matrix that Muon updates")));
+  }
+}
+
+TEST(ModelParts, OfDifferentSettingsAreRefusedByThem) {
+  std::vector<std::string> errors(2);
+  run_ranks(2, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    Config config = config_of(2);
+    config.optimizer.type = "Muon";
+    if (comm.rank() == 1) config.optimizer.muon_heads = {{"h.0.*", 37}, {"expert.*", 1}};
+    try {
+      Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
+    } catch (const ConfigError& error) {
+      errors[static_cast<size_t>(comm.rank())] = error.what();
+    }
+  });
+  const std::string same = "this rank has ns_steps 5, ns_method \"gram\", muon_heads ";
+  EXPECT_THAT(errors[0], HasSubstr(same + "{}"));
+  EXPECT_THAT(errors[1], HasSubstr(same + R"({"h.0.*": 37, "expert.*": 1})"));
+}
+
 TEST(ModelParts, NeedGroupsThatFitTogether) {
   const auto error_of = [](const Config& config, EngineGroups others, int ranks) {
     std::string text;

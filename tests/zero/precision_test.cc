@@ -108,6 +108,7 @@ TEST(PrecisionTest, AnOverflowOnOneRankSkipsTheStepOnAll) {
     const Outcome two = train(config, toy, 2);
     const Outcome three = train(config, overflow_at_2, 3);
     EXPECT_FALSE(three.results[2].applied);
+    EXPECT_FALSE(std::isfinite(three.results[2].grad_norm)) << three.results[2].grad_norm;
     EXPECT_EQ(three.results[2].loss_scale, 16);
     EXPECT_EQ(three.hash, two.hash);
     EXPECT_EQ(three.progress.step_count, 2);

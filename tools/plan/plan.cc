@@ -140,6 +140,9 @@ Planner::Planner(const PlanOptions& options, ParsedConfig parsed)
                         .total_steps = 1000,
                         .warmup_steps = 0});
   config_ = parsed.config;
+  // The planned model has names and shapes of its own, which no pattern is about. Heads change only
+  // the scratch memory of Newton-Schulz and which rank owns a matrix.
+  config_.optimizer.muon_heads.clear();
   without_effect_ = resolve_groups(config_.zero, options_.world_size, ranks_per_host());
   limits_ = {limit_of(options.device_memory, "--gpu_memory"),
              limit_of(options.host_memory, "--host_memory"), limit_of(options.disk, "--disk")};

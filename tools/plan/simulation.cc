@@ -15,6 +15,25 @@
 
 namespace zerorun {
 
+namespace {
+
+// Returns the number of calls, from the first one on, that start together.
+size_t count_together(std::span<const StepCall> calls, const SimulatedCluster& cluster) {
+  if (calls.front().cuts == nullptr || cluster.cpu) return 1;
+  const auto end = std::find_if(calls.begin(), calls.end(), [&](const StepCall& call) {
+    return call.round != calls.front().round;
+  });
+  return static_cast<size_t>(end - calls.begin());
+}
+
+// The cost of a call, or of calls that start together.
+CallCost cost_of_calls(std::span<const StepCall> calls, const SimulatedCluster& cluster) {
+  return calls.front().cuts != nullptr ? cost_of_exchanges(calls, cluster)
+                                       : cost_of(calls.front(), cluster);
+}
+
+}  // namespace
+
 LinkTraffic plan_link(const Config& config, std::span<const ParameterSpec> specs,
                       const HostLayout& layout) {
   if (layout.hosts() == 1) return {};
@@ -27,10 +46,15 @@ LinkTraffic plan_link(const Config& config, std::span<const ParameterSpec> specs
                                  .link = 1,
                                  .nvlink = 1};
   LinkTraffic traffic;
-  for (const StepCall& call : step_calls(model, layout.ranks_per_host)) {
+  const std::vector<StepCall> all = step_calls(model, layout.ranks_per_host);
+  for (std::span<const StepCall> left = all; !left.empty();) {
+    const StepCall& call = left.front();
+    const size_t count = count_together(left, cluster);
     // What a step exchanges becomes parameters.
     const bool gathers = call.op == Collective::all_gather || call.phase == StepCall::Phase::step;
-    (gathers ? traffic.parameters : traffic.gradients) += cost_of(call, cluster).link_bytes;
+    (gathers ? traffic.parameters : traffic.gradients) +=
+        cost_of_calls(left.first(count), cluster).link_bytes;
+    left = left.subspan(count);
   }
   return traffic;
 }
@@ -67,8 +91,7 @@ class Streams {
   // Adds a call, or calls that start together.
   void add(std::span<const StepCall> calls) {
     const StepCall& call = calls.front();
-    const CallCost cost =
-        call.cuts != nullptr ? cost_of_exchanges(calls, cluster_) : cost_of(call, cluster_);
+    const CallCost cost = cost_of_calls(calls, cluster_);
     step_.link_bytes += cost.link_bytes;
     step_.link_messages += cost.link_messages;
     step_.near_bytes += cost.near_bytes;
@@ -167,12 +190,10 @@ SimulatedStep simulate(const ShardedModel& model, const SimulatedCluster& cluste
       run(bucket, StepCall::Phase::backward, micro, false);
     }
   }
-  while (next < calls.size()) {
-    const size_t begin = next++;
-    if (calls[begin].cuts != nullptr && !cluster.cpu) {
-      while (next < calls.size() && calls[next].round == calls[begin].round) ++next;
-    }
-    streams.add(std::span(calls).subspan(begin, next - begin));
+  for (auto left = std::span(calls).subspan(next); !left.empty();) {
+    const size_t together = count_together(left, cluster);
+    streams.add(left.first(together));
+    left = left.subspan(together);
   }
   return streams.finish();
 }

@@ -27,37 +27,38 @@ int64_t count_elements(const ParameterSpec& spec) {
   return numel;
 }
 
+// MuonStep refuses what it would update and is no matrix.
+bool is_muon_matrix(const ParameterSpec& spec) {
+  return spec.use_muon && spec.trainable && spec.alias_of.empty() && spec.shape.size() == 2;
+}
+
 }  // namespace
+
+size_t heads_pattern_of(const ParameterSpec& spec, const OptimizerConfig& optimizer) {
+  const auto& patterns = optimizer.muon_heads;
+  if (!is_muon_matrix(spec)) return patterns.size();
+  const auto found = std::find_if(patterns.begin(), patterns.end(), [&](const auto& pattern) {
+    return fnmatch(pattern.first.c_str(), spec.name.c_str(), 0) == 0;
+  });
+  return static_cast<size_t>(found - patterns.begin());
+}
 
 std::vector<ParameterSpec> with_rules(std::vector<ParameterSpec> specs,
                                       const OptimizerConfig& optimizer, bool has_muon) {
-  std::vector<bool> matched(optimizer.muon_heads.size());
   for (ParameterSpec& spec : specs) {
     spec.use_muon = spec.use_muon && has_muon;
-    if (!spec.use_muon || spec.shape.size() != 2) {
-      spec.heads = 1;  // MuonStep refuses what is no matrix
+    if (!is_muon_matrix(spec)) {
+      spec.heads = 1;
       continue;
     }
-    for (size_t i = 0; i < matched.size(); ++i) {
-      const auto& [pattern, heads] = optimizer.muon_heads[i];
-      if (fnmatch(pattern.c_str(), spec.name.c_str(), 0) != 0) continue;
-      matched[i] = true;
-      spec.heads = heads;
-      break;
-    }
+    const size_t pattern = heads_pattern_of(spec, optimizer);
+    if (pattern < optimizer.muon_heads.size()) spec.heads = optimizer.muon_heads[pattern].second;
     if (spec.heads < 1 || (spec.heads > 1 && spec.shape[0] % spec.heads != 0)) {
       fail<ConfigError>(
           "parameter {} has {} rows, which optimizer.params.muon_heads divides into {}: give a "
           "number of heads that divides them",
           spec.name, spec.shape[0], spec.heads);
     }
-  }
-  const auto unused = std::find(matched.begin(), matched.end(), false);
-  if (has_muon && unused != matched.end()) {
-    fail<ConfigError>(
-        "optimizer.params.muon_heads: '{}' matches no matrix that Muon updates and that no pattern "
-        "before it matches: the names are those of the model's parameters",
-        optimizer.muon_heads[static_cast<size_t>(unused - matched.begin())].first);
   }
   return specs;
 }

@@ -13,9 +13,12 @@ namespace zerorun {
 
 // Sets ParameterSpec::heads as the optimizer's patterns say; clears it and use_muon of all
 // parameters unless the optimizer is Muon. Throws ConfigError that names the parameter if heads do
-// not divide its rows, or the pattern if it matches no matrix of Muon.
+// not divide its rows.
 std::vector<ParameterSpec> with_rules(std::vector<ParameterSpec> specs,
                                       const OptimizerConfig& optimizer, bool has_muon);
+// The index of the first pattern of muon_heads that matches a matrix which Muon updates; the number
+// of patterns if none does.
+size_t heads_pattern_of(const ParameterSpec& spec, const OptimizerConfig& optimizer);
 
 // What Muon orthogonalizes of a parameter: so many matrices, one after the other.
 struct MuonMatrices {

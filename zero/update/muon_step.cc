@@ -1,13 +1,63 @@
 #include "zero/update/muon_step.h"
 
+#include <algorithm>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "comm/agreement.h"
 #include "core/check.h"
 #include "zero/partition/model_spec.h"
 
 namespace zerorun {
+
+namespace {
+
+std::string described(const OptimizerConfig& optimizer) {
+  std::string heads;
+  for (const auto& [pattern, count] : optimizer.muon_heads) {
+    heads += fmt::format("{}\"{}\": {}", heads.empty() ? "" : ", ", pattern, count);
+  }
+  return fmt::format("ns_steps {}, ns_method \"{}\", muon_heads {{{}}}", optimizer.ns_steps,
+                     optimizer.ns_method, heads);
+}
+
+// The model's parts and experts differ between ranks, what is configured does not: a pattern may
+// match on some ranks only.
+void check_patterns(const OptimizerConfig& optimizer, const EngineContext& context) {
+  const size_t count = optimizer.muon_heads.size();
+  if (count == 0) return;
+  std::vector<int64_t> matched(count + 1);  // the last: of what no pattern matches
+  for (const ParameterSpec& spec : context.sharding.specs) {
+    matched[heads_pattern_of(spec, optimizer)] = 1;
+  }
+  const TensorView view = view_of(std::span(matched).first(count));
+  context.groups.job()
+      .all_reduce(view, view, ReduceOp::max, Output::overwrite, context.device.inline_stream(),
+                  "ranks agree on muon_heads")
+      .synchronize();
+  const auto unused = std::find(matched.begin(), matched.end() - 1, 0) - matched.begin();
+  if (static_cast<size_t>(unused) == count) return;
+  fail<ConfigError>(
+      "optimizer.params.muon_heads: '{}' matches no matrix that Muon updates and that no pattern "
+      "before it matches: the names are those of the model's parameters",
+      optimizer.muon_heads[static_cast<size_t>(unused)].first);
+}
+
+}  // namespace
+
+void check_muon(const OptimizerConfig& optimizer, const EngineContext& context) {
+  const std::string text = described(optimizer);
+  const auto own = static_cast<int64_t>(std::hash<std::string>()(text) >> 1);
+  Agreement agreement(context.groups.job(), context.device.inline_stream());
+  if (agreement.reduce(own, ReduceOp::min) != agreement.reduce(own, ReduceOp::max)) {
+    fail<ConfigError>(
+        "optimizer.params: ns_steps, ns_method or muon_heads differ between ranks, expected the "
+        "same on all; this rank has {}",
+        text);
+  }
+  check_patterns(optimizer, context);
+}
 
 MuonStep::MuonStep(const EngineContext& context, std::span<const Bucket> buckets,
                    ChunkStorage& storage, const UpdatePlan& plan, const DirectionMemory& direction)
@@ -26,28 +76,6 @@ MuonStep::MuonStep(const EngineContext& context, std::span<const Bucket> buckets
                         spec.shape.size());
     }
   }
-  if (!rounds_.empty()) check_agreement();
-}
-
-// Owners would compute something else on each rank, or exchange other parts.
-void MuonStep::check_agreement() const {
-  std::string text;
-  for (const Bucket& bucket : buckets_) {
-    if (!bucket.plan.use_muon) continue;
-    const auto [steps, polar_express] = storage_.rule(bucket).orthogonalization();
-    text += fmt::format("{} {};", steps, polar_express);
-    for (const SizedParameter& parameter : bucket.plan.parameters) {
-      const auto index = static_cast<size_t>(parameter.parameter);
-      text += fmt::format("{} ", context_.sharding.specs[index].heads);
-    }
-  }
-  const auto own = static_cast<int64_t>(std::hash<std::string>()(text) >> 1);
-  Agreement agreement(context_.groups.comm, context_.device.inline_stream());
-  if (agreement.reduce(own, ReduceOp::min) == agreement.reduce(own, ReduceOp::max)) return;
-  fail<ConfigError>(
-      "optimizer.params: ns_steps, ns_method or muon_heads differ between ranks, expected the same "
-      "on all; this rank's first are {:.80}",
-      text);
 }
 
 void MuonStep::start(const MuonRound& round, const StepScalars& step, Stream& comm_stream) {

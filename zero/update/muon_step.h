@@ -8,6 +8,10 @@
 
 namespace zerorun {
 
+// Throws ConfigError, on all ranks, if their settings of Muon differ, or if a pattern of muon_heads
+// matches no matrix of any. Collective over the job.
+void check_muon(const OptimizerConfig& optimizer, const EngineContext& context);
+
 // The update of matrices by Muon. The update direction is a function of the whole matrix. So ranks
 // send the direction as computed from momentum to the matrices' owners (MuonRound), which
 // orthogonalize it and send the parts back to the shards.
@@ -28,8 +32,6 @@ class MuonStep {
               const GatherUpdated& gather_updated);
 
  private:
-  // Throws ConfigError if ranks orthogonalize in different ways. Collective.
-  void check_agreement() const;
   // Updates the momentum and writes the direction of the stored range to `stored`.
   void find_direction(const Bucket& bucket, const StepScalars& step, TensorView stored);
   // Orthogonalizes the owned matrices and scales them by the factor of their shape.

@@ -1,3 +1,4 @@
+#include "checkpoint/format/safetensors_format.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
 #include "tests/paths.h"
@@ -228,6 +229,12 @@ TEST_F(ModelFolder, WithoutSafetensorsSaysWhatToDo) {
   EXPECT_THAT(folder_error(), HasSubstr("holds neither model.safetensors nor"));
   write_file(directory_.path() / "pytorch_model.bin", "");
   EXPECT_THAT(folder_error(), HasSubstr("safe_serialization=True"));
+}
+
+TEST(SafetensorsFormat, ADTypeThatIsNotInItsTableIsNamed) {
+  EXPECT_EQ(safetensors_name_of(DType::uint8), "U8");
+  EXPECT_THAT([] { safetensors_name_of(static_cast<DType>(99)); },
+              ThrowsMessage<InternalError>(HasSubstr("dtype 99 has no name in safetensors")));
 }
 
 }  // namespace

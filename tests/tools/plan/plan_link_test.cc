@@ -1,6 +1,7 @@
 #include "tests/common.h"
 #include "tests/scratch.h"
 #include "tools/plan/plan.h"
+#include "tools/plan/plan_model.h"
 #include "tools/plan/simulation.h"
 
 namespace zerorun {
@@ -93,6 +94,23 @@ TEST(PlanLink, OfHpzIsOneGather) {
   EXPECT_EQ(gathered(2, false), numel * 7 / 8 * 2);
   config.batch.accumulation_steps = 3;
   EXPECT_EQ(gathered(2, true), numel * 3 / 4 * 2);
+}
+
+// Muon's exchanges are not even, and those of GPUs start together.
+TEST(PlanLink, IsWhatASimulatedStepSends) {
+  for (const bool cpu : {false, true}) {
+    SimulatedCluster cluster{.hosts = 2, .gpus = 4, .cpu = cpu, .link = 1e9, .nvlink = 1e10};
+    const HostLayout layout{.world_size = 8, .ranks_per_host = 4, .cpu = cpu};
+    const std::vector<ParameterSpec> specs = plan_model("gpt2").specs;
+    Config config = link_config();
+    config.optimizer.type = "Muon";
+    for (config.zero.stage = 0; config.zero.stage <= 3; ++config.zero.stage) {
+      const LinkTraffic traffic = plan_link(config, specs, layout);
+      EXPECT_EQ(traffic.gradients + traffic.parameters,
+                simulate_step(config, specs, cluster, 0).link_bytes)
+          << "stage " << config.zero.stage << (cpu ? " cpu" : "");
+    }
+  }
 }
 
 TEST(PlanLink, IsATableOfItsOwnWhereThereAreSeveralHosts) {

@@ -101,5 +101,13 @@ TEST_F(RunSetupTest, TheConfigDecidesWhatTheCommandLineLeavesOpen) {
   EXPECT_EQ(overridden.config.precision.param_dtype, DType::bf16);
 }
 
+TEST_F(RunSetupTest, TheCommandLineDecidesOnTheDtype) {
+  const std::string file = folder_.write("bf16.json", R"({"bf16": {"enabled": true}})");
+  const RunSetup setup = make_run_setup(
+      parse_command_line({"--data", data_, "--config", file, "--dtype", "fp16"}), {});
+  EXPECT_EQ(setup.config.precision.param_dtype, DType::fp16);
+  EXPECT_EQ(setup.config.precision.loss_scaler.initial_scale_power, 16);
+}
+
 }  // namespace
 }  // namespace zerorun::train::testing
