@@ -1,7 +1,6 @@
 #include "comm/job_state.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -30,13 +29,13 @@ class JobState::Watcher {
   }
 
   std::list<Look>::iterator add(Look look) {
-    const std::lock_guard lock(looking_);
+    const std::lock_guard lock(mutex_);
     looks_.push_front(std::move(look));
     return looks_.begin();
   }
   void remove(std::list<Look>::iterator look) {
-    if (!is_this_process()) return;
-    const std::lock_guard lock(looking_);
+    std::unique_lock lock(mutex_);
+    called_.wait(lock, [&] { return current_ != look; });
     looks_.erase(look);
   }
   void look_within(Clock::duration time) {
@@ -48,33 +47,32 @@ class JobState::Watcher {
     }
     changed_.notify_all();
   }
-  // False in a forked child process, which does not have the thread.
-  bool is_this_process() const { return process_ == getpid(); }
 
  private:
   static constexpr std::chrono::seconds kLongest{1};
 
   void run() {
+    std::unique_lock lock(mutex_);
     while (true) {
-      {
-        std::unique_lock lock(mutex_);
-        while (!closing_ && Clock::now() < due_) changed_.wait_until(lock, due_);
-        if (closing_) return;
-        due_ = Clock::time_point::max();
-      }
+      while (!closing_ && Clock::now() < due_) changed_.wait_until(lock, due_);
+      if (closing_) return;
+      due_ = Clock::time_point::max();
       Clock::duration pause = kLongest;
-      {
-        const std::lock_guard lock(looking_);
-        for (const Look& look : looks_) pause = std::min(pause, look());
+      for (current_ = looks_.begin(); current_ != looks_.end(); ++current_) {
+        const Look& look = *current_;
+        lock.unlock();
+        pause = std::min(pause, look());
+        lock.lock();
+        called_.notify_all();
       }
-      look_within(pause);
+      due_ = std::min(due_, Clock::now() + pause);
     }
   }
 
-  const pid_t process_ = getpid();
-  std::mutex looking_;     // held while functions look
-  std::list<Look> looks_;  // guarded by looking_
-  std::mutex mutex_;       // guards all below; never held for long
+  std::mutex mutex_;  // guards all below; never held while a function looks
+  std::list<Look> looks_;
+  std::list<Look>::iterator current_ = looks_.end();  // the one that is being called
+  std::condition_variable called_;                    // current_ has changed
   std::condition_variable changed_;
   Clock::time_point due_ = Clock::now() + kLongest;
   bool closing_ = false;
@@ -85,7 +83,7 @@ JobState::JobState() = default;
 
 JobState::~JobState() {
   // A forked child has no thread to join, nor may it destroy what that thread waits for.
-  if (watcher_ && !watcher_->is_this_process()) {
+  if (watcher_ && !is_this_process()) {
     watcher_.release();  // NOLINT(bugprone-unused-return-value)
   }
 }
@@ -95,6 +93,7 @@ std::shared_ptr<void> JobState::join(Member member) {
   if (const std::string found = error(); !found.empty()) member.set_error(found);
   members_.push_front(std::move(member));
   return {nullptr, [job = shared_from_this(), place = members_.begin()](void*) {
+            if (!job->is_this_process()) return;
             const std::scoped_lock left(job->asking_, job->mutex_);
             job->members_.erase(place);
           }};
@@ -162,7 +161,9 @@ std::shared_ptr<void> JobState::watch(Look look) {
   std::call_once(watched_, [this] { watcher_ = std::make_unique<Watcher>(); });
   const auto place = watcher_->add(std::move(look));
   watcher_->look_within(kFirst);
-  return {nullptr, [job = shared_from_this(), place](void*) { job->watcher_->remove(place); }};
+  return {nullptr, [job = shared_from_this(), place](void*) {
+            if (job->is_this_process()) job->watcher_->remove(place);
+          }};
 }
 
 void JobState::look_within(Clock::duration time) { watcher_->look_within(time); }

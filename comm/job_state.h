@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -33,7 +35,8 @@ class JobState : public std::enable_shared_from_this<JobState> {
   ~JobState();
 
   // Adds a member. It leaves when the result is destroyed, which waits until its `error` has
-  // returned.
+  // returned. In a forked child process, where another thread may have held the locks, nobody
+  // leaves.
   [[nodiscard]] std::shared_ptr<void> join(Member member);
 
   // Sets `error` here and on all members. Only the first call has an effect. Any thread may call
@@ -49,9 +52,9 @@ class JobState : public std::enable_shared_from_this<JobState> {
   // asks a host that is unreachable; fail() and join() do not wait for it.
   void propagate();
 
-  // Lets the watching thread call `look` until the result is destroyed, which waits for a call in
-  // progress. `look` must neither throw nor wait for peers, and returns the time until its next
-  // call, which may come sooner.
+  // Lets the watching thread call `look` until the result is destroyed, which waits for a call of
+  // it in progress, so `look` must not destroy the result itself. It must neither throw nor wait
+  // for peers, and returns the time until its next call, which may come sooner.
   using Look = std::function<Clock::duration()>;
   [[nodiscard]] std::shared_ptr<void> watch(Look look);
   // Has all of them called within `time`. There is one.
@@ -60,6 +63,10 @@ class JobState : public std::enable_shared_from_this<JobState> {
  private:
   class Watcher;
 
+  // False in a forked child process, which has no watching thread.
+  bool is_this_process() const { return process_ == getpid(); }
+
+  const pid_t process_ = getpid();
   mutable std::mutex error_mutex_;
   std::string error_;                 // guarded by error_mutex_
   std::atomic<bool> failed_ = false;  // there is an error

@@ -261,7 +261,9 @@ std::string StallInquiry::look(bool listens) {
   if (written_ || (reason_.empty() && !answer(asked, listens))) return {};
   if (!writes(!asked.empty())) return {};
   written_ = true;
-  return options_.job->error().empty() ? write_report() : "";
+  // Without the store nobody else reports, and its loss may already be the job's error.
+  if (!store_is_gone_ && !options_.job->error().empty()) return {};
+  return write_report();
 }
 
 bool StallInquiry::answer(const std::string& asked, bool listens) {
@@ -273,11 +275,12 @@ bool StallInquiry::answer(const std::string& asked, bool listens) {
     std::optional<std::string> first = options_.store->find(question);
     if (!first && asked.empty()) return false;
     if (!first) options_.store->set(question, asked);
-    reason_ = first.value_or(asked);
-    if (!asked.empty() || parts_.claim()) {
+    answers_own_ = answers_own_ || !asked.empty() || parts_.claim();
+    if (answers_own_) {
       options_.store->set(fmt::format("{}stall/{}", prefix_, parts_.own),
                           encode_activities(parts_.own_ranks()));
     }
+    reason_ = first.value_or(asked);
   } catch (const CommError&) {
     if (asked.empty()) throw;
     reason_ = asked;

@@ -113,6 +113,7 @@ class StallInquiry {
   std::string reason_;                               // of the first part that asked; empty: none
   std::vector<std::optional<std::string>> answers_;  // by part
   Clock::time_point listened_{};
+  bool answers_own_ = false;  // this rank answers for its part
   Clock::time_point answered_{};
   bool store_is_gone_ = false;
   bool written_ = false;

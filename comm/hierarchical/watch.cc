@@ -24,6 +24,10 @@ constexpr std::chrono::seconds kGrace{5};
 // The time that a peer has to say why it closed a connection.
 constexpr std::chrono::seconds kReason{1};
 constexpr std::chrono::seconds kLeavingTime{2};
+// Rank 0, whose store goes with it, ends after other hosts had this time to read why, and before a
+// launcher ends it because they failed. A host whose ranks wait reads the store at every tick.
+constexpr std::chrono::milliseconds kHeard{500};
+static_assert(kHeard > 2 * kTick);
 constexpr std::chrono::milliseconds kPause{5};
 // After so long a wait each rank looks whether a report is asked for: the host's first may be what
 // the others wait for.
@@ -196,10 +200,12 @@ void Watch::read_store() {
   }
   try {
     if (const std::string error = inquiry_.look(listens); !error.empty()) {
-      if (options_.rank == 0) report_error(options_, error);
-      return set_error(error);
+      if (options_.rank != 0) return set_error(error);
+      told_ = now;
+      if (!store_.find(error_key(options_))) store_.set(error_key(options_), error);
     }
-    if (!waits && now - asked_ < kBeat) return;
+    if (told_ && now - *told_ < kHeard) return;
+    if (!waits && !told_ && now - asked_ < kBeat) return;
     if (const auto error = store_.find(error_key(options_))) return set_error(*error);
     if (now - asked_ >= kBeat) {
       asked_ = now;

@@ -94,7 +94,7 @@ bool FrameServer::is_done(Client& client, const Judge& judge, std::vector<Arriva
     // A client that waits to be admitted wakes nobody, whatever else it sends.
     poll_.forget(client.connection.socket().get());
   }
-  if (client.greeting) {
+  if (client.greeting && client.connection.open()) {
     const Admission admission = judge(client.connection, *client.greeting);
     if (admission == Admission::admit) {
       arrivals.push_back({std::move(client.connection), *std::move(client.greeting)});
@@ -108,14 +108,14 @@ bool FrameServer::is_done(Client& client, const Judge& judge, std::vector<Arriva
 std::vector<FrameServer::Arrival> FrameServer::service(const Judge& judge) {
   accept_new();
   std::vector<Arrival> arrivals;
-  for (auto client = clients_.begin(); client != clients_.end();) {
-    if (!is_done(*client, judge, arrivals) && clients_.size() <= limits_.clients) {
-      ++client;
-      continue;
-    }
+  const auto drop = [this](auto client) {
     if (!client->greeting) poll_.forget(client->connection.socket().get());
-    client = clients_.erase(client);
+    return clients_.erase(client);
+  };
+  for (auto client = clients_.begin(); client != clients_.end();) {
+    client = is_done(*client, judge, arrivals) ? drop(client) : std::next(client);
   }
+  while (clients_.size() > limits_.clients) drop(clients_.begin());
   return arrivals;
 }
 

@@ -51,10 +51,14 @@ void StoreServer::run() {
   const auto judge = [this](FrameConnection& client, const std::string& greeting) {
     return greet(client, greeting);
   };
+  Deadline served = std::chrono::steady_clock::now();
   while (!stopping_) {
     bool changed = false;
-    bool arriving = server_.has_unauthenticated();
-    for (const epoll_event& event : poll_.wait(arriving ? kMilliseconds : -1)) {
+    const bool waits = server_.has_unauthenticated();
+    const auto events = poll_.wait(waits ? kMilliseconds : -1);
+    const Deadline now = std::chrono::steady_clock::now();
+    bool arriving = waits && now - served >= std::chrono::milliseconds(kMilliseconds);
+    for (const epoll_event& event : events) {
       if (event.data.ptr == &wake_) {
         eventfd_t count = 0;
         changed = eventfd_read(wake_.get(), &count) == 0;
@@ -63,6 +67,9 @@ void StoreServer::run() {
       } else {
         Client& client = *static_cast<Client*>(event.data.ptr);
         if ((event.events & ~EPOLLOUT) != 0) client.connection.receive();
+        // One whose buffer is full reads nothing, so it would not see that the client has died.
+        const bool died = (event.events & (EPOLLHUP | EPOLLERR)) != 0;
+        if (died && client.connection.full()) client.connection.end();
         serve(client);
       }
     }
@@ -72,6 +79,7 @@ void StoreServer::run() {
       for (const std::string& key : keys) answer_waiting(key);
     }
     if (arriving) {
+      served = now;
       for (auto& [connection, greeting] : server_.service(judge)) add(std::move(connection));
     }
     remove_ended();

@@ -57,9 +57,8 @@ std::string describe_failure(const RankFailure& failure);
 // Chooses a unique path below TMPDIR; empty if that is none.
 std::string choose_temporary_path();
 // Creates the folder for the exceptions that Python programs leave for the failure report:
-// PyTorch's
-// @record writes them to the file that TORCHELASTIC_ERROR_FILE names. The folder goes with the
-// result. Null if it cannot be created (a full disk): then there are no error files.
+// PyTorch's @record writes them to the file that TORCHELASTIC_ERROR_FILE names. The folder goes
+// with the result. Null if it cannot be created (a full disk): then there are no error files.
 std::shared_ptr<void> make_error_folder(const std::string& path);
 
 }  // namespace zerorun

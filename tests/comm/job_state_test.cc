@@ -1,5 +1,8 @@
 #include "comm/job_state.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "tests/common.h"
 #include "tests/gate.h"
 #include "zerorun/error.h"
@@ -108,6 +111,57 @@ TEST_F(JobStateTest, OneThreadLooksForAllUntilTheyLeave) {
   while (!all_reach(3)) std::this_thread::yield();
   EXPECT_EQ(looks[2], before + 100);
   EXPECT_EQ(threads.size(), 1U);
+}
+
+TEST_F(JobStateTest, OthersComeAndGoWhileOneLooks) {
+  const auto idle = [] { return JobState::Clock::duration(std::chrono::hours(1)); };
+  auto before = job_->watch(idle);
+  std::atomic<bool> looking = false;
+  auto slow = job_->watch([&] {
+    looking = true;
+    asked_.open();
+    answer_.pass();
+    looking = false;
+    return idle();
+  });
+  auto after = job_->watch(idle);
+  asked_.pass();
+  auto others = std::async(std::launch::async, [&] {
+    before.reset();
+    after.reset();
+    job_->watch(idle).reset();
+  });
+  EXPECT_EQ(others.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  auto leaving = std::async(std::launch::async, [&] {
+    slow.reset();
+    return looking.load();
+  });
+  EXPECT_EQ(leaving.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  answer_.open();
+  EXPECT_FALSE(leaving.get());
+}
+
+TEST_F(JobStateTest, AForkedChildLeavesWithoutTheLocksThatItsParentHeld) {
+  auto member = job_->join({.set_error = [](auto) {},
+                            .error =
+                                [&] {
+                                  asked_.open();
+                                  answer_.pass();
+                                  return std::string();
+                                }});
+  const auto other = job_->join({.set_error = [](auto) {}, .error = no_error});
+  auto looking = std::async(std::launch::async, [&] { job_->propagate(); });
+  asked_.pass();
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);
+    member.reset();
+    _exit(0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  answer_.open();
 }
 
 TEST_F(JobStateTest, TheFirstErrorIsThatOfAllAlsoOfThoseWhoJoinLater) {

@@ -6,9 +6,9 @@
 #include "zerorun/device.h"
 #include "zerorun/tensor.h"
 
-// The kernels of the CUDA device. Each function launches one on a stream and has the contract of
-// the Device function with the same name. The caller has checked dtypes and sizes and made the
-// stream's device current.
+// The kernels of the CUDA device. Each function launches one on a stream, or several if the
+// parameters of one do not hold the list it is given, and has the contract of the Device function
+// with the same name. The caller has checked dtypes and sizes and made the stream's device current.
 namespace zerorun::cuda {
 
 void fill(cudaStream_t stream, TensorView dst, float value);

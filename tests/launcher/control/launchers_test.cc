@@ -66,6 +66,31 @@ TEST(FrameServer, WaitsForAFreeDescriptor) {
   while (server.service(accepts).empty()) ASSERT_LT(Clock::now() - begin, kDeadline);
 }
 
+// The oldest is dropped for too many that stay, not for one whose greeting is there.
+TEST(FrameServer, AnAdmittedClientTakesNoOthersPlace) {
+  Listener listener = reserve_port("127.0.0.1", 0);
+  const uint16_t port = listener.port;
+  FrameServer server(std::move(listener), {.clients = 1, .bytes = 100});
+  int judged = 0;
+  const auto accepts = [&](FrameConnection&, const std::string&) {
+    ++judged;
+    return FrameServer::Admission::admit;
+  };
+  const FileDescriptor oldest = connect_to("127.0.0.1", port, Clock::now() + kDeadline);
+  while (!server.has_unauthenticated()) server.service(accepts);
+  FileDescriptor second = connect_to("127.0.0.1", port, Clock::now() + kDeadline);
+  send_frame(second, "it", Clock::now() + kDeadline);
+  EXPECT_EQ(server.service(accepts).size(), 1U);
+  EXPECT_TRUE(server.has_unauthenticated());
+  // One that has gone is not judged.
+  FileDescriptor gone = connect_to("127.0.0.1", port, Clock::now() + kDeadline);
+  send_frame(gone, "it", Clock::now() + kDeadline);
+  gone.close();
+  EXPECT_TRUE(server.service(accepts).empty());
+  EXPECT_TRUE(server.has_unauthenticated());
+  EXPECT_EQ(judged, 1);
+}
+
 int64_t cause_of(const ControlMessage& end) { return end.number("cause", 0, 9); }
 
 TEST(NodeLauncher, ASignalThatComesWithTheOrderToBeginReachesTheRanks) {
