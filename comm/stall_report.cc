@@ -249,7 +249,7 @@ void StallInquiry::ask(std::string_view reason) {
 
 bool StallInquiry::has_asked() {
   const std::lock_guard lock(mutex_);
-  return !asked_.empty();
+  return !asked_.empty() || !reason_.empty();
 }
 
 std::string StallInquiry::look(bool listens) {

@@ -82,6 +82,7 @@ class StallInquiry {
   // Asks all parts at the next look(), because a wait of this one has reached the deadline. Any
   // thread may call it; only the first call has an effect.
   void ask(std::string_view reason);
+  // True if this part has asked or knows that another has. For the thread that looks.
   bool has_asked();
   // Called about ten times a second. Returns the error of all ranks if this rank has just printed
   // the report, else an empty string. `listens`: whether to see if another part asks. Throws

@@ -25,7 +25,8 @@ constexpr std::chrono::seconds kGrace{5};
 constexpr std::chrono::seconds kReason{1};
 constexpr std::chrono::seconds kLeavingTime{2};
 // Rank 0, whose store goes with it, ends after other hosts had this time to read why, and before a
-// launcher ends it because they failed. A host whose ranks wait reads the store at every tick.
+// launcher ends it because they failed. A host that waits, asks or has answered reads at every
+// tick.
 constexpr std::chrono::milliseconds kHeard{500};
 static_assert(kHeard > 2 * kTick);
 constexpr std::chrono::milliseconds kPause{5};
@@ -205,7 +206,7 @@ void Watch::read_store() {
       if (!store_.find(error_key(options_))) store_.set(error_key(options_), error);
     }
     if (told_ && now - *told_ < kHeard) return;
-    if (!waits && !told_ && now - asked_ < kBeat) return;
+    if (!waits && !inquiry_.has_asked() && now - asked_ < kBeat) return;
     if (const auto error = store_.find(error_key(options_))) return set_error(*error);
     if (now - asked_ >= kBeat) {
       asked_ = now;
