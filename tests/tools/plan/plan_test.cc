@@ -240,34 +240,6 @@ TEST(Plan, FitFindsWhateverTheTableSaysFits) {
   EXPECT_GT(rows, 8);
 }
 
-// The planned model has names and shapes of its own, which the patterns are not about.
-TEST(Plan, HeadsOfMuonAreNoMatterOfTheModelThatIsPlanned) {
-  const Scratch folder;
-  const auto file = [&](const std::string& name, const std::string& heads) {
-    return folder.write(name, R"({"optimizer": {"type": "Muon", "params": {"lr": 0.02)" + heads +
-                                  R"(}}, "zero_optimization": {"stage": 2}})");
-  };
-  const std::string plain = file("ds.json", "");
-  PlanOptions options;
-  options.model = "gpt2";
-  for (const char* heads : {R"({"*.q_proj.weight": 12})", R"({"*": 7})"}) {
-    options.config = plain;
-    const std::string expected = plan_report(options);
-    options.config = file("ds.json", fmt::format(R"(, "muon_heads": {})", heads));
-    EXPECT_EQ(plan_report(options), expected) << heads;
-    PlanOptions simulated = options;
-    simulated.simulate = "hosts=2,gpus=2";
-    simulated.link = "400Gbit";
-    simulated.nvlink = "450GB/s";
-    EXPECT_THAT(plan_report(simulated), HasSubstr("a step on 2 hosts of 2 GPUs"));
-    PlanOptions fitted = options;
-    fitted.device_memory = "80GB";
-    fitted.fit = folder.path() / "fit.json";
-    plan_report(fitted);
-    EXPECT_EQ(load_config(fitted.fit).config.optimizer.muon_heads.size(), 1U);  // still the user's
-  }
-}
-
 TEST(Plan, FitNamesWhatIsClosestOrWhatIsMissing) {
   const Scratch folder;
   PlanOptions options;
