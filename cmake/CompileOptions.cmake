@@ -36,7 +36,7 @@ if(ZERORUN_PORTABLE)
   # Also where ccache has made the paths of sources relative to the build's folder (CCACHE_BASEDIR).
   cmake_path(RELATIVE_PATH PROJECT_SOURCE_DIR BASE_DIRECTORY ${PROJECT_BINARY_DIR} OUTPUT_VARIABLE up)
   set(zerorun_prefix_map -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/= -fmacro-prefix-map=${up}/=)
-  # The linker leaves out what none of the three programs of a wheel calls.
+  # The linker leaves out functions and data that a program or library does not use.
   target_compile_options(zerorun_options INTERFACE
     "$<$<COMPILE_LANGUAGE:CXX>:${zerorun_prefix_map};-ffunction-sections;-fdata-sections>")
   target_link_options(zerorun_options INTERFACE LINKER:--gc-sections)

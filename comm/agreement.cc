@@ -104,6 +104,11 @@ int64_t Agreement::reduce(int64_t value, ReduceOp op, std::string_view label) {
   return value;
 }
 
+bool Agreement::is_same(int64_t value) {
+  const int64_t lowest = reduce(value, ReduceOp::min);
+  return lowest == reduce(value, ReduceOp::max);
+}
+
 int64_t Agreement::broadcast(int64_t value) {
   const TensorView view = view_of(std::span<int64_t>(&value, 1));
   comm_.broadcast(view, 0, stream_, "ranks agree").synchronize();

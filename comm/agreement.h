@@ -33,6 +33,8 @@ class Agreement {
   void run(std::string_view label, const std::function<void()>& step);
 
   int64_t reduce(int64_t value, ReduceOp op, std::string_view label = "ranks agree");
+  // True if all ranks pass the same value.
+  bool is_same(int64_t value);
   // Returns rank 0's value on every rank.
   int64_t broadcast(int64_t value);
   // Concatenates the words of all ranks in rank order. All ranks pass the same number of words.

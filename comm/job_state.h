@@ -57,7 +57,7 @@ class JobState : public std::enable_shared_from_this<JobState> {
   // for peers, and returns the time until its next call, which may come sooner.
   using Look = std::function<Clock::duration()>;
   [[nodiscard]] std::shared_ptr<void> watch(Look look);
-  // Has all of them called within `time`. There is one.
+  // Makes the watching thread call all functions within `time`. watch() has to be called before.
   void look_within(Clock::duration time);
 
  private:

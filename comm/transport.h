@@ -46,7 +46,7 @@ class Transport {
   virtual void check_peers(std::string_view /*what*/) {}
   // See Communicator::abort.
   virtual void abort(std::string_view reason) noexcept = 0;
-  // See JobState::Member. Of one rank: it has no peers.
+  // See JobState::Member. A transport without peers needs neither.
   virtual void set_error(std::string_view /*error*/) noexcept {}
   virtual std::string error() { return {}; }
   // This rank makes no more calls. Work that is still under way fails, here and at its peers.

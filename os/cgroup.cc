@@ -98,8 +98,9 @@ std::vector<ControlGroup::MemoryUse> ControlGroup::memory_uses() const {
 
 std::optional<int64_t> ControlGroup::least(int64_t MemoryUse::*field) const {
   std::optional<int64_t> least;
-  for (const MemoryUse& use : memory_uses())
+  for (const MemoryUse& use : memory_uses()) {
     least = std::min(least.value_or(use.*field), use.*field);
+  }
   return least;
 }
 

@@ -351,8 +351,7 @@ LoadedCheckpoint load_checkpoint(EngineStates& engine, Communicator& comm,
     load.emplace(engine, find_checkpoint(directory, tag));
     id = static_cast<int64_t>(load->checkpoint().id());
   });
-  const bool same_for_all =
-      agreement.reduce(id, ReduceOp::min) == agreement.reduce(id, ReduceOp::max);
+  const bool same_for_all = agreement.is_same(id);
   agreement.run("load: plan", [&] {
     if (!same_for_all) {
       fail<CheckpointError>(

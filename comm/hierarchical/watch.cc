@@ -202,10 +202,10 @@ void Watch::read_store() {
   try {
     if (const std::string error = inquiry_.look(listens); !error.empty()) {
       if (options_.rank != 0) return set_error(error);
-      told_ = now;
+      reported_ = now;
       if (!store_.find(error_key(options_))) store_.set(error_key(options_), error);
     }
-    if (told_ && now - *told_ < kHeard) return;
+    if (reported_ && now - *reported_ < kHeard) return;
     if (!waits && !inquiry_.has_asked() && now - asked_ < kBeat) return;
     if (const auto error = store_.find(error_key(options_))) return set_error(*error);
     if (now - asked_ >= kBeat) {

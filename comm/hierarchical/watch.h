@@ -89,7 +89,7 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
   std::vector<std::pair<std::string, Clock::time_point>> heartbeats_;  // last heartbeat, by host
   int64_t beats_ = 0;
   Clock::time_point asked_;
-  std::optional<Clock::time_point> told_;  // when this rank 0 gave the others a report's error
+  std::optional<Clock::time_point> reported_;  // when this rank 0 gave the others a report's error
   Clock::time_point gone_ = Clock::time_point::max();  // when the store was first unreachable
   // Shared by all threads.
   std::mutex mutex_;

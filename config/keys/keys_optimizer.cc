@@ -168,9 +168,9 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
         param<&OptimizerConfig::ns_method>(
             "Muon", "/optimizer/params/ns_method", KeyType::string, R"("gram")",
             "Coefficients of the Newton-Schulz iteration: \"gram\" and \"standard\", Jordan's "
-            "(both "
-            "compute the same polynomial); \"polar_express\", which is specific to zerorun, those "
-            "of Polar Express (arXiv 2505.16932), whose singular values are closer to 1. Computed "
+            "(both compute the same polynomial); \"polar_express\", which is specific to zerorun, "
+            "those of Polar Express (arXiv 2505.16932), whose singular values are closer to 1. "
+            "Computed "
             "in fp32, on GPUs with products in TF32."),
         "gram|standard|polar_express"),
     param<&OptimizerConfig::muon_heads>(

@@ -75,8 +75,8 @@ void Coordinator::check_endpoint(Clock::time_point now) {
   if (static_cast<size_t>(joined) >= needed_hosts()) return;  // it begins without others
   const auto patience = job_.endpoint_patience;
   if (now - phase_began_ <= patience) return;
-  if (job_.endpoint_probe) {  // others may reach an address at which this host does not reach
-                              // itself
+  // Other hosts may reach an address at which this host does not reach itself.
+  if (job_.endpoint_probe) {
     job_.endpoint_patience = job_.join_timeout.time;  // said once
     say(fmt::format("no other host has joined for {} s: {}", patience.count(),
                     job_.endpoint_warning));

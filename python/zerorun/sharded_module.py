@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,9 +29,15 @@ if TYPE_CHECKING:  # what a training without saves does without
     from zerorun.checkpoints.checkpoint import Training
     from zerorun.checkpoints.streaming import ParameterStream
 
-_INNER = {
-    *("collector", "core", "finish_reduction", "layout"),
-    *("policy", "ranks", "saves_model_only", "settings"),
+_INNER = {  # by the name until 0.3: where it is now
+    "collector": "_shards.collector",
+    "core": "_core",
+    "finish_reduction": "_shards.finish_reduction",
+    "layout": "_layout",
+    "policy": "_shards.policy",
+    "ranks": "_ranks",
+    "saves_model_only": "_saves_model_only",
+    "settings": "_shards.settings",
 }
 
 
@@ -131,11 +138,7 @@ class ShardedModule(nn.Module):
             warn(
                 f"engine.{name} is an inner part, which has no name from 0.3 on", DeprecationWarning
             )
-            return (
-                self._saves_model_only
-                if name == "saves_model_only"
-                else getattr(self._shards, name)
-            )
+            return attrgetter(_INNER[name])(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._check_open("forward")

@@ -17,13 +17,21 @@ namespace zerorun {
 
 namespace {
 
-// Returns the number of calls, from the first one on, that start together.
-size_t count_together(std::span<const StepCall> calls, const SimulatedCluster& cluster) {
-  if (calls.front().cuts == nullptr || cluster.cpu) return 1;
-  const auto end = std::find_if(calls.begin(), calls.end(), [&](const StepCall& call) {
-    return call.round != calls.front().round;
-  });
-  return static_cast<size_t>(end - calls.begin());
+// Calls body(calls that start together) for all calls in their order; most start alone.
+template <typename Body>
+void for_each_start(std::span<const StepCall> calls, const SimulatedCluster& cluster,
+                    const Body& body) {
+  while (!calls.empty()) {
+    const StepCall& first = calls.front();
+    auto end = calls.begin() + 1;
+    if (first.cuts != nullptr && !cluster.cpu) {
+      end = std::find_if(end, calls.end(),
+                         [&](const StepCall& call) { return call.round != first.round; });
+    }
+    const auto count = static_cast<size_t>(end - calls.begin());
+    body(calls.first(count));
+    calls = calls.subspan(count);
+  }
 }
 
 // The cost of a call, or of calls that start together.
@@ -47,15 +55,12 @@ LinkTraffic plan_link(const Config& config, std::span<const ParameterSpec> specs
                                  .nvlink = 1};
   LinkTraffic traffic;
   const std::vector<StepCall> all = step_calls(model, layout.ranks_per_host);
-  for (std::span<const StepCall> left = all; !left.empty();) {
-    const StepCall& call = left.front();
-    const size_t count = count_together(left, cluster);
+  for_each_start(all, cluster, [&](std::span<const StepCall> calls) {
+    const StepCall& call = calls.front();
     // What a step exchanges becomes parameters.
     const bool gathers = call.op == Collective::all_gather || call.phase == StepCall::Phase::step;
-    (gathers ? traffic.parameters : traffic.gradients) +=
-        cost_of_calls(left.first(count), cluster).link_bytes;
-    left = left.subspan(count);
-  }
+    (gathers ? traffic.parameters : traffic.gradients) += cost_of_calls(calls, cluster).link_bytes;
+  });
   return traffic;
 }
 
@@ -190,11 +195,8 @@ SimulatedStep simulate(const ShardedModel& model, const SimulatedCluster& cluste
       run(bucket, StepCall::Phase::backward, micro, false);
     }
   }
-  for (auto left = std::span(calls).subspan(next); !left.empty();) {
-    const size_t together = count_together(left, cluster);
-    streams.add(left.first(together));
-    left = left.subspan(together);
-  }
+  for_each_start(std::span(calls).subspan(next), cluster,
+                 [&](std::span<const StepCall> together) { streams.add(together); });
   return streams.finish();
 }
 

@@ -124,8 +124,7 @@ bool gathers_alike(const EngineContext& context) {
   for (const Communicator* part : context.groups.others.parts) {
     collective = 2 * collective + (part->reads_peers() ? 0 : 1);
   }
-  Agreement agreement(context.groups.comm, context.device.inline_stream());
-  return agreement.reduce(collective, ReduceOp::min) == agreement.reduce(collective, ReduceOp::max);
+  return Agreement(context.groups.comm, context.device.inline_stream()).is_same(collective);
 }
 
 // Otherwise the gather of a block would wait for the reduction of the block that backward has just

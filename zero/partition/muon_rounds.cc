@@ -19,7 +19,7 @@ struct Matrices {
 Matrices matrices_of(const Sharding& sharding, const Bucket& bucket) {
   Matrices matrices;
   for (const Placement& place : bucket.layout.placements) {
-    const ParameterSpec& spec = sharding.specs[static_cast<size_t>(place.parameter)];
+    const ParameterSpec& spec = sharding.spec(place.parameter);
     if (spec.shape.size() != 2) continue;  // MuonStep refuses it
     const auto [count, rows, cols] = muon_matrices(spec);
     const auto side = static_cast<double>(std::min(rows, cols));

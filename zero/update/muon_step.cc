@@ -49,8 +49,7 @@ void check_patterns(const OptimizerConfig& optimizer, const EngineContext& conte
 void check_muon(const OptimizerConfig& optimizer, const EngineContext& context) {
   const std::string text = described(optimizer);
   const auto own = static_cast<int64_t>(std::hash<std::string>()(text) >> 1);
-  Agreement agreement(context.groups.job(), context.device.inline_stream());
-  if (agreement.reduce(own, ReduceOp::min) != agreement.reduce(own, ReduceOp::max)) {
+  if (!Agreement(context.groups.job(), context.device.inline_stream()).is_same(own)) {
     fail<ConfigError>(
         "optimizer.params: ns_steps, ns_method or muon_heads differ between ranks, expected the "
         "same on all; this rank has {}",
@@ -70,7 +69,7 @@ MuonStep::MuonStep(const EngineContext& context, std::span<const Bucket> buckets
   for (const Bucket& bucket : buckets) {
     if (!bucket.plan.use_muon) continue;
     for (const SizedParameter& parameter : bucket.plan.parameters) {
-      const ParameterSpec& spec = context_.sharding.specs[static_cast<size_t>(parameter.parameter)];
+      const ParameterSpec& spec = context_.sharding.spec(parameter.parameter);
       if (spec.shape.size() == 2) continue;
       fail<ConfigError>("parameter {}: use_muon is for matrices, this has {} dimensions", spec.name,
                         spec.shape.size());
@@ -146,7 +145,7 @@ void MuonStep::find_direction(const Bucket& bucket, const StepScalars& step, Ten
 
 UpdateScalars MuonStep::scalars_of(const Bucket& bucket, const StepScalars& step,
                                    ParameterId parameter) const {
-  const ParameterSpec& spec = context_.sharding.specs[static_cast<size_t>(parameter)];
+  const ParameterSpec& spec = context_.sharding.spec(parameter);
   const MuonMatrices matrices = muon_matrices(spec);
   return storage_.rule(bucket).muon_scalars(
       step.count, step.groups[static_cast<size_t>(spec.group)], matrices.rows, matrices.cols);
@@ -156,8 +155,7 @@ void MuonStep::orthogonalize(const MuonShare& share, const StepScalars& step) {
   const Bucket& bucket = bucket_of(share);
   const TensorView owned = owned_of(share);
   for (const Interval& part : bucket.layout.intervals(share.begin, share.begin + share.numel)) {
-    const auto [count, rows, cols] =
-        muon_matrices(context_.sharding.specs[static_cast<size_t>(part.parameter)]);
+    const auto [count, rows, cols] = muon_matrices(context_.sharding.spec(part.parameter));
     const TensorView matrix = owned.slice(part.offset - share.begin, part.numel);
     for (int64_t i = 0; i < count; ++i) {
       context_.device.orthogonalize(context_.device.inline_stream(),
