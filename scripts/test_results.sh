@@ -28,6 +28,7 @@ count_parts() {
   mkdir -p "$results"
   "$python" scripts/test_durations.py copy "$results/durations.json"
   export ZERORUN_TEST_DURATIONS=$results/durations.json
+  export ZERORUN_STALL_FILE=$results/stall.json # instead of a file in /tmp for each test with a stall
   for part in "$@"; do
     say "test: $part"
     begin=$SECONDS

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from zerorun import _C, environment
+from zerorun import _C, command_line, environment
 
 
 def _command() -> str:
@@ -30,7 +30,7 @@ def main() -> None:
                 "not have; activate the environment that has it"
             )
         conversion = importlib.import_module("zerorun.conversion")
-        sys.exit(conversion.main(sys.argv[2:]))
+        command_line.exit_with(conversion.main, sys.argv[2:])
     program = _command()
     environment.set_python(sys.executable)  # programs run in the environment of this package
     os.execv(program, [program, *sys.argv[1:]])

@@ -10,13 +10,12 @@ them. No code from the checkpoint is run.
 from __future__ import annotations
 
 import os
-import sys
 
 import torch
 
 from zerorun import _C
 from zerorun.checkpoints.model_parts import check_whole
-from zerorun.command_line import Parser, tell_error
+from zerorun.command_line import Parser, exit_with, tell_error
 from zerorun.interchange import formats
 from zerorun.interchange.model_files import (
     ModelTensor,
@@ -123,4 +122,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -323,7 +322,3 @@ def _run(options: argparse.Namespace, bar: ProgressBar) -> list[str]:
         safe_serialization=options.to == "safetensors",
         progress=bar.show,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

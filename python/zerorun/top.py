@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zerorun import _C
-from zerorun.command_line import Parser, tell_error
+from zerorun.command_line import Parser, exit_with, tell_error
 from zerorun.metrics.lines import (
     check_version,
     is_figure,
@@ -205,4 +205,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

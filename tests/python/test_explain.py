@@ -2,6 +2,7 @@
 
 import random
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def test_the_page_has_every_text_of_the_sources() -> None:
     stale = [path for path, text in error_texts.outputs().items() if path.read_text() != text]
     assert stale == [], "run: python scripts/error_texts.py --write"
     assert len(MESSAGES) > 1000
+    assert not [text for _, text in MESSAGES if "CPU rank{}" in text]  # a note
 
 
 @pytest.mark.parametrize(
@@ -114,3 +116,5 @@ def test_the_command(build: Path, tmp_path: Path) -> None:
     job = shell(build, "zerorun explain banana", tmp_path)
     assert (job.returncode, job.stdout) == (1, "")
     assert "quote more of the error. If it is not zerorun's" in job.stderr
+    ended = "{ sleep 0.2; zerorun explain CUDA out of memory; echo $? >&2; } | true"
+    assert shell(build, ended, tmp_path).stderr == f"{128 + signal.SIGPIPE}\n"

@@ -6,7 +6,7 @@ import posixpath
 import re
 import sys
 
-from zerorun.command_line import Parser
+from zerorun.command_line import Parser, exit_with
 from zerorun.explain import explain
 
 _NOT_FOUND = (
@@ -41,4 +41,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

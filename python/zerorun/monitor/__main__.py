@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerorun import _C
-from zerorun.command_line import Parser, tell_error
+from zerorun.command_line import Parser, exit_with, tell_error
 from zerorun.metrics.lines import MOST_CHARACTERS, check_version, parse_line, rank_in
 from zerorun.monitor.events import step_events
 from zerorun.monitor.master import MonitorMaster
@@ -131,4 +131,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

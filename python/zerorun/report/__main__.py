@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from zerorun import _C
-from zerorun.command_line import Parser, tell_error
+from zerorun.command_line import Parser, exit_with, tell_error
 from zerorun.progress_bar import ProgressBar
 from zerorun.report.page import data_of, html
 from zerorun.report.reader import Run, RunReader
@@ -122,4 +122,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

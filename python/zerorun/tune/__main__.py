@@ -13,7 +13,7 @@ from threading import Event
 from typing import Any
 
 from zerorun import _C, config
-from zerorun.command_line import tell_error
+from zerorun.command_line import exit_with, tell_error
 from zerorun.tune.options import Options, parse
 from zerorun.tune.search import Search
 from zerorun.tune.trial import Trial, check_command, command_of, run_trial
@@ -110,4 +110,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

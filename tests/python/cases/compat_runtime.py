@@ -162,14 +162,15 @@ def case_an_mpu_is_asked_by_any_of_its_names(_folder: Path) -> None:
 
 
 def case_files_that_name_a_loss_scaler_are_read(folder: Path) -> None:
-    """Its class is a placeholder, which torch.load takes."""
+    """Its class is a placeholder, which torch.load takes; a subclass says what it says."""
     kept = LossScaler.__new__(LossScaler)
     kept.cur_scale = 8.0
     folder.mkdir(parents=True, exist_ok=True)
     torch.save({"scaler": kept}, folder / f"{RANK}.pt")
     with torch.serialization.safe_globals([LossScaler]):
         assert torch.load(folder / f"{RANK}.pt")["scaler"].cur_scale == 8.0
-    raises(NotImplementedError, "fp16.enabled", lambda: LossScaler(8.0))
+    for scaler in (LossScaler, type("MyScaler", (LossScaler,), {})):
+        raises(NotImplementedError, "fp16.enabled", lambda scaler=scaler: scaler(8.0))
 
 
 def case_curricula_rise_in_their_steps(_folder: Path) -> None:

@@ -115,7 +115,7 @@ _HINTS = {
     "utils.static_cache": "transformers' StaticCache",
     "utils.tensor_fragment": "utils.safe_get_full_fp32_param and the others reach masters, "
     "gradients and states",
-    "utils.timer": "torch.cuda.Event",
+    "utils.timer": "utils.timer.SynchronizedWallClockTimer, or torch.cuda.Event",
     "utils.z3_leaf_module": "leaf_module of the configuration, or utils.set_z3_leaf_modules",
     "utils.zero_to_fp32": "utils.zero_to_fp32.convert_zero_checkpoint_to_state_dict, or python -m "
     "zerorun.consolidate",

@@ -21,7 +21,8 @@ class _Absent(type):
     """The class of a name that is not there: importable, subclassable, not usable."""
 
     def __call__(cls, *_args: Any, **_kwargs: Any) -> Any:
-        raise NotImplementedError(message(f"{cls.__module__}.{cls.__qualname__}"))
+        absent = next(base for base in reversed(cls.__mro__) if isinstance(base, _Absent))
+        raise NotImplementedError(message(f"{absent.__module__}.{absent.__qualname__}"))
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
