@@ -1,4 +1,4 @@
-"""Every error text of the program, from its sources, and the page of them.
+"""Every text of an error or warning of the program, from its sources, and the page of them.
 
 `python scripts/error_texts.py --write` writes python/zerorun/explain/messages.txt, which
 `zerorun explain` reads, and docs/troubles.md; `--check` tells whether they are up to date. A text
@@ -26,10 +26,25 @@ CPP = "amp checkpoint comm config core device launcher offload optim os python t
 _CALL = re.compile(
     r"\bfail<(?P<fail>\w+)>\(|\bthrow (?P<throw>\w*Error)\(|(?P<check>\bZR_CHECK)\("
     r"|problems_?\.(?P<add>add)\(|\.(?P<member>fail|refuse)\(|(?<![\w.>:])(?P<own>fail|refuse)\("
-    r"|\blog\((?P<log>LogLevel::error)\b"
+    r"|\blog\((?P<log>LogLevel::(?:error|warning))\b"
 )
 # Functions in these files return what is wrong; others throw it.
-_RETURNED = ("config/", "launcher/ranks/report.cc", "launcher/hosts/")
+_RETURNED = (
+    "checkpoint/loading/model_match.cc",
+    "comm/hierarchical/",
+    "comm/nccl/peers.cc",
+    "config/",
+    "launcher/control/",
+    "launcher/hosts/",
+    "launcher/launch.cc",
+    "launcher/program.cc",
+    "launcher/ranks/cuda_probe.cc",
+    "launcher/ranks/report.cc",
+    "optim/lr_schedule.cc",
+    "zero/gradients/gradient_norm.cc",
+    "zero/timeline/straggler_watch.cc",
+)
+_FEWEST_WORDS = 4  # fewer are parts of a text
 _FORMAT = re.compile(r"(?:\breturn |fmt::format\()\s*(?=R?\")")
 _LITERAL = re.compile(r'R"(\w*)\((.*?)\)\1"|"((?:[^"\\\n]|\\.)*)"', re.DOTALL)
 _FIELD = re.compile(r"\{[^{}]*\}")
@@ -81,7 +96,9 @@ def _of_cpp(path: Path) -> Iterator[Text]:
         yield Text(_joined(text[call.end() : _arguments(blank, call.end())]), kind, name)
     if name.startswith(_RETURNED):
         for place in _FORMAT.finditer(text):
-            yield Text(_joined(text[place.end() :]), "", name)
+            found = _joined(text[place.end() :])
+            if len(found.split()) >= _FEWEST_WORDS:
+                yield Text(found, "", name)
 
 
 def _template(node: ast.expr) -> str:
@@ -99,7 +116,7 @@ def _of_python(path: Path) -> Iterator[Text]:
         if not isinstance(node, ast.Call) or not node.args:
             continue
         called = ast.unparse(node.func).rpartition(".")[2]
-        if called.endswith("Error"):
+        if called.endswith("Error") or called == "warn":
             yield Text(_template(node.args[0]), called, path.relative_to(ROOT).as_posix())
 
 

@@ -97,6 +97,22 @@ def test_texts_with_values_are_explained_by_their_entry() -> None:
         ("RuntimeError: CUDA error: invalid device ordinal", "gpu-missing"),
         ("RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB", "gpu-memory"),
         ("OSError: [Errno 98] Address already in use", "meeting"),
+        (
+            "[zerorun] error: two launchers were started with --node_rank 0: on a and on b",
+            "meeting",
+        ),
+        ("nothing answers: the host is down, has another address, or a firewall", "meeting"),
+        ("warning: rank 3 (host b) is waited for: 12 % of the time, spent loading", "straggler"),
+        ("UserWarning: step() without a backward since the last one: nothing", "engine-calls"),
+        ("no file 'latest' in nothere: no checkpoint was loaded", "checkpoint-missing"),
+        ("RuntimeError: size mismatch, got input (32), mat (32x8), vec (0)", "empty-parameters"),
+        ("me@b: Permission denied (publickey).", "hosts"),
+        (
+            "ranks diverged: rank 0 (pid 15018 on vm) calls broadcast(from rank 0) #6 'initial "
+            "values of weight' of 16 fp32, but rank 1 (pid 15019 on vm) calls barrier #6 'b'; "
+            "every rank must make the same calls in the same order",
+            "diverged",
+        ),
     ],
 )
 def test_a_text_gets_its_own_entry_or_none(text: str, anchor: str | None) -> None:

@@ -83,7 +83,19 @@ def _nearest(text: str, known: list[tuple[str, str]]) -> str | None:
     return best
 
 
+def _whole(text: str, known: list[tuple[str, str]]) -> str | None:
+    """The anchor of the message with most words of its own that are all in the text, in order."""
+    best, most = None, _FEWEST_OF_MESSAGE
+    for anchor, message in known:
+        parts = message.split("{}")
+        words = len(_words(" ".join(parts)))
+        if words > most and re.search(".*".join(map(re.escape, parts)), text):
+            best, most = anchor, words
+    return best
+
+
 def explain(text: str) -> Entry | None:
     """The entry of an error, or of a part of one; None if it resembles none."""
-    anchor = _nearest(text, _examples() + _messages())
+    text = " ".join(text.split())
+    anchor = _whole(text, _messages()) or _nearest(text, _examples() + _messages())
     return _entries()[anchor] if anchor else None
