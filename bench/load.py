@@ -1,10 +1,10 @@
 """Host memory while a model is loaded from safetensors files, beside what there is afterwards.
 
     python bench/load.py [--ways init engine shard train] [--ranks 2 4] [--stages 0 1 2 3]
-        [--megabytes 1000]
+        [--megabytes 1000] [--dtype bf16] [--offload]
 
 - init: transformers' from_pretrained under zero.Init (stage 3).
-- engine: the same, then initialize with AdamW.
+- engine: the same, then initialize with AdamW, in `--dtype`, with `--offload` on the host.
 - shard: zerorun.shard of a model on the meta device with weights=, without an optimizer.
 - train: zerorun train --init, beside the same run that makes its weights.
 
@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,7 +99,7 @@ def samples_of(command: list[str], folder: Path) -> Iterator[tuple[str, dict[int
         raise RuntimeError(f"{' '.join(command)} ended with {job.returncode}")
 
 
-def measure(way: str, ranks: int, stage: int, folder: Path) -> Memory:
+def measure(way: str, ranks: int, stage: int, folder: Path, options: Namespace) -> Memory:
     """One load of the model that make_model has written to `folder`."""
     launcher = [str(BUILD / "bin" / "zerorun"), "--accelerator", "cpu", "--num_gpus", str(ranks)]
     if way == "train":
@@ -106,6 +107,7 @@ def measure(way: str, ranks: int, stage: int, folder: Path) -> Memory:
     if way in {"init", "engine"}:
         launcher.append("--deepspeed_compat")
     command = [*launcher, __file__, "--rank_of", way, str(stage), str(folder)]
+    command += ["--dtype", options.dtype, *(["--offload"] if options.offload else [])]
     samples: dict[str, list[dict[int, int]]] = {}
     for moment, sample in samples_of(command, folder):
         samples.setdefault(moment, []).append(sample)
@@ -135,23 +137,25 @@ def _measure_train(launcher: list[str], stage: int, folder: Path) -> Memory:
     return Memory(largest, peak, kept)
 
 
-def load(way: str, stage: int, folder: Path) -> None:
+def load(way: str, stage: int, folder: Path, options: Namespace) -> None:
     """What one rank does."""
     from zerorun import communicator
 
-    kept = engine_of(way, stage, folder / "small")  # with it comes what is imported and made once
+    kept = engine_of(
+        way, stage, folder / "small", options
+    )  # with it comes what is imported and made once
     if hasattr(kept, "destroy"):
         kept.destroy()
     del kept
     world = communicator.world()
     pause(world, "before", folder)
-    kept = engine_of(way, stage, folder)
+    kept = engine_of(way, stage, folder, options)
     pause(world, "after", folder)
     if hasattr(kept, "destroy"):
         kept.destroy()
 
 
-def engine_of(way: str, stage: int, folder: Path) -> Any:
+def engine_of(way: str, stage: int, folder: Path, options: Namespace) -> Any:
     """The engine, or the model if there is none."""
     import torch
     import transformers
@@ -161,13 +165,15 @@ def engine_of(way: str, stage: int, folder: Path) -> Any:
     if way in {"init", "engine"}:
         from transformers.integrations import HfDeepSpeedConfig
 
+        home = "cpu" if options.offload else "none"
         config = {
             "train_micro_batch_size_per_gpu": 1,
-            "bf16": {"enabled": True},
-            "zero_optimization": {"stage": stage},
+            "bf16": {"enabled": options.dtype == "bf16"},
+            "zero_optimization": {"stage": stage, "offload_optimizer": {"device": home}},
         }
+        dtype = torch.bfloat16 if options.dtype == "bf16" else torch.float32
         kept = HfDeepSpeedConfig(config)  # with which transformers uses zero.Init
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         del kept
         if way == "init":
             return model
@@ -261,11 +267,13 @@ def main() -> int:
     parser.add_argument("--stages", nargs="+", type=int, default=(0, 1, 2, 3))
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--width", type=int, default=WIDTH, help="of the model's modules")
+    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp32"))
+    parser.add_argument("--offload", action="store_true", help="optimizer states to host memory")
     parser.add_argument("--rank_of", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
         way, stage, folder = options.rank_of
-        load(way, int(stage), Path(folder))
+        load(way, int(stage), Path(folder), options)
         return 0
     os.environ["VIRTUAL_ENV"] = sys.prefix  # the launcher runs the ranks with this Python
     print("way     stage ranks  largest of a rank, sum, kept, module, limit (MiB)")
@@ -274,9 +282,10 @@ def main() -> int:
         for way in options.ways:
             folder = Path(temporary) / ("gpt2" if way == "train" else "llama")
             module = make_model(folder, way, options.megabytes, options.width)
+            module *= 2 if options.dtype == "fp32" else 1  # than in the files
             for stage in [3] if way == "init" else options.stages:
                 for ranks in options.ranks:
-                    got = measure(way, ranks, stage, folder)
+                    got = measure(way, ranks, stage, folder, options)
                     limit = got.kept + module * (ranks if way == "init" else 1)
                     exceeded |= got.peak > limit
                     shown = (*got, module, limit)

@@ -6,13 +6,15 @@
 #include "core/check.h"
 #include "core/format_bytes.h"
 #include "core/parallel.h"
+#include "device/cpu/host_memory.h"
 
 namespace zerorun {
 
 PinnedArena::PinnedArena(Device& device, size_t nbytes) {
   if (nbytes == 0) return;
   buffer_ = device.allocate_pinned(nbytes);
-  // Touching every page now finds out now whether they are there.
+  // What is moved to a mapping of the host's own, which is zero, needs the memory until then.
+  if (device.is_host() && nbytes >= kMappedBlock) return;
   constexpr int64_t kGrain = int64_t{4} << 20;
   parallel_for(static_cast<int64_t>(nbytes), kGrain, [this](int64_t begin, int64_t end) {
     std::memset(buffer_.data() + begin, 0, static_cast<size_t>(end - begin));
@@ -34,9 +36,9 @@ void check_host_memory(const HostLimits& limits, size_t nbytes, int ranks,
   const auto check = [&](const std::optional<int64_t>& available, std::string_view where) {
     if (!available || needed <= static_cast<size_t>(*available)) return;
     fail<ConfigError>(
-        "{} needs {} of host memory for each of {} ranks, {} in all; {} has {} left. Use more "
-        "hosts, offload a smaller part (offload_optimizer.ratio), offload to \"nvme\", or give the "
-        "job more memory",
+        "{} needs {} of host memory for each of {} ranks, {} in all; {} has {} left. Use a higher "
+        "ZeRO stage, more hosts, offload a smaller part (offload_optimizer.ratio), offload to "
+        "\"nvme\", or give the job more memory",
         purpose, format_bytes(nbytes), ranks, format_bytes(needed), where,
         format_bytes(static_cast<size_t>(*available)));
   };

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/agreement.h"
+#include "offload/pinned_arena.h"
 #include "optim/optimizer.h"
+#include "zero/memory_plan.h"
 
 namespace zerorun {
 
@@ -40,6 +43,20 @@ double divisor_of(const EngineContext& context, const Config& config) {
   return ranks * context.sharding.precision.pre_scale;
 }
 
+// Memory of a host is taken when it is first written, where a lack of it ends the process: all
+// ranks of CPU look before any takes it.
+void check_room(const EngineContext& context, std::span<const Optimizer> rules,
+                std::span<const Bucket> buckets, int64_t moved_nbytes) {
+  if (!context.device.is_host()) return;
+  const MemoryPlan plan = plan_states(context.sharding, rules, buckets);
+  const int64_t nbytes = std::max<int64_t>(0, plan.device() + plan.pinned - moved_nbytes);
+  const HostLimits limits = host_limits();
+  Agreement(context.groups.job(), context.device.inline_stream()).run("room for the engine", [&] {
+    check_host_memory(limits, static_cast<size_t>(nbytes), context.groups.job().local_world_size(),
+                      "the engine");
+  });
+}
+
 }  // namespace
 
 Lanes::Lanes(const EngineContext& context) : inline_(context.device.inline_stream()) {
@@ -73,6 +90,7 @@ EngineParts make_engine_parts(const Config& config, Device& device, Communicator
   parts.buckets = std::make_unique<Buckets>(
       make_buckets(context.sharding, model.numels(), model.modules()), model.numels().size());
   Buckets& buckets = *parts.buckets;
+  check_room(context, rules, buckets, others.moved_nbytes);
   parts.offload = make_offload(context, buckets, rules);
   parts.memory = std::make_unique<BucketMemory>(context, buckets);
   // Optimizer states, and the step.

@@ -30,7 +30,7 @@ size_t count_groups(std::span<const ParameterSpec> parameters) {
   return groups;
 }
 
-void plan_states(std::span<const StateLayout> chunks, MemoryPlan& plan) {
+void add_states(std::span<const StateLayout> chunks, MemoryPlan& plan) {
   for (const StateLayout& chunk : chunks) {
     for (const StateSpec& spec : chunk.tensors) {
       const int64_t nbytes = nbytes_of(spec.numel(chunk.numel), spec.dtype);
@@ -195,11 +195,8 @@ MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> spec
   return plan_memory(ShardedModel(own, specs, layout.world_size, layout.cpu), layout);
 }
 
-MemoryPlan plan_memory(const ShardedModel& sharded, const HostLayout& layout) {
-  const auto& [rules, model, of_model, buckets, bounds_link] = sharded;
-  Sharding sharding = of_model;
-  sharding.place.host_ranks = layout.ranks_per_host;
-
+MemoryPlan plan_states(const Sharding& sharding, std::span<const Optimizer> rules,
+                       std::span<const Bucket> buckets) {
   MemoryPlan plan;
   const BucketSizes sizes = sizes_of(sharding, buckets);
   plan.parameters = sizes.replicated;
@@ -209,11 +206,7 @@ MemoryPlan plan_memory(const ShardedModel& sharded, const HostLayout& layout) {
   plan.gradients = nbytes_of(sizes.gradients, sharding.precision.param_dtype) +
                    nbytes_of(sizes.reduced, sharding.precision.accum_dtype) +
                    QuantizedReduction::sizes(sharding, buckets).lost;
-  plan_states(state_layouts(sharding, rules, buckets, false), plan);
-  plan_buckets_in_flight(sharding, rules, buckets, plan);
-  if (!keeps_one_copy(sharding) || sharding.moves_parameters()) {
-    plan.gathered = gathered_nbytes(sharding, model, buckets);
-  }
+  add_states(state_layouts(sharding, rules, buckets, false), plan);
   if (sharding.offloads_states() || sharding.moves_parameters()) {
     const auto chunks = state_layouts(sharding, rules, buckets, true);
     const OffloadSizes offloaded = offload_sizes(sharding, rules, buckets, chunks);
@@ -221,6 +214,19 @@ MemoryPlan plan_memory(const ShardedModel& sharded, const HostLayout& layout) {
     plan.buckets += static_cast<int64_t>(offloaded.parameters.device);
     plan.pinned += static_cast<int64_t>(offloaded.pinned());
     plan.nvme = static_cast<int64_t>(offloaded.states_file + offloaded.parameters.file);
+  }
+  return plan;
+}
+
+MemoryPlan plan_memory(const ShardedModel& sharded, const HostLayout& layout) {
+  const auto& [rules, model, of_model, buckets, bounds_link] = sharded;
+  Sharding sharding = of_model;
+  sharding.place.host_ranks = layout.ranks_per_host;
+
+  MemoryPlan plan = plan_states(sharding, rules, buckets);
+  plan_buckets_in_flight(sharding, rules, buckets, plan);
+  if (!keeps_one_copy(sharding) || sharding.moves_parameters()) {
+    plan.gathered = gathered_nbytes(sharding, model, buckets);
   }
   return plan;
 }

@@ -62,6 +62,10 @@ struct HostLayout {
   int hosts() const { return (world_size + ranks_per_host - 1) / ranks_per_host; }
 };
 
+// The part of an engine's memory that it has from its start to its end: all but `buckets` in flight
+// and `gathered`.
+MemoryPlan plan_states(const Sharding& sharding, std::span<const Optimizer> rules,
+                       std::span<const Bucket> buckets);
 // Plans the memory of rank 0. Throws ConfigError like Engine::create.
 MemoryPlan plan_memory(const Config& config, std::span<const ParameterSpec> specs,
                        const HostLayout& layout);

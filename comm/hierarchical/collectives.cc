@@ -129,10 +129,10 @@ std::shared_ptr<Transport> make_transport(const GroupOptions& options, Topology 
 
 std::optional<Buffer> Collectives::make_buffer(size_t nbytes, Sharing sharing) {
   try {
-    const bool per_rank = sharing == Sharing::per_rank;
     // An aborted job has no memory, whatever it is asked for.
-    std::optional<Buffer> buffer = local_.make_buffer(per_rank ? nbytes : 0, Sharing::per_rank);
-    return per_rank ? std::move(buffer) : std::nullopt;
+    if (sharing != Sharing::per_host) return local_.make_buffer(nbytes, sharing);
+    local_.make_buffer(0, Sharing::per_rank);
+    return std::nullopt;
   } catch (const DeviceError&) {
     watch_->set_error(local_.control().error());
     throw;

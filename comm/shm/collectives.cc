@@ -185,8 +185,6 @@ void Collectives::gather_one_sided(const CollectiveCall& call) {
 std::optional<Buffer> Collectives::make_buffer(size_t nbytes, Sharing sharing) {
   try {
     Block block = share_block(nbytes, sharing);
-    // Pages of the one block that all have come when they are written: what is written, a model's
-    // parameters, is in memory until then.
     if (sharing == Sharing::per_rank) reserve_pages(block.part(control_.rank()), nbytes);
     control_.advance();
     if (control_.rank() == 0) block.segment->close_file();  // all have it
@@ -211,10 +209,10 @@ Block Collectives::share_block(size_t nbytes, Sharing sharing) {
   Block block;
   block.id = next_block_++;
   block.nbytes = nbytes;
-  block.stride = sharing == Sharing::per_rank ? stride : 0;
+  block.stride = sharing == Sharing::per_host ? 0 : stride;
   if (control_.rank() == 0) {
     block.segment = Segment::create(
-        sharing == Sharing::per_rank ? stride * static_cast<size_t>(world_size) : stride);
+        sharing == Sharing::per_host ? stride : stride * static_cast<size_t>(world_size));
     if (local_) local_->add(block.segment);
     std::memcpy(control_.outbox(), &block.segment->ticket(), sizeof(SegmentTicket));
   }

@@ -145,6 +145,9 @@ struct EngineGroups {
   // Subsets of the engine's ranks that share parameters which the other ranks do not hold
   // (experts). See ParameterSpec::ranks.
   std::vector<Communicator*> parts{};
+  // Bytes of this rank's host memory that will be free when the engine has the model's values,
+  // since they are moved there. It counts as available.
+  int64_t moved_nbytes = 0;
 };
 
 // The progress of training: the state of an engine that a checkpoint saves besides tensors.

@@ -30,12 +30,12 @@ std::unique_ptr<EngineHandle> make_engine(const Config& config, const py::object
                                           std::vector<ParameterSpec> specs,
                                           std::vector<ParameterGroup> groups, const py::object& job,
                                           std::pair<int, int> part, const py::object& tensor,
-                                          const py::list& parts) {
+                                          const py::list& parts, int64_t moved_nbytes) {
   auto owner = std::make_shared<EngineOwner>();
   EngineBase base = engine_base_of(communicator);
   owner->comm = std::move(base.comm);
   owner->gpu = std::move(base.gpu);
-  EngineGroups others{.part = part.first, .part_count = part.second};
+  EngineGroups others{.part = part.first, .part_count = part.second, .moved_nbytes = moved_nbytes};
   owner->job = job.is_none() ? owner->comm : engine_base_of(job).comm;
   others.job = owner->job.get();
   if (!tensor.is_none()) owner->tensor = engine_base_of(tensor).comm;
@@ -333,10 +333,11 @@ void register_engine(py::module_& m) {
   engine
       .def(py::init(&make_engine), "config"_a, "communicator"_a, "specs"_a, "groups"_a,
            "job"_a = py::none(), "part"_a = std::pair(0, 1), "tensor"_a = py::none(),
-           "parts"_a = py::list(),
+           "parts"_a = py::list(), "moved_nbytes"_a = 0,
            "`job`: of all ranks that step together, where the engine has part number part[0] of "
            "part[1] of one model. `tensor`: of the ranks that hold the parts of this rank's "
            "tensors. `parts`: of some of the engine's ranks, who share an expert. "
+           "`moved_nbytes`: host memory that is free once the engine has the values. "
            "Collective. Raises ConfigError for what contradicts each other.")
       .def(
           "parameter",

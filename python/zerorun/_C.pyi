@@ -602,9 +602,10 @@ class Engine:
         ] = (0, 1),
         tensor: typing.Any = None,
         parts: list[typing.Any] = [],
+        moved_nbytes: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> None:
         """
-        `job`: of all ranks that step together, where the engine has part number part[0] of part[1] of one model. `tensor`: of the ranks that hold the parts of this rank's tensors. `parts`: of some of the engine's ranks, who share an expert. Collective. Raises ConfigError for what contradicts each other.
+        `job`: of all ranks that step together, where the engine has part number part[0] of part[1] of one model. `tensor`: of the ranks that hold the parts of this rank's tensors. `parts`: of some of the engine's ranks, who share an expert. `moved_nbytes`: host memory that is free once the engine has the values. Collective. Raises ConfigError for what contradicts each other.
         """
     def accept_changes(self) -> None:
         """

@@ -37,6 +37,10 @@ def make_dataloader(
                 f"make_dataloader: got {name}, but its sampler divides the samples among ranks: "
                 "leave it out (shuffle=False keeps the order), or use torch's DataLoader"
             )
+    if type(batch_size) is not int or batch_size < 1:
+        raise _C.ConfigError(
+            f"make_dataloader: batch_size: got {batch_size!r}, expected samples from 1 on"
+        )
     ranks, rank = communicator.world_size, communicator.rank
     if isinstance(dataset, IterableDataset):
         if options.get("num_workers"):
@@ -45,6 +49,11 @@ def make_dataloader(
                 "IterableDataset: each worker would give all of it; expected 0"
             )
         dataset = _Turns(dataset, ranks, rank)
+    elif not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise _C.ConfigError(
+            f"make_dataloader: dataset: got {type(dataset).__name__}, expected one with a "
+            "length and numbered samples, or an IterableDataset"
+        )
     else:
         options["sampler"] = PartSampler(dataset, ranks, rank, options.pop("shuffle", True))
     loader = ResumableLoader(dataset, batch_size=batch_size, collate_fn=collate_fn, **options)

@@ -277,6 +277,7 @@ class ZeroEngine(ShardedModule):
         """
         from zerorun.dataloader import make_dataloader
 
+        self._check_open("make_dataloader")
         loader = make_dataloader(
             dataset, batch_size, self.communicator, collate_fn, self._meter.data, **options
         )

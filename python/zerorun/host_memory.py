@@ -15,7 +15,8 @@ from zerorun.process_state import STATE
 
 __all__ = ["PIECE", "copy_in_pieces", "forget_pages", "moved", "pieces_of", "trim"]
 
-PIECE = 1 << 20  # bytes that a load reads, sends or writes at once
+PIECE = 256 << 10  # bytes that a load reads, sends or writes at once; each rank of a host has them
+_TRIMMED = 1 << 20  # bytes that were freed before they are given back
 _PAGEMAP = Path("/proc/self/pagemap")
 
 
@@ -75,7 +76,7 @@ def moved(nbytes: int) -> None:
     """Counts values that were moved out of memory which is free now. The C library keeps what was
     freed for what may come, as much as the load takes altogether."""
     STATE.moved_nbytes += nbytes
-    if STATE.moved_nbytes >= PIECE:
+    if STATE.moved_nbytes >= _TRIMMED:
         trim()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -61,15 +62,18 @@ def linear_cross_entropy(  # noqa: PLR0913 - as torch's cross_entropy
     """
     weight, bias, adapters = _parts_of(weight, bias)
     _check(hidden, labels, chunk, reduction)
-    if not 0.0 <= label_smoothing <= 1.0:
+    if type(ignore_index) is not int:
+        raise _fault("ignore_index", ignore_index, "an integer")
+    if not (type(label_smoothing) in {int, float} and 0.0 <= label_smoothing <= 1.0):
         raise _fault("label_smoothing", label_smoothing, "a number from 0 to 1")
+    if not (type(z_loss) in {int, float} and 0.0 <= z_loss < math.inf):
+        raise _fault("z_loss", z_loss, "a number from 0 on")
     terms = _Terms(ignore_index, label_smoothing, z_loss, torch.is_grad_enabled())
     tensors = [each for adapter in adapters for each in (adapter.a, adapter.b)]
     scales = [adapter.scale for adapter in adapters]
     given = [weight, *([] if bias is None else [bias]), *tensors]
     with gathered(given):
-        if hidden.shape[-1] != weight.shape[-1]:
-            raise _fault("hidden", list(hidden.shape), f"[..., {weight.shape[-1]}], as the weight")
+        _check_head(hidden, labels, weight, bias, ignore_index)
         return _LinearCrossEntropy.apply(
             hidden.flatten(0, -2),
             labels.flatten(),
@@ -83,16 +87,42 @@ def linear_cross_entropy(  # noqa: PLR0913 - as torch's cross_entropy
         )
 
 
-def _check(hidden: torch.Tensor, labels: torch.Tensor, chunk: Any, reduction: str) -> None:
+def _check(hidden: Any, labels: Any, chunk: Any, reduction: Any) -> None:
+    for name, given in (("hidden", hidden), ("labels", labels)):
+        if not isinstance(given, torch.Tensor):
+            raise _fault(name, type(given).__name__, "a tensor")
     if type(chunk) is not int or chunk < 1:
         raise _fault("chunk", chunk, "a number of tokens from 1 on")
     if reduction not in ("mean", "sum"):
         raise _fault("reduction", reduction, '"mean" or "sum"')
     if not hidden.is_floating_point() or hidden.dim() < 2:
         raise _fault("hidden", f"{list(hidden.shape)} of {hidden.dtype}", "[..., width] of floats")
-    if labels.is_floating_point() or labels.shape != hidden.shape[:-1]:
-        expected = f"{list(hidden.shape[:-1])} of integers, a label for each row of hidden"
+    if labels.dtype not in {torch.int64, torch.int32} or labels.shape != hidden.shape[:-1]:
+        expected = f"{list(hidden.shape[:-1])} of int64 or int32, a label for each row of hidden"
         raise _fault("labels", f"{list(labels.shape)} of {labels.dtype}", expected)
+
+
+def _check_head(
+    hidden: torch.Tensor,
+    labels: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    ignore_index: int,
+) -> None:
+    """Checks what is known once the head is gathered."""
+    if weight.dim() != 2 or not weight.is_floating_point():
+        shown = f"{list(weight.shape)} of {weight.dtype}"
+        raise _fault("weight", shown, "[vocabulary, width] of floats")
+    words, width = weight.shape
+    if hidden.shape[-1] != width:
+        raise _fault("hidden", list(hidden.shape), f"[..., {width}], as the weight")
+    if bias is not None and bias.shape != (words,):
+        raise _fault("bias", list(bias.shape), f"[{words}], as the weight")
+    if labels.device.type == "cpu":  # a GPU would be waited for
+        wrong = (labels != ignore_index) & ((labels < 0) | (labels >= words))
+        if wrong.any():
+            expected = f"words from 0 to {words - 1}, or ignore_index, which is {ignore_index}"
+            raise _fault("labels", int(labels[wrong][0]), expected)
 
 
 def _fault(argument: str, got: Any, expected: str) -> _C.ConfigError:
@@ -103,7 +133,9 @@ def _parts_of(
     weight: Any, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, list[_Adapter]]:
     """Weight, bias, and the addends of a weight that an adapter changes."""
-    if not isinstance(weight, nn.Module):
+    if bias is not None and not isinstance(bias, torch.Tensor):
+        raise _fault("bias", type(bias).__name__, "a tensor, or None")
+    if isinstance(weight, torch.Tensor):
         return weight, bias, []
     base: Any = weight
     adapters = []

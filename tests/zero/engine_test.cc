@@ -1,5 +1,6 @@
 #include "zerorun/engine.h"
 
+#include "os/host_limits.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/harness.h"
@@ -17,6 +18,29 @@ using testing::ToyModel;
 
 std::string create_with(std::vector<ParameterSpec> specs) {
   return testing::refusal({.ranks = 1, .specs = std::move(specs), .groups = {ParameterGroup{}}});
+}
+
+// Pages of masters come when they are written: nothing else would refuse them.
+TEST(EngineMemory, MoreThanTheHostHasIsRefusedOnEveryRank) {
+  Config config;
+  config.zero.stage = 3;
+  config.precision.param_dtype = DType::bf16;
+  const auto available = static_cast<int64_t>(host_limits().available_bytes());
+  // Parameters have 2 bytes, which fit; masters have 4 more.
+  const std::vector<ParameterSpec> specs = {{"a", {available / 5}, "m", 0, true, ""}};
+  run_ranks(2, [&](Communicator& comm) {
+    const auto device = make_cpu_device();
+    const auto needed = [&](int64_t moved_nbytes) {
+      const std::string error = error_of<ConfigError>([&] {
+        Engine::create(config, *device, comm, specs, {ParameterGroup{}},
+                       {.moved_nbytes = moved_nbytes});
+      });
+      EXPECT_THAT(error, HasSubstr("of host memory for each of 2 ranks"));
+      return error.substr(0, error.find(" of host memory"));
+    };
+    EXPECT_THAT(needed(0), HasSubstr("the engine needs"));
+    EXPECT_NE(needed(0), needed(available / 10));  // less: what is moved makes room
+  });
 }
 
 TEST(EngineSpecs, ContradictionsNameTheParameter) {

@@ -66,8 +66,8 @@ TensorView BucketMemory::share(int64_t nbytes, Sharing sharing, MemoryCategory c
 }
 
 void BucketMemory::place_replicated(std::span<Bucket> buckets, int64_t total, int ranks) {
-  TensorView arena =
-      share(total, Sharing::per_rank, MemoryCategory::parameters, context_.groups.shards(ranks));
+  TensorView arena = share(total, Sharing::per_rank_on_write, MemoryCategory::parameters,
+                           context_.groups.shards(ranks));
   for (Bucket& bucket : buckets) {
     if (bucket.plan.shard_params || bucket.plan.ranks != ranks) continue;
     BucketParameters& memory = bucket.params;
@@ -96,7 +96,7 @@ void BucketMemory::place_sharded(std::span<Bucket> buckets, int64_t total, int r
   }
   const bool resident = arena.data != nullptr;
   if (!resident) {
-    arena = share(total, Sharing::per_rank, category, context_.groups.gathers(ranks));
+    arena = share(total, Sharing::per_rank_on_write, category, context_.groups.gathers(ranks));
   }
   for (Bucket& bucket : buckets) {
     if (!bucket.plan.shard_params || bucket.moves_params || bucket.plan.ranks != ranks) continue;

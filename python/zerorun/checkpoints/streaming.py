@@ -124,7 +124,7 @@ class ParameterStream(Iterator[ParameterBucket]):
         self._ended_by: str | None = None
         model, ranks = engine.module, engine._ranks
         with all_or_none(ranks.job, "stream_parameters"):
-            self._check(bucket_bytes, owners)
+            self._check(bucket_bytes, owners, merge_adapters)
         self._check_agreement(ranks, bucket_bytes, owners, merge_adapters)
         check_one_model(model, ranks)
         self._adapters = MergedAdapters(model) if merge_adapters else None
@@ -149,7 +149,7 @@ class ParameterStream(Iterator[ParameterBucket]):
         self._buckets.close()
         self._ended_by = ended_by
 
-    def _check(self, bucket_bytes: Any, owners: Any) -> None:
+    def _check(self, bucket_bytes: Any, owners: Any, merge_adapters: Any) -> None:
         if type(bucket_bytes) is not int or bucket_bytes < 1:
             raise _fault("bucket_bytes", bucket_bytes, "a number of bytes from 1 on")
         if owners not in ("rank0", "all"):
@@ -157,6 +157,8 @@ class ParameterStream(Iterator[ParameterBucket]):
         dtype = self._dtype
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise _fault("dtype", dtype, "a floating-point torch.dtype, or None: the model's")
+        if type(merge_adapters) is not bool:
+            raise _fault("merge_adapters", merge_adapters, "True or False")
         since = self._since
         if since is not None and (type(since) is not int or not 0 <= since <= self._step):
             raise _fault("changed_since", since, f"a step from 0 to {self._step}, or None")

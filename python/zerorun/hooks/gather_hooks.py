@@ -372,9 +372,9 @@ class GatherHooks:
         held = next((unit.name for unit in self.units if unit.available), None)
         if held is not None:
             raise _C.ConfigError(
-                f"step: parameters of {held or 'the model'} are held full by the program: step "
-                "outside of GatheredParameters, and after partition() of what all_gather() made "
-                "full"
+                f"parameters of {held or 'the model'} are held full by the program: steps, loads "
+                "and streams go outside of GatheredParameters, and after partition() of what "
+                "all_gather() made full"
             )
 
     def release_open(self) -> None:

@@ -10,10 +10,18 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.host_memory import moved, pieces_of
+from zerorun.model.local_tensor import local_of
 from zerorun.model.own_dtype import as_bytes
-from zerorun.model.partition import OwnPart, Partition
+from zerorun.model.partition import OwnPart, Partition, partition_of
 
-__all__ = ["PrivatePartition"]
+__all__ = ["PrivatePartition", "own_nbytes"]
+
+
+def own_nbytes(parameter: nn.Parameter) -> int:
+    """Host memory of this rank that a parameter leaves when an engine has its values."""
+    partition = partition_of(parameter)
+    kept = partition._kept if isinstance(partition, PrivatePartition) else local_of(parameter)
+    return kept.nbytes if kept is not None and kept.device.type == "cpu" else 0
 
 
 class PrivatePartition(Partition):

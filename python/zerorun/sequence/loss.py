@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from zerorun import _C
 from zerorun.sequence.groups import current
 
 
@@ -40,6 +42,13 @@ def mean_over_sequence(loss: torch.Tensor, count: torch.Tensor | int) -> torch.T
     share a sequence. The loss of a sequence without any label is 0. Without sequence parallelism,
     other losses are returned as they are.
     """
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        shown = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise _C.ConfigError(f"mean_over_sequence: loss: got {shown}, expected a scalar tensor")
+    if not isinstance(count, torch.Tensor | Integral):
+        raise _C.ConfigError(
+            f"mean_over_sequence: count: got {count!r}, expected the number of tokens with a label"
+        )
     groups = current()
     counts = torch.as_tensor(count, device=loss.device)
     if groups is None or groups.size == 1:

@@ -23,7 +23,7 @@ from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import is_distributed, local_gradient, local_of, place
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import Partition, partition_of
-from zerorun.model.private_partition import PrivatePartition
+from zerorun.model.private_partition import PrivatePartition, own_nbytes
 from zerorun.model.uncopied import Uncopied, check_hooks_are_taken
 from zerorun.model.units import Unit
 from zerorun.policy import Policy
@@ -154,6 +154,7 @@ class Shards:
             part=(ranks.part, ranks.model_size),
             tensor=ranks.tensor,
             parts=list(ranks.experts.values()),
+            moved_nbytes=sum(map(own_nbytes, layout.names)),
         )
         with self:
             if model is not None:

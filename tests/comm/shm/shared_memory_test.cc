@@ -68,6 +68,24 @@ TEST(SharedMemoryTest, NothingStaysBehindAfterAFailure) {
   EXPECT_EQ(mapped_segments(), 0);
 }
 
+TEST(SharedMemoryTest, PagesAreThereAtOnceOrWhenTheyAreWritten) {
+  constexpr size_t kPages = 100;
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  run_ranks(2, [&](Communicator& communicator) {
+    const auto present = [&](const Buffer& memory) {
+      std::vector<unsigned char> pages(kPages);
+      EXPECT_EQ(mincore(memory.data(), kPages * page, pages.data()), 0);
+      return std::count_if(pages.begin(), pages.end(), [](unsigned char is) { return is & 1; });
+    };
+    const Buffer now = *communicator.allocate(kPages * page, Sharing::per_rank);
+    EXPECT_EQ(present(now), kPages);
+    const Buffer later = *communicator.allocate(kPages * page, Sharing::per_rank_on_write);
+    EXPECT_EQ(present(later), 0);
+    later.data()[0] = std::byte{1};
+    EXPECT_GE(present(later), 1);
+  });
+}
+
 TEST(SharedMemoryTest, BuffersOutliveTheCommunicatorInAnyOrder) {
   std::vector<Buffer> kept(3);
   run_ranks(3, [&](Communicator& communicator) {

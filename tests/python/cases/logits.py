@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +271,21 @@ def case_wrong_arguments(_folder: Path) -> None:
     refused("hidden: got '[37, 16] of torch.int64'", hidden.long(), weight, labels)
     refused("hidden: got [37, 15], expected [..., 16]", hidden[:, 1:], weight, labels)
     refused("weight: got 'Conv1d', expected", hidden, nn.Conv1d(1, 1, 1), labels)
+    for wrong in ("a", None):
+        refused(f"weight: got '{type(wrong).__name__}', expected", hidden, wrong, labels)
+    for wrong in (weight[0], weight[None], weight.long()):
+        refused("weight: got '[", hidden, wrong, labels)
+    refused("hidden: got 'list', expected a tensor", [1.0], weight, labels)
+    refused("labels: got 'list', expected a tensor", hidden, weight, [1])
+    for dtype in (torch.bool, torch.uint8):  # torch.gather takes neither
+        refused(f"labels: got '[37] of {dtype}'", hidden, weight, labels.to(dtype))
+    words = len(weight)
+    for word in (words, -5):
+        text = f"labels: got {word}, expected words from 0 to {words - 1}"
+        refused(text, hidden, weight, torch.where(labels == labels[0], word, labels))
+    refused("bias: got [3], expected", hidden, weight, labels, bias=torch.ones(3))
+    refused("bias: got 'str'", hidden, weight, labels, bias="a")
+    refused("ignore_index: got None", hidden, weight, labels, ignore_index=None)
+    for wrong in ("a", True, math.nan, -1):
+        for name in ("label_smoothing", "z_loss"):
+            refused(f"{name}: got {wrong!r}", hidden, weight, labels, **{name: wrong})

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import zerorun
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from cases.models import *
 
@@ -127,4 +128,11 @@ def case_heads_that_fit_no_matrix_are_errors(_folder: Path) -> None:
     ):
         settings = config(2, optimizer=block("gram", heads))
         refuses(text, lambda: zerorun.initialize(model=make(), config=settings))
+    columns = nn.Sequential(nn.Identity(), nn.Sequential(Conv1D(8, 4)))
+    refuses(
+        "muon_heads: got 2 heads of 1.0.weight, which is the weight of a Conv1D",
+        lambda: zerorun.initialize(
+            model=columns, config=config(2, optimizer=block("gram", {"*.weight": 2}))
+        ),
+    )
     refuses("ns_method", lambda: zerorun.config.parse({"optimizer": block("normuon", {})}))

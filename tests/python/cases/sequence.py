@@ -174,6 +174,15 @@ def case_a_configuration_may_ask_for_shared_sequences(_folder: Path) -> None:
         engine.destroy()
 
 
+def case_a_mean_of_something_else_is_refused(_folder: Path) -> None:
+    for loss in (1.5, None, torch.ones(2)):
+        refuses("loss: got", lambda loss=loss: sequence.mean_over_sequence(loss, 1))
+    for count in ("a", None, 1.5):
+        refuses(
+            "count: got", lambda count=count: sequence.mean_over_sequence(torch.ones(()), count)
+        )
+
+
 def case_a_resumed_loader_loses_no_part_of_a_batch(folder: Path) -> None:
     """Saved after each step: the steps since the last whole batch come again."""
     here = groups()

@@ -101,7 +101,14 @@ def case_a_loader_divides_samples_in_the_order_asked_for(_folder: Path) -> None:
 
     streamed = engine.make_dataloader(Streamed(), 2)
     assert len(streamed) == len(list(streamed)) == 2
+    for size in (0, -1, 1.5, "a", True):
+        text = f"batch_size: got {size!r}, expected"
+        refuses(text, lambda size=size: engine.make_dataloader(range(8), size))
+    for wrong in (None, 5, iter([1])):
+        text = f"dataset: got {type(wrong).__name__}, expected"
+        refuses(text, lambda wrong=wrong: engine.make_dataloader(wrong, 1))
     engine.destroy()
+    refuses("this engine was destroyed", lambda: engine.make_dataloader(range(8), 1))
 
 
 def case_checkpoints_have_the_position_of_the_first_loader(folder: Path) -> None:

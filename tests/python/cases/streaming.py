@@ -248,6 +248,7 @@ def case_arguments_that_are_wrong_or_differ(_folder: Path) -> None:
         {"changed_since": -1},
         {"changed_since": 1},
         {"changed_since": 0.0},
+        {"merge_adapters": "yes"},
     ):
         (name, value), *_ = arguments.items()
         text = f"stream_parameters: {name}: got {value!r}, expected"
