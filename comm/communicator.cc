@@ -1,5 +1,6 @@
 #include "zerorun/communicator.h"
 
+#include <array>
 #include <utility>
 
 #include "comm/device_communicator.h"
@@ -12,21 +13,9 @@
 namespace zerorun {
 
 std::string_view name_of(Collective op) {
-  switch (op) {
-    case Collective::all_reduce:
-      return "all_reduce";
-    case Collective::reduce_scatter:
-      return "reduce_scatter";
-    case Collective::all_gather:
-      return "all_gather";
-    case Collective::all_to_all:
-      return "all_to_all";
-    case Collective::broadcast:
-      return "broadcast";
-    case Collective::barrier:
-      return "barrier";
-  }
-  return "?";
+  static constexpr std::array<std::string_view, kCollectives> kNames = {
+      "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "barrier"};
+  return kNames.at(static_cast<size_t>(op));
 }
 
 std::shared_ptr<Communicator> make_communicator(const CommunicatorOptions& options) {

@@ -3,7 +3,7 @@
 #include <map>
 #include <string>
 
-#include "comm/nccl/backend.h"
+#include "comm/nccl/communicator.h"
 #include "comm/waiting.h"
 #include "config/env.h"
 #include "core/check.h"

@@ -1,5 +1,7 @@
 #include "zerorun/device.h"
 
+#include <array>
+
 #include "config/env.h"
 #include "core/check.h"
 #include "device/cuda_backend.h"
@@ -7,27 +9,10 @@
 namespace zerorun {
 
 std::string_view name_of(MemoryCategory category) {
-  switch (category) {
-    case MemoryCategory::parameters:
-      return "parameters";
-    case MemoryCategory::gradients:
-      return "gradients";
-    case MemoryCategory::optimizer:
-      return "optimizer";
-    case MemoryCategory::buckets:
-      return "buckets";
-    case MemoryCategory::activations:
-      return "activations";
-    case MemoryCategory::other:
-      return "other";
-    case MemoryCategory::kept:
-      return "kept";
-    case MemoryCategory::pinned:
-      return "pinned";
-    case MemoryCategory::nvme:
-      return "nvme";
-  }
-  return "?";
+  static constexpr std::array<std::string_view, kMemoryCategories> kNames = {
+      "parameters", "gradients", "optimizer", "buckets", "activations",
+      "other",      "kept",      "pinned",    "nvme"};
+  return kNames.at(static_cast<size_t>(category));
 }
 
 void Device::copy(Stream& stream, std::span<const TensorCopy> copies) {

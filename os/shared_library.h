@@ -5,6 +5,12 @@
 #include <string>
 #include <string_view>
 
+// Functions of a library as members of a struct, from a LIST(X) of X(member, symbol): declared,
+// found in `library` (a SharedLibrary), or linked, as those of a fake are.
+#define ZR_DECLARE_FUNCTION(member, symbol) decltype(symbol)* member = nullptr;
+#define ZR_FIND_FUNCTION(member, symbol) .member = library.function<decltype(symbol)>(#symbol),
+#define ZR_LINKED_FUNCTION(member, symbol) .member = symbol,
+
 namespace zerorun {
 
 // A shared library that is opened at run time and stays open until the process ends.

@@ -17,7 +17,6 @@
 #include <string>
 #include <utility>
 
-#include "comm/gloo/backend.h"
 #include "core/check.h"
 
 namespace zerorun {

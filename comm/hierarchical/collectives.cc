@@ -5,7 +5,6 @@
 #include <optional>
 #include <utility>
 
-#include "comm/gloo/backend.h"
 #include "comm/hierarchical/connecting.h"
 #include "comm/hierarchical/operation.h"
 #include "core/check.h"

@@ -9,6 +9,7 @@
 #include "comm/group_communicator.h"
 #include "comm/nccl/call.h"
 #include "comm/nccl/group.h"
+#include "comm/nccl/library.h"
 #include "core/check.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/profiler_range.h"
@@ -233,6 +234,11 @@ std::shared_ptr<Communicator> make_nccl_communicator(const CommunicatorOptions& 
   const GroupOptions group(options);
   return std::make_shared<GroupCommunicator>(
       group, std::make_shared<NcclTransport>(group, std::move(device)));
+}
+
+extern "C" __attribute__((visibility("default"))) const NcclBackend* zerorun_nccl_backend() {
+  static const NcclBackend backend = {build_id(), make_nccl_communicator, describe_nccl};
+  return &backend;
 }
 
 }  // namespace zerorun

@@ -5,8 +5,6 @@
 #include <array>
 #include <string>
 
-#include "os/shared_library.h"
-
 namespace zerorun {
 
 namespace {
@@ -17,30 +15,7 @@ std::array<std::string, 2> library_files() { return {"libnccl.so.2", ZERORUN_NCC
 
 NcclFunctions open_nccl() {
   const SharedLibrary library(library_files());
-  return {
-      .version = library.function<decltype(ncclGetVersion)>("ncclGetVersion"),
-      .unique_id = library.function<decltype(ncclGetUniqueId)>("ncclGetUniqueId"),
-      .init = library.function<decltype(ncclCommInitRankConfig)>("ncclCommInitRankConfig"),
-      .split = library.function<decltype(ncclCommSplit)>("ncclCommSplit"),
-      .finalize = library.function<decltype(ncclCommFinalize)>("ncclCommFinalize"),
-      .destroy = library.function<decltype(ncclCommDestroy)>("ncclCommDestroy"),
-      .abort = library.function<decltype(ncclCommAbort)>("ncclCommAbort"),
-      .async_error = library.function<decltype(ncclCommGetAsyncError)>("ncclCommGetAsyncError"),
-      .error_string = library.function<decltype(ncclGetErrorString)>("ncclGetErrorString"),
-      .last_error = library.function<decltype(ncclGetLastError)>("ncclGetLastError"),
-      .group_start = library.function<decltype(ncclGroupStart)>("ncclGroupStart"),
-      .group_end = library.function<decltype(ncclGroupEnd)>("ncclGroupEnd"),
-      .all_reduce = library.function<decltype(ncclAllReduce)>("ncclAllReduce"),
-      .reduce_scatter = library.function<decltype(ncclReduceScatter)>("ncclReduceScatter"),
-      .all_gather = library.function<decltype(ncclAllGather)>("ncclAllGather"),
-      .broadcast = library.function<decltype(ncclBroadcast)>("ncclBroadcast"),
-      .send = library.function<decltype(ncclSend)>("ncclSend"),
-      .receive = library.function<decltype(ncclRecv)>("ncclRecv"),
-      .allocate = library.function<decltype(ncclMemAlloc)>("ncclMemAlloc"),
-      .free = library.function<decltype(ncclMemFree)>("ncclMemFree"),
-      .register_memory = library.function<decltype(ncclCommRegister)>("ncclCommRegister"),
-      .deregister_memory = library.function<decltype(ncclCommDeregister)>("ncclCommDeregister"),
-  };
+  return {ZR_NCCL_FUNCTIONS(ZR_FIND_FUNCTION)};
 }
 
 std::string describe_nccl() {

@@ -4,34 +4,39 @@
 
 #include <string>
 
+#include "os/shared_library.h"
+
+#define ZR_NCCL_FUNCTIONS(X)            \
+  X(version, ncclGetVersion)            \
+  X(unique_id, ncclGetUniqueId)         \
+  X(init, ncclCommInitRankConfig)       \
+  X(split, ncclCommSplit)               \
+  X(finalize, ncclCommFinalize)         \
+  X(destroy, ncclCommDestroy)           \
+  X(abort, ncclCommAbort)               \
+  X(async_error, ncclCommGetAsyncError) \
+  X(error_string, ncclGetErrorString)   \
+  X(last_error, ncclGetLastError)       \
+  X(group_start, ncclGroupStart)        \
+  X(group_end, ncclGroupEnd)            \
+  X(all_reduce, ncclAllReduce)          \
+  X(reduce_scatter, ncclReduceScatter)  \
+  X(all_gather, ncclAllGather)          \
+  X(broadcast, ncclBroadcast)           \
+  X(send, ncclSend)                     \
+  X(receive, ncclRecv)                  \
+  X(allocate, ncclMemAlloc)             \
+  X(free, ncclMemFree)                  \
+  X(register_memory, ncclCommRegister)  \
+  X(deregister_memory, ncclCommDeregister)
+
 namespace zerorun {
 
 // The functions of NCCL that zerorun uses. open_nccl() takes them from the copy that the process
 // has already loaded (PyTorch has one), else from the one that the loader finds. It throws
 // DeviceError if there is none.
 struct NcclFunctions {
-  decltype(&ncclGetVersion) version = nullptr;
-  decltype(&ncclGetUniqueId) unique_id = nullptr;
-  decltype(&ncclCommInitRankConfig) init = nullptr;
-  decltype(&ncclCommSplit) split = nullptr;
-  decltype(&ncclCommFinalize) finalize = nullptr;
-  decltype(&ncclCommDestroy) destroy = nullptr;
-  decltype(&ncclCommAbort) abort = nullptr;
-  decltype(&ncclCommGetAsyncError) async_error = nullptr;
-  decltype(&ncclGetErrorString) error_string = nullptr;
-  decltype(&ncclGetLastError) last_error = nullptr;
-  decltype(&ncclGroupStart) group_start = nullptr;
-  decltype(&ncclGroupEnd) group_end = nullptr;
-  decltype(&ncclAllReduce) all_reduce = nullptr;
-  decltype(&ncclReduceScatter) reduce_scatter = nullptr;
-  decltype(&ncclAllGather) all_gather = nullptr;
-  decltype(&ncclBroadcast) broadcast = nullptr;
-  decltype(&ncclSend) send = nullptr;
-  decltype(&ncclRecv) receive = nullptr;
-  decltype(&ncclMemAlloc) allocate = nullptr;
-  decltype(&ncclMemFree) free = nullptr;
-  decltype(&ncclCommRegister) register_memory = nullptr;
-  decltype(&ncclCommDeregister) deregister_memory = nullptr;
+  ZR_NCCL_FUNCTIONS(ZR_DECLARE_FUNCTION)
 };
 NcclFunctions open_nccl();
 

@@ -8,7 +8,7 @@
 #include "core/check.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/device_report.h"
-#include "device/cuda/libraries/library_report.h"
+#include "device/cuda/libraries/library_files.h"
 #include "device/cuda_backend.h"
 
 namespace zerorun {

@@ -1,6 +1,5 @@
 // Column-major products in plain loops, summed in double, of inputs that are rounded to TF32 where
-// the handle allows it (the real library may); in the place of device/cuda/
-// cublas_library.cc, which opens the real library. The source of each function is its section of
+// the handle allows it (the real library may). The source of each function is its section of
 // cuBLAS's documentation, 13.0.
 #include "device/cuda/libraries/cublas.h"
 
@@ -9,7 +8,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "device/cuda/libraries/library_report.h"
+#include "device/cuda/libraries/library_files.h"
 #include "testing/fake_cuda/runtime_call.h"
 
 struct cublasContext {
@@ -112,16 +111,8 @@ const char* cublasGetStatusString(cublasStatus_t /*status*/) { return "a fake er
 
 namespace zerorun {
 
-CublasFunctions open_cublas() {
-  return {.create = cublasCreate_v2,
-          .destroy = cublasDestroy_v2,
-          .set_stream = cublasSetStream_v2,
-          .set_math_mode = cublasSetMathMode,
-          .sgemm = cublasSgemm_v2_64,
-          .status_string = cublasGetStatusString};
-}
-
 // In the place of device/cuda/libraries/library_report.cc.
+CublasFunctions open_cublas() { return {ZR_CUBLAS_FUNCTIONS(ZR_LINKED_FUNCTION)}; }
 std::vector<std::string> describe_libraries_of_cuda() { return {"cuBLAS 0.0.0 (fake)"}; }
 
 }  // namespace zerorun

@@ -337,30 +337,7 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
 
 namespace zerorun {
 
-NcclFunctions open_nccl() {
-  return {.version = ncclGetVersion,
-          .unique_id = ncclGetUniqueId,
-          .init = ncclCommInitRankConfig,
-          .split = ncclCommSplit,
-          .finalize = ncclCommFinalize,
-          .destroy = ncclCommDestroy,
-          .abort = ncclCommAbort,
-          .async_error = ncclCommGetAsyncError,
-          .error_string = ncclGetErrorString,
-          .last_error = ncclGetLastError,
-          .group_start = ncclGroupStart,
-          .group_end = ncclGroupEnd,
-          .all_reduce = ncclAllReduce,
-          .reduce_scatter = ncclReduceScatter,
-          .all_gather = ncclAllGather,
-          .broadcast = ncclBroadcast,
-          .send = ncclSend,
-          .receive = ncclRecv,
-          .allocate = ncclMemAlloc,
-          .free = ncclMemFree,
-          .register_memory = ncclCommRegister,
-          .deregister_memory = ncclCommDeregister};
-}
+NcclFunctions open_nccl() { return {ZR_NCCL_FUNCTIONS(ZR_LINKED_FUNCTION)}; }
 
 std::string describe_nccl() { return "a fake NCCL"; }
 

@@ -130,17 +130,6 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned l
 
 namespace zerorun {
 
-NvmlFunctions load_nvml() {
-  return {.init = nvmlInit_v2,
-          .shutdown = nvmlShutdown,
-          .error_string = nvmlErrorString,
-          .driver_version = nvmlSystemGetDriverVersion,
-          .device_at = nvmlDeviceGetHandleByPciBusId_v2,
-          .common_ancestor = nvmlDeviceGetTopologyCommonAncestor,
-          .p2p_status = nvmlDeviceGetP2PStatus,
-          .nvlink_state = nvmlDeviceGetNvLinkState,
-          .nvlink_remote_type = nvmlDeviceGetNvLinkRemoteDeviceType,
-          .nvlink_remote = nvmlDeviceGetNvLinkRemotePciInfo_v2};
-}
+NvmlFunctions load_nvml() { return {ZR_NVML_FUNCTIONS(ZR_LINKED_FUNCTION)}; }
 
 }  // namespace zerorun

@@ -1,7 +1,6 @@
 // Steps whose optimizer is the caller's, and masters that are written between steps.
 
 #include "tests/common.h"
-#include "tests/harness.h"
 #include "tests/zero/toy_run.h"
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
@@ -10,7 +9,6 @@ namespace zerorun::caller_optimizer {
 namespace {
 
 using testing::run_engines;
-using testing::run_ranks;
 using testing::ToyModel;
 
 Config config_of(int stage, const std::string& optimizer) {
@@ -51,16 +49,11 @@ TEST(CallerOptimizer, AnErrorOnOneRankIsAnErrorOnAllAndTheStepDoesNotCount) {
 // Elements that all_gather moves to refresh the parameters, in units of the model's size.
 double gathered_by_refresh(const std::string& optimizer) {
   double gathered = 0;
-  run_ranks(2, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const std::vector<ParameterSpec> specs = {{"w", {1 << 20}, "m"}};
-    const auto engine =
-        Engine::create(config_of(0, optimizer), *device, comm, specs, {ParameterGroup{}});
-    testing::toy_initialize(*engine);
+  const std::vector<ParameterSpec> specs = {{"w", {1 << 20}, "m"}};
+  run_engines({config_of(0, optimizer), 2, {}, specs}, [&](Engine& engine, Communicator& comm) {
     const CommStats before = comm.stats();
-    engine->states().refresh_from_masters();
-    const int64_t elements =
-        comm.stats()[Collective::all_gather].elements - before[Collective::all_gather].elements;
+    engine.states().refresh_from_masters();
+    const int64_t elements = testing::since(before, comm)[Collective::all_gather].elements;
     if (comm.rank() == 0) gathered = static_cast<double>(elements) / (1 << 20);
   });
   return gathered;

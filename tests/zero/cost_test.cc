@@ -53,17 +53,12 @@ void run_step(Engine& engine) {
   const auto name = [](int m) {
     return m == 0 ? std::string("embed") : "h." + std::to_string(m - 1);
   };
-  for (int m = 0; m < modules; ++m) {
-    engine.gather(engine.module_id(name(m)));
-    engine.release(engine.module_id(name(m)));
-  }
+  for (int m = 0; m < modules; ++m) testing::visit(engine, name(m));
   for (int m = modules; m-- > 0;) {
     engine.gather(engine.module_id(name(m)));
     for (size_t id = 0; id < engine.parameters().size(); ++id) {
       if (engine.parameters()[id].module != name(m)) continue;
-      const GradientView gradient = engine.gradient(static_cast<ParameterId>(id));
-      engine.device().fill(engine.device().inline_stream(), gradient.view, 0.5F);
-      engine.grad_ready(static_cast<ParameterId>(id));
+      testing::give_gradient(engine, static_cast<ParameterId>(id), 0.5F);
     }
     engine.release(engine.module_id(name(m)));
   }
@@ -154,10 +149,8 @@ TEST(Cost, CollectivesPerStepMatchTheTable) {
         run_step(engine);
         const CommStats before = comm.stats();
         run_step(engine);
-        const CommStats after = comm.stats();
-        const auto elements = [&](Collective op) {
-          return static_cast<double>(after[op].elements - before[op].elements);
-        };
+        const CommStats step = testing::since(before, comm);
+        const auto elements = [&](Collective op) { return static_cast<double>(step[op].elements); };
         // The norm's words are the only other all_reduce.
         EXPECT_NEAR((elements(Collective::all_reduce) - ExactSum::kWords) / model_numel(),
                     kExpected[stage].all_reduce, 0.03);
@@ -167,12 +160,9 @@ TEST(Cost, CollectivesPerStepMatchTheTable) {
                     0.06);
         EXPECT_EQ(elements(Collective::broadcast), 0);
         // At stage 3 a barrier follows the writing of the shards.
-        EXPECT_EQ(after[Collective::barrier].calls - before[Collective::barrier].calls,
-                  stage == 3 ? 1 : 0);
-        EXPECT_EQ(
-            after[Collective::reduce_scatter].bytes - before[Collective::reduce_scatter].bytes,
-            2 * (after[Collective::reduce_scatter].elements -
-                 before[Collective::reduce_scatter].elements));
+        EXPECT_EQ(step[Collective::barrier].calls, stage == 3 ? 1 : 0);
+        EXPECT_EQ(step[Collective::reduce_scatter].bytes,
+                  2 * step[Collective::reduce_scatter].elements);
       });
     }
   }
@@ -199,12 +189,7 @@ StepCost cost_of_step(const std::string& optimizer, int stage, int ranks) {
     const CommStats before = comm.stats();
     run_step(engine);
     engine.hooks().finish_updates();
-    if (comm.rank() != 0) return;
-    cost.comm = comm.stats();
-    for (size_t op = 0; op < cost.comm.by_op.size(); ++op) {
-      cost.comm.by_op[op].calls -= before.by_op[op].calls;
-      cost.comm.by_op[op].bytes -= before.by_op[op].bytes;
-    }
+    if (comm.rank() == 0) cost.comm = testing::since(before, comm);
   });
   cost.orthogonalized = orthogonalized;
   return cost;

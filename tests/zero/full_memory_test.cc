@@ -1,8 +1,7 @@
 // Full parameters in memory of a framework's, from a gather to the drop.
 
 #include "tests/common.h"
-#include "tests/harness.h"
-#include "tests/zero/toy_model.h"
+#include "tests/zero/toy_run.h"
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
 #include "zerorun/out_of_memory.h"
@@ -10,7 +9,7 @@
 namespace zerorun::full_memory {
 namespace {
 
-using testing::run_ranks;
+using testing::run_engines;
 using testing::ToyModel;
 
 // By bucket: what an engine has at the moment.
@@ -50,48 +49,33 @@ Config config_of(bool share_parameters) {
   return config;
 }
 
-TEST(FullMemory, IsTheFrameworksFromAGatherToTheDrop) {
-  run_ranks(2, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    Lender memory;
-    const auto engine =
-        Engine::create(config_of(false), *device, comm, ToyModel::specs(), ToyModel::groups());
-    engine->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
-      for (size_t i = 0; i < out.size(); ++i) {
-        out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
-      }
-    });
-    engine->hooks().use_full_memory(memory.lend());
-    const ModuleId module = engine->module_id("h.0");
-    const ParameterId weight = engine->parameter_id("h.0.weight");
-    const FullPlace place = engine->hooks().full_place(weight).value();
-    for (int again = 0; again < 2; ++again) {
-      engine->gather(module);
-      const auto* full = reinterpret_cast<const float*>(memory.data(place.bucket)) + place.offset;
-      EXPECT_EQ(engine->parameter(weight).as<float>(), full);
-      for (int64_t i = 0; i < engine->numel(weight); ++i) {
-        ASSERT_EQ(full[i], ToyModel::initial(weight, i)) << i;
-      }
-      EXPECT_LE(place.offset + engine->numel(weight), place.bucket_numel);
-      engine->release(module);
-      EXPECT_EQ(memory.given(), 0);
-    }
+// Engines whose full parameters lie in a Lender's memory.
+template <typename Body>
+void with_memory(const Config& config, int ranks, const Body& body) {
+  std::vector<Lender> memories(static_cast<size_t>(ranks));  // longer than the engines
+  run_engines({config, ranks, {}, ToyModel::specs()}, [&](Engine& engine, Communicator& comm) {
+    Lender& memory = memories[static_cast<size_t>(comm.rank())];
+    engine.hooks().use_full_memory(memory.lend());
+    body(engine, memory);
   });
 }
 
-// An engine of one rank whose full parameters lie in a Lender's memory.
-template <typename Body>
-void with_memory(const Config& config, const Body& body) {
-  run_ranks(1, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    Lender memory;
-    const auto engine =
-        Engine::create(config, *device, comm, ToyModel::specs(), ToyModel::groups());
-    engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
-      std::fill(out.begin(), out.end(), 1.0F);
-    });
-    engine->hooks().use_full_memory(memory.lend());
-    body(*engine, memory);
+TEST(FullMemory, IsTheFrameworksFromAGatherToTheDrop) {
+  with_memory(config_of(false), 2, [](Engine& engine, Lender& memory) {
+    const ModuleId module = engine.module_id("h.0");
+    const ParameterId weight = engine.parameter_id("h.0.weight");
+    const FullPlace place = engine.hooks().full_place(weight).value();
+    for (int again = 0; again < 2; ++again) {
+      engine.gather(module);
+      const auto* full = reinterpret_cast<const float*>(memory.data(place.bucket)) + place.offset;
+      EXPECT_EQ(engine.parameter(weight).as<float>(), full);
+      for (int64_t i = 0; i < engine.numel(weight); ++i) {
+        ASSERT_EQ(full[i], ToyModel::initial(weight, i)) << i;
+      }
+      EXPECT_LE(place.offset + engine.numel(weight), place.bucket_numel);
+      engine.release(module);
+      EXPECT_EQ(memory.given(), 0);
+    }
   });
 }
 
@@ -99,12 +83,9 @@ TEST(FullMemory, APrefetchWithoutMemoryLeavesTheGatherThatAskedForIt) {
   Config config = config_of(false);
   config.zero.overlap_comm = true;  // else nothing is gathered ahead
   config.zero.prefetch_bucket_size = 1'000'000;
-  with_memory(config, [](Engine& engine, Lender& memory) {
+  with_memory(config, 1, [](Engine& engine, Lender& memory) {
     const auto pass = [&] {
-      for (const char* name : {"h.0", "h.1", "expert"}) {
-        engine.gather(engine.module_id(name));
-        engine.release(engine.module_id(name));
-      }
+      for (const char* name : {"h.0", "h.1", "expert"}) testing::visit(engine, name);
     };
     pass();
     pass();
@@ -124,17 +105,17 @@ TEST(FullMemory, APrefetchWithoutMemoryLeavesTheGatherThatAskedForIt) {
     engine.states().accept_changes();
     memory.refuse(bucket);
     engine.gather(engine.module_id("h.0"));
-    EXPECT_EQ(engine.parameter(engine.parameter_id("h.0.weight")).as<float>()[0], 1.0F);
+    const ParameterId weight = engine.parameter_id("h.0.weight");
+    EXPECT_EQ(engine.parameter(weight).as<float>()[0], ToyModel::initial(weight, 0));
     engine.release(engine.module_id("h.0"));
     EXPECT_THROW(engine.gather(engine.module_id("h.1")), DeviceError);
     memory.refuse(-1);
-    engine.gather(engine.module_id("h.1"));
-    engine.release(engine.module_id("h.1"));
+    testing::visit(engine, "h.1");
   });
 }
 
 TEST(FullMemory, OfSeveralModulesNoneIsHeldWhenOneHasNone) {
-  with_memory(config_of(false), [](Engine& engine, Lender& memory) {
+  with_memory(config_of(false), 1, [](Engine& engine, Lender& memory) {
     const ModuleId head = engine.module_id("head");  // which reads the embedding's weight too
     for (const char* name : {"embed.weight", "head.bias"}) {
       memory.refuse(engine.hooks().full_place(engine.parameter_id(name))->bucket);
@@ -150,17 +131,14 @@ TEST(FullMemory, OfSeveralModulesNoneIsHeldWhenOneHasNone) {
 }
 
 TEST(FullMemory, HasNoPlaceForParametersThatStayWhereTheyAre) {
-  run_ranks(2, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    for (const int stage : {0, 2, 3}) {  // at stage 3 the ranks share memory
-      Config config = config_of(true);
-      config.zero.stage = stage;
-      const auto engine =
-          Engine::create(config, *device, comm, ToyModel::specs(), ToyModel::groups());
-      EXPECT_EQ(engine->hooks().full_place(engine->parameter_id("h.0.weight")), std::nullopt)
+  for (const int stage : {0, 2, 3}) {  // at stage 3 the ranks share memory
+    Config config = config_of(true);
+    config.zero.stage = stage;
+    run_engines({config}, [&](Engine& engine, Communicator&) {
+      EXPECT_EQ(engine.hooks().full_place(engine.parameter_id("h.0.weight")), std::nullopt)
           << stage;
-    }
-  });
+    });
+  }
 }
 
 }  // namespace

@@ -13,9 +13,8 @@ namespace {
 using testing::expect_same;
 using testing::HostOf;
 using testing::hosts_of;
-using testing::run_ranks;
+using testing::run_engines;
 using testing::toy_train;
-using testing::ToyModel;
 using testing::ToyOutcome;
 
 // Every gather is made anew: nothing stays.
@@ -85,10 +84,7 @@ constexpr int64_t kNumel = int64_t{96} * 1024;
 // The traffic of rank 0 in a step of two micro-steps, each of which uses every module twice.
 Traffic traffic_of(const Config& config, const HostOf& host_of) {
   Traffic traffic;
-  const auto body = [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(config, *device, comm, two_matrices(), {ParameterGroup{}});
-    testing::toy_initialize(*engine);
+  run_engines({config, 4, host_of, two_matrices()}, [&](Engine& engine, Communicator& comm) {
     std::mutex mutex;
     std::map<std::string, int64_t> gathered;
     Subscription observed = comm.observe([&](const CollectiveSpan& span) {
@@ -97,23 +93,15 @@ Traffic traffic_of(const Config& config, const HostOf& host_of) {
       const std::string group = colon == std::string::npos ? "" : span.label.substr(0, colon);
       if (span.op == Collective::all_gather) gathered[group] += span.bytes / 2;
     });
-    const auto use = [&](const char* module) {
-      engine->gather(engine->module_id(module));
-      engine->release(engine->module_id(module));
-    };
     for (int micro = 0; micro < 2; ++micro) {
-      for (const char* module : {"m", "n", "n", "m"}) use(module);
-      for (const ParameterId id : {1, 0}) {
-        device->fill(device->inline_stream(), engine->gradient(id).view, 0.5F);
-        engine->grad_ready(id);
-      }
-      engine->end_micro_step();
+      for (const char* module : {"m", "n", "n", "m"}) testing::visit(engine, module);
+      for (const ParameterId id : {1, 0}) testing::give_gradient(engine, id, 0.5F);
+      engine.end_micro_step();
     }
-    engine->step();
+    engine.step();
     observed.reset();
-    if (comm.rank() == 0) traffic = {gathered, engine->model_state_bytes()};
-  };
-  run_ranks(4, body, std::chrono::seconds(30), host_of);
+    if (comm.rank() == 0) traffic = {gathered, engine.model_state_bytes()};
+  });
   return traffic;
 }
 
@@ -191,26 +179,18 @@ TEST(HpzTest, FrozenParametersOfAnotherDtypeKeepTheirBits) {
       config.zero.quantized_weights = config.zero.quantized_nontrainable_weights = true;
       config.zero.quantized_gradients = true;
       config.offload.param.device = home;
-      const auto train = [&](Communicator& comm) {
-        const auto device = make_cpu_device();
-        const auto engine =
-            Engine::create(config, *device, comm, adapted_specs(), {ParameterGroup{}});
-        testing::toy_initialize(*engine);
-        write_bytes(*engine);
+      run_engines({config, 4, hosts_of(2), adapted_specs()}, [&](Engine& engine, Communicator&) {
+        write_bytes(engine);
         for (int step = 0; step < 3; ++step) {
           for (const char* module : {"m", "n", "n", "m"}) {
-            EXPECT_EQ(wrong_bytes(*engine, module), 0)
+            EXPECT_EQ(wrong_bytes(engine, module), 0)
                 << module << " in step " << step << ", hpZ of " << secondary;
           }
-          for (const ParameterId id : {7, 3}) {
-            device->fill(device->inline_stream(), engine->gradient(id).view, 0.5F);
-            engine->grad_ready(id);
-          }
-          engine->end_micro_step();
-          EXPECT_TRUE(engine->step().applied);
+          for (const ParameterId id : {7, 3}) testing::give_gradient(engine, id, 0.5F);
+          engine.end_micro_step();
+          EXPECT_TRUE(engine.step().applied);
         }
-      };
-      run_ranks(4, train, std::chrono::seconds(30), hosts_of(2));
+      });
     }
   }
 }

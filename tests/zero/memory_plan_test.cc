@@ -2,14 +2,11 @@
 
 #include "core/check.h"
 #include "tests/common.h"
-#include "tests/harness.h"
 #include "tests/paths.h"
-#include "zerorun/engine.h"
+#include "tests/zero/toy_run.h"
 
 namespace zerorun {
 namespace {
-
-using testing::run_ranks;
 
 constexpr int64_t kWidth = 96;
 constexpr int kSmallLayers = 6;
@@ -30,8 +27,6 @@ std::vector<ParameterSpec> small_transformer() {
 }
 
 void train(Engine& engine, const Config& config) {
-  engine.initialize_parameters(
-      [](ParameterId, int64_t, std::span<float> out) { std::fill(out.begin(), out.end(), 0.1F); });
   const auto specs = engine.parameters();
   std::vector<std::string> modules = {"embed"};
   for (int layer = 0; layer < kSmallLayers; ++layer)
@@ -41,8 +36,7 @@ void train(Engine& engine, const Config& config) {
     for (ParameterId id = 0; id < static_cast<ParameterId>(specs.size()) && backward; ++id) {
       const ParameterSpec& spec = specs[static_cast<size_t>(id)];
       if (spec.module != module || !spec.trainable) continue;
-      engine.device().fill(engine.device().inline_stream(), engine.gradient(id).view, 0.01F);
-      engine.grad_ready(id);
+      testing::give_gradient(engine, id, 0.01F);
     }
     engine.release(engine.module_id(module));
   };
@@ -58,13 +52,12 @@ void train(Engine& engine, const Config& config) {
 
 void expect_planned(const Config& config, const HostLayout& layout, const std::string& what) {
   const MemoryPlan plan = plan_memory(config, small_transformer(), layout);
-  const auto body = [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(config, *device, comm, small_transformer(),
-                                       {ParameterGroup{}, ParameterGroup{.name = "plain"}});
-    train(*engine, config);
+  const testing::ToyJob job{config, layout.world_size, testing::hosts_of(layout.ranks_per_host),
+                            small_transformer()};
+  run_engines(job, [&](Engine& engine, Communicator&) {
+    train(engine, config);
     const auto check = [&](int64_t planned, MemoryCategory category, bool peak) {
-      const MemoryUse use = device->memory_use(category);
+      const MemoryUse use = engine.device().memory_use(category);
       const auto actual = static_cast<double>(peak ? use.peak_bytes : use.live_bytes);
       EXPECT_NEAR(static_cast<double>(planned), actual, 0.03 * actual + 64)
           << name_of(category) << ", " << what;
@@ -76,12 +69,10 @@ void expect_planned(const Config& config, const HostLayout& layout, const std::s
       check(planned[static_cast<size_t>(category)], category, category >= MemoryCategory::buckets);
     }
     // Locked memory is missing to others: here 1 % is all that may be more.
-    EXPECT_LE(static_cast<double>(device->memory_use(MemoryCategory::pinned).peak_bytes),
+    EXPECT_LE(static_cast<double>(engine.device().memory_use(MemoryCategory::pinned).peak_bytes),
               1.01 * static_cast<double>(plan.pinned))
         << what;
-  };
-  run_ranks(layout.world_size, body, std::chrono::seconds(30),
-            testing::hosts_of(layout.ranks_per_host));
+  });
 }
 
 void expect_planned(const Config& config, int world_size, const std::string& what) {

@@ -10,8 +10,7 @@ namespace {
 
 using testing::base_config;
 using testing::offloaded;
-using testing::run_engines;
-using testing::run_ranks;
+using testing::run_devices;
 using testing::ToyModel;
 
 // Muon's directions of a bucket are on the device until the host has fetched its part; those of the
@@ -43,18 +42,14 @@ TEST(OffloadOrder, DirectionsStayUntilTheHostHasReadThem) {
 TEST(OffloadOrder, AnEngineMayEndBetweenBackwardAndStep) {
   constexpr int64_t kNumel = int64_t{1} << 22;
   for (int stage = 1; stage <= 3; ++stage) {
-    run_ranks(1, [&](Communicator& comm) {
-      Config config = offloaded(base_config(stage));
-      config.offload.sub_group_size = kNumel;
-      config.zero.reduce_bucket_size = kNumel;
-      std::vector<ParameterSpec> specs;
-      for (const char* name : {"a", "b", "c", "d"}) specs.push_back({name, {kNumel}, name});
-      const auto device = make_cpu_device();
-      const auto engine = Engine::create(config, *device, comm, specs, ToyModel::groups());
-      for (ParameterId id = 0; id < 4; ++id) {
-        device->fill(device->inline_stream(), engine->gradient(id).view, 1.0F);
-        engine->grad_ready(id);
-      }
+    Config config = offloaded(base_config(stage));
+    config.offload.sub_group_size = kNumel;
+    config.zero.reduce_bucket_size = kNumel;
+    std::vector<ParameterSpec> specs;
+    for (const char* name : {"a", "b", "c", "d"}) specs.push_back({name, {kNumel}, name});
+    run_devices({config, 1}, [&](Device& device, Communicator& comm) {
+      const auto engine = Engine::create(config, device, comm, specs, ToyModel::groups());
+      for (ParameterId id = 0; id < 4; ++id) testing::give_gradient(*engine, id, 1.0F);
       engine->end_micro_step();
     });
   }

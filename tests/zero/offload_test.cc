@@ -13,7 +13,6 @@ using testing::base_config;
 using testing::offloaded;
 using testing::param_on_nvme;
 using testing::run_engines;
-using testing::run_ranks;
 using testing::toy_specs;
 using testing::toy_step;
 using testing::toy_train;
@@ -232,19 +231,18 @@ TEST(Offload, TheLedgerShowsWhereStatesRestAndNothingIsAllocatedBySteps) {
 
 TEST(Offload, RatioIsThePartOfTheElements) {
   for (const double ratio : {0.0, 0.25, 0.5, 1.0}) {
-    run_ranks(1, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      Config config = offloaded(base_config(1), ratio);
-      const std::vector<ParameterSpec> specs = {{"w", {1000, 1000}, "w", 0, true, ""}};
-      const auto engine = Engine::create(config, *device, comm, specs, ToyModel::groups());
+    const std::vector<ParameterSpec> specs = {{"w", {1000, 1000}, "w", 0, true, ""}};
+    const testing::ToyJob job{offloaded(base_config(1), ratio), 1, {}, specs};
+    run_engines(job, [&](Engine& engine, Communicator&) {
       int64_t on_host = 0;
-      for (const StateInterval& part : engine->states().state_intervals()) {
+      for (const StateInterval& part : engine.states().state_intervals()) {
         if (part.on_host) on_host += part.numel;
       }
       EXPECT_NEAR(static_cast<double>(on_host) / 1e6, ratio, 0.001);
       const int64_t on_device = 1'000'000 - on_host;
-      EXPECT_NEAR(static_cast<double>(device->memory_use(MemoryCategory::optimizer).live_bytes),
-                  static_cast<double>(on_device) * 12, 12.0 * 1024);
+      const MemoryUse held = engine.device().memory_use(MemoryCategory::optimizer);
+      EXPECT_NEAR(static_cast<double>(held.live_bytes), static_cast<double>(on_device) * 12,
+                  12.0 * 1024);
     });
   }
 }

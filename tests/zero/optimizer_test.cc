@@ -130,22 +130,19 @@ double bytes_per_element(const Rule& rule, DType dtype, bool use_muon) {
 TEST_P(EveryOptimizer, HoldsTheBytesOfItsStates) {
   for (const DType dtype : {DType::fp32, DType::bf16}) {
     for (const int stage : {0, 2}) {
-      run_ranks(2, [&](Communicator& comm) {
-        const auto device = make_cpu_device();
-        std::vector<ParameterSpec> model;
-        for (int i = 0; i < 20; ++i) {
-          const std::string name = "h." + std::to_string(i);
-          model.push_back({name + ".weight", {128, 96}, name, 0, true, "", true});
-          model.push_back({name + ".table", {128, 96}, name, 0, true, "", false});
-        }
-        const auto engine =
-            Engine::create(config_of({.rule = GetParam(), .stage = stage, .dtype = dtype}), *device,
-                           comm, model, {ParameterGroup{}});
+      std::vector<ParameterSpec> model;
+      for (int i = 0; i < 20; ++i) {
+        const std::string name = "h." + std::to_string(i);
+        model.push_back({name + ".weight", {128, 96}, name, 0, true, "", true});
+        model.push_back({name + ".table", {128, 96}, name, 0, true, "", false});
+      }
+      const Config config = config_of({.rule = GetParam(), .stage = stage, .dtype = dtype});
+      testing::run_engines({config, 2, {}, model}, [&](Engine& engine, Communicator&) {
         const double elements = 20 * 128 * 96 / (stage == 0 ? 1.0 : 2.0);
         const double expected = elements * (bytes_per_element(GetParam(), dtype, true) +
                                             bytes_per_element(GetParam(), dtype, false));
-        EXPECT_NEAR(static_cast<double>(device->memory_use(MemoryCategory::optimizer).live_bytes),
-                    expected, 0.01 * expected);
+        const MemoryUse held = engine.device().memory_use(MemoryCategory::optimizer);
+        EXPECT_NEAR(static_cast<double>(held.live_bytes), expected, 0.01 * expected);
       });
     }
   }

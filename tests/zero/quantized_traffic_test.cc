@@ -10,14 +10,9 @@ namespace {
 
 using testing::hosts_of;
 using testing::refusal;
-using testing::run_ranks;
+using testing::run_engines;
 using testing::toy_train;
-using testing::ToyModel;
 using testing::ToyOutcome;
-
-void on_hosts(int world_size, int ranks_of_host, const std::function<void(Communicator&)>& body) {
-  run_ranks(world_size, body, std::chrono::seconds(30), hosts_of(ranks_of_host));
-}
 
 Config config_of(int stage, DType dtype = DType::bf16) {
   Config config = testing::toy_config(stage, dtype);
@@ -51,21 +46,19 @@ TEST(QuantizedTrafficTest, AllRanksComputeWithTheSameNearbyParameters) {
     for (float& value : expected) value = normal(random);
     std::mutex mutex;
     std::vector<std::vector<float>> seen;
-    on_hosts(4, 2, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      const auto engine = Engine::create(config, *device, comm, specs, {ParameterGroup{}});
-      engine->initialize_parameters([&](ParameterId, int64_t begin, std::span<float> out) {
+    run_engines({config, 4, hosts_of(2), specs}, [&](Engine& engine, Communicator&) {
+      engine.initialize_parameters([&](ParameterId, int64_t begin, std::span<float> out) {
         std::copy_n(expected.begin() + begin, out.size(), out.begin());
       });
       for (int use = 0; use < 2; ++use) {
-        engine->gather(0);
-        const auto* data = engine->parameter(0).as<const float>();
+        engine.gather(0);
+        const auto* data = engine.parameter(0).as<const float>();
         const std::lock_guard lock(mutex);
         seen.emplace_back(data, data + expected.size());
         // Vectors travel as they are.
         EXPECT_TRUE(std::equal(expected.begin(), expected.begin() + 512,
-                               engine->parameter(1).as<const float>()));
-        engine->release(0);
+                               engine.parameter(1).as<const float>()));
+        engine.release(0);
       }
     });
     for (const std::vector<float>& values : seen) EXPECT_EQ(values, seen.front());
@@ -98,10 +91,10 @@ Reduced reduce(const Config& config, int world_size, int ranks_of_host, int time
   const std::vector<ParameterSpec> specs = {{"a", {16, kElements / 16}, "m", 0, true, ""}};
   Reduced result;
   std::mutex mutex;
-  on_hosts(world_size, ranks_of_host, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
+  const testing::ToyJob job{config, world_size, hosts_of(ranks_of_host)};
+  run_devices(job, [&](Device& device, Communicator& comm) {
     const std::vector<Optimizer> rules = make_optimizers(config.optimizer, config.precision);
-    const EngineContext context = make_context(config, specs, rules.front(), *device, comm, {});
+    const EngineContext context = make_context(config, specs, rules.front(), device, comm, {});
     const std::vector<int64_t> numels = {kElements};
     const std::vector<ModuleId> modules = {0};
     std::vector<Bucket> buckets = make_buckets(context.sharding, numels, modules);
@@ -115,9 +108,9 @@ Reduced reduce(const Config& config, int world_size, int ranks_of_host, int time
       const Output output = time == 0 ? Output::overwrite : Output::accumulate;
       reduction
           .run(bucket, view_of(std::span(own)), view_of(std::span(sum)), output,
-               device->inline_stream())
+               device.inline_stream())
           .synchronize();
-      reduction.end_batch(device->inline_stream());
+      reduction.end_batch(device.inline_stream());
     }
     const std::lock_guard lock(mutex);
     result.mean.resize(static_cast<size_t>(numel));
@@ -228,10 +221,7 @@ std::map<Collective, int64_t> traffic_of(const Config& config) {
   const std::vector<ParameterSpec> specs = {{"a", {64, 1024}, "m", 0, true, ""},
                                             {"b", {32, 1024}, "n", 0, false, ""}};
   std::map<Collective, int64_t> traffic;
-  on_hosts(4, 2, [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(config, *device, comm, specs, {ParameterGroup{}});
-    testing::toy_initialize(*engine);
+  run_engines({config, 4, hosts_of(2), specs}, [&](Engine& engine, Communicator& comm) {
     std::mutex mutex;
     std::map<Collective, int64_t> bytes;
     Subscription observed = comm.observe([&](const CollectiveSpan& span) {
@@ -241,15 +231,11 @@ std::map<Collective, int64_t> traffic_of(const Config& config) {
       if (span.label.find("bucket") == std::string::npos) return;
       bytes[span.op] += span.op == Collective::all_to_all ? 2 * span.bytes : span.bytes;
     });
-    for (const char* module : {"m", "n", "n", "m"}) {
-      engine->gather(engine->module_id(module));
-      engine->release(engine->module_id(module));
-    }
-    device->fill(device->inline_stream(), engine->gradient(0).view, 0.5F);
-    engine->grad_ready(0);
-    engine->end_micro_step();
-    engine->step();
-    engine->hooks().finish_updates();
+    for (const char* module : {"m", "n", "n", "m"}) testing::visit(engine, module);
+    testing::give_gradient(engine, 0, 0.5F);
+    engine.end_micro_step();
+    engine.step();
+    engine.hooks().finish_updates();
     observed.reset();
     if (comm.rank() == 0) traffic = bytes;
   });

@@ -9,7 +9,7 @@ namespace zerorun::quantized_update {
 namespace {
 
 using testing::hosts_of;
-using testing::run_ranks;
+using testing::run_engines;
 using testing::ToyModel;
 
 constexpr ParameterId kMatrix = 0;
@@ -81,19 +81,15 @@ void expect_decoded_parts(Engine& engine) {
 std::vector<Look> train(const Config& config, int ranks) {
   std::vector<Look> looks(kSteps + 1);
   std::mutex mutex;
-  const auto body = [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(config, *device, comm, specs(), {ParameterGroup{}});
-    testing::toy_initialize(*engine);
+  run_engines({config, ranks, hosts_of(2), specs()}, [&](Engine& engine, Communicator& comm) {
     for (int64_t step = 0; step <= kSteps; ++step) {
-      if (step > 0) take_step(*engine, comm, step);
+      if (step > 0) take_step(engine, comm, step);
       const std::lock_guard lock(mutex);
-      look_at(*engine, comm, looks[static_cast<size_t>(step)]);
-      expect_decoded_parts(*engine);
+      look_at(engine, comm, looks[static_cast<size_t>(step)]);
+      expect_decoded_parts(engine);
     }
-    engine->states().parameter_hash();  // throws when replicas differ
-  };
-  run_ranks(ranks, body, std::chrono::seconds(30), hosts_of(2));
+    engine.states().parameter_hash();  // throws when replicas differ
+  });
   return looks;
 }
 

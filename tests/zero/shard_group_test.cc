@@ -9,9 +9,8 @@ namespace {
 
 using testing::expect_same;
 using testing::refusal;
-using testing::run_ranks;
+using testing::run_engines;
 using testing::toy_train;
-using testing::ToyModel;
 using testing::ToyOutcome;
 
 Config config_of(int stage, int64_t group, DType dtype = DType::bf16) {
@@ -104,25 +103,18 @@ TEST(ShardGroupTest, OffloadedStatesGiveTheSameBits) {
 
 TEST(ShardGroupTest, AutoTakesTheRanksOfAHost) {
   const Config config = config_of(3, kRanksOfHost);
-  run_ranks(
-      4,
-      [&](Communicator& comm) {
-        const auto device = make_cpu_device();
-        std::mutex mutex;
-        std::map<std::string, int64_t> labels;
-        Subscription observed = comm.observe([&](const CollectiveSpan& span) {
-          const std::lock_guard lock(mutex);
-          ++labels[span.label.substr(0, span.label.find(':'))];
-        });
-        const auto engine =
-            Engine::create(config, *device, comm, testing::toy_specs(), ToyModel::groups());
-        testing::toy_initialize(*engine);
-        testing::toy_step(*engine, comm, config, 0);
-        observed.reset();
-        EXPECT_GT(labels[fmt::format("shard group {}", comm.rank() / 2)], 0);
-        EXPECT_GT(labels[fmt::format("replicas of shard {}", comm.rank() % 2)], 0);
-      },
-      std::chrono::seconds(30), testing::hosts_of(2));
+  run_engines({config, 4, testing::hosts_of(2)}, [&](Engine& engine, Communicator& comm) {
+    std::mutex mutex;
+    std::map<std::string, int64_t> labels;
+    Subscription observed = comm.observe([&](const CollectiveSpan& span) {
+      const std::lock_guard lock(mutex);
+      ++labels[span.label.substr(0, span.label.find(':'))];
+    });
+    testing::toy_step(engine, comm, config, 0);
+    observed.reset();
+    EXPECT_GT(labels[fmt::format("shard group {}", comm.rank() / 2)], 0);
+    EXPECT_GT(labels[fmt::format("replicas of shard {}", comm.rank() % 2)], 0);
+  });
 }
 
 TEST(ShardGroupTest, SizesThatCannotWorkAreErrors) {
@@ -143,17 +135,14 @@ TEST(ShardGroupTest, OnlySumsOfShardsLeaveAGroup) {
     config.zero.param_persistence_threshold = 0;
     config.zero.max_reuse_distance = 0;
     config.share_parameters = false;
-    run_ranks(4, [&](Communicator& comm) {
-      const auto device = make_cpu_device();
-      const std::vector<ParameterSpec> specs = {{"a", {64, 1024}, "m", 0, true, ""},
-                                                {"b", {32, 1024}, "n", 0, true, ""}};
+    const std::vector<ParameterSpec> specs = {{"a", {64, 1024}, "m", 0, true, ""},
+                                              {"b", {32, 1024}, "n", 0, true, ""}};
+    run_engines({config, 4, {}, specs}, [&](Engine& engine, Communicator& comm) {
       const double numel = 96 * 1024;
-      const auto engine = Engine::create(config, *device, comm, specs, {ParameterGroup{}});
-      testing::toy_initialize(*engine);
       const double state_bytes = stage == 1   ? 4 + 4 + 8.0 / kGroup
                                  : stage == 2 ? 4 + 12.0 / kGroup
                                               : 16.0 / kGroup;
-      EXPECT_NEAR(static_cast<double>(engine->model_state_bytes()) / numel, state_bytes, 0.1);
+      EXPECT_NEAR(static_cast<double>(engine.model_state_bytes()) / numel, state_bytes, 0.1);
       std::mutex mutex;
       std::map<std::string, std::map<Collective, int64_t>> bytes;  // by group
       Subscription observed = comm.observe([&](const CollectiveSpan& span) {
@@ -161,17 +150,10 @@ TEST(ShardGroupTest, OnlySumsOfShardsLeaveAGroup) {
         const size_t colon = span.label.find(": ");
         bytes[colon == std::string::npos ? "" : span.label.substr(0, colon)][span.op] += span.bytes;
       });
-      for (const char* module : {"m", "n"}) {
-        engine->gather(engine->module_id(module));
-        engine->release(engine->module_id(module));
-      }
-      for (const ParameterId id : {1, 0}) {
-        const GradientView gradient = engine->gradient(id);
-        device->fill(device->inline_stream(), gradient.view, 0.5F);
-        engine->grad_ready(id);
-      }
-      engine->end_micro_step();
-      engine->step();
+      for (const char* module : {"m", "n"}) testing::visit(engine, module);
+      for (const ParameterId id : {1, 0}) testing::give_gradient(engine, id, 0.5F);
+      engine.end_micro_step();
+      engine.step();
       observed.reset();
       const auto part = [&](const std::string& group, Collective op) {
         return static_cast<double>(bytes[group][op]) / (4 * numel);

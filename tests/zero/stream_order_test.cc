@@ -5,7 +5,6 @@
 
 #include "comm/device_communicator.h"
 #include "tests/common.h"
-#include "tests/harness.h"
 #include "tests/zero/delayed_device.h"
 #include "tests/zero/stream_program.h"
 #include "tests/zero/toy_run.h"
@@ -14,9 +13,9 @@
 namespace zerorun {
 namespace {
 
+using testing::Connect;
 using testing::DelayedDevice;
 using testing::DelayedKind;
-using testing::ToyModel;
 
 struct Setting {
   int stage = 0;
@@ -39,31 +38,16 @@ Config config_of(const Setting& setting, int64_t accumulation) {
   return config;
 }
 
-using Connect = std::function<std::shared_ptr<Communicator>(CommunicatorOptions&)>;
-
 uint64_t train(const Config& config, const Connect& connect) {
-  constexpr int kRanks = 2;
   constexpr int kSteps = 3;
-  const auto store = make_memory_store();
-  std::mutex mutex;
-  uint64_t hash = 0;
-  testing::run_threads(kRanks, [&](int rank) {
-    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
-    const auto comm = connect(options);
-    Device& device = *options.device;
-    const auto engine =
-        Engine::create(config, device, *comm, testing::toy_specs(), ToyModel::groups());
-    testing::toy_initialize(*engine);
-    testing::StreamProgram program(*engine, device, rank);
+  const testing::ToyJob job{.config = config, .connect = connect};
+  return testing::hash_after(job, [&](Engine& engine, Communicator& comm) {
+    testing::StreamProgram program(engine, comm.rank());
     for (int step = 0; step < kSteps; ++step) {
       for (int64_t i = 0; i < config.batch.accumulation_steps; ++i) program.micro_step();
-      EXPECT_TRUE(engine->step().applied);
+      EXPECT_TRUE(engine.step().applied);
     }
-    const uint64_t found = engine->states().parameter_hash();
-    const std::lock_guard lock(mutex);
-    if (rank == 0) hash = found;
   });
-  return hash;
 }
 
 std::shared_ptr<Communicator> connect_synchronously(CommunicatorOptions& options) {
@@ -85,20 +69,18 @@ Connect connect_delayed(DelayedKind kind, unsigned seed) {
 // As NCCL's: no rank reads its peers' memory, so that gathers have a lane of their own.
 class CollectiveGathers final : public testing::WrappedCommunicator {
  public:
-  explicit CollectiveGathers(std::shared_ptr<Communicator> inner)
-      : WrappedCommunicator(*inner), inner_(std::move(inner)) {}
+  using WrappedCommunicator::WrappedCommunicator;
   Event all_gather(TensorView in, TensorView out, Sync /*sync*/, Stream& stream,
                    std::string_view label) override {
-    return inner_->all_gather(in, out, Sync::collective, stream, label);
+    return WrappedCommunicator::all_gather(in, out, Sync::collective, stream, label);
   }
   Communicator& second_lane(std::string_view name) override {
-    if (!lane_) lane_ = std::make_unique<CollectiveGathers>(inner_->split(0, rank(), name));
+    if (!lane_) lane_ = std::make_unique<CollectiveGathers>(split(0, rank(), name));
     return *lane_;
   }
   bool reads_peers() const override { return false; }
 
  private:
-  const std::shared_ptr<Communicator> inner_;
   std::unique_ptr<CollectiveGathers> lane_;
 };
 

@@ -38,11 +38,11 @@ inline Config stream_config(int stage, OffloadDevice param, double ratio) {
 // adds the parameters up, the gradient is the parameter plus that sum. In fp32.
 class StreamProgram {
  public:
-  StreamProgram(Engine& engine, Device& device, int rank)
+  StreamProgram(Engine& engine, int rank)
       : engine_(engine),
-        device_(device),
+        device_(engine.device()),
         rank_(rank),
-        memory_(device.allocate(kMax * sizeof(float), MemoryCategory::activations)),
+        memory_(device_.allocate(kMax * sizeof(float), MemoryCategory::activations)),
         sum_(view_of(memory_, DType::fp32, kMax)) {}
 
   void micro_step() {

@@ -46,6 +46,13 @@ struct ToyOutcome {
   bool operator==(const ToyOutcome&) const = default;
 };
 
+// Makes a rank's device, to which it sets options.device, and its communicator.
+using Connect = std::function<std::shared_ptr<Communicator>(CommunicatorOptions& options)>;
+inline std::shared_ptr<Communicator> connect_on_cpu(CommunicatorOptions& options) {
+  options.device = make_cpu_device();
+  return make_communicator(options);
+}
+
 // A job of ranks that have an engine each, of the toy model unless it says otherwise.
 struct ToyJob {
   Config config{};
@@ -53,20 +60,31 @@ struct ToyJob {
   HostOf host_of{};
   std::vector<ParameterSpec> specs = toy_specs();
   std::vector<ParameterGroup> groups = ToyModel::groups();
-  std::chrono::seconds limit{30};  // of a wait for peers
+  std::chrono::milliseconds limit = std::chrono::seconds(30);  // of a wait for peers
+  Connect connect = connect_on_cpu;
 };
+
+// Calls `body` on each rank. A rank by itself has no store, so that it uses no NCCL.
+template <typename Body>
+void run_devices(const ToyJob& job, const Body& body) {
+  const auto store = job.ranks > 1 ? make_memory_store() : nullptr;
+  run_threads(job.ranks, [&](int rank) {
+    CommunicatorOptions options = options_of_rank(rank, job.ranks, store, job.limit);
+    if (job.host_of) options.host = job.host_of(rank);
+    const auto comm = job.connect(options);
+    body(*options.device, *comm);
+  });
+}
 
 using EngineBody = std::function<void(Engine&, Communicator&)>;
 
 // Calls `body` with an initialised engine on each rank.
 inline void run_engines(const ToyJob& job, const EngineBody& body) {
-  const auto run = [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(job.config, *device, comm, job.specs, job.groups);
+  run_devices(job, [&](Device& device, Communicator& comm) {
+    const auto engine = Engine::create(job.config, device, comm, job.specs, job.groups);
     toy_initialize(*engine);
     body(*engine, comm);
-  };
-  run_ranks(job.ranks, run, job.limit, job.host_of);
+  });
 }
 
 // The same; returns the hash of the parameters after it.
@@ -84,16 +102,14 @@ inline uint64_t hash_after(const ToyJob& job, const EngineBody& body) {
 inline std::string refusal(const ToyJob& job) {
   std::string text = "no error";
   std::mutex mutex;
-  const auto create = [&](Communicator& comm) {
-    const auto device = make_cpu_device();
+  run_devices(job, [&](Device& device, Communicator& comm) {
     try {
-      Engine::create(job.config, *device, comm, job.specs, job.groups);
+      Engine::create(job.config, device, comm, job.specs, job.groups);
     } catch (const ConfigError& error) {
       const std::lock_guard lock(mutex);
       text = error.what();
     }
-  };
-  run_ranks(job.ranks, create, job.limit, job.host_of);
+  });
   return text;
 }
 
@@ -107,6 +123,29 @@ inline Config toy_config(int stage, DType dtype = DType::bf16) {
   config.zero.reduce_bucket_size = 1000;
   config.zero.param_persistence_threshold = 100;
   return config;
+}
+
+// What the ranks have communicated since `before`.
+inline CommStats since(const CommStats& before, const Communicator& comm) {
+  CommStats stats = comm.stats();
+  for (size_t op = 0; op < stats.by_op.size(); ++op) {
+    stats.by_op[op].calls -= before.by_op[op].calls;
+    stats.by_op[op].elements -= before.by_op[op].elements;
+    stats.by_op[op].bytes -= before.by_op[op].bytes;
+  }
+  return stats;
+}
+
+// Uses a module for nothing.
+inline void visit(Engine& engine, const std::string& module) {
+  engine.gather(engine.module_id(module));
+  engine.release(engine.module_id(module));
+}
+
+// Backward of one parameter, all of whose gradient is `value`.
+inline void give_gradient(Engine& engine, ParameterId id, float value) {
+  engine.device().fill(engine.device().inline_stream(), engine.gradient(id).view, value);
+  engine.grad_ready(id);
 }
 
 // Takes steps on all ranks; `step` runs a batch and its step.

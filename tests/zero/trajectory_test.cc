@@ -1,7 +1,6 @@
 
 
 #include "tests/common.h"
-#include "tests/harness.h"
 #include "tests/zero/toy_run.h"
 #include "zerorun/engine.h"
 
@@ -9,7 +8,6 @@ namespace zerorun::trajectory {
 namespace {
 
 using testing::run_engines;
-using testing::run_ranks;
 using testing::ToyModel;
 
 struct Setting {
@@ -253,15 +251,9 @@ TEST(Trajectory, ModulesSkippedOnSomeRanksCountAsZero) {
 
 TEST(Trajectory, ClippingToAlmostNothingFreezesWhatDoesNotDecay) {
   // Adam divides the scale out of the moments, so eps must dominate: compare the reported factor.
-  run_ranks(2, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(config_of({.stage = 2, .clip = 1e-9}), *device, comm,
-                                       ToyModel::specs(), ToyModel::groups());
-    engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
-      std::fill(out.begin(), out.end(), 0.5F);
-    });
-    ToyModel::micro_step(*engine, comm.rank(), 0, 0);
-    const StepResult result = engine->step();
+  run_engines({config_of({.stage = 2, .clip = 1e-9})}, [](Engine& engine, Communicator& comm) {
+    ToyModel::micro_step(engine, comm.rank(), 0, 0);
+    const StepResult result = engine.step();
     EXPECT_NEAR(result.clip_factor * result.grad_norm, 1e-9, 1e-12);
   });
 }

@@ -22,10 +22,9 @@ struct CollectiveSeconds {
 // the calls of a communicator happen one after the other, whatever their streams.
 class TimedCollectives final : public WrappedCommunicator {
  public:
-  TimedCollectives(Communicator& inner, CollectiveSeconds seconds)
-      : WrappedCommunicator(inner), seconds_(seconds) {}
-  TimedCollectives(std::shared_ptr<Communicator> inner, CollectiveSeconds seconds)
-      : WrappedCommunicator(*inner), seconds_(seconds), owned_(std::move(inner)) {}
+  template <typename Inner>
+  TimedCollectives(Inner&& inner, CollectiveSeconds seconds)
+      : WrappedCommunicator(std::forward<Inner>(inner)), seconds_(seconds) {}
 
   Event all_gather(TensorView in, TensorView out, Sync /*sync*/, Stream& stream,
                    std::string_view label) override {
@@ -52,7 +51,6 @@ class TimedCollectives final : public WrappedCommunicator {
   }
 
   const CollectiveSeconds seconds_;
-  const std::shared_ptr<Communicator> owned_;
   std::unique_ptr<TimedCollectives> lane_;
   Event last_;
 };

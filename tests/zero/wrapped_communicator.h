@@ -15,6 +15,8 @@ namespace zerorun::testing {
 class WrappedCommunicator : public Communicator {
  public:
   explicit WrappedCommunicator(Communicator& inner) : inner_(inner) {}
+  explicit WrappedCommunicator(std::shared_ptr<Communicator> inner)
+      : owned_(std::move(inner)), inner_(*owned_) {}
 
   int rank() const override { return inner_.rank(); }
   int world_size() const override { return inner_.world_size(); }
@@ -61,6 +63,7 @@ class WrappedCommunicator : public Communicator {
   }
 
  private:
+  const std::shared_ptr<Communicator> owned_;
   Communicator& inner_;
 };
 

@@ -15,7 +15,7 @@
 #include <system_error>
 #include <utility>
 
-#include "comm/gloo/backend.h"
+#include "comm/links.h"
 #include "core/check.h"
 #include "device/plugin.h"
 #include "launcher/launch.h"

@@ -3,24 +3,25 @@
 #include <cublas_v2.h>
 
 #include <cstdint>
-#include <string>
-#include <vector>
+
+#include "os/shared_library.h"
+
+#define ZR_CUBLAS_FUNCTIONS(X)        \
+  X(create, cublasCreate_v2)          \
+  X(destroy, cublasDestroy_v2)        \
+  X(set_stream, cublasSetStream_v2)   \
+  X(set_math_mode, cublasSetMathMode) \
+  X(sgemm, cublasSgemm_v2_64)         \
+  X(status_string, cublasGetStatusString)
 
 namespace zerorun {
 
 // Functions of cuBLAS, from the copy that the process has already loaded, or that the loader finds.
 struct CublasFunctions {
-  decltype(&cublasCreate_v2) create = nullptr;
-  decltype(&cublasDestroy_v2) destroy = nullptr;
-  decltype(&cublasSetStream_v2) set_stream = nullptr;
-  decltype(&cublasSetMathMode) set_math_mode = nullptr;
-  decltype(&cublasSgemm_v2_64) sgemm = nullptr;
-  decltype(&cublasGetStatusString) status_string = nullptr;
+  ZR_CUBLAS_FUNCTIONS(ZR_DECLARE_FUNCTION)
 };
 // Throws DeviceError if there is no cuBLAS.
 CublasFunctions open_cublas();
-// Returns its file names, for SharedLibrary.
-std::vector<std::string> cublas_files();
 
 // A matrix product: out = alpha * op(a) * op(b) + beta * out, row-major fp32, out [rows, cols]. The
 // tensor cores round a and b to TF32 (10 bits of mantissa) and add in fp32.

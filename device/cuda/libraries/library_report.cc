@@ -1,5 +1,3 @@
-#include "device/cuda/libraries/library_report.h"
-
 #include <cublasLt.h>
 #ifdef ZERORUN_CUDNN_LIBRARY
 #include <cudnn.h>
@@ -11,7 +9,6 @@
 
 #include "device/cuda/libraries/cublas.h"
 #include "device/cuda/libraries/library_files.h"
-#include "os/shared_library.h"
 
 namespace zerorun {
 
@@ -24,6 +21,10 @@ constexpr const char* kInstall =
 // 130101 as "13.1.1".
 std::string version_of(size_t number) {
   return fmt::format("{}.{}.{}", number / 10000, number / 100 % 100, number % 100);
+}
+
+std::vector<std::string> cublas_files() {
+  return library_files_of_cuda("cublas", ZERORUN_CUBLAS_LIBRARY);
 }
 
 std::string describe_cublas() {
@@ -65,6 +66,11 @@ std::string describe_cudnn() {
 }
 
 }  // namespace
+
+CublasFunctions open_cublas() {
+  const SharedLibrary library(cublas_files());
+  return {ZR_CUBLAS_FUNCTIONS(ZR_FIND_FUNCTION)};
+}
 
 std::vector<std::string> describe_libraries_of_cuda() {
   return {describe_cublas(), describe_cublas_lt(), describe_cudnn()};

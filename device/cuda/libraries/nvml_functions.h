@@ -2,20 +2,25 @@
 
 #include <nvml.h>
 
+#include "os/shared_library.h"
+
+#define ZR_NVML_FUNCTIONS(X)                                 \
+  X(init, nvmlInit_v2)                                       \
+  X(shutdown, nvmlShutdown)                                  \
+  X(error_string, nvmlErrorString)                           \
+  X(driver_version, nvmlSystemGetDriverVersion)              \
+  X(device_at, nvmlDeviceGetHandleByPciBusId_v2)             \
+  X(common_ancestor, nvmlDeviceGetTopologyCommonAncestor)    \
+  X(p2p_status, nvmlDeviceGetP2PStatus)                      \
+  X(nvlink_state, nvmlDeviceGetNvLinkState)                  \
+  X(nvlink_remote_type, nvmlDeviceGetNvLinkRemoteDeviceType) \
+  X(nvlink_remote, nvmlDeviceGetNvLinkRemotePciInfo_v2)
+
 namespace zerorun {
 
 // Functions of NVML.
 struct NvmlFunctions {
-  decltype(&nvmlInit_v2) init = nullptr;
-  decltype(&nvmlShutdown) shutdown = nullptr;
-  decltype(&nvmlErrorString) error_string = nullptr;
-  decltype(&nvmlSystemGetDriverVersion) driver_version = nullptr;
-  decltype(&nvmlDeviceGetHandleByPciBusId_v2) device_at = nullptr;
-  decltype(&nvmlDeviceGetTopologyCommonAncestor) common_ancestor = nullptr;
-  decltype(&nvmlDeviceGetP2PStatus) p2p_status = nullptr;
-  decltype(&nvmlDeviceGetNvLinkState) nvlink_state = nullptr;
-  decltype(&nvmlDeviceGetNvLinkRemoteDeviceType) nvlink_remote_type = nullptr;
-  decltype(&nvmlDeviceGetNvLinkRemotePciInfo_v2) nvlink_remote = nullptr;
+  ZR_NVML_FUNCTIONS(ZR_DECLARE_FUNCTION)
 };
 // Throws DeviceError if the driver has no NVML.
 NvmlFunctions load_nvml();

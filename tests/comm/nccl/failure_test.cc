@@ -9,7 +9,6 @@
 #include "os/process_identity.h"
 #include "tests/comm/nccl/nccl_test.h"
 #include "tests/common.h"
-#include "tests/device/cuda/drain.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/error_of.h"
 #include "tests/gate.h"

@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "comm/nccl/communicator.h"
-#include "device/cuda/cuda_device.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/harness.h"
 

@@ -2,8 +2,7 @@
 #include <nccl.h>
 
 #include "tests/comm/nccl/nccl_test.h"
-#include "tests/common.h"
-#include "zerorun/engine.h"
+#include "tests/zero/cuda/transports.h"
 
 namespace zerorun {
 namespace {
@@ -41,27 +40,22 @@ TEST_F(RegisteredMemoryTest, MemoryForWhichNcclHasNoUseIsOrdinaryMemory) {
 TEST_F(RegisteredMemoryTest, RanksThatTakeDifferentPathsGiveNcclTheSameKind) {
   constexpr int kModules = 6;
   constexpr int64_t kNumel = 256;
-  Config config;
-  config.zero.stage = 2;
-  config.zero.reduce_bucket_size = kNumel;
-  config.zero.overlap_comm = true;
-  std::vector<ParameterSpec> specs;
+  testing::ToyJob job{.specs = {}, .connect = testing::on(testing::Where::nccl)};
+  job.config.zero.stage = 2;
+  job.config.zero.reduce_bucket_size = kNumel;
+  job.config.zero.overlap_comm = true;
   for (int i = 0; i < kModules; ++i) {
-    specs.push_back({"w" + std::to_string(i), {kNumel}, "m" + std::to_string(i)});
+    job.specs.push_back({"w" + std::to_string(i), {kNumel}, "m" + std::to_string(i)});
   }
-  on_ranks(2, std::chrono::seconds(60), [&](Communicator& communicator, CudaDevice& device) {
-    const auto engine = Engine::create(config, device, communicator, specs, {ParameterGroup{}});
-    engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
-      std::fill(out.begin(), out.end(), 0.5F);
-    });
+  fake_.set_devices(2);
+  run_engines(job, [](Engine& engine, Communicator& comm) {
     for (int step = 0; step < 2; ++step) {
       for (ParameterId id = kModules; id-- > 0;) {
-        if (id == kModules - 1 && communicator.rank() == 1) continue;
-        device.fill(device.inline_stream(), engine->gradient(id).view, 0.25F);
-        engine->grad_ready(id);
+        if (id == kModules - 1 && comm.rank() == 1) continue;
+        testing::give_gradient(engine, id, 0.25F);
       }
-      engine->end_micro_step();
-      EXPECT_TRUE(engine->step().applied);
+      engine.end_micro_step();
+      EXPECT_TRUE(engine.step().applied);
     }
   });
 }

@@ -2,7 +2,7 @@
 // without a GPU it says what is missing, in zerorun's own exceptions.
 
 #include "comm/device_communicator.h"
-#include "comm/nccl/backend.h"
+#include "comm/nccl/communicator.h"
 #include "device/cuda_backend.h"
 #include "device/plugin.h"
 #include "tests/common.h"

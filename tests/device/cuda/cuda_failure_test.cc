@@ -1,9 +1,7 @@
 // The CUDA device when CUDA or cuBLAS refuse: a typed error that says where, and nothing leaks.
 
 #include "device/cpu/cpu_stream.h"
-#include "device/cuda/cuda_device.h"
 #include "tests/common.h"
-#include "tests/device/cuda/drain.h"
 #include "tests/device/cuda/failing_calls.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/gate.h"

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "device/cuda/cuda_device.h"
+#include "device/drain.h"
 #include "testing/fake_cuda/fake_cuda.h"
 #include "tests/common.h"
 
@@ -22,6 +24,12 @@ class FakeCudaTest : public ::testing::Test {
 
   const std::chrono::microseconds delay_;
   fake::FakeCuda& fake_ = fake::FakeCuda::instance();
+};
+
+// Ends what uses memory before the memory ends, on errors too.
+struct Drain {
+  CudaDevice& device;
+  ~Drain() { drain(device.inline_stream()); }
 };
 
 }  // namespace zerorun::testing

@@ -8,18 +8,12 @@
 #include <memory>
 #include <vector>
 
-#include "comm/nccl/communicator.h"
-#include "device/cuda/cuda_device.h"
-#include "tests/device/cuda/fake_cuda_test.h"
-#include "tests/harness.h"
+#include "tests/zero/cuda/transports.h"
 #include "zero/memory_plan.h"
-#include "zerorun/engine.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using ::testing::HasSubstr;
 
 class KeptMemoryTest : public testing::FakeCudaTest {
  protected:
@@ -65,14 +59,10 @@ TEST_F(KeptMemoryTest, IsNamedWhereTheLimitRefuses) {
   CudaDevice device(0, 1000);
   const Buffer states = device.allocate(500, MemoryCategory::optimizer);
   use(device, {400});
-  try {
-    device.allocate(501, MemoryCategory::activations);
-    FAIL() << "expected an error";
-  } catch (const DeviceError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("500 B free of the limit of 1000 B"));
-    EXPECT_THAT(error.what(), HasSubstr("optimizer 500 B"));
-    EXPECT_THAT(error.what(), HasSubstr("kept for reuse 400 B"));
-  }
+  EXPECT_THAT([&] { device.allocate(501, MemoryCategory::activations); },
+              ThrowsMessage<DeviceError>(AllOf(HasSubstr("500 B free of the limit of 1000 B"),
+                                               HasSubstr("optimizer 500 B"),
+                                               HasSubstr("kept for reuse 400 B"))));
   EXPECT_TRUE(device.allocate(500, MemoryCategory::activations));
 }
 
@@ -159,36 +149,35 @@ Held most_held(const Config& config, const std::vector<ParameterSpec>& specs, in
   constexpr int kRanks = 2;
   fake::FakeCuda::instance().set_devices(kRanks);
   std::array<Held, kRanks> held{};
-  const auto store = make_memory_store();
-  testing::run_threads(kRanks, [&](int rank) {
-    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
-    const auto device = std::make_shared<CudaDevice>(rank, static_cast<size_t>(limit));
-    options.device = device;
-    const auto comm = make_nccl_communicator(options);
-    const auto engine = Engine::create(config, *device, *comm, specs, {ParameterGroup{}});
-    for (const StateInterval& part : engine->states().state_intervals()) {
-      device->fill(device->inline_stream(), part.master, 0.5F);
-    }
-    engine->states().refresh_from_masters();
-    for (int step = 0; step < 3; ++step) {
-      do {
-        for (ParameterId id = 0; id < std::ssize(specs); ++id) {
-          engine->gather(engine->module_id(specs[static_cast<size_t>(id)].module));
-          device->fill(device->inline_stream(), engine->gradient(id).view, 0.25F);
-          engine->grad_ready(id);
-          engine->release(engine->module_id(specs[static_cast<size_t>(id)].module));
+  const auto connect = [limit](CommunicatorOptions& options) {
+    options.device = std::make_shared<CudaDevice>(options.rank, static_cast<size_t>(limit));
+    return make_nccl_communicator(options);
+  };
+  testing::run_devices(
+      {.config = config, .connect = connect}, [&](Device& device, Communicator& comm) {
+        const auto engine = Engine::create(config, device, comm, specs, {ParameterGroup{}});
+        for (const StateInterval& part : engine->states().state_intervals()) {
+          device.fill(device.inline_stream(), part.master, 0.5F);
         }
-      } while (!engine->end_micro_step());
-      EXPECT_TRUE(engine->step().applied);
-    }
-    Held& mine = held.at(static_cast<size_t>(rank));
-    mine.buckets = device->memory_use(MemoryCategory::buckets).peak_bytes;
-    for (const auto category :
-         {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
-          MemoryCategory::buckets, MemoryCategory::other, MemoryCategory::kept}) {
-      mine.device += device->memory_use(category).live_bytes;
-    }
-  });
+        engine->states().refresh_from_masters();
+        for (int step = 0; step < 3; ++step) {
+          do {
+            for (ParameterId id = 0; id < std::ssize(specs); ++id) {
+              engine->gather(engine->module_id(specs[static_cast<size_t>(id)].module));
+              testing::give_gradient(*engine, id, 0.25F);
+              engine->release(engine->module_id(specs[static_cast<size_t>(id)].module));
+            }
+          } while (!engine->end_micro_step());
+          EXPECT_TRUE(engine->step().applied);
+        }
+        Held& mine = held.at(static_cast<size_t>(comm.rank()));
+        mine.buckets = device.memory_use(MemoryCategory::buckets).peak_bytes;
+        for (const auto category :
+             {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
+              MemoryCategory::buckets, MemoryCategory::other, MemoryCategory::kept}) {
+          mine.device += device.memory_use(category).live_bytes;
+        }
+      });
   return {std::max(held[0].device, held[1].device), std::max(held[0].buckets, held[1].buckets)};
 }
 

@@ -1,12 +1,8 @@
 // How many kernels updates and norms launch: one for what many segments ask for, whatever the
 // optimizer and the dtypes.
 
-#include "comm/nccl/communicator.h"
-#include "device/cuda/cuda_device.h"
 #include "tests/common.h"
-#include "tests/device/cuda/fake_cuda_test.h"
-#include "tests/harness.h"
-#include "zerorun/engine.h"
+#include "tests/zero/cuda/transports.h"
 #include "zerorun/exact_sum.h"
 
 namespace zerorun {
@@ -26,44 +22,6 @@ int updates() { return launches_of("RuleSegment<"); }
 int norms() { return launches_of("SquaresSegment"); }
 
 class LaunchesTest : public testing::FakeCudaTest {};
-
-TEST_F(LaunchesTest, OneKernelTakesDozensOfSegments) {
-  constexpr int64_t kSize = 8;
-  for (const int64_t count : {1, 2, 40, 400}) {
-    fake_.reset();
-    CudaDevice device(0, 0);
-    Stream& stream = device.inline_stream();
-    const int64_t numel = count * kSize;
-    const Buffer buffer =
-        device.allocate(static_cast<size_t>(numel) * sizeof(float), MemoryCategory::other);
-    const Buffer words = device.allocate(ExactSum::kWords * sizeof(int64_t), MemoryCategory::other);
-    const TensorView view = view_of(buffer, DType::fp32, numel);
-    const TensorView sum = view_of(words, DType::int64, ExactSum::kWords);
-    device.fill(stream, view, 1.0F);
-    device.fill(stream, sum, 0.0F);
-    std::vector<UpdateSegment> segments;
-    std::vector<SquaresSegment> squares;
-    for (int64_t i = 0; i < count; ++i) {
-      segments.push_back(
-          {.begin = i * kSize, .numel = kSize, .scalars = {.rule = UpdateRule::sgd}});
-      squares.push_back({.begin = i * kSize, .numel = kSize});
-    }
-    const std::map<std::string, int> before = fake_.counts();
-    device.update(stream, {.master = view, .grad = view, .param = view}, segments);
-    device.sum_of_squares(stream, view, squares, sum);
-    const std::map<std::string, int> after = fake_.counts();
-    stream.synchronize();
-    EXPECT_LE(updates(), 1 + (count - 1) / 40);
-    EXPECT_LE(norms(), 1 + (count - 1) / 100);
-    EXPECT_EQ(updates() > 1, count == 400);
-    // Segments travel with the launch: nothing but the current device is asked for besides.
-    EXPECT_EQ(after.at("cudaLaunchKernel") - before.at("cudaLaunchKernel"), updates() + norms());
-    for (const auto& [name, calls] : after) {
-      if (name == "cudaLaunchKernel" || name.ends_with("Device")) continue;
-      EXPECT_EQ(calls, before.contains(name) ? before.at(name) : 0) << name;
-    }
-  }
-}
 
 TEST_F(LaunchesTest, OneKernelCopiesDozensOfTensors) {
   CudaDevice device(0, 0);
@@ -109,8 +67,17 @@ SegmentsOutcome run_segments(int64_t count) {
     segments.push_back({.begin = i, .numel = 1, .scalars = {.rule = UpdateRule::sgd, .lr = 0.5F}});
     squares.push_back({.begin = i, .numel = 1});
   }
+  const std::map<std::string, int> before = FakeCuda::instance().counts();
   device.update(stream, {.master = master, .grad = grad, .param = master}, segments);
   device.sum_of_squares(stream, grad, squares, sum);
+  // Segments travel with the launch: nothing but the current device is asked for besides.
+  std::map<std::string, int> more = FakeCuda::instance().counts();
+  for (auto& [name, calls] : more) calls -= before.contains(name) ? before.at(name) : 0;
+  EXPECT_EQ(more.at("cudaLaunchKernel"), updates() + norms());
+  for (const auto& [name, calls] : more) {
+    if (name == "cudaLaunchKernel" || name.ends_with("Device")) continue;
+    EXPECT_EQ(calls, 0) << name;
+  }
   std::vector<float> updated(static_cast<size_t>(count));
   std::vector<int64_t> found(ExactSum::kWords);
   device.download(stream, master, updated.data());
@@ -119,6 +86,15 @@ SegmentsOutcome run_segments(int64_t count) {
   EXPECT_THAT(updated, ::testing::Each(0.5F)) << count;
   EXPECT_EQ(ExactSum::from_words(found).value(), static_cast<double>(count));
   return {.updates = updates(), .norms = norms()};
+}
+
+TEST_F(LaunchesTest, OneKernelTakesDozensOfSegments) {
+  for (const int64_t count : {1, 2, 40, 400}) {
+    const SegmentsOutcome found = run_segments(count);
+    EXPECT_LE(found.updates, 1 + (count - 1) / 40);
+    EXPECT_LE(found.norms, 1 + (count - 1) / 100);
+    EXPECT_EQ(found.updates > 1, count == 400);
+  }
 }
 
 // How many segments a kernel takes.
@@ -179,31 +155,18 @@ class StepLaunchesTest : public testing::FakeCudaTest, public ::testing::WithPar
     return specs;
   }
 
-  static void backward(Engine& engine, Device& device) {
-    for (int id = kParameters; id-- > 0;) {
-      device.fill(device.inline_stream(), engine.gradient(id).view, 0.25F);
-      engine.grad_ready(id);
-    }
-    engine.end_micro_step();
-  }
-
   static constexpr int kParameters = 80;
 };
 
 TEST_P(StepLaunchesTest, AreOneForEachChunkAndPass) {
-  const auto store = make_memory_store();
-  testing::run_threads(kRanks, [&](int rank) {
-    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
-    options.device = std::make_shared<CudaDevice>(rank, 0);
-    Device& device = *options.device;
-    const auto comm = make_nccl_communicator(options);
-    const auto engine = Engine::create(config(), device, *comm, specs(),
-                                       {{"decay", 0.01F, 0.1F}, {"plain", 0.02F, 0.0F}});
-    engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
-      std::fill(out.begin(), out.end(), 0.5F);
-    });
-    backward(*engine, device);
-    EXPECT_TRUE(engine->step().applied);
+  const testing::ToyJob job{.config = config(),
+                            .ranks = kRanks,
+                            .specs = specs(),
+                            .connect = testing::on(testing::Where::nccl)};
+  run_engines(job, [](Engine& engine, Communicator&) {
+    for (int id = kParameters; id-- > 0;) testing::give_gradient(engine, id, 0.25F);
+    engine.end_micro_step();
+    EXPECT_TRUE(engine.step().applied);
   });
   // All ranks'; a reduction for each bucket, of which each rank has a chunk.
   const int chunks = fake_.counts().at("ncclReduceScatter");

@@ -5,12 +5,8 @@
 #include <nvtx3/nvToolsExt.h>
 #include <nvtx3/nvToolsExtCudaRt.h>
 
-#include "comm/nccl/communicator.h"
-#include "device/cuda/cuda_device.h"
 #include "tests/common.h"
-#include "tests/device/cuda/fake_cuda_test.h"
-#include "tests/harness.h"
-#include "tests/zero/toy_run.h"
+#include "tests/zero/cuda/transports.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
@@ -119,27 +115,20 @@ class ProfilerTest : public testing::FakeCudaTest {
     constexpr int kRanks = 2;
     std::barrier ready(kRanks, [&before]() noexcept { before(); });
     fake_.set_devices(kRanks);
-    const auto store = make_memory_store();
+    testing::ToyJob job{.limit = std::chrono::seconds(10),
+                        .connect = testing::on(testing::Where::nccl)};
+    job.config.zero.stage = stage;
+    job.config.zero.reduce_bucket_size = 300;
+    job.config.zero.overlap_comm = true;
+    job.config.zero.param_persistence_threshold = 0;
     std::atomic<int> errors = 0;
-    testing::run_threads(kRanks, [&](int rank) {
-      CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
-      options.timeout = std::chrono::seconds(10);
-      options.device = std::make_shared<CudaDevice>(rank, 0);
-      const auto comm = make_nccl_communicator(options);
-      Config config;
-      config.zero.stage = stage;
-      config.zero.reduce_bucket_size = 300;
-      config.zero.overlap_comm = true;
-      config.zero.param_persistence_threshold = 0;
-      const auto engine =
-          Engine::create(config, *options.device, *comm, testing::toy_specs(), ToyModel::groups());
-      testing::toy_initialize(*engine);
+    run_engines(job, [&](Engine& engine, Communicator& comm) {
       ready.arrive_and_wait();
       try {
-        step(*engine, *options.device);
+        step(engine);
       } catch (const Error& error) {
         ++errors;
-        comm->abort(error.what());
+        comm.abort(error.what());
       }
     });
     return errors;
@@ -148,7 +137,8 @@ class ProfilerTest : public testing::FakeCudaTest {
   Profiler& profiler_ = Profiler::instance();
 
  private:
-  static void step(Engine& engine, Device& device) {
+  static void step(Engine& engine) {
+    Device& device = engine.device();
     std::vector<std::string> modules = ToyModel::modules();
     std::reverse(modules.begin(), modules.end());
     for (const std::string& module : modules) {

@@ -1,19 +1,18 @@
 // On a GPU a step is submitted whole before the host knows the gradient's norm: the update reads
 // the decision from the GPU's memory. What comes of it is what the CPU's steps do.
 
-#include "comm/nccl/communicator.h"
-#include "device/cuda/cuda_device.h"
 #include "tests/common.h"
-#include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/paths.h"
+#include "tests/zero/cuda/transports.h"
 #include "tests/zero/toy_gradients.h"
-#include "tests/zero/toy_run.h"
 #include "zerorun/error.h"
 
 namespace zerorun::decided_step {
 namespace {
 
-using testing::ToyModel;
+using testing::on;
+using testing::run_engines;
+using testing::Where;
 
 constexpr int kRanks = 2;
 constexpr int64_t kSteps = 7;
@@ -50,7 +49,8 @@ void offload(Config& config, double states, OffloadDevice parameters = OffloadDe
 }
 
 // Gives a gradient from the device's memory.
-void give(Engine& engine, Device& device, ParameterId id, std::vector<float> values) {
+void give(Engine& engine, ParameterId id, std::vector<float> values) {
+  Device& device = engine.device();
   const Buffer memory = device.allocate(values.size() * sizeof(float), MemoryCategory::other);
   const TensorView view = view_of(memory, DType::fp32, std::ssize(values));
   device.upload(device.inline_stream(), values.data(), view);
@@ -60,42 +60,31 @@ void give(Engine& engine, Device& device, ParameterId id, std::vector<float> val
 
 // One with a gradient that is not finite, one without any, and one with a gradient that comes after
 // its bucket has gone out.
-void micro_step(Engine& engine, Device& device, int rank, int64_t step) {
+void micro_step(Engine& engine, int rank, int64_t step) {
   const std::vector<ParameterId> ids = testing::trainable(engine);
   if (step != 3) {
     for (const ParameterId id : ids) {
       std::vector<float> values = testing::gradient_of(engine, id, rank, 0, step);
       if (step == 1 && rank == 1 && id == ids[2]) values[5] = NAN;
-      give(engine, device, id, values);
+      give(engine, id, values);
     }
     if (step == 4 && rank == 0) {
-      give(engine, device, ids[0], testing::gradient_of(engine, ids[0], rank, 1, step));
+      give(engine, ids[0], testing::gradient_of(engine, ids[0], rank, 1, step));
     }
   }
   EXPECT_TRUE(engine.end_micro_step());
 }
 
-std::vector<Step> train(const Config& config, bool on_gpu) {
+std::vector<Step> train(const Config& config, Where where) {
   fake::FakeCuda::instance().set_devices(kRanks);
-  const auto store = make_memory_store();
   std::vector<Step> steps;
-  std::mutex mutex;
-  testing::run_threads(kRanks, [&](int rank) {
-    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
-    options.device = make_cpu_device();
-    if (on_gpu) options.device = std::make_shared<CudaDevice>(rank, 0);
-    Device& device = *options.device;
-    const auto comm = on_gpu ? make_nccl_communicator(options) : make_communicator(options);
-    const auto engine =
-        Engine::create(config, device, *comm, testing::toy_specs(), ToyModel::groups());
-    testing::toy_initialize(*engine);
+  run_engines({.config = config, .connect = on(where)}, [&](Engine& engine, Communicator& comm) {
     for (int64_t step = 0; step < kSteps; ++step) {
-      micro_step(*engine, device, rank, step);
-      const StepResult result = engine->step();
-      const uint64_t hash = engine->states().parameter_hash();
-      const EngineProgress progress = engine->states().progress();
-      const std::lock_guard lock(mutex);
-      if (rank != 0) continue;
+      micro_step(engine, comm.rank(), step);
+      const StepResult result = engine.step();
+      const uint64_t hash = engine.states().parameter_hash();
+      const EngineProgress progress = engine.states().progress();
+      if (comm.rank() != 0) continue;
       steps.push_back({result.applied, result.had_gradient,
                        std::isnan(result.grad_norm) ? -1.0 : result.grad_norm, result.clip_factor,
                        hash, progress.step_count, progress.skipped_steps});
@@ -119,7 +108,7 @@ class DecidedStepTest : public testing::FakeCudaTest,
 
 TEST_P(DecidedStepTest, IsTheStepOfTheCpu) {
   Config config = config_of(GetParam().stage, GetParam().optimizer);
-  const std::vector<Step> expected = train(config, false);
+  const std::vector<Step> expected = train(config, Where::cpu);
   ASSERT_EQ(expected.size(), static_cast<size_t>(kSteps));
   for (size_t step = 0; step < expected.size(); ++step) {
     EXPECT_EQ(expected[step].applied, step != 1 && step != 3) << step;
@@ -129,7 +118,7 @@ TEST_P(DecidedStepTest, IsTheStepOfTheCpu) {
   EXPECT_EQ(expected.back().count, kSteps - 2);
   EXPECT_EQ(expected.back().skipped, 1);
   offload(config, GetParam().offloaded, GetParam().parameters);
-  const std::vector<Step> found = train(config, true);
+  const std::vector<Step> found = train(config, Where::nccl);
   ASSERT_EQ(found.size(), expected.size());
   for (size_t step = 0; step < expected.size(); ++step) {
     Step same = found[step];
@@ -168,42 +157,35 @@ struct Calls {
 
 class SubmittedStepTest : public testing::FakeCudaTest {
  protected:
-  Calls step_of_one_rank(
-      const std::string& optimizer, const std::function<void(Engine&)>& after = [](Engine&) {}) {
-    return step_of_one_rank(
-        config_of(2, optimizer),
-        [](Engine& engine, Device& /*device*/) { return engine.step().applied; }, after);
-  }
-
   // Of the third step. Waits of the thread that calls `take_step` count.
   Calls step_of_one_rank(
-      const Config& config, const std::function<bool(Engine&, Device&)>& take_step,
+      const Config& config,
+      const std::function<bool(Engine&)>& take_step =
+          [](Engine& engine) { return engine.step().applied; },
       const std::function<void(Engine&)>& after = [](Engine&) {}) {
     fake_.set_inline_streams(true);
-    const auto device = std::make_shared<CudaDevice>(0, 0);
-    const auto comm = make_nccl_communicator({.device = device});
-    const auto engine =
-        Engine::create(config, *device, *comm, testing::toy_specs(), ToyModel::groups());
-    testing::toy_initialize(*engine);
     Calls calls;
-    for (int64_t step = 0; step < 3; ++step) {  // the first ones allocate
-      for (const ParameterId id : testing::trainable(*engine)) {
-        give(*engine, *device, id, testing::gradient_of(*engine, id, 0, 0, step));
-      }
-      engine->end_micro_step();
-      const size_t before = fake_.calls().size();
-      EXPECT_TRUE(take_step(*engine, *device));
-      const std::vector<fake::Call> all = fake_.calls();
-      calls = {};
-      for (size_t i = before; i < all.size(); ++i) {
-        if (all[i].thread != std::this_thread::get_id()) continue;
-        if (all[i].name.ends_with("Synchronize")) ++calls.waits;
-        if (all[i].name == "cudaLaunchKernel") {
-          ++(calls.waits == 0 ? calls.before_the_wait : calls.after_it);
+    const testing::ToyJob job{.config = config, .ranks = 1, .connect = on(Where::nccl)};
+    run_engines(job, [&](Engine& engine, Communicator&) {
+      for (int64_t step = 0; step < 3; ++step) {  // the first ones allocate
+        for (const ParameterId id : testing::trainable(engine)) {
+          give(engine, id, testing::gradient_of(engine, id, 0, 0, step));
+        }
+        engine.end_micro_step();
+        const size_t before = fake_.calls().size();
+        EXPECT_TRUE(take_step(engine));
+        const std::vector<fake::Call> all = fake_.calls();
+        calls = {};
+        for (size_t i = before; i < all.size(); ++i) {
+          if (all[i].thread != std::this_thread::get_id()) continue;
+          if (all[i].name.ends_with("Synchronize")) ++calls.waits;
+          if (all[i].name == "cudaLaunchKernel") {
+            ++(calls.waits == 0 ? calls.before_the_wait : calls.after_it);
+          }
         }
       }
-    }
-    after(*engine);
+      after(engine);
+    });
     return calls;
   }
 
@@ -216,7 +198,7 @@ class SubmittedStepTest : public testing::FakeCudaTest {
 
 TEST_F(SubmittedStepTest, WaitsOnceWhenAllIsSubmitted) {
   for (const char* optimizer : {"AdamW", "SGD", "Lamb", "Muon"}) {
-    const Calls calls = step_of_one_rank(optimizer);
+    const Calls calls = step_of_one_rank(config_of(2, optimizer));
     EXPECT_EQ(calls.waits, 1) << optimizer;
     EXPECT_GE(calls.before_the_wait, 3) << optimizer;  // a decision, and the update of each bucket
     EXPECT_EQ(calls.after_it, 0) << optimizer;
@@ -228,8 +210,7 @@ TEST_F(SubmittedStepTest, WaitsOnceWhereverTheStatesAre) {
     for (const double ratio : {0.5, 1.0}) {
       Config config = config_of(2, optimizer);
       offload(config, ratio);
-      const Calls calls =
-          step_of_one_rank(config, [](Engine& engine, Device&) { return engine.step().applied; });
+      const Calls calls = step_of_one_rank(config);
       EXPECT_EQ(calls.waits, 1) << optimizer << " " << ratio;
       EXPECT_GE(calls.before_the_wait, 1) << optimizer;
       EXPECT_EQ(calls.after_it, 0) << optimizer;
@@ -243,8 +224,7 @@ TEST_F(SubmittedStepTest, WaitsOnceWhereverTheParametersAre) {
       for (const double ratio : {0.0, 0.5}) {
         Config config = config_of(3, optimizer);
         offload(config, ratio, device);
-        const Calls calls =
-            step_of_one_rank(config, [](Engine& engine, Device&) { return engine.step().applied; });
+        const Calls calls = step_of_one_rank(config);
         EXPECT_EQ(calls.waits, 1) << optimizer << " " << ratio << " " << static_cast<int>(device);
         EXPECT_EQ(calls.after_it, 0) << optimizer;
       }
@@ -255,10 +235,10 @@ TEST_F(SubmittedStepTest, WaitsOnceWhereverTheParametersAre) {
 // For the norm, and for whether the optimizer has failed on any rank.
 TEST_F(SubmittedStepTest, OfACallersOptimizerWaitsTwice) {
   const Config config = config_of(2, std::string(kExternalOptimizer));
-  const Calls calls = step_of_one_rank(config, [](Engine& engine, Device& device) {
+  const Calls calls = step_of_one_rank(config, [](Engine& engine) {
     const auto shrink = [&](std::span<const StateInterval> parts) {
       for (const StateInterval& part : parts) {
-        device.scale(device.inline_stream(), part.master, 0.5F);
+        engine.device().scale(engine.device().inline_stream(), part.master, 0.5F);
       }
     };
     return engine.step(shrink).applied;
@@ -267,7 +247,8 @@ TEST_F(SubmittedStepTest, OfACallersOptimizerWaitsTwice) {
 }
 
 TEST_F(SubmittedStepTest, LeavesGathersThatTheFirstUseOfTheirBucketWaitsForOnTheGpu) {
-  step_of_one_rank("AdamW", [this](Engine& engine) {
+  const auto step = [](Engine& engine) { return engine.step().applied; };
+  step_of_one_rank(config_of(2, "AdamW"), step, [this](Engine& engine) {
     const int64_t host = calls_named("Synchronize");
     std::set<int> waited;
     for (int pass = 0; pass < 2; ++pass) {
@@ -286,22 +267,17 @@ TEST_F(SubmittedStepTest, LeavesGathersThatTheFirstUseOfTheirBucketWaitsForOnThe
 // The sum that the decision is made of never comes.
 TEST_F(SubmittedStepTest, ChangesNothingWhenAPeerIsMissing) {
   fake_.set_devices(kRanks);
-  const auto store = make_memory_store();
   std::barrier<> both(kRanks);
-  testing::run_threads(kRanks, [&](int rank) {
-    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
-    options.timeout = std::chrono::milliseconds(300);
-    options.device = std::make_shared<CudaDevice>(rank, 0);
-    Device& device = *options.device;
-    const auto comm = make_nccl_communicator(options);
-    const auto engine = Engine::create(config_of(1, "AdamW"), device, *comm, testing::toy_specs(),
-                                       ToyModel::groups());
-    testing::toy_initialize(*engine);
-    micro_step(*engine, device, rank, 0);
+  const testing::ToyJob job{.config = config_of(1, "AdamW"),
+                            .limit = std::chrono::milliseconds(300),
+                            .connect = on(Where::nccl)};
+  run_engines(job, [&](Engine& engine, Communicator& comm) {
+    Device& device = engine.device();
+    micro_step(engine, comm.rank(), 0);
     const auto stream = device.make_stream("look");
-    const TensorView view = engine->parameter(0);  // later it waits for gathers that never come
+    const TensorView view = engine.parameter(0);  // later it waits for gathers that never come
     const auto parameter = [&] {
-      std::vector<float> seen(static_cast<size_t>(engine->numel(0)));
+      std::vector<float> seen(static_cast<size_t>(engine.numel(0)));
       device.download(*stream, view, seen.data());
       stream->synchronize();
       return seen;
@@ -309,13 +285,13 @@ TEST_F(SubmittedStepTest, ChangesNothingWhenAPeerIsMissing) {
     device.inline_stream().synchronize();
     const std::vector<float> before = parameter();
     both.arrive_and_wait();
-    if (rank == 0) {
-      EXPECT_THROW(engine->step(), CommError);
+    if (comm.rank() == 0) {
+      EXPECT_THROW(engine.step(), CommError);
       EXPECT_EQ(parameter(), before);
-      EXPECT_EQ(engine->states().progress().step_count, 0);
+      EXPECT_EQ(engine.states().progress().step_count, 0);
     }
     both.arrive_and_wait();
-    comm->abort("the test is over");
+    comm.abort("the test is over");
   });
 }
 

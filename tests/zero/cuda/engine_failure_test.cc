@@ -8,7 +8,6 @@
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/runtime/current_device.h"
 #include "tests/common.h"
-#include "tests/device/cuda/drain.h"
 #include "tests/device/cuda/failing_calls.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/zero/stream_program.h"
@@ -121,7 +120,7 @@ uint64_t train(const Setting& setting, int rank, const std::shared_ptr<Store>& s
       out[i] = 0.25F * static_cast<float>(id) + 0.001F * static_cast<float>(begin + int64_t(i));
     }
   });
-  testing::StreamProgram program(*engine, *own.device, rank);
+  testing::StreamProgram program(*engine, rank);
   for (int step = 0; step < 2; ++step) {
     for (int micro = 0; micro < 2; ++micro) program.micro_step();
     engine->step();
@@ -139,7 +138,7 @@ TEST_F(BrokenDeviceTest, WorkThatFailsOnAGpuEndsEveryRankByTheNextStep) {
     const Config config = config_of({.stage = 2});
     const std::vector<ParameterGroup> groups(1);
     const auto engine = Engine::create(config, *own.device, *own.comm, specs(), groups);
-    testing::StreamProgram program(*engine, *own.device, rank);
+    testing::StreamProgram program(*engine, rank);
     for (int micro = 0; micro < 2; ++micro) program.micro_step();
     // The host does not wait for the update's work, so the next step may be the first to meet it.
     const auto two_steps = [&] {

@@ -3,24 +3,19 @@
 // the parameters. The fake NCCL adds in the same tree, so the CPU's bits are expected.
 #include "zerorun/engine.h"
 
-#include "comm/device_communicator.h"
-#include "comm/nccl/communicator.h"
-#include "device/cuda/cuda_device.h"
 #include "tests/common.h"
-#include "tests/device/cuda/fake_cuda_test.h"
-#include "tests/harness.h"
 #include "tests/paths.h"
-#include "tests/zero/toy_model.h"
-#include "tests/zero/toy_run.h"
+#include "tests/zero/cuda/transports.h"
 #include "zero/memory_plan.h"
 
 namespace zerorun {
 namespace {
 
 using fake::FakeCuda;
+using testing::on;
+using testing::run_engines;
 using testing::ToyModel;
-
-enum class Where { cpu, nccl, shared_gpu };
+using testing::Where;
 
 struct Setting {
   int stage = 0;
@@ -82,11 +77,10 @@ class OnHost {
   std::vector<std::byte> bytes_;
 };
 
-void backward(Engine& engine, Device& device, ParameterId id, int rank, int64_t micro,
-              int64_t step) {
-  OnHost value(device, engine.parameter(id));
+void backward(Engine& engine, ParameterId id, int rank, int64_t micro, int64_t step) {
+  OnHost value(engine.device(), engine.parameter(id));
   const GradientView gradient = engine.gradient(id);
-  OnHost out(device, gradient.view);
+  OnHost out(engine.device(), gradient.view);
   for (int64_t i = 0; i < engine.numel(id); ++i) {
     float g = ToyModel::gradient(ToyModel::load(value.view(), i), id, i, rank, micro, step);
     if (gradient.accumulate) g += ToyModel::load(out.view(), i);
@@ -96,15 +90,13 @@ void backward(Engine& engine, Device& device, ParameterId id, int rank, int64_t 
   if (engine.parameters()[static_cast<size_t>(id)].alias_of.empty()) engine.grad_ready(id);
 }
 
-void micro_step(Engine& engine, Device& device, int rank, int64_t micro, int64_t step) {
+void micro_step(Engine& engine, int rank, int64_t micro, int64_t step) {
   const std::vector<std::string> modules = ToyModel::modules();
   for (size_t m = modules.size(); m-- > 0;) {
     engine.gather(engine.module_id(modules[m]));
     for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
       const ParameterSpec& spec = engine.parameters()[static_cast<size_t>(id)];
-      if (spec.module == modules[m] && spec.trainable) {
-        backward(engine, device, id, rank, micro, step);
-      }
+      if (spec.module == modules[m] && spec.trainable) backward(engine, id, rank, micro, step);
     }
     engine.release(engine.module_id(modules[m]));
   }
@@ -113,7 +105,8 @@ void micro_step(Engine& engine, Device& device, int rank, int64_t micro, int64_t
 
 // On the device there is no more of the sharded parameters than is gathered; the rest is where the
 // plan, which is rank 0's, says. (Collectives through the host pin memory of their own.)
-void expect_parameters_elsewhere(Engine& engine, Device& device, const MemoryPlan& plan) {
+void expect_parameters_elsewhere(Engine& engine, const MemoryPlan& plan) {
+  const Device& device = engine.device();
   int64_t sharded = 0;
   engine.states().visit_states(StateAccess::shape, [&](const StateInterval& part) {
     if (engine.is_sharded(part.parameter)) sharded += static_cast<int64_t>(part.param.nbytes());
@@ -132,7 +125,7 @@ void expect_parameters_elsewhere(Engine& engine, Device& device, const MemoryPla
 }
 
 // Compares what is held between steps, and what is beside it at most, with the plan.
-void expect_planned_groups(const Setting& setting, Engine& engine, Device& device, int ranks) {
+void expect_planned_groups(const Setting& setting, Engine& engine, int ranks) {
   const MemoryPlan plan =
       plan_memory(config_of(setting), testing::toy_specs(), {ranks, setting.ranks_of_host});
   EXPECT_EQ(plan.secondary > 0, setting.hpz);
@@ -140,57 +133,28 @@ void expect_planned_groups(const Setting& setting, Engine& engine, Device& devic
       plan.parameters + plan.secondary + plan.gradients + plan.masters + plan.moments;
   EXPECT_NEAR(static_cast<double>(states), static_cast<double>(engine.model_state_bytes()),
               0.03 * static_cast<double>(states) + 64);
-  EXPECT_LE(device.memory_use(MemoryCategory::buckets).peak_bytes, plan.buckets + plan.gathered);
-}
-
-uint64_t train(const Setting& setting, Communicator& comm, Device& device) {
-  const auto engine =
-      Engine::create(config_of(setting), device, comm, testing::toy_specs(), ToyModel::groups());
-  engine->initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
-    for (size_t i = 0; i < out.size(); ++i) {
-      out[i] = ToyModel::initial(id, begin + static_cast<int64_t>(i));
-    }
-  });
-  for (int64_t step = 0; step < 3; ++step) {
-    for (int64_t micro = 0; micro < setting.accumulation; ++micro) {
-      micro_step(*engine, device, comm.rank(), micro, step);
-    }
-    EXPECT_TRUE(engine->step().applied);
-  }
-  if (setting.param != OffloadDevice::none && comm.transport() == "nccl" && comm.rank() == 0) {
-    expect_parameters_elsewhere(*engine, device,
-                                plan_memory(config_of(setting), testing::toy_specs(),
-                                            {comm.world_size(), comm.world_size()}));
-  }
-  if (setting.ranks_of_host > 0 && comm.transport() == "nccl" && comm.rank() == 0) {
-    expect_planned_groups(setting, *engine, device, comm.world_size());
-  }
-  return engine->states().parameter_hash();
+  EXPECT_LE(engine.device().memory_use(MemoryCategory::buckets).peak_bytes,
+            plan.buckets + plan.gathered);
 }
 
 uint64_t train(const Setting& setting, Where where) {
   const int ranks = setting.ranks_of_host > 0 ? 2 * setting.ranks_of_host : 2;
   FakeCuda::instance().set_devices(ranks);
-  const auto store = make_memory_store();
-  std::mutex mutex;
-  uint64_t hash = 0;
-  testing::run_threads(ranks, [&](int rank) {
-    CommunicatorOptions options{.rank = rank, .world_size = ranks, .store = store};
-    if (setting.ranks_of_host > 0) options.host = std::to_string(rank / setting.ranks_of_host);
-    options.timeout = std::chrono::seconds(30);
-    if (where == Where::cpu) {
-      options.device = make_cpu_device();
-    } else {
-      options.device = std::make_shared<CudaDevice>(where == Where::nccl ? rank : 0, 0);
+  testing::ToyJob job{.config = config_of(setting), .ranks = ranks, .connect = on(where)};
+  if (setting.ranks_of_host > 0) job.host_of = testing::hosts_of(setting.ranks_of_host);
+  return testing::hash_after(job, [&](Engine& engine, Communicator& comm) {
+    for (int64_t step = 0; step < 3; ++step) {
+      for (int64_t micro = 0; micro < setting.accumulation; ++micro) {
+        micro_step(engine, comm.rank(), micro, step);
+      }
+      EXPECT_TRUE(engine.step().applied);
     }
-    const auto comm = where == Where::nccl         ? make_nccl_communicator(options)
-                      : where == Where::shared_gpu ? make_host_staged_communicator(options)
-                                                   : make_communicator(options);
-    const uint64_t got = train(setting, *comm, *options.device);
-    const std::lock_guard lock(mutex);
-    hash = got;
+    if (where != Where::nccl || comm.rank() != 0) return;
+    if (setting.param != OffloadDevice::none) {
+      expect_parameters_elsewhere(engine, plan_memory(job.config, job.specs, {ranks, ranks}));
+    }
+    if (setting.ranks_of_host > 0) expect_planned_groups(setting, engine, ranks);
   });
-  return hash;
 }
 
 class CudaEngineTest : public testing::FakeCudaTest, public ::testing::WithParamInterface<int> {
@@ -275,21 +239,12 @@ class CudaSteadyStateTest : public CudaEngineTest {
     std::vector<std::map<std::string, int>> counts;
     std::barrier all(kRanks,
                      [&counts]() noexcept { counts.push_back(FakeCuda::instance().counts()); });
-    const auto store = make_memory_store();
-    testing::run_threads(kRanks, [&](int rank) {
-      CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
-      options.device = std::make_shared<CudaDevice>(rank, 0);
-      Device& device = *options.device;
-      const auto comm = make_nccl_communicator(options);
-      const auto engine = Engine::create(config_of(setting), device, *comm, testing::toy_specs(),
-                                         ToyModel::groups());
-      engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
-        std::fill(out.begin(), out.end(), 0.5F);
-      });
+    const testing::ToyJob job{.config = config_of(setting), .connect = on(Where::nccl)};
+    run_engines(job, [&](Engine& engine, Communicator& comm) {
       for (int64_t step = 0; step < kFirst + kSteps; ++step) {
         if (step == kFirst) all.arrive_and_wait();
-        micro_step(*engine, device, rank, 0, step);
-        EXPECT_TRUE(engine->step().applied);
+        micro_step(engine, comm.rank(), 0, step);
+        EXPECT_TRUE(engine.step().applied);
       }
       all.arrive_and_wait();
     });

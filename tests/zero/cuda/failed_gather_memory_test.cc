@@ -1,13 +1,9 @@
 
 
-#include "comm/nccl/communicator.h"
-#include "device/cuda/cuda_device.h"
 #include "device/cuda/runtime/cuda_stream.h"
 #include "tests/common.h"
-#include "tests/device/cuda/fake_cuda_test.h"
-#include "tests/harness.h"
+#include "tests/zero/cuda/transports.h"
 #include "tests/zero/stream_program.h"
-#include "tests/zero/toy_run.h"
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
 #include "zerorun/out_of_memory.h"
@@ -64,6 +60,11 @@ class FailedGatherMemoryTest : public testing::FakeCudaTest {
   }
   void gather(const char* module) { engine_->gather(engine_->module_id(module)); }
   void release(const char* module) { engine_->release(engine_->module_id(module)); }
+  void learn_order() {
+    for (int pass = 0; pass < 3; ++pass) {
+      for (const char* module : {"a", "b"}) testing::visit(*engine_, module);
+    }
+  }
   void refuse(int nth) {
     requests_ = 0;
     refused_ = nth;
@@ -96,12 +97,7 @@ TEST_F(FailedGatherMemoryTest, AGatherThatFailsOnceCanBeRepeated) {
 // it yet.
 TEST_F(FailedGatherMemoryTest, AGatherAheadWithoutMemoryGoesToTheHostUntilItsUse) {
   make_engine(1 << 20);
-  for (int pass = 0; pass < 3; ++pass) {
-    for (const char* module : {"a", "b"}) {
-      gather(module);
-      release(module);
-    }
-  }
+  learn_order();
   fill_with_ids(*engine_);  // drops what was gathered ahead
   refuse(3);                // a, and the first of b's two; not the second
   const int64_t pinned = device_->memory_use(MemoryCategory::pinned).live_bytes;
@@ -120,12 +116,7 @@ TEST_F(FailedGatherMemoryTest, AGatherAheadWithoutMemoryGoesToTheHostUntilItsUse
 
 TEST_F(FailedGatherMemoryTest, WhatWasGatheredToTheHostAndIsNotUsedGoes) {
   make_engine(1 << 20);
-  for (int pass = 0; pass < 3; ++pass) {
-    for (const char* module : {"a", "b"}) {
-      gather(module);
-      release(module);
-    }
-  }
+  learn_order();
   fill_with_ids(*engine_);
   const int64_t pinned = device_->memory_use(MemoryCategory::pinned).live_bytes;
   refuse(2);
@@ -143,21 +134,16 @@ TEST_F(FailedGatherMemoryTest, WhatWasGatheredToTheHostAndIsNotUsedGoes) {
 TEST_F(FailedGatherMemoryTest, OneRankWithLessMemoryThanItsPeersTrainsAsBefore) {
   fake_.set_devices(2);
   const auto train = [](bool scarce) {
-    const auto store = make_memory_store();
     std::array<uint64_t, 2> hashes{};
     int64_t parked = 0;
-    testing::run_threads(2, [&](int rank) {
-      CommunicatorOptions options{.rank = rank, .world_size = 2, .store = store};
-      options.timeout = std::chrono::seconds(30);
-      options.device = std::make_shared<CudaDevice>(rank, 0);
-      Device& device = *options.device;
-      const auto comm = make_nccl_communicator(options);
-      const auto engine = Engine::create(testing::stream_config(3, OffloadDevice::none), device,
-                                         *comm, testing::toy_specs(), ToyModel::groups());
-      testing::toy_initialize(*engine);
+    const testing::ToyJob job{.config = testing::stream_config(3, OffloadDevice::none),
+                              .connect = testing::on(testing::Where::nccl)};
+    run_engines(job, [&](Engine& engine, Communicator& comm) {
+      const int rank = comm.rank();
+      Device& device = engine.device();
       const auto live = std::make_shared<size_t>(0);
       const int64_t pinned = device.memory_use(MemoryCategory::pinned).live_bytes;
-      engine->hooks().use_full_memory([&device, live, scarce, rank](int, size_t nbytes) {
+      engine.hooks().use_full_memory([&device, live, scarce, rank](int, size_t nbytes) {
         constexpr size_t kRoom = 10000;  // the largest module takes most of it
         if (scarce && rank == 1 && *live + nbytes > kRoom) throw OutOfMemory("out of memory");
         *live += nbytes;
@@ -165,12 +151,12 @@ TEST_F(FailedGatherMemoryTest, OneRankWithLessMemoryThanItsPeersTrainsAsBefore) 
             std::make_shared<Buffer>(device.allocate(nbytes, MemoryCategory::buckets));
         return Buffer(block->data(), nbytes, [block, live, nbytes] { *live -= nbytes; });
       });
-      testing::StreamProgram program(*engine, device, rank);
+      testing::StreamProgram program(engine, rank);
       for (int step = 0; step < 4; ++step) {
         for (int micro = 0; micro < 2; ++micro) program.micro_step();
-        EXPECT_TRUE(engine->step().applied);
+        EXPECT_TRUE(engine.step().applied);
       }
-      hashes.at(static_cast<size_t>(rank)) = engine->states().parameter_hash();
+      hashes.at(static_cast<size_t>(rank)) = engine.states().parameter_hash();
       if (rank == 1) parked = device.memory_use(MemoryCategory::pinned).peak_bytes - pinned;
     });
     EXPECT_EQ(hashes[0], hashes[1]);

@@ -1,39 +1,24 @@
 // Within a micro-step the host does not wait for a GPU: it submits, and streams wait for each
 // other. A step waits once, for the gradients' norm.
 
-#include "comm/device_communicator.h"
-#include "comm/nccl/communicator.h"
-#include "device/cuda/cuda_device.h"
 #include "tests/common.h"
-#include "tests/device/cuda/fake_cuda_test.h"
-#include "tests/harness.h"
+#include "tests/zero/cuda/transports.h"
 #include "tests/zero/stream_program.h"
-#include "tests/zero/toy_run.h"
 #include "zerorun/error.h"
 
 namespace zerorun::host_ahead {
 namespace {
 
 using fake::FakeCuda;
-using testing::ToyModel;
-
-enum class Where { cpu, nccl, shared_gpu };
+using testing::on;
+using testing::run_engines;
+using testing::Where;
 
 struct Setting {
   int stage = 0;
   OffloadDevice param = OffloadDevice::none;
   double offloaded = 0.0;  // part of the optimizer's states that is on the host
 };
-
-std::shared_ptr<Communicator> connect(CommunicatorOptions& options, Where where) {
-  if (where == Where::cpu) {
-    options.device = make_cpu_device();
-    return make_communicator(options);
-  }
-  const bool shared = where == Where::shared_gpu;
-  options.device = std::make_shared<CudaDevice>(shared ? 0 : options.rank, 0);
-  return shared ? make_host_staged_communicator(options) : make_nccl_communicator(options);
-}
 
 struct Outcome {
   uint64_t hash = 0;
@@ -59,31 +44,25 @@ constexpr int kSteps = 5;
 Outcome train(const Setting& setting, Where where) {
   constexpr int kFirst = 2;
   FakeCuda::instance().set_devices(kRanks);
-  const auto store = make_memory_store();
   std::mutex mutex;
   Outcome outcome;
-  testing::run_threads(kRanks, [&](int rank) {
-    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
-    options.timeout = std::chrono::seconds(30);
-    const auto comm = connect(options, where);
-    Device& device = *options.device;
-    const auto engine =
-        Engine::create(testing::stream_config(setting.stage, setting.param, setting.offloaded),
-                       device, *comm, testing::toy_specs(), ToyModel::groups());
-    testing::toy_initialize(*engine);
-    testing::StreamProgram program(*engine, device, rank);
+  const testing::ToyJob job{
+      .config = testing::stream_config(setting.stage, setting.param, setting.offloaded),
+      .connect = on(where)};
+  run_engines(job, [&](Engine& engine, Communicator& comm) {
+    testing::StreamProgram program(engine, comm.rank());
     int64_t waits = 0;
     int64_t step_waits = 0;
     for (int step = 0; step < kFirst + kSteps; ++step) {
       const int64_t begin = waits_so_far();
       for (int micro = 0; micro < 2; ++micro) program.micro_step();
       const int64_t middle = waits_so_far();
-      EXPECT_TRUE(engine->step().applied);
+      EXPECT_TRUE(engine.step().applied);
       if (step < kFirst) continue;
       waits += middle - begin;
       step_waits += waits_so_far() - middle;
     }
-    const uint64_t hash = engine->states().parameter_hash();
+    const uint64_t hash = engine.states().parameter_hash();
     const std::lock_guard lock(mutex);
     outcome.hash = hash;
     outcome.waits += waits;
@@ -121,31 +100,21 @@ class FailedGatherTest : public testing::FakeCudaTest,
 TEST_P(FailedGatherTest, IsTheErrorOfTheInlineStreamAndOfTheNextGather) {
   fake_.set_devices(kRanks);
   std::barrier both(kRanks);
-  const auto store = make_memory_store();
-  testing::run_threads(kRanks, [&](int rank) {
-    CommunicatorOptions options{.rank = rank, .world_size = kRanks, .store = store};
-    options.timeout = std::chrono::milliseconds(300);
-    const auto comm = connect(options, GetParam());
-    Config config = testing::stream_config(3, OffloadDevice::none);
-    config.zero.prefetch_bucket_size = 0;
-    const auto engine =
-        Engine::create(config, *options.device, *comm, testing::toy_specs(), ToyModel::groups());
-    testing::toy_initialize(*engine);
-    engine->gather(engine->module_id("h.0"));
-    engine->release(engine->module_id("h.0"));
+  testing::ToyJob job{.config = testing::stream_config(3, OffloadDevice::none),
+                      .limit = std::chrono::milliseconds(300),
+                      .connect = on(GetParam())};
+  job.config.zero.prefetch_bucket_size = 0;
+  run_engines(job, [&](Engine& engine, Communicator& comm) {
+    testing::visit(engine, "h.0");
     both.arrive_and_wait();
-    if (rank == 0) {  // the other one never comes
-      EXPECT_NO_THROW(engine->gather(engine->module_id("h.0")));
-      try {
-        options.device->inline_stream().synchronize();
-        ADD_FAILURE() << "expected an error";
-      } catch (const CommError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("h.0.weight"));
-      }
-      EXPECT_THROW(engine->gather(engine->module_id("h.1")), CommError);
+    if (comm.rank() == 0) {  // the other one never comes
+      EXPECT_NO_THROW(engine.gather(engine.module_id("h.0")));
+      EXPECT_THAT([&] { engine.device().inline_stream().synchronize(); },
+                  ThrowsMessage<CommError>(HasSubstr("h.0.weight")));
+      EXPECT_THROW(engine.gather(engine.module_id("h.1")), CommError);
     }
     both.arrive_and_wait();
-    comm->abort("the test is over");
+    comm.abort("the test is over");
   });
 }
 

@@ -1,13 +1,9 @@
 // Loading a checkpoint into the memory of GPUs, on fake CUDA libraries with delays: a missing wait
 // would leave old values, or bring back the wrong ones.
 
-#include "comm/nccl/communicator.h"
-#include "device/cuda/cuda_device.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
-#include "tests/device/cuda/fake_cuda_test.h"
-#include "tests/harness.h"
-#include "tests/zero/toy_run.h"
+#include "tests/zero/cuda/transports.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/error.h"
 
@@ -16,14 +12,10 @@ namespace {
 
 using testing::flip_last_bit;
 using testing::TemporaryDirectory;
-using testing::ToyModel;
 
 std::unique_ptr<Engine> make_engine(int stage, Communicator& comm, Device& device) {
-  Config config;
-  config.batch.accumulation_steps = 1;
-  config.precision.param_dtype = DType::bf16;
-  config.zero.stage = stage;
-  auto engine = Engine::create(config, device, comm, testing::toy_specs(), ToyModel::groups());
+  auto engine = Engine::create(testing::toy_config(stage), device, comm, testing::toy_specs(),
+                               testing::ToyModel::groups());
   testing::toy_initialize(*engine);
   return engine;
 }
@@ -62,26 +54,23 @@ TEST_F(CudaLoadTest, LoadsEveryByteOrNone) {
   fake_.set_devices(2);
   for (const int stage : {0, 2, 3}) {
     const TemporaryDirectory directory;
-    const auto store = make_memory_store();
-    testing::run_threads(2, [&](int rank) {
-      CommunicatorOptions options{.rank = rank, .world_size = 2, .store = store};
-      options.device = std::make_shared<CudaDevice>(rank, 0);
-      Device& device = *options.device;
-      const auto comm = make_nccl_communicator(options);
-      const auto saving = make_engine(stage, *comm, device);
+    const testing::ToyJob job{.connect = testing::on(testing::Where::nccl)};
+    run_devices(job, [&](Device& device, Communicator& comm) {
+      const int rank = comm.rank();
+      const auto saving = make_engine(stage, comm, device);
       write_states(*saving, device, 1);
-      save_checkpoint(saving->states(), *comm, {.directory = directory.string()});
+      save_checkpoint(saving->states(), comm, {.directory = directory.string()});
       const std::string saved = bytes_of(*saving, device);
       for (const bool is_fresh : {true, false}) {
-        const auto engine = make_engine(stage, *comm, device);
+        const auto engine = make_engine(stage, comm, device);
         if (!is_fresh) write_states(*engine, device, -7);
         const std::string before = bytes_of(*engine, device);
         if (rank == 0) flip_last_bit(directory);
-        EXPECT_THAT([&] { load_checkpoint(engine->states(), *comm, directory.string()); },
+        EXPECT_THAT([&] { load_checkpoint(engine->states(), comm, directory.string()); },
                     ::testing::ThrowsMessage<CheckpointError>(::testing::HasSubstr("damaged")));
         EXPECT_TRUE(bytes_of(*engine, device) == before) << stage << is_fresh;
         if (rank == 0) flip_last_bit(directory);
-        load_checkpoint(engine->states(), *comm, directory.string());
+        load_checkpoint(engine->states(), comm, directory.string());
         EXPECT_TRUE(bytes_of(*engine, device) == saved) << stage << is_fresh;
       }
     });

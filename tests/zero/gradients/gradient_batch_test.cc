@@ -3,6 +3,7 @@
 
 #include "device/cpu/cpu_device.h"
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "tests/zero/offload_config.h"
 #include "tests/zero/toy_gradients.h"
 #include "tests/zero/toy_run.h"
@@ -18,10 +19,6 @@ using testing::contribute;
 using testing::gradient_of;
 using testing::offloaded;
 using testing::run_engines;
-using testing::run_ranks;
-using testing::toy_initialize;
-using testing::toy_specs;
-using testing::ToyModel;
 using testing::ToyOutcome;
 using testing::train_by;
 using testing::trainable;
@@ -43,6 +40,22 @@ ToyOutcome train(const Config& config, const Batch& batch) {
 // One contribution of each parameter.
 void backward(Engine& engine, int rank, int64_t step, int64_t part) {
   for (const ParameterId id : trainable(engine)) contribute(engine, id, rank, part, step);
+}
+
+// The first parts of a gradient in one contribution.
+void contribute_sum(Engine& engine, ParameterId id, int rank, int64_t step, int64_t parts) {
+  std::vector<float> sum(static_cast<size_t>(engine.numel(id)));
+  for (int64_t part = 0; part < parts; ++part) {
+    const std::vector<float> more = gradient_of(engine, id, rank, part, step);
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
+  }
+  engine.contribute(id, view_of(std::span<float>(sum)));
+}
+
+// One contribution of each parameter.
+void plain_batch(Engine& engine, Communicator& comm, int64_t step) {
+  backward(engine, comm.rank(), step, 0);
+  EXPECT_TRUE(engine.end_micro_step());
 }
 
 class GradientBatchTest : public ::testing::TestWithParam<int> {};
@@ -69,14 +82,7 @@ TEST_P(GradientBatchTest, LateContributionsCountAtThePriceOfOneRound) {
   Config config = base_config(GetParam(), DType::fp32);
   const auto at_once = [](Engine& engine, Communicator& comm, int64_t step) {
     for (const ParameterId id : trainable(engine)) {
-      std::vector<float> sum = gradient_of(engine, id, comm.rank(), 0, step);
-      if (step == 1 && comm.rank() == 1) {
-        for (const int64_t part : {1, 2}) {
-          const std::vector<float> more = gradient_of(engine, id, comm.rank(), part, step);
-          for (size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
-        }
-      }
-      engine.contribute(id, view_of(std::span<float>(sum)));
+      contribute_sum(engine, id, comm.rank(), step, step == 1 && comm.rank() == 1 ? 3 : 1);
     }
     EXPECT_TRUE(engine.end_micro_step());
   };
@@ -113,26 +119,25 @@ class FullDevice final : public CpuDevice {
 
 TEST_P(GradientBatchTest, ABackwardWithoutMemoryCanBeRepeated) {
   const auto hash_of_a_step = [](int refuse_in) {
-    uint64_t hash = 0;
-    run_ranks(1, [&](Communicator& comm) {
-      FullDevice device;
-      const auto engine = Engine::create(base_config(GetParam(), DType::fp32), device, comm,
-                                         toy_specs(), ToyModel::groups());
-      toy_initialize(*engine);
-      backward(*engine, 0, 0, 0);
-      engine->reduce_gradients();
-      device.refuse_in = refuse_in;
+    const auto connect = [](CommunicatorOptions& options) {
+      options.device = std::make_shared<FullDevice>();
+      return make_communicator(options);
+    };
+    const testing::ToyJob job{
+        .config = base_config(GetParam(), DType::fp32), .ranks = 1, .connect = connect};
+    return testing::hash_after(job, [&](Engine& engine, Communicator&) {
+      backward(engine, 0, 0, 0);
+      engine.reduce_gradients();
+      dynamic_cast<FullDevice&>(engine.device()).refuse_in = refuse_in;
       try {
-        backward(*engine, 0, 0, 1);
+        backward(engine, 0, 0, 1);
       } catch (const OutOfMemory&) {
         EXPECT_GE(refuse_in, 0);
-        backward(*engine, 0, 0, 1);
+        backward(engine, 0, 0, 1);
       }
-      EXPECT_TRUE(engine->end_micro_step());
-      engine->step();
-      hash = engine->states().parameter_hash();
+      EXPECT_TRUE(engine.end_micro_step());
+      engine.step();
     });
-    return hash;
   };
   const uint64_t expected = hash_of_a_step(-1);
   // From stage 2 on a bucket gets memory with its first gradient, so only the first may be refused.
@@ -148,42 +153,35 @@ TEST_P(GradientBatchTest, LateContributionsCanBeReducedBeforeTheStep) {
     bool operator==(const Seen&) const = default;
   };
   // The first step of an engine, in which one contribution of each parameter is expected.
-  const auto first_step = [](Communicator& comm, const std::vector<int>& ranks, bool late) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(base_config(GetParam(), DType::fp32), *device, comm,
-                                       toy_specs(), ToyModel::groups());
-    toy_initialize(*engine);
-    const bool adds = std::find(ranks.begin(), ranks.end(), comm.rank()) != ranks.end();
-    for (const ParameterId id : trainable(*engine)) {
-      std::vector<float> sum = gradient_of(*engine, id, comm.rank(), 0, 0);
-      const std::vector<float> more = gradient_of(*engine, id, comm.rank(), 1, 0);
-      for (size_t i = 0; i < sum.size() && adds && !late; ++i) sum[i] += more[i];
-      engine->contribute(id, view_of(std::span<float>(sum)));
-    }
-    if (adds && late) backward(*engine, comm.rank(), 0, 1);
-    engine->reduce_gradients();
-    engine->hooks().reduce_late_gradients();
-    const auto calls = [&] {
-      return reductions(comm.stats(), GetParam()) + comm.stats()[Collective::all_reduce].calls;
-    };
-    const int64_t before = calls();
-    engine->hooks().reduce_late_gradients();  // nothing has come since
-    EXPECT_TRUE(engine->end_micro_step());
-    EXPECT_EQ(calls(), before);
-    Seen seen;
-    for (const StateInterval& part : engine->states().state_intervals()) {
-      if (part.grad.empty()) continue;
-      const float* values = part.grad.as<const float>();
-      seen.gradients.emplace_back(values, values + part.grad.numel);
-    }
-    seen.norm = engine->step().grad_norm;
-    return seen;
+  const auto first_step = [](const std::vector<int>& ranks, bool late) {
+    std::array<Seen, 2> all;  // by rank
+    run_engines({base_config(GetParam(), DType::fp32)}, [&](Engine& engine, Communicator& comm) {
+      const bool adds = std::find(ranks.begin(), ranks.end(), comm.rank()) != ranks.end();
+      for (const ParameterId id : trainable(engine)) {
+        contribute_sum(engine, id, comm.rank(), 0, adds && !late ? 2 : 1);
+      }
+      if (adds && late) backward(engine, comm.rank(), 0, 1);
+      engine.reduce_gradients();
+      engine.hooks().reduce_late_gradients();
+      const auto calls = [&] {
+        return reductions(comm.stats(), GetParam()) + comm.stats()[Collective::all_reduce].calls;
+      };
+      const int64_t before = calls();
+      engine.hooks().reduce_late_gradients();  // nothing has come since
+      EXPECT_TRUE(engine.end_micro_step());
+      EXPECT_EQ(calls(), before);
+      Seen& seen = all.at(static_cast<size_t>(comm.rank()));
+      for (const StateInterval& part : engine.states().state_intervals()) {
+        if (part.grad.empty()) continue;
+        const float* values = part.grad.as<const float>();
+        seen.gradients.emplace_back(values, values + part.grad.numel);
+      }
+      seen.norm = engine.step().grad_norm;
+    });
+    return all;
   };
   for (const std::vector<int>& ranks : {std::vector<int>{0}, {1}, {0, 1}}) {
-    run_ranks(2, [&](Communicator& comm) {
-      const Seen at_once = first_step(comm, ranks, false);
-      EXPECT_EQ(first_step(comm, ranks, true), at_once) << ranks.size() << " ranks are late";
-    });
+    EXPECT_EQ(first_step(ranks, true), first_step(ranks, false)) << ranks.size() << " are late";
   }
 }
 
@@ -195,12 +193,7 @@ TEST_P(GradientBatchTest, OneCollectiveDecidesUnlessGradientsWereLate) {
       engine.end_micro_step();
       const CommStats before = comm.stats();
       engine.step();
-      CommStats stats = comm.stats();
-      for (size_t op = 0; op < stats.by_op.size(); ++op) {
-        stats.by_op[op].calls -= before.by_op[op].calls;
-        stats.by_op[op].elements -= before.by_op[op].elements;
-      }
-      return stats;
+      return testing::since(before, comm);
     };
     step_stats(0, false);
     const CommStats ordinary = step_stats(1, false);
@@ -250,10 +243,7 @@ TEST_P(GradientBatchTest, ABatchThatIsNotSteppedGoesOn) {
   };
   const auto once = [](Engine& engine, Communicator& comm, int64_t step) {
     for (const ParameterId id : trainable(engine)) {
-      std::vector<float> sum = gradient_of(engine, id, comm.rank(), 0, step);
-      const std::vector<float> more = gradient_of(engine, id, comm.rank(), 1, step);
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
-      engine.contribute(id, view_of(std::span<float>(sum)));
+      contribute_sum(engine, id, comm.rank(), step, 2);
     }
     EXPECT_TRUE(engine.end_micro_step());
   };
@@ -286,39 +276,24 @@ TEST_P(GradientBatchTest, ABoundaryThatIsSetAfterTheReductionCounts) {
     engine.set_batch_rule({.boundary = true});
     EXPECT_TRUE(engine.end_micro_step());
   };
-  const auto plain = [](Engine& engine, Communicator& comm, int64_t step) {
-    backward(engine, comm.rank(), step, 0);
-    EXPECT_TRUE(engine.end_micro_step());
-  };
   const Config config = base_config(GetParam(), DType::fp32);
-  EXPECT_EQ(train(config, late_boundary), train(config, plain));
+  EXPECT_EQ(train(config, late_boundary), train(config, plain_batch));
 }
 
 TEST_P(GradientBatchTest, ADroppedBatchLeavesNothing) {
-  const auto plain = [](Engine& engine, Communicator& comm, int64_t step) {
-    backward(engine, comm.rank(), step, 0);
-    EXPECT_TRUE(engine.end_micro_step());
-  };
-  const auto dropped = [&](Engine& engine, Communicator& comm, int64_t step) {
+  const auto dropped = [](Engine& engine, Communicator& comm, int64_t step) {
     for (int64_t part = 5; part < 7; ++part) backward(engine, comm.rank(), step, part);  // late
     engine.drop_batch();
     EXPECT_EQ(engine.batch().phase, BatchPhase::idle);
-    plain(engine, comm, step);
+    plain_batch(engine, comm, step);
   };
   const Config config = base_config(GetParam(), DType::fp32);
-  EXPECT_EQ(train(config, dropped), train(config, plain));
+  EXPECT_EQ(train(config, dropped), train(config, plain_batch));
 }
 
 TEST_P(GradientBatchTest, CallsOutOfOrderAreErrors) {
   run_engines({base_config(GetParam()), 1}, [](Engine& engine, Communicator&) {
-    const auto message = [&](const std::function<void()>& call) -> std::string {
-      try {
-        call();
-      } catch (const Error& error) {
-        return error.what();
-      }
-      return "nothing was thrown";
-    };
+    const auto message = [](const auto& call) { return testing::error_of(call); };
     const ParameterId id = engine.parameter_id("h.0.weight");
     std::vector<float> values(7);
     EXPECT_THAT(message([&] { engine.contribute(id, view_of(std::span<float>(values))); }),

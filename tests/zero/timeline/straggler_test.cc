@@ -1,17 +1,6 @@
-#include <gmock/gmock.h>
-
-#include <algorithm>
-#include <array>
-#include <functional>
-#include <optional>
-#include <random>
-#include <thread>
-#include <vector>
-
 #include "core/wait_clock.h"
 #include "device/cpu/cpu_stream.h"
 #include "tests/common.h"
-#include "tests/harness.h"
 #include "tests/zero/toy_run.h"
 #include "zero/timeline/straggler_watch.h"
 
@@ -292,33 +281,29 @@ Outcome train_with_late_rank(const Layout& layout, int steps, bool late) {
   config.zero.overlap_comm = layout.overlap;
   config.zero.reduce_bucket_size = 1'000'000;
   Outcome outcome;
-  const auto train = [&](Communicator& comm) {
-    const auto device = make_cpu_device();
-    const auto engine = Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-    toy_initialize(*engine);
+  run_engines({config, 3, layout.host_of}, [&](Engine& engine, Communicator& comm) {
     const auto rank = static_cast<size_t>(comm.rank());
     const bool is_late = late && rank == 2;
     double step_s = 0.0;
     for (int64_t step = 0; step < steps; ++step) {
-      engine->enter(StepPart::data);
+      engine.enter(StepPart::data);
       const std::chrono::duration<double> loading(is_late ? 0.02 + 3.0 * step_s : 0.005);
       std::this_thread::sleep_for(loading);
-      engine->enter(StepPart::compute);
+      engine.enter(StepPart::compute);
       const double begin = steady_seconds();
-      toy_step(*engine, comm, config, step);
+      toy_step(engine, comm, config, step);
       step_s = steady_seconds() - begin;
-      const StepShares own = engine->stragglers().own;
+      const StepShares own = engine.stragglers().own;
       outcome.waited[rank] += own.waited;
       outcome.data[rank] += own[StepPart::data];
     }
-    const auto found = engine->stragglers().found;
+    const auto found = engine.stragglers().found;
     if (rank == 0) {
       outcome.found = found;
     } else {
       EXPECT_FALSE(found);
     }
-  };
-  run_ranks(3, train, std::chrono::seconds(30), layout.host_of);
+  });
   return outcome;
 }
 
