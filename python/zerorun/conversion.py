@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from zerorun import _C, consolidate
-from zerorun.command_line import Parser, tell_error
+from zerorun.command_line import Parser, ProgressBar, tell_error
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.initialization import initialize
 from zerorun.interchange import formats, tensor_kinds
@@ -26,7 +26,6 @@ from zerorun.interchange.own import open_own, optimizer_of
 from zerorun.interchange.source import Piece, Source
 from zerorun.model.model_layout import DTYPES
 from zerorun.optimizers.saved_values import DECOUPLED
-from zerorun.progress_bar import ProgressBar
 
 _logger = logging.getLogger("zerorun")
 

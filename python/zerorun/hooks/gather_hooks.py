@@ -28,12 +28,10 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.hooks.autocast_copies import AutocastCopies, Casts, casts_what_it_reads, on_autocast
-from zerorun.hooks.external import any_external, external_parameters
-from zerorun.hooks.full_memory import BucketMemory, full_parameters
 from zerorun.hooks.module_call import ModuleCall, Views, refuse_fork, running_modules, views_in
 from zerorun.hooks.results import Results, tensors_in, with_copies
-from zerorun.hooks.shared_unit import SharedUnit
-from zerorun.hooks.unit_hooks import gathered_at
+from zerorun.hooks.shared_unit import BucketMemory, SharedUnit, full_parameters
+from zerorun.hooks.unit_hooks import any_external, external_parameters, gathered_at
 from zerorun.hooks.watched_parameters import (
     CastParameters,
     PlainParameters,

@@ -1,7 +1,9 @@
-"""A unit of a stage-3 engine, whose parameters come and go."""
+"""A unit of a stage-3 engine, whose parameters come and go, and the memory that they have then."""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +11,8 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.hooks.parameter_memory import full_view, tensor_of
+from zerorun.model.dtypes import CORE_DTYPES
 from zerorun.model.local_tensor import LocalData, is_distributed, place
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.units import Unit
@@ -86,3 +90,108 @@ class SharedUnit:
     def entered(self) -> bool:
         """True while a call holds it."""
         return self._calls > 0
+
+
+class BucketMemory(ABC):
+    """Memory for full parameters: one storage per bucket, which has memory while the engine keeps
+    the bucket gathered.
+
+    What autograd saved of a parameter (its transpose, say) views that storage, and so has the
+    values again when backward has gathered them. The engine keeps this, so this must not keep
+    tensors of the engine's.
+    """
+
+    def __init__(self) -> None:
+        self._flat: dict[int, torch.Tensor] = {}  # by bucket
+
+    @staticmethod
+    def serving(core: _C.Engine, device: torch.device) -> BucketMemory:
+        memory = _HostMemory() if device.type == "cpu" else _TorchMemory(device)
+        memory.serve(core)
+        return memory
+
+    def flat(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A bucket of `numel` elements. Before the first gather."""
+        if bucket not in self._flat:
+            self._flat[bucket] = self._made(bucket, numel, dtype)
+        return self._flat[bucket]
+
+    @abstractmethod
+    def serve(self, core: _C.Engine) -> None:
+        """From now on the engine gathers into this memory; copies that nobody holds are dropped."""
+
+    @abstractmethod
+    def _made(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor: ...
+
+    @abstractmethod
+    def empty(self, bucket: int) -> None:
+        """Once its views are made: a GPU that made all buckets first would hold the whole model."""
+
+
+class _HostMemory(BucketMemory):
+    """The core's, where buckets use the same pages in turn. PyTorch's allocator would get new ones
+    for each gather, and the system clears each before it is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pool = _C.PagePool()
+
+    def serve(self, core: _C.Engine) -> None:
+        self._pool.serve(core)
+
+    def _made(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return tensor_of(self._pool.reserve(bucket, numel * dtype.itemsize)).view(dtype)
+
+    def empty(self, bucket: int) -> None:
+        pass  # it never had memory
+
+
+class _TorchMemory(BucketMemory):
+    """PyTorch's allocator's, which knows the streams of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def serve(self, core: _C.Engine) -> None:
+        core.use_full_memory(self._acquire, self.empty, torch.cuda.OutOfMemoryError)
+
+    def _made(self, _bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(numel, dtype=dtype, device=self._device)
+
+    def empty(self, bucket: int) -> None:
+        flat = self._flat[bucket]
+        if flat.is_cuda:  # which may be another stream than the one that it was allocated on
+            flat.record_stream(torch.cuda.current_stream(flat.device))
+        flat.untyped_storage().resize_(0)
+
+    def _acquire(self, bucket: int) -> int:
+        flat = self._flat[bucket]
+        flat.untyped_storage().resize_(flat.nbytes)
+        return flat.data_ptr()
+
+
+def full_parameters(
+    core: _C.Engine, layout: ModelLayout, memory: BucketMemory
+) -> dict[nn.Parameter, torch.Tensor]:
+    """Tensors of the full parameters, to be used while the engine has them gathered.
+
+    Parameters that the ranks of a host share, or that stay full, are in the engine's memory; others
+    come and go in `memory`.
+    """
+    full = {}
+    buckets: dict[int, list[tuple[nn.Parameter, tuple[int, int, int]]]] = {}
+    for parameter, index in layout.ids.items():
+        place = core.full_place(index)
+        if place is None:
+            full[parameter] = full_view(core, layout, parameter)
+        else:
+            buckets.setdefault(place[0], []).append((parameter, place))
+    for bucket, members in buckets.items():
+        for parameter, (_, begin, numel) in members:
+            dtype = CORE_DTYPES[layout.core_dtype(parameter) or core.param_dtype]
+            count = math.prod(layout.stored_shape(parameter))
+            part = memory.flat(bucket, numel, dtype)[begin : begin + count]
+            full[parameter] = layout.shaped(parameter, part)
+        memory.empty(bucket)
+    return full

@@ -10,7 +10,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.host_memory import moved, pieces_of
-from zerorun.model.own_dtype import as_bytes
+from zerorun.model.dtypes import as_bytes
 from zerorun.model.partition import OwnPart, Partition
 
 __all__ = ["PrivatePartition"]

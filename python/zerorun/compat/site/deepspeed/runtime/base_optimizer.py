@@ -1,19 +1,23 @@
-"""The class of the optimizers that initialize returns."""
+"""The classes of the optimizers that initialize returns, by stage, and what comes with them."""
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
 from torch import nn
-from zerorun.hooks.external import external_parameters
 from zerorun.hooks.parameter_memory import masters_from_parameters
+from zerorun.hooks.unit_hooks import external_parameters
 from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.shards.state_access import StateAccess
 from zerorun.shards.torch_states import MODES
+from zerorun.zero import GatheredParameters
 
+from deepspeed.ops._optimizers import FusedAdam
 from deepspeed.runtime._flat_groups import FlatGroup, FlatStates
+from deepspeed.runtime.zero.utils import estimate_all_cold, estimate_all_live
 
 
 def _external_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -222,3 +226,77 @@ class DeepSpeedOptimizer(ZeroOptimizer):
 
 
 ZeROOptimizer = DeepSpeedOptimizer
+
+
+class DeepSpeedZeroOptimizer(DeepSpeedOptimizer):
+    """The optimizer that initialize returns at stages 1 and 2."""
+
+    @property
+    def single_partition_of_fp32_groups(self) -> list[torch.Tensor]:
+        """As flat_masters(), one for each parameter group."""
+        return self.flat_masters()
+
+
+class DeepSpeedZeroOptimizer_Stage3(DeepSpeedOptimizer):  # noqa: N801 - DeepSpeed's name
+    """The optimizer that initialize returns at stage 3."""
+
+    @property
+    def fp32_partitioned_groups_flat(self) -> list[torch.Tensor]:
+        """As flat_masters(), one for each parameter group."""
+        return self.flat_masters()
+
+    def _set_fp32_optimizer_param_groups(self) -> None:
+        """The torch optimizer's ``state_dict()`` has all groups at any time."""
+
+    _clear_fp32_optimizer_param_groups = _set_fp32_optimizer_param_groups
+
+
+@contextlib.contextmanager
+def unwrap_model_for_generation(model: Any) -> Iterator[Any]:
+    """The module with all of its parameters whole, for generate(). Collective."""
+    module = getattr(model, "module", model)
+    with GatheredParameters(list(module.parameters())):
+        yield module
+
+
+def _is_half_without_zero(instance: Any) -> bool:
+    """True for what initialize returns at stage 0 in fp16 or bf16."""
+    if not isinstance(instance, DeepSpeedOptimizer):
+        return False
+    return instance.engine.zero_optimization_stage() == 0 and instance.dtype.itemsize < 4
+
+
+def _is_fused(optimizer: DeepSpeedOptimizer) -> bool:
+    """True for the configuration's Adam, and for a FusedAdam of the program's."""
+    given = optimizer.engine.client_optimizer
+    return isinstance(given or optimizer, FusedAdam)
+
+
+class _FusedKind(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return _is_half_without_zero(instance) and _is_fused(instance)
+
+
+class FP16_Optimizer(metaclass=_FusedKind):  # noqa: N801 - DeepSpeed's name
+    """For isinstance(): the optimizer of stage 0 in 16 bits that runs Adam."""
+
+
+class _UnfusedKind(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return _is_half_without_zero(instance) and not _is_fused(instance)
+
+
+class FP16_UnfusedOptimizer(metaclass=_UnfusedKind):  # noqa: N801 - DeepSpeed's name
+    """For isinstance(): the same that runs others than Adam."""
+
+
+def estimate_zero2_model_states_mem_needs_all_cold(
+    total_params: int, num_gpus_per_node: int = 1, num_nodes: int = 1, **ignored: Any
+) -> None:
+    """For a number of parameters."""
+    estimate_all_cold(total_params, 0, num_gpus_per_node, num_nodes, **ignored)
+
+
+estimate_zero3_model_states_mem_needs_all_cold = estimate_all_cold
+estimate_zero2_model_states_mem_needs_all_live = estimate_all_live
+estimate_zero3_model_states_mem_needs_all_live = estimate_all_live

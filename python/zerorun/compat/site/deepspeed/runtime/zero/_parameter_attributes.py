@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from zerorun.model.partition import Partition, partition_of
-from zerorun.zero.status import status_of
+from zerorun.zero.gathered import status_of
 
 from deepspeed._placeholders import AbsentAttributeError
 from deepspeed.utils import groups
