@@ -61,6 +61,9 @@ def _job_rank(communicator: _C.Communicator) -> int:
     return job.rank if job.world_size > communicator.world_size else communicator.rank
 
 
+# --- values ---
+
+
 def share(tensor: torch.Tensor, communicator: _C.Communicator, label: str) -> None:
     """Overwrites a tensor of any dtype with rank 0's values, byte by byte. Collective."""
     if communicator.world_size == 1 or tensor.is_meta or tensor.numel() == 0:

@@ -1,19 +1,25 @@
-"""A unit of a stage-3 engine, whose parameters come and go, and the memory that they have then."""
+"""A unit of a stage-3 engine, whose parameters come and go: their memory, and how reads find them.
+
+While a call of the unit holds them, reads are those of a plain dictionary.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.hooks.autocast_copies import casts_what_it_reads
 from zerorun.hooks.parameter_memory import full_view, tensor_of
 from zerorun.model.dtypes import CORE_DTYPES
-from zerorun.model.local_tensor import LocalData, is_distributed, place
+from zerorun.model.local_tensor import LocalData, is_distributed, is_empty, place
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.units import Unit
 
@@ -90,6 +96,9 @@ class SharedUnit:
     def entered(self) -> bool:
         """True while a call holds it."""
         return self._calls > 0
+
+
+# --- memory ---
 
 
 class BucketMemory(ABC):
@@ -195,3 +204,81 @@ def full_parameters(
             full[parameter] = layout.shaped(parameter, part)
         memory.empty(bucket)
     return full
+
+
+# --- reads ---
+
+
+class Reads(Protocol):
+    """Says what a read of a module's parameter gives."""
+
+    def read(self, module: nn.Module, parameter: nn.Parameter) -> Any:
+        """Outside of the calls of its unit."""
+
+    def read_as_cast(self, parameter: nn.Parameter) -> Any:
+        """By a product under autocast."""
+
+
+class PlainParameters(dict[str, Any]):
+    """A module's `_parameters` while they are full."""
+
+    __slots__ = ("module", "reads")
+    module: weakref.ref[nn.Module]
+    reads: Reads
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+class WatchedParameters(PlainParameters):
+    """The same while nobody holds them for the module."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        parameter, module = super().__getitem__(name), self.module()
+        if parameter is None or module is None:
+            return parameter
+        return self.reads.read(module, parameter)
+
+
+class CastParameters(WatchedParameters):
+    """The same under autocast, of a module that gives its parameters to a product."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        parameter, module = super().__getitem__(name), self.module()
+        if (
+            parameter is not None
+            and module is not None
+            and not torch.compiler.is_compiling()  # compiled code casts by itself
+            and torch.is_autocast_enabled(parameter.device.type)
+            # The product alone, which reads through nn.Module.__getattr__; hooks get the parameter.
+            and sys._getframe(2).f_code is type(module).forward.__code__
+        ):
+            return self.reads.read_as_cast(parameter)
+        return parameter
+
+
+def watch_reads(
+    module: nn.Module, unit_of: Mapping[nn.Parameter, SharedUnit], reads: Reads
+) -> None:
+    """From here on `reads` says what a read of the module's parameters gives."""
+    own = [parameter for parameter in module._parameters.values() if parameter is not None]
+    units = {unit_of[p] for p in own if p in unit_of and is_empty(p)}
+    if not units:
+        return
+    cast = CastParameters if casts_what_it_reads(module) else None
+    several = len(units) > 1  # one may be empty while another is full
+    parameters = ((several and cast) or WatchedParameters)(module._parameters)
+    parameters.module, parameters.reads = weakref.ref(module), reads
+    module._parameters = parameters
+    if not several:
+        kinds = WatchedParameters, PlainParameters, cast or PlainParameters
+        units.pop().add_reader(parameters, *kinds)
+
+
+def stop_watching(module: nn.Module) -> None:
+    if isinstance(module._parameters, PlainParameters):
+        module._parameters = dict(module._parameters)

@@ -70,6 +70,8 @@ def _reads_unnoticed(module: nn.Module) -> bool:
     return isinstance(module, nn.RNNBase) or inspect.isgeneratorfunction(module.forward)
 
 
+# --- parameters that a module uses in its forward but does not own ---
+
 _registered: weakref.WeakKeyDictionary[nn.Module, list[nn.Parameter]] = weakref.WeakKeyDictionary()
 
 

@@ -74,6 +74,8 @@ def _ends_line(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
+# --- reading ---
+
 MOST_CHARACTERS = 1 << 20  # of a line; a step has about a thousand
 _MOST = 1e300
 

@@ -19,8 +19,8 @@ from zerorun.model.dtypes import (
     keeps_a_copy,
     stored_shape,
 )
+from zerorun.model.engine_ranks import Mesh, check_mesh
 from zerorun.model.local_tensor import check_placements, local_of
-from zerorun.model.mesh import Mesh, check_mesh
 from zerorun.model.units import Unit, UnitPolicy, find_units, plain_name
 
 DTYPES = {name: CORE_DTYPES[name] for name in ("fp32", "bf16", "fp16")}  # that are trained
