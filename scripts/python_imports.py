@@ -24,7 +24,7 @@ LAYERS = [
         "program_warning",
         "torch_seam",
     ],
-    ["agreement", "communicator", "dataloader", "program_state", "progress_bar", "rank_zero"],
+    ["agreement", "communicator", "dataloader", "program_state"],
     ["metrics"],
     ["monitor", "profiling"],
     ["sequence"],

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from zerorun.engine import ZeroEngine
     from zerorun.initialization import initialize
     from zerorun.model.materialization import Initializer
-    from zerorun.model.unit_policy import UnitPolicy
+    from zerorun.model.units import UnitPolicy
     from zerorun.optimizers.optimizer import ZeroOptimizer
     from zerorun.sharded_optimizer import ShardedOptimizer
     from zerorun.sharding import shard
@@ -68,7 +68,7 @@ _other = lazy_names(
         "ZeroEngine": "zerorun.engine",
         "ZeroOptimizer": "zerorun.optimizers.optimizer",
         "Initializer": "zerorun.model.materialization",
-        "UnitPolicy": "zerorun.model.unit_policy",
+        "UnitPolicy": "zerorun.model.units",
         "initialize": "zerorun.initialization",
         "shard": "zerorun.sharding",
     },

@@ -1,4 +1,4 @@
-"""All ranks succeed or all raise, so that no rank waits for one that has failed."""
+"""What ranks tell each other: that one has failed, rank 0's values, texts."""
 
 from __future__ import annotations
 
@@ -59,3 +59,54 @@ def _job_rank(communicator: _C.Communicator) -> int:
     """This rank's number in the job, of which the communicator may be a group."""
     job = _C.rank_from_environment()
     return job.rank if job.world_size > communicator.world_size else communicator.rank
+
+
+# --- values ---
+
+
+def share(tensor: torch.Tensor, communicator: _C.Communicator, label: str) -> None:
+    """Overwrites a tensor of any dtype with rank 0's values, byte by byte. Collective."""
+    if communicator.world_size == 1 or tensor.is_meta or tensor.numel() == 0:
+        return
+    values = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()
+    communicator.broadcast(values.view(torch.uint8), 0, label)
+    overwrite(tensor, values.view(tensor.shape))
+
+
+def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Gives a tensor values of its shape. One that torch.expand has made, whose elements share
+    memory, gets memory of its own."""
+    shared = any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
+    if shared:
+        tensor.data = values.to(tensor.device, tensor.dtype)
+    else:
+        tensor.detach().copy_(values)
+
+
+def text_of_rank_zero(text: str, communicator: _C.Communicator, label: str) -> str:
+    """Rank 0's text on every rank. Collective."""
+    own = text.encode()
+    length = torch.tensor([len(own)])
+    share(length, communicator, f"length of the {label}")
+    data = torch.zeros(int(length.item()), dtype=torch.uint8)
+    if communicator.rank == 0:
+        data = torch.tensor(list(own), dtype=torch.uint8)
+    share(data, communicator, label)
+    return bytes(data.tolist()).decode()
+
+
+def texts_of_all(text: str, communicator: _C.Communicator) -> list[str]:
+    """The ranks' texts, in their order. Collective."""
+    return [data.decode() for data in bytes_of_all(text.encode(), communicator, "texts")]
+
+
+def bytes_of_all(data: bytes, communicator: _C.Communicator, what: str) -> list[bytes]:
+    """The same of bytes. `what`: they are, for the labels of collectives."""
+    own = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
+    sizes = torch.empty(communicator.world_size, dtype=torch.int64)
+    communicator.all_gather(torch.tensor([len(data)]), sizes, f"sizes of {what}")
+    largest = max(1, int(sizes.max().item()))
+    rows = torch.empty(largest * communicator.world_size, dtype=torch.uint8)
+    communicator.all_gather(torch.cat([own, own.new_zeros(largest - own.numel())]), rows, what)
+    pairs = zip(rows.view(-1, largest), sizes.tolist(), strict=True)
+    return [row[:size].numpy().tobytes() for row, size in pairs]

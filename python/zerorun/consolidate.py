@@ -15,7 +15,7 @@ import torch
 
 from zerorun import _C
 from zerorun.checkpoints.model_parts import check_whole
-from zerorun.command_line import Parser, exit_with, tell_error
+from zerorun.command_line import Parser, ProgressBar, exit_with, tell_error
 from zerorun.interchange import formats
 from zerorun.interchange.model_files import (
     ModelTensor,
@@ -27,7 +27,6 @@ from zerorun.interchange.model_files import (
 from zerorun.interchange.own import open_own
 from zerorun.interchange.source import Source
 from zerorun.model.model_layout import DTYPES
-from zerorun.progress_bar import ProgressBar
 
 __all__ = ["fp32_state_dict", "lazy_state_dict", "main", "open_model", "save_model"]
 

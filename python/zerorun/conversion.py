@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from zerorun import _C, consolidate
-from zerorun.command_line import Parser, tell_error
+from zerorun.checkpoints.shard_files import parameter_names
+from zerorun.command_line import Parser, ProgressBar, tell_error
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.initialization import initialize
 from zerorun.interchange import formats, tensor_kinds
@@ -25,7 +26,6 @@ from zerorun.interchange.own import open_own, optimizer_of
 from zerorun.interchange.source import Piece, Source
 from zerorun.model.model_layout import DTYPES
 from zerorun.optimizers.saved_values import DECOUPLED
-from zerorun.progress_bar import ProgressBar
 
 _logger = logging.getLogger("zerorun")
 
@@ -221,7 +221,7 @@ def export_distributed(directory: str, output: str, *, tag: str | None = None) -
 def _add_states(source: Source, engine: Any) -> None:
     """The states of an engine of one rank, as they are in its memory."""
     core = engine._core
-    names = {index: name for name, index in _ids(engine).items()}
+    names = parameter_names(engine._shards)
     defaults = torch.optim.AdamW([torch.zeros(1)]).defaults
     source.param_groups = [defaults | g for g in engine.optimizer.group_settings()]
     for interval in core.state_intervals():
@@ -230,10 +230,6 @@ def _add_states(source: Source, engine: Any) -> None:
             piece = Piece(interval.begin, interval.numel, tensor_of(state))
             saved.states.setdefault(name, []).append(piece)
         saved.numbers = {"step": float(core.step_count)} if saved.states else {}
-
-
-def _ids(engine: Any) -> dict[str, int]:
-    return {engine._layout.names[p]: index for p, index in engine._layout.ids.items()}
 
 
 def main(arguments: list[str]) -> int:

@@ -24,7 +24,7 @@ from zerorun.shards.shards import Shards
 
 if TYPE_CHECKING:
     from zerorun.dataloader import ResumableLoader
-    from zerorun.monitor.master import MonitorMaster
+    from zerorun.monitor import MonitorMaster
     from zerorun.profiling.flops import FlopsProfile
 
 _CHECK_EVERY = 100  # steps; looking at the whole model costs more than a step should

@@ -25,15 +25,14 @@ from zerorun.engine import ZeroEngine
 from zerorun.hooks.mixed_norms import serve_mixed_norms
 from zerorun.model.adoption import adopt
 from zerorun.model.buffers import cast_buffers
-from zerorun.model.engine_ranks import EngineRanks, parts_of
+from zerorun.model.engine_ranks import EngineRanks, Mesh, parts_of
 from zerorun.model.expert_layout import place_experts
 from zerorun.model.leaf_modules import mark_configured
-from zerorun.model.mesh import Mesh
 from zerorun.model.mesh_arguments import mesh_of
 from zerorun.model.model_layout import ModelLayout, param_groups_of
 from zerorun.model.partition import edits_are_refused, partition_of, shapes_without_values
 from zerorun.model.private_partition import PrivatePartition
-from zerorun.model.unit_policy import UnitPolicy
+from zerorun.model.units import UnitPolicy
 from zerorun.observers import observe
 from zerorun.optimizers.lr_scheduler import LrScheduler
 from zerorun.optimizers.optimizer import UpdateRule, ZeroOptimizer, rule_of

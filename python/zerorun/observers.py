@@ -17,7 +17,7 @@ from zerorun.model.engine_ranks import EngineRanks
 
 if TYPE_CHECKING:
     from zerorun.metrics.collectives import CollectiveTable
-    from zerorun.monitor.master import MonitorMaster
+    from zerorun.monitor import MonitorMaster
     from zerorun.profiling.flops import FlopsProfile
 
 
@@ -56,7 +56,7 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
 
     ConfigError or OSError for what cannot be had, on the rank where it is.
     """
-    from zerorun.monitor.master import SECTIONS, MonitorMaster
+    from zerorun.monitor import SECTIONS, MonitorMaster
 
     found = {value.pointer: json.loads(value.value) for value in parsed.values}
     rank, add = engine._ranks.job.rank, engine._meter.add_listener
@@ -79,7 +79,7 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
     if rank > 0:
         return bool(path)
     if engine.monitor.enabled:
-        from zerorun.monitor.events import step_events
+        from zerorun.monitor import step_events
 
         precision = parsed.config.precision
         scaled = precision.param_dtype == "fp16" or precision.scales_loss

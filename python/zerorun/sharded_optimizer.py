@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from zerorun import _C, communicator, config, torch_seam
+from zerorun.agreement import bytes_of_all
 from zerorun.checkpoints import torch_state_dicts
 from zerorun.checkpoints.shard_files import Chunks, assemble, parameter_names
 from zerorun.device import gpu_of, local_device, shared_device
@@ -174,15 +175,7 @@ def _all_gather(mine: list[Any], ranks: _C.Communicator) -> list[Any]:
     """The lists of all ranks, one after the other."""
     stream = io.BytesIO()
     torch.save(mine, stream)
-    own = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
-    sizes = torch.zeros(ranks.world_size, dtype=torch.int64)
-    ranks.all_gather(torch.tensor([own.numel()]), sizes, "sizes of optimizer states")
-    largest = int(sizes.max())
-    everything = torch.empty(largest * ranks.world_size, dtype=torch.uint8)
-    padded = torch.cat([own, own.new_zeros(largest - own.numel())])
-    ranks.all_gather(padded, everything, "optimizer states")
     gathered = []
-    for rank, size in enumerate(sizes.tolist()):
-        data = everything[rank * largest : rank * largest + size].numpy().tobytes()
+    for data in bytes_of_all(stream.getvalue(), ranks, "optimizer states"):
         gathered += torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     return gathered

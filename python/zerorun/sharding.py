@@ -20,7 +20,7 @@ from zerorun.initialization import initialize
 from zerorun.model.adoption import is_fully_sharded
 from zerorun.model.materialization import Initializer, materialize
 from zerorun.model.model_layout import DTYPES
-from zerorun.model.unit_policy import UnitPolicy
+from zerorun.model.units import UnitPolicy
 
 # Where the configuration that zerorun.shard makes has the values of its keywords.
 _POINTERS = {

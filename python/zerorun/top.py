@@ -12,7 +12,7 @@ from typing import Any
 
 from zerorun import _C
 from zerorun.command_line import Parser, exit_with, tell_error
-from zerorun.metrics.lines import (
+from zerorun.metrics.files import (
     check_version,
     is_figure,
     parse_line,

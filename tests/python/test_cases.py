@@ -26,7 +26,6 @@ FILES = (
     "sharded_optimizer",
     "zero",
     "native",
-    "native_errors",
     "pytorch_page",
     "gathering",
     "unusual_modules",
@@ -46,7 +45,6 @@ FILES = (
     "compat",
     "compat_attributes",
     "compat_engine",
-    "compat_gradients",
     "compat_optimizer",
     "compat_runtime",
     "compat_details",
@@ -54,7 +52,6 @@ FILES = (
     "compat_tools",
     "compat_elasticity",
     "metrics",
-    "step_work",
     "step_times",
 )
 
@@ -68,7 +65,6 @@ ALONE = (
     "optimizer_states",
     "zero",
     "native",
-    "native_errors",
     "lifecycle",
     "loading",
     "placement",

@@ -24,7 +24,7 @@ from uneven_model import (
 )
 from zerorun import conversion
 from zerorun.interchange.own import optimizer_of
-from zerorun.model.safetensors_dtypes import NAMES
+from zerorun.model.dtypes import SAFETENSORS_NAMES
 from zerorun.optimizers.saved_values import COMMON_STATES, check_groups, common_states
 
 
@@ -157,7 +157,7 @@ def bytes_of(value: torch.Tensor) -> torch.Tensor:
 def with_buffers(value: int) -> nn.Module:
     """A model that has buffers of every dtype and shape of memory."""
     model = nn.Linear(4, 4)
-    for dtype, name in NAMES.items():
+    for dtype, name in SAFETENSORS_NAMES.items():
         number = complex(value, -1) if dtype.is_complex else float(value)
         model.register_buffer(name, torch.full((2, 3), number).to(dtype))
     model.register_buffer("expanded", torch.arange(value, value + 3).expand(2, 3))

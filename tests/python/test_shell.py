@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from zerorun import conversion, top
+from zerorun.command_line import ProgressBar
 from zerorun.explain import __main__ as explain
 from zerorun.monitor import __main__ as monitor
-from zerorun.progress_bar import ProgressBar
 from zerorun.report import __main__ as report
 from zerorun.tune import options as tune
 

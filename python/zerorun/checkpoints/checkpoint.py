@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from zerorun import _C, program_state
-from zerorun.agreement import all_or_none
+from zerorun.agreement import all_or_none, text_of_rank_zero
 from zerorun.checkpoints import shard_files
 from zerorun.interchange import folders
 from zerorun.interchange.load_into_engine import Filling
@@ -28,7 +28,6 @@ from zerorun.optimizers.saved_values import (
     with_own_decay,
 )
 from zerorun.policy import Policy
-from zerorun.rank_zero import text_of_rank_zero
 from zerorun.shards.shards import Shards
 
 _logger = logging.getLogger("zerorun")

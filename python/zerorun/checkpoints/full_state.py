@@ -14,7 +14,7 @@ from zerorun.agreement import all_or_none
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import is_distributed, whole_of
 from zerorun.model.partition import gathered, partition_of
-from zerorun.model.plain_names import plain_name
+from zerorun.model.units import plain_name
 from zerorun.whole_file import replacing
 
 _Named = tuple[str, nn.Parameter]

@@ -17,12 +17,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from zerorun import _C, program_state
-from zerorun.agreement import all_or_none
+from zerorun.agreement import all_or_none, text_of_rank_zero
 from zerorun.checkpoints import checkpoint
 from zerorun.checkpoints.checkpoint import Training
 from zerorun.interchange import formats
 from zerorun.model.engine_ranks import EngineRanks
-from zerorun.rank_zero import text_of_rank_zero
 from zerorun.shards.shards import Shards
 from zerorun.whole_file import replacing
 

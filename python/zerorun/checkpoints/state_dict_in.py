@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.agreement import all_or_none
+from zerorun.agreement import all_or_none, share, text_of_rank_zero
 from zerorun.checkpoints.full_state import full_parameters_of
 from zerorun.checkpoints.state_dict_out import (
     GROUPS,
@@ -31,7 +31,6 @@ from zerorun.hooks.parameter_memory import keep_precise, masters_from_parameters
 from zerorun.model.partition import Partition, partition_of
 from zerorun.optimizers.optimizer import load_group_settings
 from zerorun.optimizers.saved_values import check_groups, whole_number, with_own_decay
-from zerorun.rank_zero import share, text_of_rank_zero
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
 

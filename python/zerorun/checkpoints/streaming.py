@@ -17,7 +17,7 @@ from zerorun.checkpoints.full_state import check_one_model, full_parameters_of
 from zerorun.checkpoints.merged_adapters import MergedAdapters
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import whole_of
-from zerorun.model.plain_names import plain_name
+from zerorun.model.units import plain_name
 
 _ALIGNMENT = 16  # bytes: a view of any dtype may begin there
 _SLICE = 1 << 20  # elements that are hashed at once

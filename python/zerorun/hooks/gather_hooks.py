@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,20 +26,26 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.hooks.autocast_copies import AutocastCopies, Casts, casts_what_it_reads, on_autocast
-from zerorun.hooks.external import any_external, external_parameters
-from zerorun.hooks.full_memory import BucketMemory, full_parameters
-from zerorun.hooks.module_call import ModuleCall, Views, refuse_fork, running_modules, views_in
-from zerorun.hooks.results import Results, tensors_in, with_copies
-from zerorun.hooks.shared_unit import SharedUnit
-from zerorun.hooks.unit_hooks import gathered_at
-from zerorun.hooks.watched_parameters import (
-    CastParameters,
-    PlainParameters,
-    WatchedParameters,
-    is_empty,
+from zerorun.hooks.autocast_copies import AutocastCopies, Casts, on_autocast
+from zerorun.hooks.module_call import (
+    ModuleCall,
+    Results,
+    Views,
+    refuse_fork,
+    running_modules,
+    tensors_in,
+    views_in,
+    with_copies,
 )
-from zerorun.model.local_tensor import is_distributed
+from zerorun.hooks.shared_unit import (
+    BucketMemory,
+    SharedUnit,
+    full_parameters,
+    stop_watching,
+    watch_reads,
+)
+from zerorun.hooks.unit_hooks import any_external, external_parameters, gathered_at
+from zerorun.model.local_tensor import is_distributed, is_empty
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.uncopied import ModuleHook
 
@@ -86,7 +91,7 @@ class GatherHooks:
         """Puts the hooks on the modules, whose parameters are placed."""
         on_autocast(self)
         for module in self._model.modules():
-            self._watch_reads(module)
+            watch_reads(module, self.unit_of, self)
         for module, units in gathered_at(self._model, self.layout.units, self.unit_of).items():
             self.hook(module, units)
         for module in filter(external_parameters, self._model.modules()):
@@ -102,20 +107,6 @@ class GatherHooks:
             module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
             module.register_forward_hook(after, always_call=True),
         )
-
-    def _watch_reads(self, module: nn.Module) -> None:
-        own = [parameter for parameter in module._parameters.values() if parameter is not None]
-        units = {self.unit_of[p] for p in own if p in self.unit_of and is_empty(p)}
-        if not units:
-            return
-        cast = CastParameters if casts_what_it_reads(module) else None
-        several = len(units) > 1  # one may be empty while another is full
-        parameters = ((several and cast) or WatchedParameters)(module._parameters)
-        parameters.module, parameters.reads = weakref.ref(module), self
-        module._parameters = parameters
-        if not several:
-            kinds = WatchedParameters, PlainParameters, cast or PlainParameters
-            units.pop().add_reader(parameters, *kinds)
 
     # --- forward ---
 
@@ -392,5 +383,4 @@ class GatherHooks:
                 handle.remove()
         self._hooked.clear()
         for module in self._model.modules():
-            if isinstance(module._parameters, PlainParameters):
-                module._parameters = dict(module._parameters)
+            stop_watching(module)

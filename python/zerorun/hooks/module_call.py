@@ -1,7 +1,12 @@
-"""A call of a module at stage 3: what is gathered for its forward, and again for its backward."""
+"""A call of a module at stage 3: what is gathered for its forward, and again for its backward, and
+the tensors that it takes and returns."""
 
 from __future__ import annotations
 
+import copy
+import functools
+import types
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol
@@ -122,3 +127,125 @@ def views_in(tensors: Sequence[torch.Tensor], unit_in: Mapping[int, SharedUnit])
         if unit is not None:
             found.append((tensor, unit))
     return found
+
+
+_MAX_OBJECTS = 1000  # looked into; a result that refers to a data set must not cost a walk of it
+_NO_TENSORS = (str, bytes, int, float, complex, torch.dtype, torch.device, nn.Module, type)
+_ITEMS = (list, tuple, set, frozenset, deque)
+# Code that runs later, with tensors that nobody sees until then.
+_CLOSED = (types.FunctionType, types.MethodType, types.GeneratorType, types.CoroutineType)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in a module's arguments, as far as they are in containers."""
+    found, pending = [], [value]
+    seen: set[int] = set()  # of what may contain itself
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+            continue
+        if value is None or isinstance(value, _NO_TENSORS) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, list | tuple):
+            pending += value
+        elif isinstance(value, dict | Mapping):
+            pending += value.values()
+        elif hasattr(value, "__dataclass_fields__"):
+            names = value.__dataclass_fields__
+            pending += (getattr(value, name, None) for name in names)
+    return found
+
+
+class Results:
+    """The tensors in what a forward returned, in containers and objects of any kind.
+
+    `complete` is False where more may be in what cannot be looked into: functions, generators.
+    """
+
+    __slots__ = ("complete", "tensors")
+
+    def __init__(self, value: Any) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.complete = True
+        if type(value) is torch.Tensor:
+            self.tensors.append(value)
+            return
+        seen: set[int] = set()
+        pending = [value]
+        while pending:
+            value = pending.pop()
+            if isinstance(value, torch.Tensor):
+                self.tensors.append(value)
+                continue
+            if value is None or isinstance(value, _NO_TENSORS) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            children = _children(value)
+            if children is None or len(seen) > _MAX_OBJECTS:
+                self.complete = False
+            else:
+                pending += children.values()
+
+
+def _children(value: Any) -> Mapping[Any, Any] | None:
+    """The objects that an object refers to, by key, index or attribute; None if it hides them."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, _ITEMS):
+        return dict(enumerate(value))
+    if isinstance(value, _CLOSED):
+        return None
+    kind: Any = type(value)
+    slots = _slots_of(kind)
+    if not slots and not hasattr(value, "__dict__"):
+        return None
+    attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return attributes | getattr(value, "__dict__", {})
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots_of(kind: type) -> tuple[str, ...]:
+    """The attributes of an object of that class that are not in its ``__dict__``."""
+    found: list[str] = []
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        found += (
+            f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") else name
+            for name in ((slots,) if isinstance(slots, str) else slots)
+            if name not in {"__dict__", "__weakref__"}
+        )
+    return tuple(found)
+
+
+def with_copies(
+    value: Any, copies: Mapping[int, torch.Tensor], around: frozenset[int] = frozenset()
+) -> Any:
+    """The value with other tensors in the place of those whose id is in `copies`.
+
+    What holds one of them is copied too, since the module may have kept it. `around`: the objects
+    that led here.
+    """
+    if isinstance(value, torch.Tensor):
+        return copies.get(id(value), value)
+    if value is None or isinstance(value, _NO_TENSORS) or id(value) in around:
+        return value
+    around |= {id(value)}
+    changed = {}
+    for key, child in (_children(value) or {}).items():
+        replacement = with_copies(child, copies, around)
+        if replacement is not child:
+            changed[key] = replacement
+    if not changed:
+        return value
+    if isinstance(value, tuple | set | frozenset):
+        items = [changed.get(index, item) for index, item in enumerate(value)]
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)
+    result = copy.copy(value)
+    for key, replacement in changed.items():
+        if isinstance(value, Mapping | list | deque):
+            result[key] = replacement
+        else:
+            object.__setattr__(result, key, replacement)
+    return result

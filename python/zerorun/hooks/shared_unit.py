@@ -1,15 +1,25 @@
-"""A unit of a stage-3 engine, whose parameters come and go."""
+"""A unit of a stage-3 engine, whose parameters come and go: their memory, and how reads find them.
+
+While a call of the unit holds them, reads are those of a plain dictionary.
+"""
 
 from __future__ import annotations
 
+import math
+import sys
+import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.model.local_tensor import LocalData, is_distributed, place
+from zerorun.hooks.autocast_copies import casts_what_it_reads
+from zerorun.hooks.parameter_memory import full_view, tensor_of
+from zerorun.model.dtypes import CORE_DTYPES
+from zerorun.model.local_tensor import LocalData, is_distributed, is_empty, place
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.units import Unit
 
@@ -86,3 +96,189 @@ class SharedUnit:
     def entered(self) -> bool:
         """True while a call holds it."""
         return self._calls > 0
+
+
+# --- memory ---
+
+
+class BucketMemory(ABC):
+    """Memory for full parameters: one storage per bucket, which has memory while the engine keeps
+    the bucket gathered.
+
+    What autograd saved of a parameter (its transpose, say) views that storage, and so has the
+    values again when backward has gathered them. The engine keeps this, so this must not keep
+    tensors of the engine's.
+    """
+
+    def __init__(self) -> None:
+        self._flat: dict[int, torch.Tensor] = {}  # by bucket
+
+    @staticmethod
+    def serving(core: _C.Engine, device: torch.device) -> BucketMemory:
+        memory = _HostMemory() if device.type == "cpu" else _TorchMemory(device)
+        memory.serve(core)
+        return memory
+
+    def flat(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A bucket of `numel` elements. Before the first gather."""
+        if bucket not in self._flat:
+            self._flat[bucket] = self._made(bucket, numel, dtype)
+        return self._flat[bucket]
+
+    @abstractmethod
+    def serve(self, core: _C.Engine) -> None:
+        """From now on the engine gathers into this memory; copies that nobody holds are dropped."""
+
+    @abstractmethod
+    def _made(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor: ...
+
+    @abstractmethod
+    def empty(self, bucket: int) -> None:
+        """Once its views are made: a GPU that made all buckets first would hold the whole model."""
+
+
+class _HostMemory(BucketMemory):
+    """The core's, where buckets use the same pages in turn. PyTorch's allocator would get new ones
+    for each gather, and the system clears each before it is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pool = _C.PagePool()
+
+    def serve(self, core: _C.Engine) -> None:
+        self._pool.serve(core)
+
+    def _made(self, bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return tensor_of(self._pool.reserve(bucket, numel * dtype.itemsize)).view(dtype)
+
+    def empty(self, bucket: int) -> None:
+        pass  # it never had memory
+
+
+class _TorchMemory(BucketMemory):
+    """PyTorch's allocator's, which knows the streams of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def serve(self, core: _C.Engine) -> None:
+        core.use_full_memory(self._acquire, self.empty, torch.cuda.OutOfMemoryError)
+
+    def _made(self, _bucket: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(numel, dtype=dtype, device=self._device)
+
+    def empty(self, bucket: int) -> None:
+        flat = self._flat[bucket]
+        if flat.is_cuda:  # which may be another stream than the one that it was allocated on
+            flat.record_stream(torch.cuda.current_stream(flat.device))
+        flat.untyped_storage().resize_(0)
+
+    def _acquire(self, bucket: int) -> int:
+        flat = self._flat[bucket]
+        flat.untyped_storage().resize_(flat.nbytes)
+        return flat.data_ptr()
+
+
+def full_parameters(
+    core: _C.Engine, layout: ModelLayout, memory: BucketMemory
+) -> dict[nn.Parameter, torch.Tensor]:
+    """Tensors of the full parameters, to be used while the engine has them gathered.
+
+    Parameters that the ranks of a host share, or that stay full, are in the engine's memory; others
+    come and go in `memory`.
+    """
+    full = {}
+    buckets: dict[int, list[tuple[nn.Parameter, tuple[int, int, int]]]] = {}
+    for parameter, index in layout.ids.items():
+        place = core.full_place(index)
+        if place is None:
+            full[parameter] = full_view(core, layout, parameter)
+        else:
+            buckets.setdefault(place[0], []).append((parameter, place))
+    for bucket, members in buckets.items():
+        for parameter, (_, begin, numel) in members:
+            dtype = CORE_DTYPES[layout.core_dtype(parameter) or core.param_dtype]
+            count = math.prod(layout.stored_shape(parameter))
+            part = memory.flat(bucket, numel, dtype)[begin : begin + count]
+            full[parameter] = layout.shaped(parameter, part)
+        memory.empty(bucket)
+    return full
+
+
+# --- reads ---
+
+
+class Reads(Protocol):
+    """Says what a read of a module's parameter gives."""
+
+    def read(self, module: nn.Module, parameter: nn.Parameter) -> Any:
+        """Outside of the calls of its unit."""
+
+    def read_as_cast(self, parameter: nn.Parameter) -> Any:
+        """By a product under autocast."""
+
+
+class PlainParameters(dict[str, Any]):
+    """A module's `_parameters` while they are full."""
+
+    __slots__ = ("module", "reads")
+    module: weakref.ref[nn.Module]
+    reads: Reads
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+class WatchedParameters(PlainParameters):
+    """The same while nobody holds them for the module."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        parameter, module = super().__getitem__(name), self.module()
+        if parameter is None or module is None:
+            return parameter
+        return self.reads.read(module, parameter)
+
+
+class CastParameters(WatchedParameters):
+    """The same under autocast, of a module that gives its parameters to a product."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        parameter, module = super().__getitem__(name), self.module()
+        if (
+            parameter is not None
+            and module is not None
+            and not torch.compiler.is_compiling()  # compiled code casts by itself
+            and torch.is_autocast_enabled(parameter.device.type)
+            # The product alone, which reads through nn.Module.__getattr__; hooks get the parameter.
+            and sys._getframe(2).f_code is type(module).forward.__code__
+        ):
+            return self.reads.read_as_cast(parameter)
+        return parameter
+
+
+def watch_reads(
+    module: nn.Module, unit_of: Mapping[nn.Parameter, SharedUnit], reads: Reads
+) -> None:
+    """From here on `reads` says what a read of the module's parameters gives."""
+    own = [parameter for parameter in module._parameters.values() if parameter is not None]
+    units = {unit_of[p] for p in own if p in unit_of and is_empty(p)}
+    if not units:
+        return
+    cast = CastParameters if casts_what_it_reads(module) else None
+    several = len(units) > 1  # one may be empty while another is full
+    parameters = ((several and cast) or WatchedParameters)(module._parameters)
+    parameters.module, parameters.reads = weakref.ref(module), reads
+    module._parameters = parameters
+    if not several:
+        kinds = WatchedParameters, PlainParameters, cast or PlainParameters
+        units.pop().add_reader(parameters, *kinds)
+
+
+def stop_watching(module: nn.Module) -> None:
+    if isinstance(module._parameters, PlainParameters):
+        module._parameters = dict(module._parameters)

@@ -13,9 +13,8 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.model.model_layout import ModelLayout
-from zerorun.model.plain_names import COMPILED
 from zerorun.model.uncopied import ModuleHook
-from zerorun.model.units import modules_within
+from zerorun.model.units import COMPILED, modules_within
 
 
 class _Parameters(dict[str, Any]):

@@ -14,7 +14,7 @@ import torch
 from zerorun import _C
 from zerorun.interchange import folders, pickles
 from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
-from zerorun.model.safetensors_dtypes import DTYPES
+from zerorun.model.dtypes import SAFETENSORS_DTYPES
 
 # In the order of preference.
 _NAMES = (
@@ -93,9 +93,9 @@ class Weights(Mapping[str, torch.Tensor]):
 def dtype_of(path: str, name: str) -> torch.dtype:
     """Of a tensor of a safetensors file, without reading it."""
     spelled = open_file(path).get_slice(name).get_dtype()
-    if spelled not in DTYPES:
+    if spelled not in SAFETENSORS_DTYPES:
         raise _C.CheckpointError(f"{path}: {name} is of {spelled}, which torch does not have")
-    return DTYPES[spelled]
+    return SAFETENSORS_DTYPES[spelled]
 
 
 def _index(path: str) -> dict[str, str]:

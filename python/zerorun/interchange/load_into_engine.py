@@ -12,7 +12,7 @@ from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.interchange.source import Source, SourceParameter
-from zerorun.model.own_dtype import as_bytes
+from zerorun.model.dtypes import as_bytes
 from zerorun.optimizers.saved_values import whole_number
 from zerorun.shards import block8
 from zerorun.shards.shards import Shards

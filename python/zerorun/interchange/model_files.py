@@ -15,7 +15,7 @@ import torch
 
 from zerorun import _C
 from zerorun.interchange.source import Source, SourceParameter
-from zerorun.model.safetensors_dtypes import NAMES
+from zerorun.model.dtypes import SAFETENSORS_NAMES
 from zerorun.whole_file import replacing
 
 Progress = Callable[[int, int], None]  # bytes that are done, of so many
@@ -196,11 +196,15 @@ def _write_safetensors(file: Any, part: dict[str, ModelTensor], add: Callable[[i
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, value in part.items():
-        if value.dtype not in NAMES:
+        if value.dtype not in SAFETENSORS_NAMES:
             raise _C.ConfigError(f"{name}: safetensors files cannot hold {value.dtype}")
         end = offset + value.nbytes
         shape = list(value.shape)
-        header[name] = {"dtype": NAMES[value.dtype], "shape": shape, "data_offsets": [offset, end]}
+        header[name] = {
+            "dtype": SAFETENSORS_NAMES[value.dtype],
+            "shape": shape,
+            "data_offsets": [offset, end],
+        }
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from zerorun import _C
-from zerorun.metrics.announce import announce
+from zerorun.metrics.progress import announce
 from zerorun.process_state import STATE
 
 _TRIMMED = 0.1  # of the latencies on either side, as DeepSpeed's averages

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable
 from typing import Any
-
-from zerorun.metrics.announce import announce
 
 # DeepSpeed's names of the parts of a step.
 _PARTS = {
@@ -59,3 +59,12 @@ class ProgressLines:
             f"optimizer: {_number(metrics['optimizer_ms'])} | "
             f"other: {_number(metrics['other_ms'])}"
         )
+
+
+def announce(line: str) -> None:
+    """Through the logger `zerorun` where somebody listens to it, else on the error stream."""
+    logger = logging.getLogger("zerorun")
+    if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
+        logger.info("%s", line)
+    else:
+        print(f"[zerorun] {line}", file=sys.stderr, flush=True)

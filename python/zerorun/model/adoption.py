@@ -15,12 +15,11 @@ import torch
 from torch import nn
 
 from zerorun import _C, communicator, torch_seam
-from zerorun.model.engine_ranks import EngineRanks
+from zerorun.agreement import texts_of_all
+from zerorun.model.engine_ranks import EngineRanks, Mesh
 from zerorun.model.local_tensor import check_placements, is_distributed, mesh_ranks_of
-from zerorun.model.mesh import Mesh
 from zerorun.model.model_layout import param_groups_of
 from zerorun.model.private_partition import PrivatePartition
-from zerorun.rank_zero import texts_of_all
 
 __all__ = ["adopt", "is_fully_sharded"]
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.agreement import share
 from zerorun.config import ParsedConfig, given_values
 from zerorun.experts import is_expert
 from zerorun.model.model_layout import DTYPES
-from zerorun.rank_zero import share
 
 _MIXED = ("same dtype", "expected scalar type", "same type")  # in torch's errors
 

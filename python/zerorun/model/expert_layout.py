@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 from zerorun import _C, experts
+from zerorun.agreement import texts_of_all
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.partition import partition_of
-from zerorun.rank_zero import texts_of_all
 
 _NUMBERED = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(\..*)")
 

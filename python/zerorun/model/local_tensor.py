@@ -10,6 +10,8 @@ from torch import nn
 
 from zerorun import _C
 
+_EMPTY = torch.Size([0])
+
 
 def is_distributed(tensor: Any) -> bool:
     """True for a DTensor."""
@@ -20,6 +22,13 @@ def is_distributed(tensor: Any) -> bool:
 def local_of(tensor: Any) -> torch.Tensor:
     """The memory that this rank has of it, without autograd's part."""
     return tensor._local_tensor if is_distributed(tensor) else tensor.detach()
+
+
+def is_empty(parameter: Any) -> bool:
+    """True where this rank has nothing of a parameter that is full at times."""
+    return parameter.shape == _EMPTY or (
+        is_distributed(parameter) and local_of(parameter).shape == _EMPTY
+    )
 
 
 def place(parameter: Any, values: torch.Tensor) -> None:

@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.agreement import all_or_none
+from zerorun.agreement import all_or_none, share
 from zerorun.host_memory import PIECE, copy_in_pieces, forget_pages, pieces_of
 from zerorun.model.partition import OwnPart, partition_of
 from zerorun.model.private_partition import PrivatePartition
-from zerorun.rank_zero import share
 
 Initializer = Callable[[nn.Module], object]
 _HOST = torch.device("cpu")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from zerorun import _C, communicator
-from zerorun.model.mesh import Mesh
+from zerorun.model.engine_ranks import Mesh
 
 _SHARD = {"shard", "dp_shard", "fsdp"}
 _DATA = {

@@ -11,9 +11,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.model.local_tensor import check_placements, local_of
-from zerorun.model.mesh import Mesh, check_mesh
-from zerorun.model.own_dtype import (
+from zerorun.model.dtypes import (
     CORE_DTYPES,
     as_bytes,
     core_dtype_of,
@@ -21,9 +19,9 @@ from zerorun.model.own_dtype import (
     keeps_a_copy,
     stored_shape,
 )
-from zerorun.model.plain_names import plain_name
-from zerorun.model.unit_policy import UnitPolicy
-from zerorun.model.units import Unit, find_units
+from zerorun.model.engine_ranks import Mesh, check_mesh
+from zerorun.model.local_tensor import check_placements, local_of
+from zerorun.model.units import Unit, UnitPolicy, find_units, plain_name
 
 DTYPES = {name: CORE_DTYPES[name] for name in ("fp32", "bf16", "fp16")}  # that are trained
 

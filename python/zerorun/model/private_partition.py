@@ -10,8 +10,8 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.host_memory import moved, pieces_of
+from zerorun.model.dtypes import as_bytes
 from zerorun.model.local_tensor import local_of
-from zerorun.model.own_dtype import as_bytes
 from zerorun.model.partition import OwnPart, Partition, partition_of
 
 __all__ = ["PrivatePartition", "own_nbytes"]

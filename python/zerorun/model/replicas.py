@@ -8,10 +8,10 @@ import logging
 import torch
 from torch import nn
 
+from zerorun.agreement import texts_of_all
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import is_distributed
 from zerorun.model.model_layout import ModelLayout
-from zerorun.rank_zero import texts_of_all
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 

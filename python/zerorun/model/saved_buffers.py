@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.model.plain_names import plain_name
-from zerorun.model.safetensors_dtypes import DTYPES, NAMES
-from zerorun.rank_zero import overwrite
+from zerorun.agreement import overwrite
+from zerorun.model.dtypes import SAFETENSORS_DTYPES, SAFETENSORS_NAMES
+from zerorun.model.units import plain_name
 
 # (name, dtype as safetensors spells it, shape, bytes)
 Saved = list[tuple[str, str, list[int], torch.Tensor]]
@@ -29,7 +29,11 @@ def values(model: nn.Module) -> Saved:
     for."""
     saved = []
     for name, value in of(model):
-        if value.layout is not torch.strided or value.dtype not in NAMES or value.is_meta:
+        if (
+            value.layout is not torch.strided
+            or value.dtype not in SAFETENSORS_NAMES
+            or value.is_meta
+        ):
             raise _C.ConfigError(
                 f"save_checkpoint: the buffer {name} is {value.layout} of {value.dtype}, which "
                 "safetensors has no form for: keep it in another dtype, or register it with "
@@ -37,7 +41,7 @@ def values(model: nn.Module) -> Saved:
             )
         flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         data = flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
-        saved.append((name, NAMES[value.dtype], list(value.shape), data))
+        saved.append((name, SAFETENSORS_NAMES[value.dtype], list(value.shape), data))
     return saved
 
 
@@ -45,9 +49,9 @@ def read(saved: _C.SavedModel) -> dict[str, torch.Tensor]:
     """The buffers of a checkpoint by name, on the CPU. Raises CheckpointError."""
     buffers = {}
     for index, (name, dtype, shape) in enumerate(saved.buffers):
-        if dtype not in DTYPES:
+        if dtype not in SAFETENSORS_DTYPES:
             raise _C.CheckpointError(f"the buffer {name} is of {dtype}, which torch does not have")
-        value = torch.empty(shape, dtype=DTYPES[dtype])
+        value = torch.empty(shape, dtype=SAFETENSORS_DTYPES[dtype])
         flat = value.reshape(-1)
         data = flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
         saved.read_buffer(index, data)

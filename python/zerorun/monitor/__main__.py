@@ -11,9 +11,8 @@ from typing import Any
 
 from zerorun import _C
 from zerorun.command_line import Parser, exit_with, tell_error
-from zerorun.metrics.lines import MOST_CHARACTERS, check_version, parse_line, rank_in
-from zerorun.monitor.events import step_events
-from zerorun.monitor.master import MonitorMaster
+from zerorun.metrics.files import MOST_CHARACTERS, check_version, parse_line, rank_in
+from zerorun.monitor import MonitorMaster, step_events
 
 _POLL_S = 0.5
 _INTERRUPTED = 130

@@ -1,4 +1,5 @@
-"""States of whole parameters, as a torch optimizer's state_dict() has them."""
+"""States of whole parameters, of a torch optimizer: loaded from its state_dict(), or taken over
+with the optimizer itself."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.agreement import all_or_none
 from zerorun.optimizers.saved_values import (
     COMMON_STATES,
     check_groups,
@@ -18,6 +20,7 @@ from zerorun.optimizers.saved_values import (
 )
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
+from zerorun.shards.torch_states import is_per_element
 
 _WHERE = "load_state_dict"
 
@@ -62,7 +65,7 @@ class FullStates:
     def _check_states(self, parameter: nn.Parameter, index: int, state: dict[str, Any]) -> None:
         layout = self._shards.layout
         name, shape = layout.names[parameter], layout.shapes[parameter]
-        tensors = {key: value for key, value in state.items() if _is_of_elements(key, value, shape)}
+        tensors = {key: value for key, value in state.items() if is_per_element(key, value, shape)}
         for key, value in tensors.items():
             if value.shape not in (shape, (shape.numel(),)):
                 raise _C.CheckpointError(
@@ -71,10 +74,10 @@ class FullStates:
                 )
         if not state or self._shards.external:
             return
-        if tensors.keys() != set(self._names_of(parameter)):
+        if tensors.keys() != set(_names_of(self._shards, parameter)):
             raise _C.CheckpointError(
                 f"{_WHERE}: parameter {index} ({name}): got states {sorted(tensors)}, "
-                f"expected {self._names_of(parameter)}"
+                f"expected {_names_of(self._shards, parameter)}"
             )
         whole_number(state.get("step", 0), f"step of parameter {index}", _WHERE)
 
@@ -87,7 +90,7 @@ class FullStates:
             (parameter, name, states[index][name] if states.get(index) else _zeros(shape))
             for parameter, index in self._trained()
             for shape in (self._shards.layout.shapes[parameter],)
-            for name in self._names_of(parameter)
+            for name in _names_of(self._shards, parameter)
         )
         steps = [int(state["step"]) for state in states.values() if state and "step" in state]
         core = self._shards.core
@@ -103,7 +106,7 @@ class FullStates:
                 part = slice(interval.begin, interval.begin + interval.numel)
                 own = {
                     key: value.detach().flatten()[part].clone()
-                    if _is_of_elements(key, value, shape)
+                    if is_per_element(key, value, shape)
                     else value
                     for key, value in (states.get(index) or {}).items()
                 }
@@ -115,18 +118,74 @@ class FullStates:
             if parameter in layout.ids and layout.is_trainable(parameter):
                 yield parameter, index
 
-    def _names_of(self, parameter: nn.Parameter) -> list[str]:
-        """Those with an element for each of the parameter's."""
-        names = self._shards.core.state_names(self._shards.layout.ids[parameter])
-        return sorted(name for name in names if not name.endswith("_scale"))
 
-
-def _is_of_elements(key: str, value: Any, shape: torch.Size) -> bool:
-    """False for counts of steps and the like."""
-    if key == "step" or not isinstance(value, torch.Tensor):
-        return False
-    return value.dim() > 0 or len(shape) == 0
+def _names_of(shards: Shards, parameter: nn.Parameter) -> list[str]:
+    """The core's states with an element for each of the parameter's."""
+    names = shards.core.state_names(shards.layout.ids[parameter])
+    return sorted(name for name in names if not name.endswith("_scale"))
 
 
 def _zeros(shape: torch.Size) -> torch.Tensor:
     return torch.zeros(()).expand(shape)
+
+
+def take_states(shards: Shards, optimizer: torch.optim.Optimizer) -> None:
+    """Gives the core's rule the states of a torch optimizer that it runs in the place of.
+
+    Parameters without states begin at zero, as those that a core's rule has not updated. Raises
+    ConfigError on every rank for states that the rule has none of, that differ in their number of
+    steps, or that only some ranks have. Collective.
+    """
+    layout = shards.layout
+    given: dict[nn.Parameter, dict[str, Any]] = {
+        parameter: state
+        for parameter in layout.group_of
+        if layout.is_trainable(parameter) and (state := optimizer.state.get(parameter))
+    }
+    count = torch.tensor([len(given), -len(given)])
+    shards.communicator.all_reduce(count, "min", "states that the optimizer has")
+    if count[0] != -count[1]:
+        raise _C.ConfigError(
+            f"initialize: the optimizer has states of {int(count[0])} parameters on one rank and "
+            f"of {-int(count[1])} on another: load them on all ranks, or none"
+        )
+    if not given:
+        return
+    with all_or_none(shards.communicator, "initialize"):
+        steps = {int(state.get("step", 0)) for state in given.values()}
+        if len(steps) > 1:
+            raise _C.ConfigError(
+                f"initialize: the optimizer has made {min(steps)} steps of one parameter and "
+                f"{max(steps)} of another; {shards.settings.optimizer.type} counts them for all "
+                "together: give the optimizer to initialize before its first step"
+            )
+        values = [
+            (parameter, name, value)
+            for parameter, state in given.items()
+            for name, value in _tensors(shards, parameter, state).items()
+        ]
+    StateAccess(shards).set_all(values)
+    shards.core.set_progress(steps.pop(), shards.core.skipped_steps)
+
+
+def _tensors(
+    shards: Shards, parameter: nn.Parameter, state: dict[str, Any]
+) -> dict[str, torch.Tensor]:
+    """The states with an element for each of the parameter's. ConfigError unless they are those of
+    the core's rule."""
+    layout = shards.layout
+    tensors = {
+        name: value
+        for name, value in state.items()
+        if name != "step" and isinstance(value, torch.Tensor)
+    }
+    expected = _names_of(shards, parameter)
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    shape = tuple(layout.shapes[parameter])
+    if shapes != dict.fromkeys(expected, shape):
+        raise _C.ConfigError(
+            f"initialize: the optimizer's states of {layout.names[parameter]} have shapes "
+            f"{shapes}, expected {dict.fromkeys(expected, shape)}: give it without states "
+            "(optimizer.state.clear()), or those of the whole parameter"
+        )
+    return tensors

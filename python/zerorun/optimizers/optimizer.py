@@ -100,7 +100,7 @@ class ShardOptimizer(torch.optim.Optimizer):
                 shards.core, shards.layout, self.given, shards.communicator, shards.writes
             )
         else:
-            from zerorun.optimizers.adopted_states import take_states
+            from zerorun.optimizers.full_states import take_states
 
             take_states(shards, basic)
         self.given.serve(self)

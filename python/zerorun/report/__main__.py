@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from zerorun import _C
-from zerorun.command_line import Parser, exit_with, tell_error
-from zerorun.progress_bar import ProgressBar
+from zerorun.command_line import Parser, ProgressBar, exit_with, tell_error
 from zerorun.report.page import data_of, html
 from zerorun.report.reader import Run, RunReader
 from zerorun.report.serve import PageServer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerorun.metrics.lines import is_figure
+from zerorun.metrics.files import is_figure
 
 MOST = 4000  # points of a column
 # Milliseconds of a step and of its parts.

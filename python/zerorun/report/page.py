@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerorun import _C
-from zerorun.metrics.files import plain
-from zerorun.metrics.lines import is_figure
+from zerorun.metrics.files import is_figure, plain
 from zerorun.report.findings import breakdown, findings
 from zerorun.report.reader import Run
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from zerorun import _C
-from zerorun.metrics.lines import (
+from zerorun.command_line import ProgressBar
+from zerorun.metrics.files import (
     MOST_CHARACTERS,
     check_version,
     is_figure,
@@ -16,7 +17,6 @@ from zerorun.metrics.lines import (
     rank_in,
     straggler_text,
 )
-from zerorun.progress_bar import ProgressBar
 from zerorun.report.columns import Columns
 from zerorun.report.timeline import find_trace, read_timeline
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerorun import _C
-from zerorun.metrics.lines import is_figure
+from zerorun.metrics.files import is_figure
 
 MOST_SPANS = 20_000  # the longest ones are shown
 MOST_RANKS = 8

@@ -9,7 +9,7 @@ from zerorun import _C
 from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.parameter_memory import tensor_of, write_full
 from zerorun.hooks.shared_unit import SharedUnit
-from zerorun.model.own_dtype import as_bytes
+from zerorun.model.dtypes import as_bytes
 from zerorun.model.partition import OwnPart, Partition
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from zerorun import _C, experts, torch_groups
+from zerorun.agreement import share
 from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.parameter_memory import by_parameter, full_view
 from zerorun.hooks.state_dict_warnings import EmptyStateWarnings
@@ -27,7 +28,6 @@ from zerorun.model.private_partition import PrivatePartition, own_nbytes
 from zerorun.model.uncopied import Uncopied, check_hooks_are_taken
 from zerorun.model.units import Unit
 from zerorun.policy import Policy
-from zerorun.rank_zero import share
 from zerorun.shards.engine_partition import EnginePartition
 from zerorun.shards.loading import Loading
 from zerorun.shards.parameter_checks import Places, ProgramWrites

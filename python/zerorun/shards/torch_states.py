@@ -56,7 +56,7 @@ class TorchStates:
                 part = slice(interval.begin, interval.begin + interval.numel)
                 self._states[shard] = {
                     key: _like(shard, value.detach().flatten()[part], copy=True)
-                    if _is_cut(key, value, layout.shapes[parameter])
+                    if is_per_element(key, value, layout.shapes[parameter])
                     else copy.deepcopy(value)
                     for key, value in known.items()
                 }
@@ -166,7 +166,7 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, torch.Tensor) or value.dim() == 0
 
 
-def _is_cut(key: str, value: Any, shape: torch.Size) -> bool:
+def is_per_element(key: str, value: Any, shape: torch.Size) -> bool:
     """True for a state with an element for each of the parameter's."""
     if key == "step" or not isinstance(value, torch.Tensor):
         return False
@@ -181,7 +181,7 @@ def _check_states(optimizer: torch.optim.Optimizer, layout: ModelLayout) -> None
     for parameter in layout.group_of:
         name, shape = layout.names[parameter], layout.shapes[parameter]
         for key, value in optimizer.state.get(parameter, {}).items():
-            if _is_cut(key, value, shape) and value.shape != shape:
+            if is_per_element(key, value, shape) and value.shape != shape:
                 raise _C.ConfigError(
                     f"{key} of {name} has shape {tuple(value.shape)}, the parameter "
                     f"{tuple(shape)}: an optimizer whose states are not its parameters' shape, or "

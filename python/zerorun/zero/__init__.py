@@ -7,8 +7,8 @@ parameters, gradients and optimizer states at any stage. All of these are as in 
 and ``deepspeed.utils``.
 """
 
-from zerorun.hooks.external import register_external_parameter, unregister_external_parameter
-from zerorun.zero.gathered import GatheredParameters
+from zerorun.hooks.unit_hooks import register_external_parameter, unregister_external_parameter
+from zerorun.zero.gathered import GatheredParameters, ZeroParamStatus
 from zerorun.zero.init import Init
 from zerorun.zero.states import (
     safe_get_full_fp32_param,
@@ -24,7 +24,6 @@ from zerorun.zero.states import (
     safe_set_local_grad,
     safe_set_local_optimizer_state,
 )
-from zerorun.zero.status import ZeroParamStatus
 
 __all__ = [
     "GatheredParameters",

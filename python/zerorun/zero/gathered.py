@@ -1,7 +1,8 @@
-"""GatheredParameters: partitioned parameters, full within a with-block."""
+"""GatheredParameters: partitioned parameters, full within a with-block; and whether one is full."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.hooks.external import register_external_parameter
+from zerorun.hooks.unit_hooks import register_external_parameter
 from zerorun.model.local_tensor import local_of, place
 from zerorun.model.partition import Partition, partition_of, together
 from zerorun.shards.shards import Shards, shards_of
@@ -150,3 +151,16 @@ def _changes_of(values: torch.Tensor) -> int:
 def _bits(values: torch.Tensor) -> torch.Tensor:
     """Bytes, since a NaN is no other value than before."""
     return values.detach().contiguous().flatten().view(torch.uint8)
+
+
+class ZeroParamStatus(enum.Enum):
+    """Whether a parameter is full on this rank; the values are DeepSpeed's."""
+
+    AVAILABLE = 1
+    NOT_AVAILABLE = 2
+    INFLIGHT = 3
+
+
+def status_of(partition: Partition) -> ZeroParamStatus:
+    """The status. Python never sees INFLIGHT, because it waits for gathers."""
+    return ZeroParamStatus.AVAILABLE if partition.available else ZeroParamStatus.NOT_AVAILABLE

@@ -16,8 +16,9 @@ import zerorun
 import zerorun.metrics
 import zerorun.metrics.meter
 from recorded_clock import RecordedClock
+from zerorun import monitor
 from zerorun.metrics import FIELDS, rank_path
-from zerorun.monitor import Monitor, MonitorMaster, master
+from zerorun.monitor import Monitor, MonitorMaster
 
 from cases.models import *
 
@@ -250,14 +251,14 @@ def case_a_monitor_whose_server_is_down_is_one_warning(_folder: Path) -> None:
         def write_events(self, event_list: object) -> None:
             raise ConnectionError("connection refused")
 
-    kept = master.SECTIONS["csv_monitor"]
-    master.SECTIONS["csv_monitor"] = Down
+    kept = monitor.SECTIONS["csv_monitor"]
+    monitor.SECTIONS["csv_monitor"] = Down
     try:
         with logged() as lines:
             engine = start(csv_monitor={"enabled": True})
             train(engine, STEPS)
     finally:
-        master.SECTIONS["csv_monitor"] = kept
+        monitor.SECTIONS["csv_monitor"] = kept
     warned = [line for line in lines if "connection refused" in line]
     assert len(warned) == (1 if RANK == 0 else 0)
     assert engine.global_steps == STEPS

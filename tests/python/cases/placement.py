@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 import zerorun
 from torch import nn
-from zerorun.hooks.full_memory import BucketMemory, _TorchMemory
+from zerorun.hooks.shared_unit import BucketMemory, _TorchMemory
 from zerorun.zero import GatheredParameters
 
 from cases.models import RANK, adamw, config, make, train

@@ -14,12 +14,41 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from deepspeed._names import Names, all_names, names_of, passed_on_by
+from deepspeed._names import Names, all_names, names_of
 from deepspeed._placeholders import absent_method, is_placeholder, placeholder
 from deepspeed._sections import SECTIONS
 
 _ROOT = "deepspeed"
 _FOLDER = os.path.dirname(__file__)
+# Modules without a file whose names are those of another one, which has a concept as a whole.
+_SERVED_BY = {
+    "accelerator.abstract_accelerator": "accelerator",
+    "accelerator.cpu_accelerator": "accelerator",
+    "accelerator.real_accelerator": "accelerator",
+    "comm.comm": "comm",
+    "comm.reduce_op": "comm",
+    "monitor.comet": "monitor.monitor",
+    "monitor.config": "runtime.config_utils",
+    "monitor.csv_monitor": "monitor.monitor",
+    "monitor.tensorboard": "monitor.monitor",
+    "monitor.wandb": "monitor.monitor",
+    "ops.adagrad.cpu_adagrad": "ops._optimizers",
+    "ops.adam.cpu_adam": "ops._optimizers",
+    "ops.adam.fused_adam": "ops._optimizers",
+    "ops.lamb.fused_lamb": "ops._optimizers",
+    "ops.lion.cpu_lion": "ops._optimizers",
+    "ops.lion.fused_lion": "ops._optimizers",
+    "runtime.fp16.fused_optimizer": "runtime.base_optimizer",
+    "runtime.fp16.unfused_optimizer": "runtime.base_optimizer",
+    "runtime.precision_config": "runtime.config_utils",
+    "runtime.zero.offload_config": "runtime.zero.config",
+    "runtime.zero.stage3": "runtime.base_optimizer",
+    "runtime.zero.stage_1_and_2": "runtime.base_optimizer",
+    "utils.exceptions": "utils",
+    "utils.module_utils": "utils",
+    "utils.numa": "utils",
+    "utils.nvtx": "utils",
+}
 
 
 def short(module: str) -> str:
@@ -63,29 +92,17 @@ def _find(module: str, name: str) -> Any:
 
 def _own(module: str, name: str, names: Names) -> Any:
     """A name that DeepSpeed defines in a module, where zerorun has no file or not this name."""
-    served = _in_a_package_above(short(module), name)
-    if served is not None:
-        return served
+    holder = _SERVED_BY.get(short(module))
+    if holder is not None:
+        served = vars(importlib.import_module(full(holder))).get(name)
+        if served is not None:
+            return served
     if name in names.literals:
         return names.literals[name]
     if f"{short(module)}.{name}" in SECTIONS:
         models = importlib.import_module("deepspeed.runtime.config_utils")
         return models.section_class(f"{short(module)}.{name}")
     return placeholder(f"{module}.{name}")
-
-
-def _in_a_package_above(module: str, name: str) -> Any:
-    """The value that zerorun defines in a package to which DeepSpeed passes the name on."""
-    package = module
-    while package:
-        package = package.rpartition(".")[0]
-        above = sys.modules.get(full(package or _ROOT))
-        value = vars(above).get(name) if above is not None else None
-        if value is None or isinstance(value, ModuleType):
-            continue
-        if passed_on_by(package, module, name):
-            return value
-    return None
 
 
 def _shadow_submodules(package: ModuleType) -> None:
@@ -106,22 +123,28 @@ def _file_of(module: str) -> str | None:
     return next(filter(os.path.isfile, candidates), None)
 
 
+def _add_absent_members(module: ModuleType, own: str) -> None:
+    """Gives the classes of a module what DeepSpeed's have besides, by its module `own`."""
+    names = names_of(own)
+    for name, members in names.classes.items() if names is not None else ():
+        kind = vars(module).get(name)
+        if isinstance(kind, type) and not is_placeholder(kind):
+            for member in members:
+                if not hasattr(kind, member):
+                    setattr(kind, member, absent_method(f"{full(own)}.{name}.{member}"))
+
+
 class _FileLoader(importlib.machinery.SourceFileLoader):
     """Runs zerorun's file, then adds what it does not define."""
 
     def exec_module(self, module: ModuleType) -> None:
         module.__getattr__ = fallback(module.__name__)
         super().exec_module(module)
-        names = names_of(short(module.__name__))
-        for name, members in names.classes.items() if names is not None else ():
-            kind = vars(module).get(name)
-            if isinstance(kind, type) and not is_placeholder(kind):
-                for member in members:
-                    if not hasattr(kind, member):
-                        full_name = f"{module.__name__}.{name}.{member}"
-                        setattr(kind, member, absent_method(full_name))
-        own = vars(module).get("__all__") or [n for n in vars(module) if not n.startswith("_")]
-        module.__all__ = sorted({*own, *all_names(short(module.__name__))})
+        own = short(module.__name__)
+        for served in (own, *(name for name, holder in _SERVED_BY.items() if holder == own)):
+            _add_absent_members(module, served)
+        names = vars(module).get("__all__") or [n for n in vars(module) if not n.startswith("_")]
+        module.__all__ = sorted({*names, *all_names(own)})
         _shadow_submodules(module)
 
 

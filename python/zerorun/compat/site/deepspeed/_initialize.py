@@ -12,8 +12,6 @@ from zerorun.sequence.groups import data_parallel_size
 
 import deepspeed.runtime.zero  # noqa: F401 - gives parameters their ds_status
 from deepspeed import comm
-from deepspeed._sequence import sequence_settings
-from deepspeed._torchs_own import take_torchs_own
 from deepspeed.elasticity import compute_elastic_config, elasticity_enabled
 from deepspeed.elasticity.elasticity import check_batch_keys, ensure_immutable_elastic_config
 from deepspeed.moe.layer import MoE
@@ -22,6 +20,8 @@ from deepspeed.runtime.config import (
     adapt_config,
     deepspeeds_errors,
     read_config,
+    sequence_settings,
+    take_torchs_own,
 )
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.lr_schedules import maker_of

@@ -80,11 +80,3 @@ def all_names(module: str) -> set[str]:
     """With those that the module passes on."""
     names = names_of(module) or Names()
     return names.own().union(names.imports, *map(all_names, names.stars))
-
-
-def passed_on_by(package: str, module: str, name: str) -> bool:
-    """True if `package` has `name` from `module`."""
-    names = names_of(package) or Names()
-    return names.imports.get(name) == (module, name) or any(
-        star == module or passed_on_by(star, module, name) for star in names.stars
-    )

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from deepspeed.accelerator.abstract_accelerator import DeepSpeedAccelerator
+from deepspeed.accelerator import DeepSpeedAccelerator
 
 # Methods that are torch.cuda's functions of the same name.
 _CUDA = (

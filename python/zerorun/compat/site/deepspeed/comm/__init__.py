@@ -1,25 +1,38 @@
 """deepspeed.comm: torch.distributed, which scripts use for their own collectives."""
 
-# ruff: noqa: F401, F403 - scripts import these names from here
+# ruff: noqa: F401 - scripts import these names from here
 
+import functools
 import os
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import zerorun.metrics
-from torch.distributed import ReduceOp, irecv, is_available, isend, new_group, recv, send
+from torch.distributed import (
+    P2POp,
+    ProcessGroup,
+    ReduceOp,
+    batch_isend_irecv,
+    irecv,
+    is_available,
+    isend,
+    new_group,
+    recv,
+    send,
+)
 from zerorun import environment
 from zerorun.device import local_device, make_current
 from zerorun.program_warning import warn
 
 from deepspeed.accelerator import get_accelerator
-from deepspeed.comm._collectives import *
 
 DEFAULT_PORT = 29500
 _TIMEOUT = timedelta(minutes=30)
+_LOGGED = ("prof", "log_name", "debug")  # for DeepSpeed's log of a program's own collectives
 
 
 def is_initialized() -> bool:
@@ -120,3 +133,52 @@ def destroy_process_group(group: Any = None) -> None:
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
     """The collectives of training (``comms_logger``): see zerorun.metrics.log_summary."""
     return zerorun.metrics.log_summary(show_straggler, return_dict)
+
+
+# --- collectives, called with DeepSpeed's arguments ---
+
+
+def _called_as_deepspeeds(function: Callable[..., Any], **names: str) -> Callable[..., Any]:
+    """`function` without the arguments of the log; `names`: torch's, by DeepSpeed's."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        kept = {names.get(name, name): given[name] for name in given if name not in _LOGGED}
+        return function(*args, **kept)
+
+    return call
+
+
+# Newer PyTorch has these under other names, and warns of the old ones.
+_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+all_gather = _called_as_deepspeeds(dist.all_gather)
+all_gather_into_tensor = _called_as_deepspeeds(_gather_flat, tensor="input_tensor")
+all_gather_object = _called_as_deepspeeds(dist.all_gather_object)
+all_reduce = _called_as_deepspeeds(dist.all_reduce)
+all_to_all = _called_as_deepspeeds(dist.all_to_all)
+all_to_all_single = _called_as_deepspeeds(dist.all_to_all_single, tensor="input")
+barrier = _called_as_deepspeeds(dist.barrier)
+broadcast = _called_as_deepspeeds(dist.broadcast)
+broadcast_object_list = _called_as_deepspeeds(dist.broadcast_object_list)
+gather = _called_as_deepspeeds(dist.gather)
+monitored_barrier = _called_as_deepspeeds(dist.monitored_barrier)
+reduce = _called_as_deepspeeds(dist.reduce)
+reduce_scatter = _called_as_deepspeeds(dist.reduce_scatter)
+reduce_scatter_tensor = _called_as_deepspeeds(_scatter_flat, output_tensor="output", tensor="input")
+scatter = _called_as_deepspeeds(dist.scatter)
+
+
+def inference_all_reduce(
+    tensor: torch.Tensor,
+    op: Any = dist.ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    **_options: Any,
+) -> Any:
+    return dist.all_reduce(tensor, op, group, async_op)
+
+
+def get_all_ranks_from_group(group: Any = None) -> list[int]:
+    return dist.get_process_group_ranks(group or dist.group.WORLD)

@@ -1,19 +1,110 @@
-"""The class of the optimizers that initialize returns."""
+"""The classes of the optimizers that initialize returns, by stage, and what comes with them."""
 
+import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import torch
 from torch import nn
-from zerorun.hooks.external import external_parameters
 from zerorun.hooks.parameter_memory import masters_from_parameters
+from zerorun.hooks.unit_hooks import external_parameters
 from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.optimizer import ZeroOptimizer
+from zerorun.optimizers.parameter_states import ParameterStates
 from zerorun.shards.state_access import StateAccess
 from zerorun.shards.torch_states import MODES
+from zerorun.zero import GatheredParameters
 
-from deepspeed.runtime._flat_groups import FlatGroup, FlatStates
+from deepspeed.ops._optimizers import FusedAdam
+from deepspeed.runtime.zero.utils import estimate_all_cold, estimate_all_live
+
+# --- the masters and states of a parameter group, each as one flat tensor ---
+
+_SETTERS = (
+    "deepspeed.utils.safe_set_full_fp32_param, safe_set_local_fp32_param or "
+    "GatheredParameters(params, modifier_rank=0)"
+)
+
+
+class FlatMasters(torch.Tensor):
+    """A copy of this rank's masters of one group: zerorun keeps them in several places.
+
+    What would change the copy alone raises NotImplementedError; so do its views.
+    """
+
+    group: "FlatGroup"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        in_place = name in {"__set__", "__setitem__"} or (name[-1:] == "_" and name[-2:] != "__")
+        if in_place and isinstance(args[0], FlatMasters):
+            raise NotImplementedError(
+                f"{name} on a copy of the optimizer's masters would not reach zerorun's: set them "
+                f"with {_SETTERS}"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and _are_one_memory(result, args):
+                return result.as_subclass(cls)
+        return result
+
+
+def _are_one_memory(result: torch.Tensor, args: Any) -> bool:
+    given = args[0] if args else None
+    return (
+        isinstance(given, FlatMasters)
+        and result.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+    )
+
+
+class FlatGroup:
+    """The parameters of one group, in its order."""
+
+    def __init__(self, shards: Any, parameters: list[nn.Parameter]) -> None:
+        self._access = StateAccess(shards)
+        self._parameters = [p for p in parameters if shards.layout.is_trainable(p)]
+        self._values: torch.Tensor | None = None
+
+    def masters(self) -> FlatMasters:
+        """The tensor of this group, with the values of now; always the same one."""
+        values = self._flat(lambda p: self._access.get_local(p, "fp32_param"))
+        if self._values is None:
+            self._values = values
+            self._shown = values.as_subclass(FlatMasters)
+            self._shown.group = self
+        else:
+            self._values.copy_(values)
+        return self._shown
+
+    def states(self) -> dict[str, Any]:
+        """The states of the group's parameters, flat."""
+        kept = [self._access.get_kept(parameter) for parameter in self._parameters]
+        first = kept[0] if kept else {}
+        tensors = {name for name, value in first.items() if getattr(value, "ndim", 0) > 0}
+        return {
+            name: torch.cat([state[name].flatten() for state in kept]) if name in tensors else value
+            for name, value in first.items()
+        }
+
+    def _flat(self, part_of: Callable[[nn.Parameter], torch.Tensor | None]) -> torch.Tensor:
+        parts = [part for part in map(part_of, self._parameters) if part is not None]
+        return torch.cat([part.flatten() for part in parts]) if parts else torch.empty(0)
+
+
+class FlatStates(ParameterStates):
+    """The states by parameter, or by a group's flat masters."""
+
+    def __getitem__(self, parameter: torch.Tensor) -> dict[str, Any]:
+        if isinstance(parameter, FlatMasters):
+            return parameter.group.states() if len(self) else {}
+        return super().__getitem__(parameter)
+
+
+# --- what libraries reach for in the optimizer ---
 
 
 def _external_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -222,3 +313,77 @@ class DeepSpeedOptimizer(ZeroOptimizer):
 
 
 ZeROOptimizer = DeepSpeedOptimizer
+
+
+class DeepSpeedZeroOptimizer(DeepSpeedOptimizer):
+    """The optimizer that initialize returns at stages 1 and 2."""
+
+    @property
+    def single_partition_of_fp32_groups(self) -> list[torch.Tensor]:
+        """As flat_masters(), one for each parameter group."""
+        return self.flat_masters()
+
+
+class DeepSpeedZeroOptimizer_Stage3(DeepSpeedOptimizer):  # noqa: N801 - DeepSpeed's name
+    """The optimizer that initialize returns at stage 3."""
+
+    @property
+    def fp32_partitioned_groups_flat(self) -> list[torch.Tensor]:
+        """As flat_masters(), one for each parameter group."""
+        return self.flat_masters()
+
+    def _set_fp32_optimizer_param_groups(self) -> None:
+        """The torch optimizer's ``state_dict()`` has all groups at any time."""
+
+    _clear_fp32_optimizer_param_groups = _set_fp32_optimizer_param_groups
+
+
+@contextlib.contextmanager
+def unwrap_model_for_generation(model: Any) -> Iterator[Any]:
+    """The module with all of its parameters whole, for generate(). Collective."""
+    module = getattr(model, "module", model)
+    with GatheredParameters(list(module.parameters())):
+        yield module
+
+
+def _is_half_without_zero(instance: Any) -> bool:
+    """True for what initialize returns at stage 0 in fp16 or bf16."""
+    if not isinstance(instance, DeepSpeedOptimizer):
+        return False
+    return instance.engine.zero_optimization_stage() == 0 and instance.dtype.itemsize < 4
+
+
+def _is_fused(optimizer: DeepSpeedOptimizer) -> bool:
+    """True for the configuration's Adam, and for a FusedAdam of the program's."""
+    given = optimizer.engine.client_optimizer
+    return isinstance(given or optimizer, FusedAdam)
+
+
+class _FusedKind(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return _is_half_without_zero(instance) and _is_fused(instance)
+
+
+class FP16_Optimizer(metaclass=_FusedKind):  # noqa: N801 - DeepSpeed's name
+    """For isinstance(): the optimizer of stage 0 in 16 bits that runs Adam."""
+
+
+class _UnfusedKind(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return _is_half_without_zero(instance) and not _is_fused(instance)
+
+
+class FP16_UnfusedOptimizer(metaclass=_UnfusedKind):  # noqa: N801 - DeepSpeed's name
+    """For isinstance(): the same that runs others than Adam."""
+
+
+def estimate_zero2_model_states_mem_needs_all_cold(
+    total_params: int, num_gpus_per_node: int = 1, num_nodes: int = 1, **ignored: Any
+) -> None:
+    """For a number of parameters."""
+    estimate_all_cold(total_params, 0, num_gpus_per_node, num_nodes, **ignored)
+
+
+estimate_zero3_model_states_mem_needs_all_cold = estimate_all_cold
+estimate_zero2_model_states_mem_needs_all_live = estimate_all_live
+estimate_zero3_model_states_mem_needs_all_live = estimate_all_live

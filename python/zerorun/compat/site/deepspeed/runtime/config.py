@@ -1,18 +1,39 @@
 """DeepSpeed configurations, read by zerorun."""
 
+import contextlib
+import functools
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 import zerorun
 from zerorun import config as configuration
+from zerorun import sequence
 from zerorun.model.mesh_arguments import mesh_of
 
 from deepspeed._sections import SECTIONS, UNCHECKED
-from deepspeed.runtime import _fp16_keys
-from deepspeed.runtime._config_errors import DeepSpeedConfigError, deepspeeds_errors
 from deepspeed.utils.logging import logger
+
+
+class DeepSpeedConfigError(zerorun.ConfigError, AssertionError):
+    """zerorun's, which scripts may also catch as DeepSpeed's and as its assertions."""
+
+
+@contextlib.contextmanager
+def deepspeeds_errors() -> Iterator[None]:
+    """Within, zerorun's ConfigError becomes DeepSpeed's."""
+    try:
+        yield
+    except DeepSpeedConfigError:
+        raise
+    except zerorun.ConfigError as error:
+        raise DeepSpeedConfigError(str(error)) from error
+
+
+# --- as zerorun reads it ---
 
 
 def adapt_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,7 +56,7 @@ def adapt_config(config: Mapping[str, Any]) -> dict[str, Any]:
             _refuse_null(section, adapted[section], known[section]["properties"])
     fp16, zero = adapted.get("fp16"), adapted.get("zero_optimization")
     if isinstance(fp16, Mapping):
-        adapted["fp16"] = _fp16_keys.as_read(fp16)
+        adapted["fp16"] = _fp16_as_read(fp16)
     if isinstance(zero, Mapping):
         adapted["zero_optimization"] = _without_needless_offload(zero)
     return adapted
@@ -77,6 +98,125 @@ def _without_needless_offload(zero: Mapping[str, Any]) -> dict[str, Any]:
             logger.warning("%s has no effect at stage %s", name, stage)
             kept[name] = {**given, "device": "none"}
     return kept
+
+
+# --- fp16: numbers may be quoted, and some count only at times ---
+
+_NUMBERS = {
+    "loss_scale": "a number",
+    "initial_scale_power": "an integer",
+    "loss_scale_window": "an integer",
+    "hysteresis": "an integer",
+    "min_loss_scale": "an integer",
+}
+_OF_DYNAMIC_SCALE = ("loss_scale_window", "min_loss_scale")
+
+
+def with_numbers(fp16: Mapping[str, Any]) -> dict[str, Any]:
+    """The section with numbers for quoted ones. DeepSpeedConfigError for what is none."""
+    found = dict(fp16)
+    for key in _NUMBERS.keys() & found.keys():
+        if found[key] != "auto":
+            found[key] = _fp16_number(key, found[key])
+    return found
+
+
+def _fp16_number(key: str, value: Any) -> int | float:
+    kind = float if key == "loss_scale" else int
+    try:
+        if isinstance(value, bool) or not math.isfinite(float(value)):
+            raise ValueError
+        number = kind(value) if isinstance(value, str) else value
+    except (TypeError, ValueError):
+        raise DeepSpeedConfigError(f"/fp16/{key}: got {value!r}, must be {_NUMBERS[key]}") from None
+    if key == "loss_scale" and number < 0:
+        raise DeepSpeedConfigError(f"/fp16/{key}: got {value!r}, must be >= 0 (0: it changes)")
+    return number
+
+
+def _is_dynamic(fp16: Mapping[str, Any]) -> bool:
+    """True where the loss scale changes while training."""
+    return bool(fp16.get("enabled")) and fp16.get("loss_scale") in (None, 0, "auto")
+
+
+def check_dynamic(fp16: Mapping[str, Any]) -> None:
+    """Raises DeepSpeedConfigError for numbers with which a dynamic scale could not change."""
+    for key in _OF_DYNAMIC_SCALE if _is_dynamic(fp16) else ():
+        if fp16.get(key, 1) != "auto" and fp16.get(key, 1) <= 0:
+            raise DeepSpeedConfigError(
+                f"/fp16/{key}: got {fp16[key]}, expected more than 0 with a dynamic loss scale "
+                "(loss_scale 0)"
+            )
+
+
+def _fp16_as_read(fp16: Mapping[str, Any]) -> dict[str, Any]:
+    """The section without what has no effect there."""
+    found = with_numbers(fp16)
+    check_dynamic(found)
+    ignored = () if _is_dynamic(found) else _OF_DYNAMIC_SCALE
+    return {key: value for key, value in found.items() if key not in ignored}
+
+
+# --- the sequence parallelism that an mpu, or groups that there are, ask for ---
+
+
+def sequence_settings(config: Mapping[str, Any], mpu: Any = None) -> dict[str, Any]:
+    """`config` with the number of ranks that share a sequence, wherever that is from.
+
+    Raises ConfigError for sizes that contradict each other.
+    """
+    given = config.get("sequence_parallel_size")
+    size = given if isinstance(given, int) else None
+    of_mpu = _sequence_size_of(mpu)
+    if size is not None and of_mpu is not None and size != of_mpu:
+        raise zerorun.ConfigError(
+            f"/sequence_parallel_size: got {size}, but the mpu has {of_mpu}: give one of them"
+        )
+    groups = sequence.current()
+    found = of_mpu or (groups.size if groups is not None else 1)
+    return {**config, "sequence_parallel_size": found} if (size or 1) == 1 < found else {**config}
+
+
+def _sequence_size_of(mpu: Any) -> int | None:
+    """Ranks that share a sequence in a Megatron-style object."""
+    if mpu is None:
+        return None
+    query = getattr(mpu, "get_sequence_parallel_world_size", None)
+    return None if query is None else query()
+
+
+# --- optimizers and schedules of torch's that a configuration names ---
+
+_PLACES = {
+    "optimizer": (torch.optim, torch.optim.Optimizer),
+    "scheduler": (torch.optim.lr_scheduler, torch.optim.lr_scheduler.LRScheduler),
+}
+
+
+@functools.cache
+def _own_names(section: str) -> set[str]:
+    """The names in lower case that zerorun has its own of."""
+    kinds = configuration.schema()["properties"][section]["properties"]["type"]["anyOf"]
+    return {name.lower() for kind in kinds for name in kind.get("enum", ())}
+
+
+def take_torchs_own(settings: dict[str, Any], section: str) -> Callable[..., Any] | None:
+    """A maker of what the section names, where that is a class of torch's and no name of zerorun's:
+    the section leaves the settings then. None otherwise."""
+    given = settings.get(section)
+    name = given.get("type") if isinstance(given, dict) else None
+    place, kind = _PLACES[section]
+    found = getattr(place, name, None) if isinstance(name, str) else None
+    if not (isinstance(found, type) and issubclass(found, kind)) or found is kind:
+        return None
+    if name.lower() in _own_names(section):
+        return None
+    del settings[section]
+    params = {key: value for key, value in (given.get("params") or {}).items() if value != "auto"}
+    return functools.partial(found, **params)
+
+
+# --- as scripts read it ---
 
 
 def read_config(config: Any) -> dict[str, Any]:
@@ -127,11 +267,9 @@ class DeepSpeedConfig:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        from deepspeed.runtime.config_utils import section_class
+        from deepspeed.runtime.config_utils import get_monitor_config, section_class
 
         if name == "monitor_config":
-            from deepspeed.monitor.config import get_monitor_config
-
             return get_monitor_config(self._param_dict)
         if name in _SECTION_ATTRIBUTES:
             key, kind = _SECTION_ATTRIBUTES[name]

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 from zerorun import config as configuration
 
 from deepspeed._sections import SECTIONS, UNCHECKED
-from deepspeed.runtime._fp16_keys import check_dynamic, with_numbers
-from deepspeed.runtime.zero.config import ZeroStageEnum
-from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
+from deepspeed.runtime.config import check_dynamic, with_numbers
+from deepspeed.runtime.zero.config import OffloadDeviceEnum, ZeroStageEnum
 from deepspeed.utils.logging import logger
 
 try:
@@ -202,6 +201,47 @@ def section_class(name: str) -> type[DeepSpeedConfigModel]:
         __validators__=validators,
         **_fields_of(pointer),
     )
+
+
+def _given_section(param_dict: Mapping[str, Any], name: str, *keys: str) -> Any:
+    given = next((param_dict[key] for key in keys if param_dict.get(key)), {})
+    return section_class(f"runtime.precision_config.{name}")(**given)
+
+
+def get_bfloat16_config(param_dict: Mapping[str, Any]) -> Any:
+    return _given_section(param_dict, "DeepSpeedBF16Config", "bf16", "bfloat16")
+
+
+def get_float16_config(param_dict: Mapping[str, Any]) -> Any:
+    return _given_section(param_dict, "DeepSpeedFP16Config", "fp16")
+
+
+# The sections of monitors as one object.
+_MONITORS = {
+    "tensorboard": section_class("monitor.config.TensorBoardConfig"),
+    "comet": section_class("monitor.config.CometConfig"),
+    "wandb": section_class("monitor.config.WandbConfig"),
+    "csv_monitor": section_class("monitor.config.CSVConfig"),
+}
+
+
+class _Monitors(DeepSpeedConfigModel):
+    @property
+    def enabled(self) -> bool:
+        return any(getattr(self, name).enabled for name in _MONITORS)
+
+
+DeepSpeedMonitorConfig: Any = pydantic.create_model(
+    "DeepSpeedMonitorConfig",
+    __base__=_Monitors,
+    __module__=__name__,
+    **{name: (kind, pydantic.Field(default_factory=kind)) for name, kind in _MONITORS.items()},
+)
+
+
+def get_monitor_config(param_dict: dict[str, Any]) -> Any:
+    """The section of a whole configuration."""
+    return DeepSpeedMonitorConfig(**{name: param_dict.get(name) or {} for name in _MONITORS})
 
 
 def get_scalar_param(param_dict: Mapping[str, Any], param_name: str, default: Any) -> Any:

@@ -17,15 +17,16 @@ from zerorun.policy import Policy
 from deepspeed.moe.utils import has_moe_layers
 from deepspeed.runtime._gradients import EngineWithGradients
 from deepspeed.runtime._scripts import write_scripts
-from deepspeed.runtime.base_optimizer import DeepSpeedOptimizer
+from deepspeed.runtime.base_optimizer import (
+    DeepSpeedOptimizer,
+    DeepSpeedZeroOptimizer,
+    DeepSpeedZeroOptimizer_Stage3,
+)
 from deepspeed.runtime.config import DeepSpeedConfigError, deepspeeds_errors
 from deepspeed.runtime.constants import ROUTE_EVAL, ROUTE_PREDICT, ROUTE_TRAIN
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
-from deepspeed.runtime.engine_attributes import EngineAttributes
-from deepspeed.runtime.engine_queries import ConfigQueries
-from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
-from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
-from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from deepspeed.runtime.engine_queries import EngineAttributes
+from deepspeed.runtime.zero.config import OffloadStateTypeEnum
 from deepspeed.utils import groups
 from deepspeed.utils.timer import ThroughputTimer
 
@@ -36,7 +37,7 @@ def _optimizer_of(stage: int) -> type[DeepSpeedOptimizer]:
     return DeepSpeedZeroOptimizer_Stage3 if stage == 3 else DeepSpeedZeroOptimizer
 
 
-class DeepSpeedEngine(ConfigQueries, EngineAttributes, EngineWithGradients):
+class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
     """The engine of deepspeed.initialize; ``config`` is the given dictionary."""
 
     # So that the numbers are DeepSpeed's, and as there; a load asks for leave to unpickle.

@@ -2,9 +2,11 @@
 
 # ruff: noqa: F401 - scripts import these names from here
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
 from zerorun.dataloader import RepeatingLoader
 
 from deepspeed.comm import is_initialized
@@ -15,3 +17,42 @@ from deepspeed.utils.logging import log_dist, logger
 def instrument_w_nvtx(function: Callable[..., Any]) -> Callable[..., Any]:
     """No profiler ranges."""
     return function
+
+
+class DeprecatedException(Exception):  # noqa: N818 - DeepSpeed's name
+    """For scripts that catch it."""
+
+
+# --- modules by their dotted names ---
+
+
+def recursive_getattr(model: nn.Module, module_name: str) -> Any:
+    found: Any = model
+    for name in module_name.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def recursive_setattr(model: nn.Module, module_name: str, module: Any) -> None:
+    parent, _, name = module_name.rpartition(".")
+    setattr(recursive_getattr(model, parent) if parent else model, name, module)
+
+
+# --- lists of cores as commands take them ---
+
+
+def parse_range(rng: str) -> list[int]:
+    """`3` or `3-6`. Raises ValueError for a range that goes down."""
+    first, separator, last = rng.partition("-")
+    found = list(range(int(first), int(last if separator else first) + 1))
+    if not found:
+        raise ValueError(f"cores {rng!r}: the range ends before it begins")
+    return found
+
+
+def parse_range_list(range_str: str) -> list[int]:
+    """`0,2-4`, in rising order. Raises ValueError for cores that come twice or out of order."""
+    found = [core for part in range_str.split(",") for core in parse_range(part)]
+    if any(core >= following for core, following in itertools.pairwise(found)):
+        raise ValueError(f"cores {range_str!r}: expected each once and in rising order")
+    return found

@@ -1,7 +1,7 @@
-"""The section of ZeRO."""
+"""The section of ZeRO, and its enumerations."""
 
 from collections.abc import Mapping
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 
@@ -13,6 +13,24 @@ class ZeroStageEnum(IntEnum):
     gradients = 2
     weights = 3
     max_stage = 3
+
+
+class OffloadDeviceEnum(str, Enum):
+    """The devices that can store states."""
+
+    none = "none"
+    cpu = "cpu"
+    nvme = "nvme"
+
+
+class OffloadStateTypeEnum(str, Enum):
+    """Kinds of states."""
+
+    optim_states = "optim_states"
+    hp_params = "hp_params"
+    lp_params = "lp_params"
+    lp_grads = "lp_grads"
+    contiguous_grad_buffer = "contiguous_grad_buffer"
 
 
 def get_zero_config(param_dict: Mapping[str, Any]) -> Any:

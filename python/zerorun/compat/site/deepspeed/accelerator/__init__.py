@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from zerorun.device import local_device
 
 
 def _resident(key: str) -> int:
@@ -228,3 +229,43 @@ class DeepSpeedAccelerator:
 
     def create_op_builder(self, class_name: str) -> Any:
         return self.get_op_builder(class_name)()
+
+
+class CPU_Accelerator(DeepSpeedAccelerator):  # noqa: N801 - DeepSpeed's name
+    """The host's cores."""
+
+    max_mem = 0  # the largest that get_rss has seen since reset_rss
+
+    def get_rss(self) -> int:
+        found = self.memory_allocated()
+        self.max_mem = max(self.max_mem, found)
+        return found
+
+    def reset_rss(self) -> int:
+        self.max_mem = 0
+        return self.get_rss()
+
+
+_current: DeepSpeedAccelerator | None = None
+
+
+def get_accelerator() -> DeepSpeedAccelerator:
+    global _current  # noqa: PLW0603 - DeepSpeed's interface is global
+    if _current is None:
+        if local_device().type == "cuda":
+            from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+
+            _current = CUDA_Accelerator()
+        else:
+            _current = CPU_Accelerator()
+    return _current
+
+
+def set_accelerator(accel_obj: Any) -> None:
+    """Makes get_accelerator return another one; zerorun itself asks PyTorch."""
+    global _current  # noqa: PLW0603 - DeepSpeed's interface is global
+    _current = accel_obj
+
+
+def is_current_accelerator_supported() -> bool:
+    return get_accelerator().device_name() in {"cpu", "cuda"}

@@ -1,4 +1,5 @@
-"""Frozen parameters in a dtype of their own (quantized weights, fp8), which are kept bit by bit."""
+"""Dtypes: the core's, frozen parameters in others (quantized weights, fp8), which are kept bit by
+bit, and how safetensors files spell them."""
 
 from __future__ import annotations
 
@@ -41,3 +42,28 @@ def stored_shape(shape: torch.Size, dtype: torch.dtype) -> list[int]:
 def as_bytes(flat: torch.Tensor) -> torch.Tensor:
     """The same memory in a dtype that communicators take."""
     return flat.view(torch.uint8) if core_dtype_of(flat.dtype) == "uint8" else flat
+
+
+_SPELLED = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",  # not in every version of torch
+    "C64": "complex64",
+}
+SAFETENSORS_DTYPES = {
+    name: getattr(torch, dtype) for name, dtype in _SPELLED.items() if hasattr(torch, dtype)
+}
+SAFETENSORS_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
