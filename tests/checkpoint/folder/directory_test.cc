@@ -1,6 +1,5 @@
 #include "checkpoint/files/layout.h"
-#include "checkpoint/folder/retention.h"
-#include "checkpoint/loading/verify.h"
+#include "checkpoint/loading/checkpoint_reader.h"
 #include "checkpoint/saving/save_folder.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"

@@ -1,5 +1,5 @@
 #include "tests/common.h"
-#include "train/cuda/cudnn_attention.h"
+#include "train/cuda/cuda_kernels.h"
 #include "train/model/kernels.h"
 #include "zerorun/error.h"
 

@@ -1,10 +1,9 @@
-#include "train/report/progress.h"
 
 #include <nlohmann/json.hpp>
 
 #include "tests/common.h"
 #include "tests/train/temporary_folder.h"
-#include "train/report/metrics.h"
+#include "train/report/report.h"
 #include "zerorun/error.h"
 
 namespace zerorun::train::testing {

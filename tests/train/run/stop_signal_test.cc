@@ -1,9 +1,8 @@
-#include "train/run/stop_signal.h"
-
 #include <sys/resource.h>
 
 #include "tests/common.h"
 #include "train/cpu/matrix.h"
+#include "train/run/run.h"
 
 namespace zerorun::train {
 namespace {
