@@ -59,6 +59,8 @@ Manifest::ShardFile describe_file(const fs::path& path) {
           .header_hash = hash_of(std::string_view(header))};
 }
 
+}  // namespace
+
 // One asynchronous save. A thread of each rank writes the rank's file while training continues. A
 // file gets its final name when it is complete; rank 0's thread waits for all names and then
 // commits. So the threads do not need the communicator, which training uses. If ranks do not see
@@ -263,8 +265,6 @@ Manifest::ShardFile BackgroundSave::wait_for_peer(int rank) {
   }
   return describe_file(path);
 }
-
-}  // namespace
 
 struct AsyncSaver::Impl {
   Impl(EngineStates& states, Communicator& communicator, const AsyncOptions& given)
