@@ -19,6 +19,7 @@ class Scratch {
   }
 
   const std::filesystem::path& path() const { return path_; }
+  std::string path(const std::string& name) const { return (path_ / name).string(); }
   // Writes a file, its directories included; returns its path.
   std::filesystem::path write(const std::string& name, const std::string& text,
                               bool executable = false) const {

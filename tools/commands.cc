@@ -8,19 +8,230 @@
 
 #include "config/checks/suggest.h"
 #include "config/command_line.h"
+#include "config/docs/report.h"
+#include "config/json/reader.h"
 #include "core/check.h"
 #include "core/printable.h"
+#include "launcher/hosts/hostfile.h"
 #include "launcher/options.h"
-#include "tools/completion.h"
-#include "tools/host.h"
-#include "tools/python_tool.h"
 #include "tools/terminal/tool.h"
-#include "tools/tool_table.h"
+#include "train/model/gpt_config.h"
 #include "train/run/options.h"
 
 namespace zerorun {
 
 namespace {
+
+constexpr int64_t kMaxRanks = 1 << 20;
+constexpr int64_t kMaxCount = int64_t{1} << 40;
+
+void define_elastic(CLI::App& config, ToolArguments& arguments) {
+  CLI::App* tool = add_tool(config, "elastic",
+                            "Prints the batch size and numbers of ranks of the section elasticity",
+                            "Example:\n  zerorun config elastic ds_config.json --world_size 8");
+  AppOptions{*tool}.text("FILE,-c,--config", arguments.path, "", "A ds_config.json")->required();
+  AppOptions{*tool}.integer("-w,--world_size", arguments.elastic_ranks, "N", 0,
+                            "Number of ranks of the job, to print its batch sizes", kMaxRanks);
+  tool->callback(
+      [&arguments] { print_text(elasticity_report(arguments.path, arguments.elastic_ranks)); });
+}
+
+void define_config(CLI::App& tools, ToolArguments& arguments) {
+  CLI::App* config = add_tool(tools, "config", "Checks, shows and documents configurations",
+                              "Examples:\n"
+                              "  zerorun config check ds_config.json\n"
+                              "  zerorun config show ds_config.json --world_size 8\n"
+                              "  zerorun config schema > ds_config.schema.json");
+  config->require_subcommand(1);
+  CLI::App* check =
+      add_tool(*config, "check", "Summarizes a configuration and reports all of its problems",
+               "Example:\n  zerorun config check ds_config.json");
+  AppOptions{*check}.text("FILE", arguments.path, "", "A ds_config.json")->required();
+  check->callback([&arguments] { print_text(check_report(arguments.path)); });
+  CLI::App* show = add_tool(*config, "show", "Prints the resolved value of every setting",
+                            "Example:\n  zerorun config show ds_config.json --world_size 8");
+  AppOptions{*show}.text("FILE", arguments.path, "", "A ds_config.json")->required();
+  AppOptions{*show}
+      .integer("--world_size", arguments.facts.world_size, "N", 1, "Number of ranks of the job",
+               kMaxRanks)
+      ->capture_default_str();
+  AppOptions{*show}.integer("--hidden_size", arguments.facts.hidden_size, "N", 1,
+                            "Width of the model, for bucket sizes that are \"auto\"", kMaxCount);
+  AppOptions{*show}.integer("--steps", arguments.facts.total_steps, "N", 1,
+                            "Optimizer steps, for a schedule whose length is \"auto\"", kMaxCount);
+  show->callback([&arguments] {
+    print_text(
+        show_config(load_config_for(ConfigReader::pytorch, arguments.path), arguments.facts));
+  });
+  define_elastic(*config, arguments);
+  add_tool(*config, "schema", "Prints the JSON Schema of a configuration, for editors", "")
+      ->callback([] { print_text(json_schema()); });
+  add_tool(*config, "docs", "Prints the reference of all keys in Markdown", "")->callback([] {
+    print_text(config_markdown());
+  });
+}
+
+void define_plan_limits(CLI::App& tool, PlanOptions& plan) {
+  AppOptions{tool}.text(
+      "--gpu_memory", plan.device_memory, "SIZE",
+      "Memory of each GPU, with its unit (80GB, 24GiB), to print which settings fit");
+  AppOptions{tool}.text("--host_memory", plan.host_memory, "SIZE",
+                        "Memory of each host (512GiB), likewise");
+  AppOptions{tool}.text("--disk", plan.disk, "SIZE",
+                        "Free space on the local disk of each host (2TB), likewise");
+  AppOptions{tool}.text("--nvme_path", plan.nvme_path, "DIR",
+                        "Folder on NVMe to which the configuration of --fit may offload");
+  AppOptions{tool}.text(
+      "--fit", plan.fit, "FILE",
+      "Write the fastest configuration that fits, with its micro-batch size, to this file. "
+      "Without --seq_len only model states have to fit");
+}
+
+void define_simulation(CLI::App& tool, PlanOptions& plan) {
+  AppOptions{tool}.text(
+      "--simulate", plan.simulate, "hosts=H,gpus=G",
+      "Simulate a cluster (replaces --world_size): print the time of a step there, "
+      "what grows with the cluster, and which shard groups and stages are fastest");
+  AppOptions{tool}.text("--link", plan.link, "RATE",
+                        "Bandwidth of a host's network link per direction (400Gbit)");
+  AppOptions{tool}.text(
+      "--nvlink", plan.nvlink, "RATE",
+      "Bandwidth between the GPUs of a host, per GPU and direction (450GB/s); with "
+      "cpus=: at which one of the ranks copies memory while all do");
+  AppOptions{tool}.text(
+      "--link_cpu", plan.link_cpu, "RATE",
+      "With cpus=: bandwidth per direction at which a host's cores can send and "
+      "receive if they do nothing else (1GB/s); this time, and that of copying and "
+      "quantizing, is added to a step");
+  AppOptions{tool}
+      .number("--latency_us", plan.latency_us, "N", 0, 1e6,
+              "Latency of a message between hosts, in microseconds")
+      ->capture_default_str();
+  AppOptions{tool}.number("--tflops", plan.tflops, "N", 0, 1e6,
+                          "10^12 operations per second that the model reaches on a GPU, to overlap "
+                          "computation with communication. Needs --micro_batch and --seq_len");
+}
+
+void define_plan(CLI::App& tools, PlanOptions& plan) {
+  CLI::App* tool = add_tool(
+      tools, "plan", "Predicts the memory of each rank for a configuration and a model",
+      "Examples:\n"
+      "  zerorun plan ds_config.json --model gpt2-xl --world_size 8\n"
+      "  zerorun plan --model 7B --world_size 8 --gpu_memory 80GB --host_memory 512GiB\n"
+      "  zerorun plan --model gpt2-xl --seq_len 1024 --gpu_memory 24GiB --host_memory 64GiB "
+      "--fit fits.json\n"
+      "  zerorun plan --model 70B --simulate hosts=1280,gpus=8 --link 400Gbit --nvlink 450GB/s");
+  AppOptions{*tool}.text("FILE", plan.config, "",
+                         "A ds_config.json, or its base64 text. Default: stage 2, bf16, AdamW");
+  AppOptions{*tool}
+      .text("--model", plan.model, "MODEL",
+            train::preset_names() +
+                ", a Hugging Face config.json (gpt2, llama, mistral, qwen2, "
+                "qwen3, gemma, phi3), or a number of parameters (1.3B)")
+      ->required();
+  AppOptions{*tool}
+      .integer("--world_size", plan.world_size, "N", 1, "Number of ranks of the job", kMaxRanks)
+      ->capture_default_str();
+  AppOptions{*tool}.integer("--ranks_per_host", plan.ranks_per_host, "N", 1,
+                            "Number of ranks per host. Default: all", kMaxRanks);
+  tool->add_flag("--cpu", plan.cpu, "Plan for CPU ranks, which keep everything in host memory");
+  AppOptions{*tool}.integer("--micro_batch", plan.micro_batch, "N", 1,
+                            "Sequences per rank in a micro-step. Default: that of FILE, else "
+                            "8 for the models of train",
+                            kMaxCount);
+  AppOptions{*tool}.integer(
+      "--seq_len", plan.seq_len, "N", 1,
+      "Tokens per sequence, to include the activations of the models of train", kMaxCount);
+  tool->add_flag("--recompute", plan.recompute,
+                 "Assume that activations are recomputed in backward");
+  tool->add_flag("--fast_attention", plan.fast_attention,
+                 "Assume that train has this option, which needs less memory");
+  define_plan_limits(*tool, plan);
+  define_simulation(*tool, plan);
+  tool->add_flag("--json", plan.json, "Print the table as JSON, the fastest setting first");
+  tool->callback([&plan] { print_text(plan_report(plan)); });
+}
+
+void define_bench(CLI::App& tools, ToolArguments& arguments) {
+  constexpr const char* kExample = "Example:\n  zerorun bench nvme /mnt/disk --gib 4";
+  CLI::App* bench = add_tool(tools, "bench", "Measures this machine", kExample);
+  bench->require_subcommand(1);
+  CLI::App* nvme =
+      add_tool(*bench, "nvme",
+               "Measures a disk as NVMe offloading uses it, and what a step would take", kExample);
+  AppOptions{*nvme}.text("DIR", arguments.path, "", "A folder on the disk")->required();
+  constexpr double kMinGib = 0.25;  // 32 of the largest blocks, the maximum in flight
+  constexpr double kMaxGib = 1024;
+  AppOptions{*nvme}
+      .number("--gib", arguments.bench_gib, "N", kMinGib, kMaxGib,
+              "Amount to write and read, in GiB")
+      ->capture_default_str();
+  nvme->callback([&arguments] {
+    const auto mib = static_cast<uint64_t>(arguments.bench_gib * 1024);
+    bench_nvme(arguments.path, mib << 20, print_line);
+  });
+}
+
+void define_shell(CLI::App& tools, ToolArguments& arguments) {
+  // Topics are names of tools, which CLI11 would parse as tools, so commands.cc parses them.
+  add_tool(tools, "help", "Explains a command, the launcher, train or environment variables",
+           "Examples:\n"
+           "  zerorun help ckpt verify\n"
+           "  zerorun help environment");
+  CLI::App* completion = add_tool(
+      tools, "completion", "Prints a script that makes a shell complete zerorun's commands",
+      "Examples:\n"
+      "  eval \"$(zerorun completion bash)\"                   # in ~/.bashrc\n"
+      "  eval \"$(zerorun completion zsh)\"                    # in ~/.zshrc\n"
+      "  zerorun completion fish > ~/.config/fish/completions/zerorun.fish");
+  AppOptions{*completion}
+      .one_of("SHELL", arguments.shell, {"bash", "zsh", "fish"}, "Shell for which the script is")
+      ->required();
+  completion->callback([&arguments] { print_text(completion_script(arguments.shell)); });
+  add_tool(tools, "version", "Prints the version and the commit that it was built from", "")
+      ->callback([] { print_text(version_line()); });
+}
+
+void define_doctor(CLI::App& tools, DoctorOptions& doctor) {
+  CLI::App* tool =
+      add_tool(tools, "doctor", "Checks this machine for what jobs need, and says what to change",
+               "Examples:\n"
+               "  zerorun doctor\n"
+               "  zerorun doctor --hostfile hosts --folder /mnt/checkpoints --json");
+  AppOptions{*tool}.text("--hostfile", doctor.hostfile, "FILE",
+                         "Also check that this host knows the hosts of this file");
+  AppOptions{*tool}
+      .text("--folder", doctor.folder, "DIR",
+            "Folder of checkpoints, to measure its disk; 128 MiB are written "
+            "there and removed")
+      ->capture_default_str();
+  AppOptions{*tool}
+      .integer("--port", doctor.port, "N", 1, "Port at which launchers or ranks meet", kMaxPort)
+      ->capture_default_str();
+  tool->add_flag("--json", doctor.json, "Print the checks as JSON");
+  tool->callback([&doctor] {
+    const std::vector<Check> checks = examine(doctor);
+    print_text(doctor.json ? doctor_json(checks) : doctor_text(checks));
+    const auto problems = std::count_if(checks.begin(), checks.end(), [](const Check& check) {
+      return check.state == Check::State::problem;
+    });
+    if (problems > 0) fail<DeviceError>("{} checks found a problem", problems);
+  });
+}
+
+void define_host(CLI::App& tools, ToolArguments& arguments) {
+  define_doctor(tools, arguments.doctor);
+  define_bench(tools, arguments);
+  add_tool(tools, "env", "Describes this machine, this build and the variables that zerorun reads",
+           "")
+      ->callback([] { print_text(host_report()); });
+}
+
+// Sets the task of the tools that were added since the last call.
+void name_task(CLI::App& tools, const char* task) {
+  const auto is_new = [](const CLI::App* tool) { return tool->get_group() == kNoTask; };
+  for (CLI::App* tool : tools.get_subcommands(is_new)) tool->group(task);
+}
 
 std::vector<std::string> names_of(const CLI::App& tool) {
   std::vector<std::string> names;
@@ -62,6 +273,22 @@ std::vector<std::string> names_of(const CLI::App& tool) {
 }
 
 }  // namespace
+
+void define_tools(CLI::App& tools, ToolArguments& arguments) {
+  use_plain_help(tools);
+  tools.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  define_plan(tools, arguments.plan);
+  define_config(tools, arguments);
+  name_task(tools, "Before a run");
+  define_ckpt(tools, arguments.ckpt);
+  name_task(tools, "Checkpoints");
+  define_python_tools(tools);
+  name_task(tools, "Observing and tuning runs");
+  define_host(tools, arguments);
+  name_task(tools, "This machine");
+  define_shell(tools, arguments);
+  name_task(tools, "About this command");
+}
 
 std::vector<std::string> command_names() {
   ToolArguments values;

@@ -1,4 +1,3 @@
-#include "tools/completion.h"
 
 #include <fmt/format.h>
 
@@ -11,8 +10,8 @@
 #include "core/check.h"
 #include "launcher/option_table.h"
 #include "launcher/program.h"
+#include "tools/commands.h"
 #include "tools/terminal/tool.h"
-#include "tools/tool_table.h"
 #include "train/run/options.h"
 
 namespace zerorun {

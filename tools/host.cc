@@ -1,5 +1,3 @@
-#include "tools/host.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <hwy/highway.h>
@@ -22,6 +20,7 @@
 #include "os/cgroup.h"
 #include "os/host_limits.h"
 #include "os/process_identity.h"
+#include "tools/commands.h"
 #include "zerorun/device.h"
 #include "zerorun/version.h"
 

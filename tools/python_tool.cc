@@ -1,5 +1,3 @@
-#include "tools/python_tool.h"
-
 #include <fmt/ranges.h>
 #include <unistd.h>
 
@@ -14,6 +12,7 @@
 #include "config/command_line.h"
 #include "core/check.h"
 #include "launcher/program.h"
+#include "tools/commands.h"
 #include "tools/terminal/tool.h"
 
 namespace zerorun {

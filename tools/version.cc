@@ -1,6 +1,6 @@
 #include "zerorun/version.h"
 
-#include "tools/host.h"
+#include "tools/commands.h"
 
 namespace zerorun {
 

@@ -16,7 +16,6 @@
 #include "train/run/run.h"
 #include "train/run/run_folder.h"
 #include "train/run/run_setup.h"
-#include "train/run/stop_signal.h"
 #include "zerorun/zerorun.h"
 
 namespace zerorun::train {

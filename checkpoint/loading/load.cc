@@ -13,7 +13,6 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/loading/checkpoint_reader.h"
 #include "checkpoint/loading/device_copies.h"
-#include "checkpoint/loading/model_match.h"
 #include "checkpoint/loading/record_runs.h"
 #include "checkpoint/loading/undo_log.h"
 #include "comm/agreement.h"

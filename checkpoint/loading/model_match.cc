@@ -1,5 +1,3 @@
-#include "checkpoint/loading/model_match.h"
-
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/format/manifest.h"
 #include "config/checks/suggest.h"
 #include "core/check.h"
 

@@ -1,4 +1,3 @@
-#include "checkpoint/loading/verify.h"
 
 #include <fmt/ranges.h>
 

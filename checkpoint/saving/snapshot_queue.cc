@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "checkpoint/format/shard_file.h"
+#include "zerorun/checkpoint.h"
+
 namespace zerorun {
 
 std::span<std::byte> SnapshotQueue::reserve(size_t wanted, uint64_t place) {
@@ -70,6 +73,47 @@ void SnapshotQueue::close() {
   const std::scoped_lock lock(mutex_);
   closed_ = true;
   changed_.notify_all();
+}
+
+namespace {
+
+// Bytes of this rank's part that lie on its device, at most, as pieces of a queue.
+uint64_t resident_nbytes(EngineStates& engine) {
+  uint64_t nbytes = 0;
+  const auto specs = engine.parameters();
+  engine.visit_states(StateAccess::shape, [&](const StateInterval& interval) {
+    const bool trainable = specs[static_cast<size_t>(interval.parameter)].trainable;
+    if (!interval.owned || (trainable ? interval.on_host : interval.param_on_host)) return;
+    const auto add = [&](const TensorView& view) {
+      nbytes += SnapshotQueue::memory_for(view.nbytes());
+    };
+    if (!trainable) return add(interval.param);
+    add(interval.master);
+    for (const TensorView& state : interval.states) add(state);
+  });
+  return nbytes;
+}
+
+// All pieces of this rank's part side by side: in the order of the file without gaps, if that is
+// the order in which they come.
+uint64_t whole_nbytes(EngineStates& engine) {
+  const ShardPlan plan(engine);
+  const std::vector<HashedTensor>& tensors = plan.tensors();
+  if (tensors.empty()) return 0;
+  if (plan.is_read_in_order()) return tensors.back().end() - tensors.front().begin;
+  uint64_t nbytes = 0;
+  for (const HashedTensor& tensor : tensors) nbytes += SnapshotQueue::memory_for(tensor.nbytes);
+  return nbytes;
+}
+
+}  // namespace
+
+uint64_t snapshot_nbytes(EngineStates& engine, uint64_t asked) {
+  const uint64_t whole = whole_nbytes(engine);
+  const uint64_t wanted = asked > 0 ? asked : std::max(resident_nbytes(engine), kMinSnapshotNbytes);
+  const uint64_t enough = std::min(whole, wanted);
+  constexpr uint64_t kUnit = SnapshotQueue::kAlignment;
+  return std::max((enough + kUnit - 1) / kUnit * kUnit, kUnit);
 }
 
 }  // namespace zerorun

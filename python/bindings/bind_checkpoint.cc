@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "checkpoint/folder/node_local.h"
-#include "checkpoint/loading/model_match.h"
+#include "checkpoint/format/manifest.h"
 #include "comm/agreement.h"
 #include "python/bindings/engine_handle.h"
 #include "python/bindings/register.h"

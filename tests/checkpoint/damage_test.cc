@@ -1,7 +1,7 @@
 #include "checkpoint/files/hash.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/shard_file.h"
-#include "checkpoint/loading/verify.h"
+#include "checkpoint/loading/checkpoint_reader.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"

@@ -14,13 +14,11 @@ using testing::problems_of;
 TEST(ParseConfig, PutsEveryWorkingKeyIntoItsMember) {
   const Config defaults;
   std::set<std::string_view> seen;
-  for (const std::vector<testing::Effect>& effects : testing::all_effects()) {
-    for (const testing::Effect& effect : effects) {
-      EXPECT_FALSE(effect.is_seen(defaults)) << effect.pointer << " could not be told apart";
-      EXPECT_TRUE(effect.is_seen(parse_config(document(effect.pointer, effect.value)).config))
-          << effect.pointer;
-      seen.insert(effect.pointer);
-    }
+  for (const testing::Effect& effect : testing::kEffects) {
+    EXPECT_FALSE(effect.is_seen(defaults)) << effect.pointer << " could not be told apart";
+    EXPECT_TRUE(effect.is_seen(parse_config(document(effect.pointer, effect.value)).config))
+        << effect.pointer;
+    seen.insert(effect.pointer);
   }
   for (const KeySpec* spec : testing::leaf_keys()) {
     EXPECT_EQ(seen.contains(spec->pointer), spec->binding.set != nullptr) << spec->pointer;

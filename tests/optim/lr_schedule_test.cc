@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "tests/paths.h"
 #include "zerorun/error.h"
 
@@ -247,12 +248,7 @@ TEST(LrSchedule, WithoutATypeGroupsKeepTheirRates) {
 }
 
 std::string problem_of(const SchedulerConfig& config, std::vector<double> base_lrs) {
-  try {
-    make_lr_schedule(config, std::move(base_lrs));
-    return "";
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
+  return testing::error_of<ConfigError>([&] { make_lr_schedule(config, std::move(base_lrs)); });
 }
 
 TEST(LrSchedule, ErrorsNameTheKey) {

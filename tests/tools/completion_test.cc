@@ -1,8 +1,7 @@
-#include "tools/completion.h"
-
 #include <CLI/CLI.hpp>
 
 #include "tests/common.h"
+#include "tools/commands.h"
 #include "train/run/options.h"
 
 namespace zerorun {

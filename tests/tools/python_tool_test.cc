@@ -1,7 +1,6 @@
-#include "tools/python_tool.h"
-
 #include "tests/common.h"
 #include "tests/scratch.h"
+#include "tools/commands.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

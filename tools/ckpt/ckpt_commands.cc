@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/loading/verify.h"
+#include "checkpoint/loading/checkpoint_reader.h"
 #include "config/command_line.h"
 #include "core/check.h"
 #include "tools/ckpt/ckpt_report.h"

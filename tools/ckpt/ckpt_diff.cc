@@ -11,7 +11,6 @@
 
 #include "core/printable.h"
 #include "tools/ckpt/ckpt_report.h"
-#include "tools/ckpt/saved_values.h"
 #include "tools/terminal/tool.h"
 
 namespace zerorun {

@@ -13,8 +13,8 @@
 
 #include "checkpoint/files/file.h"
 #include "checkpoint/files/layout.h"
-#include "checkpoint/folder/retention.h"
 #include "checkpoint/loading/checkpoint_reader.h"
+#include "checkpoint/saving/save_folder.h"
 #include "core/check.h"
 #include "core/format_bytes.h"
 #include "core/printable.h"

@@ -14,7 +14,6 @@
 #include "core/check.h"
 #include "core/printable.h"
 #include "tools/ckpt/ckpt_report.h"
-#include "tools/ckpt/saved_values.h"
 #include "tools/terminal/tool.h"
 
 namespace zerorun {

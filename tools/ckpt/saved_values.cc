@@ -1,8 +1,8 @@
-#include "tools/ckpt/saved_values.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+
+#include "tools/ckpt/ckpt_report.h"
 
 namespace zerorun {
 
@@ -70,13 +70,6 @@ double SavedValues::norm() const {
   double squares = 0;
   for (int64_t i = 0; i < numel_; ++i) squares += value(i) * value(i);
   return std::sqrt(squares);
-}
-
-bool SavedValues::all_finite() const {
-  for (int64_t i = 0; i < numel_; ++i) {
-    if (!std::isfinite(value(i))) return false;
-  }
-  return true;
 }
 
 }  // namespace zerorun

@@ -1,5 +1,3 @@
-#include "tools/plan/plan_model.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -15,6 +13,7 @@
 
 #include "core/check.h"
 #include "core/parse_number.h"
+#include "tools/plan/plan.h"
 #include "train/model/activations.h"
 #include "train/model/gpt_config.h"
 #include "train/model/hf_config.h"

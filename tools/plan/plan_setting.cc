@@ -1,11 +1,11 @@
-#include "tools/plan/plan_setting.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <initializer_list>
+#include <nlohmann/json.hpp>
 
 #include "config/keys/key_table.h"
+#include "tools/plan/plan.h"
 
 namespace zerorun {
 

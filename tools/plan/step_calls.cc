@@ -1,5 +1,4 @@
-#include "tools/plan/step_calls.h"
-
+#include "tools/plan/cluster.h"
 #include "zero/gradients/quantized_reduction.h"
 #include "zero/parameters/quantized_gather.h"
 #include "zero/partition/muon_rounds.h"

@@ -1,8 +1,7 @@
-#include "tools/plan/workload.h"
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "tools/plan/plan.h"
 #include "train/model/activations.h"
 #include "train/model/kernels.h"
 #include "zero/memory_plan.h"

@@ -1,7 +1,7 @@
 // Checks before kernels are launched; apart from them, since nvcc cannot compile the messages.
 #include "core/check.h"
 #include "core/format_bytes.h"
-#include "train/cuda/cudnn_attention.h"
+#include "train/cuda/cuda_kernels.h"
 #include "train/cuda/kernels.h"
 #include "train/model/kernels.h"
 

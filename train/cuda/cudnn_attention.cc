@@ -1,5 +1,3 @@
-#include "train/cuda/cudnn_attention.h"
-
 #include <cudnn_frontend.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -16,6 +14,7 @@
 #include "core/check.h"
 #include "device/cuda/libraries/library_files.h"
 #include "os/shared_library.h"
+#include "train/cuda/cuda_kernels.h"
 #include "train/model/kernels.h"
 
 namespace cudnn_frontend {

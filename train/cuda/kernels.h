@@ -19,7 +19,7 @@ void check_dtype(DType expected, std::initializer_list<TensorView> views, std::s
 
 // Causal attention in tiles of queries and keys, so that scores exist for one pair of tiles at a
 // time (Dao et al., arXiv:2205.14135): for every GPU, dtype and length, in fp32 without tensor
-// cores. Where cuDNN is, it takes the place of these for training in 16 bits (cudnn_attention.h).
+// cores. Where cuDNN is, it takes the place of these for training in 16 bits (cuda_kernels.h).
 // Throws ConfigError for wider heads than this:
 inline constexpr int64_t kWidestHead = 256;
 void check_heads(const AttentionShape& shape);

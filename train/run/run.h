@@ -1,10 +1,13 @@
 #pragma once
 
+#include <atomic>
+#include <csignal>
 #include <cstdint>
 #include <functional>
+#include <mutex>
+#include <thread>
 
 #include "train/run/run_setup.h"
-#include "train/run/stop_signal.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
 
@@ -34,6 +37,38 @@ class SaveSchedule {
   int64_t due_ = 0;
   int64_t put_off_ = 0;
   bool is_waiting_ = false;  // a delayed save is waiting
+};
+
+// Receives SIGINT and SIGTERM on a separate thread. A signal handler would run on the stack of
+// whichever thread the kernel selects. While oneDNN multiplies matrices, the stack pointer of a
+// thread may be the start of a heap block (jit_avx_gemm_f32.cpp, "buffer_in_ws"), and the handler's
+// frame would overwrite the heap before it.
+class StopSignal {
+ public:
+  // Create one object per process before any thread is started, because threads inherit the mask
+  // that blocks the signals.
+  StopSignal();
+  ~StopSignal();
+  StopSignal(const StopSignal&) = delete;
+  StopSignal& operator=(const StopSignal&) = delete;
+
+  // By default the signals end the process. Between hold() and release() they are remembered
+  // instead, and take effect at release().
+  void hold();
+  void release();
+  // Returns the last remembered signal, or 0.
+  int received() const;
+
+ private:
+  void watch();
+
+  sigset_t signals_ = {};
+  sigset_t previous_mask_ = {};
+  mutable std::mutex mutex_;
+  bool holding_ = false;
+  int received_ = 0;
+  std::atomic<bool> ending_ = false;
+  std::thread watcher_;
 };
 
 // Prepares a run: claims its folder and allocates its memory. Returns the function that loads or

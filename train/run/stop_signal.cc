@@ -1,4 +1,4 @@
-#include "train/run/stop_signal.h"
+#include "train/run/run.h"
 
 namespace zerorun::train {
 

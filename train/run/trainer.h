@@ -9,7 +9,7 @@
 #include "train/model/kernels.h"
 #include "train/model/model.h"
 #include "train/model/parameters.h"
-#include "train/report/progress.h"
+#include "train/report/report.h"
 #include "train/run/run_setup.h"
 #include "zerorun/communicator.h"
 #include "zerorun/engine.h"

@@ -4,6 +4,7 @@
 #include "tests/checkpoint/file_size_limit.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "tests/paths.h"
 #include "zerorun/error.h"
 
@@ -119,16 +120,12 @@ TEST(BlockWriter, WhatCannotBeWrittenIsAnErrorThatNamesTheFile) {
   const testing::FileSizeLimit limit(3 * kMiB);
   for (const bool direct : {true, false}) {
     const std::string name = direct ? "direct" : "cached";
-    const auto error = [&](uint64_t reserved) -> std::string {
-      const auto path = directory.path() / (name + std::to_string(reserved));
-      try {
-        BlockWriter writer(path, reserved, direct);
+    const auto error = [&](uint64_t reserved) {
+      return testing::error_of<IoError>([&] {
+        BlockWriter writer(directory.path() / (name + std::to_string(reserved)), reserved, direct);
         writer.write(0, std::as_bytes(std::span(text)));
         writer.finish();
-      } catch (const IoError& caught) {
-        return caught.what();
-      }
-      return "written";
+      });
     };
     EXPECT_THAT(error(8 * kMiB), AllOf(HasSubstr("cannot write 8388608 bytes to"), HasSubstr(name),
                                        HasSubstr("File too large")));

@@ -1,12 +1,11 @@
 #include "checkpoint/files/layout.h"
-#include "checkpoint/folder/retention.h"
-#include "checkpoint/loading/verify.h"
+#include "checkpoint/loading/checkpoint_reader.h"
 #include "checkpoint/saving/save_folder.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "zerorun/checkpoint.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
@@ -32,11 +31,7 @@ class Directory : public ::testing::Test {
     return loaded.tag;
   }
   std::string load_error(const std::string& tag = "") {
-    try {
-      return "loaded " + load(tag);
-    } catch (const CheckpointError& error) {
-      return error.what();
-    }
+    return testing::error_of<CheckpointError>([&] { load(tag); });
   }
   FakeEngine make_engine(uint64_t seed) {
     const testing::FakeModel model = testing::small_model();
@@ -90,12 +85,7 @@ TEST_F(Directory, WhatThisUserMayNotReadIsNotMissing) {
     fs::permissions(path_, fs::perms::all);
     fs::permissions(hidden, fs::perms::none);
     EXPECT_TRUE(!is_root || ::seteuid(65534) == 0);
-    std::string text = "nothing failed";
-    try {
-      act();
-    } catch (const Error& error) {
-      text = error.what();
-    }
+    const std::string text = testing::error_of(act);
     EXPECT_TRUE(!is_root || ::seteuid(0) == 0);
     fs::permissions(hidden, fs::perms::all);
     return text;

@@ -5,9 +5,9 @@
 #include "tests/checkpoint/file_size_limit.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "tests/harness.h"
 #include "zerorun/checkpoint.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
@@ -32,12 +32,7 @@ struct Uneven {
 
 std::string save_error(Communicator& comm, const Uneven& uneven, const SaveOptions& options) {
   FakeEngine engine(uneven.model, uneven.cuts, comm, 2);
-  try {
-    save_checkpoint(engine, comm, options);
-  } catch (const IoError& error) {
-    return error.what();
-  }
-  return "saved";
+  return testing::error_of<IoError>([&] { save_checkpoint(engine, comm, options); });
 }
 
 void expect_previous(const Uneven& uneven, const std::string& directory) {

@@ -1,7 +1,6 @@
 #include "tests/common.h"
 #include "tests/scratch.h"
 #include "tools/plan/plan.h"
-#include "tools/plan/plan_model.h"
 #include "tools/plan/simulation.h"
 
 namespace zerorun {

@@ -1,10 +1,10 @@
 #include "tools/plan/plan.h"
 
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "tests/paths.h"
 #include "tests/scratch.h"
-#include "tools/host.h"
-#include "tools/plan/plan_model.h"
+#include "tools/commands.h"
 #include "tools/terminal/tool.h"
 #include "train/model/activations.h"
 #include "train/model/gpt_config.h"
@@ -246,12 +246,7 @@ TEST(Plan, FitNamesWhatIsClosestOrWhatIsMissing) {
   options.model = "350M";
   options.fit = folder.path() / "fit.json";
   const auto error_of = [&] {
-    try {
-      plan_report(options);
-    } catch (const ConfigError& error) {
-      return std::string(error.what());
-    }
-    return std::string("no error");
+    return testing::error_of<ConfigError>([&] { plan_report(options); });
   };
   EXPECT_THAT(error_of(), HasSubstr("--fit needs a limit"));
   options.device_memory = "1MB";
@@ -360,12 +355,8 @@ TEST(BenchNvme, PrintsATableTheBestSettingAndTheCostOfAStep) {
   EXPECT_THAT(text, ContainsRegex("a step of Adam takes about [0-9.]+ s"));
   EXPECT_THAT(text, Not(HasSubstr("inf")));
   const auto error_of = [](const std::string& folder, uint64_t nbytes) {
-    try {
-      bench_nvme(folder, nbytes, [](const std::string&) {});
-    } catch (const ConfigError& error) {
-      return std::string(error.what());
-    }
-    return std::string("no error");
+    return testing::error_of<ConfigError>(
+        [&] { bench_nvme(folder, nbytes, [](const std::string&) {}); });
   };
   EXPECT_THAT(error_of("/dev/shm", 1 << 20), ::testing::StartsWith("bench nvme: /dev/shm is a"));
   const std::string large = error_of(test_paths::build(), uint64_t{1} << 60);

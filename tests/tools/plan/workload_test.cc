@@ -1,4 +1,3 @@
-#include "tools/plan/workload.h"
 
 #include <nlohmann/json.hpp>
 
@@ -7,7 +6,6 @@
 #include "tests/paths.h"
 #include "tests/scratch.h"
 #include "tools/plan/plan.h"
-#include "tools/plan/plan_setting.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/engine.h"
 

@@ -1,5 +1,6 @@
 #include "tests/common.h"
-#include "train/cuda/cudnn_attention.h"
+#include "tests/error_of.h"
+#include "train/cuda/cuda_kernels.h"
 #include "train/model/kernels.h"
 #include "zerorun/error.h"
 
@@ -31,13 +32,8 @@ TEST(AttentionWorkspaceTest, TheLimitIsHeldWhereCudnnCanOrItIsEnough) {
 
 TEST(AttentionWorkspaceTest, ALimitForAttentionThatIsNotUsedIsRefused) {
   EXPECT_NO_THROW(refuse_unused({}, "no cuDNN"));
-  const auto refusal = [](const KernelOptions& options) -> std::string {
-    try {
-      refuse_unused(options, "no cuDNN");
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "none";
+  const auto refusal = [](const KernelOptions& options) {
+    return zerorun::testing::error_of<ConfigError>([&] { refuse_unused(options, "no cuDNN"); });
   };
   EXPECT_THAT(refusal({.attention_workspace = 0}),
               AllOf(HasSubstr("--attention_workspace"), HasSubstr("no cuDNN")));
@@ -47,14 +43,11 @@ TEST(AttentionWorkspaceTest, ALimitForAttentionThatIsNotUsedIsRefused) {
 
 TEST(AttentionWorkspaceTest, WhereItCannotBeHeldTheErrorSaysWhatWould) {
   for (const CudnnVersion version : {CudnnVersion{92499, 9}, CudnnVersion{92500, 8}}) {
-    try {
-      check_attention_workspace(gpt2(16, 1024), 384 * kMiB - 1, version);
-      ADD_FAILURE() << version.number << " " << version.architecture;
-    } catch (const ConfigError& error) {
-      EXPECT_THAT(error.what(), AllOf(HasSubstr("--attention_workspace"), HasSubstr("384.0 MiB"),
-                                      HasSubstr("16 x 1024 positions and 12 heads"),
-                                      HasSubstr("smaller micro-batch")));
-    }
+    EXPECT_THAT(
+        [&] { check_attention_workspace(gpt2(16, 1024), 384 * kMiB - 1, version); },
+        ThrowsMessage<ConfigError>(AllOf(HasSubstr("--attention_workspace"), HasSubstr("384.0 MiB"),
+                                         HasSubstr("16 x 1024 positions and 12 heads"),
+                                         HasSubstr("smaller micro-batch"))));
   }
 }
 

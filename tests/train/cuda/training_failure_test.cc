@@ -8,7 +8,7 @@
 #include "testing/fake_cublas_lt/cublas_lt.h"
 #include "tests/common.h"
 #include "tests/device/cuda/failing_calls.h"
-#include "tests/train/temporary_folder.h"
+#include "tests/train/token_file.h"
 #include "train/cuda/cuda_kernels.h"
 #include "train/cuda/kernels.h"
 #include "train/run/trainer.h"
@@ -71,7 +71,7 @@ class TrainingFailureTest : public ::testing::Test {
     return trainer.engine().states().parameter_hash();
   }
 
-  const TemporaryFolder folder_;
+  const Scratch folder_;
   const std::string data_;
   const std::string model_;
   const std::string config_;

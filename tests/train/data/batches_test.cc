@@ -1,8 +1,8 @@
 #include "train/data/batches.h"
 
 #include "tests/common.h"
-#include "tests/train/temporary_folder.h"
-#include "zerorun/error.h"
+#include "tests/error_of.h"
+#include "tests/train/token_file.h"
 
 namespace zerorun::train::testing {
 namespace {
@@ -54,7 +54,7 @@ class BatchesTest : public ::testing::Test {
     for (int64_t i = 0; i < size; ++i) bytes += static_cast<char>(i % 251);
     return folder_.write("text", bytes);
   }
-  TemporaryFolder folder_;
+  Scratch folder_;
 };
 
 TEST_F(BatchesTest, TargetsAreTheNextTokens) {
@@ -117,14 +117,10 @@ TEST_F(BatchesTest, EvaluationSequencesAreNotTrainedOn) {
 }
 
 TEST_F(BatchesTest, TooLittleTextIsAnErrorWithTheNumbers) {
-  const auto error = [&](int64_t size, int world_size) -> std::string {
+  const auto error = [&](int64_t size, int world_size) {
     const Corpus corpus({text(size)});
-    try {
-      Batches(corpus, {.seq_len = 10, .world_size = world_size}, 1);
-    } catch (const ConfigError& problem) {
-      return problem.what();
-    }
-    return "";
+    return zerorun::testing::error_of<ConfigError>(
+        [&] { Batches(corpus, {.seq_len = 10, .world_size = world_size}, 1); });
   };
   EXPECT_THAT(error(10, 1), AllOf(HasSubstr("10 tokens"), HasSubstr("--seq_len 10 needs 11")));
   EXPECT_EQ(error(11, 1), "");

@@ -2,7 +2,7 @@
 
 #include "tests/common.h"
 #include "tests/error_of.h"
-#include "tests/train/temporary_folder.h"
+#include "tests/train/token_file.h"
 
 namespace zerorun::train::testing {
 namespace {
@@ -23,7 +23,7 @@ std::string error_from(const std::vector<std::string>& paths) {
 }
 
 TEST(CorpusTest, ReadsFilesAsBytesInTheirOrder) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const Corpus corpus({folder.write("b", "xyz\xff"), folder.write("a", "12")});
   EXPECT_EQ(corpus.size(), 6);
   EXPECT_EQ(corpus.vocabulary(), 256);
@@ -32,21 +32,21 @@ TEST(CorpusTest, ReadsFilesAsBytesInTheirOrder) {
 }
 
 TEST(CorpusTest, WalksFoldersInTheOrderOfNamesAndSkipsWhatIsNotText) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   folder.write("c/deep/2", "C");
   folder.write("c/deep/1", "B");
   folder.write("a", "A");
   folder.write("d", "D");
   folder.write("empty", "");
   folder.write(".git/config", "hidden");
-  folder.write("image", std::string_view("\x89PNG\0\0", 6));
+  folder.write("image", std::string("\x89PNG\0\0", 6));
   const Corpus corpus({folder.path()});
   EXPECT_EQ(text_of(corpus), "ABCD");
   EXPECT_EQ(corpus.file_count(), 4);
 }
 
 TEST(CorpusTest, TheHashIsThatOfTheContent) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const uint64_t whole = Corpus({folder.write("whole", "abcdef")}).hash();
   EXPECT_EQ(Corpus({folder.write("x/1", "ab"), folder.write("x/2", "cdef")}).hash(), whole);
   EXPECT_NE(Corpus({folder.write("order", "abdcef")}).hash(), whole);
@@ -58,7 +58,7 @@ TEST(CorpusTest, TheHashIsThatOfTheContent) {
 
 TEST(CorpusTest, TheHashOfMuchDataSeesBothEnds) {
   constexpr int64_t kSize = (int64_t{64} << 20) + 1000;
-  const TemporaryFolder folder;
+  const Scratch folder;
   const auto hash_with = [&](int64_t at, char byte) {
     const std::string path = folder.write("large", "");
     std::filesystem::resize_file(path, kSize);
@@ -72,7 +72,7 @@ TEST(CorpusTest, TheHashOfMuchDataSeesBothEnds) {
 }
 
 TEST(CorpusTest, ReadsTokenFiles) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const Corpus corpus({folder.write("1.bin", token_file(50257, {7, 50256, 0})),
                        folder.write("2.bin", token_file(50257, {1}))});
   EXPECT_EQ(corpus.vocabulary(), 50257);
@@ -81,7 +81,7 @@ TEST(CorpusTest, ReadsTokenFiles) {
 }
 
 TEST(CorpusTest, TokenOutsideTheVocabularyIsFoundWhenRead) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const Corpus corpus({folder.write("1.bin", token_file(10, {7, 3, 10}))});
   EXPECT_THAT(tokens_of(corpus, 0, 2), ElementsAre(7, 3));
   EXPECT_THAT([&] { tokens_of(corpus, 1, 2); },
@@ -89,7 +89,7 @@ TEST(CorpusTest, TokenOutsideTheVocabularyIsFoundWhenRead) {
 }
 
 TEST(CorpusTest, DamagedTokenFilesAreRefused) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const std::string good = token_file(10, {1, 2, 3});
   const auto error = [&](const std::string& content) {
     return error_from({folder.write("x.bin", content)});
@@ -112,7 +112,7 @@ TEST(CorpusTest, DamagedTokenFilesAreRefused) {
 }
 
 TEST(CorpusTest, TextAndTokensDoNotMix) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   folder.write("a.txt", "text");
   folder.write("b.bin", token_file(10, {1}));
   EXPECT_THAT(error_from({folder.path()}),
@@ -122,9 +122,10 @@ TEST(CorpusTest, TextAndTokensDoNotMix) {
 }
 
 TEST(CorpusTest, NothingToReadIsAnErrorThatNamesThePath) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   EXPECT_THAT(error_from({folder.path("missing")}), HasSubstr("missing"));
-  EXPECT_THAT(error_from({folder.path()}), AllOf(HasSubstr("empty"), HasSubstr(folder.path())));
+  EXPECT_THAT(error_from({folder.path()}),
+              AllOf(HasSubstr("empty"), HasSubstr(folder.path().string())));
   EXPECT_THAT(error_from({folder.write("empty", "")}), HasSubstr("empty"));
   ASSERT_EQ(::mkfifo(folder.path("pipe").c_str(), 0600), 0);
   EXPECT_THAT(error_from({folder.path("pipe")}), HasSubstr("expected a file or a folder"));
@@ -133,7 +134,7 @@ TEST(CorpusTest, NothingToReadIsAnErrorThatNamesThePath) {
 
 TEST(DefaultTextTest, PrefersAPythonLibraryInTheHomeFolderToNothing) {
   // The machine's files outside the home folder are not known here, only that something is found.
-  const TemporaryFolder home;
+  const Scratch home;
   home.write(".pyenv/versions/3.9.1/lib/python3.9/os.py", "import sys");
   home.write(".pyenv/versions/3.9.1/lib/python3.9/site-packages/other.py", "other");
   const DefaultText text = find_default_text(home.path());

@@ -2,8 +2,8 @@
 
 #include "config/keys/key_table.h"
 #include "tests/common.h"
-#include "tests/train/temporary_folder.h"
-#include "zerorun/error.h"
+#include "tests/error_of.h"
+#include "tests/train/token_file.h"
 
 namespace zerorun::train::testing {
 namespace {
@@ -11,12 +11,7 @@ namespace {
 using ::testing::ElementsAreArray;
 
 std::string cli_error_of(const std::vector<std::string>& arguments) {
-  try {
-    parse_command_line(arguments);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return zerorun::testing::error_of([&] { parse_command_line(arguments); });
 }
 
 TEST(OptionsTest, DefaultsNeedNoArguments) {
@@ -107,7 +102,7 @@ TEST(OptionsTest, TheLastOfARepeatedOptionCounts) {
 }
 
 TEST(OptionsTest, TheCommandLineWinsOverTheConfig) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const std::string config = folder.write("c.json", R"({
     "train_micro_batch_size_per_gpu": 4,
     "zerorun": {"train": {"steps": 7, "seq_len": 32, "data": ["x", "y"], "recompute": true,
@@ -128,7 +123,7 @@ TEST(OptionsTest, TheCommandLineWinsOverTheConfig) {
 }
 
 TEST(OptionsTest, ATimelineIsAskedForHereOrInTheConfig) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const std::string config = folder.write("config.json", R"({
     "train_batch_size": 4, "optimizer": {"type": "AdamW"},
     "zerorun": {"trace": {"file": "theirs.json", "steps": [3, 5]}}})");
@@ -146,7 +141,7 @@ TEST(OptionsTest, ATimelineIsAskedForHereOrInTheConfig) {
 }
 
 TEST(OptionsTest, EverySpellingOfTheConfigMeansTheSame) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const std::string config = folder.write("c.json", R"({"train_micro_batch_size_per_gpu": 4})");
   const std::string other = folder.write("d.json", R"({"train_micro_batch_size_per_gpu": 4})");
   for (const std::vector<std::string>& arguments :
@@ -163,7 +158,7 @@ TEST(OptionsTest, EverySpellingOfTheConfigMeansTheSame) {
               HasSubstr("a run has one config, got two"));
   EXPECT_THAT(cli_error_of({"--config", config, "--config", other}), HasSubstr("got two: "));
   EXPECT_THAT(cli_error_of({"--deepspeed", config, "--deepspeed", other}), HasSubstr("got two: "));
-  EXPECT_EQ(cli_error_of({"--config", config, "--config", config}), "no error");
+  EXPECT_EQ(cli_error_of({"--config", config, "--config", config}), "");
   EXPECT_THAT(cli_error_of({"--deepspeed"}), HasSubstr("--deepspeed FILE"));
 }
 
@@ -189,7 +184,7 @@ TEST(OptionsTest, BadValuesNameTheOption) {
   EXPECT_THAT(cli_error_of({"--config", "/nowhere.json"}), HasSubstr("/nowhere.json"));
   EXPECT_THAT(cli_error_of({"--save_every", "3", "--save="}), HasSubstr("--save DIR"));
   EXPECT_THAT(cli_error_of({"--init", "a", "--resume", "b"}), HasSubstr("--init a"));
-  const TemporaryFolder folder;
+  const Scratch folder;
   const std::string config = folder.write("c.json", R"({"zerorun": {"train": {"stepz": 1}}})");
   EXPECT_THAT(cli_error_of({"--config", config}), HasSubstr("/zerorun/train/stepz"));
 }

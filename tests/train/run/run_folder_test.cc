@@ -1,8 +1,8 @@
 #include "train/run/run_folder.h"
 
 #include "tests/common.h"
-#include "tests/train/temporary_folder.h"
-#include "zerorun/error.h"
+#include "tests/error_of.h"
+#include "tests/train/token_file.h"
 
 namespace zerorun::train::testing {
 namespace {
@@ -23,15 +23,10 @@ class RunFolderTest : public ::testing::Test {
     folder_.write(name + "/model.safetensors", "weights");
   }
   std::string error_of(const TrainOptions& asked) const {
-    try {
-      const RunFolder claimed(asked, "");
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "claimed";
+    return zerorun::testing::error_of([&] { const RunFolder claimed(asked, ""); });
   }
 
-  const TemporaryFolder folder_;
+  const Scratch folder_;
 };
 
 TEST_F(RunFolderTest, IsMadeAndHeldByOneRun) {
@@ -43,7 +38,7 @@ TEST_F(RunFolderTest, IsMadeAndHeldByOneRun) {
 
 TEST_F(RunFolderTest, IsFreeAgainWhenTheRunHasEnded) {
   { const RunFolder first(options(), ""); }
-  EXPECT_EQ(error_of(options()), "claimed");
+  EXPECT_EQ(error_of(options()), "");
 }
 
 TEST_F(RunFolderTest, AnotherRunIsKeptUnderANewNameAndTheResumedOneInPlace) {
@@ -51,7 +46,7 @@ TEST_F(RunFolderTest, AnotherRunIsKeptUnderANewNameAndTheResumedOneInPlace) {
   {
     const RunFolder claimed(options(), "");
     EXPECT_EQ(claimed.moved_to(), fs::canonical(folder_.path()).string() + "/run.1");
-    EXPECT_EQ(read_file(folder_.path("run.1/latest")), "step1\n");
+    EXPECT_EQ(folder_.read("run.1/latest"), "step1\n");
     EXPECT_FALSE(fs::exists(folder_.path("run/latest")));
     EXPECT_THAT(error_of(options()), HasSubstr("another run saves there"));
   }
@@ -60,7 +55,7 @@ TEST_F(RunFolderTest, AnotherRunIsKeptUnderANewNameAndTheResumedOneInPlace) {
   resumed.resume = folder_.path("run/.");
   const RunFolder claimed(resumed, "");
   EXPECT_EQ(claimed.moved_to(), "");
-  EXPECT_EQ(read_file(folder_.path("run/latest")), "step2\n");
+  EXPECT_EQ(folder_.read("run/latest"), "step2\n");
 }
 
 TEST_F(RunFolderTest, ARunningRunIsNotMovedAway) {
@@ -76,7 +71,7 @@ TEST_F(RunFolderTest, AModelThatIsNotOfARunIsLeftAlone) {
   folder_.write("run/pytorch_model.bin", "foreign");
   EXPECT_THAT(error_of(options()), AllOf(HasSubstr("contains pytorch_model.bin, which no run"),
                                          HasSubstr("give another --save")));
-  EXPECT_EQ(read_file(folder_.path("run/pytorch_model.bin")), "foreign");
+  EXPECT_EQ(folder_.read("run/pytorch_model.bin"), "foreign");
 }
 
 TEST_F(RunFolderTest, TheStartingPointCannotBeOverwritten) {
@@ -88,7 +83,7 @@ TEST_F(RunFolderTest, TheStartingPointCannotBeOverwritten) {
   asked.resume = folder_.path("run/step1");
   folder_.write("run/step1/checkpoint.json", "");
   EXPECT_THAT(error_of(asked), HasSubstr("lies in --save"));
-  EXPECT_EQ(read_file(folder_.path("run/model.safetensors")), "weights");
+  EXPECT_EQ(folder_.read("run/model.safetensors"), "weights");
 }
 
 TEST_F(RunFolderTest, ALinkStaysAndItsFolderIsKept) {
@@ -96,7 +91,7 @@ TEST_F(RunFolderTest, ALinkStaysAndItsFolderIsKept) {
   fs::create_symlink(folder_.path("disk/run"), folder_.path("link"));
   const RunFolder claimed(options("link"), "");
   EXPECT_TRUE(fs::is_symlink(folder_.path("link")));
-  EXPECT_EQ(read_file(folder_.path("disk/run.1/latest")), "step1\n");
+  EXPECT_EQ(folder_.read("disk/run.1/latest"), "step1\n");
   EXPECT_TRUE(fs::is_empty(folder_.path("link")) || fs::exists(folder_.path("link/.train.lock")));
 }
 
@@ -117,7 +112,7 @@ TEST_F(RunFolderTest, AFolderThatCannotBeRenamedIsAnErrorBeforeTheRun) {
               AllOf(HasSubstr("--save .: the folder contains another run and the working folder"),
                     HasSubstr("--resume")));
   fs::current_path(before);
-  EXPECT_EQ(read_file(folder_.path("run/latest")), "step1\n");
+  EXPECT_EQ(folder_.read("run/latest"), "step1\n");
 }
 
 TEST_F(RunFolderTest, AFileInItsPlaceIsAnError) {

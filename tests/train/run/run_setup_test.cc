@@ -1,6 +1,7 @@
 #include "train/run/run_setup.h"
 
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "tests/train/run/trainer_fixture.h"
 
 namespace zerorun::train::testing {
@@ -8,18 +9,13 @@ namespace {
 
 class RunSetupTest : public TrainerTest {
  protected:
-  std::string error_of(std::vector<std::string> options) const {
-    try {
-      make_run_setup(parse_command_line(options), {});
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
+  std::string error_of(const std::vector<std::string>& options) const {
+    return zerorun::testing::error_of([&] { make_run_setup(parse_command_line(options), {}); });
   }
 };
 
 TEST_F(RunSetupTest, ContradictionsAreNamed) {
-  EXPECT_EQ(error_of({"--data", data_}), "no error");
+  EXPECT_EQ(error_of({"--data", data_}), "");
   EXPECT_THAT(error_of({"--data", data_, "--seq_len", "300"}), HasSubstr("256 positions"));
   EXPECT_THAT(error_of({"--data", data_, "--model", "huge"}), HasSubstr("'huge'"));
   const std::string small = folder_.write(
@@ -27,7 +23,7 @@ TEST_F(RunSetupTest, ContradictionsAreNamed) {
       R"({"vocab_size": 100, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16})");
   EXPECT_THAT(error_of({"--data", data_, "--model", small}), HasSubstr("vocabulary of 100"));
   const std::string tokens = folder_.write("t.bin", token_file(9, std::vector<uint16_t>(600, 1)));
-  EXPECT_EQ(error_of({"--data", tokens, "--sample", "1, 8 0"}), "no error");
+  EXPECT_EQ(error_of({"--data", tokens, "--sample", "1, 8 0"}), "");
   EXPECT_THAT(error_of({"--data", tokens, "--sample", "1 9"}), HasSubstr("'9'"));
   EXPECT_THAT(error_of({"--data", tokens, "--sample", "hello"}), HasSubstr("'hello'"));
   EXPECT_THAT(error_of({"--data", data_, "--sample", "", "--logits", "l"}),

@@ -2,7 +2,7 @@
 
 #include "tests/common.h"
 #include "tests/harness.h"
-#include "tests/train/temporary_folder.h"
+#include "tests/train/token_file.h"
 #include "train/run/trainer.h"
 
 namespace zerorun::train::testing {
@@ -39,7 +39,7 @@ class TextTest : public ::testing::Test {
     });
   }
 
-  TemporaryFolder folder_;
+  Scratch folder_;
   std::string data_;
   std::string model_;
 };

@@ -139,7 +139,7 @@ TEST_F(TrainerTest, ResumingOnOtherDataOfTheSameLengthIsSaid) {
   run(1, {"--config", config(0)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
     save_run(folder, setup, trainer, comm);
   });
-  std::string text = read_file(data_);
+  std::string text = folder_.read(data_);
   const std::string same = folder_.write("elsewhere/text", text);
   text[2000] ^= 1;
   const std::string other = folder_.write("other", text);
@@ -200,7 +200,7 @@ TEST_F(TrainerTest, ResumingWithAnotherModelIsAnErrorThatNamesTheDifference) {
     save_run(folder, setup, trainer, comm);
   });
   // One head or two: the parameters have the same shapes.
-  std::string changed = read_file(model_);
+  std::string changed = folder_.read(model_);
   changed.replace(changed.find("\"n_head\": 2"), 11, "\"n_head\": 1");
   model_ = folder_.write("changed.json", changed);
   run(2, {"--config", config(2)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
