@@ -214,10 +214,11 @@ def build(faults: list[Fault]) -> None:
             above = [
                 (fault["line"], k)
                 for k, fault in enumerate(faults)
-                if CODE / fault["file"] == file and fault["line"] < int(line)
+                if CODE / fault["file"] == file
+                and fault["line"] < int(line)
+                and not fault["dropped"]
             ]
             wrong |= {max(above)[1]} if above else set()
-        wrong -= {k for k, fault in enumerate(faults) if fault["dropped"]}
         if not wrong:
             sys.exit(f"the copy does not compile:\n{printed[-6000:]}")
         print(f"{len(wrong)} faults do not compile", flush=True)
