@@ -8,7 +8,8 @@ decides at run time. Every test runs once to learn which faults it reaches; then
 the tests that reach it, those of its own folder first, until one fails. Tests run as root in
 namespaces of their own, so that a process or shared memory that a fault leaves ends with its test.
 What is known is kept, so that a run that was ended goes on, and --seconds of tests for each fault
-(0: all) may grow. Headers have no faults: every test program would have to be compiled again.
+(0: all) may grow. Headers have no faults: every test program would have to be compiled again. Nor
+have lines with texts, `->` or constants of compile time.
 """
 
 from __future__ import annotations
@@ -341,12 +342,9 @@ def record(count: int, jobs: int) -> Tests:
 def judge(k: int, own: str, tests: Tests, limit: float) -> str:
     """What becomes of a fault: "found by TEST", "not reached", or "not found"."""
     reaching = {name: test for name, test in tests.items() if k in test["reached"]}
-    suites: Counter[str] = Counter()
-    order, spent, ids = [], 0.0, []
-    for name in sorted(reaching, key=lambda name: reaching[name]["seconds"]):
-        suites[name.split(".")[0]] += 1  # the shortest of each suite first
-        order.append((not name.startswith(own), suites[name.split(".")[0]], name))
-    for _, _, name in sorted(order):
+    spent, ids = 0.0, []
+    shortest = sorted(reaching, key=lambda name: reaching[name]["seconds"])
+    for name in sorted(shortest, key=lambda name: not name.startswith(own)):
         seconds = reaching[name]["seconds"]
         if limit and spent + seconds > limit:
             continue
