@@ -218,6 +218,25 @@ TEST_F(Damage, ForgedManifestsAreRefused) {
   EXPECT_EQ(load_forged("\"step\": 0", "\"step\": 0"), "loaded");
 }
 
+TEST_F(Damage, AChangedByteOfABufferIsFound) {
+  const std::array<std::byte, 8> mean{};
+  testing::run_ranks(1, [&](Communicator& comm) {
+    FakeEngine engine = make_engine(1);
+    save_checkpoint(
+        engine, comm,
+        {.directory = directory_.string(), .tag = "b", .buffers = {{"mean", "F32", {2}, mean}}});
+  });
+  ASSERT_THAT(SavedModel(directory_.string(), "b").buffers(), SizeIs(1));
+  for (const std::string& name : testing::names_in(directory_.path() / "b")) {
+    if (!name.starts_with("buffers-")) continue;
+    std::string bytes = read_file(directory_.path() / "b" / name);
+    bytes.back() ^= 1;
+    write_file(directory_.path() / "b" / name, bytes);
+  }
+  EXPECT_THAT([&] { verify_checkpoint((directory_.path() / "b").string(), [](auto&&) {}); },
+              ::testing::ThrowsMessage<CheckpointError>(HasSubstr("of the buffer 'mean'")));
+}
+
 TEST_F(Damage, VerifyReportsEveryCheckpoint) {
   testing::run_ranks(1, [&](Communicator& comm) {
     FakeEngine engine = make_engine(1);

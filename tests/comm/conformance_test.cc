@@ -439,6 +439,9 @@ TEST_P(ConformanceTest, RefusesCallsThatCannotBeMeant) {
     refuses_cuts(four, cuts_of(1, rank.world_size(), [](int) { return 4; }));  // other ends
     refuses_cuts(cuts_of(0, rank.world_size(), [](int) { return 5; }),
                  cuts_of(0, rank.world_size(), [](int) { return 5; }));  // another size
+    if (const int ranks = rank.world_size(); ranks > 1) {  // another size of the input alone
+      refuses_cuts(cuts_of(0, ranks, [&](int i) { return i == 0 ? 4 * ranks : 0; }), four);
+    }
     refuses([&] { rank->redistribute(floats, fewer, nullptr, rank.stream(), ""); });
     refuses([&] { rank->broadcast(floats, rank.world_size(), rank.stream(), ""); });
     refuses([&] { rank->broadcast({nullptr, 5, DType::fp32}, 0, rank.stream(), ""); });

@@ -284,6 +284,7 @@ TEST(MuonTest, TheRestHasItsOwnLearningRateAndFollowsTheMatrices) {
   EXPECT_EQ(optimizers[0].scalars(1, 1.0F, {"start", 0.02F}).lr, 3e-4F);
   EXPECT_EQ(optimizers[1].scalars(1, 1.0F, {"start", 0.02F}).lr, 0.02F);
   EXPECT_EQ(optimizers[0].scalars(1, 1.0F, {"decayed", 0.01F}).lr, 1.5e-4F);
+  EXPECT_TRUE(optimizers[1].muon_scalars(1, {"start", 0.02F}, 4, 2).decoupled);  // weight decay
   EXPECT_THROW(make_optimizers({.type = "Muon", .muon_lr = 0.0F, .adam_lr = 3e-4F}, {}),
                ConfigError);
 }

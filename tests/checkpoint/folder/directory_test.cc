@@ -101,6 +101,9 @@ TEST_F(Directory, WhatThisUserMayNotReadIsNotMissing) {
 TEST_F(Directory, ThoseWhoRemoveTheSameCheckpointsDoNotFail) {
   save("kept");
   remove_checkpoint(path_, "already_gone");
+  save("old", 1, false);
+  remove_checkpoint(path_, "old");
+  EXPECT_THAT(names_in(path_), ElementsAre("kept", "latest"));
   for (int round = 0; round < 20; ++round) {
     std::vector<std::string> tags;
     for (int i = 0; i < 10; ++i) {

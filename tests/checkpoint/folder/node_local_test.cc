@@ -111,11 +111,13 @@ TEST_F(NodeLocal, RanksThatMoveToOtherHostsGetWhatTheyNeed) {
 }
 
 TEST_F(NodeLocal, AHostThatHasNothingStartsFromTheOthers) {
-  const std::vector<float> values = {1, 2, 3};
-  save(4, two_hosts, "step1", 1, {{"table", "F32", {3}, std::as_bytes(std::span(values))}});
+  constexpr int64_t kNumel = 5'000'000;  // more than is copied at once
+  std::vector<float> values(kNumel);
+  std::iota(values.begin(), values.end(), 0.0F);
+  save(4, two_hosts, "step1", 1, {{"table", "F32", {kNumel}, std::as_bytes(std::span(values))}});
   const auto three = [](int rank) { return std::string(1, static_cast<char>("cab"[rank % 3])); };
   EXPECT_EQ(load(4, three, 1), fine_);
-  std::vector<float> found(3);
+  std::vector<float> found(kNumel);
   SavedModel((disk("c") / "step1").string())
       .read_buffer(0, std::as_writable_bytes(std::span(found)));
   EXPECT_EQ(found, values);

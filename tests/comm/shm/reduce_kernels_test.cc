@@ -41,7 +41,7 @@ TEST_P(ReduceTest, EqualsTheScalarReferenceOnEveryInstructionSet) {
   const int64_t large = (int64_t{2} << 20) / static_cast<int64_t>(size_of(out_dtype)) + 1021;
   for (const int64_t numel :
        {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, int64_t{1021}, large}) {
-    for (const size_t ranks : {1, 2, 3, 4, 7, 8, 13}) {
+    for (const size_t ranks : {1, 2, 3, 4, 7, 8, 9, 13}) {
       if (numel == large && ranks != 3) continue;
       for (const Output output : {Output::overwrite, Output::accumulate}) {
         if (numel == large && output == Output::accumulate) continue;

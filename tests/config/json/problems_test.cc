@@ -162,6 +162,8 @@ TEST(Problems, ContradictionsNameBothSides) {
             "");
   expect_problem(R"({"fp16": {"enabled": true}, "zerorun": {"train": {"dtype": "bf16"}}})",
                  "/zerorun/train/dtype (1:60): \"bf16\" contradicts /fp16/enabled true at 1:22");
+  expect_problem(R"({"optimizer": {"type": "Muon", "params": {"muon_heads": {"*.qkv": 0}}}})",
+                 "'*.qkv': got 0, expected an integer of at least 1");
   expect_problem(R"({"bf16": {"enabled": true, "bf16_optimizer_states": true}})",
                  "(1:53): true needs /bf16/bf16_master_weights_and_grads to be true too");
 }

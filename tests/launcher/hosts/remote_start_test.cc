@@ -57,6 +57,9 @@ TEST(RemoteStart, OneCommandOfASchedulerStartsAll) {
   ASSERT_THAT(pdsh, SizeIs(1));
   EXPECT_THAT(pdsh[0].words.back(), HasSubstr("--node_launcher a 4000 0 %n free"));
   EXPECT_THAT(pdsh[0].variables.at("PDSH_SSH_ARGS_APPEND"), HasSubstr("-p 2222"));
+  for (const auto& commands : {srun, mpirun, pdsh}) {
+    EXPECT_THAT(commands[0].words, Contains("--extra"));
+  }
 }
 
 TEST(RemoteStart, AHostsUserLogsIn) {

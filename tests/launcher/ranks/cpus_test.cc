@@ -1,5 +1,7 @@
 #include "launcher/ranks/cpus.h"
 
+#include <sched.h>
+
 #include "tests/common.h"
 #include "tests/scratch.h"
 
@@ -59,6 +61,10 @@ TEST(Cores, ThisMachineAllowsSome) {
   const auto allowed = allowed_cpus();
   EXPECT_FALSE(allowed.empty());
   EXPECT_EQ(count_cpus(group_by_core(allowed)), static_cast<int>(allowed.size()));
+  cpu_set_t mask;  // enough for machines with up to 1024 CPUs
+  ASSERT_EQ(sched_getaffinity(0, sizeof mask, &mask), 0);
+  for (const int cpu : allowed) EXPECT_TRUE(CPU_ISSET(cpu, &mask)) << cpu;
+  EXPECT_EQ(CPU_COUNT(&mask), static_cast<int>(allowed.size()));
 }
 
 std::vector<Core> make_cores(int count, int threads) {

@@ -188,6 +188,20 @@ TEST(Buckets, QuantizedTrafficIsOfMatricesOnly) {
   }
 }
 
+// As in DeepSpeed, a parameter of exactly the threshold stays gathered.
+TEST(Buckets, ParametersUpToTheThresholdStayGathered) {
+  Model model;
+  for (const int64_t numel : {9, 10, 11}) model.add(numel, 0);
+  ZeroConfig zero;
+  zero.stage = 3;
+  zero.param_persistence_threshold = 10;
+  for (const BucketPlan& plan : model.plan(zero)) {
+    for (const SizedParameter& parameter : plan.parameters) {
+      EXPECT_EQ(plan.shard_params, parameter.numel > 10) << parameter.numel;
+    }
+  }
+}
+
 TEST(Buckets, ModelPersistenceThresholdCapsWhatStaysGathered) {
   Model model;
   for (int i = 0; i < 10; ++i) model.add(10, 0);
