@@ -37,8 +37,8 @@ void check_host_memory(const HostLimits& limits, size_t nbytes, int ranks,
     if (!available || needed <= static_cast<size_t>(*available)) return;
     fail<ConfigError>(
         "{} needs {} of host memory for each of {} ranks, {} in all; {} has {} left. Use a higher "
-        "ZeRO stage, more hosts, offload a smaller part (offload_optimizer.ratio), offload to "
-        "\"nvme\", or give the job more memory",
+        "ZeRO stage, fewer ranks per host, offload a smaller part (offload_optimizer.ratio), "
+        "offload to \"nvme\", or give the job more memory",
         purpose, format_bytes(nbytes), ranks, format_bytes(needed), where,
         format_bytes(static_cast<size_t>(*available)));
   };

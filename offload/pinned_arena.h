@@ -15,7 +15,7 @@ namespace zerorun {
 // from which views are taken. Nothing is allocated or freed after construction.
 class PinnedArena {
  public:
-  // Allocates the block, zero-filled.
+  // Allocates the block, zero-filled; of CPU ranks, pages come when they are written.
   PinnedArena(Device& device, size_t nbytes);
 
   // Takes the next view. Throws InternalError beyond the size of the arena.

@@ -44,16 +44,22 @@ double divisor_of(const EngineContext& context, const Config& config) {
 }
 
 // Memory of a host is taken when it is first written, where a lack of it ends the process: all
-// ranks of CPU look before any takes it.
+// ranks of CPU look before any takes it. Values are moved to where parameters, masters and what is
+// offloaded will be; all other memory is taken before.
 void check_room(const EngineContext& context, std::span<const Optimizer> rules,
                 std::span<const Bucket> buckets, int64_t moved_nbytes) {
   if (!context.device.is_host()) return;
   const MemoryPlan plan = plan_states(context.sharding, rules, buckets);
-  const int64_t nbytes = std::max<int64_t>(0, plan.device() + plan.pinned - moved_nbytes);
+  const int64_t written_then = plan.parameters + plan.masters + plan.pinned;
+  int64_t nbytes = plan.device() + plan.pinned - std::min(moved_nbytes, written_then);
+  Communicator& job = context.groups.job();
+  const int ranks = job.local_world_size();
+  Agreement agreement(job, context.device.inline_stream());
+  // Ranks of one host may need different amounts, such as the parts of a pipeline.
+  if (job.world_size() == ranks) nbytes = agreement.reduce(nbytes, ReduceOp::sum) / ranks;
   const HostLimits limits = host_limits();
-  Agreement(context.groups.job(), context.device.inline_stream()).run("room for the engine", [&] {
-    check_host_memory(limits, static_cast<size_t>(nbytes), context.groups.job().local_world_size(),
-                      "the engine");
+  agreement.run("room for the engine", [&] {
+    check_host_memory(limits, static_cast<size_t>(nbytes), ranks, "the engine");
   });
 }
 

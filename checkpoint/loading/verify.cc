@@ -1,4 +1,3 @@
-
 #include <fmt/ranges.h>
 
 #include <algorithm>

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/parallel.h"
 #include "device/cpu/kernels.h"
 #include "zerorun/exact_sum.h"
 
@@ -20,7 +21,8 @@ namespace {
 // dimension.
 constexpr int64_t kInnerPart = 2048;
 
-// The rows of a symmetric product that are computed at once, up to the diagonal.
+// The rows of a product that one thread computes, by itself: oneDNN divides sums among threads, so
+// that their number would show in the last bits.
 constexpr int64_t kPanel = 128;
 
 // The steps that work on A alone before X is computed, which is the dearest product if X is twice
@@ -41,7 +43,7 @@ struct Product {
 
 // The first `cols` columns of out = alpha * a * b + beta * out, all row-major; b transposed or not.
 // `width`: the columns of out, and of b if it is not transposed.
-void multiply(int64_t rows, int64_t cols, int64_t width, const Product& product, float* out) {
+void multiply_panel(int64_t rows, int64_t cols, int64_t width, const Product& product, float* out) {
   const auto& [inner, a, b, transpose_b, alpha, beta] = product;
   const int64_t b_stride = transpose_b ? inner : width;
   for (int64_t begin = 0; begin < inner; begin += kInnerPart) {
@@ -53,6 +55,28 @@ void multiply(int64_t rows, int64_t cols, int64_t width, const Product& product,
     ZR_CHECK(status == dnnl_success, "oneDNN refused a product of {} x {} x {}: {}", rows, cols,
              part, static_cast<int>(status));
   }
+}
+
+// Calls body(begin, end) for each panel of so many rows; long and short ones take turns if later
+// ones are longer. Of at least two parts, so that oneDNN is always called within a parallel region.
+template <typename Body>
+void for_each_panel(int64_t rows, const Body& body) {
+  const int64_t panels = (rows + kPanel - 1) / kPanel;
+  parallel_for(std::max<int64_t>(panels, 2), 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < std::min(last, panels); ++i) {
+      const int64_t panel = i % 2 == 0 ? i / 2 : panels - 1 - i / 2;
+      body(panel * kPanel, std::min(rows, (panel + 1) * kPanel));
+    }
+  });
+}
+
+// out = a * b and so on, of `cols` columns.
+void multiply(int64_t rows, int64_t cols, const Product& product, float* out) {
+  for_each_panel(rows, [&](int64_t begin, int64_t end) {
+    Product panel = product;
+    panel.a += begin * product.inner;
+    multiply_panel(end - begin, cols, cols, panel, out + begin * cols);
+  });
 }
 
 void transpose(const float* from, int64_t rows, int64_t cols, float* to) {
@@ -69,13 +93,12 @@ void transpose(const float* from, int64_t rows, int64_t cols, float* to) {
 
 // The whole of a product that is symmetric, such as of a matrix with its transpose or of two
 // polynomials of one symmetric matrix.
-void multiply_symmetric(int64_t side, Product product, float* out) {
-  const float* const a = product.a;
-  for (int64_t begin = 0; begin < side; begin += kPanel) {
-    const int64_t end = std::min(side, begin + kPanel);
-    product.a = a + begin * product.inner;
-    multiply(end - begin, end, side, product, out + begin * side);
-  }
+void multiply_symmetric(int64_t side, const Product& product, float* out) {
+  for_each_panel(side, [&](int64_t begin, int64_t end) {
+    Product panel = product;
+    panel.a += begin * product.inner;
+    multiply_panel(end - begin, end, side, panel, out + begin * side);
+  });
   constexpr int64_t kTile = 32;
   for (int64_t r0 = 0; r0 < side; r0 += kTile) {
     for (int64_t c0 = 0; c0 <= r0; c0 += kTile) {
@@ -146,7 +169,7 @@ void orthogonalize(TensorView matrix, int64_t rows, int64_t cols, const Orthogon
     // `next` has room for two squares if there is more than one step.
     step_on_square(side, how, step, std::min(at_once, how.steps - step),
                    {gram, polynomial, next, next + side * side});
-    multiply(side, length, length, {.inner = side, .a = polynomial, .b = x}, next);
+    multiply(side, length, {.inner = side, .a = polynomial, .b = x}, next);
     std::swap(x, next);
   }
   float* result = matrix.as<float>();

@@ -48,7 +48,8 @@ def exit_with(main: Callable[..., int], *arguments: list[str]) -> NoReturn:
         try:
             code = main(*arguments)
         finally:
-            sys.stdout.flush()  # at the interpreter's end a failure would print a traceback
+            if sys.stdout is not None:
+                sys.stdout.flush()  # at the interpreter's end a failure would print a traceback
     except BrokenPipeError:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.raise_signal(signal.SIGPIPE)

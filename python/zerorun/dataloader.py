@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Integral
 from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
@@ -37,9 +38,11 @@ def make_dataloader(
                 f"make_dataloader: got {name}, but its sampler divides the samples among ranks: "
                 "leave it out (shuffle=False keeps the order), or use torch's DataLoader"
             )
-    if type(batch_size) is not int or batch_size < 1:
+    whole = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)
+    if batch_size is not None and not (whole and batch_size >= 1):
         raise _C.ConfigError(
-            f"make_dataloader: batch_size: got {batch_size!r}, expected samples from 1 on"
+            f"make_dataloader: batch_size: got {batch_size!r}, expected samples from 1 on, or None "
+            "for a dataset of batches"
         )
     ranks, rank = communicator.world_size, communicator.rank
     if isinstance(dataset, IterableDataset):
@@ -49,10 +52,10 @@ def make_dataloader(
                 "IterableDataset: each worker would give all of it; expected 0"
             )
         dataset = _Turns(dataset, ranks, rank)
-    elif not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    elif not hasattr(dataset, "__len__"):
         raise _C.ConfigError(
             f"make_dataloader: dataset: got {type(dataset).__name__}, expected one with a "
-            "length and numbered samples, or an IterableDataset"
+            "length, or an IterableDataset"
         )
     else:
         options["sampler"] = PartSampler(dataset, ranks, rank, options.pop("shuffle", True))

@@ -13,7 +13,7 @@ import torch
 
 from zerorun.process_state import STATE
 
-__all__ = ["PIECE", "copy_in_pieces", "forget_pages", "moved", "pieces_of", "trim"]
+__all__ = ["PIECE", "copy_in_pieces", "forget_pages", "is_of_a_file", "moved", "pieces_of", "trim"]
 
 PIECE = 256 << 10  # bytes that a load reads, sends or writes at once; each rank of a host has them
 _TRIMMED = 1 << 20  # bytes that were freed before they are given back
@@ -48,11 +48,21 @@ def forget_pages(tensor: torch.Tensor) -> None:
     """
     if tensor.device.type != "cpu" or not _is_plain(tensor) or tensor.is_pinned():
         return
-    begin = -(-tensor.data_ptr() // mmap.PAGESIZE)
-    end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE
+    begin, end = _whole_pages(tensor)
     if begin < end and _are_of_a_file(begin, end):
         size = ctypes.c_size_t((end - begin) * mmap.PAGESIZE)
         _libc().madvise(ctypes.c_void_p(begin * mmap.PAGESIZE), size, mmap.MADV_DONTNEED)
+
+
+def is_of_a_file(tensor: torch.Tensor) -> bool:
+    """True if the system can read all whole pages of a CPU tensor from a file again."""
+    begin, end = _whole_pages(tensor)
+    return begin < end and _are_of_a_file(begin, end)
+
+
+def _whole_pages(tensor: torch.Tensor) -> tuple[int, int]:
+    begin = -(-tensor.data_ptr() // mmap.PAGESIZE)
+    return begin, (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

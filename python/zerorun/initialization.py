@@ -214,12 +214,14 @@ def _check_heads(model: nn.Module, layout: ModelLayout, parsed: configuration.Pa
     for module in model.modules() if patterns else ():
         if type(module).__name__ != "Conv1D" or not hasattr(module, "nf"):  # transformers'
             continue
+        if not module.weight.requires_grad:
+            continue
         name = layout.names.get(module.weight, "")
         heads = next((count for pattern, count in patterns if fnmatchcase(name, pattern)), 1)
         if heads > 1:
             raise _C.ConfigError(
                 f"optimizer.params.muon_heads: got {heads} heads of {name}, which is the weight of "
-                "a Conv1D and has its heads along columns, expected matrices with heads along rows "
+                "a Conv1D, whose columns are the outputs, expected matrices whose rows are "
                 "(nn.Linear): leave it out, and Muon updates it as one matrix"
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import torch
@@ -62,13 +63,15 @@ def linear_cross_entropy(  # noqa: PLR0913 - as torch's cross_entropy
     """
     weight, bias, adapters = _parts_of(weight, bias)
     _check(hidden, labels, chunk, reduction)
-    if type(ignore_index) is not int:
+    if not _is(Integral, ignore_index):
         raise _fault("ignore_index", ignore_index, "an integer")
-    if not (type(label_smoothing) in {int, float} and 0.0 <= label_smoothing <= 1.0):
+    if not (_is(Real, label_smoothing) and 0.0 <= label_smoothing <= 1.0):
         raise _fault("label_smoothing", label_smoothing, "a number from 0 to 1")
-    if not (type(z_loss) in {int, float} and 0.0 <= z_loss < math.inf):
+    if not (_is(Real, z_loss) and 0.0 <= z_loss < math.inf):
         raise _fault("z_loss", z_loss, "a number from 0 on")
-    terms = _Terms(ignore_index, label_smoothing, z_loss, torch.is_grad_enabled())
+    terms = _Terms(
+        int(ignore_index), float(label_smoothing), float(z_loss), torch.is_grad_enabled()
+    )
     tensors = [each for adapter in adapters for each in (adapter.a, adapter.b)]
     scales = [adapter.scale for adapter in adapters]
     given = [weight, *([] if bias is None else [bias]), *tensors]
@@ -87,11 +90,16 @@ def linear_cross_entropy(  # noqa: PLR0913 - as torch's cross_entropy
         )
 
 
+def _is(kind: type, value: Any) -> bool:
+    """Whether a value is a number of a kind, such as NumPy's, and no truth value."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 def _check(hidden: Any, labels: Any, chunk: Any, reduction: Any) -> None:
     for name, given in (("hidden", hidden), ("labels", labels)):
         if not isinstance(given, torch.Tensor):
             raise _fault(name, type(given).__name__, "a tensor")
-    if type(chunk) is not int or chunk < 1:
+    if not _is(Integral, chunk) or chunk < 1:
         raise _fault("chunk", chunk, "a number of tokens from 1 on")
     if reduction not in ("mean", "sum"):
         raise _fault("reduction", reduction, '"mean" or "sum"')

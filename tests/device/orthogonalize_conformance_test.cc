@@ -92,8 +92,32 @@ TEST_P(OrthogonalizeConformance, FollowsTheIterationInDoubleWithinWhatItsProduct
       EXPECT_LT(error_of(24, 40, how), bound) << steps << polar_express;
       EXPECT_LT(error_of(40, 24, how), bound) << steps << polar_express;
       EXPECT_LT(error_of(33, 33, how), bound) << steps << polar_express;
+      EXPECT_LT(error_of(24, 100, how), bound) << steps << polar_express;
+      EXPECT_LT(error_of(100, 24, how), bound) << steps << polar_express;
       EXPECT_LT(error_of(1, 7, how), row_bound) << steps << polar_express;
     }
+  }
+}
+
+// More than a block of a symmetric product.
+TEST_P(OrthogonalizeConformance, FollowsTheIterationInDoubleForLargerMatrices) {
+  const double bound = device_->is_host() ? 2e-5 : 2e-2;
+  EXPECT_LT(error_of(194, 200, {.steps = 2}), bound);
+  EXPECT_LT(error_of(194, 390, {.steps = 2}), bound);
+}
+
+// What rounding leaves of singular values that are 0 grows with each step, to 1 and not beyond.
+TEST_P(OrthogonalizeConformance, KeepsMatricesOfRankOneBounded) {
+  for (const bool polar_express : {false, true}) {
+    std::vector<float> values(24 * 100);
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<float>((1 + i / 100) * (i % 100)) * 0.001F;
+    }
+    const auto matrix = array(values);
+    const auto work = array(std::vector<float>(orthogonalize_work(24, 100)));
+    device_->orthogonalize(*stream_, matrix.view(), 24, 100, {100, polar_express}, work.view());
+    stream_->synchronize();
+    for (const float value : matrix.host()) EXPECT_LT(std::abs(value), 1.3F);
   }
 }
 

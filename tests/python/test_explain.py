@@ -4,6 +4,7 @@ import random
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,14 @@ def test_a_text_gets_its_own_entry_or_none(text: str, anchor: str | None) -> Non
     assert (found.anchor if found else None) == anchor
 
 
+def test_a_long_log_is_searched_at_once() -> None:
+    line = "[rank 1] File (in a.py), line 3 of 7: x = f(y) (z), so it is: w; v\n"
+    log = line * 2000 + "[zerorun] error: rank 1 ran into: CUDA out of memory"
+    begin = time.process_time()
+    explain._whole(log, explain._messages())
+    assert time.process_time() - begin < 20  # with one regular expression per text it had no end
+
+
 def test_the_command(build: Path, tmp_path: Path) -> None:
     job = shell(build, "zerorun explain ranks diverged: rank 0 calls all_gather", tmp_path)
     assert job.returncode == 0, job.stderr
@@ -134,3 +143,4 @@ def test_the_command(build: Path, tmp_path: Path) -> None:
     assert "quote more of the error. If it is not zerorun's" in job.stderr
     ended = "{ sleep 0.2; zerorun explain CUDA out of memory; echo $? >&2; } | true"
     assert shell(build, ended, tmp_path).stderr == f"{128 + signal.SIGPIPE}\n"
+    assert shell(build, "zerorun explain banana >&-", tmp_path).returncode == 1

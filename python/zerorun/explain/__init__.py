@@ -83,13 +83,24 @@ def _nearest(text: str, known: list[tuple[str, str]]) -> str | None:
     return best
 
 
+def _has_all(text: str, parts: list[str]) -> bool:
+    """Whether a text has all of these parts, in their order."""
+    end = 0
+    for part in parts:
+        begin = text.find(part, end)
+        if begin < 0:
+            return False
+        end = begin + len(part)
+    return True
+
+
 def _whole(text: str, known: list[tuple[str, str]]) -> str | None:
     """The anchor of the message with most words of its own that are all in the text, in order."""
     best, most = None, _FEWEST_OF_MESSAGE
     for anchor, message in known:
         parts = message.split("{}")
         words = len(_words(" ".join(parts)))
-        if words > most and re.search(".*".join(map(re.escape, parts)), text):
+        if words > most and _has_all(text, parts):
             best, most = anchor, words
     return best
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.host_memory import moved, pieces_of
+from zerorun.host_memory import is_of_a_file, moved, pieces_of
 from zerorun.model.dtypes import as_bytes
 from zerorun.model.local_tensor import local_of
 from zerorun.model.partition import OwnPart, Partition, partition_of
@@ -18,10 +18,12 @@ __all__ = ["PrivatePartition", "own_nbytes"]
 
 
 def own_nbytes(parameter: nn.Parameter) -> int:
-    """Host memory of this rank that a parameter leaves when an engine has its values."""
+    """Host memory of this rank that a parameter leaves when an engine has its values: none of a
+    file's."""
     partition = partition_of(parameter)
     kept = partition._kept if isinstance(partition, PrivatePartition) else local_of(parameter)
-    return kept.nbytes if kept is not None and kept.device.type == "cpu" else 0
+    own = kept is not None and kept.device.type == "cpu" and not is_of_a_file(kept)
+    return kept.nbytes if own else 0
 
 
 class PrivatePartition(Partition):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from numbers import Real
 from typing import Any
 
 import torch
@@ -45,7 +45,8 @@ def mean_over_sequence(loss: torch.Tensor, count: torch.Tensor | int) -> torch.T
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shown = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise _C.ConfigError(f"mean_over_sequence: loss: got {shown}, expected a scalar tensor")
-    if not isinstance(count, torch.Tensor | Integral):
+    whole = isinstance(count, Real) and float(count).is_integer()
+    if not isinstance(count, torch.Tensor) and not whole:
         raise _C.ConfigError(
             f"mean_over_sequence: count: got {count!r}, expected the number of tokens with a label"
         )

@@ -103,6 +103,9 @@ def case_a_loader_divides_samples_in_the_order_asked_for(_folder: Path) -> None:
 
     streamed = engine.make_dataloader(Streamed(), 2)
     assert len(streamed) == len(list(streamed)) == 2
+    assert list(engine.make_dataloader(range(8), None, shuffle=False)) == list(
+        range(RANK, 8, WORLD_SIZE)
+    )
     for size in (0, -1, 1.5, "a", True):
         text = f"batch_size: got {size!r}, expected"
         refuses(text, lambda size=size: engine.make_dataloader(range(8), size))

@@ -134,6 +134,17 @@ def _add_absent_members(module: ModuleType, own: str) -> None:
                     setattr(kind, member, absent_method(f"{full(own)}.{name}.{member}"))
 
 
+def _name_module(module: ModuleType, served: str) -> None:
+    """Names the module where DeepSpeed defines them in classes of a file that serves it: pickles
+    have that name."""
+    names, own = names_of(served), names_of(short(module.__name__))
+    defined = names.own() if names is not None else set()
+    for name in defined - (own.own() if own is not None else set()):
+        kind = vars(module).get(name)
+        if isinstance(kind, type) and kind.__module__ == module.__name__:
+            kind.__module__ = full(served)
+
+
 class _FileLoader(importlib.machinery.SourceFileLoader):
     """Runs zerorun's file, then adds what it does not define."""
 
@@ -143,7 +154,12 @@ class _FileLoader(importlib.machinery.SourceFileLoader):
         own = short(module.__name__)
         for served in (own, *(name for name, holder in _SERVED_BY.items() if holder == own)):
             _add_absent_members(module, served)
-        names = vars(module).get("__all__") or [n for n in vars(module) if not n.startswith("_")]
+            _name_module(module, served)
+        names = vars(module).get("__all__") or [
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+        ]
         module.__all__ = sorted({*names, *all_names(own)})
         _shadow_submodules(module)
 
