@@ -293,8 +293,9 @@ TEST_P(Stop, ReportsARankThatFailsToSave) {
 }
 
 TEST_P(Stop, ReportsARankThatAnotherSignalKillsInSaving) {
-  LauncherProcess job(shell_ranks(1, "trap 'kill -KILL $$' INT TERM HUP; echo ready; "
-                                     "while :; do sleep 1000 & wait; done"));
+  LauncherProcess job(shell_ranks(1,
+                                  "trap 'kill -KILL $$' INT TERM HUP; echo ready; "
+                                  "while :; do sleep 1000 & wait; done"));
   job.await_ready(1);
   kill(job.pid(), GetParam());
   EXPECT_EQ(job.wait(), 128 + SIGKILL);
