@@ -96,7 +96,6 @@ void BlockWriter::end_run() {
 void BlockWriter::submit() {
   if (filled_ == 0) return;
   start(begin_, {memory_of_block(), filled_});
-  begin_ += filled_;
   filled_ = 0;
 }
 

@@ -198,9 +198,7 @@ std::shared_ptr<Store> make_host_store(Communicator& comm, Stream& stream,
   std::shared_ptr<Store> store;
   if (options.serve) {
     std::random_device random;
-    for (size_t i = 1; i < words.size(); ++i) {
-      words[i] = static_cast<int64_t>(uint64_t{random()} << 32 | random());
-    }
+    for (int64_t& word : words) word = static_cast<int64_t>(uint64_t{random()} << 32 | random());
     options.secret = secret_of(words);
     store = make_tcp_store(options);
     words[0] = bound_port(*store);

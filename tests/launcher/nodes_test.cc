@@ -336,6 +336,19 @@ TEST_F(TwoHosts, StartedByHandTheyEndTogetherWithOneExitCode) {
   EXPECT_THAT(first.errors(), HasSubstr("rank 2 of 4"));
 }
 
+// No ssh ends it.
+TEST_F(TwoHosts, StartedByHandTheLossOfTheFirstEndsTheOther) {
+  const uint16_t port = free_port();
+  LauncherProcess first = start_by_hand(0, port, kWaiting);
+  LauncherProcess second = start_by_hand(1, port, kWaiting);
+  first.await_ready(2);
+  second.await_ready(2);
+  kill(first.pid(), SIGKILL);
+  EXPECT_EQ(second.wait(), 1);
+  EXPECT_THAT(second.errors(), HasSubstr("lost the connection to the launcher at 127.0.0.1"));
+  EXPECT_TRUE(wait_until_gone(second.members()));
+}
+
 TEST_F(TwoHosts, AHostThatDoesNotComeIsNamed) {
   LauncherProcess job =
       start_by_hand(0, free_port(), "exec sleep 1000", {"--rdzv_conf", "join_timeout=1"});

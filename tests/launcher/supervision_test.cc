@@ -292,6 +292,16 @@ TEST_P(Stop, ReportsARankThatFailsToSave) {
   }
 }
 
+TEST_P(Stop, ReportsARankThatAnotherSignalKillsInSaving) {
+  LauncherProcess job(shell_ranks(1,
+                                  "trap 'kill -KILL $$' INT TERM HUP; echo ready; "
+                                  "while :; do sleep 1000 & wait; done"));
+  job.await_ready(1);
+  kill(job.pid(), GetParam());
+  EXPECT_EQ(job.wait(), 128 + SIGKILL);
+  EXPECT_THAT(job.errors(), HasSubstr("[zerorun] error: rank 0 of 1"));
+}
+
 // A program without a handler dies of the signal, and its peers fail.
 TEST_P(Stop, APeersErrorsAfterADeathBySignalAreItsConsequence) {
   const Scratch scratch;

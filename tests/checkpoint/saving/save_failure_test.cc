@@ -101,6 +101,17 @@ TEST(SaveFailure, DirectoryThatIsAFileIsNamed) {
   EXPECT_EQ(testing::read_file(directory.path() / "file"), "mine");
 }
 
+TEST(SaveFailure, RanksThatDoNotSeeOneFileSystemAreToldSo) {
+  const TemporaryDirectory directory;
+  const Uneven uneven;
+  run_ranks(2, [&](Communicator& comm) {
+    const fs::path own = directory.path() / std::to_string(comm.rank());
+    EXPECT_THAT(save_error(comm, uneven, {.directory = own.string()}),
+                AllOf(HasSubstr("rank 1 of 2: "), HasSubstr("is not where rank 0 made it")));
+  });
+  EXPECT_THAT(names_in(directory.path() / "0"), ElementsAre());
+}
+
 TEST(SaveFailure, TagThatIsAFileIsNamed) {
   const TemporaryDirectory directory;
   const Uneven uneven;

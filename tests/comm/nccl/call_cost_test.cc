@@ -66,6 +66,25 @@ TEST_F(NcclCallCostTest, ACollectiveRecordsAnEventBeforeAndOneAfter) {
   });
 }
 
+// NCCL documents a limit for one group.
+TEST_F(NcclCallCostTest, MoreThan2048CollectivesAreSeveralGroups) {
+  constexpr int kGathers = 2048 + 2;
+  on_one_rank([&](Communicator& comm, CudaDevice& device) {
+    const Buffer memory = *comm.allocate(4096, Sharing::per_rank);
+    const TensorView view = view_of(memory, DType::bf16, 2048);
+    Stream& stream = device.inline_stream();
+    auto before = fake_.counts();
+    comm.coalesced(stream, [&] {
+      for (int i = 0; i < kGathers; ++i) {
+        comm.all_gather(view, view, Sync::one_sided, stream, "bucket 7");
+      }
+    });
+    auto after = fake_.counts();
+    EXPECT_EQ(after["ncclAllGather"] - before["ncclAllGather"], kGathers);
+    EXPECT_EQ(after["ncclGroupStart"] - before["ncclGroupStart"], 2);
+  });
+}
+
 TEST_F(NcclCallCostTest, CollectivesOfAGroupShareTheEvents) {
   constexpr int kGathers = 8;
   on_one_rank([&](Communicator& comm, CudaDevice& device) {

@@ -4,6 +4,7 @@
 #include "config/env.h"
 #include "os/socket.h"
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "zerorun/communicator.h"
 #include "zerorun/error.h"
 
@@ -232,6 +233,22 @@ TEST(RankInfoTest, SeveralHostsDoNotMeetAtALoopback) {
     EXPECT_THAT(error.what(), HasSubstr("MASTER_ADDR=127.0.0.1 is the loopback"));
     EXPECT_THAT(error.what(), HasSubstr("2 of 4 ranks"));
   }
+}
+
+// As Debian's name of a host does there: rank 0's host is found by it, from other hosts it is not.
+TEST(RankInfoTest, AnAddressThatOnlyResolvesToTheLoopbackIsOneOnOtherHosts) {
+  RankInfo info;
+  info.world_size = 4;
+  info.local_world_size = 2;
+  info.master_addr = "0x7f000001";
+  info.master_port = reserve_port("127.0.0.1", 0).port;  // where nobody listens
+  const auto error_of_rank = [&](int rank) {
+    info.rank = rank;
+    info.local_rank = rank % 2;
+    return testing::error_of<CommError>([&] { rendezvous(info, std::chrono::milliseconds(100)); });
+  };
+  EXPECT_THAT(error_of_rank(1), HasSubstr("for rank 0 (MASTER_ADDR, MASTER_PORT)"));
+  EXPECT_THAT(error_of_rank(3), HasSubstr("MASTER_ADDR=0x7f000001 is the loopback address"));
 }
 
 }  // namespace
