@@ -101,33 +101,6 @@ TEST(RoundTrip, ParametersLongerThanARecord) {
   expect_loads(model, random_cuts(model, 3, 2), directory.string());
 }
 
-// The bytes that this process has read.
-int64_t bytes_read() {
-  std::ifstream file("/proc/self/io");
-  std::string name;
-  int64_t value = 0;
-  file >> name >> value;
-  EXPECT_EQ(name, "rchar:");
-  return value;
-}
-
-TEST(RoundTrip, ALoadReadsEachByteOnce) {
-  FakeModel model;
-  model.specs = {{"large", {1'000'000}, "m", 0, true, ""}};
-  const TemporaryDirectory directory;
-  const Cuts cuts = random_cuts(model, 1, 1);
-  save(model, cuts, {.directory = directory.string()});
-  run_ranks(1, [&](Communicator& comm) {
-    FakeEngine engine(model, cuts, comm, 2);
-    const auto nbytes = static_cast<int64_t>(checkpoint_nbytes(engine));
-    const int64_t before = bytes_read();
-    load_checkpoint(engine, comm, directory.string());
-    const int64_t read = bytes_read() - before;
-    EXPECT_GE(read, nbytes);
-    EXPECT_LT(read, nbytes * 3 / 2);
-  });
-}
-
 TEST(RoundTrip, BadClientStateIsAConfigErrorOnEveryRank) {
   const FakeModel model = small_model();
   const TemporaryDirectory directory;
