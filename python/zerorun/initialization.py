@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -214,9 +214,10 @@ def _check_heads(model: nn.Module, layout: ModelLayout, parsed: configuration.Pa
     for module in model.modules() if patterns else ():
         if type(module).__name__ != "Conv1D" or not hasattr(module, "nf"):  # transformers'
             continue
-        if not module.weight.requires_grad:
+        weight = cast(nn.Parameter, module.weight)
+        if not weight.requires_grad:
             continue
-        name = layout.names.get(module.weight, "")
+        name = layout.names.get(weight, "")
         heads = next((count for pattern, count in patterns if fnmatchcase(name, pattern)), 1)
         if heads > 1:
             raise _C.ConfigError(

@@ -22,8 +22,9 @@ def own_nbytes(parameter: nn.Parameter) -> int:
     file's."""
     partition = partition_of(parameter)
     kept = partition._kept if isinstance(partition, PrivatePartition) else local_of(parameter)
-    own = kept is not None and kept.device.type == "cpu" and not is_of_a_file(kept)
-    return kept.nbytes if own else 0
+    if kept is None or kept.device.type != "cpu" or is_of_a_file(kept):
+        return 0
+    return kept.nbytes
 
 
 class PrivatePartition(Partition):
