@@ -1,5 +1,3 @@
-#include "launcher/launch.h"
-
 #include <fcntl.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -20,11 +18,11 @@
 #include "launcher/control/coordinator.h"
 #include "launcher/control/node_launcher.h"
 #include "launcher/environment.h"
-#include "launcher/hosts/choose_cluster.h"
+#include "launcher/hosts/host_filter.h"
 #include "launcher/hosts/remote_start.h"
 #include "launcher/job.h"
+#include "launcher/options.h"
 #include "launcher/program.h"
-#include "launcher/ranks/guardian.h"
 #include "launcher/ranks/process.h"
 #include "launcher/ranks/supervisor.h"
 #include "launcher/words.h"

@@ -1,10 +1,9 @@
-#include "launcher/option_table.h"
-
 #include <CLI/CLI.hpp>
 #include <array>
 #include <limits>
 
 #include "config/command_line.h"
+#include "launcher/options.h"
 
 namespace zerorun {
 

@@ -4,11 +4,16 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launcher/environment.h"
 #include "launcher/program.h"
 #include "launcher/ranks/resources.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace zerorun {
 
@@ -94,5 +99,28 @@ LaunchOptions parse_options(const std::vector<std::string>& arguments,
 
 // The text of --help. `tools`: the text about commands, between options and examples.
 std::string help_text(const std::string& tools);
+
+// The values of options whose text is checked after parsing.
+struct RawOptions {
+  double grace_seconds = 30;
+  std::string launcher_arguments{};
+  std::string rdzv_conf{};
+  std::string shown_ranks{};
+  std::string signals{};
+  std::string log_level{};
+  bool elastic = false;
+};
+
+// Defines the launcher's options in the groups that its help shows: zerorun's own options, those of
+// DeepSpeed's launcher and those of torchrun.
+void define_options(CLI::App& app, LaunchOptions& options, RawOptions& raw);
+
+// Advice for an option of another launcher that zerorun cannot support; empty for other names.
+std::string_view advice_on_foreign(std::string_view name);
+
+// Runs a job on this host or on several. `arguments`: the command line from which `options` were
+// parsed. Forks (see run_guarded in launcher/ranks/process.h) and returns the job's exit code in
+// both processes; the caller has to exit with it. Throws ConfigError and CommError.
+int launch(const std::vector<std::string>& arguments, const LaunchOptions& options);
 
 }  // namespace zerorun

@@ -12,7 +12,7 @@
 #include "config/json/reader.h"
 #include "core/check.h"
 #include "core/printable.h"
-#include "launcher/hosts/hostfile.h"
+#include "launcher/hosts/cluster.h"
 #include "launcher/options.h"
 #include "tools/terminal/tool.h"
 #include "train/model/gpt_config.h"

@@ -13,7 +13,6 @@
 #include "launcher/environment.h"
 #include "launcher/program.h"
 #include "launcher/ranks/cpus.h"
-#include "launcher/ranks/cuda_probe.h"
 #include "launcher/ranks/resources.h"
 #include "offload/block_io.h"
 #include "offload/direct_file.h"

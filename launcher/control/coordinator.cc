@@ -12,7 +12,7 @@
 #include "core/check.h"
 #include "core/printable.h"
 #include "core/secret.h"
-#include "launcher/hosts/hostfile.h"
+#include "launcher/hosts/cluster.h"
 #include "launcher/ranks/process.h"
 #include "launcher/ranks/supervisor.h"
 

@@ -1,4 +1,4 @@
-#include "checkpoint/files/hash.h"
+#include "checkpoint/files/file.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/shard_file.h"
 #include "checkpoint/loading/checkpoint_reader.h"

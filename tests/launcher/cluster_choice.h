@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/hosts/choose_cluster.h"
+#include "launcher/hosts/host_filter.h"
 
 namespace zerorun::testing {
 

@@ -8,7 +8,7 @@
 
 #include "launcher/environment.h"
 #include "launcher/ranks/cpus.h"
-#include "launcher/ranks/cuda_probe.h"
+#include "launcher/ranks/resources.h"
 #include "os/cgroup.h"
 #include "os/host_limits.h"
 

@@ -1,6 +1,6 @@
 #include "checkpoint/files/layout.h"
 #include "checkpoint/loading/checkpoint_reader.h"
-#include "checkpoint/saving/save_folder.h"
+#include "checkpoint/saving/save.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"

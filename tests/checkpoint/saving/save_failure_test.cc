@@ -1,5 +1,5 @@
 #include "checkpoint/files/file.h"
-#include "checkpoint/saving/save_folder.h"
+#include "checkpoint/saving/save.h"
 #include "os/free_space.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/file_size_limit.h"

@@ -1,5 +1,4 @@
-#include "launcher/hosts/choose_cluster.h"
-
+#include "launcher/hosts/host_filter.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/launcher/cluster_choice.h"

@@ -1,6 +1,6 @@
 // The cost of exchanges of Muon's directions.
 #include "tests/common.h"
-#include "tools/plan/cluster.h"
+#include "tools/plan/simulation.h"
 
 namespace zerorun::simulated_exchanges {
 namespace {
