@@ -45,6 +45,8 @@ struct RankRequest {
   std::string include{};  // NODE[:SLOT[,SLOT...]][@NODE...]
   std::string exclude{};
   Accelerator accelerator = Accelerator::automatic;
+  std::string role = "default";            // torchrun's name for a group of ranks
+  std::optional<double> comm_timeout_s{};  // how long they wait in collectives; or the default
 };
 
 // The CPUs and GPUs that this host offers.
