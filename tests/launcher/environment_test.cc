@@ -2,6 +2,7 @@
 
 #include "launcher/job.h"
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "tests/scratch.h"
 #include "zerorun/error.h"
 
@@ -78,20 +79,16 @@ TEST(RankVariables, KeepTheUsersThreadCount) {
 }
 
 TEST(RankVariables, AThreadCountThatOpenMpDoesNotTakeIsAnError) {
-  const auto error_of = [](const std::string& threads) -> std::string {
-    try {
+  const auto error_of = [](const std::string& threads) {
+    return testing::error_of<ConfigError>([&] {
       rank_variables(two_ranks(), 0, 4, {{"OMP_NUM_THREADS", threads}});
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "no error";
+    });
   };
-  for (const char* threads : {"1", "256", "4,2"}) EXPECT_EQ(error_of(threads), "no error");
+  for (const char* threads : {"1", "256", "4,2"}) EXPECT_EQ(error_of(threads), "");
   for (const char* threads : {"abc", "0", "-1", "4,", "4 ", "100000", "2,4097", "1e3"}) {
-    EXPECT_THAT(
-        error_of(threads),
-        ::testing::StartsWith("environment variable OMP_NUM_THREADS='" + std::string(threads) +
-                              "': expected a number of threads from 1 to "));
+    EXPECT_THAT(error_of(threads),
+                StartsWith("environment variable OMP_NUM_THREADS='" + std::string(threads) +
+                           "': expected a number of threads from 1 to "));
   }
 }
 
@@ -170,12 +167,9 @@ TEST(EnvironmentFile, TakesAssignmentsAsAShellDoes) {
   EXPECT_EQ(parse_environment_file("# comment\nA=1\n\nexport B=\"x y\"\r\nC=\n  D_2=p=q\nE='", "f"),
             expected);
   for (const char* text : {"A=1\nB", "A=1\n2B=3", "A=1\n=3", "A=1\nB C=3"}) {
-    try {
-      parse_environment_file(text, "file");
-      ADD_FAILURE() << text;
-    } catch (const ConfigError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("file:2: expected NAME=VALUE"));
-    }
+    EXPECT_THAT(testing::error_of<ConfigError>([&] { parse_environment_file(text, "file"); }),
+                HasSubstr("file:2: expected NAME=VALUE"))
+        << text;
   }
 }
 

@@ -45,7 +45,7 @@ TEST(ChooseCluster, KnowsItsPlaceAndWhereTheLaunchersMeet) {
   EXPECT_EQ(cluster.endpoint_port, 29500);
   EXPECT_EQ(cluster.max_restarts, 2);
   EXPECT_EQ(cluster.ssh_port, 2222);
-  EXPECT_THAT(cluster.start_arguments, ::testing::ElementsAre("-v", "-o A b"));
+  EXPECT_THAT(cluster.start_arguments, ElementsAre("-v", "-o A b"));
 }
 
 TEST(ChooseCluster, OfOtherHostsItRunsNoRanks) {

@@ -8,8 +8,6 @@
 namespace zerorun {
 namespace {
 
-using testing::Scratch;
-
 void drain(OutputQueue& queue) {
   while (queue.pending()) queue.write_some();
 }
@@ -29,7 +27,7 @@ class Output : public ::testing::Test {
     ASSERT_EQ(write(pipe.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
   }
 
-  Scratch scratch_;
+  testing::Scratch scratch_;
   FileDescriptor file_;
   OutputQueue queue_;
 };
