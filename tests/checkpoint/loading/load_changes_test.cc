@@ -200,7 +200,7 @@ TEST_P(LargeCheckpoint, OfSeveralDamagedRecordsTheFirstIsToldAndAllIsUndone) {
   flip();
   const std::string first = CheckpointReader(folder_ / "t").describe(records[records.size() / 2]);
   EXPECT_THAT([&] { load_checkpoint(*engine, *comm_, folder_.string()); },
-              ::testing::ThrowsMessage<CheckpointError>(HasSubstr("damaged: " + first)));
+              ThrowsMessage<CheckpointError>(HasSubstr("damaged: " + first)));
   EXPECT_TRUE(engine->bytes() == before);
   EXPECT_EQ(engine->refreshed(), 0);
   flip();

@@ -13,7 +13,6 @@ namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::Cuts;
 using testing::FakeEngine;
 using testing::FakeModel;
 using testing::FileSizeLimit;
@@ -24,7 +23,7 @@ using testing::TemporaryDirectory;
 // Rank 1 holds 9 MB of the model, rank 0 the rest.
 struct Uneven {
   FakeModel model;
-  Cuts cuts = {{{0, 0, 10}, {1, 0, 7}}, {{0, 10, 749'990}}};
+  testing::Cuts cuts = {{{0, 0, 10}, {1, 0, 7}}, {{0, 10, 749'990}}};
   Uneven() {
     model.specs = {{"large", {750'000}, "m", 0, true, ""}, {"small", {7}, "m", 0, true, ""}};
   }
@@ -154,7 +153,7 @@ TEST(SaveFailure, MoreThanTheDiskHasIsRefusedBeforehand) {
   model.states.clear();
   OversizedEngine engine(model, numel);
   EXPECT_THAT([&] { save_checkpoint(engine, *comm, {.directory = directory.string()}); },
-              ::testing::ThrowsMessage<IoError>(
+              ThrowsMessage<IoError>(
                   AllOf(HasSubstr("the checkpoint needs"), HasSubstr("free some space"))));
   EXPECT_TRUE(names_in(directory.path()).empty());
 }

@@ -8,8 +8,6 @@
 
 namespace zerorun {
 namespace {
-
-using testing::default_of;
 using testing::document;
 using testing::expect_problem;
 using testing::leaf_keys;
@@ -59,7 +57,7 @@ TEST(EveryKey, AcceptsItsDefaultWithoutAWarning) {
   for (const KeySpec* spec : leaf_keys()) {
     SCOPED_TRACE(spec->pointer);
     if (is_in_unsupported_block(*spec) || spec->is_required) continue;
-    const ParsedConfig parsed = parse_config(document(spec->pointer, default_of(*spec)));
+    const ParsedConfig parsed = parse_config(document(spec->pointer, testing::default_of(*spec)));
     const ConfigValue* value = testing::find_value(parsed, spec->pointer);
     ASSERT_NE(value, nullptr);
     EXPECT_TRUE(value->is_default);
@@ -178,7 +176,7 @@ TEST(KeyTable, TypesOfParametersExistAndHaveValidDefaults) {
     ASSERT_NE(type_key, nullptr) << spec->pointer;
     const auto types = split_choices(type_key->choices);
     for (const std::string_view type : split_choices(spec->used_by)) {
-      EXPECT_THAT(types, ::testing::Contains(type)) << spec->pointer;
+      EXPECT_THAT(types, Contains(type)) << spec->pointer;
     }
     for (const std::string_view type : types) {
       ConfigProblems problems("default");
@@ -189,7 +187,7 @@ TEST(KeyTable, TypesOfParametersExistAndHaveValidDefaults) {
     }
     for (const std::string_view entry : split_choices(spec->type_fallbacks)) {
       const std::string_view type = entry.substr(0, entry.find('='));
-      EXPECT_THAT(types, ::testing::Contains(type)) << spec->pointer;
+      EXPECT_THAT(types, Contains(type)) << spec->pointer;
       EXPECT_TRUE(spec->is_used_by(type)) << spec->pointer << ' ' << type;
     }
   }
@@ -206,7 +204,7 @@ TEST(KeyTable, ParametersOfAnotherTypeAreRefused) {
       const std::string message = problems_of(json.dump());
       const std::string refusal = fmt::format("{} has no such parameter", type);
       if (spec->is_used_by(type)) {
-        EXPECT_THAT(message, ::testing::Not(HasSubstr(refusal))) << spec->pointer;
+        EXPECT_THAT(message, Not(HasSubstr(refusal))) << spec->pointer;
       } else {
         EXPECT_THAT(message, HasSubstr(fmt::format("{} (", spec->pointer)));
         EXPECT_THAT(message, HasSubstr(refusal)) << spec->pointer;

@@ -113,10 +113,8 @@ TEST(PlanLink, IsWhatASimulatedStepSends) {
 }
 
 TEST(PlanLink, IsATableOfItsOwnWhereThereAreSeveralHosts) {
-  PlanOptions options;
-  options.model = "gpt2";
-  options.world_size = 4;
-  EXPECT_THAT(plan_report(options), ::testing::Not(HasSubstr("over a host's link")));
+  PlanOptions options{.model = "gpt2", .world_size = 4};
+  EXPECT_THAT(plan_report(options), Not(HasSubstr("over a host's link")));
   options.ranks_per_host = 2;
   EXPECT_THAT(plan_report(options), ContainsRegex("over a host's link in a step[^\n]+\n"
                                                   "stage 0 +[0-9.]+ MiB +- +[0-9.]+ MiB"));
@@ -126,10 +124,7 @@ TEST(PlanLink, QuantizesIfAnyShardGroupSpansHosts) {
   const Scratch folder;
   folder.write("ds.json", R"({"zero_optimization": {"stage": 3, "zero_quantized_weights": true},
                               "zerorun": {"shard_group_size": 2}})");
-  PlanOptions options;
-  options.model = "gpt2";
-  options.config = folder.path() / "ds.json";
-  options.world_size = 12;
+  PlanOptions options{.config = folder.path() / "ds.json", .model = "gpt2", .world_size = 12};
   for (const auto& [ranks_per_host, idle] : {std::pair(4, true), std::pair(3, false)}) {
     options.ranks_per_host = ranks_per_host;
     const bool says = plan_report(options).find("no effect") != std::string::npos;
@@ -145,9 +140,7 @@ TEST(Plan, HeadsOfMuonAreNoMatterOfTheModelThatIsPlanned) {
                                   R"(}}, "zero_optimization": {"stage": 2}})");
   };
   const std::string plain = file("ds.json", "");
-  PlanOptions options;
-  options.model = "gpt2";
-  options.config = plain;
+  PlanOptions options{.config = plain, .model = "gpt2"};
   const std::string expected = plan_report(options);
   for (const char* heads : {R"({"*.q_proj.weight": 12})", R"({"*": 7})"}) {
     options.config = file("ds.json", fmt::format(R"(, "muon_heads": {})", heads));
