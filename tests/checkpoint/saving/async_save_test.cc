@@ -1,5 +1,4 @@
 #include "tests/checkpoint/fake_engine.h"
-#include "tests/checkpoint/file_size_limit.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
 #include "tests/harness.h"
