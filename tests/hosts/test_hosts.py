@@ -49,24 +49,6 @@ def test_pdsh_starts_ranks_on_both_hosts(hosts: Hosts, monkeypatch: pytest.Monke
     assert set(output.splitlines()) == PLACES
 
 
-def test_started_by_hand(hosts: Hosts) -> None:
-    port = "29517"
-    options = ["--accelerator", "cpu", "--nproc_per_node", "2", "--nnodes", "2"]
-    options += ["--master_addr", ADDRESSES[0], "--master_port", port]
-    jobs = [
-        subprocess.Popen(
-            hosts.inside(node, str(ZERORUN), *options, "--node_rank", str(node), *PLACE),
-            env={**os.environ, "ZERORUN_JOB_SECRET": "only we know"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for node in (1, 0)
-    ]
-    output = "".join(job.communicate(timeout=60)[0] for job in jobs)
-    assert [job.returncode for job in jobs] == [0, 0]
-    assert set(output.splitlines()) == PLACES
-
-
 def test_ddp_of_pytorch_trains_across_hosts(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)  # whose python runs the ranks
     script = hosts.folder / "ddp.py"
