@@ -1,4 +1,4 @@
-"""Jobs on two hosts that are network namespaces, started by the real ssh, pdsh, by hand."""
+"""Jobs on two hosts that are network namespaces, started by the real ssh, pdsh, Open MPI."""
 
 import json
 import os
