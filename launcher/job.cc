@@ -91,8 +91,8 @@ void check_interface(const std::string& interface) {
 // The variables that tell ranks the options of the launcher.
 Environment variables_of_options(const LaunchOptions& options) {
   Environment variables;
-  if (options.hosts.comm_timeout_s) {
-    variables["ZERORUN_COMM_TIMEOUT"] = fmt::format("{}", *options.hosts.comm_timeout_s);
+  if (options.request.comm_timeout_s) {
+    variables["ZERORUN_COMM_TIMEOUT"] = fmt::format("{}", *options.request.comm_timeout_s);
   }
   if (!options.remote.interface.empty()) {
     check_interface(options.remote.interface);
@@ -123,7 +123,7 @@ JobSettings settings_of(const Job& job, const LaunchOptions& options, const This
   JobSettings settings;
   settings.cluster = job.cluster;
   settings.meeting = job.meeting;
-  settings.role = options.role;
+  settings.role = options.request.role;
   if (job.rendezvous) settings.store_fd = job.rendezvous->get();
   settings.gpus = selection.gpus;
   settings.names_gpus = !selection.none_found || here.resources.own_program;

@@ -1,5 +1,3 @@
-#include "launcher/launch.h"
-
 #include <fcntl.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -20,11 +18,11 @@
 #include "launcher/control/coordinator.h"
 #include "launcher/control/node_launcher.h"
 #include "launcher/environment.h"
-#include "launcher/hosts/choose_cluster.h"
+#include "launcher/hosts/host_filter.h"
 #include "launcher/hosts/remote_start.h"
 #include "launcher/job.h"
+#include "launcher/options.h"
 #include "launcher/program.h"
-#include "launcher/ranks/guardian.h"
 #include "launcher/ranks/process.h"
 #include "launcher/ranks/supervisor.h"
 #include "launcher/words.h"
@@ -149,15 +147,14 @@ std::vector<std::string> addresses_of(const std::string& host) {
   return addresses;
 }
 
-// What the coordinator of launchers that the user starts has to know about them.
 void add_meeting(CoordinatedJob& job, const std::vector<std::string>& arguments,
                  const LaunchOptions& options, const ThisHost& here) {
   const std::string& endpoint = job.cluster.endpoint_host;
-  job.secret = find_variable(here.environment, "ZERORUN_JOB_SECRET").value_or("");
+  job.by_hand.secret = find_variable(here.environment, "ZERORUN_JOB_SECRET").value_or("");
   const bool numbered = options.hosts.node_rank.has_value();
   const bool loopback = is_loopback(endpoint);
   if (numbered || !options.hosts.endpoint.empty()) {
-    job.command_on = [=](int node_rank) {
+    job.by_hand.command_on = [=](int node_rank) {
       return retyped(arguments, options, numbered ? std::optional(node_rank) : std::nullopt, "");
     };
   }
@@ -170,17 +167,17 @@ void add_meeting(CoordinatedJob& job, const std::vector<std::string>& arguments,
       options.hosts.endpoint.empty()
           ? "--master_addr " + address
           : "--rdzv_endpoint " + shell_quote(fmt::format("{}:{}", host, job.cluster.endpoint_port));
-  job.endpoint_warning = fmt::format(
+  job.by_hand.warning = fmt::format(
       "they are to meet at {} (--master_addr, --rdzv_endpoint), which is {}. The addresses of this "
       "host are {}. Type here: {}; and give the other hosts the same address",
       endpoint,
       loopback ? "an address that every host has for itself"
                : "no address of this host, though it is the first (--node_rank 0)",
       list_own_addresses(), retyped(arguments, options, std::nullopt, better));
-  job.endpoint_patience = loopback ? kHopelessWait : kSilentWait;
+  job.by_hand.patience = loopback ? kHopelessWait : kSilentWait;
   if (loopback) return;
-  job.endpoint_probe = {introduce(introduce_by_hand(options, here, job.cluster)),
-                        addresses_of(endpoint)};
+  job.by_hand.probe = {introduce(introduce_by_hand(options, here, job.cluster)),
+                       addresses_of(endpoint)};
 }
 
 CoordinatedJob coordinate(const std::vector<std::string>& arguments, const LaunchOptions& options,
@@ -189,7 +186,7 @@ CoordinatedJob coordinate(const std::vector<std::string>& arguments, const Launc
   job.cluster = cluster;
   job.launcher = std::filesystem::read_symlink("/proc/self/exe").string();
   job.arguments = arguments;
-  job.program = program_text(options);
+  job.by_hand.program = program_text(options);
   job.variables = forwarded_variables(here.environment, options);
   job.inherited = here.environment;
   job.run_id = options.hosts.run_id;
@@ -258,7 +255,7 @@ int run_coordinator(const std::vector<std::string>& arguments, const LaunchOptio
   auto listener = std::make_shared<Listener>(by_hand ? reserve_endpoint(cluster.endpoint_port)
                                                      : reserve_open_port(0));
   CoordinatedJob job = coordinate(arguments, options, here, cluster, listener->port);
-  if (job.secret.empty() && by_hand) {
+  if (job.by_hand.secret.empty() && by_hand) {
     Logger().warning(
         "launchers join without a secret: ZERORUN_JOB_SECRET, set to the same text on "
         "every host, keeps others out");

@@ -1,10 +1,9 @@
-#include "launcher/option_table.h"
-
 #include <CLI/CLI.hpp>
 #include <array>
 #include <limits>
 
 #include "config/command_line.h"
+#include "launcher/options.h"
 
 namespace zerorun {
 
@@ -106,7 +105,7 @@ void add_program(CLI::App& app, LaunchOptions& options) {
   app.add_flag("--deepspeed_compat", options.deepspeed_compat,
                "`import deepspeed` gives zerorun's replacement even if DeepSpeed is installed. If "
                "it is not installed, programs get the replacement without this option");
-  takes_text(app.add_option("--role", options.role,
+  takes_text(app.add_option("--role", options.request.role,
                             "Name of these ranks, passed to them as ROLE_NAME, as by torchrun"),
              "NAME");
 }
@@ -212,7 +211,7 @@ void add_failures(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
                               "Time for ranks to save and exit after Ctrl-C or SIGTERM; a second "
                               "Ctrl-C kills them at once. Default: 30"),
                "SECONDS", 0.0, 86400.0);
-  takes_number(app.add_option("--comm_timeout", options.hosts.comm_timeout_s,
+  takes_number(app.add_option("--comm_timeout", options.request.comm_timeout_s,
                               "How long a rank waits for other ranks before it fails. Default: "
                               "zerorun.comm_timeout of the configuration, else 600"),
                "SECONDS", 1e-3, kYear);

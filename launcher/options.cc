@@ -11,7 +11,6 @@
 #include "config/command_line.h"
 #include "core/check.h"
 #include "core/parse_number.h"
-#include "launcher/option_table.h"
 #include "launcher/ranks/output.h"
 #include "launcher/words.h"
 

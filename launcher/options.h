@@ -4,11 +4,16 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launcher/environment.h"
 #include "launcher/program.h"
 #include "launcher/ranks/resources.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace zerorun {
 
@@ -22,15 +27,12 @@ struct HostRequest {
   bool force_multi = false;               // use --launcher even if this is the only host
   bool standalone = false;                // this host alone, regardless of other options
   std::string master_addr{};
-  uint16_t master_port = 0;  // 0 = a free one
-  std::string backend{};     // --rdzv_backend: static or c10d
-  std::string endpoint{};    // --rdzv_endpoint: HOST[:PORT]
-  std::string run_id{};      // --rdzv_id
-  std::string local_addr{};  // the address at which others reach this host
-  // How long to wait for the launchers of all hosts, and for ranks in collectives; nullopt: the
-  // default.
-  std::optional<double> join_timeout_s{};
-  std::optional<double> comm_timeout_s{};
+  uint16_t master_port = 0;                // 0 = a free one
+  std::string backend{};                   // --rdzv_backend: static or c10d
+  std::string endpoint{};                  // --rdzv_endpoint: HOST[:PORT]
+  std::string run_id{};                    // --rdzv_id
+  std::string local_addr{};                // the address at which others reach this host
+  std::optional<double> join_timeout_s{};  // to wait for all launchers; nullopt: the default
 };
 
 // How launchers on other hosts are started and communicate with this one.
@@ -74,7 +76,6 @@ struct LaunchOptions {
   RestartRequest restarts;
   OutputRequest output;
   ProgramRequest program;
-  std::string role = "default";  // torchrun's name for a group of ranks
   std::chrono::milliseconds grace_period{30000};
   CpuRequest cpus;
   std::vector<std::string> notes;  // on options that have no effect here
@@ -94,5 +95,28 @@ LaunchOptions parse_options(const std::vector<std::string>& arguments,
 
 // The text of --help. `tools`: the text about commands, between options and examples.
 std::string help_text(const std::string& tools);
+
+// The values of options whose text is checked after parsing.
+struct RawOptions {
+  double grace_seconds = 30;
+  std::string launcher_arguments{};
+  std::string rdzv_conf{};
+  std::string shown_ranks{};
+  std::string signals{};
+  std::string log_level{};
+  bool elastic = false;
+};
+
+// Defines the launcher's options in the groups that its help shows: zerorun's own options, those of
+// DeepSpeed's launcher and those of torchrun.
+void define_options(CLI::App& app, LaunchOptions& options, RawOptions& raw);
+
+// Advice for an option of another launcher that zerorun cannot support; empty for other names.
+std::string_view advice_on_foreign(std::string_view name);
+
+// Runs a job on this host or on several. `arguments`: the command line from which `options` were
+// parsed. Forks (see run_guarded in launcher/ranks/process.h) and returns the job's exit code in
+// both processes; the caller has to exit with it. Throws ConfigError and CommError.
+int launch(const std::vector<std::string>& arguments, const LaunchOptions& options);
 
 }  // namespace zerorun

@@ -12,7 +12,7 @@
 #include "config/json/reader.h"
 #include "core/check.h"
 #include "core/printable.h"
-#include "launcher/hosts/hostfile.h"
+#include "launcher/hosts/cluster.h"
 #include "launcher/options.h"
 #include "tools/terminal/tool.h"
 #include "train/model/gpt_config.h"
@@ -29,9 +29,10 @@ void define_elastic(CLI::App& config, ToolArguments& arguments) {
   CLI::App* tool = add_tool(config, "elastic",
                             "Prints the batch size and numbers of ranks of the section elasticity",
                             "Example:\n  zerorun config elastic ds_config.json --world_size 8");
-  AppOptions{*tool}.text("FILE,-c,--config", arguments.path, "", "A ds_config.json")->required();
-  AppOptions{*tool}.integer("-w,--world_size", arguments.elastic_ranks, "N", 0,
-                            "Number of ranks of the job, to print its batch sizes", kMaxRanks);
+  AppOptions options{*tool};
+  options.text("FILE,-c,--config", arguments.path, "", "A ds_config.json")->required();
+  options.integer("-w,--world_size", arguments.elastic_ranks, "N", 0,
+                  "Number of ranks of the job, to print its batch sizes", kMaxRanks);
   tool->callback(
       [&arguments] { print_text(elasticity_report(arguments.path, arguments.elastic_ranks)); });
 }
@@ -50,15 +51,16 @@ void define_config(CLI::App& tools, ToolArguments& arguments) {
   check->callback([&arguments] { print_text(check_report(arguments.path)); });
   CLI::App* show = add_tool(*config, "show", "Prints the resolved value of every setting",
                             "Example:\n  zerorun config show ds_config.json --world_size 8");
-  AppOptions{*show}.text("FILE", arguments.path, "", "A ds_config.json")->required();
-  AppOptions{*show}
+  AppOptions options{*show};
+  options.text("FILE", arguments.path, "", "A ds_config.json")->required();
+  options
       .integer("--world_size", arguments.facts.world_size, "N", 1, "Number of ranks of the job",
                kMaxRanks)
       ->capture_default_str();
-  AppOptions{*show}.integer("--hidden_size", arguments.facts.hidden_size, "N", 1,
-                            "Width of the model, for bucket sizes that are \"auto\"", kMaxCount);
-  AppOptions{*show}.integer("--steps", arguments.facts.total_steps, "N", 1,
-                            "Optimizer steps, for a schedule whose length is \"auto\"", kMaxCount);
+  options.integer("--hidden_size", arguments.facts.hidden_size, "N", 1,
+                  "Width of the model, for bucket sizes that are \"auto\"", kMaxCount);
+  options.integer("--steps", arguments.facts.total_steps, "N", 1,
+                  "Optimizer steps, for a schedule whose length is \"auto\"", kMaxCount);
   show->callback([&arguments] {
     print_text(
         show_config(load_config_for(ConfigReader::pytorch, arguments.path), arguments.facts));
@@ -71,45 +73,38 @@ void define_config(CLI::App& tools, ToolArguments& arguments) {
   });
 }
 
-void define_plan_limits(CLI::App& tool, PlanOptions& plan) {
-  AppOptions{tool}.text(
-      "--gpu_memory", plan.device_memory, "SIZE",
-      "Memory of each GPU, with its unit (80GB, 24GiB), to print which settings fit");
-  AppOptions{tool}.text("--host_memory", plan.host_memory, "SIZE",
-                        "Memory of each host (512GiB), likewise");
-  AppOptions{tool}.text("--disk", plan.disk, "SIZE",
-                        "Free space on the local disk of each host (2TB), likewise");
-  AppOptions{tool}.text("--nvme_path", plan.nvme_path, "DIR",
-                        "Folder on NVMe to which the configuration of --fit may offload");
-  AppOptions{tool}.text(
-      "--fit", plan.fit, "FILE",
-      "Write the fastest configuration that fits, with its micro-batch size, to this file. "
-      "Without --seq_len only model states have to fit");
+void define_plan_limits(AppOptions tool, PlanOptions& plan) {
+  tool.text("--gpu_memory", plan.device_memory, "SIZE",
+            "Memory of each GPU, with its unit (80GB, 24GiB), to print which settings fit");
+  tool.text("--host_memory", plan.host_memory, "SIZE", "Memory of each host (512GiB), likewise");
+  tool.text("--disk", plan.disk, "SIZE",
+            "Free space on the local disk of each host (2TB), likewise");
+  tool.text("--nvme_path", plan.nvme_path, "DIR",
+            "Folder on NVMe to which the configuration of --fit may offload");
+  tool.text("--fit", plan.fit, "FILE",
+            "Write the fastest configuration that fits, with its micro-batch size, to this file. "
+            "Without --seq_len only model states have to fit");
 }
 
-void define_simulation(CLI::App& tool, PlanOptions& plan) {
-  AppOptions{tool}.text(
-      "--simulate", plan.simulate, "hosts=H,gpus=G",
-      "Simulate a cluster (replaces --world_size): print the time of a step there, "
-      "what grows with the cluster, and which shard groups and stages are fastest");
-  AppOptions{tool}.text("--link", plan.link, "RATE",
-                        "Bandwidth of a host's network link per direction (400Gbit)");
-  AppOptions{tool}.text(
-      "--nvlink", plan.nvlink, "RATE",
-      "Bandwidth between the GPUs of a host, per GPU and direction (450GB/s); with "
-      "cpus=: at which one of the ranks copies memory while all do");
-  AppOptions{tool}.text(
-      "--link_cpu", plan.link_cpu, "RATE",
-      "With cpus=: bandwidth per direction at which a host's cores can send and "
-      "receive if they do nothing else (1GB/s); this time, and that of copying and "
-      "quantizing, is added to a step");
-  AppOptions{tool}
-      .number("--latency_us", plan.latency_us, "N", 0, 1e6,
+void define_simulation(AppOptions tool, PlanOptions& plan) {
+  tool.text("--simulate", plan.simulate, "hosts=H,gpus=G",
+            "Simulate a cluster (replaces --world_size): print the time of a step there, "
+            "what grows with the cluster, and which shard groups and stages are fastest");
+  tool.text("--link", plan.link, "RATE",
+            "Bandwidth of a host's network link per direction (400Gbit)");
+  tool.text("--nvlink", plan.nvlink, "RATE",
+            "Bandwidth between the GPUs of a host, per GPU and direction (450GB/s); with "
+            "cpus=: at which one of the ranks copies memory while all do");
+  tool.text("--link_cpu", plan.link_cpu, "RATE",
+            "With cpus=: bandwidth per direction at which a host's cores can send and "
+            "receive if they do nothing else (1GB/s); this time, and that of copying and "
+            "quantizing, is added to a step");
+  tool.number("--latency_us", plan.latency_us, "N", 0, 1e6,
               "Latency of a message between hosts, in microseconds")
       ->capture_default_str();
-  AppOptions{tool}.number("--tflops", plan.tflops, "N", 0, 1e6,
-                          "10^12 operations per second that the model reaches on a GPU, to overlap "
-                          "computation with communication. Needs --micro_batch and --seq_len");
+  tool.number("--tflops", plan.tflops, "N", 0, 1e6,
+              "10^12 operations per second that the model reaches on a GPU, to overlap "
+              "computation with communication. Needs --micro_batch and --seq_len");
 }
 
 void define_plan(CLI::App& tools, PlanOptions& plan) {
@@ -121,34 +116,33 @@ void define_plan(CLI::App& tools, PlanOptions& plan) {
       "  zerorun plan --model gpt2-xl --seq_len 1024 --gpu_memory 24GiB --host_memory 64GiB "
       "--fit fits.json\n"
       "  zerorun plan --model 70B --simulate hosts=1280,gpus=8 --link 400Gbit --nvlink 450GB/s");
-  AppOptions{*tool}.text("FILE", plan.config, "",
-                         "A ds_config.json, or its base64 text. Default: stage 2, bf16, AdamW");
-  AppOptions{*tool}
+  AppOptions options{*tool};
+  options.text("FILE", plan.config, "",
+               "A ds_config.json, or its base64 text. Default: stage 2, bf16, AdamW");
+  options
       .text("--model", plan.model, "MODEL",
             train::preset_names() +
                 ", a Hugging Face config.json (gpt2, llama, mistral, qwen2, "
                 "qwen3, gemma, phi3), or a number of parameters (1.3B)")
       ->required();
-  AppOptions{*tool}
-      .integer("--world_size", plan.world_size, "N", 1, "Number of ranks of the job", kMaxRanks)
+  options.integer("--world_size", plan.world_size, "N", 1, "Number of ranks of the job", kMaxRanks)
       ->capture_default_str();
-  AppOptions{*tool}.integer("--ranks_per_host", plan.ranks_per_host, "N", 1,
-                            "Number of ranks per host. Default: all", kMaxRanks);
-  tool->add_flag("--cpu", plan.cpu, "Plan for CPU ranks, which keep everything in host memory");
-  AppOptions{*tool}.integer("--micro_batch", plan.micro_batch, "N", 1,
-                            "Sequences per rank in a micro-step. Default: that of FILE, else "
-                            "8 for the models of train",
-                            kMaxCount);
-  AppOptions{*tool}.integer(
-      "--seq_len", plan.seq_len, "N", 1,
-      "Tokens per sequence, to include the activations of the models of train", kMaxCount);
-  tool->add_flag("--recompute", plan.recompute,
-                 "Assume that activations are recomputed in backward");
-  tool->add_flag("--fast_attention", plan.fast_attention,
-                 "Assume that train has this option, which needs less memory");
-  define_plan_limits(*tool, plan);
-  define_simulation(*tool, plan);
-  tool->add_flag("--json", plan.json, "Print the table as JSON, the fastest setting first");
+  options.integer("--ranks_per_host", plan.ranks_per_host, "N", 1,
+                  "Number of ranks per host. Default: all", kMaxRanks);
+  options.flag("--cpu", plan.cpu, "Plan for CPU ranks, which keep everything in host memory");
+  options.integer("--micro_batch", plan.micro_batch, "N", 1,
+                  "Sequences per rank in a micro-step. Default: that of FILE, else "
+                  "8 for the models of train",
+                  kMaxCount);
+  options.integer("--seq_len", plan.seq_len, "N", 1,
+                  "Tokens per sequence, to include the activations of the models of train",
+                  kMaxCount);
+  options.flag("--recompute", plan.recompute, "Assume that activations are recomputed in backward");
+  options.flag("--fast_attention", plan.fast_attention,
+               "Assume that train has this option, which needs less memory");
+  define_plan_limits(options, plan);
+  define_simulation(options, plan);
+  options.flag("--json", plan.json, "Print the table as JSON, the fastest setting first");
   tool->callback([&plan] { print_text(plan_report(plan)); });
 }
 
@@ -198,17 +192,17 @@ void define_doctor(CLI::App& tools, DoctorOptions& doctor) {
                "Examples:\n"
                "  zerorun doctor\n"
                "  zerorun doctor --hostfile hosts --folder /mnt/checkpoints --json");
-  AppOptions{*tool}.text("--hostfile", doctor.hostfile, "FILE",
-                         "Also check that this host knows the hosts of this file");
-  AppOptions{*tool}
+  AppOptions options{*tool};
+  options.text("--hostfile", doctor.hostfile, "FILE",
+               "Also check that this host knows the hosts of this file");
+  options
       .text("--folder", doctor.folder, "DIR",
             "Folder of checkpoints, to measure its disk; 128 MiB are written "
             "there and removed")
       ->capture_default_str();
-  AppOptions{*tool}
-      .integer("--port", doctor.port, "N", 1, "Port at which launchers or ranks meet", kMaxPort)
+  options.integer("--port", doctor.port, "N", 1, "Port at which launchers or ranks meet", kMaxPort)
       ->capture_default_str();
-  tool->add_flag("--json", doctor.json, "Print the checks as JSON");
+  options.flag("--json", doctor.json, "Print the checks as JSON");
   tool->callback([&doctor] {
     const std::vector<Check> checks = examine(doctor);
     print_text(doctor.json ? doctor_json(checks) : doctor_text(checks));

@@ -8,7 +8,7 @@
 
 #include "config/command_line.h"
 #include "core/check.h"
-#include "launcher/option_table.h"
+#include "launcher/options.h"
 #include "launcher/program.h"
 #include "tools/commands.h"
 #include "tools/terminal/tool.h"

@@ -13,7 +13,6 @@
 #include "launcher/environment.h"
 #include "launcher/program.h"
 #include "launcher/ranks/cpus.h"
-#include "launcher/ranks/cuda_probe.h"
 #include "launcher/ranks/resources.h"
 #include "offload/block_io.h"
 #include "offload/direct_file.h"
@@ -141,11 +140,11 @@ void bench_nvme(const std::string& folder, uint64_t nbytes,
   print(fmt::format("{}: {:.1f} GB, direct I/O through {}", folder,
                     static_cast<double>(nbytes) / kGB, way));
   print(fmt::format("{:>10}{:>8}{:>12}{:>12}", "block", "depth", "read GB/s", "write GB/s"));
-  double best_read = 0;
-  double best_write = 0;
-  double best_both = 0;
-  int64_t best_block = 0;
-  int best_depth = 0;
+  struct {
+    double both, read, write;
+    int64_t block;
+    int depth;
+  } best = {};
   for (const int64_t block : {int64_t{128} << 10, int64_t{1} << 20, int64_t{8} << 20}) {
     for (const int depth : {1, 8, 32}) {
       const double read = measure(file, memory, Direction::read, block, depth, way);
@@ -153,22 +152,17 @@ void bench_nvme(const std::string& folder, uint64_t nbytes,
       print(fmt::format("{:>6} KiB{:>8}{:>12.2f}{:>12.2f}", block >> 10, depth, read / kGB,
                         write / kGB));
       const double both = 1 / (1 / read + 1 / write);
-      if (both <= best_both) continue;
-      best_both = both;
-      best_read = read;
-      best_write = write;
-      best_block = block;
-      best_depth = depth;
+      if (both > best.both) best = {both, read, write, block, depth};
     }
   }
   // Adam: master and two moments in fp32, each read and written once.
   constexpr double kStateBytes = 12e9;
-  print(fmt::format("best: \"aio\": {{\"block_size\": {}, \"queue_depth\": {}}}", best_block,
-                    best_depth));
+  print(fmt::format("best: \"aio\": {{\"block_size\": {}, \"queue_depth\": {}}}", best.block,
+                    best.depth));
   print(
       fmt::format("a step of Adam takes about {:.1f} s per billion parameters that this host "
                   "offloads (12 GB read in {:.1f} s, 12 GB written in {:.1f} s)",
-                  kStateBytes / best_both, kStateBytes / best_read, kStateBytes / best_write));
+                  kStateBytes / best.both, kStateBytes / best.read, kStateBytes / best.write));
 }
 
 }  // namespace zerorun

@@ -10,7 +10,6 @@
 #include "core/printable.h"
 #include "launcher/control/node_launcher.h"
 #include "launcher/environment.h"
-#include "launcher/launch.h"
 #include "launcher/options.h"
 #include "tools/commands.h"
 #include "tools/doctor/doctor.h"

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "checkpoint/files/file.h"
-#include "checkpoint/files/hash.h"
 #include "core/check.h"
 #include "core/printable.h"
 #include "os/text_file.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/files/hash.h"
+#include "checkpoint/files/file.h"
 #include "core/check.h"
 
 namespace zerorun {

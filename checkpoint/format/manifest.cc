@@ -8,7 +8,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "checkpoint/files/hash.h"
+#include "checkpoint/files/file.h"
 #include "checkpoint/files/layout.h"
 #include "checkpoint/format/json_reader.h"
 #include "checkpoint/format/shard_file.h"

@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "checkpoint/files/hash.h"
+#include "checkpoint/files/file.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors_format.h"
 #include "core/check.h"

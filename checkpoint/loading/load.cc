@@ -84,6 +84,8 @@ class Load {
   // interval, which live as long.
   template <typename Use, typename Done>
   void visit(StateAccess access, const Use& use, const Done& done);
+  template <typename Use, typename Done>
+  void visit_transfers(const Use& use, const Done& done);
   void add(const Place& place);
   std::vector<const Record*> records() const;
   void find_places();
@@ -215,18 +217,28 @@ void Load::read(ReadPath path, int ranks) {
   RunReader(checkpoint_, engine_.device(), workers_, used).read(runs, visitor);
 }
 
-void Load::find_places() {
+// Calls use(transfer, place) for each transfer while its tensor may be written, and done() after
+// those of an interval.
+template <typename Use, typename Done>
+void Load::visit_transfers(const Use& use, const Done& done) {
   auto transfer = transfers_.begin();
   size_t tensor = 0;
   const auto take = [&](const Place& place) {
     for (; transfer != transfers_.end() && transfer->tensor == tensor; ++transfer) {
-      transfer->to = place.tensor.slice(transfer->begin, transfer->numel);
-      transfer->done = true;  // until there is no room to undo it
-      by_record_.push_back(&*transfer);
+      use(*transfer, place);
     }
     ++tensor;
   };
-  visit(StateAccess::write, take, [] {});
+  visit(StateAccess::write, take, done);
+}
+
+void Load::find_places() {
+  const auto take = [&](RecordCopy& transfer, const Place& place) {
+    transfer.to = place.tensor.slice(transfer.begin, transfer.numel);
+    transfer.done = true;  // until there is no room to undo it
+    by_record_.push_back(&transfer);
+  };
+  visit_transfers(take, [] {});
   std::sort(by_record_.begin(), by_record_.end(),
             [](const RecordCopy* a, const RecordCopy* b) { return a->record < b->record; });
 }
@@ -309,15 +321,10 @@ void Load::finish() {
 }
 
 void Load::write_rest() {
-  auto transfer = transfers_.begin();
-  size_t tensor = 0;
-  const auto take = [&](const Place& place) {
-    for (; transfer != transfers_.end() && transfer->tensor == tensor; ++transfer) {
-      if (!transfer->done) copy(*transfer, place);
-    }
-    ++tensor;
+  const auto take = [&](const RecordCopy& transfer, const Place& place) {
+    if (!transfer.done) copy(transfer, place);
   };
-  visit(StateAccess::write, take, [&] { copy_pieces(); });
+  visit_transfers(take, [&] { copy_pieces(); });
   copies_.finish();
   second_reads_.clear();
 }

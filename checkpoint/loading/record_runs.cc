@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "checkpoint/files/file.h"
-#include "checkpoint/files/hash.h"
 #include "checkpoint/format/shard_file.h"
 #include "core/check.h"
 #include "device/staging.h"

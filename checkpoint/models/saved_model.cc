@@ -2,7 +2,7 @@
 #include <span>
 #include <utility>
 
-#include "checkpoint/files/hash.h"
+#include "checkpoint/files/file.h"
 #include "checkpoint/files/layout.h"
 #include "checkpoint/loading/checkpoint_reader.h"
 #include "core/check.h"

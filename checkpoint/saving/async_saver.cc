@@ -15,10 +15,8 @@
 #include <vector>
 
 #include "checkpoint/files/file.h"
-#include "checkpoint/files/hash.h"
 #include "checkpoint/format/shard_file.h"
 #include "checkpoint/saving/save.h"
-#include "checkpoint/saving/snapshot_queue.h"
 #include "comm/agreement.h"
 #include "core/check.h"
 #include "core/log.h"

@@ -1,5 +1,3 @@
-#include "checkpoint/saving/save_folder.h"
-
 #include <algorithm>
 #include <optional>
 #include <set>
@@ -9,6 +7,7 @@
 
 #include "checkpoint/files/file.h"
 #include "checkpoint/files/layout.h"
+#include "checkpoint/saving/save.h"
 #include "core/check.h"
 #include "core/log.h"
 #include "os/free_space.h"

@@ -1,8 +1,7 @@
-#include "checkpoint/saving/snapshot_queue.h"
-
 #include <algorithm>
 
 #include "checkpoint/format/shard_file.h"
+#include "checkpoint/saving/save.h"
 #include "zerorun/checkpoint.h"
 
 namespace zerorun {

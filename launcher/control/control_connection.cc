@@ -6,7 +6,7 @@
 #include "core/check.h"
 #include "core/parse_number.h"
 #include "core/printable.h"
-#include "launcher/hosts/hostfile.h"
+#include "launcher/hosts/cluster.h"
 #include "launcher/words.h"
 #include "zerorun/error.h"
 

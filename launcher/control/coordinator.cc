@@ -12,7 +12,7 @@
 #include "core/check.h"
 #include "core/printable.h"
 #include "core/secret.h"
-#include "launcher/hosts/hostfile.h"
+#include "launcher/hosts/cluster.h"
 #include "launcher/ranks/process.h"
 #include "launcher/ranks/supervisor.h"
 
@@ -250,8 +250,7 @@ void Coordinator::lose(Node& node, const std::string& why) {
   node.state = Node::State::lost;
   node.loss = fmt::format("host {} (node {}) was lost: {}", node.place.host, number, why);
   if (phase_ != Phase::gathering) return end_run();
-  const bool by_hand = job_.cluster.start == RemoteStart::by_hand;
-  const bool comes_back = meeting_.restarts > 0 ? may_return(node) : by_hand && number > 0;
+  const bool comes_back = meeting_.restarts > 0 ? may_return(node) : by_hand() && number > 0;
   if (comes_back || present() >= needed_hosts()) return await_return(node);
   refuse(fmt::format("no launcher on host {} (node {}): {}", node.place.host, number,
                      why.empty() ? "it ended" : why),
@@ -259,11 +258,11 @@ void Coordinator::lose(Node& node, const std::string& why) {
 }
 
 void Coordinator::refuse(const std::string& why, int code) {
-  if (final_report_.empty()) {
-    final_report_ = why;
-    code_ = code;
+  if (outcome_.report.empty()) {
+    outcome_.report = why;
+    outcome_.code = code;
   }
-  if (phase_ == Phase::gathering) return finish(code_, final_report_);
+  if (phase_ == Phase::gathering) return finish(outcome_.code, outcome_.report);
   end_run();
 }
 
@@ -321,7 +320,7 @@ void Coordinator::conclude_if_ended() {
   const bool may_begin = phase_ == Phase::running && !stop_signal_;
   const auto waits = [](const Node& node) { return node.in(Node::State::ready); };
   if (may_begin && std::any_of(nodes_.begin(), nodes_.end(), waits)) return;
-  if (!final_report_.empty()) return finish(code_, final_report_);
+  if (!outcome_.report.empty()) return finish(outcome_.code, outcome_.report);
   const std::optional<Verdict> verdict = judge(nodes_);
   if (!verdict) return finish(stop_signal_ ? 128 + *stop_signal_ : 0, "");
   if (!stop_signal_ && restart(verdict->summary)) return;
@@ -332,8 +331,8 @@ void Coordinator::conclude_if_ended() {
 void Coordinator::finish(int code, const std::string& report) {
   if (phase_ == Phase::done) return;
   enter(Phase::done);
-  code_ = code;
-  final_report_ = report;
+  outcome_.code = code;
+  outcome_.report = report;
   tell_all(ControlMessage("finish").add("code", code).add("report", report));
   for (size_t i = 0; i < nodes_.size(); ++i) {  // a launcher that has not come cannot be told
     if (nodes_[i].in(Node::State::absent)) launchers_.drop(static_cast<int>(i));
@@ -362,12 +361,13 @@ int Coordinator::finish_output() {
   const bool all_ended = end_descendants(kExitTime);
   launchers_.finish();
   if (!all_ended) say("warning: some processes of the job do not react to SIGKILL");
-  if (!final_report_.empty()) {
-    const bool whole = final_report_.starts_with("[zerorun]");  // a report of several lines
-    output_.errors.append(-1, whole ? final_report_ : "[zerorun] error: " + final_report_ + "\n");
+  if (!outcome_.report.empty()) {
+    const bool whole = outcome_.report.starts_with("[zerorun]");  // a report of several lines
+    output_.errors.append(-1,
+                          whole ? outcome_.report : "[zerorun] error: " + outcome_.report + "\n");
   }
   const auto stopped = write_rest(output_, signals_, guardian_, stop_signal_);
-  return stopped && code_ == 0 ? 128 + *stopped : code_;
+  return stopped && outcome_.code == 0 ? 128 + *stopped : outcome_.code;
 }
 
 }  // namespace zerorun

@@ -18,32 +18,36 @@
 
 namespace zerorun {
 
+// What the coordinator of launchers that the user starts has to know about them.
+struct HandStart {
+  std::string program{};  // what every host has to run
+  std::string secret{};   // what a launcher must send to join; empty = nothing
+  // What the user types on the host of a number; or empty.
+  std::function<std::string(int node_rank)> command_on{};
+  // Why other hosts may not reach the endpoint, and how long to wait for them; or empty.
+  std::string warning{};
+  std::chrono::seconds patience{};
+  // If the endpoint is no address of this host: how to introduce this launcher to the one there,
+  // and its numeric addresses; none if the name is not known yet.
+  struct Probe {
+    ControlMessage introduction;
+    std::vector<std::string> addresses;
+  };
+  std::optional<Probe> probe{};
+};
+
 // A planned job of several hosts: where its launchers meet and what they are told.
 struct CoordinatedJob {
   Cluster cluster;
   std::string launcher;                // this zerorun's path
   std::vector<std::string> arguments;  // as the user typed them
-  std::string program;                 // started by hand: what every host has to run
   std::vector<RemoteCommand> commands;
   std::vector<std::string> variables{};  // "NAME=value", for the other hosts
   Environment inherited;
-  std::string secret{};  // started by hand: what a launcher must send to join; empty = nothing
   std::string run_id{};
   EndpointWait::Limit join_timeout{std::chrono::seconds{600}};
   std::string endpoint_host{};  // of the first host
-  // Started by hand: what the user types on the host of a number; or empty.
-  std::function<std::string(int node_rank)> command_on{};
-  // Started by hand: why other hosts may not reach the endpoint, and how long to wait for them; or
-  // empty.
-  std::string endpoint_warning{};
-  std::chrono::seconds endpoint_patience{};
-  // Started by hand, and the endpoint is no address of this host: how to introduce this launcher to
-  // the one there, and its numeric addresses; none if the name is not known yet.
-  struct EndpointProbe {
-    ControlMessage introduction;
-    std::vector<std::string> addresses;
-  };
-  std::optional<EndpointProbe> endpoint_probe{};
+  HandStart by_hand{};
 };
 
 // Runs a job of several hosts. It starts a launcher on each host, this one included, and accepts
@@ -79,6 +83,7 @@ class Coordinator {
   void handle_time();
 
   // Handle launchers that join, and their messages.
+  bool by_hand() const { return job_.cluster.start == RemoteStart::by_hand; }
   bool started_by_hand(const ControlMessage& join) const;
   FrameServer::Admission judge_greeting(const std::string& greeting) const;
   void admit(ControlConnection connection, const ControlMessage& join);
@@ -136,8 +141,10 @@ class Coordinator {
   std::chrono::seconds next_note_ = kFirstNote;
   Clock::time_point next_probe_{};  // to another coordinator
   std::optional<int> stop_signal_;
-  std::string final_report_;  // why the job cannot run, or how it failed
-  int code_ = 0;
+  struct {
+    std::string report;  // why the job cannot run, or how it failed
+    int code = 0;
+  } outcome_;
 };
 
 }  // namespace zerorun

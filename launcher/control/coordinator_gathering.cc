@@ -42,9 +42,9 @@ void Coordinator::note_absence(Clock::time_point now) {
   } else if (waited > job_.join_timeout.time) {
     const std::string reason =
         meeting_.restarts > 0 ? "; the job was to start anew: " + meeting_.restart_reason
-        : job_.endpoint_warning.empty()
+        : job_.by_hand.warning.empty()
             ? ""
-            : ". Perhaps the hosts do not find each other: " + job_.endpoint_warning;
+            : ". Perhaps the hosts do not find each other: " + job_.by_hand.warning;
     refuse(fmt::format("not all hosts have joined within {} s; {}{}",
                        job_.join_timeout.time.count(), who, reason),
            kFailureCode);
@@ -52,38 +52,39 @@ void Coordinator::note_absence(Clock::time_point now) {
     const auto first = std::find_if(nodes_.begin(), nodes_.end(), missing);
     say(fmt::format(
         "waiting for the launchers of all hosts since {:.0f} s; {}{}", Seconds(waited).count(), who,
-        job_.command_on ? ". On the missing host type: " + job_.command_on(number_of(*first))
-                        : ""));
+        job_.by_hand.command_on
+            ? ". On the missing host type: " + job_.by_hand.command_on(number_of(*first))
+            : ""));
     next_note_ *= 2;
   }
 }
 
 void Coordinator::check_endpoint(Clock::time_point now) {
-  if (job_.endpoint_warning.empty() || meeting_.restarts > 0) return;
+  if (job_.by_hand.warning.empty() || meeting_.restarts > 0) return;
   const auto joined =
       std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.alive(); });
-  if (joined > 1) return job_.endpoint_warning.clear();  // another host has found the way
-  if (job_.endpoint_probe) {
+  if (joined > 1) return job_.by_hand.warning.clear();  // another host has found the way
+  if (job_.by_hand.probe) {
     if (now < next_probe_) return;
     next_probe_ = now + kProbeInterval;
     const OtherCoordinator other =
-        ask_other_coordinator(job_.endpoint_probe->addresses, job_.cluster.endpoint_port,
-                              job_.endpoint_probe->introduction);
+        ask_other_coordinator(job_.by_hand.probe->addresses, job_.cluster.endpoint_port,
+                              job_.by_hand.probe->introduction);
     if (!other.denial.empty()) return refuse(other.denial, kConfigCode);
     if (other.reached) return;  // the way there leads back here, as through a Kubernetes service
   }
   if (static_cast<size_t>(joined) >= needed_hosts()) return;  // it begins without others
-  const auto patience = job_.endpoint_patience;
+  const auto patience = job_.by_hand.patience;
   if (now - phase_began_ <= patience) return;
   // Other hosts may reach an address at which this host does not reach itself.
-  if (job_.endpoint_probe) {
-    job_.endpoint_patience = job_.join_timeout.time;  // said once
+  if (job_.by_hand.probe) {
+    job_.by_hand.patience = job_.join_timeout.time;  // said once
     say(fmt::format("no other host has joined for {} s: {}", patience.count(),
-                    job_.endpoint_warning));
+                    job_.by_hand.warning));
   } else if (!job_.join_timeout.given) {
     refuse(fmt::format("no other host has joined for {} s: {}. --rdzv_conf timeout=SECONDS waits "
                        "longer",
-                       patience.count(), job_.endpoint_warning),
+                       patience.count(), job_.by_hand.warning),
            kConfigCode);
   }
 }
@@ -95,7 +96,7 @@ void Coordinator::deny(ControlConnection& connection, const std::string& why) {
 
 // Only in a job that is started by hand: any program may claim it.
 bool Coordinator::started_by_hand(const ControlMessage& join) const {
-  return job_.cluster.start == RemoteStart::by_hand && !join.text("program").empty();
+  return by_hand() && !join.text("program").empty();
 }
 
 FrameServer::Admission Coordinator::judge_greeting(const std::string& greeting) const {
@@ -113,14 +114,14 @@ FrameServer::Admission Coordinator::judge_greeting(const std::string& greeting) 
 }
 
 void Coordinator::admit(ControlConnection connection, const ControlMessage& join) {
-  const bool by_hand = started_by_hand(join);
-  if (by_hand && !same_secret(join.text("token"), job_.secret)) {
+  const bool told_by_hand = started_by_hand(join);
+  if (told_by_hand && !same_secret(join.text("token"), job_.by_hand.secret)) {
     return deny(connection,
                 fmt::format("ZERORUN_JOB_SECRET is another here than at {}, or missing on "
                             "one of the hosts: set it to the same text on all",
                             job_.cluster.endpoint_host));
   }
-  if (const std::string why = mismatch(join, job_.program); !why.empty()) {
+  if (const std::string why = mismatch(join, job_.by_hand.program); !why.empty()) {
     deny(connection, why);
     if (phase_ == Phase::gathering && meeting_.restarts == 0) refuse(why, kConfigCode);
     return;
@@ -130,7 +131,7 @@ void Coordinator::admit(ControlConnection connection, const ControlMessage& join
     const std::string why = why_no_place(join, nodes_);
     deny(connection, why);
     // The user can start one more, with another number, while the others wait.
-    if (by_hand) return say("warning: " + why);
+    if (told_by_hand) return say("warning: " + why);
     if (phase_ == Phase::gathering && meeting_.restarts == 0) refuse(why, kConfigCode);
     return;
   }
@@ -140,9 +141,7 @@ void Coordinator::admit(ControlConnection connection, const ControlMessage& join
   Node& node = nodes_[static_cast<size_t>(*place)];
   node.connection = std::move(connection);
   node.state = Node::State::joined;
-  if (job_.cluster.start == RemoteStart::by_hand) {
-    node.place.host = printable(join.text("host"));
-  }
+  if (by_hand()) node.place.host = printable(join.text("host"));
   node.connection.send(ControlMessage("job")
                            .add_all("argument", job_.arguments)
                            .add_all("variable", job_.variables)
@@ -157,8 +156,7 @@ const RemoteCommand* Coordinator::command_for(const Node& node) const {
 }
 
 bool Coordinator::may_return(const Node& node) const {
-  return number_of(node) == job_.cluster.node_rank || job_.cluster.start == RemoteStart::by_hand ||
-         command_for(node) != nullptr;
+  return number_of(node) == job_.cluster.node_rank || by_hand() || command_for(node) != nullptr;
 }
 
 void Coordinator::start_again(Node& node) {
@@ -211,8 +209,7 @@ bool Coordinator::recall_lost() {
 
 void Coordinator::await_return(Node& node) {
   const std::string& loss = node.loss;
-  const bool by_hand = job_.cluster.start == RemoteStart::by_hand;
-  const bool first_start = by_hand && meeting_.restarts == 0;  // which kOptionalWait ends
+  const bool first_start = by_hand() && meeting_.restarts == 0;  // which kOptionalWait ends
   if (present() >= needed_hosts() && !first_start) {
     node.state = Node::State::gone;
     return say(loss + "; going on without it");
@@ -220,8 +217,8 @@ void Coordinator::await_return(Node& node) {
   node.state = Node::State::absent;
   node.call_at = Clock::now() + kRejoin;
   if (loss == node.said_loss) return;
-  say(by_hand ? loss + "; it is waited for"
-              : fmt::format("{}; it is called again every {} s", loss, kRejoin.count()));
+  say(by_hand() ? loss + "; it is waited for"
+                : fmt::format("{}; it is called again every {} s", loss, kRejoin.count()));
   node.said_loss = loss;
 }
 

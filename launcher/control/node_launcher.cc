@@ -18,7 +18,6 @@
 #include "core/printable.h"
 #include "launcher/hosts/remote_start.h"
 #include "launcher/program.h"
-#include "launcher/ranks/guardian.h"
 #include "launcher/ranks/process.h"
 #include "os/process_identity.h"
 #include "os/socket.h"

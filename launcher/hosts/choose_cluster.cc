@@ -1,5 +1,3 @@
-#include "launcher/hosts/choose_cluster.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,8 +9,8 @@
 #include "core/check.h"
 #include "core/parse_number.h"
 #include "core/printable.h"
+#include "launcher/hosts/cluster.h"
 #include "launcher/hosts/host_filter.h"
-#include "launcher/hosts/hostfile.h"
 #include "os/address.h"
 
 namespace zerorun {

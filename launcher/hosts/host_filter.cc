@@ -11,7 +11,7 @@
 #include "core/check.h"
 #include "core/parse_number.h"
 #include "core/printable.h"
-#include "launcher/hosts/hostfile.h"
+#include "launcher/hosts/cluster.h"
 #include "launcher/words.h"
 #include "os/address.h"
 

@@ -50,4 +50,14 @@ std::optional<Pool> pool_of_allocation(const ThisHost& here);
 // A variable of the environment; empty if it is not set.
 std::string variable(const ThisHost& here, const std::string& name);
 
+// A cluster, and a note of one line for the user, or none.
+struct ClusterChoice {
+  Cluster cluster;
+  std::string note{};
+};
+
+// Chooses the hosts of the job from the options, the hostfile, and the environment of schedulers.
+// Throws ConfigError if the request cannot be met.
+ClusterChoice choose_cluster(const LaunchOptions& options, const ThisHost& here);
+
 }  // namespace zerorun

@@ -1,5 +1,3 @@
-#include "launcher/hosts/hostfile.h"
-
 #include <arpa/inet.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include "core/check.h"
 #include "core/parse_number.h"
 #include "core/printable.h"
+#include "launcher/hosts/cluster.h"
 #include "launcher/ranks/resources.h"
 #include "launcher/words.h"
 #include "os/text_file.h"

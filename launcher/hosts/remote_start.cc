@@ -13,7 +13,7 @@
 #include "core/check.h"
 #include "core/parse_number.h"
 #include "core/secret.h"
-#include "launcher/hosts/hostfile.h"
+#include "launcher/hosts/cluster.h"
 #include "launcher/program.h"
 #include "launcher/ranks/report.h"
 #include "launcher/words.h"

@@ -1,5 +1,3 @@
-#include "launcher/ranks/cuda_probe.h"
-
 #include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/wait.h>
@@ -15,6 +13,7 @@
 #include "core/check.h"
 #include "device/cuda_backend.h"
 #include "launcher/ranks/process.h"
+#include "launcher/ranks/resources.h"
 #include "launcher/words.h"
 #include "os/uninterrupted.h"
 

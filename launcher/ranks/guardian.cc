@@ -1,5 +1,3 @@
-#include "launcher/ranks/guardian.h"
-
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -13,6 +11,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "launcher/ranks/process.h"
 #include "launcher/ranks/report.h"
 
 namespace zerorun {

@@ -5,8 +5,8 @@
 
 #include "core/check.h"
 #include "core/parse_number.h"
+#include "launcher/hosts/cluster.h"
 #include "launcher/hosts/host_filter.h"
-#include "launcher/hosts/hostfile.h"
 #include "launcher/words.h"
 #include "os/process_identity.h"
 

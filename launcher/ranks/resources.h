@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -7,10 +9,32 @@
 
 #include "launcher/environment.h"
 #include "launcher/ranks/cpus.h"
-#include "launcher/ranks/cuda_probe.h"
 #include "zerorun/device.h"
 
 namespace zerorun {
+
+// What a child process said. Questions that may crash or hang are asked there: this process
+// survives the answer, and does not initialise the driver before it forks.
+struct ChildAnswer {
+  std::string text{};
+  int status = 0;       // as of waitpid
+  bool in_time = true;  // false: it did not end within the patience, and was killed
+};
+// `answer` runs in the child, writes its text to the descriptor and returns the exit status.
+ChildAnswer ask_child(const std::function<int(int out)>& answer, std::chrono::seconds patience);
+
+// How long NVIDIA's driver may take to say something: ZERORUN_DRIVER_TIMEOUT, or 120 s.
+std::chrono::seconds driver_patience();
+
+// Why CUDA cannot be used; empty if it can.
+struct CudaProblem {
+  std::string text{};
+  bool driver_fails = false;  // it is there, and no GPU of it can be used
+};
+CudaProblem ask_for_cuda_problem(std::chrono::seconds patience);
+
+// Lines about CUDA, its libraries and NCCL, or that the driver does not answer.
+std::vector<std::string> ask_about_cuda(std::chrono::seconds patience);
 
 // Decides which ranks run on this host, and on which device each: the arithmetic of --num_gpus,
 // --include, --exclude, --accelerator and CUDA_VISIBLE_DEVICES. Pure functions, except count_gpus.
@@ -21,6 +45,8 @@ struct RankRequest {
   std::string include{};  // NODE[:SLOT[,SLOT...]][@NODE...]
   std::string exclude{};
   Accelerator accelerator = Accelerator::automatic;
+  std::string role = "default";            // torchrun's name for a group of ranks
+  std::optional<double> comm_timeout_s{};  // how long they wait in collectives; or the default
 };
 
 // The CPUs and GPUs that this host offers.

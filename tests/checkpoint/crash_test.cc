@@ -13,7 +13,6 @@ namespace {
 namespace fs = std::filesystem;
 using testing::FakeEngine;
 using testing::names_in;
-using testing::TemporaryDirectory;
 
 constexpr int kCannotTrace = 77;
 
@@ -116,7 +115,7 @@ class Crash : public ::testing::TestWithParam<SaveCase> {
   static constexpr uint64_t kOld = 1;
   static constexpr uint64_t kNew = 2;
   static constexpr uint64_t kLater = 4;  // never saved
-  const TemporaryDirectory root_;
+  const testing::TemporaryDirectory root_;
   const fs::path before_ = root_.path() / "before";
   const fs::path directory_ = root_.path() / "out";
   const std::shared_ptr<Communicator> comm_ = make_communicator({});
@@ -132,7 +131,7 @@ TEST_P(Crash, AfterAnySystemCallLeavesTheOldOrTheNewCheckpoint) {
     if (!status) GTEST_SKIP() << "this system does not allow ptrace";
     const uint64_t loaded = load();
     // Not monotonic in `killed`: sanitizers make calls of their own, more of them in some runs.
-    ASSERT_THAT(loaded, ::testing::AnyOf(kOld, kNew)) << "after system call " << calls;
+    ASSERT_THAT(loaded, AnyOf(kOld, kNew)) << "after system call " << calls;
     last = loaded;
 
     FakeEngine engine = make_engine(kNew);

@@ -1,4 +1,4 @@
-#include "checkpoint/files/hash.h"
+#include "checkpoint/files/file.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/shard_file.h"
 #include "checkpoint/loading/checkpoint_reader.h"
@@ -14,7 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::FakeEngine;
-using testing::FakeModel;
 using testing::read_file;
 using testing::TemporaryDirectory;
 using testing::write_file;
@@ -93,7 +92,7 @@ class Damage : public ::testing::Test {
     });
   }
 
-  FakeModel model_;
+  testing::FakeModel model_;
   TemporaryDirectory directory_;
   fs::path manifest_;
   std::vector<fs::path> shards_;
@@ -152,7 +151,7 @@ TEST_F(Damage, LinkThatLeadsNowhereIsNotAMissingFile) {
     FakeEngine engine = make_engine(2);
     const std::string before = engine.bytes();
     EXPECT_THAT([&] { load_checkpoint(engine, *comm_, directory_.string()); },
-                ::testing::ThrowsMessage<IoError>(HasSubstr("cannot open " + shards_[1].string())));
+                ThrowsMessage<IoError>(HasSubstr("cannot open " + shards_[1].string())));
     EXPECT_EQ(engine.bytes(), before);
   }
 }
@@ -234,7 +233,7 @@ TEST_F(Damage, AChangedByteOfABufferIsFound) {
     write_file(directory_.path() / "b" / name, bytes);
   }
   EXPECT_THAT([&] { verify_checkpoint((directory_.path() / "b").string(), [](auto&&) {}); },
-              ::testing::ThrowsMessage<CheckpointError>(HasSubstr("of the buffer 'mean'")));
+              ThrowsMessage<CheckpointError>(HasSubstr("of the buffer 'mean'")));
 }
 
 TEST_F(Damage, VerifyReportsEveryCheckpoint) {
@@ -258,9 +257,9 @@ TEST_F(Damage, VerifyReportsEveryCheckpoint) {
   write_file(shards_[0], bytes);
   write_file(directory_.path() / "latest", "gone\n");
   EXPECT_THAT([&] { verify_checkpoint(directory_.string(), report); },
-              ::testing::ThrowsMessage<CheckpointError>(AllOf(HasSubstr(shards_[0].string()),
-                                                              HasSubstr("gone holds no checkpoint"),
-                                                              Not(HasSubstr("ok")))));
+              ThrowsMessage<CheckpointError>(AllOf(HasSubstr(shards_[0].string()),
+                                                   HasSubstr("gone holds no checkpoint"),
+                                                   Not(HasSubstr("ok")))));
   EXPECT_THAT(lines, ElementsAre(HasSubstr("/good: ok")));
 }
 

@@ -1,18 +1,7 @@
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <deque>
-#include <memory>
-#include <optional>
-#include <random>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "core/check.h"
+#include "tests/common.h"
 #include "zerorun/device.h"
 #include "zerorun/engine.h"
 

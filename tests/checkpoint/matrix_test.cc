@@ -7,8 +7,6 @@
 
 namespace zerorun {
 namespace {
-
-using testing::TemporaryDirectory;
 using testing::train;
 using testing::with_engine;
 
@@ -95,7 +93,7 @@ TEST(Matrix, AnyJobContinuesWhatAnyOtherSaved) {
   }
   int pairs = 0;
   for (size_t i = 0; i < settings.size(); ++i) {
-    const TemporaryDirectory directory;
+    const testing::TemporaryDirectory directory;
     with_engine(settings[i].ranks, settings[i].config(), [&](Engine& engine, Communicator& comm) {
       train(engine, comm, kSavedAfter);
       save_checkpoint(engine.states(), comm, {.directory = directory.string()});

@@ -105,7 +105,7 @@ TEST_P(OptimizerResume, FailedLoadChangesNothingOnAnyRank) {
           const uint64_t hash = engine->states().parameter_hash();
           if (comm.rank() == 0) flip_last_bit(directory);
           EXPECT_THAT([&] { load_checkpoint(engine->states(), comm, directory.string()); },
-                      ::testing::ThrowsMessage<CheckpointError>(::testing::HasSubstr("damaged")));
+                      ThrowsMessage<CheckpointError>(HasSubstr("damaged")));
           EXPECT_TRUE(bytes_of(*engine) == before) << "stage " << stage << ", steps " << steps;
           EXPECT_EQ(engine->states().parameter_hash(), hash);
           if (comm.rank() == 0) flip_last_bit(directory);
@@ -134,7 +134,7 @@ TEST(OptimizerMismatch, IsAnErrorThatNamesBoth) {
     save_checkpoint(saving->states(), comm, {.directory = directory.string()});
     const auto loading = make_engine({"AdamW", true}, 2, *device, comm);
     EXPECT_THAT([&] { load_checkpoint(loading->states(), comm, directory.string()); },
-                ::testing::ThrowsMessage<CheckpointError>(::testing::HasSubstr(
+                ThrowsMessage<CheckpointError>(HasSubstr(
                     "optimizer states of embed.weight are [master fp32, momentum_buffer fp32], "
                     "this optimizer's are [master bf16, exp_avg bf16, exp_avg_sq bf16]")));
   });

@@ -132,9 +132,8 @@ TEST(ResolveBatch, RejectsWhatIsNoCount) {
 TEST(ResolveBatch, ContradictionsInAFileNameFileKeyAndPosition) {
   const auto expect = [](std::string_view json, const std::string& message) {
     ParsedConfig parsed = parse_config(json, "ds.json");
-    EXPECT_THAT(
-        [&] { resolve_auto(parsed, {.world_size = 2}); },
-        ThrowsMessage<ConfigError>(::testing::StartsWith("ds.json: 1 problem\n  1. " + message)))
+    EXPECT_THAT([&] { resolve_auto(parsed, {.world_size = 2}); },
+                ThrowsMessage<ConfigError>(StartsWith("ds.json: 1 problem\n  1. " + message)))
         << json;
   };
   expect("{\n  \"train_micro_batch_size_per_gpu\": 3,\n  \"train_batch_size\": 10}",

@@ -12,7 +12,6 @@ namespace {
 
 using testing::error_of;
 using testing::expect_problem;
-using testing::problems_of;
 
 std::string elastic(const std::string& keys, const std::string& beside = "") {
   return fmt::format(R"({{{}"elasticity": {{"enabled": true, "max_train_batch_size": 100,)"
@@ -49,7 +48,7 @@ TEST(Elasticity, TakesThePlaceOfTheBatchKeys) {
                  "/train_batch_size (1:22): contradicts /elasticity/enabled");
   ParsedConfig parsed = parse_config(elastic(
       R"("version": 0.1, "ignore_non_elastic_batch_info": true)", R"("train_batch_size": 8, )"));
-  EXPECT_THAT(parsed.warnings, ::testing::ElementsAre(HasSubstr("/train_batch_size")));
+  EXPECT_THAT(parsed.warnings, ElementsAre(HasSubstr("/train_batch_size")));
   resolve_auto(parsed, {.world_size = 2});
   EXPECT_EQ(parsed.config.batch.train_batch_size, 96);
   const std::string shown = show_config(parsed, {.world_size = 2});
@@ -67,9 +66,10 @@ TEST(Elasticity, SaysWhatIsWrongAndWhere) {
   says(R"("min_gpus": 9, "max_gpus": 8)", "9 is more than max_gpus, 8");
   says(R"("version": 0.1, "model_parallel_size": 2)", "2 needs version 0.2");
   says(R"("num_gpus_per_node": 3, "model_parallel_size": 2)", "not a multiple");
-  EXPECT_THAT(problems_of(R"({"elasticity": {"enabled": true, "micro_batch_sizes": [3000]}})"),
-              ::testing::AllOf(HasSubstr("max_train_batch_size (1:28): missing"),
-                               HasSubstr("3000 is more than max_train_batch_size, 2000")));
+  EXPECT_THAT(
+      testing::problems_of(R"({"elasticity": {"enabled": true, "micro_batch_sizes": [3000]}})"),
+      AllOf(HasSubstr("max_train_batch_size (1:28): missing"),
+            HasSubstr("3000 is more than max_train_batch_size, 2000")));
   const ParsedConfig parsed = parse_config(elastic(R"("version": 0.1)"), "e.json");
   ParsedConfig resolved = parsed;
   EXPECT_THAT(

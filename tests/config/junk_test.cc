@@ -7,8 +7,6 @@
 namespace zerorun {
 namespace {
 
-using testing::problems_of;
-
 // ConfigError, or a configuration; anything else that is thrown fails the test.
 bool is_accepted(std::string_view text) {
   try {
@@ -56,7 +54,7 @@ TEST(Junk, HugeInputsAreRefusedQuickly) {
   EXPECT_FALSE(is_accepted(comments));
   std::string unknown = "{";
   for (int i = 0; i < 90'000; ++i) unknown += fmt::format("\"key_{}\":0,", i);
-  EXPECT_THAT(problems_of(unknown + "}"), ::testing::HasSubstr("90000 problems"));
+  EXPECT_THAT(testing::problems_of(unknown + "}"), HasSubstr("90000 problems"));
 }
 
 }  // namespace

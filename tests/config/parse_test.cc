@@ -5,8 +5,6 @@
 
 namespace zerorun {
 namespace {
-
-using testing::document;
 using testing::expect_problem;
 using testing::nested;
 using testing::problems_of;
@@ -16,7 +14,8 @@ TEST(ParseConfig, PutsEveryWorkingKeyIntoItsMember) {
   std::set<std::string_view> seen;
   for (const testing::Effect& effect : testing::kEffects) {
     EXPECT_FALSE(effect.is_seen(defaults)) << effect.pointer << " could not be told apart";
-    EXPECT_TRUE(effect.is_seen(parse_config(document(effect.pointer, effect.value)).config))
+    EXPECT_TRUE(
+        effect.is_seen(parse_config(testing::document(effect.pointer, effect.value)).config))
         << effect.pointer;
     seen.insert(effect.pointer);
   }
@@ -27,10 +26,7 @@ TEST(ParseConfig, PutsEveryWorkingKeyIntoItsMember) {
 
 TEST(ParseConfig, AnEmptyFileGivesTheDefaults) {
   const ParsedConfig parsed = parse_config("{}", "empty.json");
-  EXPECT_EQ(parsed.config.gradient_clipping, 1.0);
-  EXPECT_EQ(parsed.config.zero.stage, 0);
   EXPECT_EQ(parsed.config.zero.overlap_comm, std::nullopt);
-  EXPECT_EQ(parsed.config.optimizer.lr, 1e-3F);
   EXPECT_EQ(parsed.config.source, "empty.json");
   EXPECT_EQ(parsed.config.train_options, "{}");
   EXPECT_THAT(parsed.warnings, IsEmpty());

@@ -1,12 +1,6 @@
 #pragma once
 
-#include <fmt/format.h>
-
-#include <functional>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "config/keys/key_table.h"
 #include "tests/common.h"
@@ -29,7 +23,7 @@ inline std::string problems_of(std::string_view text) {
 }
 
 inline void expect_problem(std::string_view text, const std::string& message) {
-  EXPECT_THAT(problems_of(text), ::testing::HasSubstr(message)) << text;
+  EXPECT_THAT(problems_of(text), HasSubstr(message)) << text;
 }
 
 inline const ConfigValue* find_value(const ParsedConfig& parsed, std::string_view pointer) {

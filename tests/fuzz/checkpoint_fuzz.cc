@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/files/hash.h"
+#include "checkpoint/files/file.h"
 #include "checkpoint/files/layout.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/shard_file.h"

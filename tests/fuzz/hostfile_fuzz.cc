@@ -6,8 +6,8 @@
 #include "comm/rendezvous/slurm.h"
 #include "core/check.h"
 #include "launcher/environment.h"
+#include "launcher/hosts/cluster.h"
 #include "launcher/hosts/host_filter.h"
-#include "launcher/hosts/hostfile.h"
 #include "tests/fuzz/driver.h"
 #include "zerorun/error.h"
 

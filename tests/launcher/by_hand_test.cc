@@ -14,11 +14,7 @@ namespace {
 using testing::accept_ready;
 using testing::accepted;
 using testing::LauncherProcess;
-using testing::parent_of;
 using testing::Peer;
-using testing::Scratch;
-using testing::wait_for_state;
-using testing::zerorun_command;
 using Clock = std::chrono::steady_clock;
 using Words = std::vector<std::string>;
 
@@ -40,7 +36,7 @@ class ByHand : public ::testing::Test {
     words.insert(words.end(), options.begin(), options.end());
     words.insert(words.end(), program.begin(), program.end());
     variables.insert({"ZERORUN_JOB_SECRET", "s"});
-    return LauncherProcess(zerorun_command(words), std::move(variables));
+    return LauncherProcess(testing::zerorun_command(words), std::move(variables));
   }
   // The test joins as a launcher that runs `true` on a host named `other`.
   Peer join(ControlMessage introduction) const {
@@ -131,11 +127,11 @@ TEST_F(ByHand, ALauncherThatConnectsAnewAfterAStallOfTheFirstJoinsAgain) {
   other->await("job");
   const std::vector<pid_t> members = first.members();
   const auto coordinator = std::find_if(members.begin(), members.end(), [&first](pid_t pid) {
-    return parent_of(pid) == first.pid();
+    return testing::parent_of(pid) == first.pid();
   });
   ASSERT_NE(coordinator, members.end());
   kill(*coordinator, SIGSTOP);
-  ASSERT_TRUE(wait_for_state(*coordinator, 'T'));
+  ASSERT_TRUE(testing::wait_for_state(*coordinator, 'T'));
   other.reset();
   Peer again = join(introduction());
   kill(*coordinator, SIGCONT);
@@ -173,17 +169,16 @@ TEST_F(ByHand, AClockThatDiffersIsAWarning) {
     kill(first.pid(), SIGINT);
     EXPECT_EQ(first.wait(), 128 + SIGINT);
     // A second may pass between the two readings.
-    EXPECT_THAT(first.errors(), ::testing::ContainsRegex("the clock of other is 3(600|599|601) s"));
+    EXPECT_THAT(first.errors(), ContainsRegex("the clock of other is 3(600|599|601) s"));
     EXPECT_THAT(first.errors(), HasSubstr(std::string(text).substr(5)));
   }
 }
 
 TEST_F(ByHand, DifferentPythonsAreAWarning) {
-  const Scratch scratch;
+  const testing::Scratch scratch;
   Words pythons;
   for (const char* name : {"python3.11", "python3.12"}) {
-    pythons.push_back(scratch.write(name, "#!/bin/sh\nexit 0\n"));
-    std::filesystem::permissions(pythons.back(), std::filesystem::perms::owner_all);
+    pythons.push_back(scratch.write(name, "#!/bin/sh\nexit 0\n", /*executable=*/true));
   }
   const std::string program = scratch.write("x.py", "");
   LauncherProcess first = start(0, 2, {program}, {{"ZERORUN_PYTHON", pythons[0]}});

@@ -1,19 +1,17 @@
 #pragma once
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <stdlib.h>
-
-#include <array>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "launcher/hosts/choose_cluster.h"
+#include "launcher/hosts/host_filter.h"
+#include "tests/common.h"
 
 namespace zerorun::testing {
 
 using Words = std::vector<std::string>;
+
+// The words of a command line without quotes.
+inline Words words_of(const std::string& text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
 
 // The variables of schedulers, which the machine that runs these tests may have.
 inline constexpr auto kSchedulers = std::to_array<const char*>(

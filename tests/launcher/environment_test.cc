@@ -1,5 +1,9 @@
+#include "launcher/environment.h"
+
 #include "launcher/job.h"
 #include "tests/common.h"
+#include "tests/error_of.h"
+#include "tests/scratch.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
@@ -75,20 +79,16 @@ TEST(RankVariables, KeepTheUsersThreadCount) {
 }
 
 TEST(RankVariables, AThreadCountThatOpenMpDoesNotTakeIsAnError) {
-  const auto error_of = [](const std::string& threads) -> std::string {
-    try {
+  const auto error_of = [](const std::string& threads) {
+    return testing::error_of<ConfigError>([&] {
       rank_variables(two_ranks(), 0, 4, {{"OMP_NUM_THREADS", threads}});
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "no error";
+    });
   };
-  for (const char* threads : {"1", "256", "4,2"}) EXPECT_EQ(error_of(threads), "no error");
+  for (const char* threads : {"1", "256", "4,2"}) EXPECT_EQ(error_of(threads), "");
   for (const char* threads : {"abc", "0", "-1", "4,", "4 ", "100000", "2,4097", "1e3"}) {
-    EXPECT_THAT(
-        error_of(threads),
-        ::testing::StartsWith("environment variable OMP_NUM_THREADS='" + std::string(threads) +
-                              "': expected a number of threads from 1 to "));
+    EXPECT_THAT(error_of(threads),
+                StartsWith("environment variable OMP_NUM_THREADS='" + std::string(threads) +
+                           "': expected a number of threads from 1 to "));
   }
 }
 
@@ -130,6 +130,47 @@ TEST(JobSecret, Is32FreshBytes) {
   EXPECT_EQ(one.size(), 64);
   EXPECT_EQ(one.find_first_not_of("0123456789abcdef"), std::string::npos);
   EXPECT_NE(one, make_secret());
+}
+
+TEST(Exports, PassOnWhatSteersLibrariesAndWhatIsNamed) {
+  const Environment environment = {{"NCCL_DEBUG", "INFO"},
+                                   {"PYTHONPATH", "/lib"},
+                                   {"UCX_TLS", "tcp"},
+                                   {"PATH", "/bin"},
+                                   {"HF_HOME", "/hf"},
+                                   {"HF_TOKEN", "secret"},
+                                   {"ZERORUN_JOB_SECRET", "s"},
+                                   {"ZERORUN_STORE_FD", "7"},
+                                   {"CUDA_VISIBLE_DEVICES", "1"},
+                                   {"TORCHELASTIC_RUN_ID", "x"},
+                                   {"MINE", "a b"},
+                                   {"OTHER", "c"}};
+  const Environment expected = {{"NCCL_DEBUG", "INFO"}, {"PYTHONPATH", "/lib"}, {"UCX_TLS", "tcp"},
+                                {"PATH", "/bin"},       {"HF_HOME", "/hf"},     {"MINE", "a b"}};
+  EXPECT_EQ(exported_variables(environment, {"MINE"}), expected);
+  EXPECT_EQ(exported_variables(environment, {"HF_TOKEN"}).at("HF_TOKEN"), "secret");
+  EXPECT_THROW(exported_variables(environment, {"NOT_SET"}), ConfigError);
+}
+
+TEST(Exports, ReadTheFileOfTheUser) {
+  const testing::Scratch home;
+  home.write(".deepspeed_env", "A=1\n");
+  home.write("mine", "A=2\n");
+  const std::string path = home.path();
+  EXPECT_EQ(exported_variables({{"HOME", path}}, {}), (Environment{{"A", "1"}}));
+  EXPECT_EQ(exported_variables({{"HOME", path}, {"DS_ENV_FILE", "mine"}}, {}),
+            (Environment{{"A", "2"}}));
+}
+
+TEST(EnvironmentFile, TakesAssignmentsAsAShellDoes) {
+  const Environment expected = {{"A", "1"}, {"B", "x y"}, {"C", ""}, {"D_2", "p=q"}, {"E", "'"}};
+  EXPECT_EQ(parse_environment_file("# comment\nA=1\n\nexport B=\"x y\"\r\nC=\n  D_2=p=q\nE='", "f"),
+            expected);
+  for (const char* text : {"A=1\nB", "A=1\n2B=3", "A=1\n=3", "A=1\nB C=3"}) {
+    EXPECT_THAT(testing::error_of<ConfigError>([&] { parse_environment_file(text, "file"); }),
+                HasSubstr("file:2: expected NAME=VALUE"))
+        << text;
+  }
 }
 
 }  // namespace

@@ -10,7 +10,6 @@ namespace zerorun {
 namespace {
 
 using testing::LauncherProcess;
-using testing::Scratch;
 using testing::zerorun_command;
 
 using Words = std::vector<std::string>;
@@ -27,7 +26,7 @@ class ForeignCommand : public ::testing::TestWithParam<ForeignCase> {};
 
 TEST_P(ForeignCommand, RunsOnThisHost) {
   const ForeignCase& row = GetParam();
-  const Scratch folder;
+  const testing::Scratch folder;
   folder.write("hosts", "localhost slots=2\n");
   Words words = {"--accelerator", "cpu", "--no_python"};
   for (std::string word : row.options) {
@@ -84,7 +83,7 @@ TEST(ForeignVariables, OfTorchrunAndDeepSpeedAreThere) {
   EXPECT_EQ(job.read_line(), "1 0 1 1 2 actor 2 0 1 0 3 run7 False");
   const std::string file = job.read_line();
   EXPECT_EQ(job.wait(), 0);
-  EXPECT_THAT(file, ::testing::EndsWith("/error_1.json"));
+  EXPECT_THAT(file, EndsWith("/error_1.json"));
   EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(file).parent_path())) << "removed";
 }
 

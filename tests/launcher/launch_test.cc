@@ -246,12 +246,6 @@ TEST(Tools, ConfigNamesEveryProblem) {
   EXPECT_THAT(tool.errors(), HasSubstr("/bf16/enabled"));
 }
 
-TEST(Tools, HaveTheirOwnHelp) {
-  LauncherProcess help(zerorun_command({"ckpt", "--help"}));
-  EXPECT_EQ(help.wait(), 0);
-  EXPECT_THAT(help.output(), HasSubstr("verify"));
-}
-
 TEST(Tools, HelpIsPlain) {
   for (const std::vector<std::string>& tool : {std::vector<std::string>{},
                                                {"config"},

@@ -1,22 +1,9 @@
 #include "tests/launcher/launcher_process.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <spawn.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <array>
-#include <charconv>
-#include <chrono>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <stdexcept>
-#include <string_view>
 
 #include "launcher/environment.h"
 #include "launcher/ranks/report.h"

@@ -1,13 +1,7 @@
 #pragma once
 
-#include <sys/types.h>
-
-#include <map>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "launcher/ranks/process.h"
+#include "tests/common.h"
 
 namespace zerorun::testing {
 

@@ -3,7 +3,7 @@
 
 #include "launcher/control/control_connection.h"
 #include "launcher/environment.h"
-#include "launcher/hosts/hostfile.h"
+#include "launcher/hosts/cluster.h"
 #include "tests/common.h"
 #include "tests/launcher/launcher_process.h"
 #include "tests/scratch.h"
@@ -13,7 +13,6 @@ namespace {
 
 using testing::LauncherProcess;
 using testing::lines_of;
-using testing::Scratch;
 using testing::wait_until_gone;
 using testing::zerorun_command;
 
@@ -25,32 +24,24 @@ class TwoHosts : public ::testing::Test {
   TwoHosts() {
     // The last word is the command, the one before it the host. Not the shell itself becomes the
     // launcher, so that each can be killed alone.
-    write_program("ssh",
-                  "for word; do host=$command; command=$word; done\n"
-                  "echo $$ > " +
-                      path("ssh.pid") +
-                      "\n"
-                      "test -e " +
-                      path("unreachable") +
-                      " && { echo 'no route' >&2; exit 255; }\n"
-                      "exec 3<&0\n"  // the shell gives /dev/null to what runs in the background
-                      "ON_HOST=$host sh -c \"$command\" <&3 3<&- &\n"
-                      "exec 3<&-; wait $!\n");
-    write("hosts", "localhost slots=2\n127.0.0.2 slots=2\n");
-  }
-
-  std::string path(const std::string& name) const { return (scratch_.path() / name).string(); }
-  void write(const std::string& name, const std::string& text) const {
-    std::ofstream(path(name)) << text;
-  }
-  void write_program(const std::string& name, const std::string& text) const {
-    write(name, "#!/bin/sh\n" + text);
-    std::filesystem::permissions(path(name), std::filesystem::perms::owner_all);
+    // The shell gives /dev/null to what runs in the background, hence descriptor 3.
+    scratch_.write("ssh",
+                   fmt::format("#!/bin/sh\n"
+                               "for word; do host=$command; command=$word; done\n"
+                               "echo $$ > {0}/ssh.pid\n"
+                               "test -e {0}/unreachable && {{ echo 'no route' >&2; exit 255; }}\n"
+                               "exec 3<&0\n"
+                               "ON_HOST=$host sh -c \"$command\" <&3 3<&- &\n"
+                               "exec 3<&-; wait $!\n",
+                               scratch_.path().string()),
+                   /*executable=*/true);
+    scratch_.write("hosts", "localhost slots=2\n127.0.0.2 slots=2\n");
   }
 
   // A job on both hosts that runs a shell script.
   LauncherProcess start(const std::string& script, std::vector<std::string> options = {}) const {
-    std::vector<std::string> arguments = {"--accelerator", "cpu", "--hostfile", path("hosts")};
+    std::vector<std::string> arguments = {"--accelerator", "cpu", "--hostfile",
+                                          scratch_.path("hosts")};
     arguments.insert(arguments.end(), options.begin(), options.end());
     arguments.insert(arguments.end(), {"sh", "-c", script});
     return LauncherProcess(zerorun_command(arguments), variables());
@@ -73,7 +64,7 @@ class TwoHosts : public ::testing::Test {
   }
   pid_t ssh_pid() const { return std::stoi(scratch_.read("ssh.pid")); }
 
-  Scratch scratch_;
+  testing::Scratch scratch_;
 };
 
 uint16_t free_port() { return reserve_port("127.0.0.1", 0).port; }
@@ -122,7 +113,7 @@ TEST_F(TwoHosts, ASignalThatKilledARankIsTheCauseOfItsPeersErrors) {
 }
 
 TEST_F(TwoHosts, AHostThatSshDoesNotReachIsNamedAtOnce) {
-  write("unreachable", "");
+  scratch_.write("unreachable", "");
   LauncherProcess job = start("exec sleep 1000");
   EXPECT_EQ(job.wait(), 1);
   EXPECT_THAT(job.errors(),
@@ -132,18 +123,18 @@ TEST_F(TwoHosts, AHostThatSshDoesNotReachIsNamedAtOnce) {
 }
 
 TEST_F(TwoHosts, WithoutSshTheErrorSaysSo) {
-  std::filesystem::remove(path("ssh"));
-  std::vector<std::string> arguments = {"--accelerator", "cpu", "--hostfile", path("hosts"),
-                                        "/bin/true"};
+  std::filesystem::remove(scratch_.path("ssh"));
+  std::vector<std::string> arguments = {"--accelerator", "cpu", "--hostfile",
+                                        scratch_.path("hosts"), "/bin/true"};
   LauncherProcess job(zerorun_command(arguments), {{"PATH", scratch_.path().string()}});
   EXPECT_EQ(job.wait(), 2);
   EXPECT_THAT(job.errors(), HasSubstr("ssh is not in PATH"));
 }
 
 TEST_F(TwoHosts, AProgramThatIsMissingElsewhereIsAnErrorThatNamesTheHost) {
-  LauncherProcess job(
-      zerorun_command({"--accelerator", "cpu", "--hostfile", path("hosts"), path("absent")}),
-      variables());
+  LauncherProcess job(zerorun_command({"--accelerator", "cpu", "--hostfile", scratch_.path("hosts"),
+                                       scratch_.path("absent")}),
+                      variables());
   EXPECT_EQ(job.wait(), 2);
   EXPECT_THAT(job.errors(), HasSubstr("absent"));
   EXPECT_THAT(job.members(), IsEmpty());
@@ -223,7 +214,7 @@ const std::string kEndsAfterARestart =
 TEST_F(TwoHosts, ALostHostLeavesASmallerJob) {
   LauncherProcess job = start(kEndsAfterARestart, {"--nnodes", "1:2", "--max_restarts", "1"});
   job.await_ready(4);
-  write("unreachable", "");
+  scratch_.write("unreachable", "");
   kill(ssh_pid(), SIGKILL);
   EXPECT_EQ(job.wait(), 0);
   EXPECT_EQ(lines_of(job.output()), (std::multiset<std::string>{"0 of 2", "1 of 2"}));
@@ -244,11 +235,11 @@ TEST_F(TwoHosts, ALostHostThatIsBackJoinsTheRestartedJob) {
 TEST_F(TwoHosts, AJobOfAFixedNumberOfHostsWaitsForALostOne) {
   LauncherProcess job = start(kEndsAfterARestart, {"--max_restarts", "1"});
   job.await_ready(4);
-  write("unreachable", "");
+  scratch_.write("unreachable", "");
   kill(ssh_pid(), SIGKILL);
   while (!job.read_error_line().ends_with("no route; it is called again every 10 s")) {
   }
-  std::filesystem::remove(path("unreachable"));
+  std::filesystem::remove(scratch_.path("unreachable"));
   EXPECT_EQ(job.wait(), 0);
   EXPECT_EQ(lines_of(job.output()),
             (std::multiset<std::string>{"0 of 4", "1 of 4", "2 of 4", "3 of 4"}));
@@ -258,7 +249,7 @@ TEST_F(TwoHosts, ALostHostThatDoesNotComeBackIsNamedWithItsLoss) {
   LauncherProcess job =
       start(kEndsAfterARestart, {"--max_restarts", "1", "--rdzv_conf", "join_timeout=1"});
   job.await_ready(4);
-  write("unreachable", "");
+  scratch_.write("unreachable", "");
   kill(ssh_pid(), SIGKILL);
   EXPECT_EQ(job.wait(), 1);
   EXPECT_THAT(job.errors(), HasSubstr("not all hosts have joined within 1 s; there: localhost"));
@@ -279,8 +270,9 @@ TEST_F(TwoHosts, ASlowReaderLosesNothing) {
 
 TEST_F(TwoHosts, WithoutStandardStreamsTheJobEndsAsEver) {
   std::vector<std::string> command = {"sh", "-c", "exec \"$@\" <&- >&- 2>&-", "sh"};
-  const std::vector<std::string> launcher = zerorun_command(
-      {"--accelerator", "cpu", "--hostfile", path("hosts"), "sh", "-c", "echo x; echo y >&2"});
+  const std::vector<std::string> launcher =
+      zerorun_command({"--accelerator", "cpu", "--hostfile", scratch_.path("hosts"), "sh", "-c",
+                       "echo x; echo y >&2"});
   command.insert(command.end(), launcher.begin(), launcher.end());
   LauncherProcess job(command, variables());
   EXPECT_EQ(job.wait(), 0);

@@ -2,18 +2,16 @@
 
 #include "tests/common.h"
 #include "tests/error_of.h"
+#include "tests/launcher/cluster_choice.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
+using testing::words_of;
+
 std::string error_of(const std::vector<std::string>& arguments) {
   return testing::error_of([&] { parse_options(arguments); });
-}
-
-std::vector<std::string> words(const std::string& text) {
-  std::istringstream stream(text);
-  return {std::istream_iterator<std::string>(stream), {}};
 }
 
 TEST(Options, DefaultsAreAFreePortAndAllDevices) {
@@ -119,7 +117,7 @@ TEST(Options, OneHostMayBeSpelledOut) {
 }
 
 TEST(Options, OfHostsAreRead) {
-  std::vector<std::string> arguments = words(
+  std::vector<std::string> arguments = words_of(
       "-H hosts --nnodes=1:4 --node-rank 2 --launcher pdsh --ssh_port=22 --no_ssh "
       "--no_ssh_check --force_multi --interface=eth1 --export A --export=B --venv_script=/v "
       "--local_addr=h --comm_timeout=1.5 --bind_core_list=0-3,8 --save_pid --launcher_args");
@@ -138,7 +136,7 @@ TEST(Options, OfHostsAreRead) {
   EXPECT_THAT(options.remote.exports, ElementsAre("A", "B"));
   EXPECT_EQ(options.remote.venv_script, "/v");
   EXPECT_EQ(options.hosts.local_addr, "h");
-  EXPECT_EQ(options.hosts.comm_timeout_s, 1.5);
+  EXPECT_EQ(options.request.comm_timeout_s, 1.5);
   EXPECT_EQ(options.cpus.list, "0-3,8");
   EXPECT_TRUE(options.save_pid);
   EXPECT_THAT(error_of({"--launcher_args", "'a", "x"}), HasSubstr("a quote is not closed"));
@@ -147,20 +145,20 @@ TEST(Options, OfHostsAreRead) {
 
 // Every option of torchrun, as its help lists them.
 TEST(Options, OfTorchrunAreRead) {
-  const LaunchOptions options = parse_options(
-      words("--nnodes=1:1 --nproc-per-node=gpu --rdzv-backend=c10d --rdzv-endpoint=localhost:0 "
-            "--rdzv-id=job7 --rdzv-conf=timeout=60,read_timeout=5 --max-restarts=0 "
-            "--monitor-interval=5 --start-method=spawn --role=trainer --log-dir=logs -r 3 "
-            "-t 0:1,1:2 --local-ranks-filter=0,1 --node-rank=0 --master-addr=h --master-port=1 "
-            "--signals-to-handle=SIGTERM,SIGINT --shutdown-timeout=3 --numa-binding=node --use-env "
-            "-m pkg.mod --lr=1"));
+  const LaunchOptions options = parse_options(words_of(
+      "--nnodes=1:1 --nproc-per-node=gpu --rdzv-backend=c10d --rdzv-endpoint=localhost:0 "
+      "--rdzv-id=job7 --rdzv-conf=timeout=60,read_timeout=5 --max-restarts=0 "
+      "--monitor-interval=5 --start-method=spawn --role=trainer --log-dir=logs -r 3 "
+      "-t 0:1,1:2 --local-ranks-filter=0,1 --node-rank=0 --master-addr=h --master-port=1 "
+      "--signals-to-handle=SIGTERM,SIGINT --shutdown-timeout=3 --numa-binding=node --use-env "
+      "-m pkg.mod --lr=1"));
   EXPECT_EQ(options.request.count, "gpu");
   EXPECT_EQ(options.hosts.backend, "c10d");
   EXPECT_EQ(options.hosts.endpoint, "localhost:0");
   EXPECT_EQ(options.hosts.run_id, "job7");
   EXPECT_EQ(options.hosts.join_timeout_s, 60);
   EXPECT_EQ(options.restarts.max_restarts, 0);
-  EXPECT_EQ(options.role, "trainer");
+  EXPECT_EQ(options.request.role, "trainer");
   EXPECT_EQ(options.output.redirects, "3");
   EXPECT_EQ(options.output.tee, "0:1,1:2");
   EXPECT_THAT(options.output.shown_ranks, ElementsAre(0, 1));
@@ -238,22 +236,6 @@ TEST(Options, HelpAndVersionNeedNoProgram) {
   EXPECT_TRUE(parse_options({"--help"}).help);
   EXPECT_TRUE(parse_options({"-h"}).help);
   EXPECT_TRUE(parse_options({"--version"}).version);
-}
-
-TEST(Options, HelpNamesEveryOption) {
-  const std::string help = help_text("Commands");
-  for (const char* name :
-       {"--num_gpus",     "--nproc_per_node", "--num_accelerators", "--include",
-        "--exclude",      "--accelerator",    "--master_addr",      "--master_port",
-        "--module",       "--no_python",      "--no_local_rank",    "--hostfile",
-        "--nnodes",       "--launcher",       "--rdzv_endpoint",    "--max_restarts",
-        "--tee",          "--log_dir",        "--dry_run",          "--no_bind",
-        "--grace_period", "--version"}) {
-    EXPECT_THAT(help, HasSubstr(name));
-  }
-  EXPECT_THAT(help, HasSubstr("\nStarting on other hosts:\n"));
-  EXPECT_THAT(help, HasSubstr("-1 for the default"));
-  EXPECT_THAT(help, HasSubstr("\"\" means no filter"));
 }
 
 }  // namespace

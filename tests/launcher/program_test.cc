@@ -1,8 +1,8 @@
 #include "launcher/program.h"
 
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "tests/scratch.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
@@ -25,12 +25,7 @@ class FindProgram : public ::testing::Test {
   }
 
   std::string error_of(const ProgramRequest& request) {
-    try {
-      find_program(request, search_);
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "no error";
+    return testing::error_of<ConfigError>([&] { find_program(request, search_); });
   }
 
   Scratch scratch_;

@@ -12,7 +12,6 @@ using testing::LauncherProcess;
 using testing::Scratch;
 using testing::shell_ranks;
 using testing::wait_until_gone;
-using testing::zerorun_command;
 
 // Each rank has a child in its process group and a daemon in a session of its own, and says
 // "RANK PID" when both are there.
@@ -349,7 +348,7 @@ TEST(StopRequest, SigtermSparesTheWorkersOfARankThatSaves) {
 }
 
 TEST(StopRequest, NohupProtectsFromAClosingTerminal) {
-  const std::string zerorun = zerorun_command({}).front();
+  const std::string zerorun = testing::zerorun_command({}).front();
   LauncherProcess job({"sh", "-c",
                        "trap '' HUP; exec " + zerorun + " --accelerator cpu sh -c \"" +
                            "trap 'echo done; exit 0' USR1; echo ready; sleep 1000 & wait\""});

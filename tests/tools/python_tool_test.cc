@@ -7,7 +7,6 @@ namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::Scratch;
 
 // A machine with one Python in PATH, and a zerorun in a folder of its own.
 class PythonTool : public ::testing::Test {
@@ -23,7 +22,7 @@ class PythonTool : public ::testing::Test {
     return python_tool_command({"ckpt", "import", "a", "b"}, search_, environment_).value();
   }
 
-  Scratch scratch_;
+  testing::Scratch scratch_;
   ProgramSearch search_;
   Environment environment_;
   fs::path python_;

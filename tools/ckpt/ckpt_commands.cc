@@ -21,14 +21,6 @@ Format format_of(const CkptArguments& arguments) {
   return arguments.json ? Format::json : Format::text;
 }
 
-void add_json(CLI::App& tool, CkptArguments& arguments) {
-  tool.add_flag("--json", arguments.json, "Print one JSON object, for use in scripts");
-}
-
-void add_directory(CLI::App& tool, CkptArguments& arguments) {
-  AppOptions{tool}.text("DIR", arguments.path, "", "A checkpoint, or a folder of them")->required();
-}
-
 void check_folder(const std::string& path, const char* command) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) return;
@@ -36,34 +28,22 @@ void check_folder(const std::string& path, const char* command) {
                     error ? error.message() : "expected a folder");
 }
 
-void define_ls(CLI::App& ckpt, CkptArguments& arguments) {
-  CLI::App* tool =
-      add_tool(ckpt, "ls", "Lists checkpoints with their step, time, size and number of ranks",
-               "Example:\n  zerorun ckpt ls out/train");
-  add_directory(*tool, arguments);
-  add_json(*tool, arguments);
-  tool->callback([&arguments] {
-    check_folder(arguments.path, "ls");
-    print_text(list_checkpoints(arguments.path, format_of(arguments)));
+// Adds a command about the folder DIR, which `run` describes, as JSON with --json.
+AppOptions add_command(CLI::App& ckpt, CkptArguments& arguments, const char* name,
+                       const char* about, const char* examples, const std::function<void()>& run) {
+  CLI::App* tool = add_tool(ckpt, name, about, examples);
+  AppOptions{*tool}
+      .text("DIR", arguments.path, "", "A checkpoint, or a folder of them")
+      ->required();
+  tool->callback([&arguments, name, run] {
+    check_folder(arguments.path, name);
+    run();
   });
+  return {*tool};
 }
 
-void define_show(CLI::App& ckpt, CkptArguments& arguments) {
-  CLI::App* tool = add_tool(ckpt, "show",
-                            "Shows a checkpoint's parameters with shapes, dtypes, states and norms",
-                            "Examples:\n"
-                            "  zerorun ckpt show out/train\n"
-                            "  zerorun ckpt show out/train --tag step100 --no_norms");
-  add_directory(*tool, arguments);
-  AppOptions{*tool}.text("--tag", arguments.tag, "TAG",
-                         "Tag of the checkpoint. Default: the latest");
-  tool->add_flag("--no_norms", arguments.no_norms, "Do not read the values to compute norms");
-  add_json(*tool, arguments);
-  tool->callback([&arguments] {
-    check_folder(arguments.path, "show");
-    print_text(
-        show_checkpoint(arguments.path, arguments.tag, !arguments.no_norms, format_of(arguments)));
-  });
+void add_json(AppOptions tool, CkptArguments& arguments) {
+  tool.flag("--json", arguments.json, "Print one JSON object, for use in scripts");
 }
 
 // Verifies with a progress bar for each checkpoint that takes long.
@@ -100,51 +80,17 @@ void verify_as_json(const std::string& path) {
   print_json();
 }
 
-void define_verify(CLI::App& ckpt, CkptArguments& arguments) {
-  CLI::App* tool =
-      add_tool(ckpt, "verify", "Reads all bytes of checkpoints and checks their checksums",
-               "Example:\n  zerorun ckpt verify out/train");
-  add_directory(*tool, arguments);
-  add_json(*tool, arguments);
-  tool->callback([&arguments] {
-    check_folder(arguments.path, "verify");
-    if (arguments.json) return verify_as_json(arguments.path);
-    verify(arguments.path, print_line);
-  });
-}
-
 void define_diff(CLI::App& ckpt, CkptArguments& arguments) {
   CLI::App* tool = add_tool(ckpt, "diff", "Compares two checkpoints, parameter by parameter",
                             "Example:\n  zerorun ckpt diff out/train/step100 out/train/step200");
-  AppOptions{*tool}
-      .text("FIRST", arguments.path, "", "A checkpoint, or a folder of checkpoints: its latest")
+  AppOptions options{*tool};
+  options.text("FIRST", arguments.path, "", "A checkpoint, or a folder of checkpoints: its latest")
       ->required();
-  AppOptions{*tool}.text("SECOND", arguments.other, "", "Another checkpoint or folder")->required();
-  add_json(*tool, arguments);
+  options.text("SECOND", arguments.other, "", "Another checkpoint or folder")->required();
+  add_json(options, arguments);
   tool->callback([&arguments] {
     for (const std::string& path : {arguments.path, arguments.other}) check_folder(path, "diff");
     print_text(compare_checkpoints(arguments.path, arguments.other, format_of(arguments)));
-  });
-}
-
-void define_prune(CLI::App& ckpt, CkptArguments& arguments) {
-  CLI::App* tool = add_tool(
-      ckpt, "prune", "Removes old checkpoints; keeps the latest and those that it cannot read",
-      "Examples:\n"
-      "  zerorun ckpt prune out/train --keep_last 3 --dry_run\n"
-      "  zerorun ckpt prune out/train --keep_last 3 --keep_every 1000");
-  add_directory(*tool, arguments);
-  AppOptions{*tool}
-      .integer("--keep_last", arguments.keep.last, "N", 1, "Number of checkpoints to keep")
-      ->required();
-  AppOptions{*tool}.integer("--keep_every", arguments.keep.every, "N", 1,
-                            "Also keep the checkpoints of every N-th step");
-  tool->add_flag("--dry_run", arguments.dry_run, "Only print which checkpoints would be removed");
-  add_json(*tool, arguments);
-  tool->callback([&arguments] {
-    check_folder(arguments.path, "prune");
-    print_text(
-        prune_checkpoints(arguments.path, arguments.keep, arguments.dry_run, format_of(arguments)));
   });
 }
 
@@ -157,11 +103,51 @@ void define_ckpt(CLI::App& tools, CkptArguments& arguments) {
                "  zerorun ckpt ls out/train\n"
                "  zerorun ckpt verify out/train");
   ckpt->require_subcommand(1);
-  define_ls(*ckpt, arguments);
-  define_show(*ckpt, arguments);
-  define_verify(*ckpt, arguments);
+  add_json(add_command(*ckpt, arguments, "ls",
+                       "Lists checkpoints with their step, time, size and number of ranks",
+                       "Example:\n  zerorun ckpt ls out/train",
+                       [&arguments] {
+                         print_text(list_checkpoints(arguments.path, format_of(arguments)));
+                       }),
+           arguments);
+  AppOptions show =
+      add_command(*ckpt, arguments, "show",
+                  "Shows a checkpoint's parameters with shapes, dtypes, states and norms",
+                  "Examples:\n"
+                  "  zerorun ckpt show out/train\n"
+                  "  zerorun ckpt show out/train --tag step100 --no_norms",
+                  [&arguments] {
+                    print_text(show_checkpoint(arguments.path, arguments.tag, !arguments.no_norms,
+                                               format_of(arguments)));
+                  });
+  show.text("--tag", arguments.tag, "TAG", "Tag of the checkpoint. Default: the latest");
+  show.flag("--no_norms", arguments.no_norms, "Do not read the values to compute norms");
+  add_json(show, arguments);
+  add_json(add_command(*ckpt, arguments, "verify",
+                       "Reads all bytes of checkpoints and checks their checksums",
+                       "Example:\n  zerorun ckpt verify out/train",
+                       [&arguments] {
+                         if (arguments.json) return verify_as_json(arguments.path);
+                         verify(arguments.path, print_line);
+                       }),
+           arguments);
   define_diff(*ckpt, arguments);
-  define_prune(*ckpt, arguments);
+  AppOptions prune =
+      add_command(*ckpt, arguments, "prune",
+                  "Removes old checkpoints; keeps the latest and those that it cannot read",
+                  "Examples:\n"
+                  "  zerorun ckpt prune out/train --keep_last 3 --dry_run\n"
+                  "  zerorun ckpt prune out/train --keep_last 3 --keep_every 1000",
+                  [&arguments] {
+                    print_text(prune_checkpoints(arguments.path, arguments.keep, arguments.dry_run,
+                                                 format_of(arguments)));
+                  });
+  prune.integer("--keep_last", arguments.keep.last, "N", 1, "Number of checkpoints to keep")
+      ->required();
+  prune.integer("--keep_every", arguments.keep.every, "N", 1,
+                "Also keep the checkpoints of every N-th step");
+  prune.flag("--dry_run", arguments.dry_run, "Only print which checkpoints would be removed");
+  add_json(prune, arguments);
 }
 
 }  // namespace zerorun

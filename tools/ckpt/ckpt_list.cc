@@ -14,7 +14,7 @@
 #include "checkpoint/files/file.h"
 #include "checkpoint/files/layout.h"
 #include "checkpoint/loading/checkpoint_reader.h"
-#include "checkpoint/saving/save_folder.h"
+#include "checkpoint/saving/save.h"
 #include "core/check.h"
 #include "core/format_bytes.h"
 #include "core/printable.h"

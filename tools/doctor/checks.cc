@@ -12,8 +12,8 @@
 #include "core/check.h"
 #include "core/format_bytes.h"
 #include "core/printable.h"
+#include "launcher/hosts/cluster.h"
 #include "launcher/hosts/host_filter.h"
-#include "launcher/hosts/hostfile.h"
 #include "launcher/job.h"
 #include "launcher/program.h"
 #include "os/address.h"
@@ -38,6 +38,16 @@ std::vector<std::string> lines_with(const std::vector<std::string>& lines, std::
   return found;
 }
 
+Check good(std::string name, std::string found) {
+  return {std::move(name), State::good, std::move(found)};
+}
+Check advice(std::string name, std::string found, std::string change) {
+  return {std::move(name), State::advice, std::move(found), std::move(change)};
+}
+Check problem(std::string name, std::string found, std::string change) {
+  return {std::move(name), State::problem, std::move(found), std::move(change)};
+}
+
 // What is wrong with the name of a host; empty if nothing is. Adds its address to `known`.
 std::string problem_of_name(const std::string& host, const std::string& here,
                             std::map<std::string, std::string>& known) {
@@ -57,192 +67,151 @@ std::string problem_of_name(const std::string& host, const std::string& here,
 
 }  // namespace
 
-Check check_driver(int gpus, const CudaProblem& problem) {
-  Check check{.name = "driver", .found = fmt::format("{} GPU{}", gpus, gpus == 1 ? "" : "s")};
-  if (gpus == 0) {
-    check.found = "no GPU: ranks run on CPUs";
-  } else if (!problem.text.empty()) {
-    check.state = State::problem;
-    check.found += ": " + problem.text;
-    check.change = "install or restart NVIDIA's driver until nvidia-smi lists the GPUs";
-  }
-  return check;
+Check check_driver(int gpus, const CudaProblem& cuda) {
+  if (gpus == 0) return good("driver", "no GPU: ranks run on CPUs");
+  const std::string found = fmt::format("{} GPU{}", gpus, gpus == 1 ? "" : "s");
+  if (cuda.text.empty()) return good("driver", found);
+  return problem("driver", found + ": " + cuda.text,
+                 "install or restart NVIDIA's driver until nvidia-smi lists the GPUs");
 }
 
 Check check_cuda_libraries(int gpus, const std::vector<std::string>& lines) {
-  Check check{.name = "libraries", .found = fmt::format("{}", fmt::join(lines, "; "))};
+  if (gpus == 0) return good("libraries", "not needed without a GPU");
   const auto missing = lines_with(lines, "missing");
-  if (gpus == 0) {
-    check.found = "not needed without a GPU";
-  } else if (!missing.empty()) {
-    check.state = State::problem;
-    check.found = fmt::format("{}", fmt::join(missing, "; "));
-    check.change =
-        "install them with pip, as PyTorch's CUDA packages have them, or set "
-        "LD_LIBRARY_PATH";
-  }
-  return check;
+  if (missing.empty()) return good("libraries", fmt::format("{}", fmt::join(lines, "; ")));
+  return problem(
+      "libraries", fmt::format("{}", fmt::join(missing, "; ")),
+      "install them with pip, as PyTorch's CUDA packages have them, or set LD_LIBRARY_PATH");
 }
 
 Check check_gpu_links(const std::vector<std::string>& lines) {
-  Check check{.name = "P2P", .found = "every GPU reads every other, or there is one at most"};
-  const auto closed = lines_with(lines, "no peer access");
-  if (closed.empty()) return check;
-  check.state = State::advice;
-  check.found = "between some GPUs there is no peer access: copies go through the host";
-  check.change =
-      "disable ACS and the IOMMU's translation in the BIOS or kernel (iommu=pt); in a "
-      "virtual machine pass the GPUs through with their switch";
-  return check;
+  if (lines_with(lines, "no peer access").empty()) {
+    return good("P2P", "every GPU reads every other, or there is one at most");
+  }
+  return advice("P2P", "between some GPUs there is no peer access: copies go through the host",
+                "disable ACS and the IOMMU's translation in the BIOS or kernel (iommu=pt); in a "
+                "virtual machine pass the GPUs through with their switch");
 }
 
 Check check_gloo(const std::string& version, const std::string& error) {
-  Check check{.name = "Gloo", .found = version};
-  if (error.empty()) return check;
-  check.state = State::problem;
-  check.found = error;
-  check.change = "install zerorun again: ranks on several hosts need this library";
-  return check;
+  if (error.empty()) return good("Gloo", version);
+  return problem("Gloo", error, "install zerorun again: ranks on several hosts need this library");
 }
 
 Check check_shared_memory(std::optional<uint64_t> size, uint64_t free) {
-  Check check{.name = "/dev/shm"};
-  if (size) check.found = fmt::format("{}, {} free", bytes(*size), bytes(free));
-  if (size && free >= kGiB) return check;
-  if (!size) check.found = "missing";
-  check.state = State::advice;
-  check.change =
-      "NCCL and workers of data loaders need 1 GiB or more there: docker run "
-      "--shm-size=8g (or --ipc=host), or mount -o remount,size=8g /dev/shm; remove files "
-      "that ended jobs left";
-  return check;
+  const std::string found =
+      size ? fmt::format("{}, {} free", bytes(*size), bytes(free)) : std::string("missing");
+  if (size && free >= kGiB) return good("/dev/shm", found);
+  return advice("/dev/shm", found,
+                "NCCL and workers of data loaders need 1 GiB or more there: docker run "
+                "--shm-size=8g (or --ipc=host), or mount -o remount,size=8g /dev/shm; remove files "
+                "that ended jobs left");
 }
 
 Check check_locked_memory(std::optional<int64_t> limit) {
-  Check check{.name = "locked memory", .found = "no limit"};
-  if (!limit) return check;
-  check.found = "limited to " + bytes(static_cast<uint64_t>(*limit));
-  if (static_cast<uint64_t>(*limit) >= kGiB) return check;
-  check.state = State::advice;
-  check.change =
-      "ulimit -l unlimited (docker run --ulimit memlock=-1): offloading to disk and "
-      "InfiniBand pin memory";
-  return check;
+  if (!limit) return good("locked memory", "no limit");
+  const std::string found = "limited to " + bytes(static_cast<uint64_t>(*limit));
+  if (static_cast<uint64_t>(*limit) >= kGiB) return good("locked memory", found);
+  return advice("locked memory", found,
+                "ulimit -l unlimited (docker run --ulimit memlock=-1): offloading to disk and "
+                "InfiniBand pin memory");
 }
 
 Check check_open_files(uint64_t limit, uint64_t most) {
   constexpr uint64_t kEnough = 4096;
-  Check check{.name = "open files", .found = fmt::format("at most {}", limit)};
-  if (limit >= kEnough) return check;
-  check.state = State::advice;
-  check.change = most >= kEnough
-                     ? fmt::format("ulimit -n {}", std::min<uint64_t>(most, 65536))
-                     : fmt::format(
-                           "raise the hard limit, which is {}: nofile in "
-                           "/etc/security/limits.conf, docker run --ulimit nofile=65536",
-                           most);
-  return check;
+  const std::string found = fmt::format("at most {}", limit);
+  if (limit >= kEnough) return good("open files", found);
+  return advice("open files", found,
+                most >= kEnough
+                    ? fmt::format("ulimit -n {}", std::min<uint64_t>(most, 65536))
+                    : fmt::format("raise the hard limit, which is {}: nofile in "
+                                  "/etc/security/limits.conf, docker run --ulimit nofile=65536",
+                                  most));
 }
 
 Check check_memory_limit(const ControlGroup& group, uint64_t memory) {
   const std::optional<int64_t> limit = group.memory_limit();
-  Check check{.name = "memory", .found = bytes(memory) + ", no limit of a control group"};
-  if (!limit || static_cast<uint64_t>(*limit) >= memory) return check;
+  if (!limit || static_cast<uint64_t>(*limit) >= memory) {
+    return good("memory", bytes(memory) + ", no limit of a control group");
+  }
   const auto left =
       static_cast<uint64_t>(std::max<int64_t>(group.memory_available().value_or(0), 0));
-  check.found = fmt::format("{}; the control group allows {}, of which {} are left", bytes(memory),
-                            bytes(static_cast<uint64_t>(*limit)), bytes(left));
-  check.state = State::advice;
-  check.change =
-      "give the container or the Slurm job more memory (docker run --memory, sbatch "
-      "--mem=0): beyond the limit the kernel kills ranks";
-  return check;
+  return advice("memory",
+                fmt::format("{}; the control group allows {}, of which {} are left", bytes(memory),
+                            bytes(static_cast<uint64_t>(*limit)), bytes(left)),
+                "give the container or the Slurm job more memory (docker run --memory, sbatch "
+                "--mem=0): beyond the limit the kernel kills ranks");
 }
 
 Check check_cpu_time(const ControlGroup& group, int cpus) {
   const std::optional<double> quota = group.cpu_quota();
-  Check check{.name = "CPU time", .found = "no limit of a control group"};
-  if (!quota || *quota >= cpus) return check;
-  check.found = fmt::format("the control group allows the time of {:.1f} of {} CPUs", *quota, cpus);
-  check.state = State::advice;
-  check.change =
-      "raise the quota (docker run --cpus, resources.limits.cpu), or choose CPUs instead "
-      "(--cpuset-cpus): ranks that use up a quota stop until the next period";
-  return check;
+  if (!quota || *quota >= cpus) return good("CPU time", "no limit of a control group");
+  return advice("CPU time",
+                fmt::format("the control group allows the time of {:.1f} of {} CPUs", *quota, cpus),
+                "raise the quota (docker run --cpus, resources.limits.cpu), or choose CPUs instead "
+                "(--cpuset-cpus): ranks that use up a quota stop until the next period");
 }
 
 Check check_cores(const std::vector<Core>& allowed, int online, int gpus) {
   const int cpus = count_cpus(allowed);
   const int cores = static_cast<int>(allowed.size());
-  Check check{.name = "cores",
-              .found = fmt::format("{} of {} CPUs, {} cores, {} NUMA node{}", cpus, online, cores,
-                                   count_nodes(allowed), count_nodes(allowed) == 1 ? "" : "s")};
-  if (cpus == online && cores >= gpus) return check;
-  check.state = State::advice;
-  check.change =
+  const std::string found =
+      fmt::format("{} of {} CPUs, {} cores, {} NUMA node{}", cpus, online, cores,
+                  count_nodes(allowed), count_nodes(allowed) == 1 ? "" : "s");
+  if (cpus == online && cores >= gpus) return good("cores", found);
+  return advice(
+      "cores", found,
       cores < gpus
           ? "ranks are not bound, because there are fewer cores than GPUs: allow one core per GPU"
           : "this process is bound to some of the CPUs; if that is not meant, ask for all (srun "
-            "--cpus-per-task, --cpu-bind=none; taskset -cp)";
-  return check;
+            "--cpus-per-task, --cpu-bind=none; taskset -cp)");
 }
 
 Check check_exchange(const std::string& output, int code, bool in_time) {
   constexpr std::string_view kMark = "exchange: ";
-  Check check{.name = "exchange of 1 MB"};
   const size_t at = output.find(kMark);
   if (in_time && code == 0 && at != std::string::npos) {
     const size_t begin = at + kMark.size();
-    check.found = output.substr(begin, output.find('\n', at) - begin);
-    return check;
+    return good("exchange of 1 MB", output.substr(begin, output.find('\n', at) - begin));
   }
-  check.state = State::problem;
-  check.found =
+  return problem(
+      "exchange of 1 MB",
       in_time ? fmt::format("a job of two ranks ended with {}: {}", code, printable_lines(output))
-              : "a job of two ranks did not end in time: " + printable_lines(output);
-  check.change =
-      "the text is that of the job; ZERORUN_LOG or NCCL_DEBUG=INFO tell more, and with "
-      "GPUs CUDA_VISIBLE_DEVICES= (nothing) tells whether they are the cause";
-  return check;
+              : "a job of two ranks did not end in time: " + printable_lines(output),
+      "the text is that of the job; ZERORUN_LOG or NCCL_DEBUG=INFO tell more, and with GPUs "
+      "CUDA_VISIBLE_DEVICES= (nothing) tells whether they are the cause");
 }
 
 Check check_port(uint16_t port) {
-  Check check{.name = "port", .found = fmt::format("{} is free", port)};
   try {
     reserve_open_port(port);
+    return good("port", fmt::format("{} is free", port));
   } catch (const CommError& error) {
-    check.state = State::problem;
-    check.found = error.what();
-    check.change = fmt::format(
-        "give jobs another --master_port, or end what listens there (ss "
-        "-ltnp sport = :{})",
-        port);
+    return problem("port", error.what(),
+                   fmt::format("give jobs another --master_port, or end what listens there (ss "
+                               "-ltnp sport = :{})",
+                               port));
   }
-  return check;
 }
 
 Check check_names(const std::filesystem::path& hostfile, const std::string& here) {
-  Check check{.name = "names"};
   const auto hosts = read_hostfile(hostfile);
   if (!hosts) fail<ConfigError>("--hostfile {} does not exist", printable(hostfile.string()));
   std::map<std::string, std::string> known;
   std::vector<std::string> problems;
   for (const HostSlots& host : *hosts) {
-    std::string problem = problem_of_name(host.host, here, known);
-    if (!problem.empty()) problems.push_back(std::move(problem));
+    std::string wrong = problem_of_name(host.host, here, known);
+    if (!wrong.empty()) problems.push_back(std::move(wrong));
   }
-  check.found = fmt::format("{} hosts, all known here", hosts->size());
-  if (problems.empty()) return check;
-  check.state = State::problem;
-  check.found = fmt::format("{}", fmt::join(problems, "; "));
-  check.change =
-      "correct DNS or /etc/hosts, the same on all hosts, or write addresses into the "
-      "hostfile; run zerorun doctor on every host";
-  return check;
+  if (problems.empty()) {
+    return good("names", fmt::format("{} hosts, all known here", hosts->size()));
+  }
+  return problem("names", fmt::format("{}", fmt::join(problems, "; ")),
+                 "correct DNS or /etc/hosts, the same on all hosts, or write addresses into the "
+                 "hostfile; run zerorun doctor on every host");
 }
 
 Check check_disk(const std::filesystem::path& folder, uint64_t nbytes) {
-  Check check{.name = "disk"};
   const std::filesystem::path path = folder / fmt::format(".zerorun-doctor-{}", getpid());
   const FileDescriptor file = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
   const std::string block(kMiB, 'z');
@@ -257,45 +226,37 @@ Check check_disk(const std::filesystem::path& folder, uint64_t nbytes) {
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
   if (file) unlink(path.c_str());
   if (error != 0) {
-    check.state = State::problem;
-    check.found = fmt::format("cannot write to {}: {}", folder.string(), std::strerror(error));
-    check.change =
-        "give --folder the folder of the checkpoints, on a disk with room, and the right "
-        "to write there";
-    return check;
+    return problem("disk",
+                   fmt::format("cannot write to {}: {}", folder.string(), std::strerror(error)),
+                   "give --folder the folder of the checkpoints, on a disk with room, and the "
+                   "right to write there");
   }
   constexpr double kSlow = 0.1;  // GB/s
   const double rate = static_cast<double>(nbytes) / 1e9 / time.count();
-  check.found = fmt::format("{}: {:.2f} GB/s", folder.string(), rate);
-  if (rate >= kSlow) return check;
-  check.state = State::advice;
-  check.change = fmt::format(
-      "a checkpoint of 10 GB takes {:.0f} s there: save to a faster disk, or "
-      "asynchronously",
-      10 / rate);
-  return check;
+  const std::string found = fmt::format("{}: {:.2f} GB/s", folder.string(), rate);
+  if (rate >= kSlow) return good("disk", found);
+  return advice("disk", found,
+                fmt::format("a checkpoint of 10 GB takes {:.0f} s there: save to a faster disk, "
+                            "or asynchronously",
+                            10 / rate));
 }
 
 Check check_python(const std::filesystem::path& python, const Environment& environment,
                    const std::filesystem::path& launcher_directory) {
-  Check check{.name = "Python", .found = python.string() + " has zerorun"};
-  std::string absent = absent_package(python, environment, launcher_directory);
-  if (absent.empty()) return check;
-  const size_t advice = absent.find_first_of(";,");
-  check.state = State::advice;
-  check.found = absent.substr(0, advice);
-  check.change = "for programs in Python" + absent.substr(std::min(advice, absent.size()));
-  return check;
+  const std::string absent = absent_package(python, environment, launcher_directory);
+  if (absent.empty()) return good("Python", python.string() + " has zerorun");
+  const size_t end = absent.find_first_of(";,");
+  return advice("Python", absent.substr(0, end),
+                "for programs in Python" + absent.substr(std::min(end, absent.size())));
 }
 
 Check check_pytorch(const std::filesystem::path& python, const Environment& environment) {
-  Check check{.name = "PyTorch", .found = python.string() + " has torch"};
-  if (has_package(python, "torch", environment)) return check;
-  check.state = State::advice;
-  check.found = python.string() + " does not have torch";
-  check.change = fmt::format("{} -m pip install torch, or activate the environment that has it",
-                             python.string());
-  return check;
+  if (has_package(python, "torch", environment)) {
+    return good("PyTorch", python.string() + " has torch");
+  }
+  return advice("PyTorch", python.string() + " does not have torch",
+                fmt::format("{} -m pip install torch, or activate the environment that has it",
+                            python.string()));
 }
 
 }  // namespace zerorun

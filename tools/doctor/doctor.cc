@@ -18,7 +18,6 @@
 #include "comm/links.h"
 #include "core/check.h"
 #include "device/plugin.h"
-#include "launcher/launch.h"
 #include "launcher/options.h"
 #include "launcher/program.h"
 #include "launcher/ranks/report.h"

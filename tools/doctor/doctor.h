@@ -8,7 +8,7 @@
 
 #include "launcher/environment.h"
 #include "launcher/ranks/cpus.h"
-#include "launcher/ranks/cuda_probe.h"
+#include "launcher/ranks/resources.h"
 #include "os/cgroup.h"
 #include "os/host_limits.h"
 
@@ -29,7 +29,7 @@ struct Check {
 };
 
 // `lines`: about CUDA's libraries (ask_about_cuda).
-Check check_driver(int gpus, const CudaProblem& problem);
+Check check_driver(int gpus, const CudaProblem& cuda);
 Check check_cuda_libraries(int gpus, const std::vector<std::string>& lines);
 Check check_gpu_links(const std::vector<std::string>& lines);
 // The library for ranks on several hosts. `error`: why it cannot be opened.

@@ -1,5 +1,3 @@
-#include "tools/plan/cluster.h"
-
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -10,6 +8,7 @@
 
 #include "core/check.h"
 #include "core/parse_number.h"
+#include "tools/plan/simulation.h"
 
 namespace zerorun {
 

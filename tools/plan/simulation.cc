@@ -7,7 +7,6 @@
 
 #include "checkpoint/files/layout.h"
 #include "checkpoint/format/manifest.h"
-#include "tools/plan/cluster.h"
 #include "tools/terminal/tool.h"
 #include "zero/memory_plan.h"
 #include "zero/partition/sharding.h"

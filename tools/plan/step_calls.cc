@@ -1,4 +1,4 @@
-#include "tools/plan/cluster.h"
+#include "tools/plan/simulation.h"
 #include "zero/gradients/quantized_reduction.h"
 #include "zero/parameters/quantized_gather.h"
 #include "zero/partition/muon_rounds.h"

@@ -9,8 +9,25 @@
 #include <memory>
 #include <string>
 
+#include "os/shared_library.h"
 #include "zerorun/device.h"
 #include "zerorun/tensor.h"
+
+#define ZR_CUBLASLT_FUNCTIONS(X)                          \
+  X(create, cublasLtCreate)                               \
+  X(destroy, cublasLtDestroy)                             \
+  X(desc_create, cublasLtMatmulDescCreate)                \
+  X(desc_destroy, cublasLtMatmulDescDestroy)              \
+  X(desc_set, cublasLtMatmulDescSetAttribute)             \
+  X(layout_create, cublasLtMatrixLayoutCreate)            \
+  X(layout_destroy, cublasLtMatrixLayoutDestroy)          \
+  X(preference_create, cublasLtMatmulPreferenceCreate)    \
+  X(preference_destroy, cublasLtMatmulPreferenceDestroy)  \
+  X(preference_set, cublasLtMatmulPreferenceSetAttribute) \
+  X(heuristic, cublasLtMatmulAlgoGetHeuristic)            \
+  X(matmul, cublasLtMatmul)                               \
+  X(version, cublasLtGetVersion)                          \
+  X(status_string, cublasLtGetStatusString)
 
 namespace zerorun::train::cuda {
 
@@ -41,20 +58,7 @@ class Workspace {
 
 // The functions of cuBLASLt that are used here.
 struct CublasLt {
-  decltype(&cublasLtCreate) create = nullptr;
-  decltype(&cublasLtDestroy) destroy = nullptr;
-  decltype(&cublasLtMatmulDescCreate) desc_create = nullptr;
-  decltype(&cublasLtMatmulDescDestroy) desc_destroy = nullptr;
-  decltype(&cublasLtMatmulDescSetAttribute) desc_set = nullptr;
-  decltype(&cublasLtMatrixLayoutCreate) layout_create = nullptr;
-  decltype(&cublasLtMatrixLayoutDestroy) layout_destroy = nullptr;
-  decltype(&cublasLtMatmulPreferenceCreate) preference_create = nullptr;
-  decltype(&cublasLtMatmulPreferenceDestroy) preference_destroy = nullptr;
-  decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set = nullptr;
-  decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic = nullptr;
-  decltype(&cublasLtMatmul) matmul = nullptr;
-  decltype(&cublasLtGetVersion) version = nullptr;
-  decltype(&cublasLtGetStatusString) status_string = nullptr;
+  ZR_CUBLASLT_FUNCTIONS(ZR_DECLARE_FUNCTION)
 };
 
 // d[rows, cols] = op(a)[rows, inner] * op(b)[inner, cols] + c, column-major as cuBLAS has it: a

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "checkpoint/files/hash.h"
+#include "checkpoint/files/file.h"
 #include "core/check.h"
 
 namespace zerorun::train {

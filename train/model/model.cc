@@ -34,9 +34,14 @@ std::unique_ptr<CpuStream> make_sorter(Device& device) {
   return device.is_host() ? make_inline_stream() : make_worker_stream("zr-token-order");
 }
 
-int64_t rows_at_once(int64_t rows, int64_t stride, DType dtype) {
-  const double nbytes = static_cast<double>(stride) * static_cast<double>(size_of(dtype));
-  return static_cast<int64_t>(logits_rows(static_cast<double>(rows), nbytes));
+ModelOptions with_logits_rows(ModelOptions options, int64_t vocabulary, const Kernels& kernels) {
+  const int64_t rows = options.micro_batch * options.seq_len;
+  const int64_t row_nbytes =
+      kernels.logits_stride(vocabulary) * static_cast<int64_t>(size_of(kernels.activation_dtype()));
+  const int64_t most =
+      static_cast<int64_t>(logits_rows(static_cast<double>(rows), static_cast<double>(row_nbytes)));
+  options.logits_rows = options.logits_rows > 0 ? std::min(options.logits_rows, rows) : most;
+  return options;
 }
 
 int32_t* tokens_in(const Buffer& buffer) { return reinterpret_cast<int32_t*>(buffer.data()); }
@@ -94,7 +99,7 @@ TokenOrder TokenBatch::order() {
 Model::Model(const GptConfig& config, const ModelOptions& options, ParameterAccess& parameters,
              Device& device, Kernels& kernels)
     : config_(config),
-      options_(options),
+      options_(with_logits_rows(options, config.vocabulary, kernels)),
       parameters_(parameters),
       device_(device),
       kernels_(kernels),
@@ -107,10 +112,7 @@ Model::Model(const GptConfig& config, const ModelOptions& options, ParameterAcce
       batch_(device, max_rows()),
       scratch_(device, config, kernels.activation_dtype(), max_rows()),
       moments_(device, DType::fp32, max_rows(), 2),
-      logits_rows_(options.logits_rows > 0
-                       ? std::min(options.logits_rows, max_rows())
-                       : rows_at_once(max_rows(), logits_stride(), kernels.activation_dtype())),
-      logits_(device, kernels.activation_dtype(), logits_rows_, logits_stride()) {
+      logits_(device, kernels.activation_dtype(), options_.logits_rows, logits_stride()) {
   ZR_CHECK(options.seq_len > 0 && options.seq_len <= config.positions,
            "sequences of {} tokens in a model of {} positions", options.seq_len, config.positions);
   const DType dtype = kernels.activation_dtype();
@@ -169,8 +171,8 @@ void Model::head(const Rows& rows, TensorView normal, float loss_scale) {
 }
 
 void Model::in_pieces(const Rows& rows, TensorView normal, TensorView wte, const UseLogits& use) {
-  for (int64_t begin = 0; begin < rows.count(); begin += logits_rows_) {
-    const int64_t count = std::min(logits_rows_, rows.count() - begin);
+  for (int64_t begin = 0; begin < rows.count(); begin += options_.logits_rows) {
+    const int64_t count = std::min(options_.logits_rows, rows.count() - begin);
     const TensorView x = normal.slice(begin * config_.width, count * config_.width);
     const TensorView logits = logits_.first(count);
     kernels_.linear_transposed(head_shape(count), x, wte, logits);

@@ -1,9 +1,12 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "device/cpu/cpu_stream.h"
@@ -144,13 +147,33 @@ class Model {
   std::vector<BlockActivations> kept_;  // one per block; a single one if blocks are recomputed
   std::vector<Activation> residual_;    // inputs of the blocks and of the last normalisation
   Activation moments_;                  // of the last normalisation
-  int64_t logits_rows_;
-  Activation logits_;  // of as many rows
+  Activation logits_;                   // of as many rows
   std::vector<float> host_logits_;
 };
 
 // Measures the floating point operations per second of large products with weights of `dtype`, with
 // the kernels that train. Takes about a fifth of a second.
 double measure_peak_flops(Device& device, Kernels& kernels, DType dtype);
+
+struct SamplingOptions {
+  int64_t tokens = 256;
+  double temperature = 1.0;  // 0: always take the most likely token
+  int64_t top_k = 0;         // 0: all
+  uint64_t seed = 1;
+};
+
+// Returns a token sampled from softmax(logits / temperature) of the top_k largest logits. `uniform`
+// is a random number in [0, 1).
+int32_t draw_token(std::span<const float> logits, const SamplingOptions& options, double uniform);
+
+// Returns the model's continuation of the prompt, which must not be empty. When the context is
+// full, its older half is dropped. All ranks generate the same text, because all have to take part
+// in gathers.
+std::vector<int32_t> generate(Model& model, std::vector<int32_t> prompt,
+                              const SamplingOptions& options);
+
+// Makes text that a byte-level model has generated safe to print: invalid UTF-8 and control
+// characters other than line breaks and tabs become U+FFFD.
+std::string sample_text(std::string_view bytes);
 
 }  // namespace zerorun::train

@@ -211,49 +211,38 @@ std::vector<std::string> texts_of(const nlohmann::json& value) {
   return texts;
 }
 
+// Options that the config has in other sections than /zerorun/train, which comes before them.
+constexpr auto kElsewhere = std::to_array<std::pair<std::string_view, const char*>>(
+    {{"/checkpoint/async_save", "save_async"},
+     {"/checkpoint/keep_last", "keep_last"},
+     {"/checkpoint/keep_every", "keep_every"},
+     {"/zerorun/trace/file", "trace"},
+     {"/zerorun/trace/steps", "trace_steps"}});
+
 // Passes the options of the config that are not on the command line to CLI11, so that both are
 // checked in the same way.
-void apply_config(CLI::App& app, const Config& config) {
-  const auto values = nlohmann::json::parse(config.train_options, nullptr, false);
-  for (const auto& [name, value] : values.items()) {
+void apply_config(CLI::App& app, const ParsedConfig& given) {
+  const std::string& source = given.config.source;
+  const auto apply = [&](const std::string& name, const nlohmann::json& value) {
     CLI::Option* const option = app.get_option_no_throw("--" + name);
     if (option == nullptr) {
-      fail<ConfigError>("{}: /zerorun/train/{}: train has no such option", config.source, name);
+      fail<ConfigError>("{}: /zerorun/train/{}: train has no such option", source, name);
     }
-    if (option->count() > 0 || value.is_null()) continue;
+    if (option->count() > 0 || value.is_null()) return;
     try {
       option->add_result(texts_of(value));
       option->run_callback();
     } catch (const CLI::ParseError& error) {
-      fail<ConfigError>("{}: /zerorun/train/{}: {}", config.source, name, error.what());
+      fail<ConfigError>("{}: /zerorun/train/{}: {}", source, name, error.what());
     }
-  }
-}
-
-// Applies the section /checkpoint of the config to options that neither the command line nor
-// /zerorun/train has.
-void take_checkpoint_settings(const CLI::App& app, CommandLine& line) {
-  if (!line.config) return;
-  const CheckpointConfig& given = line.config->config.checkpoint;
-  TrainOptions& options = line.options;
-  if (app.count("--save_async") == 0) options.save_async = given.async_save;
-  if (app.count("--keep_last") == 0) options.keep_last = given.keep_last;
-  if (app.count("--keep_every") == 0) options.keep_every = given.keep_every;
-}
-
-// Applies the section /zerorun/trace of the config to options that are not on the command line.
-void take_trace_settings(const CLI::App& app, CommandLine& line) {
-  if (!line.config) return;
-  TrainOptions& options = line.options;
-  for (const ConfigValue& given : line.config->values) {
-    if (given.is_default) continue;
-    const auto value = nlohmann::json::parse(given.value, nullptr, false);
-    if (given.pointer == "/zerorun/trace/file" && app.count("--trace") == 0 && value.is_string()) {
-      options.trace = value.get<std::string>();
-    }
-    if (given.pointer == "/zerorun/trace/steps" && app.count("--trace_steps") == 0) {
-      options.trace_steps = value.get<std::vector<int64_t>>();
-    }
+  };
+  const auto options = nlohmann::json::parse(given.config.train_options, nullptr, false);
+  for (const auto& [name, value] : options.items()) apply(name, value);
+  for (const auto& [pointer, name] : kElsewhere) {  // the table of keys has checked their values
+    const auto found = std::ranges::find(given.values, pointer, &ConfigValue::pointer);
+    if (found == given.values.end() || found->is_default) continue;
+    const auto value = nlohmann::json::parse(found->value, nullptr, false);
+    if (!value.empty() && value != "") apply(name, value);  // else it asks for nothing
   }
 }
 
@@ -324,10 +313,8 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   const std::string path = config_path(app);
   if (!path.empty()) {
     line.config = load_config(path);
-    apply_config(app, line.config->config);
+    apply_config(app, *line.config);
   }
-  take_checkpoint_settings(app, line);
-  take_trace_settings(app, line);
   check(line.options);
   return line;
 }

@@ -18,10 +18,10 @@
 #include "core/log.h"
 #include "core/observers.h"
 #include "os/whole_file.h"
+#include "train/model/model.h"
 #include "train/report/report.h"
 #include "train/run/run_folder.h"
 #include "train/run/trainer.h"
-#include "train/text/generate.h"
 #include "zerorun/checkpoint.h"
 
 namespace zerorun::train {

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "checkpoint/files/file.h"
-#include "checkpoint/files/hash.h"
 #include "checkpoint/files/layout.h"
 #include "comm/agreement.h"
 #include "config/env.h"

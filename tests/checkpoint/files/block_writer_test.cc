@@ -1,7 +1,6 @@
 #include "checkpoint/files/block_writer.h"
 
 #include "core/check.h"
-#include "tests/checkpoint/file_size_limit.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
 #include "tests/error_of.h"

@@ -1,6 +1,6 @@
 #include "checkpoint/files/layout.h"
 #include "checkpoint/loading/checkpoint_reader.h"
-#include "checkpoint/saving/save_folder.h"
+#include "checkpoint/saving/save.h"
 #include "tests/checkpoint/fake_engine.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
@@ -136,7 +136,7 @@ TEST_F(Directory, AFileIsNoFolderOfCheckpoints) {
   testing::write_file(file, "text");
   FakeEngine engine = make_engine(1);
   EXPECT_THAT([&] { load_checkpoint(engine, *comm_, file); },
-              ::testing::ThrowsMessage<CheckpointError>(HasSubstr(file + " is not a folder")));
+              ThrowsMessage<CheckpointError>(HasSubstr(file + " is not a folder")));
 }
 
 TEST_F(Directory, PartsOfAModelAreSavedSideBySide) {
@@ -230,7 +230,7 @@ TEST_F(Directory, EmptyOrMissingDirectoryIsSaid) {
   EXPECT_THAT(load_error(), HasSubstr(path_.string() + " holds no checkpoints"));
   FakeEngine engine = make_engine(1);
   EXPECT_THAT([&] { load_checkpoint(engine, *comm_, (path_ / "nowhere").string()); },
-              ::testing::ThrowsMessage<CheckpointError>(HasSubstr("there is no ")));
+              ThrowsMessage<CheckpointError>(HasSubstr("there is no ")));
   EXPECT_THROW(verify_checkpoint(directory_.string(), [](const std::string&) {}), CheckpointError);
 }
 

@@ -11,7 +11,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::FakeEngine;
-using testing::FakeModel;
 using testing::names_in;
 
 // Hosts with a disk each: a folder of its own for the ranks of each. That is all that tells them
@@ -77,7 +76,7 @@ class NodeLocal : public ::testing::Test {
 
   static std::string two_hosts(int rank) { return rank < 2 ? "a" : "b"; }
 
-  const FakeModel model_ = testing::small_model();
+  const testing::FakeModel model_ = testing::small_model();
   const std::vector<std::string> fine_ = std::vector<std::string>(4);
 
  private:
@@ -91,7 +90,7 @@ TEST_F(NodeLocal, EachHostKeepsTheFilesOfItsRanksAndTheHeadersOfTheOthers) {
     EXPECT_EQ(count(files, is_shard_name), 2);
     EXPECT_EQ(count(files, is_header_name), 2);
     EXPECT_EQ(files.size(), 5U);  // and the manifest
-    EXPECT_THAT(names_in(disk(host)), ::testing::ElementsAre("latest", "step1"));
+    EXPECT_THAT(names_in(disk(host)), ElementsAre("latest", "step1"));
   }
   EXPECT_EQ(load(4, two_hosts, 1), fine_);
 }
@@ -173,7 +172,7 @@ TEST_F(NodeLocal, WhatNoHostHasIsNamedAndNothingChanges) {
            2, [](int) { return "a"; }, 1)) {
     EXPECT_THAT(error, HasSubstr("no rank of this job finds rank00002-"));
     EXPECT_THAT(error, HasSubstr("(written on "));
-    EXPECT_THAT(error, ::testing::Not(HasSubstr("has changed")));
+    EXPECT_THAT(error, Not(HasSubstr("has changed")));
   }
 }
 
@@ -234,7 +233,7 @@ TEST_F(NodeLocal, ASaveBesideTheTrainingThatOneHostCannotMakeLeavesTheOneBefore)
     saver.save(options);
     EXPECT_THROW(saver.wait(), IoError);
   });
-  EXPECT_THAT(names_in(disk("a")), ::testing::ElementsAre("latest", "step1"));
+  EXPECT_THAT(names_in(disk("a")), ElementsAre("latest", "step1"));
   EXPECT_EQ(load(4, two_hosts, 1), fine_);
 }
 

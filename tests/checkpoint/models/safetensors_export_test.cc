@@ -13,8 +13,6 @@ namespace fs = std::filesystem;
 using testing::FakeEngine;
 using testing::FakeModel;
 using testing::names_in;
-using testing::run_ranks;
-using testing::TemporaryDirectory;
 
 // The model and file of data/make_safetensors.py.
 FakeModel exported_model() {
@@ -49,7 +47,7 @@ class Export : public ::testing::Test {
   void run(int world_size, const fs::path& path, const std::vector<ExportTensor>& tensors,
            const std::string& metadata = "{}") {
     const testing::Cuts cuts = testing::random_cuts(model_, world_size, 5);
-    run_ranks(world_size, [&](Communicator& comm) {
+    testing::run_ranks(world_size, [&](Communicator& comm) {
       FakeEngine engine(model_, cuts, comm, 1);
       fill_ramps(engine);
       export_safetensors(engine, comm, path.string(), tensors, metadata);
@@ -57,7 +55,7 @@ class Export : public ::testing::Test {
   }
 
   FakeModel model_ = exported_model();
-  TemporaryDirectory directory_;
+  testing::TemporaryDirectory directory_;
   const fs::path path_ = directory_.path() / "model.safetensors";
 };
 

@@ -10,7 +10,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::read_file;
-using testing::TemporaryDirectory;
 using testing::write_file;
 
 std::string safetensors(const std::string& header, const std::string& data = "") {
@@ -41,7 +40,7 @@ class Reader : public ::testing::Test {
     return error;
   }
 
-  TemporaryDirectory directory_;
+  testing::TemporaryDirectory directory_;
   const fs::path path_ = directory_.path() / "x.safetensors";
   const fs::path golden_ = fs::path(test_paths::tests()) / "checkpoint/data/mixed.safetensors";
 };
@@ -84,7 +83,7 @@ TEST_F(Reader, ReadsEveryDTypeOfTheReferenceImplementation) {
 TEST_F(Reader, OtherDTypesAreErrorsOnlyWhenAskedFor) {
   const SafetensorsReader reader(golden_.string());
   EXPECT_THAT([&] { reader.find("int32"); },
-              ::testing::ThrowsMessage<CheckpointError>(
+              ThrowsMessage<CheckpointError>(
                   AllOf(HasSubstr("tensor 'int32' is of dtype I32"), HasSubstr("offset "))));
 }
 
@@ -167,7 +166,7 @@ TEST_F(Reader, TensorsThatLieUnalignedAreUsable) {
 
 TEST_F(Reader, MissingFileIsAnIoError) {
   EXPECT_THAT([&] { SafetensorsReader((directory_.path() / "none").string()); },
-              ::testing::ThrowsMessage<IoError>(HasSubstr("No such file")));
+              ThrowsMessage<IoError>(HasSubstr("No such file")));
 }
 
 class ModelFolder : public Reader {

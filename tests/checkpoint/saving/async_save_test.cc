@@ -1,5 +1,4 @@
 #include "tests/checkpoint/fake_engine.h"
-#include "tests/checkpoint/file_size_limit.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
 #include "tests/harness.h"
@@ -10,9 +9,7 @@ namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::Cuts;
 using testing::FakeEngine;
-using testing::FakeModel;
 using testing::names_in;
 using testing::run_ranks;
 using testing::TemporaryDirectory;
@@ -21,8 +18,8 @@ using State = AsyncSaver::State;
 
 // 12 MB on rank 0, 6 MB on rank 1, and small parameters.
 struct LargeModel {
-  FakeModel model;
-  Cuts cuts = {{{0, 0, 1'000'000}, {1, 0, 7}}, {{0, 1'000'000, 500'000}, {1, 7, 4}}};
+  testing::FakeModel model;
+  testing::Cuts cuts = {{{0, 0, 1'000'000}, {1, 0, 7}}, {{0, 1'000'000, 500'000}, {1, 7, 4}}};
   LargeModel() {
     model.specs = {{"large", {1'500'000}, "m", 0, true, ""}, {"small", {11}, "m", 1, true, ""}};
   }

@@ -1,8 +1,7 @@
 #include "checkpoint/files/file.h"
-#include "checkpoint/saving/save_folder.h"
+#include "checkpoint/saving/save.h"
 #include "os/free_space.h"
 #include "tests/checkpoint/fake_engine.h"
-#include "tests/checkpoint/file_size_limit.h"
 #include "tests/checkpoint/temporary_directory.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
@@ -13,7 +12,6 @@ namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::Cuts;
 using testing::FakeEngine;
 using testing::FakeModel;
 using testing::FileSizeLimit;
@@ -24,7 +22,7 @@ using testing::TemporaryDirectory;
 // Rank 1 holds 9 MB of the model, rank 0 the rest.
 struct Uneven {
   FakeModel model;
-  Cuts cuts = {{{0, 0, 10}, {1, 0, 7}}, {{0, 10, 749'990}}};
+  testing::Cuts cuts = {{{0, 0, 10}, {1, 0, 7}}, {{0, 10, 749'990}}};
   Uneven() {
     model.specs = {{"large", {750'000}, "m", 0, true, ""}, {"small", {7}, "m", 0, true, ""}};
   }
@@ -154,7 +152,7 @@ TEST(SaveFailure, MoreThanTheDiskHasIsRefusedBeforehand) {
   model.states.clear();
   OversizedEngine engine(model, numel);
   EXPECT_THAT([&] { save_checkpoint(engine, *comm, {.directory = directory.string()}); },
-              ::testing::ThrowsMessage<IoError>(
+              ThrowsMessage<IoError>(
                   AllOf(HasSubstr("the checkpoint needs"), HasSubstr("free some space"))));
   EXPECT_TRUE(names_in(directory.path()).empty());
 }

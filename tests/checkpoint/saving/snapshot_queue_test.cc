@@ -1,5 +1,4 @@
-#include "checkpoint/saving/snapshot_queue.h"
-
+#include "checkpoint/saving/save.h"
 #include "tests/common.h"
 
 namespace zerorun {

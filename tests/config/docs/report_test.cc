@@ -43,7 +43,7 @@ class TemporaryFile {
 
 TEST(Report, TrainerConfigIsReadWithoutAWarning) {
   const ParsedConfig parsed = parse_config(kTrainerConfig);
-  EXPECT_THAT(parsed.warnings, ::testing::IsEmpty());
+  EXPECT_THAT(parsed.warnings, IsEmpty());
   EXPECT_EQ(parsed.config.zero.stage, 3);
   EXPECT_EQ(parsed.config.zero.reduce_bucket_size, 500'000'000);
   EXPECT_EQ(parsed.config.gradient_clipping, 1.0);

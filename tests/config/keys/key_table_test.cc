@@ -4,11 +4,10 @@
 #include "config/json/json_tree.h"
 #include "tests/common.h"
 #include "tests/config/support.h"
+#include "tests/paths.h"
 
 namespace zerorun {
 namespace {
-
-using testing::default_of;
 using testing::document;
 using testing::expect_problem;
 using testing::leaf_keys;
@@ -58,7 +57,7 @@ TEST(EveryKey, AcceptsItsDefaultWithoutAWarning) {
   for (const KeySpec* spec : leaf_keys()) {
     SCOPED_TRACE(spec->pointer);
     if (is_in_unsupported_block(*spec) || spec->is_required) continue;
-    const ParsedConfig parsed = parse_config(document(spec->pointer, default_of(*spec)));
+    const ParsedConfig parsed = parse_config(document(spec->pointer, testing::default_of(*spec)));
     const ConfigValue* value = testing::find_value(parsed, spec->pointer);
     ASSERT_NE(value, nullptr);
     EXPECT_TRUE(value->is_default);
@@ -177,7 +176,7 @@ TEST(KeyTable, TypesOfParametersExistAndHaveValidDefaults) {
     ASSERT_NE(type_key, nullptr) << spec->pointer;
     const auto types = split_choices(type_key->choices);
     for (const std::string_view type : split_choices(spec->used_by)) {
-      EXPECT_THAT(types, ::testing::Contains(type)) << spec->pointer;
+      EXPECT_THAT(types, Contains(type)) << spec->pointer;
     }
     for (const std::string_view type : types) {
       ConfigProblems problems("default");
@@ -188,7 +187,7 @@ TEST(KeyTable, TypesOfParametersExistAndHaveValidDefaults) {
     }
     for (const std::string_view entry : split_choices(spec->type_fallbacks)) {
       const std::string_view type = entry.substr(0, entry.find('='));
-      EXPECT_THAT(types, ::testing::Contains(type)) << spec->pointer;
+      EXPECT_THAT(types, Contains(type)) << spec->pointer;
       EXPECT_TRUE(spec->is_used_by(type)) << spec->pointer << ' ' << type;
     }
   }
@@ -205,7 +204,7 @@ TEST(KeyTable, ParametersOfAnotherTypeAreRefused) {
       const std::string message = problems_of(json.dump());
       const std::string refusal = fmt::format("{} has no such parameter", type);
       if (spec->is_used_by(type)) {
-        EXPECT_THAT(message, ::testing::Not(HasSubstr(refusal))) << spec->pointer;
+        EXPECT_THAT(message, Not(HasSubstr(refusal))) << spec->pointer;
       } else {
         EXPECT_THAT(message, HasSubstr(fmt::format("{} (", spec->pointer)));
         EXPECT_THAT(message, HasSubstr(refusal)) << spec->pointer;
@@ -228,6 +227,28 @@ TEST(KeyTable, GatesAndReplacementsAreKeys) {
     }
     EXPECT_FALSE(spec->doc.empty()) << spec->pointer;
     EXPECT_FALSE(spec->status == KeyStatus::no_effect && spec->note.empty()) << spec->pointer;
+  }
+}
+
+// JSON text in the table's spelling: 1e9 and 1000000000 are the same.
+std::string canonical(const nlohmann::json& value) {
+  ConfigProblems problems("value");
+  const std::optional<JsonNode> node = read_json(value.dump(), problems);
+  return node ? to_text(*node) : "unreadable";
+}
+
+// make_deepspeed_keys.py reads the keys out of DeepSpeed.
+TEST(DeepSpeedKeys, AreAllInTheTableWithTheirDefaults) {
+  std::ifstream file(test_paths::tests() + "/config/data/deepspeed_keys.json");
+  const nlohmann::json keys = nlohmann::json::parse(file).at("keys");
+  ASSERT_GT(keys.size(), 150U);
+  for (const auto& [pointer, fallback] : keys.items()) {
+    const KeySpec* spec = key_table().find(pointer);
+    EXPECT_NE(spec, nullptr) << pointer << " is not in the table";
+    if (spec == nullptr) continue;
+    // A deprecated key that is not given asks for nothing, and neither does false.
+    if (spec->is_block() || spec->status == KeyStatus::deprecated) continue;
+    EXPECT_EQ(spec->fallback, canonical(fallback)) << pointer;
   }
 }
 

@@ -18,7 +18,6 @@ namespace {
 
 using testing::LauncherProcess;
 using testing::Peer;
-using testing::Scratch;
 using testing::zerorun_command;
 using Clock = std::chrono::steady_clock;
 
@@ -108,13 +107,13 @@ TEST(NodeLauncher, AnEndThatComesWithTheOrderToBeginEndsTheRanks) {
 class CoordinatorTest : public ::testing::Test {
  protected:
   CoordinatorTest() {
-    const std::string ssh = scratch_.write("ssh",
-                                           "#!/bin/sh\n"
-                                           "for word; do :; done\n"
-                                           "echo 'zerorun-node-token t'\n"
-                                           "echo \"$word\" | sed 's/.*--node_launcher //' >&2\n"
-                                           "exec cat > /dev/null\n");
-    std::filesystem::permissions(ssh, std::filesystem::perms::owner_all);
+    scratch_.write("ssh",
+                   "#!/bin/sh\n"
+                   "for word; do :; done\n"
+                   "echo 'zerorun-node-token t'\n"
+                   "echo \"$word\" | sed 's/.*--node_launcher //' >&2\n"
+                   "exec cat > /dev/null\n",
+                   /*executable=*/true);
     const std::string hosts =
         scratch_.write("hosts", "198.51.100.1 slots=1\n198.51.100.2 slots=1\n");
     const std::string path = inherited_environment()["PATH"];
@@ -134,7 +133,7 @@ class CoordinatorTest : public ::testing::Test {
     return peer;
   }
 
-  Scratch scratch_;
+  testing::Scratch scratch_;
   std::optional<LauncherProcess> job_;
   uint16_t port_ = 0;
 };

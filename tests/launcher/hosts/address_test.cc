@@ -5,18 +5,14 @@
 #include "launcher/job.h"
 #include "launcher/ranks/process.h"
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
 std::string error_of(const std::string& host, uint16_t port) {
-  try {
-    reserve_master_port(host, port);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
+  return testing::error_of<ConfigError>([&] { reserve_master_port(host, port); });
 }
 
 TEST(MasterPort, IsHeldForRank0) {

@@ -1,5 +1,4 @@
-#include "launcher/hosts/choose_cluster.h"
-
+#include "launcher/hosts/host_filter.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/launcher/cluster_choice.h"
@@ -46,7 +45,7 @@ TEST(ChooseCluster, KnowsItsPlaceAndWhereTheLaunchersMeet) {
   EXPECT_EQ(cluster.endpoint_port, 29500);
   EXPECT_EQ(cluster.max_restarts, 2);
   EXPECT_EQ(cluster.ssh_port, 2222);
-  EXPECT_THAT(cluster.start_arguments, ::testing::ElementsAre("-v", "-o A b"));
+  EXPECT_THAT(cluster.start_arguments, ElementsAre("-v", "-o A b"));
 }
 
 TEST(ChooseCluster, OfOtherHostsItRunsNoRanks) {

@@ -1,5 +1,6 @@
 #include "launcher/ranks/output.h"
 
+#include "launcher/options.h"
 #include "tests/common.h"
 #include "tests/scratch.h"
 #include "zerorun/error.h"
@@ -7,11 +8,25 @@
 namespace zerorun {
 namespace {
 
-using testing::Scratch;
-
 void drain(OutputQueue& queue) {
   while (queue.pending()) queue.write_some();
 }
+
+// A rank's stream, and the end of the pipe at which the rank writes.
+struct Source : RankStream {
+  explicit Source(OutputRoute route) : Source(make_pipe(), std::move(route)) {}
+  Source(Pipe pipe, OutputRoute route)
+      : RankStream(std::move(pipe.read), std::move(route)), rank(std::move(pipe.write)) {}
+  void write(std::string_view text) const {
+    ASSERT_EQ(::write(rank.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  }
+  void send(std::string_view text) {
+    write(text);
+    read_some();
+  }
+
+  FileDescriptor rank;
+};
 
 // A queue that writes to a file.
 class Output : public ::testing::Test {
@@ -24,11 +39,8 @@ class Output : public ::testing::Test {
     drain(queue_);
     return scratch_.read("out");
   }
-  static void send(const FileDescriptor& pipe, std::string_view text) {
-    ASSERT_EQ(write(pipe.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
-  }
 
-  Scratch scratch_;
+  testing::Scratch scratch_;
   FileDescriptor file_;
   OutputQueue queue_;
 };
@@ -61,26 +73,19 @@ TEST_F(Output, TrailingLinesAreThoseOfTheLastSource) {
 }
 
 TEST_F(Output, LinesOfTwoStreamsStayWhole) {
-  Pipe one = make_pipe();
-  Pipe two = make_pipe();
-  RankStream first(std::move(one.read), {.queue = &queue_, .source = 0});
-  RankStream second(std::move(two.read), {.queue = &queue_, .source = 1, .prefix = "[rank 1] "});
-  send(one.write, "aa");
-  first.read_some();
-  send(two.write, "bb\nb");
-  second.read_some();
-  send(one.write, "AA\n");
-  first.read_some();
-  send(two.write, "B\n");
-  second.read_some();
+  Source first({.queue = &queue_, .source = 0});
+  Source second({.queue = &queue_, .source = 1, .prefix = "[rank 1] "});
+  first.send("aa");
+  second.send("bb\nb");
+  first.send("AA\n");
+  second.send("B\n");
   EXPECT_EQ(written(), "[rank 1] bb\naaAA\n[rank 1] bB\n");
 }
 
 TEST_F(Output, EndOfStreamPassesTheUnfinishedLine) {
-  Pipe pipe = make_pipe();
-  RankStream stream(std::move(pipe.read), {.queue = &queue_, .source = 0});
-  send(pipe.write, "no newline");
-  pipe.write.close();
+  Source stream({.queue = &queue_, .source = 0});
+  stream.write("no newline");
+  stream.rank.close();
   stream.read_some();
   EXPECT_TRUE(stream.open());
   stream.read_some();
@@ -90,58 +95,47 @@ TEST_F(Output, EndOfStreamPassesTheUnfinishedLine) {
 }
 
 TEST_F(Output, FinishDoesNotWaitForWritersThatRemain) {
-  Pipe pipe = make_pipe();
-  RankStream stream(std::move(pipe.read), {.queue = &queue_, .source = 0});
-  send(pipe.write, "first\nsecond");
+  Source stream({.queue = &queue_, .source = 0});
+  stream.write("first\nsecond");
   stream.finish();  // the write end is still open
   EXPECT_FALSE(stream.open());
   EXPECT_EQ(written(), "first\nsecond");
 }
 
 TEST_F(Output, ImmediateStreamsPassUnfinishedLines) {
-  Pipe pipe = make_pipe();
-  RankStream stream(std::move(pipe.read), {.queue = &queue_, .source = 0, .immediate = true});
-  send(pipe.write, "Name? ");
-  stream.read_some();
+  Source stream({.queue = &queue_, .source = 0, .immediate = true});
+  stream.send("Name? ");
   EXPECT_EQ(written(), "Name? ");
-  send(pipe.write, "10%\r20%\n");
-  stream.read_some();
+  stream.send("10%\r20%\n");
   EXPECT_EQ(written(), "Name? 10%\r20%\n");
   EXPECT_THAT(stream.last_lines(), ElementsAre("20%"));
 }
 
 TEST_F(Output, PrefixedProgressBarsShowTheirFinalState) {
-  Pipe pipe = make_pipe();
-  RankStream stream(std::move(pipe.read), {.queue = &queue_, .source = 1, .prefix = "> "});
-  send(pipe.write, "10%\r20%\r30%\r\nnext\n");
-  stream.read_some();
+  Source stream({.queue = &queue_, .source = 1, .prefix = "> "});
+  stream.send("10%\r20%\r30%\r\nnext\n");
   EXPECT_EQ(written(), "> 30%\n> next\n");
 }
 
 TEST_F(Output, UnprefixedTextIsNotChanged) {
   const std::string text("a\rb\0c\r\n\n\x1b[0m\n", 13);
-  Pipe pipe = make_pipe();
-  RankStream stream(std::move(pipe.read), {.queue = &queue_, .source = 0});
-  send(pipe.write, text);
-  stream.read_some();
+  Source stream({.queue = &queue_, .source = 0});
+  stream.send(text);
   EXPECT_EQ(written(), text);
 }
 
 TEST_F(Output, EndlessLinesAreBounded) {
-  Pipe pipe = make_pipe();
-  RankStream stream(std::move(pipe.read), {.queue = &queue_, .source = 0});
+  Source stream({.queue = &queue_, .source = 0});
   const std::string chunk(50000, 'x');
   for (int i = 0; i < 4; ++i) {
-    send(pipe.write, chunk);
-    stream.read_some();
+    stream.send(chunk);
   }
   EXPECT_GE(written().size(), 100000);
   for (const std::string& line : stream.last_lines()) EXPECT_LE(line.size(), 2000);
 }
 
 TEST_F(Output, AFullQueueMakesStreamsWait) {
-  Pipe pipe = make_pipe();
-  RankStream stream(std::move(pipe.read), {.queue = &queue_, .source = 0});
+  Source stream({.queue = &queue_, .source = 0});
   EXPECT_TRUE(stream.wants_data());
   queue_.append(1, std::string(size_t{2} << 20, 'x'));
   EXPECT_FALSE(stream.wants_data());
@@ -177,14 +171,11 @@ TEST_F(Output, WhenTheReaderIsGoneStreamsClose) {
   Pipe terminal = make_pipe();
   OutputQueue queue(terminal.write.get());
   terminal.read.close();
-  Pipe pipe = make_pipe();
-  RankStream stream(std::move(pipe.read), {.queue = &queue, .source = 0});
-  send(pipe.write, "one\n");
-  stream.read_some();
+  Source stream({.queue = &queue, .source = 0});
+  stream.send("one\n");
   drain(queue);
   EXPECT_TRUE(queue.broken());
-  send(pipe.write, "two\n");
-  stream.read_some();
+  stream.send("two\n");
   EXPECT_FALSE(stream.open());
 }
 
@@ -192,13 +183,11 @@ TEST_F(Output, LogFilesGetEverythingAndAreAppendedTo) {
   const std::string path = (scratch_.path() / "rank0.log").string();
   for (int job = 0; job < 2; ++job) {
     const auto log = std::make_shared<LogFile>(path);
-    Pipe out = make_pipe();
-    Pipe err = make_pipe();
-    RankStream first(std::move(out.read), {.source = 0, .log = log});
-    RankStream second(std::move(err.read), {.source = 0, .prefix = "> ", .log = log});
-    send(out.write, "out\n");
+    Source first({.source = 0, .log = log});
+    Source second({.source = 0, .prefix = "> ", .log = log});
+    first.write("out\n");
     first.finish();
-    send(err.write, "10%\r20%\n");
+    second.write("10%\r20%\n");
     second.finish();
   }
   EXPECT_EQ(scratch_.read("rank0.log"), "out\n10%\r20%\nout\n10%\r20%\n");
@@ -221,6 +210,49 @@ TEST(LastLines, KeepTheLast) {
   ASSERT_EQ(ring.lines().size(), LineRing::kLines);
   EXPECT_EQ(ring.lines().front(), "30");
   EXPECT_EQ(ring.lines().back(), "49");
+}
+
+constexpr StreamPlan kShown = {.shown = true, .logged = false};
+constexpr StreamPlan kLogged = {.shown = false, .logged = true};
+constexpr StreamPlan kBoth = {.shown = true, .logged = true};
+
+OutputRequest request(std::string redirects, std::string tee, std::string log_dir = "logs") {
+  return {.log_dir = std::move(log_dir), .redirects = std::move(redirects), .tee = std::move(tee)};
+}
+
+TEST(StreamPlan, WithoutFilesEverythingIsShown) {
+  EXPECT_EQ(plan_streams({}, 3, false), (RankStreams{kShown, kShown}));
+}
+
+TEST(StreamPlan, ALogFolderTakesAllAndTheFirstRankStillPrints) {
+  EXPECT_EQ(plan_streams(request("", ""), 0, true), (RankStreams{kBoth, kBoth}));
+  EXPECT_EQ(plan_streams(request("", ""), 1, false), (RankStreams{kLogged, kLogged}));
+}
+
+// The numbers are torchrun's: 0 neither, 1 standard output, 2 standard error, 3 both.
+TEST(StreamPlan, RedirectsAndTeeNameStreamsByRank) {
+  EXPECT_EQ(plan_streams(request("1", ""), 0, true), (RankStreams{kLogged, kShown}));
+  EXPECT_EQ(plan_streams(request("3", ""), 0, true), (RankStreams{kLogged, kLogged}));
+  EXPECT_EQ(plan_streams(request("", "2"), 1, false), (RankStreams{kShown, kBoth}));
+  EXPECT_EQ(plan_streams(request("", "0:1,1:3"), 0, true), (RankStreams{kBoth, kShown}));
+  EXPECT_EQ(plan_streams(request("", "0:1,1:3"), 1, false), (RankStreams{kBoth, kBoth}));
+  EXPECT_EQ(plan_streams(request("", "0:1,1:3"), 2, false), (RankStreams{kShown, kShown}));
+  EXPECT_EQ(plan_streams(request("3", "1"), 0, true), (RankStreams{kBoth, kLogged}));
+}
+
+TEST(StreamPlan, AFilterSilencesTheTerminalAlone) {
+  OutputRequest output = request("", "3");
+  output.shown_ranks = {1};
+  EXPECT_EQ(plan_streams(output, 0, true), (RankStreams{kLogged, kLogged}));
+  EXPECT_EQ(plan_streams(output, 1, false), (RankStreams{kBoth, kBoth}));
+}
+
+TEST(StreamPlan, OtherTextIsAnError) {
+  for (const char* text : {"0", "3", "0:1", "0:1,7:3"})
+    EXPECT_NO_THROW(check_streams("--tee", text));
+  for (const char* text : {"", "4", "x", "0:4", "0:", ":1", "0:1,", "-1", "0:1,2"}) {
+    EXPECT_THROW(check_streams("--tee", text), ConfigError) << text;
+  }
 }
 
 }  // namespace

@@ -3,21 +3,19 @@
 #include <ostream>
 
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
-using Names = std::vector<std::string>;
-
-// One row: what is there and asked for, and the ranks' GPUs or the error's text.
+// One row: what is there and asked for, and the ranks' GPUs or, after "error: ", a part of it.
 struct GpuCase {
   std::string label;
   std::optional<std::string> visible;  // CUDA_VISIBLE_DEVICES
   int machine;                         // GPUs in it
   RankRequest request;
-  Names expected;     // GPUs, one per rank
-  std::string error;  // or: part of the message
+  std::string expected;
 };
 
 void PrintTo(const GpuCase& row, std::ostream* out) { *out << row.label; }
@@ -29,22 +27,20 @@ TEST_P(GpuSelection, IncludeExcludeAndCountIndexTheVisibleDevices) {
   HostResources host;
   host.name = "worker-1.cluster";
   host.gpus = visible_gpus(row.visible, row.machine);
-  if (row.error.empty()) {
-    const Selection selection = select_ranks(row.request, host);
-    EXPECT_EQ(selection.gpus, row.expected);
-    EXPECT_EQ(selection.slots.size(), row.expected.size());
-    EXPECT_EQ(selection.note, "");
+  if (row.expected.starts_with("error: ")) {
+    EXPECT_THAT(testing::error_of<ConfigError>([&] { select_ranks(row.request, host); }),
+                HasSubstr(row.expected.substr(7)));
     return;
   }
-  try {
-    select_ranks(row.request, host);
-    FAIL() << "expected an error with '" << row.error << "'";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr(row.error));
-  }
+  const Selection selection = select_ranks(row.request, host);
+  EXPECT_EQ(fmt::format("{}", fmt::join(selection.gpus, " ")), row.expected);
+  EXPECT_EQ(selection.slots.size(), selection.gpus.size());
+  EXPECT_EQ(selection.note, "");
 }
 
-RankRequest count(std::string number) { return {.count = std::move(number)}; }
+RankRequest count(std::string number, Accelerator accelerator = Accelerator::automatic) {
+  return {.count = std::move(number), .accelerator = accelerator};
+}
 RankRequest include(std::string filter) { return {.include = std::move(filter)}; }
 RankRequest exclude(std::string filter) { return {.exclude = std::move(filter)}; }
 
@@ -52,96 +48,68 @@ const auto kUnset = std::nullopt;
 
 INSTANTIATE_TEST_SUITE_P(
     Table, GpuSelection,
-    ::testing::Values(
-        GpuCase{"all of the machine", kUnset, 4, {}, {"0", "1", "2", "3"}, ""},
-        GpuCase{"all visible", "4,5", 8, {}, {"4", "5"}, ""},
-        GpuCase{"visible order is kept", "7,2,5", 8, {}, {"7", "2", "5"}, ""},
-        GpuCase{"blanks in the list", " 1 , 3", 4, {}, {"1", "3"}, ""},
-        GpuCase{"list ends at -1", "0,1,-1,2", 4, {}, {"0", "1"}, ""},
-        GpuCase{"list ends at an unknown index", "1,9,2", 4, {}, {"1"}, ""},
-        GpuCase{"uuids pass through", "GPU-8932f937,GPU-12", 8, {}, {"GPU-8932f937", "GPU-12"}, ""},
-        GpuCase{"mig pass through", "MIG-a/1/0,MIG-b", 1, {}, {"MIG-a/1/0", "MIG-b"}, ""},
-        GpuCase{"count", kUnset, 4, count("2"), {"0", "1"}, ""},
-        GpuCase{"count of visible", "6,7,1", 8, count("2"), {"6", "7"}, ""},
-        GpuCase{"count auto", "6,7", 8, count("auto"), {"6", "7"}, ""},
-        GpuCase{"count gpu", "6,7", 8, count("gpu"), {"6", "7"}, ""},
-        GpuCase{"count -1 is all", "6,7", 8, count("-1"), {"6", "7"}, ""},
-        GpuCase{"count too high", "6,7", 8, count("3"), {}, "offers 2 GPUs (6,7)"},
-        GpuCase{"count zero", kUnset, 2, count("0"), {}, "--num_gpus '0'"},
-        GpuCase{"count negative", kUnset, 2, count("-2"), {}, "--num_gpus '-2'"},
-        GpuCase{"count no number", kUnset, 2, count("2x"), {}, "--num_gpus '2x'"},
-        GpuCase{"include slots", kUnset, 4, include("localhost:0,2"), {"0", "2"}, ""},
-        GpuCase{"include indexes visible", "4,5,6", 8, include("localhost:0,2"), {"4", "6"}, ""},
-        GpuCase{"include uuid", "GPU-a,GPU-b", 8, include("localhost:1"), {"GPU-b"}, ""},
-        GpuCase{
-            "include sorts, drops copies", "4,5,6", 8, include("localhost:2,0,2"), {"4", "6"}, ""},
-        GpuCase{"include one slot twice", "4,5", 8, include("localhost:0,0"), {"4"}, ""},
-        GpuCase{"include blanks", "4,5", 8, include(" localhost : 0 , 1 "), {"4", "5"}, ""},
-        GpuCase{
-            "include host and slot", "4,5", 8, include("localhost@localhost:0"), {"4", "5"}, ""},
-        GpuCase{"include only blanks", "4,5", 8, include(" "), {}, "expected HOST"},
-        GpuCase{"exclude no slot", "4,5", 8, exclude("localhost:"), {}, "names no slot after"},
-        GpuCase{"include the host", "4,5", 8, include("localhost"), {"4", "5"}, ""},
-        GpuCase{"include by name", kUnset, 2, include("worker-1.cluster:1"), {"1"}, ""},
-        GpuCase{"include by short name", kUnset, 2, include("worker-1:1"), {"1"}, ""},
-        GpuCase{"include twice", kUnset, 4, include("localhost:3@localhost:1"), {"1", "3"}, ""},
-        GpuCase{
-            "include beyond", "4,5", 8, include("localhost:4"), {}, "slot 4, but this host has 2"},
-        GpuCase{"include other host",
-                kUnset,
-                2,
-                include("worker-2:0"),
-                {},
-                "which no --hostfile lists"},
-        GpuCase{"include no slot", kUnset, 2, include("localhost:"), {}, "names no slot after"},
-        GpuCase{"include an empty slot",
-                kUnset,
-                2,
-                include("localhost:0,"),
-                {},
-                "slot '' is not a number"},
-        GpuCase{"include range", kUnset, 4, include("localhost:0-2"), {}, "slot '0-2'"},
-        GpuCase{"include negative", kUnset, 4, include("localhost:-1"), {}, "slot '-1'"},
-        GpuCase{"include huge", kUnset, 4, include("localhost:99999999999"), {}, "not a number"},
-        GpuCase{"include no host", kUnset, 2, include(":0"), {}, "expected HOST"},
-        GpuCase{"include empty part", kUnset, 2, include("localhost:0@"), {}, "expected HOST"},
-        GpuCase{"exclude slot", "4,5,6", 8, exclude("localhost:1"), {"4", "6"}, ""},
-        GpuCase{"exclude all slots", "4,5", 8, exclude("localhost:0,1"), {}, "leaves no GPU"},
-        GpuCase{"exclude the host", "4,5", 8, exclude("localhost"), {}, "leaves no GPU"},
-        GpuCase{"exclude beyond", "4,5", 8, exclude("localhost:2"), {}, "--exclude"},
-        GpuCase{"both filters",
-                kUnset,
-                4,
-                {.include = "localhost:0", .exclude = "localhost:1"},
-                {},
-                "mutually exclusive"},
-        GpuCase{"count and filter",
-                kUnset,
-                4,
-                {.count = "1", .include = "localhost:0"},
-                {},
-                "cannot be combined with --include"},
-        GpuCase{
-            "cuda asked for, hidden", "", 4, {.accelerator = Accelerator::cuda}, {}, "shows none"},
-        GpuCase{"cuda asked for, none",
-                kUnset,
-                0,
-                {.accelerator = Accelerator::cuda},
-                {},
-                "shows none"},
-        GpuCase{"gpu count, none", kUnset, 0, count("gpu"), {}, "shows none"},
-        GpuCase{"gpu count, cpu ranks",
-                kUnset,
-                4,
-                {.count = "gpu", .accelerator = Accelerator::cpu},
-                {},
-                "contradicts"},
-        GpuCase{"cpu count, cuda ranks",
-                kUnset,
-                4,
-                {.count = "cpu", .accelerator = Accelerator::cuda},
-                {},
-                "contradicts"}));
+    ::testing::ValuesIn(std::to_array<GpuCase>(
+        {{"all of the machine", kUnset, 4, {}, "0 1 2 3"},
+         {"all visible", "4,5", 8, {}, "4 5"},
+         {"visible order is kept", "7,2,5", 8, {}, "7 2 5"},
+         {"blanks in the list", " 1 , 3", 4, {}, "1 3"},
+         {"list ends at -1", "0,1,-1,2", 4, {}, "0 1"},
+         {"list ends at an unknown index", "1,9,2", 4, {}, "1"},
+         {"uuids pass through", "GPU-8932f937,GPU-12", 8, {}, "GPU-8932f937 GPU-12"},
+         {"mig pass through", "MIG-a/1/0,MIG-b", 1, {}, "MIG-a/1/0 MIG-b"},
+         {"count", kUnset, 4, count("2"), "0 1"},
+         {"count of visible", "6,7,1", 8, count("2"), "6 7"},
+         {"count auto", "6,7", 8, count("auto"), "6 7"},
+         {"count gpu", "6,7", 8, count("gpu"), "6 7"},
+         {"count -1 is all", "6,7", 8, count("-1"), "6 7"},
+         {"count too high", "6,7", 8, count("3"), "error: offers 2 GPUs (6,7)"},
+         {"count zero", kUnset, 2, count("0"), "error: --num_gpus '0'"},
+         {"count negative", kUnset, 2, count("-2"), "error: --num_gpus '-2'"},
+         {"count no number", kUnset, 2, count("2x"), "error: --num_gpus '2x'"},
+         {"include slots", kUnset, 4, include("localhost:0,2"), "0 2"},
+         {"include indexes visible", "4,5,6", 8, include("localhost:0,2"), "4 6"},
+         {"include uuid", "GPU-a,GPU-b", 8, include("localhost:1"), "GPU-b"},
+         {"include sorts, drops copies", "4,5,6", 8, include("localhost:2,0,2"), "4 6"},
+         {"include one slot twice", "4,5", 8, include("localhost:0,0"), "4"},
+         {"include blanks", "4,5", 8, include(" localhost : 0 , 1 "), "4 5"},
+         {"include host and slot", "4,5", 8, include("localhost@localhost:0"), "4 5"},
+         {"include only blanks", "4,5", 8, include(" "), "error: expected HOST"},
+         {"exclude no slot", "4,5", 8, exclude("localhost:"), "error: names no slot after"},
+         {"include the host", "4,5", 8, include("localhost"), "4 5"},
+         {"include by name", kUnset, 2, include("worker-1.cluster:1"), "1"},
+         {"include by short name", kUnset, 2, include("worker-1:1"), "1"},
+         {"include twice", kUnset, 4, include("localhost:3@localhost:1"), "1 3"},
+         {"include beyond", "4,5", 8, include("localhost:4"), "error: slot 4, but this host has 2"},
+         {"include other host", kUnset, 2, include("worker-2:0"),
+          "error: which no --hostfile lists"},
+         {"include no slot", kUnset, 2, include("localhost:"), "error: names no slot after"},
+         {"include an empty slot", kUnset, 2, include("localhost:0,"),
+          "error: slot '' is not a number"},
+         {"include range", kUnset, 4, include("localhost:0-2"), "error: slot '0-2'"},
+         {"include negative", kUnset, 4, include("localhost:-1"), "error: slot '-1'"},
+         {"include huge", kUnset, 4, include("localhost:99999999999"), "error: not a number"},
+         {"include no host", kUnset, 2, include(":0"), "error: expected HOST"},
+         {"include empty part", kUnset, 2, include("localhost:0@"), "error: expected HOST"},
+         {"exclude slot", "4,5,6", 8, exclude("localhost:1"), "4 6"},
+         {"exclude all slots", "4,5", 8, exclude("localhost:0,1"), "error: leaves no GPU"},
+         {"exclude the host", "4,5", 8, exclude("localhost"), "error: leaves no GPU"},
+         {"exclude beyond", "4,5", 8, exclude("localhost:2"), "error: --exclude"},
+         {"both filters",
+          kUnset,
+          4,
+          {.include = "localhost:0", .exclude = "localhost:1"},
+          "error: mutually exclusive"},
+         {"count and filter",
+          kUnset,
+          4,
+          {.count = "1", .include = "localhost:0"},
+          "error: cannot be combined with --include"},
+         {"cuda asked for, hidden", "", 4, count("", Accelerator::cuda), "error: shows none"},
+         {"cuda asked for, none", kUnset, 0, count("", Accelerator::cuda), "error: shows none"},
+         {"gpu count, none", kUnset, 0, count("gpu"), "error: shows none"},
+         {"gpu count, cpu ranks", kUnset, 4, count("gpu", Accelerator::cpu), "error: contradicts"},
+         {"cpu count, cuda ranks", kUnset, 4, count("cpu", Accelerator::cuda),
+          "error: contradicts"}})));
 
 HostResources cpu_host() {
   HostResources host;

@@ -6,17 +6,13 @@
 namespace zerorun::saved_values_test {
 namespace {
 
-using testing::FakeEngine;
-using testing::FakeModel;
-using testing::TemporaryDirectory;
-
 // Frozen integers, saved as a tag.
 SavedValues saved(const std::vector<int64_t>& values, const std::string& tag) {
-  const TemporaryDirectory directory;
-  FakeModel model;
+  const testing::TemporaryDirectory directory;
+  testing::FakeModel model;
   model.dtype = DType::int64;
   model.specs = {{"ids", {static_cast<int64_t>(values.size())}, "m", 0, false, ""}};
-  FakeEngine engine(model, {{0, 0, static_cast<int64_t>(values.size())}}, 1);
+  testing::FakeEngine engine(model, {{0, 0, static_cast<int64_t>(values.size())}}, 1);
   std::copy(values.begin(), values.end(),
             engine.state_intervals(std::nullopt)[0].param.as<int64_t>());
   save_checkpoint(engine, *make_communicator({}), {directory.string(), tag, ""});

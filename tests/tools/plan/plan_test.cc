@@ -161,13 +161,12 @@ TEST(Plan, ReportsTheFilesSettingAndATableOfAll) {
   folder.write("ds.json", R"({"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": "auto",
       "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto",
                             "offload_optimizer": {"device": "cpu"}}})");
-  PlanOptions options;
-  options.config = folder.path() / "ds.json";
-  options.model = "gpt2";
-  options.world_size = 4;
-  options.device_memory = "1GiB";
-  options.seq_len = 512;
-  options.micro_batch = 2;
+  PlanOptions options{.config = folder.path() / "ds.json",
+                      .model = "gpt2",
+                      .world_size = 4,
+                      .device_memory = "1GiB",
+                      .micro_batch = 2,
+                      .seq_len = 512};
   const std::string report = plan_report(options);
   EXPECT_THAT(report, HasSubstr("gpt2: 124.4 M parameters; 4 ranks, 4 per host"));
   EXPECT_THAT(report, HasSubstr("stage 3, optimizer cpu, bf16"));
@@ -184,10 +183,8 @@ TEST(Plan, FitWritesTheFastestConfigurationThatFits) {
   const Scratch folder;
   folder.write("ds.json", R"({"bf16": {"enabled": true}, "gradient_clipping": 0.5,
       "zero_optimization": {"stage": 1, "cpu_offload": true}})");
-  PlanOptions options;
-  options.config = folder.path() / "ds.json";
-  options.model = "1.3B";
-  options.fit = folder.path() / "fit.json";
+  PlanOptions options{
+      .config = folder.path() / "ds.json", .model = "1.3B", .fit = folder.path() / "fit.json"};
   const auto fit = [&](const std::string& device, const std::string& host) {
     options.device_memory = device;
     options.host_memory = host;
@@ -215,12 +212,11 @@ TEST(Plan, FitWritesTheFastestConfigurationThatFits) {
 // Fitting a model into what one row of the table needs succeeds, and chooses nothing larger.
 TEST(Plan, FitFindsWhateverTheTableSaysFits) {
   const Scratch folder;
-  PlanOptions options;
-  options.model = "350M";
-  options.world_size = 4;
-  options.fit = folder.path() / "fit.json";
-  options.nvme_path = test_paths::build();
-  options.disk = "100GB";
+  PlanOptions options{.model = "350M",
+                      .world_size = 4,
+                      .disk = "100GB",
+                      .nvme_path = test_paths::build(),
+                      .fit = folder.path() / "fit.json"};
   int rows = 0;
   for (const char* device : {"100MB", "300MB", "700MB", "1GB", "1500MB", "2GB", "6GB", "10GB"}) {
     for (const char* host : {"100MB", "1GB", "3GB", "8GB"}) {
@@ -234,7 +230,7 @@ TEST(Plan, FitFindsWhateverTheTableSaysFits) {
         continue;
       }
       ++rows;
-      EXPECT_THAT(plan_report(options), ::testing::StartsWith(options.fit)) << text;
+      EXPECT_THAT(plan_report(options), StartsWith(options.fit)) << text;
     }
   }
   EXPECT_GT(rows, 8);
@@ -242,9 +238,7 @@ TEST(Plan, FitFindsWhateverTheTableSaysFits) {
 
 TEST(Plan, FitNamesWhatIsClosestOrWhatIsMissing) {
   const Scratch folder;
-  PlanOptions options;
-  options.model = "350M";
-  options.fit = folder.path() / "fit.json";
+  PlanOptions options{.model = "350M", .fit = folder.path() / "fit.json"};
   const auto error_of = [&] {
     return testing::error_of<ConfigError>([&] { plan_report(options); });
   };
@@ -285,10 +279,8 @@ TEST(Plan, FitWritesWhatItsDecisionRestsOnAndKeepsTheUsersSettings) {
   EXPECT_THAT(config.train_options, HasSubstr("\"seq_len\":128"));
   EXPECT_THAT(config.train_options, HasSubstr("\"recompute\":true"));
   // The file alone plans to the same bytes.
-  PlanOptions alone;
-  alone.config = options.fit;
-  alone.model = options.model;
-  alone.world_size = options.world_size;
+  PlanOptions alone{
+      .config = options.fit, .model = options.model, .world_size = options.world_size};
   options.fit.clear();
   options.config = alone.config;
   EXPECT_EQ(plan_report(alone), [&] {
@@ -302,19 +294,17 @@ TEST(Plan, FitWritesWhatItsDecisionRestsOnAndKeepsTheUsersSettings) {
 
 TEST(Plan, TakesTheConfigurationAsBase64) {
   const Scratch folder;
-  PlanOptions options;
-  options.config = "eyJiZjE2IjogeyJlbmFibGVkIjogdHJ1ZX0sICJncmFkaWVudF9jbGlwcGluZyI6IDAuNX0";
-  options.model = "gpt2";
-  options.device_memory = "80GB";
-  options.fit = folder.path() / "fit.json";
+  PlanOptions options{
+      .config = "eyJiZjE2IjogeyJlbmFibGVkIjogdHJ1ZX0sICJncmFkaWVudF9jbGlwcGluZyI6IDAuNX0",
+      .model = "gpt2",
+      .device_memory = "80GB",
+      .fit = folder.path() / "fit.json"};
   EXPECT_THAT(plan_report(options), HasSubstr("<base64>: stage 0"));
   EXPECT_EQ(load_config(options.fit).config.gradient_clipping, 0.5);
 }
 
 TEST(Plan, CountsTheMicroBatchOfTheTrainProgramWhereNoneIsGiven) {
-  PlanOptions options;
-  options.model = "gpt2";
-  options.seq_len = 256;
+  PlanOptions options{.model = "gpt2", .seq_len = 256};
   const std::string unset = plan_report(options);
   options.micro_batch = 8;
   EXPECT_EQ(unset, plan_report(options));
@@ -333,15 +323,10 @@ TEST(Plan, AHostHasNoMoreRanksThanThereAre) {
 }
 
 TEST(Plan, RefusesSizesBeyondReason) {
-  PlanOptions options;
-  options.model = "gpt2";
-  options.micro_batch = int64_t{1} << 40;
-  options.seq_len = int64_t{1} << 40;
+  PlanOptions options{
+      .model = "gpt2", .micro_batch = int64_t{1} << 40, .seq_len = int64_t{1} << 40};
   EXPECT_THROW(plan_report(options), ConfigError);
-  PlanOptions ranks;
-  ranks.model = "900T";
-  ranks.cpu = true;
-  ranks.world_size = 1'000'000;
+  PlanOptions ranks{.model = "900T", .world_size = 1'000'000, .cpu = true};
   EXPECT_THROW(plan_report(ranks), ConfigError);
 }
 
@@ -358,7 +343,7 @@ TEST(BenchNvme, PrintsATableTheBestSettingAndTheCostOfAStep) {
     return testing::error_of<ConfigError>(
         [&] { bench_nvme(folder, nbytes, [](const std::string&) {}); });
   };
-  EXPECT_THAT(error_of("/dev/shm", 1 << 20), ::testing::StartsWith("bench nvme: /dev/shm is a"));
+  EXPECT_THAT(error_of("/dev/shm", 1 << 20), StartsWith("bench nvme: /dev/shm is a"));
   const std::string large = error_of(test_paths::build(), uint64_t{1} << 60);
   EXPECT_THAT(large, HasSubstr("for the file to measure with: "));
   EXPECT_THAT(large, HasSubstr("measure with less (--gib)"));

@@ -306,14 +306,13 @@ TEST(SimulationTest, OnGpusGathersAndReductionsShareTheirLinks) {
 }
 
 TEST(SimulationTest, TenThousandRanksTakeSeconds) {
-  PlanOptions options;
-  options.model = "7B";
-  options.simulate = "hosts=1280,gpus=8";
-  options.link = "400Gbit";
-  options.nvlink = "450GB/s";
-  options.tflops = 400;
-  options.micro_batch = 1;
-  options.seq_len = 4096;
+  PlanOptions options{.model = "7B",
+                      .micro_batch = 1,
+                      .seq_len = 4096,
+                      .simulate = "hosts=1280,gpus=8",
+                      .link = "400Gbit",
+                      .nvlink = "450GB/s",
+                      .tflops = 400};
   options.device_memory = "10GB";  // nothing but stage 3 fits
   const auto begin = std::chrono::steady_clock::now();
   const std::string report = plan_report(options);
@@ -325,21 +324,16 @@ TEST(SimulationTest, TenThousandRanksTakeSeconds) {
 
 // Groups are equal parts of the hosts, whatever their number.
 TEST(SimulationTest, GroupsOfAnyNumberOfHostsAreCompared) {
-  PlanOptions options;
-  options.model = "7B";
-  options.simulate = "hosts=15,gpus=6";
-  options.link = "400Gbit";
-  options.nvlink = "450GB/s";
+  PlanOptions options{
+      .model = "7B", .simulate = "hosts=15,gpus=6", .link = "400Gbit", .nvlink = "450GB/s"};
   const std::string report = plan_report(options);
   EXPECT_THAT(report, HasSubstr("slower ones"));
-  EXPECT_THAT(report, ::testing::AnyOf(HasSubstr("groups of 18"), HasSubstr("groups of 30")));
+  EXPECT_THAT(report, AnyOf(HasSubstr("groups of 18"), HasSubstr("groups of 30")));
   EXPECT_THAT(report, Not(HasSubstr("hpZ of 1 ")));
 }
 
 TEST(SimulationTest, WhatCannotBeMeantIsAnError) {
-  PlanOptions options;
-  options.model = "7B";
-  options.simulate = "hosts=2,gpus=2";
+  PlanOptions options{.model = "7B", .simulate = "hosts=2,gpus=2"};
   const auto error = [&] { return error_of([&] { plan_report(options); }); };
   EXPECT_THAT(error(), HasSubstr("--simulate needs --link and --nvlink"));
   options.link = "400Gbit";

@@ -12,15 +12,9 @@
 namespace zerorun {
 namespace {
 
-using testing::run_ranks;
-using testing::Scratch;
-
 // On GPUs in 16 bits; not on CPUs, whose attention takes no memory.
 TEST(WorkloadTest, CountsTheMemoryOfAttentionsBackward) {
-  PlanOptions options;
-  options.model = "gpt2";
-  options.micro_batch = 16;
-  options.seq_len = 4096;
+  PlanOptions options{.model = "gpt2", .micro_batch = 16, .seq_len = 4096};
   const auto activations = [](const PlanOptions& given) {
     const std::string report = plan_report(given);
     const size_t at = report.find("activations");
@@ -29,7 +23,7 @@ TEST(WorkloadTest, CountsTheMemoryOfAttentionsBackward) {
   const std::string deterministic = activations(options);
   options.fast_attention = true;
   EXPECT_NE(activations(options), deterministic);
-  const Scratch folder;
+  const testing::Scratch folder;
   options.config = folder.write(
       "fast.json",
       R"({"bf16": {"enabled": true}, "zerorun": {"train": {"fast_attention": true}}})");
@@ -83,7 +77,7 @@ void expect_planned(const Planned& planned, int world_size) {
   const std::vector<ParameterSpec> specs = specs_of_plan();
   const Config config = config_of(planned);
   const int64_t plan = plan_snapshot(config, specs, {world_size, world_size, true});
-  run_ranks(world_size, [&](Communicator& comm) {
+  testing::run_ranks(world_size, [&](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine = Engine::create(config, *device, comm, specs, {ParameterGroup{}});
     const auto real = static_cast<int64_t>(

@@ -10,8 +10,6 @@
 namespace zerorun::train {
 namespace {
 
-using zerorun::testing::Gate;
-
 class TokenBatchTest : public zerorun::testing::FakeCudaTest {
  protected:
   TokenBatchTest() : FakeCudaTest(std::chrono::microseconds(2000)) {}
@@ -43,7 +41,7 @@ TEST_F(TokenBatchTest, TheNextOnesDoNotOverwriteOneThatIsStillOnItsWay) {
 TEST_F(TokenBatchTest, TokensAreOnTheDeviceBeforeTheirRowsAreSorted) {
   CudaDevice device(0, 0);
   Stream& stream = device.inline_stream();
-  Gate may_sort;
+  zerorun::testing::Gate may_sort;
   auto sorter = make_worker_stream("sorter");
   sorter->submit([&] { may_sort.pass(); });
   TokenBatch on_device(device, 8, std::move(sorter));

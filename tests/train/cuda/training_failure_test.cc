@@ -15,8 +15,6 @@
 
 namespace zerorun::train::testing {
 namespace {
-
-using fake::FakeCuda;
 using zerorun::testing::FailingCalls;
 
 // The plain kernels in the place of cuDNN's, which may refuse to run.
@@ -40,7 +38,7 @@ class FakeCudnn final : public cuda::CudnnAttention {
 
  private:
   static void execute(cudaStream_t stream) {
-    if (FakeCuda::instance().enter("cudnnBackendExecute", stream) == 0) return;
+    if (fake::FakeCuda::instance().enter("cudnnBackendExecute", stream) == 0) return;
     fail<DeviceError>("cuDNN's attention failed: cudnnBackendExecute");
   }
 };

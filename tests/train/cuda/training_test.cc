@@ -13,7 +13,6 @@ namespace zerorun::train::testing {
 namespace {
 
 using fake::FakeCuda;
-using zerorun::testing::run_threads;
 
 constexpr int kRanks = 2;
 constexpr int kSteps = 2;
@@ -69,7 +68,7 @@ class TrainingTest : public TextTest {
   void on_gpus(int stage, const std::string& dtype, MakeCommunicator make, bool shared,
                const std::function<void(Trainer&, int)>& body) const {
     const auto store = make_memory_store();
-    run_threads(kRanks, [&](int rank) {
+    zerorun::testing::run_threads(kRanks, [&](int rank) {
       const auto device = std::make_shared<CudaDevice>(shared ? 0 : rank, 0);
       const auto comm = make({.rank = rank,
                               .world_size = kRanks,

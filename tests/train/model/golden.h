@@ -1,10 +1,6 @@
 #pragma once
 
-#include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "testing/local_parameters.h"
 #include "tests/paths.h"

@@ -1,10 +1,5 @@
 #pragma once
 
-#include <algorithm>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "testing/local_parameters.h"
 #include "tests/train/model/golden.h"
 #include "tests/train/model/kernels_under_test.h"

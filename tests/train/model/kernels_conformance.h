@@ -1,9 +1,5 @@
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <numeric>
-
 #include "tests/train/model/kernels_under_test.h"
 #include "tests/train/model/linear_conformance.h"
 

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-
 #include "tests/train/model/kernels_under_test.h"
 
 // Products with weights on every implementation of Kernels, against float64 formulas.

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <algorithm>
-#include <memory>
-
 #include "tests/train/model/golden_model.h"
 
 // The model on every implementation of Kernels, against PyTorch's golden file.

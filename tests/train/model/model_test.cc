@@ -1,7 +1,5 @@
 #include "train/model/model.h"
 
-#include <limits>
-
 #include "tests/common.h"
 #include "tests/train/model/model_conformance.h"
 #include "train/model/kernels.h"

@@ -8,8 +8,6 @@
 namespace zerorun::train::testing {
 namespace {
 
-using ::testing::ElementsAreArray;
-
 std::string cli_error_of(const std::vector<std::string>& arguments) {
   return zerorun::testing::error_of([&] { parse_command_line(arguments); });
 }
@@ -22,24 +20,12 @@ TEST(OptionsTest, DefaultsNeedNoArguments) {
   EXPECT_FALSE(line.options.sample);
 }
 
-TEST(OptionsTest, HelpListsEveryOption) {
+TEST(OptionsTest, TheHelpIsPlain) {
   const std::string help = parse_command_line({"--help"}).help;
-  for (const char* name : {"--config",         "--deepspeed",   "--deepspeed_config",
-                           "--data",           "--model",       "--init",
-                           "--seq_len",        "--micro_batch", "--steps",
-                           "--seed",           "--dtype",       "--save",
-                           "--save_every",     "--resume",      "--eval_every",
-                           "--sample",         "--recompute",   "--metrics",
-                           "--trace",          "--trace_steps", "--local_rank",
-                           "--accelerator",    "--tf32",        "--attention_workspace",
-                           "--fast_attention", "--epilogues",   "Exit code: "}) {
-    EXPECT_THAT(help, HasSubstr(name));
-  }
-  EXPECT_THAT(help,
-              ::testing::StartsWith("Trains a GPT-2 model on text, on one or more ranks.\n\nUsage: "
-                                    "zerorun [LAUNCHER OPTIONS] train [OPTIONS]\n\n"));
+  EXPECT_THAT(help, StartsWith("Trains a GPT-2 model on text, on one or more ranks.\n\nUsage: "
+                               "zerorun [LAUNCHER OPTIONS] train [OPTIONS]\n\n"));
   for (const char* type : {" TEXT", " INT", " UINT", " FLOAT", " in [", "\n\n\n"}) {
-    EXPECT_THAT(help, ::testing::Not(HasSubstr(type)));
+    EXPECT_THAT(help, Not(HasSubstr(type)));
   }
 }
 
@@ -54,7 +40,7 @@ TEST(OptionsTest, TheFirstTwoGroupsOfTheHelpAreTheKeysOfTheConfig) {
   for (std::string line; std::getline(lines, line);) {
     if (line.starts_with("  --")) options.insert(line.substr(4, line.find(' ', 4) - 4));
   }
-  EXPECT_THAT(options, ElementsAreArray(keys));
+  EXPECT_THAT(options, ::testing::ElementsAreArray(keys));
 }
 
 TEST(OptionsTest, TheAcceleratorIsChosen) {

@@ -36,11 +36,6 @@ TEST_F(RunFolderTest, IsMadeAndHeldByOneRun) {
               AllOf(HasSubstr("another run saves there, process "), HasSubstr("another --save")));
 }
 
-TEST_F(RunFolderTest, IsFreeAgainWhenTheRunHasEnded) {
-  { const RunFolder first(options(), ""); }
-  EXPECT_EQ(error_of(options()), "");
-}
-
 TEST_F(RunFolderTest, AnotherRunIsKeptUnderANewNameAndTheResumedOneInPlace) {
   make_run("run");
   {

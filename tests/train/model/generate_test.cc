@@ -1,8 +1,7 @@
-#include "train/text/generate.h"
-
 #include "testing/local_parameters.h"
 #include "tests/common.h"
 #include "train/cpu/cpu_kernels.h"
+#include "train/model/model.h"
 #include "train/model/philox.h"
 
 namespace zerorun::train {

@@ -1,5 +1,3 @@
-#include "train/text/generate.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -7,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/printable.h"
+#include "train/model/model.h"
 #include "train/model/philox.h"
 
 namespace zerorun::train {
