@@ -6,13 +6,11 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "core/check.h"
 #include "core/wait_clock.h"
 #include "device/soon.h"
 #include "device/staging.h"
-#include "zerorun/exact_sum.h"
 
 namespace zerorun {
 
