@@ -3,6 +3,7 @@
 #include "core/check.h"
 #include "os/file_descriptor.h"
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "tests/paths.h"
 #include "zerorun/error.h"
 
@@ -185,16 +186,13 @@ TEST_P(NvmeStateStoreTest, ADamagedBlockIsAnErrorWithFileAndOffset) {
             damage(file.fd, static_cast<off_t>(b.offset));
         });
     for (int chunk = 0; chunk < 7; ++chunk) write(*store, chunk, 3.0F);
-    std::string message;
-    try {
+    const std::string message = testing::error_of<IoError>([&] {
       for (int chunk = 0; chunk < 7; ++chunk) {
         store->acquire(chunk, *stream_, Content::needed);
         store->release(chunk, *stream_, 0);
       }
       store->stored(0);
-    } catch (const IoError& error) {
-      message = error.what();
-    }
+    });
     EXPECT_THAT(message,
                 ::testing::MatchesRegex(".*/test states: the [0-9]+ bytes at offset [0-9]+ .*"));
     EXPECT_THAT(message, HasSubstr("are not what was written there"));
@@ -224,27 +222,20 @@ TEST_P(NvmeStateStoreTest, AFullDiskIsAnErrorAtWhateverBlockItHappens) {
       stream->synchronize();
       store->stored(0);
     };
-    try {
-      pass();
-      ADD_FAILURE() << "no error in round " << round;
-    } catch (const IoError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("No space left on device"));
-      EXPECT_THAT(error.what(), HasSubstr("/test states: cannot "));
-    }
+    EXPECT_THAT(testing::error_of<IoError>([&] { pass(); }),
+                AllOf(HasSubstr("No space left on device"), HasSubstr("/test states: cannot ")))
+        << "round " << round;
   }
 }
 
 TEST_P(NvmeStateStoreTest, MoreThanTheDiskHasIsAnErrorBeforeTraining) {
   const std::vector<StateLayout> chunks(
       1 << 20, {int64_t{1} << 32, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}});
-  try {
-    PinnedArena none(*device_, 0);
-    make_nvme_state_store(*device_, none, chunks, options_);
-    ADD_FAILURE() << "no error";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("cannot reserve"));
-    EXPECT_THAT(error.what(), HasSubstr("iB are free"));
-  }
+  EXPECT_THAT(testing::error_of<ConfigError>([&] {
+                PinnedArena none(*device_, 0);
+                make_nvme_state_store(*device_, none, chunks, options_);
+              }),
+              AllOf(HasSubstr("cannot reserve"), HasSubstr("iB are free")));
 }
 
 TEST_P(NvmeStateStoreTest, WhatIsExpectedIsReadOnceBeforeItIsAcquiredAndNeverStale) {

@@ -2,7 +2,6 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-
 #include "comm/rendezvous/store_server.h"
 #include "comm/rendezvous/tcp_store.h"
 #include "device/cpu/cpu_stream.h"
