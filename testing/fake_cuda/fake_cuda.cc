@@ -3,6 +3,7 @@
 #include <cxxabi.h>
 
 #include <cstdlib>
+#include <memory>
 #include <stdexcept>
 
 namespace zerorun::fake {
