@@ -9,7 +9,6 @@
 #include <new>
 #include <string>
 #include <tuple>
-#include <utility>
 
 #include "core/check.h"
 #include "zerorun/error.h"

@@ -1,6 +1,5 @@
 #include "zerorun/communicator.h"
 
-#include <array>
 #include <utility>
 
 #include "comm/device_communicator.h"

@@ -1,7 +1,6 @@
 #include "comm/device_communicator.h"
 
 #include <map>
-#include <string>
 
 #include "comm/nccl/communicator.h"
 #include "comm/waiting.h"

@@ -69,80 +69,64 @@ class SelfTransport final : public HostTransport {
 
 }  // namespace
 
-// The place of a call in the order of calls.
+// The place of a call in the order of calls, which ends with this object.
 class HostTransport::Turn {
  public:
-  Turn(std::shared_ptr<HostTransport> transport, uint64_t number, std::string what)
-      : transport_(std::move(transport)), number_(number), what_(std::move(what)) {}
+  Turn(std::shared_ptr<HostTransport> transport, std::string what)
+      : transport_(std::move(transport)), what_(std::move(what)) {
+    const std::lock_guard lock(transport_->order_.mutex);
+    number_ = transport_->order_.taken++;
+  }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
   // If its task was never run (the stream failed or ended), peers need not wait for it, nor later
   // turns.
   ~Turn() {
-    if (started_) return;
-    transport_->abort(what_ + " was skipped because of an earlier error on its stream");
-    {
-      const std::lock_guard lock(transport_->order_.mutex);
-      transport_->order_.stopped = true;
+    if (!started_) {
+      transport_->abort(what_ + " was skipped because of an earlier error on its stream");
     }
-    transport_->order_.changed.notify_all();
+    Order& order = transport_->order_;
+    {
+      const std::lock_guard lock(order.mutex);
+      ++order.ended;
+      order.stopped = order.stopped || !started_;
+    }
+    order.changed.notify_all();
   }
 
-  HostTransport& transport() const { return *transport_; }
-
- private:
-  friend class HostTransport::Running;
-
-  const std::shared_ptr<HostTransport> transport_;
-  const uint64_t number_;
-  const std::string what_;
-  bool started_ = false;
-};
-
-// A turn that has come. The constructor waits until all earlier turns have ended.
-class HostTransport::Running {
- public:
-  explicit Running(Turn& turn) : transport_(turn.transport()) {
-    std::unique_lock lock(transport_.order_.mutex);
-    const auto has_come = [&] {
-      return transport_.order_.ended >= turn.number_ || transport_.order_.stopped;
-    };
+  // Waits until all earlier turns have ended. Returns the transport.
+  HostTransport& start() {
+    Order& order = transport_->order_;
+    std::unique_lock lock(order.mutex);
+    const auto has_come = [&] { return order.ended >= number_ || order.stopped; };
     if (!has_come()) {
       const PeerWait wait;  // as most of the time of those before it
-      transport_.order_.changed.wait(lock, has_come);
+      order.changed.wait(lock, has_come);
     }
-    turn.started_ = true;
-  }
-  Running(const Running&) = delete;
-  Running& operator=(const Running&) = delete;
-  ~Running() {
-    {
-      const std::lock_guard lock(transport_.order_.mutex);
-      ++transport_.order_.ended;
-    }
-    transport_.order_.changed.notify_all();
+    started_ = true;
+    return *transport_;
   }
 
  private:
-  HostTransport& transport_;
+  const std::shared_ptr<HostTransport> transport_;
+  const std::string what_;
+  uint64_t number_ = 0;
+  bool started_ = false;
 };
-
-std::shared_ptr<HostTransport::Turn> HostTransport::take_turn(std::string what) {
-  const std::lock_guard lock(order_.mutex);
-  return std::make_shared<Turn>(shared_from_this(), order_.taken++, std::move(what));
-}
 
 // A task keeps the transport: it may outlive the communicator.
 Event HostTransport::start(std::span<CollectiveCall> calls, Stream& stream) {
   CpuStream& cpu = cpu_stream(stream);
   for (CollectiveCall& call : calls) {
     if (takes_turn(call)) {
-      auto turn = take_turn(fmt::format("{} '{}'", name_of(call.op), call.label));
+      auto turn = std::make_shared<Turn>(shared_from_this(),
+                                         fmt::format("{} '{}'", name_of(call.op), call.label));
+      // The stream destroys the task, and with it the turn, before the next one.
       cpu.submit([turn = std::move(turn), call = std::move(call)] {
-        const Running running(*turn);
-        const bool is_first = turn->transport().error().empty();
+        HostTransport& transport = turn->start();
+        const bool is_first = transport.error().empty();
         try {
-          turn->transport().run(call);
+          transport.run(call);
         } catch (const CommError& error) {
           if (is_first) name_call(error, call);
           throw;
@@ -156,9 +140,8 @@ Event HostTransport::start(std::span<CollectiveCall> calls, Stream& stream) {
 }
 
 std::optional<Buffer> HostTransport::allocate(size_t nbytes, Sharing sharing) {
-  const std::shared_ptr<Turn> turn = take_turn("allocate");
-  const Running running(*turn);
-  return make_buffer(nbytes, sharing);
+  Turn turn(shared_from_this(), "allocate");
+  return turn.start().make_buffer(nbytes, sharing);
 }
 
 std::shared_ptr<Transport> HostTransport::make_group(GroupOptions& options) {

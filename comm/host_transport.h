@@ -20,7 +20,6 @@ class HostTransport : public Transport, public std::enable_shared_from_this<Host
 
  private:
   class Turn;
-  class Running;
 
   // Performs the call on this thread.
   virtual void run(const CollectiveCall& call) = 0;
@@ -28,8 +27,6 @@ class HostTransport : public Transport, public std::enable_shared_from_this<Host
   // False if the call need not wait for those before it. Throws InternalError if the call is not
   // possible.
   virtual bool takes_turn(const CollectiveCall& /*call*/) const { return true; }
-
-  std::shared_ptr<Turn> take_turn(std::string what);
 
   // The order of calls.
   struct Order {

@@ -13,7 +13,6 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "os/file_descriptor.h"
-#include "os/process_identity.h"
 #include "os/whole_file.h"
 
 namespace zerorun {

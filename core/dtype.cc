@@ -1,7 +1,6 @@
 #include "zerorun/dtype.h"
 
 #include <array>
-#include <string>
 #include <utility>
 
 #include "core/check.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -11,11 +12,12 @@
 
 namespace zerorun {
 
-// Returns the time in seconds of the clock that is used for all spans of time.
-inline double steady_seconds() {
+// The time of the clock that is used for all spans of time.
+inline int64_t steady_ns() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
+inline double steady_seconds() { return 1e-9 * static_cast<double>(steady_ns()); }
 
 // A list of callbacks that are called when something happens, on any thread. Without observers,
 // checking for them costs one load.

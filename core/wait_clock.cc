@@ -1,7 +1,6 @@
 #include "core/wait_clock.h"
 
 #include <algorithm>
-#include <chrono>
 
 namespace zerorun {
 
@@ -13,11 +12,6 @@ thread_local WaitClock* adopted = nullptr;
 thread_local WaitClock own;
 
 }  // namespace
-
-int64_t steady_ns() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-}
 
 WaitClock& WaitClock::of_this_thread() { return adopted != nullptr ? *adopted : own; }
 

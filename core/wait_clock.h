@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <mutex>
 
+#include "core/observers.h"
+
 namespace zerorun {
 
 // How long a thread has been blocked, by what it waited for, in nanoseconds.
@@ -38,9 +40,6 @@ class WaitClock {
   int depth_ = 0;
   bool serves_offloading_ = false;
 };
-
-// The time of the clock of all spans (steady_seconds()), in nanoseconds.
-int64_t steady_ns();
 
 // Counts the time from its construction to its destruction as a wait for other ranks.
 class PeerWait {

@@ -1,7 +1,5 @@
 #include "zerorun/device.h"
 
-#include <array>
-
 #include "config/env.h"
 #include "core/check.h"
 #include "device/cuda_backend.h"

@@ -1,6 +1,7 @@
 #include "device/device_calls.h"
 
 #include "core/check.h"
+#include "device/convert.h"
 #include "zerorun/exact_sum.h"
 
 namespace zerorun {
@@ -101,6 +102,10 @@ void check_order(std::span<const Segment> segments, int64_t numel, std::string_v
 }
 
 }  // namespace
+
+void fail_not_floating(DType dtype) {
+  fail<InternalError>("got {}, expected fp32, bf16 or fp16", name_of(dtype));
+}
 
 void check_update(const UpdateTensors& tensors, std::span<const UpdateSegment> segments) {
   if (segments.empty()) return;

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <string_view>
-
 #include "core/format_bytes.h"
 
 namespace zerorun {

@@ -116,9 +116,9 @@ DirectFile::DirectFile(const fs::path& folder, const std::string& label, uint64_
                        const FilePurpose& purpose)
     : nbytes_(nbytes) {
   check_folder(folder, purpose);
-  file_.path = (folder / label).string();
-  file_.fd = open_nameless(folder);
-  if (file_.fd < 0) {
+  descriptor_ = FileDescriptor(open_nameless(folder));
+  file_ = {descriptor_.get(), (folder / label).string()};
+  if (!descriptor_) {
     const int error = errno;
     fail<ConfigError>("{} {}: cannot create a file: {}{}", purpose.folder, folder.string(),
                       message_of(error),
@@ -126,17 +126,11 @@ DirectFile::DirectFile(const fs::path& folder, const std::string& label, uint64_
                                         "folder on a local disk"
                                       : "");
   }
-  try {
-    reserve(file_.fd, folder, nbytes, purpose);
-  } catch (...) {
-    ::close(file_.fd);
-    throw;
-  }
+  reserve(file_.fd, folder, nbytes, purpose);
 }
 
 DirectFile::~DirectFile() {
   if (map_ != nullptr) ::munmap(map_, nbytes_);
-  ::close(file_.fd);
 }
 
 std::byte* DirectFile::map() {

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "offload/block_io.h"
+#include "os/file_descriptor.h"
 
 namespace zerorun {
 
@@ -51,6 +52,7 @@ class DirectFile {
   void flush_map(uint64_t offset, size_t nbytes);
 
  private:
+  FileDescriptor descriptor_;
   OpenFile file_;
   uint64_t nbytes_;
   std::byte* map_ = nullptr;

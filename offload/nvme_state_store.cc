@@ -38,8 +38,6 @@ class NvmeStateStore final : public StateStore {
   NvmeStateStore(Device& device, PinnedArena& arena, std::span<const StateLayout> chunks,
                  const NvmeOptions& options, const BlockIoFactory& make_io);
 
-  using StateStore::acquire;
-  using StateStore::release;
   std::vector<TensorView> acquire(int chunk, Stream& stream, Content content) override;
   void release(int chunk, Stream& stream, size_t changed) override;
   void expect(std::span<const int> chunks) override;

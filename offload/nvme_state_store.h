@@ -6,7 +6,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "offload/direct_file.h"
 #include "offload/pinned_arena.h"

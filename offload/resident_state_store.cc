@@ -15,8 +15,6 @@ class ResidentStateStore : public StateStore {
   explicit ResidentStateStore(std::vector<std::vector<TensorView>> chunks)
       : chunks_(std::move(chunks)) {}
 
-  using StateStore::acquire;
-  using StateStore::release;
   std::vector<TensorView> acquire(int chunk, Stream& /*stream*/, Content /*content*/) override {
     return stored(chunk);
   }

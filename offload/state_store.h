@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -37,15 +36,9 @@ class StateStore {
   // The views of the chunk's tensors, in the order of its layout. They are valid for work on
   // `stream` between this call and the release.
   virtual std::vector<TensorView> acquire(int chunk, Stream& stream, Content content) = 0;
-  std::vector<TensorView> acquire(int chunk, Stream& stream) {
-    return acquire(chunk, stream, Content::needed);
-  }
   // `changed`: the number of tensors, from the first on, that were written. The others are
   // unchanged.
   virtual void release(int chunk, Stream& stream, size_t changed) = 0;
-  void release(int chunk, Stream& stream) {
-    release(chunk, stream, std::numeric_limits<size_t>::max());
-  }
   // Announces the chunks that are likely to be acquired next, in this order, so that they can be
   // read ahead. A wrong guess only costs time.
   virtual void expect(std::span<const int> /*chunks*/) {}

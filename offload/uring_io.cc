@@ -43,22 +43,23 @@ class UringIo final : public BlockIo {
     };
     size_t next = 0;
     size_t running = 0;
-    while (running > 0 || (next < blocks.size() && !error)) {
-      for (; running < depth_ && next < blocks.size() && !error; ++next) {
-        if (direction == Direction::write) guarded([&] { visit(next); });
-        if (error) break;
-        guarded([&] { submit(direction, blocks[next], next, 0); });
-        if (!error) ++running;
+    const auto fill_queue = [&] {
+      while (running < depth_ && next < blocks.size() && !error) {
+        guarded([&] {
+          if (direction == Direction::write) visit(next);
+          submit(direction, blocks[next], next, 0);
+          ++next;
+          ++running;
+        });
       }
-      if (running == 0) continue;
-      const Completion completion = wait();
-      const size_t index = completion.index;
-      const int result = completion.result;
+    };
+    for (fill_queue(); running > 0; fill_queue()) {
+      const auto [index, result] = wait();
       --running;
       if (result == -EINTR || result == -EAGAIN || result > 0) {
         done[index] += static_cast<size_t>(std::max(result, 0));
         if (done[index] == blocks[index].nbytes) {
-          fill_queue(direction, blocks, visit, guarded, next, running, error);
+          fill_queue();  // before the block is looked at, so that the disk has its next task
           if (direction == Direction::read) guarded([&] { visit(index); });
         } else if (!error) {
           guarded([&] { submit(direction, blocks[index], index, done[index]); });
@@ -137,20 +138,6 @@ class UringIo final : public BlockIo {
       io_uring_cqe_seen(&ring_, entry);
       if (index != kNobody) return {static_cast<size_t>(index), result};
     }
-  }
-
-  // Before a block that was read is looked at, the disk gets its next task.
-  template <typename Guarded>
-  void fill_queue(Direction direction, std::span<const Block> blocks, const Visit& visit,
-                  const Guarded& guarded, size_t& next, size_t& running,
-                  const std::exception_ptr& error) {
-    if (next == blocks.size() || error) return;
-    if (direction == Direction::write) guarded([&] { visit(next); });
-    if (error) return;
-    guarded([&] { submit(direction, blocks[next], next, 0); });
-    if (error) return;
-    ++next;
-    ++running;
   }
 
   int buffer_of(const std::byte* data) const {

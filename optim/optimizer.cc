@@ -4,7 +4,6 @@
 #include <array>
 #include <cctype>
 #include <cmath>
-#include <string>
 #include <string_view>
 
 #include "core/check.h"

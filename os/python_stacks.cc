@@ -9,7 +9,6 @@
 #include <system_error>
 #include <thread>
 
-#include "os/process_identity.h"
 #include "os/text_file.h"
 
 namespace zerorun {

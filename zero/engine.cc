@@ -1,9 +1,7 @@
 #include "zerorun/engine.h"
 
-#include <array>
 #include <exception>
 #include <limits>
-#include <optional>
 #include <utility>
 
 #include "core/check.h"

@@ -5,14 +5,11 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "core/format_bytes.h"
 #include "zero/gradients/gradient_pool.h"
 #include "zero/gradients/quantized_reduction.h"
 #include "zero/parameters/quantized_gather.h"
-#include "zero/partition/model_spec.h"
-#include "zero/partition/sharding.h"
 #include "zero/storage/bucket_memory.h"
 #include "zero/storage/chunk_storage.h"
 #include "zero/storage/direction.h"

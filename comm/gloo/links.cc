@@ -11,10 +11,8 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstring>
 #include <ctime>
 #include <mutex>
-#include <string>
 #include <utility>
 
 #include "core/check.h"

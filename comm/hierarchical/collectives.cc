@@ -1,7 +1,6 @@
 #include "comm/hierarchical/collectives.h"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <utility>
 

@@ -1,12 +1,9 @@
 #include "comm/hierarchical/connecting.h"
 
 #include <chrono>
-#include <condition_variable>
 #include <exception>
-#include <mutex>
 #include <thread>
 
-#include "comm/waiting.h"
 #include "config/env.h"
 #include "core/check.h"
 #include "core/log.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <thread>
-#include <utility>
 
 #include "comm/hierarchical/connecting.h"
 #include "core/check.h"

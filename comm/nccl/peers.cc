@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
-#include <string>
 #include <thread>
 
 #include "core/check.h"

@@ -4,12 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <random>
 #include <span>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>

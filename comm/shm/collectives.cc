@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "comm/shm/reduce_kernels.h"
 #include "core/check.h"

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "comm/host_transport.h"
 #include "comm/shm/blocks.h"

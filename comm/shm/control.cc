@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <functional>
 #include <new>
 #include <numeric>
 #include <utility>

@@ -3,14 +3,10 @@
 #include <pthread.h>
 
 #include <condition_variable>
-#include <cstdint>
 #include <deque>
-#include <exception>
 #include <mutex>
-#include <string>
 #include <system_error>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "core/check.h"

@@ -2,7 +2,6 @@
 
 #include <oneapi/dnnl/dnnl.h>
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 

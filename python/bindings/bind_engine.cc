@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "core/check.h"
@@ -71,6 +72,18 @@ StepResult step(const EngineHandle& self, bool finish) {
     if (finish) engine.hooks().finish_updates();
     return result;
   });
+}
+
+// A method of the engine, of its states or of its hooks, for Python: called without the GIL.
+template <typename Part, typename Result>
+auto waiting(Result (Part::*method)()) {
+  return [method](const EngineHandle& self) {
+    return unlocked(self, [method](Engine& core) -> Result {
+      if constexpr (std::is_same_v<Part, EngineStates>) return (core.states().*method)();
+      if constexpr (std::is_same_v<Part, EngineHooks>) return (core.hooks().*method)();
+      if constexpr (std::is_same_v<Part, Engine>) return (core.*method)();
+    });
+  };
 }
 
 void use_parameters(const EngineHandle& self, const std::vector<ParameterId>& parameters) {
@@ -152,29 +165,15 @@ void define_batch(Engines& engine) {
 
 void define_training(Engines& engine) {
   engine
-      .def(
-          "reduce_gradients",
-          [](const EngineHandle& self) {
-            unlocked(self, [](Engine& core) { core.reduce_gradients(); });
-          },
-          "Reduces what came so far of this micro-step; unused parameters count as zero. "
-          "Collective.")
-      .def(
-          "reduce_late_gradients",
-          [](const EngineHandle& self) {
-            unlocked(self, [](Engine& core) { core.hooks().reduce_late_gradients(); });
-          },
-          "Reduces what came after its bucket was reduced, before gradients are read. Collective.")
-      .def(
-          "end_micro_step",
-          [](const EngineHandle& self) {
-            return unlocked(self, [](Engine& core) { return core.end_micro_step(); });
-          },
-          "True when a whole batch has been accumulated and a step is due. Collective.")
-      .def(
-          "drop_batch",
-          [](const EngineHandle& self) { unlocked(self, [](Engine& core) { core.drop_batch(); }); },
-          "Forgets the gradients since the last step. Collective.")
+      .def("reduce_gradients", waiting(&Engine::reduce_gradients),
+           "Reduces what came so far of this micro-step; unused parameters count as zero. "
+           "Collective.")
+      .def("reduce_late_gradients", waiting(&EngineHooks::reduce_late_gradients),
+           "Reduces what came after its bucket was reduced, before gradients are read. Collective.")
+      .def("end_micro_step", waiting(&Engine::end_micro_step),
+           "True when a whole batch has been accumulated and a step is due. Collective.")
+      .def("drop_batch", waiting(&Engine::drop_batch),
+           "Forgets the gradients since the last step. Collective.")
       .def_property_readonly("loss_scale",
                              [](const EngineHandle& self) { return self.engine().loss_scale(); })
       .def_property_readonly(
@@ -188,12 +187,8 @@ void define_training(Engines& engine) {
            "`grad` is averaged, unscaled and clipped, and changes `master`. Collective.")
       .def("use_parameters", &use_parameters, "parameters"_a,
            "Later work on these parameters, and on those of their buckets, sees updated values.")
-      .def(
-          "finish_updates",
-          [](const EngineHandle& self) {
-            unlocked(self, [](Engine& core) { core.hooks().finish_updates(); });
-          },
-          "As use_parameters, of all parameters.")
+      .def("finish_updates", waiting(&EngineHooks::finish_updates),
+           "As use_parameters, of all parameters.")
       .def(
           "groups",
           [](const EngineHandle& self) {
@@ -253,32 +248,16 @@ void define_state(Engines& engine) {
 
 void define_steps(Engines& engine) {
   engine
-      .def(
-          "refresh_from_masters",
-          [](const EngineHandle& self) {
-            unlocked(self, [](Engine& core) { core.states().refresh_from_masters(); });
-          },
-          "Casts the masters into the parameters again, on all ranks. Collective.")
-      .def(
-          "accept_changes",
-          [](const EngineHandle& self) {
-            unlocked(self, [](Engine& core) { core.states().accept_changes(); });
-          },
-          "Before and after parameters with their masters are written without "
-          "refresh_from_masters. "
-          "Collective.")
-      .def(
-          "accept_gradients",
-          [](const EngineHandle& self) {
-            unlocked(self, [](Engine& core) { core.hooks().accept_gradients(); });
-          },
-          "After gradients were written: the next step's norm and decision follow them.")
-      .def(
-          "parameter_hash",
-          [](const EngineHandle& self) {
-            return unlocked(self, [](Engine& core) { return core.states().parameter_hash(); });
-          },
-          "The same for every world size, stage and bucket size. Collective.")
+      .def("refresh_from_masters", waiting(&EngineStates::refresh_from_masters),
+           "Casts the masters into the parameters again, on all ranks. Collective.")
+      .def("accept_changes", waiting(&EngineStates::accept_changes),
+           "Before and after parameters with their masters are written without "
+           "refresh_from_masters. "
+           "Collective.")
+      .def("accept_gradients", waiting(&EngineHooks::accept_gradients),
+           "After gradients were written: the next step's norm and decision follow them.")
+      .def("parameter_hash", waiting(&EngineStates::parameter_hash),
+           "The same for every world size, stage and bucket size. Collective.")
       .def(
           "reset_optimizer", [](const EngineHandle& self) { unlocked(self, reset_optimizer); },
           "Optimizer states and step count as before the first step.")
@@ -296,19 +275,10 @@ void define_steps(Engines& engine) {
 
 void define_memory(Engines& engine) {
   engine
-      .def(
-          "offload_states",
-          [](const EngineHandle& self) {
-            unlocked(self, [](Engine& core) { core.states().offload_states(); });
-          },
-          "Moves masters and optimizer states from a GPU to host memory, until reload_states() or "
-          "their next use. Tensors that view them end.")
-      .def(
-          "reload_states",
-          [](const EngineHandle& self) {
-            unlocked(self, [](Engine& core) { core.states().reload_states(); });
-          },
-          "Brings them back.")
+      .def("offload_states", waiting(&EngineStates::offload_states),
+           "Moves masters and optimizer states from a GPU to host memory, until reload_states() or "
+           "their next use. Tensors that view them end.")
+      .def("reload_states", waiting(&EngineStates::reload_states), "Brings them back.")
       .def_property_readonly(
           "model_state_bytes",
           [](const EngineHandle& self) { return self.engine().model_state_bytes(); })

@@ -7,7 +7,6 @@
 
 #include "core/check.h"
 #include "python/bindings/register.h"
-#include "python/bindings/tensor_exchange.h"
 
 namespace py = pybind11;
 using namespace py::literals;

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/check.h"
-#include "python/bindings/dlpack.h"
 #include "zerorun/dtype.h"
 
 namespace py = pybind11;

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <map>
 #include <string>
-#include <vector>
 
 #include "testing/fake_cuda/fake_cuda.h"
 #include "zerorun/dtype.h"

@@ -3,10 +3,7 @@
 // cuBLAS's documentation, 13.0.
 #include "device/cuda/libraries/cublas.h"
 
-#include <cublas_v2.h>
-
 #include <bit>
-#include <cstdint>
 
 #include "device/cuda/libraries/library_files.h"
 #include "testing/fake_cuda/runtime_call.h"

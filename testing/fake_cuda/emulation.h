@@ -6,7 +6,6 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
-#include <bit>
 #include <cstring>
 #include <functional>
 #include <tuple>

@@ -2,11 +2,9 @@
 
 #include <cxxabi.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
-#include <utility>
 
 namespace zerorun::fake {
 

@@ -12,7 +12,6 @@
 #include <mutex>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "testing/fake_cuda/nccl_ranks.h"
 #include "testing/fake_cuda/runtime_call.h"

@@ -7,6 +7,7 @@
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/processes.h"
 #include "tests/common.h"
+#include "tests/error_of.h"
 
 namespace zerorun::stall_test {
 namespace {
@@ -36,12 +37,8 @@ class StallTest : public ::testing::Test {
           communicator.barrier(*stream, "together").synchronize();
           ++shared.progress;
           if (communicator.rank() == 3) await(shared.progress, 1000);  // it never comes
-          try {
-            communicator.barrier(*stream, "bucket 7").synchronize();
-          } catch (const CommError& error) {
-            return error.what();
-          }
-          return "no error";
+          return testing::error_of<CommError>(
+              [&] { communicator.barrier(*stream, "bucket 7").synchronize(); });
         },
         kTimeout, host_of);
     if (stop >= 0) {

@@ -1,5 +1,4 @@
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "tests/device/conformance.h"

@@ -2,6 +2,7 @@
 
 #include "tests/common.h"
 #include "tests/device/plugin/plugin.h"
+#include "tests/error_of.h"
 #include "tests/paths.h"
 #include "zerorun/error.h"
 
@@ -22,23 +23,14 @@ const TestPlugin& open(const std::string& file) {
 TEST(PluginTest, OneOfThisBuildIsUsed) { EXPECT_EQ(open(file_of("own")).answer(), 42); }
 
 TEST(PluginTest, OneOfAnotherBuildIsRefusedByTheNamesOfBothFiles) {
-  try {
-    open(file_of("other"));
-    FAIL() << "expected an error";
-  } catch (const DeviceError& error) {
-    EXPECT_THAT(error.what(),
-                AllOf(HasSubstr(file_of("other")), HasSubstr("different builds of zerorun"),
-                      HasSubstr(std::filesystem::canonical("/proc/self/exe").string())));
-  }
+  EXPECT_THAT(testing::error_of<DeviceError>([&] { open(file_of("other")); }),
+              AllOf(HasSubstr(file_of("other")), HasSubstr("different builds of zerorun"),
+                    HasSubstr(std::filesystem::canonical("/proc/self/exe").string())));
 }
 
 TEST(PluginTest, AMissingFileIsNamed) {
-  try {
-    open_plugin("libzerorun_none.so");
-    FAIL() << "expected an error";
-  } catch (const DeviceError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("libzerorun_none.so is missing beside"));
-  }
+  EXPECT_THAT(testing::error_of<DeviceError>([&] { open_plugin("libzerorun_none.so"); }),
+              HasSubstr("libzerorun_none.so is missing beside"));
 }
 
 TEST(BuildIdTest, IsAHash) {

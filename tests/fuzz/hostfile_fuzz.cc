@@ -1,7 +1,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 #include "comm/rendezvous/slurm.h"
 #include "core/check.h"

@@ -4,8 +4,8 @@
 
 #include "core/format_bytes.h"
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "tests/paths.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
@@ -16,17 +16,9 @@ uint64_t available(const std::string& folder) {
   return uint64_t{space.f_bavail} * space.f_frsize;
 }
 
-std::string config_error(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 std::string error_of(const std::string& folder, uint64_t nbytes, const FilePurpose& purpose = {}) {
-  return config_error([&] { const DirectFile file(folder, "test", nbytes, purpose); });
+  return testing::error_of<ConfigError>(
+      [&] { const DirectFile file(folder, "test", nbytes, purpose); });
 }
 
 TEST(DirectFile, RefusesWhatTheDiskHasNoRoomForBeforeItReservesAny) {
@@ -40,14 +32,14 @@ TEST(DirectFile, RefusesWhatTheDiskHasNoRoomForBeforeItReservesAny) {
 }
 
 std::string room_error(const std::vector<FileRequest>& files, int ranks) {
-  return config_error([&] { check_room(files, ranks); });
+  return testing::error_of<ConfigError>([&] { check_room(files, ranks); });
 }
 
 TEST(DirectFile, RoomForOneRankIsNotRoomForTwo) {
   const uint64_t half = available(test_paths::build()) / 2 + (uint64_t{1} << 30);
   EXPECT_THAT(room_error({{test_paths::build(), half, {}}}, 2),
               HasSubstr("the files of the 2 ranks of this host need " + format_bytes(2 * half)));
-  EXPECT_EQ(room_error({{test_paths::build(), uint64_t{1} << 20, {}}}, 2), "no error");
+  EXPECT_EQ(room_error({{test_paths::build(), uint64_t{1} << 20, {}}}, 2), "");
 }
 
 TEST(DirectFile, RoomForOneOfTwoFilesOnADiskIsNotRoomForBoth) {
@@ -56,7 +48,7 @@ TEST(DirectFile, RoomForOneOfTwoFilesOnADiskIsNotRoomForBoth) {
   const FileRequest parameters{test_paths::build() + "/.", half, {.folder = "/other"}};
   EXPECT_THAT(room_error({states, parameters}, 1),
               HasSubstr("the files of the rank of this host need " + format_bytes(2 * half)));
-  EXPECT_EQ(room_error({states, {"", 0, {}}}, 1), "no error");
+  EXPECT_EQ(room_error({states, {"", 0, {}}}, 1), "");
 }
 
 TEST(DirectFile, NamesTheSettingThatNamedTheFolder) {

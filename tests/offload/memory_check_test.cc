@@ -1,5 +1,6 @@
 #include "offload/pinned_arena.h"
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
@@ -19,13 +20,9 @@ TEST(MemoryCheck, TooLittleIsAnErrorThatSaysWhatIsMissingWhere) {
   HostLimits limits{.available = int64_t{16} << 30};
   check_host_memory(limits, size_t{8} << 30, 2, "offloading");
   check_host_memory({}, size_t{1} << 50, 8, "a host whose limits are unknown");
-  const auto message = [&](size_t nbytes) -> std::string {
-    try {
-      check_host_memory(limits, nbytes, 2, "offloading");
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "no error";
+  const auto message = [&](size_t nbytes) {
+    return testing::error_of<ConfigError>(
+        [&] { check_host_memory(limits, nbytes, 2, "offloading"); });
   };
   EXPECT_THAT(message(size_t{9} << 30),
               HasSubstr("offloading needs 9.0 GiB of host memory for each of 2 ranks, 18.0 GiB "

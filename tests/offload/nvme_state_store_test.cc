@@ -1,7 +1,9 @@
 #include "offload/nvme_state_store.h"
 
 #include "core/check.h"
+#include "os/file_descriptor.h"
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "tests/paths.h"
 #include "zerorun/error.h"
 
@@ -12,59 +14,35 @@ namespace fs = std::filesystem;
 
 enum class Io { best, threads };
 
-// The file without O_DIRECT.
-int open_buffered(int fd) {
-  return ::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_RDWR | O_CLOEXEC);
+constexpr size_t kAll = SIZE_MAX;  // tensors have changed
+
+// Changes one bit of the file behind the store's back, without O_DIRECT, which asks for whole
+// blocks.
+void damage(int fd, off_t at) {
+  const FileDescriptor file(
+      ::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_RDWR | O_CLOEXEC));
+  std::byte byte{};
+  EXPECT_EQ(::pread(file.get(), &byte, 1, at), 1);
+  byte ^= std::byte{4};
+  EXPECT_EQ(::pwrite(file.get(), &byte, 1, at), 1);
+  EXPECT_EQ(::fdatasync(file.get()), 0);
 }
 
-// A BlockIo that fails its `fail_at`th block, with the error of a full disk, or changes it.
-class FaultyIo final : public BlockIo {
+// A BlockIo that calls `after(block)` when a block was read or written.
+class WatchedIo final : public BlockIo {
  public:
-  enum class Fault { none, no_space, damage };
-  FaultyIo(std::unique_ptr<BlockIo> inner, OpenFile file, Direction direction, int fail_at,
-           Fault fault)
-      : inner_(std::move(inner)),
-        file_(std::move(file)),
-        direction_(direction),
-        fail_at_(fail_at),
-        fault_(fault) {}
+  using After = std::function<void(Direction, const Block&)>;
+  WatchedIo(const OpenFile& file, After after)
+      : inner_(make_thread_io(file, 2)), after_(std::move(after)) {}
   void transfer(Direction direction, std::span<const Block> blocks, const Visit& visit) override {
     inner_->transfer(direction, blocks, visit);
-    if (direction != direction_) return;
-    for (const Block& block : blocks) {
-      if (seen_++ != fail_at_) continue;
-      if (fault_ == Fault::no_space) {
-        fail_transfer(file_, direction, block.offset, block.nbytes, ENOSPC);
-      }
-      // Behind the store's back: one bit of what is in the file.
-      std::byte byte{};
-      EXPECT_EQ(::pread(buffered(), &byte, 1, static_cast<off_t>(block.offset)), 1);
-      byte ^= std::byte{4};
-      EXPECT_EQ(::pwrite(buffered(), &byte, 1, static_cast<off_t>(block.offset)), 1);
-      EXPECT_EQ(::fdatasync(buffered()), 0);
-    }
+    for (const Block& block : blocks) after_(direction, block);
   }
-  std::string_view name() const override { return "faulty"; }
-  ~FaultyIo() override {
-    if (buffered_ >= 0) ::close(buffered_);
-  }
+  std::string_view name() const override { return "watched"; }
 
  private:
-  // The same file without O_DIRECT, which would ask for whole blocks.
-  int buffered() {
-    if (buffered_ < 0) {
-      buffered_ = open_buffered(file_.fd);
-    }
-    return buffered_;
-  }
-
-  std::unique_ptr<BlockIo> inner_;
-  OpenFile file_;
-  Direction direction_;
-  int fail_at_;
-  Fault fault_;
-  int seen_ = 0;
-  int buffered_ = -1;
+  const std::unique_ptr<BlockIo> inner_;
+  const After after_;
 };
 
 std::vector<StateLayout> some_chunks(int count = 7) {
@@ -94,6 +72,15 @@ class NvmeStateStoreTest : public ::testing::TestWithParam<Io> {
     EXPECT_EQ(arena_->taken(), arena_->nbytes());
     return store;
   }
+  // Calls `after` when a block was read or written.
+  using After = std::function<void(const OpenFile&, Direction, const Block&)>;
+  std::unique_ptr<StateStore> make_watched(const std::vector<StateLayout>& chunks,
+                                           const After& after) {
+    return make(chunks, [after](const OpenFile& file, auto) {
+      return std::make_unique<WatchedIo>(
+          file, [=](Direction direction, const Block& block) { after(file, direction, block); });
+    });
+  }
   // A store of some chunks; `fd` becomes its file's.
   std::unique_ptr<StateStore> make_with_file(int& fd) {
     return make(some_chunks(), [&fd](const OpenFile& file, auto) {
@@ -103,13 +90,13 @@ class NvmeStateStoreTest : public ::testing::TestWithParam<Io> {
   }
   // Writes value + element to the chunk's first tensor.
   void write(StateStore& store, int chunk, float value) {
-    const TensorView view = store.acquire(chunk, *stream_)[0];
+    const TensorView view = store.acquire(chunk, *stream_, Content::needed)[0];
     stream_->synchronize();
     std::iota(view.span<float>().begin(), view.span<float>().end(), value);
-    store.release(chunk, *stream_);
+    store.release(chunk, *stream_, kAll);
   }
   void expect_content(StateStore& store, int chunk, float value) {
-    const TensorView view = store.acquire(chunk, *stream_)[0];
+    const TensorView view = store.acquire(chunk, *stream_, Content::needed)[0];
     stream_->synchronize();
     for (int64_t i = 0; i < view.numel; ++i) {
       ASSERT_EQ(view.as<float>()[i], value + static_cast<float>(i)) << "chunk " << chunk;
@@ -137,7 +124,7 @@ TEST_P(NvmeStateStoreTest, ChunksComeBackAsTheyWereReleasedThroughFewerBuffers) 
 
 TEST_P(NvmeStateStoreTest, WhatWasNeverWrittenIsZero) {
   const auto store = make(some_chunks());
-  const std::vector<TensorView> views = store->acquire(3, *stream_);
+  const std::vector<TensorView> views = store->acquire(3, *stream_, Content::needed);
   stream_->synchronize();
   for (const TensorView& view : views) {
     for (const float value : view.span<float>()) ASSERT_EQ(value, 0.0F);
@@ -167,7 +154,7 @@ TEST_P(NvmeStateStoreTest, AChangeThatWasNotAcceptedIsAnError) {
   const auto store = make(some_chunks());
   write(*store, 2, 5.0F);
   store->stored(2)[0].as<float>()[0] = -1.0F;
-  store->acquire(2, *stream_);
+  store->acquire(2, *stream_, Content::needed);
   EXPECT_THROW(stream_->synchronize(), IoError);
 }
 
@@ -192,21 +179,20 @@ TEST_P(NvmeStateStoreTest, LeavesNoFileBehindEvenWhileItRuns) {
 TEST_P(NvmeStateStoreTest, ADamagedBlockIsAnErrorWithFileAndOffset) {
   for (int at = 0; at < 20; ++at) {
     stream_ = device_->make_stream("test");  // a stream keeps its error
-    const auto store = make(some_chunks(), [&](const OpenFile& file, auto) {
-      return std::make_unique<FaultyIo>(make_thread_io(file, 2), file, Direction::write, at,
-                                        FaultyIo::Fault::damage);
-    });
+    int written = 0;
+    const auto store =
+        make_watched(some_chunks(), [&](const OpenFile& file, Direction direction, const Block& b) {
+          if (direction == Direction::write && written++ == at)
+            damage(file.fd, static_cast<off_t>(b.offset));
+        });
     for (int chunk = 0; chunk < 7; ++chunk) write(*store, chunk, 3.0F);
-    std::string message;
-    try {
+    const std::string message = testing::error_of<IoError>([&] {
       for (int chunk = 0; chunk < 7; ++chunk) {
-        store->acquire(chunk, *stream_);
+        store->acquire(chunk, *stream_, Content::needed);
         store->release(chunk, *stream_, 0);
       }
       store->stored(0);
-    } catch (const IoError& error) {
-      message = error.what();
-    }
+    });
     EXPECT_THAT(message,
                 ::testing::MatchesRegex(".*/test states: the [0-9]+ bytes at offset [0-9]+ .*"));
     EXPECT_THAT(message, HasSubstr("are not what was written there"));
@@ -218,65 +204,45 @@ TEST_P(NvmeStateStoreTest, AFullDiskIsAnErrorAtWhateverBlockItHappens) {
   for (int round = 0; round < 50; ++round) {
     const auto direction = random() % 2 == 0 ? Direction::read : Direction::write;
     const int at = static_cast<int>(random() % 40);
-    const auto store = make(some_chunks(), [&](const OpenFile& file, auto) {
-      return std::make_unique<FaultyIo>(make_thread_io(file, 2), file, direction, at,
-                                        FaultyIo::Fault::no_space);
-    });
+    std::atomic<int> seen = 0;
+    const auto store =
+        make_watched(some_chunks(), [&](const OpenFile& file, Direction which, const Block& b) {
+          if (which == direction && seen++ == at) {
+            fail_transfer(file, which, b.offset, b.nbytes, ENOSPC);
+          }
+        });
     const std::unique_ptr<Stream> stream = device_->make_stream("test");
     const auto pass = [&] {
       for (int round2 = 0; round2 < 4; ++round2) {
         for (int chunk = 0; chunk < 7; ++chunk) {
-          store->acquire(chunk, *stream);
-          store->release(chunk, *stream);
+          store->acquire(chunk, *stream, Content::needed);
+          store->release(chunk, *stream, kAll);
         }
       }
       stream->synchronize();
       store->stored(0);
     };
-    try {
-      pass();
-      ADD_FAILURE() << "no error in round " << round;
-    } catch (const IoError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("No space left on device"));
-      EXPECT_THAT(error.what(), HasSubstr("/test states: cannot "));
-    }
+    EXPECT_THAT(testing::error_of<IoError>([&] { pass(); }),
+                AllOf(HasSubstr("No space left on device"), HasSubstr("/test states: cannot ")))
+        << "round " << round;
   }
 }
 
 TEST_P(NvmeStateStoreTest, MoreThanTheDiskHasIsAnErrorBeforeTraining) {
   const std::vector<StateLayout> chunks(
       1 << 20, {int64_t{1} << 32, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}});
-  try {
-    PinnedArena none(*device_, 0);
-    make_nvme_state_store(*device_, none, chunks, options_);
-    ADD_FAILURE() << "no error";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("cannot reserve"));
-    EXPECT_THAT(error.what(), HasSubstr("iB are free"));
-  }
+  EXPECT_THAT(testing::error_of<ConfigError>([&] {
+                PinnedArena none(*device_, 0);
+                make_nvme_state_store(*device_, none, chunks, options_);
+              }),
+              AllOf(HasSubstr("cannot reserve"), HasSubstr("iB are free")));
 }
-
-// Counts the blocks that are read.
-class CountingIo final : public BlockIo {
- public:
-  CountingIo(std::unique_ptr<BlockIo> inner, std::atomic<int>& reads)
-      : inner_(std::move(inner)), reads_(reads) {}
-  void transfer(Direction direction, std::span<const Block> blocks, const Visit& visit) override {
-    if (direction == Direction::read) reads_ += static_cast<int>(blocks.size());
-    inner_->transfer(direction, blocks, visit);
-  }
-  std::string_view name() const override { return "counting"; }
-
- private:
-  std::unique_ptr<BlockIo> inner_;
-  std::atomic<int>& reads_;
-};
 
 TEST_P(NvmeStateStoreTest, WhatIsExpectedIsReadOnceBeforeItIsAcquiredAndNeverStale) {
   std::atomic<int> reads = 0;
   const std::vector<StateLayout> chunks(4, {1000, {{"master", DType::fp32}}});
-  const auto store = make(chunks, [&](const OpenFile& file, auto) {
-    return std::make_unique<CountingIo>(make_thread_io(file, 2), reads);
+  const auto store = make_watched(chunks, [&](const OpenFile&, Direction direction, const Block&) {
+    if (direction == Direction::read) ++reads;
   });
   for (int chunk = 0; chunk < 4; ++chunk) write(*store, chunk, 100.0F * static_cast<float>(chunk));
   const std::vector<int> order = {0, 1, 2, 3};
@@ -294,7 +260,7 @@ TEST_P(NvmeStateStoreTest, WhatIsExpectedIsReadOnceBeforeItIsAcquiredAndNeverSta
   EXPECT_EQ(store->stored(3)[0].as<float>()[1], 301.0F);
   store->stored(0)[0].as<float>()[0] = 7.0F;
   store->accept_changes();
-  const TensorView changed = store->acquire(0, *stream_)[0];
+  const TensorView changed = store->acquire(0, *stream_, Content::needed)[0];
   stream_->synchronize();
   EXPECT_EQ(changed.as<float>()[0], 7.0F);
   store->release(0, *stream_, 0);
@@ -303,8 +269,8 @@ TEST_P(NvmeStateStoreTest, WhatIsExpectedIsReadOnceBeforeItIsAcquiredAndNeverSta
 TEST_P(NvmeStateStoreTest, OnlyWhatIsAskedForIsReadAndOnce) {
   std::atomic<int> reads = 0;
   const std::vector<StateLayout> chunks(4, {1000, {{"master", DType::fp32}}});
-  const auto store = make(chunks, [&](const OpenFile& file, auto) {
-    return std::make_unique<CountingIo>(make_thread_io(file, 2), reads);
+  const auto store = make_watched(chunks, [&](const OpenFile&, Direction direction, const Block&) {
+    if (direction == Direction::read) ++reads;
   });
   for (int chunk = 0; chunk < 4; ++chunk) write(*store, chunk, 100.0F * static_cast<float>(chunk));
   reads = 0;
@@ -314,23 +280,14 @@ TEST_P(NvmeStateStoreTest, OnlyWhatIsAskedForIsReadAndOnce) {
   EXPECT_EQ(reads, 1);
 }
 
-// Changes the file's first element behind the store's back.
-void damage(int fd) {
-  const int buffered = open_buffered(fd);
-  const float damaged = 9.0F;
-  EXPECT_EQ(::pwrite(buffered, &damaged, sizeof damaged, 0), sizeof damaged);
-  EXPECT_EQ(::fdatasync(buffered), 0);
-  ::close(buffered);
-}
-
 TEST_P(NvmeStateStoreTest, WhatWasAcceptedIsCheckedAsWhatWasReleased) {
   int fd = -1;
   const auto store = make_with_file(fd);
   write(*store, 0, 5.0F);
   store->stored(0)[0].as<float>()[0] = 8.0F;
   store->accept_changes();
-  damage(fd);
-  store->acquire(0, *stream_);
+  damage(fd, 0);
+  store->acquire(0, *stream_, Content::needed);
   EXPECT_THROW(stream_->synchronize(), IoError);
 }
 
@@ -342,9 +299,9 @@ TEST_P(NvmeStateStoreTest, WhatWasOnlyLookedAtBeforeAStepIsNotAcceptedAfterIt) {
   write(*store, 0, 6.0F);
   stream_->synchronize();
   store->stored(1);  // waits for what is being written
-  damage(fd);
+  damage(fd, 0);
   store->accept_changes();
-  store->acquire(0, *stream_);
+  store->acquire(0, *stream_, Content::needed);
   EXPECT_THROW(stream_->synchronize(), IoError);
 }
 

@@ -33,7 +33,7 @@ TEST_P(ResidentStateStoreTest, StatesOfANewChunkAreZero) {
   const std::array<int64_t, 2> numels = {1000, 1 << 20};
   const auto store = make({{numels[0], specs}, {numels[1], specs}});
   for (int chunk = 0; chunk < 2; ++chunk) {
-    const std::vector<TensorView> views = store->acquire(chunk, stream_);
+    const std::vector<TensorView> views = store->acquire(chunk, stream_, Content::needed);
     ASSERT_EQ(views.size(), 2U);
     for (const TensorView& view : views) {
       EXPECT_EQ(view.numel, numels[static_cast<size_t>(chunk)]);
@@ -47,11 +47,11 @@ TEST_P(ResidentStateStoreTest, StatesOfANewChunkAreZero) {
 
 TEST_P(ResidentStateStoreTest, KeepsWhatWasWrittenAndShowsItAtRest) {
   const auto store = make({{3, {{"exp_avg"}}}, {10, {{"exp_avg"}}}});
-  store->acquire(0, stream_)[0].as<float>()[2] = 5.0F;
-  store->release(0, stream_);
-  store->acquire(1, stream_)[0].as<float>()[0] = 7.0F;
-  store->release(1, stream_);
-  EXPECT_EQ(store->acquire(0, stream_)[0].as<float>()[2], 5.0F);
+  store->acquire(0, stream_, Content::needed)[0].as<float>()[2] = 5.0F;
+  store->release(0, stream_, SIZE_MAX);
+  store->acquire(1, stream_, Content::needed)[0].as<float>()[0] = 7.0F;
+  store->release(1, stream_, SIZE_MAX);
+  EXPECT_EQ(store->acquire(0, stream_, Content::needed)[0].as<float>()[2], 5.0F);
   EXPECT_EQ(store->stored(1)[0].as<float>()[0], 7.0F);
 }
 
@@ -60,7 +60,7 @@ TEST_P(ResidentStateStoreTest, StatesHaveTheDtypeAndLengthTheyAskFor) {
                             {{"master", DType::bf16},
                              {"exp_avg", DType::uint8},
                              {"exp_avg_scale", DType::fp32, 256}}}});
-  const std::vector<TensorView> views = store->acquire(0, stream_);
+  const std::vector<TensorView> views = store->acquire(0, stream_, Content::needed);
   EXPECT_EQ(views[0].dtype, DType::bf16);
   EXPECT_EQ(views[1].dtype, DType::uint8);
   EXPECT_EQ(views[1].numel, 1000);
@@ -72,8 +72,8 @@ TEST_P(ResidentStateStoreTest, StatesHaveTheDtypeAndLengthTheyAskFor) {
 
 TEST_P(ResidentStateStoreTest, ChunksMayBeEmpty) {
   const auto store = make({{0, {{"exp_avg"}}}, {5, {}}});
-  EXPECT_TRUE(store->acquire(0, stream_)[0].empty());
-  EXPECT_TRUE(store->acquire(1, stream_).empty());
+  EXPECT_TRUE(store->acquire(0, stream_, Content::needed)[0].empty());
+  EXPECT_TRUE(store->acquire(1, stream_, Content::needed).empty());
 }
 
 TEST_P(ResidentStateStoreTest, BytesAreCountedWhereTheyAre) {
@@ -90,8 +90,8 @@ TEST_P(ResidentStateStoreTest, BytesAreCountedWhereTheyAre) {
 TEST_P(ResidentStateStoreTest, WhatIsOffloadedLeavesTheDeviceAndComesBackWithItsNextUse) {
   const auto store = make({{1024, {{"master"}, {"exp_avg"}}}, {0, {{"exp_avg"}}}});
   const std::array before = {live(MemoryCategory::optimizer), live(MemoryCategory::pinned)};
-  store->acquire(0, stream_)[1].as<float>()[1023] = 5.0F;
-  store->release(0, stream_);
+  store->acquire(0, stream_, Content::needed)[1].as<float>()[1023] = 5.0F;
+  store->release(0, stream_, SIZE_MAX);
   for (int round = 0; round < 2; ++round) {
     store->offload();
     store->offload();
@@ -101,7 +101,7 @@ TEST_P(ResidentStateStoreTest, WhatIsOffloadedLeavesTheDeviceAndComesBackWithIts
     EXPECT_EQ(store->stored(0)[1].as<float>()[1023], 5.0F);
     EXPECT_EQ(live(MemoryCategory::optimizer), before[0]);
     EXPECT_EQ(live(MemoryCategory::pinned), before[1]);
-    EXPECT_EQ(store->acquire(0, stream_)[1].as<float>()[1023], 5.0F);
+    EXPECT_EQ(store->acquire(0, stream_, Content::needed)[1].as<float>()[1023], 5.0F);
   }
   EXPECT_TRUE(store->stored(1)[0].empty());
 }

@@ -1,11 +1,13 @@
 // Engines that hold parts of one model step together, and experts are those of some ranks.
 
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "tests/zero/toy_run.h"
 
 namespace zerorun::model_parts {
 namespace {
 
+using testing::error_of;
 using testing::run_ranks;
 using testing::toy_initialize;
 using testing::toy_specs;
@@ -164,13 +166,10 @@ std::vector<std::string> errors_of_heads(const Config& config, bool trainable) {
                                          .module = "expert",
                                          .use_muon = true,
                                          .ranks = 1}};
-    try {
+    errors[static_cast<size_t>(job.rank())] = error_of<ConfigError>([&] {
       Engine::create(config, *device, *comm, specs, ToyModel::groups(),
                      {.job = &job, .part = part, .part_count = kParts, .parts = {own.get()}});
-      errors[static_cast<size_t>(job.rank())] = "none";
-    } catch (const ConfigError& error) {
-      errors[static_cast<size_t>(job.rank())] = error.what();
-    }
+    });
   });
   return errors;
 }
@@ -180,7 +179,7 @@ TEST(ModelParts, HaveHeadsThatOnlySomeRanksKnow) {
     Config config = config_of(stage);
     config.optimizer.type = "Muon";
     config.optimizer.muon_heads = {{"part.1.*", 3}, {"expert.0.*", 4}};
-    EXPECT_THAT(errors_of_heads(config, true), ::testing::Each("none")) << "stage " << stage;
+    EXPECT_THAT(errors_of_heads(config, true), ::testing::Each("")) << "stage " << stage;
     EXPECT_THAT(errors_of_heads(config, false),  // nothing of what is frozen is divided
                 ::testing::Each(HasSubstr("'part.1.*' matches no matrix that Muon updates")));
     config.optimizer.muon_heads.emplace_back("part.2.*", 3);
@@ -196,11 +195,8 @@ TEST(ModelParts, OfDifferentSettingsAreRefusedByThem) {
     Config config = config_of(2);
     config.optimizer.type = "Muon";
     if (comm.rank() == 1) config.optimizer.muon_heads = {{"h.0.*", 37}, {"expert.*", 1}};
-    try {
-      Engine::create(config, *device, comm, toy_specs(), ToyModel::groups());
-    } catch (const ConfigError& error) {
-      errors[static_cast<size_t>(comm.rank())] = error.what();
-    }
+    errors[static_cast<size_t>(comm.rank())] = error_of<ConfigError>(
+        [&] { Engine::create(config, *device, comm, toy_specs(), ToyModel::groups()); });
   });
   const std::string same = "this rank has ns_steps 5, ns_method \"gram\", muon_heads ";
   EXPECT_THAT(errors[0], HasSubstr(same + "{}"));
@@ -208,7 +204,7 @@ TEST(ModelParts, OfDifferentSettingsAreRefusedByThem) {
 }
 
 TEST(ModelParts, NeedGroupsThatFitTogether) {
-  const auto error_of = [](const Config& config, EngineGroups others, int ranks) {
+  const auto refusal = [](const Config& config, EngineGroups others, int ranks) {
     std::string text;
     run_ranks(1, [&](Communicator& comm) {
       const auto device = make_cpu_device();
@@ -216,26 +212,23 @@ TEST(ModelParts, NeedGroupsThatFitTogether) {
       specs.front().ranks = ranks;
       specs.front().divided = specs.front().use_muon = true;
       if (others.part_count == 1) others.parts = {&comm};
-      try {
-        Engine::create(config, *device, comm, specs, ToyModel::groups(), others);
-      } catch (const ConfigError& error) {
-        text = error.what();
-      }
+      text = error_of<ConfigError>(
+          [&] { Engine::create(config, *device, comm, specs, ToyModel::groups(), others); });
     });
     return text;
   };
-  EXPECT_THAT(error_of(config_of(1), {.part = 1, .part_count = 2}, 0),
+  EXPECT_THAT(refusal(config_of(1), {.part = 1, .part_count = 2}, 0),
               HasSubstr("part 1 of a model of 2 parts with 1 ranks each: the job has 1 ranks"));
-  EXPECT_THAT(error_of(config_of(1), {}, 2), HasSubstr("embed.weight: ranks is 2"));
+  EXPECT_THAT(refusal(config_of(1), {}, 2), HasSubstr("embed.weight: ranks is 2"));
   Config lamb = config_of(1);
   lamb.optimizer.type = "Lamb";
-  EXPECT_THAT(error_of(lamb, {}, 1), HasSubstr("nothing says which ranks hold its other parts"));
+  EXPECT_THAT(refusal(lamb, {}, 1), HasSubstr("nothing says which ranks hold its other parts"));
   Config muon = config_of(1);
   muon.optimizer.type = "Muon";
-  EXPECT_THAT(error_of(muon, {}, 1), HasSubstr("and Muon updates whole matrices"));
+  EXPECT_THAT(refusal(muon, {}, 1), HasSubstr("and Muon updates whole matrices"));
   Config grouped = config_of(1);
   grouped.zero.shard_group_size = 1;
-  EXPECT_THAT(error_of(grouped, {}, 1), HasSubstr("mics_shard_size): not for a model"));
+  EXPECT_THAT(refusal(grouped, {}, 1), HasSubstr("mics_shard_size): not for a model"));
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // How the host waits for the norm of a step, in virtual time.
 
-#include "device/soon.h"
 #include "tests/zero/virtual_model.h"
+#include "zero/gradients/gradient_norm.h"
 
 namespace zerorun::norm_wait {
 namespace {

@@ -129,14 +129,12 @@ TEST(PrecisionTest, AnOverflowOnOneRankSkipsTheStepOnAll) {
 std::string error_at_minimum(const Config& config, const Micro& micro) {
   std::vector<std::string> errors(2);
   run_engines({config}, [&](Engine& engine, Communicator& comm) {
-    try {
+    errors[static_cast<size_t>(comm.rank())] = testing::error_of<NumericError>([&] {
       for (int64_t step = 0; step < 20; ++step) {
         micro(engine, comm, step);
         engine.step();
       }
-    } catch (const NumericError& error) {
-      errors[static_cast<size_t>(comm.rank())] = error.what();
-    }
+    });
   });
   EXPECT_EQ(errors[0], errors[1]);
   return errors[0];

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tests/common.h"
+#include "tests/error_of.h"
 #include "tests/harness.h"
 #include "tests/zero/toy_model.h"
 #include "zerorun/engine.h"
@@ -100,15 +101,13 @@ inline uint64_t hash_after(const ToyJob& job, const EngineBody& body) {
 
 // The text of the ConfigError with which the engines of a job are refused.
 inline std::string refusal(const ToyJob& job) {
-  std::string text = "no error";
+  std::string text;
   std::mutex mutex;
   run_devices(job, [&](Device& device, Communicator& comm) {
-    try {
-      Engine::create(job.config, device, comm, job.specs, job.groups);
-    } catch (const ConfigError& error) {
-      const std::lock_guard lock(mutex);
-      text = error.what();
-    }
+    const std::string error = error_of<ConfigError>(
+        [&] { Engine::create(job.config, device, comm, job.specs, job.groups); });
+    const std::lock_guard lock(mutex);
+    text = error;
   });
   return text;
 }

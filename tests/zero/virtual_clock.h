@@ -4,8 +4,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "device/cpu/cpu_device.h"
 #include "device/cpu/cpu_stream.h"

@@ -3,16 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <limits>
-#include <vector>
+#include <thread>
 
 #include "core/check.h"
 #include "core/wait_clock.h"
-#include "device/soon.h"
 #include "device/staging.h"
-#include "zerorun/exact_sum.h"
 
 namespace zerorun {
 
@@ -25,6 +22,12 @@ bool all_equal(int count, int64_t sum, int64_t squares) {
 }
 
 }  // namespace
+
+void synchronize_soon(const Event& event, std::chrono::microseconds patience) {
+  const auto until = std::chrono::steady_clock::now() + patience;
+  while (!event.ready() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  event.synchronize();
+}
 
 GradientNorm::GradientNorm(const EngineContext& context)
     : context_(context),

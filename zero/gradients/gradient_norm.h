@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +12,10 @@
 #include "zerorun/exact_sum.h"
 
 namespace zerorun {
+
+// Waits for an event that may come soon, with the caller's core: a thread that sleeps until a GPU
+// wakes it goes on 50 to 100 us late. After `patience` it sleeps, too.
+void synchronize_soon(const Event& event, std::chrono::microseconds patience);
 
 // Computes the global L2 norm of the reduced gradient and whether it is finite. One collective per
 // step does this and exchanges everything else that the ranks of the job agree on in a step. The

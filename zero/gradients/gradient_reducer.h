@@ -4,7 +4,6 @@
 #include <map>
 #include <optional>
 #include <span>
-#include <vector>
 
 #include "amp/step_decider.h"
 #include "zero/gradients/gradient_batch.h"

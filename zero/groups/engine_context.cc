@@ -6,12 +6,10 @@
 #include <optional>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "comm/agreement.h"
 #include "comm/group_communicator.h"
 #include "core/check.h"
-#include "zero/partition/sharding.h"
 
 namespace zerorun {
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 #include <string>
-#include <utility>
 
 #include "core/check.h"
 #include "zerorun/out_of_memory.h"

@@ -1,7 +1,6 @@
 #include "zero/partition/sharding.h"
 
 #include <algorithm>
-#include <string_view>
 
 #include "config/conflicts.h"
 #include "core/check.h"

@@ -8,7 +8,6 @@
 #include "core/check.h"
 #include "offload/direct_file.h"
 #include "offload/nvme_state_store.h"
-#include "offload/pinned_arena.h"
 #include "zero/storage/chunk_storage.h"
 #include "zero/storage/direction.h"
 

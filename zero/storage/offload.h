@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "device/slot_ring.h"
 #include "offload/host_pipeline.h"

@@ -3,11 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <utility>
 
 #include "comm/agreement.h"
 #include "os/process_identity.h"

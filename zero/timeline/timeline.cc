@@ -7,9 +7,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 #include <vector>
 

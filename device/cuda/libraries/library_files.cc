@@ -3,8 +3,6 @@
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
-#include <array>
-
 namespace zerorun {
 
 std::vector<std::string> library_files_of_cuda(std::string_view name, std::string_view built) {

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <string_view>
 
 #include "device/cuda/libraries/cublas.h"
 #include "device/cuda/libraries/library_files.h"

@@ -1,4 +1,3 @@
-#include <cstdint>
 #include <utility>
 
 #include "device/cuda/runtime/cuda_error.h"

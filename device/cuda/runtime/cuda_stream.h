@@ -3,7 +3,6 @@
 #include <cuda_runtime.h>
 
 #include <memory>
-#include <string_view>
 
 #include "zerorun/device.h"
 #include "zerorun/error.h"

@@ -3,7 +3,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 #include "device/cuda/runtime/cuda_stream.h"

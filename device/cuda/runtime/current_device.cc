@@ -1,7 +1,5 @@
 #include "device/cuda/runtime/current_device.h"
 
-#include <cuda_runtime.h>
-
 #include "device/cuda/runtime/cuda_error.h"
 #include "device/cuda/runtime/driver.h"
 

@@ -2,8 +2,6 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <ctime>
-
 #include "comm/rendezvous/store_server.h"
 #include "comm/rendezvous/tcp_store.h"
 #include "device/cpu/cpu_stream.h"

@@ -4,6 +4,7 @@
 #include "tests/common.h"
 #include "tests/device/cuda/failing_calls.h"
 #include "tests/device/cuda/fake_cuda_test.h"
+#include "tests/error_of.h"
 #include "tests/gate.h"
 #include "zerorun/error.h"
 #include "zerorun/exact_sum.h"
@@ -78,14 +79,11 @@ TEST_F(CudaFailureTest, AnErrorNamesTheDeviceTheCallAndTheReason) {
   CudaDevice device(0, 0);
   fake_.fail("cudaMemsetAsync", 0, cudaErrorLaunchFailure);
   const Buffer buffer = device.allocate(64, MemoryCategory::other);
-  try {
-    device.fill(device.inline_stream(), view_of(buffer, DType::fp32, 4), 0.0F);
-    FAIL() << "expected an error";
-  } catch (const DeviceError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("cuda:0"));
-    EXPECT_THAT(error.what(), HasSubstr("cudaMemsetAsync"));
-    EXPECT_THAT(error.what(), HasSubstr("cudaErrorLaunchFailure"));
-  }
+  EXPECT_THAT(testing::error_of<DeviceError>([&] {
+                device.fill(device.inline_stream(), view_of(buffer, DType::fp32, 4), 0.0F);
+              }),
+              AllOf(HasSubstr("cuda:0"), HasSubstr("cudaMemsetAsync"),
+                    HasSubstr("cudaErrorLaunchFailure")));
 }
 
 // Whoever waits learns of it, and of what comes after there is nothing that seems to work.
@@ -102,13 +100,9 @@ TEST_F(CudaFailureTest, WorkThatFailsOnTheGpuIsTheErrorOfEachWaitForIt) {
     Event done = stream.record();
     gate.open();
     for (int time = 0; time < 2; ++time) {
-      try {
-        by_event ? done.synchronize() : stream.synchronize();
-        ADD_FAILURE() << "expected an error";
-      } catch (const DeviceError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("work on the GPU"));
-        EXPECT_THAT(error.what(), HasSubstr("cudaErrorIllegalAddress"));
-      }
+      EXPECT_THAT(testing::error_of<DeviceError>(
+                      [&] { by_event ? done.synchronize() : stream.synchronize(); }),
+                  AllOf(HasSubstr("work on the GPU"), HasSubstr("cudaErrorIllegalAddress")));
     }
     EXPECT_THROW(device.allocate(64, MemoryCategory::other), DeviceError);
   }

@@ -8,6 +8,7 @@
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
 #include "tests/device/cuda/fake_cuda_test.h"
+#include "tests/error_of.h"
 #include "zero/memory_plan.h"
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
@@ -26,17 +27,12 @@ TEST_F(OutOfMemoryTest, SaysWhatIsHeldAndWhichSettingsMakeRoom) {
   device.use_memory_adviser(memory_adviser({}));
   const Buffer states = device.allocate(size_t{5} << 20, MemoryCategory::optimizer);
   const Buffer gradients = device.allocate(size_t{1} << 20, MemoryCategory::gradients);
-  try {
-    device.allocate(size_t{4} << 20, MemoryCategory::activations);
-    FAIL() << "expected an error";
-  } catch (const DeviceError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("4.0 MiB for activations"));
-    EXPECT_THAT(error.what(), HasSubstr("2.0 MiB free"));
-    EXPECT_THAT(error.what(), HasSubstr("optimizer 5.0 MiB"));
-    EXPECT_THAT(error.what(), HasSubstr("offload_optimizer"));
-    // 1 MiB of gradients would not make up for 2 MiB.
-    EXPECT_THAT(error.what(), Not(HasSubstr("stage 2")));
-  }
+  // 1 MiB of gradients would not make up for 2 MiB.
+  EXPECT_THAT(testing::error_of<DeviceError>(
+                  [&] { device.allocate(size_t{4} << 20, MemoryCategory::activations); }),
+              AllOf(HasSubstr("4.0 MiB for activations"), HasSubstr("2.0 MiB free"),
+                    HasSubstr("optimizer 5.0 MiB"), HasSubstr("offload_optimizer"),
+                    Not(HasSubstr("stage 2"))));
 }
 
 class AdviceTest : public testing::FakeCudaTest {
@@ -45,12 +41,7 @@ class AdviceTest : public testing::FakeCudaTest {
 
   // The error of asking for `nbytes` of `category`.
   static std::string error_of(CudaDevice& device, size_t nbytes, MemoryCategory category) {
-    try {
-      device.allocate(nbytes, category);
-    } catch (const DeviceError& error) {
-      return error.what();
-    }
-    return "no error";
+    return testing::error_of<DeviceError>([&] { device.allocate(nbytes, category); });
   }
 };
 
@@ -176,13 +167,9 @@ TEST_F(OutOfMemoryTest, MemoryToCommunicateIsWithinTheLimit) {
   const auto device = std::make_shared<CudaDevice>(0, 1000);
   const auto communicator = make_nccl_communicator({.device = device});
   EXPECT_TRUE(communicator->allocate(900, Sharing::per_rank));
-  try {
-    communicator->allocate(1001, Sharing::per_rank);
-    FAIL() << "expected an error";
-  } catch (const DeviceError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("communication"));
-    EXPECT_THAT(error.what(), HasSubstr("of the limit of 1000 B"));
-  }
+  EXPECT_THAT(
+      testing::error_of<DeviceError>([&] { communicator->allocate(1001, Sharing::per_rank); }),
+      AllOf(HasSubstr("communication"), HasSubstr("of the limit of 1000 B")));
 }
 
 }  // namespace
