@@ -114,6 +114,10 @@ def test_texts_with_values_are_explained_by_their_entry() -> None:
             "every rank must make the same calls in the same order",
             "diverged",
         ),
+        ("[zerorun] error: rank 1 failed: ranks diverged", "diverged"),
+        ("zerorun._C.CommError: ranks diverged: rank 0 (pid 15018 on vm) calls", "diverged"),
+        ("p.grad is None", "clipping"),
+        ("optimizer.params.lr: got 'x', expected a number", "wrong-value"),
     ],
 )
 def test_a_text_gets_its_own_entry_or_none(text: str, anchor: str | None) -> None:
@@ -144,3 +148,6 @@ def test_the_command(build: Path, tmp_path: Path) -> None:
     ended = "{ sleep 0.2; zerorun explain CUDA out of memory; echo $? >&2; } | true"
     assert shell(build, ended, tmp_path).stderr == f"{128 + signal.SIGPIPE}\n"
     assert shell(build, "zerorun explain banana >&-", tmp_path).returncode == 1
+    full = shell(build, "zerorun explain ranks diverged >/dev/full", tmp_path)
+    told = "zerorun: error: cannot write to standard output: No space left on device\n"
+    assert (full.returncode, full.stderr) == (1, told)
