@@ -17,8 +17,8 @@ from zerorun.device import gpu_of, local_device, shared_device
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.model_layout import ModelLayout
-from zerorun.optimizers.full_states import indices_of
 from zerorun.optimizers.optimizer import ShardOptimizer, rule_of
+from zerorun.optimizers.parameter_states import indices_of
 from zerorun.shards.shards import Shards, take_left
 
 _SETTINGS = {
@@ -48,7 +48,7 @@ def _shards_of(optimizer: torch.optim.Optimizer) -> Shards:
     world = communicator.world(settings.comm_timeout_s)
     dtype = settings.precision.param_dtype
     layout = ModelLayout.of_parameters(_named(groups), groups, dtype)
-    own = communicator.duplicate(world, settings.comm_timeout_s, gpu)
+    own = world.duplicate(settings.comm_timeout_s, gpu)
     adapted = _C.adapt_config(settings, layout.dtype, 1, rule.name, rule.hyperparameters)
     return Shards(layout, adapted, EngineRanks(own, own), device)
 

@@ -20,7 +20,7 @@ import torch
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
-from zerorun.interchange import folders
+from zerorun.interchange import untrusted
 from zerorun.shards.shards import Shards
 from zerorun.shards.torch_states import TorchStates
 
@@ -146,7 +146,7 @@ def check_record(record: Record, where: str) -> None:
     except (KeyError, TypeError, ValueError) as error:
         raise _C.CheckpointError(f"{where}: no list of optimizer states: {error!r}") from error
     for name in names:
-        folders.one_name(name, where)
+        untrusted.one_name(name, where)
 
 
 def bring(shards: Shards, directory: str, record: Record) -> Record:

@@ -12,7 +12,7 @@ import torch
 
 from zerorun import _C, program_state
 from zerorun.interchange.source import Piece, Source, SourceParameter
-from zerorun.model import saved_buffers
+from zerorun.model import buffers as saved_buffers
 from zerorun.model.dtypes import CORE_DTYPES, stored_shape
 from zerorun.optimizers.saved_values import DECOUPLED
 

@@ -6,8 +6,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from zerorun.profiling.flops import FlopsProfile, profile_model
-from zerorun.profiling.flops_text import number_text, profile_text, seconds_text
+from zerorun.profiling import (
+    FlopsProfile,
+    number_text,
+    profile_model,
+    profile_text,
+    seconds_text,
+)
 
 DEFAULT_PRECISION = 2
 
