@@ -12,8 +12,12 @@ from zerorun.sequence.groups import data_parallel_size
 
 import deepspeed.runtime.zero  # noqa: F401 - gives parameters their ds_status
 from deepspeed import comm
-from deepspeed.elasticity import compute_elastic_config, elasticity_enabled
-from deepspeed.elasticity.elasticity import check_batch_keys, ensure_immutable_elastic_config
+from deepspeed.elasticity import (
+    check_batch_keys,
+    compute_elastic_config,
+    elasticity_enabled,
+    ensure_immutable_elastic_config,
+)
 from deepspeed.moe.layer import MoE
 from deepspeed.runtime.config import (
     DeepSpeedConfigError,

@@ -11,11 +11,11 @@ from torch import nn
 from zerorun.experts import is_expert
 
 from deepspeed.accelerator import get_accelerator
-from deepspeed.utils import groups
-from deepspeed.utils.bwc import (
+from deepspeed.utils import (
     bwc_pipeline_parallel_group,
     bwc_pipeline_parallel_world_size,
     bwc_tensor_model_parallel_rank,
+    groups,
 )
 
 _INVALID = -1.0  # stands for a norm that is not finite

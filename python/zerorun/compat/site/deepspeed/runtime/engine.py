@@ -14,19 +14,17 @@ from zerorun.checkpoints.full_state import full_state_dict
 from zerorun.config import BatchConfig
 from zerorun.policy import Policy
 
-from deepspeed.moe.utils import has_moe_layers
+from deepspeed.moe.layer import has_moe_layers
 from deepspeed.runtime._gradients import EngineWithGradients
-from deepspeed.runtime._scripts import write_scripts
 from deepspeed.runtime.base_optimizer import (
     DeepSpeedOptimizer,
     DeepSpeedZeroOptimizer,
     DeepSpeedZeroOptimizer_Stage3,
 )
-from deepspeed.runtime.config import DeepSpeedConfigError, deepspeeds_errors
+from deepspeed.runtime.config import DeepSpeedConfigError, OffloadStateTypeEnum, deepspeeds_errors
 from deepspeed.runtime.constants import ROUTE_EVAL, ROUTE_PREDICT, ROUTE_TRAIN
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from deepspeed.runtime.engine_queries import EngineAttributes
-from deepspeed.runtime.zero.config import OffloadStateTypeEnum
 from deepspeed.utils import groups
 from deepspeed.utils.timer import ThroughputTimer
 
@@ -335,6 +333,8 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
         super().save_checkpoint(save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
         with all_or_none(self._ranks.job, "save_checkpoint"):
             if self.global_rank == 0:
+                from deepspeed.utils.zero_to_fp32 import write_scripts
+
                 write_scripts(save_dir)
         return True
 
