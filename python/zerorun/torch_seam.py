@@ -80,6 +80,7 @@ _TABLES = {
         torch.optim.optimizer _global_optimizer_pre_hooks: hooks of all optimizers
         torch.optim.optimizer _global_optimizer_post_hooks: hooks of all optimizers
         torch.optim.lr_scheduler.LRScheduler *_opt_called *_wrapped_by_lr_sched: schedulers
+        torch._C._dynamo.eval_frame get_eval_frame_callback: hooks in compiled code
         torch._dynamo.eval_frame skip_code: hooks in compiled code
         torch._dynamo.eval_frame.DisableContext *_torchdynamo_disable: hooks in compiled code
         torch._dynamo.eval_frame.OptimizedModule *_orig_mod: names of parameters
@@ -127,7 +128,16 @@ def _read(seen: str, table: str) -> Iterator[PrivateName]:
             yield PrivateName(module, owner, name.removeprefix("*"), use, seen, in_code)
 
 
-NAMES = tuple(name for seen, table in _TABLES.items() for name in _read(seen, table))
+# PyTorch before 2.6 cannot be asked for a running compiler, and 2.6 takes a reference to its
+# answer away with each call, until the process dies.
+COMPILER = "get_eval_frame_callback"
+KNOWS_COMPILER = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
+NAMES = tuple(
+    name
+    for seen, table in _TABLES.items()
+    for name in _read(seen, table)
+    if KNOWS_COMPILER or name.name != COMPILER
+)
 TRANSFORMERS = "transformers.modeling_utils"
 _ATTENTION = "ALL_ATTENTION_FUNCTIONS"  # for sequence parallelism alone, which checks it
 ADOPTION = "fsdp"  # the adoption of models of FSDP2, which checks what it needs

@@ -20,6 +20,7 @@ import torch
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
+from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.interchange import untrusted
 from zerorun.shards.shards import Shards
 from zerorun.shards.torch_states import TorchStates
@@ -53,7 +54,7 @@ def save(shards: Shards, directory: str, tag: str, *, node_local: bool) -> Recor
             os.makedirs(directory, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder)
-            size, digest = _write(os.path.join(folder, _name(ranks.rank)), _own_chunks(shards))
+            size, digest = _write(os.path.join(folder, _name(ranks.rank)), own_chunks(shards))
             own = torch.tensor([*size.to_bytes(8, "big"), *digest, *host], dtype=torch.uint8)
     except Exception:
         discard(shards, directory, record, node_local=node_local)
@@ -72,18 +73,21 @@ def _name(rank: int) -> str:
     return f"rank{rank}.pt"
 
 
-def _own_chunks(shards: Shards) -> list[tuple[str, int, int, dict[str, Any]]]:
-    names = parameter_names(shards)
-    return [
-        (
-            names[interval.parameter],
-            interval.begin,
-            interval.numel,
-            _states(shards).get(interval.parameter, interval.begin),
-        )
-        for interval in shards.core.state_intervals()
-        if interval.owned and interval.grad is not None
-    ]
+def own_chunks(shards: Shards) -> list[tuple[str, int, int, dict[str, Any]]]:
+    """The states that this rank owns, of a torch optimizer or of the core's rule."""
+    core, kept, names = shards.core, shards.torch_states, parameter_names(shards)
+    chunks = []
+    for interval in core.state_intervals():
+        if interval.grad is None or not interval.owned:
+            continue
+        if kept is not None:
+            state = kept.get(interval.parameter, interval.begin)
+        else:
+            tensors = map(tensor_of, interval.states)
+            state = {"step": torch.tensor(float(core.step_count))}
+            state |= zip(core.state_names(interval.parameter), tensors, strict=True)
+        chunks.append((names[interval.parameter], interval.begin, interval.numel, state))
+    return chunks
 
 
 def _states(shards: Shards) -> TorchStates:

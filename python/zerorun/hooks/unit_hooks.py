@@ -103,8 +103,7 @@ def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) ->
     known[:] = [p for p in known if p is not parameter]
 
 
-# Whether a module has registered ones, asked before each call of a module.
-any_external = _registered.__len__
+registered = _registered.data  # a plain dictionary, looked at before each call of a module
 
 
 def external_parameters(module: nn.Module) -> list[nn.Parameter]:

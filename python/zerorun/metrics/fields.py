@@ -17,7 +17,7 @@ class Field:
     kind: str  # of JSON, with what its parts are
     unit: str
     doc: str
-    sources: str  # "python": only engine.metrics() has it; "train": only zerorun train; "both"
+    sources: str = "both"  # "python": only engine.metrics() has it; "train": only zerorun train
 
 
 _TABLE = """

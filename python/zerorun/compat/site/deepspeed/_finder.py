@@ -99,7 +99,8 @@ def _find(module: str, name: str) -> Any:
     if holder is not None and name in vars(importlib.import_module(full(holder))):
         return vars(sys.modules[full(holder)])[name]
     submodule = f"{own}.{name}" if own else name
-    if names_of(submodule) is not None or _file_of(submodule) is not None:
+    known = names_of(submodule) is not None or submodule in _SERVED_BY
+    if known or _file_of(submodule) is not None:
         return importlib.import_module(full(submodule))
     raise AttributeError(f"module '{module}' (zerorun's) has no attribute '{name}'")
 
@@ -189,7 +190,9 @@ class _NamesLoader(importlib.abc.Loader):
         module.__getattr__ = fallback(module.__name__)
         module.__all__ = sorted(all_names(own))
         if names_of(own) is None:
-            module.__all__ = importlib.import_module(full(_SERVED_BY[own])).__all__
+            served = vars(importlib.import_module(full(_SERVED_BY[own])))
+            public = (name for name in served if not name.startswith("_"))
+            module.__all__ = [n for n in public if not isinstance(served[n], ModuleType)]
         _shadow_submodules(module)
 
 
