@@ -56,15 +56,6 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
 
     # --- sizes and settings ---
 
-    def train_batch_size(self) -> int:
-        return self.batch.train_batch_size
-
-    def train_micro_batch_size_per_gpu(self) -> int:
-        return self.batch.micro_batch_size
-
-    def gradient_accumulation_steps(self) -> int:
-        return self.batch.accumulation_steps
-
     def is_first_weights_partition_group(self) -> bool:
         return self.zero_optimization_partition_weights()
 
@@ -86,12 +77,6 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
 
     def bfloat16_enabled(self) -> bool:
         return self._core.param_dtype == "bf16"
-
-    def gradient_clipping(self) -> float:
-        return self._shards.settings.gradient_clipping
-
-    def steps_per_print(self) -> int | None:
-        return self._shards.settings.steps_per_print
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
         dtype = next(self.module.parameters()).dtype
@@ -195,13 +180,6 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
         groups = self.optimizer.param_groups
         return [self._shards.settings.optimizer.type] * len(groups)
 
-    def loss_scale(self) -> float:
-        return self._core.loss_scale
-
-    def was_step_applied(self) -> bool:
-        """True if the last step() changed the parameters."""
-        return self._micro_step_applied
-
     @property
     def global_samples(self) -> int:
         return self.micro_steps * self.batch.micro_batch_size * self.dp_world_size
@@ -217,33 +195,11 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
         return zerorun._C.rank_from_environment().local_rank
 
     @property
-    def global_rank(self) -> int:
-        return self._ranks.job.rank
-
-    @property
-    def world_size(self) -> int:
-        return self._ranks.job.world_size
-
-    @property
-    def dp_world_size(self) -> int:
-        return self._ranks.data.world_size
-
-    @property
-    def mp_world_size(self) -> int:
-        return self._ranks.model_size
-
-    @property
     def dist_backend(self) -> str:
         return dist.get_backend()
 
-    def get_data_parallel_rank(self) -> int:
-        return self._ranks.data.rank
-
     def get_tensor_parallel_rank(self) -> int:
         return 0 if self._ranks.mesh is None else self._ranks.mesh.tensor_rank
-
-    def get_model_parallel_rank(self) -> int:
-        return self._ranks.model_rank
 
     def get_sequence_parallel_group(self) -> Any:
         return groups._get_sequence_parallel_group()
@@ -374,10 +330,6 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
         """torch.compile of the module; at stage 3 its graph is split where a gather begins."""
         self.module.compile(backend=backend, **(compile_kwargs or {}))
         self._is_compiled = True
-
-    @property
-    def is_compiled(self) -> bool:
-        return self._is_compiled
 
 
 _STATES = {OffloadStateTypeEnum.optim_states.value, OffloadStateTypeEnum.hp_params.value}
