@@ -13,7 +13,7 @@ import torch
 import zerorun
 from zerorun import config as configuration
 from zerorun import sequence
-from zerorun.model.mesh_arguments import mesh_of
+from zerorun.model.mesh_arguments import asked, mesh_of
 
 from deepspeed._finder import SECTIONS, UNCHECKED
 from deepspeed.utils.logging import logger
@@ -168,7 +168,7 @@ def sequence_settings(config: Mapping[str, Any], mpu: Any = None) -> dict[str, A
     """
     given = config.get("sequence_parallel_size")
     size = given if isinstance(given, int) else None
-    of_mpu = _sequence_size_of(mpu)
+    of_mpu = asked(mpu, "get_sequence_parallel_world_size")
     if size is not None and of_mpu is not None and size != of_mpu:
         raise zerorun.ConfigError(
             f"/sequence_parallel_size: got {size}, but the mpu has {of_mpu}: give one of them"
@@ -176,14 +176,6 @@ def sequence_settings(config: Mapping[str, Any], mpu: Any = None) -> dict[str, A
     groups = sequence.current()
     found = of_mpu or (groups.size if groups is not None else 1)
     return {**config, "sequence_parallel_size": found} if (size or 1) == 1 < found else {**config}
-
-
-def _sequence_size_of(mpu: Any) -> int | None:
-    """Ranks that share a sequence in a Megatron-style object."""
-    if mpu is None:
-        return None
-    query = getattr(mpu, "get_sequence_parallel_world_size", None)
-    return None if query is None else query()
 
 
 # --- optimizers and schedules of torch's that a configuration names ---
