@@ -40,11 +40,13 @@ from zerorun.hooks.module_call import (
 from zerorun.hooks.shared_unit import (
     BucketMemory,
     SharedUnit,
+    external_parameters,
     full_parameters,
+    gathered_at,
+    registered,
     stop_watching,
     watch_reads,
 )
-from zerorun.hooks.unit_hooks import external_parameters, gathered_at, registered
 from zerorun.model.local_tensor import is_distributed, is_empty
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.uncopied import ModuleHook

@@ -27,9 +27,8 @@ from zerorun.model.private_partition import PrivatePartition, own_nbytes
 from zerorun.model.uncopied import Uncopied, check_hooks_are_taken
 from zerorun.model.units import Unit
 from zerorun.policy import Policy
-from zerorun.shards.engine_partition import EnginePartition
-from zerorun.shards.loading import Loading
 from zerorun.shards.parameter_checks import EmptyStateWarnings, Places, ProgramWrites
+from zerorun.shards.parameters import EnginePartition, Loading
 from zerorun.shards.torch_states import TorchStates
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 from zerorun.hooks.parameter_memory import masters_from_parameters
-from zerorun.hooks.unit_hooks import external_parameters
+from zerorun.hooks.shared_unit import external_parameters
 from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.optimizers.parameter_states import ParameterStates
