@@ -378,7 +378,8 @@ def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) ->
     known[:] = [p for p in known if p is not parameter]
 
 
-registered = _registered.data  # a plain dictionary, looked at before each call of a module
+# A plain dictionary, looked at before each call of a module.
+registered: dict[Any, Any] = _registered.data  # type: ignore[attr-defined]
 
 
 def external_parameters(module: nn.Module) -> list[nn.Parameter]:

@@ -224,7 +224,8 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-# By the class's full name without the package's.
+# Which keys of a configuration the classes of its sections stand for, by the class's full name
+# without the package's.
 SECTIONS = {
     "comm.config.CommsLoggerConfig": "/comms_logger",
     "monitor.config.CSVConfig": "/csv_monitor",
