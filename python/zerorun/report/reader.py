@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from zerorun import _C
 from zerorun.command_line import ProgressBar
 from zerorun.metrics.files import (
-    MOST_CHARACTERS,
+    Tail,
     check_version,
     is_figure,
     parse_line,
@@ -121,39 +120,6 @@ def rank_of(file: Path) -> int:
     return int(named.group(1)) if named else 0
 
 
-class _Tail:
-    """A file of lines, read on from where the last look ended."""
-
-    def __init__(self, path: Path) -> None:
-        self.rank = rank_of(path)  # that the next lines belong to
-        self.at = 0  # bytes read
-        self.nbytes = 0
-        self._path = path
-        self._identity = self._look()[0]
-        self._rest = b""  # of a line that is being written
-
-    def _look(self) -> tuple[tuple[int, int], int]:
-        facts = self._path.stat()
-        return (facts.st_dev, facts.st_ino), facts.st_size
-
-    def goes_on(self) -> bool:
-        """False where another file has taken its place, or it was cut."""
-        identity, size = self._look()
-        return identity == self._identity and size >= self.at
-
-    def lines(self, follow: bool) -> Iterator[str]:
-        """The new lines. A last line without its end waits for the next look if there is one."""
-        with self._path.open("rb") as file:
-            self.nbytes = self._look()[1]
-            file.seek(self.at)
-            while part := file.readline(MOST_CHARACTERS):
-                self.at += len(part)
-                self._rest += part
-                if part.endswith(b"\n") or len(self._rest) >= MOST_CHARACTERS or not follow:
-                    yield self._rest.decode(errors="replace")
-                    self._rest = b""
-
-
 class RunReader:
     """Reads a run from its metrics file, whose other ranks' files lie beside it, or from a folder
     of them, and its timeline: of `trace`, else where the configuration or the folder has one. A
@@ -163,7 +129,7 @@ class RunReader:
         self._path, self._trace, self._name = path, trace, name
         self._run, self._tails = self._begin()
 
-    def _begin(self) -> tuple[Run, dict[Path, _Tail]]:
+    def _begin(self) -> tuple[Run, dict[Path, Tail]]:
         name = self._path.stem if self._path.is_file() else self._path.resolve().name
         return Run(self._name or name), {}
 
@@ -197,7 +163,7 @@ class RunReader:
         world_size = self._run.world_size
         if world_size is not None and rank_of(file) >= world_size:
             return  # of a run before, with more ranks
-        tail = self._tails.setdefault(file, _Tail(file))
+        tail = self._tails.setdefault(file, Tail(file, rank_of(file)))
         for text in tail.lines(follow):
             if text.strip():
                 tail.rank = self._run.add_line(text, tail.rank, file)
