@@ -283,7 +283,9 @@ def _replace_functions() -> None:
         original = getattr(torch, name)
         replacement = _with_fp32_parameters(original)
         setattr(torch, name, replacement)
-        _name_for_scripts(replacement, original)
+        # torch.jit.script knows torch's functions by what they are: it takes this for that one.
+        builtins: Any = importlib.import_module("torch.jit._builtins")
+        builtins._register_builtin(replacement, builtins._find_builtin(original))
 
 
 def _with_fp32_parameters(original: Any) -> Any:
@@ -306,9 +308,3 @@ def _with_fp32_parameters(original: Any) -> Any:
 
 def _widened(parameter: torch.Tensor | None) -> torch.Tensor | None:
     return parameter.float() if parameter is not None and parameter.dtype in _HALVES else parameter
-
-
-def _name_for_scripts(replacement: Any, original: Any) -> None:
-    """torch.jit.script knows torch's functions by what they are: it takes this for that one."""
-    builtins: Any = importlib.import_module("torch.jit._builtins")
-    builtins._register_builtin(replacement, builtins._find_builtin(original))

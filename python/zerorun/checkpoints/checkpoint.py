@@ -35,10 +35,6 @@ _LATEST = "latest"
 _PICKLE = "pickle_client_state"  # what JSON has no form for is pickled and unpickled
 
 
-def _nothing() -> None:
-    """Follows a save that needs nothing more."""
-
-
 class Training(Protocol):
     """An engine: the parts of its training that its shards do not hold."""
 
@@ -101,7 +97,7 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     exclude_frozen: bool,
     blocking: bool,
     part: dict[str, Any] | None = None,
-    committed: Callable[[], None] = _nothing,
+    committed: Callable[[], None] = lambda: None,
 ) -> str:
     """Collective; returns the tag. An earlier checkpoint stays loadable until this is complete.
 

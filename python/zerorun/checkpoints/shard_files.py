@@ -23,7 +23,6 @@ from zerorun.agreement import all_or_none
 from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.interchange import untrusted
 from zerorun.shards.shards import Shards
-from zerorun.shards.torch_states import TorchStates
 
 # By parameter: elements [begin, begin + numel) of its state, as (begin, numel, state).
 Chunk = tuple[int, int, dict[str, Any]]
@@ -88,12 +87,6 @@ def own_chunks(shards: Shards) -> list[tuple[str, int, int, dict[str, Any]]]:
             state |= zip(core.state_names(interval.parameter), tensors, strict=True)
         chunks.append((names[interval.parameter], interval.begin, interval.numel, state))
     return chunks
-
-
-def _states(shards: Shards) -> TorchStates:
-    if shards.torch_states is None:
-        raise _C.InternalError("a torch optimizer's states, but there is no such optimizer")
-    return shards.torch_states
 
 
 def parameter_names(shards: Shards) -> dict[int, str]:
@@ -230,12 +223,12 @@ def _check(path: str, size: int, digest: str | None) -> None:
 
 def restore(shards: Shards, chunks: Chunks) -> None:
     """Gives the optimizer the states of this rank's elements out of what read() returned."""
-    names = parameter_names(shards)
+    names, kept = parameter_names(shards), shards.torch_states
     for interval in shards.core.state_intervals():
         name = names[interval.parameter]
-        if interval.grad is not None and name in chunks:
+        if kept is not None and interval.grad is not None and name in chunks:
             state = assemble(chunks[name], interval.begin, interval.numel, name)
-            _states(shards).put(interval.parameter, interval.begin, state)
+            kept.put(interval.parameter, interval.begin, state)
 
 
 def assemble(chunks: list[Chunk], begin: int, numel: int, name: str) -> dict[str, Any]:

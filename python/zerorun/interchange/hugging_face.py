@@ -66,7 +66,7 @@ class Weights(Mapping[str, torch.Tensor]):
         self._files = _index(entry) if entry.endswith(".index.json") else {}
         if not self._files:
             self._files = dict.fromkeys(keys_of(entry), entry)
-        _checkkeys_of(entry, self._files)
+        _check_keys(entry, self._files)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return tensor_of(self._files[name], name)
@@ -117,7 +117,7 @@ def _index(path: str) -> dict[str, str]:
         ) from error
 
 
-def _checkkeys_of(entry: str, files: dict[str, str]) -> None:
+def _check_keys(entry: str, files: dict[str, str]) -> None:
     have = {path: set(keys_of(path)) for path in set(files.values())}
     for name, path in files.items():
         if name not in have[path]:

@@ -30,9 +30,11 @@ def cast_buffers(model: nn.Module, parsed: ParsedConfig, param_dtype: str) -> No
     """
     given = given_values(parsed, "data_types")
     patterns = given.get("keep_in_fp32_modules", "auto")
-    kept = []
-    if param_dtype != "fp32":
-        kept = [*_patterns_of(model, param_dtype)] if patterns == "auto" else _as_list(patterns)
+    kept: list[str] = []
+    if param_dtype != "fp32" and patterns == "auto":
+        kept = [*_patterns_of(model, param_dtype)]
+    elif param_dtype != "fp32":
+        kept = [patterns] if isinstance(patterns, str) else patterns
     pattern = re.compile("|".join(text.replace("*", ".*") for text in kept)) if kept else None
     dtype = _dtype_of(given.get("buffer_dtype"))
     for name, buffer in model.named_buffers():
@@ -74,10 +76,6 @@ def _dtype_of(name: str | None) -> torch.dtype | None:
         return None
     plain = name.lower().removeprefix("torch.")
     return DTYPES.get(plain) or getattr(torch, plain)
-
-
-def _as_list(patterns: str | list[str]) -> list[str]:
-    return [patterns] if isinstance(patterns, str) else patterns
 
 
 def _patterns_of(model: nn.Module, param_dtype: str) -> Iterator[str]:

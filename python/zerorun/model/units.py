@@ -42,12 +42,8 @@ def _lists_of(module: nn.Module) -> list[nn.ModuleList | nn.ModuleDict]:
     return [
         child
         for child in module.modules()
-        if isinstance(child, nn.ModuleList | nn.ModuleDict) and _blocks_of(child)
+        if isinstance(child, nn.ModuleList | nn.ModuleDict) and _is_composite(child)
     ]
-
-
-def _blocks_of(container: nn.Module) -> list[nn.Module]:
-    return [child for child in container.children() if any(True for _ in child.parameters())]
 
 
 def _is_composite(module: nn.Module) -> bool:

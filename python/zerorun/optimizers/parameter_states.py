@@ -158,7 +158,11 @@ class FullStates:
             self._put_parts(states)
             return
         StateAccess(self._shards).set_all(
-            (parameter, name, states[index][name] if states.get(index) else _zeros(shape))
+            (
+                parameter,
+                name,
+                states[index][name] if states.get(index) else torch.zeros(()).expand(shape),
+            )
             for parameter, index in self._trained()
             for shape in (self._shards.layout.shapes[parameter],)
             for name in _names_of(self._shards, parameter)
@@ -194,10 +198,6 @@ def _names_of(shards: Shards, parameter: nn.Parameter) -> list[str]:
     """The core's states with an element for each of the parameter's."""
     names = shards.core.state_names(shards.layout.ids[parameter])
     return sorted(name for name in names if not name.endswith("_scale"))
-
-
-def _zeros(shape: torch.Size) -> torch.Tensor:
-    return torch.zeros(()).expand(shape)
 
 
 def take_states(shards: Shards, optimizer: torch.optim.Optimizer) -> None:

@@ -65,11 +65,6 @@ def _config_of(args: Any, config: Any, config_params: Any) -> Any:
     return config if config is not None else config_params
 
 
-def _is_sizes(mesh_param: Any) -> bool:
-    """True if it has the sizes of a mesh, and is none."""
-    return isinstance(mesh_param, Sequence)
-
-
 @deepspeeds_errors()
 def _check(settings: dict[str, Any]) -> None:
     """Raises what DeepSpeed raises for settings that cannot be, before anything is read."""
@@ -107,7 +102,8 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     if model is None:
         raise DeepSpeedConfigError("deepspeed.initialize requires a model")
     comm.init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
-    with groups.of_engine(mpu, None if _is_sizes(mesh_param) else mesh_param):
+    is_mesh = not isinstance(mesh_param, Sequence)  # of sizes of one
+    with groups.of_engine(mpu, mesh_param if is_mesh else None):
         return _initialize(
             model,
             optimizer,
