@@ -140,14 +140,14 @@ def test_the_command(build: Path, tmp_path: Path) -> None:
         r"\ARanks made different calls\n.*\nCause\. .*\nRemedy\. ", job.stdout, re.DOTALL
     )
     assert job.stdout.endswith("docs/troubles.md#diverged\n")
-    job = shell(build, "zerorun explain CUDA out of memory", tmp_path)
-    assert "offloading (docs/fit.md)" in job.stdout
+    memory = "zerorun explain CUDA out of memory"
+    assert "offloading (docs/fit.md)" in shell(build, memory, tmp_path).stdout
     job = shell(build, "zerorun explain banana", tmp_path)
     assert (job.returncode, job.stdout) == (1, "")
     assert "quote more of the error. If it is not zerorun's" in job.stderr
-    ended = "{ sleep 0.2; zerorun explain CUDA out of memory; echo $? >&2; } | true"
+    ended = f"{{ sleep 0.2; {memory}; echo $? >&2; }} | true"
     assert shell(build, ended, tmp_path).stderr == f"{128 + signal.SIGPIPE}\n"
     assert shell(build, "zerorun explain banana >&-", tmp_path).returncode == 1
-    full = shell(build, "zerorun explain ranks diverged >/dev/full", tmp_path)
+    job = shell(build, f"{memory} >/dev/full", tmp_path)
     told = "zerorun: error: cannot write to standard output: No space left on device\n"
-    assert (full.returncode, full.stderr) == (1, told)
+    assert (job.returncode, job.stderr) == (1, told)
