@@ -80,6 +80,26 @@ def _check(settings: dict[str, Any]) -> None:
         compute_elastic_config(settings, importlib.metadata.version("deepspeed"), ranks)
 
 
+def _adapted(
+    raw: dict[str, Any], mpu: Any, optimizer: Any, lr_scheduler: Any
+) -> tuple[dict[str, Any], Any, Any]:
+    """The configuration as zerorun reads it, and what makes optimizer and schedule beside it."""
+    settings = adapt_config(sequence_settings(raw, mpu))
+    if raw.get("log_level"):
+        set_log_level_from_string(raw["log_level"])
+    for section, given in (("optimizer", optimizer), ("scheduler", lr_scheduler)):
+        if given is not None and settings.pop(section, None):
+            logger.warning("%s: the program's own goes before the configuration's", section)
+    optimizer = optimizer or take_torchs_own(settings, "optimizer")
+    schedule = take_torchs_own(settings, "scheduler")
+    _check(settings)
+    if lr_scheduler is None and (optimizer is not None or settings.get("optimizer")):
+        lr_scheduler = schedule or maker_of(settings.get("scheduler"))
+        if lr_scheduler is not None:
+            settings.pop("scheduler", None)
+    return settings, optimizer, lr_scheduler
+
+
 def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     args: Any = None,
     model: Any = None,
@@ -104,65 +124,28 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     comm.init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     is_mesh = not isinstance(mesh_param, Sequence)  # of sizes of one
     with groups.of_engine(mpu, mesh_param if is_mesh else None):
-        return _initialize(
-            model,
-            optimizer,
-            model_parameters,
-            training_data,
-            lr_scheduler,
-            mpu,
-            collate_fn,
-            mesh_param,
-            _config_of(args, config, config_params),
-        )
-
-
-def _initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's
-    model: Any,
-    optimizer: Any,
-    model_parameters: Any,
-    training_data: Any,
-    lr_scheduler: Any,
-    mpu: Any,
-    collate_fn: Any,
-    mesh_param: Any,
-    config: Any,
-) -> tuple[Any, Any, Any, Any]:
-    raw = read_config(config)
-    settings = adapt_config(sequence_settings(raw, mpu))
-    if raw.get("log_level"):
-        set_log_level_from_string(raw["log_level"])
-    given_optimizer, given_scheduler = optimizer, lr_scheduler
-    for section, given in (("optimizer", optimizer), ("scheduler", lr_scheduler)):
-        if given is not None and settings.pop(section, None):
-            logger.warning("%s: the program's own goes before the configuration's", section)
-    optimizer = optimizer or take_torchs_own(settings, "optimizer")
-    schedule = take_torchs_own(settings, "scheduler")
-    _check(settings)
-    if lr_scheduler is None and (optimizer is not None or settings.get("optimizer")):
-        lr_scheduler = schedule or maker_of(settings.get("scheduler"))
-        if lr_scheduler is not None:
-            settings.pop("scheduler", None)
-    data_first = bool(raw.get("use_data_before_expert_parallelism"))
-    for module in model.modules():
-        if isinstance(module, MoE):
-            module.set_deepspeed_parallelism(data_first)
-    with deepspeeds_errors():
-        engine, optimizer_of_engine, _, scheduler = zerorun.initialize(
-            model,
-            optimizer,
-            model_parameters,
-            lr_scheduler=lr_scheduler,
-            config=settings,
-            mpu=mpu,
-            mesh_param=mesh_param,
-            engine_class=DeepSpeedEngine,
-        )
-    groups.start_sequence_data_group()
-    engine.mpu = mpu
-    engine.keep_groups()
-    engine.config, engine.collate_fn, engine.client_optimizer = raw, collate_fn, given_optimizer
-    engine.client_lr_scheduler, engine.training_data = given_scheduler, training_data
+        raw = read_config(_config_of(args, config, config_params))
+        settings, makes, schedules = _adapted(raw, mpu, optimizer, lr_scheduler)
+        for module in model.modules():
+            if isinstance(module, MoE):
+                data_first = bool(raw.get("use_data_before_expert_parallelism"))
+                module.set_deepspeed_parallelism(data_first)
+        with deepspeeds_errors():
+            engine, optimizer_of_engine, _, scheduler = zerorun.initialize(
+                model,
+                makes,
+                model_parameters,
+                lr_scheduler=schedules,
+                config=settings,
+                mpu=mpu,
+                mesh_param=mesh_param,
+                engine_class=DeepSpeedEngine,
+            )
+        groups.start_sequence_data_group()
+        engine.mpu = mpu
+        engine.keep_groups()
+    engine.config, engine.collate_fn, engine.client_optimizer = raw, collate_fn, optimizer
+    engine.client_lr_scheduler, engine.training_data = lr_scheduler, training_data
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)
     return engine, optimizer_of_engine, engine.training_dataloader, scheduler
