@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-VERSION = 1  # of a metrics file; a reader refuses later ones
-
 
 @dataclass(frozen=True)
 class Field:

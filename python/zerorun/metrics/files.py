@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from zerorun import _C
-from zerorun.metrics.fields import VERSION
+
+VERSION = 1  # of a metrics file; a reader refuses later ones
 
 
 def rank_path(path: str | os.PathLike[str], rank: int) -> Path:
