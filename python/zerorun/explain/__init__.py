@@ -108,21 +108,23 @@ def _whole(text: str, known: list[tuple[str, str]]) -> str | None:
 def _cut_off(text: str, known: list[tuple[str, str]]) -> str | None:
     """The anchor of the messages whose beginning is in the text, where its last sentences begin;
     None if they belong to several entries."""
-    begins = [0, *(found.end() for found in re.finditer(r"[:\]] ", text))]
+    begins = {0, *(found.end() for found in re.finditer(r"[:\]] ", text))}
     best: dict[tuple[int, int], set[str]] = {}  # by where the message begins, and words of it
     for anchor, message in known:
         head, *others = message.removeprefix("{}: ").split("{}")
         words = len(_words(head))
-        starts = [begin for begin in begins if text.startswith(head.rstrip(" :"), begin)]
-        if words < _FEWEST_WORDS or not starts:
+        begin = text.rfind(head.rstrip(" :")) if words >= _FEWEST_WORDS else -1
+        while begin >= 0 and begin not in begins:
+            begin = text.rfind(head.rstrip(" :"), 0, begin)
+        if begin < 0:
             continue
-        end = starts[-1] + len(head)
+        end = begin + len(head)
         for part in others:
             end = text.find(part, end)
             if end < 0:
                 break
             words += len(_words(part))
-        best.setdefault((starts[-1], words), set()).add(anchor)
+        best.setdefault((begin, words), set()).add(anchor)
     anchors = best[max(best)] if best else set()
     return anchors.pop() if len(anchors) == 1 else None
 
