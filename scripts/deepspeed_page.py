@@ -17,8 +17,7 @@ warnings.simplefilter("ignore")
 
 from deepspeed import _names  # noqa: E402 - the stand-in, after install()
 from deepspeed._finder import full  # noqa: E402
-from deepspeed._hints import hint_of  # noqa: E402
-from deepspeed._placeholders import is_placeholder  # noqa: E402
+from deepspeed._placeholders import hint_of, is_placeholder  # noqa: E402
 
 HEAD = """\
 # DeepSpeed's names in zerorun

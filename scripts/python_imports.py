@@ -12,14 +12,13 @@ PACKAGE = "python/zerorun"
 # From the bottom up. A package means all of its modules, which may import each other, but not
 # in a circle. The rows from `zero` on are what users import: no module of the rows before does.
 LAYERS = [
-    ["_C", "lazy_names", "process_state", "torch_groups", "whole_file"],
+    ["_C", "lazy_names", "process_state", "whole_file"],
     [
         "command_line",
         "environment",
         "config",
         "experts",
         "host_memory",
-        "plain_values",
         "policy",
         "program_warning",
         "torch_seam",

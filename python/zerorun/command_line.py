@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -43,7 +44,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def exit_with(main: Callable[..., int], *arguments: list[str]) -> NoReturn:
-    """Exits with the code of a command, by SIGPIPE if nobody reads its output to the end."""
+    """Exits with the code of a command, by SIGPIPE if nobody reads its output to the end, and with
+    one line on standard error if that cannot be written."""
     try:
         try:
             code = main(*arguments)
@@ -53,6 +55,10 @@ def exit_with(main: Callable[..., int], *arguments: list[str]) -> NoReturn:
     except BrokenPipeError:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.raise_signal(signal.SIGPIPE)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in a buffer
+        text = f"cannot write to standard output: {error.strerror}"
+        code = tell_error("zerorun", _C.IoError(text))
     sys.exit(code)
 
 

@@ -1,13 +1,18 @@
-"""The communicators of this job's ranks: how ranks find each other, and one for each engine."""
+"""The communicator of this job's ranks: how they find each other, and how their programs end."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import faulthandler
+import gc
+import io
 import os
 import secrets
 import signal
 import sys
 import threading
+import time
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -77,17 +82,6 @@ def _address_in(store: Any, timeout_s: float) -> str:
     return address.decode()
 
 
-def duplicate(
-    parent: _C.Communicator, timeout_s: float = 600.0, gpu: _C.Gpu | None = None
-) -> _C.Communicator:
-    """Makes another communicator of the same ranks, for an engine; on `gpu` if given. Collective.
-
-    Engines run collectives on their own threads. With a communicator each, collectives of two
-    engines cannot be mixed up.
-    """
-    return parent.duplicate(timeout_s, gpu)
-
-
 def answer_stack_requests() -> None:
     """From now on a rank that waits for this process can see its Python stacks.
 
@@ -105,3 +99,47 @@ def _register() -> None:
     if signal.getsignal(number) == signal.SIG_DFL:
         # For as long as the process lives: the handler keeps the descriptor.
         faulthandler.register(number, os.memfd_create(name), all_threads=True)
+
+
+# --- the end of a program that has an engine: PyTorch's process groups, and what Ctrl-C leaves ---
+
+_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+
+
+@cache
+def end_at_exit() -> None:
+    """From the first call on, gloo's threads end before the interpreter does, and Ctrl-C is quick.
+
+    PyTorch's group lets its threads run on at exit. One that drops the last tensor of a collective
+    while the interpreter ends aborts the process (std::terminate), after a successful run.
+    """
+    atexit.register(_end)
+
+
+def _end() -> None:
+    _end_groups()
+    if getattr(sys, "last_type", None) is KeyboardInterrupt:
+        _leave_the_rest()
+
+
+def _leave_the_rest() -> None:
+    """The interpreter does not look for cycles any more when it ends.
+
+    Taking PyTorch's modules apart needs more than a second of a core, and several of a machine
+    whose cores the other ranks use. What a program has written to open files is in them.
+    """
+    for each in gc.get_objects():
+        if issubclass(type(each), _FILES):
+            with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads
+                each.flush()
+    gc.freeze()
+
+
+def _end_groups() -> None:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    gc.collect()
+    distributed.destroy_process_group()
+    gc.collect()
+    time.sleep(0.1)  # for groups that something still refers to

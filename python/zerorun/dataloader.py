@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from zerorun import _C
+from zerorun.program_warning import is_number
 
 _logger = logging.getLogger("zerorun")
 _END = object()  # of an epoch
@@ -38,8 +39,7 @@ def make_dataloader(
                 f"make_dataloader: got {name}, but its sampler divides the samples among ranks: "
                 "leave it out (shuffle=False keeps the order), or use torch's DataLoader"
             )
-    whole = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)
-    if batch_size is not None and not (whole and batch_size >= 1):
+    if batch_size is not None and not (is_number(batch_size, Integral) and batch_size >= 1):
         raise _C.ConfigError(
             f"make_dataloader: batch_size: got {batch_size!r}, expected samples from 1 on, or None "
             "for a dataset of batches"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.config import BatchConfig, resolve_batch
+from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.metrics.meter import StepMeter
 from zerorun.model.buffers import hint_at_buffers
 from zerorun.model.uncopied import Uncopied
@@ -25,8 +27,9 @@ from zerorun.shards.shards import Shards
 if TYPE_CHECKING:
     from zerorun.dataloader import ResumableLoader
     from zerorun.monitor import MonitorMaster
-    from zerorun.profiling.flops import FlopsProfile
+    from zerorun.profiling import FlopsProfile
 
+_logger = logging.getLogger("zerorun")
 _CHECK_EVERY = 100  # steps; looking at the whole model costs more than a step should
 
 
@@ -156,9 +159,7 @@ class ZeroEngine(ShardedModule):
             if hasattr(self.training_dataloader, "mark_used"):
                 self.training_dataloader.mark_used()
             if not result.applied:
-                from zerorun.shards.skipped_step import tell_skipped
-
-                tell_skipped(self._shards, self.global_steps, result, self._meter.losses())
+                _tell_skipped(self._shards, self.global_steps, result, self._meter.losses())
             if self.lr_scheduler is not None and self._last_step.applied:
                 self.lr_scheduler.step(**lr_kwargs)
         self.micro_steps += 1
@@ -327,3 +328,50 @@ class ModuleZeroGrad(Uncopied):
 
     def remove(self) -> None:
         vars(self._module).pop("zero_grad", None)
+
+
+# --- what is known of a gradient that was not finite, after the step that it skipped ---
+
+_NO_RANK = 1 << 62
+
+
+def _tell_skipped(shards: Shards, step: int, result: _C.StepResult, losses: list[float]) -> None:
+    """Logs a line on rank 0. `losses`: this rank's, of the batch. Collective, but for a dynamic
+    loss scale, which is found by skipping steps."""
+    precision = shards.settings.precision
+    scales = precision.param_dtype == "fp16" or precision.scales_loss
+    if scales and precision.loss_scaler.static_scale == 0:
+        if shards.ranks.job.rank == 0:
+            then, now = result.loss_scale, shards.core.loss_scale
+            text = "step %d was skipped: the gradient overflowed at loss scale %g%s"
+            _logger.info(text, step, then, "" if then == now else f", which is now {now:g}")
+        return
+    job = shards.ranks.job
+    finite = bool(torch.tensor(losses).isfinite().all())
+    first = torch.tensor([_first_parameter(shards), _NO_RANK if finite else job.rank])
+    job.all_reduce(first, "min", "a gradient that is not finite")
+    seen = torch.tensor([len(losses)])
+    job.all_reduce(seen, "max", "losses of a skipped step")
+    if job.rank > 0:
+        return
+    found, rank = first.tolist()
+    part, index = divmod(found, 1 << 32)
+    names = {i: shards.layout.names[parameter] for parameter, i in shards.layout.ids.items()}
+    where = f", first that of {names[index]}" if index in names else ""
+    if found != _NO_RANK and part != shards.ranks.part:
+        where = f", first in part {part} of the model"
+    because = "" if rank == _NO_RANK else f"; the loss of rank {rank} was not finite"
+    if rank == _NO_RANK and int(seen) > 0:
+        because = "; the losses of all ranks were finite"
+    _logger.warning(
+        "step %d was skipped on all ranks: the gradient is not finite%s%s", step, where, because
+    )
+
+
+def _first_parameter(shards: Shards) -> int:
+    """The first parameter with an element that is not finite, of those that this rank stores, which
+    are sums over the ranks: its part of the model and its index there."""
+    for interval in shards.core.state_intervals():
+        if interval.grad is not None and not tensor_of(interval.grad).isfinite().all():
+            return shards.ranks.part << 32 | interval.parameter
+    return _NO_RANK

@@ -22,23 +22,22 @@ from zerorun.device import (
     release_cached_memory,
 )
 from zerorun.engine import ZeroEngine
-from zerorun.hooks.mixed_norms import serve_mixed_norms
 from zerorun.model.adoption import adopt
 from zerorun.model.buffers import cast_buffers
 from zerorun.model.engine_ranks import EngineRanks, Mesh, parts_of
 from zerorun.model.expert_layout import place_experts
-from zerorun.model.leaf_modules import mark_configured
 from zerorun.model.mesh_arguments import mesh_of
 from zerorun.model.model_layout import ModelLayout, param_groups_of
 from zerorun.model.partition import edits_are_refused, partition_of, shapes_without_values
 from zerorun.model.private_partition import PrivatePartition
-from zerorun.model.units import UnitPolicy
+from zerorun.model.units import UnitPolicy, mark_configured
 from zerorun.observers import observe
 from zerorun.optimizers.lr_scheduler import LrScheduler
 from zerorun.optimizers.optimizer import UpdateRule, ZeroOptimizer, rule_of
 from zerorun.optimizers.saved_values import DECOUPLED, is_decoupled
 from zerorun.sequence.groups import data_parallel_size, start_configured
 from zerorun.shards.shards import Shards, take_over
+from zerorun.torch_seam import serve_mixed_norms
 
 _SHARDS_PARAMETERS = 3  # the stage
 
@@ -102,7 +101,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     world = communicator.world(settings.comm_timeout_s)
     model_parameters = adopt(model, optimizer, model_parameters, mesh, settings.zero.stage)
     with on_local_device(model) as device:
-        own = communicator.duplicate(world, settings.comm_timeout_s, gpu_of(device))
+        own = world.duplicate(settings.comm_timeout_s, gpu_of(device))
         ranks = EngineRanks.of(own, mesh)
         batch = configuration.batch_for(parsed, data_parallel_size(ranks.data.world_size))
         basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
@@ -202,7 +201,7 @@ def _prepare(
     serve_mixed_norms(model, layout.dtype)
     place_experts(layout, ranks)
     if ranks.tensor is not None:
-        from zerorun.model.replicas import warn_of_different_replicas
+        from zerorun.model.model_layout import warn_of_different_replicas
 
         warn_of_different_replicas(layout, ranks)
     return layout

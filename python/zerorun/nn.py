@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from zerorun import _C
 from zerorun.model.partition import gathered
+from zerorun.program_warning import is_number
 
 __all__ = ["linear_cross_entropy"]
 
@@ -63,11 +64,11 @@ def linear_cross_entropy(  # noqa: PLR0913 - as torch's cross_entropy
     """
     weight, bias, adapters = _parts_of(weight, bias)
     _check(hidden, labels, chunk, reduction)
-    if not _is(Integral, ignore_index):
+    if not is_number(ignore_index, Integral):
         raise _fault("ignore_index", ignore_index, "an integer")
-    if not (_is(Real, label_smoothing) and 0.0 <= label_smoothing <= 1.0):
+    if not (is_number(label_smoothing) and 0.0 <= label_smoothing <= 1.0):
         raise _fault("label_smoothing", label_smoothing, "a number from 0 to 1")
-    if not (_is(Real, z_loss) and 0.0 <= z_loss < math.inf):
+    if not (is_number(z_loss) and 0.0 <= z_loss < math.inf):
         raise _fault("z_loss", z_loss, "a number from 0 on")
     terms = _Terms(
         int(ignore_index), float(label_smoothing), float(z_loss), torch.is_grad_enabled()
@@ -90,16 +91,11 @@ def linear_cross_entropy(  # noqa: PLR0913 - as torch's cross_entropy
         )
 
 
-def _is(kind: type, value: Any) -> bool:
-    """Whether a value is a number of a kind, such as NumPy's, and no truth value."""
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
 def _check(hidden: Any, labels: Any, chunk: Any, reduction: Any) -> None:
     for name, given in (("hidden", hidden), ("labels", labels)):
         if not isinstance(given, torch.Tensor):
             raise _fault(name, type(given).__name__, "a tensor")
-    if not _is(Integral, chunk) or chunk < 1:
+    if not is_number(chunk, Integral) or chunk < 1:
         raise _fault("chunk", chunk, "a number of tokens from 1 on")
     if reduction not in ("mean", "sum"):
         raise _fault("reduction", reduction, '"mean" or "sum"')

@@ -18,7 +18,7 @@ from zerorun.model.engine_ranks import EngineRanks
 if TYPE_CHECKING:
     from zerorun.metrics.collectives import CollectiveTable
     from zerorun.monitor import MonitorMaster
-    from zerorun.profiling.flops import FlopsProfile
+    from zerorun.profiling import FlopsProfile
 
 
 class _Engine(Protocol):
@@ -93,7 +93,7 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
 
         add(ProgressLines(parsed.config.steps_per_print, breakdown, lambda: _momenta(engine)))
     if profile.pop("enabled", False):
-        from zerorun.profiling.flops import FlopsProfile
+        from zerorun.profiling import FlopsProfile
 
         engine.flops_profile = FlopsProfile.during(engine, **profile)
     return bool(path)

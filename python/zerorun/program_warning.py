@@ -1,13 +1,19 @@
-"""Warnings about what a program does, at the line where it does it."""
+"""What a program gives and does: numbers, and warnings at the line where it does it."""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
+from numbers import Real
 from typing import Any
 
 _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+
+
+def is_number(value: Any, kind: type = Real) -> bool:
+    """Whether a value is a number of a kind, such as NumPy's, and no truth value."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def warn(message: str, kind: type[Warning] = UserWarning) -> None:

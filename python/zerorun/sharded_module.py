@@ -15,7 +15,6 @@ from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.checkpoints import torch_state_dicts
 from zerorun.hooks.parameter_memory import masters_from_parameters
-from zerorun.hooks.state_dict_warnings import EMPTY_PARAMETERS
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import local_of, whole_of
 from zerorun.model.model_layout import ModelLayout
@@ -23,6 +22,7 @@ from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.policy import Policy
 from zerorun.program_warning import warn
 from zerorun.shards import clipping
+from zerorun.shards.parameter_checks import EMPTY_PARAMETERS
 from zerorun.shards.shards import Shards
 
 if TYPE_CHECKING:  # what a training without saves does without

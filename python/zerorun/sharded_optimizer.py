@@ -12,13 +12,12 @@ from torch import nn
 from zerorun import _C, communicator, config, torch_seam
 from zerorun.agreement import bytes_of_all
 from zerorun.checkpoints import torch_state_dicts
-from zerorun.checkpoints.shard_files import Chunks, assemble, parameter_names
+from zerorun.checkpoints.shard_files import Chunks, assemble, own_chunks
 from zerorun.device import gpu_of, local_device, shared_device
-from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.model_layout import ModelLayout
-from zerorun.optimizers.full_states import indices_of
 from zerorun.optimizers.optimizer import ShardOptimizer, rule_of
+from zerorun.optimizers.parameter_states import indices_of
 from zerorun.shards.shards import Shards, take_left
 
 _SETTINGS = {
@@ -48,7 +47,7 @@ def _shards_of(optimizer: torch.optim.Optimizer) -> Shards:
     world = communicator.world(settings.comm_timeout_s)
     dtype = settings.precision.param_dtype
     layout = ModelLayout.of_parameters(_named(groups), groups, dtype)
-    own = communicator.duplicate(world, settings.comm_timeout_s, gpu)
+    own = world.duplicate(settings.comm_timeout_s, gpu)
     adapted = _C.adapt_config(settings, layout.dtype, 1, rule.name, rule.hyperparameters)
     return Shards(layout, adapted, EngineRanks(own, own), device)
 
@@ -118,7 +117,7 @@ class ShardedOptimizer(ShardOptimizer):
         """
         shards = self.shards
         chunks: Chunks = {}
-        for name, *chunk in _all_gather(self._chunks(), shards.communicator):
+        for name, *chunk in _all_gather(own_chunks(shards), shards.communicator):
             chunks.setdefault(name, []).append(tuple(chunk))
         if shards.communicator.rank != to:
             return
@@ -147,22 +146,6 @@ class ShardedOptimizer(ShardOptimizer):
             groups.append(kept | {"params": list(range(start, start + count))})
             start += count
         return {"state": self._consolidated, "param_groups": groups}
-
-    def _chunks(self) -> list[tuple[str, int, int, dict[str, Any]]]:
-        core, name_of = self.shards.core, parameter_names(self.shards)
-        chunks = []
-        for interval in core.state_intervals():
-            if interval.grad is None or not interval.owned:
-                continue
-            if self.shards.torch_states is not None:
-                state = self.shards.torch_states.get(interval.parameter, interval.begin)
-            else:
-                names = core.state_names(interval.parameter)
-                tensors = map(tensor_of, interval.states)
-                state = {"step": torch.tensor(float(core.step_count))}
-                state |= dict(zip(names, tensors, strict=True))
-            chunks.append((name_of[interval.parameter], interval.begin, interval.numel, state))
-        return chunks
 
 
 def _shaped(value: Any, shape: torch.Size) -> Any:

@@ -79,10 +79,6 @@ def _scaled(value: float, units: tuple[str, ...], base: float) -> str:
     return f"{value:.4g}{units[-1]}"
 
 
-def _rate(value: float) -> str:
-    return _scaled(value, ("", "k", "M"), 1e3)
-
-
 def _number(line: _Line, *names: str) -> float | None:
     return next((line[name] for name in names if is_figure(line.get(name))), None)
 
@@ -119,7 +115,7 @@ _COLUMNS: tuple[tuple[str, _Cell, Callable[[float], str]], ...] = (
     (
         "tokens/s",
         lambda line: _number(line, "tokens_per_s"),
-        _rate,
+        lambda v: _scaled(v, ("", "k", "M"), 1e3),
     ),
     ("samples/s", lambda line: _number(line, "samples_per_s"), lambda v: f"{v:.4g}"),
     (

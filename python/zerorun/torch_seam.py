@@ -13,6 +13,7 @@ shards/given_optimizer), and nn.Parameter.grad at stage 0 of DeepSpeed scripts (
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import types
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from zerorun import _C
 
@@ -78,6 +80,7 @@ _TABLES = {
         torch.optim.optimizer _global_optimizer_pre_hooks: hooks of all optimizers
         torch.optim.optimizer _global_optimizer_post_hooks: hooks of all optimizers
         torch.optim.lr_scheduler.LRScheduler *_opt_called *_wrapped_by_lr_sched: schedulers
+        torch._C._dynamo.eval_frame get_eval_frame_callback: hooks in compiled code
         torch._dynamo.eval_frame skip_code: hooks in compiled code
         torch._dynamo.eval_frame.DisableContext *_torchdynamo_disable: hooks in compiled code
         torch._dynamo.eval_frame.OptimizedModule *_orig_mod: names of parameters
@@ -125,7 +128,16 @@ def _read(seen: str, table: str) -> Iterator[PrivateName]:
             yield PrivateName(module, owner, name.removeprefix("*"), use, seen, in_code)
 
 
-NAMES = tuple(name for seen, table in _TABLES.items() for name in _read(seen, table))
+# PyTorch before 2.6 cannot be asked for a running compiler, and 2.6 takes a reference to its
+# answer away with each call, until the process dies.
+COMPILER = "get_eval_frame_callback"
+KNOWS_COMPILER = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
+NAMES = tuple(
+    name
+    for seen, table in _TABLES.items()
+    for name in _read(seen, table)
+    if KNOWS_COMPILER or name.name != COMPILER
+)
 TRANSFORMERS = "transformers.modeling_utils"
 _ATTENTION = "ALL_ATTENTION_FUNCTIONS"  # for sequence parallelism alone, which checks it
 ADOPTION = "fsdp"  # the adoption of models of FSDP2, which checks what it needs
@@ -245,3 +257,54 @@ def call_step_hooks(optimizer: torch.optim.Optimizer, kind: str) -> None:
         hooks = [*own, *module._global_optimizer_post_hooks.values()]
     for hook in hooks:
         hook(optimizer, (), {})
+
+
+# --- norms with 16-bit parameters beside fp32 statistics ---
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def serve_mixed_norms(model: nn.Module, param_dtype: str) -> None:
+    """Lets the norms of a model in 16 bits compute, whose running statistics are fp32.
+
+    torch takes a 16-bit input with statistics and parameters in fp32, but refuses 16-bit parameters
+    beside such statistics. From the first such model on, its two functions compute with the fp32
+    values of these parameters. The modules are as they were, so copies of them, and a model whose
+    engine has ended, compute in the same way; so do forwards of other libraries that call torch's
+    functions themselves.
+    """
+    if param_dtype != "fp32" and any(b.dtype == torch.float32 for b in model.buffers()):
+        _replace_functions()
+
+
+@functools.cache
+def _replace_functions() -> None:
+    for name in ("batch_norm", "instance_norm"):
+        original = getattr(torch, name)
+        replacement = _with_fp32_parameters(original)
+        setattr(torch, name, replacement)
+        # torch.jit.script knows torch's functions by what they are: it takes this for that one.
+        builtins: Any = importlib.import_module("torch.jit._builtins")
+        builtins._register_builtin(replacement, builtins._find_builtin(original))
+
+
+def _with_fp32_parameters(original: Any) -> Any:
+    @functools.wraps(original)
+    def norm(
+        input: Any,  # noqa: A002 - torch's name
+        weight: Any,
+        bias: Any,
+        running_mean: Any,
+        running_var: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if running_mean is not None and running_mean.dtype == torch.float32:
+            weight, bias = _widened(weight), _widened(bias)
+        return original(input, weight, bias, running_mean, running_var, *args, **kwargs)
+
+    return norm
+
+
+def _widened(parameter: torch.Tensor | None) -> torch.Tensor | None:
+    return parameter.float() if parameter is not None and parameter.dtype in _HALVES else parameter

@@ -19,7 +19,7 @@ warnings.simplefilter("ignore")
 import deepspeed
 from deepspeed import _names
 from deepspeed._finder import full
-from deepspeed._hints import hint_of
+from deepspeed._placeholders import hint_of
 from deepspeed._placeholders import is_placeholder
 
 def problem_of(name, value, own_name):

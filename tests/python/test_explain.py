@@ -114,6 +114,10 @@ def test_texts_with_values_are_explained_by_their_entry() -> None:
             "every rank must make the same calls in the same order",
             "diverged",
         ),
+        ("[zerorun] error: rank 1 failed: ranks diverged", "diverged"),
+        ("zerorun._C.CommError: ranks diverged: rank 0 (pid 15018 on vm) calls", "diverged"),
+        ("p.grad is None", "clipping"),
+        ("optimizer.params.lr: got 'x', expected a number", "wrong-value"),
     ],
 )
 def test_a_text_gets_its_own_entry_or_none(text: str, anchor: str | None) -> None:
@@ -125,7 +129,7 @@ def test_a_long_log_is_searched_at_once() -> None:
     line = "[rank 1] File (in a.py), line 3 of 7: x = f(y) (z), so it is: w; v\n"
     log = line * 2000 + "[zerorun] error: rank 1 ran into: CUDA out of memory"
     begin = time.process_time()
-    explain._whole(log, explain._messages())
+    assert not any(find(log, explain._messages()) for find in (explain._whole, explain._cut_off))
     assert time.process_time() - begin < 20  # with one regular expression per text it had no end
 
 
@@ -136,11 +140,14 @@ def test_the_command(build: Path, tmp_path: Path) -> None:
         r"\ARanks made different calls\n.*\nCause\. .*\nRemedy\. ", job.stdout, re.DOTALL
     )
     assert job.stdout.endswith("docs/troubles.md#diverged\n")
-    job = shell(build, "zerorun explain CUDA out of memory", tmp_path)
-    assert "offloading (docs/fit.md)" in job.stdout
+    memory = "zerorun explain CUDA out of memory"
+    assert "offloading (docs/fit.md)" in shell(build, memory, tmp_path).stdout
     job = shell(build, "zerorun explain banana", tmp_path)
     assert (job.returncode, job.stdout) == (1, "")
     assert "quote more of the error. If it is not zerorun's" in job.stderr
-    ended = "{ sleep 0.2; zerorun explain CUDA out of memory; echo $? >&2; } | true"
+    ended = f"{{ sleep 0.2; {memory}; echo $? >&2; }} | true"
     assert shell(build, ended, tmp_path).stderr == f"{128 + signal.SIGPIPE}\n"
     assert shell(build, "zerorun explain banana >&-", tmp_path).returncode == 1
+    job = shell(build, f"{memory} >/dev/full", tmp_path)
+    told = "zerorun: error: cannot write to standard output: No space left on device\n"
+    assert (job.returncode, job.stderr) == (1, told)

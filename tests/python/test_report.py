@@ -23,8 +23,7 @@ from zerorun.metrics import MetricsFile, markdown, rank_path
 from zerorun.monitor.__main__ import main as monitor_main
 from zerorun.report import html, read_run, timeline
 from zerorun.report.__main__ import main
-from zerorun.report.page import data_of
-from zerorun.report.serve import PageServer
+from zerorun.report.page import PageServer, data_of
 from zerorun.top import main as top_main
 
 

@@ -10,9 +10,8 @@ from metrics_files import RUN, line, write
 from zerorun.metrics import MetricsFile
 from zerorun.report import read_run
 from zerorun.report import reader as reader_module
-from zerorun.report.columns import MOST, Columns
 from zerorun.report.page import data_of
-from zerorun.report.reader import RunReader
+from zerorun.report.reader import MOST, Columns, RunReader
 
 
 def test_files_of_more_ranks_than_the_run_has_are_an_older_runs(tmp_path: Path) -> None:

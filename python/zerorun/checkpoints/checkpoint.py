@@ -16,10 +16,10 @@ from torch import nn
 from zerorun import _C, program_state
 from zerorun.agreement import all_or_none, text_of_rank_zero
 from zerorun.checkpoints import shard_files
-from zerorun.interchange import folders
+from zerorun.interchange import untrusted
 from zerorun.interchange.load_into_engine import Filling
 from zerorun.interchange.own import exact_dtypes_of, open_own
-from zerorun.model import saved_buffers
+from zerorun.model import buffers as saved_buffers
 from zerorun.optimizers.optimizer import ShardOptimizer
 from zerorun.optimizers.saved_values import (
     check_groups,
@@ -33,10 +33,6 @@ from zerorun.shards.shards import Shards
 _logger = logging.getLogger("zerorun")
 _LATEST = "latest"
 _PICKLE = "pickle_client_state"  # what JSON has no form for is pickled and unpickled
-
-
-def _nothing() -> None:
-    """Follows a save that needs nothing more."""
 
 
 class Training(Protocol):
@@ -101,7 +97,7 @@ def save(  # noqa: PLR0913 - the options of the engine's method
     exclude_frozen: bool,
     blocking: bool,
     part: dict[str, Any] | None = None,
-    committed: Callable[[], None] = _nothing,
+    committed: Callable[[], None] = lambda: None,
 ) -> str:
     """Collective; returns the tag. An earlier checkpoint stays loadable until this is complete.
 
@@ -225,7 +221,7 @@ def load(  # noqa: PLR0913 - likewise
     """
     shards.saver.wait()
     folder = os.fspath(directory)
-    if tag is None and not folders.is_there(os.path.join(folder, _LATEST)):
+    if tag is None and not untrusted.is_there(os.path.join(folder, _LATEST)):
         _logger.warning("no file '%s' in %s: no checkpoint was loaded", _LATEST, folder)
         return None, None
     optimizer = training.optimizer if optimizer_states else None

@@ -15,7 +15,7 @@ from zerorun.checkpoints.checkpoint import Training
 from zerorun.interchange import formats
 from zerorun.interchange.load_into_engine import Filling
 from zerorun.interchange.source import Source
-from zerorun.model import saved_buffers
+from zerorun.model import buffers as saved_buffers
 from zerorun.optimizers.optimizer import ShardOptimizer
 from zerorun.optimizers.optimizer_probe import state_names
 from zerorun.optimizers.saved_values import (

@@ -20,9 +20,9 @@ import torch
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
-from zerorun.interchange import folders
+from zerorun.hooks.parameter_memory import tensor_of
+from zerorun.interchange import untrusted
 from zerorun.shards.shards import Shards
-from zerorun.shards.torch_states import TorchStates
 
 # By parameter: elements [begin, begin + numel) of its state, as (begin, numel, state).
 Chunk = tuple[int, int, dict[str, Any]]
@@ -53,7 +53,7 @@ def save(shards: Shards, directory: str, tag: str, *, node_local: bool) -> Recor
             os.makedirs(directory, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder)
-            size, digest = _write(os.path.join(folder, _name(ranks.rank)), _own_chunks(shards))
+            size, digest = _write(os.path.join(folder, _name(ranks.rank)), own_chunks(shards))
             own = torch.tensor([*size.to_bytes(8, "big"), *digest, *host], dtype=torch.uint8)
     except Exception:
         discard(shards, directory, record, node_local=node_local)
@@ -72,24 +72,21 @@ def _name(rank: int) -> str:
     return f"rank{rank}.pt"
 
 
-def _own_chunks(shards: Shards) -> list[tuple[str, int, int, dict[str, Any]]]:
-    names = parameter_names(shards)
-    return [
-        (
-            names[interval.parameter],
-            interval.begin,
-            interval.numel,
-            _states(shards).get(interval.parameter, interval.begin),
-        )
-        for interval in shards.core.state_intervals()
-        if interval.owned and interval.grad is not None
-    ]
-
-
-def _states(shards: Shards) -> TorchStates:
-    if shards.torch_states is None:
-        raise _C.InternalError("a torch optimizer's states, but there is no such optimizer")
-    return shards.torch_states
+def own_chunks(shards: Shards) -> list[tuple[str, int, int, dict[str, Any]]]:
+    """The states that this rank owns, of a torch optimizer or of the core's rule."""
+    core, kept, names = shards.core, shards.torch_states, parameter_names(shards)
+    chunks = []
+    for interval in core.state_intervals():
+        if interval.grad is None or not interval.owned:
+            continue
+        if kept is not None:
+            state = kept.get(interval.parameter, interval.begin)
+        else:
+            tensors = map(tensor_of, interval.states)
+            state = {"step": torch.tensor(float(core.step_count))}
+            state |= zip(core.state_names(interval.parameter), tensors, strict=True)
+        chunks.append((names[interval.parameter], interval.begin, interval.numel, state))
+    return chunks
 
 
 def parameter_names(shards: Shards) -> dict[int, str]:
@@ -146,7 +143,7 @@ def check_record(record: Record, where: str) -> None:
     except (KeyError, TypeError, ValueError) as error:
         raise _C.CheckpointError(f"{where}: no list of optimizer states: {error!r}") from error
     for name in names:
-        folders.one_name(name, where)
+        untrusted.one_name(name, where)
 
 
 def bring(shards: Shards, directory: str, record: Record) -> Record:
@@ -226,12 +223,12 @@ def _check(path: str, size: int, digest: str | None) -> None:
 
 def restore(shards: Shards, chunks: Chunks) -> None:
     """Gives the optimizer the states of this rank's elements out of what read() returned."""
-    names = parameter_names(shards)
+    names, kept = parameter_names(shards), shards.torch_states
     for interval in shards.core.state_intervals():
         name = names[interval.parameter]
-        if interval.grad is not None and name in chunks:
+        if kept is not None and interval.grad is not None and name in chunks:
             state = assemble(chunks[name], interval.begin, interval.numel, name)
-            _states(shards).put(interval.parameter, interval.begin, state)
+            kept.put(interval.parameter, interval.begin, state)
 
 
 def assemble(chunks: list[Chunk], begin: int, numel: int, name: str) -> dict[str, Any]:

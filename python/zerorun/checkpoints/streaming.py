@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Generator, Iterable, Iterator
@@ -14,9 +15,9 @@ from torch import nn
 from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.checkpoints.full_state import check_one_model, full_parameters_of
-from zerorun.checkpoints.merged_adapters import MergedAdapters
 from zerorun.model.engine_ranks import EngineRanks
-from zerorun.model.local_tensor import whole_of
+from zerorun.model.local_tensor import local_of, place, whole_of
+from zerorun.model.partition import gathered
 from zerorun.model.units import plain_name
 
 _ALIGNMENT = 16  # bytes: a view of any dtype may begin there
@@ -261,3 +262,63 @@ def _factors(device: torch.device) -> torch.Tensor:
 
 def _fault(argument: str, got: Any, expected: str) -> _C.ConfigError:
     return _C.ConfigError(f"stream_parameters: {argument}: got {got!r}, expected {expected}")
+
+
+# --- the weights of PEFT's adapters within those that they adapt, one parameter at a time ---
+
+_PREFIX = "base_model.model."  # of a PeftModel's modules
+
+
+class MergedAdapters:
+    """A model without its adapters, whose weights are those that PEFT's own merge() makes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Raises ConfigError where adapters are merged already."""
+        self._layers: dict[nn.Parameter, Any] = {}  # those that adapt a parameter
+        self._left_out: set[nn.Parameter] = set()
+        for name, module in model.named_modules():
+            if hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
+                self._left_out.update(module.original_module.parameters())
+            elif hasattr(module, "get_base_layer") and hasattr(module, "merged_adapters"):
+                if module.merged_adapters:
+                    raise _C.ConfigError(
+                        f"stream_parameters: merge_adapters: {name} has merged adapters already: "
+                        "unmerge_adapter() first, or stream without merge_adapters"
+                    )
+                adapted = dict.fromkeys(module.get_base_layer().parameters(), module)
+                self._layers |= adapted
+                self._left_out |= set(module.parameters()) - adapted.keys()
+
+    def keeps(self, parameter: nn.Parameter) -> bool:
+        return parameter not in self._left_out
+
+    def name(self, name: str) -> str:
+        """The name in the model without adapters."""
+        parts = name.removeprefix(_PREFIX).split(".")
+        if "modules_to_save" in parts:  # modules_to_save.default
+            at = parts.index("modules_to_save")
+            del parts[at : at + 2]
+        return ".".join(part for part in parts if part != "base_layer")
+
+    def merged(self, parameter: nn.Parameter, values: torch.Tensor) -> torch.Tensor:
+        """`values`, or those with the active adapters. Collective where adapters are sharded."""
+        layer = self._layers.get(parameter)
+        if layer is None or layer.disable_adapters:
+            return values
+        with gathered(layer.parameters()), _copied(layer.get_base_layer()), torch.no_grad():
+            layer.merge()
+            layer.merged_adapters.clear()
+            return local_of(parameter)
+
+
+@contextlib.contextmanager
+def _copied(module: nn.Module) -> Iterator[None]:
+    """Lets the module's parameters be written; they are as before afterwards."""
+    before = [(parameter, local_of(parameter)) for parameter in module.parameters()]
+    try:
+        for parameter, values in before:
+            place(parameter, values.clone())
+        yield
+    finally:
+        for parameter, values in before:
+            place(parameter, values)

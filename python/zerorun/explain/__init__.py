@@ -105,8 +105,32 @@ def _whole(text: str, known: list[tuple[str, str]]) -> str | None:
     return best
 
 
+def _cut_off(text: str, known: list[tuple[str, str]]) -> str | None:
+    """The anchor of the messages whose beginning is in the text, where its last sentences begin;
+    None if they belong to several entries."""
+    begins = {0, *(found.end() for found in re.finditer(r"[:\]] ", text))}
+    best: dict[tuple[int, int], set[str]] = {}  # by where the message begins, and words of it
+    for anchor, message in known:
+        head, *others = message.removeprefix("{}: ").split("{}")
+        words = len(_words(head))
+        begin = text.rfind(head.rstrip(" :")) if words >= _FEWEST_WORDS else -1
+        while begin >= 0 and begin not in begins:
+            begin = text.rfind(head.rstrip(" :"), 0, begin)
+        if begin < 0:
+            continue
+        end = begin + len(head)
+        for part in others:
+            end = text.find(part, end)
+            if end < 0:
+                break
+            words += len(_words(part))
+        best.setdefault((begin, words), set()).add(anchor)
+    anchors = best[max(best)] if best else set()
+    return anchors.pop() if len(anchors) == 1 else None
+
+
 def explain(text: str) -> Entry | None:
     """The entry of an error, or of a part of one; None if it resembles none."""
-    text = " ".join(text.split())
-    anchor = _whole(text, _messages()) or _nearest(text, _examples() + _messages())
+    text, known = " ".join(text.split()), _messages()
+    anchor = _whole(text, known) or _cut_off(text, known) or _nearest(text, _examples() + known)
     return _entries()[anchor] if anchor else None

@@ -40,11 +40,13 @@ from zerorun.hooks.module_call import (
 from zerorun.hooks.shared_unit import (
     BucketMemory,
     SharedUnit,
+    external_parameters,
     full_parameters,
+    gathered_at,
+    registered,
     stop_watching,
     watch_reads,
 )
-from zerorun.hooks.unit_hooks import any_external, external_parameters, gathered_at
 from zerorun.model.local_tensor import is_distributed, is_empty
 from zerorun.model.model_layout import ModelLayout
 from zerorun.model.uncopied import ModuleHook
@@ -120,7 +122,7 @@ class GatherHooks:
         stack = self._stack
         if not stack and self._open and torch._C._current_graph_task_id() < 0:
             self.release_open()  # of a backward that ended with an error
-        external = external_parameters(module) if any_external() else ()
+        external = external_parameters(module) if registered else ()
         if external:
             more = dict.fromkeys(self.unit_of[p] for p in external if p in self.unit_of)
             units = [*units, *(unit for unit in more if unit not in units)]
@@ -150,21 +152,28 @@ class GatherHooks:
             self.casts = {}
         if call is None:
             return None
-        results = Results(result)
-        if torch.is_grad_enabled():
-            for tensor in results.tensors:
-                if tensor.grad_fn is not None:
-                    tensor.register_hook(call.begin_backward)
         try:
-            views = views_in(results.tensors, self._unit_in)
-            if views or not results.complete:
-                return self._hand_out(call, result, results, views)
-            return None
+            if type(result) is not torch.Tensor:
+                return self._look_into(call, Results(result), result)
+            if result.grad_fn is not None and torch.is_grad_enabled():
+                result.register_hook(call.begin_backward)
+            views = views_in((result,), self._unit_in)
+            return self._hand_out(call, result, True, views) if views else None
         finally:
             if torch._C._current_graph_task_id() >= 0:  # the backward to come is another call's
                 self._keep_frozen(call.units)
                 call.let_go()
             call.end()
+
+    def _look_into(self, call: ModuleCall, results: Results, result: Any) -> Any:
+        if torch.is_grad_enabled():
+            for tensor in results.tensors:
+                if tensor.grad_fn is not None:
+                    tensor.register_hook(call.begin_backward)
+        views = views_in(results.tensors, self._unit_in)
+        if views or not results.complete:
+            return self._hand_out(call, result, results.complete, views)
+        return None
 
     def _keep_frozen(self, units: Sequence[SharedUnit]) -> None:
         """For a recomputation, at the end of which torch.utils.checkpoint compares the shapes of
@@ -179,17 +188,17 @@ class GatherHooks:
         for unit in recomputed:
             unit.release()
 
-    def _hand_out(self, call: ModuleCall, result: Any, results: Results, found: Views) -> Any:
+    def _hand_out(self, call: ModuleCall, result: Any, complete: bool, found: Views) -> Any:
         """Sees to what may be read of the call's units after its end; None or another result."""
         views = {id(tensor): (tensor, unit) for tensor, unit in found}
         around = self._call_around()
         if around is not None:
             escaping = [unit for _, unit in views.values()]
-            for unit in dict.fromkeys([*escaping, *([] if results.complete else call.units)]):
+            for unit in dict.fromkeys([*escaping, *([] if complete else call.units)]):
                 if unit not in around.units:
                     around.add([unit], self._under_autocast())
             return None
-        if not results.complete and torch.is_grad_enabled():
+        if not complete and torch.is_grad_enabled():
             self.keep(call.units)
         if not views:
             return None

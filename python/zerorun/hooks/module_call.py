@@ -169,9 +169,6 @@ class Results:
     def __init__(self, value: Any) -> None:
         self.tensors: list[torch.Tensor] = []
         self.complete = True
-        if type(value) is torch.Tensor:
-            self.tensors.append(value)
-            return
         seen: set[int] = set()
         pending = [value]
         while pending:

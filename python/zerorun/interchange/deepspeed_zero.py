@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from zerorun import _C
-from zerorun.interchange import pickles
+from zerorun.interchange import untrusted
 from zerorun.interchange.deepspeed_model import ModelStates, scaler_of
 from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
 from zerorun.optimizers.saved_values import whole_number
@@ -116,8 +116,8 @@ class _Rank:
 
     def __init__(self, path: str, optimizer_states: bool) -> None:
         self.path = path
-        self.mapped = pickles.is_mapped(path)
-        state = _member(pickles.read(path), "optimizer_state_dict", dict, path)
+        self.mapped = untrusted.is_mapped(path)
+        state = _member(untrusted.read(path), "optimizer_state_dict", dict, path)
         self.stage = int(state.get("zero_stage", 1))
         if self.stage not in {1, 2, 3}:
             raise _C.CheckpointError(f"{path}: got zero_stage {self.stage}, expected 1, 2 or 3")

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from zerorun import _C
-from zerorun.interchange import folders
-from zerorun.interchange.pickles import read_bytes
+from zerorun.interchange import untrusted
 from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
+from zerorun.interchange.untrusted import read_bytes
 from zerorun.optimizers.saved_values import whole_number
 
 _METADATA = ".metadata"
@@ -155,7 +155,7 @@ class _Reader:
                 "not supported"
             )
         where = os.path.join(self._folder, _METADATA)
-        path = folders.inside(self._folder, place.relative_path, where)
+        path = untrusted.inside(self._folder, place.relative_path, where)
         whole = type(place.offset) is int and type(place.length) is int and place.length >= 0
         if not whole or place.offset < 0 or place.offset + place.length > os.path.getsize(path):
             raise _C.CheckpointError(

@@ -7,13 +7,14 @@ import os
 from collections.abc import Callable, Iterator
 
 from zerorun import _C
-from zerorun.interchange import folders
-from zerorun.interchange.deepspeed_universal import is_universal, open_universal
+from zerorun.interchange import untrusted
+from zerorun.interchange.deepspeed_model import is_universal, open_universal
 from zerorun.interchange.deepspeed_zero import is_zero_checkpoint, open_zero
 from zerorun.interchange.distributed import is_distributed, open_distributed
-from zerorun.interchange.hugging_face import is_hugging_face, open_hugging_face
-from zerorun.interchange.sharded_safetensors import (
+from zerorun.interchange.hugging_face import (
+    is_hugging_face,
     is_sharded_safetensors,
+    open_hugging_face,
     open_sharded_safetensors,
 )
 from zerorun.interchange.source import Source
@@ -32,22 +33,22 @@ def find(directory: str, tag: str | None) -> str | None:
     with told(directory):
         names = [tag] if tag else _tags(directory)
         for name in names:
-            folder = os.path.join(directory, folders.one_name(name, "tag"))
-            if folders.is_there(os.path.join(folder, _MANIFEST)):
+            folder = os.path.join(directory, untrusted.one_name(name, "tag"))
+            if untrusted.is_there(os.path.join(folder, _MANIFEST)):
                 return None
             if _opener(folder) is not None:
                 return folder
         if names or _opener(directory) is None:
             return None
         below = os.listdir(directory)
-        if any(folders.is_there(os.path.join(directory, name, _MANIFEST)) for name in below):
+        if any(untrusted.is_there(os.path.join(directory, name, _MANIFEST)) for name in below):
             return None
         return directory
 
 
 def _tags(directory: str) -> list[str]:
     paths = [os.path.join(directory, name) for name in _LATEST]
-    return [folders.read_tag(path) for path in paths if folders.is_there(path)]
+    return [untrusted.read_tag(path) for path in paths if untrusted.is_there(path)]
 
 
 def _opener(folder: str) -> Callable[..., Source] | None:

@@ -6,15 +6,18 @@ import functools
 import importlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from zerorun import _C
-from zerorun.interchange import folders, pickles
+from zerorun.interchange import untrusted
+from zerorun.interchange.distributed import Chunk, pieces_of
 from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
 from zerorun.model.dtypes import SAFETENSORS_DTYPES
+from zerorun.optimizers.saved_values import whole_number
 
 # In the order of preference.
 _NAMES = (
@@ -39,7 +42,7 @@ def _entry_of(path: str) -> str | None:
     if os.path.isfile(path):
         return path if path.endswith((_SAFETENSORS, ".bin", ".index.json")) else None
     names = (os.path.join(path, name) for name in _NAMES)
-    found = next((name for name in names if folders.is_there(name)), None)
+    found = next((name for name in names if untrusted.is_there(name)), None)
     if found is not None and not os.path.isfile(found):
         raise _C.CheckpointError(f"{found}: expected a file, or a link to one")
     return found
@@ -63,7 +66,7 @@ class Weights(Mapping[str, torch.Tensor]):
         self._files = _index(entry) if entry.endswith(".index.json") else {}
         if not self._files:
             self._files = dict.fromkeys(keys_of(entry), entry)
-        _checkkeys_of(entry, self._files)
+        _check_keys(entry, self._files)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return tensor_of(self._files[name], name)
@@ -105,7 +108,7 @@ def _index(path: str) -> dict[str, str]:
             raise _C.CheckpointError(f"{path}: larger than {_MAX_INDEX_NBYTES} bytes")
         with open(path, encoding="utf-8") as file:
             table = json.load(file)["weight_map"]
-        return {name: folders.inside(folder, where, path) for name, where in table.items()}
+        return {name: untrusted.inside(folder, where, path) for name, where in table.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, _C.Error):
             raise
@@ -114,7 +117,7 @@ def _index(path: str) -> dict[str, str]:
         ) from error
 
 
-def _checkkeys_of(entry: str, files: dict[str, str]) -> None:
+def _check_keys(entry: str, files: dict[str, str]) -> None:
     have = {path: set(keys_of(path)) for path in set(files.values())}
     for name, path in files.items():
         if name not in have[path]:
@@ -124,7 +127,7 @@ def _checkkeys_of(entry: str, files: dict[str, str]) -> None:
 @functools.lru_cache(maxsize=64)
 def _opened(path: str, _state: tuple[int, int]) -> Any:
     if not path.endswith(_SAFETENSORS):
-        return _flat(pickles.read(path), path)
+        return _flat(untrusted.read(path), path)
     try:
         return importlib.import_module("safetensors").safe_open(path, "pt")
     except ImportError as error:
@@ -147,7 +150,7 @@ def _flat(content: Any, path: str) -> dict[str, torch.Tensor]:
         )
     found = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
     for name, value in found.items():
-        if not isinstance(name, str) or not pickles.is_readable(value):
+        if not isinstance(name, str) or not untrusted.is_readable(value):
             raise _C.CheckpointError(
                 f"{path}: {name!r} is {value.layout} of {value.dtype}, expected names with dense "
                 "tensors"
@@ -176,3 +179,67 @@ def open_hugging_face(path: str, *, optimizer_states: bool = True) -> Source:
         piece = Piece(0, torch.Size(shape).numel(), functools.partial(weights.__getitem__, name))
         source.parameters[name] = SourceParameter(shape, [piece], weights.dtype(name))
     return source
+
+
+# --- models that each rank has saved its part of: transformers' sharded checkpoints ---
+#
+# `save_pretrained(..., distributed_checkpoint=True)` of a model loaded with `distributed_config`
+# writes them, and PyTorch's HuggingFaceStorageWriter(save_distributed=True), which it calls.
+
+__all__ = ["is_sharded_safetensors", "open_sharded_safetensors"]
+
+_NAME = re.compile(r"shard-(\d{5})-model-\d{5}-of-\d{5}\.safetensors")
+_PLACES = "DCP_SHARDING_INFO"  # the key of a file's metadata with the offsets of its tensors
+
+
+def is_sharded_safetensors(folder: str) -> bool:
+    return os.path.isdir(folder) and any(map(_NAME.fullmatch, os.listdir(folder)))
+
+
+def open_sharded_safetensors(folder: str, *, optimizer_states: bool = True) -> Source:
+    """Describes a model, which has no optimizer states here. Raises CheckpointError."""
+    del optimizer_states
+    source = Source(folder, "a model in the files of its ranks", is_model=True, only_names=True)
+    found = [match for match in map(_NAME.fullmatch, sorted(os.listdir(folder))) if match]
+    ranks = {int(match.group(1)) for match in found}
+    missing = set(range(1, max(ranks) + 1)) - ranks
+    if missing:
+        raise _C.CheckpointError(
+            f"{folder}: the file of shard {min(missing)} is missing, of {max(ranks)} or more"
+        )
+    chunks: dict[str, list[Chunk]] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    for path in (os.path.join(folder, match.group()) for match in found):
+        places = _places(path)
+        for name in keys_of(path):
+            chunk = _chunk(path, name, places)
+            others = chunks.setdefault(name, [])
+            if all(chunk[0] != other[0] for other in others):  # else a copy of a replica
+                others.append(chunk)
+            dtypes[name] = dtype_of(path, name)
+    for name, parts in chunks.items():
+        ends = [[at + size for at, size in zip(*part[:2], strict=True)] for part in parts]
+        size = tuple(map(max, zip(*ends, strict=True)))
+        pieces = pieces_of(f"{folder}: {name}", size, dtypes[name], parts)
+        source.parameters[name] = SourceParameter(size, pieces, dtypes[name])
+    return source
+
+
+def _places(path: str) -> dict[str, Any]:
+    text = (open_file(path).metadata() or {}).get(_PLACES)
+    if text is None:
+        raise _C.CheckpointError(
+            f"{path}: no {_PLACES} in its metadata, which says where its tensors belong"
+        )
+    return dict(json.loads(text))
+
+
+def _chunk(path: str, name: str, places: dict[str, Any]) -> Chunk:
+    shape = tuple(open_file(path).get_slice(name).get_shape())
+    given = places[name]["saved_offsets"]
+    offsets = tuple(whole_number(at, f"offset of {name}", path) for at in given)
+    if len(offsets) != len(shape):
+        raise _C.CheckpointError(
+            f"{path}: {name} has {len(shape)} dimensions, but {len(offsets)} offsets"
+        )
+    return offsets, shape, functools.partial(tensor_of, path, name)

@@ -14,8 +14,8 @@ from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.interchange.source import Source, SourceParameter
 from zerorun.model.dtypes import as_bytes
 from zerorun.optimizers.saved_values import whole_number
-from zerorun.shards import block8
 from zerorun.shards.shards import Shards
+from zerorun.shards.state_access import encode
 
 _CHUNK_NUMEL = 1 << 22  # elements that are read at a time
 # Elements whose states may be in memory before those that are offloaded to files go there.
@@ -206,7 +206,7 @@ class Filling:
             if f"{name}_scale" in targets:
                 whole = torch.empty(interval.numel)
                 read(0, whole)
-                coded = block8.encode(whole, name != "exp_avg_sq")
+                coded = encode(whole, name != "exp_avg_sq")
                 targets[name].copy_(coded[0])
                 targets[f"{name}_scale"].copy_(coded[1])
             else:

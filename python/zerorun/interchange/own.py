@@ -12,7 +12,7 @@ import torch
 
 from zerorun import _C, program_state
 from zerorun.interchange.source import Piece, Source, SourceParameter
-from zerorun.model import saved_buffers
+from zerorun.model import buffers as saved_buffers
 from zerorun.model.dtypes import CORE_DTYPES, stored_shape
 from zerorun.optimizers.saved_values import DECOUPLED
 
@@ -61,7 +61,9 @@ def open_own(directory: str | os.PathLike[str], tag: str | None = None) -> Sourc
 
     exact_dtypes = exact_dtypes_of(data, folder)
 
-    manifest = _manifest(source.path)
+    # The table of a checkpoint that SavedModel has found to be in order.
+    with open(os.path.join(source.path, "checkpoint.json"), encoding="utf-8") as file:
+        manifest = json.load(file)
     table = {entry["name"]: entry for entry in manifest["parameters"]}
     trained = [table[p.name]["dtype"] for p in saved.parameters if p.trainable and not p.alias_of]
     source.dtype = trained[0] if trained else None
@@ -92,9 +94,3 @@ def _seen_as(
     if stored == torch.uint8 and stored_shape(torch.Size(shape[:-1]), dtype) == list(shape):
         return shape[:-1]
     raise _C.CheckpointError(f"{where}: {stored} of shape {shape} is not what {dtype} is saved as")
-
-
-def _manifest(folder: str) -> Any:
-    """The table of a checkpoint that SavedModel has found to be in order."""
-    with open(os.path.join(folder, "checkpoint.json"), encoding="utf-8") as file:
-        return json.load(file)

@@ -11,7 +11,7 @@ import torch
 
 from zerorun import _C
 from zerorun.host_memory import forget_pages
-from zerorun.interchange.pickles import check_intact, is_plain
+from zerorun.interchange.untrusted import check_intact, is_plain
 
 _COMPARED_NUMEL = 1 << 22  # elements that are in memory at a time
 

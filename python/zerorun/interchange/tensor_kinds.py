@@ -134,7 +134,7 @@ def _ties(source: Source, open_names: set[str]) -> Iterator[tuple[str, str]]:
     """Names with the parameter that they name, too: one that is trained, or else an earlier one."""
     alike: dict[object, list[str]] = {}
     for name, parameter in source.parameters.items():
-        alike.setdefault(_like(parameter), []).append(name)
+        alike.setdefault((parameter.shape, parameter.dtype, parameter.parts), []).append(name)
     for names in alike.values():
         if len(names) < 2 or open_names.isdisjoint(names):
             continue
@@ -150,10 +150,6 @@ def _ties(source: Source, open_names: set[str]) -> Iterator[tuple[str, str]]:
                     yield name, owner
                     continue
             before.append(name)
-
-
-def _like(parameter: SourceParameter) -> tuple[object, ...]:
-    return parameter.shape, parameter.dtype, parameter.parts
 
 
 def _is_one_number(parameter: SourceParameter) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-
-VERSION = 1  # of a metrics file; a reader refuses later ones
 
 
 @dataclass(frozen=True)
@@ -18,203 +18,123 @@ class Field:
     sources: str = "both"  # "python": only engine.metrics() has it; "train": only zerorun train
 
 
-FIELDS = (
-    Field("rank", "integer", "", "The rank whose figures these are; in files only.", "python"),
-    Field(
-        "step",
-        "integer",
-        "",
-        "Number of optimizer steps so far, with this one and skipped ones.",
-    ),
-    Field("samples", "integer", "", "Number of samples that all ranks have trained on so far."),
-    Field(
-        "time_s",
-        "number",
-        "s",
-        "Time at the end of the step, in seconds since 1970 (Unix time).",
-    ),
-    Field(
-        "loss",
-        "number",
-        "",
-        "Mean of the losses of all micro-steps. `train`: also over all ranks. PyTorch "
-        "programs: the losses passed to `engine.backward` on this rank.",
-    ),
-    Field("lr", "number", "", "Learning rate of the first parameter group in this step."),
-    Field("lrs", "array of numbers", "", "Learning rate of each parameter group.", "python"),
-    Field(
-        "grad_norm",
-        "number",
-        "",
-        "L2 norm of the averaged gradient before clipping; null if it is not finite.",
-    ),
-    Field("clipped_grad_norm", "number", "", "L2 norm of the averaged gradient after clipping."),
-    Field("clip_factor", "number", "", "Factor by which clipping multiplied the gradient."),
-    Field("loss_scale", "number", "", "Loss scale with which the gradients were computed."),
-    Field(
-        "skipped",
-        "boolean",
-        "",
-        "True if the gradient was not finite, so the step updated nothing.",
-    ),
-    Field("skipped_steps", "integer", "", "Number of skipped steps so far."),
-    Field(
-        "step_ms",
-        "number",
-        "ms",
-        "Time from the end of the previous step to the end of this one. `train`: without "
-        "evaluations and saves in between.",
-    ),
-    Field(
-        "forward_ms",
-        "number",
-        "ms",
-        "Time in forward calls of the engine, all micro-steps; on a GPU the time on its stream.",
-        "python",
-    ),
-    Field(
-        "backward_ms",
-        "number",
-        "ms",
-        "Time in `engine.backward`, communication included.",
-        "python",
-    ),
-    Field(
-        "fwd_bwd_ms",
-        "number",
-        "ms",
-        "Time of forward and backward without communication.",
-        "train",
-    ),
-    Field(
-        "comm_ms",
-        "number",
-        "ms",
-        "Time in which this rank's main thread performed or waited for reductions and "
-        "gathers, so communication that was not overlapped with anything.",
-    ),
-    Field("reduce_ms", "number", "ms", "The part of `comm_ms` that is reductions."),
-    Field("gather_ms", "number", "ms", "The part of `comm_ms` that is gathers."),
-    Field(
-        "reduce_hidden_ms",
-        "number",
-        "ms",
-        "Time of reductions that were overlapped: this rank's main thread neither waited "
-        "nor was in the engine's step. Not known on a GPU.",
-    ),
-    Field("gather_hidden_ms", "number", "ms", "The same for gathers."),
-    Field(
-        "offload_ms",
-        "number",
-        "ms",
-        "Time of offloading (updates on the host, copies from and to the host, disk) while "
-        "this rank's main thread waited or was in the engine's step; on a GPU without the "
-        "copies.",
-    ),
-    Field(
-        "offload_hidden_ms",
-        "number",
-        "ms",
-        "Time of offloading that was overlapped with other work.",
-    ),
-    Field(
-        "optimizer_ms",
-        "number",
-        "ms",
-        "Time of norm, update and all_gather of the updated parameters.",
-    ),
-    Field("call_ms", "number", "ms", "Time in `engine.step`, all micro-steps.", "python"),
-    Field(
-        "other_ms",
-        "number",
-        "ms",
-        "Time between calls of the engine: loading data, saving, and all else that the "
-        "program does.",
-        "python",
-    ),
-    Field(
-        "data_ms",
-        "number",
-        "ms",
-        "The part of `other_ms` that waits for the data loader that `initialize` made from "
-        "`training_data`. `train`: time to read and prepare the batch.",
-    ),
-    Field(
-        "checkpoint_ms",
-        "number",
-        "ms",
-        "Time in `save_checkpoint` since the previous step: how long saving stopped the "
-        "training. For an asynchronous save this is the copy.",
-    ),
-    Field(
-        "step_shares",
-        "object of numbers",
-        "",
-        "How this rank spent the step, in fractions of it: `waited` for other ranks in "
-        "collectives; `data`: PyTorch programs from the end of `engine.step` to the next forward; "
-        "`copy`: waiting for offloading; `save`: checkpoints; `compute`: all else. Here a step "
-        "lasts from one gradient norm to the next, so a save counts in the step after it. On a "
-        "GPU the host's waits for it count as `waited`.",
-    ),
-    Field(
-        "straggler",
-        "object",
-        "",
-        "Rank 0 only, and only if the others persistently wait for one rank "
-        "([slow.md](slow.md)): its `rank` and `host`, the `share` of the time in which it is "
-        "waited for, the `cause` (a name of `step_shares`), and all this as a `text`.",
-    ),
-    Field("samples_per_s", "number", "1/s", "Samples of all ranks divided by `step_ms`.", "python"),
-    Field(
-        "tokens_per_s",
-        "number",
-        "1/s",
-        "Tokens of all ranks divided by `step_ms`; PyTorch programs: if the input of the "
-        "engine is a tensor of tokens.",
-    ),
-    Field(
-        "flops",
-        "number",
-        "",
-        "Floating point operations of the model in the step, on all ranks. After the "
-        "`flops_profiler` has counted a forward pass: three times its count. Otherwise, if "
-        "the number of tokens is known: 6 per token and weight of a matrix product (4 for "
-        "frozen weights; all experts count; attention does not).",
-        "python",
-    ),
-    Field(
-        "mfu",
-        "number",
-        "",
-        "Model FLOPs utilisation, 0 to 1: `flops` per second divided by the rate that large "
-        "matrix products reached on all ranks together before the first step. PyTorch "
-        "programs have it with a metrics file or after `engine.measure_peak()`. `train` "
-        "counts attention, too.",
-    ),
-    Field(
-        "collectives",
-        "object of [calls, bytes, ms]",
-        "B, ms",
-        "The collectives of this rank in the step, by operation: number of calls, bytes of "
-        "the full tensors, and time with waiting for other ranks (null on a GPU).",
-    ),
-    Field(
-        "memory",
-        "object of numbers",
-        "B",
-        "Memory that the engine holds on this rank, by category.",
-    ),
-    Field("memory_peak", "object of numbers", "B", "The largest values of `memory` so far."),
-    Field(
-        "model_state_bytes",
-        "integer",
-        "B",
-        "Bytes of parameters, gradients and optimizer states of this rank.",
-    ),
-    Field("rss_bytes", "integer", "B", "Resident memory of this process."),
-    Field("peak_rss_bytes", "integer", "B", "The largest resident memory of this process so far."),
-    Field("gpu_bytes", "integer", "B", "Memory that PyTorch holds on this rank's GPU.", "python"),
-)
+_TABLE = """
+rank | integer |  | python
+    The rank whose figures these are; in files only.
+step | integer |  | both
+    Number of optimizer steps so far, with this one and skipped ones.
+samples | integer |  | both
+    Number of samples that all ranks have trained on so far.
+time_s | number | s | both
+    Time at the end of the step, in seconds since 1970 (Unix time).
+loss | number |  | both
+    Mean of the losses of all micro-steps. `train`: also over all ranks. PyTorch programs: the
+    losses passed to `engine.backward` on this rank.
+lr | number |  | both
+    Learning rate of the first parameter group in this step.
+lrs | array of numbers |  | python
+    Learning rate of each parameter group.
+grad_norm | number |  | both
+    L2 norm of the averaged gradient before clipping; null if it is not finite.
+clipped_grad_norm | number |  | both
+    L2 norm of the averaged gradient after clipping.
+clip_factor | number |  | both
+    Factor by which clipping multiplied the gradient.
+loss_scale | number |  | both
+    Loss scale with which the gradients were computed.
+skipped | boolean |  | both
+    True if the gradient was not finite, so the step updated nothing.
+skipped_steps | integer |  | both
+    Number of skipped steps so far.
+step_ms | number | ms | both
+    Time from the end of the previous step to the end of this one. `train`: without evaluations
+    and saves in between.
+forward_ms | number | ms | python
+    Time in forward calls of the engine, all micro-steps; on a GPU the time on its stream.
+backward_ms | number | ms | python
+    Time in `engine.backward`, communication included.
+fwd_bwd_ms | number | ms | train
+    Time of forward and backward without communication.
+comm_ms | number | ms | both
+    Time in which this rank's main thread performed or waited for reductions and gathers, so
+    communication that was not overlapped with anything.
+reduce_ms | number | ms | both
+    The part of `comm_ms` that is reductions.
+gather_ms | number | ms | both
+    The part of `comm_ms` that is gathers.
+reduce_hidden_ms | number | ms | both
+    Time of reductions that were overlapped: this rank's main thread neither waited nor was in
+    the engine's step. Not known on a GPU.
+gather_hidden_ms | number | ms | both
+    The same for gathers.
+offload_ms | number | ms | both
+    Time of offloading (updates on the host, copies from and to the host, disk) while this
+    rank's main thread waited or was in the engine's step; on a GPU without the copies.
+offload_hidden_ms | number | ms | both
+    Time of offloading that was overlapped with other work.
+optimizer_ms | number | ms | both
+    Time of norm, update and all_gather of the updated parameters.
+call_ms | number | ms | python
+    Time in `engine.step`, all micro-steps.
+other_ms | number | ms | python
+    Time between calls of the engine: loading data, saving, and all else that the program does.
+data_ms | number | ms | both
+    The part of `other_ms` that waits for the data loader that `initialize` made from
+    `training_data`. `train`: time to read and prepare the batch.
+checkpoint_ms | number | ms | both
+    Time in `save_checkpoint` since the previous step: how long saving stopped the training. For
+    an asynchronous save this is the copy.
+step_shares | object of numbers |  | both
+    How this rank spent the step, in fractions of it: `waited` for other ranks in collectives;
+    `data`: PyTorch programs from the end of `engine.step` to the next forward; `copy`: waiting
+    for offloading; `save`: checkpoints; `compute`: all else. Here a step lasts from one
+    gradient norm to the next, so a save counts in the step after it. On a GPU the host's waits
+    for it count as `waited`.
+straggler | object |  | both
+    Rank 0 only, and only if the others persistently wait for one rank ([slow.md](slow.md)): its
+    `rank` and `host`, the `share` of the time in which it is waited for, the `cause` (a name of
+    `step_shares`), and all this as a `text`.
+samples_per_s | number | 1/s | python
+    Samples of all ranks divided by `step_ms`.
+tokens_per_s | number | 1/s | both
+    Tokens of all ranks divided by `step_ms`; PyTorch programs: if the input of the engine is a
+    tensor of tokens.
+flops | number |  | python
+    Floating point operations of the model in the step, on all ranks. After the `flops_profiler`
+    has counted a forward pass: three times its count. Otherwise, if the number of tokens is
+    known: 6 per token and weight of a matrix product (4 for frozen weights; all experts count;
+    attention does not).
+mfu | number |  | both
+    Model FLOPs utilisation, 0 to 1: `flops` per second divided by the rate that large matrix
+    products reached on all ranks together before the first step. PyTorch programs have it with
+    a metrics file or after `engine.measure_peak()`. `train` counts attention, too.
+collectives | object of [calls, bytes, ms] | B, ms | both
+    The collectives of this rank in the step, by operation: number of calls, bytes of the full
+    tensors, and time with waiting for other ranks (null on a GPU).
+memory | object of numbers | B | both
+    Memory that the engine holds on this rank, by category.
+memory_peak | object of numbers | B | both
+    The largest values of `memory` so far.
+model_state_bytes | integer | B | both
+    Bytes of parameters, gradients and optimizer states of this rank.
+rss_bytes | integer | B | both
+    Resident memory of this process.
+peak_rss_bytes | integer | B | both
+    The largest resident memory of this process so far.
+gpu_bytes | integer | B | python
+    Memory that PyTorch holds on this rank's GPU.
+"""
+
+
+def _read(table: str) -> Iterator[Field]:
+    """Fields of a line each, with what they mean in the lines below."""
+    for entry in re.split(r"\n(?=\S)", table.strip()):
+        head, *doc = entry.splitlines()
+        name, kind, unit, sources = (part.strip() for part in head.split("|"))
+        yield Field(name, kind, unit, " ".join(map(str.strip, doc)), sources)
+
+
+FIELDS = tuple(_read(_TABLE))
 
 _HEAD = """# Metrics
 

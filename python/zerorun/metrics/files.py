@@ -8,10 +8,11 @@ import os
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO, TypeGuard
+from typing import Any, TypeGuard
 
 from zerorun import _C
-from zerorun.metrics.fields import VERSION
+
+VERSION = 1  # of a metrics file; a reader refuses later ones
 
 
 def rank_path(path: str | os.PathLike[str], rank: int) -> Path:
@@ -94,10 +95,37 @@ def parse_line(text: str) -> dict[str, Any] | None:
     return line if isinstance(line, dict) else None
 
 
-def lines_of(file: TextIO) -> Iterator[str]:
-    """Lines as they are, but those of absurd length in parts, so that any file fits."""
-    while text := file.readline(MOST_CHARACTERS):
-        yield text
+class Tail:
+    """A file of lines, read on from where the last look ended."""
+
+    def __init__(self, path: Path, rank: int = 0) -> None:
+        self.rank = rank  # that the next lines belong to
+        self.at = 0  # bytes read
+        self.nbytes = 0
+        self._path = path
+        self._identity = self._look()[0]
+        self._rest = b""  # of a line that is being written
+
+    def _look(self) -> tuple[tuple[int, int], int]:
+        facts = self._path.stat()
+        return (facts.st_dev, facts.st_ino), facts.st_size
+
+    def goes_on(self) -> bool:
+        """False where another file has taken its place, or it was cut."""
+        identity, size = self._look()
+        return identity == self._identity and size >= self.at
+
+    def lines(self, follow: bool = True) -> Iterator[str]:
+        """The new lines. A last line without its end waits for the next look if there is one."""
+        with self._path.open("rb") as file:
+            self.nbytes = self._look()[1]
+            file.seek(self.at)
+            while part := file.readline(MOST_CHARACTERS):
+                self.at += len(part)
+                self._rest += part
+                if part.endswith(b"\n") or len(self._rest) >= MOST_CHARACTERS or not follow:
+                    yield self._rest.decode(errors="replace")
+                    self._rest = b""
 
 
 def check_version(head: dict[str, Any], where: Path) -> None:

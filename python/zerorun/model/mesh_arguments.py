@@ -85,7 +85,7 @@ def _of_sizes(sizes: Sequence[int]) -> Mesh:
     return Mesh(tuple(range(world_size)), sequence_size=int(sizes[1]))
 
 
-def _asked(mpu: Any, *names: str) -> Any:
+def asked(mpu: Any, *names: str) -> Any:
     """Calls the first of these methods that the mpu has; None without any."""
     for name in names:
         query = getattr(mpu, name, None)
@@ -95,9 +95,9 @@ def _asked(mpu: Any, *names: str) -> Any:
 
 
 def _of_mpu(mpu: Any) -> Mesh:
-    sequence_size = _asked(mpu, "get_sequence_parallel_world_size") or 1
+    sequence_size = asked(mpu, "get_sequence_parallel_world_size") or 1
     name = f"get_{'sequence_' if sequence_size > 1 else ''}data_parallel_group"
-    group = _asked(mpu, name)
+    group = asked(mpu, name)
     if group is None:
         raise _C.ConfigError(
             f"mpu: has no {name}(), which says which ranks hold the same part of the model: "
@@ -109,7 +109,7 @@ def _of_mpu(mpu: Any) -> Mesh:
     if len(ranks) == torch.distributed.get_world_size():
         return Mesh(ranks, sequence_size=sequence_size)
     tensor_names = ("tensor_model_parallel", "slice_parallel", "model_parallel")
-    tensor_rank = _asked(mpu, *(f"get_{name}_rank" for name in tensor_names))
+    tensor_rank = asked(mpu, *(f"get_{name}_rank" for name in tensor_names))
     if tensor_rank is None:
         raise _C.ConfigError(
             "mpu: get_model_parallel_rank() and get_tensor_model_parallel_rank() are missing or "
@@ -120,7 +120,7 @@ def _of_mpu(mpu: Any) -> Mesh:
         ranks,
         tensor_rank,
         _tensor_ranks(mpu, tensor_rank),
-        _asked(mpu, "get_model_parallel_rank", "get_tensor_model_parallel_rank"),
+        asked(mpu, "get_model_parallel_rank", "get_tensor_model_parallel_rank"),
         sequence_size,
     )
 
@@ -128,11 +128,11 @@ def _of_mpu(mpu: Any) -> Mesh:
 def _tensor_ranks(mpu: Any, tensor_rank: int) -> tuple[int, ...] | None:
     """The ranks that hold the parts of this rank's tensors; None if the mpu does not tell."""
     names = ("tensor_model_parallel", "model_parallel")
-    group = _asked(mpu, *(f"get_{name}_group" for name in names))
+    group = asked(mpu, *(f"get_{name}_group" for name in names))
     if group is None:
         return None
     ranks = ranks_of_group(group, "mpu.get_tensor_model_parallel_group()")
-    size = _asked(mpu, *(f"get_{name}_world_size" for name in names))
+    size = asked(mpu, *(f"get_{name}_world_size" for name in names))
     # The model-parallel group of some programs has the stages of a pipeline, too.
     fits = len(ranks) == size and ranks.index(torch.distributed.get_rank()) == tensor_rank
     return ranks if fits else None
@@ -140,7 +140,7 @@ def _tensor_ranks(mpu: Any, tensor_rank: int) -> tuple[int, ...] | None:
 
 def _check_sequence(mpu: Any, ranks: tuple[int, ...], size: int) -> None:
     """Raises ConfigError unless neighbours among `ranks` share a sequence."""
-    group = _asked(mpu, "get_sequence_parallel_group")
+    group = asked(mpu, "get_sequence_parallel_group")
     if group is None:
         return
     shared = ranks_of_group(group, "mpu.get_sequence_parallel_group()")

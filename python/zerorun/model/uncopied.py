@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerorun import _C
+from zerorun import _C, torch_seam
 
 
 def _replacement(kind: type[Uncopied]) -> Any:
@@ -44,15 +44,11 @@ def check_hooks_are_taken(model: nn.Module) -> None:
 
 
 def _compiler_that_runs() -> Callable[[], Any]:
-    """A function that gives None outside of what torch.compile's code calls.
-
-    PyTorch before 2.6 has none, and that of 2.6 takes a reference to its answer away with each
-    call, until the process dies: before 2.8 the answer is whether there is a compiler at all.
-    """
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if version < (2, 8):
-        return lambda: sys.modules.get("torch._dynamo")
-    return torch._C._dynamo.eval_frame.get_eval_frame_callback  # type: ignore[no-any-return]
+    """A function that gives None outside of what torch.compile's code calls. Of older versions the
+    answer is whether there is a compiler at all; where torch_seam.check() raises there is none."""
+    if torch_seam.KNOWS_COMPILER:
+        return getattr(torch._C._dynamo.eval_frame, torch_seam.COMPILER, lambda: None)
+    return lambda: sys.modules.get("torch._dynamo")
 
 
 _compiled_caller = _compiler_that_runs()

@@ -100,7 +100,7 @@ class ShardOptimizer(torch.optim.Optimizer):
                 shards.core, shards.layout, self.given, shards.communicator, shards.writes
             )
         else:
-            from zerorun.optimizers.full_states import take_states
+            from zerorun.optimizers.parameter_states import take_states
 
             take_states(shards, basic)
         self.given.serve(self)
@@ -236,7 +236,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         fp32 values of 16-bit parameters. :meth:`ZeroEngine.save_checkpoint` saves states that any
         number of ranks can load.
         """
-        from zerorun.shards.shard_states import ShardStates
+        from zerorun.optimizers.parameter_states import ShardStates
 
         return {"state": ShardStates(self.shards).get(), "param_groups": self.group_settings()}
 
@@ -253,12 +253,12 @@ class ShardOptimizer(torch.optim.Optimizer):
                     f"load_state_dict: got {sorted(state_dict)}, expected state and param_groups"
                 )
             if any("params" in group for group in groups):  # torch's
-                from zerorun.optimizers.full_states import FullStates
+                from zerorun.optimizers.parameter_states import FullStates
 
                 full = FullStates(self.shards, self.param_groups)
                 put, groups = full.put, full.check(groups, states)
             else:
-                from zerorun.shards.shard_states import ShardStates
+                from zerorun.optimizers.parameter_states import ShardStates
 
                 own = ShardStates(self.shards)
                 put = own.put

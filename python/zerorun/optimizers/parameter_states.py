@@ -1,4 +1,4 @@
-"""The ``state`` of an optimizer whose states lie in an engine's memory."""
+"""Optimizer states that lie in an engine's memory, as programs see and load them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,18 @@ import torch
 from torch import nn
 
 from zerorun import _C
+from zerorun.agreement import all_or_none
+from zerorun.hooks.parameter_memory import tensor_of
+from zerorun.optimizers.saved_values import (
+    COMMON_STATES,
+    check_groups,
+    check_one_step,
+    whole_number,
+    with_own_decay,
+)
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
+from zerorun.shards.torch_states import is_per_element
 
 
 class ParameterStates(MutableMapping[Any, Any]):
@@ -79,3 +89,249 @@ class ParameterStates(MutableMapping[Any, Any]):
 
 def _are_tensors(*values: Any) -> bool:
     return all(isinstance(value, torch.Tensor) for value in values)
+
+
+# --- whole ones, of a torch optimizer ---
+
+_WHERE = "load_state_dict"
+
+
+def indices_of(groups: list[dict[str, Any]]) -> dict[nn.Parameter, int]:
+    """The parameters' numbers in torch's state dicts: their places in all groups together."""
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    return {parameter: index for index, parameter in enumerate(parameters)}
+
+
+class FullStates:
+    """Loads the states of a torch optimizer into an engine's shards; every rank has all of them."""
+
+    def __init__(self, shards: Shards, groups: list[dict[str, Any]]) -> None:
+        self._shards, self._groups = shards, groups
+
+    def check(
+        self, groups: list[dict[str, Any]], states: dict[Any, dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """The groups' settings. Raises CheckpointError unless put() can take the states."""
+        saved = [len(group.get("params", ())) for group in groups]
+        own = [len(group["params"]) for group in self._groups]
+        if saved != own:
+            raise _C.CheckpointError(
+                f"{_WHERE}: got groups of {saved} parameters, this optimizer has {own}"
+            )
+        steps: dict[str, Any] = {}
+        for parameter, index in self._trained():
+            state = states.get(index) or {}
+            self._check_states(parameter, index, state)
+            if state:
+                steps[f"parameter {index}"] = state.get("step", 0)
+        if not self._shards.external:
+            check_one_step(steps)
+        check_groups(groups, _WHERE, external=self._shards.external)
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        if not self._shards.external:
+            return with_own_decay(settings, None, self._shards.settings.optimizer, _WHERE)
+        common = {key: value for key, value in states.items() if not isinstance(key, int)}
+        return [settings[0] | {COMMON_STATES: common}, *settings[1:]] if common else settings
+
+    def _check_states(self, parameter: nn.Parameter, index: int, state: dict[str, Any]) -> None:
+        layout = self._shards.layout
+        name, shape = layout.names[parameter], layout.shapes[parameter]
+        tensors = {key: value for key, value in state.items() if is_per_element(key, value, shape)}
+        for key, value in tensors.items():
+            if value.shape not in (shape, (shape.numel(),)):
+                raise _C.CheckpointError(
+                    f"{_WHERE}: {key} of parameter {index} ({name}): got shape "
+                    f"{tuple(value.shape)}, expected {tuple(shape)}"
+                )
+        if not state or self._shards.external:
+            return
+        if tensors.keys() != set(_names_of(self._shards, parameter)):
+            raise _C.CheckpointError(
+                f"{_WHERE}: parameter {index} ({name}): got states {sorted(tensors)}, "
+                f"expected {_names_of(self._shards, parameter)}"
+            )
+        whole_number(state.get("step", 0), f"step of parameter {index}", _WHERE)
+
+    def put(self, states: dict[Any, dict[str, Any]]) -> None:
+        """Takes them over; a parameter without any begins anew. Collective."""
+        if self._shards.torch_states is not None:
+            self._put_parts(states)
+            return
+        zero = torch.zeros(())
+        StateAccess(self._shards).set_all(
+            (parameter, name, (states.get(index) or {}).get(name, zero.expand(shape)))
+            for parameter, index in self._trained()
+            for shape in (self._shards.layout.shapes[parameter],)
+            for name in _names_of(self._shards, parameter)
+        )
+        steps = [int(state["step"]) for state in states.values() if state and "step" in state]
+        core = self._shards.core
+        core.set_progress(max(steps, default=0), core.skipped_steps)
+
+    def _put_parts(self, states: dict[Any, dict[str, Any]]) -> None:
+        layout, kept = self._shards.layout, self._shards.torch_states
+        for parameter, index in self._trained():
+            identity, shape = layout.ids[parameter], layout.shapes[parameter]
+            for interval in self._shards.core.state_intervals(identity):
+                if interval.grad is None or kept is None:
+                    continue
+                part = slice(interval.begin, interval.begin + interval.numel)
+                own = {
+                    key: value.detach().flatten()[part].clone()
+                    if is_per_element(key, value, shape)
+                    else value
+                    for key, value in (states.get(index) or {}).items()
+                }
+                kept.put(identity, interval.begin, own)
+
+    def _trained(self) -> Iterator[tuple[nn.Parameter, int]]:
+        layout = self._shards.layout
+        for parameter, index in indices_of(self._groups).items():
+            if parameter in layout.ids and layout.is_trainable(parameter):
+                yield parameter, index
+
+
+def _names_of(shards: Shards, parameter: nn.Parameter) -> list[str]:
+    """The core's states with an element for each of the parameter's."""
+    names = shards.core.state_names(shards.layout.ids[parameter])
+    return sorted(name for name in names if not name.endswith("_scale"))
+
+
+def take_states(shards: Shards, optimizer: torch.optim.Optimizer) -> None:
+    """Gives the core's rule the states of a torch optimizer that it runs in the place of.
+
+    Parameters without states begin at zero, as those that a core's rule has not updated. Raises
+    ConfigError on every rank for states that the rule has none of, that differ in their number of
+    steps, or that only some ranks have. Collective.
+    """
+    layout = shards.layout
+    given: dict[nn.Parameter, dict[str, Any]] = {
+        parameter: state
+        for parameter in layout.group_of
+        if layout.is_trainable(parameter) and (state := optimizer.state.get(parameter))
+    }
+    count = torch.tensor([len(given), -len(given)])
+    shards.communicator.all_reduce(count, "min", "states that the optimizer has")
+    if count[0] != -count[1]:
+        raise _C.ConfigError(
+            f"initialize: the optimizer has states of {int(count[0])} parameters on one rank and "
+            f"of {-int(count[1])} on another: load them on all ranks, or none"
+        )
+    if not given:
+        return
+    with all_or_none(shards.communicator, "initialize"):
+        steps = {int(state.get("step", 0)) for state in given.values()}
+        if len(steps) > 1:
+            raise _C.ConfigError(
+                f"initialize: the optimizer has made {min(steps)} steps of one parameter and "
+                f"{max(steps)} of another; {shards.settings.optimizer.type} counts them for all "
+                "together: give the optimizer to initialize before its first step"
+            )
+        values = [
+            (parameter, name, value)
+            for parameter, state in given.items()
+            for name, value in _tensors(shards, parameter, state).items()
+        ]
+    StateAccess(shards).set_all(values)
+    shards.core.set_progress(steps.pop(), shards.core.skipped_steps)
+
+
+def _tensors(
+    shards: Shards, parameter: nn.Parameter, state: dict[str, Any]
+) -> dict[str, torch.Tensor]:
+    """The states with an element for each of the parameter's. ConfigError unless they are those of
+    the core's rule."""
+    layout = shards.layout
+    tensors = {
+        name: value
+        for name, value in state.items()
+        if name != "step" and isinstance(value, torch.Tensor)
+    }
+    expected = _names_of(shards, parameter)
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    shape = tuple(layout.shapes[parameter])
+    if shapes != dict.fromkeys(expected, shape):
+        raise _C.ConfigError(
+            f"initialize: the optimizer's states of {layout.names[parameter]} have shapes "
+            f"{shapes}, expected {dict.fromkeys(expected, shape)}: give it without states "
+            "(optimizer.state.clear()), or those of the whole parameter"
+        )
+    return tensors
+
+
+# --- all that this rank keeps, as a dictionary ---
+
+_MASTER = "master"
+_STEP = "step"
+
+
+class ShardStates:
+    """The masters and optimizer states of this rank's intervals, by name and elements."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    def get(self) -> dict[str, dict[str, Any]]:
+        """Views of the engine's memory, as torch's state dicts are of the optimizer's."""
+        return {key: self._of(interval) for key, interval in self._intervals()}
+
+    def check(self, states: dict[str, dict[str, Any]]) -> None:
+        """Raises CheckpointError unless put() can take them."""
+        own = dict(self._intervals())
+        if own.keys() != states.keys():
+            differing = sorted(own.keys() ^ states.keys())[:1]
+            raise _C.CheckpointError(
+                f"load_state_dict: got {len(states)} parts of parameters, expected {len(own)}: "
+                f"{differing[0]} is in one of the two only. What state_dict() gave fits the same "
+                "rank of as many; save_checkpoint saves for any number"
+            )
+        if self._shards.torch_states is not None:
+            return
+        for key, interval in own.items():
+            expected = {name: value.shape for name, value in self._tensors(interval).items()}
+            found = {
+                name: value.shape
+                for name, value in states[key].items()
+                if isinstance(value, torch.Tensor)
+            }
+            if found != expected:
+                raise _C.CheckpointError(
+                    f"load_state_dict: {key}: got {found}, expected {expected}"
+                )
+
+    def put(self, states: dict[str, dict[str, Any]]) -> None:
+        """Takes over what get() gave, which check() has seen. Collective."""
+        core, steps = self._shards.core, 0
+        for key, interval in self._intervals():
+            given = dict(states[key])
+            for name, target in self._tensors(interval).items():
+                target.copy_(given.pop(name))
+            if self._shards.torch_states is not None:
+                self._shards.torch_states.put(interval.parameter, interval.begin, given)
+            else:
+                steps = max(steps, given[_STEP])
+        core.refresh_from_masters()
+        if self._shards.torch_states is None:
+            core.set_progress(steps, core.skipped_steps)
+
+    def _intervals(self) -> Iterator[tuple[str, _C.StateInterval]]:
+        self._shards.writes.take()
+        layout = self._shards.layout
+        names = {index: layout.names[parameter] for parameter, index in layout.ids.items()}
+        for interval in self._shards.core.state_intervals():
+            if interval.grad is not None:
+                end = interval.begin + interval.numel
+                yield f"{names[interval.parameter]}[{interval.begin}:{end}]", interval
+
+    def _of(self, interval: _C.StateInterval) -> dict[str, Any]:
+        states: dict[str, Any] = dict(self._tensors(interval))
+        if self._shards.torch_states is not None:
+            return states | self._shards.torch_states.get(interval.parameter, interval.begin)
+        return states | {_STEP: self._shards.core.step_count}
+
+    def _tensors(self, interval: _C.StateInterval) -> dict[str, torch.Tensor]:
+        names = self._shards.core.state_names(interval.parameter)
+        states = {n: tensor_of(state) for n, state in zip(names, interval.states, strict=True)}
+        if self._shards.core.param_dtype == "fp32" or interval.master is None:
+            return states  # parameters are their own masters
+        return states | {_MASTER: tensor_of(interval.master)}

@@ -12,9 +12,8 @@ from typing import TypeVar
 
 from zerorun import _C
 from zerorun.command_line import Parser, ProgressBar, exit_with, tell_error
-from zerorun.report.page import data_of, html
+from zerorun.report.page import PageServer, data_of, html
 from zerorun.report.reader import Run, RunReader
-from zerorun.report.serve import PageServer
 from zerorun.whole_file import write_text
 
 _Answer = TypeVar("_Answer")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from zerorun.report.columns import TIMES
-from zerorun.report.reader import Run
+from zerorun.report.reader import TIMES, Run
 
 _WARM_UP = 2  # points at the beginning that are slower than the rest
 _SLOWER = 0.10

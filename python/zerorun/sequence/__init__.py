@@ -15,8 +15,7 @@ from zerorun.sequence.groups import SequenceGroups, current, data_parallel_size,
 
 if TYPE_CHECKING:
     from zerorun.sequence.attention import SharedAttention, attend, use_with_transformers
-    from zerorun.sequence.loader import SequenceLoader
-    from zerorun.sequence.loss import mean_over_sequence
+    from zerorun.sequence.loader import SequenceLoader, mean_over_sequence
 
 __all__ = [
     "SequenceGroups",
@@ -36,7 +35,7 @@ __getattr__ = lazy_names(
         "SequenceLoader": "zerorun.sequence.loader",
         "SharedAttention": "zerorun.sequence.attention",
         "attend": "zerorun.sequence.attention",
-        "mean_over_sequence": "zerorun.sequence.loss",
+        "mean_over_sequence": "zerorun.sequence.loader",
         "use_with_transformers": "zerorun.sequence.attention",
     },
 )

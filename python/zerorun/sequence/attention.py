@@ -17,7 +17,7 @@ from zerorun.sequence.groups import SequenceGroups, current
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 
-class _AllToAll(torch.autograd.Function):
+class AllToAll(torch.autograd.Function):
     """Part i of dimension 0 goes to rank i, from which part i comes."""
 
     @staticmethod
@@ -29,7 +29,7 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _AllToAll.apply(gradients[0], ctx.group), None
+        return AllToAll.apply(gradients[0], ctx.group), None
 
 
 def _tokens_for_heads(groups: SequenceGroups, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -37,7 +37,7 @@ def _tokens_for_heads(groups: SequenceGroups, tensors: list[torch.Tensor]) -> li
     size = groups.size
     split = [tensor.unflatten(1, (size, -1)) for tensor in tensors]  # [batch, size, heads, ...]
     packed = torch.cat(split, dim=2).movedim(1, 0)
-    received = _AllToAll.apply(packed, groups.group).movedim(0, 2)  # [batch, heads, size, ...]
+    received = AllToAll.apply(packed, groups.group).movedim(0, 2)  # [batch, heads, size, ...]
     counts = [part.shape[2] for part in split]
     return [part.flatten(2, 3) for part in received.split(counts, dim=1)]
 
@@ -45,7 +45,7 @@ def _tokens_for_heads(groups: SequenceGroups, tensors: list[torch.Tensor]) -> li
 def _heads_for_tokens(groups: SequenceGroups, context: torch.Tensor) -> torch.Tensor:
     """[batch, tokens, own heads, size] to [batch, own tokens, heads, size]."""
     parts = context.unflatten(1, (groups.size, -1)).movedim(1, 0)
-    return _AllToAll.apply(parts, groups.group).movedim(0, 2).flatten(2, 3)
+    return AllToAll.apply(parts, groups.group).movedim(0, 2).flatten(2, 3)
 
 
 def attend(

@@ -15,10 +15,6 @@ from zerorun import _C
 _logger = logging.getLogger("zerorun")
 
 
-def _nothing() -> None:
-    """Follows a save that needs nothing more."""
-
-
 class BackgroundSaver:
     """The save of an engine that is under way, at most one.
 
@@ -33,15 +29,15 @@ class BackgroundSaver:
         self._communicator = communicator
         self._saver: _C.AsyncSaver | None = None
         self._is_pending = False
-        self._committed: Callable[[], None] = _nothing
-        self._failed: Callable[[], None] = _nothing
+        self._committed: Callable[[], None] = lambda: None
+        self._failed: Callable[[], None] = lambda: None
 
     def save(
         self,
         arguments: tuple[Any, ...],
         *,
-        committed: Callable[[], None] = _nothing,
-        failed: Callable[[], None] = _nothing,
+        committed: Callable[[], None],
+        failed: Callable[[], None],
     ) -> None:
         """Begins a save with these arguments of `_C.AsyncSaver.save`. Collective.
 

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from zerorun import _C, experts, torch_groups
+from zerorun import _C, communicator, experts
 from zerorun.agreement import share
 from zerorun.hooks.gather_hooks import GatherHooks
 from zerorun.hooks.parameter_memory import by_parameter, full_view
-from zerorun.hooks.state_dict_warnings import EmptyStateWarnings
 from zerorun.hooks.updated_parameters import UpdatedParameters
 from zerorun.model.buffers import share_buffers
 from zerorun.model.engine_ranks import EngineRanks
@@ -28,9 +27,8 @@ from zerorun.model.private_partition import PrivatePartition, own_nbytes
 from zerorun.model.uncopied import Uncopied, check_hooks_are_taken
 from zerorun.model.units import Unit
 from zerorun.policy import Policy
-from zerorun.shards.engine_partition import EnginePartition
-from zerorun.shards.loading import Loading
-from zerorun.shards.parameter_checks import Places, ProgramWrites
+from zerorun.shards.parameter_checks import EmptyStateWarnings, Places, ProgramWrites
+from zerorun.shards.parameters import EnginePartition, Loading
 from zerorun.shards.torch_states import TorchStates
 
 if TYPE_CHECKING:
@@ -128,11 +126,10 @@ class Shards:
     ) -> None:
         """Collective. `settings`: as adapt_config gave them. Without `model` no hooks are made:
         the parameters are not of one module, and somebody else calls the collector."""
-        torch_groups.end_at_exit()
+        communicator.end_at_exit()
         self.layout = layout
         self.settings = settings
         self.ranks = ranks
-        communicator = ranks.data
         self.device = device  # where the parameters are
         self.gather_hooks: GatherHooks | None = None  # at stage 3
         # Where gathers of updated parameters may continue after a step.
@@ -147,7 +144,7 @@ class Shards:
         groups = [_C.ParameterGroup() for _ in range(max(1, layout.group_count))]
         self.core = _C.Engine(
             settings,
-            communicator,
+            ranks.data,
             layout.specs(),
             groups,
             job=ranks.job,
@@ -158,9 +155,9 @@ class Shards:
         )
         with self:
             if model is not None:
-                share_buffers(model, communicator)
+                share_buffers(model, ranks.data)
             for parameter, name in layout.outside.items():
-                share(parameter, communicator, f"initial values of {name}")
+                share(parameter, ranks.data, f"initial values of {name}")
             self._load()
             self.collector = _C.GradientCollector(self.core)
             if model is not None:

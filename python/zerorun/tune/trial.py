@@ -13,6 +13,7 @@ from threading import Event
 from typing import Any
 
 from zerorun import _C
+from zerorun.metrics.files import Tail
 from zerorun.tune.options import Options
 from zerorun.whole_file import write_text
 
@@ -123,20 +124,16 @@ def _wait(
     job: subprocess.Popen[bytes], metrics: Path, last: int, seconds: float, stop: Event
 ) -> bool:
     """Until the step is in the metrics file or the job has ended; False if it took too long."""
-    deadline, at, rest = time.monotonic() + seconds, 0, b""
+    deadline, tail = time.monotonic() + seconds, None
     while job.poll() is None:
         if stop.is_set():
             raise KeyboardInterrupt
         if time.monotonic() > deadline:
             return False
-        if metrics.exists():
-            with metrics.open("rb") as file:
-                file.seek(at)
-                news = file.read()
-            at += len(news)
-            *lines, rest = (rest + news).split(b"\n")
-            if any(f'"step":{last},'.encode() in line for line in lines):
-                return True
+        if tail is None and metrics.exists():
+            tail = Tail(metrics)
+        if tail is not None and any(f'"step":{last},' in line for line in tail.lines()):
+            return True
         time.sleep(_POLL_S)
     return True
 

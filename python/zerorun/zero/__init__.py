@@ -7,7 +7,7 @@ parameters, gradients and optimizer states at any stage. All of these are as in 
 and ``deepspeed.utils``.
 """
 
-from zerorun.hooks.unit_hooks import register_external_parameter, unregister_external_parameter
+from zerorun.hooks.shared_unit import register_external_parameter, unregister_external_parameter
 from zerorun.zero.gathered import GatheredParameters, ZeroParamStatus
 from zerorun.zero.init import Init
 from zerorun.zero.states import (

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.hooks.unit_hooks import register_external_parameter
+from zerorun.hooks.shared_unit import register_external_parameter
 from zerorun.model.local_tensor import local_of, place
 from zerorun.model.partition import Partition, partition_of, together
 from zerorun.shards.shards import Shards, shards_of

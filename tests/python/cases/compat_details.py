@@ -16,7 +16,7 @@ import zerorun
 from deepspeed.checkpoint import UNIVERSAL_CHECKPOINT_INFO, ds_to_universal
 from deepspeed.utils import safe_get_full_fp32_param
 from deepspeed.utils.timer import ThroughputTimer
-from zerorun.hooks.unit_hooks import external_parameters
+from zerorun.hooks.shared_unit import external_parameters
 
 from cases.compat import start
 from cases.models import RANK, WORLD_SIZE, assert_close, config, make, raises, train

@@ -13,7 +13,7 @@ from torch._C import _len_torch_function_stack
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from zerorun.communicator import world
-from zerorun.model.leaf_modules import is_leaf
+from zerorun.model.units import is_leaf
 from zerorun.zero import GatheredParameters, Init
 
 from cases.models import *

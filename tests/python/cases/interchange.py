@@ -17,7 +17,7 @@ from torch import nn
 from uneven_model import CONTINUED, SAVED_AFTER, UnevenModel, groups_of, make_model
 from zerorun import communicator
 from zerorun.consolidate import save_model
-from zerorun.interchange import pickles
+from zerorun.interchange import untrusted
 
 from cases.models import RANK, WORLD_SIZE, logged, mean, raises
 from cases.untrusted import Malicious
@@ -172,7 +172,7 @@ def poison(path: Path, made: Path) -> None:
 
 def forge(path: Path, *keys: Any, value: Any) -> None:
     """Another value in a file of DeepSpeed's."""
-    content = pickles.read(str(path))
+    content = untrusted.read(str(path))
     content.get("optimizer_state_dict", {}).update(loss_scaler=None, param_slice_mappings=[])
     at = content
     for key in keys[:-1]:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import zerorun
 from torch import nn
 from zerorun import communicator, host_memory
-from zerorun.shards.loading import Loading
+from zerorun.shards.parameters import Loading
 
 from cases.models import *
 

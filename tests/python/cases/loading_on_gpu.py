@@ -16,7 +16,7 @@ import zerorun
 from torch import nn
 from zerorun import device
 from zerorun.policy import Policy
-from zerorun.shards.loading import Loading
+from zerorun.shards.parameters import Loading
 from zerorun.shards.shards import Shards
 
 from cases.models import *

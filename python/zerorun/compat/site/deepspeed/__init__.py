@@ -18,7 +18,7 @@ git_hash = git_branch = __git_hash__ = __git_branch__ = None
 
 # The names that DeepSpeed defines in the package itself; the rest is in _names.txt.
 _OWN = {
-    "add_config_arguments": "deepspeed._arguments",
+    "add_config_arguments": "deepspeed.launcher.runner",
     "initialize": "deepspeed._initialize",
 }
 _other = _finder.fallback(__name__)

@@ -16,7 +16,6 @@ from typing import Any
 
 from deepspeed._names import Names, all_names, names_of
 from deepspeed._placeholders import absent_method, is_placeholder, placeholder
-from deepspeed._sections import SECTIONS
 
 _ROOT = "deepspeed"
 _FOLDER = os.path.dirname(__file__)
@@ -24,9 +23,16 @@ _FOLDER = os.path.dirname(__file__)
 _SERVED_BY = {
     "accelerator.abstract_accelerator": "accelerator",
     "accelerator.cpu_accelerator": "accelerator",
+    "accelerator.cuda_accelerator": "accelerator",
     "accelerator.real_accelerator": "accelerator",
     "comm.comm": "comm",
     "comm.reduce_op": "comm",
+    "elasticity.config": "elasticity",  # this package is of earlier versions, without _names.txt
+    "elasticity.constants": "elasticity",
+    "elasticity.elasticity": "elasticity",
+    "launcher.multinode_runner": "launcher.runner",
+    "moe.experts": "moe.layer",
+    "moe.utils": "moe.layer",
     "monitor.comet": "monitor.monitor",
     "monitor.config": "runtime.config_utils",
     "monitor.csv_monitor": "monitor.monitor",
@@ -38,13 +44,18 @@ _SERVED_BY = {
     "ops.lamb.fused_lamb": "ops._optimizers",
     "ops.lion.cpu_lion": "ops._optimizers",
     "ops.lion.fused_lion": "ops._optimizers",
+    "ops.op_builder.all_ops": "ops.op_builder",
+    "ops.op_builder.builder": "ops.op_builder",
     "runtime.fp16.fused_optimizer": "runtime.base_optimizer",
     "runtime.fp16.unfused_optimizer": "runtime.base_optimizer",
     "runtime.precision_config": "runtime.config_utils",
-    "runtime.zero.offload_config": "runtime.zero.config",
+    "runtime.zero.config": "runtime.config",
+    "runtime.zero.offload_config": "runtime.config",
     "runtime.zero.stage3": "runtime.base_optimizer",
     "runtime.zero.stage_1_and_2": "runtime.base_optimizer",
+    "utils.bwc": "utils",
     "utils.exceptions": "utils",
+    "utils.init_on_device": "runtime.zero.partition_parameters",
     "utils.module_utils": "utils",
     "utils.numa": "utils",
     "utils.nvtx": "utils",
@@ -84,8 +95,12 @@ def _find(module: str, name: str) -> Any:
         for star in names.stars:
             if name in all_names(star):
                 return getattr(importlib.import_module(full(star)), name)
+    holder = _SERVED_BY.get(own)
+    if holder is not None and name in vars(importlib.import_module(full(holder))):
+        return vars(sys.modules[full(holder)])[name]
     submodule = f"{own}.{name}" if own else name
-    if names_of(submodule) is not None or _file_of(submodule) is not None:
+    known = names_of(submodule) is not None or submodule in _SERVED_BY
+    if known or _file_of(submodule) is not None:
         return importlib.import_module(full(submodule))
     raise AttributeError(f"module '{module}' (zerorun's) has no attribute '{name}'")
 
@@ -171,8 +186,13 @@ class _NamesLoader(importlib.abc.Loader):
         """As usual."""
 
     def exec_module(self, module: ModuleType) -> None:
+        own = short(module.__name__)
         module.__getattr__ = fallback(module.__name__)
-        module.__all__ = sorted(all_names(short(module.__name__)))
+        module.__all__ = sorted(all_names(own))
+        if names_of(own) is None:
+            served = vars(importlib.import_module(full(_SERVED_BY[own])))
+            public = (name for name in served if not name.startswith("_"))
+            module.__all__ = [n for n in public if not isinstance(served[n], ModuleType)]
         _shadow_submodules(module)
 
 
@@ -189,10 +209,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         if file is not None:
             loader = _FileLoader(fullname, file)
             return importlib.util.spec_from_file_location(fullname, file, loader=loader)
-        if names is None:
+        if names is None and module not in _SERVED_BY:
             return None
-        spec = importlib.machinery.ModuleSpec(fullname, _NamesLoader(), is_package=names.is_package)
-        if names.is_package:
+        is_package = names is not None and names.is_package
+        spec = importlib.machinery.ModuleSpec(fullname, _NamesLoader(), is_package=is_package)
+        if is_package:
             spec.submodule_search_locations = [os.path.join(_FOLDER, *module.split("."))]
         return spec
 
@@ -201,3 +222,40 @@ def install() -> None:
     """Makes all modules of the package importable."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+
+
+# Which keys of a configuration the classes of its sections stand for, by the class's full name
+# without the package's.
+SECTIONS = {
+    "comm.config.CommsLoggerConfig": "/comms_logger",
+    "monitor.config.CSVConfig": "/csv_monitor",
+    "monitor.config.CometConfig": "/comet",
+    "monitor.config.TensorBoardConfig": "/tensorboard",
+    "monitor.config.WandbConfig": "/wandb",
+    "profiling.config.DeepSpeedFlopsProfilerConfig": "/flops_profiler",
+    "runtime.activation_checkpointing.config.DeepSpeedActivationCheckpointingConfig": (
+        "/activation_checkpointing"
+    ),
+    "runtime.precision_config.DeepSpeedBF16Config": "/bf16",
+    "runtime.precision_config.DeepSpeedFP16Config": "/fp16",
+    "runtime.zero.config.DeepSpeedZeroConfig": "/zero_optimization",
+    "runtime.zero.leaf_module_config.DeepSpeedZeroLeafModuleConfig": (
+        "/zero_optimization/leaf_module"
+    ),
+    "runtime.zero.offload_config.DeepSpeedZeroOffloadOptimizerConfig": (
+        "/zero_optimization/offload_optimizer"
+    ),
+    "runtime.zero.offload_config.DeepSpeedZeroOffloadParamConfig": (
+        "/zero_optimization/offload_param"
+    ),
+}
+# Of these DeepSpeed reads the keys that it knows, whatever else is there.
+UNCHECKED = {
+    "activation_checkpointing",
+    "aio",
+    "checkpoint",
+    "data_types",
+    "elasticity",
+    "flops_profiler",
+    "torch_autocast",
+}

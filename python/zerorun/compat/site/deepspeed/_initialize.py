@@ -12,8 +12,12 @@ from zerorun.sequence.groups import data_parallel_size
 
 import deepspeed.runtime.zero  # noqa: F401 - gives parameters their ds_status
 from deepspeed import comm
-from deepspeed.elasticity import compute_elastic_config, elasticity_enabled
-from deepspeed.elasticity.elasticity import check_batch_keys, ensure_immutable_elastic_config
+from deepspeed.elasticity import (
+    check_batch_keys,
+    compute_elastic_config,
+    elasticity_enabled,
+    ensure_immutable_elastic_config,
+)
 from deepspeed.moe.layer import MoE
 from deepspeed.runtime.config import (
     DeepSpeedConfigError,
@@ -61,11 +65,6 @@ def _config_of(args: Any, config: Any, config_params: Any) -> Any:
     return config if config is not None else config_params
 
 
-def _is_sizes(mesh_param: Any) -> bool:
-    """True if it has the sizes of a mesh, and is none."""
-    return isinstance(mesh_param, Sequence)
-
-
 @deepspeeds_errors()
 def _check(settings: dict[str, Any]) -> None:
     """Raises what DeepSpeed raises for settings that cannot be, before anything is read."""
@@ -79,6 +78,26 @@ def _check(settings: dict[str, Any]) -> None:
     if elasticity_enabled(settings):  # for DeepSpeed's error about a number of ranks
         ranks = data_parallel_size(zerorun.communicator.world().world_size)
         compute_elastic_config(settings, importlib.metadata.version("deepspeed"), ranks)
+
+
+def _adapted(
+    raw: dict[str, Any], mpu: Any, optimizer: Any, lr_scheduler: Any
+) -> tuple[dict[str, Any], Any, Any]:
+    """The configuration as zerorun reads it, and what makes optimizer and schedule beside it."""
+    settings = adapt_config(sequence_settings(raw, mpu))
+    if raw.get("log_level"):
+        set_log_level_from_string(raw["log_level"])
+    for section, given in (("optimizer", optimizer), ("scheduler", lr_scheduler)):
+        if given is not None and settings.pop(section, None):
+            logger.warning("%s: the program's own goes before the configuration's", section)
+    optimizer = optimizer or take_torchs_own(settings, "optimizer")
+    schedule = take_torchs_own(settings, "scheduler")
+    _check(settings)
+    if lr_scheduler is None and (optimizer is not None or settings.get("optimizer")):
+        lr_scheduler = schedule or maker_of(settings.get("scheduler"))
+        if lr_scheduler is not None:
+            settings.pop("scheduler", None)
+    return settings, optimizer, lr_scheduler
 
 
 def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
@@ -103,66 +122,30 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     if model is None:
         raise DeepSpeedConfigError("deepspeed.initialize requires a model")
     comm.init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
-    with groups.of_engine(mpu, None if _is_sizes(mesh_param) else mesh_param):
-        return _initialize(
-            model,
-            optimizer,
-            model_parameters,
-            training_data,
-            lr_scheduler,
-            mpu,
-            collate_fn,
-            mesh_param,
-            _config_of(args, config, config_params),
-        )
-
-
-def _initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's
-    model: Any,
-    optimizer: Any,
-    model_parameters: Any,
-    training_data: Any,
-    lr_scheduler: Any,
-    mpu: Any,
-    collate_fn: Any,
-    mesh_param: Any,
-    config: Any,
-) -> tuple[Any, Any, Any, Any]:
-    raw = read_config(config)
-    settings = adapt_config(sequence_settings(raw, mpu))
-    if raw.get("log_level"):
-        set_log_level_from_string(raw["log_level"])
-    given_optimizer, given_scheduler = optimizer, lr_scheduler
-    for section, given in (("optimizer", optimizer), ("scheduler", lr_scheduler)):
-        if given is not None and settings.pop(section, None):
-            logger.warning("%s: the program's own goes before the configuration's", section)
-    optimizer = optimizer or take_torchs_own(settings, "optimizer")
-    schedule = take_torchs_own(settings, "scheduler")
-    _check(settings)
-    if lr_scheduler is None and (optimizer is not None or settings.get("optimizer")):
-        lr_scheduler = schedule or maker_of(settings.get("scheduler"))
-        if lr_scheduler is not None:
-            settings.pop("scheduler", None)
-    data_first = bool(raw.get("use_data_before_expert_parallelism"))
-    for module in model.modules():
-        if isinstance(module, MoE):
-            module.set_deepspeed_parallelism(data_first)
-    with deepspeeds_errors():
-        engine, optimizer_of_engine, _, scheduler = zerorun.initialize(
-            model,
-            optimizer,
-            model_parameters,
-            lr_scheduler=lr_scheduler,
-            config=settings,
-            mpu=mpu,
-            mesh_param=mesh_param,
-            engine_class=DeepSpeedEngine,
-        )
-    groups.start_sequence_data_group()
-    engine.mpu = mpu
-    engine.keep_groups()
-    engine.config, engine.collate_fn, engine.client_optimizer = raw, collate_fn, given_optimizer
-    engine.client_lr_scheduler, engine.training_data = given_scheduler, training_data
+    is_mesh = not isinstance(mesh_param, Sequence)  # of sizes of one
+    with groups.of_engine(mpu, mesh_param if is_mesh else None):
+        raw = read_config(_config_of(args, config, config_params))
+        settings, makes, schedules = _adapted(raw, mpu, optimizer, lr_scheduler)
+        for module in model.modules():
+            if isinstance(module, MoE):
+                data_first = bool(raw.get("use_data_before_expert_parallelism"))
+                module.set_deepspeed_parallelism(data_first)
+        with deepspeeds_errors():
+            engine, optimizer_of_engine, _, scheduler = zerorun.initialize(
+                model,
+                makes,
+                model_parameters,
+                lr_scheduler=schedules,
+                config=settings,
+                mpu=mpu,
+                mesh_param=mesh_param,
+                engine_class=DeepSpeedEngine,
+            )
+        groups.start_sequence_data_group()
+        engine.mpu = mpu
+        engine.keep_groups()
+    engine.config, engine.collate_fn, engine.client_optimizer = raw, collate_fn, optimizer
+    engine.client_lr_scheduler, engine.training_data = lr_scheduler, training_data
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)
     return engine, optimizer_of_engine, engine.training_dataloader, scheduler

@@ -3,7 +3,7 @@
 import torch
 
 from deepspeed import git_branch, git_hash, version
-from deepspeed.ops.op_builder.all_ops import ALL_OPS
+from deepspeed.ops.op_builder import ALL_OPS
 
 __all__ = ["git_branch", "git_hash", "installed_ops", "torch_info", "version"]
 

@@ -8,7 +8,9 @@ import os
 import re
 import shutil
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from deepspeed.utils.logging import logger
 
@@ -179,6 +181,59 @@ def apply_num_nodes_and_gpus(
 def encode_world_info(world_info: Mapping[str, list[int]]) -> str:
     """URL-safe base64 of the hosts and slots as JSON."""
     return base64.urlsafe_b64encode(json.dumps(world_info).encode()).decode()
+
+
+# --- the base of launchers that programs write for their own clusters ---
+
+
+class MultiNodeRunner(ABC):
+    """Makes the command that starts a job's ranks on several hosts.
+
+    zerorun's own are in its launcher: ``zerorun --hostfile FILE --launcher NAME``.
+    """
+
+    def __init__(self, args: Any, world_info_base64: str) -> None:
+        self.args, self.world_info_base64 = args, world_info_base64
+        self.validate_args()
+        self.user_arguments, self.user_script = self.parse_user_args(), args.user_script
+        self.exports: dict[str, str] = {}
+
+    @abstractmethod
+    def backend_exists(self) -> bool:
+        """True if this host has what the command needs."""
+
+    @abstractmethod
+    def get_cmd(self, environment: dict[str, str], active_resources: Any) -> list[str]:
+        """The command."""
+
+    def add_export(self, key: str, var: str) -> None:
+        """Sets a variable on all hosts; quoted where a shell would read it otherwise."""
+        value = var.strip()
+        self.exports[key.strip()] = f'"{value}"' if re.search(r"[^\w@%+=:,./-]", value) else value
+
+    def parse_user_args(self) -> list[str]:
+        return self.args.user_args
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    def validate_args(self) -> None:  # noqa: B027 - not every launcher refuses some
+        """Raises for arguments that this launcher does not take."""
+
+    @classmethod  # noqa: B027 - not every launcher refuses some
+    def validate_active_resources(cls, active_resources: Any) -> None:
+        """Raises for hosts and slots that this launcher cannot choose."""
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Adds --deepspeed and --deepspeed_config, and their older names."""
+    group = parser.add_argument_group("DeepSpeed", "DeepSpeed configurations")
+    for name in ("deepspeed", "deepscale"):
+        hidden = argparse.SUPPRESS if name == "deepscale" else None
+        group.add_argument(f"--{name}", default=False, action="store_true", help=hidden)
+        group.add_argument(f"--{name}_config", default=None, type=str, help=hidden)
+    return parser
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import zerorun
 from torch import nn
+from zerorun.sequence.attention import AllToAll
 
 _JITTER = 1e-2
 
@@ -207,21 +208,6 @@ class TopKGate(nn.Module):
         return topkgating(logits, self.k, *sizes, self.drop_tokens, self.ep_group)
 
 
-class _AllToAll(torch.autograd.Function):
-    """Block i of each rank to rank i of the group; gradients come back."""
-
-    @staticmethod
-    def forward(ctx: Any, group: Any, values: torch.Tensor) -> torch.Tensor:
-        ctx.group = group
-        out = torch.empty_like(values, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(out, values.contiguous(), group=group)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
-        return None, _AllToAll.apply(ctx.group, grad)
-
-
 class MOELayer(nn.Module):
     """A gate and the experts of several ranks."""
 
@@ -257,9 +243,9 @@ class MOELayer(nn.Module):
         self.l_aux, weights, mask, self.exp_counts = self.gate(tokens, used)
         sent = torch.einsum("sec,sm->ecm", mask.type_as(tokens), tokens)
         if self.ep_size > 1:
-            sent = _AllToAll.apply(self.ep_group, sent)
+            sent = AllToAll.apply(sent, self.ep_group)
         blocks = sent.reshape(self.ep_size, self.num_local_experts, -1, tokens.shape[-1])
         found = self.experts(blocks).reshape(sent.shape)
         if self.ep_size > 1:
-            found = _AllToAll.apply(self.ep_group, found)
+            found = AllToAll.apply(found, self.ep_group)
         return torch.einsum("sec,ecm->sm", weights.type_as(tokens), found).view(hidden.shape)

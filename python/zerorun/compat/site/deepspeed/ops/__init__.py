@@ -4,7 +4,7 @@ import functools
 from typing import Any
 
 from deepspeed._finder import fallback
-from deepspeed.ops.op_builder.all_ops import ALL_OPS
+from deepspeed.ops.op_builder import ALL_OPS
 
 _other = fallback(__name__)
 # Their optimizers run on zerorun's kernels, and offloading reads and writes files by itself.

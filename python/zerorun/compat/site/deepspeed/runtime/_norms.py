@@ -2,7 +2,7 @@
 that are not finite, on any rank that shares a step."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +11,11 @@ from torch import nn
 from zerorun.experts import is_expert
 
 from deepspeed.accelerator import get_accelerator
-from deepspeed.utils import groups
-from deepspeed.utils.bwc import (
+from deepspeed.utils import (
     bwc_pipeline_parallel_group,
     bwc_pipeline_parallel_world_size,
     bwc_tensor_model_parallel_rank,
+    groups,
 )
 
 _INVALID = -1.0  # stands for a norm that is not finite
@@ -55,17 +55,11 @@ def _model_groups(mpu: Any) -> list[Any]:
     return [] if mpu is None else [mpu.get_model_parallel_group()]
 
 
-def _norm_of(
-    parameters: Any, values: Callable[[Any], torch.Tensor], norm_type: float, mpu: Any
-) -> float:
-    counted = _counted(_listed(parameters), mpu)
-    norm = float(_norm_over(list(map(values, counted)), float(norm_type), _model_groups(mpu)))
-    return norm if math.isfinite(norm) else _INVALID
-
-
 def get_weight_norm(parameters: Any, norm_type: float = 2, mpu: Any = None) -> float:
     """The norm of the parameters, over the ranks of a model; -1 if it is not finite."""
-    return _norm_of(parameters, lambda p: p.data, norm_type, mpu)
+    values = [p.data for p in _counted(_listed(parameters), mpu)]
+    norm = float(_norm_over(values, float(norm_type), _model_groups(mpu)))
+    return norm if math.isfinite(norm) else _INVALID
 
 
 def get_global_norm(norm_list: Iterable[Any]) -> float:

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 from zerorun.hooks.parameter_memory import masters_from_parameters
-from zerorun.hooks.unit_hooks import external_parameters
+from zerorun.hooks.shared_unit import external_parameters
 from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.optimizers.parameter_states import ParameterStates
@@ -346,35 +346,26 @@ def unwrap_model_for_generation(model: Any) -> Iterator[Any]:
         yield module
 
 
-def _is_half_without_zero(instance: Any) -> bool:
-    """True for what initialize returns at stage 0 in fp16 or bf16."""
-    if not isinstance(instance, DeepSpeedOptimizer):
-        return False
-    return instance.engine.zero_optimization_stage() == 0 and instance.dtype.itemsize < 4
+class _HalfKind(type):
+    """For isinstance(): what initialize returns at stage 0 in fp16 or bf16, by whether that is the
+    configuration's Adam, or a FusedAdam of the program's."""
 
+    is_fused: bool
 
-def _is_fused(optimizer: DeepSpeedOptimizer) -> bool:
-    """True for the configuration's Adam, and for a FusedAdam of the program's."""
-    given = optimizer.engine.client_optimizer
-    return isinstance(given or optimizer, FusedAdam)
-
-
-class _FusedKind(type):
     def __instancecheck__(cls, instance: Any) -> bool:
-        return _is_half_without_zero(instance) and _is_fused(instance)
+        if not isinstance(instance, DeepSpeedOptimizer):
+            return False
+        if instance.engine.zero_optimization_stage() > 0 or instance.dtype.itemsize == 4:
+            return False
+        return isinstance(instance.engine.client_optimizer or instance, FusedAdam) is cls.is_fused
 
 
-class FP16_Optimizer(metaclass=_FusedKind):  # noqa: N801 - DeepSpeed's name
-    """For isinstance(): the optimizer of stage 0 in 16 bits that runs Adam."""
+class FP16_Optimizer(metaclass=_HalfKind):  # noqa: N801 - DeepSpeed's name
+    is_fused = True
 
 
-class _UnfusedKind(type):
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return _is_half_without_zero(instance) and not _is_fused(instance)
-
-
-class FP16_UnfusedOptimizer(metaclass=_UnfusedKind):  # noqa: N801 - DeepSpeed's name
-    """For isinstance(): the same that runs others than Adam."""
+class FP16_UnfusedOptimizer(metaclass=_HalfKind):  # noqa: N801 - DeepSpeed's name
+    is_fused = False
 
 
 def estimate_zero2_model_states_mem_needs_all_cold(

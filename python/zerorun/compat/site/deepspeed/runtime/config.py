@@ -6,15 +6,16 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum, IntEnum
 from typing import Any
 
 import torch
 import zerorun
 from zerorun import config as configuration
 from zerorun import sequence
-from zerorun.model.mesh_arguments import mesh_of
+from zerorun.model.mesh_arguments import asked, mesh_of
 
-from deepspeed._sections import SECTIONS, UNCHECKED
+from deepspeed._finder import SECTIONS, UNCHECKED
 from deepspeed.utils.logging import logger
 
 
@@ -167,7 +168,7 @@ def sequence_settings(config: Mapping[str, Any], mpu: Any = None) -> dict[str, A
     """
     given = config.get("sequence_parallel_size")
     size = given if isinstance(given, int) else None
-    of_mpu = _sequence_size_of(mpu)
+    of_mpu = asked(mpu, "get_sequence_parallel_world_size")
     if size is not None and of_mpu is not None and size != of_mpu:
         raise zerorun.ConfigError(
             f"/sequence_parallel_size: got {size}, but the mpu has {of_mpu}: give one of them"
@@ -175,14 +176,6 @@ def sequence_settings(config: Mapping[str, Any], mpu: Any = None) -> dict[str, A
     groups = sequence.current()
     found = of_mpu or (groups.size if groups is not None else 1)
     return {**config, "sequence_parallel_size": found} if (size or 1) == 1 < found else {**config}
-
-
-def _sequence_size_of(mpu: Any) -> int | None:
-    """Ranks that share a sequence in a Megatron-style object."""
-    if mpu is None:
-        return None
-    query = getattr(mpu, "get_sequence_parallel_world_size", None)
-    return None if query is None else query()
 
 
 # --- optimizers and schedules of torch's that a configuration names ---
@@ -307,3 +300,42 @@ _SECTION_ATTRIBUTES = {
     "float16_config": ("fp16", "runtime.precision_config.DeepSpeedFP16Config"),
     "zero_config": ("zero_optimization", "runtime.zero.config.DeepSpeedZeroConfig"),
 }
+
+# --- enumerations of the section of ZeRO ---
+
+
+class ZeroStageEnum(IntEnum):
+    """Stages of ZeRO."""
+
+    disabled = 0
+    optimizer_states = 1
+    gradients = 2
+    weights = 3
+    max_stage = 3
+
+
+class OffloadDeviceEnum(str, Enum):
+    """The devices that can store states."""
+
+    none = "none"
+    cpu = "cpu"
+    nvme = "nvme"
+
+
+class OffloadStateTypeEnum(str, Enum):
+    """Kinds of states."""
+
+    optim_states = "optim_states"
+    hp_params = "hp_params"
+    lp_params = "lp_params"
+    lp_grads = "lp_grads"
+    contiguous_grad_buffer = "contiguous_grad_buffer"
+
+
+def get_zero_config(param_dict: Mapping[str, Any]) -> Any:
+    """The section of a configuration as an object; `true` and `false` are its older form."""
+    from deepspeed.runtime.config_utils import section_class
+
+    given = param_dict.get("zero_optimization") or {}
+    values = {"stage": 1} if given is True else given
+    return section_class("runtime.zero.config.DeepSpeedZeroConfig")(**values)

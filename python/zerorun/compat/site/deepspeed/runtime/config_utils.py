@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 from zerorun import config as configuration
 
-from deepspeed._sections import SECTIONS, UNCHECKED
-from deepspeed.runtime.config import check_dynamic, with_numbers
-from deepspeed.runtime.zero.config import OffloadDeviceEnum, ZeroStageEnum
+from deepspeed._finder import SECTIONS, UNCHECKED
+from deepspeed.runtime.config import OffloadDeviceEnum, ZeroStageEnum, check_dynamic, with_numbers
 from deepspeed.utils.logging import logger
 
 try:

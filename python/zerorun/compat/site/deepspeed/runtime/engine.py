@@ -14,19 +14,17 @@ from zerorun.checkpoints.full_state import full_state_dict
 from zerorun.config import BatchConfig
 from zerorun.policy import Policy
 
-from deepspeed.moe.utils import has_moe_layers
+from deepspeed.moe.layer import has_moe_layers
 from deepspeed.runtime._gradients import EngineWithGradients
-from deepspeed.runtime._scripts import write_scripts
 from deepspeed.runtime.base_optimizer import (
     DeepSpeedOptimizer,
     DeepSpeedZeroOptimizer,
     DeepSpeedZeroOptimizer_Stage3,
 )
-from deepspeed.runtime.config import DeepSpeedConfigError, deepspeeds_errors
+from deepspeed.runtime.config import DeepSpeedConfigError, OffloadStateTypeEnum, deepspeeds_errors
 from deepspeed.runtime.constants import ROUTE_EVAL, ROUTE_PREDICT, ROUTE_TRAIN
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from deepspeed.runtime.engine_queries import EngineAttributes
-from deepspeed.runtime.zero.config import OffloadStateTypeEnum
 from deepspeed.utils import groups
 from deepspeed.utils.timer import ThroughputTimer
 
@@ -58,15 +56,6 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
 
     # --- sizes and settings ---
 
-    def train_batch_size(self) -> int:
-        return self.batch.train_batch_size
-
-    def train_micro_batch_size_per_gpu(self) -> int:
-        return self.batch.micro_batch_size
-
-    def gradient_accumulation_steps(self) -> int:
-        return self.batch.accumulation_steps
-
     def is_first_weights_partition_group(self) -> bool:
         return self.zero_optimization_partition_weights()
 
@@ -88,12 +77,6 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
 
     def bfloat16_enabled(self) -> bool:
         return self._core.param_dtype == "bf16"
-
-    def gradient_clipping(self) -> float:
-        return self._shards.settings.gradient_clipping
-
-    def steps_per_print(self) -> int | None:
-        return self._shards.settings.steps_per_print
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
         dtype = next(self.module.parameters()).dtype
@@ -197,13 +180,6 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
         groups = self.optimizer.param_groups
         return [self._shards.settings.optimizer.type] * len(groups)
 
-    def loss_scale(self) -> float:
-        return self._core.loss_scale
-
-    def was_step_applied(self) -> bool:
-        """True if the last step() changed the parameters."""
-        return self._micro_step_applied
-
     @property
     def global_samples(self) -> int:
         return self.micro_steps * self.batch.micro_batch_size * self.dp_world_size
@@ -219,33 +195,11 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
         return zerorun._C.rank_from_environment().local_rank
 
     @property
-    def global_rank(self) -> int:
-        return self._ranks.job.rank
-
-    @property
-    def world_size(self) -> int:
-        return self._ranks.job.world_size
-
-    @property
-    def dp_world_size(self) -> int:
-        return self._ranks.data.world_size
-
-    @property
-    def mp_world_size(self) -> int:
-        return self._ranks.model_size
-
-    @property
     def dist_backend(self) -> str:
         return dist.get_backend()
 
-    def get_data_parallel_rank(self) -> int:
-        return self._ranks.data.rank
-
     def get_tensor_parallel_rank(self) -> int:
         return 0 if self._ranks.mesh is None else self._ranks.mesh.tensor_rank
-
-    def get_model_parallel_rank(self) -> int:
-        return self._ranks.model_rank
 
     def get_sequence_parallel_group(self) -> Any:
         return groups._get_sequence_parallel_group()
@@ -335,6 +289,8 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
         super().save_checkpoint(save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
         with all_or_none(self._ranks.job, "save_checkpoint"):
             if self.global_rank == 0:
+                from deepspeed.utils.zero_to_fp32 import write_scripts
+
                 write_scripts(save_dir)
         return True
 
@@ -374,10 +330,6 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
         """torch.compile of the module; at stage 3 its graph is split where a gather begins."""
         self.module.compile(backend=backend, **(compile_kwargs or {}))
         self._is_compiled = True
-
-    @property
-    def is_compiled(self) -> bool:
-        return self._is_compiled
 
 
 _STATES = {OffloadStateTypeEnum.optim_states.value, OffloadStateTypeEnum.hp_params.value}

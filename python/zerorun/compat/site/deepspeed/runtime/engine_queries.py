@@ -1,6 +1,7 @@
 """What scripts ask DeepSpeed's engine: about its configuration, its groups and its timers."""
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -82,12 +83,37 @@ _KEYS = {
     "zero_save_muon_momentum_buffer_in_memory": f"{_ZERO}save_muon_momentum_buffer_in_memory",
     "zero_sub_group_size": f"{_ZERO}sub_group_size",
 }
-# Methods that return a whole section as it was given, None without it.
+# Methods that return a section, or a value in one, as it was given; None without it.
 _SECTIONS = {
     "aio_config": "aio",
     "data_efficiency_config": "data_efficiency",
+    "optimizer_params": "optimizer/params",
+    "scheduler_name": "scheduler/type",
+    "scheduler_params": "scheduler/params",
     "swap_tensor_config": "aio",
     "tensor_parallel_config": "tensor_parallel",
+    "torch_autocast_lower_precision_safe_modules": "torch_autocast/lower_precision_safe_modules",
+    "zero_offload_optimizer": "zero_optimization/offload_optimizer",
+    "zero_offload_param": "zero_optimization/offload_param",
+}
+# Methods, and properties, that return what the engine has at such a place.
+_METHODS = {
+    "get_data_parallel_rank": "_ranks.data.rank",
+    "get_model_parallel_rank": "_ranks.model_rank",
+    "gradient_accumulation_steps": "batch.accumulation_steps",
+    "gradient_clipping": "_shards.settings.gradient_clipping",
+    "loss_scale": "_core.loss_scale",
+    "steps_per_print": "_shards.settings.steps_per_print",
+    "train_batch_size": "batch.train_batch_size",
+    "train_micro_batch_size_per_gpu": "batch.micro_batch_size",
+    "was_step_applied": "_micro_step_applied",  # whether the last step() changed the parameters
+}
+_PROPERTIES = {
+    "dp_world_size": "_ranks.data.world_size",
+    "global_rank": "_ranks.job.rank",
+    "is_compiled": "_is_compiled",
+    "mp_world_size": "_ranks.model_size",
+    "world_size": "_ranks.job.world_size",
 }
 # Parts that zerorun does not have, which are therefore off.
 _OFF = (
@@ -144,12 +170,6 @@ class ConfigQueries:
         section = self._section("zero_optimization", kind)
         return (section or {}).get("device") or "none"
 
-    def zero_offload_optimizer(self) -> Any:
-        return self._section("zero_optimization", "offload_optimizer")
-
-    def zero_offload_param(self) -> Any:
-        return self._section("zero_optimization", "offload_param")
-
     def zero_overlap_comm(self) -> bool:
         given = self._value(f"{_ZERO}overlap_comm")
         return self._value(f"{_ZERO}stage") == 3 if given is None else given
@@ -176,15 +196,6 @@ class ConfigQueries:
         name = self._section("optimizer", "type")
         return name.lower() if name else None
 
-    def optimizer_params(self) -> Any:
-        return self._section("optimizer", "params")
-
-    def scheduler_name(self) -> str | None:
-        return self._section("scheduler", "type")
-
-    def scheduler_params(self) -> Any:
-        return self._section("scheduler", "params")
-
     def postscale_gradients(self) -> bool:
         return not self._value("/prescale_gradients")
 
@@ -201,9 +212,6 @@ class ConfigQueries:
     def torch_autocast_dtype(self) -> torch.dtype:
         name = str(self._section("torch_autocast", "dtype") or "bfloat16").removeprefix("torch.")
         return {"bfloat16": torch.bfloat16, "bf16": torch.bfloat16}.get(name, torch.float16)
-
-    def torch_autocast_lower_precision_safe_modules(self) -> Any:
-        return self._section("torch_autocast", "lower_precision_safe_modules")
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
         return self._value(f"{_ZERO}stage3_gather_16bit_weights_on_model_save")
@@ -222,9 +230,18 @@ def _key_query(pointer: str) -> Callable[[ConfigQueries], Any]:
     return query
 
 
-def _section_query(name: str) -> Callable[[ConfigQueries], Any]:
+def _section_query(path: str) -> Callable[[ConfigQueries], Any]:
     def query(self: ConfigQueries) -> Any:
-        return self._section(name)
+        return self._section(*path.split("/"))
+
+    return query
+
+
+def _place_query(place: str) -> Callable[[ConfigQueries], Any]:
+    read = operator.attrgetter(place)
+
+    def query(self: ConfigQueries) -> Any:
+        return read(self)
 
     return query
 
@@ -239,6 +256,10 @@ for _name, _key in _SECTIONS.items():
     setattr(ConfigQueries, _name, _section_query(_key))
 for _name in _OFF:
     setattr(ConfigQueries, _name, _off)
+for _name, _place in _METHODS.items():
+    setattr(ConfigQueries, _name, _place_query(_place))
+for _name, _place in _PROPERTIES.items():
+    setattr(ConfigQueries, _name, property(_place_query(_place)))
 
 
 class EngineAttributes(ConfigQueries):

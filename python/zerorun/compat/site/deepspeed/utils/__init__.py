@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 from zerorun.dataloader import RepeatingLoader
+from zerorun.model.mesh_arguments import asked
 
 from deepspeed.comm import is_initialized
 from deepspeed.utils import groups
@@ -55,4 +56,39 @@ def parse_range_list(range_str: str) -> list[int]:
     found = [core for part in range_str.split(",") for core in parse_range(part)]
     if any(core >= following for core, following in itertools.pairwise(found)):
         raise ValueError(f"cores {range_str!r}: expected each once and in rising order")
+    return found
+
+
+# --- what an mpu says of tensor and pipeline parallelism, under any of its names ---
+
+# The newest first: Megatron's, of DeepSpeed's pipelines, and the first of both.
+_TENSOR = ("tensor_model_parallel", "slice_parallel", "model_parallel")
+_PIPELINE = ("pipeline_model_parallel", "pipe_parallel")
+
+
+def _ask(mpu: Any, kinds: tuple[str, ...], what: str) -> Any:
+    return asked(mpu, *(f"get_{kind}_{what}" for kind in kinds))
+
+
+def bwc_tensor_model_parallel_rank(mpu: Any = None) -> int:
+    return _ask(mpu, _TENSOR, "rank") or 0
+
+
+def bwc_tensor_model_parallel_world_size(mpu: Any = None) -> int:
+    return _ask(mpu, _TENSOR, "world_size") or 1
+
+
+def bwc_tensor_model_parallel_group(mpu: Any = None) -> Any:
+    return _ask(mpu, _TENSOR, "group")
+
+
+def bwc_pipeline_parallel_world_size(mpu: Any = None) -> int:
+    return _ask(mpu, _PIPELINE, "world_size") or 1
+
+
+def bwc_pipeline_parallel_group(mpu: Any = None) -> Any:
+    """Raises AssertionError for an mpu without pipelines."""
+    found = _ask(mpu, _PIPELINE, "group")
+    if mpu is not None and found is None:
+        raise AssertionError(f"{type(mpu).__name__} has no group of a pipeline's ranks")
     return found

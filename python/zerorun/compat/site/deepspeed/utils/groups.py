@@ -4,11 +4,12 @@ With Ulysses several ranks share a sequence, with experts several hold the layer
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
 from zerorun import experts, sequence
+from zerorun.model.mesh_arguments import asked
 from zerorun.process_state import STATE
 
 mpu: Any = None  # what initialize was given
@@ -44,9 +45,7 @@ def of_engine(its_mpu: Any, its_mesh: Any) -> Iterator[None]:
 
 
 def _of_mpu(*names: str) -> Any:
-    """Calls the first of these methods that the mpu has; None without any."""
-    query = next((getattr(mpu, name) for name in names if hasattr(mpu, name)), None)
-    return None if query is None else query()
+    return asked(mpu, *names)
 
 
 def _of_mesh(names: tuple[str, ...]) -> Any:
@@ -224,56 +223,29 @@ def _get_expert_parallel_ranks(
     return (apart, near) if use_data_before_expert_parallel_ else (near, apart)
 
 
-def _groups_named(name: str) -> experts.ExpertGroups:
-    return experts.named(name, "of the program")
+def _of_groups(get: Callable[[experts.ExpertGroups], Any]) -> Callable[[str], Any]:
+    """A function of the groups' name."""
+    return lambda group_name: get(experts.named(group_name, "of the program"))
 
 
-def _get_expert_parallel_group(group_name: str) -> Any:
-    return _groups_named(group_name).group
+_get_expert_parallel_group = _of_groups(lambda groups: groups.group)
+_get_expert_parallel_group_ranks = _of_groups(lambda groups: list(groups.ranks))
+_get_expert_parallel_world_size = _of_groups(lambda groups: groups.size)
+_get_expert_parallel_rank = _of_groups(lambda groups: groups.rank)
+_get_expert_parallel_src_rank = _of_groups(lambda groups: groups.ranks[0])
+_get_expert_data_parallel_group = _of_groups(lambda groups: groups.data_group)
+_get_expert_data_parallel_group_ranks = _of_groups(lambda groups: list(groups.data_ranks))
+_get_expert_data_parallel_world_size = _of_groups(lambda groups: len(groups.data_ranks))
+_get_expert_data_parallel_rank = _of_groups(lambda groups: groups.data_ranks.index(dist.get_rank()))
+_get_expert_broadcast_src_rank = _of_groups(lambda groups: groups.data_ranks[0])
 
 
 def _get_expert_parallel_group_dict() -> dict[str, Any]:
     return {name: groups.group for name, groups in experts.known().items()}
 
 
-def _get_expert_parallel_group_ranks(group_name: str) -> list[int]:
-    return list(_groups_named(group_name).ranks)
-
-
-def _get_expert_parallel_world_size(group_name: str) -> int:
-    return _groups_named(group_name).size
-
-
-def _get_expert_parallel_rank(group_name: str) -> int:
-    return _groups_named(group_name).rank
-
-
-def _get_expert_parallel_src_rank(group_name: str) -> int:
-    return _groups_named(group_name).ranks[0]
-
-
-def _get_expert_data_parallel_group(group_name: str) -> Any:
-    return _groups_named(group_name).data_group
-
-
 def _get_expert_data_parallel_group_dict() -> dict[str, Any]:
     return {name: groups.data_group for name, groups in experts.known().items()}
-
-
-def _get_expert_data_parallel_group_ranks(group_name: str) -> list[int]:
-    return list(_groups_named(group_name).data_ranks)
-
-
-def _get_expert_data_parallel_world_size(group_name: str) -> int:
-    return len(_groups_named(group_name).data_ranks)
-
-
-def _get_expert_data_parallel_rank(group_name: str) -> int:
-    return _groups_named(group_name).data_ranks.index(dist.get_rank())
-
-
-def _get_expert_broadcast_src_rank(group_name: str) -> int:
-    return _groups_named(group_name).data_ranks[0]
 
 
 def _get_max_expert_size() -> int:

@@ -3,12 +3,15 @@
 import glob
 import os
 import re
+import stat
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from zerorun.consolidate import fp32_state_dict, lazy_state_dict, save_model
+
+from deepspeed.utils.logging import logger
 
 _SHARDED_PARAMETERS = 3  # the stage
 _DTYPES = {
@@ -152,3 +155,35 @@ def load_state_dict_from_zero_checkpoint(
     model = model.cpu()
     model.load_state_dict(state, strict=False)
     return model
+
+
+# --- the scripts that DeepSpeed's users expect in a folder of checkpoints ---
+
+_HEAD = """#!/usr/bin/env python3
+# Writes the whole model of a checkpoint: {usage}
+# --help lists the options.
+import sys
+
+from zerorun.consolidate import main
+
+"""
+# DeepSpeed's defaults, and an option of its scripts that has no effect here.
+_RUN = """given = [argument for argument in sys.argv[1:] if argument not in {"-d", "--debug"}]
+sys.exit(main(["--max_shard_size", "5GB", *given]))
+"""
+_SCRIPTS = {
+    "zero_to_fp32.py": _HEAD.format(usage="zero_to_fp32.py CHECKPOINT OUTPUT") + _RUN,
+    "zero_to_torch.py": _HEAD.format(usage="zero_to_torch.py CHECKPOINT OUTPUT --dtype bf16")
+    + _RUN,
+}
+
+
+def write_scripts(folder: str | os.PathLike[str]) -> None:
+    for name, text in _SCRIPTS.items():
+        path = os.path.join(folder, name)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        try:
+            os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
+        except OSError as error:  # file shares without modes; `python SCRIPT` runs it all the same
+            logger.info("%s is not executable: %s", path, error)

@@ -1,13 +1,18 @@
 """DeepSpeed's profiler of floating point operations on zerorun's."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from zerorun.profiling.flops import FlopsProfile, profile_model
-from zerorun.profiling.flops_text import number_text, profile_text, seconds_text
+from zerorun.profiling import (
+    FlopsProfile,
+    number_text,
+    profile_model,
+    profile_text,
+    seconds_text,
+)
 
 DEFAULT_PRECISION = 2
 
@@ -49,6 +54,18 @@ def _in_units(value: float, units: str | None, what: str, precision: int) -> str
     return f"{round(value / size, precision):g} {units}{what}".rstrip()
 
 
+def _total(figure: str, text: Callable[[float], str]) -> Callable[..., Any]:
+    """A method that returns a figure of the whole model."""
+
+    def get(self: Any, as_string: bool = False) -> Any:
+        if figure != "parameters":  # which are known from the start
+            self.stop_profile()
+        found = getattr(self._profile.total, figure)
+        return text(found) if as_string else found
+
+    return get
+
+
 class FlopsProfiler:
     """Profiles what a model does between start_profile() and stop_profile()."""
 
@@ -83,24 +100,10 @@ class FlopsProfiler:
     def reset_profile(self) -> None:
         self.start_profile()
 
-    def get_total_flops(self, as_string: bool = False) -> Any:
-        self.stop_profile()
-        flops = self._profile.total.flops
-        return number_to_string(flops) if as_string else flops
-
-    def get_total_macs(self, as_string: bool = False) -> Any:
-        self.stop_profile()
-        macs = self._profile.total.macs
-        return macs_to_string(macs) if as_string else macs
-
-    def get_total_duration(self, as_string: bool = False) -> Any:
-        self.stop_profile()
-        seconds = self._profile.total.seconds
-        return duration_to_string(seconds) if as_string else seconds
-
-    def get_total_params(self, as_string: bool = False) -> Any:
-        parameters = self._profile.total.parameters
-        return params_to_string(parameters) if as_string else parameters
+    get_total_flops = _total("flops", number_to_string)
+    get_total_macs = _total("macs", macs_to_string)
+    get_total_duration = _total("seconds", duration_to_string)
+    get_total_params = _total("parameters", params_to_string)
 
     def print_model_profile(
         self,

@@ -185,55 +185,27 @@ class PipelineParallelGrid:
         place = self._topo.get_coord(self.global_rank)._asdict()
         return self._topo.get_rank(**{**place, "pipe": stage_id, **kwargs})
 
-    def topology(self) -> ProcessTopology:
-        return self._topo
 
-    def get_global_rank(self) -> int:
-        return self.global_rank
-
-    def get_pipe_parallel_rank(self) -> int:
-        return self.stage_id
-
-    get_pipeline_model_parallel_rank = get_pipe_parallel_rank
-
-    def get_pipe_parallel_world_size(self) -> int:
-        return self.pipe_parallel_size
-
-    get_pipeline_model_parallel_world_size = get_pipe_parallel_world_size
-
-    def get_pipe_parallel_group(self) -> Any:
-        return self._groups["pipe"][1]
-
-    def get_data_parallel_rank(self) -> int:
-        return self.data_parallel_id
-
-    def get_data_parallel_world_size(self) -> int:
-        return self.data_parallel_size
-
-    def get_data_parallel_group(self) -> Any:
-        return self._groups["data"][1]
-
-    def get_data_parallel_group_ranks(self) -> list[int]:
-        return self._groups["data"][0]
-
-    def get_model_parallel_rank(self) -> int:
-        return self._groups["whole"][0].index(self.global_rank)
-
-    def get_model_parallel_world_size(self) -> int:
-        return len(self._groups["whole"][0])
-
-    def get_model_parallel_group(self) -> Any:
-        return self._groups["whole"][1]
-
-    def get_slice_parallel_rank(self) -> int:
-        return self._groups["slice"][0].index(self.global_rank)
-
-    def get_slice_parallel_world_size(self) -> int:
-        return self.slice_parallel_size
-
-    def get_slice_parallel_group(self) -> Any:
-        return self._groups["slice"][1]
-
-    get_tensor_model_parallel_rank = get_slice_parallel_rank
-    get_tensor_model_parallel_world_size = get_slice_parallel_world_size
-    get_tensor_model_parallel_group = get_slice_parallel_group
+# What a grid's methods return.
+_METHODS = {
+    "topology": lambda grid: grid._topo,
+    "get_global_rank": lambda grid: grid.global_rank,
+    "get_pipe_parallel_rank": lambda grid: grid.stage_id,
+    "get_pipe_parallel_world_size": lambda grid: grid.pipe_parallel_size,
+    "get_pipe_parallel_group": lambda grid: grid._groups["pipe"][1],
+    "get_data_parallel_rank": lambda grid: grid.data_parallel_id,
+    "get_data_parallel_world_size": lambda grid: grid.data_parallel_size,
+    "get_data_parallel_group": lambda grid: grid._groups["data"][1],
+    "get_data_parallel_group_ranks": lambda grid: grid._groups["data"][0],
+    "get_model_parallel_rank": lambda grid: grid._groups["whole"][0].index(grid.global_rank),
+    "get_model_parallel_world_size": lambda grid: len(grid._groups["whole"][0]),
+    "get_model_parallel_group": lambda grid: grid._groups["whole"][1],
+    "get_slice_parallel_rank": lambda grid: grid._groups["slice"][0].index(grid.global_rank),
+    "get_slice_parallel_world_size": lambda grid: grid.slice_parallel_size,
+    "get_slice_parallel_group": lambda grid: grid._groups["slice"][1],
+}
+for _name, _method in _METHODS.items():
+    setattr(PipelineParallelGrid, _name, _method)
+    # Megatron's names of the same.
+    _megatrons = _name.replace("pipe_", "pipeline_model_").replace("slice_", "tensor_model_")
+    setattr(PipelineParallelGrid, _megatrons, _method)

@@ -2,9 +2,10 @@
 
 # ruff: noqa: F401 - scripts import these names from here
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -180,3 +181,20 @@ def _value(name: str, get: Callable[[Partition], Any], parameter: torch.nn.Param
 
 for _name, _get in _ATTRIBUTES.items():
     setattr(nn.Parameter, _name, property(functools.partial(_value, _name, _get)))
+
+
+@contextlib.contextmanager
+def OnDevice(  # noqa: N802 - DeepSpeed's name
+    dtype: torch.dtype, device: str = "meta", enabled: bool = True
+) -> Iterator[None]:
+    """Tensors made within are of `dtype` on `device`."""
+    if not enabled:
+        yield
+        return
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,9 +1,0 @@
-"""Names and defaults of the section."""
-
-ELASTICITY = "elasticity"
-MINIMUM_DEEPSPEED_VERSION = "0.3.8"
-DEEPSPEED_ELASTICITY_CONFIG = "DEEPSPEED_ELASTICITY_CONFIG"
-ENABLED, ENABLED_DEFAULT = "enabled", False
-MIN_TIME, MIN_TIME_DEFAULT = "min_time", 0
-IGNORE_NON_ELASTIC_BATCH_INFO = "ignore_non_elastic_batch_info"
-IGNORE_NON_ELASTIC_BATCH_INFO_DEFAULT = False

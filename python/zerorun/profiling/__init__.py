@@ -1,1 +1,0 @@
-"""FLOPs of a model, and the timeline of its steps."""
