@@ -26,11 +26,6 @@ class SharedLibrary {
   Function* function(const char* name) const {
     return reinterpret_cast<Function*>(symbol(name));
   }
-  // Sets `found` to a function of the library.
-  template <typename Function>
-  void find(Function*& found, const char* name) const {
-    found = function<Function>(name);
-  }
   // Path of the file that was opened.
   const std::string& path() const { return path_; }
 

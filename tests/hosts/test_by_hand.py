@@ -130,6 +130,27 @@ def test_two_launchers_with_node_rank_1(network: Network) -> None:
     assert second.end(within=30) == 0, second.text
 
 
+def test_one_of_three_with_the_number_of_another(network: Network) -> None:
+    jobs = [Launcher(network, rank, *by_hand(rank, hosts=3)) for rank in (0, 1)]
+    time.sleep(1)
+    third = Launcher(network, 1, *by_hand(1, hosts=3))
+    assert third.end() == 2
+    assert "two launchers were started with --node_rank 1" in third.text
+    assert "again with --node_rank 2" in third.text
+    jobs[0].says("Missing: (node 2)")
+    again = Launcher(network, 1, *by_hand(2, hosts=3))
+    assert [job.end(within=30) for job in (again, *jobs)] == [0, 0, 0]
+
+
+def test_the_loopback_as_master_address(network: Network) -> None:
+    jobs = [Launcher(network, rank, *by_hand(rank, master="127.0.0.1")) for rank in (0, 1)]
+    assert jobs[0].end() == 2
+    assert jobs[1].end() == 1
+    assert "127.0.0.1 (--master_addr, --rdzv_endpoint), which is an address that" in jobs[0].text
+    assert f"--nnodes 2 --node_rank 0 --master_addr {ADDRESSES[0]} true" in jobs[0].text
+    assert "127.0.0.1 is this host itself" in jobs[1].text
+
+
 def test_the_bridge_of_docker_is_no_address_to_meet_at(network: Network) -> None:
     # A pair, since not every kernel has bridges; with a lower number than eth0 it is found first.
     network.ip(0, "link", "add", "docker0", "index", "3", "type", "veth", "peer", "name", "veth0")
@@ -191,6 +212,17 @@ def test_a_host_that_comes_late_is_waited_for(network: Network) -> None:
     time.sleep(8)
     first = Launcher(network, 0, *by_hand(0))
     assert [first.end(), second.end(within=30)] == [0, 0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_launcher_that_is_started_again_joins(network: Network, number: signal.Signals) -> None:
+    jobs = [Launcher(network, rank, *by_hand(rank, hosts=3)) for rank in (0, 1)]
+    jobs[0].says("there: zr-host-a (node 0), zr-host-b (node 1); missing: (node 2)")
+    jobs[1].process.send_signal(number)
+    jobs[1].end(within=30)
+    jobs[0].says("(node 1) was lost: the connection to its launcher ended; it is waited for")
+    jobs += [Launcher(network, 1, *by_hand(rank, hosts=3)) for rank in (1, 2)]
+    assert [job.end(within=30) for job in (jobs[0], *jobs[2:])] == [0, 0, 0]
 
 
 def test_a_first_launcher_that_is_started_again_is_joined(network: Network) -> None:

@@ -1,4 +1,4 @@
-"""Jobs on two hosts that are network namespaces, started by the real ssh, pdsh, Open MPI."""
+"""Jobs on two hosts that are network namespaces, started by the real ssh, pdsh, by hand."""
 
 import json
 import os
@@ -46,6 +46,24 @@ def test_pdsh_starts_ranks_on_both_hosts(hosts: Hosts, monkeypatch: pytest.Monke
     job = Job(hosts, ["--launcher", "pdsh"], PLACE, start="pdsh")
     code, output, errors = job.wait()
     assert (code, errors) == (0, "")
+    assert set(output.splitlines()) == PLACES
+
+
+def test_started_by_hand(hosts: Hosts) -> None:
+    port = "29517"
+    options = ["--accelerator", "cpu", "--nproc_per_node", "2", "--nnodes", "2"]
+    options += ["--master_addr", ADDRESSES[0], "--master_port", port]
+    jobs = [
+        subprocess.Popen(
+            hosts.inside(node, str(ZERORUN), *options, "--node_rank", str(node), *PLACE),
+            env={**os.environ, "ZERORUN_JOB_SECRET": "only we know"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for node in (1, 0)
+    ]
+    output = "".join(job.communicate(timeout=60)[0] for job in jobs)
+    assert [job.returncode for job in jobs] == [0, 0]
     assert set(output.splitlines()) == PLACES
 
 
