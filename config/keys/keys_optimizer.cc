@@ -51,9 +51,9 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
      .later = "OneBitAdam|OneBitLamb|ZeroOneAdam|MuAdam|MuAdamW|MuSGD|Adafactor|SparseAdam|LBFGS|"
               "NorMuon",
      .torch_classes = "Adamax|NAdam|RAdam|Adadelta|ASGD|RMSprop|Rprop",
-     .doc = "Name of the optimizer. params.adam_w_mode alone selects between the update rules of "
-            "Adam and AdamW, whichever name is given, as in DeepSpeed. Adam8bit and AdamW8bit are "
-            "specific to zerorun: block-wise 8-bit states.",
+     .doc = "Name of the optimizer. As in DeepSpeed, AdamW decouples weight decay from the "
+            "gradient, and so does Adam unless params.adam_w_mode is false. Adam8bit and AdamW8bit "
+            "are specific to zerorun: block-wise 8-bit states.",
      .nickname = "name",
      .binding = bind_member<&Config::optimizer, &OptimizerConfig::type>()},
     no_effect("/optimizer/legacy_fusion", KeyType::boolean, "false",
@@ -91,7 +91,7 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
      .fallback = "0",
      .range = kNonNegativeFloat,
      .doc =
-         "Weight decay. Adam and AdamW: decoupled from the gradient unless adam_w_mode is false.",
+         "Weight decay. AdamW, and Adam unless adam_w_mode is false: decoupled from the gradient.",
      .binding = bind_member<&Config::optimizer, &OptimizerConfig::weight_decay>()},
     {.pointer = "/optimizer/params/bias_correction",
      .type = KeyType::boolean,
@@ -103,7 +103,7 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
      .type = KeyType::boolean,
      .fallback = "true",
      .doc = "true: decoupled weight decay (AdamW), for type Adam too, as in DeepSpeed. false: "
-            "weight decay is added to the gradient (Adam with L2).",
+            "Adam adds weight decay to the gradient (L2); AdamW decouples it all the same.",
      .used_by = kAdam,
      .binding = bind_member<&Config::optimizer, &OptimizerConfig::adam_w_mode>()},
     {.pointer = "/optimizer/params/torch_adam",

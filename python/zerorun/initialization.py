@@ -341,7 +341,7 @@ class _ConfiguredOptimizer(torch.optim.Optimizer):
             defaults[DECOUPLED] = decoupled
         super().__init__(groups, defaults)
         self.fused_rule = settings.type
-        self.adam_w_mode = settings.adam_w_mode
+        self.adam_w_mode = decoupled
 
 
 def _scheduler(lr_scheduler: Any, basic: torch.optim.Optimizer | None, settings: _C.Config) -> Any:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -136,12 +137,13 @@ def case_scale_takes_the_argument_of_newer_deepspeeds(_folder: Path) -> None:
 def case_which_adam_the_configuration_made(_folder: Path) -> None:
     from deepspeed.ops.adam import FusedAdam
 
-    for mode in (True, False):
+    # The name AdamW stands for decoupled decay, whatever adam_w_mode says.
+    for name, mode in itertools.product(("Adam", "AdamW"), (True, False)):
         params = {"lr": 1e-3, "adam_w_mode": mode}
-        engine, optimizer, *_ = start(2, optimizer={"type": "Adam", "params": params})
+        engine, optimizer, *_ = start(2, optimizer={"type": name, "params": params})
         for each in (optimizer, optimizer.optimizer):
             assert isinstance(each, FusedAdam)
-            assert each.adam_w_mode is mode
+            assert each.adam_w_mode is (mode or name == "AdamW")
         engine.destroy()
 
 

@@ -12,6 +12,7 @@ from zerorun.hooks.shared_unit import external_parameters
 from zerorun.optimizers.lr_scheduler import set_rate
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.optimizers.parameter_states import ParameterStates
+from zerorun.optimizers.saved_values import is_decoupled
 from zerorun.shards.state_access import StateAccess
 from zerorun.shards.torch_states import MODES
 from zerorun.zero import GatheredParameters
@@ -194,9 +195,9 @@ class DeepSpeedOptimizer(ZeroOptimizer):
         return self.shards.settings.optimizer.type
 
     @property
-    def adam_w_mode(self) -> bool:
-        """True if weight decay is apart from the gradient."""
-        return self.shards.settings.optimizer.adam_w_mode
+    def adam_w_mode(self) -> bool | None:
+        """True if weight decay is apart from the gradient; None for other rules than Adam's."""
+        return is_decoupled(self.fused_rule, adam_w_mode=self.shards.settings.optimizer.adam_w_mode)
 
     @functools.cached_property
     def parameter_offload(self) -> ParameterOffload:
@@ -252,8 +253,7 @@ class DeepSpeedOptimizer(ZeroOptimizer):
     def fp32_groups(self) -> list[list[torch.Tensor]]:
         """A copy of each parameter's master, by group, at stage 0 in 16 bits. Collective."""
         access = StateAccess(self._half_without_zero().shards)
-        groups = [group["params"] for group in self.param_groups]
-        found = [[access.get_full(p, "fp32_param") for p in group] for group in groups]
+        found = [[access.get_full(p, "fp32_param") for p in group] for group in self.bit16_groups]
         return [[master for master in group if master is not None] for group in found]
 
     @property
