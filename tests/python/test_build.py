@@ -268,3 +268,11 @@ def test_ci_runs_everything_and_adds_up_though_a_part_fails(
     }
     assert last == expected[failing]
     assert (result.returncode == 0) == (failing == "none")
+
+
+def test_dev_test_takes_one_name(clone: Clone) -> None:
+    for given in ("Partition|Matrix", "a or b", "'"):
+        result = clone.dev("test", "-R", given)
+        assert result.returncode == 2
+        assert f"-R '{given}': expected a name or a part of one" in result.stderr
+    assert clone.log.read_text() == ""
