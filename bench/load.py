@@ -1,18 +1,23 @@
 """Host memory while a model is loaded from safetensors files, beside what there is afterwards.
 
-    python bench/load.py [--ways init engine shard train] [--ranks 2 4] [--stages 0 1 2 3]
-        [--megabytes 1000] [--dtype bf16] [--offload]
+    python bench/load.py [WAY/STAGE ...] [--ranks 2 4] [--megabytes 1000] [--width 512]
+
+Without names it is every way at every stage. WAY is
 
 - init: transformers' from_pretrained under zero.Init (stage 3).
-- engine: the same, then initialize with AdamW, in `--dtype`, with `--offload` on the host.
+- engine: the same, then initialize with AdamW, in bf16; engine/0/fp32 in fp32, and
+  engine/3/offload with the optimizer's states on the host.
 - shard: zerorun.shard of a model on the meta device with weights=, without an optimizer.
 - train: zerorun train --init, beside the same run that makes its weights.
 
+All but train run one after the other in the same processes.
+
 Memory is the anonymous and shared part of the proportional set size (PSS), in which a page that
 several processes share counts once. Pages of mapped files do not count: the system takes them back
-when memory is short. It counts from before the load on (of train from the start). Printed are the
-largest of a rank, the largest sum over the ranks and its limit: what is kept and one module, which
-of zero.Init every rank has. Ends with 1 if a load exceeds it.
+when memory is short. It counts from before each load on, after a small one that leaves what is made
+once, and after what was freed went back to the system (of train from the start). Printed are the
+largest sum over the ranks and its limit: what is kept and one module, which of zero.Init every rank
+has. Ends with 1 if a load exceeds it.
 """
 
 from __future__ import annotations
@@ -25,7 +30,6 @@ import sys
 import tempfile
 import threading
 import time
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,15 +41,24 @@ sys.path.append(str(BUILD / "python"))
 WAYS = ("init", "engine", "shard", "train")
 WIDTH, WORDS = 512, 8192
 MARK = "load.py: "
-MOMENTS = ("before", "after")
 
 
-class Memory(NamedTuple):
-    """Bytes, of which `largest` is one rank's and the others are sums over the ranks."""
+class Load(NamedTuple):
+    """WAY/STAGE, with /fp32 and /offload behind it."""
 
-    largest: int
-    peak: int
-    kept: int
+    way: str
+    stage: int
+    dtype: str = "bf16"
+    offload: bool = False
+
+    @staticmethod
+    def named(name: str) -> Load:
+        way, stage, *settings = name.split("/")
+        dtype = "fp32" if "fp32" in settings else "bf16"
+        return Load(WAYS[WAYS.index(way)], int(stage), dtype, "offload" in settings)
+
+    def __str__(self) -> str:
+        return "/".join([self.way, str(self.stage), self.dtype, *["offload"] * self.offload])
 
 
 def pss(pid: int) -> int:
@@ -73,12 +86,10 @@ def descendants(pid: int) -> list[int]:
 
 
 def samples_of(command: list[str], folder: Path) -> Iterator[tuple[str, dict[int, int]]]:
-    """PSS by rank, and the moment that the job said last, until it ends. A file of that name in
-    `folder` lets the job go on."""
-    for moment in MOMENTS:
-        (folder / moment).unlink(missing_ok=True)
+    """PSS by rank, and the moment that the job said last, until it ends: of a job that says
+    moments, from the first on. A file of that name in `folder` lets the job go on."""
     job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    said = ["start"]
+    said = ["" if "train" in command else "start"]
 
     def read() -> None:
         assert job.stdout is not None
@@ -90,8 +101,8 @@ def samples_of(command: list[str], folder: Path) -> Iterator[tuple[str, dict[int
     reader.start()
     while job.poll() is None:
         moment = said[-1]
-        yield moment, {pid: pss(pid) for pid in descendants(job.pid)}
-        if moment in MOMENTS:
+        if moment != "start":
+            yield moment, {pid: pss(pid) for pid in descendants(job.pid)}
             (folder / moment).touch()
         time.sleep(0.01)
     reader.join()
@@ -99,83 +110,82 @@ def samples_of(command: list[str], folder: Path) -> Iterator[tuple[str, dict[int
         raise RuntimeError(f"{' '.join(command)} ended with {job.returncode}")
 
 
-def measure(way: str, ranks: int, stage: int, folder: Path, options: Namespace) -> Memory:
-    """One load of the model that make_model has written to `folder`."""
-    launcher = [str(BUILD / "bin" / "zerorun"), "--accelerator", "cpu", "--num_gpus", str(ranks)]
-    if way == "train":
-        return _measure_train(launcher, stage, folder)
-    if way in {"init", "engine"}:
-        launcher.append("--deepspeed_compat")
-    command = [*launcher, __file__, "--rank_of", way, str(stage), str(folder)]
-    command += ["--dtype", options.dtype, *(["--offload"] if options.offload else [])]
+def launcher(ranks: int) -> list[str]:
+    return [str(BUILD / "bin" / "zerorun"), "--accelerator", "cpu", "--num_gpus", str(ranks)]
+
+
+def measure(loads: list[Load], ranks: int, folder: Path) -> Iterator[tuple[int, int]]:
+    """Loads the model that make_model has written to `folder` in the processes of one job: the most
+    bytes of all ranks, and those that are kept."""
     samples: dict[str, list[dict[int, int]]] = {}
-    for moment, sample in samples_of(command, folder):
-        samples.setdefault(moment, []).append(sample)
-    before = samples["before"][0]
-    since = [
-        {pid: nbytes - before[pid] for pid, nbytes in sample.items() if before.get(pid)}
-        for sample in samples["before"] + samples["after"][:1]
-    ]
-    sums = [sum(sample.values()) for sample in since]
-    return Memory(max(max(sample.values()) for sample in since), max(sums), sums[-1])
+    with tempfile.TemporaryDirectory() as moments:
+        command = [*launcher(ranks), "--deepspeed_compat", __file__, *map(str, loads)]
+        command += ["--rank_of", str(folder), moments]
+        for moment, sample in samples_of(command, Path(moments)):
+            samples.setdefault(moment, []).append(sample)
+    for number in range(len(loads)):
+        meanwhile = samples[f"before {number}"] + samples[f"after {number}"][:1]
+        before, *sums = (sum(sample.values()) for sample in meanwhile)
+        yield max(sums) - before, sums[-1] - before
 
 
-def _measure_train(launcher: list[str], stage: int, folder: Path) -> Memory:
+def measure_train(loads: list[Load], ranks: int, folder: Path) -> Iterator[tuple[int, int]]:
     config = folder / "zero.json"
-    config.write_text(
-        '{"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"},'
-        f' "zero_optimization": {{"stage": {stage}}}}}'
-    )
     options = ["--steps", "0", "--config", str(config), "--sample", "", "--save", ""]
-    found = []
-    for source in ("--model", str(folder / "config.json")), ("--init", str(folder)):
-        command = [*launcher, "train", "--data", __file__, "--seq_len", "16", *options, *source]
-        samples = [sample for _, sample in samples_of(command, folder)]
-        largest = max(max(sample.values(), default=0) for sample in samples)
-        found.append((largest, max(sum(sample.values()) for sample in samples)))
-    (_, kept), (largest, peak) = found
-    return Memory(largest, peak, kept)
+    for load in loads:
+        config.write_text(
+            '{"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"},'
+            f' "zero_optimization": {{"stage": {load.stage}}}}}'
+        )
+        peaks = []
+        for source in ("--model", str(folder / "config.json")), ("--init", str(folder)):
+            command = [*launcher(ranks), "train", "--data", __file__, "--seq_len", "16"]
+            samples = samples_of([*command, *options, *source], folder)
+            peaks.append(max(sum(sample.values()) for _, sample in samples))
+        kept, peak = peaks
+        yield peak, kept
 
 
-def load(way: str, stage: int, folder: Path, options: Namespace) -> None:
+def run_loads(loads: list[Load], folder: Path, moments: Path) -> None:
     """What one rank does."""
     from zerorun import communicator
 
-    kept = engine_of(
-        way, stage, folder / "small", options
-    )  # with it comes what is imported and made once
-    if hasattr(kept, "destroy"):
-        kept.destroy()
-    del kept
-    world = communicator.world()
-    pause(world, "before", folder)
-    kept = engine_of(way, stage, folder, options)
-    pause(world, "after", folder)
+    for number, load in enumerate(loads):
+        end(engine_of(load, folder / "small"))  # with it comes what is imported and made once
+        pause(communicator.world(), f"before {number}", moments)
+        kept = engine_of(load, folder)
+        pause(communicator.world(), f"after {number}", moments)
+        end(kept)
+        del kept
+
+
+def end(kept: Any) -> None:
+    """Of an engine; a model has no end."""
     if hasattr(kept, "destroy"):
         kept.destroy()
 
 
-def engine_of(way: str, stage: int, folder: Path, options: Namespace) -> Any:
+def engine_of(load: Load, folder: Path) -> Any:
     """The engine, or the model if there is none."""
     import torch
     import transformers
     import zerorun
     from zerorun import communicator
 
-    if way in {"init", "engine"}:
+    if load.way in {"init", "engine"}:
         from transformers.integrations import HfDeepSpeedConfig
 
-        home = "cpu" if options.offload else "none"
+        home = "cpu" if load.offload else "none"
         config = {
             "train_micro_batch_size_per_gpu": 1,
-            "bf16": {"enabled": options.dtype == "bf16"},
-            "zero_optimization": {"stage": stage, "offload_optimizer": {"device": home}},
+            "bf16": {"enabled": load.dtype == "bf16"},
+            "zero_optimization": {"stage": load.stage, "offload_optimizer": {"device": home}},
         }
-        dtype = torch.bfloat16 if options.dtype == "bf16" else torch.float32
+        dtype = torch.bfloat16 if load.dtype == "bf16" else torch.float32
         kept = HfDeepSpeedConfig(config)  # with which transformers uses zero.Init
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         del kept
-        if way == "init":
+        if load.way == "init":
             return model
         optimizer = torch.optim.AdamW(model.parameters())
         return zerorun.initialize(model, optimizer, config=config)[0]
@@ -183,7 +193,9 @@ def engine_of(way: str, stage: int, folder: Path, options: Namespace) -> Any:
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.bfloat16)
     weights = Weights(folder) if communicator.world().rank == 0 else {}
-    return zerorun.shard(model, stage=stage, dtype=torch.bfloat16, weights=weights, init=tables_of)
+    return zerorun.shard(
+        model, stage=load.stage, dtype=torch.bfloat16, weights=weights, init=tables_of
+    )
 
 
 class Weights(Mapping[str, Any]):
@@ -218,8 +230,7 @@ def pause(communicator: Any, moment: str, folder: Path) -> None:
     from zerorun.host_memory import trim
 
     gc.collect()
-    if moment == "before":
-        trim()
+    trim()  # what was freed is not kept
     communicator.barrier(moment)
     if communicator.rank == 0:
         print(f"{MARK}{moment}", flush=True)
@@ -228,15 +239,15 @@ def pause(communicator: Any, moment: str, folder: Path) -> None:
         time.sleep(0.001)
 
 
-def make_model(folder: Path, way: str, megabytes: int, width: int) -> int:
-    """Writes a model, and a small one beside it. Returns the bytes of the largest module."""
+def make_model(folder: Path, of_train: bool, megabytes: int, width: int) -> int:
+    """Writes a model (train has GPT-2) and a small one. Returns the bytes of its largest module."""
     import torch
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
 
     for place, nbytes in ((folder / "small", 0), (folder, megabytes << 20)):
-        if way == "train":
+        if of_train:
             layers = max(1, nbytes // (48 * width**2))
             settings = transformers.GPT2Config(
                 n_embd=width, n_head=8, n_layer=layers, n_positions=64, vocab_size=WORDS
@@ -260,38 +271,38 @@ def make_model(folder: Path, way: str, megabytes: int, width: int) -> int:
     )
 
 
+def print_row(load: Load, ranks: int, module: int, peak: int, kept: int) -> bool:
+    """False if the load exceeds its limit."""
+    module *= 2 if load.dtype == "fp32" else 1  # than in the files
+    limit = kept + module * (ranks if load.way == "init" else 1)
+    columns = "".join(f"{nbytes / 2**20:9.0f}" for nbytes in (peak, kept, module, limit))
+    print(f"{load!s:22}{ranks:5} {columns}", flush=True)
+    return peak <= limit
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    every = [Load(way, stage) for way in WAYS for stage in range(4) if way != "init" or stage == 3]
+    parser.add_argument("loads", nargs="*", default=every, type=Load.named, metavar="WAY/STAGE")
     parser.add_argument("--ranks", nargs="+", type=int, default=(2, 4))
-    parser.add_argument("--stages", nargs="+", type=int, default=(0, 1, 2, 3))
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--width", type=int, default=WIDTH, help="of the model's modules")
-    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp32"))
-    parser.add_argument("--offload", action="store_true", help="optimizer states to host memory")
-    parser.add_argument("--rank_of", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--rank_of", nargs=2, type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
-        way, stage, folder = options.rank_of
-        load(way, int(stage), Path(folder), options)
+        run_loads(options.loads, *options.rank_of)
         return 0
     os.environ["VIRTUAL_ENV"] = sys.prefix  # the launcher runs the ranks with this Python
-    print("way     stage ranks  largest of a rank, sum, kept, module, limit (MiB)")
-    exceeded = False
-    with tempfile.TemporaryDirectory() as temporary:
-        for way in options.ways:
-            folder = Path(temporary) / ("gpt2" if way == "train" else "llama")
-            module = make_model(folder, way, options.megabytes, options.width)
-            module *= 2 if options.dtype == "fp32" else 1  # than in the files
-            for stage in [3] if way == "init" else options.stages:
-                for ranks in options.ranks:
-                    got = measure(way, ranks, stage, folder, options)
-                    limit = got.kept + module * (ranks if way == "init" else 1)
-                    exceeded |= got.peak > limit
-                    shown = (*got, module, limit)
-                    columns = "".join(f"{nbytes / 2**20:9.0f}" for nbytes in shown)
-                    print(f"{way:7} {stage:5} {ranks:5} {columns}", flush=True)
-    return int(exceeded)
+    print(f"{'way/stage':22}ranks  largest sum, kept, module, limit (MiB)")
+    held = True
+    for of_train, measured in ((False, measure), (True, measure_train)):
+        loads = [load for load in options.loads if (load.way == "train") == of_train]
+        with tempfile.TemporaryDirectory() as folder:
+            module = make_model(Path(folder), of_train, options.megabytes, options.width)
+            for ranks in options.ranks if loads else ():
+                for load, got in zip(loads, measured(loads, ranks, Path(folder)), strict=True):
+                    held &= print_row(load, ranks, module, *got)
+    return 0 if held else 1
 
 
 if __name__ == "__main__":

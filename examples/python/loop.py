@@ -3,8 +3,6 @@
 zerorun --num_gpus 2 loop.py --stage 3
 """
 
-from __future__ import annotations
-
 import argparse
 import sysconfig
 from pathlib import Path
@@ -22,56 +20,39 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.token = nn.Embedding(256, WIDTH)
-        self.position = nn.Parameter(torch.zeros(BLOCK, WIDTH))
-        layer = nn.TransformerEncoderLayer
-        self.layers = nn.ModuleList(
-            layer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
-            for _ in range(2)
-        )
-        self.head = nn.Linear(WIDTH, 256)
+        self.token, self.position = nn.Embedding(256, WIDTH), nn.Embedding(BLOCK, WIDTH)
+        options = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+        layers = (nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, **options) for _ in range(2))
+        self.layers, self.head = nn.ModuleList(layers), nn.Linear(WIDTH, 256)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        length = tokens.shape[1]
-        mask = nn.Transformer.generate_square_subsequent_mask(length)
-        x = self.token(tokens) + self.position[:length]
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         for layer in self.layers:
             x = layer(x, src_mask=mask, is_causal=True)
         return self.head(x)
 
 
-def text() -> torch.Tensor:
-    library = Path(sysconfig.get_path("stdlib"))
-    data = b"".join(path.read_bytes() for path in sorted(library.glob("*.py"))[:20])
-    return torch.tensor(list(data[: 512 * (BLOCK + 1)])).view(-1, BLOCK + 1)
+parser = argparse.ArgumentParser()
+parser.add_argument("--stage", type=int, default=2)
+parser.add_argument("--local_rank", type=int, default=0)
+stage = parser.parse_args().stage
+files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:20]
+data = b"".join(path.read_bytes() for path in files)[: 512 * (BLOCK + 1)]
+text = torch.tensor(list(data)).view(-1, BLOCK + 1)
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--stage", type=int, default=2)
-    parser.add_argument("--local_rank", type=int, default=0)
-    stage = parser.parse_args().stage
-
-    torch.manual_seed(0)
-    model = Model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage}}
-    model, optimizer, loader, _ = zerorun.initialize(
-        model, optimizer, training_data=text(), config=config
-    )
-    batches = iter(loader)
-    for step in range(STEPS):
-        batch = next(batches)
-        loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-        model.backward(loss)
-        model.step()
-        if step % 10 == 0 or step == STEPS - 1:
-            total = loss.detach().clone()
-            model.communicator.all_reduce(total)
-            if model.communicator.rank == 0:
-                print(f"step {step} loss {total.item() / model.communicator.world_size:.4f}")
-    model.destroy()
-
-
-if __name__ == "__main__":
-    main()
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage}}
+model, _, loader, _ = zerorun.initialize(model, optimizer, training_data=text, config=config)
+for step, batch in zip(range(STEPS), loader, strict=False):
+    loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+    model.backward(loss)
+    model.step()
+    if step % 10 == 0 or step == STEPS - 1:
+        total = loss.detach().clone()
+        model.communicator.all_reduce(total)
+        if model.communicator.rank == 0:
+            print(f"step {step} loss {total.item() / model.communicator.world_size:.4f}")
+model.destroy()

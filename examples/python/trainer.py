@@ -3,8 +3,6 @@
 zerorun --num_gpus 2 trainer.py --deepspeed ds_config_stage3.json --output_dir out
 """
 
-from __future__ import annotations
-
 import os
 import sysconfig
 from dataclasses import dataclass, field
@@ -38,28 +36,23 @@ class Bytes(torch.utils.data.Dataset):
         return {"input_ids": self.blocks[index], "labels": self.blocks[index]}
 
 
-def main() -> None:
-    parser = HfArgumentParser([TrainingArguments, DataArguments])
-    # Without this the Trainer would treat each CPU rank as a job of its own.
-    parser.set_defaults(use_cpu=not torch.cuda.is_available())
-    arguments, data = parser.parse_args_into_dataclasses()
-    config = GPT2Config(
-        vocab_size=256, n_positions=BLOCK, n_embd=64, n_layer=2, n_head=2, bos_token_id=0,
-        eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
-    torch.manual_seed(arguments.seed)
-    trainer = Trainer(
-        model=GPT2LMHeadModel(config),
-        args=arguments,
-        train_dataset=Bytes(data.text),
-        eval_dataset=Bytes(data.text, blocks=16),
-    )
-    result = trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
-    trainer.save_model()
-    if trainer.is_world_process_zero():
-        print(f"train_loss {result.training_loss:.4f}")
-    print(f"eval_loss {trainer.evaluate()['eval_loss']:.4f}")
-
-
-if __name__ == "__main__":
-    main()
+parser = HfArgumentParser([TrainingArguments, DataArguments])
+# Without this the Trainer would treat each CPU rank as a job of its own.
+parser.set_defaults(use_cpu=not torch.cuda.is_available())
+arguments, data = parser.parse_args_into_dataclasses()
+config = GPT2Config(
+    vocab_size=256, n_positions=BLOCK, n_embd=64, n_layer=2, n_head=2, bos_token_id=0,
+    eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+)  # fmt: skip
+torch.manual_seed(arguments.seed)
+trainer = Trainer(
+    model=GPT2LMHeadModel(config),
+    args=arguments,
+    train_dataset=Bytes(data.text),
+    eval_dataset=Bytes(data.text, blocks=16),
+)
+result = trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
+trainer.save_model()
+if trainer.is_world_process_zero():
+    print(f"train_loss {result.training_loss:.4f}")
+print(f"eval_loss {trainer.evaluate()['eval_loss']:.4f}")

@@ -1,5 +1,6 @@
 """Where the tests find what ./dev has built, and how they are spread over processes."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -9,9 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_pool import RankPools
+from gpu_machine import Machine
+from rank_pool import PythonSource, RankPools
+from ranks import HERE
 
+# There are more threads than cores, as in the C++ tests: one that spins takes the time of another.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "release"
+DEEPSPEED = BUILD / "python" / "zerorun" / "compat" / "site"
+# What processes of which the session's programs are forks have imported, by the variable that says
+# where such a process is. transformers looks for DeepSpeed at once.
+MODELS = ("gpt2.modeling_gpt2", "llama.modeling_llama")
+SOURCES = {
+    "ZERORUN_TEST_TORCH": ["torch._dynamo"],
+    "ZERORUN_TEST_TRANSFORMERS": [
+        *("torch._dynamo", "transformers.trainer", "transformers.integrations.deepspeed"),
+        *(f"transformers.models.{model}" for model in MODELS),
+        *("accelerate", "peft"),
+    ],
+}
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +40,7 @@ def root() -> Path:
 @pytest.fixture(scope="session")
 def build() -> Path:
     """The release build."""
-    return ROOT / "build" / "release"
+    return BUILD
 
 
 @pytest.fixture(scope="session")
@@ -32,9 +50,24 @@ def zerorun(build: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pools(build: Path) -> Iterator[RankPools]:
+def torch_python() -> dict[str, str]:
+    """Variables by which a job's ranks are forks of a process that has imported PyTorch."""
+    return {"VIRTUAL_ENV": os.environ["ZERORUN_TEST_TORCH"]}
+
+
+@pytest.fixture(scope="session")
+def transformers_python() -> dict[str, str]:
+    """And one that has imported Hugging Face's libraries, too."""
+    for module in ("accelerate", "peft", "transformers"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"no {module}")
+    return {"VIRTUAL_ENV": os.environ["ZERORUN_TEST_TRANSFORMERS"]}
+
+
+@pytest.fixture(scope="session")
+def pools(build: Path, torch_python: dict[str, str]) -> Iterator[RankPools]:
     """Jobs of ranks, for CaseResults."""
-    pools = RankPools(build)
+    pools = RankPools(build, torch_python)
     yield pools
     pools.close()
 
@@ -47,6 +80,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(archive) as file:
         file.extractall(folder, filter="data")
     return folder
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """One with a GPU, for scripts/gpu_check and gpu_first."""
+    return Machine(tmp_path, ROOT)
 
 
 @pytest.fixture
@@ -76,6 +115,17 @@ def small_training(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[st
         job.communicate()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Starts the sources, unless the process that has started this one did. Each imports at the
+    first question."""
+    path = os.pathsep.join(map(str, (DEEPSPEED, BUILD / "python", HERE)))
+    for name, modules in SOURCES.items():
+        if name not in os.environ:
+            source = PythonSource(BUILD, modules, {"PYTHONPATH": path})
+            config.add_cleanup(source.close)
+            os.environ[name] = source.variables["VIRTUAL_ENV"]
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of one file stay in one process, which keeps what its fixtures made; parametrized files
@@ -89,7 +139,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         module = item.nodeid.partition("::")[0].removesuffix(".py").replace("/", ".")
         group = group_of(item)
-        total[group] = total.get(group, 0) + known.get(f"{module}::{item.name}", 0)
+        name = f"{module}::{item.name}@{group}"  # as pytest-xdist reports it
+        total[group] = total.get(group, 0) + known.get(name, 0)
     items.sort(key=lambda item: -total[group_of(item)])
 
 

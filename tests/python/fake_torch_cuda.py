@@ -50,7 +50,7 @@ def make_package(build: Path, folder: Path, streams: str = "exchange_api") -> di
         "LD_LIBRARY_PATH": str(build / "fake_cuda" / "driver"),
         "ZERORUN_SHARE_GPUS": "1",
         "CASE_STEPS": "4",  # a fake GPU is slow
-        "FAKE_TORCH_CUDA": streams,  # read by rank_source.py
+        "FAKE_TORCH_CUDA": streams,  # read by python_source.py
     }
 
 

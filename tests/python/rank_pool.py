@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -15,46 +16,40 @@ from typing import TextIO
 from ranks import DEADLINE, HERE, command, environment
 
 
-class RankSource:
-    """A process of which ranks are forks; see rank_source.py. It starts with the first of them."""
+class PythonSource:
+    """A process of which Python programs are forks; see python_source.py. By `variables` a launcher
+    or a shell finds it in the place of Python."""
 
-    def __init__(self, build: Path, variables: Mapping[str, str]) -> None:
-        self._build, self._variables = build, variables
-        self._process: subprocess.Popen[bytes] | None = None
-        self._folder = Path()
-
-    def socket(self) -> Path:
-        """Where the process listens, or will."""
-        if self._process is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="rank-source-"))
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-                listener.bind(str(self._folder / "socket"))
-                listener.listen()
-                self._process = subprocess.Popen(
-                    [sys.executable, HERE / "rank_source.py", str(listener.fileno())],
-                    env=environment(self._build, **self._variables),
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[listener.fileno()],
-                )
-        return self._folder / "socket"
+    def __init__(self, build: Path, modules: Sequence[str], given: Mapping[str, str]) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="python-source-"))
+        (self._folder / "bin").mkdir()
+        python = self._folder / "bin" / "python"
+        python.write_text(f"#!{sys.executable} -SI\n{(HERE / 'forked_python.py').read_text()}")
+        python.chmod(0o755)
+        self.variables = {"VIRTUAL_ENV": str(self._folder)}
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(self._folder / "socket"))
+            listener.listen()
+            numbers = listener.fileno(), os.getpid()
+            self._process = subprocess.Popen(
+                [sys.executable, HERE / "python_source.py", *map(str, numbers), *modules],
+                env=environment(build, **given),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[listener.fileno()],
+            )
 
     def close(self) -> None:
-        """Ends the process, and ranks that there still are."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-            shutil.rmtree(self._folder, ignore_errors=True)
+        """Ends the process, and forks that there still are."""
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class RankPool:
     """One job; see rank_main.py. It starts with the first run, and again after a rank is lost."""
 
-    def __init__(
-        self, build: Path, ranks: int, variables: Mapping[str, str], source: RankSource
-    ) -> None:
+    def __init__(self, build: Path, ranks: int, variables: Mapping[str, str]) -> None:
         self._build, self._ranks, self._variables = build, ranks, variables
-        self._source = source
         self._job: subprocess.Popen[bytes] | None = None
         self._folder = Path()
         self._connections: list[tuple[socket.socket, TextIO]] = []  # by rank
@@ -82,7 +77,6 @@ class RankPool:
             listener.listen()
             listener.settimeout(DEADLINE)
             program = ["--no_local_rank", HERE / "rank_main.py", self._folder / "socket"]
-            program.append(self._source.socket())
             with open(self._folder / "log", "wb") as log:
                 self._job = subprocess.Popen(
                     command(self._build, self._ranks, *program),
@@ -120,21 +114,28 @@ class RankPool:
 
 
 class RankPools:
-    """The pools of a test session, by number of ranks and environment."""
+    """The pools of a test session, by number of ranks and environment. `python`: where they find
+    the session's source; those with a package of their own have one of their own."""
 
-    def __init__(self, build: Path) -> None:
-        self._build = build
+    def __init__(self, build: Path, python: Mapping[str, str]) -> None:
+        self._build, self._python = build, python
         self._pools: dict[tuple[int, tuple[tuple[str, str], ...]], RankPool] = {}
-        self._sources: dict[str, RankSource] = {}  # by what differs before ranks do
+        self._sources: dict[str, PythonSource] = {}  # by package
 
     def get(self, ranks: int, variables: Mapping[str, str]) -> RankPool:
         key = ranks, tuple(sorted(variables.items()))
         if key not in self._pools:
-            package = variables.get("PYTHONPATH", "")
-            if package not in self._sources:
-                self._sources[package] = RankSource(self._build, variables)
-            self._pools[key] = RankPool(self._build, ranks, variables, self._sources[package])
+            self._pools[key] = RankPool(self._build, ranks, self.with_python(variables))
         return self._pools[key]
+
+    def with_python(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """The variables of a job whose Python is a fork of a source."""
+        package = variables.get("PYTHONPATH")
+        if package is None:
+            return {**variables, **self._python}
+        if package not in self._sources:
+            self._sources[package] = PythonSource(self._build, ["torch._dynamo"], variables)
+        return {**variables, **self._sources[package].variables}
 
     def close(self) -> None:
         for held in (*self._pools.values(), *self._sources.values()):

@@ -7,7 +7,9 @@ A file of cases has functions named ``case_*`` that all ranks execute in the sam
 from __future__ import annotations
 
 import ast
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 DEADLINE = 400
+PR_SET_PDEATHSIG = 1
 HIDDEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -24,6 +27,11 @@ def cases_in(name: str) -> list[str]:
     tree = ast.parse((HERE / "cases" / f"{name}.py").read_text())
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     return [function for function in functions if function.startswith("case_")]
+
+
+def end_with_parent() -> None:
+    """This process is killed when the one that started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def environment(build: Path, **variables: str) -> dict[str, str]:
@@ -46,15 +54,13 @@ def ran(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
-def shell(build: Path, line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def shell(build: Path, line: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """A command as users type it, on a machine without GPUs."""
-    path = [build / "bin", Path(sys.prefix) / "bin", cwd, os.environ["PATH"]]
-    return ran(
-        ["bash", "-c", line],
-        cwd=cwd,
-        env=environment(build, PATH=os.pathsep.join(map(str, path)), CUDA_VISIBLE_DEVICES=""),
-        timeout=DEADLINE,
-    )
+    own = environment(build, CUDA_VISIBLE_DEVICES="", **variables)
+    environments = [Path(folder) / "bin" for folder in (own["VIRTUAL_ENV"], sys.prefix)]
+    path = [build / "bin", *environments, cwd, os.environ["PATH"]]
+    own["PATH"] = os.pathsep.join(map(str, path))
+    return ran(["bash", "-c", line], cwd=cwd, env=own, timeout=DEADLINE)
 
 
 def launch(

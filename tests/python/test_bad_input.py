@@ -23,15 +23,17 @@ engine.step()
 """
 
 
-def test_an_exception_in_one_ranks_forward_ends_the_job(build: Path, tmp_path: Path) -> None:
+def test_an_exception_in_one_ranks_forward_ends_the_job(
+    build: Path, torch_python: dict[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "fails.py").write_text(FAILS)
-    job = launch(build, 2, "--no_local_rank", tmp_path / "fails.py")
+    job = launch(build, 2, "--no_local_rank", tmp_path / "fails.py", **torch_python)
     assert job.returncode == 1
     assert "ValueError: bad batch" in job.stderr
     assert "rank 1 of 2" in job.stderr.splitlines()[-1]
 
 
-def test_half_a_job_is_an_error(build: Path, tmp_path: Path) -> None:
+def test_half_a_job_is_an_error(build: Path, torch_python: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "half.py").write_text(
         "import os, torch, zerorun\n"
         "del os.environ['RANK']\n"
@@ -39,5 +41,5 @@ def test_half_a_job_is_an_error(build: Path, tmp_path: Path) -> None:
         "try: zerorun.initialize(model, config={'train_batch_size': 2})\n"
         "except zerorun.ConfigError as error: print(error)\n"
     )
-    job = launch(build, 2, "--no_local_rank", tmp_path / "half.py")
+    job = launch(build, 2, "--no_local_rank", tmp_path / "half.py", **torch_python)
     assert job.stdout.count("WORLD_SIZE is set but RANK is not") == 2, job.stdout + job.stderr

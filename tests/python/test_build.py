@@ -1,11 +1,13 @@
 """How the build finds CUDA's compiler, headers and libraries, and what it says without them."""
 
+import json
 import os
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import conftest
 import pytest
 
 HAS_DRIVER = any(Path("/dev").glob("nvidia[0-9]*")) or bool(shutil.which("nvidia-smi"))
@@ -268,3 +270,25 @@ def test_ci_runs_everything_and_adds_up_though_a_part_fails(
     }
     assert last == expected[failing]
     assert (result.returncode == 0) == (failing == "none")
+
+
+def test_dev_test_takes_one_name(clone: Clone) -> None:
+    for given in ("Partition|Matrix", "a or b", "'"):
+        result = clone.dev("test", "-R", given)
+        assert result.returncode == 2
+        assert f"-R '{given}': expected a name or a part of one" in result.stderr
+    assert clone.log.read_text() == ""
+
+
+@pytest.mark.xdist_group("own")
+def test_the_group_of_tests_that_took_longest_begins(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the names that a run with several processes writes down."""
+    items = [item for item in request.session.items if item is not request.node]
+    items.append(request.node)
+    own, file = f"tests.python.test_build::{request.node.name}@own", tmp_path / "durations.json"
+    file.write_text(json.dumps({"python": {own: 2.5}, "release": {}}))
+    monkeypatch.setenv("ZERORUN_TEST_DURATIONS", str(file))
+    conftest.pytest_collection_modifyitems(items)
+    assert items[0] is request.node

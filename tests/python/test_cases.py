@@ -72,7 +72,8 @@ ALONE = (
     "compat_engine",
 )
 
-WIDE = ("sequence_sizes",)  # on four ranks
+# On four ranks, models that are divided among them.
+WIDE = ("sequence_sizes", "mesh", "mesh_dimensions", "dtensors", "experts", "compat_groups")
 
 # Again at stage 3 alone, with memory of each rank's own for full parameters, as on GPUs.
 PRIVATE = (
@@ -92,28 +93,29 @@ PRIVATE = (
 )
 
 
+# Files, ranks and variables, by what stands behind the name. What runs again takes fewer steps.
+AGAIN = {"CASE_STEPS": "4"}
+RUNS: dict[str, tuple[tuple[str, ...], int, dict[str, str]]] = {
+    "": (FILES, 2, {}),
+    ", wide": (WIDE, 4, {}),
+    ", alone": (ALONE, 1, AGAIN),
+    ", private": (PRIVATE, 2, AGAIN | {"CASE_PRIVATE_MEMORY": "1"}),
+}
+
+
 @pytest.fixture(scope="module")
 def results(pools: RankPools, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseResults]:
-    files = (*FILES, *WIDE)
-    shared = {file: CaseResults(pools, file, tmp_path_factory.mktemp(file)) for file in files}
-    variables = {"CASE_PRIVATE_MEMORY": "1"}
-    return shared | {
-        f"{file}, private": CaseResults(
-            pools, file, tmp_path_factory.mktemp(f"private-{file}"), variables=variables
-        )
-        for file in PRIVATE
+    return {
+        f"{file}{run}": CaseResults(pools, file, tmp_path_factory.mktemp(file), variables=variables)
+        for run, (files, _, variables) in RUNS.items()
+        for file in files
     }
 
 
 CASES = [
-    pytest.param(file, case, ranks, marks=pytest.mark.xdist_group(f"{file} on {ranks}"))
-    for ranks, files in ((2, FILES), (1, ALONE), (4, WIDE))
+    pytest.param(f"{file}{run}", case, ranks, marks=pytest.mark.xdist_group(f"{file}{run}"))
+    for run, (files, ranks, _) in RUNS.items()
     for file in files
-    for case in cases_in(file)
-]
-CASES += [
-    pytest.param(f"{file}, private", case, 2, marks=pytest.mark.xdist_group(f"private {file}"))
-    for file in PRIVATE
     for case in cases_in(file)
 ]
 

@@ -3,63 +3,93 @@
 make_deepspeed_golden.py has written what DeepSpeed itself computes.
 """
 
+from __future__ import annotations
+
 import json
-import os
-import sys
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from curves import DATA, STEPS, TRAINER_RUNS, accelerate_losses, trainer_arguments, trainer_losses
-from ranks import environment, launch, ran
+from curves import DATA, STEPS, accelerate_losses, trainer_arguments, trainer_losses
+from ranks import shell
 
-pytest.importorskip("accelerate")
-pytest.importorskip("peft")
+ACCELERATE = "python -m zerorun.compat -m accelerate.commands.launch"
+ACCELERATE += " --config_file accelerate_zero3.yaml accelerate_lora.py out"
+TRAINER = "zerorun --num_gpus 2 trainer.py --deepspeed ds_config_stage3.json --output_dir out"
+COMMANDS = [ACCELERATE, TRAINER]
+HALF = STEPS // 2
+Run = Callable[[str], str]
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[str, list[float]]:
-    return json.loads(DATA.read_text())["losses"]
+def folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the scripts and their configurations."""
+    copy = tmp_path_factory.mktemp("curves") / "scripts"
+    return shutil.copytree(root / "examples" / "python", copy)
 
 
-def assert_follows(losses: list[float], golden: list[float], tolerance: float) -> None:
-    assert len(losses) == len(golden)
-    worst = max(abs(a - b) / b for a, b in zip(losses, golden, strict=True))
-    assert worst <= tolerance, f"relative difference {worst}: {losses} instead of {golden}"
+@pytest.fixture(scope="module")
+def run(
+    build: Path, folder: Path, torch_python: dict[str, str], transformers_python: dict[str, str]
+) -> Run:
+    """Runs a command, which trains with zerorun; returns what it printed."""
 
-
-@pytest.mark.parametrize("key", TRAINER_RUNS)
-def test_trainer(
-    build: Path, root: Path, tmp_path: Path, expected: dict[str, list[float]], key: str
-) -> None:
-    scripts = root / "examples" / "python"
-    arguments = trainer_arguments(key, scripts, tmp_path / "out", tmp_path)
-    job = launch(build, 2, scripts / "trainer.py", *arguments, cwd=tmp_path)
-    assert job.returncode == 0, job.stdout + job.stderr
-    losses = trainer_losses(tmp_path / "out")
-    assert len(losses) == STEPS
-    bf16 = TRAINER_RUNS[key][1]
-    assert_follows(losses, expected[f"trainer-{key}"], 1e-2 if bf16 else 1e-4)
-
-
-def test_accelerate_and_lora(
-    build: Path, root: Path, tmp_path: Path, expected: dict[str, list[float]]
-) -> None:
-    """Under accelerate's own launcher, which is torchrun's, with zero.Init and stage 3."""
-    scripts = root / "examples" / "python"
-    command = [sys.executable, "-m", "zerorun.compat", "-m", "accelerate.commands.accelerate_cli"]
-    command += ["launch", "--config_file", str(scripts / "accelerate_zero3.yaml")]
-    command += ["--main_process_port", "0", str(scripts / "accelerate_lora.py"), "out"]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    runs = []
-    for _ in range(2):  # the second run starts from the first one's adapter
-        job = ran(
-            [*command, "--text", str(root / "LICENSE")],
-            cwd=tmp_path,
-            env=environment(build, PATH=path),
-            timeout=200,
-        )
+    def run(line: str) -> str:
+        # zerorun.compat has to come before what looks for DeepSpeed.
+        python = torch_python if line.startswith("python") else transformers_python
+        job = shell(build, line, folder, **python)
         assert job.returncode == 0, job.stdout + job.stderr
-        runs.append(accelerate_losses(job.stdout))
-    assert_follows(runs[0], expected["accelerate-lora"], 1e-4)
+        assert "deepspeed is zerorun" in job.stderr
+        return job.stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def train(run: Run, root: Path, folder: Path) -> Callable[..., list[float]]:
+    """The losses of Trainer, which `key` names in curves.py; of options given twice, the last
+    counts."""
+
+    def train(key: str, *options: str, offload: str = "none") -> list[float]:
+        arguments = trainer_arguments(key, root / "examples" / "python", folder / key, folder)
+        config = json.loads((folder / f"{key}.json").read_text())
+        for section in ("offload_optimizer", "offload_param"):
+            config["zero_optimization"][section]["device"] = offload
+        (folder / f"{key}.json").write_text(json.dumps(config))
+        assert "eval_loss" in run(" ".join([TRAINER, *arguments, *options]))
+        losses = trainer_losses(folder / key)
+        assert len(losses) == STEPS
+        return losses
+
+    return train
+
+
+def assert_follows(losses: list[float], name: str, tolerance: float) -> None:
+    golden = json.loads(DATA.read_text())["losses"][name]
+    assert losses == pytest.approx(golden, rel=tolerance)
+
+
+def test_trainer_saves_and_resumes_at_another_stage(
+    train: Callable[..., list[float]], folder: Path
+) -> None:
+    assert_follows(train("stage3", f"--save_steps {HALF}"), "trainer-stage3", 1e-4)
+    checkpoint = folder / "stage3" / f"checkpoint-{HALF}"
+    assert (checkpoint / f"global_step{HALF}").is_dir()
+    assert (folder / "stage3" / "model.safetensors").stat().st_size > 100_000
+    losses = train("stage2", f"--resume_from_checkpoint {checkpoint}")
+    assert_follows(losses, "trainer-stage2", 1e-4)
+
+
+def test_trainer_with_host_offload_and_bf16(train: Callable[..., list[float]]) -> None:
+    assert_follows(train("stage3-bf16", offload="cpu"), "trainer-stage3-bf16", 1e-2)
+
+
+def test_accelerate_and_lora(run: Run, root: Path, folder: Path) -> None:
+    """Under accelerate's own launcher, which is torchrun's, with zero.Init and stage 3."""
+    line = ACCELERATE.replace(".launch ", ".launch --main_process_port 0 ")
+    # The second run starts from the first one's adapter.
+    runs = [accelerate_losses(run(f"{line} --text {root / 'LICENSE'}")) for _ in range(2)]
+    assert_follows(runs[0], "accelerate-lora", 1e-4)
     assert runs[1][0] < runs[0][0] - 0.1
-    assert (tmp_path / "out" / "adapter.bin").stat().st_size > 1000
+    assert (folder / "out" / "adapter.bin").stat().st_size > 1000

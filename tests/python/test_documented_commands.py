@@ -1,5 +1,5 @@
 """Every command in the documents and in the headings of the examples, run as it is written, here or
-in test_examples.py.
+in test_examples.py and test_deepspeed_curves.py.
 
 They run in the order in which they are written, in a folder with the files that they name.
 Training is cut short by options behind the command. On a machine with GPUs they run CPU ranks all
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import test_deepspeed_curves
 import test_examples
 from ranks import shell
 
@@ -70,7 +71,7 @@ def commands_of_example(path: Path) -> Iterator[str]:
 
 
 def without_comment(line: str) -> str:
-    return re.sub(r"\s+#.*", "", line.strip())
+    return " ".join(re.sub(r"\s+#.*", "", line).split())
 
 
 def all_commands() -> dict[str, Path]:
@@ -88,6 +89,7 @@ def all_commands() -> dict[str, Path]:
 
 
 COMMANDS = all_commands()
+RUN_ELSEWHERE = {*test_examples.COMMANDS, *test_deepspeed_curves.COMMANDS}
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +134,7 @@ def test_other_lines_of_shell_blocks_build_zerorun() -> None:
 
 
 def test_the_commands_that_other_tests_run_are_documented() -> None:
-    assert COMMANDS.keys() >= set(test_examples.COMMANDS)
+    assert COMMANDS.keys() >= RUN_ELSEWHERE
 
 
 def test_the_page_about_installing_lists_what_dev_installs_to_build() -> None:
@@ -147,19 +149,23 @@ def test_the_page_about_installing_lists_what_dev_installs_to_build() -> None:
     assert set(listed) == installed - unlisted
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in test_examples.COMMANDS])
-def test_a_command_runs_as_it_is_written(command: str, folder: Path, build: Path) -> None:
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in RUN_ELSEWHERE])
+def test_a_command_runs_as_it_is_written(
+    command: str, folder: Path, build: Path, request: pytest.FixtureRequest
+) -> None:
+    python: dict[str, str] = request.getfixturevalue("torch_python")
     if "accelerate" in command or "trainer.py" in command:
-        pytest.importorskip("accelerate")
-        pytest.importorskip("transformers")
-        pytest.importorskip("peft")
+        of_hugging_face = request.getfixturevalue("transformers_python")
+        # zerorun.compat has to come before what looks for DeepSpeed.
+        python = python if "zerorun.compat" in command else of_hugging_face
     line = command.replace("bench nvme /disk", f"bench nvme {folder} --gib 0.25")
     if "hf_trainer.py" in command:
         line = line.replace("ds_config.json", "hf_config.json")
+    if "trainer.py" in command:
         line += " --output_dir hf_out --max_steps 2 --save_steps 2"
     if re.search(r"^zerorun .*\btrain\b(?!\.)", command):
         line += SHORT
-    job = shell(build, line, folder)
+    job = shell(build, line, folder, **python)
     if ONLY_ON_GPUS in command:
         assert "it needs --accelerator cuda" in job.stderr
         return

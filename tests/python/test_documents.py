@@ -55,10 +55,11 @@ def test_pages_are_short() -> None:
 
 
 def test_examples_are_short() -> None:
-    files = [*ROOT.glob("examples/steps/*.py"), *ROOT.glob("examples/recipes/*")]
-    assert len(files) > 10
+    files = [*ROOT.glob("examples/[ps]*/*.py"), *ROOT.glob("examples/recipes/*")]
+    assert len(files) > 15
     too_long = {f.name for f in files if len(f.read_text().splitlines()) > EXAMPLE_LINES}
-    assert too_long <= {"gpt.py"}  # the model, which no step changes
+    # The model, which no step changes; and what accelerate and peft ask of a program, in one.
+    assert too_long <= {"gpt.py", "accelerate_lora.py"}
 
 
 def test_every_page_is_on_the_site_once() -> None:

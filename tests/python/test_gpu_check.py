@@ -13,11 +13,6 @@ from gpu_machine import PROGRAM, PROGRAMS, Machine, write_program
 from torch.nn import functional
 
 
-@pytest.fixture
-def machine(tmp_path: Path, root: Path) -> Machine:
-    return Machine(tmp_path, root)
-
-
 def test_without_a_gpu_it_exits_3(machine: Machine) -> None:
     write_program(machine.tools / "nvidia-smi", "#!/bin/sh\nexit 9\n")
     result = machine.check()
@@ -126,13 +121,6 @@ def test_losses_that_differ_by_more_are_failures(machine: Machine) -> None:
     assert failed(result) == [*expected, "attention_workspace", "clipped_gpu2_stage2"]
 
 
-def test_a_cudnn_that_needs_its_workspace_is_no_failure(machine: Machine) -> None:
-    message = "error: --attention_workspace: attention's backward takes 4 MiB"
-    result = machine.check("trajectories", fail="--attention_workspace 0", MESSAGE=message)
-    assert result.returncode == 0, result.stdout
-    assert f"- not run: attention_workspace: {message}" in machine.report()
-
-
 def test_only_what_is_named_runs(machine: Machine) -> None:
     result = machine.check("sanitize", "train_kernels")
     assert result.returncode == 0, result.stdout
@@ -182,20 +170,33 @@ def test_a_killed_rank_beside_nccl_has_to_end_the_job(machine: Machine) -> None:
     assert failed(result) == ["killed"]
 
 
-def test_without_pytorch_the_rest_is_run(machine: Machine) -> None:
-    message = "ModuleNotFoundError: No module named 'torch'"
-    result = machine.check("torch", "bandwidth", fail="torch_on_gpu.py", MESSAGE=message)
-    assert result.returncode == 0, result.stdout
-    assert f"- not run: torch: {message}" in machine.report()
-    assert "Not run: torch." in machine.report()
-    assert "bench_gpu --part bandwidth" in machine.calls.read_text()
+NO_WORKSPACE = "error: --attention_workspace: attention's backward takes 4 MiB"
+NO_TORCH, NO_TRANSFORMERS = (
+    f"ModuleNotFoundError: No module named '{name}'" for name in ("torch", "transformers")
+)
+NO_DEVICE = "========= Error: Device not supported. Please refer to the documentation."
 
 
-def test_a_sanitizer_that_may_not_see_the_device_is_no_failure(machine: Machine) -> None:
-    message = "========= Error: Device not supported. Please refer to the documentation."
-    result = machine.check("sanitize", fail="--tool memcheck", MESSAGE=message)
+@pytest.mark.parametrize(
+    ("parts", "fail", "message", "step", "rest"),
+    [
+        ("trajectories", "--attention_workspace 0", NO_WORKSPACE, "attention_workspace", "tf32"),
+        ("torch comm", "torch_on_gpu.py", NO_TORCH, "torch", "comm"),
+        ("hf comm", "hf.py", f"torch failed:\n{NO_TRANSFORMERS}", "llama", "comm"),
+        ("sanitize", "--tool memcheck", NO_DEVICE, "memcheck_device", "racecheck_device"),
+    ],
+)
+def test_what_this_machine_cannot_do_is_not_run(
+    machine: Machine, parts: str, fail: str, message: str, step: str, rest: str
+) -> None:
+    result = machine.check(*parts.split(), fail=fail, MESSAGE=message)
     assert result.returncode == 0, result.stdout
-    assert f"- not run: memcheck_device: {message}" in machine.report()
+    assert f"- not run: {step}: {message.splitlines()[-1]}" in machine.report()
+    assert f"Not run: {step}" in machine.report()
+    assert f"- pass: {rest}" in machine.report()
+
+
+def test_a_sanitizer_that_fails_or_is_missing(machine: Machine) -> None:
     result = machine.check("sanitize", fail="--tool memcheck", MESSAGE="Invalid __global__ write")
     assert failed(result) == ["memcheck_device", "memcheck_train"]
     (machine.tools / "compute-sanitizer").unlink()
@@ -208,13 +209,6 @@ def test_figures_below_their_targets_are_shown_and_not_counted(machine: Machine)
     assert result.returncode == 0, result.stdout
     assert f"- below a target: bandwidth (0 s)\n      {missed['MESSAGE']}\n" in machine.report()
     assert failed(machine.check("figures", fail="--part bandwidth")) == ["bandwidth"]
-
-
-def test_without_transformers_its_part_is_not_run(machine: Machine) -> None:
-    message = "ModuleNotFoundError: No module named 'transformers'"
-    result = machine.check("hf", fail="hf.py", MESSAGE=f"torch failed:\n{message}")
-    assert result.returncode == 0, result.stdout
-    assert f"- not run: llama: {message}" in result.stdout
 
 
 def test_a_failure_is_in_the_report_and_the_rest_runs(machine: Machine) -> None:

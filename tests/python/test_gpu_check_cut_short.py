@@ -11,11 +11,6 @@ import pytest
 from gpu_machine import Machine
 
 
-@pytest.fixture
-def machine(tmp_path: Path, root: Path) -> Machine:
-    return Machine(tmp_path, root)
-
-
 def start_and_wait_for(machine: Machine, text: str, **settings: str) -> subprocess.Popen[str]:
     """Until this is in a log."""
     job = machine.start("--out", machine.out, "--prebuilt", machine.pack(), **settings)

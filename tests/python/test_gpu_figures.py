@@ -7,25 +7,31 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from ranks import ran
 from zerorun import _C
 
 FIGURE = re.compile(r"(.*): [\d.]+ \(target at (?:least|most) [\d.]+: (\w+)\)")
 
 
-def run(root: Path, build: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    script = root / "bench" / "gpu" / "peers.py"
-    command = [sys.executable, script, build / "bench" / "gpu" / "bench_gpu", *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def run(
+    root: Path, build: Path, torch_python: dict[str, str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    script, program = root / "bench" / "gpu" / "peers.py", build / "bench" / "gpu" / "bench_gpu"
+    python = Path(torch_python["VIRTUAL_ENV"]) / "bin" / "python"
+    return lambda *options: ran([python, script, program, *options])
 
 
-def test_both_sides_of_every_figure_that_a_cpu_has(root: Path, build: Path) -> None:
+def test_both_sides_of_every_figure_that_a_cpu_has(run: Callable[..., Any]) -> None:
     tiny = "--model nano --large nano --batch 2 --seq_len 8 --rounds 1 --turns 1 --backend eager"
-    job = run(root, build, "--device", "cpu", *tiny.split())
+    job = run("--device", "cpu", *tiny.split())
     assert job.returncode in {0, 4}, job.stderr
     figures = FIGURE.findall(job.stdout)
     kernels = [name.partition(" over copy")[0] for name, _ in figures if "over copy" in name]
@@ -70,9 +76,9 @@ def test_rates_are_printed_as_they_are_found(root: Path, tmp_path: Path) -> None
     assert job.returncode == 0
 
 
-def test_where_nothing_compiles_pytorch_runs_without(root: Path, build: Path) -> None:
+def test_where_nothing_compiles_pytorch_runs_without(run: Callable[..., Any]) -> None:
     tiny = "--model nano --batch 1 --seq_len 8 --rounds 1 --turns 1 --backend missing"
-    job = run(root, build, "--device", "cpu", "--part", "rate", *tiny.split())
+    job = run("--device", "cpu", "--part", "rate", *tiny.split())
     assert job.returncode in {0, 4}, job.stderr
     assert "torch.compile failed: " in job.stdout
     assert ", not compiled: " in job.stdout
@@ -109,14 +115,14 @@ def test_the_peer_has_gpt2s_parameters(root: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_hugging_face_model_beside_pytorch_and_fsdp2(
-    root: Path, build: Path, tmp_path: Path
+    root: Path, build: Path, transformers_python: dict[str, str], tmp_path: Path
 ) -> None:
     sides = ["torch", "fsdp2", "zerorun3"]
     tiny = "--device cpu --shape nano --batch 1 --seq_len 8 --rounds 1 --turns 1"
     script = root / "bench" / "gpu" / "hf.py"
-    command = [sys.executable, script, "--build", build, "--trace", tmp_path, *tiny.split()]
-    command += ["--sides", *sides]
-    job = subprocess.run(command, capture_output=True, text=True, check=False)
+    python = Path(transformers_python["VIRTUAL_ENV"]) / "bin" / "python"
+    command = [python, script, "--build", build, "--trace", tmp_path, *tiny.split()]
+    job = ran([*command, "--sides", *sides])
     assert job.returncode in {0, 4}, job.stderr
     assert re.findall(r"^(\w+) +[\d.]+ +[\d.]+ ", job.stdout, re.MULTILINE) == sides
     figures = FIGURE.findall(job.stdout)
@@ -184,7 +190,7 @@ def test_calls_of_nccl_are_asked_for_their_end_unless_they_block(
 
 
 @pytest.mark.skipif(not _C.why_no_cuda(), reason="there is a GPU")
-def test_without_a_gpu_it_exits_3(root: Path, build: Path) -> None:
-    job = run(root, build, "--part", "bandwidth")
+def test_without_a_gpu_it_exits_3(run: Callable[..., Any]) -> None:
+    job = run("--part", "bandwidth")
     assert job.returncode == 3, job.stdout
     assert "bench_gpu: CUDA" in job.stderr

@@ -8,11 +8,6 @@ import pytest
 from gpu_machine import Machine, write_program
 
 
-@pytest.fixture
-def machine(tmp_path: Path, root: Path) -> Machine:
-    return Machine(tmp_path, root)
-
-
 def verdicts(text: str) -> dict[str, str]:
     """Of each step."""
     found = re.findall(r"^- ([\w ]+): (\w+)[ :]", text, re.MULTILINE)

@@ -9,14 +9,8 @@ import sysconfig
 import tarfile
 from pathlib import Path
 
-import pytest
 from gpu_machine import PROGRAMS, Machine, write_program
 from ranks import ran
-
-
-@pytest.fixture
-def machine(tmp_path: Path, root: Path) -> Machine:
-    return Machine(tmp_path, root)
 
 
 def fake_build(machine: Machine) -> str:

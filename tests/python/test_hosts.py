@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 from host_namespaces import Hosts, rank_environment, why_not
@@ -75,9 +74,12 @@ def test_any_layout_of_hosts_trains_the_same_bits(start, tmp_path):
     assert len(set(hashes.values())) == 1, hashes
 
 
-def test_updated_parameters_in_8_bits(build, tmp_path):
-    code = "from pathlib import Path; from rank_main import run; "
-    code += "run('quantized_updates', Path(), [])"
+def test_updated_parameters_in_8_bits(build, torch_python, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from pathlib import Path\nfrom rank_main import run\nrun('quantized_updates', Path(), [])"
+    )
+    python = f"{torch_python['VIRTUAL_ENV']}/bin/python"
     cases = cases_in("quantized_updates")
     for case in cases:
         (tmp_path / case).mkdir()
@@ -86,7 +88,7 @@ def test_updated_parameters_in_8_bits(build, tmp_path):
     with Hosts(2) as hosts:
         ranks = [
             subprocess.Popen(
-                hosts.command(rank // 2, [sys.executable, "-c", code]),
+                hosts.command(rank // 2, [python, program]),
                 cwd=tmp_path,
                 env=rank_environment(hosts, rank, WORLD_SIZE, 2) | variables,
             )

@@ -44,8 +44,7 @@ CASES = {
     ],
 }
 JOBS = [(file, 2, "exchange_api") for file in CASES]
-JOBS += [(file, 1, "exchange_api") for file in ("on_gpu", "loading_on_gpu")]
-JOBS += [("on_gpu", 1, "function")]
+JOBS += [("loading_on_gpu", 1, "exchange_api"), ("on_gpu", 1, "function")]
 
 pytestmark = pytest.mark.skipif(
     "no CUDA backend" in _C.why_no_cuda(), reason="this build has no CUDA backend to put on a fake"
@@ -53,12 +52,20 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
+def packages(build: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """A job's variables, by the way to tell PyTorch's stream."""
+    return {
+        streams: fake_torch_cuda.make_package(build, tmp_path_factory.mktemp("package"), streams)
+        for streams in ("exchange_api", "function")
+    }
+
+
+@pytest.fixture(scope="module")
 def results(
-    build: Path, pools: RankPools, tmp_path_factory: pytest.TempPathFactory
+    pools: RankPools, packages: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, str], CaseResults]:
     found = {}
-    for streams in ("exchange_api", "function"):
-        variables = fake_torch_cuda.make_package(build, tmp_path_factory.mktemp("package"), streams)
+    for streams, variables in packages.items():
         for file, cases in CASES.items():
             folder = tmp_path_factory.mktemp(file)
             found[file, streams] = CaseResults(pools, file, folder, cases, variables)
@@ -79,11 +86,16 @@ def test_case_on_a_gpu(
     results[file, streams].check(case, ranks)
 
 
+@pytest.fixture
+def variables(pools: RankPools, packages: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Of a job whose Python has PyTorch already."""
+    return pools.with_python(packages["exchange_api"])
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_check_for_a_real_gpu_passes(
-    build: Path, root: Path, tmp_path: Path, ranks: int
+    build: Path, root: Path, variables: dict[str, str], ranks: int
 ) -> None:
-    variables = fake_torch_cuda.make_package(build, tmp_path)
     script = [HERE / "fake_torch_cuda.py", root / "tests" / "gpu" / "torch_on_gpu.py", "rank"]
     job = launch(build, ranks, "--no_local_rank", *script, **variables)
     assert job.returncode == 0, job.stdout + job.stderr
@@ -92,9 +104,8 @@ def test_the_check_for_a_real_gpu_passes(
 
 @pytest.mark.parametrize(("mode", "ranks", "told"), [("memory", 1, 8), ("gather", 2, 2)])
 def test_the_checks_of_failures_on_a_real_gpu_pass(
-    build: Path, root: Path, tmp_path: Path, mode: str, ranks: int, told: int
+    build: Path, root: Path, variables: dict[str, str], mode: str, ranks: int, told: int
 ) -> None:
-    variables = fake_torch_cuda.make_package(build, tmp_path)
     check = root / "tests" / "gpu" / "failures_on_gpu.py"
     script = [HERE / "fake_torch_cuda.py", check, mode, "rank"]
     job = launch(build, ranks, "--no_local_rank", *script, **variables)

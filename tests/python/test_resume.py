@@ -1,6 +1,7 @@
 """A run that stops after any step and resumes sees the samples of one that does not stop."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ ELASTIC = ("initialize/listed", "shard/streamed")
 SAMPLES = 21
 
 
-def run(build: Path, ranks: int, *arguments: str | Path) -> None:
-    job = launch(build, ranks, "--deepspeed_compat", PROGRAM, *arguments)
-    assert job.returncode == 0, job.stdout + job.stderr
+@pytest.fixture(scope="module")
+def run(build: Path, torch_python: dict[str, str]) -> Callable[..., None]:
+    def run(ranks: int, *arguments: str | Path) -> None:
+        job = launch(build, ranks, "--deepspeed_compat", PROGRAM, *arguments, **torch_python)
+        assert job.returncode == 0, job.stdout + job.stderr
+
+    return run
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -25,17 +30,17 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def same(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def same(run: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("same")
-    run(build, 2, folder, "2", "both", *KINDS)
+    run(2, folder, "2", "both", *KINDS)
     return folder
 
 
 @pytest.fixture(scope="module")
-def elastic(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def elastic(run: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("elastic")
-    run(build, 1, folder, "2", "whole", *ELASTIC)
-    run(build, 2, folder, "1", "resumed", *ELASTIC)
+    run(1, folder, "2", "whole", *ELASTIC)
+    run(2, folder, "1", "resumed", *ELASTIC)
     return folder
 
 

@@ -25,10 +25,10 @@ for step in range(3):
 """
 
 
-def test_the_report_shows_the_python_stack_of_the_rank_that_is_stuck(build, tmp_path):
+def test_the_report_shows_the_python_stack_of_the_rank_that_is_stuck(build, torch_python, tmp_path):
     (tmp_path / "stuck.py").write_text(STUCK)
     options = ["--log_dir", "logs", "--comm_timeout", "4"]
-    done = launch(build, 3, *options, "stuck.py", cwd=tmp_path)
+    done = launch(build, 3, *options, "stuck.py", cwd=tmp_path, **torch_python)
     assert done.returncode == 1
     logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("rank*.log"))
     assert logs.count("the job stands still") == 1

@@ -20,7 +20,7 @@ def command_of(path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def printed(build: Path) -> dict[str, str]:
+def printed(build: Path, transformers_python: dict[str, str]) -> dict[str, str]:
     """What each step printed, in a folder on a real disk."""
     folder = build.parent / "steps"
     shutil.rmtree(folder, ignore_errors=True)
@@ -28,7 +28,7 @@ def printed(build: Path) -> dict[str, str]:
     found = {}
     for path in sorted(STEPS.glob("step*.py")):
         for line in command_of(path):
-            job = shell(build, line, folder)
+            job = shell(build, line, folder, **transformers_python)
             assert job.returncode == 0, job.stdout + job.stderr
             found[path.stem] = job.stdout
     return found
@@ -75,10 +75,9 @@ def test_the_notebook_has_the_steps() -> None:
     assert all(not cell.get("outputs") for cell in notebook["cells"])
 
 
-def test_the_policy_learns(build: Path, tmp_path: Path) -> None:
-    job = shell(
-        build, f"cp {RECIPES}/rl_loop.py . && {command_of(RECIPES / 'rl_loop.py')[0]}", tmp_path
-    )
+def test_the_policy_learns(build: Path, torch_python: dict[str, str], tmp_path: Path) -> None:
+    line = f"cp {RECIPES}/rl_loop.py . && {command_of(RECIPES / 'rl_loop.py')[0]}"
+    job = shell(build, line, tmp_path, **torch_python)
     assert job.returncode == 0, job.stdout + job.stderr
     rewards = [float(reward) for reward in re.findall(r"reward (\S+)", job.stdout)]
     assert rewards[-1] > 0.9 > rewards[0]

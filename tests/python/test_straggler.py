@@ -23,6 +23,7 @@ import json, os, sys, time
 import torch
 
 api, slow, folder = sys.argv[1:]
+parts = 2 if "accumulated" in slow else 1
 slow = slow if os.environ["RANK"] == "1" else ""
 
 class Model(torch.nn.Module):
@@ -39,7 +40,7 @@ class Data(torch.utils.data.Dataset):
     def __len__(self):
         return 1000
     def __getitem__(self, index):
-        time.sleep(0.13 if slow.startswith("data") else 0.0)
+        time.sleep(0.13 / parts if slow.startswith("data") else 0.0)
         return torch.ones(8)
 
 model = Model()
@@ -66,7 +67,7 @@ if "two engines" in sys.argv[2]:
 batches = iter(loader)
 first = None
 for step in range(1, 51):
-    for _ in range(2 if "accumulated" in sys.argv[2] else 1):
+    for _ in range(parts):
         batch = next(batches)
         for one in engines:
             one.backward(one(batch))
@@ -100,14 +101,18 @@ def slow_disk(folder: Path) -> dict[str, str]:
     return {"LD_PRELOAD": str(library)}
 
 
-@pytest.mark.parametrize("api", ["deepspeed", "shard"])
+@pytest.mark.parametrize(
+    "api",
+    # Most of the time both ranks wait, so each program's tests have a process.
+    [pytest.param(api, marks=pytest.mark.xdist_group(api)) for api in ("deepspeed", "shard")],
+)
 @pytest.mark.parametrize("slow", ["data", "compute", "save", "nobody"])
 def test_a_slow_rank_is_named_with_its_cause(
-    build: Path, tmp_path: Path, api: str, slow: str
+    build: Path, torch_python: dict[str, str], tmp_path: Path, api: str, slow: str
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    variables = slow_disk(tmp_path) if slow == "save" else {}
+    variables = slow_disk(tmp_path) if slow == "save" else torch_python
     job = launch(build, 2, "--no_local_rank", program, api, slow, tmp_path, **variables)
     assert job.returncode == 0, job.stderr
     found = json.loads(job.stdout.splitlines()[-1])  # within 50 steps
@@ -125,11 +130,13 @@ def test_a_slow_rank_is_named_with_its_cause(
 
 
 @pytest.mark.parametrize("slow", ["data, accumulated", "data, two engines"])
-def test_slow_data_is_data_in_any_program(build: Path, tmp_path: Path, slow: str) -> None:
+def test_slow_data_is_data_in_any_program(
+    build: Path, torch_python: dict[str, str], tmp_path: Path, slow: str
+) -> None:
     """The loader is called between two backwards, and two engines see it: one line."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    job = launch(build, 2, "--no_local_rank", program, "shard", slow, tmp_path)
+    job = launch(build, 2, "--no_local_rank", program, "shard", slow, tmp_path, **torch_python)
     assert job.returncode == 0, job.stderr
     found = json.loads(job.stdout.splitlines()[-1])
     assert (found["rank"], found["cause"]) == (1, "data")

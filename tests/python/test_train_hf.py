@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from ranks import ran
-from transformers import GPT2Config, GPT2LMHeadModel
 
 DEADLINE = 120
 PROMPT = "def main(argv):"
@@ -77,6 +76,8 @@ def hf_logits(model):
 
 @pytest.mark.parametrize(("dtype", "stage"), [("fp32", 2), ("bf16", 3), ("fp16", 2)])
 def test_transformers_loads_what_two_ranks_saved(launched, job, tmp_path, dtype, stage):
+    from transformers import GPT2LMHeadModel  # seconds, which only the process of this file has
+
     config = {
         "train_micro_batch_size_per_gpu": 4,
         "zero_optimization": {"stage": stage},
@@ -109,6 +110,8 @@ def test_transformers_loads_what_two_ranks_saved(launched, job, tmp_path, dtype,
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_train_starts_from_what_transformers_saved(train, tmp_path, dtype):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     torch.manual_seed(1)
     config = GPT2Config(
         vocab_size=256,
@@ -127,6 +130,8 @@ def test_train_starts_from_what_transformers_saved(train, tmp_path, dtype):
 
 
 def test_train_starts_from_weights_without_the_prefix(train, tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     torch.manual_seed(1)
     config = GPT2Config(
         vocab_size=256, n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=None

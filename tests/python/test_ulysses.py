@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 from ranks import HERE, launch
 
-pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
 
-
-def test_trainer_has_the_figures_of_whole_sequences(build: Path, tmp_path: Path) -> None:
+def test_trainer_has_the_figures_of_whole_sequences(
+    build: Path, transformers_python: dict[str, str], tmp_path: Path
+) -> None:
     found = {}
     for ranks in (1, 2):
         script = ["--no_local_rank", HERE / "ulysses_trainer.py", tmp_path, str(ranks)]
-        job = launch(build, ranks, *script, cwd=tmp_path)
+        job = launch(build, ranks, *script, cwd=tmp_path, **transformers_python)
         assert job.returncode == 0, job.stdout + job.stderr
         found[ranks] = json.loads((tmp_path / f"{ranks}.json").read_text())
     assert len(found[1]["log"]) == 9  # losses and norms of four steps, and an evaluation
