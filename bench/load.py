@@ -38,7 +38,14 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "release"
 sys.path.append(str(BUILD / "python"))
 
-WAYS = ("init", "engine", "shard", "train")
+# Data types and offloading of each way.
+SETTINGS = {
+    "init": [("bf16", False)],
+    "engine": [(dtype, offload) for dtype in ("bf16", "fp32") for offload in (False, True)],
+    "shard": [("bf16", False)],
+    "train": [("bf16", False)],
+}
+EVERY = [(way, stage) for way in SETTINGS for stage in range(4) if way != "init" or stage == 3]
 WIDTH, WORDS = 512, 8192
 MARK = "load.py: "
 
@@ -53,9 +60,13 @@ class Load(NamedTuple):
 
     @staticmethod
     def named(name: str) -> Load:
-        way, stage, *settings = name.split("/")
-        dtype = "fp32" if "fp32" in settings else "bf16"
-        return Load(WAYS[WAYS.index(way)], int(stage), dtype, "offload" in settings)
+        for load in (Load(way, stage, *of) for way, stage in EVERY for of in SETTINGS[way]):
+            if name in (str(load), str(load).replace("/bf16", "")):
+                return load
+        raise argparse.ArgumentTypeError(
+            f"got {name!r}, expected init/3, shard/STAGE, train/STAGE or engine/STAGE, the last also "
+            "with /fp32, /offload or both"
+        )
 
     def __str__(self) -> str:
         return "/".join([self.way, str(self.stage), self.dtype, *["offload"] * self.offload])
@@ -282,7 +293,7 @@ def print_row(load: Load, ranks: int, module: int, peak: int, kept: int) -> bool
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    every = [Load(way, stage) for way in WAYS for stage in range(4) if way != "init" or stage == 3]
+    every = [Load(way, stage) for way, stage in EVERY]
     parser.add_argument("loads", nargs="*", default=every, type=Load.named, metavar="WAY/STAGE")
     parser.add_argument("--ranks", nargs="+", type=int, default=(2, 4))
     parser.add_argument("--megabytes", type=int, default=1000)
@@ -297,9 +308,11 @@ def main() -> int:
     held = True
     for of_train, measured in ((False, measure), (True, measure_train)):
         loads = [load for load in options.loads if (load.way == "train") == of_train]
+        if not loads:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             module = make_model(Path(folder), of_train, options.megabytes, options.width)
-            for ranks in options.ranks if loads else ():
+            for ranks in options.ranks:
                 for load, got in zip(loads, measured(loads, ranks, Path(folder)), strict=True):
                     held &= print_row(load, ranks, module, *got)
     return 0 if held else 1

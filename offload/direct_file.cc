@@ -116,8 +116,9 @@ DirectFile::DirectFile(const fs::path& folder, const std::string& label, uint64_
                        const FilePurpose& purpose)
     : nbytes_(nbytes) {
   check_folder(folder, purpose);
+  file_.path = (folder / label).string();
   descriptor_ = FileDescriptor(open_nameless(folder));
-  file_ = {descriptor_.get(), (folder / label).string()};
+  file_.fd = descriptor_.get();
   if (!descriptor_) {
     const int error = errno;
     fail<ConfigError>("{} {}: cannot create a file: {}{}", purpose.folder, folder.string(),

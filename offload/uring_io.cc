@@ -54,7 +54,9 @@ class UringIo final : public BlockIo {
       }
     };
     for (fill_queue(); running > 0; fill_queue()) {
-      const auto [index, result] = wait();
+      const Completion completion = wait();
+      const size_t index = completion.index;
+      const int result = completion.result;
       --running;
       if (result == -EINTR || result == -EAGAIN || result > 0) {
         done[index] += static_cast<size_t>(std::max(result, 0));

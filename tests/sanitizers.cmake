@@ -12,7 +12,7 @@ set(slow
   # Of engines on GPUs, the one with a part of all it has on the host has the others' streams.
   Stages/HostAheadTest*/[0-4] Stages/HostAheadTest*/[6-8]
   # Waits of seconds, of which other tests have shorter ones.
-  StallTest.OneOfTheRanks* Straggler.EnginesWait*
+  Straggler.EnginesWait*
   # Arithmetic of a hundred thousand elements, and again on streams with delays.
   */UpdateConformance.DoesNotDependOnCutsOrThreads/* */UpdateConformance.HundredsOfSegments*
   Devices/*Conformance.*/cuda_with_delays
@@ -25,7 +25,8 @@ set(slow
   # Worlds of three and four ranks have what smaller ones have.
   Transports/ConformanceTest*_1_ranks_* Transports/ConformanceTest*_2_ranks_*)
 if(ZERORUN_SANITIZE STREQUAL "address")
-  # Orders between streams change no address. One setting stays for each kind of step.
+  # A wait that is missing between streams is what ThreadSanitizer is for. One setting stays for each
+  # kind of step.
   list(APPEND slow Settings/StreamOrderTest*/[0-7] Settings/StreamOrderTest*/9
     Settings/StreamOrderTest*/11)
 endif()

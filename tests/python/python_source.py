@@ -118,6 +118,8 @@ def serve(listener: socket.socket, packages: list[str]) -> NoReturn:
         selector.register(listener, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
+                if selector.get_map().get(key.fd) is not key:  # of a fork that was seen to end
+                    continue
                 if key.fileobj is listener:
                     fork, asking = start(listener, packages)
                     ended = os.pidfd_open(fork)

@@ -147,7 +147,7 @@ class Model {
   std::vector<BlockActivations> kept_;  // one per block; a single one if blocks are recomputed
   std::vector<Activation> residual_;    // inputs of the blocks and of the last normalisation
   Activation moments_;                  // of the last normalisation
-  Activation logits_;                   // of as many rows
+  Activation logits_;                   // of options_.logits_rows rows
   std::vector<float> host_logits_;
 };
 

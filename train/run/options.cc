@@ -223,26 +223,32 @@ constexpr auto kElsewhere = std::to_array<std::pair<std::string_view, const char
 // checked in the same way.
 void apply_config(CLI::App& app, const ParsedConfig& given) {
   const std::string& source = given.config.source;
-  const auto apply = [&](const std::string& name, const nlohmann::json& value) {
+  const auto apply = [&](std::string_view pointer, const std::string& name,
+                         const nlohmann::json& value) {
     CLI::Option* const option = app.get_option_no_throw("--" + name);
-    if (option == nullptr) {
-      fail<ConfigError>("{}: /zerorun/train/{}: train has no such option", source, name);
-    }
+    if (option == nullptr) fail<ConfigError>("{}: {}: train has no such option", source, pointer);
     if (option->count() > 0 || value.is_null()) return;
+    const std::vector<std::string> texts = texts_of(value);
+    const int most = std::max(option->get_items_expected_max(), 1);  // a flag has 0 and takes 1
+    if (std::ssize(texts) > most) {
+      fail<ConfigError>("{}: {}: got {} values, expected at most {}", source, pointer, texts.size(),
+                        most);
+    }
     try {
-      option->add_result(texts_of(value));
+      option->add_result(texts);
       option->run_callback();
     } catch (const CLI::ParseError& error) {
-      fail<ConfigError>("{}: /zerorun/train/{}: {}", source, name, error.what());
+      fail<ConfigError>("{}: {}: {}", source, pointer, error.what());
     }
   };
   const auto options = nlohmann::json::parse(given.config.train_options, nullptr, false);
-  for (const auto& [name, value] : options.items()) apply(name, value);
-  for (const auto& [pointer, name] : kElsewhere) {  // the table of keys has checked their values
+  for (const auto& [name, value] : options.items()) apply("/zerorun/train/" + name, name, value);
+  for (const auto& [pointer, name] : kElsewhere) {
     const auto found = std::ranges::find(given.values, pointer, &ConfigValue::pointer);
-    if (found == given.values.end() || found->is_default) continue;
+    // Other keys set some of these values, too.
+    if (found == given.values.end() || found->value == found->fallback) continue;
     const auto value = nlohmann::json::parse(found->value, nullptr, false);
-    if (!value.empty() && value != "") apply(name, value);  // else it asks for nothing
+    if (!value.empty() && value != "") apply(pointer, name, value);  // else it asks for nothing
   }
 }
 

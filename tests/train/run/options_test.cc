@@ -124,6 +124,28 @@ TEST(OptionsTest, ATimelineIsAskedForHereOrInTheConfig) {
   EXPECT_EQ(ours.steps, 9);
   EXPECT_THAT(cli_error_of({"--trace", "t", "--trace_steps", "5", "4"}),
               HasSubstr("--trace_steps: got 5 4, expected the first and the last step"));
+  const std::string three = folder.write(
+      "three.json", R"({"train_batch_size": 4, "zerorun": {"trace": {"steps": [1, 2, 3]}}})");
+  EXPECT_THAT(cli_error_of({"--config", three}),
+              HasSubstr("/zerorun/trace/steps: got 3 values, expected at most 2"));
+}
+
+TEST(OptionsTest, CheckpointsAreSavedAsTheConfigSaysByAnyOfItsKeys) {
+  const Scratch folder;
+  for (const char* keys :
+       {R"("checkpoint": {"async_save": true})", R"("checkpoint": {"writer": {"decoupled": true}})",
+        R"("datastates_ckpt": {"host_cache_size": 1})"}) {
+    const std::string config =
+        folder.write("config.json", fmt::format(R"({{"train_batch_size": 4, {}}})", keys));
+    EXPECT_TRUE(parse_command_line({"--config", config}).options.save_async) << keys;
+  }
+  const std::string config =
+      folder.write("config.json",
+                   R"({"train_batch_size": 4, "checkpoint": {"keep_last": 3, "keep_every": 10}})");
+  const TrainOptions options = parse_command_line({"--config", config}).options;
+  EXPECT_FALSE(options.save_async);
+  EXPECT_EQ(options.keep_last, 3);
+  EXPECT_EQ(options.keep_every, 10);
 }
 
 TEST(OptionsTest, EverySpellingOfTheConfigMeansTheSame) {
