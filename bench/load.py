@@ -64,8 +64,8 @@ class Load(NamedTuple):
             if name in (str(load), str(load).replace("/bf16", "")):
                 return load
         raise argparse.ArgumentTypeError(
-            f"got {name!r}, expected init/3, shard/STAGE, train/STAGE or engine/STAGE, the last also "
-            "with /fp32, /offload or both"
+            f"got {name!r}, expected init/3, shard/STAGE, train/STAGE or engine/STAGE, the last "
+            "with /fp32, /offload, both or neither"
         )
 
     def __str__(self) -> str:
