@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from typing import Any, NoReturn, TextIO
 from zerorun import _C
 
 _FAILURE, _BAD_INPUT = 1, 2  # as of the commands in C++
+_UNWRITABLE = {errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG}
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,6 +58,8 @@ def exit_with(main: Callable[..., int], *arguments: list[str]) -> NoReturn:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.raise_signal(signal.SIGPIPE)
     except OSError as error:
+        if sys.stdout is None or error.errno not in _UNWRITABLE:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in a buffer
         text = f"cannot write to standard output: {error.strerror}"
         code = tell_error("zerorun", _C.IoError(text))

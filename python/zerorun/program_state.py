@@ -186,7 +186,7 @@ def _encode_tensor(value: torch.Tensor) -> dict[str, Any] | None:
 
 
 def decode_value(value: Any, *, allow_pickle: bool) -> Any:
-    """The value that `encode` was given. Tensors are on the CPU.
+    """The value that `encode_value` was given. Tensors are on the CPU.
 
     Raises CheckpointError for what it did not write, and for a pickle unless those are allowed.
     """

@@ -6,9 +6,11 @@ import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from zerorun import consolidate, conversion, top
+from zerorun.command_line import exit_with
 from zerorun.monitor import __main__ as monitor
 from zerorun.report import __main__ as report
 from zerorun.tune import __main__ as tune
@@ -74,6 +76,34 @@ def test_a_monitor_that_fails_is_the_commands_failure(
     (folder / "m" / "Train_Samples_train_loss.csv").mkdir(parents=True)  # where a file has to be
     assert monitor.main([str(run), "--csv", str(folder)]) == 1
     assert "csv_monitor failed" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("capsys")  # the output that exit_with would replace is not pytest's
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_error_that_is_not_of_the_output_is_not_told_as_one(
+    closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> int:
+        raise OSError(errno.EIO if closed else errno.ENOENT, "it failed")
+
+    if closed:
+        monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(OSError, match="it failed"):
+        exit_with(fail)
+
+
+def test_a_best_command_that_cannot_be_run_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [str(tmp_path / "launcher")]
+    options = SimpleNamespace(results=tmp_path, then_run=True)
+    search = SimpleNamespace(trials=[], best=None)
+    monkeypatch.setattr(tune, "parse", lambda _: options)
+    monkeypatch.setattr(tune, "_tune", lambda _: (search, False))
+    monkeypatch.setattr(tune, "_keep", lambda *_: command)
+    assert tune.main([]) == 2
+    told = f"zerorun tune: error: {command[0]}: No such file or directory\n"
+    assert capsys.readouterr().err == told
 
 
 def test_tuning_refuses_what_the_launcher_refuses_before_it_runs(

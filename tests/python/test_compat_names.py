@@ -38,6 +38,7 @@ for module in _names.modules():
     loaded = importlib.import_module(full(module))
     assert loaded.__name__ == full(module)
     names = _names.names_of(module)
+    assert hasattr(loaded, "__path__") == names.is_package, module
     for name in sorted(_names.all_names(module)):
         value, walked = getattr(loaded, name), walked + 1
         place = f"{full(module)}.{name}"

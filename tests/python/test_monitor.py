@@ -6,7 +6,9 @@ Each test needs its package (`pip install tensorboard wandb`), without which it 
 from __future__ import annotations
 
 import json
+import os
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +59,39 @@ def test_tensorboards_reader_agrees_with_the_file(tmp_path: Path) -> None:
     for name, key in NAMES.items():
         events = [(e.step, e.value) for e in read.Scalars(f"Train/Samples/{name}")]
         assert events == [(at, float(np.float32(value))) for at, value in scalars(lines, key)]
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    lines = metrics_file(tmp_path / "m.jsonl")
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=metrics_file, args=[tmp_path / "pipe"], daemon=True)
+    writer.start()
+    assert main([str(tmp_path / "pipe"), "--csv", str(tmp_path / "csv")]) == 0
+    writer.join()
+    written = (tmp_path / "csv" / "pipe" / "Train_Samples_train_loss.csv").read_text()
+    assert len(written.splitlines()) == 1 + len(lines)
+
+
+def test_a_file_that_is_replaced_is_read_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, other = tmp_path / "m.jsonl", tmp_path / "other.jsonl"
+    lines = metrics_file(file)
+    metrics_file(other)
+    with other.open("a") as more:
+        more.write(json.dumps({"step": 21, "samples": 168, "loss": 1.0}) + "\n")
+
+    def replace(_seconds: float) -> None:
+        if other.exists():
+            other.replace(file)
+        else:
+            file.unlink(missing_ok=True)
+
+    monkeypatch.setattr("time.sleep", replace)
+    options = ["--csv", str(tmp_path / "csv"), "--follow", "--quiet", "0.1"]
+    assert main([str(file), *options]) == 0
+    written = (tmp_path / "csv" / "m" / "Train_Samples_train_loss.csv").read_text()
+    assert len(written.splitlines()) == 1 + len(lines)
 
 
 def records(path: Path) -> Iterator[bytes]:

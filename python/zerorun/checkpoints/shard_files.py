@@ -226,7 +226,9 @@ def restore(shards: Shards, chunks: Chunks) -> None:
     names, kept = parameter_names(shards), shards.torch_states
     for interval in shards.core.state_intervals():
         name = names[interval.parameter]
-        if kept is not None and interval.grad is not None and name in chunks:
+        if interval.grad is not None and name in chunks:
+            if kept is None:
+                raise _C.InternalError("a torch optimizer's states, but there is no such optimizer")
             state = assemble(chunks[name], interval.begin, interval.numel, name)
             kept.put(interval.parameter, interval.begin, state)
 

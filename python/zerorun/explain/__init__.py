@@ -14,6 +14,7 @@ from typing import NamedTuple
 __all__ = ["Entry", "explain"]
 
 _FEWEST_WORDS, _FEWEST_OF_MESSAGE = 2, 3
+_LONGEST_BEGINNING = 400  # characters, more than any message has
 
 
 class Entry(NamedTuple):
@@ -107,11 +108,14 @@ def _whole(text: str, known: list[tuple[str, str]]) -> str | None:
 
 def _cut_off(text: str, known: list[tuple[str, str]]) -> str | None:
     """The anchor of the messages whose beginning is in the text, where its last sentences begin;
-    None if they belong to several entries."""
+    None if they belong to several entries. A message within another's match does not count."""
     begins = {0, *(found.end() for found in re.finditer(r"[:\]] ", text))}
-    best: dict[tuple[int, int], set[str]] = {}  # by where the message begins, and words of it
+    tails = [text[at:] for at in sorted(begins) if len(text) - at < _LONGEST_BEGINNING]
+    tails = [tail for tail in tails if len(_words(tail)) >= _FEWEST_WORDS]
+    found: list[tuple[int, int, int, str]] = []  # begin, minus its words, end, anchor
     for anchor, message in known:
         head, *others = message.removeprefix("{}: ").split("{}")
+        head = next((tail for tail in tails if head.startswith(tail)), head)
         words = len(_words(head))
         begin = text.rfind(head.rstrip(" :")) if words >= _FEWEST_WORDS else -1
         while begin >= 0 and begin not in begins:
@@ -120,12 +124,19 @@ def _cut_off(text: str, known: list[tuple[str, str]]) -> str | None:
             continue
         end = begin + len(head)
         for part in others:
-            end = text.find(part, end)
-            if end < 0:
+            at = text.find(part, end)
+            if at < 0:
                 break
+            end = at + len(part)
             words += len(_words(part))
-        best.setdefault((begin, words), set()).add(anchor)
-    anchors = best[max(best)] if best else set()
+        found.append((begin, -words, end, anchor))
+    best, until, anchors = (0, 0), 0, set[str]()
+    for begin, words, end, anchor in sorted(found):
+        if begin >= until:
+            best, anchors = (begin, words), set()
+        if (begin, words) == best:
+            until = max(until, end)
+            anchors.add(anchor)
     return anchors.pop() if len(anchors) == 1 else None
 
 

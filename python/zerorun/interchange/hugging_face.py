@@ -186,8 +186,6 @@ def open_hugging_face(path: str, *, optimizer_states: bool = True) -> Source:
 # `save_pretrained(..., distributed_checkpoint=True)` of a model loaded with `distributed_config`
 # writes them, and PyTorch's HuggingFaceStorageWriter(save_distributed=True), which it calls.
 
-__all__ = ["is_sharded_safetensors", "open_sharded_safetensors"]
-
 _NAME = re.compile(r"shard-(\d{5})-model-\d{5}-of-\d{5}\.safetensors")
 _PLACES = "DCP_SHARDING_INFO"  # the key of a file's metadata with the offsets of its tensors
 

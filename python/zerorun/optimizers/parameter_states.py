@@ -157,9 +157,12 @@ class FullStates:
         if self._shards.torch_states is not None:
             self._put_parts(states)
             return
-        zero = torch.zeros(())
         StateAccess(self._shards).set_all(
-            (parameter, name, (states.get(index) or {}).get(name, zero.expand(shape)))
+            (
+                parameter,
+                name,
+                states[index][name] if states.get(index) else torch.zeros(()).expand(shape),
+            )
             for parameter, index in self._trained()
             for shape in (self._shards.layout.shapes[parameter],)
             for name in _names_of(self._shards, parameter)

@@ -105,7 +105,10 @@ def main(argv: list[str] | None = None) -> int:
     if interrupted:
         return _INTERRUPTED
     if options.then_run:
-        os.execv(command[0], command)
+        try:
+            os.execve(command[0], command, os.environ)  # unlike execv's its error has the path
+        except OSError as error:
+            return tell_error("zerorun tune", error)
     return 0
 
 

@@ -32,6 +32,12 @@ def batches(world_size: int = 0, micro: bool = False, **section: object) -> tupl
     return compute_elastic_config(config, "0.19.7", world_size, return_microbatch=micro)
 
 
+def case_a_star_brings_what_is_of_the_module(_folder: Path) -> None:
+    names = set(deepspeed.elasticity.config.__all__)
+    assert {"ElasticityConfig", "MIN_TIME", "compute_elastic_config"} <= names
+    assert not {"Any", "DeepSpeedConfigError", "logger", "placeholder"} & names
+
+
 def case_batches_are_deepspeeds(_folder: Path) -> None:
     """What compute_elastic_config of DeepSpeed 0.19.7 returned; tests/config has many more.
 

@@ -9,7 +9,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.moe.layer import MoE
-from deepspeed.moe.sharded_moe import top1gating, top2gating, topkgating
+from deepspeed.moe.sharded_moe import _AllToAll, top1gating, top2gating, topkgating
 from deepspeed.moe.utils import (
     has_moe_layers,
     is_moe_param,
@@ -55,6 +55,10 @@ def case_a_grid_of_a_topology_is_an_mpu(_folder: Path) -> None:
     small = ProcessTopology(["pipe", "data"], [1, 2])
     raises(AssertionError, "Invalid Grid", lambda: PipelineParallelGrid(small))
     grid = PipelineParallelGrid(topology)
+    rank_of = PipelineParallelGrid.get_data_parallel_rank
+    assert rank_of.__qualname__ == "PipelineParallelGrid.get_data_parallel_rank"
+    assert rank_of.__code__.co_name == "get_data_parallel_rank"
+    assert groups._get_expert_parallel_rank.__qualname__ == "_get_expert_parallel_rank"
     assert (grid.get_data_parallel_rank(), grid.get_slice_parallel_rank()) == divmod(RANK, 2)
     assert grid.get_data_parallel_group_ranks() == [RANK % 2, RANK % 2 + 2]
     assert (grid.get_model_parallel_rank(), grid.get_model_parallel_world_size()) == (RANK % 2, 2)
@@ -180,6 +184,9 @@ whole_loss, own_loss = squared_errors(data_of)
 def case_a_moe_layer_trains_like_one_process(folder: Path) -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
+    sent = torch.arange(WORLD_SIZE) + 10 * RANK
+    received = _AllToAll.apply(dist.group.WORLD, sent)
+    assert received.tolist() == [10 * rank + RANK for rank in range(WORLD_SIZE)]
     for k, stages in ((1, (0, 2)), (2, (1,)), (3, (3,))):
         expected = train_whole(Mixture(1, k), whole_loss, STEPS)
         for stage in stages:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import zerorun
 from torch import nn
+from zerorun.checkpoints.shard_files import Chunks, restore
+from zerorun.optimizers.parameter_states import FullStates
 
 from cases.models import *
 
@@ -334,3 +336,15 @@ def case_states_that_no_rule_could_have_are_errors(_folder: Path) -> None:
     if WORLD_SIZE > 1:
         some = given(lambda o: o.state.clear() if RANK else None)
         refuses("has states of 0 parameters on one rank", some)
+
+
+def case_states_that_lack_one_are_an_error_of_the_loader(_folder: Path) -> None:
+    """And states of torch's optimizer where there is none; both after checks that let them by."""
+    model = make()
+    engine, optimizer, *_ = zerorun.initialize(model, adamw(model), config=config(1))
+    states = FullStates(engine._shards, optimizer.param_groups)
+    raises(KeyError, "exp_avg", lambda: states.put({0: {"step": 1}}))
+    chunks: Chunks = {name: [] for name, _ in model.named_parameters()}
+    text = "there is no such optimizer"
+    raises(zerorun._C.InternalError, text, lambda: restore(engine._shards, chunks))
+    engine.destroy()

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from deepspeed._names import Names, all_names, names_of
@@ -96,8 +96,10 @@ def _find(module: str, name: str) -> Any:
             if name in all_names(star):
                 return getattr(importlib.import_module(full(star)), name)
     holder = _SERVED_BY.get(own)
-    if holder is not None and name in vars(importlib.import_module(full(holder))):
-        return vars(sys.modules[full(holder)])[name]
+    if holder is not None and not name.startswith("__"):  # __path__ is the holder's own
+        served = vars(importlib.import_module(full(holder)))
+        if name in served:
+            return served[name]
     submodule = f"{own}.{name}" if own else name
     known = names_of(submodule) is not None or submodule in _SERVED_BY
     if known or _file_of(submodule) is not None:
@@ -160,12 +162,26 @@ def _name_module(module: ModuleType, served: str) -> None:
             kind.__module__ = full(served)
 
 
+def _name_made_functions(holder: Any, module: str, prefix: str = "") -> None:
+    """Names functions that another one made, and lambdas, after what they are bound to: errors and
+    traces have that name."""
+    for name, value in list(vars(holder).items()):
+        if getattr(value, "__module__", None) != module:
+            continue
+        if isinstance(value, type) and not prefix:
+            _name_made_functions(value, module, f"{name}.")
+        elif isinstance(value, FunctionType) and "<" in value.__qualname__:
+            value.__name__, value.__qualname__ = name, prefix + name
+            value.__code__ = value.__code__.replace(co_name=name)
+
+
 class _FileLoader(importlib.machinery.SourceFileLoader):
     """Runs zerorun's file, then adds what it does not define."""
 
     def exec_module(self, module: ModuleType) -> None:
         module.__getattr__ = fallback(module.__name__)
         super().exec_module(module)
+        _name_made_functions(module, module.__name__)
         own = short(module.__name__)
         for served in (own, *(name for name, holder in _SERVED_BY.items() if holder == own)):
             _add_absent_members(module, served)
@@ -190,9 +206,14 @@ class _NamesLoader(importlib.abc.Loader):
         module.__getattr__ = fallback(module.__name__)
         module.__all__ = sorted(all_names(own))
         if names_of(own) is None:
-            served = vars(importlib.import_module(full(_SERVED_BY[own])))
-            public = (name for name in served if not name.startswith("_"))
-            module.__all__ = [n for n in public if not isinstance(served[n], ModuleType)]
+            holder = full(_SERVED_BY[own])
+            module.__all__ = [
+                name
+                for name, value in vars(importlib.import_module(holder)).items()
+                if not name.startswith("_")
+                and not isinstance(value, ModuleType)
+                and getattr(value, "__module__", holder) == holder  # constants have none
+            ]
         _shadow_submodules(module)
 
 

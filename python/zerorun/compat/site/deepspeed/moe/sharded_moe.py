@@ -208,6 +208,14 @@ class TopKGate(nn.Module):
         return topkgating(logits, self.k, *sizes, self.drop_tokens, self.ep_group)
 
 
+class _AllToAll:
+    """AllToAll as programs import and call it."""
+
+    @staticmethod
+    def apply(group: Any, values: torch.Tensor) -> torch.Tensor:
+        return AllToAll.apply(values, group)
+
+
 class MOELayer(nn.Module):
     """A gate and the experts of several ranks."""
 
