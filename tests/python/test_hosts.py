@@ -100,6 +100,7 @@ def test_updated_parameters_in_8_bits(build, torch_python, tmp_path):
         finally:
             for rank in ranks:
                 rank.kill()
+                rank.wait()
     for rank in range(WORLD_SIZE):
         results = json.loads((tmp_path / f"rank{rank}.json").read_text())
         assert results == dict.fromkeys(cases, "passed")
