@@ -38,14 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "release"
 sys.path.append(str(BUILD / "python"))
 
-# Data types and offloading of each way.
-SETTINGS = {
-    "init": [("bf16", False)],
-    "engine": [(dtype, offload) for dtype in ("bf16", "fp32") for offload in (False, True)],
-    "shard": [("bf16", False)],
-    "train": [("bf16", False)],
-}
-EVERY = [(way, stage) for way in SETTINGS for stage in range(4) if way != "init" or stage == 3]
+STAGES = {"init": [3], "engine": range(4), "shard": range(4), "train": range(4)}
 WIDTH, WORDS = 512, 8192
 MARK = "load.py: "
 
@@ -60,16 +53,22 @@ class Load(NamedTuple):
 
     @staticmethod
     def named(name: str) -> Load:
-        for load in (Load(way, stage, *of) for way, stage in EVERY for of in SETTINGS[way]):
-            if name in (str(load), str(load).replace("/bf16", "")):
-                return load
+        if name in LOADS:
+            return LOADS[name]
         raise argparse.ArgumentTypeError(
             f"got {name!r}, expected init/3, shard/STAGE, train/STAGE or engine/STAGE, the last "
             "with /fp32, /offload, both or neither"
         )
 
     def __str__(self) -> str:
-        return "/".join([self.way, str(self.stage), self.dtype, *["offload"] * self.offload])
+        settings = ["fp32"] * (self.dtype == "fp32") + ["offload"] * self.offload
+        return "/".join([self.way, str(self.stage), *settings])
+
+
+EVERY = [Load(way, stage) for way, stages in STAGES.items() for stage in stages]
+SETTINGS = [{"dtype": "fp32"}, {"offload": True}, {"dtype": "fp32", "offload": True}]
+ENGINES = [load._replace(**of) for load in EVERY if load.way == "engine" for of in SETTINGS]
+LOADS = {str(load): load for load in (*EVERY, *ENGINES)}
 
 
 def pss(pid: int) -> int:
@@ -293,8 +292,7 @@ def print_row(load: Load, ranks: int, module: int, peak: int, kept: int) -> bool
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    every = [Load(way, stage) for way, stage in EVERY]
-    parser.add_argument("loads", nargs="*", default=every, type=Load.named, metavar="WAY/STAGE")
+    parser.add_argument("loads", nargs="*", default=EVERY, type=Load.named, metavar="WAY/STAGE")
     parser.add_argument("--ranks", nargs="+", type=int, default=(2, 4))
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--width", type=int, default=WIDTH, help="of the model's modules")

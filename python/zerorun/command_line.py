@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import signal
 import sys
@@ -16,7 +15,6 @@ from typing import Any, NoReturn, TextIO
 from zerorun import _C
 
 _FAILURE, _BAD_INPUT = 1, 2  # as of the commands in C++
-_UNWRITABLE = {errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG}
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,18 +50,24 @@ def exit_with(main: Callable[..., int], *arguments: list[str]) -> NoReturn:
         try:
             code = main(*arguments)
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()  # at the interpreter's end a failure would print a traceback
+            _flush_output()  # what a print could not write is still in its buffer
     except BrokenPipeError:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.raise_signal(signal.SIGPIPE)
+    sys.exit(code)
+
+
+def _flush_output() -> None:
+    """At the interpreter's end a failure would print a traceback."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        if sys.stdout is None or error.errno not in _UNWRITABLE:
-            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in a buffer
         text = f"cannot write to standard output: {error.strerror}"
-        code = tell_error("zerorun", _C.IoError(text))
-    sys.exit(code)
+        sys.exit(tell_error("zerorun", _C.IoError(text)))
 
 
 def tell_error(command: str, error: Exception) -> int:

@@ -342,20 +342,7 @@ cublasStatus_t heuristic_without_epilogues(cublasLtHandle_t handle, cublasLtMatm
 }  // namespace
 
 cuda::CublasLt fake_cublas_lt() {
-  return {.create = cublasLtCreate,
-          .destroy = cublasLtDestroy,
-          .desc_create = cublasLtMatmulDescCreate,
-          .desc_destroy = cublasLtMatmulDescDestroy,
-          .desc_set = cublasLtMatmulDescSetAttribute,
-          .layout_create = cublasLtMatrixLayoutCreate,
-          .layout_destroy = cublasLtMatrixLayoutDestroy,
-          .preference_create = cublasLtMatmulPreferenceCreate,
-          .preference_destroy = cublasLtMatmulPreferenceDestroy,
-          .preference_set = cublasLtMatmulPreferenceSetAttribute,
-          .heuristic = cublasLtMatmulAlgoGetHeuristic,
-          .matmul = cublasLtMatmul,
-          .version = cublasLtGetVersion,
-          .status_string = cublasLtGetStatusString};
+  return {ZR_CUBLASLT_FUNCTIONS(ZR_LINKED_FUNCTION)};
 }
 
 cuda::CublasLt fake_cublas_lt_without_epilogues() {

@@ -79,12 +79,14 @@ def test_a_monitor_that_fails_is_the_commands_failure(
 
 
 @pytest.mark.usefixtures("capsys")  # the output that exit_with would replace is not pytest's
-@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize(
+    ("closed", "number"), [(False, errno.ENOENT), (False, errno.ENOSPC), (True, errno.EIO)]
+)
 def test_an_error_that_is_not_of_the_output_is_not_told_as_one(
-    closed: bool, monkeypatch: pytest.MonkeyPatch
+    closed: bool, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> int:
-        raise OSError(errno.EIO if closed else errno.ENOENT, "it failed")
+        raise OSError(number, "it failed")
 
     if closed:
         monkeypatch.setattr("sys.stdout", None)

@@ -153,27 +153,24 @@ class GatherHooks:
         if call is None:
             return None
         try:
-            if type(result) is not torch.Tensor:
-                return self._look_into(call, Results(result), result)
-            if result.grad_fn is not None and torch.is_grad_enabled():
-                result.register_hook(call.begin_backward)
-            views = views_in((result,), self._unit_in)
-            return self._hand_out(call, result, True, views) if views else None
+            if type(result) is torch.Tensor:
+                tensors, complete = [result], True
+            else:
+                results = Results(result)
+                tensors, complete = results.tensors, results.complete
+            if torch.is_grad_enabled():
+                for tensor in tensors:
+                    if tensor.grad_fn is not None:
+                        tensor.register_hook(call.begin_backward)
+            views = views_in(tensors, self._unit_in)
+            if views or not complete:
+                return self._hand_out(call, result, complete, views)
+            return None
         finally:
             if torch._C._current_graph_task_id() >= 0:  # the backward to come is another call's
                 self._keep_frozen(call.units)
                 call.let_go()
             call.end()
-
-    def _look_into(self, call: ModuleCall, results: Results, result: Any) -> Any:
-        if torch.is_grad_enabled():
-            for tensor in results.tensors:
-                if tensor.grad_fn is not None:
-                    tensor.register_hook(call.begin_backward)
-        views = views_in(results.tensors, self._unit_in)
-        if views or not results.complete:
-            return self._hand_out(call, result, results.complete, views)
-        return None
 
     def _keep_frozen(self, units: Sequence[SharedUnit]) -> None:
         """For a recomputation, at the end of which torch.utils.checkpoint compares the shapes of

@@ -10,7 +10,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -95,11 +95,8 @@ def _find(module: str, name: str) -> Any:
         for star in names.stars:
             if name in all_names(star):
                 return getattr(importlib.import_module(full(star)), name)
-    holder = _SERVED_BY.get(own)
-    if holder is not None and not name.startswith("__"):  # __path__ is the holder's own
-        served = vars(importlib.import_module(full(holder)))
-        if name in served:
-            return served[name]
+    if not name.startswith("__") and name in _served(own):  # __path__ is the holder's own
+        return _served(own)[name]
     submodule = f"{own}.{name}" if own else name
     known = names_of(submodule) is not None or submodule in _SERVED_BY
     if known or _file_of(submodule) is not None:
@@ -107,13 +104,17 @@ def _find(module: str, name: str) -> Any:
     raise AttributeError(f"module '{module}' (zerorun's) has no attribute '{name}'")
 
 
+def _served(own: str) -> Mapping[str, Any]:
+    """What the file has that serves a module, if one does."""
+    holder = _SERVED_BY.get(own)
+    return {} if holder is None else vars(importlib.import_module(full(holder)))
+
+
 def _own(module: str, name: str, names: Names) -> Any:
     """A name that DeepSpeed defines in a module, where zerorun has no file or not this name."""
-    holder = _SERVED_BY.get(short(module))
-    if holder is not None:
-        served = vars(importlib.import_module(full(holder))).get(name)
-        if served is not None:
-            return served
+    served = _served(short(module)).get(name)
+    if served is not None:
+        return served
     if name in names.literals:
         return names.literals[name]
     if f"{short(module)}.{name}" in SECTIONS:
