@@ -34,6 +34,7 @@ _POINTERS = {
     "/fp16/enabled": "dtype",
     "/zero_optimization/offload_optimizer": "offload_optimizer",
     "/zero_optimization/offload_param": "offload_params",
+    "/zerorun/metrics": "metrics",
 }
 _FOLDER = "expected a folder on a local disk"
 
@@ -114,6 +115,7 @@ def shard(  # noqa: PLR0913 - keywords
     offload_params: str | os.PathLike[str] | None = None,
     device_mesh: Any = None,
     timeout: float = 600.0,
+    metrics: str | os.PathLike[str] | None = None,
 ) -> ZeroEngine:
     """Shards `model` over the ranks of the job, in place, and returns the engine that trains it.
 
@@ -146,6 +148,7 @@ def shard(  # noqa: PLR0913 - keywords
       (``parallelize_module(model, mesh["tp"], plan)``). "dp_replicate" and "dp_shard": as
       `shard_group_size`. docs/meshes.md lists the names.
     - `timeout`: seconds that a collective waits for other ranks.
+    - `metrics`: file for the figures of each step, which `zerorun top` and `zerorun report` read.
 
     Raises :class:`zerorun.ConfigError`, a ValueError, which names the argument or parameter, if
     arguments are invalid or contradict each other.
@@ -165,6 +168,7 @@ def shard(  # noqa: PLR0913 - keywords
         "zerorun": {
             "comm_timeout": number_of("timeout", timeout),
             "shard_group_size": number_of("shard_group_size", shard_group_size),
+            "metrics": None if metrics is None else os.fspath(metrics),
         },
     }
     configuration.parse(config, "zerorun.shard")  # before anything is made

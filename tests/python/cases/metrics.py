@@ -154,6 +154,17 @@ def case_a_metrics_file_is_what_a_listener_sees(folder: Path) -> None:
     engine.destroy()
 
 
+def case_shard_writes_a_metrics_file(folder: Path) -> None:
+    model = torch.nn.Linear(4, 4)
+    path, optimizer = folder / "m.jsonl", torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = zerorun.shard(model, optimizer=optimizer, metrics=path)
+    engine.backward(model(torch.ones(1, 4, device=engine.device)).sum())
+    optimizer.step()
+    _, line = rank_path(path, RANK).read_text().splitlines()
+    assert json.loads(line)["step"] == 1
+    engine.destroy()
+
+
 def case_a_metrics_file_that_one_rank_cannot_open_is_told_on_all(folder: Path) -> None:
     file = folder / "metrics.jsonl"
     if RANK == WORLD_SIZE - 1:
