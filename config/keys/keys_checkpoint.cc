@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::string_view kFormat = "zerorun writes its own checkpoint format";
 constexpr std::string_view kCaller =
-    "it applies only to programs that call deepspeed.checkpointing; see /zerorun/train/recompute";
+    "only deepspeed.checkpointing.configure reads it. To recompute, call the model's "
+    "gradient_checkpointing_enable(), or for train give /zerorun/train/recompute";
 constexpr std::string_view kNebula = "/nebula/enabled";
 
 constexpr KeySpec writer(std::string_view pointer, unsigned type, std::string_view fallback,
@@ -43,10 +44,12 @@ constexpr KeyBinding kDataStates{
 
 constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
     block("/checkpoint", "Saving and loading of checkpoints."),
-    with_choices(no_effect("/checkpoint/tag_validation", KeyType::string, R"("Warn")",
-                           "What to do if ranks use different tags for a checkpoint.",
-                           "all ranks use the tag of rank 0"),
-                 "Ignore|Warn|Fail"),
+    with_choices(
+        no_effect(
+            "/checkpoint/tag_validation", KeyType::string, R"("Warn")",
+            "What to do if ranks use different tags for a checkpoint.",
+            "all ranks use the tag of rank 0; programs that import deepspeed compare the tags"),
+        "Ignore|Warn|Fail"),
     no_effect("/checkpoint/load_universal", KeyType::boolean, "false",
               "Loads DeepSpeed's universal format.",
               "load_checkpoint recognises that format by its files"),
@@ -136,11 +139,12 @@ constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
     no_effect("/activation_checkpointing/number_checkpoints", KeyType::integer, "null",
               "Number of activations to keep.", kCaller),
     no_effect("/activation_checkpointing/contiguous_memory_optimization", KeyType::boolean, "false",
-              "Keeps activations in one buffer.", kCaller),
+              "Keeps activations in one buffer.", "PyTorch's allocator places what is kept"),
     no_effect("/activation_checkpointing/synchronize_checkpoint_boundary", KeyType::boolean,
-              "false", "Synchronizes the device around each checkpoint.", kCaller),
+              "false", "Synchronizes the device around each checkpoint.", "nothing has to wait"),
     no_effect("/activation_checkpointing/profile", KeyType::boolean, "false",
-              "Times forward and backward of each checkpoint.", kCaller),
+              "Times forward and backward of each checkpoint.",
+              "torch.profiler shows the recomputation"),
     no_effect("/activation_checkpointing/cpu_checkpointing", KeyType::boolean, "false",
               "Keeps activations in host memory.", kCaller),
 });

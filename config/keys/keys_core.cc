@@ -137,9 +137,11 @@ constexpr auto kCoreKeys = std::to_array<KeySpec>({
     no_effect("/zero_force_ds_cpu_optimizer", KeyType::boolean, "true",
               "Requires DeepSpeed's own CPU optimizer with offloading.",
               "every optimizer here is zerorun's own"),
-    no_effect("/dataloader_drop_last", KeyType::boolean, "false",
-              "Drops the last incomplete batch of an epoch.",
-              "the bundled train program makes full batches only"),
+    {.pointer = "/dataloader_drop_last",
+     .type = KeyType::boolean,
+     .fallback = "false",
+     .doc = "Drops the last incomplete batch of an epoch of initialize(training_data=); `train` "
+            "makes full batches only."},
     pytorch("/use_data_before_expert_parallelism", KeyType::boolean, "false",
             "true: neighbouring ranks hold the same experts. false: neighbouring ranks together "
             "hold all experts of a layer."),

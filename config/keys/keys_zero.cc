@@ -6,7 +6,6 @@ namespace zerorun {
 
 namespace {
 
-constexpr std::string_view kPython = "applies only to Python modules";
 constexpr std::string_view kSameCost =
     "zerorun's collectives over whole buckets already cost the least";
 
@@ -234,12 +233,13 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
         "MiCS: gathers within each host first.",
         "each byte already crosses the link of a host only once, and NCCL uses its own algorithms"),
     no_effect("/zero_optimization/memory_efficient_linear", KeyType::boolean, "true",
-              "Replaces PyTorch's linear function (stage 3).", kPython),
+              "Replaces PyTorch's linear function (stage 3).",
+              "a module's weights are released after its forward, whatever function used them"),
     no_effect("/zero_optimization/pipeline_loading_checkpoint", KeyType::boolean, "false",
               "Overlaps reading a checkpoint with copying it (stage 3).",
               "each rank reads only the data that it keeps"),
-    no_effect("/zero_optimization/override_module_apply", KeyType::boolean, "true",
-              "Gathers parameters in Module.apply (stage 3).", kPython),
+    always_on("/zero_optimization/override_module_apply", "true",
+              "Gathers parameters in Module.apply, within a block of zero.Init (stage 3)."),
     no_effect("/zero_optimization/log_trace_cache_warnings", KeyType::boolean, "false",
               "Warns when the order of gathers changes (stage 3).",
               "a changed order costs speed, not correctness"),

@@ -123,7 +123,9 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
                 engine.lr_scheduler = _scheduler(lr_scheduler, basic, settings)
                 measures = observe(engine, parsed)
                 if training_data is not None:
-                    engine.make_dataloader(training_data, batch.micro_batch_size, collate_fn)
+                    drop = configuration.value_of(parsed, "/dataloader_drop_last", False)
+                    size = batch.micro_batch_size
+                    engine.make_dataloader(training_data, size, collate_fn, drop_last=drop)
             if measures:
                 engine.measure_peak()
     release_cached_memory(device)

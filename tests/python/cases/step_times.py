@@ -75,6 +75,15 @@ def case_waiting_for_data_and_saving_are_parts_of_a_step(folder: Path) -> None:
     engine.destroy()
 
 
+def case_the_last_batch_of_an_epoch_is_dropped_if_it_is_not_full(_folder: Path) -> None:
+    for drop, batches in ((False, 2), (True, 1)):  # of 2, the second of 1
+        keys = {"train_micro_batch_size_per_gpu": 2, "dataloader_drop_last": drop}
+        _, _, loader, _ = zerorun.initialize(
+            make(), config=keys, training_data=range(3 * WORLD_SIZE)
+        )
+        assert len(loader) == batches
+
+
 def started(samples: object, **options: object) -> tuple[zerorun.ZeroEngine, ResumableLoader]:
     """An engine and its loader, with batches of one sample."""
     model = make()
