@@ -315,7 +315,9 @@ def _basic_optimizer(
     groups = [group for group in param_groups_of(model, model_parameters) if group["params"]]
     if not configured or not groups:
         return None
-    return _ConfiguredOptimizer(groups, parsed)
+    # Loggers name the curves of learning rates by the class.
+    kind = type(parsed.config.optimizer.type, (_ConfiguredOptimizer,), {})
+    return kind(groups, parsed)
 
 
 class _ConfiguredOptimizer(torch.optim.Optimizer):

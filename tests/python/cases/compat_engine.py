@@ -325,6 +325,7 @@ def case_a_script_counts_epochs_and_reads_the_speed(_folder: Path) -> None:
     timer.update_epoch_count()
     assert (timer.epoch_count, timer.micro_step_count) == (1, 0)
     assert engine.basic_optimizer is optimizer.optimizer
+    assert type(engine.basic_optimizer).__name__ == "AdamW"  # as loggers call its learning rate
     assert engine.dist_backend == torch.distributed.get_backend()
     engine.destroy()
 
