@@ -178,7 +178,7 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
         "Specific to zerorun: patterns of parameter names (* and ?), and the number of heads of "
         "matching matrices: `{\"*.q_proj.weight\": 12}`. Muon updates the rows of each head as a "
         "matrix of their own. Rows are outputs of torch's nn.Linear; the Conv1D of GPT-2 and the "
-        "models of `zerorun train` have heads along columns, which this does not divide. A fused "
+        "models of `zerorun train` have heads along columns, and are refused. A fused "
         "projection needs the sum of all heads (query, key and value). The first pattern that "
         "matches counts; each has to match a matrix whose rows it divides."),
     gone("/optimizer/params/freeze_step", KeyType::integer,
