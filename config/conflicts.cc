@@ -166,8 +166,8 @@ void check_quantized_bits(const GivenKeys& keys, ConfigProblems& problems) {
 void check_stage(const GivenKeys& keys, const Config& config, ConfigProblems& problems) {
   for (const KeyProblem& problem : stage_problems(config)) {
     const JsonNode* given = given_value(keys, problem.pointer);
-    const bool is_off = given != nullptr && given->kind == JsonNode::Kind::integer &&
-                        given->number <= 0;
+    const bool is_off =
+        given != nullptr && given->kind == JsonNode::Kind::integer && given->number <= 0;
     if (given == nullptr || is_off) continue;
     problems.add(problem.pointer, given->where, "{} {}", to_short_text(*given), problem.text);
   }

@@ -219,7 +219,8 @@ Block Collectives::share_block(size_t nbytes, Sharing sharing) {
   block.nbytes = nbytes;
   block.stride = sharing == Sharing::per_host ? 0 : stride;
   if (control_.rank() == 0) {
-    const size_t total = stride * static_cast<size_t>(sharing == Sharing::per_host ? 1 : world_size);
+    const size_t total =
+        stride * static_cast<size_t>(sharing == Sharing::per_host ? 1 : world_size);
     // Of the others, whoever allocates them knows what is free by the time that they are written.
     if (sharing == Sharing::per_rank) refuse_more_than_available(total);
     block.segment = Segment::create(total);
