@@ -37,6 +37,7 @@ double least_load(const std::vector<double>& costs, const std::vector<double>& l
   const auto suffices = [&](double limit) {
     size_t next = 0;
     for (double load : loads) {
+      if (next == costs.size()) break;
       while (next < costs.size() && load + costs[next] <= limit) load += costs[next++];
     }
     return next == costs.size();
