@@ -26,29 +26,18 @@ constexpr const char* kNone = "none";
 // Tells all ranks alike which two of them have the same GPU, as "0 and 1", or kNone: rank 0 looks.
 // If there are two, rank 0 returns after all have read it: it then fails, and its store with it.
 std::string ranks_with_one_device(const GroupOptions& options, const std::string& mine) {
-  const auto key = [&](int rank) { return fmt::format("{}/device/{}", options.name, rank); };
-  const auto seen = [&](int rank) { return fmt::format("{}/devices/seen/{}", options.name, rank); };
-  const std::string answer = options.name + "/devices";
-  options.store->set(key(options.rank), mine);
-  if (options.rank > 0) {
-    std::string found = wait_for_key(options, answer, [&] {
-      return fmt::format("all {} ranks to come with their GPUs: rank 0 knows who is missing",
-                         options.world_size);
-    });
-    if (found != kNone) options.store->set(seen(options.rank), "");
-    return found;
-  }
+  const auto seen = [&](int rank) { return fmt::format("{}/device/seen/{}", options.name, rank); };
   std::string found = kNone;
   std::map<std::string, int> owners;
-  for (int rank = 0; rank < options.world_size; ++rank) {
-    const std::string device = wait_for_key(options, key(rank), [&] {
-      return fmt::format("rank {} of {} to come with its GPU", rank, options.world_size);
-    });
+  const auto take = [&](const std::string& device) {
+    const auto rank = static_cast<int>(owners.size());
     const auto [owner, is_first] = owners.emplace(device, rank);
-    if (!is_first && found == kNone) found = fmt::format("{} and {}", owner->second, rank);
-  }
-  options.store->set(answer, found);
-  for (int rank = 1; found != kNone && rank < options.world_size; ++rank) {
+    if (!is_first) found = fmt::format("{} and {}", owner->second, rank);
+    return is_first;
+  };
+  answer_all(options, options.name + "/device", mine, "to come with their GPUs", found, take);
+  if (options.rank > 0 && found != kNone) options.store->set(seen(options.rank), "");
+  for (int rank = 1; options.rank == 0 && found != kNone && rank < options.world_size; ++rank) {
     wait_for_key(options, seen(rank),
                  [&] { return fmt::format("rank {} to read which GPUs are shared", rank); });
   }

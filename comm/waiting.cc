@@ -12,6 +12,16 @@ namespace {
 
 constexpr std::chrono::milliseconds kFirstKeyCheck{50};
 
+std::string list_of(const std::vector<int>& ranks) {
+  constexpr size_t kMax = 16;
+  std::string text = ranks.size() == 1 ? "rank" : "ranks";
+  for (size_t i = 0; i < ranks.size() && i < kMax; ++i) {
+    text += fmt::format("{} {}", i == 0 ? "" : ",", ranks[i]);
+  }
+  if (ranks.size() > kMax) text += fmt::format(" and {} more", ranks.size() - kMax);
+  return text;
+}
+
 }  // namespace
 
 std::string wait_for_key(const GroupOptions& options, const std::string& key,
@@ -50,6 +60,38 @@ std::string wait_for_key(const GroupOptions& options, const std::string& key,
       }
     }
   }
+}
+
+void answer_all(const GroupOptions& options, const std::string& name, const std::string& value,
+                const std::string& purpose, std::string& answer,
+                const std::function<bool(const std::string& value)>& take,
+                const std::function<void()>& check) {
+  const auto key = [&](int rank) { return fmt::format("{}/{}", name, rank); };
+  const std::string answer_key = name + "/all";
+  options.store->set(key(options.rank), value);
+  if (options.rank != 0) {
+    const auto what = [&] {
+      return fmt::format("all {} ranks {}: rank 0 knows which are missing", options.world_size,
+                         purpose);
+    };
+    answer = wait_for_key(options, answer_key, what, check);
+    return;
+  }
+  bool goes_on = true;
+  for (int rank = 0; goes_on && rank < options.world_size; ++rank) {
+    const auto missing = [&] {
+      std::vector<int> absent;
+      for (int peer = rank; peer < options.world_size; ++peer) {
+        if (!options.store->find(key(peer))) absent.push_back(options.number(peer));
+      }
+      return fmt::format("{} of {} {}{}", list_of(absent), options.world_size, purpose,
+                         options.master_addr.empty()
+                             ? ""
+                             : " at " + options.master_addr + " (MASTER_ADDR, MASTER_PORT)");
+    };
+    goes_on = take(wait_for_key(options, key(rank), missing, check));
+  }
+  options.store->set(answer_key, answer);
 }
 
 }  // namespace zerorun

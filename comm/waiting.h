@@ -37,4 +37,13 @@ std::string wait_for_key(const GroupOptions& options, const std::string& key,
                          const std::function<std::string()>& what,
                          const std::function<void()>& check = {});
 
+// Every rank publishes `value` in the store below `name`. Rank 0 passes the values to `take` by
+// rank, until all are there or `take` returns false, and then publishes `answer`, which `take` has
+// made of them: all ranks have it on return. `purpose`: what the ranks come for, in errors and
+// notices about those that do not.
+void answer_all(const GroupOptions& options, const std::string& name, const std::string& value,
+                const std::string& purpose, std::string& answer,
+                const std::function<bool(const std::string& value)>& take,
+                const std::function<void()>& check = {});
+
 }  // namespace zerorun

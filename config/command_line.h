@@ -33,23 +33,32 @@ std::vector<std::string> choices_of(const CLI::Option& option);
 // Adds options to an app, each with a check of its value, the word that the help shows for the
 // value, and its meaning.
 struct AppOptions {
-  void flag(const char* name, bool& value, const char* help) { app.add_flag(name, value, help); }
+  explicit AppOptions(CLI::App& to) : app(to) {}
+  // `group`: in which the help shows them.
+  AppOptions(CLI::App& to, const std::string& group) : app(to) {
+    app.option_defaults()->group(group);
+  }
+
+  void flag(const char* name, bool& value, const char* help) const {
+    app.add_flag(name, value, help);
+  }
   template <typename T>
-  CLI::Option* text(const char* name, T& value, const char* word, const std::string& help) {
+  CLI::Option* text(const char* name, T& value, const char* word, const std::string& help) const {
     return takes_text(app.add_option(name, value, help), word);
   }
   template <typename T>
   CLI::Option* integer(const char* name, T& value, const char* word, int64_t low,
                        const std::string& help,
-                       int64_t high = std::numeric_limits<int64_t>::max()) {
+                       int64_t high = std::numeric_limits<int64_t>::max()) const {
     return takes_integer(app.add_option(name, value, help), word, low, high);
   }
-  CLI::Option* number(const char* name, double& value, const char* word, double low, double high,
-                      const char* help) {
+  template <typename T>
+  CLI::Option* number(const char* name, T& value, const char* word, double low, double high,
+                      const char* help) const {
     return takes_number(app.add_option(name, value, help), word, low, high);
   }
   CLI::Option* one_of(const char* name, std::string& value, const std::vector<std::string>& choices,
-                      const char* help) {
+                      const char* help) const {
     return takes_one_of(app.add_option(name, value, help), choices);
   }
 

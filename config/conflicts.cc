@@ -12,6 +12,13 @@ namespace {
 
 constexpr std::string_view kBf16 = "/bf16/enabled";
 constexpr std::string_view kFp16 = "/fp16/enabled";
+constexpr std::string_view kOffloadOptimizer = "/zero_optimization/offload_optimizer/device";
+constexpr std::string_view kOffloadParam = "/zero_optimization/offload_param/device";
+constexpr std::string_view kSize = "/zerorun/shard_group_size";
+constexpr std::string_view kMics = "/zero_optimization/mics_shard_size";
+constexpr std::string_view kErrBeta = "/zero_optimization/zeropp_loco_param/err_beta";
+constexpr std::string_view kResetT = "/zero_optimization/zeropp_loco_param/reset_T";
+constexpr std::string_view kSecondary = "/zero_optimization/zero_hpz_partition_size";
 
 // Reports that a value contradicts that of another key.
 void add_contradiction(std::string_view pointer, const JsonNode& node, std::string_view other,
@@ -113,29 +120,16 @@ void check_muon(const GivenKeys& keys, const OptimizerConfig& optimizer, ConfigP
 }
 
 void check_offload(const GivenKeys& keys, const Config& config, ConfigProblems& problems) {
-  const auto check = [&](std::string_view block, OffloadDevice device,
-                         const std::optional<std::string>& path, int least_stage) {
-    const std::string pointer = fmt::format("/zero_optimization/{}/device", block);
-    const auto given = keys.find(pointer);
-    // The older form of the key has no block; the engine checks the stage in that case.
-    if (device == OffloadDevice::none || given == keys.end()) return;
-    const auto& where = given->second.node->where;
-    if (config.zero.stage < least_stage) {
-      problems.add(pointer, where,
-                   "{} needs /zero_optimization/stage {}, got {} (programs that import deepspeed "
-                   "ignore it, with a warning)",
-                   to_text(*given->second.node), least_stage == 3 ? "3" : "1, 2 or 3",
-                   config.zero.stage);
-    }
-    if (device == OffloadDevice::nvme && path.value_or("").empty()) {
-      problems.add(pointer, where,
-                   "\"nvme\" needs /zero_optimization/{}/nvme_path, a folder on a local disk",
-                   block);
-    }
+  const auto check = [&](std::string_view pointer, OffloadDevice device,
+                         const std::optional<std::string>& path) {
+    const JsonNode* given = given_value(keys, pointer);
+    if (given == nullptr || device != OffloadDevice::nvme || !path.value_or("").empty()) return;
+    problems.add(pointer, given->where, "\"nvme\" needs {}/nvme_path, a folder on a local disk",
+                 pointer.substr(0, pointer.rfind('/')));
   };
   const OffloadConfig& offload = config.offload;
-  check("offload_optimizer", offload.optimizer.device, offload.optimizer.nvme_path, 1);
-  check("offload_param", offload.param.device, offload.param.nvme_path, 3);
+  check(kOffloadOptimizer, offload.optimizer.device, offload.optimizer.nvme_path);
+  check(kOffloadParam, offload.param.device, offload.param.nvme_path);
   constexpr std::string_view kBlock = "/aio/block_size";
   const JsonNode* block = given_value(keys, kBlock);
   if (block != nullptr && offload.aio.block_size % 4096 != 0) {
@@ -143,28 +137,14 @@ void check_offload(const GivenKeys& keys, const Config& config, ConfigProblems& 
   }
 }
 
-void check_groups(const GivenKeys& keys, int stage, ConfigProblems& problems) {
-  constexpr std::string_view kSize = "/zerorun/shard_group_size";
-  constexpr std::string_view kMics = "/zero_optimization/mics_shard_size";
+void check_groups(const GivenKeys& keys, ConfigProblems& problems) {
   const JsonNode* size = given_value(keys, kSize);
   const JsonNode* mics = given_value(keys, kMics);
   const auto asks = [](const JsonNode* node) { return node != nullptr && node->number > 0; };
   if (asks(size) && asks(mics) && size->number != mics->number) {
     add_contradiction(kMics, *mics, kSize, *size, problems);
   }
-  for (const auto& [pointer, node] : {std::pair(kSize, size), std::pair(kMics, mics)}) {
-    if (stage != 0 || !asks(node)) continue;
-    problems.add(pointer, node->where,
-                 "{} needs /zero_optimization/stage 1, 2 or 3, got 0, which shards nothing",
-                 to_text(*node));
-  }
-  constexpr std::string_view kSecondary = "/zero_optimization/zero_hpz_partition_size";
   const JsonNode* secondary = given_value(keys, kSecondary);
-  if (secondary != nullptr && secondary->number > 1 && stage != 3) {
-    problems.add(kSecondary, secondary->where,
-                 "{} needs /zero_optimization/stage 3, got {}, which does not shard parameters",
-                 to_text(*secondary), stage);
-  }
   for (const auto& [pointer, node] : {std::pair(kSize, size), std::pair(kMics, mics)}) {
     if (secondary == nullptr || secondary->number <= 1 || !asks(node)) continue;
     if (std::fmod(node->number, secondary->number) == 0) continue;
@@ -174,26 +154,22 @@ void check_groups(const GivenKeys& keys, int stage, ConfigProblems& problems) {
   }
 }
 
-void check_quantized(const GivenKeys& keys, const ZeroConfig& zero, ConfigProblems& problems) {
-  const auto needs = [&](std::string_view name, bool met, std::string_view what) {
-    const std::string pointer = fmt::format("/zero_optimization/{}", name);
-    const JsonNode* node = given_value(keys, pointer);
-    if (met || node == nullptr || (node->kind == JsonNode::Kind::boolean && !node->boolean)) return;
-    problems.add(pointer, node->where, "{} needs /zero_optimization/{}", to_short_text(*node),
-                 what);
-  };
+void check_quantized_bits(const GivenKeys& keys, ConfigProblems& problems) {
   constexpr std::string_view kBits = "/zerorun/quantized_gradient_bits";
   const JsonNode* bits = given_value(keys, kBits);
   if (bits != nullptr && bits->number != 4 && bits->number != 8) {
     problems.add(kBits, bits->where, "got {}, expected 4 or 8", to_text(*bits));
   }
-  for (const char* key : {"zero_quantized_weights", "zero_quantized_gradients"}) {
-    needs(key, zero.stage > 0, "stage 1, 2 or 3, got 0");
-  }
-  needs("zero_quantized_nontrainable_weights", zero.stage == 3,
-        fmt::format("stage 3, got {}, at which frozen parameters are not sent", zero.stage));
-  for (const char* key : {"zeropp_loco_param/err_beta", "zeropp_loco_param/reset_T"}) {
-    needs(key, zero.quantized_gradients, "zero_quantized_gradients to be true");
+}
+
+// The older forms of keys have other names; the engine checks the stage in their case.
+void check_stage(const GivenKeys& keys, const Config& config, ConfigProblems& problems) {
+  for (const KeyProblem& problem : stage_problems(config)) {
+    const JsonNode* given = given_value(keys, problem.pointer);
+    const bool is_off =
+        given != nullptr && given->kind == JsonNode::Kind::integer && given->number <= 0;
+    if (given == nullptr || is_off) continue;
+    problems.add(problem.pointer, given->where, "{} {}", to_short_text(*given), problem.text);
   }
 }
 
@@ -251,6 +227,32 @@ std::vector<KeyProblem> schedule_problems(const SchedulerConfig& config) {
   return problems;
 }
 
+std::vector<KeyProblem> stage_problems(const Config& config) {
+  const ZeroConfig& zero = config.zero;
+  std::vector<KeyProblem> problems;
+  const auto needs = [&](std::string_view pointer, bool asked, int stage, std::string_view why) {
+    if (!asked || zero.stage >= stage) return;
+    problems.push_back({pointer, fmt::format("needs /zero_optimization/stage {}, got {}{}",
+                                             stage == 3 ? "3" : "1, 2 or 3", zero.stage, why)});
+  };
+  constexpr const char* kIgnored = " (programs that import deepspeed ignore it, with a warning)";
+  needs(kOffloadOptimizer, config.offload.optimizer.device != OffloadDevice::none, 1, kIgnored);
+  needs(kOffloadParam, config.offload.param.device != OffloadDevice::none, 3, kIgnored);
+  for (const std::string_view pointer : {kSize, kMics}) {
+    needs(pointer, zero.shard_group_size > 0, 1, ", which shards nothing");
+  }
+  needs(kSecondary, zero.hpz_partition_size > 1, 3, ", which does not shard parameters");
+  needs("/zero_optimization/zero_quantized_weights", zero.quantized_weights, 1, "");
+  needs("/zero_optimization/zero_quantized_gradients", zero.quantized_gradients, 1, "");
+  needs("/zero_optimization/zero_quantized_nontrainable_weights",
+        zero.quantized_nontrainable_weights, 3, ", at which frozen parameters are not sent");
+  for (const std::string_view pointer : {kErrBeta, kResetT}) {
+    if (!zero.loco || zero.quantized_gradients) continue;
+    problems.push_back({pointer, "needs /zero_optimization/zero_quantized_gradients to be true"});
+  }
+  return problems;
+}
+
 void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems& problems) {
   check_precision(keys, problems);
   check_dtypes(keys, problems);
@@ -259,8 +261,9 @@ void check_conflicts(const GivenKeys& keys, const Config& config, ConfigProblems
   check_muon(keys, config.optimizer, problems);
   check_loss_scale(keys, config.precision.loss_scaler, problems);
   check_offload(keys, config, problems);
-  check_groups(keys, config.zero.stage, problems);
-  check_quantized(keys, config.zero, problems);
+  check_groups(keys, problems);
+  check_stage(keys, config, problems);
+  check_quantized_bits(keys, problems);
   check_schedule(keys, config.scheduler, problems);
   check_micro_batch(keys, problems);
   check_elasticity(keys, problems);

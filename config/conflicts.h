@@ -27,6 +27,8 @@ struct KeyProblem {
   std::string text;
 };
 
+// Returns what is asked for, and the stage of ZeRO or another key does not support.
+std::vector<KeyProblem> stage_problems(const Config& config);
 // Returns contradictions between numbers of steps, ignoring those that are not known yet.
 std::vector<KeyProblem> schedule_problems(const SchedulerConfig& config);
 

@@ -58,14 +58,12 @@ constexpr std::string_view kFooter =
 constexpr double kYear = 366.0 * 86400.0;
 
 void add_ranks(CLI::App& app, LaunchOptions& options) {
-  app.option_defaults()->group("Ranks");
+  const AppOptions table(app, "Ranks");
   RankRequest& request = options.request;
-  takes_text(
-      app.add_option("--num_gpus,--num_accelerators,--nproc_per_node", request.count,
-                     "Number of ranks on each host: they use the first N GPUs, or are N CPU ranks. "
-                     "Also auto (all GPUs; without GPUs one rank per CPU), gpu, cpu, or -1 for the "
-                     "default. Default: all GPUs; without GPUs one CPU rank per NUMA node"),
-      "N");
+  table.text("--num_gpus,--num_accelerators,--nproc_per_node", request.count, "N",
+             "Number of ranks on each host: they use the first N GPUs, or are N CPU ranks. Also "
+             "auto (all GPUs; without GPUs one rank per CPU), gpu, cpu, or -1 for the default. "
+             "Default: all GPUs; without GPUs one CPU rank per NUMA node");
   app.add_option(
          "-i,--include", request.include,
          "Use only these slots (GPUs or CPU ranks), as in localhost:0,2 or worker-1@worker-2:0; a "
@@ -78,16 +76,15 @@ void add_ranks(CLI::App& app, LaunchOptions& options) {
   app.add_flag_callback(
       "--no_bind", [&options] { options.cpus.bind = false; },
       "Do not bind each rank to its share of the CPUs");
-  takes_text(app.add_option("--bind_core_list", options.cpus.list,
-                            "The CPUs to divide among the ranks of a host, as in 0-3,8"),
-             "CPUS");
+  table.text("--bind_core_list", options.cpus.list, "CPUS",
+             "The CPUs to divide among the ranks of a host, as in 0-3,8");
 }
 
 void add_program(CLI::App& app, LaunchOptions& options) {
-  app.option_defaults()->group("Program");
-  app.add_flag("-m,--module", options.program.module, "PROGRAM is a Python module (python -m)");
-  app.add_flag("--no_python", options.program.no_python,
-               "Execute PROGRAM directly, even if it is a .py file");
+  const AppOptions table(app, "Program");
+  table.flag("-m,--module", options.program.module, "PROGRAM is a Python module (python -m)");
+  table.flag("--no_python", options.program.no_python,
+             "Execute PROGRAM directly, even if it is a .py file");
   const auto set_local_rank = [&options](const std::string& name) {
     options.program.local_rank = name == "always"  ? LocalRank::always
                                  : name == "never" ? LocalRank::never
@@ -102,133 +99,105 @@ void add_program(CLI::App& app, LaunchOptions& options) {
   app.add_flag_callback(
       "--no_local_rank,--use_env", [&options] { options.program.local_rank = LocalRank::never; },
       "Same as --local_rank never");
-  app.add_flag("--deepspeed_compat", options.deepspeed_compat,
-               "`import deepspeed` gives zerorun's replacement even if DeepSpeed is installed. If "
-               "it is not installed, programs get the replacement without this option");
-  takes_text(app.add_option("--role", options.request.role,
-                            "Name of these ranks, passed to them as ROLE_NAME, as by torchrun"),
-             "NAME");
+  table.flag("--deepspeed_compat", options.deepspeed_compat,
+             "`import deepspeed` gives zerorun's replacement even if DeepSpeed is installed. If it "
+             "is not installed, programs get the replacement without this option");
+  table.text("--role", options.request.role, "NAME",
+             "Name of these ranks, passed to them as ROLE_NAME, as by torchrun");
 }
 
 void add_hosts(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
-  app.option_defaults()->group("Hosts");
+  const AppOptions table(app, "Hosts");
   HostRequest& hosts = options.hosts;
-  takes_text(app.add_option("-H,--hostfile", hosts.hostfile,
-                            "File with a line 'HOST slots=N' for each host; '': none. Default: "
-                            "/job/hostfile if it exists, else only this host"),
-             "FILE");
-  takes_text(
-      app.add_option(
-          "--num_nodes,--nnodes", hosts.count,
-          "Use the first N hosts; with MIN:MAX the job continues on fewer hosts if one is lost"),
-      "N");
+  table.text("-H,--hostfile", hosts.hostfile, "FILE",
+             "File with a line 'HOST slots=N' for each host; '': none. Default: /job/hostfile if "
+             "it exists, else only this host");
+  table.text("--num_nodes,--nnodes", hosts.count, "N",
+             "Use the first N hosts; with MIN:MAX the job continues on fewer hosts if one is lost");
   constexpr int64_t kMaxNodes = 65536;
-  takes_integer(
-      app.add_option("--node_rank", hosts.node_rank,
-                     "Number of this host, if you start the command on every host by hand"),
-      "N", 0, kMaxNodes);
-  takes_text(app.add_option("--master_addr", hosts.master_addr,
-                            "Address of the first host. Default: 127.0.0.1; with several hosts the "
-                            "name of the first"),
-             "ADDRESS");
-  takes_integer(
-      app.add_option(
-          "--master_port", hosts.master_port,
-          "Port on the first host. Default: a free port; 29500 if hosts are started by hand"),
-      "PORT", 0, std::numeric_limits<uint16_t>::max());
-  takes_text(app.add_option("--interface", options.remote.interface,
-                            "Network interface that ranks use to reach other hosts"),
-             "NAME");
-  takes_text(app.add_option("--local_addr", hosts.local_addr,
-                            "Address at which other hosts reach this host"),
-             "ADDRESS");
-  app.add_flag("--standalone", hosts.standalone, "Use only this host, whatever other options say");
-  takes_one_of(
-      app.add_option(
-          "--rdzv_backend", hosts.backend,
-          "torchrun's rendezvous; both values mean the same here: hosts meet at --rdzv_endpoint"),
-      {"static", "c10d"});
-  takes_text(app.add_option("--rdzv_endpoint", hosts.endpoint,
-                            "Where hosts meet; sets both --master_addr and --master_port"),
-             "HOST:PORT");
-  takes_text(app.add_option("--rdzv_id", hosts.run_id,
-                            "Name of the run, passed to ranks as TORCHELASTIC_RUN_ID"),
-             "NAME");
-  takes_text(app.add_option("--rdzv_conf", raw.rdzv_conf,
-                            "timeout=SECONDS: how long to wait for hosts that come late (600)"),
-             "KEY=VALUE,...");
+  table.integer("--node_rank", hosts.node_rank, "N", 0,
+                "Number of this host, if you start the command on every host by hand", kMaxNodes);
+  table.text(
+      "--master_addr", hosts.master_addr, "ADDRESS",
+      "Address of the first host. Default: 127.0.0.1; with several hosts the name of the first");
+  table.integer("--master_port", hosts.master_port, "PORT", 0,
+                "Port on the first host. Default: a free port; 29500 if hosts are started by hand",
+                std::numeric_limits<uint16_t>::max());
+  table.text("--interface", options.remote.interface, "NAME",
+             "Network interface that ranks use to reach other hosts");
+  table.text("--local_addr", hosts.local_addr, "ADDRESS",
+             "Address at which other hosts reach this host");
+  table.flag("--standalone", hosts.standalone, "Use only this host, whatever other options say");
+  table.one_of(
+      "--rdzv_backend", hosts.backend, {"static", "c10d"},
+      "torchrun's rendezvous; both values mean the same here: hosts meet at --rdzv_endpoint");
+  table.text("--rdzv_endpoint", hosts.endpoint, "HOST:PORT",
+             "Where hosts meet; sets both --master_addr and --master_port");
+  table.text("--rdzv_id", hosts.run_id, "NAME",
+             "Name of the run, passed to ranks as TORCHELASTIC_RUN_ID");
+  table.text("--rdzv_conf", raw.rdzv_conf, "KEY=VALUE,...",
+             "timeout=SECONDS: how long to wait for hosts that come late (600)");
 }
 
 void add_remote(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
-  app.option_defaults()->group("Starting on other hosts");
+  const AppOptions table(app, "Starting on other hosts");
   HostRequest& hosts = options.hosts;
   RemoteRequest& remote = options.remote;
-  takes_one_of(
-      app.add_option("--launcher", hosts.launcher,
-                     "Program that starts zerorun on the other hosts. Default: ssh; in a Slurm "
-                     "allocation slurm. mpich, impi and mvapich support one host only"),
-      {"ssh", "pdsh", "slurm", "openmpi", "mpich", "impi", "mvapich", "standard", "nossh"})
+  table
+      .one_of("--launcher", hosts.launcher,
+              {"ssh", "pdsh", "slurm", "openmpi", "mpich", "impi", "mvapich", "standard", "nossh"},
+              "Program that starts zerorun on the other hosts. Default: ssh; in a Slurm allocation "
+              "slurm. mpich, impi and mvapich support one host only")
       ->transform([](const std::string& name) { return CLI::detail::to_lower(name); });
-  takes_text(app.add_option("--launcher_args", raw.launcher_arguments,
-                            "More options for that program, as one word"),
-             "ARGUMENTS");
-  takes_integer(app.add_option("--ssh_port", remote.ssh_port, "Port of ssh"), "PORT", 1,
+  table.text("--launcher_args", raw.launcher_arguments, "ARGUMENTS",
+             "More options for that program, as one word");
+  table.integer("--ssh_port", remote.ssh_port, "PORT", 1, "Port of ssh",
                 std::numeric_limits<uint16_t>::max());
   app.add_flag_callback(
       "--no_ssh_check", [&remote] { remote.check = false; }, "Do not test ssh to every host first");
-  app.add_flag(
+  table.flag(
       "--no_ssh", hosts.by_hand,
       "Start nothing on other hosts: you start the same command on every host, with --node_rank");
-  app.add_flag("--force_multi", hosts.force_multi, "Use --launcher even if this is the only host");
+  table.flag("--force_multi", hosts.force_multi, "Use --launcher even if this is the only host");
   app.add_option_function<std::string>(
          "--export", [&remote](const std::string& name) { remote.exports.push_back(name); },
          "Environment variable to pass to the other hosts; may be repeated. Those of NCCL, UCX, "
          "Python and similar libraries and those in .deepspeed_env are always passed")
       ->type_name("NAME")
       ->trigger_on_parse();
-  takes_text(app.add_option("--venv_script", remote.venv_script,
-                            "Shell script to source on the other hosts first"),
-             "FILE");
+  table.text("--venv_script", remote.venv_script, "FILE",
+             "Shell script to source on the other hosts first");
 }
 
 void add_failures(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
-  app.option_defaults()->group("Failures, signals and waits");
+  const AppOptions table(app, "Failures, signals and waits");
   RestartRequest& restarts = options.restarts;
   constexpr int64_t kMany = 1'000'000;
-  takes_integer(app.add_option("--max_restarts", restarts.max_restarts,
-                               "Maximum number of restarts of a job that failed. Default: 0"),
-                "N", 0, kMany);
-  app.add_flag("--elastic_training", raw.elastic,
-               "As in DeepSpeed: restart up to 100 times, with --min_elastic_nodes to "
-               "--max_elastic_nodes hosts");
-  takes_integer(
-      app.add_option("--min_elastic_nodes", restarts.min_nodes, "Minimum number of hosts"), "N", -1,
-      kMany);
-  takes_integer(
-      app.add_option("--max_elastic_nodes", restarts.max_nodes, "Maximum number of hosts"), "N", -1,
-      kMany);
-  takes_number(app.add_option("--grace_period,--shutdown_timeout", raw.grace_seconds,
-                              "Time for ranks to save and exit after Ctrl-C or SIGTERM; a second "
-                              "Ctrl-C kills them at once. Default: 30"),
-               "SECONDS", 0.0, 86400.0);
-  takes_number(app.add_option("--comm_timeout", options.request.comm_timeout_s,
-                              "How long a rank waits for other ranks before it fails. Default: "
-                              "zerorun.comm_timeout of the configuration, else 600"),
-               "SECONDS", 1e-3, kYear);
-  takes_text(
-      app.add_option("--signals_to_handle", raw.signals,
-                     "Additional signals that end the job, besides SIGTERM,SIGINT,SIGHUP,SIGQUIT"),
-      "NAMES");
+  table.integer("--max_restarts", restarts.max_restarts, "N", 0,
+                "Maximum number of restarts of a job that failed. Default: 0", kMany);
+  table.flag("--elastic_training", raw.elastic,
+             "As in DeepSpeed: restart up to 100 times, with --min_elastic_nodes to "
+             "--max_elastic_nodes hosts");
+  table.integer("--min_elastic_nodes", restarts.min_nodes, "N", -1, "Minimum number of hosts",
+                kMany);
+  table.integer("--max_elastic_nodes", restarts.max_nodes, "N", -1, "Maximum number of hosts",
+                kMany);
+  table.number("--grace_period,--shutdown_timeout", raw.grace_seconds, "SECONDS", 0.0, 86400.0,
+               "Time for ranks to save and exit after Ctrl-C or SIGTERM; a second Ctrl-C kills "
+               "them at once. Default: 30");
+  table.number("--comm_timeout", options.request.comm_timeout_s, "SECONDS", 1e-3, kYear,
+               "How long a rank waits for other ranks before it fails. Default: "
+               "zerorun.comm_timeout of the configuration, else 600");
+  table.text("--signals_to_handle", raw.signals, "NAMES",
+             "Additional signals that end the job, besides SIGTERM,SIGINT,SIGHUP,SIGQUIT");
 }
 
 void add_output(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
-  app.option_defaults()->group("Output");
+  const AppOptions table(app, "Output");
   OutputRequest& output = options.output;
-  takes_text(
-      app.add_option(
-          "--log_dir", output.log_dir,
-          "Append the output of rank R to DIR/rankR.log; only rank 0 also prints to the terminal"),
-      "DIR");
+  table.text(
+      "--log_dir", output.log_dir, "DIR",
+      "Append the output of rank R to DIR/rankR.log; only rank 0 also prints to the terminal");
   app.add_option_function<std::string>(
          "--enable_each_rank_log",
          [&output](const std::string& folder) {
@@ -238,27 +207,22 @@ void add_output(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
          },
          "Same as --log_dir, but rank 0 does not print either")
       ->type_name("DIR");
-  takes_text(app.add_option("-r,--redirects", output.redirects,
-                            "Streams to write only to the log files: 1 (stdout), 2 (stderr), 3 "
-                            "(both), or per local rank, as in 0:1,1:3"),
-             "STREAMS");
-  takes_text(app.add_option("-t,--tee", output.tee,
-                            "Streams to write to the log files and to print, in the same notation"),
-             "STREAMS");
-  takes_text(app.add_option("--local_ranks_filter", raw.shown_ranks,
-                            "Print only the output of these local ranks of each host, as in 0,2"),
-             "RANKS");
-  app.add_flag("-q,--quiet", output.quiet, "Print only the launcher's errors and warnings");
-  takes_one_of(
-      app.add_option("--log_level", raw.log_level,
-                     "Level of the launcher's messages; warning and higher levels mean --quiet"),
-      {"debug", "info", "warning", "error", "critical"});
-  app.add_flag("--save_pid", options.save_pid,
-               "Write the launcher's process ID to /tmp/PID.deepspeed while the job runs");
-  app.add_flag("--dry_run", options.dry_run,
-               "Print each rank's environment, CPUs and command; start nothing");
-  app.add_flag("-h,--help", options.help, "Print this text");
-  app.add_flag("--version", options.version, "Print the version");
+  table.text("-r,--redirects", output.redirects, "STREAMS",
+             "Streams to write only to the log files: 1 (stdout), 2 (stderr), 3 (both), or per "
+             "local rank, as in 0:1,1:3");
+  table.text("-t,--tee", output.tee, "STREAMS",
+             "Streams to write to the log files and to print, in the same notation");
+  table.text("--local_ranks_filter", raw.shown_ranks, "RANKS",
+             "Print only the output of these local ranks of each host, as in 0,2");
+  table.flag("-q,--quiet", output.quiet, "Print only the launcher's errors and warnings");
+  table.one_of("--log_level", raw.log_level, {"debug", "info", "warning", "error", "critical"},
+               "Level of the launcher's messages; warning and higher levels mean --quiet");
+  table.flag("--save_pid", options.save_pid,
+             "Write the launcher's process ID to /tmp/PID.deepspeed while the job runs");
+  table.flag("--dry_run", options.dry_run,
+             "Print each rank's environment, CPUs and command; start nothing");
+  table.flag("-h,--help", options.help, "Print this text");
+  table.flag("--version", options.version, "Print the version");
 }
 
 void add_idle(CLI::App& app, LaunchOptions& options) {

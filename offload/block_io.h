@@ -8,16 +8,10 @@
 #include <string>
 #include <string_view>
 
+#include "os/open_file.h"
 #include "zerorun/config.h"
 
 namespace zerorun {
-
-// Addresses, sizes and file offsets of direct I/O are multiples of this.
-inline constexpr size_t kDirectAlignment = 4096;
-
-constexpr size_t align_direct(size_t nbytes) {
-  return (nbytes + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment;
-}
 
 enum class Direction : uint8_t { read, write };
 

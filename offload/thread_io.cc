@@ -1,5 +1,3 @@
-#include <unistd.h>
-
 #include <atomic>
 #include <cerrno>
 #include <exception>
@@ -8,25 +6,17 @@
 
 #include "device/cpu/cpu_stream.h"
 #include "offload/block_io.h"
-#include "os/uninterrupted.h"
 
 namespace zerorun {
 
 namespace {
 
 void transfer_block(const OpenFile& file, Direction direction, const Block& block) {
-  for (size_t done = 0; done < block.nbytes;) {
-    const auto at = static_cast<off_t>(block.offset + done);
-    const size_t left = block.nbytes - done;
-    const ssize_t moved = uninterrupted([&] {
-      return direction == Direction::read ? ::pread(file.fd, block.data + done, left, at)
-                                          : ::pwrite(file.fd, block.data + done, left, at);
-    });
-    if (moved <= 0) {
-      fail_transfer(file, direction, block.offset + done, left, moved < 0 ? errno : 0);
-    }
-    done += static_cast<size_t>(moved);
-  }
+  const std::span<std::byte> bytes(block.data, block.nbytes);
+  const size_t done = direction == Direction::read ? read_at(file.fd, block.offset, bytes)
+                                                   : write_at(file.fd, block.offset, bytes);
+  if (done == bytes.size()) return;
+  fail_transfer(file, direction, block.offset + done, bytes.size() - done, errno);
 }
 
 class ThreadIo final : public BlockIo {

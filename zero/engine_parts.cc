@@ -44,14 +44,18 @@ double divisor_of(const EngineContext& context, const Config& config) {
 }
 
 // Memory of a host is taken when it is first written, where a lack of it ends the process: all
-// ranks of CPU look before any takes it. Values are moved to where parameters, masters and what is
-// offloaded will be; all other memory is taken before.
+// ranks look before any takes it, as one that looked later would miss what another has taken. CPU
+// ranks move values to where parameters, masters and what is offloaded will be; all other memory is
+// taken before.
 void check_room(const EngineContext& context, std::span<const Optimizer> rules,
                 std::span<const Bucket> buckets, int64_t moved_nbytes) {
-  if (!context.device.is_host()) return;
-  const MemoryPlan plan = plan_states(context.sharding, rules, buckets);
+  const Sharding& sharding = context.sharding;
+  const bool on_host = context.device.is_host();
+  if (!on_host && !sharding.offloads_states() && !sharding.moves_parameters()) return;
+  const MemoryPlan plan = plan_states(sharding, rules, buckets);
   const int64_t written_then = plan.parameters + plan.masters + plan.pinned;
-  int64_t nbytes = plan.device() + plan.pinned - std::min(moved_nbytes, written_then);
+  int64_t nbytes = plan.pinned;
+  if (on_host) nbytes += plan.device() - std::min(moved_nbytes, written_then);
   Communicator& job = context.groups.job();
   const int ranks = job.local_world_size();
   Agreement agreement(job, context.device.inline_stream());
@@ -59,7 +63,8 @@ void check_room(const EngineContext& context, std::span<const Optimizer> rules,
   if (job.world_size() == ranks) nbytes = agreement.reduce(nbytes, ReduceOp::sum) / ranks;
   const HostLimits limits = host_limits();
   agreement.run("room for the engine", [&] {
-    check_host_memory(limits, static_cast<size_t>(nbytes), ranks, "the engine");
+    check_host_memory(limits, static_cast<size_t>(nbytes), ranks,
+                      on_host ? "the engine" : "offloading");
   });
 }
 

@@ -1,7 +1,6 @@
 #include "checkpoint/files/block_writer.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -9,8 +8,7 @@
 #include <new>
 #include <utility>
 
-#include "offload/block_io.h"
-#include "os/uninterrupted.h"
+#include "os/open_file.h"
 
 namespace zerorun {
 
@@ -133,7 +131,9 @@ void BlockWriter::write_block(uint64_t offset, std::span<const std::byte> bytes)
   const size_t head = std::min<size_t>(align_direct(offset) - offset, bytes.size());
   const size_t whole = (bytes.size() - head) / kDirectAlignment * kDirectAlignment;
   const auto address = reinterpret_cast<uintptr_t>(bytes.data() + head);
-  if (!is_direct_ || !write_direct(offset + head, bytes.subspan(head, whole))) {
+  // A file system that does not write like this, or has no more room, says why when it writes
+  // through the cache.
+  if (!is_direct_ || write_at(direct_.get(), offset + head, bytes.subspan(head, whole)) < whole) {
     // A disk that refuses memory which begins within a page takes copies.
     is_in_place_ = false;
     if (address % kDirectAlignment == 0) is_direct_ = false;
@@ -143,20 +143,6 @@ void BlockWriter::write_block(uint64_t offset, std::span<const std::byte> bytes)
   }
   file_.write(offset, bytes.first(head));
   file_.write(offset + head + whole, bytes.subspan(head + whole));
-}
-
-// False where the file system does not write like this, or has no more room: what writes through
-// the cache says which.
-bool BlockWriter::write_direct(uint64_t offset, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t count = uninterrupted([&] {
-      return ::pwrite(direct_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    });
-    if (count <= 0) return false;
-    bytes = bytes.subspan(static_cast<size_t>(count));
-    offset += static_cast<uint64_t>(count);
-  }
-  return true;
 }
 
 }  // namespace zerorun

@@ -61,7 +61,6 @@ class BlockWriter {
   void start(uint64_t offset, std::span<const std::byte> bytes);
   void wait();
   void write_block(uint64_t offset, std::span<const std::byte> bytes);
-  bool write_direct(uint64_t offset, std::span<const std::byte> bytes);
 
   File file_;
   FileDescriptor direct_;

@@ -23,9 +23,6 @@ namespace zerorun {
 
 namespace {
 
-// Linux transfers at most 2 GiB - 4 KiB at once.
-constexpr size_t kMaxTransfer = size_t{1} << 30;
-
 std::string reason(int code) { return std::generic_category().message(code); }
 
 // Sets or clears O_DIRECT; false where it was so before, or cannot be.
@@ -72,37 +69,21 @@ void File::reserve(uint64_t nbytes) {
 }
 
 void File::write(uint64_t offset, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t count = uninterrupted([&] {
-      return ::pwrite(descriptor_.get(), bytes.data(), std::min(bytes.size(), kMaxTransfer),
-                      static_cast<off_t>(offset));
-    });
-    if (count < 0) {
-      fail<IoError>("cannot write {} bytes at offset {} of {}: {}", bytes.size(), offset,
-                    path_.string(), reason(errno));
-    }
-    bytes = bytes.subspan(static_cast<size_t>(count));
-    offset += static_cast<uint64_t>(count);
-  }
+  const size_t done = write_at(descriptor_.get(), offset, bytes);
+  if (done == bytes.size()) return;
+  fail<IoError>("cannot write {} bytes at offset {} of {}: {}", bytes.size() - done, offset + done,
+                path_.string(), reason(errno));
 }
 
 size_t File::read(uint64_t offset, std::span<std::byte> out) const {
-  size_t done = 0;
-  while (done < out.size()) {
-    const ssize_t count = uninterrupted([&] {
-      return ::pread(descriptor_.get(), out.data() + done,
-                     std::min(out.size() - done, kMaxTransfer), static_cast<off_t>(offset + done));
-    });
-    // A file system that takes O_DIRECT need not read so, nor from where the file ends.
-    if (count < 0 && errno == EINVAL && set_direct(descriptor_.get(), false)) continue;
-    if (count < 0) {
-      fail<IoError>("cannot read {} bytes at offset {} of {}: {}", out.size() - done, offset + done,
-                    path_.string(), reason(errno));
-    }
-    if (count == 0) break;
-    done += static_cast<size_t>(count);
+  size_t done = read_at(descriptor_.get(), offset, out);
+  // A file system that takes O_DIRECT need not read so, nor from where the file ends.
+  if (done < out.size() && errno == EINVAL && set_direct(descriptor_.get(), false)) {
+    done += read_at(descriptor_.get(), offset + done, out.subspan(done));
   }
-  return done;
+  if (done == out.size() || errno == 0) return done;
+  fail<IoError>("cannot read {} bytes at offset {} of {}: {}", out.size() - done, offset + done,
+                path_.string(), reason(errno));
 }
 
 void File::go_past_cache() noexcept { set_direct(descriptor_.get(), true); }

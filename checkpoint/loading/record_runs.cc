@@ -11,7 +11,7 @@
 #include "checkpoint/format/shard_file.h"
 #include "core/check.h"
 #include "device/staging.h"
-#include "offload/block_io.h"
+#include "os/open_file.h"
 
 namespace zerorun {
 

@@ -26,39 +26,6 @@ std::string this_host() {
                      known ? network.st_ino : 0);
 }
 
-std::string list_of(const std::vector<int>& ranks) {
-  constexpr size_t kMax = 16;
-  std::string text = ranks.size() == 1 ? "rank" : "ranks";
-  for (size_t i = 0; i < ranks.size() && i < kMax; ++i) {
-    text += fmt::format("{} {}", i == 0 ? "" : ",", ranks[i]);
-  }
-  if (ranks.size() > kMax) text += fmt::format(" and {} more", ranks.size() - kMax);
-  return text;
-}
-
-// Rank 0's side: waits for the entries of all ranks, up to the first that expects another number of
-// ranks: whoever reads it fails.
-std::vector<std::string> collect(const GroupOptions& options, const std::string& prefix) {
-  std::vector<std::string> entries;
-  for (int rank = 0; rank < options.world_size; ++rank) {
-    const auto missing = [&] {
-      std::vector<int> absent;
-      for (int peer = rank; peer < options.world_size; ++peer) {
-        const std::string key = prefix + std::to_string(peer);
-        if (!options.store->find(key)) absent.push_back(options.number(peer));
-      }
-      return fmt::format("{} of {} to join '{}'{}", list_of(absent), options.world_size,
-                         options.name,
-                         options.master_addr.empty()
-                             ? ""
-                             : " at " + options.master_addr + " (MASTER_ADDR, MASTER_PORT)");
-    };
-    entries.push_back(wait_for_key(options, prefix + std::to_string(rank), missing));
-    if (!entries.back().ends_with(fmt::format("\n{}", options.world_size))) break;
-  }
-  return entries;
-}
-
 using Entry = std::array<std::string, 4>;
 
 std::string_view take_line(std::string_view& text) {
@@ -68,43 +35,28 @@ std::string_view take_line(std::string_view& text) {
   return line;
 }
 
-std::string without_repetitions(const std::vector<std::string>& entries) {
-  std::string all;
-  Entry last;
-  for (const std::string& entry : entries) {
-    std::string_view rest = entry;
-    for (std::string& before : last) {
-      const std::string_view line = take_line(rest);
-      if (line != before) all += before = line;
-      all += '\n';
-    }
-  }
-  return all;
-}
-
 }  // namespace
 
 // An entry is four lines: the host's name for comparison, the process for messages, its build, and
 // how many ranks it expects. In what rank 0 sends to all, an empty line is the same as the rank
 // before's: so a thousand ranks do not read a thousand times what is the same for all of them.
 Topology Topology::discover(const GroupOptions& options) {
-  const std::string prefix = options.name + "/place/";
-  const std::string all_key = options.name + "/places";
   const std::string host = options.host.empty() ? this_host() : options.host;
   const std::string seen_as = options.host.empty() ? host_name() : options.host;
-  options.store->set(prefix + std::to_string(options.rank),
-                     fmt::format("{}\n{} on {}\n{}\n{}", host, getpid(), seen_as, build_id().data(),
-                                 options.world_size));
+  const auto own = fmt::format("{}\n{} on {}\n{}\n{}", host, getpid(), seen_as, build_id().data(),
+                               options.world_size);
   std::string all;
-  if (options.rank == 0) {
-    all = without_repetitions(collect(options, prefix));
-    options.store->set(all_key, all);
-  } else {
-    all = wait_for_key(options, all_key, [&] {
-      return fmt::format("all {} ranks to join '{}': rank 0 knows which are missing",
-                         options.world_size, options.name);
-    });
-  }
+  Entry last;
+  const auto take = [&](std::string_view rest) {
+    for (std::string& before : last) {
+      const std::string_view line = take_line(rest);
+      if (line != before) all += before = line;
+      all += '\n';
+    }
+    return last.back() == std::to_string(options.world_size);  // else whoever reads it fails
+  };
+  answer_all(options, options.name + "/place", own, fmt::format("to join '{}'", options.name), all,
+             take);
   std::vector<std::string> hosts;
   std::vector<std::string> seen;
   std::string expected;  // how many ranks rank 0 expects

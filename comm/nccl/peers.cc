@@ -4,6 +4,7 @@
 #include <cstring>
 #include <thread>
 
+#include "comm/waiting.h"
 #include "core/check.h"
 #include "os/python_stacks.h"
 #include "os/socket.h"
@@ -27,31 +28,27 @@ NcclPeers::NcclPeers(const GroupOptions& options, int device)
            .device = device,
            .host = options.host.empty() ? 0 : std::hash<std::string>()(options.host)} {}
 
+// A store that is gone stays so, and has no value: whoever waits for one of it, waits for nothing,
+// and one thread looks for all groups.
 std::optional<std::string> NcclPeers::find(const std::string& key,
                                            std::chrono::milliseconds timeout) const {
   constexpr std::chrono::milliseconds kMaxPause{20};
   const auto until = Clock::now() + timeout;
   std::chrono::milliseconds pause{1};
   try {
-    while (true) {
+    while (gone_since_.load() == kNever) {
       if (std::optional<std::string> value = options_.store->find(key)) return value;
-      if (Clock::now() >= until) return std::nullopt;
+      if (Clock::now() >= until) break;
       std::this_thread::sleep_for(pause);
       pause = std::min(2 * pause, kMaxPause);
     }
   } catch (const Dropped&) {
-    auto never = Clock::time_point::max();
+    auto never = kNever;
     gone_since_.compare_exchange_strong(never, Clock::now());
-  } catch (const CommError&) {  // NOLINT(bugprone-empty-catch): there is no value
+  } catch (const CommError&) {  // there is no value, nor sooner for whoever asks again
+    std::this_thread::sleep_until(until);
   }
-  // A store that is gone has no value either, and is not asked again before the time is over.
-  std::this_thread::sleep_until(until);
   return std::nullopt;
-}
-
-void NcclPeers::show(const Presence& presence) const {
-  options_.store->set(rank_key(options_.rank),
-                      {reinterpret_cast<const char*>(&presence), sizeof(presence)});
 }
 
 std::optional<NcclPeers::Presence> NcclPeers::presence(int rank,
@@ -67,14 +64,6 @@ std::optional<NcclPeers::Presence> NcclPeers::presence(int rank,
   return presence;
 }
 
-void NcclPeers::arrive() {
-  try {
-    show(own_);
-  } catch (const Dropped&) {
-    fail_to_join();
-  }
-}
-
 void NcclPeers::fail_to_join() const {
   fail<CommError>("rank {}: rank 0 left, and the store with it, before all ranks had joined",
                   options_.own_number());
@@ -82,31 +71,24 @@ void NcclPeers::fail_to_join() const {
 
 void NcclPeers::give_id(const std::string& id) { options_.store->set(key("id"), id); }
 
-std::string NcclPeers::wait_for_id(const Check& check) const { return wait_for("id", check); }
-
-std::string NcclPeers::wait_for(const std::string& what, const Check& check) const {
+std::string NcclPeers::wait_for_id(const Check& check) const {
   while (true) {
     check();
-    if (std::optional<std::string> value = find(key(what), kSlice)) return *std::move(value);
-    if (gone_since_.load() <= Clock::now()) fail_to_join();
+    if (std::optional<std::string> value = find(key("id"), kSlice)) return *std::move(value);
+    if (gone_since_.load() != kNever) fail_to_join();
   }
 }
 
-// Rank 0 reads all entries and passes them on as one value.
 void NcclPeers::meet(const Check& check) {
   std::string all;
-  if (options_.rank == 0) {
-    for (int rank = 0; rank < options_.world_size; ++rank) {
-      const std::optional<Presence> peer = presence(rank, options_.timeout);
-      if (!peer) {
-        fail<CommError>("rank {}: rank {} has left the store", options_.own_number(),
-                        options_.number(rank));
-      }
-      all.append(reinterpret_cast<const char*>(&*peer), sizeof(Presence));
-    }
-    options_.store->set(key("met"), all);
-  } else {
-    all = wait_for("met", check);
+  const auto take = [&](const std::string& bytes) {
+    all += bytes;
+    return true;
+  };
+  try {
+    answer_all(options_, prefix() + "rank", bytes_of(own_), "to name their GPUs", all, take, check);
+  } catch (const Dropped&) {
+    fail_to_join();
   }
   const auto ranks = static_cast<size_t>(options_.world_size);
   if (all.size() != ranks * sizeof(Presence)) {
@@ -185,7 +167,7 @@ void NcclPeers::leave(int64_t calls) noexcept {
   try {
     Presence presence = own_;
     presence.calls = calls;
-    show(presence);
+    options_.store->set(rank_key(options_.rank), bytes_of(presence));
     options_.store->set(key(kLeft), std::to_string(options_.rank));
   } catch (const std::exception&) {  // the store is gone, and with it whoever would wait
   }

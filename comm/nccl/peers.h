@@ -24,14 +24,12 @@ class NcclPeers {
   // `options` must outlive this object. `device`: the number of this rank's GPU.
   NcclPeers(const GroupOptions& options, int device);
 
-  // Publishes this rank's process, host and GPU.
-  void arrive();
   // Pass rank 0's unique id of the communicator to the other ranks. While a rank waits, it calls
   // `check`, which throws to give up.
   using Check = std::function<void()>;
   void give_id(const std::string& id);
   std::string wait_for_id(const Check& check) const;
-  // Waits until all ranks have arrived and reads what they published.
+  // Tells all ranks this one's process, host and GPU, and learns theirs.
   void meet(const Check& check);
   int ranks_of_this_host() const;
   // Numbers of the GPUs of other ranks that are threads of this process.
@@ -61,6 +59,7 @@ class NcclPeers {
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr auto kNever = Clock::time_point::max();
   static constexpr int64_t kStays = -1;
   struct Presence {
     ProcessIdentity process;
@@ -71,10 +70,11 @@ class NcclPeers {
 
   std::string key(const std::string& what) const { return prefix() + what; }
   std::string rank_key(int rank) const { return key("rank/" + std::to_string(rank)); }
-  std::string wait_for(const std::string& what, const Check& check) const;
   std::optional<std::string> find(const std::string& key, std::chrono::milliseconds timeout) const;
   std::optional<Presence> presence(int rank, std::chrono::milliseconds timeout) const;
-  void show(const Presence& presence) const;
+  static std::string bytes_of(const Presence& presence) {
+    return {reinterpret_cast<const char*>(&presence), sizeof(presence)};
+  }
   [[noreturn]] void fail_to_join() const;
   bool has_died(const ProcessIdentity& process) const {
     return own_.process.can_see(process) && !is_running(process);
@@ -84,7 +84,7 @@ class NcclPeers {
   Presence own_;
   std::vector<Presence> met_;  // by rank; empty until all have met
   // When the store, and so rank 0, was first found to be unreachable.
-  mutable std::atomic<Clock::time_point> gone_since_ = Clock::time_point::max();
+  mutable std::atomic<Clock::time_point> gone_since_ = kNever;
 };
 
 }  // namespace zerorun

@@ -6,6 +6,8 @@
 
 #include "comm/shm/reduce_kernels.h"
 #include "core/check.h"
+#include "core/format_bytes.h"
+#include "os/host_limits.h"
 
 namespace zerorun::shm {
 
@@ -24,6 +26,13 @@ Exchange::Range part_of(int64_t numel, int rank, int world_size) {
   const int64_t lines = (numel + kLine - 1) / kLine;
   const int64_t part = (lines + world_size - 1) / world_size * kLine;
   return {std::min(numel, rank * part), std::min(numel, (rank + 1) * part)};
+}
+
+void refuse_more_than_available(size_t nbytes) {
+  const size_t available = host_limits().available_bytes();
+  if (nbytes <= available) return;
+  fail<DeviceError>("cannot allocate {} of shared memory: {} is available on this host",
+                    format_bytes(nbytes), format_bytes(available));
 }
 
 inline void reduce_chunks(const CollectiveCall& call, Exchange& exchange) {
@@ -210,8 +219,11 @@ Block Collectives::share_block(size_t nbytes, Sharing sharing) {
   block.nbytes = nbytes;
   block.stride = sharing == Sharing::per_host ? 0 : stride;
   if (control_.rank() == 0) {
-    block.segment = Segment::create(
-        sharing == Sharing::per_host ? stride : stride * static_cast<size_t>(world_size));
+    const size_t total =
+        stride * static_cast<size_t>(sharing == Sharing::per_host ? 1 : world_size);
+    // Of the others, whoever allocates them knows what is free by the time that they are written.
+    if (sharing == Sharing::per_rank) refuse_more_than_available(total);
+    block.segment = Segment::create(total);
     if (local_) local_->add(block.segment);
     std::memcpy(control_.outbox(), &block.segment->ticket(), sizeof(SegmentTicket));
   }

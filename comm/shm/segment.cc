@@ -12,7 +12,6 @@
 
 #include "core/check.h"
 #include "core/format_bytes.h"
-#include "os/host_limits.h"
 #include "os/populate_pages.h"
 
 namespace zerorun {
@@ -20,13 +19,6 @@ namespace zerorun {
 namespace {
 
 std::string error_text() { return std::strerror(errno); }
-
-void refuse_more_than_available(size_t nbytes) {
-  const size_t available = host_limits().available_bytes();
-  if (nbytes <= available) return;
-  fail<DeviceError>("cannot allocate {} of shared memory: {} is available on this host",
-                    format_bytes(nbytes), format_bytes(available));
-}
 
 }  // namespace
 
@@ -52,7 +44,6 @@ SegmentTicket decode_ticket(const std::string& text) {
 }
 
 std::shared_ptr<Segment> Segment::create(size_t nbytes) {
-  refuse_more_than_available(nbytes);
   FileDescriptor file(memfd_create("zerorun", MFD_CLOEXEC));
   if (!file || ftruncate(file.get(), static_cast<off_t>(nbytes)) != 0) {
     fail<DeviceError>("cannot make {} of shared memory: {}", format_bytes(nbytes), error_text());

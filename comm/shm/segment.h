@@ -29,7 +29,7 @@ SegmentTicket decode_ticket(const std::string& text);
 // last user, however that ends, and does not depend on the size of /dev/shm. Zero-filled.
 class Segment {
  public:
-  // Throws DeviceError that names the size and the available memory.
+  // Throws DeviceError that names the size.
   static std::shared_ptr<Segment> create(size_t nbytes);
   // Maps the segment of another process. Throws CommError if that is impossible because the process
   // is on another host, belongs to another user or has ended.

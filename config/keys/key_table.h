@@ -208,6 +208,16 @@ inline constexpr KeyRange kAboveZero{.low = 0, .above_low = true};
 // Numbers that are kept in fp32.
 inline constexpr KeyRange kNonNegativeFloat{.low = 0, .high = std::numeric_limits<float>::max()};
 
+// A key that works, by the columns that most keys have.
+constexpr KeySpec key(std::string_view pointer, unsigned type, std::string_view fallback,
+                      std::string_view doc, KeyBinding binding = {}, KeyRange range = {}) {
+  return {.pointer = pointer,
+          .type = type,
+          .fallback = fallback,
+          .range = range,
+          .doc = doc,
+          .binding = binding};
+}
 // Short forms for keys without binding.
 constexpr KeySpec block(std::string_view pointer, std::string_view doc) {
   return {.pointer = pointer, .doc = doc};

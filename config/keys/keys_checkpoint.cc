@@ -59,11 +59,9 @@ constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
      .status = KeyStatus::pytorch,
      .doc = "For folders that hosts do not share: each host keeps the files of its own ranks. A "
             "load copies the files that a rank needs from the host that has them."},
-    {.pointer = "/checkpoint/pickle_client_state",
-     .type = KeyType::boolean,
-     .fallback = "false",
-     .doc = "Python: pickles those parts of client_state and of schedules that JSON cannot hold. A "
-            "load unpickles them, which can run code from the checkpoint."},
+    key("/checkpoint/pickle_client_state", KeyType::boolean, "false",
+        "Python: pickles those parts of client_state and of schedules that JSON cannot hold. A "
+        "load unpickles them, which can run code from the checkpoint."),
     {.pointer = "/checkpoint/async_save",
      .type = KeyType::boolean,
      .fallback = "false",
@@ -72,14 +70,11 @@ constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
             "raised by the next step, the next save or at the end.",
      .nickname = "asynchronous",
      .binding = bind_member<&Config::checkpoint, &CheckpointConfig::async_save>()},
-    {.pointer = "/checkpoint/async_buffer_size",
-     .type = KeyType::integer,
-     .fallback = "0",
-     .range = kNonNegative,
-     .doc = "Bytes of each rank's buffer for that copy. If the states are larger, they pass "
-            "through the buffer piece by piece while the training waits. 0: the size of the rank's "
-            "states that are not offloaded, but at least 64 MiB.",
-     .binding = bind_member<&Config::checkpoint, &CheckpointConfig::async_buffer_size>()},
+    key("/checkpoint/async_buffer_size", KeyType::integer, "0",
+        "Bytes of each rank's buffer for that copy. If the states are larger, they pass through "
+        "the buffer piece by piece while the training waits. 0: the size of the rank's states that "
+        "are not offloaded, but at least 64 MiB.",
+        bind_member<&Config::checkpoint, &CheckpointConfig::async_buffer_size>(), kNonNegative),
     {.pointer = "/checkpoint/keep_last",
      .type = KeyType::integer,
      .fallback = "0",
@@ -87,12 +82,9 @@ constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
      .doc = "Number of checkpoints to keep in the folder: a save removes older ones. 0: keeps all.",
      .nickname = "save_total_limit",
      .binding = bind_member<&Config::checkpoint, &CheckpointConfig::keep_last>()},
-    {.pointer = "/checkpoint/keep_every",
-     .type = KeyType::integer,
-     .fallback = "0",
-     .range = kNonNegative,
-     .doc = "With keep_last: also keeps checkpoints whose step is a multiple of this number.",
-     .binding = bind_member<&Config::checkpoint, &CheckpointConfig::keep_every>()},
+    key("/checkpoint/keep_every", KeyType::integer, "0",
+        "With keep_last: also keeps checkpoints whose step is a multiple of this number.",
+        bind_member<&Config::checkpoint, &CheckpointConfig::keep_every>(), kNonNegative),
     block("/checkpoint/parallel_write", "Which ranks write in parallel."),
     writer("/checkpoint/parallel_write/pipeline_stage", KeyType::boolean, "false",
            "Lets the ranks of a pipeline stage write in parallel."),
@@ -111,11 +103,8 @@ constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
     with_choices(writer("/checkpoint/writer/data_parallel", KeyType::string, "null",
                         "Which ranks write in parallel."),
                  "REPLICA|SOCKET|MACHINE"),
-    {.pointer = "/checkpoint/writer/decoupled",
-     .type = KeyType::boolean,
-     .fallback = "false",
-     .doc = "DeepSpeed's name for /checkpoint/async_save.",
-     .binding = kDecoupled},
+    key("/checkpoint/writer/decoupled", KeyType::boolean, "false",
+        "DeepSpeed's name for /checkpoint/async_save.", kDecoupled),
 
     block("/nebula", "Azure's checkpoint service."),
     removed(kNebula, KeyType::boolean, "false", "Saves through Nebula."),
@@ -127,11 +116,10 @@ constexpr auto kCheckpointKeys = std::to_array<KeySpec>({
           "Seconds between two saves."),
     gated(kNebula, "/nebula/num_of_version_in_retention", KeyType::integer, "2",
           "Number of checkpoints to keep."),
-    {.pointer = "/datastates_ckpt",
-     .type = KeyType::free_form,
-     .doc = "DeepSpeed's DataStates: turns /checkpoint/async_save on, with a buffer of "
-            "host_cache_size GiB.",
-     .binding = kDataStates},
+    key("/datastates_ckpt", KeyType::free_form, "null",
+        "DeepSpeed's DataStates: turns /checkpoint/async_save on, with a buffer of host_cache_size "
+        "GiB.",
+        kDataStates),
 
     block("/activation_checkpointing", "Recomputing activations in the backward pass."),
     no_effect("/activation_checkpointing/partition_activations", KeyType::boolean, "false",

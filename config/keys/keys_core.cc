@@ -65,18 +65,13 @@ constexpr auto kCoreKeys = std::to_array<KeySpec>({
      .nickname = "max_grad_norm",
      .refuses_null = true,
      .binding = bind_member<&Config::gradient_clipping>()},
-    {.pointer = "/steps_per_print",
-     .type = KeyType::integer | KeyType::infinity,
-     .range = kPositive,
-     .doc = "Optimizer steps between two progress lines of rank 0; \"inf\": no lines. Not given: "
-            "the program decides.",
-     .binding = kStepsPerPrint},
-    {.pointer = "/wall_clock_breakdown",
-     .type = KeyType::boolean,
-     .fallback = "false",
-     .doc = "Adds milliseconds of forward, backward, communication and optimizer to the progress "
-            "line.",
-     .binding = bind_member<&Config::wall_clock_breakdown>()},
+    key("/steps_per_print", KeyType::integer | KeyType::infinity, "null",
+        "Optimizer steps between two progress lines of rank 0; \"inf\": no lines. Not given: the "
+        "program decides.",
+        kStepsPerPrint, kPositive),
+    key("/wall_clock_breakdown", KeyType::boolean, "false",
+        "Adds milliseconds of forward, backward, communication and optimizer to the progress line.",
+        bind_member<&Config::wall_clock_breakdown>()),
     {.pointer = "/communication_data_type",
      .type = KeyType::string,
      .choices = "fp32|bf16|fp16",
@@ -97,19 +92,13 @@ constexpr auto kCoreKeys = std::to_array<KeySpec>({
                 "Number of ranks, or of groups of ranks that share a sequence, that train on "
                 "different data. Must equal the actual number; any other value is an error."),
         kPositive),
-    {.pointer = "/prescale_gradients",
-     .type = KeyType::boolean,
-     .fallback = "false",
-     .doc = "Divides gradients by the number of ranks before they are summed, instead of after.",
-     .binding = bind_member<&Config::precision, &PrecisionConfig::prescale_gradients>()},
-    {.pointer = "/gradient_predivide_factor",
-     .type = KeyType::number,
-     .fallback = "1",
-     .range = kAboveZero,
-     .doc =
-         "Gradients are divided by this factor before they are summed over ranks, and by ranks "
-         "/ factor afterwards. With prescale_gradients all of the division comes before the sum.",
-     .binding = bind_member<&Config::precision, &PrecisionConfig::gradient_predivide_factor>()},
+    key("/prescale_gradients", KeyType::boolean, "false",
+        "Divides gradients by the number of ranks before they are summed, instead of after.",
+        bind_member<&Config::precision, &PrecisionConfig::prescale_gradients>()),
+    key("/gradient_predivide_factor", KeyType::number, "1",
+        "Gradients are divided by this factor before they are summed over ranks, and by ranks / "
+        "factor afterwards. With prescale_gradients all of the division comes before the sum.",
+        bind_member<&Config::precision, &PrecisionConfig::gradient_predivide_factor>(), kAboveZero),
     {.pointer = "/gradient_allreduce_op",
      .type = KeyType::string,
      .fallback = R"("mean")",
@@ -169,12 +158,10 @@ constexpr auto kCoreKeys = std::to_array<KeySpec>({
      .choices = kDTypes,
      .doc = "dtype of a PyTorch module's floating-point buffers. Not given: buffers keep their "
             "dtype."},
-    {.pointer = "/data_types/keep_in_fp32_modules",
-     .type = KeyType::string | KeyType::strings,
-     .fallback = R"("auto")",
-     .doc = "Name patterns (`*` matches any text) of buffers that stay fp32 in 16-bit training. "
-            "\"auto\": the modules that a Hugging Face model names. Parameters are not affected: "
-            "`bf16` and `fp16` determine their dtype."},
+    key("/data_types/keep_in_fp32_modules", KeyType::string | KeyType::strings, R"("auto")",
+        "Name patterns (`*` matches any text) of buffers that stay fp32 in 16-bit training. "
+        "\"auto\": the modules that a Hugging Face model names. Parameters are not affected: "
+        "`bf16` and `fp16` determine their dtype."),
 });
 
 }  // namespace

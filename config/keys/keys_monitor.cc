@@ -18,10 +18,10 @@ constexpr std::string_view kFlops = "/flops_profiler/enabled";
 // A key of a block that `gate` turns on.
 constexpr KeySpec in_block(std::string_view gate, std::string_view pointer, unsigned type,
                            std::string_view fallback, std::string_view doc) {
-  return {.pointer = pointer, .type = type, .fallback = fallback, .doc = doc, .gate = gate};
+  return with_gate(gate, key(pointer, type, fallback, doc));
 }
 constexpr KeySpec enables(std::string_view pointer, std::string_view doc) {
-  return {.pointer = pointer, .type = KeyType::boolean, .fallback = "false", .doc = doc};
+  return key(pointer, KeyType::boolean, "false", doc);
 }
 
 constexpr std::string_view kThroughput =

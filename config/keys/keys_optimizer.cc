@@ -86,13 +86,9 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
      .used_by = "Adam|AdamW|Adam8bit|AdamW8bit|Adagrad|Lamb|Muon",
      .type_fallbacks = "Adagrad=1e-10|Muon=1e-10",
      .binding = bind_member<&Config::optimizer, &OptimizerConfig::eps>()},
-    {.pointer = "/optimizer/params/weight_decay",
-     .type = KeyType::number,
-     .fallback = "0",
-     .range = kNonNegativeFloat,
-     .doc =
-         "Weight decay. AdamW, and Adam unless adam_w_mode is false: decoupled from the gradient.",
-     .binding = bind_member<&Config::optimizer, &OptimizerConfig::weight_decay>()},
+    key("/optimizer/params/weight_decay", KeyType::number, "0",
+        "Weight decay. AdamW, and Adam unless adam_w_mode is false: decoupled from the gradient.",
+        bind_member<&Config::optimizer, &OptimizerConfig::weight_decay>(), kNonNegativeFloat),
     {.pointer = "/optimizer/params/bias_correction",
      .type = KeyType::boolean,
      .fallback = "true",
@@ -106,12 +102,10 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
             "Adam adds weight decay to the gradient (L2); AdamW decouples it all the same.",
      .used_by = kAdam,
      .binding = bind_member<&Config::optimizer, &OptimizerConfig::adam_w_mode>()},
-    {.pointer = "/optimizer/params/torch_adam",
-     .type = KeyType::boolean,
-     .fallback = "false",
-     .doc = "Selects PyTorch's Adam in DeepSpeed. Here the fused kernel computes the same formula; "
-            "the key only changes the default weight_decay of AdamW (and of Adam with adam_w_mode) "
-            "to PyTorch's 0.01."},
+    key("/optimizer/params/torch_adam", KeyType::boolean, "false",
+        "Selects PyTorch's Adam in DeepSpeed. Here the fused kernel computes the same formula; the "
+        "key only changes the default weight_decay of AdamW (and of Adam with adam_w_mode) to "
+        "PyTorch's 0.01."),
     not_yet("/optimizer/params/amsgrad", KeyType::boolean, "false",
             "Uses the maximum of past mean squares."),
     always_on("/optimizer/params/fp32_optimizer_states", "true",
@@ -178,7 +172,7 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
         "Specific to zerorun: patterns of parameter names (* and ?), and the number of heads of "
         "matching matrices: `{\"*.q_proj.weight\": 12}`. Muon updates the rows of each head as a "
         "matrix of their own. Rows are outputs of torch's nn.Linear; the Conv1D of GPT-2 and the "
-        "models of `zerorun train` have heads along columns, which this does not divide. A fused "
+        "models of `zerorun train` have heads along columns, and are refused. A fused "
         "projection needs the sum of all heads (query, key and value). The first pattern that "
         "matches counts; each has to match a matrix whose rows it divides."),
     gone("/optimizer/params/freeze_step", KeyType::integer,

@@ -42,10 +42,9 @@ constexpr KeyBinding kMicsShardSize{
 };
 
 constexpr auto kZeroKeys = std::to_array<KeySpec>({
-    {.pointer = "/zero_optimization",
-     .type = KeyType::block | KeyType::boolean,
-     .doc = "What is sharded over the ranks, and how it is communicated. `true`, an older form, "
-            "means stage 1."},
+    key("/zero_optimization", KeyType::block | KeyType::boolean, "null",
+        "What is sharded over the ranks, and how it is communicated. `true`, an older form, means "
+        "stage 1."),
     {.pointer = "/zero_optimization/stage",
      .type = KeyType::integer,
      .fallback = "0",
@@ -54,13 +53,10 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
             "parameters, too.",
      .nickname = "zero_stage",
      .binding = bind_zero<&ZeroConfig::stage>()},
-    {.pointer = "/zero_optimization/reduce_bucket_size",
-     .type = KeyType::integer,
-     .fallback = "500000000",
-     .range = kNonNegative,
-     .doc = "Maximum number of gradient elements per reduction (stages 0 to 2); 0: each parameter "
-            "is reduced separately. On GPUs the default means 100 MB.",
-     .binding = bind_zero<&ZeroConfig::reduce_bucket_size>()},
+    key("/zero_optimization/reduce_bucket_size", KeyType::integer, "500000000",
+        "Maximum number of gradient elements per reduction (stages 0 to 2); 0: each parameter is "
+        "reduced separately. On GPUs the default means 100 MB.",
+        bind_zero<&ZeroConfig::reduce_bucket_size>(), kNonNegative),
     {.pointer = "/zero_optimization/allgather_bucket_size",
      .type = KeyType::integer,
      .fallback = "500000000",
@@ -69,12 +65,10 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
      .doc = "Maximum number of elements of updated parameters per gather (stages 1 and 2).",
      .note = "parameters are gathered in the buckets of reduce_bucket_size",
      .binding = bind_zero<&ZeroConfig::allgather_bucket_size>()},
-    {.pointer = "/zero_optimization/overlap_comm",
-     .type = KeyType::boolean,
-     .fallback = "null",
-     .doc = "Overlaps reductions and gathers with the computation of forward and backward. Not "
-            "given: true on GPUs, on several hosts and at stage 3; else false.",
-     .binding = bind_zero<&ZeroConfig::overlap_comm>()},
+    key("/zero_optimization/overlap_comm", KeyType::boolean, "null",
+        "Overlaps reductions and gathers with the computation of forward and backward. Not given: "
+        "true on GPUs, on several hosts and at stage 3; else false.",
+        bind_zero<&ZeroConfig::overlap_comm>()),
     {.pointer = "/zero_optimization/stage3_prefetch_bucket_size",
      .type = KeyType::integer,
      .fallback = "50000000",
@@ -125,14 +119,11 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
               "A resumed job continues from the fp32 master parameters."),
     always_on("/zero_optimization/elastic_checkpoint", "false",
               "Checkpoints can be loaded with another number of ranks."),
-    {.pointer = "/zero_optimization/sub_group_size",
-     .type = KeyType::integer,
-     .fallback = "1000000000",
-     .range = kNonNegative,
-     .doc = "Maximum number of elements of offloaded states that are copied and updated at once; "
-            "limited to the range from 256 to 4 Mi; 0: the default. Without offloading, a step is "
-            "one pass over each shard.",
-     .binding = bind_unless_zero<&Config::offload, &OffloadConfig::sub_group_size>()},
+    key("/zero_optimization/sub_group_size", KeyType::integer, "1000000000",
+        "Maximum number of elements of offloaded states that are copied and updated at once; "
+        "limited to the range from 256 to 4 Mi; 0: the default. Without offloading, a step is one "
+        "pass over each shard.",
+        bind_unless_zero<&Config::offload, &OffloadConfig::sub_group_size>(), kNonNegative),
     {.pointer = "/zero_optimization/stage3_gather_16bit_weights_on_model_save",
      .type = KeyType::boolean,
      .fallback = "false",
@@ -174,60 +165,40 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
     no_effect("/zero_optimization/round_robin_gradients", KeyType::boolean, "false",
               "Assigns parameters to ranks in turn.",
               "every bucket is split evenly over all ranks"),
-    {.pointer = "/zero_optimization/zero_hpz_partition_size",
-     .type = KeyType::integer,
-     .fallback = "1",
-     .range = kNonNegative,
-     .doc = "ZeRO++ (hpZ): number of neighbouring ranks, usually those of a host, over which the "
-            "parameters are partitioned a second time (stage 3). The first gather after a step "
-            "writes this secondary partition; later gathers read it, so they communicate only "
-            "among these ranks. The value must divide the number of ranks of the first partition. "
-            "1: no hpZ. \"auto\": the ranks of a host. No effect if all ranks are on one host.",
-     .binding = bind_unless_zero<&Config::zero, &ZeroConfig::hpz_partition_size>()},
-    {.pointer = "/zero_optimization/zero_quantized_weights",
-     .type = KeyType::boolean,
-     .fallback = "false",
-     .doc = "ZeRO++ (qwZ): gathers of parameters send 8 bits per element and a scale per 256 "
-            "elements: before their use at stage 3, of a step's updated parameters at stages 1 and "
-            "2. All ranks compute with the decoded values. Vectors, such as biases, are not "
-            "quantized. Master parameters and shards keep their precision. No effect if all ranks "
-            "are on one host.",
-     .binding = bind_zero<&ZeroConfig::quantized_weights>()},
-    {.pointer = "/zero_optimization/zero_quantized_nontrainable_weights",
-     .type = KeyType::boolean,
-     .fallback = "false",
-     .doc = "Same as zero_quantized_weights, for frozen parameters only (stage 3). They are stored "
-            "in their own dtype (DeepSpeed stores 8 bits).",
-     .binding = bind_zero<&ZeroConfig::quantized_nontrainable_weights>()},
-    {.pointer = "/zero_optimization/zero_quantized_gradients",
-     .type = KeyType::boolean,
-     .fallback = "false",
-     .doc = "ZeRO++ (qgZ): gradients are added within each host and then between hosts, which send "
-            "each other 8 bits per element and a scale per 256 elements (stages 1 to 3), or 4 bits "
-            "(/zerorun/quantized_gradient_bits). Sums are computed in fp32. Vectors, such as "
-            "biases, are not quantized. No effect if all ranks are on one host.",
-     .binding = bind_zero<&ZeroConfig::quantized_gradients>()},
+    key("/zero_optimization/zero_hpz_partition_size", KeyType::integer, "1",
+        "ZeRO++ (hpZ): number of neighbouring ranks, usually those of a host, over which the "
+        "parameters are partitioned a second time (stage 3). The first gather after a step writes "
+        "this secondary partition; later gathers read it, so they communicate only among these "
+        "ranks. The value must divide the number of ranks of the first partition. 1: no hpZ. "
+        "\"auto\": the ranks of a host. No effect if all ranks are on one host.",
+        bind_unless_zero<&Config::zero, &ZeroConfig::hpz_partition_size>(), kNonNegative),
+    key("/zero_optimization/zero_quantized_weights", KeyType::boolean, "false",
+        "ZeRO++ (qwZ): gathers of parameters send 8 bits per element and a scale per 256 elements: "
+        "before their use at stage 3, of a step's updated parameters at stages 1 and 2. All ranks "
+        "compute with the decoded values. Vectors, such as biases, are not quantized. Master "
+        "parameters and shards keep their precision. No effect if all ranks are on one host.",
+        bind_zero<&ZeroConfig::quantized_weights>()),
+    key("/zero_optimization/zero_quantized_nontrainable_weights", KeyType::boolean, "false",
+        "Same as zero_quantized_weights, for frozen parameters only (stage 3). They are stored in "
+        "their own dtype (DeepSpeed stores 8 bits).",
+        bind_zero<&ZeroConfig::quantized_nontrainable_weights>()),
+    key("/zero_optimization/zero_quantized_gradients", KeyType::boolean, "false",
+        "ZeRO++ (qgZ): gradients are added within each host and then between hosts, which send "
+        "each other 8 bits per element and a scale per 256 elements (stages 1 to 3), or 4 bits "
+        "(/zerorun/quantized_gradient_bits). Sums are computed in fp32. Vectors, such as biases, "
+        "are not quantized. No effect if all ranks are on one host.",
+        bind_zero<&ZeroConfig::quantized_gradients>()),
     block("/zero_optimization/zeropp_loco_param",
           "LoCo: adds the quantization error of gradients to the next gradients (with "
           "zero_quantized_gradients)."),
-    {.pointer = "/zero_optimization/zeropp_loco_param/err_beta",
-     .type = KeyType::number,
-     .fallback = "null",
-     .range = {.low = 0, .high = 1},
-     .doc = "Weight of earlier errors in the moving average of the error. Not given: 0.8.",
-     .binding = bind_loco<&LocoConfig::err_beta>()},
-    {.pointer = "/zero_optimization/zeropp_loco_param/reset_T",
-     .type = KeyType::integer,
-     .fallback = "null",
-     .range = kPositive,
-     .doc = "Number of steps after which the error is reset to zero. Not given: 1024.",
-     .binding = bind_loco<&LocoConfig::reset_T>()},
-    {.pointer = "/zero_optimization/mics_shard_size",
-     .type = KeyType::integer,
-     .fallback = "-1",
-     .range = {.low = -1},
-     .doc = "MiCS: same as /zerorun/shard_group_size; -1: all ranks.",
-     .binding = kMicsShardSize},
+    key("/zero_optimization/zeropp_loco_param/err_beta", KeyType::number, "null",
+        "Weight of earlier errors in the moving average of the error. Not given: 0.8.",
+        bind_loco<&LocoConfig::err_beta>(), {.low = 0, .high = 1}),
+    key("/zero_optimization/zeropp_loco_param/reset_T", KeyType::integer, "null",
+        "Number of steps after which the error is reset to zero. Not given: 1024.",
+        bind_loco<&LocoConfig::reset_T>(), kPositive),
+    key("/zero_optimization/mics_shard_size", KeyType::integer, "-1",
+        "MiCS: same as /zerorun/shard_group_size; -1: all ranks.", kMicsShardSize, {.low = -1}),
     no_effect(
         "/zero_optimization/mics_hierarchical_params_gather", KeyType::boolean, "false",
         "MiCS: gathers within each host first.",
@@ -255,16 +226,13 @@ constexpr auto kZeroKeys = std::to_array<KeySpec>({
               "Aligns each parameter in its buffer to 16 bytes.",
               "kernels here do not need aligned parameters"),
     block("/zero_optimization/leaf_module", "Modules that are gathered as a whole (stage 3)."),
-    {.pointer = "/zero_optimization/leaf_module/classes",
-     .type = KeyType::string | KeyType::strings,
-     .doc = "Class names of these modules, with or without the Python module that defines them. "
-            "Not given: the mixture-of-experts blocks of Mixtral, Qwen2-MoE and Qwen3-MoE."},
-    {.pointer = "/zero_optimization/leaf_module/names",
-     .type = KeyType::string | KeyType::strings,
-     .doc = "Names of these modules, as in named_modules()."},
-    {.pointer = "/zero_optimization/leaf_module/name_suffixes",
-     .type = KeyType::string | KeyType::strings,
-     .doc = "Suffixes of the names of these modules."},
+    key("/zero_optimization/leaf_module/classes", KeyType::string | KeyType::strings, "null",
+        "Class names of these modules, with or without the Python module that defines them. Not "
+        "given: the mixture-of-experts blocks of Mixtral, Qwen2-MoE and Qwen3-MoE."),
+    key("/zero_optimization/leaf_module/names", KeyType::string | KeyType::strings, "null",
+        "Names of these modules, as in named_modules()."),
+    key("/zero_optimization/leaf_module/name_suffixes", KeyType::string | KeyType::strings, "null",
+        "Suffixes of the names of these modules."),
 });
 
 }  // namespace

@@ -8,10 +8,6 @@ namespace zerorun {
 
 namespace {
 
-constexpr KeySpec option(std::string_view pointer, unsigned type, std::string_view doc) {
-  return {.pointer = pointer, .type = type, .doc = doc};
-}
-
 constexpr KeyBinding kTrain{
     .set =
         [](Config& config, const JsonNode& value) {
@@ -32,37 +28,27 @@ constexpr auto kZerorunKeys = std::to_array<KeySpec>({
             "If a rank died or left, the error comes at once.",
      .nickname = "timeout",
      .binding = bind_member<&Config::comm_timeout_s>()},
-    {.pointer = "/zerorun/share_parameters",
-     .type = KeyType::boolean,
-     .fallback = "true",
-     .doc = "Stage 3 with several CPU ranks on a host: keeps gathered parameters once per host, in "
-            "shared memory.",
-     .binding = bind_member<&Config::share_parameters>()},
-    {.pointer = "/zerorun/shard_group_size",
-     .type = KeyType::integer,
-     .fallback = "0",
-     .range = kNonNegative,
-     .doc = "Number of neighbouring ranks that share one copy of what the stage shards (stages 1 "
-            "to 3). Gathers stay within such a group; gradients are also summed over the groups. "
-            "The value must divide the number of ranks. 0: all ranks are one group. \"auto\": the "
-            "ranks of a host.",
-     .binding = bind_member<&Config::zero, &ZeroConfig::shard_group_size>()},
-    {.pointer = "/zerorun/overlap_param_gather",
-     .type = KeyType::boolean,
-     .fallback = "false",
-     .doc = "PyTorch programs at stages 1 and 2 with overlap_comm: gathers of updated parameters "
-            "continue during the next forward, which waits for a bucket when it first uses one of "
-            "its parameters. docs/pytorch.md says which programs this is for. `train` always does "
-            "so; other stages have no such gathers.",
-     .binding = bind_member<&Config::zero, &ZeroConfig::overlap_param_gather>()},
-    {.pointer = "/zerorun/quantized_gradient_bits",
-     .type = KeyType::integer,
-     .fallback = "8",
-     .range = {.low = 4, .high = 8},
-     .doc = "Bits per element, 4 or 8, in which hosts send each other gradients with "
-            "/zero_optimization/zero_quantized_gradients. DeepSpeed's ZeRO++ sends 4: 1.8 times "
-            "fewer bytes than 8, for the slowest links, at some cost in the loss (docs/groups.md).",
-     .binding = bind_member<&Config::zero, &ZeroConfig::quantized_gradient_bits>()},
+    key("/zerorun/share_parameters", KeyType::boolean, "true",
+        "Stage 3 with several CPU ranks on a host: keeps gathered parameters once per host, in "
+        "shared memory.",
+        bind_member<&Config::share_parameters>()),
+    key("/zerorun/shard_group_size", KeyType::integer, "0",
+        "Number of neighbouring ranks that share one copy of what the stage shards (stages 1 to "
+        "3). Gathers stay within such a group; gradients are also summed over the groups. The "
+        "value must divide the number of ranks. 0: all ranks are one group. \"auto\": the ranks of "
+        "a host.",
+        bind_member<&Config::zero, &ZeroConfig::shard_group_size>(), kNonNegative),
+    key("/zerorun/overlap_param_gather", KeyType::boolean, "false",
+        "PyTorch programs at stages 1 and 2 with overlap_comm: gathers of updated parameters "
+        "continue during the next forward, which waits for a bucket when it first uses one of its "
+        "parameters. docs/pytorch.md says which programs this is for. `train` always does so; "
+        "other stages have no such gathers.",
+        bind_member<&Config::zero, &ZeroConfig::overlap_param_gather>()),
+    key("/zerorun/quantized_gradient_bits", KeyType::integer, "8",
+        "Bits per element, 4 or 8, in which hosts send each other gradients with "
+        "/zero_optimization/zero_quantized_gradients. DeepSpeed's ZeRO++ sends 4: 1.8 times fewer "
+        "bytes than 8, for the slowest links, at some cost in the loss (docs/groups.md).",
+        bind_member<&Config::zero, &ZeroConfig::quantized_gradient_bits>(), {.low = 4, .high = 8}),
 
     {.pointer = "/zerorun/metrics",
      .type = KeyType::string,
@@ -71,29 +57,24 @@ constexpr auto kZerorunKeys = std::to_array<KeySpec>({
             "(docs/metrics.md). Other ranks write theirs beside it, `m.rank1.jsonl` for `m.jsonl`.",
      .nickname = "metrics_file"},
     block("/zerorun/trace", "Recording of a timeline of some steps."),
-    {.pointer = "/zerorun/trace/file",
-     .type = KeyType::string,
-     .fallback = "null",
-     .doc = "File for Perfetto or chrome://tracing, written by rank 0, that shows what each rank "
-            "computed and communicated when. Not given: no timeline."},
-    {.pointer = "/zerorun/trace/steps",
-     .type = KeyType::integers,
-     .fallback = "[2,4]",
-     .range = kPositive,
-     .doc = "The first and the last step of the timeline, counted from 1.",
-     .gate = "/zerorun/trace/file"},
+    key("/zerorun/trace/file", KeyType::string, "null",
+        "File for Perfetto or chrome://tracing, written by rank 0, that shows what each rank "
+        "computed and communicated when. Not given: no timeline."),
+    with_gate("/zerorun/trace/file",
+              key("/zerorun/trace/steps", KeyType::integers, "[2,4]",
+                  "The first and the last step of the timeline, counted from 1.", {}, kPositive)),
 
     {.pointer = "/zerorun/train",
      .doc = "Options of the bundled program `train`. Options on its command line take precedence.",
      .binding = kTrain},
-    option("/zerorun/train/data", KeyType::string | KeyType::strings,
-           "Text files, folders, or .bin files of tokens. Not given: text that is found on the "
-           "machine."),
-    option("/zerorun/train/model", KeyType::string,
-           "Size of the model: nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a JSON file "
-           "that describes it."),
-    option("/zerorun/train/init", KeyType::string,
-           "Folder of a Hugging Face GPT-2 model to start from."),
+    key("/zerorun/train/data", KeyType::string | KeyType::strings, "null",
+        "Text files, folders, or .bin files of tokens. Not given: text that is found on the "
+        "machine."),
+    key("/zerorun/train/model", KeyType::string, "null",
+        "Size of the model: nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a JSON file "
+        "that describes it."),
+    key("/zerorun/train/init", KeyType::string, "null",
+        "Folder of a Hugging Face GPT-2 model to start from."),
     {.pointer = "/zerorun/train/seq_len",
      .type = KeyType::integer,
      .range = kPositive,
@@ -109,38 +90,35 @@ constexpr auto kZerorunKeys = std::to_array<KeySpec>({
      .range = kPositive,
      .doc = "Number of optimizer steps.",
      .nickname = "max_steps"},
-    with_range(option("/zerorun/train/seed", KeyType::integer,
-                      "Seed of the initial parameters and of the data order."),
-               kNonNegative),
-    with_choices(option("/zerorun/train/dtype", KeyType::string,
-                        "dtype of the parameters; must agree with /bf16/enabled and /fp16/enabled "
-                        "if these are given."),
+    key("/zerorun/train/seed", KeyType::integer, "null",
+        "Seed of the initial parameters and of the data order.", {}, kNonNegative),
+    with_choices(key("/zerorun/train/dtype", KeyType::string, "null",
+                     "dtype of the parameters; must agree with /bf16/enabled and /fp16/enabled "
+                     "if these are given."),
                  "fp32|bf16|fp16"),
-    option("/zerorun/train/save", KeyType::string, "Folder for checkpoints and the final model."),
-    with_range(option("/zerorun/train/save_every", KeyType::integer,
-                      "Optimizer steps between two checkpoints; 0: saves only at the end."),
-               kNonNegative),
-    option("/zerorun/train/save_async", KeyType::boolean,
-           "Continues training while a checkpoint is written; same as /checkpoint/async_save."),
-    with_range(option("/zerorun/train/keep_last", KeyType::integer,
-                      "Number of checkpoints to keep; same as /checkpoint/keep_last."),
-               kNonNegative),
-    with_range(
-        option("/zerorun/train/keep_every", KeyType::integer,
-               "Also keeps the checkpoints of every N-th step; same as /checkpoint/keep_every."),
+    key("/zerorun/train/save", KeyType::string, "null",
+        "Folder for checkpoints and the final model."),
+    key("/zerorun/train/save_every", KeyType::integer, "null",
+        "Optimizer steps between two checkpoints; 0: saves only at the end.", {}, kNonNegative),
+    key("/zerorun/train/save_async", KeyType::boolean, "null",
+        "Continues training while a checkpoint is written; same as /checkpoint/async_save."),
+    key("/zerorun/train/keep_last", KeyType::integer, "null",
+        "Number of checkpoints to keep; same as /checkpoint/keep_last.", {}, kNonNegative),
+    key("/zerorun/train/keep_every", KeyType::integer, "null",
+        "Also keeps the checkpoints of every N-th step; same as /checkpoint/keep_every.", {},
         kNonNegative),
-    option("/zerorun/train/resume", KeyType::string, "Folder of a checkpoint to continue from."),
-    with_range(option("/zerorun/train/eval_every", KeyType::integer,
-                      "Optimizer steps between two evaluations; 0: no evaluation."),
-               kNonNegative),
-    option("/zerorun/train/sample", KeyType::string,
-           "Prompt for the text that is generated at the end."),
-    option("/zerorun/train/recompute", KeyType::boolean,
-           "Recomputes the activations of a block in the backward pass instead of keeping them."),
-    option("/zerorun/train/fast_attention", KeyType::boolean,
-           "Lets cuDNN's attention add gradients in any order, with less memory."),
-    option("/zerorun/train/metrics", KeyType::string,
-           "File to which one JSON object per step is written."),
+    key("/zerorun/train/resume", KeyType::string, "null",
+        "Folder of a checkpoint to continue from."),
+    key("/zerorun/train/eval_every", KeyType::integer, "null",
+        "Optimizer steps between two evaluations; 0: no evaluation.", {}, kNonNegative),
+    key("/zerorun/train/sample", KeyType::string, "null",
+        "Prompt for the text that is generated at the end."),
+    key("/zerorun/train/recompute", KeyType::boolean, "null",
+        "Recomputes the activations of a block in the backward pass instead of keeping them."),
+    key("/zerorun/train/fast_attention", KeyType::boolean, "null",
+        "Lets cuDNN's attention add gradients in any order, with less memory."),
+    key("/zerorun/train/metrics", KeyType::string, "null",
+        "File to which one JSON object per step is written."),
 });
 
 }  // namespace

@@ -39,6 +39,7 @@ struct ParameterSpec {
   bool use_muon = false;
   // with optimizer Muon: blocks of rows that it updates as matrices of their own
   int64_t heads = 1;
+  bool outputs_are_columns = false;  // such heads would be blocks of columns, and are refused
   // ranks that hold it: 0: all ranks of the engine, else those of EngineGroups::parts[ranks - 1]
   int ranks = 0;
   bool counted = true;  // false: a replica, which another part of the model already counts in norms

@@ -30,6 +30,8 @@ void register_specs(py::module_& m) {
       .def_readonly("trainable", &ParameterSpec::trainable)
       .def_readonly("alias_of", &ParameterSpec::alias_of)
       .def_readwrite("use_muon", &ParameterSpec::use_muon)
+      .def_readwrite("outputs_are_columns", &ParameterSpec::outputs_are_columns,
+                     "A Conv1D's weight, which `muon_heads` cannot divide.")
       .def_property(
           "dtype",
           [](const ParameterSpec& self) -> std::optional<std::string> {

@@ -501,6 +501,13 @@ class ParameterSpec:
     @property
     def name(self) -> str: ...
     @property
+    def outputs_are_columns(self) -> bool:
+        """
+        A Conv1D's weight, which `muon_heads` cannot divide.
+        """
+    @outputs_are_columns.setter
+    def outputs_are_columns(self, arg0: bool) -> None: ...
+    @property
     def ranks(self) -> int:
         """
         Who has it: 0 all of the engine's ranks, else a group of Engine's `parts`, counted from 1; -1 others than this rank.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -198,7 +197,6 @@ def _prepare(
     groups = basic.param_groups if basic is not None else []
     dtype = parsed.config.precision.param_dtype
     layout = ModelLayout.of(model, groups, dtype, units, ranks.mesh)
-    _check_heads(model, layout, parsed)
     cast_buffers(model, parsed, layout.dtype)
     serve_mixed_norms(model, layout.dtype)
     place_experts(layout, ranks)
@@ -207,25 +205,6 @@ def _prepare(
 
         warn_of_different_replicas(layout, ranks)
     return layout
-
-
-def _check_heads(model: nn.Module, layout: ModelLayout, parsed: configuration.ParsedConfig) -> None:
-    """Raises ConfigError for heads of a matrix whose outputs are columns: rows would be cut."""
-    patterns = parsed.config.optimizer.muon_heads
-    for module in model.modules() if patterns else ():
-        if type(module).__name__ != "Conv1D" or not hasattr(module, "nf"):  # transformers'
-            continue
-        weight = cast(nn.Parameter, module.weight)
-        if not weight.requires_grad:
-            continue
-        name = layout.names.get(weight, "")
-        heads = next((count for pattern, count in patterns if fnmatchcase(name, pattern)), 1)
-        if heads > 1:
-            raise _C.ConfigError(
-                f"optimizer.params.muon_heads: got {heads} heads of {name}, which is the weight of "
-                "a Conv1D, whose columns are the outputs, expected matrices whose rows are "
-                "(nn.Linear): leave it out, and Muon updates it as one matrix"
-            )
 
 
 def _check_parts(model: nn.Module, parsed: configuration.ParsedConfig, ranks: EngineRanks) -> None:

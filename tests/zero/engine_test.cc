@@ -61,6 +61,16 @@ TEST(EngineSpecs, ContradictionsNameTheParameter) {
   EXPECT_THAT(create_with(packed), HasSubstr("dtype must agree"));
 }
 
+TEST(EngineSpecs, HeadsOfMuonAreRowsOfOutputs) {
+  testing::ToyJob job{.ranks = 1, .specs = {{"a", {4, 6}, "m"}}, .groups = {ParameterGroup{}}};
+  job.config.optimizer.type = "Muon";
+  job.config.optimizer.muon_heads = {{"*", 2}};
+  job.specs[0].use_muon = true;
+  EXPECT_EQ(testing::refusal(job), "");
+  job.specs[0].outputs_are_columns = true;
+  EXPECT_THAT(testing::refusal(job), HasSubstr("got 2 heads of a, whose columns are the outputs"));
+}
+
 // Parameters are full only between gather and release.
 Config gathering_config(int stage) {
   Config config;

@@ -286,13 +286,13 @@ TEST(QuantizedTrafficTest, WhatCannotWorkIsAnError) {
   Config config = config_of(0);
   config.zero.quantized_weights = true;
   EXPECT_THAT(refusal({config, 4, hosts_of(2)}),
-              HasSubstr("zero_quantized_weights needs stage 1, 2 or 3, got stage 0"));
+              HasSubstr("zero_quantized_weights needs /zero_optimization/stage 1, 2 or 3, got 0"));
   config = config_of(2);
   config.zero.quantized_nontrainable_weights = true;
-  EXPECT_THAT(refusal({config, 4, hosts_of(2)}), HasSubstr("needs stage 3, got stage 2"));
+  EXPECT_THAT(refusal({config, 4, hosts_of(2)}), HasSubstr("stage 3, got 2"));
   config = config_of(0);
   config.zero.quantized_gradients = true;
-  EXPECT_THAT(refusal({config, 4, hosts_of(2)}), HasSubstr("needs stage 1, 2 or 3, got stage 0"));
+  EXPECT_THAT(refusal({config, 4, hosts_of(2)}), HasSubstr("stage 1, 2 or 3, got 0"));
   config.zero.stage = 2;
   EXPECT_THAT(refusal({config, 3, hosts_of(2)}), HasSubstr("hosts have from 1 to 2"));
   EXPECT_THAT(refusal({config, 4, [](int rank) { return std::to_string(rank % 2); }}),

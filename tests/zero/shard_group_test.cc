@@ -121,7 +121,7 @@ TEST(ShardGroupTest, SizesThatCannotWorkAreErrors) {
   EXPECT_THAT(refusal({config_of(2, 3), 4}),
               AllOf(HasSubstr("/zerorun/shard_group_size"), HasSubstr("got 3 for 4 ranks")));
   EXPECT_THAT(refusal({config_of(2, 4)}), HasSubstr("got 4 for 2 ranks"));
-  EXPECT_THAT(refusal({config_of(0, 2), 4}), HasSubstr("at stage 0 nothing is sharded"));
+  EXPECT_THAT(refusal({config_of(0, 2), 4}), HasSubstr("got 0, which shards nothing"));
   EXPECT_THAT(
       refusal({config_of(1, kRanksOfHost), 3, [](int rank) { return rank < 2 ? "a" : "b"; }}),
       HasSubstr("from 1 to 2 ranks"));

@@ -39,7 +39,7 @@ AppOptions add_command(CLI::App& ckpt, CkptArguments& arguments, const char* nam
     check_folder(arguments.path, name);
     run();
   });
-  return {*tool};
+  return AppOptions(*tool);
 }
 
 void add_json(AppOptions tool, CkptArguments& arguments) {

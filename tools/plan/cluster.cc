@@ -171,7 +171,11 @@ CallCost cost_of_exchanges(std::span<const StepCall> calls, const SimulatedClust
     int64_t messages = 0;
   };
   const auto host_of = [&](int64_t rank) { return static_cast<size_t>(rank / cluster.gpus); };
-  const int64_t world_size = cluster.ranks();
+  // What all groups send is the same. The pattern repeats where a host and a group begin at the
+  // same rank.
+  int64_t period = cluster.gpus;
+  for (const StepCall& call : calls) period = std::lcm(period, call.ranks.count);
+  const int64_t world_size = std::min<int64_t>(cluster.ranks(), period);
   std::vector<Traffic> hosts(host_of(world_size - 1) + 1);
   std::vector<Traffic> ranks(static_cast<size_t>(world_size));
   std::vector<int64_t> messages(ranks.size());  // of a rank, also to other hosts

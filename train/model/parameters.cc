@@ -28,7 +28,7 @@ std::vector<ParameterSpec> parameter_specs(const GptConfig& config) {
     spec.group = shape.size() > 1 ? kDecayed : kNotDecayed;
     spec.shape = std::move(shape);
     spec.module = module;
-    spec.use_muon = use_muon;
+    spec.use_muon = spec.outputs_are_columns = use_muon;
   };
   // Muon is for hidden matrices only, not for the embeddings.
   const auto add_linear = [&](std::string_view name, int64_t in, int64_t out) {

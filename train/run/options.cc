@@ -34,9 +34,7 @@ constexpr const char* kFooter =
 
 // The options of a group of the help.
 struct Group : AppOptions {
-  Group(CLI::App& all, const std::string& name) : AppOptions{all} {
-    app.option_defaults()->group(name);
-  }
+  using AppOptions::AppOptions;
   template <typename T>  // that may be empty
   CLI::Option* any_text(const char* name, T& value, const char* word, const std::string& help) {
     return app.add_option(name, value, help)->type_name(word);

@@ -59,6 +59,13 @@ std::vector<ParameterSpec> with_rules(std::vector<ParameterSpec> specs,
           "number of heads that divides them",
           spec.name, spec.shape[0], spec.heads);
     }
+    if (spec.heads > 1 && spec.outputs_are_columns) {
+      fail<ConfigError>(
+          "optimizer.params.muon_heads: got {} heads of {}, whose columns are the outputs "
+          "(transformers' Conv1D), expected matrices whose rows are (nn.Linear): leave it out, and "
+          "Muon updates it as one matrix",
+          spec.heads, spec.name);
+    }
   }
   return specs;
 }

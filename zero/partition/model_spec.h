@@ -13,7 +13,7 @@ namespace zerorun {
 
 // Sets ParameterSpec::heads as the optimizer's patterns say; clears it and use_muon of all
 // parameters unless the optimizer is Muon. Throws ConfigError that names the parameter if heads do
-// not divide its rows.
+// not divide its rows, or if these are not its outputs.
 std::vector<ParameterSpec> with_rules(std::vector<ParameterSpec> specs,
                                       const OptimizerConfig& optimizer, bool has_muon);
 // The index of the first pattern of muon_heads that matches a matrix which Muon updates; the number

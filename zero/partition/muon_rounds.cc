@@ -37,6 +37,7 @@ double least_load(const std::vector<double>& costs, const std::vector<double>& l
   const auto suffices = [&](double limit) {
     size_t next = 0;
     for (double load : loads) {
+      if (next == costs.size()) break;
       while (next < costs.size() && load + costs[next] <= limit) load += costs[next++];
     }
     return next == costs.size();
@@ -64,11 +65,12 @@ std::vector<size_t> choose_owners(const Matrices& matrices, int64_t shard_numel,
   constexpr int64_t kImpossible = std::numeric_limits<int64_t>::min() / 2;
   std::vector<int64_t> most(count + 1, kImpossible);
   most[0] = 0;
-  std::vector<std::vector<size_t>> first(loads.size(), std::vector<size_t>(count + 1));
+  std::vector<size_t> firsts(loads.size() * (count + 1));  // by rank, then by end
   for (size_t rank = 0; rank < loads.size(); ++rank) {
     const int64_t shard = static_cast<int64_t>(rank) * shard_numel;
+    size_t* const first = firsts.data() + rank * (count + 1);
     for (size_t end = count + 1; end-- > 0;) {  // each from smaller ones of the last rank
-      first[rank][end] = end;
+      first[end] = end;
       double load = loads[rank];
       for (size_t begin = end; begin-- > 0;) {
         load += costs[begin];
@@ -77,13 +79,13 @@ std::vector<size_t> choose_owners(const Matrices& matrices, int64_t shard_numel,
             0, std::min(begins[end], shard + shard_numel) - std::max(begins[begin], shard));
         if (most[begin] + stays <= most[end]) continue;
         most[end] = most[begin] + stays;
-        first[rank][end] = begin;
+        first[end] = begin;
       }
     }
   }
   std::vector<size_t> owners(loads.size() + 1, count);
   for (size_t rank = loads.size(); rank-- > 0;) {
-    owners[rank] = first[rank][owners[rank + 1]];
+    owners[rank] = firsts[rank * (count + 1) + owners[rank + 1]];
     for (size_t i = owners[rank]; i < owners[rank + 1]; ++i) loads[rank] += costs[i];
   }
   return owners;

@@ -17,10 +17,6 @@ constexpr int64_t kGpuBucketBytes = 100'000'000;
 int secondary_ranks_of(const ZeroConfig& zero, int shard_ranks) {
   const int64_t size = zero.hpz_partition_size;
   if (size <= 1) return 0;
-  if (zero.stage != 3) {
-    fail<ConfigError>("{} is {}, but at stage {} parameters are not sharded: use stage 3",
-                      kSecondaryKey, size, zero.stage);
-  }
   if (size > shard_ranks || shard_ranks % size != 0) {
     fail<ConfigError>(
         "{}: got {} where {} ranks share a copy of the parameters, expected a number that divides "
@@ -49,21 +45,11 @@ double pre_scale(const PrecisionConfig& precision, int world_size) {
   return 1.0 / (precision.prescale_gradients ? world_size : precision.gradient_predivide_factor);
 }
 
-void check_offload(const Config& config) {
-  const OffloadConfig& offload = config.offload;
-  const bool states = offload.optimizer.device != OffloadDevice::none;
-  if (states && config.zero.stage < 1) {
-    fail<ConfigError>(
-        "/zero_optimization/offload_optimizer/device needs /zero_optimization/stage 1, 2 or 3, got "
-        "{}",
-        config.zero.stage);
+void check_stage(const Config& config) {
+  for (const KeyProblem& problem : stage_problems(config)) {
+    fail<ConfigError>("{} {}", problem.pointer, problem.text);
   }
-  if (offload.param.device != OffloadDevice::none && config.zero.stage < 3) {
-    fail<ConfigError>(
-        "/zero_optimization/offload_param/device needs /zero_optimization/stage 3, got {}",
-        config.zero.stage);
-  }
-  if (offload.optimizer.device == OffloadDevice::nvme &&
+  if (config.offload.optimizer.device == OffloadDevice::nvme &&
       config.optimizer.type == kExternalOptimizer) {
     fail<ConfigError>(
         "/zero_optimization/offload_optimizer/device is \"nvme\", but the optimizer is the "
@@ -72,27 +58,11 @@ void check_offload(const Config& config) {
   }
 }
 
-void check_fewer_bits(const ZeroConfig& zero) {
-  const auto check = [&](bool met, std::string_view key, std::string_view needed) {
-    if (!met)
-      fail<ConfigError>("/zero_optimization/{} needs {}, got stage {}", key, needed, zero.stage);
-  };
-  check(!zero.quantized_weights || zero.stage > 0, "zero_quantized_weights", "stage 1, 2 or 3");
-  check(!zero.quantized_nontrainable_weights || zero.stage == 3,
-        "zero_quantized_nontrainable_weights", "stage 3");
-  check(!zero.quantized_gradients || zero.stage > 0, "zero_quantized_gradients", "stage 1, 2 or 3");
-  check(!zero.loco || zero.quantized_gradients, "zeropp_loco_param", "zero_quantized_gradients");
-}
-
 }  // namespace
 
 int shard_ranks_of(const ZeroConfig& zero, int world_size) {
   const int64_t size = zero.shard_group_size;
-  if (size == 0) return world_size;
-  if (zero.stage == 0) {
-    fail<ConfigError>("{} is {}, but at stage 0 nothing is sharded: use stage 1, 2 or 3",
-                      kShardGroupKey, size);
-  }
+  if (size == 0 || zero.stage == 0) return world_size;
   if (size < 0 || size > world_size || world_size % size != 0) {
     fail<ConfigError>(
         "{}: got {} for {} ranks, expected a number that divides them, so that all groups are of "
@@ -124,8 +94,7 @@ ZeroConfig at_stage(ZeroConfig zero, int stage) {
 
 Sharding make_sharding(const Config& config, std::span<const ParameterSpec> specs,
                        const Optimizer& rule, int world_size, int rank, bool computes_on_host) {
-  check_offload(config);
-  check_fewer_bits(config.zero);
+  check_stage(config);
   Sharding sharding{.specs = specs,
                     .policy = stage_policy(config.zero.stage),
                     .zero = config.zero,

@@ -203,15 +203,11 @@ std::unique_ptr<Offload> make_offload(const EngineContext& context, std::span<Bu
   const std::vector<StateLayout> chunks = state_layouts(context.sharding, rules, buckets, true);
   const OffloadSizes sizes = offload_sizes(context.sharding, rules, buckets, chunks);
   const std::array<FileRequest, 2> files = files_of(context, sizes);
-  const HostLimits limits = host_limits();
   const int local_ranks = context.groups.comm.local_world_size();
   Agreement agreement(context.groups.comm, context.device.inline_stream());
-  // A rank that looked later would miss the memory that another one has taken: all look first.
-  agreement.run("room for what is offloaded", [&] {
-    check_host_memory(limits, sizes.pinned(), local_ranks, "offloading");
-    check_room(files, local_ranks);
-  });
-  warn(context, locking_advice(limits, sizes.registered(), local_ranks));
+  // A rank that looked later would miss the space that another one has taken: all look first.
+  agreement.run("room for what is offloaded", [&] { check_room(files, local_ranks); });
+  warn(context, locking_advice(host_limits(), sizes.registered(), local_ranks));
   warn(context, unused_file_advice(context.sharding, sizes.parameters));
   try {
     return std::make_unique<Offload>(context, buckets, sizes, chunks);

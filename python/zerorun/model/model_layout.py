@@ -58,6 +58,7 @@ class ModelLayout:  # size: a table, each column of which somebody reads
     # bit; and those that it cannot keep, with their names: they stay in full on every rank.
     own_dtype: set[nn.Parameter] = field(default_factory=set)
     outside: dict[nn.Parameter, str] = field(default_factory=dict)
+    columns: set[nn.Parameter] = field(default_factory=set)  # matrices whose outputs are columns
     group_count: int = 0
     dtype: str = "fp32"  # of the parameters: fp32, bf16 or fp16
     # Of experts, which other ranks have others of: who has them (ParameterSpec.ranks), and a name
@@ -82,6 +83,8 @@ class ModelLayout:  # size: a table, each column of which somebody reads
         parameters = model.named_parameters(remove_duplicate=False)
         named = ((plain_name(name), parameter) for name, parameter in parameters)
         layout = cls.of_parameters(named, groups, dtype, mesh)
+        convolutions = (m for m in model.modules() if type(m).__name__ == "Conv1D")
+        layout.columns = {m.weight for m in convolutions if hasattr(m, "nf")}  # transformers'
         for unit in find_units(model, units):
             unit.parameters = [p for p in unit.parameters if p not in layout.outside]
             if unit.parameters:
@@ -172,6 +175,7 @@ class ModelLayout:  # size: a table, each column of which somebody reads
             others = self.elsewhere.get(parameter, [])
             for other in others:  # an index means the same parameter and module on every rank
                 other.module, other.use_muon = spec.module, spec.use_muon
+                other.outputs_are_columns = spec.outputs_are_columns
             variants = sorted([spec, *others], key=lambda each: each.name)
             self.ids[parameter] = len(specs) + variants.index(spec)
             specs += variants
@@ -196,6 +200,7 @@ class ModelLayout:  # size: a table, each column of which somebody reads
             self.is_trainable(parameter),
         )
         spec.use_muon = self._takes_muon(parameter)
+        spec.outputs_are_columns = parameter in self.columns
         spec.dtype = self.core_dtype(parameter)
         spec.ranks = self.ranks_of.get(parameter, 0)
         if self.mesh is not None:

@@ -224,6 +224,14 @@ TEST(SharedMemoryTest, MoreThanTheHostHasIsAnErrorOnEveryRank) {
   }
 }
 
+// What will be written there is in memory until then.
+TEST(SharedMemoryTest, WhatIsWrittenLaterNeedNotBeAvailableYet) {
+  const size_t nbytes = host_limits().available_bytes() / 2 + (size_t{64} << 20);
+  run_ranks(2, [&](Communicator& communicator) {
+    EXPECT_TRUE(communicator.allocate(nbytes, Sharing::per_rank_on_write));
+  });
+}
+
 TEST(SharedMemoryTest, MemoryThatAPeerHasFreedIsAnError) {
   run_ranks(2, [](Communicator& communicator) {
     const auto stream = make_inline_stream();

@@ -130,7 +130,7 @@ def case_heads_that_fit_no_matrix_are_errors(_folder: Path) -> None:
         refuses(text, lambda: zerorun.initialize(model=make(), config=settings))
     columns = nn.Sequential(nn.Identity(), nn.Sequential(Conv1D(8, 4)))
     refuses(
-        "muon_heads: got 2 heads of 1.0.weight, which is the weight of a Conv1D",
+        "muon_heads: got 2 heads of 1.0.weight, whose columns are the outputs",
         lambda: zerorun.initialize(
             model=columns, config=config(2, optimizer=block("gram", {"*.weight": 2}))
         ),

@@ -4,6 +4,7 @@
 #include "tests/train/model/model_conformance.h"
 #include "train/model/kernels.h"
 #include "train/model/parameters.h"
+#include "zero/partition/model_spec.h"
 
 namespace zerorun::train::testing {
 namespace {
@@ -136,6 +137,13 @@ TEST(ModelTest, LargeLogitsAreCutByThemselves) {
   EXPECT_LE(logits_nbytes(config, DType::fp32, 1 << 20), kLogitsNbytes);
   EXPECT_GT(logits_nbytes(config, DType::bf16, 1 << 20), 0.99 * kLogitsNbytes);
   EXPECT_EQ(logits_rows(10, 1e12), 1) << "a row is not cut";
+}
+
+TEST(ModelSpecTest, HeadsOfMuonWouldBeColumns) {
+  OptimizerConfig optimizer;
+  optimizer.muon_heads = {{"*.c_attn.weight", 2}};
+  EXPECT_THAT([&] { with_rules(parameter_specs(*gpt_preset("nano")), optimizer, true); },
+              ThrowsMessage<ConfigError>(HasSubstr("c_attn.weight, whose columns are")));
 }
 
 TEST(ModelFlopsTest, EveryWeightOfAProductIsSixOfATokens) {
