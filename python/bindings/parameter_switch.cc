@@ -1,6 +1,7 @@
 #include "python/bindings/parameter_switch.h"
 
 #include <string>
+#include <utility>
 
 #include "core/check.h"
 #include "python/bindings/register.h"
@@ -10,6 +11,13 @@ using namespace py::literals;
 
 namespace zerorun {
 
+namespace {
+
+// A string object that Python has once, so that look-ups by it neither hash nor compare it.
+py::handle interned(const char* name) { return PyUnicode_InternFromString(name); }
+
+}  // namespace
+
 void ParameterSwitch::acquire() {
   if (holders_ == 0) {
     {
@@ -17,7 +25,7 @@ void ParameterSwitch::acquire() {
       const py::gil_scoped_release release;
       engine.gather(module_);
     }
-    for (const Entry& entry : entries_) entry.parameter.attr("data") = entry.full;
+    set_data(&Entry::full);
   }
   ++holders_;  // after all that can fail
 }
@@ -25,10 +33,35 @@ void ParameterSwitch::acquire() {
 void ParameterSwitch::release() {
   ZR_CHECK(holders_ > 0, "module {} released more often than acquired", module_);
   if (--holders_ > 0) return;
-  for (const Entry& entry : entries_) entry.parameter.attr("data") = entry.empty;
+  set_data(&Entry::empty);
   Engine& engine = owner_->enter();
   const py::gil_scoped_release release;
   engine.release(module_);
+}
+
+void ParameterSwitch::enter(bool autocast) {
+  acquire();
+  ++calls_;
+  if (autocast) {
+    cast_reads();
+  } else if (calls_ == 1) {
+    set_class(&Reader::plain);
+  }
+}
+
+void ParameterSwitch::leave() {
+  if (--calls_ == 0) set_class(&Reader::watched);
+  release();
+}
+
+void ParameterSwitch::set_data(py::object Entry::*values) {
+  static const py::handle name = interned("data");
+  for (const Entry& entry : entries_) py::setattr(entry.parameter, name, entry.*values);
+}
+
+void ParameterSwitch::set_class(py::object Reader::*kind) {
+  static const py::handle name = interned("__class__");
+  for (const Reader& reader : readers_) py::setattr(reader.parameters, name, reader.*kind);
 }
 
 int ParameterSwitch::traverse(visitproc visit, void* arg) const {
@@ -37,12 +70,14 @@ int ParameterSwitch::traverse(visitproc visit, void* arg) const {
     Py_VISIT(entry.full.ptr());
     Py_VISIT(entry.empty.ptr());
   }
+  for (const Reader& reader : readers_) Py_VISIT(reader.parameters.ptr());
   return 0;
 }
 
 void ParameterSwitch::clear() {
-  const std::vector<Entry> dropped = std::move(entries_);  // what they run may come back here
-  entries_.clear();
+  // What they run may come back here.
+  const std::vector<Entry> entries = std::exchange(entries_, {});
+  const std::vector<Reader> readers = std::exchange(readers_, {});
 }
 
 namespace {
@@ -87,7 +122,17 @@ void register_parameter_switch(py::module_& m) {
            "A parameter with the two values of its `.data`.")
       .def("acquire", &ParameterSwitch::acquire, "Makes the parameters full; nested calls count.")
       .def("release", &ParameterSwitch::release, "Ends one acquire.")
-      .def_property_readonly("available", &ParameterSwitch::available);
+      .def_property_readonly("available", &ParameterSwitch::available)
+      .def("add_reader", &ParameterSwitch::add_reader, "parameters"_a, "watched"_a, "plain"_a,
+           "cast"_a,
+           "A dictionary with parameters of it, and its class outside of calls, in them, and in "
+           "those under autocast.")
+      .def("enter", &ParameterSwitch::enter, "autocast"_a,
+           "An acquire by a call, in forward or backward.")
+      .def("leave", &ParameterSwitch::leave, "Ends one enter.")
+      .def_property_readonly("entered", &ParameterSwitch::entered, "A call holds it.")
+      .def("cast_reads", &ParameterSwitch::cast_reads,
+           "Reads are those under autocast until the calls that hold it have left.");
 }
 
 }  // namespace zerorun

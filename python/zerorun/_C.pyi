@@ -912,12 +912,35 @@ class ParameterSwitch:
         """
         A parameter with the two values of its `.data`.
         """
+    def add_reader(
+        self, parameters: typing.Any, watched: typing.Any, plain: typing.Any, cast: typing.Any
+    ) -> None:
+        """
+        A dictionary with parameters of it, and its class outside of calls, in them, and in those under autocast.
+        """
+    def cast_reads(self) -> None:
+        """
+        Reads are those under autocast until the calls that hold it have left.
+        """
+    def enter(self, autocast: bool) -> None:
+        """
+        An acquire by a call, in forward or backward.
+        """
+    def leave(self) -> None:
+        """
+        Ends one enter.
+        """
     def release(self) -> None:
         """
         Ends one acquire.
         """
     @property
     def available(self) -> bool: ...
+    @property
+    def entered(self) -> bool:
+        """
+        A call holds it.
+        """
 
 class LrSchedule:
     """

@@ -64,13 +64,13 @@ environment.order_collectives()
 _other = lazy_names(
     __name__,
     {
-        "ShardedOptimizer": "zerorun.sharded_optimizer",
-        "ZeroEngine": "zerorun.engine",
-        "ZeroOptimizer": "zerorun.optimizers.optimizer",
-        "Initializer": "zerorun.model.materialization",
-        "UnitPolicy": "zerorun.model.units",
-        "initialize": "zerorun.initialization",
-        "shard": "zerorun.sharding",
+        "sharded_optimizer": "ShardedOptimizer",
+        "engine": "ZeroEngine",
+        "optimizers.optimizer": "ZeroOptimizer",
+        "model.materialization": "Initializer",
+        "model.units": "UnitPolicy",
+        "initialization": "initialize",
+        "sharding": "shard",
     },
 )
 

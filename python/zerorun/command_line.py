@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, NoReturn, TextIO
 
 from zerorun import _C
@@ -110,12 +109,7 @@ class ProgressBar:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()

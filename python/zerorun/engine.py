@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import types
-import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from zerorun.policy import Policy
 from zerorun.program_warning import warn
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.sharded_module import ShardedModule
-from zerorun.shards.shards import Shards
+from zerorun.shards.shards import Shards, while_alive
 
 if TYPE_CHECKING:
     from zerorun.dataloader import ResumableLoader
@@ -31,12 +30,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("zerorun")
 _CHECK_EVERY = 100  # steps; looking at the whole model costs more than a step should
-
-
-def _while_alive(method: Callable[[], Any]) -> Callable[[], Any]:
-    """Calls the method as long as its object is there; None and nothing else afterwards."""
-    found = weakref.WeakMethod(method)
-    return lambda: (bound := found()) and bound()
 
 
 class ZeroEngine(ShardedModule):
@@ -53,7 +46,7 @@ class ZeroEngine(ShardedModule):
     def __init__(self, model: nn.Module, shards: Shards, batch: BatchConfig) -> None:
         super().__init__(model, shards)
         shards.serve(self)
-        shards.until_closed(ModuleZeroGrad(model, _while_alive(self.zero_grad)))
+        shards.until_closed(ModuleZeroGrad(model, while_alive(self.zero_grad)))
         self.batch = batch
         self._last_step: _C.StepResult | None = None
         self._micro_step_applied = False  # the last step() changed the parameters

@@ -32,7 +32,7 @@ from zerorun.model.private_partition import PrivatePartition
 from zerorun.model.units import UnitPolicy, mark_configured
 from zerorun.observers import observe
 from zerorun.optimizers.lr_scheduler import LrScheduler
-from zerorun.optimizers.optimizer import UpdateRule, ZeroOptimizer, rule_of
+from zerorun.optimizers.optimizer import ZeroOptimizer, rule_of
 from zerorun.optimizers.saved_values import DECOUPLED, is_decoupled
 from zerorun.sequence.groups import data_parallel_size, start_configured
 from zerorun.shards.shards import Shards, take_over
@@ -105,10 +105,9 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
         batch = configuration.batch_for(parsed, data_parallel_size(ranks.data.world_size))
         basic = _basic_optimizer(model, optimizer, model_parameters, parsed)
         layout = _prepare(model, basic, parsed, units, ranks)
-        rule = UpdateRule(None) if basic is None or optimizer is None else rule_of(basic, device)
-        adapted = _C.adapt_config(
-            settings, layout.dtype, batch.accumulation_steps, rule.name, rule.hyperparameters
-        )
+        # Without an optimizer of the program's it is the configuration's.
+        rule = (None, {}) if basic is None or optimizer is None else rule_of(basic, device)
+        adapted = _C.adapt_config(settings, layout.dtype, batch.accumulation_steps, *rule)
         shards = Shards(layout, adapted, ranks, device, model, engine_class._policy)
         with shards:
             with all_or_none(own, "initialize"):

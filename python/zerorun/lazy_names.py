@@ -9,12 +9,14 @@ from typing import Any
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package; `modules`: by each of its names, where that is."""
+    """The ``__getattr__`` of a package; `modules`: its names by the module of zerorun that has
+    them."""
+    places = {name: module for module, names in modules.items() for name in names.split()}
 
     def __getattr__(name: str) -> Any:  # noqa: N807 - it becomes the package's
-        if name not in modules:
+        if name not in places:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        value = getattr(importlib.import_module(modules[name]), name)
+        value = getattr(importlib.import_module(f"zerorun.{places[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -11,7 +11,7 @@ from typing import Any
 @dataclass
 class ProcessState:
     """What modules of the package share between calls. Two things more are kept, by those who know
-    them: external parameters, with their modules (hooks.unit_hooks), and patches of PyTorch, which
+    them: external parameters, with their modules (hooks.shared_unit), and patches of PyTorch, which
     stay (torch_seam lists them)."""
 
     world: Any = None  # communicator.world(): the communicator of all ranks

@@ -48,7 +48,7 @@ def _shards_of(optimizer: torch.optim.Optimizer) -> Shards:
     dtype = settings.precision.param_dtype
     layout = ModelLayout.of_parameters(_named(groups), groups, dtype)
     own = world.duplicate(settings.comm_timeout_s, gpu)
-    adapted = _C.adapt_config(settings, layout.dtype, 1, rule.name, rule.hyperparameters)
+    adapted = _C.adapt_config(settings, layout.dtype, 1, *rule)
     return Shards(layout, adapted, EngineRanks(own, own), device)
 
 

@@ -36,11 +36,27 @@ std::string room_advice(const ZeroConfig& zero, std::vector<int64_t> numels) {
 
 }  // namespace
 
+const GatherOrder::Known* GatherOrder::find(Pair pair) const {
+  if (pair.second < 0) return nullptr;
+  for (const Known& one : known_.at(static_cast<size_t>(pair.second))) {
+    if (one.before == pair.first) return &one;
+  }
+  return nullptr;
+}
+
+GatherOrder::Known& GatherOrder::at(Pair pair) {
+  std::vector<Known>& known = known_.at(static_cast<size_t>(pair.second));
+  for (Known& one : known) {
+    if (one.before == pair.first) return one;
+  }
+  return known.emplace_back(Known{pair.first});
+}
+
 void GatherOrder::record(ModuleId module) {
-  if (last_.second >= 0) successor_[last_] = module;
+  if (last_.second >= 0) at(last_).next = module;
   last_ = {last_.second, module};
   Use& use = uses_.at(static_cast<size_t>(module));
-  if (use.pair.second >= 0) distance_[use.pair] = used_ - use.end;
+  if (use.pair.second >= 0) at(use.pair).distance = used_ - use.end;
   used_ += numels_[static_cast<size_t>(module)];
   use = {last_, used_};
 }
@@ -49,9 +65,9 @@ std::vector<ModuleId> GatherOrder::predict(int count, bool beyond_end) const {
   std::vector<ModuleId> modules;
   Pair at = last_;
   for (int i = 0; i < count; ++i) {
-    const auto found = successor_.find(at);
-    if (found == successor_.end()) break;
-    const ModuleId next = found->second;
+    const Known* const found = find(at);
+    if (found == nullptr || found->next < 0) break;
+    const ModuleId next = found->next;
     if (next == end_ && !beyond_end) break;
     if (next != end_) modules.push_back(next);
     at = {at.second, next};
@@ -61,9 +77,9 @@ std::vector<ModuleId> GatherOrder::predict(int count, bool beyond_end) const {
 
 std::optional<int64_t> GatherOrder::reuse_distance(ModuleId module) const {
   const Use& use = uses_.at(static_cast<size_t>(module));
-  const auto found = distance_.find(use.pair);
-  if (found == distance_.end()) return std::nullopt;
-  const int64_t left = found->second - (used_ - use.end);
+  const Known* const found = find(use.pair);
+  if (found == nullptr || found->distance < 0) return std::nullopt;
+  const int64_t left = found->distance - (used_ - use.end);
   return left < 0 ? std::nullopt : std::optional(left);  // another order than the last time
 }
 
@@ -86,6 +102,7 @@ ParameterGatherer::ParameterGatherer(const EngineContext& context, std::span<Buc
     Module& module = modules_.at(static_cast<size_t>(bucket.plan.module));
     module.buckets.push_back(bucket.index);
     module.numel += bucket.layout.padded_numel();
+    numel_ += bucket.layout.padded_numel();
   }
   const bool moves = std::any_of(buckets.begin(), buckets.end(), [&](const Bucket& bucket) {
     return bucket.moves_params ||
@@ -297,7 +314,7 @@ void ParameterGatherer::drop(Bucket& bucket) {
 
 void ParameterGatherer::prefetch(bool step_follows) {
   const int64_t limit = context_.sharding.zero.prefetch_bucket_size;
-  if (limit == 0) return;
+  if (limit == 0 || live_ == numel_) return;
   int64_t prefetched = 0;
   for (ModuleId id : order_.predict(kPrefetchModules, !step_follows)) {
     Module& next = modules_[static_cast<size_t>(id)];

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -28,6 +27,7 @@ class GatherOrder {
       : end_(static_cast<ModuleId>(numels.size())), numels_(std::move(numels)) {
     numels_.push_back(0);
     uses_.resize(numels_.size());
+    known_.resize(numels_.size());
   }
 
   void record(ModuleId module);
@@ -47,11 +47,20 @@ class GatherOrder {
     int64_t end = 0;
   };
 
+  // What is known of a pair.
+  struct Known {
+    ModuleId before;        // the pair's first module
+    ModuleId next = -1;     // what followed
+    int64_t distance = -1;  // from the use at that pair to the module's next one
+  };
+  // Null: nothing.
+  const Known* find(Pair pair) const;
+  Known& at(Pair pair);
+
   const ModuleId end_;  // marks the end of a micro-step, as a module without elements
   std::vector<int64_t> numels_;
-  std::vector<Use> uses_;  // by module
-  std::map<Pair, ModuleId> successor_;
-  std::map<Pair, int64_t> distance_;  // from the use at that pair to the module's next one
+  std::vector<Use> uses_;                  // by module
+  std::vector<std::vector<Known>> known_;  // by the pair's second module, which few come before
   Pair last_{-1, -1};
   int64_t used_ = 0;  // elements of all uses so far
 };
@@ -154,8 +163,9 @@ class ParameterGatherer {
   std::vector<Module> modules_;
   GatherOrder order_;
   Event gathered_;
-  int pinned_ = 0;    // buckets that were gathered into host memory
-  int64_t live_ = 0;  // elements of full copies
+  int pinned_ = 0;     // buckets that were gathered into host memory
+  int64_t numel_ = 0;  // elements of all sharded parameters
+  int64_t live_ = 0;   // and of full copies
   int64_t order_hash_ = 0;
 };
 

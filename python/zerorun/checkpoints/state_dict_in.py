@@ -197,7 +197,7 @@ def load_optimizer(
         text = json.dumps(settings, default=float)
         settings = json.loads(text_of_rank_zero(text, shards.communicator, "parameter groups"))
     device = shards.device
-    counts = {n: given.whole(n, device) for n in sorted(given.names) if _is_step(n)}
+    counts = {n: given.whole(n, device) for n in sorted(given.names) if n.endswith(f".{STEP}")}
     with all_or_none(shards.communicator, where):
         check_groups(settings, where, external=shards.external)
         settings = with_own_decay(settings, None, shards.settings.optimizer, where)
@@ -208,10 +208,6 @@ def load_optimizer(
     )
     shards.core.set_progress(max(steps, default=0), shards.core.skipped_steps)
     return None
-
-
-def _is_step(name: str) -> bool:
-    return name.rpartition(".")[2] == STEP
 
 
 def _nested(

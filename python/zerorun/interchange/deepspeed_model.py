@@ -11,7 +11,8 @@ import torch
 
 from zerorun import _C
 from zerorun.interchange import untrusted
-from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
+from zerorun.interchange.source import Piece, Source, SourceParameter
+from zerorun.interchange.untrusted import SavedPart
 from zerorun.optimizers.saved_values import is_decoupled, whole_number
 
 _OF_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")

@@ -18,7 +18,8 @@ import torch
 from zerorun import _C
 from zerorun.interchange import untrusted
 from zerorun.interchange.deepspeed_model import ModelStates, scaler_of
-from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
+from zerorun.interchange.source import Piece, Source, SourceParameter
+from zerorun.interchange.untrusted import SavedPart
 from zerorun.optimizers.saved_values import whole_number
 
 OPTIMIZER_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")

@@ -16,8 +16,8 @@ import torch
 
 from zerorun import _C
 from zerorun.interchange import untrusted
-from zerorun.interchange.source import Piece, SavedPart, Source, SourceParameter
-from zerorun.interchange.untrusted import read_bytes
+from zerorun.interchange.source import Piece, Source, SourceParameter
+from zerorun.interchange.untrusted import SavedPart, read_bytes
 from zerorun.optimizers.saved_values import whole_number
 
 _METADATA = ".metadata"

@@ -21,6 +21,10 @@ from zerorun.interchange.source import Source
 
 _LATEST = ("latest", "latest_universal")  # the second is DeepSpeed's for its universal format
 _MANIFEST = "checkpoint.json"  # zerorun's own
+_OF_CONTENT = (
+    *(ArithmeticError, AttributeError, LookupError, MemoryError),
+    *(RuntimeError, TypeError, ValueError),
+)
 
 
 def find(directory: str, tag: str | None) -> str | None:
@@ -31,7 +35,8 @@ def find(directory: str, tag: str | None) -> str | None:
     is neither such a file nor a checkpoint below it: `train` leaves a model beside checkpoints.
     """
     with told(directory):
-        names = [tag] if tag else _tags(directory)
+        latest = (os.path.join(directory, name) for name in _LATEST)
+        names = [tag] if tag else [untrusted.read_tag(p) for p in latest if untrusted.is_there(p)]
         for name in names:
             folder = os.path.join(directory, untrusted.one_name(name, "tag"))
             if untrusted.is_there(os.path.join(folder, _MANIFEST)):
@@ -44,11 +49,6 @@ def find(directory: str, tag: str | None) -> str | None:
         if any(untrusted.is_there(os.path.join(directory, name, _MANIFEST)) for name in below):
             return None
         return directory
-
-
-def _tags(directory: str) -> list[str]:
-    paths = [os.path.join(directory, name) for name in _LATEST]
-    return [untrusted.read_tag(path) for path in paths if untrusted.is_there(path)]
 
 
 def _opener(folder: str) -> Callable[..., Source] | None:
@@ -86,11 +86,6 @@ def told(folder: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise _C.CheckpointError(f"{folder}: {error}") from error
-    except (ArithmeticError, AttributeError, LookupError, MemoryError) as error:
-        raise _not_so(folder, error) from error
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise _not_so(folder, error) from error
-
-
-def _not_so(folder: str, error: Exception) -> _C.CheckpointError:
-    return _C.CheckpointError(f"{folder}: not what its names say: {type(error).__name__}: {error}")
+    except _OF_CONTENT as error:
+        kind = type(error).__name__
+        raise _C.CheckpointError(f"{folder}: not what its names say: {kind}: {error}") from error

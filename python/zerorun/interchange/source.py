@@ -11,20 +11,9 @@ import torch
 
 from zerorun import _C
 from zerorun.host_memory import forget_pages
-from zerorun.interchange.untrusted import check_intact, is_plain
+from zerorun.interchange.untrusted import SavedPart, check_intact, is_plain
 
 _COMPARED_NUMEL = 1 << 22  # elements that are in memory at a time
-
-
-@dataclass(frozen=True)
-class SavedPart:
-    """A file of torch.save, or `nbytes` of one: a `tensor` of so many elements of a dtype if these
-    are known."""
-
-    path: str
-    offset: int = 0
-    nbytes: int | None = None
-    tensor: tuple[int, torch.dtype] | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +150,7 @@ class Source:  # size: a table of what checkpoints of all programs may have
         """Raises CheckpointError for a file, of every step-th from the first on, that is not as it
         was saved."""
         for part in self.files[first::step]:
-            check_intact(part.path, part.offset, part.nbytes, part.tensor)
+            check_intact(part)
 
     def find(self, names: list[str]) -> SourceParameter | None:
         """The parameter that has one of these names."""

@@ -11,6 +11,7 @@ import io
 import os
 import types
 import zipfile
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -80,20 +81,26 @@ def _load(file: Any, path: str, mapped: bool) -> Any:
         raise _C.CheckpointError(f"{path}: {reason}") from error
 
 
-def check_intact(
-    path: str,
-    offset: int = 0,
-    nbytes: int | None = None,
-    tensor: tuple[int, torch.dtype] | None = None,
-) -> None:
-    """Raises CheckpointError for a file, or `nbytes` of it, that is not as it was saved, and for
-    one that is not a `tensor` of so many elements of a dtype where these are given."""
+@dataclass(frozen=True)
+class SavedPart:
+    """A file of torch.save, or `nbytes` of one: a `tensor` of so many elements of a dtype if these
+    are known."""
+
+    path: str
+    offset: int = 0
+    nbytes: int | None = None
+    tensor: tuple[int, torch.dtype] | None = None
+
+
+def check_intact(part: SavedPart) -> None:
+    """Raises CheckpointError for what is not as it was saved, or another tensor than is known."""
+    path, offset, tensor = part.path, part.offset, part.tensor
     try:
         with open(path, "rb") as whole:
             file: Any = whole
-            if nbytes is not None:
+            if part.nbytes is not None:
                 whole.seek(offset)
-                file = io.BytesIO(whole.read(nbytes))
+                file = io.BytesIO(whole.read(part.nbytes))
             damaged = None
             if zipfile.is_zipfile(file):  # the format before zip files has no checksums
                 with zipfile.ZipFile(file) as parts:

@@ -29,14 +29,10 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "CollectiveTable": "zerorun.metrics.collectives",
-        "FIELDS": "zerorun.metrics.fields",
-        "Field": "zerorun.metrics.fields",
-        "MetricsFile": "zerorun.metrics.files",
-        "ProgressLines": "zerorun.metrics.progress",
-        "StepMeter": "zerorun.metrics.meter",
-        "log_summary": "zerorun.metrics.collectives",
-        "markdown": "zerorun.metrics.fields",
-        "rank_path": "zerorun.metrics.files",
+        "metrics.collectives": "CollectiveTable log_summary",
+        "metrics.fields": "FIELDS Field markdown",
+        "metrics.files": "MetricsFile rank_path",
+        "metrics.meter": "StepMeter",
+        "metrics.progress": "ProgressLines",
     },
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 import torch
 
@@ -46,12 +45,7 @@ class Stopwatch:
             self._pair[0].record()
         self._begin = time.perf_counter()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if self._depth > 0:
             return

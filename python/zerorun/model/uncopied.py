@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -60,13 +61,13 @@ class ModuleHook(Uncopied):
     in_copies = staticmethod(_no_hook)
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self._function, self._arguments = function, arguments
+        self._call = functools.partial(function, *arguments)
         self._untraced: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any) -> Any:
         # torch.compile splits its graph at a hook instead of tracing the engine.
         if _compiled_caller() is None:
-            return self._function(*self._arguments, *args)
+            return self._call(*args)
         return self._call_untraced(*args)
 
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -74,9 +75,10 @@ class ModuleHook(Uncopied):
     def _call_untraced(self, *args: Any) -> Any:
         if self._untraced is None:
             dynamo = sys.modules["torch._dynamo"]
-            self._untraced = dynamo.disable(self._function)
+            untraced = dynamo.disable(self._call.func)
+            self._untraced = functools.partial(untraced, *self._call.args)
             # The module's call runs uncompiled then, and these functions as part of it. They would
             # be compiled anew for every hook, up to the compiler's limit.
             for function in (ModuleHook.__call__, ModuleHook._call_untraced):
                 dynamo.eval_frame.skip_code(function.__code__)
-        return self._untraced(*self._arguments, *args)
+        return self._untraced(*args)

@@ -80,7 +80,7 @@ class _Finder:
             return
         own = [p for p in module.parameters(recurse=False) if p not in self.unit_of]
         if own:
-            large = not whole and sum(_numel(p) for p in own) >= _SMALL
+            large = not whole and sum(getattr(p, "ds_numel", p.numel()) for p in own) >= _SMALL
             self._take(own, self.unit(name, module) if large else around)
         is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
         repeated = [] if is_list or whole or in_list else _repeated(module)
@@ -120,10 +120,6 @@ def modules_within(units: Iterable[Unit]) -> set[nn.Module]:
         inside = (module for module in unit.module.modules() if module not in outside)
         within.update(module for module in inside if own.issuperset(module.parameters()))
     return within
-
-
-def _numel(parameter: nn.Parameter) -> int:
-    return getattr(parameter, "ds_numel", parameter.numel())
 
 
 def find_units(model: nn.Module, policy: UnitPolicy | None = None) -> list[Unit]:

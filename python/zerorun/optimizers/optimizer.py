@@ -21,16 +21,9 @@ from zerorun.shards.state_access import StateAccess
 from zerorun.shards.torch_states import MODES, TorchStates
 
 
-class UpdateRule:
-    """How an engine updates its shards: by a fused rule of the core, or by a torch optimizer."""
-
-    def __init__(self, name: str | None, hyperparameters: dict[str, Any] | None = None) -> None:
-        self.name = name  # a value of OptimizerConfig.type; None: the configuration's
-        self.hyperparameters = hyperparameters or {}
-
-
-def rule_of(optimizer: torch.optim.Optimizer, device: torch.device) -> UpdateRule:
-    """The core's Adam or AdamW for torch's if they compute the same, else `optimizer` itself.
+def rule_of(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[str, dict[str, Any]]:
+    """The core's Adam or AdamW for torch's if they compute the same, else `optimizer` itself: a
+    value of OptimizerConfig.type, and its hyperparameters.
 
     They do for exactly torch's class (or one with the attribute `zerorun_rule`), with numbers as
     hyperparameters, and without amsgrad and maximize. `device`: where it will run. Raises
@@ -40,7 +33,7 @@ def rule_of(optimizer: torch.optim.Optimizer, device: torch.device) -> UpdateRul
     kind = type(optimizer)
     named = getattr(kind, "zerorun_rule", None)
     if named is not None:
-        return UpdateRule(named)
+        return named, {}
     decoupled = {group.get("decoupled_weight_decay", kind is torch.optim.AdamW) for group in groups}
     unusual = any(group.get("amsgrad") or group.get("maximize") for group in groups)
     tensors = any(isinstance(beta, torch.Tensor) for g in groups for beta in g.get("betas", ()))
@@ -49,9 +42,9 @@ def rule_of(optimizer: torch.optim.Optimizer, device: torch.device) -> UpdateRul
         from zerorun.optimizers.optimizer_probe import check_elementwise
 
         check_elementwise(optimizer, device)
-        return UpdateRule(_C.EXTERNAL_OPTIMIZER)
+        return _C.EXTERNAL_OPTIMIZER, {}
     is_adamw = decoupled.pop()
-    return UpdateRule("AdamW" if is_adamw else "Adam", {"adam_w_mode": is_adamw})
+    return "AdamW" if is_adamw else "Adam", {"adam_w_mode": is_adamw}
 
 
 def load_group_settings(groups: list[dict[str, Any]], settings: list[dict[str, Any]]) -> None:

@@ -67,19 +67,20 @@ def _shown(trace: dict[str, Any]) -> dict[str, Any]:
     wanted = [event for event in spans if event["pid"] in ranks]
     kept = heapq.nlargest(MOST_SPANS, wanted, key=lambda event: event["dur"])
     kept.sort(key=lambda event: (event["ts"], -event["dur"]))  # what is within comes on top
-    labels = _Index()
-    kinds = _Index()
+    labels: dict[str, int] = {}  # numbers for names that come often
+    kinds: dict[str, int] = {}
     table: dict[tuple[int, int], list[list[float]]] = {}
     for event in kept:
         begin, duration = (round(event[name] / _US_PER_MS, 3) for name in ("ts", "dur"))
-        line = [begin, duration, kinds.of(event.get("cat", "other")), labels.of(_label(event))]
+        kind = kinds.setdefault(event.get("cat", "other"), len(kinds))
+        line = [begin, duration, kind, labels.setdefault(_label(event), len(labels))]
         table.setdefault((event["pid"], event["tid"]), []).append(line)
     ends = (event["ts"] + event["dur"] for event in wanted)
     return {
         "steps": about["steps"],
         "duration_ms": round(max(ends, default=0.0) / _US_PER_MS, 3),
-        "kinds": kinds.names,
-        "labels": labels.names,
+        "kinds": list(kinds),
+        "labels": list(labels),
         "rows": [
             {"rank": pid, "name": name, "spans": table[pid, tid]}
             for (pid, tid), name in sorted(rows.items())
@@ -101,17 +102,3 @@ def _label(event: dict[str, Any]) -> str:
     of = f" of {args['of']}" if args.get("of") else ""
     nbytes = f", {args['bytes']} bytes" if args.get("bytes") else ""
     return f"{event['name']}{of}{nbytes}"
-
-
-class _Index:
-    """Numbers for names that come often."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self._numbers: dict[str, int] = {}
-
-    def of(self, name: str) -> int:
-        if name not in self._numbers:
-            self._numbers[name] = len(self.names)
-            self.names.append(name)
-        return self._numbers[name]

@@ -32,10 +32,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "SequenceLoader": "zerorun.sequence.loader",
-        "SharedAttention": "zerorun.sequence.attention",
-        "attend": "zerorun.sequence.attention",
-        "mean_over_sequence": "zerorun.sequence.loader",
-        "use_with_transformers": "zerorun.sequence.attention",
+        "sequence.attention": "SharedAttention attend use_with_transformers",
+        "sequence.loader": "SequenceLoader mean_over_sequence",
     },
 )

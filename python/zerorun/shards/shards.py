@@ -7,7 +7,6 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -73,14 +72,10 @@ def take_left(parameters: Iterable[nn.Parameter]) -> None:
             shards.close()
 
 
-def _nobody() -> None:
-    """The loop of shards that nobody steps any more."""
-
-
-def _leave_gradients(reference: weakref.ref[Shards]) -> None:
-    shards = reference()
-    if shards is not None:
-        shards.leave_gradients()
+def while_alive(method: Callable[[], Any]) -> Callable[[], Any]:
+    """Calls the method as long as its object is there; None and nothing else afterwards."""
+    found = weakref.WeakMethod(method)
+    return lambda: (bound := found()) and bound()
 
 
 class _LocalHook:
@@ -170,12 +165,7 @@ class Shards:
     def __enter__(self) -> Shards:
         return self
 
-    def __exit__(
-        self,
-        error: type[BaseException] | None,
-        _value: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if error is None:
             return
         try:
@@ -262,7 +252,7 @@ class Shards:
         """`loop` steps this from here on: an engine, or an optimizer that has no engine. A model
         that nobody steps any more keeps its gradients, and may be given to others."""
         self._loop = weakref.ref(loop)
-        weakref.finalize(loop, _leave_gradients, weakref.ref(self)).atexit = False
+        weakref.finalize(loop, while_alive(self.leave_gradients)).atexit = False
 
     @property
     def is_left(self) -> bool:
@@ -297,7 +287,7 @@ class Shards:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._loop = _nobody
+        self._loop = lambda: None  # nobody steps this any more
         updates, self.updates = self.updates, None
         if updates is not None:
             updates.remove()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from threading import Event
 from typing import Any
 
@@ -40,7 +41,7 @@ def _keep(options: Options, search: Search) -> list[str] | None:
     """Writes the trials and the best configuration so far; returns its command."""
     folder = options.results
     folder.mkdir(parents=True, exist_ok=True)
-    trials = [trial.as_dict() for trial in search.trials]
+    trials = [asdict(trial) for trial in search.trials]
     write_text(folder / "trials.json", json.dumps(trials, indent=1) + "\n")
     write_text(folder / "summary.txt", _table(search.trials, search.best))
     if search.best is None:

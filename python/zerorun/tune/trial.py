@@ -7,13 +7,13 @@ import signal
 import statistics
 import subprocess
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 from zerorun import _C
-from zerorun.metrics.files import Tail
+from zerorun.metrics.files import Tail, parse_line
 from zerorun.tune.options import Options
 from zerorun.whole_file import write_text
 
@@ -43,9 +43,6 @@ class Trial:
         if self.status != "done":
             return 0.0
         return 1.0 / self.step_ms if metric == "latency" else self.rate
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def command_of(options: Options, config: Path, more: list[str]) -> list[str]:
@@ -157,10 +154,7 @@ def _measure(trial: Trial, metrics: Path, section: dict[str, Any]) -> bool:
     first, last = section["start_profile_step"], section["end_profile_step"]
     steps = []
     for text in metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
+        line = parse_line(text) or {}
         if "zerorun_metrics" in line:
             trial.world_size = line.get("world_size")
             trial.parameters = (line.get("run") or {}).get("parameters")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -102,12 +101,7 @@ class GatheredParameters:
             values = local_of(parameter)
             self._read_only.append((partition, _changes_of(values), values.clone()))
 
-    def __exit__(
-        self,
-        error: type[BaseException] | None,
-        _value: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         try:
             if self._modifier_rank is not None and error is None:
                 for partition, before in self._held:

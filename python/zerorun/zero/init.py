@@ -7,7 +7,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -106,12 +105,7 @@ class Init:
                     self._wrap(cls)
         return self
 
-    def __exit__(
-        self,
-        _error: type[BaseException] | None,
-        _value: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._enabled:
             return
         STATE.inits.remove(self)

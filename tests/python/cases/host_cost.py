@@ -26,7 +26,7 @@ def hooked(model: nn.Module) -> set[str]:
 def case_python_calls_of_a_micro_step(_folder: Path) -> None:
     model = make_model()
     engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
-    for most, recomputed in ((1000, False), (3000, True)):
+    for most, recomputed in ((750, False), (1500, True)):
         if recomputed:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of the function's age

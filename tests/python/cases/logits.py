@@ -217,13 +217,14 @@ def case_the_head_is_gathered_once_however_many_tokens_a_rank_has(_folder: Path)
     engine = zerorun.shard(model, stage=3, optimizer=adamw(model), units=nn.Linear)
     found: list[str] = []
     for unit in engine._shards.gather_hooks.units:
+        for method in (unit.acquire, unit.enter):
 
-        def acquire(unit: Any = unit, acquire: Any = unit.acquire) -> None:
-            if not unit.available:
-                found.append(unit.name)
-            acquire()
+            def gather(*args: Any, unit: Any = unit, method: Any = method) -> None:
+                if not unit.available:
+                    found.append(unit.name)
+                method(*args)
 
-        unit.acquire = acquire
+            setattr(unit, method.__name__, gather)
     tokens = part_of(batch_of(0))[:, : 3 + RANK]
     engine.backward(engine(tokens))
     assert found.count("head") == 1
