@@ -208,11 +208,6 @@ std::vector<KeyProblem> schedule_problems(const SchedulerConfig& config) {
   const int64_t total = config.total_num_steps;
   const int64_t decay = config.type == "WSD" ? config.decay_num_steps : 0;
   if (!lengths_of(config.type).warmup || warmup == kAutoSteps) return problems;
-  if (config.type.starts_with("Warmup") && warmup < 1) {
-    problems.push_back(
-        {kWarmupSteps,
-         fmt::format("got {}, expected an integer of at least 1 for {}", warmup, config.type)});
-  }
   if (!lengths_of(config.type).total || total == 0) return problems;
   if (warmup > total) {
     problems.push_back(

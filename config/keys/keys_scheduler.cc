@@ -93,7 +93,7 @@ constexpr auto kSchedulerKeys = std::to_array<KeySpec>({
      .type = KeyType::integer,
      .fallback = "1000",
      .range = kNonNegative,
-     .doc = "Number of warm-up steps. DeepSpeed's types require at least 1 and use at least 2. "
+     .doc = "Number of warm-up steps. DeepSpeed's types use at least 2. "
             "auto: the program sets it.",
      .used_by = "WarmupLR|WarmupDecayLR|WarmupCosineLR|cosine|linear|constant|WSD",
      .type_fallbacks = "cosine=0|linear=0|constant=0|WSD=0",

@@ -154,10 +154,6 @@ TEST(Schedules, ProblemsNameTheKey) {
   expect_problem(R"({"scheduler": {"type": "WarmupDecayLR", "params": {
       "total_num_steps": 100, "warmup_num_steps": 200}}})",
                  "/scheduler/params/warmup_num_steps (2:51): got 200 steps of warm-up");
-  expect_problem(R"({"scheduler": {"type": "WarmupLR", "params": {
-      "warmup_num_steps": 0}}})",
-                 "/scheduler/params/warmup_num_steps (2:27): got 0, expected an integer of "
-                 "at least 1 for WarmupLR");
   expect_problem(R"({"scheduler": {"params": {"warmup_num_steps": 7}}})",
                  "/scheduler/params/warmup_num_steps (1:27): is set, but "
                  "/scheduler/type is missing");

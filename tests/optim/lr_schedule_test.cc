@@ -247,6 +247,25 @@ TEST(LrSchedule, WithoutATypeGroupsKeepTheirRates) {
   }
 }
 
+// Programs give 0, which DeepSpeed took as 2 since its #772; 0.19 refuses it.
+TEST(LrSchedule, DeepSpeedsTypesWarmUpForTwoStepsAtLeast) {
+  for (const char* type : {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"}) {
+    const Json total = {{"total_num_steps", 9}};
+    for (int fewer : {0, 1}) {
+      Json few = total;
+      Json two = total;
+      few["warmup_num_steps"] = fewer;
+      two["warmup_num_steps"] = 2;
+      const auto schedule = make({{"type", type}, {"params", few}}, {0.5});
+      const auto expected = make({{"type", type}, {"params", two}}, {0.5});
+      for (int64_t step = 0; step < 9; ++step) {
+        EXPECT_EQ(schedule->values(step, 0).lr, expected->values(step, 0).lr) << type << step;
+      }
+      EXPECT_GT(schedule->values(2, 0).lr, schedule->values(0, 0).lr) << type;
+    }
+  }
+}
+
 std::string problem_of(const SchedulerConfig& config, std::vector<double> base_lrs) {
   return testing::error_of<ConfigError>([&] { make_lr_schedule(config, std::move(base_lrs)); });
 }
@@ -257,8 +276,6 @@ TEST(LrSchedule, ErrorsNameTheKey) {
               HasSubstr("/scheduler/params/total_num_steps: missing"));
   EXPECT_THAT(problem_of({.type = "WarmupLR", .warmup_num_steps = -1}, {1}),
               HasSubstr("/scheduler/params/warmup_num_steps: missing, or \"auto\""));
-  EXPECT_THAT(problem_of({.type = "WarmupLR", .warmup_num_steps = 0}, {1}),
-              HasSubstr("/scheduler/params/warmup_num_steps: got 0"));
   EXPECT_THAT(
       problem_of({.type = "linear", .total_num_steps = 999}, {1}),
       HasSubstr("/scheduler/params/warmup_num_steps: got 1000 steps of warm-up, expected at "
