@@ -62,7 +62,8 @@ class SharedUnit(_C.ParameterSwitch):
 @functools.cache
 def _empty(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """One for all parameters, so that it stays in the processor's cache."""
-    return torch.empty(0, dtype=dtype, device=device)
+    with torch.inference_mode(False):  # engines of either mode have it
+        return torch.empty(0, dtype=dtype, device=device)
 
 
 # --- memory ---
