@@ -52,8 +52,10 @@ void SaveFolder::make() {
 
 void SaveFolder::check_seen() const {
   if (path_exists(temporary_)) return;
-  fail<IoError>("{} is not where rank 0 made it: all ranks must save to one file system",
-                temporary_.string());
+  fail<IoError>(
+      "{} is not where rank 0 made it: all ranks must save to one folder, on a file system "
+      "that they share",
+      temporary_.string());
 }
 
 void SaveFolder::commit(const Manifest& manifest, bool update_latest) {
