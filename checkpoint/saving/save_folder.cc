@@ -53,8 +53,7 @@ void SaveFolder::make() {
 void SaveFolder::check_seen() const {
   if (path_exists(temporary_)) return;
   fail<IoError>(
-      "{} is not where rank 0 made it: all ranks must save to one folder, on a file system "
-      "that they share",
+      "{} is not where rank 0 made it: all ranks must save to one folder of one file system",
       temporary_.string());
 }
 
