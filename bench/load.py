@@ -23,8 +23,10 @@ has. Ends with 1 if a load exceeds it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -95,6 +97,21 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def pss_of(pids: list[int]) -> dict[int, int]:
+    """Of one moment: a page that a process maps between two readings would count in both."""
+
+    def send(number: int) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    send(signal.SIGSTOP)
+    try:
+        return {pid: pss(pid) for pid in pids}
+    finally:
+        send(signal.SIGCONT)
+
+
 def samples_of(command: list[str], folder: Path) -> Iterator[tuple[str, dict[int, int]]]:
     """PSS by rank, and the moment that the job said last, until it ends: of a job that says
     moments, from the first on. A file of that name in `folder` lets the job go on."""
@@ -110,11 +127,11 @@ def samples_of(command: list[str], folder: Path) -> Iterator[tuple[str, dict[int
     reader = threading.Thread(target=read)
     reader.start()
     while job.poll() is None:
-        moment = said[-1]
+        moment, began = said[-1], time.monotonic()
         if moment != "start":
-            yield moment, {pid: pss(pid) for pid in descendants(job.pid)}
+            yield moment, pss_of(descendants(job.pid))
             (folder / moment).touch()
-        time.sleep(0.01)
+        time.sleep(0.01 + time.monotonic() - began)  # the job gets half of the time
     reader.join()
     if job.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {job.returncode}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterator
 
 import torch
@@ -109,4 +110,4 @@ def bytes_of_all(data: bytes, communicator: _C.Communicator, what: str) -> list[
     rows = torch.empty(largest * communicator.world_size, dtype=torch.uint8)
     communicator.all_gather(torch.cat([own, own.new_zeros(largest - own.numel())]), rows, what)
     pairs = zip(rows.view(-1, largest), sizes.tolist(), strict=True)
-    return [row[:size].numpy().tobytes() for row, size in pairs]
+    return [ctypes.string_at(row.data_ptr(), size) for row, size in pairs]  # without NumPy, too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from typing import Any, NoReturn, TextIO
 from zerorun import _C
 
 _FAILURE, _BAD_INPUT = 1, 2  # as of the commands in C++
+_UNWRITABLE = {errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG}
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,24 +52,19 @@ def exit_with(main: Callable[..., int], *arguments: list[str]) -> NoReturn:
         try:
             code = main(*arguments)
         finally:
-            _flush_output()  # what a print could not write is still in its buffer
+            if sys.stdout is not None:
+                sys.stdout.flush()  # at the interpreter's end a failure would print a traceback
     except BrokenPipeError:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.raise_signal(signal.SIGPIPE)
-    sys.exit(code)
-
-
-def _flush_output() -> None:
-    """At the interpreter's end a failure would print a traceback."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        raise
     except OSError as error:
+        # An error of a file that the command itself writes has its name.
+        if sys.stdout is None or error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in a buffer
         text = f"cannot write to standard output: {error.strerror}"
-        sys.exit(tell_error("zerorun", _C.IoError(text)))
+        code = tell_error("zerorun", _C.IoError(text))
+    sys.exit(code)
 
 
 def tell_error(command: str, error: Exception) -> int:

@@ -9,21 +9,24 @@ from __future__ import annotations
 import argparse
 import base64
 import collections
+import ctypes
+import importlib
 import json
 import math
 import pathlib
 import pickle
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from zerorun import _C
 
 _VERSION = 3
 _OBJECTS = "objects"
+_NUMBERS = ("b", "i", "u", "f", "c")  # numpy's kinds of dtypes
 
 
 def encode(data: dict[str, Any], objects: dict[str, Any], *, allow_pickle: bool) -> str:
@@ -169,10 +172,13 @@ def _encode_leaf(value: Any) -> dict[str, Any] | None:  # noqa: PLR0911 - one fo
         return {"$path": str(value)}
     if type(value) in (torch.Tensor, torch.nn.Parameter):
         return _encode_tensor(value.detach())
-    if type(value) is np.ndarray and value.dtype.kind in "biufc":
-        data = np.ascontiguousarray(value)
+    numpy: Any = sys.modules.get("numpy")  # PyTorch does not need it
+    if numpy is None or getattr(getattr(value, "dtype", None), "kind", "") not in _NUMBERS:
+        return None
+    if type(value) is numpy.ndarray:
+        data = numpy.ascontiguousarray(value)
         return {"$ndarray": [data.dtype.str, list(value.shape), _text(data.tobytes())]}
-    if isinstance(value, np.generic) and value.dtype.kind in "biufc":
+    if isinstance(value, numpy.generic):
         return {"$numpy": [value.dtype.str, _text(value.tobytes())]}
     return None
 
@@ -181,7 +187,7 @@ def _encode_tensor(value: torch.Tensor) -> dict[str, Any] | None:
     if value.layout is not torch.strided or value.is_quantized or value.is_meta:
         return None
     flat = value.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    data = ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.numel() else b""
     return {"$tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), _text(data)]}
 
 
@@ -244,11 +250,11 @@ def _decode_torch_name(content: Any) -> Any:
     return dtype
 
 
-def _numeric(text: str) -> np.dtype[Any]:
-    dtype = np.dtype(text)
-    if dtype.kind not in "biufc":
-        raise TypeError(f"numpy's dtype {text} is not of numbers")
-    return dtype
+def _decode_array(dtype: str, data: bytes | bytearray) -> Any:
+    numpy = importlib.import_module("numpy")  # without it an error of that load
+    if numpy.dtype(dtype).kind not in _NUMBERS:
+        raise TypeError(f"numpy's dtype {dtype} is not of numbers")
+    return numpy.frombuffer(data, dtype)
 
 
 def _text(data: bytes | bytearray) -> str:
@@ -267,10 +273,10 @@ _READERS: dict[str, Callable[[Any, bool], Any]] = {
     "$torch": lambda content, _: _decode_torch_name(content),
     "$path": lambda content, _: pathlib.Path(content),
     "$tensor": lambda content, _: _decode_tensor(content),
-    "$ndarray": lambda content, _: np.frombuffer(
-        bytearray(_data(content[2])), _numeric(content[0])
-    ).reshape(content[1]),
-    "$numpy": lambda content, _: np.frombuffer(_data(content[1]), _numeric(content[0]))[0],
+    "$ndarray": lambda content, _: _decode_array(content[0], bytearray(_data(content[2]))).reshape(
+        content[1]
+    ),
+    "$numpy": lambda content, _: _decode_array(content[0], _data(content[1]))[0],
     "$dict": _pairs,
     "$ordered": lambda content, p: collections.OrderedDict(_pairs(content, p)),
     "$namespace": lambda content, p: argparse.Namespace(**_pairs(content, p)),

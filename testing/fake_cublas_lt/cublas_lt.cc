@@ -341,9 +341,7 @@ cublasStatus_t heuristic_without_epilogues(cublasLtHandle_t handle, cublasLtMatm
 
 }  // namespace
 
-cuda::CublasLt fake_cublas_lt() {
-  return {ZR_CUBLASLT_FUNCTIONS(ZR_LINKED_FUNCTION)};
-}
+cuda::CublasLt fake_cublas_lt() { return {ZR_CUBLASLT_FUNCTIONS(ZR_LINKED_FUNCTION)}; }
 
 cuda::CublasLt fake_cublas_lt_without_epilogues() {
   cuda::CublasLt lt = fake_cublas_lt();

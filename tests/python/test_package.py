@@ -74,6 +74,27 @@ def test_an_engine_needs_few_modules(build: Path) -> None:
         assert f"zerorun.{package}" not in modules
 
 
+def test_pytorch_without_numpy_trains_saves_and_loads(build: Path, tmp_path: Path) -> None:
+    """PyTorch's packages do not ask for NumPy."""
+    code = """if True:
+        import sys
+        sys.modules["numpy"] = None
+        import torch, zerorun
+        model = torch.nn.Linear(4, 4)
+        engine = zerorun.shard(model, stage=3, optimizer=torch.optim.AdamW(model.parameters()))
+        model(torch.ones(2, 4)).sum().backward()
+        engine.step()
+        state = {"generator": torch.ones(3), "drawn": 2 ** 70}
+        engine.save_checkpoint("saved", client_state=state)
+        print(engine.load_checkpoint("saved")[1])
+        torch.ones(1).numpy()
+    """
+    command = [sys.executable, "-c", code]
+    job = ran(command, cwd=tmp_path, env=environment(build, CUDA_VISIBLE_DEVICES=""))
+    assert job.stdout == f"{{'generator': tensor([1., 1., 1.]), 'drawn': {2**70}}}\n", job.stderr
+    assert "Numpy is not available" in job.stderr  # the program could not use it
+
+
 def test_type_stubs_are_those_of_the_bindings(root: Path, build: Path) -> None:
     pytest.importorskip("pybind11_stubgen")
     script = [sys.executable, root / "scripts" / "core_stubs.py"]
