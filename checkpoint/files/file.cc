@@ -116,10 +116,6 @@ File create_text(const std::filesystem::path& path, const std::string& text) {
   return file;
 }
 
-void write_text(const std::filesystem::path& path, const std::string& text) {
-  create_text(path, text).sync();
-}
-
 bool path_exists(const std::filesystem::path& path) {
   std::error_code ignored;
   return std::filesystem::exists(path, ignored);
@@ -167,11 +163,6 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
 
 MappedFile::~MappedFile() {
   if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());

@@ -59,8 +59,6 @@ class File {
 
 // Creates the file and writes it, but does not wait until it is on the disk.
 File create_text(const std::filesystem::path& path, const std::string& text);
-// Creates the file, writes it and syncs it.
-void write_text(const std::filesystem::path& path, const std::string& text);
 
 // Also false if the system denies access.
 bool path_exists(const std::filesystem::path& path);
@@ -78,7 +76,6 @@ class MappedFile {
   // Throws IoError.
   explicit MappedFile(const std::filesystem::path& path);
   MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
   ~MappedFile();

@@ -160,15 +160,6 @@ const nlohmann::json::array_t& JsonReader::array(const char* key) const {
       .get_ref<const nlohmann::json::array_t&>();
 }
 
-std::vector<std::string> JsonReader::texts(const char* key) const {
-  std::vector<std::string> result;
-  for (const nlohmann::json& value : array(key)) {
-    if (!value.is_string()) fail_member(key, "an array of text");
-    result.push_back(value.get<std::string>());
-  }
-  return result;
-}
-
 std::vector<int64_t> JsonReader::shape(const char* key, size_t element_nbytes) const {
   std::vector<int64_t> result;
   for (const nlohmann::json& value : array(key)) {

@@ -33,7 +33,6 @@ class JsonReader {
   bool boolean(const char* key) const;
   DType dtype(const char* key) const;
   const nlohmann::json::array_t& array(const char* key) const;
-  std::vector<std::string> texts(const char* key) const;
   // A shape whose size in bytes, with `element_nbytes` per element, fits in an int64.
   std::vector<int64_t> shape(const char* key, size_t element_nbytes) const;
 

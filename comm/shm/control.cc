@@ -59,9 +59,7 @@ std::shared_ptr<Segment> meet(const GroupOptions& options, LocalSegments* local)
   for (int rank = 0; rank < options.world_size; ++rank) {
     ::new (segment->data() + slot_offset(rank)) RankSlot;
   }
-  auto* header = ::new (segment->data()) ControlHeader;
-  header->magic = ControlHeader::kMagic;
-  header->world_size = static_cast<uint32_t>(options.world_size);
+  ::new (segment->data()) ControlHeader;
   if (local != nullptr) local->add(segment);
   options.store->set(key, encode(segment->ticket()));
   return segment;
@@ -89,14 +87,6 @@ Control::Control(GroupOptions options, LocalSegments* local)
 }
 
 void Control::claim_slot() {
-  if (segment_->ticket().nbytes < kSlotsOffset || header().magic != ControlHeader::kMagic) {
-    zerorun::fail<CommError>("rank {} runs another version of zerorun than rank {}", number(0),
-                             number(rank_));
-  }
-  if (header().world_size != static_cast<uint32_t>(world_size_)) {
-    fail(fmt::format("rank {} expects {} ranks, but rank {} expects {}", number(rank_), world_size_,
-                     number(0), header().world_size));
-  }
   RankSlot& mine = slot(rank_);
   if (mine.claimed.exchange(1) != 0) {
     zerorun::fail<CommError>("rank {} is taken by another process: each needs its own RANK",
@@ -358,8 +348,7 @@ void Control::leave() noexcept {
 }
 
 void Control::wake_all() const noexcept {
-  const auto ranks = static_cast<int>(header().world_size);
-  for (int peer = 0; peer < ranks; ++peer) {
+  for (int peer = 0; peer < world_size_; ++peer) {
     if (slot(peer).sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(slot(peer).step);
   }
 }

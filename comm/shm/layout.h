@@ -76,9 +76,6 @@ struct Failure {
 };
 
 struct ControlHeader {
-  static constexpr uint64_t kMagic = 0x315f4d48'535f525a;  // "ZR_SHM_1"
-  uint64_t magic;
-  uint32_t world_size;
   std::atomic<uint32_t> stall_reported;  // set by the rank that reports
   Failure failure;
 };

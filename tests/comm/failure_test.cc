@@ -158,6 +158,20 @@ TEST(FailureTest, RanksThatExpectDifferentWorldSizesAreToldSo) {
   EXPECT_EQ(other.get(), "rank 1 expects 3 ranks, but rank 0 expects 2");
 }
 
+TEST(FailureTest, OneOfTwoProcessesThatAreTheSameRankIsToldSo) {
+  const auto store = make_memory_store();
+  std::array<std::shared_ptr<Communicator>, 3> joined;
+  const auto join = [&](size_t process, int rank) {
+    return error_of([&] { joined[process] = make_communicator(options_of_rank(rank, 2, store)); });
+  };
+  auto one = std::async(std::launch::async, [&] { return join(1, 1); });
+  auto other = std::async(std::launch::async, [&] { return join(2, 1); });
+  EXPECT_EQ(join(0, 0), "");
+  EXPECT_THAT((std::vector{one.get(), other.get()}),
+              ::testing::UnorderedElementsAre(
+                  "", "rank 1 is taken by another process: each needs its own RANK"));
+}
+
 TEST(FailureTest, AbortEndsAWaitThatHasBegun) {
   run_ranks(3, [](Communicator& communicator) {
     const auto stream = make_inline_stream();

@@ -28,6 +28,18 @@ if sys.argv[2] == "interrupted":
     raise KeyboardInterrupt
 """
 
+WITHOUT_ROOM = """
+import resource, sys
+import torch, zerorun
+
+model = torch.nn.Linear(400, 400)
+optimizer = torch.optim.AdamW(model.parameters())
+engine = zerorun.initialize(model, optimizer, config={"train_micro_batch_size_per_gpu": 1})[0]
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
+engine.save_checkpoint(sys.argv[1], "new", blocking=False)
+print("the program's end")
+"""
+
 
 def run(build: Path, folder: Path, how: str) -> subprocess.CompletedProcess[str]:
     script, written = folder / "program.py", folder / "written.txt"
@@ -53,3 +65,15 @@ def test_a_program_that_ends_is_taken_apart_as_without_an_engine(
     result = run(build, tmp_path, "ends")
     assert result.returncode == 0, result.stderr
     assert "taken apart" in result.stdout
+
+
+def test_a_save_that_fails_after_the_program_is_an_error(build: Path, tmp_path: Path) -> None:
+    """Python would end with 0, and the next job would miss the checkpoint."""
+    result = ran(
+        [sys.executable, "-c", WITHOUT_ROOM, str(tmp_path / "run")], env=environment(build)
+    )
+    assert result.returncode == 1, result.stderr
+    assert result.stdout == "the program's end\n"
+    assert "a checkpoint could not be saved: " in result.stderr
+    assert "File too large" in result.stderr
+    assert not (tmp_path / "run" / "latest").exists()

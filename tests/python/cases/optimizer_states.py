@@ -17,6 +17,7 @@ from torch import nn
 from zerorun.checkpoints.shard_files import Chunks, restore
 from zerorun.optimizers.parameter_states import FullStates
 
+from cases.interchange import engine_for, unpack
 from cases.models import *
 
 Maker = Callable[[nn.Module], torch.optim.Optimizer]
@@ -234,6 +235,26 @@ def case_states_in_8_bits_are_values(_folder: Path) -> None:
         assert states["exp_avg"].dtype == torch.float32
         assert states["exp_avg"].shape == states["exp_avg_sq"].shape
     engine.destroy()
+
+
+def case_states_in_8_bits_are_those_of_deepspeeds_file(folder: Path) -> None:
+    path = next(p for p in unpack(folder, "deepspeed_checkpoints.tar.xz") if "fp32" in p.name)
+    found = {}
+    for kind in ("AdamW", "AdamW8bit"):
+        for stage in (1, 3):
+            engine = engine_for(stage, optimizer={"type": kind, "params": {"lr": 1e-2}})
+            engine.load_checkpoint(path)
+            for name, parameter in engine.module.named_parameters():
+                for state in ("exp_avg", "exp_avg_sq"):
+                    values = zerorun.zero.safe_get_full_optimizer_state(parameter, state)
+                    found[kind, stage, name, state] = values
+            engine.destroy()
+    assert all(values is None or values.any() for values in found.values())
+    for (kind, *place), exact in found.items():
+        if kind == "AdamW" and exact is not None:
+            bound = exact.abs().max().item() / 100  # of a code, in a block of 256 elements
+            coded = found[("AdamW8bit", *place)]
+            torch.testing.assert_close(coded, exact, rtol=1 / 16, atol=bound)
 
 
 def case_a_scheduler_of_another_optimizer_is_an_error(_folder: Path) -> None:
