@@ -249,8 +249,8 @@ TEST(LrSchedule, WithoutATypeGroupsKeepTheirRates) {
 
 // Programs give 0, which DeepSpeed took as 2 since its #772; 0.19 refuses it.
 TEST(LrSchedule, DeepSpeedsTypesWarmUpForTwoStepsAtLeast) {
-  for (const char* type : {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"}) {
-    const Json total = {{"total_num_steps", 9}};
+  for (const std::string type : {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"}) {
+    const Json total = type == "WarmupLR" ? Json::object() : Json{{"total_num_steps", 9}};
     for (int fewer : {0, 1}) {
       Json few = total;
       Json two = total;

@@ -203,7 +203,7 @@ TEST(HpzTest, SizesThatCannotWorkAreErrors) {
   EXPECT_THAT(error_of(config_of(8)), HasSubstr("got 8 where 4 ranks"));
   Config config = config_of(2);
   config.zero.stage = 2;
-  EXPECT_THAT(error_of(config), HasSubstr("use stage 3"));
+  EXPECT_THAT(error_of(config), HasSubstr("needs /zero_optimization/stage 3, got 2"));
 }
 
 }  // namespace
