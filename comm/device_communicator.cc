@@ -35,11 +35,12 @@ std::string ranks_with_one_device(const GroupOptions& options, const std::string
     if (!is_first) found = fmt::format("{} and {}", owner->second, rank);
     return is_first;
   };
-  answer_all(options, options.name + "/device", mine, "to come with their GPUs", found, take);
+  answer_all(options, options.name + "/device", mine, "to come with a GPU", found, take);
   if (options.rank > 0 && found != kNone) options.store->set(seen(options.rank), "");
   for (int rank = 1; options.rank == 0 && found != kNone && rank < options.world_size; ++rank) {
-    wait_for_key(options, seen(rank),
-                 [&] { return fmt::format("rank {} to read which GPUs are shared", rank); });
+    wait_for_key(options, seen(rank), [&] {
+      return fmt::format("rank {} to come, or to read which GPUs are shared", rank);
+    });
   }
   return found;
 }

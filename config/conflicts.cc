@@ -166,9 +166,10 @@ void check_quantized_bits(const GivenKeys& keys, ConfigProblems& problems) {
 void check_stage(const GivenKeys& keys, const Config& config, ConfigProblems& problems) {
   for (const KeyProblem& problem : stage_problems(config)) {
     const JsonNode* given = given_value(keys, problem.pointer);
-    const bool is_off =
-        given != nullptr && given->kind == JsonNode::Kind::integer && given->number <= 0;
-    if (given == nullptr || is_off) continue;
+    if (given == nullptr) continue;
+    const bool is_number =
+        given->kind == JsonNode::Kind::integer || given->kind == JsonNode::Kind::number;
+    if (is_number && given->number <= 0) continue;  // it asks for nothing
     problems.add(problem.pointer, given->where, "{} {}", to_short_text(*given), problem.text);
   }
 }

@@ -56,6 +56,7 @@ void NcclGroup::join() {
     if (options_.check_parent) options_.check_parent();
   };
   begin("joining the other ranks (ncclGetUniqueId)");
+  peers_.arrive();
   ncclUniqueId id{};
   if (options_.rank == 0) {
     finish_call(nccl_.unique_id(&id));

@@ -54,14 +54,25 @@ std::optional<std::string> NcclPeers::find(const std::string& key,
 std::optional<NcclPeers::Presence> NcclPeers::presence(int rank,
                                                        std::chrono::milliseconds timeout) const {
   const std::optional<std::string> bytes = find(rank_key(rank), timeout);
-  if (!bytes) return std::nullopt;
-  if (bytes->size() != sizeof(Presence)) {
+  return bytes ? std::optional(presence_in(*bytes, rank)) : std::nullopt;
+}
+
+NcclPeers::Presence NcclPeers::presence_in(const std::string& bytes, int rank) const {
+  if (bytes.size() != sizeof(Presence)) {
     fail<CommError>("rank {} runs another version of zerorun than rank {}", options_.number(rank),
                     options_.own_number());
   }
   Presence presence;
-  std::memcpy(&presence, bytes->data(), bytes->size());
+  std::memcpy(&presence, bytes.data(), bytes.size());
   return presence;
+}
+
+void NcclPeers::arrive() {
+  try {
+    options_.store->set(rank_key(options_.rank), bytes_of(own_));
+  } catch (const Dropped&) {
+    fail_to_join();
+  }
 }
 
 void NcclPeers::fail_to_join() const {
@@ -82,11 +93,12 @@ std::string NcclPeers::wait_for_id(const Check& check) const {
 void NcclPeers::meet(const Check& check) {
   std::string all;
   const auto take = [&](const std::string& bytes) {
+    presence_in(bytes, static_cast<int>(all.size() / sizeof(Presence)));
     all += bytes;
     return true;
   };
   try {
-    answer_all(options_, prefix() + "rank", bytes_of(own_), "to name their GPUs", all, take, check);
+    answer_all(options_, prefix() + "rank", bytes_of(own_), "to come with a GPU", all, take, check);
   } catch (const Dropped&) {
     fail_to_join();
   }

@@ -24,12 +24,15 @@ class NcclPeers {
   // `options` must outlive this object. `device`: the number of this rank's GPU.
   NcclPeers(const GroupOptions& options, int device);
 
+  // Publishes this rank's process, host and GPU, so that whoever dies before it has met the others
+  // is known.
+  void arrive();
   // Pass rank 0's unique id of the communicator to the other ranks. While a rank waits, it calls
   // `check`, which throws to give up.
   using Check = std::function<void()>;
   void give_id(const std::string& id);
   std::string wait_for_id(const Check& check) const;
-  // Tells all ranks this one's process, host and GPU, and learns theirs.
+  // Learns what all ranks have published.
   void meet(const Check& check);
   int ranks_of_this_host() const;
   // Numbers of the GPUs of other ranks that are threads of this process.
@@ -72,6 +75,7 @@ class NcclPeers {
   std::string rank_key(int rank) const { return key("rank/" + std::to_string(rank)); }
   std::optional<std::string> find(const std::string& key, std::chrono::milliseconds timeout) const;
   std::optional<Presence> presence(int rank, std::chrono::milliseconds timeout) const;
+  Presence presence_in(const std::string& bytes, int rank) const;
   static std::string bytes_of(const Presence& presence) {
     return {reinterpret_cast<const char*>(&presence), sizeof(presence)};
   }

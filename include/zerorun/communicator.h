@@ -77,7 +77,7 @@ enum class Sharing : uint8_t {
   // Each rank has its own block; other ranks may read it during collectives.
   per_rank,
   // As per_rank. Pages are allocated when they are first written, not at once: until then what will
-  // be written there may need the memory.
+  // be written there may need the memory. So memory that is missing is no error of the call.
   per_rank_on_write,
   // All ranks use one block and must be on one host; writes of a rank are visible to the others
   // after the next collective.

@@ -82,9 +82,12 @@ void ParameterSwitch::clear() {
 
 namespace {
 
-// Null while the object is being made or ended.
+// Null while the object is being made or ended. pybind11 3.1 sets an object's layout after it has
+// allocated others for the first one of a subclass, where Python before 3.12 may collect.
 ParameterSwitch* switch_of(PyObject* self) {
-  const auto place = reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder();
+  auto* const instance = reinterpret_cast<py::detail::instance*>(self);
+  if (!instance->simple_layout && instance->nonsimple.values_and_holders == nullptr) return nullptr;
+  const auto place = instance->get_value_and_holder();
   return place.holder_constructed() ? place.value_ptr<ParameterSwitch>() : nullptr;
 }
 

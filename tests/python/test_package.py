@@ -74,6 +74,19 @@ def test_an_engine_needs_few_modules(build: Path) -> None:
         assert f"zerorun.{package}" not in modules
 
 
+def test_units_are_made_while_python_collects(build: Path, tmp_path: Path) -> None:
+    """The first object of a class has no layout yet while pybind11 makes others for it."""
+    code = """if True:
+        import gc, torch, zerorun
+        model = torch.nn.Linear(4, 4)
+        gc.set_threshold(1)
+        zerorun.shard(model, stage=3)
+    """
+    command = [sys.executable, "-c", code]
+    job = ran(command, cwd=tmp_path, env=environment(build, CUDA_VISIBLE_DEVICES=""))
+    assert job.returncode == 0, job.stderr
+
+
 def test_pytorch_without_numpy_trains_saves_and_loads(build: Path, tmp_path: Path) -> None:
     """PyTorch's packages do not ask for NumPy."""
     code = """if True:

@@ -68,7 +68,8 @@ TEST(EngineSpecs, HeadsOfMuonAreRowsOfOutputs) {
   job.specs[0].use_muon = true;
   EXPECT_EQ(testing::refusal(job), "");
   job.specs[0].outputs_are_columns = true;
-  EXPECT_THAT(testing::refusal(job), HasSubstr("got 2 heads of a, whose columns are the outputs"));
+  job.config.optimizer.muon_heads = {{"*", 5}};  // which does not divide the rows either
+  EXPECT_THAT(testing::refusal(job), HasSubstr("got 5 heads of a, whose columns are the outputs"));
 }
 
 // Parameters are full only between gather and release.

@@ -53,18 +53,18 @@ std::vector<ParameterSpec> with_rules(std::vector<ParameterSpec> specs,
     }
     const size_t pattern = heads_pattern_of(spec, optimizer);
     if (pattern < optimizer.muon_heads.size()) spec.heads = optimizer.muon_heads[pattern].second;
-    if (spec.heads < 1 || (spec.heads > 1 && spec.shape[0] % spec.heads != 0)) {
-      fail<ConfigError>(
-          "parameter {} has {} rows, which optimizer.params.muon_heads divides into {}: give a "
-          "number of heads that divides them",
-          spec.name, spec.shape[0], spec.heads);
-    }
     if (spec.heads > 1 && spec.outputs_are_columns) {
       fail<ConfigError>(
           "optimizer.params.muon_heads: got {} heads of {}, whose columns are the outputs "
           "(transformers' Conv1D), expected matrices whose rows are (nn.Linear): leave it out, and "
           "Muon updates it as one matrix",
           spec.heads, spec.name);
+    }
+    if (spec.heads < 1 || (spec.heads > 1 && spec.shape[0] % spec.heads != 0)) {
+      fail<ConfigError>(
+          "parameter {} has {} rows, which optimizer.params.muon_heads divides into {}: give a "
+          "number of heads that divides them",
+          spec.name, spec.shape[0], spec.heads);
     }
   }
   return specs;

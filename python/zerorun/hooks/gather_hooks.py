@@ -120,8 +120,8 @@ class GatherHooks:
                 self._forget_interrupted(running_modules(sys._getframe(1))[1:])  # before this call
                 break
         stack = self._stack
-        if not stack:
-            self._before_outermost(module)
+        if not stack and self._open and torch._C._current_graph_task_id() < 0:
+            self.release_open()  # of a backward that ended with an error
         external = external_parameters(module) if registered else ()
         if external:
             more = dict.fromkeys(self.unit_of[p] for p in external if p in self.unit_of)
@@ -133,6 +133,8 @@ class GatherHooks:
             else:
                 stack.append((module, None))  # a call further out holds everything
                 return
+        if os.getpid() != self._process:
+            refuse_fork(module)
         autocast = torch.is_autocast_enabled(self._device_type)
         call = ModuleCall(self, AutocastCopies(self.casts) if autocast else None)
         stack.append((module, call))
@@ -141,12 +143,6 @@ class GatherHooks:
             for tensor in tensors_in((args, kwargs)):
                 if tensor.grad_fn is not None:
                     tensor.register_hook(call.end_backward)
-
-    def _before_outermost(self, module: nn.Module) -> None:
-        if os.getpid() != self._process:
-            refuse_fork(module)
-        if self._open and torch._C._current_graph_task_id() < 0:
-            self.release_open()  # of a backward that ended with an error
 
     def _after_forward(self, module: nn.Module, _args: Any, result: Any) -> Any:
         if not self._stack or self._stack[-1][0] is not module:

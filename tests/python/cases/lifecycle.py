@@ -326,13 +326,24 @@ def case_an_engine_of_another_optimizer_or_none_takes_the_model(folder: Path) ->
 
 
 def case_a_forked_process_cannot_gather(_folder: Path) -> None:
-    """As a worker of a DataLoader, which would read the training's shared memory."""
+    """As a worker of a DataLoader, which would read the training's shared memory; also one that is
+    forked within a forward."""
     model, engine = started(config(3))
+    first, second, _ = model.blocks
+    hook = first.register_forward_pre_hook(lambda _, args: refused_in_a_fork(second, *args))
+    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    hook.remove()
+    refused_in_a_fork(model, batch_of(0))
+    engine.step()
+    engine.destroy()
+
+
+def refused_in_a_fork(module: nn.Module, *args: object) -> None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            model(batch_of(0))
+            module(*args)
             os.write(writer, b"no error")
         except zerorun.ConfigError as error:
             os.write(writer, str(error).encode())
@@ -340,6 +351,3 @@ def case_a_forked_process_cannot_gather(_folder: Path) -> None:
             os._exit(0)
     os.waitpid(child, 0)
     assert b"called in a process forked from a rank" in os.read(reader, 1 << 12)
-    engine.backward(loss_of(engine, part_of(batch_of(0))))
-    engine.step()
-    engine.destroy()
