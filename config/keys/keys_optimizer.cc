@@ -171,8 +171,8 @@ constexpr auto kOptimizerKeys = std::to_array<KeySpec>({
         "Muon", "/optimizer/params/muon_heads", KeyType::free_form, "null",
         "Specific to zerorun: patterns of parameter names (* and ?), and the number of heads of "
         "matching matrices: `{\"*.q_proj.weight\": 12}`. Muon updates the rows of each head as a "
-        "matrix of their own. Rows are outputs of torch's nn.Linear; the Conv1D of GPT-2 and the "
-        "models of `zerorun train` have heads along columns, and are refused. A fused "
+        "matrix of their own. Rows are outputs of torch's nn.Linear; matrices of a Conv1D and of "
+        "`zerorun train` have heads along columns: a pattern that matches one is an error. A fused "
         "projection needs the sum of all heads (query, key and value). The first pattern that "
         "matches counts; each has to match a matrix whose rows it divides."),
     gone("/optimizer/params/freeze_step", KeyType::integer,

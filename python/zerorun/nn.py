@@ -64,8 +64,8 @@ def linear_cross_entropy(  # noqa: PLR0913 - as torch's cross_entropy
     """
     weight, bias, adapters = _parts_of(weight, bias)
     _check(hidden, labels, chunk, reduction)
-    if not is_number(ignore_index, Integral):
-        raise _fault("ignore_index", ignore_index, "an integer")
+    if not is_number(ignore_index, Integral) or not -(2**63) <= ignore_index < 2**63:
+        raise _fault("ignore_index", ignore_index, "an integer of 64 bits")
     if not (is_number(label_smoothing) and 0.0 <= label_smoothing <= 1.0):
         raise _fault("label_smoothing", label_smoothing, "a number from 0 to 1")
     if not (is_number(z_loss) and 0.0 <= z_loss < math.inf):
@@ -118,10 +118,13 @@ def _check_head(
         shown = f"{list(weight.shape)} of {weight.dtype}"
         raise _fault("weight", shown, "[vocabulary, width] of floats")
     words, width = weight.shape
+    if words < 1:
+        raise _fault("weight", list(weight.shape), "a vocabulary of at least one word")
     if hidden.shape[-1] != width:
         raise _fault("hidden", list(hidden.shape), f"[..., {width}], as the weight")
-    if bias is not None and bias.shape != (words,):
-        raise _fault("bias", list(bias.shape), f"[{words}], as the weight")
+    if bias is not None and (bias.shape != (words,) or not bias.is_floating_point()):
+        shown = f"{list(bias.shape)} of {bias.dtype}"
+        raise _fault("bias", shown, f"[{words}] of floats, as the weight")
     if labels.device.type == "cpu":  # a GPU would be waited for
         wrong = (labels != ignore_index) & ((labels < 0) | (labels >= words))
         if wrong.any():

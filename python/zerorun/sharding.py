@@ -155,6 +155,8 @@ def shard(  # noqa: PLR0913 - keywords
     """
     if not isinstance(model, nn.Module):
         raise _C.ConfigError(f"shard: model is {type(model)}, expected a torch.nn.Module")
+    if metrics is not None and (not isinstance(metrics, str | os.PathLike) or not str(metrics)):
+        raise _C.ConfigError(f"shard: metrics: got {metrics!r}, expected the path of a file")
     check_initial_values(init, weights)
     _check_wide(model, dtype)
     zero: dict[str, Any] = {"stage": number_of("stage", stage)}

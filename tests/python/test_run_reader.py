@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -37,6 +38,12 @@ def test_a_run_that_resumed_shows_its_last_course(tmp_path: Path) -> None:
     table = read_run(path).first.columns.table()
     assert table["step"] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert table["loss"][5:] == [0.5, 0.5, 0.5]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file_and_nothing_is_written_later() -> None:
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        MetricsFile("/dev/full", 0, 2, RUN)
+    gc.collect()  # what failed to be closed would warn
 
 
 def test_any_number_of_steps_becomes_some_points() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -45,10 +46,10 @@ class MetricsFile:
         self._rank = rank
         file = rank_path(path, rank)
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._file = file.open("a", encoding="utf-8", buffering=1)
+        self._file = file.open("ab", buffering=0)  # a line that fails is not written later
         weakref.finalize(self, self._file.close)
         if file.stat().st_size > 0 and not _ends_line(file):
-            self._file.write("\n")  # the run before ended within a line
+            self._file.write(b"\n")  # the run before ended within a line
         head = {"zerorun_metrics": VERSION, "rank": rank, "world_size": world_size, "run": run}
         self._write(head)
 
@@ -56,7 +57,13 @@ class MetricsFile:
         self._write({"rank": self._rank} | metrics)
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(_text(line) + "\n")
+        data = f"{_text(line)}\n".encode()
+        try:
+            if self._file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            error.filename = self._file.name
+            raise
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode

@@ -83,8 +83,9 @@ class ModelLayout:  # size: a table, each column of which somebody reads
         parameters = model.named_parameters(remove_duplicate=False)
         named = ((plain_name(name), parameter) for name, parameter in parameters)
         layout = cls.of_parameters(named, groups, dtype, mesh)
-        convolutions = (m for m in model.modules() if type(m).__name__ == "Conv1D")
-        layout.columns = {m.weight for m in convolutions if hasattr(m, "nf")}  # transformers'
+        named_so = (m for m in model.modules() if type(m).__name__ == "Conv1D" and hasattr(m, "nf"))
+        weights = (m._parameters.get("weight") for m in named_so)  # of transformers' class
+        layout.columns = {weight for weight in weights if weight is not None}
         for unit in find_units(model, units):
             unit.parameters = [p for p in unit.parameters if p not in layout.outside]
             if unit.parameters:

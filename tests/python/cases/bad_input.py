@@ -280,6 +280,8 @@ def case_contradictions_are_value_errors(_folder: Path) -> None:
     refused(f"shard_group_size: got {WORLD_SIZE + 1} for", shard_group_size=WORLD_SIZE + 1)
     refused('"cpu" needs stage 1, 2 or 3, got 0', stage=0, offload_optimizer="cpu")
     refused('shard: offload_params: "cpu" needs stage 3', stage=2, offload_params="cpu")
+    refused("shard: metrics: got 3, expected the path of a file", metrics=3)
+    refused("shard: metrics: got '', expected the path of a file", metrics="")
     refused("shard: offload_params: got <class 'bool'>, expected \"cpu\" or", offload_params=True)
     refused(
         'offload_optimizer no/such: No such file or directory; expected "cpu" or a folder',

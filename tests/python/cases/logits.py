@@ -284,9 +284,13 @@ def case_wrong_arguments(_folder: Path) -> None:
     for word in (words, -5):
         text = f"labels: got {word}, expected words from 0 to {words - 1}"
         refused(text, hidden, weight, torch.where(labels == labels[0], word, labels))
-    refused("bias: got [3], expected", hidden, weight, labels, bias=torch.ones(3))
+    refused("bias: got '[3] of", hidden, weight, labels, bias=torch.ones(3))
     refused("bias: got 'str'", hidden, weight, labels, bias="a")
+    integers = torch.ones(weight.shape[0], dtype=torch.int64)
+    refused("bias: got '[50] of torch.int64'", hidden, weight, labels, bias=integers)
+    refused("weight: got [0, ", hidden, weight[:0], labels)
     refused("ignore_index: got None", hidden, weight, labels, ignore_index=None)
+    refused("ignore_index: got 1", hidden, weight, labels, ignore_index=10**30)
     for wrong in ("a", True, math.nan, -1):
         for name in ("label_smoothing", "z_loss"):
             refused(f"{name}: got {wrong!r}", hidden, weight, labels, **{name: wrong})

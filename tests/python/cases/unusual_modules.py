@@ -222,6 +222,24 @@ def case_arguments_may_be_any_dataclasses(_folder: Path) -> None:
     engine.destroy()
 
 
+class Conv1D(nn.Module):
+    """Shares the name and an attribute of transformers' class, which has a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nf = WIDTH
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def case_another_class_may_be_named_conv1d(_folder: Path) -> None:
+    model, engine = started(bare_config(), Conv1D)
+    assert model(torch.ones(2, WIDTH, device=engine.device)).shape == (2, WIDTH)
+    engine.destroy()
+
+
 class Critic(nn.Module):
     """As WGAN-GP has them."""
 
