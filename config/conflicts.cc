@@ -167,9 +167,7 @@ void check_stage(const GivenKeys& keys, const Config& config, ConfigProblems& pr
   for (const KeyProblem& problem : stage_problems(config)) {
     const JsonNode* given = given_value(keys, problem.pointer);
     if (given == nullptr) continue;
-    const bool is_number =
-        given->kind == JsonNode::Kind::integer || given->kind == JsonNode::Kind::number;
-    if (is_number && given->number <= 0) continue;  // it asks for nothing
+    if (given->is_number() && given->number <= 0) continue;  // it asks for nothing
     problems.add(problem.pointer, given->where, "{} {}", to_short_text(*given), problem.text);
   }
 }

@@ -55,7 +55,7 @@ bool all_of_kind(const JsonNode& array, Kind kind) {
 }
 
 bool is_beta(const JsonNode& node) {
-  if (node.kind != Kind::integer && node.kind != Kind::number) return false;
+  if (!node.is_number()) return false;
   const auto value = static_cast<float>(node.number);  // 1 - 1e-9 is 1 in fp32
   return value >= 0.0F && value < 1.0F;
 }
@@ -64,8 +64,7 @@ bool array_suits(const KeySpec& spec, const JsonNode& node) {
   if ((spec.type & KeyType::strings) != 0 && all_of_kind(node, Kind::string)) return true;
   if ((spec.type & KeyType::numbers) != 0 && !node.children.empty() &&
       std::all_of(node.children.begin(), node.children.end(), [&](const JsonNode& item) {
-        return (item.kind == Kind::integer || item.kind == Kind::number) &&
-               std::isfinite(item.number) && in_range(spec.range, item.number);
+        return item.is_number() && std::isfinite(item.number) && in_range(spec.range, item.number);
       })) {
     return true;
   }

@@ -36,6 +36,8 @@ struct JsonNode {
   int64_t integer = 0;             // kind integer
   double number = 0;               // kinds integer and number; may be infinite or NaN
   std::vector<JsonNode> children;  // kinds array and object, in the order of the file
+
+  bool is_number() const { return kind == Kind::integer || kind == Kind::number; }
 };
 
 inline constexpr size_t kMaxJsonBytes = size_t{16} << 20;
