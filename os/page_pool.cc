@@ -10,7 +10,6 @@
 
 #include "core/check.h"
 #include "core/format_bytes.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 

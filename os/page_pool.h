@@ -16,8 +16,6 @@ class PagePool {
  public:
   PagePool() = default;
   ~PagePool();
-  PagePool(const PagePool&) = delete;
-  PagePool& operator=(const PagePool&) = delete;
 
   // Returns addresses for `nbytes`. Until take(), whoever reads or writes there gets SIGSEGV.
   std::byte* reserve(int range, size_t nbytes);
