@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -96,5 +98,38 @@ std::vector<Subscription> observe_all(Engine& engine, Communicator& comm, const 
 // Encodes spans as events of Chrome's trace format, separated by commas. Times count from
 // `origin_s`; spans that began earlier are cut there.
 std::string trace_events(const std::vector<LoggedSpan>& spans, int rank, double origin_s);
+
+// Seconds of one kind of work on all streams; overlapping work counts once. Exposed: the program
+// waited meanwhile or was in the engine's step. Hidden: all other time.
+struct SplitSeconds {
+  double exposed = 0;
+  double hidden = 0;
+
+  bool any() const { return exposed + hidden > 0; }
+};
+
+// The work of a step. A value is unset if it is unknown, because the work ran on a GPU's stream or
+// had too many parts to record.
+struct StepWork {
+  std::optional<SplitSeconds> reductions;
+  std::optional<SplitSeconds> gathers;
+  std::optional<SplitSeconds> offload;  // updates on the host, copies from and to it, disk
+};
+
+// Measures the work on an engine's streams, from the construction of the meter on.
+class WorkMeter {
+ public:
+  WorkMeter(Engine& engine, Communicator& comm);
+
+  // The work since the last call.
+  StepWork take();
+  // Seconds of all collectives so far, by operation; NaN if one ran on a GPU's stream.
+  std::array<double, kCollectives> collective_seconds() const;
+
+ private:
+  struct Log;
+  std::shared_ptr<Log> log_;
+  std::vector<Subscription> subscriptions_;
+};
 
 }  // namespace zerorun
