@@ -30,35 +30,28 @@ Rule fixed(const SchedulerConfig& /*config*/) {
 // DeepSpeed 0.19, runtime/lr_schedules.py: WarmupLR, WarmupDecayLR, WarmupCosineLR, LRRangeTest.
 
 // From 0 at iteration 0 to 1 at iteration `steps`.
-class Ramp {
- public:
-  Ramp(WarmupShape shape, int64_t steps)
-      : shape_(shape),
-        steps_(std::max<int64_t>(2, steps)),
-        inverse_log_(1.0 / std::log(static_cast<double>(steps_))) {}
+struct Ramp {
+  explicit Ramp(const SchedulerConfig& config)
+      : shape(config.warmup_type), steps(std::max<int64_t>(2, config.warmup_num_steps)) {}
 
-  int64_t steps() const { return steps_; }
   double at(int64_t iteration) const {
-    if (shape_ == WarmupShape::log) {
-      return inverse_log_ * std::log(static_cast<double>(iteration + 1));
-    }
-    return static_cast<double>(iteration) / static_cast<double>(steps_);
+    const auto end = static_cast<double>(steps);
+    if (shape == WarmupShape::linear) return static_cast<double>(iteration) / end;
+    return 1.0 / std::log(end) * std::log(static_cast<double>(iteration + 1));
   }
 
- private:
-  const WarmupShape shape_;
-  const int64_t steps_;
-  const double inverse_log_;
+  WarmupShape shape;
+  int64_t steps;
 };
 
 // WarmupLR, and with a total number of steps WarmupDecayLR.
 Rule warmup(const SchedulerConfig& config) {
-  const Ramp ramp(config.warmup_type, config.warmup_num_steps);
+  const Ramp ramp(config);
   const auto gamma = [config, ramp](int64_t iteration) {
-    if (iteration < ramp.steps()) return ramp.at(iteration);
+    if (iteration < ramp.steps) return ramp.at(iteration);
     if (config.type == "WarmupLR") return 1.0;
     const auto left = static_cast<double>(config.total_num_steps - iteration);
-    const auto decay = static_cast<double>(config.total_num_steps - ramp.steps());
+    const auto decay = static_cast<double>(config.total_num_steps - ramp.steps);
     return std::max(0.0, left / std::max(1.0, decay));
   };
   return [config, gamma](double base_lr, int group, int64_t iteration) -> ScheduledValues {
@@ -71,15 +64,15 @@ Rule warmup(const SchedulerConfig& config) {
 }
 
 Rule warmup_cosine(const SchedulerConfig& config) {
-  const Ramp ramp(config.warmup_type, config.warmup_num_steps);
+  const Ramp ramp(config);
   const auto ratio = [config, ramp](int64_t iteration) {
     if (iteration < 0) return 0.0;
-    if (iteration < ramp.steps()) {
+    if (iteration < ramp.steps) {
       return config.warmup_min_ratio + ramp.at(iteration) * (1.0 - config.warmup_min_ratio);
     }
-    const auto step = static_cast<double>(iteration - ramp.steps() + 1);
+    const auto step = static_cast<double>(iteration - ramp.steps + 1);
     const auto steps =
-        static_cast<double>(std::max<int64_t>(1, config.total_num_steps - ramp.steps()));
+        static_cast<double>(std::max<int64_t>(1, config.total_num_steps - ramp.steps));
     const double cosine = (1.0 + std::cos(std::numbers::pi * std::min(1.0, step / steps))) / 2.0;
     return std::max(0.0, config.cos_min_ratio + (1.0 - config.cos_min_ratio) * cosine);
   };

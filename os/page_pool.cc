@@ -1,11 +1,6 @@
 #include "os/page_pool.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdint>
 #include <cstring>
 
 #include "core/check.h"

@@ -7,7 +7,7 @@
 #include "core/check.h"
 #include "zero/engine_parts.h"
 #include "zero/memory_plan.h"
-#include "zero/timeline/stopwatch.h"
+#include "zero/timeline/span_log.h"
 #include "zero/update/optimizer_states.h"
 
 namespace zerorun {
