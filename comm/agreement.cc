@@ -1,7 +1,5 @@
 #include "comm/agreement.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -11,7 +9,6 @@
 #include <tuple>
 
 #include "core/check.h"
-#include "zerorun/error.h"
 #include "zerorun/tensor.h"
 
 namespace zerorun {
@@ -97,10 +94,9 @@ void Agreement::run(std::string_view label, const std::function<void()>& step) {
   raise(failure, fmt::format("rank {} of {}: {}", first, world_size(), failure.text.data()));
 }
 
-int64_t Agreement::reduce(int64_t value, ReduceOp op, std::string_view label) {
-  const TensorView view = view_of(std::span<int64_t>(&value, 1));
+void Agreement::reduce(std::span<int64_t> values, ReduceOp op, std::string_view label) {
+  const TensorView view = view_of(values);
   comm_.all_reduce(view, view, op, Output::overwrite, stream_, label).synchronize();
-  return value;
 }
 
 bool Agreement::is_same(int64_t value) {

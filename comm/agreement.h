@@ -32,7 +32,12 @@ class Agreement {
   // throw the error of the lowest rank that failed, with its type and text, as an OnEveryRank.
   void run(std::string_view label, const std::function<void()>& step);
 
-  int64_t reduce(int64_t value, ReduceOp op, std::string_view label = "ranks agree");
+  // Reduces in place. All ranks pass the same number of values.
+  void reduce(std::span<int64_t> values, ReduceOp op, std::string_view label);
+  int64_t reduce(int64_t value, ReduceOp op, std::string_view label = "ranks agree") {
+    reduce({&value, 1}, op, label);
+    return value;
+  }
   // True if all ranks pass the same value.
   bool is_same(int64_t value);
   // Returns rank 0's value on every rank.

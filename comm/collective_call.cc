@@ -120,23 +120,14 @@ int64_t largest_part(const std::vector<int64_t>& cuts) {
   return largest;
 }
 
-int64_t Slices::numel(int from, int to) const {
-  if (cuts_ == nullptr) return slice_;
+Slices::Slice Slices::between(int from, int to) const {
+  if (cuts_ == nullptr) return {slice_, to * slice_, from * slice_};
   const auto [source, owner] = std::pair(static_cast<size_t>(from), static_cast<size_t>(to));
-  return std::max<int64_t>(0, std::min(cuts_->before[source + 1], cuts_->after[owner + 1]) -
-                                  std::max(cuts_->before[source], cuts_->after[owner]));
-}
-
-int64_t Slices::begin_in(int from, int to) const {
-  if (cuts_ == nullptr) return to * slice_;
-  const auto [source, owner] = std::pair(static_cast<size_t>(from), static_cast<size_t>(to));
-  return std::max<int64_t>(0, cuts_->after[owner] - cuts_->before[source]);
-}
-
-int64_t Slices::begin_out(int from, int to) const {
-  if (cuts_ == nullptr) return from * slice_;
-  const auto [source, owner] = std::pair(static_cast<size_t>(from), static_cast<size_t>(to));
-  return std::max<int64_t>(0, cuts_->before[source] - cuts_->after[owner]);
+  const auto& [before, after] = *cuts_;
+  const int64_t end = std::min(before[source + 1], after[owner + 1]);
+  return {std::max<int64_t>(0, end - std::max(before[source], after[owner])),
+          std::max<int64_t>(0, after[owner] - before[source]),
+          std::max<int64_t>(0, before[source] - after[owner])};
 }
 
 int64_t Slices::largest() const {

@@ -34,10 +34,13 @@ class Slices {
   Slices(const CollectiveCall& call, int world_size)
       : cuts_(call.cuts.get()), slice_(cuts_ != nullptr ? 0 : call.in.numel / world_size) {}
 
-  // What rank `from` gives rank `to`: its size and its place in the input and in the output.
-  int64_t numel(int from, int to) const;
-  int64_t begin_in(int from, int to) const;
-  int64_t begin_out(int from, int to) const;
+  struct Slice {
+    int64_t numel;
+    int64_t begin_in;   // its place in the input
+    int64_t begin_out;  // and in the output
+  };
+  // What rank `from` gives rank `to`.
+  Slice between(int from, int to) const;
   // The size of the largest of all.
   int64_t largest() const;
 

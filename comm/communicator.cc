@@ -5,7 +5,7 @@
 #include "comm/device_communicator.h"
 #include "comm/group_communicator.h"
 #include "comm/host_transport.h"
-#include "comm/rendezvous/rendezvous.h"
+#include "comm/rendezvous/tcp_store.h"
 #include "config/env.h"
 #include "core/check.h"
 

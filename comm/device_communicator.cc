@@ -1,12 +1,19 @@
 #include "comm/device_communicator.h"
 
+#include <array>
 #include <map>
+#include <utility>
+#include <vector>
 
+#include "comm/group_communicator.h"
+#include "comm/host_transport.h"
 #include "comm/nccl/communicator.h"
 #include "comm/waiting.h"
 #include "config/env.h"
 #include "core/check.h"
+#include "device/cpu/cpu_stream.h"
 #include "device/cuda_backend.h"
+#include "device/drain.h"
 #include "device/plugin.h"
 
 namespace zerorun {
@@ -45,6 +52,164 @@ std::string ranks_with_one_device(const GroupOptions& options, const std::string
   return found;
 }
 
+std::shared_ptr<Transport> make_transport_below(GroupOptions options) {
+  options.name += "/staged";
+  return make_host_transport(options);
+}
+
+class HostStagedTransport final : public Transport {
+ public:
+  // The worker is there before the ranks meet: if it cannot be made, no peer waits for this rank.
+  explicit HostStagedTransport(const GroupOptions& options,
+                               std::unique_ptr<CpuStream> worker = make_worker_stream("zr-staged"))
+      : is_group_(!options.group.empty()),
+        device_(options.device),
+        host_(make_transport_below(options)),
+        worker_(std::move(worker)) {}
+
+  TransportTraits traits() const override {
+    const TransportTraits host = host_->traits();
+    return {.name = "host-staged " + host.name, .local_world_size = host.local_world_size};
+  }
+  Event start(std::span<CollectiveCall> calls, Stream& stream) override {
+    for (CollectiveCall& call : calls) {
+      if (is_group_) {
+        run(std::move(call), stream);
+      } else {
+        enqueue(std::move(call), stream);
+      }
+    }
+    return stream.record();
+  }
+  std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override {
+    host_->allocate(0, Sharing::per_rank);  // throws the error of an aborted job
+    if (sharing == Sharing::per_host) return std::nullopt;
+    // Counted here as `other`, and by the caller as what it is: the ledger of ranks that share a
+    // GPU says too much, never too little.
+    Buffer block = device_->allocate(nbytes, MemoryCategory::other);
+    Stream& stream = device_->inline_stream();
+    device_->fill(stream, view_of(block, DType::uint8, static_cast<int64_t>(nbytes)), 0.0F);
+    stream.synchronize();
+    return block;
+  }
+  std::shared_ptr<Transport> make_group(GroupOptions& options) override {
+    return std::make_shared<HostStagedTransport>(options);
+  }
+  void bound_link(DType dtype) override { host_->bound_link(dtype); }
+  void check_peers(std::string_view what) override { host_->check_peers(what); }
+  void abort(std::string_view reason) noexcept override { host_->abort(reason); }
+  void set_error(std::string_view error) noexcept override { host_->set_error(error); }
+  std::string error() override { return host_->error(); }
+  void leave() noexcept override;
+
+ private:
+  // Host memory of a call until its outputs are on the device. Pinned: from other memory a copy may
+  // take what it finds when it is submitted.
+  struct Staging {
+    Buffer memory;
+    Event free;
+  };
+
+  Staging& stage(const CollectiveCall& call, size_t nbytes);
+  void grow(const std::string& label, size_t nbytes);
+  void enqueue(CollectiveCall call, Stream& stream);
+  void run(CollectiveCall call, Stream& stream);
+  // Starts the call with its inputs and outputs in host memory.
+  void start_on_host(CollectiveCall call, std::byte* in, std::byte* out);
+
+  const bool is_group_;
+  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<Transport> host_;
+  std::array<Staging, 4> staging_;  // in turn: calls that are on their way at once
+  size_t next_ = 0;
+  std::unique_ptr<CpuStream> worker_;
+};
+
+void HostStagedTransport::start_on_host(CollectiveCall call, std::byte* in, std::byte* out) {
+  call.in.data = call.op == Collective::broadcast ? out : in;
+  call.out.data = out;
+  call.sync = Sync::collective;
+  host_->start(std::span(&call, 1), *worker_);
+}
+
+// The stream reads and writes the host's memory up to the last upload. Then this rank leaves before
+// memory is unpinned: that may wait for the whole GPU, and so for peers that wait for this rank.
+void HostStagedTransport::leave() noexcept {
+  for (const Staging& staging : staging_) drain(staging.free);
+  worker_.reset();
+  host_->leave();
+}
+
+HostStagedTransport::Staging& HostStagedTransport::stage(const CollectiveCall& call,
+                                                         size_t nbytes) {
+  Staging& staging = staging_[next_];
+  if (staging.memory.nbytes() < nbytes) grow(call.label, nbytes);
+  next_ = (next_ + 1) % staging_.size();
+  return staging;
+}
+
+// Pinning memory may wait for the whole GPU, whose streams wait for peers in a collective. So it is
+// done while there is none: all ranks come here with the same call, and go on together.
+void HostStagedTransport::grow(const std::string& label, size_t nbytes) {
+  for (const Staging& staging : staging_) staging.free.synchronize();
+  const auto meet = [&] {
+    CollectiveCall barrier;
+    barrier.label = fmt::format("memory to stage '{}'", label);
+    host_->start(std::span(&barrier, 1), *worker_).synchronize();
+  };
+  meet();
+  for (Staging& staging : staging_) {
+    staging.memory = {};
+    staging.memory = device_->allocate_pinned(nbytes);
+  }
+  meet();
+}
+
+// In ordinary memory, while the caller waits. Pinning more would wait for the whole GPU, and so for
+// calls of ranks outside of the group, which know nothing of it.
+void HostStagedTransport::run(CollectiveCall call, Stream& stream) {
+  std::vector<std::byte> in(call.in.nbytes());
+  std::vector<std::byte> staged_out(call.out.nbytes());
+  const TensorView out = call.out;
+  device_->download(stream, call.in, in.data());
+  device_->download(stream, call.out, staged_out.data());
+  stream.synchronize();
+  start_on_host(std::move(call), in.data(), staged_out.data());
+  worker_->record().synchronize();
+  device_->upload(stream, staged_out.data(), out);
+  stream.synchronize();
+}
+
+// The bytes of an input and an output of `call`, as many on all ranks.
+std::pair<size_t, size_t> staged_nbytes(const CollectiveCall& call) {
+  if (!call.cuts) return {call.in.nbytes(), call.out.nbytes()};
+  const auto nbytes = [&](const std::vector<int64_t>& cuts) {
+    return static_cast<size_t>(largest_part(cuts)) * size_of(call.in.dtype);
+  };
+  return {nbytes(call.cuts->before), nbytes(call.cuts->after)};
+}
+
+// The device's stream copies D2H, the worker takes part in the collective, the stream copies H2D:
+// each waits for the other's event, the caller for none.
+void HostStagedTransport::enqueue(CollectiveCall call, Stream& stream) {
+  constexpr size_t kAlignment = 64;
+  const auto [largest_in, largest_out] = staged_nbytes(call);
+  const size_t in_nbytes = (largest_in + kAlignment - 1) / kAlignment * kAlignment;
+  Staging& staging = stage(call, in_nbytes + largest_out);
+  std::byte* const in = staging.memory.data();
+  std::byte* const staged_out = in + in_nbytes;
+  const TensorView out = call.out;
+  const bool reads_out = call.output == Output::accumulate || call.op == Collective::broadcast;
+  stream.wait(staging.free);
+  device_->download(stream, call.in, in);
+  if (reads_out) device_->download(stream, call.out, staged_out);
+  worker_->wait(stream.record());
+  start_on_host(std::move(call), in, staged_out);
+  stream.wait(worker_->record());
+  device_->upload(stream, staged_out, out);
+  staging.free = stream.record();
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> make_device_communicator(const CommunicatorOptions& options) {
@@ -76,6 +241,12 @@ std::string describe_device_collectives() {
   } catch (const DeviceError&) {
     return {};  // describe_cuda says what is missing
   }
+}
+
+std::shared_ptr<Communicator> make_host_staged_communicator(const CommunicatorOptions& options) {
+  ZR_CHECK(options.device != nullptr, "got no device to copy from");
+  const GroupOptions group(options);
+  return std::make_shared<GroupCommunicator>(group, std::make_shared<HostStagedTransport>(group));
 }
 
 }  // namespace zerorun

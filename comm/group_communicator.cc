@@ -12,9 +12,10 @@
 
 namespace zerorun {
 
-GroupCommunicator::GroupCommunicator(GroupOptions options, std::shared_ptr<Transport> transport)
+GroupCommunicator::GroupCommunicator(GroupOptions options, std::shared_ptr<Transport> transport,
+                                     std::shared_ptr<CallLedger> parent)
     : options_(std::move(options)),
-      ledger_(std::make_shared<CallLedger>(options_.parent)),
+      ledger_(std::make_shared<CallLedger>(std::move(parent))),
       transport_(std::move(transport)),
       traits_(transport_->traits()),
       membership_(options_.job->join(
@@ -131,7 +132,7 @@ std::shared_ptr<Communicator> GroupCommunicator::split(int color, int key, std::
   agreement.run("a split into groups", [&] {
     if (color < 0) return;
     std::shared_ptr<Transport> transport = transport_->make_group(group);
-    made = std::make_shared<GroupCommunicator>(group, std::move(transport));
+    made = std::make_shared<GroupCommunicator>(group, std::move(transport), ledger_);
   });
   return made;
 }
@@ -154,7 +155,6 @@ GroupOptions GroupCommunicator::group_of(const std::vector<int64_t>& words, int 
   }
   std::sort(members.begin(), members.end());
   GroupOptions group = options_;
-  group.parent = ledger_;
   group.world_size = static_cast<int>(members.size());
   group.numbers.clear();
   for (const auto& [key, peer] : members) {

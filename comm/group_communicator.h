@@ -54,8 +54,10 @@ class CallLedger {
 // groups, and passes errors between them.
 class GroupCommunicator final : public Communicator {
  public:
-  // If `options` has no store, split() makes one, which works for ranks of one host only.
-  GroupCommunicator(GroupOptions options, std::shared_ptr<Transport> transport);
+  // If `options` has no store, split() makes one, which works for ranks of one host only. `parent`:
+  // see CallLedger.
+  GroupCommunicator(GroupOptions options, std::shared_ptr<Transport> transport,
+                    std::shared_ptr<CallLedger> parent = nullptr);
   GroupCommunicator(const GroupCommunicator&) = delete;
   GroupCommunicator& operator=(const GroupCommunicator&) = delete;
   ~GroupCommunicator() override { transport_->leave(); }

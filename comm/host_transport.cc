@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "comm/hierarchical/collectives.h"
+#include "comm/hierarchical/connecting.h"
 #include "comm/shm/collectives.h"
 #include "comm/shm/reduce_kernels.h"
 #include "core/check.h"
@@ -158,7 +159,12 @@ std::shared_ptr<Transport> make_host_transport(GroupOptions& options) {
     fail<CommError>("got {} ranks: at most {} can share one host's memory", local_ranks, kMaxRanks);
   }
   if (topology.hosts() > 1) {
-    return hierarchical::make_transport(options, std::move(topology));
+    try {
+      return std::make_shared<hierarchical::Collectives>(options, std::move(topology));
+    } catch (const std::exception& error) {  // the peers wait for this rank
+      hierarchical::report_error(options, error.what());
+      throw;
+    }
   }
   auto transport = std::make_shared<shm::Collectives>(options);
   // Ranks that share a host need no store once they have met, but for what is shared within a

@@ -17,8 +17,6 @@ namespace zerorun {
 class JobState::Watcher {
  public:
   Watcher() : thread_([this] { run(); }) {}
-  Watcher(const Watcher&) = delete;
-  Watcher& operator=(const Watcher&) = delete;
   ~Watcher() {
     {
       const std::lock_guard lock(mutex_);

@@ -30,8 +30,6 @@ class JobState : public std::enable_shared_from_this<JobState> {
   };
 
   JobState();
-  JobState(const JobState&) = delete;
-  JobState& operator=(const JobState&) = delete;
   ~JobState();
 
   // Adds a member. It leaves when the result is destroyed, which waits until its `error` has

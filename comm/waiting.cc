@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "core/log.h"
 #include "os/socket.h"
 
 namespace zerorun {
@@ -54,9 +53,8 @@ std::string wait_for_key(const GroupOptions& options, const std::string& key,
       // The store may give up before the time, as one that is refused does.
       if (now < until) throw;
       if (notice.due(now)) {
-        Logger(options.own_number(), options.job_size)
-            .log(LogLevel::warning, "rank {} has waited {:.0f} s for {}", options.own_number(),
-                 seconds, what());
+        options.log().log(LogLevel::warning, "rank {} has waited {:.0f} s for {}",
+                          options.own_number(), seconds, what());
       }
     }
   }

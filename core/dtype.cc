@@ -8,19 +8,9 @@
 namespace zerorun {
 
 std::string_view name_of(DType dtype) {
-  switch (dtype) {
-    case DType::fp32:
-      return "fp32";
-    case DType::bf16:
-      return "bf16";
-    case DType::fp16:
-      return "fp16";
-    case DType::int64:
-      return "int64";
-    case DType::uint8:
-      return "uint8";
-  }
-  return "?";
+  static constexpr std::array<std::string_view, 5> kNames = {"fp32", "bf16", "fp16", "int64",
+                                                             "uint8"};
+  return kNames.at(static_cast<size_t>(dtype));
 }
 
 DType parse_dtype(std::string_view name) {

@@ -117,11 +117,10 @@ void check_update(const UpdateTensors& tensors, std::span<const UpdateSegment> s
       tensors.states[0].dtype == DType::uint8 || tensors.states[1].dtype == DType::uint8;
   for (const UpdateSegment& segment : segments) {
     const UpdateScalars& scalars = segment.scalars;
-    ZR_CHECK(
-        scalars.rule == first.rule && scalars.seed == first.seed && scalars.step == first.step,
-        "update: got a segment of rule {}, seed {} and step {}, expected {}, {} and {} as before",
-        static_cast<int>(scalars.rule), scalars.seed, scalars.step, static_cast<int>(first.rule),
-        first.seed, first.step);
+    ZR_CHECK(scalars.rule == first.rule && scalars.step == first.step,
+             "update: got a segment of rule {} and step {}, expected {} and {} as before",
+             static_cast<int>(scalars.rule), scalars.step, static_cast<int>(first.rule),
+             first.step);
     ZR_CHECK(ratios.data == nullptr || segment.parameter < ratios.numel,
              "update: got parameter {} and {} trust ratios", segment.parameter, ratios.numel);
     ZR_CHECK(segment.element % kStateBlock == 0 && (!in_blocks || segment.begin % kStateBlock == 0),

@@ -14,7 +14,7 @@
 #include "launcher/ranks/report.h"
 #include "launcher/words.h"
 #include "os/address.h"
-#include "os/cgroup.h"
+#include "os/host_limits.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

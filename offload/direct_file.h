@@ -40,8 +40,6 @@ class DirectFile {
   // taken meanwhile. Nothing is reserved then.
   DirectFile(const std::filesystem::path& folder, const std::string& label, uint64_t nbytes,
              const FilePurpose& purpose = {});
-  DirectFile(const DirectFile&) = delete;
-  DirectFile& operator=(const DirectFile&) = delete;
   ~DirectFile();
 
   const OpenFile& open() const { return file_; }

@@ -1,6 +1,5 @@
 #include <utility>
 
-#include "core/check.h"
 #include "device/cpu/host_memory.h"
 #include "offload/pinned_arena.h"
 #include "offload/state_store.h"

@@ -7,7 +7,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/check.h"
 #include "offload/block_io.h"
 
 namespace zerorun {

@@ -1,6 +1,5 @@
 #include "zerorun/lr_schedule.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -21,120 +20,97 @@ double value_for(const std::vector<double>& values, int group) {
   return values.size() == 1 ? values.front() : values[static_cast<size_t>(group)];
 }
 
-class Fixed final : public LrSchedule {
- public:
-  Fixed(const SchedulerConfig& /*config*/, std::vector<double> base_lrs)
-      : LrSchedule(std::move(base_lrs), -1) {}
+using Rule = LrSchedule::Rule;
 
- private:
-  ScheduledValues at(int64_t /*iteration*/, int group) const override { return {base_lr(group)}; }
-};
+Rule fixed(const SchedulerConfig& /*config*/) {
+  return
+      [](double base_lr, int /*group*/, int64_t /*iteration*/) { return ScheduledValues{base_lr}; };
+}
 
 // DeepSpeed 0.19, runtime/lr_schedules.py: WarmupLR, WarmupDecayLR, WarmupCosineLR, LRRangeTest.
 
 // From 0 at iteration 0 to 1 at iteration `steps`.
-class Ramp {
- public:
-  Ramp(WarmupShape shape, int64_t steps)
-      : shape_(shape),
-        steps_(std::max<int64_t>(2, steps)),
-        inverse_log_(1.0 / std::log(static_cast<double>(steps_))) {}
+struct Ramp {
+  explicit Ramp(const SchedulerConfig& config)
+      : shape(config.warmup_type), steps(std::max<int64_t>(2, config.warmup_num_steps)) {}
 
-  int64_t steps() const { return steps_; }
   double at(int64_t iteration) const {
-    if (shape_ == WarmupShape::log) {
-      return inverse_log_ * std::log(static_cast<double>(iteration + 1));
-    }
-    return static_cast<double>(iteration) / static_cast<double>(steps_);
+    const auto end = static_cast<double>(steps);
+    if (shape == WarmupShape::linear) return static_cast<double>(iteration) / end;
+    return 1.0 / std::log(end) * std::log(static_cast<double>(iteration + 1));
   }
 
- private:
-  const WarmupShape shape_;
-  const int64_t steps_;
-  const double inverse_log_;
+  WarmupShape shape;
+  int64_t steps;
 };
 
 // WarmupLR, and with a total number of steps WarmupDecayLR.
-class Warmup final : public LrSchedule {
- public:
-  Warmup(const SchedulerConfig& config, std::vector<double> base_lrs)
-      : LrSchedule(std::move(base_lrs), config.last_batch_iteration),
-        config_(config),
-        ramp_(config.warmup_type, config.warmup_num_steps) {}
-
- private:
-  double gamma(int64_t iteration) const {
-    if (iteration < ramp_.steps()) return ramp_.at(iteration);
-    if (config_.type == "WarmupLR") return 1.0;
-    const auto left = static_cast<double>(config_.total_num_steps - iteration);
-    const auto decay = static_cast<double>(config_.total_num_steps - ramp_.steps());
+Rule warmup(const SchedulerConfig& config) {
+  const Ramp ramp(config);
+  const auto gamma = [config, ramp](int64_t iteration) {
+    if (iteration < ramp.steps) return ramp.at(iteration);
+    if (config.type == "WarmupLR") return 1.0;
+    const auto left = static_cast<double>(config.total_num_steps - iteration);
+    const auto decay = static_cast<double>(config.total_num_steps - ramp.steps);
     return std::max(0.0, left / std::max(1.0, decay));
-  }
-
-  ScheduledValues at(int64_t iteration, int group) const override {
-    const double low = value_for(config_.warmup_min_lr, group);
+  };
+  return [config, gamma](double base_lr, int group, int64_t iteration) -> ScheduledValues {
+    const double low = value_for(config.warmup_min_lr, group);
     if (iteration < 0) return {low};
     const double high =
-        config_.warmup_max_lr.empty() ? base_lr(group) : value_for(config_.warmup_max_lr, group);
+        config.warmup_max_lr.empty() ? base_lr : value_for(config.warmup_max_lr, group);
     return {low + (high - low) * gamma(iteration)};
-  }
+  };
+}
 
-  const SchedulerConfig config_;
-  const Ramp ramp_;
-};
-
-class WarmupCosine final : public LrSchedule {
- public:
-  WarmupCosine(const SchedulerConfig& config, std::vector<double> base_lrs)
-      : LrSchedule(std::move(base_lrs), config.last_batch_iteration),
-        config_(config),
-        ramp_(config.warmup_type, config.warmup_num_steps) {}
-
- private:
-  double ratio(int64_t iteration) const {
+Rule warmup_cosine(const SchedulerConfig& config) {
+  const Ramp ramp(config);
+  const auto ratio = [config, ramp](int64_t iteration) {
     if (iteration < 0) return 0.0;
-    if (iteration < ramp_.steps()) {
-      return config_.warmup_min_ratio + ramp_.at(iteration) * (1.0 - config_.warmup_min_ratio);
+    if (iteration < ramp.steps) {
+      return config.warmup_min_ratio + ramp.at(iteration) * (1.0 - config.warmup_min_ratio);
     }
-    const auto step = static_cast<double>(iteration - ramp_.steps() + 1);
+    const auto step = static_cast<double>(iteration - ramp.steps + 1);
     const auto steps =
-        static_cast<double>(std::max<int64_t>(1, config_.total_num_steps - ramp_.steps()));
+        static_cast<double>(std::max<int64_t>(1, config.total_num_steps - ramp.steps));
     const double cosine = (1.0 + std::cos(std::numbers::pi * std::min(1.0, step / steps))) / 2.0;
-    return std::max(0.0, config_.cos_min_ratio + (1.0 - config_.cos_min_ratio) * cosine);
-  }
+    return std::max(0.0, config.cos_min_ratio + (1.0 - config.cos_min_ratio) * cosine);
+  };
+  return [ratio](double base_lr, int /*group*/, int64_t iteration) {
+    return ScheduledValues{base_lr * ratio(iteration)};
+  };
+}
 
-  ScheduledValues at(int64_t iteration, int group) const override {
-    return {base_lr(group) * ratio(iteration)};
-  }
-
-  const SchedulerConfig config_;
-  const Ramp ramp_;
-};
-
-class RangeTest final : public LrSchedule {
- public:
-  RangeTest(const SchedulerConfig& config, std::vector<double> base_lrs)
-      : LrSchedule(std::move(base_lrs), config.last_batch_iteration), config_(config.range_test) {}
-
- private:
-  ScheduledValues at(int64_t iteration, int group) const override {
-    double interval = static_cast<double>(iteration + 1) / static_cast<double>(config_.step_size);
-    if (config_.staircase) interval = std::floor(interval);
-    return {value_for(config_.min_lr, group) * (1.0 + config_.step_rate * interval)};
-  }
-
-  const LrRangeTestConfig config_;
-};
+Rule range_test(const SchedulerConfig& config) {
+  return [test = config.range_test](double /*base_lr*/, int group, int64_t iteration) {
+    double interval = static_cast<double>(iteration + 1) / static_cast<double>(test.step_size);
+    if (test.staircase) interval = std::floor(interval);
+    return ScheduledValues{value_for(test.min_lr, group) * (1.0 + test.step_rate * interval)};
+  };
+}
 
 // DeepSpeed 0.19.8, runtime/lr_schedules.py, OneCycle: the learning rate rises and falls once while
 // beta1 falls and rises, then both may decay.
-class OneCycle final : public LrSchedule {
+class OneCycle {
  public:
-  OneCycle(const SchedulerConfig& config, std::vector<double> base_lrs)
-      : LrSchedule(std::move(base_lrs), config.last_batch_iteration),
-        config_(config.one_cycle),
+  explicit OneCycle(const OneCycleConfig& config)
+      : config_(config),
         first_(static_cast<double>(config_.first_step_size)),
         second_(static_cast<double>(config_.second_step_size.value_or(config_.first_step_size))) {}
+
+  ScheduledValues operator()(double /*base_lr*/, int group, int64_t iteration) const {
+    const double low = value_for(config_.min_lr, group);
+    const double high = value_for(config_.max_lr, group);
+    ScheduledValues values;
+    if (is_in_cycle(iteration)) {
+      values.lr = low + (high - low) * height(iteration);
+    } else {
+      values.lr = low / (1.0 + config_.decay_lr_rate * intervals(iteration));
+    }
+    constexpr double kBeta2 = 0.99;
+    if (config_.cycle_momentum) values.betas = {momentum(iteration, group), kBeta2};
+    return values;
+  }
 
  private:
   // 0 at the ends of the cycle, 1 at its top.
@@ -183,24 +159,12 @@ class OneCycle final : public LrSchedule {
     return static_cast<double>(iteration) < first_ + second_;
   }
 
-  ScheduledValues at(int64_t iteration, int group) const override {
-    const double low = value_for(config_.min_lr, group);
-    const double high = value_for(config_.max_lr, group);
-    ScheduledValues values;
-    if (is_in_cycle(iteration)) {
-      values.lr = low + (high - low) * height(iteration);
-    } else {
-      values.lr = low / (1.0 + config_.decay_lr_rate * intervals(iteration));
-    }
-    constexpr double kBeta2 = 0.99;
-    if (config_.cycle_momentum) values.betas = {momentum(iteration, group), kBeta2};
-    return values;
-  }
-
   const OneCycleConfig config_;
   const double first_;  // number of steps of each half
   const double second_;
 };
+
+Rule one_cycle(const SchedulerConfig& config) { return OneCycle(config.one_cycle); }
 
 // Schedules that multiply each group's learning rate with a ratio: transformers 5.23,
 // optimization.py, get_{cosine,linear,constant}_schedule_with_warmup and get_wsd_schedule.
@@ -219,88 +183,63 @@ double decay(DecayShape shape, double progress) {
 }
 
 // A linear warm-up, a constant part, a decay, and then the last value: any part may be empty.
-class WarmupStableDecay final : public LrSchedule {
- public:
-  WarmupStableDecay(const SchedulerConfig& config, std::vector<double> base_lrs)
-      : LrSchedule(std::move(base_lrs), -1), shape_(shape_of(config)) {}
-
- private:
-  struct Shape {
-    int64_t warmup = 0;
-    int64_t decay = 0;
-    int64_t total = 0;
-    DecayShape decay_shape = DecayShape::linear;
-    double warmup_from = 0.0;
-    double last = 0.0;
+Rule warmup_stable_decay(const SchedulerConfig& config) {
+  const int64_t warmup = config.warmup_num_steps;
+  int64_t total = config.total_num_steps;
+  int64_t decaying = total - warmup;
+  DecayShape shape = DecayShape::linear;
+  double warmup_from = 0.0;
+  double last = config.min_lr_ratio;
+  if (config.type == "constant") {
+    decaying = 0;
+    total = warmup;
+    last = 1.0;
+  } else if (config.type == "cosine") {
+    shape = DecayShape::cosine;
+  } else if (config.type == "WSD") {
+    decaying = config.decay_num_steps;
+    shape = config.decay_type;
+    warmup_from = config.min_lr_ratio;
+  }
+  const auto ratio = [=](int64_t step) {
+    if (step < warmup) {
+      const double done = static_cast<double>(step) / static_cast<double>(warmup);
+      return done * (1.0 - warmup_from) + warmup_from;
+    }
+    if (step < total - decaying) return 1.0;
+    if (step >= total) return last;
+    const double progress =
+        static_cast<double>(step - (total - decaying)) / static_cast<double>(decaying);
+    return decay(shape, progress) * (1.0 - last) + last;
   };
-
-  static Shape shape_of(const SchedulerConfig& config) {
-    Shape shape{.warmup = config.warmup_num_steps,
-                .decay = config.total_num_steps - config.warmup_num_steps,
-                .total = config.total_num_steps,
-                .last = config.min_lr_ratio};
-    if (config.type == "constant") {
-      shape.decay = 0;
-      shape.total = config.warmup_num_steps;
-      shape.last = 1.0;
-    } else if (config.type == "cosine") {
-      shape.decay_shape = DecayShape::cosine;
-    } else if (config.type == "WSD") {
-      shape.decay = config.decay_num_steps;
-      shape.decay_shape = config.decay_type;
-      shape.warmup_from = config.min_lr_ratio;
-    }
-    return shape;
-  }
-
-  double ratio(int64_t step) const {
-    if (step < shape_.warmup) {
-      const double done = static_cast<double>(step) / static_cast<double>(shape_.warmup);
-      return done * (1.0 - shape_.warmup_from) + shape_.warmup_from;
-    }
-    if (step < shape_.total - shape_.decay) return 1.0;
-    if (step >= shape_.total) return shape_.last;
-    const double progress = static_cast<double>(step - (shape_.total - shape_.decay)) /
-                            static_cast<double>(shape_.decay);
-    return decay(shape_.decay_shape, progress) * (1.0 - shape_.last) + shape_.last;
-  }
-
-  ScheduledValues at(int64_t iteration, int group) const override {
-    return {base_lr(group) * ratio(iteration + 1)};
-  }
-
-  const Shape shape_;
-};
-
-using Factory = std::unique_ptr<LrSchedule> (*)(const SchedulerConfig&, std::vector<double>);
-
-template <typename Schedule>
-std::unique_ptr<LrSchedule> make(const SchedulerConfig& config, std::vector<double> base_lrs) {
-  return std::make_unique<Schedule>(config, std::move(base_lrs));
+  return [ratio](double base_lr, int /*group*/, int64_t iteration) {
+    return ScheduledValues{base_lr * ratio(iteration + 1)};
+  };
 }
 
 struct ScheduleType {
   std::string_view name;
-  Factory make;
+  Rule (*rule)(const SchedulerConfig&);
+  bool is_deepspeeds = false;  // and so begins after last_batch_iteration
 };
 
 constexpr ScheduleType kScheduleTypes[] = {
-    {"", &make<Fixed>},
-    {"WarmupLR", &make<Warmup>},
-    {"WarmupDecayLR", &make<Warmup>},
-    {"WarmupCosineLR", &make<WarmupCosine>},
-    {"OneCycle", &make<OneCycle>},
-    {"LRRangeTest", &make<RangeTest>},
-    {"cosine", &make<WarmupStableDecay>},
-    {"linear", &make<WarmupStableDecay>},
-    {"constant", &make<WarmupStableDecay>},
-    {"WSD", &make<WarmupStableDecay>},
+    {"", &fixed},
+    {"WarmupLR", &warmup, true},
+    {"WarmupDecayLR", &warmup, true},
+    {"WarmupCosineLR", &warmup_cosine, true},
+    {"OneCycle", &one_cycle, true},
+    {"LRRangeTest", &range_test, true},
+    {"cosine", &warmup_stable_decay},
+    {"linear", &warmup_stable_decay},
+    {"constant", &warmup_stable_decay},
+    {"WSD", &warmup_stable_decay},
 };
 
-Factory find_factory(std::string_view type) {
+const ScheduleType& find_type(std::string_view type) {
   std::vector<std::string_view> names;
   for (const ScheduleType& one : kScheduleTypes) {
-    if (one.name == type) return one.make;
+    if (one.name == type) return one;
     if (!one.name.empty()) names.push_back(one.name);
   }
   fail<ConfigError>("/scheduler/type: got '{}', expected one of {}", type, fmt::join(names, ", "));
@@ -357,15 +296,18 @@ ScheduledValues LrSchedule::values(int64_t applied_steps, int group) const {
   ZR_CHECK(group >= 0 && group < groups(), "parameter group {} of {}", group, groups());
   ZR_CHECK(applied_steps >= 0, "{} applied steps", applied_steps);
   // DeepSpeed's constructors do not change the groups if last_batch_iteration is given.
-  if (applied_steps == 0 && first_ != -1) return {base_lr(group)};
-  return at(first_ + applied_steps, group);
+  const double base_lr = base_lrs_[static_cast<size_t>(group)];
+  if (applied_steps == 0 && first_ != -1) return {base_lr};
+  return rule_(base_lr, group, first_ + applied_steps);
 }
 
 std::unique_ptr<LrSchedule> make_lr_schedule(const SchedulerConfig& config,
                                              std::vector<double> base_lrs) {
-  const Factory create = find_factory(config.type);
+  const ScheduleType& type = find_type(config.type);
   if (!config.type.empty()) check(config, base_lrs.size());
-  return create(config, std::move(base_lrs));
+  return std::make_unique<LrSchedule>(std::move(base_lrs),
+                                      type.is_deepspeeds ? config.last_batch_iteration : -1,
+                                      type.rule(config));
 }
 
 }  // namespace zerorun

@@ -12,9 +12,6 @@ namespace zerorun {
 
 namespace {
 
-// Fixed seed of stochastic rounding, so that results are reproducible.
-constexpr uint64_t kRoundingSeed = 0x7a65726f72756eULL;
-
 struct Type {
   std::string_view name;
   UpdateRule rule;
@@ -140,7 +137,6 @@ UpdateScalars Optimizer::scalars(int64_t step, float grad_scale,
       .dampening = config_.dampening,
       .nesterov = config_.nesterov,
       .eps_inside_sqrt = config_.eps_inside_sqrt,
-      .seed = kRoundingSeed,
       .step = step,
   };
   s.bias_correction1 = bias_correction(config_.bias_correction, s.beta1, step);

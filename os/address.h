@@ -4,10 +4,13 @@
 #include <sys/socket.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "os/file_descriptor.h"
 
 namespace zerorun {
 
@@ -62,5 +65,10 @@ std::string own_address_towards(const std::string& host);
 // an address of this host. If the interface has several addresses, prefers the address family of
 // `like` unless that is empty, then IPv4. Throws CommError for any other name.
 std::string own_address_of(const std::string& name, const std::string& like);
+
+// Returns the user who owns the other end of a TCP connection, if that end is on this host and
+// still open. `root` replaces "/" in tests.
+std::optional<uid_t> user_of_peer(const FileDescriptor& connection,
+                                  const std::filesystem::path& root = "/");
 
 }  // namespace zerorun

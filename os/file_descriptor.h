@@ -17,8 +17,6 @@ class FileDescriptor {
     other.close();
     return *this;
   }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
   ~FileDescriptor() { close(); }
 
   int get() const { return fd_; }

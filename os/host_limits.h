@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <vector>
 
 namespace zerorun {
 
@@ -23,5 +24,37 @@ struct HostLimits {
 size_t total_memory();
 // `root` replaces "/" in tests.
 HostLimits host_limits(const std::filesystem::path& root = "/");
+
+// Reads the limits of the control group in which this process runs. Supports cgroup versions 1 and
+// 2. `root` replaces "/" in tests.
+class ControlGroup {
+ public:
+  explicit ControlGroup(std::filesystem::path root = "/");
+
+  // Returns how many processes the out-of-memory killer has killed so far: in this group if that is
+  // known, else on the machine.
+  std::optional<int64_t> oom_kills() const;
+  // Returns the smallest memory limit in bytes of this group and its ancestors.
+  std::optional<int64_t> memory_limit() const { return least(&MemoryUse::limit); }
+  // Returns the smallest number of bytes that is left below these limits. The page cache does not
+  // count as used, because the kernel drops it before an allocation fails.
+  std::optional<int64_t> memory_available() const { return least(&MemoryUse::available); }
+  // Returns how many CPUs' worth of time this group may use.
+  std::optional<double> cpu_quota() const;
+
+ private:
+  struct MemoryUse {
+    int64_t limit = 0;
+    int64_t available = 0;
+  };
+  // Returns one entry for each group with a limit, from that of this process up to the root.
+  std::vector<MemoryUse> memory_uses() const;
+  std::optional<int64_t> least(int64_t MemoryUse::*field) const;
+
+  std::filesystem::path root_;
+  std::filesystem::path unified_;  // version 2
+  std::filesystem::path memory_;   // version 1
+  std::filesystem::path cpu_;      // version 1
+};
 
 }  // namespace zerorun

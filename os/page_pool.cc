@@ -1,16 +1,10 @@
 #include "os/page_pool.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdint>
 #include <cstring>
 
 #include "core/check.h"
 #include "core/format_bytes.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 

@@ -16,7 +16,6 @@
 #include "launcher/ranks/resources.h"
 #include "offload/block_io.h"
 #include "offload/direct_file.h"
-#include "os/cgroup.h"
 #include "os/host_limits.h"
 #include "os/process_identity.h"
 #include "tools/commands.h"

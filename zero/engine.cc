@@ -7,8 +7,7 @@
 #include "core/check.h"
 #include "zero/engine_parts.h"
 #include "zero/memory_plan.h"
-#include "zero/parameters/parameter_hash.h"
-#include "zero/timeline/stopwatch.h"
+#include "zero/timeline/span_log.h"
 #include "zero/update/optimizer_states.h"
 
 namespace zerorun {
@@ -19,8 +18,6 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
  public:
   EngineImpl(EngineParts parts, std::vector<ParameterGroup> groups)
       : parts_(std::move(parts)), groups_(std::move(groups)) {}
-  EngineImpl(const EngineImpl&) = delete;
-  EngineImpl& operator=(const EngineImpl&) = delete;
 
   ~EngineImpl() override {
     // Peers must not wait for collectives that an unwinding rank will never join.
@@ -147,7 +144,7 @@ class EngineImpl final : public Engine, private EngineStates, private EngineHook
   void reload_states() override { parts_.storage->reload_states(); }
   uint64_t parameter_hash() override {
     updates().wait();
-    return hash_parameters(*parts_.context, *parts_.buckets, *parts_.storage);
+    return stored_states().hash_parameters();
   }
 
   int64_t model_state_bytes() const override {

@@ -9,10 +9,9 @@
 #include "core/format_bytes.h"
 #include "zero/gradients/gradient_pool.h"
 #include "zero/gradients/quantized_reduction.h"
-#include "zero/parameters/quantized_gather.h"
+#include "zero/parameters/gathers.h"
 #include "zero/storage/bucket_memory.h"
 #include "zero/storage/chunk_storage.h"
-#include "zero/storage/direction.h"
 #include "zero/storage/offload.h"
 
 namespace zerorun {

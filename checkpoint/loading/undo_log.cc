@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "os/populate_pages.h"
+#include "os/page_pool.h"
 #include "zerorun/error.h"
 
 namespace zerorun {

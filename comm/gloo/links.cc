@@ -1,7 +1,6 @@
 // libzerorun_gloo.so: links over Gloo, and its entry point.
 #include "comm/links.h"
 
-#include <fmt/format.h>
 #include <gloo/common/error.h>
 #include <gloo/config.h>
 #include <gloo/transport/context.h>
@@ -80,8 +79,6 @@ class GlooTransfer final : public Transfer {
   GlooTransfer(Waits& waits, gloo::transport::Pair& pair, std::unique_ptr<UnboundBuffer> buffer,
                bool sends)
       : waits_(waits), pair_(pair), buffer_(std::move(buffer)), sends_(sends) {}
-  GlooTransfer(const GlooTransfer&) = delete;
-  GlooTransfer& operator=(const GlooTransfer&) = delete;
   // The memory of a message that nobody waits for any more is let go: nothing may write into it.
   ~GlooTransfer() override {
     if (!finished_) pair_.close();

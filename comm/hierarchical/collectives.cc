@@ -69,15 +69,14 @@ std::span<std::byte> bytes_of(shm::Announcement& announcement) {
 Collectives::Collectives(const GroupOptions& options, Topology topology)
     : options_(options),
       topology_(std::move(topology)),
-      rank_(options.rank),
       host_(topology_.host_of(options.rank)),
       alone_everywhere_(one_rank_each(topology_)),
       linked_(linked_ranks(topology_, options.rank)),
       local_(options_within(options, topology_)) {
-  const Connecting connecting(options_, topology_);
+  const Connecting connecting{options_, topology_};
   try {
     links_ = open_gloo().connect(
-        {.rank = rank_,
+        {.rank = rank(),
          .world_size = options.world_size,
          .peers = linked_,
          .name_of_rank = [this](int peer) { return topology_.name_of_rank(peer); },
@@ -103,7 +102,8 @@ Collectives::~Collectives() {
 
 void Collectives::abort(std::string_view reason) noexcept {
   try {
-    watch_->set_error(fmt::format("{} aborted the job: {}", topology_.name_of_rank(rank_), reason));
+    watch_->set_error(
+        fmt::format("{} aborted the job: {}", topology_.name_of_rank(rank()), reason));
   } catch (const std::exception&) {  // no memory for the text
     watch_->set_error(reason);
   }
@@ -114,15 +114,6 @@ void Collectives::leave() noexcept {
   local_.control().leave();
   watch_->leave(linked_);
   links_->cancel();
-}
-
-std::shared_ptr<Transport> make_transport(const GroupOptions& options, Topology topology) {
-  try {
-    return std::make_shared<Collectives>(options, std::move(topology));
-  } catch (const std::exception& error) {  // the peers wait for this rank
-    report_error(options, error.what());
-    throw;
-  }
 }
 
 std::optional<Buffer> Collectives::make_buffer(size_t nbytes, Sharing sharing) {
@@ -188,33 +179,45 @@ void Collectives::begin(Operation& operation) {
   control.announce(operation.announcement, operation.call.label);
   control.advance();
   control.check_agreement();
-  find_inputs(operation);
-  if (operation.call.op == Collective::all_reduce) find_outputs(operation);
+  if (!alone()) find_memory(operation);
   for (const int peer : linked_) {
     operation.announcements.send(peer, tag(Phase::announcement), bytes_of(operation.announcement));
   }
 }
 
-void Collectives::find_inputs(Operation& operation) {
+void Collectives::find_memory(Operation& operation) {
   const CollectiveCall& call = operation.call;
+  const auto find = [&](shm::Location shm::Announcement::*place, size_t nbytes) {
+    std::vector<std::shared_ptr<std::byte>> found;
+    for (int peer = 0; peer < local_world_size(); ++peer) {
+      const shm::Location location = local_.control().announcement(peer).*place;
+      if (!location.shared()) return decltype(found)();
+      found.push_back(local_.address(location, nbytes, peer));
+    }
+    return found;
+  };
   // An all_to_all goes through the window, and with cuts inputs have different sizes.
-  if (alone() || call.op == Collective::all_to_all || call.in.nbytes() <= kStagedBytes) return;
-  for (int peer = 0; peer < local_world_size(); ++peer) {
-    const shm::Location place = local_.control().announcement(peer).in;
-    if (!place.shared()) return operation.inputs.clear();
-    operation.inputs.push_back(local_.address(place, call.in.nbytes(), peer));
+  if (call.op != Collective::all_to_all && call.in.nbytes() > kStagedBytes) {
+    operation.inputs = find(&shm::Announcement::in, call.in.nbytes());
   }
+  if (call.op == Collective::all_reduce && is_output(call) && !call.out.empty()) {
+    operation.outputs = find(&shm::Announcement::out, call.out.nbytes());
+  }
+}
+
+int64_t Collectives::most_numel(DType dtype) const {
+  return static_cast<int64_t>((alone_everywhere_ ? kDirectBytes : kWindowBytes) / size_of(dtype));
 }
 
 void Collectives::agree(Operation& operation) {
   operation.announcements.wait();
   for (size_t i = 0; i < linked_.size(); ++i) {
     if (same_operation(operation.announcement, operation.peers[i])) continue;
-    const std::string mine =
-        fmt::format("{} calls {}", topology_.name_of_rank(rank_), describe(operation.announcement));
+    const std::string mine = fmt::format("{} calls {}", topology_.name_of_rank(rank()),
+                                         describe(operation.announcement));
     const std::string theirs = fmt::format("{} calls {}", topology_.name_of_rank(linked_[i]),
                                            describe(operation.peers[i]));
-    const bool first = rank_ < linked_[i];
+    const bool first = rank() < linked_[i];
     fail<CommError>(
         "ranks diverged: {}, but {}; every rank must make the same calls in the same order",
         first ? mine : theirs, first ? theirs : mine);
@@ -225,9 +228,7 @@ void Collectives::agree(Operation& operation) {
 void Collectives::all_gather(Operation& operation) {
   const CollectiveCall& call = operation.call;
   const int64_t part = call.in.numel;
-  const auto most = static_cast<int64_t>((alone_everywhere_ ? kDirectBytes : kWindowBytes) /
-                                         size_of(call.in.dtype));
-  const int64_t chunk = std::max<int64_t>(1, most / options_.world_size);
+  const int64_t chunk = std::max<int64_t>(1, most_numel(call.in.dtype) / options_.world_size);
   const auto numel_of = [&](int64_t at) { return std::min(chunk, part - at); };
   const auto place = [&](int64_t at, int owner) {
     return call.out.slice(owner * part + at, numel_of(at));
@@ -245,14 +246,14 @@ void Collectives::all_gather(Operation& operation) {
         [&](int owner) { messages.receive(owner, tag(Phase::gather), bytes_of(row(at, owner))); });
     const TensorView own = call.in.slice(at, numel_of(at));
     for_other_hosts([&](int host) {
-      messages.send(topology_.relay(host, rank_), tag(Phase::gather), bytes_of(own));
+      messages.send(topology_.relay(host, rank()), tag(Phase::gather), bytes_of(own));
     });
-    if (operation.inputs.empty()) copy(own, row(at, rank_));
+    if (operation.inputs.empty()) copy(own, row(at, rank()));
     return messages;
   };
   // What this rank copies to its output once the chunk's messages are there.
   const auto source = [&](int64_t at, int owner) {
-    if (owner == rank_) return call.in.slice(at, numel_of(at));
+    if (owner == rank()) return call.in.slice(at, numel_of(at));
     if (operation.inputs.empty() || topology_.host_of(owner) != host_) return row(at, owner);
     const auto local = static_cast<size_t>(topology_.local_rank(owner));
     return TensorView{operation.inputs[local].get(), part, call.in.dtype}.slice(at, numel_of(at));
@@ -280,10 +281,8 @@ void Collectives::all_to_all(Operation& operation) {
   for (int host = 0; host < topology_.hosts(); ++host) {
     most_local = std::max(most_local, static_cast<int>(topology_.ranks_of(host).size()));
   }
-  const auto most = static_cast<int64_t>((alone_everywhere_ ? kDirectBytes : kWindowBytes) /
-                                         size_of(call.in.dtype));
-  const int64_t chunk = std::clamp<int64_t>(most / options_.world_size / most_local, 1,
-                                            std::max<int64_t>(1, slices.largest()));
+  const int64_t most = most_numel(call.in.dtype) / options_.world_size / most_local;
+  const int64_t chunk = std::clamp<int64_t>(most, 1, std::max<int64_t>(1, slices.largest()));
   agree(operation);
   for (int64_t at = 0, row = slices.largest(); at < row; at += chunk) {
     exchange(operation, slices, {at, chunk, chunk * most_local});
@@ -294,15 +293,16 @@ void Collectives::all_to_all(Operation& operation) {
 void Collectives::exchange(Operation& operation, const Slices& slices, const ChunkOfSlices& chunk) {
   const CollectiveCall& call = operation.call;
   const auto numel = [&](int source, int owner) {
-    return std::clamp<int64_t>(slices.numel(source, owner) - chunk.at, 0, chunk.numel);
+    return std::clamp<int64_t>(slices.between(source, owner).numel - chunk.at, 0, chunk.numel);
   };
   const auto given = [&](int owner) {
-    const int64_t count = numel(rank_, owner);
-    return call.in.slice(count == 0 ? 0 : slices.begin_in(rank_, owner) + chunk.at, count);
+    const int64_t count = numel(rank(), owner);
+    return call.in.slice(count == 0 ? 0 : slices.between(rank(), owner).begin_in + chunk.at, count);
   };
   const auto taken = [&](int source) {
-    const int64_t count = numel(source, rank_);
-    return call.out.slice(count == 0 ? 0 : slices.begin_out(source, rank_) + chunk.at, count);
+    const int64_t count = numel(source, rank());
+    return call.out.slice(count == 0 ? 0 : slices.between(source, rank()).begin_out + chunk.at,
+                          count);
   };
   // The elements that the first `count` ranks of a host send to `owner`.
   const auto sent_by = [&](const std::vector<int>& ranks, size_t count, int owner) {
@@ -318,7 +318,7 @@ void Collectives::exchange(Operation& operation, const Slices& slices, const Chu
   const auto copy_taken = [&](TensorView message, const std::vector<int>& sources) {
     for (size_t i = 0; i < sources.size(); ++i) {
       const TensorView to = taken(sources[i]);
-      copy(message.slice(sent_by(sources, i, rank_), to.numel), to);
+      copy(message.slice(sent_by(sources, i, rank()), to.numel), to);
     }
   };
   ++round_;
@@ -326,11 +326,11 @@ void Collectives::exchange(Operation& operation, const Slices& slices, const Chu
   for_other_hosts([&](int host) {
     const std::vector<int>& sources = topology_.ranks_of(host);
     const TensorView message = received(0, host, chunk.message, call.in.dtype);
-    messages.receive(topology_.relay(host, rank_), tag(Phase::scatter),
-                     bytes_of(message.slice(0, sent_by(sources, sources.size(), rank_))));
+    messages.receive(topology_.relay(host, rank()), tag(Phase::scatter),
+                     bytes_of(message.slice(0, sent_by(sources, sources.size(), rank()))));
   });
   if (chunk.at > 0 && !alone()) local_.control().advance();  // all have read the last chunk
-  const auto own = static_cast<size_t>(topology_.local_rank(rank_));
+  const auto own = static_cast<size_t>(topology_.local_rank(rank()));
   for (int owner = 0; owner < options_.world_size && !alone(); ++owner) {
     const TensorView from = given(owner);
     copy(from, place(owner).slice(sent_by(here, own, owner), from.numel));
@@ -341,7 +341,7 @@ void Collectives::exchange(Operation& operation, const Slices& slices, const Chu
     messages.send(owner, tag(Phase::scatter),
                   bytes_of(alone() ? given(owner) : place(owner).slice(0, count)));
   });
-  copy_taken(alone() ? given(rank_) : place(rank_), here);
+  copy_taken(alone() ? given(rank()) : place(rank()), here);
   messages.wait();
   for_other_hosts([&](int host) {
     copy_taken(received(0, host, chunk.message, call.in.dtype), topology_.ranks_of(host));
@@ -350,10 +350,9 @@ void Collectives::exchange(Operation& operation, const Slices& slices, const Chu
 
 void Collectives::broadcast(Operation& operation) {
   const CollectiveCall& call = operation.call;
-  const auto chunk = static_cast<int64_t>((alone_everywhere_ ? kDirectBytes : kWindowBytes) /
-                                          size_of(call.out.dtype));
+  const int64_t chunk = most_numel(call.out.dtype);
   const int root_host = topology_.host_of(call.root);
-  const bool gives = rank_ == call.root;
+  const bool gives = rank() == call.root;
   agree(operation);
   for (int64_t at = 0; at < call.out.numel; at += chunk) {
     const TensorView out = call.out.slice(at, std::min(chunk, call.out.numel - at));
@@ -363,10 +362,10 @@ void Collectives::broadcast(Operation& operation) {
     Messages messages = operation.messages(*this);
     if (gives) {
       for_other_hosts([&](int host) {
-        messages.send(topology_.relay(host, rank_), tag(Phase::gather), bytes_of(out));
+        messages.send(topology_.relay(host, rank()), tag(Phase::gather), bytes_of(out));
       });
       copy(out, row);
-    } else if (host_ != root_host && topology_.relay(host_, call.root) == rank_) {
+    } else if (host_ != root_host && topology_.relay(host_, call.root) == rank()) {
       messages.receive(call.root, tag(Phase::gather), bytes_of(row));
     }
     messages.wait();

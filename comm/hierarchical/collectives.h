@@ -25,9 +25,9 @@ namespace zerorun::hierarchical {
 // the link once per host in each direction.
 class Collectives final : public HostTransport {
  public:
+  // Collective: ranks meet through options.store. Throws CommError if they cannot meet, and
+  // DeviceError if libzerorun_gloo.so cannot be opened.
   Collectives(const GroupOptions& options, Topology topology);
-  Collectives(const Collectives&) = delete;
-  Collectives& operator=(const Collectives&) = delete;
   ~Collectives() override;
 
   // Peers' memory is read within a host only.
@@ -61,6 +61,7 @@ class Collectives final : public HostTransport {
   // Allocates memory that all ranks of this host can read.
   std::optional<Buffer> make_buffer(size_t nbytes, Sharing sharing) override;
 
+  int rank() const { return options_.rank; }
   int local_world_size() const { return static_cast<int>(topology_.ranks_of(host_).size()); }
   bool alone() const { return local_world_size() == 1; }
   const std::vector<int>& local_ranks() const { return topology_.ranks_of(host_); }
@@ -100,9 +101,14 @@ class Collectives final : public HostTransport {
   void finish_chunk(const Operation& operation, Crossing& crossing, TensorView out);
   Scatter start_scatter(Operation& operation, int slot, int64_t begin, int64_t numel, DType wire);
   void finish_scatter(const CollectiveCall& call, Scatter& scatter);
-  // Set Operation::inputs and outputs. All ranks of this host have to have announced theirs.
-  void find_inputs(Operation& operation);
-  void find_outputs(Operation& operation);
+  // Sets Operation::inputs and outputs. All ranks of this host have to have announced theirs.
+  void find_memory(Operation& operation);
+  // True if the sum of all ranks is what the output gets.
+  bool is_output(const CollectiveCall& call) const {
+    return call.output != Output::accumulate && result_dtype(call) == call.out.dtype;
+  }
+  // The elements of a chunk for all ranks.
+  int64_t most_numel(DType dtype) const;
   // Copies the slices of the result that the other ranks of this host have received into `out`.
   void collect_result(const Operation& operation, TensorView out) const;
   // Calls `body(owner)` for each rank on another host for which this rank is the relay.
@@ -113,8 +119,7 @@ class Collectives final : public HostTransport {
 
   const GroupOptions options_;
   const Topology topology_;
-  const int rank_;
-  const int host_;                 // of this rank
+  const int host_;
   const bool alone_everywhere_;    // each host has one rank
   const std::vector<int> linked_;  // ranks of other hosts to which this rank is connected
   shm::Collectives local_;
@@ -126,9 +131,5 @@ class Collectives final : public HostTransport {
   uint64_t sequence_ = 0;  // operations begun
   uint64_t round_ = 0;     // chunks begun
 };
-
-// Collective: ranks meet through options.store. Throws CommError if they cannot meet, and
-// DeviceError if libzerorun_gloo.so cannot be opened.
-std::shared_ptr<Transport> make_transport(const GroupOptions& options, Topology topology);
 
 }  // namespace zerorun::hierarchical

@@ -6,7 +6,6 @@
 
 #include "config/env.h"
 #include "core/check.h"
-#include "core/log.h"
 #include "os/address.h"
 
 namespace zerorun::hierarchical {
@@ -36,6 +35,44 @@ std::string own_address(const CommunicatorOptions& options, const std::string& n
   }
 }
 
+std::string waiting_for(const Topology& topology, int peer) {
+  return fmt::format("{} to make a connection between their hosts", topology.name_of_rank(peer));
+}
+
+// Why a peer will not come; empty: they may. Throws CommError if the store is unreachable.
+std::string failure(const GroupOptions& options) {
+  try {
+    if (options.check_parent) options.check_parent();
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return find_error(options).value_or("");
+}
+
+// Why a rank that has waited so long for a connection has to give up; empty: it need not.
+std::string problem_after(Clock::duration waited, WaitingNotice& notice,
+                          const GroupOptions& options, const std::string& awaited) {
+  const double seconds = std::chrono::duration<double>(waited).count();
+  try {
+    if (std::string problem = failure(options); !problem.empty()) return problem;
+  } catch (const CommError& error) {
+    return fmt::format("rank {} waited {:.1f} s for {}: {}", options.own_number(), seconds, awaited,
+                       error.what());
+  }
+  if (waited >= options.timeout) {
+    return fmt::format(
+        "rank {} waited {:.1f} s for {}: is this the network that the hosts share (--interface, "
+        "GLOO_SOCKET_IFNAME), and does a firewall let them through?",
+        options.own_number(), seconds, awaited);
+  }
+  if (notice.due(waited)) {
+    options.log().log(LogLevel::warning,
+                      "rank {} has waited {:.0f} s for {} (--interface, GLOO_SOCKET_IFNAME)",
+                      options.own_number(), seconds, awaited);
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string choose_address(const CommunicatorOptions& options) {
@@ -62,64 +99,28 @@ void report_error(const GroupOptions& options, const std::string& error) noexcep
   }
 }
 
-std::string Connecting::waiting_for(int peer) const {
-  return fmt::format("{} to make a connection between their hosts", topology_.name_of_rank(peer));
-}
-
 std::string Connecting::get(int peer, const std::string& key) const {
   const auto check = [this] {
-    if (const auto error = find_error(options_)) fail<CommError>("{}", *error);
+    if (const auto error = find_error(options)) fail<CommError>("{}", *error);
   };
   try {
     return wait_for_key(
-        options_, key, [&] { return waiting_for(peer); }, check);
+        options, key, [&] { return waiting_for(topology, peer); }, check);
   } catch (const std::exception& error) {
-    report_error(options_, error.what());  // while this rank still listens: peers are not refused
+    report_error(options, error.what());  // while this rank still listens: peers are not refused
     throw;
   }
-}
-
-std::string Connecting::failure() const {
-  try {
-    if (options_.check_parent) options_.check_parent();
-  } catch (const CommError& error) {
-    return error.what();
-  }
-  return find_error(options_).value_or("");
-}
-
-std::string Connecting::problem_after(Clock::duration waited, WaitingNotice& notice,
-                                      int peer) const {
-  const double seconds = std::chrono::duration<double>(waited).count();
-  try {
-    if (std::string problem = failure(); !problem.empty()) return problem;
-  } catch (const CommError& error) {
-    return fmt::format("rank {} waited {:.1f} s for {}: {}", options_.own_number(), seconds,
-                       waiting_for(peer), error.what());
-  }
-  if (waited >= options_.timeout) {
-    return fmt::format(
-        "rank {} waited {:.1f} s for {}: is this the network that the hosts share (--interface, "
-        "GLOO_SOCKET_IFNAME), and does a firewall let them through?",
-        options_.own_number(), seconds, waiting_for(peer));
-  }
-  if (notice.due(waited)) {
-    Logger(options_.own_number(), options_.job_size)
-        .log(LogLevel::warning,
-             "rank {} has waited {:.0f} s for {} (--interface, GLOO_SOCKET_IFNAME)",
-             options_.own_number(), seconds, waiting_for(peer));
-  }
-  return {};
 }
 
 void Connecting::run(int peer, const std::function<void()>& connect,
                      const std::function<void()>& cancel) const {
   const Clock::time_point started = Clock::now();
   WaitingNotice notice;
+  const std::string awaited = waiting_for(topology, peer);
   std::string problem;  // the watching thread's until it does not look any more
-  std::shared_ptr<void> watched = options_.job->watch([&] {
+  std::shared_ptr<void> watched = options.job->watch([&] {
     if (problem.empty()) {
-      problem = problem_after(Clock::now() - started, notice, peer);
+      problem = problem_after(Clock::now() - started, notice, options, awaited);
       if (!problem.empty()) cancel();
     }
     return kConnectLook;
@@ -132,9 +133,9 @@ void Connecting::run(int peer, const std::function<void()>& connect,
   }
   watched.reset();
   // A peer that has failed refuses connections: its own error says why.
-  if (error && problem.empty()) problem = failure();
+  if (error && problem.empty()) problem = failure(options);
   if (!problem.empty()) {
-    report_error(options_, problem);  // before this rank refuses connections
+    report_error(options, problem);  // before this rank refuses connections
     fail<CommError>("{}", problem);
   }
   if (error) std::rethrow_exception(error);

@@ -13,11 +13,9 @@ namespace zerorun::hierarchical {
 // Sets up a rank's connections to other hosts, for which the peers have to take part. A rank that
 // waits prints a notice after 10 s. It stops when a peer has failed, which writes the reason to the
 // store.
-class Connecting {
- public:
-  // The arguments must outlive this object.
-  Connecting(const GroupOptions& options, const Topology& topology)
-      : options_(options), topology_(topology) {}
+struct Connecting {
+  const GroupOptions& options;
+  const Topology& topology;
 
   // Waits for the value that `peer` writes to `key` in the store. Throws CommError.
   std::string get(int peer, const std::string& key) const;
@@ -25,17 +23,6 @@ class Connecting {
   // CommError.
   void run(int peer, const std::function<void()>& connect,
            const std::function<void()>& cancel) const;
-
- private:
-  std::string waiting_for(int peer) const;
-  // Why a peer will not come; empty: they may. Throws CommError if the store is unreachable.
-  std::string failure() const;
-  // Why a rank that has waited for a connection since then has to give up; empty: it need not.
-  std::string problem_after(std::chrono::steady_clock::duration waited, WaitingNotice& notice,
-                            int peer) const;
-
-  const GroupOptions& options_;
-  const Topology& topology_;
 };
 
 // The IP address of this host at which ranks of other hosts connect. It is that of the interface or

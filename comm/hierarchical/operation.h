@@ -132,7 +132,7 @@ template <typename Body>
 void Collectives::for_owners(const Body& body) const {
   for_other_hosts([&](int host) {
     for (const int owner : topology_.ranks_of(host)) {
-      if (topology_.relay(host_, owner) == rank_) body(owner);
+      if (topology_.relay(host_, owner) == rank()) body(owner);
     }
   });
 }

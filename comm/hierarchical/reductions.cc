@@ -70,7 +70,7 @@ TensorView Collectives::sum_within_host(const Operation& operation, TensorView i
     return out;
   }
   if (!operation.inputs.empty()) {  // each rank adds a slice for all
-    const TensorView part = slice_of(out, topology_.local_rank(rank_), local_world_size());
+    const TensorView part = slice_of(out, topology_.local_rank(rank()), local_world_size());
     std::vector<const std::byte*> sources;
     for (const auto& input : operation.inputs) {
       const auto offset = static_cast<size_t>(part.data - out.data) / size_of(out.dtype);
@@ -99,7 +99,7 @@ void Collectives::all_reduce(Operation& operation) {
   const CollectiveCall& call = operation.call;
   const DType wire = wire_dtype(call.in.dtype);
   const DType crossing_dtype = result_dtype(call);
-  const bool as_it_is = call.output != Output::accumulate && crossing_dtype == call.out.dtype;
+  const bool as_it_is = is_output(call);
   const bool direct = (alone() && as_it_is) || !operation.outputs.empty();
   const size_t widest_nbytes = std::max(size_of(wire), size_of(crossing_dtype));
   const bool in_window = !alone_everywhere_ || !as_it_is;
@@ -124,19 +124,6 @@ void Collectives::all_reduce(Operation& operation) {
   if (!operation.outputs.empty()) local_.control().advance();
 }
 
-void Collectives::find_outputs(Operation& operation) {
-  const CollectiveCall& call = operation.call;
-  const bool as_it_is = call.output != Output::accumulate && result_dtype(call) == call.out.dtype &&
-                        !call.out.empty();
-  if (alone() || !as_it_is) return;
-  const int ranks = local_world_size();
-  for (int peer = 0; peer < ranks; ++peer) {
-    if (!local_.control().announcement(peer).out.shared()) return operation.outputs.clear();
-    operation.outputs.push_back(
-        local_.address(local_.control().announcement(peer).out, call.out.nbytes(), peer));
-  }
-}
-
 // `out` has the result when this returns.
 void Collectives::finish_chunk(const Operation& operation, Crossing& crossing, TensorView out) {
   const CollectiveCall& call = operation.call;
@@ -158,7 +145,7 @@ void Collectives::collect_result(const Operation& operation, TensorView out) con
   for (int owner = 0; owner < options_.world_size; ++owner) {
     const bool here = topology_.host_of(owner) == host_;
     const int holder = here ? owner : topology_.relay(host_, owner);
-    if (holder == rank_) continue;
+    if (holder == rank()) continue;
     const TensorView to = slice_of(out, owner, options_.world_size);
     const auto& output = operation.outputs[static_cast<size_t>(topology_.local_rank(holder))];
     const std::byte* from = output.get() + (to.data - operation.call.out.data);
@@ -178,12 +165,12 @@ Collectives::Crossing Collectives::start_crossing(Operation& operation, int slot
                     operation.messages(*this),
                     operation.messages(*this)};
   const DType wire = partial.dtype;
-  const TensorView own = slice_of(partial, rank_, options_.world_size);
+  const TensorView own = slice_of(partial, rank(), options_.world_size);
   const int64_t most_pieces = pieces_of(slice_of(partial, 0, options_.world_size).numel, wire);
   for (int64_t piece = 0; piece < pieces_of(own.numel, wire); ++piece) {
     for_other_hosts([&](int host) {
       const TensorView to = piece_of(received(slot, host, own.numel, wire), piece, wire);
-      crossing.arriving.receive(topology_.relay(host, rank_), tag(Phase::scatter, piece),
+      crossing.arriving.receive(topology_.relay(host, rank()), tag(Phase::scatter, piece),
                                 bytes_of(to));
     });
   }
@@ -201,8 +188,8 @@ Collectives::Crossing Collectives::start_crossing(Operation& operation, int slot
 
 void Collectives::finish_crossing(const CollectiveCall& call, Crossing& crossing) {
   const DType wire = crossing.partial.dtype;
-  const TensorView own = slice_of(crossing.partial, rank_, options_.world_size);
-  const TensorView own_result = slice_of(crossing.result, rank_, options_.world_size);
+  const TensorView own = slice_of(crossing.partial, rank(), options_.world_size);
+  const TensorView own_result = slice_of(crossing.result, rank(), options_.world_size);
   std::vector<const std::byte*> sources(static_cast<size_t>(topology_.hosts()));
   for (int64_t piece = 0; piece < pieces_of(own.numel, wire); ++piece) {
     crossing.arriving.wait(sources.size() - 1);
@@ -214,7 +201,7 @@ void Collectives::finish_crossing(const CollectiveCall& call, Crossing& crossing
     const TensorView sum = piece_of(own_result, piece, wire);
     reduce({sources, wire, call.reduce, Output::overwrite}, sum);
     for_other_hosts([&](int host) {
-      crossing.leaving.send(topology_.relay(host, rank_),
+      crossing.leaving.send(topology_.relay(host, rank()),
                             tag_in(crossing.round, Phase::gather, piece), bytes_of(sum));
     });
   }
@@ -248,7 +235,7 @@ Collectives::Scatter Collectives::start_scatter(Operation& operation, int slot, 
   if (begin == 0) agree(operation);
   ++round_;
   for_other_hosts([&](int host) {
-    scatter.arriving.receive(topology_.relay(host, rank_), tag(Phase::scatter),
+    scatter.arriving.receive(topology_.relay(host, rank()), tag(Phase::scatter),
                              bytes_of(received(slot, host, numel, wire)));
   });
   for_owners([&](int owner) {
@@ -264,7 +251,7 @@ void Collectives::finish_scatter(const CollectiveCall& call, Scatter& scatter) {
   for_other_hosts([&](int host) {
     sources[static_cast<size_t>(host)] = received(scatter.slot, host, scatter.numel, wire).data;
   });
-  sources[static_cast<size_t>(host_)] = scatter.of(rank_).data;
+  sources[static_cast<size_t>(host_)] = scatter.of(rank()).data;
   reduce({sources, wire, call.reduce, call.output}, call.out.slice(scatter.begin, scatter.numel));
   scatter.leaving.wait();
 }
@@ -274,9 +261,7 @@ void Collectives::reduce_scatter(Operation& operation) {
   const CollectiveCall& call = operation.call;
   const DType wire = wire_dtype(call.in.dtype);
   const int64_t row = call.out.numel;
-  const auto most =
-      static_cast<int64_t>((alone_everywhere_ ? kDirectBytes : kWindowBytes) / size_of(wire));
-  const int64_t chunk = std::max<int64_t>(1, most / options_.world_size);
+  const int64_t chunk = std::max<int64_t>(1, most_numel(wire) / options_.world_size);
   std::optional<Scatter> last;
   for (int64_t at = 0; at < row || at == 0; at += chunk) {
     const int slot = static_cast<int>(at / chunk % kSlots);

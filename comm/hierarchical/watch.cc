@@ -6,7 +6,6 @@
 
 #include "comm/hierarchical/connecting.h"
 #include "core/check.h"
-#include "core/log.h"
 #include "core/wait_clock.h"
 #include "os/socket.h"
 
@@ -272,7 +271,7 @@ void Watch::check_wait() {
     if (too_late) set_error(text);
     return;
   }
-  if (warns()) Logger(options_.own_number(), options_.job_size).log(LogLevel::warning, "{}", text);
+  if (warns()) options_.log().log(LogLevel::warning, "{}", text);
 }
 
 bool Watch::warns() const {

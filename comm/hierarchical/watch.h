@@ -30,8 +30,6 @@ class Watch {  // size: what it is given, what its thread remembers, what all th
  public:
   // The arguments must outlive this.
   Watch(const GroupOptions& options, const Topology& topology, shm::Control& control, Links& links);
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
 
   // Waits for `transfer`, a message of `operation` from or to `peer`. Throws CommError.
   void wait(Transfer& transfer, int peer, const shm::Announcement& operation);

@@ -1,5 +1,6 @@
 #include "comm/nccl/call.h"
 
+#include <array>
 #include <utility>
 
 #include "device/cuda/kernels/kernels.h"
@@ -10,31 +11,13 @@ namespace zerorun {
 namespace {
 
 ncclDataType_t nccl_type(DType dtype) {
-  switch (dtype) {
-    case DType::fp32:
-      return ncclFloat32;
-    case DType::bf16:
-      return ncclBfloat16;
-    case DType::fp16:
-      return ncclFloat16;
-    case DType::int64:
-      return ncclInt64;
-    case DType::uint8:
-      return ncclUint8;
-  }
-  return ncclUint8;
+  constexpr std::array kTypes = {ncclFloat32, ncclBfloat16, ncclFloat16, ncclInt64, ncclUint8};
+  return kTypes.at(static_cast<size_t>(dtype));
 }
 
 ncclRedOp_t nccl_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-      return ncclSum;
-    case ReduceOp::max:
-      return ncclMax;
-    case ReduceOp::min:
-      return ncclMin;
-  }
-  return ncclSum;
+  constexpr std::array kOps = {ncclSum, ncclMax, ncclMin};
+  return kOps.at(static_cast<size_t>(op));
 }
 
 CollectiveCall with_word(CollectiveCall call, TensorView word) {
@@ -122,14 +105,15 @@ ncclResult_t NcclCall::exchange(const NcclFunctions& nccl, ncclComm_t comm, int 
   ncclResult_t result = nccl.group_start();
   if (result != ncclSuccess) return result;
   for (int peer = 0; peer < ranks && is_under_way(result); ++peer) {
-    if (const size_t sent = bytes(slices.numel(rank, peer)); sent > 0) {
-      result = nccl.send(from_.data + bytes(slices.begin_in(rank, peer)), sent, ncclUint8, peer,
+    const Slices::Slice sent = slices.between(rank, peer);
+    if (sent.numel > 0) {
+      result = nccl.send(from_.data + bytes(sent.begin_in), bytes(sent.numel), ncclUint8, peer,
                          comm, stream_.handle());
     }
-    const size_t received = bytes(slices.numel(peer, rank));
-    if (!is_under_way(result) || received == 0) continue;
-    result = nccl.receive(to_.data + bytes(slices.begin_out(peer, rank)), received, ncclUint8, peer,
-                          comm, stream_.handle());
+    const Slices::Slice received = slices.between(peer, rank);
+    if (!is_under_way(result) || received.numel == 0) continue;
+    result = nccl.receive(to_.data + bytes(received.begin_out), bytes(received.numel), ncclUint8,
+                          peer, comm, stream_.handle());
   }
   const ncclResult_t ended = nccl.group_end();  // also after an error
   return is_under_way(result) ? ended : result;

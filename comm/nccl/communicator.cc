@@ -34,8 +34,6 @@ size_t scratch_part(const CollectiveCall& call) {
 class NcclScratch {
  public:
   explicit NcclScratch(CudaDevice& device) : device_(device) {}
-  NcclScratch(const NcclScratch&) = delete;
-  NcclScratch& operator=(const NcclScratch&) = delete;
   ~NcclScratch() { drain(free_); }
 
   // Returns at least `nbytes` bytes for work that is submitted to `stream` before release().

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/check.h"
-#include "core/log.h"
 #include "device/cuda/runtime/cuda_error.h"
 #include "device/cuda/runtime/current_device.h"
 #include "device/drain.h"
@@ -371,9 +370,8 @@ void NcclGroup::warn(double waited_s) {
     notice = pending_.due_notice(std::chrono::duration_cast<Clock::duration>(waited));
   }
   if (!notice || !peers_.claim(*notice)) return;
-  Logger(options_.own_number(), options_.job_size)
-      .log(LogLevel::warning, "rank {} has waited {:.0f} s in {} for other ranks",
-           options_.own_number(), waited_s, last_call());
+  options_.log().log(LogLevel::warning, "rank {} has waited {:.0f} s in {} for other ranks",
+                     options_.own_number(), waited_s, last_call());
 }
 
 // Under watch: NCCL may wait for peers here, too.

@@ -13,7 +13,6 @@
 #include "comm/nccl/handle.h"
 #include "comm/nccl/library.h"
 #include "comm/nccl/peers.h"
-#include "comm/nccl/pending_calls.h"
 #include "comm/stall_report.h"
 #include "device/cuda/runtime/cuda_stream.h"
 
@@ -28,8 +27,6 @@ namespace zerorun {
 class NcclGroup final : public CudaStream::Watched {
  public:
   explicit NcclGroup(const GroupOptions& options, int device);
-  NcclGroup(const NcclGroup&) = delete;
-  NcclGroup& operator=(const NcclGroup&) = delete;
   ~NcclGroup() override;
 
   void check() const override;

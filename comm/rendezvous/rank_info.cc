@@ -14,14 +14,6 @@ namespace zerorun {
 
 namespace {
 
-std::optional<int> read_int(std::string_view name, long low, long high) {
-  const std::optional<long> value = read_environment_int(name, low, high);
-  if (!value) return std::nullopt;
-  return static_cast<int>(*value);
-}
-
-constexpr long kMaxRank = std::numeric_limits<int>::max();
-
 // The variables of one kind of mpirun.
 struct MpiVariables {
   std::string_view rank;
@@ -40,11 +32,9 @@ constexpr auto kMpi = std::to_array<MpiVariables>({
 
 // The same number from a job's name in all of its processes.
 uint16_t port_of_name(std::string_view name) {
-  constexpr uint32_t kFirstPort = 15000;  // below the ports that the kernel gives to clients
-  constexpr uint32_t kPorts = 15000;
   uint32_t hash = 2166136261U;  // FNV-1a
   for (const char letter : name) hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619U;
-  return static_cast<uint16_t>(kFirstPort + hash % kPorts);
+  return job_port(hash);
 }
 
 uint16_t mpi_port(uint16_t standard) {
@@ -79,13 +69,13 @@ std::optional<RankInfo> rank_of_slurm() {
 
 std::optional<RankInfo> rank_of_mpi() {
   for (const MpiVariables& names : kMpi) {
-    const auto rank = read_int(names.rank, 0, kMaxRank);
-    const auto size = read_int(names.size, 1, kMaxRank);
+    const auto rank = read_int(names.rank);
+    const auto size = read_int(names.size, 1);
     if (!rank || !size || *size == 1) continue;
-    auto local_rank = read_int(names.local_rank, 0, kMaxRank);
-    if (!local_rank) local_rank = read_int("PALS_LOCAL_RANKID", 0, kMaxRank);  // Cray's
-    auto local_size = read_int(names.local_size, 1, kMaxRank);
-    if (!local_size) local_size = read_int("LOCAL_WORLD_SIZE", 1, kMaxRank);
+    auto local_rank = read_int(names.local_rank);
+    if (!local_rank) local_rank = read_int("PALS_LOCAL_RANKID");  // Cray's
+    auto local_size = read_int(names.local_size, 1);
+    if (!local_size) local_size = read_int("LOCAL_WORLD_SIZE", 1);
     if (!local_rank || !local_size) {
       fail<ConfigError>(
           "{}={} of {}={} processes, but {} and {} do not say which of how many on this host: set "
@@ -121,11 +111,11 @@ std::optional<RankInfo> rank_from_scheduler() {
 
 // The ranks on this host, as torchrun, DeepSpeed's launcher or Kubernetes' PyTorchJob say.
 std::optional<int> given_local_world_size() {
-  std::optional<int> size = read_int("LOCAL_WORLD_SIZE", 1, kMaxRank);
-  if (!size) size = read_int("LOCAL_SIZE", 1, kMaxRank);
+  std::optional<int> size = read_int("LOCAL_WORLD_SIZE", 1);
+  if (!size) size = read_int("LOCAL_SIZE", 1);
   const std::string per_pod = read_environment("PET_NPROC_PER_NODE").value_or("");
   const bool is_number = per_pod.find_first_not_of("0123456789") == std::string::npos;
-  if (!size && !per_pod.empty() && is_number) size = read_int("PET_NPROC_PER_NODE", 1, kMaxRank);
+  if (!size && !per_pod.empty() && is_number) size = read_int("PET_NPROC_PER_NODE", 1);
   return size;
 }
 
@@ -141,7 +131,7 @@ bool is_elsewhere(const std::string& master) {
 }
 
 void read_local_rank(RankInfo& info) {
-  std::optional<int> local_rank = read_int("LOCAL_RANK", 0, kMaxRank);
+  std::optional<int> local_rank = read_int("LOCAL_RANK");
   const std::optional<int> local_world_size = given_local_world_size();
   // Ranks are numbered host by host, and hosts of a PyTorchJob have equally many.
   if (!local_rank && read_environment("PET_NPROC_PER_NODE") && local_world_size) {
@@ -196,11 +186,17 @@ void read_meeting(RankInfo& info) {
 
 }  // namespace
 
+std::optional<int> read_int(std::string_view name, long low, long high) {
+  const std::optional<long> value = read_environment_int(name, low, high);
+  if (!value) return std::nullopt;
+  return static_cast<int>(*value);
+}
+
 RankInfo rank_from_environment() {
   RankInfo info;
   check_thread_count(read_environment("OMP_NUM_THREADS").value_or(""));
-  const std::optional<int> rank = read_int("RANK", 0, kMaxRank);
-  const std::optional<int> world_size = read_int("WORLD_SIZE", 1, kMaxRank);
+  const std::optional<int> rank = read_int("RANK");
+  const std::optional<int> world_size = read_int("WORLD_SIZE", 1);
   if (!rank) {
     if (const auto scheduled = rank_from_scheduler()) {
       if (world_size.value_or(scheduled->world_size) != scheduled->world_size) {

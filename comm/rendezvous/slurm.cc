@@ -61,15 +61,10 @@ void expand_part(std::string_view part, std::string_view list, std::vector<std::
   hosts.insert(hosts.end(), names.begin(), names.end());
 }
 
-std::optional<int> slurm_number(std::string_view name) {
-  const auto value = read_environment_int(name, 0, std::numeric_limits<int>::max());
-  return value ? std::optional(static_cast<int>(*value)) : std::nullopt;
-}
-
 // A number of the step, which older versions of Slurm give for the job alone.
 std::optional<int> step_number(std::string_view of_step, std::string_view of_job) {
-  const std::optional<int> number = slurm_number(of_step);
-  return number ? number : slurm_number(of_job);
+  const std::optional<int> number = read_int(of_step);
+  return number ? number : read_int(of_job);
 }
 
 }  // namespace
@@ -119,7 +114,7 @@ std::optional<SlurmStep> slurm_step() {
   const std::optional<std::string> id = read_environment("SLURM_STEP_ID");
   const std::optional<uint32_t> number = id ? parse_number<uint32_t>(*id) : std::nullopt;
   if (!number || *number >= kFirstSpecialStep) return std::nullopt;
-  const std::optional<int> task = slurm_number("SLURM_PROCID");
+  const std::optional<int> task = read_int("SLURM_PROCID");
   const std::optional<int> tasks = step_number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS");
   if (!task || !tasks) return std::nullopt;
   SlurmStep step = {.task = *task, .tasks = *tasks};
@@ -127,8 +122,8 @@ std::optional<SlurmStep> slurm_step() {
     fail<ConfigError>("SLURM_PROCID={} is not below the step's number of tasks, {}", step.task,
                       step.tasks);
   }
-  step.local_task = slurm_number("SLURM_LOCALID").value_or(0);
-  step.node = slurm_number("SLURM_NODEID").value_or(0);
+  step.local_task = read_int("SLURM_LOCALID").value_or(0);
+  step.node = read_int("SLURM_NODEID").value_or(0);
   for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
     const auto list = read_environment(name);
     if (list && step.hosts.empty()) step.hosts = expand_host_list(*list);
@@ -141,16 +136,12 @@ std::optional<SlurmStep> slurm_step() {
 }
 
 uint16_t slurm_port() {
-  // Below the ports that the kernel gives to clients.
-  constexpr uint32_t kFirstPort = 15000;
-  constexpr uint32_t kPorts = 15000;
   const auto value = [](std::string_view name) {
     constexpr long kMaxId = std::numeric_limits<uint32_t>::max();
     return static_cast<uint32_t>(read_environment_int(name, 0, kMaxId).value_or(0));
   };
   // Steps of one job may run side by side.
-  return static_cast<uint16_t>(
-      kFirstPort + (value("SLURM_JOB_ID") + 7919 * (value("SLURM_STEP_ID") % kPorts)) % kPorts);
+  return job_port(value("SLURM_JOB_ID") + 7919 * (value("SLURM_STEP_ID") % kJobPorts));
 }
 
 }  // namespace zerorun

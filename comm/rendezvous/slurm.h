@@ -1,12 +1,23 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace zerorun {
+
+// The number that a variable has; nullopt if it is not set. Throws ConfigError for anything else.
+std::optional<int> read_int(std::string_view name, long low = 0,
+                            long high = std::numeric_limits<int>::max());
+
+// A port for a job of this number, below those that the kernel gives to clients.
+inline constexpr uint32_t kJobPorts = 15000;
+constexpr uint16_t job_port(uint32_t number) {
+  return static_cast<uint16_t>(15000 + number % kJobPorts);
+}
 
 // Parsers of the variables that Slurm sets in the environment of its jobs.
 

@@ -9,7 +9,7 @@
 
 #include "core/check.h"
 #include "core/secret.h"
-#include "os/peer_user.h"
+#include "os/address.h"
 
 namespace zerorun {
 

@@ -67,8 +67,6 @@ class MemoryStore final : public Store {
 class StoreServer {
  public:
   StoreServer(Listener listener, std::string secret, std::shared_ptr<MemoryStore> values);
-  StoreServer(const StoreServer&) = delete;
-  StoreServer& operator=(const StoreServer&) = delete;
   ~StoreServer();
 
   uint16_t port() const { return server_.port(); }

@@ -15,15 +15,8 @@ auto meaning(const Announcement& a) {
 }
 
 std::string_view name_of(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-      return "sum";
-    case ReduceOp::max:
-      return "max";
-    case ReduceOp::min:
-      return "min";
-  }
-  return "?";
+  static constexpr std::array<std::string_view, 3> kNames = {"sum", "max", "min"};
+  return kNames.at(static_cast<size_t>(op));
 }
 
 // What it does, without the tensors.

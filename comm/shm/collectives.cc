@@ -155,11 +155,11 @@ void Collectives::copy_slices(const CollectiveCall& call, const Exchange::Chunk&
   const int own = control_.rank();
   const Slices slices(call, control_.world_size());
   for (int rank = 0; rank < control_.world_size(); ++rank) {
-    const int64_t slice = slices.begin_in(rank, own);
-    const int64_t begin = std::max(slice, chunk.begin);
-    const int64_t end = std::min(slice + slices.numel(rank, own), chunk.begin + chunk.numel);
+    const auto [numel, begin_in, begin_out] = slices.between(rank, own);
+    const int64_t begin = std::max(begin_in, chunk.begin);
+    const int64_t end = std::min(begin_in + numel, chunk.begin + chunk.numel);
     if (begin >= end) continue;
-    const TensorView to = call.out.slice(slices.begin_out(rank, own) + begin - slice, end - begin);
+    const TensorView to = call.out.slice(begin_out + begin - begin_in, end - begin);
     const size_t skipped = static_cast<size_t>(begin - chunk.begin) * size_of(call.in.dtype);
     copy_bytes(to.data, chunk.sources[static_cast<size_t>(rank)] + skipped, to.nbytes());
   }

@@ -3,7 +3,6 @@
 #include <memory>
 
 #include "comm/host_transport.h"
-#include "comm/shm/blocks.h"
 #include "comm/shm/control.h"
 #include "comm/shm/exchange.h"
 #include "comm/shm/segment.h"

@@ -1,17 +1,19 @@
 #include "comm/shm/control.h"
 
+#include <linux/futex.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
+#include <ctime>
 #include <new>
 #include <numeric>
 #include <utility>
 
 #include "core/check.h"
-#include "core/log.h"
 #include "core/wait_clock.h"
-#include "os/futex.h"
 
 namespace zerorun::shm {
 
@@ -44,6 +46,22 @@ int stride_for(int world_size) {
   int stride = std::max(1, static_cast<int>(kGolden * world_size));
   while (std::gcd(stride, world_size) != 1) ++stride;
   return stride;
+}
+
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the kernel reads 32 bits");
+
+// Sleeps until futex_wake is called for `word`, but only if `word` still has the value `expected`,
+// and at most for `timeout`. May return early. Works between processes that share the memory of
+// `word`.
+void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected,
+                std::chrono::nanoseconds timeout) {
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(timeout);
+  const timespec limit{.tv_sec = seconds.count(), .tv_nsec = (timeout - seconds).count()};
+  syscall(SYS_futex, &word, FUTEX_WAIT, expected, &limit, nullptr, 0);
+}
+// Wakes all threads that sleep in futex_wait for `word`.
+void futex_wake(const std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 std::shared_ptr<Segment> meet(const GroupOptions& options, LocalSegments* local) {
@@ -251,9 +269,8 @@ void Control::examine_peers(Clock::time_point started, WaitingNotice& notice) {
   if (first != rank_) return;
   const size_t others = static_cast<size_t>(world_size_) - missing.size() - 1;
   const std::string who = others == 0 ? "has" : fmt::format("and {} more have", others);
-  Logger(number(rank_), options_.job_size)
-      .log(LogLevel::warning, "rank {} {} waited {:.0f} s in {} for {}", number(rank_), who,
-           seconds, describe(current_), names);
+  options_.log().log(LogLevel::warning, "rank {} {} waited {:.0f} s in {} for {}", number(rank_),
+                     who, seconds, describe(current_), names);
 }
 
 // One rank reports, which takes a moment; then its error is everybody's.

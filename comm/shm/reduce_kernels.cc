@@ -30,37 +30,25 @@ HWY_INLINE hn::Vec<hn::ScalableTag<int64_t>> load(hn::ScalableTag<int64_t> d, co
 // caches.
 template <class D, typename T>
 HWY_INLINE void store_pair(D d, hn::Vec<D> low, hn::Vec<D> high, T* to, bool stream) {
-  if (stream) {
+  if constexpr (sizeof(T) == sizeof(uint16_t)) {
+    const auto low_bits = to_16_bits(d, low, T{});
+    const auto high_bits = to_16_bits(d, high, T{});
+#if HWY_TARGET != HWY_SCALAR
+    if (stream) {
+      const hn::Twice<U16Of<D>> whole;
+      hn::Stream(hn::Combine(whole, high_bits, low_bits), whole, &to->bits);
+      return;
+    }
+#endif
+    hn::StoreU(low_bits, U16Of<D>(), &to->bits);
+    hn::StoreU(high_bits, U16Of<D>(), &to[hn::Lanes(d)].bits);
+  } else if (stream) {
     hn::Stream(low, d, to);
     hn::Stream(high, d, to + hn::Lanes(d));
   } else {
     hn::StoreU(low, d, to);
     hn::StoreU(high, d, to + hn::Lanes(d));
   }
-}
-
-template <class D>
-HWY_INLINE void store_pair_16(D d, hn::Vec<D> low, hn::Vec<D> high, auto* to,
-                              [[maybe_unused]] bool stream) {
-  const auto low_bits = to_16_bits(d, low, std::remove_pointer_t<decltype(to)>{});
-  const auto high_bits = to_16_bits(d, high, std::remove_pointer_t<decltype(to)>{});
-#if HWY_TARGET != HWY_SCALAR
-  if (stream) {
-    const hn::Twice<U16Of<D>> whole;
-    hn::Stream(hn::Combine(whole, high_bits, low_bits), whole, &to->bits);
-    return;
-  }
-#endif
-  hn::StoreU(low_bits, U16Of<D>(), &to->bits);
-  hn::StoreU(high_bits, U16Of<D>(), &to[hn::Lanes(d)].bits);
-}
-template <class D>
-HWY_INLINE void store_pair(D d, hn::Vec<D> low, hn::Vec<D> high, Bf16* to, bool stream) {
-  store_pair_16(d, low, high, to, stream);
-}
-template <class D>
-HWY_INLINE void store_pair(D d, hn::Vec<D> low, hn::Vec<D> high, Fp16* to, bool stream) {
-  store_pair_16(d, low, high, to, stream);
 }
 
 // Beside those of floating-point numbers in device/convert.h.

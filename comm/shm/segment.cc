@@ -12,7 +12,7 @@
 
 #include "core/check.h"
 #include "core/format_bytes.h"
-#include "os/populate_pages.h"
+#include "os/page_pool.h"
 
 namespace zerorun {
 

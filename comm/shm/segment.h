@@ -35,8 +35,6 @@ class Segment {
   // is on another host, belongs to another user or has ended.
   static std::shared_ptr<Segment> open(const SegmentTicket& ticket);
 
-  Segment(const Segment&) = delete;
-  Segment& operator=(const Segment&) = delete;
   ~Segment();
 
   std::byte* data() const { return data_; }

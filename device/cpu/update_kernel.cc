@@ -175,8 +175,8 @@ class Stage {
 
   // Starts a segment, to which the following values belong.
   void start(const UpdateSegment& segment) {
-    const UpdateScalars& s = segment.scalars;
-    rounding_ = {s.seed, s.step, segment.parameter, rounding_.tensor};
+    rounding_.step = segment.scalars.step;
+    rounding_.parameter = segment.parameter;
   }
 
   float* load(int64_t begin, int64_t count) {

@@ -117,7 +117,6 @@ struct UpdateScalars {
   double dampening = 0.0;         // sgd
   bool nesterov = false;          // sgd
   bool eps_inside_sqrt = false;   // lamb
-  uint64_t seed = 0;              // for stochastic rounding
   int64_t step = 1;  // for stochastic rounding: number of the step, which selects other random bits
 };
 
@@ -143,7 +142,7 @@ struct UpdateTensors {
 
 // Consecutive elements of UpdateTensors that are updated with the same scalars. 16-bit masters and
 // states, which have no fp32 copy, are rounded stochastically, with random bits that depend only on
-// seed, step, parameter and element.
+// step, parameter and element.
 struct UpdateSegment {
   int64_t begin = 0;  // first element in the tensors; a multiple of kStateBlock for uint8 states
   int64_t numel = 0;
@@ -336,7 +335,7 @@ class ZR_API Device {
                           const Dequantization& how) = 0;
   // Fused optimizer step in one pass over all segments: scales the gradient, updates states and
   // masters, casts to the parameter's dtype. Segments are in ascending order, do not overlap, and
-  // have the same rule, seed and step. Elements between segments are not changed.
+  // have the same rule and step. Elements between segments are not changed.
   virtual void update(Stream& stream, const UpdateTensors& tensors,
                       std::span<const UpdateSegment> segments) = 0;
   // Replaces a row-major fp32 matrix [rows, cols] by an approximation of the nearest

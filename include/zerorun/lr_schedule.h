@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -30,7 +31,12 @@ struct ScheduledValues {
 // last_batch_iteration.
 class ZR_API LrSchedule {
  public:
-  virtual ~LrSchedule() = default;
+  // The values of a group with this initial learning rate for the step after `iteration`, which
+  // counts like DeepSpeed's last_batch_iteration, from -1.
+  using Rule = std::function<ScheduledValues(double base_lr, int group, int64_t iteration)>;
+  // `first_iteration` corresponds to 0 applied steps.
+  LrSchedule(std::vector<double> base_lrs, int64_t first_iteration, Rule rule)
+      : base_lrs_(std::move(base_lrs)), first_(first_iteration), rule_(std::move(rule)) {}
 
   // Returns the values for the step that follows `applied_steps` applied steps; 0 gives those of
   // the first step. Throws InternalError if there is no such group or the count is negative.
@@ -40,18 +46,10 @@ class ZR_API LrSchedule {
   // Returns last_batch_iteration of DeepSpeed's state_dict after `applied_steps` applied steps.
   int64_t last_batch_iteration(int64_t applied_steps) const { return first_ + applied_steps; }
 
- protected:
-  LrSchedule(std::vector<double> base_lrs, int64_t first_iteration)
-      : base_lrs_(std::move(base_lrs)), first_(first_iteration) {}
-
-  double base_lr(int group) const { return base_lrs_[static_cast<size_t>(group)]; }
-  // Returns the values for the step after `iteration`, which counts like DeepSpeed's
-  // last_batch_iteration, from -1.
-  virtual ScheduledValues at(int64_t iteration, int group) const = 0;
-
  private:
   const std::vector<double> base_lrs_;
-  const int64_t first_;  // iteration that corresponds to 0 applied steps
+  const int64_t first_;
+  const Rule rule_;
 };
 
 // Creates the schedule of a configuration. `base_lrs` has the initial learning rate of each

@@ -23,8 +23,6 @@ class Buffer {
     Buffer(std::move(other)).swap(*this);
     return *this;
   }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
   ~Buffer() {
     if (free_) free_();
   }

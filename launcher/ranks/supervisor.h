@@ -15,7 +15,7 @@
 #include "launcher/job.h"
 #include "launcher/ranks/output.h"
 #include "launcher/ranks/report.h"
-#include "os/cgroup.h"
+#include "os/host_limits.h"
 
 namespace zerorun {
 

@@ -6,7 +6,6 @@
 #include <span>
 #include <string>
 
-#include "comm/rendezvous/rendezvous.h"
 #include "comm/rendezvous/tcp_store.h"
 #include "config/env.h"
 #include "core/check.h"

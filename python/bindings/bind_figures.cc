@@ -17,7 +17,7 @@
 #include "python/bindings/register.h"
 #include "python/bindings/without_gil.h"
 #include "zero/memory_plan.h"
-#include "zero/timeline/work_meter.h"
+#include "zero/timeline/span_log.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
 #include "zerorun/engine.h"

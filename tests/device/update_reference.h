@@ -25,7 +25,6 @@ inline UpdateScalars scalars_of(UpdateRule rule, bool variant) {
           .dampening = 0.2,
           .nesterov = variant,
           .eps_inside_sqrt = variant,
-          .seed = 77,
           .step = 3};
 }
 
@@ -116,7 +115,8 @@ inline Values updated(Values v, std::span<const UpdateSegment> segments, const S
             nearest(rule(ScalarMath{}, v.grad[i], v.master[i], v.states[0][i], v.states[1][i]),
                     storage.param.value_or(DType::fp32));
         const auto at = [&](uint32_t tensor) {
-          return StochasticRounding{s.seed, s.step, segment.parameter, tensor};
+          return StochasticRounding{
+              .step = s.step, .parameter = segment.parameter, .tensor = tensor};
         };
         const int64_t element = segment.element + k;
         if (Rule::kSteps) v.master[i] = rounded(v.master[i], storage.master, at(0), element);

@@ -1,4 +1,4 @@
-#include "os/cgroup.h"
+#include "os/host_limits.h"
 
 #include "tests/common.h"
 #include "tests/scratch.h"

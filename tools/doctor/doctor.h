@@ -9,7 +9,6 @@
 #include "launcher/environment.h"
 #include "launcher/ranks/cpus.h"
 #include "launcher/ranks/resources.h"
-#include "os/cgroup.h"
 #include "os/host_limits.h"
 
 namespace zerorun {

@@ -1,6 +1,6 @@
 #include "tools/plan/simulation.h"
 #include "zero/gradients/quantized_reduction.h"
-#include "zero/parameters/quantized_gather.h"
+#include "zero/parameters/gathers.h"
 #include "zero/partition/muon_rounds.h"
 
 namespace zerorun {

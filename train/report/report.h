@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "zero/timeline/work_meter.h"
+#include "zero/timeline/span_log.h"
 #include "zerorun/communicator.h"
 #include "zerorun/engine.h"
 

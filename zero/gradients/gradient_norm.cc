@@ -7,6 +7,7 @@
 #include <limits>
 #include <thread>
 
+#include "comm/agreement.h"
 #include "core/check.h"
 #include "core/wait_clock.h"
 #include "device/staging.h"
@@ -192,26 +193,23 @@ std::string GradientInspector::report(Stream& stream) {
   constexpr size_t kMaxName = 200;
   constexpr int64_t kNobody = std::numeric_limits<int64_t>::max();
   Communicator& job = context_.groups.job();
-  const auto agree = [&](std::span<int64_t> values, ReduceOp op) {
-    const TensorView view = view_of(values);
-    job.all_reduce(view, view, op, Output::overwrite, stream, "non-finite gradient").synchronize();
-  };
+  constexpr std::string_view kLabel = "non-finite gradient";
+  Agreement agreement(job, stream);
   const int64_t ranks = job.world_size();
   const int64_t own = first_ ? first_->parameter * ranks + job.rank() : kNobody;
-  std::array<int64_t, 1> lowest = {own};
-  agree(lowest, ReduceOp::min);
+  const int64_t lowest = agreement.reduce(own, ReduceOp::min, kLabel);
   // Bits of doubles that are not negative have the doubles' order.
   std::array<int64_t, 2> details = {0, 0};
   std::array<int64_t, kMaxName> letters{};  // other ranks may have another part of the model
-  if (first_ && own == lowest[0]) {
+  if (first_ && own == lowest) {
     details = {first_->nan ? 1 : 0, std::bit_cast<int64_t>(first_->largest_finite)};
     const std::string& name = context_.sharding.spec(first_->parameter).name;
     std::copy_n(name.begin(), std::min(name.size(), kMaxName), letters.begin());
   }
-  agree(details, ReduceOp::max);
-  agree(letters, ReduceOp::max);
+  agreement.reduce(details, ReduceOp::max, kLabel);
+  agreement.reduce(letters, ReduceOp::max, kLabel);
   first_.reset();
-  if (lowest[0] == kNobody) {
+  if (lowest == kNobody) {
     return fmt::format("the gradient of each rank is finite, but not their sum in {}",
                        name_of(context_.sharding.precision.accum_dtype));
   }
@@ -220,7 +218,7 @@ std::string GradientInspector::report(Stream& stream) {
     if (letter != 0) name.push_back(static_cast<char>(letter));
   }
   return fmt::format("the gradient of {} has {} on rank {} (largest finite magnitude {:.3g})", name,
-                     details[0] != 0 ? "nan" : "inf", lowest[0] % ranks,
+                     details[0] != 0 ? "nan" : "inf", lowest % ranks,
                      std::bit_cast<double>(details[1]));
 }
 

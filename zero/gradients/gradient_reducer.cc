@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "comm/agreement.h"
-#include "core/check.h"
 
 namespace zerorun {
 

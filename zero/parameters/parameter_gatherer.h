@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "zero/groups/engine_context.h"
-#include "zero/parameters/quantized_gather.h"
-#include "zero/parameters/updated_parameters.h"
+#include "zero/parameters/gathers.h"
 #include "zero/partition/bucket.h"
 #include "zero/storage/offloaded_parameters.h"
 #include "zerorun/engine.h"

@@ -9,7 +9,6 @@
 #include "offload/direct_file.h"
 #include "offload/nvme_state_store.h"
 #include "zero/storage/chunk_storage.h"
-#include "zero/storage/direction.h"
 
 namespace zerorun {
 

@@ -52,17 +52,9 @@ bool is_log_due() {
 }  // namespace
 
 std::string_view name_of(StepPart part) {
-  switch (part) {
-    case StepPart::compute:
-      return "compute";
-    case StepPart::data:
-      return "data";
-    case StepPart::copy:
-      return "copy";
-    case StepPart::save:
-      return "save";
-  }
-  return "";
+  static constexpr std::array<std::string_view, kStepParts> kNames = {"compute", "data", "copy",
+                                                                      "save"};
+  return kNames.at(static_cast<size_t>(part));
 }
 
 std::string Straggler::text() const {

@@ -1,6 +1,5 @@
 #include "zerorun/timeline.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>

@@ -31,11 +31,8 @@ void check_patterns(const OptimizerConfig& optimizer, const EngineContext& conte
   for (const ParameterSpec& spec : context.sharding.specs) {
     matched[heads_pattern_of(spec, optimizer)] = 1;
   }
-  const TensorView view = view_of(std::span(matched).first(count));
-  context.groups.job()
-      .all_reduce(view, view, ReduceOp::max, Output::overwrite, context.device.inline_stream(),
-                  "ranks agree on muon_heads")
-      .synchronize();
+  Agreement(context.groups.job(), context.device.inline_stream())
+      .reduce(std::span(matched).first(count), ReduceOp::max, "ranks agree on muon_heads");
   const auto unused = std::find(matched.begin(), matched.end() - 1, 0) - matched.begin();
   if (static_cast<size_t>(unused) == count) return;
   fail<ConfigError>(

@@ -2,7 +2,6 @@
 
 #include "zero/groups/engine_context.h"
 #include "zero/partition/muon_rounds.h"
-#include "zero/storage/direction.h"
 #include "zero/update/optimizer_states.h"
 #include "zero/update/update_plan.h"
 

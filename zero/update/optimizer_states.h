@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
@@ -34,6 +35,11 @@ class OptimizerStates {
   // multiplied by `grad_scale`, in the order of the inline stream. If it throws on one rank, that
   // rank rethrows the error and all others throw one, too. Collective.
   void update_by_caller(Stream& comm_stream, float grad_scale, const Engine::ShardUpdate& update);
+  // A hash of the bytes of all parameters: the sum, over all blocks of kNormBlock elements, of
+  // XXH3(bytes, seed = XXH3(name) + block index). Shards are cut at multiples of a block, so each
+  // rank hashes the blocks that it owns and the hashes are added. Collective. Throws CommError if
+  // replicas of a parameter differ between ranks.
+  uint64_t hash_parameters();
 
  private:
   // `states`: without parameters that are stored off the device.

@@ -218,8 +218,7 @@ void update_with(cudaStream_t stream, const UpdateTensors& from,
       launch(update_vectors<Rule>, some.blocks(), kThreads, stream, some, t);
     });
   }
-  const UpdateScalars& scalars = all.front().scalars;
-  const StochasticRounding rounding{scalars.seed, scalars.step};
+  const StochasticRounding rounding{.step = all.front().scalars.step};
   const auto blocks = [](const UpdateSegment& s) {
     return blocks_of((s.numel + kStateBlock - 1) / kStateBlock * kWarp);
   };

@@ -1,6 +1,6 @@
 #include <stdlib.h>
 
-#include "comm/rendezvous/rendezvous.h"
+#include "comm/rendezvous/tcp_store.h"
 #include "config/env.h"
 #include "os/socket.h"
 #include "tests/common.h"

@@ -5,7 +5,7 @@
 #include "comm/rendezvous/store_server.h"
 #include "comm/rendezvous/tcp_store.h"
 #include "device/cpu/cpu_stream.h"
-#include "os/peer_user.h"
+#include "os/address.h"
 #include "os/socket.h"
 #include "tests/common.h"
 #include "tests/error_of.h"

@@ -1,5 +1,3 @@
-#include "zero/timeline/work_meter.h"
-
 #include "core/observers.h"
 #include "tests/common.h"
 #include "tests/zero/offload_config.h"
