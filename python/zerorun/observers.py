@@ -30,11 +30,8 @@ class _Engine(Protocol):
     optimizer: Any
     batch: Any
     flops_profile: FlopsProfile | None
-
-    @property
-    def _core(self) -> _C.Engine: ...
-    @property
-    def _ranks(self) -> EngineRanks: ...
+    _core: _C.Engine
+    _ranks: EngineRanks
 
 
 _logger = logging.getLogger("zerorun")

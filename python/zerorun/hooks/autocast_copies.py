@@ -48,13 +48,8 @@ def _replace_enter() -> None:
 _PRODUCTS = {
     kind.forward
     for kind in (
-        nn.Linear,
-        nn.Conv1d,
-        nn.Conv2d,
-        nn.Conv3d,
-        nn.ConvTranspose1d,
-        nn.ConvTranspose2d,
-        nn.ConvTranspose3d,
+        *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+        *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
     )
 }
 

@@ -33,6 +33,12 @@ def by_parameter(engine: _C.Engine) -> dict[int, list[_C.StateInterval]]:
     return intervals
 
 
+def states_of(engine: _C.Engine, interval: _C.StateInterval) -> dict[str, torch.Tensor]:
+    """An interval's states of a rule of the core's, by name."""
+    names = engine.state_names(interval.parameter)
+    return dict(zip(names, map(tensor_of, interval.states), strict=True))
+
+
 def to_write(engine: _C.Engine, layout: ModelLayout) -> Iterator[nn.Parameter]:
     """Every parameter, for the caller to change this rank's part of it.
 
