@@ -86,6 +86,11 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     return json.loads(_C.plain_config_json(os.fspath(path)))
 
 
+def of_any_form(config: str | os.PathLike[str] | Mapping[str, Any]) -> ParsedConfig:
+    """Parses and checks a dictionary, or the file of a path."""
+    return parse(config) if isinstance(config, Mapping) else load(config)
+
+
 def given_values(parsed: ParsedConfig, section: str) -> dict[str, Any]:
     """The values that a configuration sets in a section, by their keys in it (``"params/lr"``)."""
     prefix = f"/{section}/"

@@ -254,11 +254,10 @@ def _log(
 
 def _parse(config: Any) -> tuple[configuration.ParsedConfig, dict[str, Any]]:
     """The configuration, checked, and as it was given."""
-    if isinstance(config, Mapping):
-        return configuration.parse(config), dict(config)
-    if isinstance(config, str | os.PathLike):
-        return configuration.load(config), configuration.read(config)
-    raise _C.ConfigError(f"config: got {type(config)}, expected a path or a dictionary")
+    if not isinstance(config, str | os.PathLike | Mapping):
+        raise _C.ConfigError(f"config: got {type(config)}, expected a path or a dictionary")
+    parsed = configuration.of_any_form(config)
+    return parsed, dict(config) if isinstance(config, Mapping) else configuration.read(config)
 
 
 def _check_sources(parsed: configuration.ParsedConfig, **given: Any) -> None:

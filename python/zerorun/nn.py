@@ -300,10 +300,7 @@ class _Gradients:
     def listed(self) -> tuple[list[torch.dtype | None], list[torch.Tensor | None]]:
         """Of hidden and of what the head was given: the dtypes to come, and the gradients."""
         given = [self._hidden, *self._head.given]
-        return [None if each is None else each.dtype for each in given], [
-            self._hidden,
-            *self._sums,
-        ]
+        return [None if each is None else each.dtype for each in given], [self._hidden, *self._sums]
 
 
 def _add_product(sum_: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor) -> None:

@@ -12,10 +12,7 @@ from zerorun import _C, communicator
 from zerorun.model.engine_ranks import Mesh
 
 _SHARD = {"shard", "dp_shard", "fsdp"}
-_DATA = {
-    *("data", "dp", "data_parallel", "replicate", "dp_replicate", "ddp", "hsdp"),
-    *_SHARD,
-}
+_DATA = {*("data", "dp", "data_parallel", "replicate", "dp_replicate", "ddp", "hsdp"), *_SHARD}
 _PIPELINE = {"pp", "pipe", "pipeline", "pipeline_parallel"}
 _SEQUENCE = {"sp", "sequence", "sequence_parallel", "cp", "context", "context_parallel"}
 _MODEL = {
