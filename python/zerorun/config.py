@@ -3,8 +3,6 @@
 All functions raise :class:`zerorun.ConfigError`, which lists every problem with its JSON pointer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

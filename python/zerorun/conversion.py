@@ -4,8 +4,6 @@ zerorun ckpt import SOURCE DIR
 zerorun ckpt export DIR OUTPUT --to safetensors | bin | dcp
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -1,7 +1,5 @@
 """zerorun.initialize: from a PyTorch model and a configuration to an engine."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Parts of models that need less memory than PyTorch's."""
 
-from __future__ import annotations
-
 import math
 from numbers import Integral
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The ranks of a run in a terminal, live (`zerorun top RUN`), from its metrics files."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

@@ -11,8 +11,6 @@ its norms (hooks/mixed_norms), entering autocast (hooks/autocast_copies), its st
 shards/given_optimizer), and nn.Parameter.grad at stage 0 of DeepSpeed scripts (compat, _gradients).
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """Saving and loading a model in training; docs/checkpoint_format.md specifies the bytes on disk."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Continuing from another program's checkpoint, as load_checkpoint does from zerorun's."""
 
-from __future__ import annotations
-
 import logging
 import os
 from typing import Any

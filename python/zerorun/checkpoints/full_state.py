@@ -1,7 +1,5 @@
 """The whole model: parameter by parameter for whoever takes them over, or on one rank."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

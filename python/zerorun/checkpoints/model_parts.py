@@ -5,8 +5,6 @@
 that it replaces aside, as ``<tag>.previous``: a load takes that until the new one has all parts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -5,8 +5,6 @@ and keeps each file's size and hash. States are stored by parameter and element,
 size may load them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

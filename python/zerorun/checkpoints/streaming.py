@@ -1,7 +1,5 @@
 """A model in flat buckets, one after the other, for an engine elsewhere that generates with it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

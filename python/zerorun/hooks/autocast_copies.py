@@ -6,8 +6,6 @@ module reads its weight, so that its memory can go and come with the call that h
 numbers are autocast's, which leaves a weight of its dtype as it is.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from typing import Any, Protocol

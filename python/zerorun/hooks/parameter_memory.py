@@ -1,7 +1,5 @@
 """A model's parameters in an engine's memory: views of it, and new values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

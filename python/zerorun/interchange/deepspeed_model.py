@@ -1,7 +1,5 @@
 """The files of DeepSpeed's checkpoints that hold everything but the optimizer's tensors."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

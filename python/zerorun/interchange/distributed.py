@@ -1,7 +1,5 @@
 """Folders of torch.distributed.checkpoint, as FSDP2's programs write them."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import io

@@ -1,7 +1,5 @@
 """Putting another program's checkpoint into an engine of any stage and number of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the tensors of a checkpoint are that says no more of them than names and values."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """Values for a model on the meta device, module by module, so that no rank holds all of them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """What programs give as a mesh: an object like Megatron's, torch's DeviceMesh, or sizes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

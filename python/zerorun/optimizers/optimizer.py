@@ -1,7 +1,5 @@
 """Optimizers with torch's interface that update this rank's shards in the C++ core."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Optimizer states that lie in an engine's memory, as programs see and load them."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Iterator, MutableMapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What a checkpoint says of a training besides its tensors, compared before anything changes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention over sequences that several ranks share: heads are exchanged for tokens and back."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator

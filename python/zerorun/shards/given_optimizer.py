@@ -1,7 +1,5 @@
 """A program's optimizer while an engine steps for it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import types

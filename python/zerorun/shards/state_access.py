@@ -1,7 +1,5 @@
 """Reading and writing the states of one parameter, on this rank or on all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
