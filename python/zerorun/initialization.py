@@ -24,7 +24,7 @@ from zerorun.model.buffers import cast_buffers
 from zerorun.model.engine_ranks import EngineRanks, Mesh, parts_of
 from zerorun.model.expert_layout import place_experts
 from zerorun.model.mesh_arguments import mesh_of
-from zerorun.model.model_layout import ModelLayout, param_groups_of
+from zerorun.model.model_layout import ModelLayout, param_groups_of, warn_of_different_replicas
 from zerorun.model.partition import edits_are_refused, partition_of, shapes_without_values
 from zerorun.model.private_partition import PrivatePartition
 from zerorun.model.units import UnitPolicy, mark_configured
@@ -198,8 +198,6 @@ def _prepare(
     serve_mixed_norms(model, layout.dtype)
     place_experts(layout, ranks)
     if ranks.tensor is not None:
-        from zerorun.model.model_layout import warn_of_different_replicas
-
         warn_of_different_replicas(layout, ranks)
     return layout
 

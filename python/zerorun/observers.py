@@ -53,7 +53,7 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
 
     ConfigError or OSError for what cannot be had, on the rank where it is.
     """
-    from zerorun.monitor import SECTIONS, MonitorMaster
+    from zerorun.monitor import SECTIONS, MonitorMaster, step_events
 
     found = {value.pointer: json.loads(value.value) for value in parsed.values}
     rank, add = engine._ranks.job.rank, engine._meter.add_listener
@@ -76,8 +76,6 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
     if rank > 0:
         return bool(path)
     if engine.monitor.enabled:
-        from zerorun.monitor import step_events
-
         precision = parsed.config.precision
         scaled = precision.param_dtype == "fp16" or precision.scales_loss
 

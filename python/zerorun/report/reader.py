@@ -97,8 +97,8 @@ class Run:
         settings = config if isinstance(config, list) else []
         return [one for one in settings if isinstance(one, list) and len(one) == _PARTS]
 
-    def setting(self, pointer: str, default: Any = None) -> Any:
-        return next((value for name, value, _ in self.settings if name == pointer), default)
+    def setting(self, pointer: str) -> Any:
+        return next((value for name, value, _ in self.settings if name == pointer), None)
 
     @property
     def first(self) -> RankFigures:
