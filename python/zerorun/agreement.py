@@ -1,7 +1,5 @@
 """What ranks tell each other: that one has failed, rank 0's values, texts."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The communicator of this job's ranks: how they find each other, and how their programs end."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import faulthandler

@@ -3,8 +3,6 @@
 All functions raise :class:`zerorun.ConfigError`, which lists every problem with its JSON pointer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping
@@ -84,6 +82,11 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The content of the file that :func:`load` reads, without comments and unchecked, except that
     duplicate keys are errors."""
     return json.loads(_C.plain_config_json(os.fspath(path)))
+
+
+def of_any_form(config: str | os.PathLike[str] | Mapping[str, Any]) -> ParsedConfig:
+    """Parses and checks a dictionary, or the file of a path."""
+    return parse(config) if isinstance(config, Mapping) else load(config)
 
 
 def given_values(parsed: ParsedConfig, section: str) -> dict[str, Any]:

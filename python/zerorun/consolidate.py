@@ -7,8 +7,6 @@ parameters are written in fp32 unless --dtype is given, from the master paramete
 them. No code from the checkpoint is run.
 """
 
-from __future__ import annotations
-
 import os
 
 import torch

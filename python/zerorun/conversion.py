@@ -4,8 +4,6 @@ zerorun ckpt import SOURCE DIR
 zerorun ckpt export DIR OUTPUT --to safetensors | bin | dcp
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os
@@ -18,7 +16,7 @@ from torch import nn
 from zerorun import _C, consolidate
 from zerorun.checkpoints.shard_files import parameter_names
 from zerorun.command_line import Parser, ProgressBar, tell_error
-from zerorun.hooks.parameter_memory import tensor_of
+from zerorun.hooks.parameter_memory import states_of
 from zerorun.initialization import initialize
 from zerorun.interchange import formats, tensor_kinds
 from zerorun.interchange.distributed import write_distributed
@@ -226,8 +224,8 @@ def _add_states(source: Source, engine: Any) -> None:
     source.param_groups = [defaults | g for g in engine.optimizer.group_settings()]
     for interval in core.state_intervals():
         saved = source.parameters[names[interval.parameter]]
-        for name, state in zip(core.state_names(interval.parameter), interval.states, strict=True):
-            piece = Piece(interval.begin, interval.numel, tensor_of(state))
+        for name, state in states_of(core, interval).items():
+            piece = Piece(interval.begin, interval.numel, state)
             saved.states.setdefault(name, []).append(piece)
         saved.numbers = {"step": float(core.step_count)} if saved.states else {}
 

@@ -1,7 +1,5 @@
 """The device that this rank trains on: a GPU if PyTorch and zerorun both have one, else the CPU."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

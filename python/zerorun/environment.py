@@ -4,8 +4,6 @@ The variables of the rendezvous (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and
 core are read by the core itself.
 """
 
-from __future__ import annotations
-
 import os
 import re
 

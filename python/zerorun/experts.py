@@ -5,8 +5,6 @@ expert. Its gradient is reduced, and its states are sharded, over the ranks that
 expert. As for all parameters, the gradient is the average over the data of all ranks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Host memory that a load no longer needs, given back to the system while the load goes on."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import mmap

@@ -1,7 +1,5 @@
 """zerorun.initialize: from a PyTorch model and a configuration to an engine."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -26,7 +24,7 @@ from zerorun.model.buffers import cast_buffers
 from zerorun.model.engine_ranks import EngineRanks, Mesh, parts_of
 from zerorun.model.expert_layout import place_experts
 from zerorun.model.mesh_arguments import mesh_of
-from zerorun.model.model_layout import ModelLayout, param_groups_of
+from zerorun.model.model_layout import ModelLayout, param_groups_of, warn_of_different_replicas
 from zerorun.model.partition import edits_are_refused, partition_of, shapes_without_values
 from zerorun.model.private_partition import PrivatePartition
 from zerorun.model.units import UnitPolicy, mark_configured
@@ -200,8 +198,6 @@ def _prepare(
     serve_mixed_norms(model, layout.dtype)
     place_experts(layout, ranks)
     if ranks.tensor is not None:
-        from zerorun.model.model_layout import warn_of_different_replicas
-
         warn_of_different_replicas(layout, ranks)
     return layout
 
@@ -254,11 +250,10 @@ def _log(
 
 def _parse(config: Any) -> tuple[configuration.ParsedConfig, dict[str, Any]]:
     """The configuration, checked, and as it was given."""
-    if isinstance(config, Mapping):
-        return configuration.parse(config), dict(config)
-    if isinstance(config, str | os.PathLike):
-        return configuration.load(config), configuration.read(config)
-    raise _C.ConfigError(f"config: got {type(config)}, expected a path or a dictionary")
+    if not isinstance(config, str | os.PathLike | Mapping):
+        raise _C.ConfigError(f"config: got {type(config)}, expected a path or a dictionary")
+    parsed = configuration.of_any_form(config)
+    return parsed, dict(config) if isinstance(config, Mapping) else configuration.read(config)
 
 
 def _check_sources(parsed: configuration.ParsedConfig, **given: Any) -> None:

@@ -1,7 +1,5 @@
 """Packages that import what they name when somebody asks for it."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Parts of models that need less memory than PyTorch's."""
 
-from __future__ import annotations
-
 import math
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -300,10 +298,7 @@ class _Gradients:
     def listed(self) -> tuple[list[torch.dtype | None], list[torch.Tensor | None]]:
         """Of hidden and of what the head was given: the dtypes to come, and the gradients."""
         given = [self._hidden, *self._head.given]
-        return [None if each is None else each.dtype for each in given], [
-            self._hidden,
-            *self._sums,
-        ]
+        return [None if each is None else each.dtype for each in given], [self._hidden, *self._sums]
 
 
 def _add_product(sum_: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor) -> None:

@@ -7,34 +7,16 @@ import logging
 import platform
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from zerorun import _C
+from zerorun.engine import ZeroEngine
 from zerorun.metrics.meter import StepMeter
-from zerorun.model.engine_ranks import EngineRanks
 
 if TYPE_CHECKING:
     from zerorun.metrics.collectives import CollectiveTable
-    from zerorun.monitor import MonitorMaster
-    from zerorun.profiling import FlopsProfile
-
-
-class _Engine(Protocol):
-    """The part of a ZeroEngine that observers use."""
-
-    module: torch.nn.Module
-    monitor: MonitorMaster
-    _meter: StepMeter
-    optimizer: Any
-    batch: Any
-    flops_profile: FlopsProfile | None
-
-    @property
-    def _core(self) -> _C.Engine: ...
-    @property
-    def _ranks(self) -> EngineRanks: ...
 
 
 _logger = logging.getLogger("zerorun")
@@ -51,12 +33,12 @@ def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
+def observe(engine: ZeroEngine, parsed: _C.ParsedConfig) -> bool:
     """Adds the listeners that the configuration asks for. True if they need measure_peak().
 
     ConfigError or OSError for what cannot be had, on the rank where it is.
     """
-    from zerorun.monitor import SECTIONS, MonitorMaster
+    from zerorun.monitor import SECTIONS, MonitorMaster, step_events
 
     found = {value.pointer: json.loads(value.value) for value in parsed.values}
     rank, add = engine._ranks.job.rank, engine._meter.add_listener
@@ -79,8 +61,6 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
     if rank > 0:
         return bool(path)
     if engine.monitor.enabled:
-        from zerorun.monitor import step_events
-
         precision = parsed.config.precision
         scaled = precision.param_dtype == "fp16" or precision.scales_loss
 
@@ -99,7 +79,7 @@ def observe(engine: _Engine, parsed: _C.ParsedConfig) -> bool:
     return bool(path)
 
 
-def _table(engine: _Engine, section: dict[str, Any]) -> CollectiveTable | None:
+def _table(engine: ZeroEngine, section: dict[str, Any]) -> CollectiveTable | None:
     if not section.get("enabled"):
         return None
     from zerorun.metrics.collectives import CollectiveTable
@@ -114,12 +94,12 @@ def _table(engine: _Engine, section: dict[str, Any]) -> CollectiveTable | None:
     )
 
 
-def _momenta(engine: _Engine) -> list[Any]:
+def _momenta(engine: ZeroEngine) -> list[Any]:
     groups = engine.optimizer.param_groups if engine.optimizer is not None else []
     return [group.get("betas", group.get("momentum", 0.0)) for group in groups]
 
 
-def _description(engine: _Engine, values: list[_C.ConfigValue]) -> dict[str, Any]:
+def _description(engine: ZeroEngine, values: list[_C.ConfigValue]) -> dict[str, Any]:
     """A metrics file's head: the run's configuration and environment."""
     settings = [
         [value.pointer, json.loads(value.value), bool(value.is_default)] for value in values

@@ -1,7 +1,5 @@
 """What an engine does differently for programs that were written for another library."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """All that a process keeps beside its engines: a process belongs to one job."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field

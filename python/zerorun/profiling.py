@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ class FlopsProfile:
         for name, module in self.model.named_modules():
             if name in self.costs:
                 self._hooks += [
-                    module.register_forward_pre_hook(self._enter(name), prepend=True),
-                    module.register_forward_hook(self._leave(name), always_call=True),
+                    module.register_forward_pre_hook(partial(self._enter, name), prepend=True),
+                    module.register_forward_hook(partial(self._leave, name), always_call=True),
                 ]
         self._counter = FlopCounterMode(display=False, custom_mapping=_UNKNOWN)
         self._counter.__enter__()
@@ -93,19 +94,13 @@ class FlopsProfile:
     def total(self) -> ModuleCost:
         return self.costs.get("", ModuleCost("", type(self.model).__name__))
 
-    def _enter(self, name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            self._begun.setdefault(name, []).append(_now())
+    def _enter(self, name: str, *_: Any) -> None:
+        self._begun.setdefault(name, []).append(_now())
 
-        return hook
-
-    def _leave(self, name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            begun = self._begun.get(name)
-            if begun:
-                self.costs[name].seconds += _now() - begun.pop()
-
-        return hook
+    def _leave(self, name: str, *_: Any) -> None:
+        begun = self._begun.get(name)
+        if begun:
+            self.costs[name].seconds += _now() - begun.pop()
 
     @classmethod
     def during(  # noqa: PLR0913, PLR0917 - keys of the configuration
@@ -146,7 +141,7 @@ class FlopsProfile:
             text = profile_text(
                 profile.costs, profile_step, module_depth, top_modules, detailed, facts
             )
-            _write(text, output_file)
+            write_profile(text, output_file)
 
         hooks.append(engine.register_forward_pre_hook(before))
         hooks.append(engine.register_forward_hook(after, always_call=True))
@@ -164,7 +159,8 @@ def _now() -> float:
     return time.perf_counter()
 
 
-def _write(text: str, output_file: str | None) -> None:
+def write_profile(text: str, output_file: str | None) -> None:
+    """Prints it, unless there is a file for it."""
     if not output_file:
         print(text, file=sys.stdout, flush=True)
         return

@@ -4,8 +4,6 @@ Reading it runs no code. What JSON has no form for may be pickled within, if the
 so; docs/checkpoint_format.md specifies the text.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import collections

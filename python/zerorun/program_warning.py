@@ -1,7 +1,5 @@
 """What a program gives and does: numbers, and warnings at the line where it does it."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -15,9 +15,7 @@ from zerorun import _C
 from zerorun.agreement import all_or_none
 from zerorun.checkpoints import torch_state_dicts
 from zerorun.hooks.parameter_memory import masters_from_parameters
-from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import local_of, whole_of
-from zerorun.model.model_layout import ModelLayout
 from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.policy import Policy
 from zerorun.program_warning import warn
@@ -26,7 +24,7 @@ from zerorun.shards.parameter_checks import EMPTY_PARAMETERS
 from zerorun.shards.shards import Shards
 
 if TYPE_CHECKING:  # what a training without saves does without
-    from zerorun.checkpoints.checkpoint import Training
+    from zerorun.checkpoints.checkpoint import Training, Wanted
     from zerorun.checkpoints.streaming import ParameterStream
 
 _INNER = {  # by the name until 0.3: where it is now
@@ -46,7 +44,7 @@ def _load_whole(
     training: Training,
     load_dir: str | os.PathLike[str],
     tag: str | None,
-    **wanted: bool,
+    wanted: Wanted,
 ) -> tuple[str | None, dict[str, Any] | None]:
     """Loads a checkpoint of zerorun or of another program. Collective."""
     from zerorun.checkpoints import checkpoint, foreign_checkpoint, model_parts
@@ -55,9 +53,9 @@ def _load_whole(
     with all_or_none(shards.communicator, "load_checkpoint"):
         model_parts.check_whole(load_dir, tag)
     if shards.ranks.experts:
-        return checkpoint.load(shards, training, load_dir, tag, **wanted)
-    found = foreign_checkpoint.load(shards, training, load_dir, tag, **wanted)
-    return found or checkpoint.load(shards, training, load_dir, tag, **wanted)
+        return checkpoint.load(shards, training, load_dir, tag, wanted)
+    found = foreign_checkpoint.load(shards, training, load_dir, tag, wanted)
+    return found or checkpoint.load(shards, training, load_dir, tag, wanted)
 
 
 class ShardedModule(nn.Module):
@@ -75,7 +73,8 @@ class ShardedModule(nn.Module):
         torch_state_dicts.serve()
         clipping.serve()
         self.module = model
-        self._shards = shards
+        self._shards, self._core, self._layout = shards, shards.core, shards.layout
+        self._ranks = shards.ranks  # `communicator` is of those with the same part of the model
         self.config: dict[str, Any] = {}
         self.optimizer: ZeroOptimizer | None = None
         self.lr_scheduler: Any = None
@@ -93,21 +92,8 @@ class ShardedModule(nn.Module):
         )
 
     @property
-    def _core(self) -> _C.Engine:
-        return self._shards.core
-
-    @property
-    def _layout(self) -> ModelLayout:
-        return self._shards.layout
-
-    @property
     def communicator(self) -> _C.Communicator:
         return self._shards.communicator
-
-    @property
-    def _ranks(self) -> EngineRanks:
-        """All communicators: `communicator` is that of ranks with the same part of the model."""
-        return self._shards.ranks
 
     @property
     def skipped_steps(self) -> int:
@@ -347,16 +333,16 @@ class ShardedModule(nn.Module):
         if custom_load_fn is not None:
             raise _C.ConfigError("load_checkpoint: custom_load_fn is not supported")
         self._shards.writes.take()
-        wanted = {
-            "strict": load_module_strict,
-            "optimizer_states": load_optimizer_states and not load_module_only,
-            "lr_scheduler_states": load_lr_scheduler_states and not load_module_only,
-            "counters": not load_module_only,
-        }
-        from zerorun.checkpoints import model_parts
+        from zerorun.checkpoints import checkpoint, model_parts
 
+        wanted = checkpoint.Wanted(
+            load_module_strict,
+            load_optimizer_states and not load_module_only,
+            load_lr_scheduler_states and not load_module_only,
+            not load_module_only,
+        )
         load = model_parts.load if self._ranks.model_size > 1 else _load_whole
-        path, client_state = load(self._shards, self, load_dir, tag, **wanted)
+        path, client_state = load(self._shards, self, load_dir, tag, wanted)
         if path is not None:
             self._streamed_hashes.clear()  # of another course of steps
             self.drop_batch()

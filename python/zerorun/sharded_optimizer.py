@@ -1,7 +1,5 @@
 """A sharded optimizer for programs that keep their own model wrapper and loop."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """zerorun.shard: from a PyTorch model and keywords to an engine, without a configuration."""
 
-from __future__ import annotations
-
 import contextlib
 import numbers
 import os

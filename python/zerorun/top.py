@@ -1,7 +1,5 @@
 """The ranks of a run in a terminal, live (`zerorun top RUN`), from its metrics files."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys
@@ -12,13 +10,7 @@ from typing import Any
 
 from zerorun import _C
 from zerorun.command_line import Parser, exit_with, tell_error
-from zerorun.metrics.files import (
-    check_version,
-    is_figure,
-    parse_line,
-    rank_in,
-    straggler_text,
-)
+from zerorun.metrics.files import check_version, is_figure, parse_line, rank_in, straggler_text
 from zerorun.report.reader import rank_of, run_files
 
 _TAIL_BYTES = 1 << 16

@@ -11,8 +11,6 @@ its norms (hooks/mixed_norms), entering autocast (hooks/autocast_copies), its st
 shards/given_optimizer), and nn.Parameter.grad at stage 0 of DeepSpeed scripts (compat, _gradients).
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys
@@ -143,12 +141,8 @@ _ATTENTION = "ALL_ATTENTION_FUNCTIONS"  # for sequence parallelism alone, which 
 ADOPTION = "fsdp"  # the adoption of models of FSDP2, which checks what it needs
 # Modules that importing PyTorch or making an optimizer does not load, or not in every version.
 _WHEN_LOADED = (
-    "torch._dynamo",
-    "torch.distributed.tensor",
-    "torch.distributed.distributed_c10d",
-    "torch.distributed.checkpoint",
-    "transformers",
-    "bitsandbytes",
+    *("torch._dynamo", "torch.distributed.tensor", "torch.distributed.distributed_c10d"),
+    *("torch.distributed.checkpoint", "transformers", "bitsandbytes"),
 )
 
 

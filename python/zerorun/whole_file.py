@@ -1,7 +1,5 @@
 """Files that are written as a whole."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Saving and loading a model in training; docs/checkpoint_format.md specifies the bytes on disk."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -202,16 +200,30 @@ def _optimizer_name(shards: Shards, optimizer: ShardOptimizer | None) -> str | N
     return f"zerorun's {'Adam' if rule == 'AdamW' else rule}"
 
 
-def load(  # noqa: PLR0913 - likewise
+@dataclass(frozen=True)
+class Wanted:
+    """What a load takes; `strict`: all that the model has, and no more."""
+
+    strict: bool
+    optimizer_states: bool
+    lr_scheduler_states: bool
+    counters: bool
+
+    def schedule(self, training: Training, saved: Any, where: str) -> Any:
+        """The saved state of the schedule if it is to be loaded, which it can be then."""
+        scheduler = training.lr_scheduler if self.lr_scheduler_states else None
+        if not saved or not hasattr(scheduler, "load_state_dict"):
+            return None
+        check_schedule(scheduler, saved, where)
+        return saved
+
+
+def load(
     shards: Shards,
     training: Training,
     directory: str | os.PathLike[str],
     tag: str | None,
-    *,
-    strict: bool,
-    optimizer_states: bool,
-    lr_scheduler_states: bool,
-    counters: bool,
+    wanted: Wanted,
 ) -> tuple[str | None, dict[str, Any] | None]:
     """Collective; (path, client_state), or (None, None) when there is no checkpoint.
 
@@ -224,9 +236,9 @@ def load(  # noqa: PLR0913 - likewise
     if tag is None and not untrusted.is_there(os.path.join(folder, _LATEST)):
         _logger.warning("no file '%s' in %s: no checkpoint was loaded", _LATEST, folder)
         return None, None
-    optimizer = training.optimizer if optimizer_states else None
+    optimizer = training.optimizer if wanted.optimizer_states else None
     settings: list[dict[str, Any]] | None = None
-    scheduler: Any = training.lr_scheduler if lr_scheduler_states else None
+    strict = wanted.strict
     with all_or_none(shards.communicator, "load_checkpoint"):
         found = _check(training, folder, "" if tag is None else str(tag), strict=strict)
         _check_exact_dtypes(shards, found.data, folder)
@@ -239,11 +251,7 @@ def load(  # noqa: PLR0913 - likewise
             settings = _settings(shards, optimizer, found.data, found.objects, folder)
             if shards.external:
                 shard_files.check_record(found.data["shard_files"], folder)
-        schedule = (
-            found.objects.get("lr_scheduler") if hasattr(scheduler, "load_state_dict") else None
-        )
-        if schedule:
-            check_schedule(scheduler, schedule, folder)
+        schedule = wanted.schedule(training, found.objects.get("lr_scheduler"), folder)
     chunks: shard_files.Chunks | None = None
     if optimizer is not None and shards.external:
         chunks = _read_states(shards, training, folder, found.data["shard_files"], strict=strict)
@@ -254,8 +262,8 @@ def load(  # noqa: PLR0913 - likewise
     saved_buffers.restore(training.module, found.buffers)
     _restore_optimizer(shards, training.optimizer, optimizer, settings, chunks)
     if schedule:
-        scheduler.load_state_dict(schedule)
-    if counters:
+        training.lr_scheduler.load_state_dict(schedule)
+    if wanted.counters:
         training.global_steps = found.counts.get("global_steps", found.saved.step)
         training.micro_steps = found.counts.get("micro_steps", 0)
         loader = _data_loader(training)
@@ -381,13 +389,8 @@ def _settings(
         groups, present = objects.get("param_groups"), optimizer.param_groups
         if groups is None:
             return None
-        check_groups(groups, folder, external=shards.external)
-        if len(groups) == len(present):
-            return with_own_decay(groups, None, shards.settings.optimizer, folder)
-        raise _C.CheckpointError(
-            f"{folder}: the checkpoint has {len(groups)} parameter groups, this optimizer "
-            f"{len(present)}"
-        )
+        check_groups(groups, folder, external=shards.external, count=len(present))
+        return with_own_decay(groups, None, shards.settings.optimizer, folder)
     raise _C.CheckpointError(
         f"{folder}: the checkpoint has the states of {saved or 'no optimizer'}, this engine's "
         f"optimizer is {own}; load_optimizer_states=False loads the model alone"

@@ -1,7 +1,5 @@
 """Continuing from another program's checkpoint, as load_checkpoint does from zerorun's."""
 
-from __future__ import annotations
-
 import logging
 import os
 from typing import Any
@@ -11,34 +9,25 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
-from zerorun.checkpoints.checkpoint import Training
+from zerorun.checkpoints.checkpoint import Training, Wanted
 from zerorun.interchange import formats
 from zerorun.interchange.load_into_engine import Filling
 from zerorun.interchange.source import Source
 from zerorun.model import buffers as saved_buffers
 from zerorun.optimizers.optimizer import ShardOptimizer
 from zerorun.optimizers.optimizer_probe import state_names
-from zerorun.optimizers.saved_values import (
-    DECOUPLED,
-    check_groups,
-    check_schedule,
-    with_own_decay,
-)
+from zerorun.optimizers.saved_values import DECOUPLED, check_groups, with_own_decay
 from zerorun.shards.shards import Shards
 
 _logger = logging.getLogger("zerorun")
 
 
-def load(  # noqa: PLR0913 - as checkpoint.load
+def load(
     shards: Shards,
     training: Training,
     directory: str | os.PathLike[str],
     tag: str | None,
-    *,
-    strict: bool,
-    optimizer_states: bool,
-    lr_scheduler_states: bool,
-    counters: bool,
+    wanted: Wanted,
 ) -> tuple[str, dict[str, Any]] | None:
     """As checkpoint.load; None for zerorun's own checkpoints, and where there is none.
 
@@ -46,29 +35,26 @@ def load(  # noqa: PLR0913 - as checkpoint.load
     checkpoint that is damaged or does not fit is a CheckpointError on every rank, and nothing has
     changed. No code that the files name is run.
     """
-    optimizer = training.optimizer if optimizer_states else None
+    optimizer = training.optimizer if wanted.optimizer_states else None
     with all_or_none(shards.communicator, "load_checkpoint"):
         folder = formats.find(os.fspath(directory), None if tag is None else str(tag))
     if folder is None:
         return None
-    scheduler: Any = training.lr_scheduler if lr_scheduler_states else None
     with all_or_none(shards.communicator, "load_checkpoint"), formats.told(folder):
         source = formats.open_source(folder, optimizer_states=optimizer is not None)
         buffers = _take_buffers(training.module, source)
-        if strict:
+        if wanted.strict:
             saved_buffers.check(training.module, buffers, folder)
         if source.is_model and optimizer is not None:
             _logger.warning("%s is %s: optimizer states begin anew", folder, source.format)
             optimizer = None
-        filling = Filling(shards, source, strict=strict, states=optimizer is not None)
+        filling = Filling(shards, source, strict=wanted.strict, states=optimizer is not None)
         settings: list[dict[str, Any]] = []
         if optimizer is not None:
             settings = _settings(shards, optimizer, source)
             if shards.external:
                 filling.check_states(state_names(optimizer.optimizer, settings))
-        schedule = source.lr_scheduler if hasattr(scheduler, "load_state_dict") else None
-        if schedule:
-            check_schedule(scheduler, schedule, folder)
+        schedule = wanted.schedule(training, source.lr_scheduler, folder)
     filling.check_files()
     if optimizer is None and training.optimizer is not None:
         shards.core.reset_optimizer()
@@ -77,8 +63,8 @@ def load(  # noqa: PLR0913 - as checkpoint.load
     if optimizer is not None:
         optimizer.load_group_settings(settings)
     if schedule:
-        scheduler.load_state_dict(schedule)
-    if counters and not source.is_model:
+        training.lr_scheduler.load_state_dict(schedule)
+    if wanted.counters and not source.is_model:
         training.global_steps = source.global_steps
         training.micro_steps = source.global_steps * shards.core.accumulation_steps
     return folder, source.client_state
@@ -98,11 +84,7 @@ def _settings(shards: Shards, optimizer: ShardOptimizer, source: Source) -> list
     if not saved:
         return own
     folder = source.path
-    check_groups(saved, folder, external=shards.external)
-    if len(saved) != len(own):
-        raise _C.CheckpointError(
-            f"{folder}: the checkpoint has {len(saved)} parameter groups, this optimizer {len(own)}"
-        )
+    check_groups(saved, folder, external=shards.external, count=len(own))
     if shards.external:
         _check_names(optimizer.optimizer, own, saved, folder)
     else:

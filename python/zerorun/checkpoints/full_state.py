@@ -1,7 +1,5 @@
 """The whole model: parameter by parameter for whoever takes them over, or on one rank."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -35,11 +33,7 @@ def full_parameters_of(model: nn.Module) -> Iterator[_Named]:
 
 
 def full_state_dict(
-    model: nn.Module,
-    ranks: EngineRanks,
-    exclude_frozen: bool = False,
-    *,
-    everywhere: bool = False,
+    model: nn.Module, ranks: EngineRanks, exclude_frozen: bool = False, *, everywhere: bool = False
 ) -> dict[str, torch.Tensor] | None:
     """The model's state dict in its own dtype, copied to host memory: rank 0's, None on the others,
     unless it is wanted `everywhere`. Names are those of the model that is not compiled.

@@ -5,8 +5,6 @@
 that it replaces aside, as ``<tag>.previous``: a load takes that until the new one has all parts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -19,7 +17,7 @@ from typing import Any
 from zerorun import _C, program_state
 from zerorun.agreement import all_or_none, text_of_rank_zero
 from zerorun.checkpoints import checkpoint
-from zerorun.checkpoints.checkpoint import Training
+from zerorun.checkpoints.checkpoint import Training, Wanted
 from zerorun.interchange import formats
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.shards.shards import Shards
@@ -160,7 +158,7 @@ def load(
     training: Training,
     directory: str | os.PathLike[str],
     tag: str | None,
-    **wanted: Any,
+    wanted: Wanted,
 ) -> tuple[str | None, dict[str, Any] | None]:
     """As checkpoint.load, of all parts. Collective over the job."""
     ranks = shards.ranks
@@ -185,9 +183,7 @@ def load(
                 "a save over this tag did not end; load another tag"
             )
     with _on_all(ranks, "load_checkpoint"):
-        _, client_state = checkpoint.load(
-            shards, training, folder, _name(ranks.model_rank), **wanted
-        )
+        _, client_state = checkpoint.load(shards, training, folder, _name(ranks.model_rank), wanted)
     return folder, client_state
 
 

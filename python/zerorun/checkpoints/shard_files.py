@@ -5,10 +5,9 @@ and keeps each file's size and hash. States are stored by parameter and element,
 size may load them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
+import json
 import os
 import platform
 import re
@@ -19,8 +18,8 @@ from typing import IO, Any, cast
 import torch
 
 from zerorun import _C
-from zerorun.agreement import all_or_none
-from zerorun.hooks.parameter_memory import tensor_of
+from zerorun.agreement import all_or_none, text_of_rank_zero, texts_of_all
+from zerorun.hooks.parameter_memory import states_of
 from zerorun.interchange import untrusted
 from zerorun.shards.shards import Shards
 
@@ -31,8 +30,6 @@ Chunks = dict[str, list[Chunk]]
 Record = dict[str, Any]
 
 _PREFIX = "optimizer_shards"
-_HASH_NBYTES = 32
-_HOST_NBYTES = 64
 _CHUNK_NBYTES = 1 << 20
 
 
@@ -42,29 +39,21 @@ def save(shards: Shards, directory: str, tag: str, *, node_local: bool) -> Recor
     `node_local`: the directory is on a disk that perhaps not all ranks see.
     """
     ranks = shards.communicator
-    number = torch.tensor([secrets.randbits(62)])
-    ranks.broadcast(number, 0, "name of the optimizer's files")
-    record: Record = {"folder": f"{_PREFIX}.{tag}.{number.item():x}", "files": []}
-    host = platform.node().encode()[:_HOST_NBYTES].ljust(_HOST_NBYTES, b"\0")
-    own = torch.zeros(8 + _HASH_NBYTES + _HOST_NBYTES, dtype=torch.uint8)
+    number = text_of_rank_zero(secrets.token_hex(8), ranks, "name of the optimizer's files")
+    record: Record = {"folder": f"{_PREFIX}.{tag}.{number}", "files": []}
+    own: tuple[Any, ...] = ()
     try:
         with all_or_none(ranks, "saving optimizer states"):
             folder = os.path.join(directory, record["folder"])
             os.makedirs(directory, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder)
-            size, digest = _write(os.path.join(folder, _name(ranks.rank)), own_chunks(shards))
-            own = torch.tensor([*size.to_bytes(8, "big"), *digest, *host], dtype=torch.uint8)
+            written = _write(os.path.join(folder, _name(ranks.rank)), own_chunks(shards))
+            own = _name(ranks.rank), *written, platform.node() if node_local else ""
     except Exception:
         discard(shards, directory, record, node_local=node_local)
         raise
-    table = torch.empty(own.numel() * ranks.world_size, dtype=torch.uint8)
-    ranks.all_gather(own, table, "sizes and hashes of optimizer states")
-    for rank, row in enumerate(table.view(ranks.world_size, -1).tolist()):
-        data = bytes(row)
-        size, digest = int.from_bytes(data[:8], "big"), data[8 : 8 + _HASH_NBYTES]
-        written_on = data[8 + _HASH_NBYTES :].rstrip(b"\0").decode(errors="replace")
-        record["files"].append((_name(rank), size, digest.hex(), written_on if node_local else ""))
+    record["files"] = [tuple(json.loads(text)) for text in texts_of_all(json.dumps(own), ranks)]
     return record
 
 
@@ -82,9 +71,7 @@ def own_chunks(shards: Shards) -> list[tuple[str, int, int, dict[str, Any]]]:
         if kept is not None:
             state = kept.get(interval.parameter, interval.begin)
         else:
-            tensors = map(tensor_of, interval.states)
-            state = {"step": torch.tensor(float(core.step_count))}
-            state |= zip(core.state_names(interval.parameter), tensors, strict=True)
+            state = {"step": torch.tensor(float(core.step_count))} | states_of(core, interval)
         chunks.append((names[interval.parameter], interval.begin, interval.numel, state))
     return chunks
 
@@ -112,13 +99,13 @@ class _HashedFile:
         self._file.flush()
 
 
-def _write(path: str, chunks: list[Any]) -> tuple[int, bytes]:
+def _write(path: str, chunks: list[Any]) -> tuple[int, str]:
     with open(path, "wb") as file:
         hashed = _HashedFile(file)
         torch.save(chunks, cast("IO[bytes]", hashed))
         file.flush()
         os.fsync(file.fileno())
-    return hashed.size, hashed.hash.digest()
+    return hashed.size, hashed.hash.hexdigest()
 
 
 def discard(shards: Shards, directory: str, record: Record, *, node_local: bool) -> None:

@@ -1,7 +1,5 @@
 """PyTorch's set_state_dict on an engine's model and optimizer: after all checks."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Callable

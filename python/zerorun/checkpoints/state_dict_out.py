@@ -1,7 +1,5 @@
 """PyTorch's get_state_dict of an engine's model and optimizer: whole, or in parts."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """A model in flat buckets, one after the other, for an engine elsewhere that generates with it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -13,7 +11,7 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.agreement import all_or_none
+from zerorun.agreement import all_or_none, texts_of_all
 from zerorun.checkpoints.full_state import check_one_model, full_parameters_of
 from zerorun.model.engine_ranks import EngineRanks
 from zerorun.model.local_tensor import local_of, place, whole_of
@@ -167,10 +165,7 @@ class ParameterStream(Iterator[ParameterBucket]):
     def _check_agreement(self, ranks: EngineRanks, *arguments: Any) -> None:
         """Collective: ranks that disagree would wait for each other's gathers."""
         told = repr((*arguments, self._dtype, self._since, self._step))
-        number = int.from_bytes(hashlib.blake2b(told.encode(), digest_size=7).digest(), "big")
-        extremes = torch.tensor([number, -number])
-        ranks.job.all_reduce(extremes, "max", "stream_parameters: arguments")
-        if extremes.sum().item() != 0:
+        if len(set(texts_of_all(told, ranks.job))) > 1:
             raise _C.ConfigError(
                 "stream_parameters: ranks disagree about its arguments or their step; this rank: "
                 f"(bucket_bytes, owners, merge_adapters, dtype, changed_since, step) = {told}"

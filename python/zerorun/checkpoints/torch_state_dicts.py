@@ -5,8 +5,6 @@ optimizer's states. Its functions call a few of its own, whose places are taken 
 every program, by whatever name it has imported them.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import sys

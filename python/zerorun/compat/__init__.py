@@ -9,8 +9,6 @@ Three ways, all of which also reach the processes that the script starts:
 ``ZERORUN_COMPAT=0`` turns all of them off.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

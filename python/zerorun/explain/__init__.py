@@ -4,8 +4,6 @@
 with the entry that it belongs to. `scripts/error_texts.py` collects the texts from the sources.
 """
 
-from __future__ import annotations
-
 import re
 from difflib import SequenceMatcher
 from importlib import resources

@@ -1,7 +1,5 @@
 """`zerorun explain TEXT`: the entry of an error on the page Troubles."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 import sys

@@ -6,8 +6,6 @@ module reads its weight, so that its memory can go and come with the call that h
 numbers are autocast's, which leaves a weight of its dtype as it is.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from typing import Any, Protocol
@@ -48,13 +46,8 @@ def _replace_enter() -> None:
 _PRODUCTS = {
     kind.forward
     for kind in (
-        nn.Linear,
-        nn.Conv1d,
-        nn.Conv2d,
-        nn.Conv3d,
-        nn.ConvTranspose1d,
-        nn.ConvTranspose2d,
-        nn.ConvTranspose3d,
+        *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+        *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
     )
 }
 

@@ -14,8 +14,6 @@ nobody can tell when a unit is needed for the last time, it stays full until the
 the graph of a gradient's own gradient, and results that cannot be looked into.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

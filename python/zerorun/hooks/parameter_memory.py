@@ -1,7 +1,5 @@
 """A model's parameters in an engine's memory: views of it, and new values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch
@@ -31,6 +29,12 @@ def by_parameter(engine: _C.Engine) -> dict[int, list[_C.StateInterval]]:
     for interval in engine.state_intervals():
         intervals.setdefault(interval.parameter, []).append(interval)
     return intervals
+
+
+def states_of(engine: _C.Engine, interval: _C.StateInterval) -> dict[str, torch.Tensor]:
+    """An interval's states of a rule of the core's, by name."""
+    names = engine.state_names(interval.parameter)
+    return dict(zip(names, map(tensor_of, interval.states), strict=True))
 
 
 def to_write(engine: _C.Engine, layout: ModelLayout) -> Iterator[nn.Parameter]:

@@ -4,8 +4,6 @@ After a step, a module's parameters are waited for when the module is called, or
 one of them up in it: by attribute, ``parameters()``, ``state_dict()``, or a copy of the module.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The files of DeepSpeed's checkpoints that hold everything but the optimizer's tensors."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -20,27 +18,11 @@ _WHOLE = "mp_rank_00_model_states.pt"
 _SHARDED_PARAMETERS = 3
 # The entries of a file that are DeepSpeed's own; the rest is the program's.
 _OWN = {
-    "module",
-    "buffer_names",
-    "optimizer",
-    "param_shapes",
-    "frozen_param_shapes",
-    "frozen_param_fragments",
-    "shared_params",
-    "lr_scheduler",
-    "data_sampler",
-    "random_ltd",
-    "sparse_tensor_module_names",
-    "skipped_steps",
-    "global_steps",
-    "global_samples",
-    "dp_world_size",
-    "mp_world_size",
-    "checkpoint_parallel_dimensions",
-    "ds_config",
-    "ds_version",
-    "universal_checkpoint_info",
-    "num_experts",
+    *("module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes"),
+    *("frozen_param_fragments", "shared_params", "lr_scheduler", "data_sampler", "random_ltd"),
+    *("sparse_tensor_module_names", "skipped_steps", "global_steps", "global_samples"),
+    *("dp_world_size", "mp_world_size", "checkpoint_parallel_dimensions", "ds_config"),
+    *("ds_version", "universal_checkpoint_info", "num_experts"),
 }
 
 
@@ -96,7 +78,7 @@ class ModelStates:
             if owner != name:
                 source.aliases[name] = owner
             else:
-                self._add(source, name, tuple(value.shape), [(value, self.path)])
+                self._add(source, name, tuple(value.shape), [value])
 
     def add_frozen(self, source: Source, stage: int) -> None:
         """The parameters that the optimizer did not have."""
@@ -109,7 +91,7 @@ class ModelStates:
         for name, value in (self.content["module"] | fragments).items():
             known = name in source.parameters or name in source.buffers or name in source.aliases
             if not known and isinstance(value, torch.Tensor):
-                self._add(source, name, tuple(value.shape), [(value, self.path)])
+                self._add(source, name, tuple(value.shape), [value])
 
     def _add_fragments(self, source: Source, shapes: dict[str, Any]) -> None:
         """Stage 3: a part of each in each rank's file."""
@@ -131,22 +113,18 @@ class ModelStates:
                         f"{self.folder}: rank {rank}'s part of the frozen parameter {name} is "
                         f"missing: zero_pp_rank_{rank}_mp_rank_00_model_states.pt should have it"
                     )
-                parts.append((part, self.path))
+                parts.append(part)
             self._add(source, name, tuple(shape), parts)
 
     def _add(
-        self,
-        source: Source,
-        name: str,
-        shape: tuple[int, ...],
-        parts: list[tuple[torch.Tensor, str]],
+        self, source: Source, name: str, shape: tuple[int, ...], parts: list[torch.Tensor]
     ) -> None:
-        numel = torch.Size(shape).numel()
-        made = SourceParameter(shape, [], parts[0][0].dtype)
+        numel, mapped = torch.Size(shape).numel(), untrusted.is_mapped(self.path)
+        made = SourceParameter(shape, [], parts[0].dtype)
         begin = 0
-        for part, path in parts:
+        for part in parts:
             count = min(part.numel(), numel - begin)
-            made.values.append(Piece(begin, count, part, 0, untrusted.is_mapped(path)))
+            made.values.append(Piece(begin, count, part, 0, mapped))
             begin += count
         if made.gaps():
             raise _C.CheckpointError(

@@ -5,8 +5,6 @@ the other, cut into a part per rank. Stage 3: of each parameter the rank's part,
 all ranks, one after the other; a group may be cut into further ones.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

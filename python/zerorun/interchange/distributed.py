@@ -1,7 +1,5 @@
 """Folders of torch.distributed.checkpoint, as FSDP2's programs write them."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import io
@@ -25,14 +23,8 @@ _CHECKPOINT = "torch.distributed.checkpoint"
 # All that the metadata of a checkpoint consists of.
 _ALLOWED = {
     f"{_CHECKPOINT}.metadata": {
-        "BytesStorageMetadata",
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
+        *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex"),
+        *("StorageMeta", "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
     },
     f"{_CHECKPOINT}.filesystem": {"_StorageInfo", "_StoragePrefix"},
     "torch": {"Size", "device"} | {n for n, v in vars(torch).items() if isinstance(v, torch.dtype)},

@@ -1,7 +1,5 @@
 """Which program's checkpoint a folder is."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Models in Hugging Face's files: safetensors or torch.save's, one, or several with an index."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Putting another program's checkpoint into an engine of any stage and number of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +8,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
-from zerorun.hooks.parameter_memory import tensor_of
+from zerorun.hooks.parameter_memory import states_of, tensor_of
 from zerorun.interchange.source import Source, SourceParameter
 from zerorun.model.dtypes import as_bytes
 from zerorun.optimizers.saved_values import whole_number
@@ -193,9 +191,8 @@ class Filling:
         if self._shards.torch_states is not None:
             self._put(interval, found)
             return
-        names = self._shards.core.state_names(interval.parameter)
-        targets = dict(zip(names, map(tensor_of, interval.states), strict=True))
-        for name in {_state_name(name) for name in names}:
+        targets = states_of(self._shards.core, interval)
+        for name in set(map(_state_name, targets)):
 
             def read(at: int, out: torch.Tensor, name: str = name) -> None:
                 if found.states:

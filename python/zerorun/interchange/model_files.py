@@ -1,7 +1,5 @@
 """Writing a model as Hugging Face does, in one file or several with an index, piece by piece."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import math

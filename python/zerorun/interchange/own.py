@@ -1,7 +1,5 @@
 """zerorun's own checkpoints, read without an engine as other programs' are."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -1,7 +1,5 @@
 """What the tensors of a checkpoint are that says no more of them than names and values."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Iterator, Mapping
 
@@ -14,6 +12,7 @@ _BUFFER, _FROZEN = "buffer", "frozen"
 _OF_NORMS = ("running_mean", "running_var", "num_batches_tracked")
 _PACKED = (torch.uint8, torch.int8)  # as weights are that were quantized
 _SAMPLE_NUMEL = 64
+_MOST_SHOWN = 8  # names in a message
 
 
 def settle(source: Source, given: Mapping[str, str]) -> list[str]:
@@ -158,6 +157,6 @@ def _is_one_number(parameter: SourceParameter) -> bool:
     return bool((values == values[:1]).all())
 
 
-def _listed(names: list[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return ", ".join(names[:_MOST_SHOWN]) + more

@@ -1,8 +1,6 @@
 """What other programs' checkpoints say, read without running the code that their files name, and
 without following the names of files out of their folder."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """CollectiveTable: how often which collective ran, how large and how fast (`comms_logger`)."""
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The table of all figures of a step. docs/metrics.md is generated from it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

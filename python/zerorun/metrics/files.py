@@ -1,7 +1,5 @@
 """Metrics files: a rank's figures as lines of JSON, and these as readers meet them."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

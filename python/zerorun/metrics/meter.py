@@ -1,7 +1,5 @@
 """StepMeter: measures an engine's steps and tells its listeners."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

@@ -1,7 +1,5 @@
 """ProgressLines: what `steps_per_print` and `wall_clock_breakdown` print, in DeepSpeed's form."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Stopwatch: the time that a part of a step took, without waiting for a device."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

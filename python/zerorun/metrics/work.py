@@ -1,7 +1,5 @@
 """StepWork: what a model's steps compute, and the most that its ranks reach."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any

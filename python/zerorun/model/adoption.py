@@ -4,8 +4,6 @@ Each of their DTensors is replaced by an ordinary parameter, one at a time: at s
 is partitioned as under zero.Init. So no rank holds more than its shards and one full parameter.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A model's buffers: their dtype, rank 0's values on all ranks, and their form in checkpoints."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """Dtypes: the core's, frozen parameters in others (quantized weights, fp8), which are kept bit by
 bit, and how safetensors files spell them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

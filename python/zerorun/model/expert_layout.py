@@ -1,7 +1,5 @@
 """Which ranks hold which experts of a model, and under which names they are saved."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

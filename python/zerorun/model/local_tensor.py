@@ -1,7 +1,5 @@
 """This rank's tensor of a parameter: its own, or its piece of torch's DTensor."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,6 @@
 """Values for a model on the meta device, module by module, so that no rank holds all of them."""
 
-from __future__ import annotations
-
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -11,7 +10,7 @@ from torch import nn
 from zerorun import _C
 from zerorun.agreement import all_or_none, share
 from zerorun.host_memory import PIECE, copy_in_pieces, forget_pages, pieces_of
-from zerorun.model.partition import OwnPart, partition_of
+from zerorun.model.partition import OwnPart, gathered, partition_of
 from zerorun.model.private_partition import PrivatePartition
 
 Initializer = Callable[[nn.Module], object]
@@ -56,7 +55,7 @@ def materialize(
                         _Unread(metas.pop(name), communicator, device, source, label)
             if not metas:
                 continue
-            with all_or_none(communicator, "zerorun.shard"), _Held(module):
+            with all_or_none(communicator, "zerorun.shard"), _held(module):
                 for tensor in metas.values():
                     torch.utils.swap_tensors(tensor, _unset_like(tensor, device))
                 _fill(path, module, metas, init, source)
@@ -75,24 +74,18 @@ def _own(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_buffers(recurse=False)
 
 
-class _Held:
+@contextlib.contextmanager
+def _held(module: nn.Module) -> Iterator[None]:
     """A module's parameters that have values already, since they are tied to another module's: full
     for the block, and what they were after it."""
-
-    def __init__(self, module: nn.Module) -> None:
-        tied = [p for p in module.parameters(recurse=False) if not p.is_meta]
-        self._partitions = [part for part in map(partition_of, tied) if part is not None]
-        self._whole = [(p, p.clone()) for p in tied if partition_of(p) is None]
-
-    def __enter__(self) -> None:
-        for partition in self._partitions:
-            partition.acquire()
-
-    def __exit__(self, *_error: object) -> None:
-        for parameter, values in self._whole:
-            parameter.copy_(values)
-        for partition in self._partitions:
-            partition.release()  # which drops the gathered copy
+    tied = [p for p in module.parameters(recurse=False) if not p.is_meta]
+    whole = [(p, p.clone()) for p in tied if partition_of(p) is None]
+    with gathered(tied):  # a copy, which is dropped
+        try:
+            yield
+        finally:
+            for parameter, values in whole:
+                parameter.copy_(values)
 
 
 class _Weights:

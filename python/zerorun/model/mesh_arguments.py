@@ -1,7 +1,5 @@
 """What programs give as a mesh: an object like Megatron's, torch's DeviceMesh, or sizes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +10,7 @@ from zerorun import _C, communicator
 from zerorun.model.engine_ranks import Mesh
 
 _SHARD = {"shard", "dp_shard", "fsdp"}
-_DATA = {
-    *("data", "dp", "data_parallel", "replicate", "dp_replicate", "ddp", "hsdp"),
-    *_SHARD,
-}
+_DATA = {*("data", "dp", "data_parallel", "replicate", "dp_replicate", "ddp", "hsdp"), *_SHARD}
 _PIPELINE = {"pp", "pipe", "pipeline", "pipeline_parallel"}
 _SEQUENCE = {"sp", "sequence", "sequence_parallel", "cp", "context", "context_parallel"}
 _MODEL = {

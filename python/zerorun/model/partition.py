@@ -33,18 +33,6 @@ class _Method(Uncopied):
         return self._function(*args, **kwargs)
 
 
-class _CopyOf(Uncopied):
-    """The ``__deepcopy__`` of a parameter that is empty most of the time."""
-
-    def __init__(self, partition: Partition) -> None:
-        self._partition = partition
-
-    def __call__(self, memo: dict[int, Any]) -> nn.Parameter:
-        made = self._partition.copy(memo)
-        memo[id(self._partition.parameter)] = made
-        return made
-
-
 def partition_of(parameter: Any) -> Partition | None:
     """The partition that manages a parameter, if one does."""
     return getattr(parameter, _ATTRIBUTE, None)
@@ -185,7 +173,7 @@ class Partition(Uncopied):
             "partition_numel": _Method(self.local_numel),
             "all_gather": _Method(self._gather),
             "partition": _Method(self._partition),
-            "__deepcopy__": _CopyOf(self),
+            "__deepcopy__": _Method(self._deepcopy),
         }
 
     def _gather(self, param_list: Iterable[nn.Parameter] | None = None, *_: Any, **__: Any) -> None:
@@ -311,6 +299,11 @@ class Partition(Uncopied):
             return local_of(self.parameter).clone()
         finally:
             self.release()
+
+    def _deepcopy(self, memo: dict[int, Any]) -> nn.Parameter:
+        """``__deepcopy__`` of the parameter, which is empty most of the time."""
+        made = memo[id(self.parameter)] = self.copy(memo)
+        return made
 
     def copy(self, memo: dict[int, Any]) -> nn.Parameter:
         """A parameter with the same values: an ordinary one. Collective unless this one is full."""

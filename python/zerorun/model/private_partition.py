@@ -1,7 +1,5 @@
 """Parameters that are sharded before there is an engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -7,8 +7,6 @@ join the unit around them. A leaf module is one unit with all that is inside it.
 its units instead.
 """
 
-from __future__ import annotations
-
 import fnmatch
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

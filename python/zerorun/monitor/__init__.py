@@ -1,7 +1,5 @@
 """Monitors: the scalars of a training in TensorBoard, CSV files, Weights & Biases and Comet."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import logging

@@ -1,7 +1,5 @@
 """python -m zerorun.monitor FILE: passes a metrics file on to monitors, also while it grows."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

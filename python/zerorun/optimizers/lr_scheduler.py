@@ -1,7 +1,5 @@
 """The configuration's learning rate schedule, with the interface of torch's schedulers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Optimizers with torch's interface that update this rank's shards in the C++ core."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -13,7 +11,12 @@ from zerorun import _C
 from zerorun import torch_seam as seam
 from zerorun.agreement import all_or_none
 from zerorun.optimizers.lr_scheduler import set_rate
-from zerorun.optimizers.parameter_states import ParameterStates
+from zerorun.optimizers.parameter_states import (
+    FullStates,
+    ParameterStates,
+    ShardStates,
+    take_states,
+)
 from zerorun.optimizers.saved_values import COMMON_STATES, common_states
 from zerorun.shards.given_optimizer import GivenOptimizer
 from zerorun.shards.shards import Shards
@@ -93,8 +96,6 @@ class ShardOptimizer(torch.optim.Optimizer):
                 shards.core, shards.layout, self.given, shards.communicator, shards.writes
             )
         else:
-            from zerorun.optimizers.parameter_states import take_states
-
             take_states(shards, basic)
         self.given.serve(self)
         shards.until_closed(self.given)
@@ -229,8 +230,6 @@ class ShardOptimizer(torch.optim.Optimizer):
         fp32 values of 16-bit parameters. :meth:`ZeroEngine.save_checkpoint` saves states that any
         number of ranks can load.
         """
-        from zerorun.optimizers.parameter_states import ShardStates
-
         return {"state": ShardStates(self.shards).get(), "param_groups": self.group_settings()}
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -246,13 +245,9 @@ class ShardOptimizer(torch.optim.Optimizer):
                     f"load_state_dict: got {sorted(state_dict)}, expected state and param_groups"
                 )
             if any("params" in group for group in groups):  # torch's
-                from zerorun.optimizers.parameter_states import FullStates
-
                 full = FullStates(self.shards, self.param_groups)
                 put, groups = full.put, full.check(groups, states)
             else:
-                from zerorun.optimizers.parameter_states import ShardStates
-
                 own = ShardStates(self.shards)
                 put = own.put
                 own.check(states)

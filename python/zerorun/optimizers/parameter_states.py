@@ -1,7 +1,5 @@
 """Optimizer states that lie in an engine's memory, as programs see and load them."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Iterator, MutableMapping
 from typing import Any
@@ -11,7 +9,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
-from zerorun.hooks.parameter_memory import tensor_of
+from zerorun.hooks.parameter_memory import states_of, tensor_of
 from zerorun.optimizers.saved_values import (
     COMMON_STATES,
     check_groups,
@@ -333,8 +331,7 @@ class ShardStates:
         return states | {_STEP: self._shards.core.step_count}
 
     def _tensors(self, interval: _C.StateInterval) -> dict[str, torch.Tensor]:
-        names = self._shards.core.state_names(interval.parameter)
-        states = {n: tensor_of(state) for n, state in zip(names, interval.states, strict=True)}
+        states = states_of(self._shards.core, interval)
         if self._shards.core.param_dtype == "fp32" or interval.master is None:
             return states  # parameters are their own masters
         return states | {_MASTER: tensor_of(interval.master)}

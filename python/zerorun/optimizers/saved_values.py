@@ -1,7 +1,5 @@
 """What a checkpoint says of a training besides its tensors, compared before anything changes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -55,28 +53,33 @@ def _text(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def check_groups(groups: Any, where: str, *, external: bool) -> None:
+def check_groups(groups: Any, where: str, *, external: bool, count: int | None = None) -> None:
     """Raises CheckpointError for hyperparameters that no optimizer takes.
 
     `external`: of an optimizer of torch's, whose class says how many numbers each of them is.
+    `count`: the groups that this optimizer has.
     """
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         raise _C.CheckpointError(f"{where}: param_groups is {_text(groups)}, expected dictionaries")
     for index, group in enumerate(groups):
         common_states(group, f"{where}: parameter group {index}")
-        for key, (low, high, count) in _RANGES.items():
+        for key, (low, high, numels) in _RANGES.items():
             value = group.get(key)
             if key not in group or (external and value is None):
                 continue
             parts = list(value) if isinstance(value, (list, tuple)) else [value]
             numbers = [number for part in parts if (number := _number(part)) is not None]
-            fits = len(numbers) == len(parts) and (external or len(numbers) == count)
+            fits = len(numbers) == len(parts) and (external or len(numbers) == numels)
             if not fits or not all(low <= number <= high for number in numbers):
                 limits = "0 or more" if math.isinf(high) else "0 to 1"
                 raise _C.CheckpointError(
                     f"{where}: {key} of parameter group {index} is {_text(value)}, expected "
-                    f"{'numbers' if count > 1 else 'a number'} of {limits}"
+                    f"{'numbers' if numels > 1 else 'a number'} of {limits}"
                 )
+    if count is not None and count != len(groups):
+        raise _C.CheckpointError(
+            f"{where}: the checkpoint has {len(groups)} parameter groups, this optimizer {count}"
+        )
 
 
 def check_one_step(steps: dict[str, Any]) -> None:

@@ -1,7 +1,5 @@
 """One page about one or several runs, made of their metrics files (`python -m zerorun.report`)."""
 
-from __future__ import annotations
-
 from zerorun.report.page import html
 from zerorun.report.reader import Run, read_run
 

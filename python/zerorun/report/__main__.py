@@ -1,7 +1,5 @@
 """python -m zerorun.report RUN... -o report.html: a page about runs, from their metrics files."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import sys

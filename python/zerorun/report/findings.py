@@ -1,7 +1,5 @@
 """Findings: facts that a reader of the figures should know, and what to do about them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The page: one file with its figures, its program and its style inside; or served."""
 
-from __future__ import annotations
-
 import html as escape
 import json
 import re

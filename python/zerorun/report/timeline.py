@@ -1,7 +1,5 @@
 """The timeline of a few steps: spans of a trace, thinned out so that a page can show them."""
 
-from __future__ import annotations
-
 import functools
 import heapq
 import json

@@ -1,9 +1,8 @@
 """Attention over sequences that several ranks share: heads are exchanged for tokens and back."""
 
-from __future__ import annotations
-
+import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -174,7 +173,7 @@ class SharedAttention:
         weights: list[torch.Tensor | None] = []
 
         def core(*tensors: torch.Tensor) -> torch.Tensor:
-            with _KeyValueGroups(module, tensors[0].shape[1] // tensors[1].shape[1]):
+            with _key_value_groups(module, tensors[0].shape[1] // tensors[1].shape[1]):
                 context, weight = self.core(module, *tensors, mask, *args, **options)
             weights.append(weight)
             return context
@@ -202,20 +201,18 @@ class SharedAttention:
             )
 
 
-class _KeyValueGroups:
+@contextlib.contextmanager
+def _key_value_groups(module: Any, count: int) -> Iterator[None]:
     """Heads of the query for each of key and value, as this rank has them."""
-
-    def __init__(self, module: Any, count: int) -> None:
-        self._module, self._count = module, count
-        self._before = getattr(module, "num_key_value_groups", None)
-
-    def __enter__(self) -> None:
-        if self._before is not None:
-            self._module.num_key_value_groups = self._count
-
-    def __exit__(self, *_error: object) -> None:
-        if self._before is not None:
-            self._module.num_key_value_groups = self._before
+    before = getattr(module, "num_key_value_groups", None)
+    if before is None:
+        yield
+        return
+    module.num_key_value_groups = count
+    try:
+        yield
+    finally:
+        module.num_key_value_groups = before
 
 
 def use_with_transformers(

@@ -1,7 +1,5 @@
 """SequenceLoader: a data loader whose batches are shared by several ranks."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from numbers import Real

@@ -1,7 +1,5 @@
 """Saves that the core writes while the training goes on."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import os

@@ -1,7 +1,5 @@
 """torch's clip_grad_norm_ and clip_grad_value_, for parameters whose gradients are an engine's."""
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Iterable

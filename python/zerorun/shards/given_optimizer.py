@@ -1,7 +1,5 @@
 """A program's optimizer while an engine steps for it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import types
@@ -14,14 +12,7 @@ import torch
 from zerorun import _C
 from zerorun import torch_seam as seam
 
-SERVED = (
-    "step",
-    "zero_grad",
-    "state_dict",
-    "load_state_dict",
-    "add_param_group",
-    "__reduce_ex__",
-)
+SERVED = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group", "__reduce_ex__")
 _ABSENT = object()
 
 

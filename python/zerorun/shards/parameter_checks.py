@@ -1,7 +1,5 @@
 """What a program does with an engine's parameters that steps, or a state dict, would not see."""
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections.abc import Iterable

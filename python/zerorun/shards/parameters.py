@@ -1,7 +1,5 @@
 """Parameters of an engine: how their values come in, and how those of stage 3 come and go."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """Reading and writing the states of one parameter, on this rank or on all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,7 +8,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
-from zerorun.hooks.parameter_memory import tensor_of
+from zerorun.hooks.parameter_memory import states_of, tensor_of
 from zerorun.model.local_tensor import like, local_of
 from zerorun.shards.shards import Shards
 
@@ -92,9 +90,9 @@ class StateAccess:
         """No elements of a state, in the dtype that this rank has of other parameters."""
         core = self._shards.core
         for interval in core.state_intervals():
-            names = core.state_names(interval.parameter)
-            if name in names and interval.grad is not None and not self._is_8bit(interval, name):
-                return tensor_of(interval.states[names.index(name)]).new_empty(0)
+            states = {} if interval.grad is None else states_of(core, interval)
+            if name in states and not self._is_8bit(interval, name):
+                return states[name].new_empty(0)
         return torch.empty(0)
 
     def _names(self, parameter: nn.Parameter) -> list[str]:
@@ -134,9 +132,7 @@ class StateAccess:
         with all_or_none(self._shards.communicator, f"set {name}"):
             if value.numel() != sum(numels):
                 raise self._error(
-                    parameter,
-                    name,
-                    f"got {value.numel()} elements, this rank holds {sum(numels)}",
+                    parameter, name, f"got {value.numel()} elements, this rank holds {sum(numels)}"
                 )
         self._write(name, parts, value.detach().flatten().float().split(numels))
 
@@ -205,8 +201,7 @@ class StateAccess:
         """All that this rank holds of a parameter but its gradient."""
         for interval in self._shards.core.state_intervals(self._shards.layout.ids[parameter]):
             yield tensor_of(interval.param if interval.master is None else interval.master)
-            for state in interval.states:
-                yield tensor_of(state)
+            yield from map(tensor_of, interval.states)
 
     def _write(self, name: str, parts: _Parts, values: Iterable[torch.Tensor]) -> None:
         self._copy(name, parts, values)
@@ -282,8 +277,8 @@ class StateAccess:
                 yield interval, tensor_of(interval.grad)
             elif self._is_8bit(interval, name):
                 yield interval, decode(*self._codes(interval, name), _is_signed(name))
-            elif name in (names := core.state_names(interval.parameter)):
-                yield interval, tensor_of(interval.states[names.index(name)])
+            elif name in core.state_names(interval.parameter):
+                yield interval, states_of(core, interval)[name]
             elif torch_states is not None:
                 value = torch_states.get(interval.parameter, interval.begin).get(name)
                 if isinstance(value, torch.Tensor) and value.shape == (interval.numel,):
@@ -294,8 +289,8 @@ class StateAccess:
 
     def _codes(self, interval: _C.StateInterval, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """A state's codes and scales, views of the engine's memory."""
-        names, states = self._shards.core.state_names(interval.parameter), interval.states
-        return tensor_of(states[names.index(name)]), tensor_of(states[names.index(f"{name}_scale")])
+        states = states_of(self._shards.core, interval)
+        return states[name], states[f"{name}_scale"]
 
 
 def _is_signed(name: str) -> bool:

@@ -1,7 +1,5 @@
 """The states that a torch optimizer keeps of this rank's shards."""
 
-from __future__ import annotations
-
 import collections
 import copy
 from collections.abc import Callable, Iterable

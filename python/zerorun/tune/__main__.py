@@ -1,7 +1,5 @@
 """python -m zerorun.tune: searches for the fastest settings (`zerorun tune --help`)."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

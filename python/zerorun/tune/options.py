@@ -1,7 +1,5 @@
 """Options of `zerorun tune`, from its command line and from DeepSpeed's section `autotuning`."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import shutil

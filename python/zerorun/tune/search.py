@@ -1,7 +1,5 @@
 """Search: which settings are tried, one kind after another from the best so far."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """Trial: one short run of a program with a configuration."""
 
-from __future__ import annotations
-
 import json
 import signal
 import statistics

@@ -1,7 +1,5 @@
 """GatheredParameters: partitioned parameters, full within a with-block; and whether one is full."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterable
 from typing import Any

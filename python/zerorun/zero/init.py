@@ -78,7 +78,8 @@ class Init:
                 "zero.Init: zero_quantized_weights and zero_quantized_nontrainable_weights count "
                 "where they are keys of the configuration that initialize is given"
             )
-        given = _parsed(config_dict_or_path if config is None else config)
+        config = config_dict_or_path if config is None else config
+        given = None if config is None else configuration.of_any_form(config)
         self._dtype = dtype or _dtype_of(given)
         self._refuses_edits = given is not None and edits_are_refused(given)
         self._depth: Counter[int] = Counter()
@@ -192,16 +193,6 @@ def _check_inside(group: Any, ranks: tuple[int, ...] | None) -> None:
             f"zero.Init: zero_param_parallel_group has ranks {outside}, which are not in the "
             f"data-parallel group {list(ranks or ())} and hold another part of the model"
         )
-
-
-def _parsed(
-    config: str | os.PathLike[str] | Mapping[str, Any] | None,
-) -> configuration.ParsedConfig | None:
-    if config is None:
-        return None
-    return (
-        configuration.parse(config) if isinstance(config, Mapping) else configuration.load(config)
-    )
 
 
 def _rests_on_host(parsed: configuration.ParsedConfig | None, remote_device: str | None) -> bool:

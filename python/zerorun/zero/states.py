@@ -16,8 +16,6 @@ size, and for parameters of no engine, a setter raises ConfigError on every rank
 changes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -17,10 +17,7 @@ version = __version__
 git_hash = git_branch = __git_hash__ = __git_branch__ = None
 
 # The names that DeepSpeed defines in the package itself; the rest is in _names.txt.
-_OWN = {
-    "add_config_arguments": "deepspeed.launcher.runner",
-    "initialize": "deepspeed._initialize",
-}
+_OWN = {"add_config_arguments": "deepspeed.launcher.runner", "initialize": "deepspeed._initialize"}
 _other = _finder.fallback(__name__)
 
 

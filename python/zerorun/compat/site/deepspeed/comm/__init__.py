@@ -17,6 +17,9 @@ from torch.distributed import (
     ProcessGroup,
     ReduceOp,
     batch_isend_irecv,
+    destroy_process_group,
+    get_rank,
+    get_world_size,
     irecv,
     is_available,
     isend,
@@ -89,29 +92,11 @@ def init_distributed(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     make_current(device)
     backend = _backend(dist_backend)
     bound = _device_id(backend, device)
+    where: dict[str, Any] = {"init_method": init_method, "rank": rank, "world_size": world_size}
     if "RANK" not in os.environ and init_method is None and rank < 0:
         os.environ.setdefault("LOCAL_RANK", "0")
-        store = dist.HashStore()
-        dist.init_process_group(
-            backend, store=store, timeout=timeout, rank=0, world_size=1, device_id=bound
-        )
-        return
-    dist.init_process_group(
-        backend,
-        init_method=init_method,
-        timeout=timeout,
-        rank=rank,
-        world_size=world_size,
-        device_id=bound,
-    )
-
-
-def get_rank(group: Any = None) -> int:
-    return dist.get_rank(group)
-
-
-def get_world_size(group: Any = None) -> int:
-    return dist.get_world_size(group)
+        where = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group(backend, timeout=timeout, device_id=bound, **where)
 
 
 def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
@@ -124,10 +109,6 @@ def get_local_rank() -> int:
 
 def get_world_group() -> Any:
     return dist.group.WORLD
-
-
-def destroy_process_group(group: Any = None) -> None:
-    dist.destroy_process_group(group)
 
 
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
@@ -149,25 +130,18 @@ def _called_as_deepspeeds(function: Callable[..., Any], **names: str) -> Callabl
     return call
 
 
+for _name in (
+    *("all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier", "broadcast"),
+    *("broadcast_object_list", "gather", "monitored_barrier", "reduce", "reduce_scatter"),
+    "scatter",
+):
+    globals()[_name] = _called_as_deepspeeds(getattr(dist, _name))
+all_to_all_single = _called_as_deepspeeds(dist.all_to_all_single, tensor="input")
 # Newer PyTorch has these under other names, and warns of the old ones.
 _gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-all_gather = _called_as_deepspeeds(dist.all_gather)
 all_gather_into_tensor = _called_as_deepspeeds(_gather_flat, tensor="input_tensor")
-all_gather_object = _called_as_deepspeeds(dist.all_gather_object)
-all_reduce = _called_as_deepspeeds(dist.all_reduce)
-all_to_all = _called_as_deepspeeds(dist.all_to_all)
-all_to_all_single = _called_as_deepspeeds(dist.all_to_all_single, tensor="input")
-barrier = _called_as_deepspeeds(dist.barrier)
-broadcast = _called_as_deepspeeds(dist.broadcast)
-broadcast_object_list = _called_as_deepspeeds(dist.broadcast_object_list)
-gather = _called_as_deepspeeds(dist.gather)
-monitored_barrier = _called_as_deepspeeds(dist.monitored_barrier)
-reduce = _called_as_deepspeeds(dist.reduce)
-reduce_scatter = _called_as_deepspeeds(dist.reduce_scatter)
 reduce_scatter_tensor = _called_as_deepspeeds(_scatter_flat, output_tensor="output", tensor="input")
-scatter = _called_as_deepspeeds(dist.scatter)
 
 
 def inference_all_reduce(

@@ -44,8 +44,20 @@ def _routes(weights: torch.Tensor, places: torch.Tensor, capacity: int) -> torch
 
 
 def _balance(gates: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Product of the part of the gate and that of the tokens of each expert, summed."""
-    return (gates.mean(0) * mask.float().mean(0)).sum()
+    """Product of the part of the gate and that of the tokens of each expert, their average."""
+    return (gates.mean(0) * mask.float().mean(0)).sum() * gates.shape[1]
+
+
+def _most(mask: torch.Tensor, order: torch.Tensor, capacity: int) -> torch.Tensor:
+    """Of each expert's tokens in `mask`, those with the largest numbers in `order`."""
+    kept = (mask * order).topk(capacity, 0).indices
+    return mask * torch.zeros_like(mask).scatter(0, kept, 1)
+
+
+def _normalized(gates: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The gates of the chosen experts, which add up to 1 for each token."""
+    weights = gates * mask
+    return weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(gates.dtype).eps)
 
 
 def _noise_like(logits: torch.Tensor) -> torch.Tensor:
@@ -75,18 +87,13 @@ def top1gating(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     capacity = _capacity(gates, capacity_factor, min_capacity)
     if not drop_tokens:
         capacity = _largest(counts, len(mask), ep_group)
-    loss = _balance(gates, mask) * gates.shape[1]
+    loss = _balance(gates, mask)
     if drop_tokens and capacity < len(mask):
-        order = mask * (torch.rand_like(gates) if use_rts else _from_the_front(gates))
-        kept = torch.zeros_like(mask).scatter(0, order.topk(capacity, 0).indices, 1)
-        mask = mask * kept
+        # Without random numbers those of earlier tokens are larger.
+        in_order = torch.linspace(1.0, 0.5, len(gates), device=gates.device).unsqueeze(1)
+        mask = _most(mask, torch.rand_like(gates) if use_rts else in_order, capacity)
     weights = _routes(gates * mask, _places(mask), capacity)
     return loss, weights, weights.bool(), counts
-
-
-def _from_the_front(gates: torch.Tensor) -> torch.Tensor:
-    """Larger for earlier tokens."""
-    return torch.linspace(1.0, 0.5, len(gates), device=gates.device).unsqueeze(1)
 
 
 def _refuse_tutel(use_tutel: bool) -> None:
@@ -109,7 +116,7 @@ def top2gating(
     others = logits + _noise_like(logits) if top2_2nd_expert_sampling else logits
     second = F.one_hot(others.masked_fill(first.bool(), -math.inf).argmax(1), gates.shape[1])
     places = _places(first), _places(second) + first.sum(0)
-    loss = _balance(gates, first) * gates.shape[1]
+    loss = _balance(gates, first)
     counts = (first + second).sum(0).detach()
     capacity = _capacity(gates, capacity_factor * 2, min_capacity)
     if drop_tokens:
@@ -118,8 +125,7 @@ def top2gating(
         )
     else:
         capacity = _largest(counts, 2 * len(gates), ep_group)
-    weights = gates * (first + second)
-    weights = weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(gates.dtype).eps)
+    weights = _normalized(gates, first + second)
     routed = sum(
         _routes(weights * mask, at, capacity)
         for mask, at in zip((first, second), places, strict=True)
@@ -140,21 +146,18 @@ def topkgating(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     ("probs") or the last ("position")."""
     gates = F.softmax(logits, dim=1)
     mask = torch.zeros_like(gates, dtype=torch.int64).scatter(1, gates.topk(k, 1).indices, 1)
-    loss = _balance(gates, mask) * gates.shape[1] / k
+    loss = _balance(gates, mask) / k
     counts = mask.sum(0).detach()
     capacity = min(_capacity(gates, capacity_factor * k, min_capacity), len(gates))
     if not drop_tokens:
         capacity = _largest(counts, len(gates), ep_group)
     elif drop_policy == "probs":
-        best = (gates * mask).topk(capacity, 0).indices
-        mask = mask * torch.zeros_like(mask).scatter(0, best, 1)
+        mask = _most(mask, gates, capacity)
     elif drop_policy == "position":
         mask = mask * (_places(mask) < capacity)
     else:
         raise ValueError(f"drop_policy: got {drop_policy!r}, expected 'probs' or 'position'")
-    weights = gates * mask
-    weights = weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(gates.dtype).eps)
-    routed = _routes(weights, _places(mask), capacity)
+    routed = _routes(_normalized(gates, mask), _places(mask), capacity)
     return loss, routed, routed.bool(), counts
 
 

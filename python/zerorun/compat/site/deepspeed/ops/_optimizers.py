@@ -61,13 +61,7 @@ class FusedAdam(Adam):
         if amsgrad:
             raise RuntimeError("FusedAdam: amsgrad is of torch.optim.AdamW, which zerorun runs too")
         super().__init__(
-            params,
-            bias_correction,
-            adam_w_mode,
-            betas,
-            lr=lr,
-            eps=eps,
-            weight_decay=weight_decay,
+            params, bias_correction, adam_w_mode, betas, lr=lr, eps=eps, weight_decay=weight_decay
         )
         self.set_grad_none = set_grad_none
 
@@ -93,16 +87,8 @@ class DeepSpeedCPUAdam(Adam):
         adamw_mode: bool = True,
         fp32_optimizer_states: bool = True,
     ) -> None:
-        super().__init__(
-            model_params,
-            bias_correction,
-            adamw_mode,
-            betas,
-            lr=lr,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-        )
+        options = {"lr": lr, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        super().__init__(model_params, bias_correction, adamw_mode, betas, **options)
         self.fp32_optimizer_states = fp32_optimizer_states
 
     @torch.no_grad()

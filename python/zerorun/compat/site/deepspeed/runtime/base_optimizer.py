@@ -72,7 +72,9 @@ class FlatGroup:
 
     def masters(self) -> FlatMasters:
         """The tensor of this group, with the values of now; always the same one."""
-        values = self._flat(lambda p: self._access.get_local(p, "fp32_param"))
+        found = (self._access.get_local(p, "fp32_param") for p in self._parameters)
+        parts = [part for part in found if part is not None]
+        values = torch.cat(parts) if parts else torch.empty(0)
         if self._values is None:
             self._values = values
             self._shown = values.as_subclass(FlatMasters)
@@ -90,10 +92,6 @@ class FlatGroup:
             name: torch.cat([state[name].flatten() for state in kept]) if name in tensors else value
             for name, value in first.items()
         }
-
-    def _flat(self, part_of: Callable[[nn.Parameter], torch.Tensor | None]) -> torch.Tensor:
-        parts = [part for part in map(part_of, self._parameters) if part is not None]
-        return torch.cat([part.flatten() for part in parts]) if parts else torch.empty(0)
 
 
 class FlatStates(ParameterStates):
@@ -239,8 +237,8 @@ class DeepSpeedOptimizer(ZeroOptimizer):
         return [FlatGroup(self.shards, group["params"]) for group in self.param_groups]
 
     def flat_masters(self) -> list[torch.Tensor]:
-        """A copy of this rank's masters of each group, flat and fp32. The same tensors at each
-        call, with the values of now; they refuse to be changed."""
+        """A copy of this rank's masters, flat and fp32, a tensor for each parameter group: the same
+        ones at each call, with the values of now. They refuse to be changed."""
         return [group.masters() for group in self._flat_groups]
 
     def _half_without_zero(self) -> Self:
@@ -318,19 +316,13 @@ ZeROOptimizer = DeepSpeedOptimizer
 class DeepSpeedZeroOptimizer(DeepSpeedOptimizer):
     """The optimizer that initialize returns at stages 1 and 2."""
 
-    @property
-    def single_partition_of_fp32_groups(self) -> list[torch.Tensor]:
-        """As flat_masters(), one for each parameter group."""
-        return self.flat_masters()
+    single_partition_of_fp32_groups = property(DeepSpeedOptimizer.flat_masters)
 
 
 class DeepSpeedZeroOptimizer_Stage3(DeepSpeedOptimizer):  # noqa: N801 - DeepSpeed's name
     """The optimizer that initialize returns at stage 3."""
 
-    @property
-    def fp32_partitioned_groups_flat(self) -> list[torch.Tensor]:
-        """As flat_masters(), one for each parameter group."""
-        return self.flat_masters()
+    fp32_partitioned_groups_flat = property(DeepSpeedOptimizer.flat_masters)
 
     def _set_fp32_optimizer_param_groups(self) -> None:
         """The torch optimizer's ``state_dict()`` has all groups at any time."""

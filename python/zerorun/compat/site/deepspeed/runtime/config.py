@@ -34,6 +34,17 @@ def deepspeeds_errors() -> Iterator[None]:
         raise DeepSpeedConfigError(str(error)) from error
 
 
+@functools.cache
+def _schema() -> dict[str, Any]:
+    return configuration.schema()
+
+
+def described(pointer: str) -> dict[str, Any]:
+    """What the schema says of a key or a section."""
+    names = pointer.strip("/").split("/")
+    return functools.reduce(lambda found, name: found["properties"][name], names, _schema())
+
+
 # --- as zerorun reads it ---
 
 
@@ -44,7 +55,7 @@ def adapt_config(config: Mapping[str, Any]) -> dict[str, Any]:
     it does not check (in others they stay errors), and offloading what the stage does not shard.
     DeepSpeedConfigError for null where DeepSpeed takes none.
     """
-    known = configuration.schema()["properties"]
+    known = _schema()["properties"]
     adapted, unknown = _known_part(config, known)
     for section in UNCHECKED & adapted.keys():
         if isinstance(adapted[section], Mapping):
@@ -189,7 +200,7 @@ _PLACES = {
 @functools.cache
 def _own_names(section: str) -> set[str]:
     """The names in lower case that zerorun has its own of."""
-    kinds = configuration.schema()["properties"][section]["properties"]["type"]["anyOf"]
+    kinds = described(f"{section}/type")["anyOf"]
     return {name.lower() for kind in kinds for name in kind.get("enum", ())}
 
 
@@ -265,12 +276,12 @@ class DeepSpeedConfig:
         if name == "monitor_config":
             return get_monitor_config(self._param_dict)
         if name in _SECTION_ATTRIBUTES:
-            key, kind = _SECTION_ATTRIBUTES[name]
-            return section_class(kind)(**(self._param_dict.get(key) or {}))
+            kind = _SECTION_ATTRIBUTES[name]
+            return section_class(kind)(**(self._param_dict.get(SECTIONS[kind][1:]) or {}))
         for section in ("optimizer", "scheduler"):
             if name == f"{section}_params":
                 return (self._param_dict.get(section) or {}).get("params")
-        known = configuration.schema()["properties"]
+        known = _schema()["properties"]
         if name not in known:
             raise AttributeError(f"DeepSpeedConfig (zerorun's) has no attribute '{name}'")
         return self._param_dict.get(name, known[name].get("default"))
@@ -289,16 +300,12 @@ class DeepSpeedConfig:
 
 _SECTION_ATTRIBUTES = {
     "activation_checkpointing_config": (
-        "activation_checkpointing",
-        "runtime.activation_checkpointing.config.DeepSpeedActivationCheckpointingConfig",
+        "runtime.activation_checkpointing.config.DeepSpeedActivationCheckpointingConfig"
     ),
-    "bfloat16_config": ("bf16", "runtime.precision_config.DeepSpeedBF16Config"),
-    "flops_profiler_config": (
-        "flops_profiler",
-        "profiling.config.DeepSpeedFlopsProfilerConfig",
-    ),
-    "float16_config": ("fp16", "runtime.precision_config.DeepSpeedFP16Config"),
-    "zero_config": ("zero_optimization", "runtime.zero.config.DeepSpeedZeroConfig"),
+    "bfloat16_config": "runtime.precision_config.DeepSpeedBF16Config",
+    "flops_profiler_config": "profiling.config.DeepSpeedFlopsProfilerConfig",
+    "float16_config": "runtime.precision_config.DeepSpeedFP16Config",
+    "zero_config": "runtime.zero.config.DeepSpeedZeroConfig",
 }
 
 # --- enumerations of the section of ZeRO ---

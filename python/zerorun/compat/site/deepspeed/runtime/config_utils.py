@@ -4,10 +4,14 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from zerorun import config as configuration
-
 from deepspeed._finder import SECTIONS, UNCHECKED
-from deepspeed.runtime.config import OffloadDeviceEnum, ZeroStageEnum, check_dynamic, with_numbers
+from deepspeed.runtime.config import (
+    OffloadDeviceEnum,
+    ZeroStageEnum,
+    check_dynamic,
+    described,
+    with_numbers,
+)
 from deepspeed.utils.logging import logger
 
 try:
@@ -71,19 +75,6 @@ class DeepSpeedConfigModel(pydantic.BaseModel):
         setattr(holder, name, value)
 
 
-@functools.cache
-def _schema() -> dict[str, Any]:
-    return configuration.schema()
-
-
-def _keys_of(pointer: str) -> dict[str, dict[str, Any]]:
-    """The keys of a section as the schema describes them."""
-    found = _schema()
-    for name in pointer.strip("/").split("/"):
-        found = found["properties"][name]
-    return found["properties"]
-
-
 def _type_of(pointer: str, key: Mapping[str, Any]) -> Any:
     """The type of a key's values, with the limits that the schema has."""
     inner = next((name for name, section in SECTIONS.items() if section == pointer), None)
@@ -111,7 +102,7 @@ def _default_of(kind: Any, key: Mapping[str, Any], pointer: str) -> Any:
 
 def _fields_of(pointer: str) -> dict[str, Any]:
     """The fields of a section's model: type and default by name."""
-    keys, fields = _keys_of(pointer), {}
+    keys, fields = described(pointer)["properties"], {}
     optional = pointer.strip("/") in UNCHECKED
     for name, key in keys.items():
         if name.startswith(_PREFIX) and name.removeprefix(_PREFIX) in keys:

@@ -261,18 +261,17 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
     ) -> None:
         self.load_state_dict(state_dict, strict=strict)
 
-    def _zero3_consolidated_16bit_state_dict(
-        self, exclude_frozen_parameters: bool = False
-    ) -> dict[str, torch.Tensor] | None:
-        """The whole model on rank 0, None elsewhere. Collective; ValueError below stage 3."""
-        if not self.zero_optimization_partition_weights():
-            raise ValueError("this function requires ZeRO-3 mode")
-        return full_state_dict(self.module, self._ranks, exclude_frozen_parameters)
-
     def _consolidated_16bit_state_dict(
         self, exclude_frozen_parameters: bool = False
     ) -> dict[str, torch.Tensor] | None:
+        """The whole model on rank 0, None elsewhere. Collective."""
         return full_state_dict(self.module, self._ranks, exclude_frozen_parameters)
+
+    def _zero3_consolidated_16bit_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The same at stage 3; ValueError below."""
+        if not self.zero_optimization_partition_weights():
+            raise ValueError("this function requires ZeRO-3 mode")
+        return self._consolidated_16bit_state_dict(*args, **kwargs)
 
     def save_checkpoint(
         self,

@@ -53,8 +53,9 @@ class _Schedule(LrScheduler):
         value = self.params.get(key)
         if value is None:
             value = self.org_lrs if name == "max_lrs" and self.rises_to_own else default
-        if not per_group:
-            return value
+        return self._by_group(value) if per_group else value
+
+    def _by_group(self, value: Any) -> list[Any]:
         return list(value) if isinstance(value, list | tuple) else [value] * len(self.org_lrs)
 
 
@@ -89,11 +90,8 @@ class LRRangeTest(_Schedule):
     """A rising learning rate, to find the largest usable one."""
 
     positional = (
-        "lr_range_test_min_lr",
-        "lr_range_test_step_size",
-        "lr_range_test_step_rate",
-        "lr_range_test_staircase",
-        "last_batch_iteration",
+        *("lr_range_test_min_lr", "lr_range_test_step_size", "lr_range_test_step_rate"),
+        *("lr_range_test_staircase", "last_batch_iteration"),
     )
 
 
@@ -101,19 +99,10 @@ class OneCycle(_Schedule):
     """One cycle of learning rate and momentum, then a decay."""
 
     positional = (
-        "cycle_min_lr",
-        "cycle_max_lr",
-        "decay_lr_rate",
-        "cycle_first_step_size",
-        "cycle_second_step_size",
-        "cycle_first_stair_count",
-        "cycle_second_stair_count",
-        "decay_step_size",
-        "cycle_momentum",
-        "cycle_min_mom",
-        "cycle_max_mom",
-        "decay_mom_rate",
-        "last_batch_iteration",
+        *("cycle_min_lr", "cycle_max_lr", "decay_lr_rate", "cycle_first_step_size"),
+        *("cycle_second_step_size", "cycle_first_stair_count", "cycle_second_stair_count"),
+        *("decay_step_size", "cycle_momentum", "cycle_min_mom", "cycle_max_mom"),
+        *("decay_mom_rate", "last_batch_iteration"),
     )
 
     def get_mom(self) -> list[tuple[float, float]] | None:
@@ -127,57 +116,29 @@ class OneCycle(_Schedule):
             return None
         if self.last_batch_iteration >= 0:
             return found
-        highest = self.params.get("cycle_max_mom", 0.9)
-        each = highest if isinstance(highest, list | tuple) else [highest] * len(found)
-        return [(beta, betas[1]) for beta, betas in zip(each, found, strict=True)]
+        highest = self._by_group(self.params.get("cycle_max_mom", 0.9))
+        return [(beta, betas[1]) for beta, betas in zip(highest, found, strict=True)]
 
-    # The shape of the cycle, in steps.
+    def _given(self, key: str, otherwise: Any) -> Any:
+        value = self.params.get(key)
+        return otherwise if value is None else value
 
-    @property
-    def first_step_size(self) -> float:
-        return float(self.params.get("cycle_first_step_size", 2000))
 
-    @property
-    def second_step_size(self) -> float:
-        given = self.params.get("cycle_second_step_size")
-        return self.first_step_size if given is None else float(given)
-
-    @property
-    def total_size(self) -> float:
-        return self.first_step_size + self.second_step_size
-
-    @property
-    def step_ratio(self) -> float:
-        return self.first_step_size / self.total_size
-
-    @property
-    def first_stair_count(self) -> int:
-        return self.params.get("cycle_first_stair_count", 0)
-
-    @property
-    def second_stair_count(self) -> int:
-        given = self.params.get("cycle_second_stair_count")
-        return self.first_stair_count if given is None else given
-
-    @property
-    def skip_lr_decay(self) -> bool:
-        return self.decay_step_size == 0 or self.decay_lr_rate == 0
-
-    @property
-    def skip_mom_decay(self) -> bool:
-        return self.decay_step_size == 0 or self.decay_mom_rate == 0
-
-    @property
-    def min_lrs(self) -> list[float]:
-        return self._limits("cycle_min_lr")
-
-    @property
-    def max_lrs(self) -> list[float]:
-        return self._limits("cycle_max_lr")
-
-    def _limits(self, key: str) -> list[float]:
-        value = self.params[key]
-        return list(value) if isinstance(value, list | tuple) else [value] * len(self._groups)
+# What follows from the parameters of a cycle; sizes are in steps.
+_OF_A_CYCLE: dict[str, Callable[[Any], Any]] = {
+    "first_step_size": lambda s: float(s.params.get("cycle_first_step_size", 2000)),
+    "second_step_size": lambda s: float(s._given("cycle_second_step_size", s.first_step_size)),
+    "total_size": lambda s: s.first_step_size + s.second_step_size,
+    "step_ratio": lambda s: s.first_step_size / s.total_size,
+    "first_stair_count": lambda s: s.params.get("cycle_first_stair_count", 0),
+    "second_stair_count": lambda s: s._given("cycle_second_stair_count", s.first_stair_count),
+    "skip_lr_decay": lambda s: s.decay_step_size == 0 or s.decay_lr_rate == 0,
+    "skip_mom_decay": lambda s: s.decay_step_size == 0 or s.decay_mom_rate == 0,
+    "min_lrs": lambda s: s._by_group(s.params["cycle_min_lr"]),
+    "max_lrs": lambda s: s._by_group(s.params["cycle_max_lr"]),
+}
+for _name, _get in _OF_A_CYCLE.items():
+    setattr(OneCycle, _name, property(_get))
 
 
 class WarmupLR(_Schedule):
@@ -185,10 +146,7 @@ class WarmupLR(_Schedule):
 
     rises_to_own = True
     positional = (
-        "warmup_min_lr",
-        "warmup_max_lr",
-        "warmup_num_steps",
-        "warmup_type",
+        *("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type"),
         "last_batch_iteration",
     )
 
@@ -204,12 +162,8 @@ class WarmupCosineLR(_Schedule):
     """A warm-up, then half a cosine."""
 
     positional = (
-        "total_num_steps",
-        "warmup_min_ratio",
-        "warmup_num_steps",
-        "cos_min_ratio",
-        "warmup_type",
-        "last_batch_iteration",
+        *("total_num_steps", "warmup_min_ratio", "warmup_num_steps", "cos_min_ratio"),
+        *("warmup_type", "last_batch_iteration"),
     )
 
     def get_lr_ratio(self) -> float:
@@ -309,8 +263,9 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
 
 
 def _override(*names: str) -> Callable[[Any, dict[str, Any]], None]:
+    """Takes over into `params` what the arguments say; -1 stands for a default there."""
+
     def override(args: Any, params: dict[str, Any]) -> None:
-        """Takes over into `params` what the arguments say; -1 stands for a default there."""
         given = ((name, getattr(args, name, None)) for name in names)
         params.update((name, value) for name, value in given if value not in (None, -1))
 

@@ -101,19 +101,9 @@ class _SeqAllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        group, scatter_idx, gather_idx, batch_dim_idx, num_kv_heads = ctx.back
-        gradient = _SeqAllToAll.apply(
-            group,
-            gradients[0],
-            scatter_idx,
-            gather_idx,
-            batch_dim_idx,
-            None,
-            None,
-            None,
-            False,
-            num_kv_heads,
-        )
+        group, *places, num_kv_heads = ctx.back
+        rest = None, None, None, False, num_kv_heads
+        gradient = _SeqAllToAll.apply(group, gradients[0], *places, *rest)
         return None, gradient, *[None] * 8
 
 

@@ -66,29 +66,20 @@ _TENSOR = ("tensor_model_parallel", "slice_parallel", "model_parallel")
 _PIPELINE = ("pipeline_model_parallel", "pipe_parallel")
 
 
-def _ask(mpu: Any, kinds: tuple[str, ...], what: str) -> Any:
-    return asked(mpu, *(f"get_{kind}_{what}" for kind in kinds))
+def _asking(kinds: tuple[str, ...], what: str, otherwise: Any = None) -> Callable[..., Any]:
+    return lambda mpu=None: asked(mpu, *(f"get_{kind}_{what}" for kind in kinds)) or otherwise
 
 
-def bwc_tensor_model_parallel_rank(mpu: Any = None) -> int:
-    return _ask(mpu, _TENSOR, "rank") or 0
-
-
-def bwc_tensor_model_parallel_world_size(mpu: Any = None) -> int:
-    return _ask(mpu, _TENSOR, "world_size") or 1
-
-
-def bwc_tensor_model_parallel_group(mpu: Any = None) -> Any:
-    return _ask(mpu, _TENSOR, "group")
-
-
-def bwc_pipeline_parallel_world_size(mpu: Any = None) -> int:
-    return _ask(mpu, _PIPELINE, "world_size") or 1
+bwc_tensor_model_parallel_rank = _asking(_TENSOR, "rank", 0)
+bwc_tensor_model_parallel_world_size = _asking(_TENSOR, "world_size", 1)
+bwc_tensor_model_parallel_group = _asking(_TENSOR, "group")
+bwc_pipeline_parallel_world_size = _asking(_PIPELINE, "world_size", 1)
+_pipeline_group = _asking(_PIPELINE, "group")
 
 
 def bwc_pipeline_parallel_group(mpu: Any = None) -> Any:
     """Raises AssertionError for an mpu without pipelines."""
-    found = _ask(mpu, _PIPELINE, "group")
+    found = _pipeline_group(mpu)
     if mpu is not None and found is None:
         raise AssertionError(f"{type(mpu).__name__} has no group of a pipeline's ranks")
     return found

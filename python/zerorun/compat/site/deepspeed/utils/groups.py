@@ -44,10 +44,6 @@ def of_engine(its_mpu: Any, its_mesh: Any) -> Iterator[None]:
             mpu, mesh_device = before
 
 
-def _of_mpu(*names: str) -> Any:
-    return asked(mpu, *names)
-
-
 def _of_mesh(names: tuple[str, ...]) -> Any:
     dimensions = getattr(mesh_device, "mesh_dim_names", None) or ()
     found = next((name for name in dimensions if name in names), None)
@@ -74,7 +70,7 @@ def start_sequence_data_group() -> None:
 
 
 def _get_data_parallel_group() -> Any:
-    found = _of_mpu("get_data_parallel_group")
+    found = asked(mpu, "get_data_parallel_group")
     if found is None:
         found = _of_mesh(_DATA)
     if found is None:
@@ -82,12 +78,12 @@ def _get_data_parallel_group() -> Any:
     return dist.group.WORLD if found is None else found
 
 
-def _get_data_parallel_world_size() -> int:
-    return dist.get_world_size(_get_data_parallel_group())
+def _numbers_in(get: Callable[[], Any]) -> tuple[Callable[[], int], Callable[[], int]]:
+    """Functions of a group: its size, and this rank's number in it."""
+    return lambda: dist.get_world_size(get()), lambda: dist.get_rank(get())
 
 
-def _get_data_parallel_rank() -> int:
-    return dist.get_rank(_get_data_parallel_group())
+_get_data_parallel_world_size, _get_data_parallel_rank = _numbers_in(_get_data_parallel_group)
 
 
 def _get_data_parallel_group_ranks() -> list[int]:
@@ -107,13 +103,11 @@ get_data_parallel_rank = _get_data_parallel_rank
 
 
 def _get_sequence_parallel_world_size() -> int:
-    groups = sequence.current()
-    return 1 if groups is None else groups.size
+    return getattr(sequence.current(), "size", 1)
 
 
 def _get_sequence_parallel_rank() -> int:
-    groups = sequence.current()
-    return 0 if groups is None else groups.rank
+    return getattr(sequence.current(), "rank", 0)
 
 
 def _get_sequence_parallel_group() -> Any:
@@ -125,18 +119,15 @@ def _get_sequence_parallel_group() -> Any:
 
 def _get_sequence_data_parallel_group() -> Any:
     """The ranks over which states are sharded and gradients averaged."""
-    found = _of_mpu("get_sequence_data_parallel_group")
-    if found is None and _of_mpu("get_data_parallel_group") is None and _of_mesh(_DATA) is None:
+    found = asked(mpu, "get_sequence_data_parallel_group")
+    if found is None and asked(mpu, "get_data_parallel_group") is None and _of_mesh(_DATA) is None:
         found = dist.group.WORLD
     return _get_data_parallel_group() if found is None else found
 
 
-def _get_sequence_data_parallel_world_size() -> int:
-    return dist.get_world_size(_get_sequence_data_parallel_group())
-
-
-def _get_sequence_data_parallel_rank() -> int:
-    return dist.get_rank(_get_sequence_data_parallel_group())
+_get_sequence_data_parallel_world_size, _get_sequence_data_parallel_rank = _numbers_in(
+    _get_sequence_data_parallel_group
+)
 
 
 # --- layers that ranks share ---
@@ -144,7 +135,7 @@ def _get_sequence_data_parallel_rank() -> int:
 
 def get_model_parallel_group() -> Any:
     """AssertionError where every rank has the whole model."""
-    found = _of_mpu("get_model_parallel_group", "get_tensor_model_parallel_group")
+    found = asked(mpu, "get_model_parallel_group", "get_tensor_model_parallel_group")
     if found is None:
         found = _of_mesh(_TENSOR)
     assert found is not None, "model parallel group is not initialized"
@@ -152,11 +143,9 @@ def get_model_parallel_group() -> Any:
 
 
 def get_model_parallel_world_size() -> int:
-    found = _of_mpu("get_model_parallel_world_size", "get_tensor_model_parallel_world_size")
-    if found is None:
-        group = _of_mesh(_TENSOR)
-        return 1 if group is None else dist.get_world_size(group)
-    return found
+    found = asked(mpu, "get_model_parallel_world_size", "get_tensor_model_parallel_world_size")
+    group = _of_mesh(_TENSOR) if found is None else None
+    return (found or 1) if group is None else dist.get_world_size(group)
 
 
 def get_model_parallel_rank() -> int:
@@ -164,7 +153,7 @@ def get_model_parallel_rank() -> int:
         group = _of_mesh(_TENSOR)
         return 0 if group is None else dist.get_rank(group)
     names = ("tensor_model", "slice", "model")
-    return _of_mpu(*(f"get_{name}_parallel_rank" for name in names)) or 0
+    return asked(mpu, *(f"get_{name}_parallel_rank" for name in names)) or 0
 
 
 def get_tensor_model_parallel_src_rank() -> int:
@@ -228,24 +217,22 @@ def _of_groups(get: Callable[[experts.ExpertGroups], Any]) -> Callable[[str], An
     return lambda group_name: get(experts.named(group_name, "of the program"))
 
 
+def _by_name(member: str) -> Callable[[], dict[str, Any]]:
+    return lambda: {name: getattr(groups, member) for name, groups in experts.known().items()}
+
+
 _get_expert_parallel_group = _of_groups(lambda groups: groups.group)
 _get_expert_parallel_group_ranks = _of_groups(lambda groups: list(groups.ranks))
 _get_expert_parallel_world_size = _of_groups(lambda groups: groups.size)
 _get_expert_parallel_rank = _of_groups(lambda groups: groups.rank)
 _get_expert_parallel_src_rank = _of_groups(lambda groups: groups.ranks[0])
+_get_expert_parallel_group_dict = _by_name("group")
 _get_expert_data_parallel_group = _of_groups(lambda groups: groups.data_group)
 _get_expert_data_parallel_group_ranks = _of_groups(lambda groups: list(groups.data_ranks))
 _get_expert_data_parallel_world_size = _of_groups(lambda groups: len(groups.data_ranks))
 _get_expert_data_parallel_rank = _of_groups(lambda groups: groups.data_ranks.index(dist.get_rank()))
+_get_expert_data_parallel_group_dict = _by_name("data_group")
 _get_expert_broadcast_src_rank = _of_groups(lambda groups: groups.data_ranks[0])
-
-
-def _get_expert_parallel_group_dict() -> dict[str, Any]:
-    return {name: groups.group for name, groups in experts.known().items()}
-
-
-def _get_expert_data_parallel_group_dict() -> dict[str, Any]:
-    return {name: groups.data_group for name, groups in experts.known().items()}
 
 
 def _get_max_expert_size() -> int:

@@ -3,13 +3,7 @@
 import torch
 from torch import nn
 from zerorun.model.partition import partition_of
-from zerorun.model.units import (
-    is_leaf,
-    mark_by_class,
-    mark_by_name,
-    mark_by_suffix,
-    set_leaf,
-)
+from zerorun.model.units import is_leaf, mark_by_class, mark_by_name, mark_by_suffix, set_leaf
 
 z3_leaf_module = is_leaf
 set_z3_leaf_module = set_leaf

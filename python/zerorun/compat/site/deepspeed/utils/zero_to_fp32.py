@@ -136,15 +136,8 @@ def convert_zero_checkpoint_to_fp32_state_dict(
     exclude_frozen_parameters: bool = False,
 ) -> None:
     """As convert_zero_checkpoint_to_state_dict, in fp32."""
-    convert_zero_checkpoint_to_state_dict(
-        checkpoint_dir,
-        output_dir,
-        torch.float32,
-        max_shard_size,
-        safe_serialization,
-        tag,
-        exclude_frozen_parameters,
-    )
+    rest = max_shard_size, safe_serialization, tag, exclude_frozen_parameters
+    convert_zero_checkpoint_to_state_dict(checkpoint_dir, output_dir, torch.float32, *rest)
 
 
 def load_state_dict_from_zero_checkpoint(

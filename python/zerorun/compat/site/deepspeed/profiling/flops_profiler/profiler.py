@@ -1,7 +1,6 @@
 """DeepSpeed's profiler of floating point operations on zerorun's."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,30 +11,33 @@ from zerorun.profiling import (
     profile_model,
     profile_text,
     seconds_text,
+    write_profile,
 )
 
 DEFAULT_PRECISION = 2
 
 
-def number_to_string(num: float, units: str | None = None, precision: int = 2) -> str:
+def _in_units(what: str) -> Callable[..., str]:
     """12,600,000 as "12.6 M"; `units`: "T", "G", "M", "K" or "" instead of the one that fits."""
-    return _in_units(num, units, "", precision)
+
+    def text(value: float, units: str | None = None, precision: int = 2) -> str:
+        if units is None:
+            return number_text(value, what, precision)
+        sizes = {"P": 1e15, "T": 1e12, "G": 1e9, "B": 1e9, "M": 1e6, "K": 1e3}
+        size = sizes.get(units.strip()[:1].upper(), 1.0)
+        return f"{round(value / size, precision):g} {units}{what}".rstrip()
+
+    return text
 
 
-def flops_to_string(flops: float, units: str | None = None, precision: int = 2) -> str:
-    return _in_units(flops, units, "FLOPS", precision)
-
-
-def macs_to_string(macs: float, units: str | None = None, precision: int = 2) -> str:
-    return _in_units(macs, units, "MACs", precision)
-
-
-def bytes_to_string(b: float, units: str | None = None, precision: int = 2) -> str:
-    return _in_units(b, units, "B", precision)
+number_to_string = _in_units("")
+flops_to_string = _in_units("FLOPS")
+macs_to_string = _in_units("MACs")
+bytes_to_string = _in_units("B")
 
 
 def params_to_string(params_num: float, units: str | None = None, precision: int = 2) -> str:
-    return _in_units(params_num, units, "", precision).replace("G", "B")
+    return number_to_string(params_num, units, precision).replace("G", "B")
 
 
 def duration_to_string(duration: float, units: str | None = None, precision: int = 2) -> str:
@@ -44,14 +46,6 @@ def duration_to_string(duration: float, units: str | None = None, precision: int
     if units is None:
         return seconds_text(duration)
     return f"{round(duration / sizes[units], precision)} {units}"
-
-
-def _in_units(value: float, units: str | None, what: str, precision: int) -> str:
-    if units is None:
-        return number_text(value, what, precision)
-    sizes = {"P": 1e15, "T": 1e12, "G": 1e9, "B": 1e9, "M": 1e6, "K": 1e3}
-    size = sizes.get(units.strip()[:1].upper(), 1.0)
-    return f"{round(value / size, precision):g} {units}{what}".rstrip()
 
 
 def _total(figure: str, text: Callable[[float], str]) -> Callable[..., Any]:
@@ -119,11 +113,7 @@ class FlopsProfiler:
         self.stop_profile()
         costs = self._profile.costs
         text = profile_text(costs, profile_step, module_depth, top_modules, detailed)
-        if not output_file:
-            print(text)
-            return
-        Path(output_file).parent.mkdir(parents=True, exist_ok=True)
-        Path(output_file).write_text(text + "\n", encoding="utf-8")
+        write_profile(text, output_file)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         self.stop_profile()
