@@ -1,8 +1,6 @@
 """A machine with a GPU for scripts/gpu_check and gpu_first: programs that only write down their
 calls."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Metrics files for tests of their readers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from zerorun.metrics import MetricsFile

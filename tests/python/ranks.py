@@ -4,8 +4,6 @@ A file of cases has functions named ``case_*`` that all ranks execute in the sam
 `rank_pool.CaseResults` runs them and tells how each one went.
 """
 
-from __future__ import annotations
-
 import ast
 import ctypes
 import os

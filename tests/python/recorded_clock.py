@@ -1,7 +1,5 @@
 """RecordedClock: a clock whose answers a test can read."""
 
-from __future__ import annotations
-
 import time
 
 

@@ -5,8 +5,6 @@ Compiling takes long and needs packages of PyPI, so it is done on request:
 ZERORUN_CUDA_VERSIONS="12.8 12.9 13.0". No GPU is needed.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 make_deepspeed_golden.py has written what DeepSpeed itself computes.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

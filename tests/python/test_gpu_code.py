@@ -1,8 +1,6 @@
 """The machine code in the CUDA backend: the drivers that load it, and what its kernels take of a
 multiprocessor. No GPU is needed to read that."""
 
-from __future__ import annotations
-
 import subprocess
 from functools import cache
 from pathlib import Path

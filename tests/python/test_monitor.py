@@ -3,8 +3,6 @@
 Each test needs its package (`pip install tensorboard wandb`), without which it is skipped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -1,7 +1,5 @@
 """The real backend, with the real CUDA runtime in it, on drivers that it cannot use."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

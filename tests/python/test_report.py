@@ -1,7 +1,5 @@
 """The report: what it reads of good and bad files, what its page holds, and whom it serves."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

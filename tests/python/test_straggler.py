@@ -1,7 +1,5 @@
 """Jobs with a slow rank: who is named, with which cause, and after how many steps."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

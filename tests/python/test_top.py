@@ -1,7 +1,5 @@
 """`zerorun top`: the last step of each rank, of files of any state."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`zerorun tune`: what it tries, what it keeps, and what it says of bad input."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

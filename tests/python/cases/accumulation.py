@@ -1,7 +1,5 @@
 """Micro-steps, batches of them, and gradients that come late or not at all."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models that FSDP2 has sharded, taken over: against models that it has not."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 from typing import Any

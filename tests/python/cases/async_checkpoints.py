@@ -1,7 +1,5 @@
 """Saves that go on while the engine trains."""
 
-from __future__ import annotations
-
 import functools
 import resource
 import signal

@@ -1,7 +1,5 @@
 """torch.autocast around models whose parameters come and go."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What users get wrong: typed errors that name module, parameter and argument, on every rank."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from pathlib import Path

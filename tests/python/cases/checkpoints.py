@@ -1,7 +1,5 @@
 """Saving and loading engines."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

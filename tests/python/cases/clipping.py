@@ -1,7 +1,5 @@
 """torch's functions that clip, where the gradients are an engine's."""
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The traps of scripts written for DeepSpeed, on every rank; one case each."""
 
-from __future__ import annotations
-
 import base64
 import importlib.metadata
 import importlib.util

@@ -1,7 +1,5 @@
 """Values that scripts read of DeepSpeed's modules, sections and objects without calling them."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What programs that use DeepSpeed's smaller interfaces meet, one case each."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

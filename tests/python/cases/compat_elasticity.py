@@ -1,7 +1,5 @@
 """Batches of the section elasticity: deepspeed.elasticity, and engines that follow it."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What scripts ask of DeepSpeed's engine and optimizer."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess

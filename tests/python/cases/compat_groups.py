@@ -1,7 +1,5 @@
 """deepspeed's mpu, mesh_param and mixture of experts, on 2 x 2 ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

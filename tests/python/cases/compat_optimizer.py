@@ -1,8 +1,6 @@
 """What programs read of DeepSpeed's ZeRO optimizers: flat masters, states, groups, norm; and the
 `.grad` of parameters at stage 0, which they log, clip, replace and clear."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

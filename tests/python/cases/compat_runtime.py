@@ -1,7 +1,5 @@
 """What programs take of DeepSpeed's runtime for work of their own, against plain PyTorch."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What DeepSpeed's public classes and methods do, against plain PyTorch."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """What DeepSpeed's helpers beside the engine do: checkpointing, hosts, logs, tiles, sections."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """torch.compile with its own backend, which makes C++ of a model's blocks."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

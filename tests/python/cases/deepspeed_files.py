@@ -1,7 +1,5 @@
 """Checkpoints in DeepSpeed's layout, written by hand: kinds that are not among those in data/."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models of torch's parallelize_module on a mesh of 2 x 2 ranks, against those of one process."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import runpy

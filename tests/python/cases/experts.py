@@ -1,7 +1,5 @@
 """Experts on different ranks (2 x 2), against one process that has them all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

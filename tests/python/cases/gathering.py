@@ -1,7 +1,5 @@
 """What becomes of changes within GatheredParameters, and of modules that are changed under Init."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What stage 3 costs the host, counted, and modules that are called without their unit."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """zero.Init where ranks train on GPUs (that are not there): see fake_torch_cuda.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

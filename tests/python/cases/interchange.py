@@ -1,7 +1,5 @@
 """Other programs' checkpoints in engines; real DeepSpeed and PyTorch wrote those in data/."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

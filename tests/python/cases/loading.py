@@ -1,7 +1,5 @@
 """How a model's values come into an engine: the ranks' meeting, failures on the way, memory."""
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Memory of a (fake) GPU while a model comes into an engine."""
 
-from __future__ import annotations
-
 import functools
 import gc
 from pathlib import Path

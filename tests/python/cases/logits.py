@@ -1,7 +1,5 @@
 """zerorun.nn.linear_cross_entropy: a loss without all logits."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models that are divided among ranks (2 x 2), against their mathematics in one process."""
 
-from __future__ import annotations
-
 import shutil
 import types
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Meshes whose dimensions are replicas, shards, parts of a sequence and parts of a model."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures of steps, and what reports them, against mathematics and torch."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import gc

@@ -1,7 +1,5 @@
 """Batch and instance norms in 16 bits, whose running statistics stay fp32."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

@@ -1,7 +1,5 @@
 """Small models, data and a reference for the cases."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

@@ -1,7 +1,5 @@
 """The configuration's Muon against its formulas in float64: coefficients and heads."""
 
-from __future__ import annotations
-
 import functools
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """zerorun.shard: keywords instead of a configuration, units, and models on the meta device."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """checkpoint.use_node_local_storage: every rank saves to a folder of its own, as on hosts of their
 own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,8 +1,6 @@
 """What an engine keeps as it was given: dtypes of buffers and parameters, gradients that were set,
 values in 8 bits."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

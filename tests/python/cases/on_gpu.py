@@ -1,7 +1,5 @@
 """A GPU's ways, on the fake one: see fake_torch_cuda.py."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

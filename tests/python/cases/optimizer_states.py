@@ -1,7 +1,5 @@
 """``optimizer.state`` of an engine, against torch's optimizer on the whole model."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

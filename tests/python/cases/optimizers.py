@@ -1,7 +1,5 @@
 """Optimizers and schedulers of torch's on sharded parameters, against torch alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """What the cases of models that are divided among ranks share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """The place of states and parameters changes no number."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from pathlib import Path

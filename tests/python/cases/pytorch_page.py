@@ -1,7 +1,5 @@
 """docs/pytorch.md and pytorch_more.md: both sides of every section compute the same."""
 
-from __future__ import annotations
-
 import functools
 import re
 import warnings

@@ -1,7 +1,5 @@
 """zero_quantized_weights at stages 1 and 2, on ranks of two hosts (test_hosts.py)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Frozen parameters and buffers of unusual dtypes or memory, in checkpoints and exports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Sequence parallelism: ranks share each sequence, against one process with the whole ones."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Four ranks, of which one, two or four share each sequence, against one process."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from pathlib import Path

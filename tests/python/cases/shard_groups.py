@@ -1,7 +1,5 @@
 """Shard groups of one rank: every rank is a replica of the others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

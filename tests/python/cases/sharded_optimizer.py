@@ -1,7 +1,5 @@
 """The sharded optimizer in loops that are not zerorun's, against torch alone."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """What must not happen in silence: results that are empty, steps that are not the optimizer's,
 loads and saves of something else than was asked for."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

@@ -1,7 +1,5 @@
 """What runs beside the program and between its steps, its data loaders, and what steps compute."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """engine.stream_parameters(): the model in flat buckets, for engines that run elsewhere."""
 
-from __future__ import annotations
-
 import collections
 import gc
 import runpy

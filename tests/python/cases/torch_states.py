@@ -1,7 +1,5 @@
 """PyTorch's get_state_dict and set_state_dict of an engine's model and optimizer."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

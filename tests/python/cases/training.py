@@ -1,7 +1,5 @@
 """Training loops under zerorun.initialize against torch alone."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from pathlib import Path

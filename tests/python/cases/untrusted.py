@@ -1,7 +1,5 @@
 """Checkpoints whose pickles do harm."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Stage 3: modules that hand out their parameters, unusual results, and graphs of gradients."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

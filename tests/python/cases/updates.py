@@ -1,7 +1,5 @@
 """Gathers of updated parameters that continue after a step; late ones on the fake GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

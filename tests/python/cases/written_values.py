@@ -1,7 +1,5 @@
 """What a program does to parameters after the engine was made."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """zerorun.zero: partitioned parameters before and after initialize, and access to states."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from pathlib import Path
