@@ -52,6 +52,12 @@ def ran(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
+def passed(job: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """One that ended well; what any other has written is the error."""
+    assert job.returncode == 0, job.stdout[-4000:] + job.stderr[-4000:]
+    return job
+
+
 def shell(build: Path, line: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """A command as users type it, on a machine without GPUs."""
     own = environment(build, CUDA_VISIBLE_DEVICES="", **variables)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import conftest
 import pytest
+from ranks import passed
 
 HAS_DRIVER = any(Path("/dev").glob("nvidia[0-9]*")) or bool(shutil.which("nvidia-smi"))
 NVCC_FOLDERS = ["/usr/local/cuda/bin", "/opt/cuda/bin"]
@@ -37,8 +38,7 @@ def configure_without_nvcc(root: Path, folder: Path, *options: str) -> subproces
 def test_without_nvcc_the_build_is_for_the_cpu_and_says_so_in_one_line(
     root: Path, tmp_path: Path
 ) -> None:
-    result = configure_without_nvcc(root, tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = passed(configure_without_nvcc(root, tmp_path))
     lines = [line for line in result.stdout.splitlines() if "cuda" in line.lower()]
     assert lines == ["-- CUDA: no nvcc, so this build has CPU ranks only"]
     assert "cuda" not in result.stderr.lower()
@@ -55,8 +55,7 @@ def test_without_a_driver_cuda_is_left_out_unless_it_is_asked_for(
     root: Path, tmp_path: Path
 ) -> None:
     parts = [f"-DZERORUN_{part}=OFF" for part in ("TESTS", "BENCH", "PYTHON")]
-    result = run(["cmake", "-S", root, "-B", tmp_path, *parts])
-    assert result.returncode == 0, result.stderr
+    result = passed(run(["cmake", "-S", root, "-B", tmp_path, *parts]))
     lines = [line for line in result.stdout.splitlines() if "CUDA" in line]
     assert lines == [
         "-- CUDA: no NVIDIA driver, so this build has CPU ranks only; -DZERORUN_CUDA=ON builds for "
@@ -108,8 +107,7 @@ def search(root: Path, tmp_path: Path) -> Callable[[], dict[str, str]]:
 
     def find() -> dict[str, str]:
         shutil.rmtree(tmp_path / "build", ignore_errors=True)
-        result = run(["cmake", "-S", tmp_path, "-B", tmp_path / "build"])
-        assert result.returncode == 0, result.stderr
+        result = passed(run(["cmake", "-S", tmp_path, "-B", tmp_path / "build"]))
         return dict(line.split(" ", 1) for line in result.stderr.splitlines())
 
     return find
@@ -199,8 +197,7 @@ def test_dev_compiles_for_the_gpus_of_the_machine(
     clone: Clone, capabilities: str, chosen: str, architectures: str
 ) -> None:
     clone.tool("nvidia-smi", NVIDIA_SMI)
-    result = clone.dev("build", CAPABILITIES=capabilities, ZERORUN_CUDA_ARCHITECTURES=chosen)
-    assert result.returncode == 0, result.stderr
+    passed(clone.dev("build", CAPABILITIES=capabilities, ZERORUN_CUDA_ARCHITECTURES=chosen))
     arguments = clone.log.read_text().split()
     assert f"-DZERORUN_CUDA_ARCHITECTURES={architectures}" in arguments
     assert "-DZERORUN_CUDA=ON" in arguments
@@ -208,8 +205,7 @@ def test_dev_compiles_for_the_gpus_of_the_machine(
 
 @pytest.mark.skipif(HAS_DRIVER, reason="this machine has a driver of NVIDIA's")
 def test_dev_train_compiles_the_programs_alone_and_no_cuda_where_no_driver_is(clone: Clone) -> None:
-    result = clone.dev("train")
-    assert result.returncode == 0, result.stderr
+    result = passed(clone.dev("train"))
     log = clone.log.read_text()
     for part in ("PYTHON", "TESTS", "BENCH", "CUDA", "GLOO"):
         # CMake takes the last of two.

@@ -38,6 +38,7 @@ FILES = (
     "checkpoints",
     "torch_states",
     "node_local",
+    "async_checkpoints",
     "untrusted",
     "interchange",
     "deepspeed_files",
@@ -69,7 +70,6 @@ ALONE = (
     "loading",
     "placement",
     "checkpoints",
-    "compat_engine",
 )
 
 # On four ranks, models that are divided among them.

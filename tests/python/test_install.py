@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import zerorun as package
+from ranks import ran
 
 
 def run(*command: str | Path, **options: object) -> str:
@@ -58,7 +59,7 @@ def test_an_installed_library_trains_on_two_ranks(mlp: Path, prefix: Path) -> No
 def test_the_example_reads_a_config(mlp: Path, tmp_path: Path) -> None:
     config = tmp_path / "ds_config.json"
     config.write_text('{"train_batch_size": 8, "zero_optimization": {"stag": 1}}')
-    result = subprocess.run([mlp, config], capture_output=True, text=True, check=False)
+    result = ran([mlp, config])
     assert result.returncode == 2
     assert "/zero_optimization/stag" in result.stderr
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ranks import ran
 from zerorun import conversion, top
 from zerorun.command_line import ProgressBar
 from zerorun.explain import __main__ as explain
@@ -176,6 +177,6 @@ def test_a_file_or_option_is_required_once(zerorun: Path) -> None:
 
 
 def test_help_on_nothing_known_says_where_to_look(zerorun: Path) -> None:
-    job = subprocess.run([zerorun, "help", "nosuch"], capture_output=True, text=True, check=False)
+    job = ran([zerorun, "help", "nosuch"])
     assert job.returncode == 2
     assert "zerorun help has no topic 'nosuch'; zerorun help lists the topics" in job.stderr

@@ -61,13 +61,11 @@ def case_autocast_leaves_no_weights_between_forward_and_backward(_folder: Path) 
 
         assert held(model, call) == 0
         engine.step()
-        engine.destroy()
     model, engine = started(config(3), opening)
     for autocast in (False, True, True):
         kept = held(model, engine)  # without autocast these are views of the unit's memory
         assert kept == 0 or not autocast
         engine.step()
-    engine.destroy()
 
 
 def case_autocast_gives_the_same_numbers_at_all_stages(_folder: Path) -> None:
@@ -100,7 +98,6 @@ def case_autocast_gives_the_same_numbers_at_all_stages(_folder: Path) -> None:
             engine.step()
             losses += [mean(loss.detach(), engine), norm, engine.get_global_grad_norm()]
         found.append((losses, engine._core.parameter_hash()))
-        engine.destroy()
     assert all(each == found[0] for each in found)
 
 
@@ -130,7 +127,7 @@ def compare_stages_under_autocast() -> None:
             model = make(build) if build is normed else build()
             zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
             settings = config(stage, zero_optimization=zero, **asked)
-            engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+            engine, *_ = initialize(model, adamw(model), config=settings)
             for step in range(2):
                 if build is normed:
                     inputs = torch.full((2, 16), 1.0 + step, device=DEVICE)
@@ -140,5 +137,4 @@ def compare_stages_under_autocast() -> None:
                 engine.backward(loss)
                 engine.step()
                 found.append((stage, mean(loss.detach(), engine), engine.get_global_grad_norm()))
-            engine.destroy()
         assert [each[1:] for each in found[:2]] == [each[1:] for each in found[2:]], found

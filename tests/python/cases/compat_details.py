@@ -72,7 +72,7 @@ def case_programs_derive_sections_that_are_pydantics_models(_folder: Path) -> No
         raises(pydantic.ValidationError, "Own", functools.partial(own, **wrong))
     assert Renamed(before="xy").after == ["x", "y"]
     assert (Renamed(number=5).count, Renamed(count=6).count, Renamed().after) == (5, 6, [])
-    raises(AssertionError, "together", lambda: Renamed(before="x", after=[]))
+    raises(AssertionError, "together", Renamed, before="x", after=[])
 
 
 def _groups(*rates: float) -> torch.optim.Optimizer:
@@ -103,11 +103,9 @@ def case_masters_of_stage_0_have_their_names(_folder: Path) -> None:
     assert torch.equal(flat, torch.cat([master.flatten() for master in whole]))
     for parameter, master in zip(engine.module.parameters(), whole, strict=True):
         assert torch.equal(master, safe_get_full_fp32_param(parameter))
-    engine.destroy()
     for stage, section in ((0, {}), (1, {"bf16": {"enabled": True}})):
         engine, optimizer, *_ = start(stage, **section)
         assert not hasattr(optimizer, "fp32_groups_flat")
-        engine.destroy()
 
 
 def _to_universal(source: Path, target: Path) -> None:
@@ -137,7 +135,6 @@ def case_a_universal_checkpoint_is_the_checkpoint(folder: Path) -> None:
     assert (folder / "latest_universal").read_text() == "saved_universal"
     assert (folder / "latest").read_text().strip() == "saved"  # a save's
     expected = train(engine, 2, first=2)
-    engine.destroy()
     other, *_ = start(3, checkpoint={"load_universal": True})
     path, client_state = other.load_checkpoint(folder, "saved_universal")
     assert (Path(path).name, client_state["i"]) == ("saved_universal", 2)
@@ -153,12 +150,12 @@ def case_a_universal_checkpoint_is_the_checkpoint(folder: Path) -> None:
 
 
 def case_a_universal_checkpoint_takes_a_torch_optimizers_states_along(folder: Path) -> None:
-    def begin() -> zerorun.ZeroEngine:
+    def at_start() -> zerorun.ZeroEngine:
         model = make()
         optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3, momentum=0.9)
-        return deepspeed.initialize(model=model, optimizer=optimizer, config=config(1))[0]
+        return begin(model=model, optimizer=optimizer, config=config(1))[0]
 
-    engine = begin()
+    engine = at_start()
     train(engine, 2)
     engine.save_checkpoint(folder / "a", "saved")
     _to_universal(folder / "a" / "saved", folder / "b" / "moved")
@@ -168,10 +165,9 @@ def case_a_universal_checkpoint_takes_a_torch_optimizers_states_along(folder: Pa
         for path in (folder / "a").iterdir():  # the copy stands on its own
             path.rename(folder / f"gone-{path.name}")
     torch.distributed.barrier()
-    other = begin()
+    other = at_start()
     assert other.load_checkpoint(folder / "b")[0] == str(folder / "b" / "moved")
     assert train(other, 2, first=2) == expected
-    other.destroy()
 
 
 def case_a_save_needs_no_modes_of_files(folder: Path) -> None:
@@ -181,14 +177,13 @@ def case_a_save_needs_no_modes_of_files(folder: Path) -> None:
         engine.save_checkpoint(folder, "saved")
     assert (folder / "zero_to_fp32.py").exists()
     assert not os.access(folder / "zero_to_fp32.py", os.X_OK)
-    engine.destroy()
 
 
 def case_a_throughput_timer_wants_whole_numbers(_folder: Path) -> None:
     settings = types.SimpleNamespace(enabled=True, synchronized=False)
     wanted = "must be greater than 0"
     for wrong, text in ((0, wanted), (-1, wanted), (1.5, "a positive integer or None")):
-        raises(ValueError, text, lambda w=wrong: ThroughputTimer(settings, 1, 2, w))
+        raises(ValueError, text, ThroughputTimer, settings, 1, 2, wrong)
     timer = ThroughputTimer(settings, 1, steps_per_output=3)
     for timer.global_step_count, reports in ((5, False), (6, True)):
         assert timer._is_report_boundary() is reports
@@ -204,7 +199,6 @@ def case_a_model_is_made_for_mics_as_for_any_shards(_folder: Path) -> None:
     plain, *_ = start(3)
     assert_close(train(engine, 2), train(plain, 2))
     engine.destroy()
-    plain.destroy()
 
 
 def case_external_parameters_are_named_where_deepspeed_has_them(_folder: Path) -> None:
@@ -216,7 +210,6 @@ def case_external_parameters_are_named_where_deepspeed_has_them(_folder: Path) -
     assert external_parameters(module) == [weight]
     partition_parameters.unregister_external_parameter(module, weight)
     assert external_parameters(module) == []
-    engine.destroy()
 
 
 def case_numbers_of_fp16_are_read_as_there(_folder: Path) -> None:
@@ -240,8 +233,8 @@ def case_numbers_of_fp16_are_read_as_there(_folder: Path) -> None:
     ):
         (key,) = wrong
         given = {"enabled": True, **wrong}
-        raises(deepspeed.DeepSpeedConfigError, f"/fp16/{key}", lambda: start(1, fp16=given))
-        raises(pydantic.ValidationError, key, lambda: DeepSpeedFP16Config(**given))
+        raises(deepspeed.DeepSpeedConfigError, f"/fp16/{key}", start, 1, fp16=given)
+        raises(pydantic.ValidationError, key, DeepSpeedFP16Config, **given)
 
 
 def case_cpu_adam_alone_keeps_fp32_states(_folder: Path) -> None:
@@ -289,7 +282,6 @@ def case_states_have_their_dtype_where_a_rank_has_none(_folder: Path) -> None:
     kept = [optimizer.state[p]["exp_avg"] for p in engine.module.parameters()]
     assert any(state.numel() == 0 for state in kept) is (WORLD_SIZE > 1)
     assert {state.dtype for state in kept} == {torch.bfloat16}
-    engine.destroy()
 
 
 def case_a_cycle_tells_its_shape(_folder: Path) -> None:
@@ -317,7 +309,7 @@ def case_a_cycle_tells_its_shape(_folder: Path) -> None:
 def case_checkpoints_need_a_folder(_folder: Path) -> None:
     engine, *_ = start(1)
     for nothing in (None, ""):
-        raises(ValueError, "save_dir", lambda: engine.save_checkpoint(nothing))
+        raises(ValueError, "save_dir", engine.save_checkpoint, nothing)
     engine.destroy()
     name = deepspeed.checkpoint.get_model_ckpt_name_for_rank("f", "00")
     assert name == "f/mp_rank_00_model_states.pt"
@@ -353,7 +345,7 @@ def case_launchers_of_programs(_folder: Path) -> None:
     for value, written in (("64(x2)", '"64(x2)"'), (" /usr/lib ", "/usr/lib")):
         runner.add_export("NAME", value)
         assert runner.exports == {"NAME": written}
-    raises(TypeError, "abstract", lambda: MultiNodeRunner(args, ""))
+    raises(TypeError, "abstract", MultiNodeRunner, args, "")
 
 
 def case_programs_log_collectives_of_their_own(_folder: Path) -> None:

@@ -13,7 +13,7 @@ import deepspeed
 import torch
 import zerorun
 
-from cases.compat import start
+from cases.compat import begin, start
 from cases.models import *
 
 
@@ -53,13 +53,10 @@ def case_checkpointing_recomputes_with_the_same_random_numbers(_folder: Path) ->
     checkpointing.CheckpointFunction.apply(lambda x: x * 2, outputs, torch.ones(2))
     assert outputs[0].tolist() == [2, 2]
     raises(ValueError, "no state other", lambda: tracker.fork("other").__enter__())
-    raises(ValueError, "is in use", lambda: tracker.add("second", 7 + 2718))
+    raises(ValueError, "is in use", tracker.add, "second", 7 + 2718)
     grid = types.SimpleNamespace(get_model_parallel_world_size=lambda: 2)
-    raises(
-        NotImplementedError,
-        "partition_activations",
-        lambda: checkpointing.configure(grid, partition_activations=True),
-    )
+    text = "partition_activations"
+    raises(NotImplementedError, text, checkpointing.configure, grid, partition_activations=True)
     checkpointing.configure(None)
     torch.set_rng_state(kept)
 
@@ -73,14 +70,14 @@ def case_gradients_are_updated_together(_folder: Path) -> None:
     optimizer.step()
     for stage in (2, 3):
         sharded = make()
-        engine, *_ = deepspeed.initialize(
+        engine, *_ = begin(
             model=sharded,
             optimizer=torch.optim.SGD(sharded.parameters(), lr=0.1),
             config=config(stage, gradient_clipping=0),
         )
         values = dict(make().named_parameters())
         names = {parameter: name for name, parameter in sharded.named_parameters()}
-        engine.backward(loss_of(engine, part_of(batch_of(0))))
+        backward(engine)
         deepspeed.utils.safe_update_full_grad_vectorized(
             sharded.blocks[0].parameters(), lambda grad, p: 2 * grad + 0.01 * values[names[p]]
         )
@@ -88,7 +85,6 @@ def case_gradients_are_updated_together(_folder: Path) -> None:
         with deepspeed.zero.GatheredParameters(list(sharded.parameters())):
             for expected, found in zip(model.parameters(), sharded.parameters(), strict=True):
                 torch.testing.assert_close(found.detach(), expected.detach())
-        engine.destroy()
 
 
 def case_lists_of_hosts_are_read_as_by_the_launcher(folder: Path) -> None:
@@ -121,7 +117,7 @@ def case_lists_of_hosts_are_read_as_by_the_launcher(folder: Path) -> None:
         raises(ValueError, text, wrong)
     for text in ("worker-0 slots=4\nworker-0 slots=4\n", "worker-0\n", "# nothing\n"):
         path.write_text(text)
-        raises(ValueError, "ostfile", lambda: runner.fetch_hostfile(str(path)))
+        raises(ValueError, "ostfile", runner.fetch_hostfile, str(path))
 
 
 def case_the_logger_has_levels_and_timers_measure(folder: Path) -> None:
@@ -136,7 +132,7 @@ def case_the_logger_has_levels_and_timers_measure(folder: Path) -> None:
     # Programs look for it to see that their engine is DeepSpeed's.
     assert any("DeepSpeed info: version=0.19.8" in line for line in lines) == (RANK == 0)
     deepspeed.utils.set_log_level_from_string("warning")
-    raises(ValueError, "loud", lambda: log.set_log_level_from_string("loud"))
+    raises(ValueError, "loud", log.set_log_level_from_string, "loud")
     assert log.get_dist_msg("here", [RANK]) == f"[Rank {RANK}] here"
     assert log.get_dist_msg("here", [RANK + 1]) is None
     folder.mkdir(exist_ok=True)
@@ -182,9 +178,9 @@ def case_tiled_layers_are_one_layer(_folder: Path) -> None:
     )
     product, bias = pair(x)
     torch.testing.assert_close(product + bias, layer(x))
-    raises(RuntimeError, "in_splits=8", lambda: tiling.TiledLinear(7, 5, in_splits=8))
-    raises(RuntimeError, "(5, 7)", lambda: tiled.copy_params_from(torch.nn.Linear(5, 7)))
-    engine, *_ = deepspeed.initialize(
+    raises(RuntimeError, "in_splits=8", tiling.TiledLinear, 7, 5, in_splits=8)
+    raises(RuntimeError, "(5, 7)", tiled.copy_params_from, torch.nn.Linear(5, 7))
+    engine, *_ = begin(
         model=torch.nn.Sequential(tiled),
         config=config(3, optimizer={"type": "SGD", "params": {"lr": 0.1}}),
     )
@@ -195,7 +191,6 @@ def case_tiled_layers_are_one_layer(_folder: Path) -> None:
     tile = tiled.linears[1][2].weight
     with deepspeed.zero.GatheredParameters(tile):
         torch.testing.assert_close(tile.detach(), expected[3:, 5:].detach())
-    engine.destroy()
 
 
 def norm_of(module: torch.nn.Module) -> float:
@@ -259,10 +254,10 @@ def case_helpers_of_the_runtime(_folder: Path) -> None:
     assert comm.get_global_rank(group_rank=WORLD_SIZE - 1) == WORLD_SIZE - 1
     assert comm.get_all_ranks_from_group() == groups._get_data_parallel_group_ranks()
     assert (groups.get_model_parallel_world_size(), groups._get_broadcast_src_rank()) == (1, 0)
-    raises(NotImplementedError, "give the mpu to", lambda: groups.initialize(ep_size=2))
+    raises(NotImplementedError, "give the mpu to", groups.initialize, ep_size=2)
     zero.assert_ints_same_as_other_ranks([1, 2])
     if WORLD_SIZE > 1 and RANK > 0:
-        raises(RuntimeError, "[0]", lambda: zero.assert_ints_same_as_other_ranks([RANK]))
+        raises(RuntimeError, "[0]", zero.assert_ints_same_as_other_ranks, [RANK])
     else:
         zero.assert_ints_same_as_other_ranks([RANK])
 
@@ -340,7 +335,6 @@ def case_tiles_of_a_sequence_are_the_whole(_folder: Path) -> None:
             engine.backward(loss)
             engine.step()
             figures.append((loss.item(), engine.get_global_grad_norm()))
-        engine.destroy()
     whole, tiles = figures[:2], figures[2:]
     for found, expected in zip(tiles, whole, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)

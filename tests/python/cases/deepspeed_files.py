@@ -16,7 +16,7 @@ from uneven_model import groups_of, loss_of, make_model
 from zerorun import communicator
 
 from cases.interchange import engine_for
-from cases.models import RANK, raises
+from cases.models import RANK, initialize, raises
 
 TAG = "global_step5"
 
@@ -42,12 +42,11 @@ def case_a_checkpoint_without_zero_gives_its_values(folder: Path) -> None:
     engine.communicator.barrier()
     before = engine._core.parameter_hash()
     message = "without ZeRO (stage 0), whose optimizer states have no names; load_optimizer_states="
-    raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(folder))
+    raises(zerorun.CheckpointError, message, engine.load_checkpoint, folder)
     assert engine._core.parameter_hash() == before
     engine.load_checkpoint(folder, load_optimizer_states=False)
     loaded = engine.full_state_dict(rank0_only=False)
     assert all(torch.equal(loaded[name], value) for name, value in saved.state_dict().items())
-    engine.destroy()
 
 
 def write_zero(
@@ -90,7 +89,6 @@ def case_states_without_a_count_have_the_steps_of_the_training(folder: Path) -> 
         engine.module.first.weight, "momentum_buffer"
     )
     assert torch.equal(momentum, saved.first.weight.detach() * 2)
-    engine.destroy()
 
 
 ADAM = {"exp_avg": 0.5, "exp_avg_sq": 0.0}
@@ -101,16 +99,15 @@ def with_optimizer(make_optimizer: Callable[..., torch.optim.Optimizer]) -> zero
     model = make_model()
     config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
     optimizer = make_optimizer(groups_of(model))
-    return zerorun.initialize(model, optimizer, config=config)[0]
+    return initialize(model, optimizer, config=config)[0]
 
 
 def refused(engine: zerorun.ZeroEngine, folder: Path, text: str) -> None:
     before, rates = engine._core.parameter_hash(), [g["lr"] for g in engine.optimizer.param_groups]
-    raises(zerorun.CheckpointError, text, lambda: engine.load_checkpoint(folder))
+    raises(zerorun.CheckpointError, text, engine.load_checkpoint, folder)
     assert engine._core.parameter_hash() == before
     assert [group["lr"] for group in engine.optimizer.param_groups] == rates
     engine.load_checkpoint(folder, load_optimizer_states=False)
-    engine.destroy()
 
 
 def case_states_that_an_optimizer_would_miss_are_an_error(folder: Path) -> None:
@@ -129,7 +126,6 @@ def case_states_that_an_optimizer_would_miss_are_an_error(folder: Path) -> None:
     engine.load_checkpoint(folder / "whole")
     engine.backward(loss_of(engine, torch.ones(1, 5, dtype=torch.int64)))
     engine.step()
-    engine.destroy()
 
 
 def case_weight_decay_of_the_other_kind_is_an_error(folder: Path) -> None:
@@ -156,7 +152,6 @@ def case_weight_decay_of_the_other_kind_is_an_error(folder: Path) -> None:
         engine = with_optimizer(optimizer)
         engine.load_checkpoint(folder / name)
         assert engine._core.step_count == 4
-        engine.destroy()
 
 
 def case_weight_decay_of_a_state_dict_is_compared(_folder: Path) -> None:
@@ -181,4 +176,3 @@ def case_weight_decay_of_a_state_dict_is_compared(_folder: Path) -> None:
         else:
             put()
             assert engine._core.step_count == 1
-        engine.destroy()

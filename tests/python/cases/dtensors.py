@@ -29,7 +29,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from cases.models import RANK, WORLD_SIZE, assert_close, make, refuses
+from cases.models import RANK, WORLD_SIZE, assert_close, initialize, make, refuses, shard
 from cases.parts import CLIP, adamw, train_divided, train_whole
 
 WORDS, WIDTH, HIDDEN, HEADS, TOKENS, ROWS, STEPS = 32, 16, 24, 4, 6, 4, 5
@@ -129,7 +129,7 @@ def start(mesh: Any, stage: int, seed: int = 0, private: bool = False) -> zeroru
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 20},
         "zerorun": {"comm_timeout": 30, "share_parameters": not private},
     }
-    return zerorun.initialize(model, adamw(model), config=config, device_mesh=mesh)[0]
+    return initialize(model, adamw(model), config=config, device_mesh=mesh)[0]
 
 
 def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
@@ -167,14 +167,12 @@ def case_lamb_has_the_norms_of_whole_tensors(_folder: Path) -> None:
         "zero_optimization": {"stage": 2},
         "zerorun": {"comm_timeout": 30},
     }
-    whole, *_ = zerorun.initialize(make(Block), config=config)
+    whole, *_ = initialize(make(Block), config=config)
     expected = train(whole)
-    whole.destroy()
     for stage in (1, 3):
         config["zero_optimization"] = {"stage": stage}
-        engine, *_ = zerorun.initialize(divided(mesh), config=config, device_mesh=mesh)
+        engine, *_ = initialize(divided(mesh), config=config, device_mesh=mesh)
         assert_close(train(engine), expected)
-        engine.destroy()
 
 
 def case_a_checkpoint_has_the_pieces(folder: Path) -> None:
@@ -183,19 +181,16 @@ def case_a_checkpoint_has_the_pieces(folder: Path) -> None:
     train(engine, 2)
     engine.save_checkpoint(folder)
     expected = train(engine, 2, first=2)
-    engine.destroy()
     engine = start(mesh, 3, seed=3)
     engine.load_checkpoint(folder)
     assert train(engine, 2, first=2) == expected
-    refuses("under one name", lambda: get_model_state_dict(engine.module))
-    engine.destroy()
+    refuses("under one name", get_model_state_dict, engine.module)
     engine = start(mesh, 2, seed=3)
     engine.load_checkpoint(folder)
     engine.save_16bit_model(folder)
     if engine._ranks.job.rank == 0:
         saved = torch.load(folder / "pytorch_model.bin")
         assert saved["mlp.up.weight"].shape == (HIDDEN, WIDTH)
-    engine.destroy()
 
 
 def case_state_dicts_of_torch_have_dtensors(_folder: Path) -> None:
@@ -208,8 +203,7 @@ def case_state_dicts_of_torch_have_dtensors(_folder: Path) -> None:
     assert torch.equal(model.mlp.up.weight.full_tensor(), expected)
     master = zerorun.zero.safe_get_full_fp32_param(model.mlp.up.weight)
     assert torch.equal(master.full_tensor(), expected)
-    refuses("under one name", lambda: get_optimizer_state_dict(model, engine.optimizer))
-    engine.destroy()
+    refuses("under one name", get_optimizer_state_dict, model, engine.optimizer)
 
 
 def case_the_example_trains(_folder: Path) -> None:
@@ -238,19 +232,12 @@ def case_models_of_fsdp_on_meshes(_folder: Path) -> None:
             "gradient_clipping": CLIP,
             "zero_optimization": {"stage": stage},
         }
-        engine = zerorun.initialize(model, adamw(model), config=config, device_mesh=copies)[0]
+        engine = initialize(model, adamw(model), config=config, device_mesh=copies)[0]
         assert_close(train(engine, 3), expected)
-        engine.destroy()
     fewer = fully_shard(make(Block), mesh=mesh["tp"])
-    refuses(
-        "give fully_shard (DistributedConfig) a mesh of all",
-        lambda: zerorun.shard(fewer, stage=3),
-    )
+    refuses("give fully_shard (DistributedConfig) a mesh of all", shard, fewer, stage=3)
     part = fully_shard(divided(mesh), mesh=mesh["dp"])
-    refuses(
-        "by fully_shard and by tensor parallelism",
-        lambda: zerorun.shard(part, stage=3, device_mesh=mesh),
-    )
+    refuses("by fully_shard and by tensor parallelism", shard, part, stage=3, device_mesh=mesh)
 
 
 def case_placements_that_cannot_be_trained_are_errors(_folder: Path) -> None:
@@ -258,26 +245,23 @@ def case_placements_that_cannot_be_trained_are_errors(_folder: Path) -> None:
     model = divided(mesh)
     refuses(
         "expected, for ranks with other data, one of",
-        lambda: zerorun.shard(
+        lambda: shard(
             model, stage=1, device_mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         ),
     )
     refuses(
         "named 'replicat' (did you mean 'replicate'?)",
-        lambda: zerorun.shard(
+        lambda: shard(
             model,
             stage=1,
             device_mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "replicat")),
         ),
     )
-    refuses("give the whole mesh", lambda: zerorun.shard(model, stage=1, device_mesh=mesh["dp"]))
-    refuses("give initialize the whole", lambda: zerorun.shard(model, stage=1))
+    refuses("give the whole mesh", shard, model, stage=1, device_mesh=mesh["dp"])
+    refuses("give initialize the whole", shard, model, stage=1)
     odd = nn.Linear(4, 4, bias=False)
     local = DTensor.from_local(torch.zeros(4, 4), mesh["tp"], [Partial()], run_check=False)
     odd.weight = nn.Parameter(local)
-    refuses("expected Shard or Replicate", lambda: zerorun.shard(odd, stage=1, device_mesh=mesh))
+    refuses("expected Shard or Replicate", shard, odd, stage=1, device_mesh=mesh)
     odd.weight = nn.Parameter(distribute_tensor(torch.zeros(4, 4), mesh["dp"], [Shard(0)]))
-    refuses(
-        "parallelize_module its other dimension alone",
-        lambda: zerorun.shard(odd, stage=1, device_mesh=mesh),
-    )
+    refuses("parallelize_module its other dimension alone", shard, odd, stage=1, device_mesh=mesh)

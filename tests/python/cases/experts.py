@@ -10,7 +10,7 @@ import zerorun
 from torch import nn
 from zerorun import consolidate, experts
 
-from cases.models import RANK, WORLD_SIZE, assert_close, make, mean, refuses
+from cases.models import RANK, WORLD_SIZE, assert_close, initialize, make, mean, refuses
 from cases.parts import CLIP, adamw, squared_errors, train_divided, train_whole
 
 WIDTH, HIDDEN, EXPERTS, ROWS, STEPS = 12, 20, 4, 16, 6
@@ -111,7 +111,7 @@ def start(stage: int, size: int = 2, seed: int = 0, **keys: Any) -> zerorun.Zero
         },
         "zerorun": {"comm_timeout": 30},
     }
-    return zerorun.initialize(model, adamw(model), config=config | keys)[0]
+    return initialize(model, adamw(model), config=config | keys)[0]
 
 
 def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
@@ -140,7 +140,6 @@ def case_experts_on_different_ranks_train_like_those_of_one(_folder: Path) -> No
                 found = zerorun.zero.safe_get_full_fp32_param(weight)
                 expert = whole.experts.deepspeed_experts[number]
                 torch.testing.assert_close(found, expert.up.weight, rtol=1e-4, atol=1e-5)
-            engine.destroy()
 
 
 def case_optimizers_that_look_at_whole_tensors_know_of_experts(folder: Path) -> None:
@@ -154,7 +153,7 @@ def case_optimizers_that_look_at_whole_tensors_know_of_experts(folder: Path) -> 
         for size, stage in ((1, 2), (2, 0), (2, 2), (4, 1), (2, 3)):
             model = make(lambda size=size: Mixture(groups(size)))
             keys = {"zero_optimization": {"stage": stage, "reduce_bucket_size": 800}}
-            engine, *_ = zerorun.initialize(model, config=config | keys)
+            engine, *_ = initialize(model, config=config | keys)
             found = train(engine)
             expected = expected or found
             assert_close(found, expected)
@@ -163,7 +162,6 @@ def case_optimizers_that_look_at_whole_tensors_know_of_experts(folder: Path) -> 
             else:
                 engine.load_checkpoint(path)
                 assert engine.global_steps == STEPS
-            engine.destroy()
 
 
 def case_a_checkpoint_goes_to_another_number_of_ranks(folder: Path) -> None:
@@ -181,7 +179,6 @@ def case_a_checkpoint_goes_to_another_number_of_ranks(folder: Path) -> None:
         engine = start(stage, size, seed=9)
         engine.load_checkpoint(folder)
         assert_close(train(engine, 3, first=2), expected, 1e-6)
-        engine.destroy()
 
 
 def case_a_torch_optimizer_and_accumulation_know_of_experts(folder: Path) -> None:
@@ -196,7 +193,7 @@ def case_a_torch_optimizer_and_accumulation_know_of_experts(folder: Path) -> Non
             "zero_optimization": {"stage": stage},
             "zerorun": {"comm_timeout": 30},
         }
-        engine, *_ = zerorun.initialize(model, sgd(model), config=config)
+        engine, *_ = initialize(model, sgd(model), config=config)
         losses = []
         for step in range(4):
             if step == 2:
@@ -208,7 +205,6 @@ def case_a_torch_optimizer_and_accumulation_know_of_experts(folder: Path) -> Non
                 engine.step()
                 losses.append(mean(loss.detach(), engine))
         assert engine.load_checkpoint(path)[0] is not None
-        engine.destroy()
         return losses
 
     model = make(Mixture)
@@ -230,27 +226,17 @@ def case_what_cannot_be_is_an_error(_folder: Path) -> None:
     for parameter in model.experts.parameters():
         parameter.group_name = "ep_size_3"
     plain = {"train_micro_batch_size_per_gpu": 1, "zerorun": {"comm_timeout": 30}}
-    refuses(
-        "no such group, only: ep_size_2",
-        lambda: zerorun.initialize(model, adamw(model), config=plain),
-    )
+    refuses("no such group, only: ep_size_2", initialize, model, adamw(model), config=plain)
     uneven = Mixture(groups())
     if RANK == 1:
         last = [p for p in uneven.parameters() if experts.is_expert(p)][-1]
         del last.allreduce
-    refuses(
-        "and missing on rank 1: expected as many experts on each rank",
-        lambda: zerorun.initialize(uneven, adamw(uneven), config=plain),
-    )
-    refuses("do not divide the job's 4", lambda: experts.start(3))
+    text = "and missing on rank 1: expected as many experts on each rank"
+    refuses(text, initialize, uneven, adamw(uneven), config=plain)
+    refuses("do not divide the job's 4", experts.start, 3)
     sharded = {"zero_optimization": {"stage": 2}}
-    refuses(
-        "not for a model with expert parallelism",
-        lambda: start(2, zerorun={"comm_timeout": 30, "shard_group_size": 2}, **sharded),
-    )
+    text = "not for a model with expert parallelism"
+    refuses(text, start, 2, zerorun={"comm_timeout": 30, "shard_group_size": 2}, **sharded)
     with zerorun.zero.Init():
         model = Mixture(groups())
-    refuses(
-        "without zero.Init",
-        lambda: zerorun.initialize(model, adamw(model), config=plain | sharded),
-    )
+    refuses("without zero.Init", initialize, model, adamw(model), config=plain | sharded)

@@ -36,30 +36,27 @@ def case_parameters_gather_lists_and_keep_changes_when_told_so(_folder: Path) ->
             with GatheredParameters(parameter):
                 assert torch.equal(parameter.detach(), before * 2 if kept else before)
         if engine is not None:
-            engine.backward(loss_of(engine, part_of(batch_of(0))))
-            engine.step()
+            train(engine, 1)
 
 
 def case_pytorch_works_within_a_gather_as_outside(_folder: Path) -> None:
     """Also where a tensor has no memory, as within vmap and while torch.compile reads code."""
-    model, engine = started(config(3))
+    model, _ = started(config(3))
     copied = torch.compile(lambda x, y: x.clone().copy_(y), backend="eager", fullgraph=True)
     with GatheredParameters(model.head.weight, modifier_rank=0):
         x = torch.ones(2, 3)
         assert torch.equal(torch.vmap(lambda row: torch.zeros_like(row).copy_(row))(x), x)
         assert torch.equal(copied(torch.zeros(2, 3), x), x)
         assert _len_torch_function_stack() == 0
-    engine.destroy()
 
 
 def case_only_parameters_are_gathered_and_none_is_none(_folder: Path) -> None:
-    model, engine = started(config(3))
+    model, _ = started(config(3))
     gather = zerorun.zero.GatheredParameters
     with gather(None), gather([model.head.weight, None], modifier_rank=0):
         assert model.head.weight.numel() > 0
     for module in (model.head, model.blocks):
-        refuses("module.parameters()", lambda m=module: gather(m))
-    engine.destroy()
+        refuses("module.parameters()", gather, module)
 
 
 def case_changes_without_a_modifier_end_with_the_block(_folder: Path) -> None:
@@ -102,12 +99,11 @@ def case_changes_without_a_modifier_end_with_the_block(_folder: Path) -> None:
 
 def case_a_step_while_parameters_are_held_is_an_error(_folder: Path) -> None:
     model, engine = started(config(3))
-    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    backward(engine)
     with GatheredParameters(model.blocks[1].up.weight):
         refuses("parameters of blocks.1 are held full", engine.step)
     engine.step()
     assert engine.global_steps == 1
-    engine.destroy()
 
 
 def case_apply_under_init_sees_full_values(_folder: Path) -> None:
@@ -140,7 +136,7 @@ def case_a_moving_average_of_empty_parameters_is_an_error(_folder: Path) -> None
     with Init():
         model = make()
     average = AveragedModel(model)  # as empty as the model: nothing else would tell
-    refuses("AveragedModel: ", lambda: average.update_parameters(model))
+    refuses("AveragedModel: ", average.update_parameters, model)
 
 
 def case_a_moving_average_is_made_within_a_gather(_folder: Path) -> None:
@@ -153,7 +149,7 @@ def case_a_moving_average_is_made_within_a_gather(_folder: Path) -> None:
             model = make()
         with GatheredParameters(model.parameters()):
             average = AveragedModel(model)
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+        engine, *_ = initialize(model, adamw(model), config=config(3))
         for step in range(3):
             if not under_init:
                 basic.zero_grad()
@@ -161,14 +157,12 @@ def case_a_moving_average_is_made_within_a_gather(_folder: Path) -> None:
                 nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
                 basic.step()
                 expected.update_parameters(plain)
-            engine.backward(loss_of(engine, part_of(batch_of(step))))
-            engine.step()
+            train(engine, 1, first=step)
             with GatheredParameters(model.parameters()):
                 average.update_parameters(model)
         pairs = zip(average.parameters(), expected.parameters(), strict=True)
         for found, wanted in pairs:
             torch.testing.assert_close(found.cpu(), wanted, rtol=1e-3, atol=1e-4)
-        engine.destroy()
 
 
 def case_the_inner_one_of_nested_inits_counts(_folder: Path) -> None:
@@ -229,21 +223,18 @@ def case_frozen_parameters_are_full_for_a_recomputation(_folder: Path) -> None:
     with GatheredParameters(model.parameters()):
         for found, wanted in zip(model.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
-    engine.destroy()
 
 
 def case_modules_with_few_elements_are_gathered_as_a_whole(_folder: Path) -> None:
     """A block has 8 + 8 + 72 + 72 elements in three layers and itself: 40 each."""
     for threshold, leaves in ((0, []), (39, []), (40, ["blocks.0", "blocks.1"])):
-        model = make(NamedBlocks)
         zero = {"stage3_module_granularity_threshold": threshold}
         settings = config(3, gradient_clipping=0.0)
         settings["zero_optimization"] = settings["zero_optimization"] | zero
-        engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+        model, engine = started(settings, NamedBlocks)
         assert [name for name, module in model.named_modules() if is_leaf(module)] == leaves
         engine.backward(engine(torch.ones(2, 8, device=DEVICE)))
         engine.step()
-        engine.destroy()
 
 
 class NamedBlocks(Recomputed):
@@ -294,8 +285,7 @@ def case_sanity_checks_refuse_changes_that_would_be_lost(_folder: Path) -> None:
         with GatheredParameters(weight):
             assert torch.equal(weight, before + 1)
         if engine is None:
-            engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
-    engine.destroy()
+            engine, *_ = initialize(model, adamw(model), config=settings)
 
 
 def case_the_own_part_is_written_where_it_is_kept(_folder: Path) -> None:
@@ -319,9 +309,8 @@ def case_one_leaf_module_is_named_by_a_string(_folder: Path) -> None:
     for key, name in (("classes", "Block"), ("names", "blocks.0"), ("name_suffixes", "ocks.0")):
         settings = config(3)
         settings["zero_optimization"]["leaf_module"] = {key: name}
-        model, engine = started(settings)
+        model, _ = started(settings)
         assert is_leaf(model.blocks[0])
-        engine.destroy()
 
 
 class Regularised(nn.Module):
@@ -366,7 +355,7 @@ def case_parameters_gathered_for_the_module_that_is_running(_folder: Path) -> No
             optimizer.step()
             expected.append(loss.item())
         model = wrapped(gather=True)
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+        engine, *_ = initialize(model, adamw(model), config=config(3))
         losses = []
         for step in range(3):
             loss = loss_with_penalty(model, step)
@@ -375,4 +364,3 @@ def case_parameters_gathered_for_the_module_that_is_running(_folder: Path) -> No
             losses.append(loss.item())
         assert_close(losses, expected)
         assert all(parameter.numel() == 0 for parameter in model.parameters())
-        engine.destroy()

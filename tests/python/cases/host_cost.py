@@ -23,7 +23,7 @@ def hooked(model: nn.Module) -> set[str]:
 
 def case_python_calls_of_a_micro_step(_folder: Path) -> None:
     model = make_model()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    engine, *_ = initialize(model, adamw(model), config=config(3))
     for most, recomputed in ((750, False), (1500, True)):
         if recomputed:
             with warnings.catch_warnings():
@@ -35,7 +35,6 @@ def case_python_calls_of_a_micro_step(_folder: Path) -> None:
         assert 0 < found["zerorun"] <= most, found
         assert found["dynamo"] == 0, found
     assert LAYERS < len(hooked(model)) <= LAYERS + 8
-    engine.destroy()
 
 
 class Bypassed(Model):
@@ -72,7 +71,6 @@ def case_a_model_that_calls_the_modules_inside_of_its_units(_folder: Path) -> No
         assert {"blocks.0.up", "pairs.1.norm"} <= hooked(model)
         assert all(parameter.numel() == 0 for parameter in model.parameters())
     assert_close(losses, expected)
-    engine.destroy()
 
 
 class Parts(nn.Module):
@@ -123,7 +121,6 @@ def case_calls_of_parts_fill_one_block_at_a_time(_folder: Path) -> None:
             losses += train(engine, 1, first=step)
             assert model.most <= 1, (step, model.most)  # 1: the first step's first block
         assert_close(losses, expected)
-        engine.destroy()
 
 
 class Tied(nn.Module):
@@ -171,7 +168,6 @@ def case_a_part_with_parameters_of_two_units(_folder: Path) -> None:
                     engine.step()
                     break
         assert all(parameter.numel() == 0 for parameter in model.parameters())
-        engine.destroy()
 
 
 def case_a_part_within_gathered_parameters_has_its_backward_outside(_folder: Path) -> None:
@@ -193,7 +189,6 @@ def case_a_part_within_gathered_parameters_has_its_backward_outside(_folder: Pat
                 found = zerorun.zero.safe_get_full_grad(parameter)
                 torch.testing.assert_close(found.to(DEVICE), expected[name])
         engine.drop_batch()
-    engine.destroy()
 
 
 class Reader(nn.Module):
@@ -214,7 +209,6 @@ def case_a_read_within_gathered_parameters_has_its_backward_outside(_folder: Pat
     expected, _ = reference(kind=Reader, steps=3)
     _, engine = started(bare_config(), Reader)
     assert_close(train(engine, 3), expected)
-    engine.destroy()
 
 
 class Generating(nn.Module):
@@ -247,7 +241,7 @@ class Summed(nn.Module):
 
 def case_a_generator_inside_of_a_unit_called_on_its_own(_folder: Path) -> None:
     plain, model = make(Summed).to(DEVICE), make(Summed)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+    engine, *_ = initialize(model, adamw(model), config=bare_config())
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     torch.testing.assert_close(engine(x), plain(x))
     found, expected = (sum(each.blocks[0].parts(x)) for each in (model, plain))
@@ -255,7 +249,6 @@ def case_a_generator_inside_of_a_unit_called_on_its_own(_folder: Path) -> None:
     engine.backward(found.sum())
     engine.step()
     assert all(parameter.numel() == 0 for parameter in model.parameters())
-    engine.destroy()
 
 
 def inner_loss(block: nn.Module, around: Callable[[], object]) -> torch.Tensor:
@@ -291,7 +284,6 @@ def case_an_inner_module_called_by_the_program(_folder: Path) -> None:
             engine.step()
             assert all(parameter.numel() == 0 for parameter in model.parameters())
         assert "blocks.1.up" in hooked(model)
-        engine.destroy()
 
 
 def case_a_part_without_hooks_reads_anothers_parameter(_folder: Path) -> None:
@@ -306,7 +298,6 @@ def case_a_part_without_hooks_reads_anothers_parameter(_folder: Path) -> None:
         losses.append(mean(loss.detach(), engine))
     assert "part" in hooked(model)
     assert_close(losses, expected)
-    engine.destroy()
 
 
 def case_reads_within_a_unit_are_those_of_a_dictionary(_folder: Path) -> None:
@@ -320,8 +311,8 @@ def case_reads_within_a_unit_are_those_of_a_dictionary(_folder: Path) -> None:
 
     model = make()
     model.blocks = nn.ModuleList(Seeing(32) for _ in range(2))
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
-    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    engine, *_ = initialize(model, adamw(model), config=config(3))
+    backward(engine)
     engine.step()
     assert seen == [True, True]
     kind = type(model.blocks[0].up._parameters)

@@ -47,7 +47,5 @@ def case_ranks_that_a_scheduler_shows_the_same_gpu_are_named(_folder: Path) -> N
         patch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as srun does where tasks share all GPUs
         patch.delenv("ZERORUN_SHARE_GPUS")
         model = make()
-        refuses(
-            "ranks 0 and 1 have the same GPU: show each rank one of its own",
-            lambda: zerorun.initialize(model, adamw(model), config=config(3)),
-        )
+        text = "ranks 0 and 1 have the same GPU: show each rank one of its own"
+        refuses(text, zerorun.initialize, model, adamw(model), config=config(3))

@@ -17,7 +17,7 @@ from zerorun import communicator
 from zerorun.consolidate import save_model
 from zerorun.interchange import untrusted
 
-from cases.models import RANK, WORLD_SIZE, logged, mean, raises
+from cases.models import RANK, WORLD_SIZE, initialize, logged, mean, raises, shard
 from cases.untrusted import Malicious
 
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -40,7 +40,7 @@ def engine_for(stage: int, dtype: str = "fp32", model: nn.Module | None = None, 
             parameter.mul_(0.5)  # other values than those that are loaded
     zero = {"stage3_param_persistence_threshold": 0}
     config = uneven_model.config_of(stage, dtype, WORLD_SIZE, **zero) | keys
-    return zerorun.initialize(model, model_parameters=groups_of(model), config=config)[0]
+    return initialize(model, model_parameters=groups_of(model), config=config)[0]
 
 
 def go_on(engine: zerorun.ZeroEngine) -> list[float]:
@@ -74,7 +74,6 @@ def case_deepspeeds_checkpoints_go_on_as_there(folder: Path) -> None:
         assert engine.module.calls.item() == SAVED_AFTER
         assert_as_there(go_on(engine), record["losses"], dtype)
         assert engine._core.loss_scale == record["loss_scale"]
-        engine.destroy()
 
 
 class OwnAdamW(torch.optim.AdamW):
@@ -89,7 +88,7 @@ def case_torchs_own_optimizers_count_steps_as_there(folder: Path) -> None:
             config = uneven_model.config_of(1, "fp32", WORLD_SIZE)
             del config["optimizer"]
             optimizer = OwnAdamW(groups_of(model), lr=1e-3)
-            engine = zerorun.initialize(model, optimizer, config=config)[0]
+            engine = initialize(model, optimizer, config=config)[0]
             engine.load_checkpoint(path)
             expected = json.loads((path / "losses.json").read_text())["losses"]
             assert_as_there(go_on(engine), expected, "fp32")
@@ -112,7 +111,6 @@ def case_parts_of_a_training_as_asked(folder: Path) -> None:
     assert torch.equal(masters, zerorun.zero.safe_get_full_fp32_param(engine.module.first.weight))
     moments = zerorun.zero.safe_get_full_optimizer_state(engine.module.first.weight, "exp_avg")
     assert moments.any()
-    engine.destroy()
 
 
 class Renamed(UnevenModel):
@@ -134,14 +132,14 @@ def case_what_does_not_fit_is_told_at_once(folder: Path) -> None:
         "the model has secnd.weight, the checkpoint not (which has second.weight)",
         "the checkpoint has second.bias, the model not (which has secnd.bias)",
     ):
-        raises(zerorun.CheckpointError, text, lambda: engine.load_checkpoint(path))
+        raises(zerorun.CheckpointError, text, engine.load_checkpoint, path)
     assert engine._core.parameter_hash() == before
-    engine.destroy()
     engine = engine_for(1, optimizer={"type": "Lion", "params": {"lr": 1e-3}})
     raises(
         zerorun.CheckpointError,
         "has the optimizer states ['exp_avg', 'exp_avg_sq'], this engine's Lion keeps ['exp_avg']",
-        lambda: engine.load_checkpoint(path),
+        engine.load_checkpoint,
+        path,
     )
     engine.load_checkpoint(path, load_optimizer_states=False)
     engine.destroy()
@@ -149,10 +147,9 @@ def case_what_does_not_fit_is_told_at_once(folder: Path) -> None:
     sgd = torch.optim.SGD(groups_of(model), lr=0.1, momentum=0.9)
     config = uneven_model.config_of(2, "fp32", WORLD_SIZE)
     del config["optimizer"], config["scheduler"]
-    engine = zerorun.initialize(model, sgd, config=config)[0]
+    engine = initialize(model, sgd, config=config)[0]
     message = "optimizer has ['betas', 'eps'], this engine's SGD ['dampening', 'momentum', 'nest"
-    raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(path))
-    engine.destroy()
+    raises(zerorun.CheckpointError, message, engine.load_checkpoint, path)
 
 
 def flip(path: Path) -> None:
@@ -258,14 +255,14 @@ def case_damaged_or_hostile_files_change_nothing(folder: Path) -> None:
             shutil.copytree(folder / "whole" / "stage1-fp32-3", path)
             deed()
         engine.communicator.barrier()
-        raises(zerorun.CheckpointError, message, lambda p=path: engine.load_checkpoint(p))
+        raises(zerorun.CheckpointError, message, engine.load_checkpoint, path)
         assert engine._core.parameter_hash() == before, name
         assert engine._core.step_count == 0, name
     assert not list(folder.rglob("made"))
     engine.destroy()
     damaged = folder / "flipped" / "run"
     out = folder / f"out{RANK}"
-    raises(zerorun.CheckpointError, "the checksum of", lambda: save_model(damaged, out))
+    raises(zerorun.CheckpointError, "the checksum of", save_model, damaged, out)
     assert not out.exists()
 
 
@@ -280,7 +277,6 @@ def case_fsdp2s_checkpoint_goes_on_as_there(folder: Path) -> None:
         engine.lr_scheduler = None  # there was none there
         assert engine._core.step_count == SAVED_AFTER
         assert_as_there(go_on(engine), record["losses"], "fp32")
-        engine.destroy()
 
 
 def case_chunks_of_another_tensor_change_nothing(folder: Path) -> None:
@@ -301,10 +297,9 @@ def case_chunks_of_another_tensor_change_nothing(folder: Path) -> None:
         (path / ".metadata").write_bytes(pickle.dumps(metadata))
     engine.communicator.barrier()
     message = "got 5 elements of torch.float32, 35 elements of torch.float32 were saved"
-    raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(path))
+    raises(zerorun.CheckpointError, message, engine.load_checkpoint, path)
     assert engine._core.parameter_hash() == before
     assert engine._core.step_count == 0
-    engine.destroy()
 
 
 def case_metadata_that_names_code_or_other_folders_is_refused(folder: Path) -> None:
@@ -327,10 +322,9 @@ def case_metadata_that_names_code_or_other_folders_is_refused(folder: Path) -> N
         if RANK == 0:
             (path / ".metadata").write_bytes(pickle.dumps(content))
         engine.communicator.barrier()
-        raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(path))
+        raises(zerorun.CheckpointError, message, engine.load_checkpoint, path)
     assert not made.exists()
     assert engine._core.parameter_hash() == before
-    engine.destroy()
 
 
 def case_weights_that_no_model_has_change_nothing(folder: Path) -> None:
@@ -349,15 +343,14 @@ def case_weights_that_no_model_has_change_nothing(folder: Path) -> None:
         message = "expected names with dense tensors"
         if name == "complex":
             message = "first.weight is torch.complex64, in this model torch.float32"
-        raises(zerorun.CheckpointError, message, lambda p=folder / name: engine.load_checkpoint(p))
+        raises(zerorun.CheckpointError, message, engine.load_checkpoint, folder / name)
     if RANK == 0:
         (folder / "loop").mkdir()
         (folder / "loop" / "model.safetensors").symlink_to("model.safetensors")
     engine.communicator.barrier()
     message = "expected a file, or a link to one"
-    raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(folder / "loop"))
+    raises(zerorun.CheckpointError, message, engine.load_checkpoint, folder / "loop")
     assert engine._core.parameter_hash() == before
-    engine.destroy()
 
 
 def case_hugging_faces_files_go_into_engines(folder: Path) -> None:
@@ -373,7 +366,6 @@ def case_hugging_faces_files_go_into_engines(folder: Path) -> None:
     engine = engine_for(2)
     engine.load_checkpoint(run)
     expected = engine._core.parameter_hash()
-    engine.destroy()
     for number in range(len(kinds)):
         path = folder / f"hf{number}"
         engine = engine_for(number % 4)
@@ -387,7 +379,6 @@ def case_hugging_faces_files_go_into_engines(folder: Path) -> None:
         engine.destroy()
         with torch.device("meta"):
             model = UnevenModel()
-        engine = zerorun.shard(model, weights=Weights(path))
+        engine = shard(model, weights=Weights(path))
         engine._core.refresh_from_masters()
         assert engine._core.parameter_hash() == expected
-        engine.destroy()

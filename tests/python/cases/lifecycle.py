@@ -40,7 +40,7 @@ def case_a_second_initialize_takes_over(_folder: Path) -> None:
             assert torch.equal(found, wanted)
         with torch.no_grad():
             before = mean(loss_of(judge, part_of(batch_of(3))), judge)
-        refuses("another initialize", lambda: first(batch_of(0)))
+        refuses("another initialize", first, batch_of(0))
         refuses("destroyed", first.step)
         first.destroy()  # which has nothing left to do
         again = start(3 - stage if len(STAGES) > 1 else 3, model)
@@ -134,25 +134,6 @@ def case_an_interrupted_forward_leaves_the_hooks_in_order(_folder: Path) -> None
         engine.destroy()
 
 
-def case_no_sync_may_be_nested(_folder: Path) -> None:
-    expected, _ = reference(steps=1)
-    for stage in STAGES:
-        engine = start(stage)
-        first, second = part_of(batch_of(0)).chunk(2)
-        with engine.no_sync():
-            with engine.no_sync():
-                pass
-            one = loss_of(engine, first) / 2
-            engine.backward(one)
-            raises(zerorun.InternalError, "no_sync", engine.step)
-        other = loss_of(engine, second) / 2
-        engine.backward(other)
-        engine.step()
-        assert engine.global_steps == 1
-        assert_close([mean((one + other).detach(), engine)], expected)
-        engine.destroy()
-
-
 def case_a_step_without_a_backward_changes_nothing(_folder: Path) -> None:
     for stage in STAGES:
         for kind in (adamw, lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-2)):
@@ -193,9 +174,7 @@ def case_a_rank_without_a_backward_counts_as_zeros(_folder: Path) -> None:
             engine.backward(loss_of(engine, batch_of(0)))
         engine.step()
         assert engine.global_steps == 1
-        for parameter, wanted in zip(model.parameters(), plain.parameters(), strict=True):
-            found = safe_get_full_fp32_param(parameter).cpu()
-            torch.testing.assert_close(found, wanted.detach(), rtol=1e-4, atol=1e-6)
+        assert_values(model, plain, atol=1e-6)
         engine.destroy()
 
 
@@ -216,22 +195,13 @@ def case_parameters_that_are_frozen_later_stay_as_they_are(_folder: Path) -> Non
         for step in range(5):
             for model in (plain, *models.values()):
                 model.blocks[0].requires_grad_(step not in {1, 2})
-            optimizer.zero_grad()
-            loss_of(plain, batch_of(step)).backward()
-            nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
-            optimizer.step()
+            torch_step(plain, optimizer, step)
             for engine in engines.values():
                 train(engine, 1, first=step)
         # torch counts a parameter's own steps, and the core the engine's.
         tolerance = 2e-2 if make_optimizer is adamw else 1e-4
         for stage, model in models.items():
-            for (name, found), wanted in zip(
-                model.named_parameters(), plain.parameters(), strict=True
-            ):
-                value = safe_get_full_fp32_param(found).cpu()
-                torch.testing.assert_close(
-                    value, wanted.detach(), rtol=tolerance, atol=tolerance, msg=f"{stage} {name}"
-                )
+            assert_values(model, plain, rtol=tolerance, atol=tolerance)
             engines[stage].destroy()
 
 
@@ -315,7 +285,7 @@ def case_an_engine_of_another_optimizer_or_none_takes_the_model(folder: Path) ->
             optimizer = other(model) if other else None
             engine, *_ = zerorun.initialize(model, optimizer, config=config(3, **keys))
             if other:
-                raises(zerorun.CheckpointError, "=False", lambda e=engine: e.load_checkpoint(path))
+                raises(zerorun.CheckpointError, "=False", engine.load_checkpoint, path)
             _, state = engine.load_checkpoint(path, load_optimizer_states=False)
             assert state == {"epoch": 4}
             assert engine.global_steps == 2
@@ -329,7 +299,7 @@ def case_a_forked_process_cannot_gather(_folder: Path) -> None:
     model, engine = started(config(3))
     first, second, _ = model.blocks
     hook = first.register_forward_pre_hook(lambda _, args: refused_in_a_fork(second, *args))
-    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    backward(engine)
     hook.remove()
     refused_in_a_fork(model, batch_of(0))
     engine.step()

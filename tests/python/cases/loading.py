@@ -83,14 +83,13 @@ def case_values_are_rank_zeros_bit_by_bit(_folder: Path) -> None:
     expected = [p.clone() for p in make(Mixed).parameters()]
     for stage in STAGES:
         for keys in ({}, HALF):
-            model, engine = started(config(stage, **keys), Mixed, seed=RANK)
+            model, _ = started(config(stage, **keys), Mixed, seed=RANK)
             for parameter, values in zip(model.parameters(), expected, strict=True):
                 full = zerorun.zero.safe_get_full_fp32_param(parameter)
                 trained = parameter.requires_grad
                 assert not trained or torch.equal(full.cpu(), values)
                 with zerorun.zero.GatheredParameters([parameter]):
                     assert torch.equal(parameter.cpu(), values.to(parameter.dtype))
-            engine.destroy()
 
 
 @contextlib.contextmanager
@@ -115,15 +114,14 @@ def case_a_model_is_whole_after_a_load_that_failed_in_the_middle(_folder: Path) 
             for number in (1, 2, 6):
                 model = make()
                 with fails_at(number), pytest.raises(OSError, match="injected"):
-                    zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+                    initialize(model, adamw(model), config=config(stage, **keys))
                 kinds = {(p.device.type, p.dtype) for p in model.parameters()}
                 assert kinds == {("cpu", torch.float32)}, (stage, number)
                 found = loss_of(model, batch_of(0))
                 assert abs(found - loss) <= tolerance * loss, (stage, keys, number)
-                engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+                engine, *_ = initialize(model, adamw(model), config=config(stage))
                 if not keys:
                     assert_close(train(engine, 2), reference(steps=2)[0])
-                engine.destroy()
 
 
 def case_zero_inits_model_is_partitioned_after_a_load_that_failed(_folder: Path) -> None:
@@ -131,7 +129,7 @@ def case_zero_inits_model_is_partitioned_after_a_load_that_failed(_folder: Path)
         with zerorun.zero.Init():
             model = make()
         with fails_at(number), pytest.raises(OSError, match="injected"):
-            zerorun.initialize(model, adamw(model), config=config(3))
+            initialize(model, adamw(model), config=config(3))
         assert all(p.numel() == 0 and hasattr(p, "ds_tensor") for p in model.parameters())
         with zerorun.zero.GatheredParameters(model.parameters()):
             for parameter, values in zip(model.parameters(), make().parameters(), strict=True):
@@ -158,15 +156,14 @@ def case_weights_are_made_contiguous_once(_folder: Path) -> None:
         ):
             if kind is not None:
                 with pytest.raises(kind if RANK == 0 else zerorun.Error, match=r"ontiguous|rank 0"):
-                    zerorun.shard(model, weights=weights, timeout=20.0)
+                    shard(model, weights=weights, timeout=20.0)
                 again = "is, or is any more after a call that failed"
-                raises(ValueError, again, lambda m=model: zerorun.shard(m, weights={}))
+                raises(ValueError, again, shard, model, weights={})
                 return
-            engine = zerorun.shard(model, weights=weights)
+            shard(model, weights=weights)
         assert len(copied) == (RANK == 0)
         with zerorun.zero.GatheredParameters(model.weight):
             assert torch.equal(model.weight.cpu(), values)
-        engine.destroy()
 
 
 class Memory(bytearray):
@@ -186,11 +183,11 @@ def in_memory(model: nn.Module) -> list[weakref.ref[Memory]]:
 
 
 def with_initialize(model: nn.Module, stage: int) -> zerorun.ZeroEngine:
-    return zerorun.initialize(model, adamw(model), config=config(stage, **HALF))[0]
+    return initialize(model, adamw(model), config=config(stage, **HALF))[0]
 
 
 def with_shard(model: nn.Module, stage: int) -> zerorun.ZeroEngine:
-    return zerorun.shard(model, stage=stage, optimizer=adamw(model), dtype=torch.bfloat16)
+    return shard(model, stage=stage, optimizer=adamw(model), dtype=torch.bfloat16)
 
 
 def case_no_host_memory_for_a_value_twice(_folder: Path) -> None:

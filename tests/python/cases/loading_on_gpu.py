@@ -165,7 +165,10 @@ def case_no_memory_for_the_largest_parameter_leaves_the_model(_folder: Path) -> 
             raises(
                 torch.OutOfMemoryError,
                 "no memory",
-                lambda: zerorun.initialize(model, adamw(model), config=config(stage)),
+                zerorun.initialize,
+                model,
+                adamw(model),
+                config=config(stage),
             )
         tensors = [*model.parameters(), model.constant]
         assert {tensor.device.type for tensor in tensors} == {"cpu"}

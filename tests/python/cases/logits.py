@@ -8,7 +8,6 @@ from typing import Any
 import peft
 import torch
 import torch.nn.functional as F
-import zerorun
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from zerorun.nn import linear_cross_entropy
@@ -207,12 +206,11 @@ def case_a_model_trains_with_it_at_every_stage(_folder: Path) -> None:
                 engine.step()
                 losses.append(mean(loss.detach(), engine))
             assert_close(losses, expected)
-            engine.destroy()
 
 
 def case_the_head_is_gathered_once_however_many_tokens_a_rank_has(_folder: Path) -> None:
     model = make(Untied)
-    engine = zerorun.shard(model, stage=3, optimizer=adamw(model), units=nn.Linear)
+    engine = shard(model, stage=3, optimizer=adamw(model), units=nn.Linear)
     found: list[str] = []
     for unit in engine._shards.gather_hooks.units:
         for method in (unit.acquire, unit.enter):
@@ -227,7 +225,6 @@ def case_the_head_is_gathered_once_however_many_tokens_a_rank_has(_folder: Path)
     engine.backward(engine(tokens))
     assert found.count("head") == 1
     engine.step()
-    engine.destroy()
 
 
 def case_heads_with_adapters(_folder: Path) -> None:
@@ -249,17 +246,15 @@ def case_heads_with_adapters(_folder: Path) -> None:
         torch.testing.assert_close(found_gradients, gradients(expected, tensors))
     config_ = peft.LoraConfig(r=4, target_modules=["head"], use_dora=True)
     model = peft.get_peft_model(nn.ModuleDict({"head": nn.Linear(WIDTH, WORDS)}), config_)
-    refuses(
-        "weight: got 'adapter default', expected LoRA without dropout, bias or variant",
-        lambda: linear_cross_entropy(hidden, model.base_model.model["head"], labels),
-    )
+    text = "weight: got 'adapter default', expected LoRA without dropout, bias or variant"
+    refuses(text, linear_cross_entropy, hidden, model.base_model.model["head"], labels)
 
 
 def case_wrong_arguments(_folder: Path) -> None:
     hidden, weight, _, labels = inputs()
 
     def refused(text: str, *given: Any, **options: Any) -> None:
-        refuses(f"linear_cross_entropy: {text}", lambda: linear_cross_entropy(*given, **options))
+        refuses(f"linear_cross_entropy: {text}", linear_cross_entropy, *given, **options)
 
     for chunk in (0, -1, 2.0, True, None):
         refused(f"chunk: got {chunk!r}, expected a number of", hidden, weight, labels, chunk=chunk)

@@ -91,7 +91,6 @@ def case_a_batch_of_micro_steps_is_one_report(_folder: Path) -> None:
         assert math.isclose(
             seen[1]["tokens_per_s"], 6 * BATCH // 2 * 8 / seen[1]["step_ms"] * 1e3, rel_tol=1e-6
         )
-    engine.destroy()
 
 
 def case_a_listener_that_fails_does_not_end_the_training(_folder: Path) -> None:
@@ -108,7 +107,6 @@ def case_a_listener_that_fails_does_not_end_the_training(_folder: Path) -> None:
     assert seen == [1, 2, 3, 4]
     assert [line for line in lines if "no space left" in line and "step 2" in line]
     assert len([line for line in lines if line.startswith("WARNING")]) == 1
-    engine.destroy()
 
 
 def case_progress_lines_and_times(_folder: Path) -> None:
@@ -131,7 +129,6 @@ def case_progress_lines_and_times(_folder: Path) -> None:
     with contextlib.redirect_stderr(quiet):
         train(engine, 2)
     assert not quiet.getvalue()
-    engine.destroy()
 
 
 def case_a_metrics_file_is_what_a_listener_sees(folder: Path) -> None:
@@ -149,29 +146,24 @@ def case_a_metrics_file_is_what_a_listener_sees(folder: Path) -> None:
     assert head["run"]["environment"]["torch"] == torch.__version__
     assert ["/zero_optimization/stage", 2, False] in head["run"]["config"]
     assert lines == [{"rank": RANK} | line for line in json.loads(json.dumps(seen))]
-    engine.destroy()
 
 
 def case_shard_writes_a_metrics_file(folder: Path) -> None:
     model = torch.nn.Linear(4, 4)
     path, optimizer = folder / "m.jsonl", torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = zerorun.shard(model, optimizer=optimizer, metrics=path)
+    engine = shard(model, optimizer=optimizer, metrics=path)
     engine.backward(model(torch.ones(1, 4, device=engine.device)).sum())
     optimizer.step()
     _, line = rank_path(path, RANK).read_text().splitlines()
     assert json.loads(line)["step"] == 1
-    engine.destroy()
 
 
 def case_a_metrics_file_that_one_rank_cannot_open_is_told_on_all(folder: Path) -> None:
     file = folder / "metrics.jsonl"
     if RANK == WORLD_SIZE - 1:
         (folder / "metrics.rank1.jsonl").mkdir(parents=True)
-    raises(
-        zerorun.IoError,
-        "Is a directory",
-        lambda: start(zerorun={"comm_timeout": 10, "metrics": str(file)}),
-    )
+    text = "Is a directory"
+    raises(zerorun.IoError, text, start, zerorun={"comm_timeout": 10, "metrics": str(file)})
 
 
 def case_collectives_have_counts_sizes_and_times(folder: Path) -> None:
@@ -207,7 +199,6 @@ def case_collectives_have_counts_sizes_and_times(folder: Path) -> None:
     train(only, 1)
     tables = list(only._meter.listeners)
     assert set(tables[0].timed) == {"all_gather"}
-    only.destroy()
 
 
 def case_monitors_get_deepspeeds_events(folder: Path) -> None:
@@ -224,7 +215,6 @@ def case_monitors_get_deepspeeds_events(folder: Path) -> None:
     engine.monitor.write_events([("Mine/accuracy", 0.5, 7)])
     engine.communicator.barrier()
     if RANK > 0:
-        engine.destroy()
         return
     files = {
         path.name: list(csv.reader(path.read_text().splitlines()))
@@ -239,20 +229,16 @@ def case_monitors_get_deepspeeds_events(folder: Path) -> None:
     for part in ("forward", "backward", "backward_inner", "backward_allreduce", "step"):
         assert f"Train_Samples_elapsed_time_ms_{part}.csv" in files or DEVICE.type == "cuda"
     assert files["Mine_accuracy.csv"] == [["step", "accuracy"], ["7", "0.5"]]
-    engine.destroy()
 
 
 def case_a_monitor_without_its_package_is_an_error_before_training(_folder: Path) -> None:
     model = make()
     for section, package in (("wandb", "wandb"), ("comet", "comet_ml")):
         settings = config(1, **{section: {"enabled": True}})
-        refuses(
-            f"/{section}/enabled needs the Python package {package}",
-            lambda settings=settings: zerorun.initialize(model, adamw(model), config=settings),
-        )
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1))
+        text = f"/{section}/enabled needs the Python package {package}"
+        refuses(text, initialize, model, adamw(model), config=settings)
+    engine, *_ = initialize(model, adamw(model), config=config(1))
     train(engine, 1)
-    engine.destroy()
 
 
 def case_a_monitor_whose_server_is_down_is_one_warning(_folder: Path) -> None:
@@ -272,7 +258,6 @@ def case_a_monitor_whose_server_is_down_is_one_warning(_folder: Path) -> None:
     assert len(warned) == (1 if RANK == 0 else 0)
     assert engine.global_steps == STEPS
     assert MonitorMaster({}).csv_monitor is None
-    engine.destroy()
 
 
 def case_a_skipped_step_has_no_norm(_folder: Path) -> None:
@@ -287,7 +272,6 @@ def case_a_skipped_step_has_no_norm(_folder: Path) -> None:
     assert skipped
     assert all(m["grad_norm"] is None for m in skipped)
     assert seen[-1]["skipped_steps"] == len(skipped) == engine.skipped_steps
-    engine.destroy()
 
 
 def case_a_timeline_has_each_ranks_work(folder: Path) -> None:
@@ -317,7 +301,8 @@ def case_a_timeline_has_each_ranks_work(folder: Path) -> None:
             assert 0.0 <= hidden["reductions"] <= 1.0
     engine.destroy()
     late = {"comm_timeout": 30, "trace": {"file": str(folder / "late.json"), "steps": [2, 9]}}
-    engine = start(1, zerorun=late)
+    model = make()
+    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1, zerorun=late))
     with logged() as lines:
         train(engine, 2)
         engine.destroy()
@@ -326,10 +311,8 @@ def case_a_timeline_has_each_ranks_work(folder: Path) -> None:
     assert [line for line in lines if "training ended before step 9" in line]
     assert not (folder / "late.json").exists()
     backwards = config(1, zerorun={"trace": {"file": str(path), "steps": [3, 2]}})
-    refuses(
-        "the first and the last step",
-        lambda: zerorun.initialize(model := make(), adamw(model), config=backwards),
-    )
+    text = "the first and the last step"
+    refuses(text, lambda: initialize(model := make(), adamw(model), config=backwards))
 
 
 def case_flops_are_those_of_the_formula(folder: Path) -> None:
@@ -384,4 +367,3 @@ def case_a_dropped_batch_is_not_in_the_figures(_folder: Path) -> None:
     assert math.isclose(seen[0]["loss"], loss.item(), rel_tol=1e-6)
     tokens = seen[0]["tokens_per_s"] * seen[0]["step_ms"] / 1e3
     assert round(tokens) == BATCH * 8
-    engine.destroy()

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -92,13 +93,46 @@ def config(stage: int, **keys: object) -> dict[str, object]:
     } | keys
 
 
+_engines: list[zerorun.ZeroEngine] = []  # of the case that runs
+
+
+def kept(made: Any) -> Any:
+    """An engine, or what `initialize` returns, which ends with the case at the latest."""
+    _engines.append(made[0] if isinstance(made, tuple) else made)
+    return made
+
+
+def initialize(*args: Any, **kwargs: Any) -> Any:
+    return kept(zerorun.initialize(*args, **kwargs))
+
+
+def shard(*args: Any, **kwargs: Any) -> Any:
+    return kept(zerorun.shard(*args, **kwargs))
+
+
+def end_engines() -> None:
+    while _engines:
+        _engines.pop(0).destroy()
+
+
 def started(
-    settings: dict[str, object], *args: object, **kwargs: object
+    settings: dict[str, object], kind: type[nn.Module] = Model, seed: int = 0, optimizer=adamw
 ) -> tuple[nn.Module, zerorun.ZeroEngine]:
-    """A model, which the other arguments are for, and an engine that trains it with AdamW."""
-    model = make(*args, **kwargs)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
-    return model, engine
+    """A model, and an engine that trains it, kept until the case ends."""
+    model = make(kind, seed)
+    return model, initialize(model, optimizer(model), config=settings)[0]
+
+
+def torch_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, step: int, clip: float = 1.0
+) -> float:
+    """A step of one process with torch alone; returns its loss."""
+    loss = loss_of(model, batch_of(step))
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    return loss.item()
 
 
 def reference(
@@ -107,25 +141,37 @@ def reference(
     """Losses of one process that trains with torch alone, and the model it ends with."""
     model = make(kind)
     optimizer = make_optimizer(model)
-    losses = []
-    for step in range(steps):
-        loss = loss_of(model, batch_of(step))
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, model
+    return [torch_step(model, optimizer, step, clip) for step in range(steps)], model
+
+
+def backward(engine: zerorun.ZeroEngine, step: int = 0) -> torch.Tensor:
+    """The loss of this rank's rows, after its backward."""
+    loss = loss_of(engine, part_of(batch_of(step)))
+    engine.backward(loss)
+    return loss.detach()
 
 
 def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
     losses = []
     for step in range(first, first + steps):
-        loss = loss_of(engine, part_of(batch_of(step)))
-        engine.backward(loss)
+        loss = backward(engine, step)
         engine.step()
-        losses.append(mean(loss.detach(), engine))
+        losses.append(mean(loss, engine))
     return losses
+
+
+def means(losses: list[float], engine: zerorun.ZeroEngine) -> list[float]:
+    """Of each step, over all ranks."""
+    return [mean(torch.tensor(loss), engine) for loss in losses]
+
+
+def assert_values(
+    found: nn.Module, expected: nn.Module, rtol: float = 1e-4, atol: float = 1e-5
+) -> None:
+    """An engine's masters are the values of a model without one."""
+    for (name, own), other in zip(found.named_parameters(), expected.parameters(), strict=True):
+        value = zerorun.zero.safe_get_full_fp32_param(own).cpu()
+        torch.testing.assert_close(value, other.detach(), rtol=rtol, atol=atol, msg=name)
 
 
 def assert_close(losses: list[float], expected: list[float], tolerance: float = 1e-5) -> None:
@@ -152,11 +198,13 @@ def logged(name: str = "zerorun") -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def raises(kind: type[Exception], text: str, call: Callable[[], object]) -> None:
+def raises(
+    kind: type[Exception], text: str, call: Callable[..., object], /, *args: Any, **kwargs: Any
+) -> None:
     with pytest.raises(kind, match=re.escape(text)):
-        call()
+        call(*args, **kwargs)
 
 
-def refuses(text: str, call: Callable[[], object]) -> None:
+def refuses(text: str, call: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
     """A ConfigError with this text."""
-    raises(zerorun.ConfigError, text, call)
+    raises(zerorun.ConfigError, text, call, *args, **kwargs)

@@ -92,10 +92,9 @@ def case_coefficients_and_heads_follow_the_formulas_at_every_stage(_folder: Path
         hashes = set()
         for stage in STAGES:
             settings = config(stage, optimizer=block(method, heads))
-            engine, *_ = zerorun.initialize(model=make(), config=settings)
+            engine, *_ = initialize(model=make(), config=settings)
             assert_close(train(engine), expected)
             hashes.add(engine._core.parameter_hash())
-            engine.destroy()
         assert len(hashes) == 1
         found.append(expected[-1])
     assert min(abs(a - b) for a in found for b in found if a != b) > 1e-3  # each is its own
@@ -108,10 +107,8 @@ def case_ranks_that_disagree_are_an_error(_folder: Path) -> None:
         own = block(method, heads) if RANK == 0 else block("gram", {})
         for stage in STAGES:
             settings = config(stage, optimizer=own)
-            refuses(
-                "ns_steps, ns_method or muon_heads differ between ranks",
-                lambda: zerorun.initialize(model=make(), config=settings),
-            )
+            text = "ns_steps, ns_method or muon_heads differ between ranks"
+            refuses(text, initialize, model=make(), config=settings)
 
 
 def case_heads_that_fit_no_matrix_are_errors(_folder: Path) -> None:
@@ -125,11 +122,11 @@ def case_heads_that_fit_no_matrix_are_errors(_folder: Path) -> None:
         ([4], "muon_heads"),
     ):
         settings = config(2, optimizer=block("gram", heads))
-        refuses(text, lambda: zerorun.initialize(model=make(), config=settings))
+        refuses(text, initialize, model=make(), config=settings)
     columns = nn.Sequential(nn.Identity(), nn.Sequential(Conv1D(8, 4)))
     refuses(
         "muon_heads: got 2 heads of 1.0.weight, whose columns are the outputs",
-        lambda: zerorun.initialize(
+        lambda: initialize(
             model=columns, config=config(2, optimizer=block("gram", {"*.weight": 2}))
         ),
     )

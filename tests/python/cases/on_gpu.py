@@ -176,7 +176,7 @@ def case_pytorch_gets_what_the_engine_keeps(_folder: Path) -> None:
     assert_close(losses, reference(kind=Reentrant, steps=3)[0])
     memory._acquire = lambda bucket: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory"))
     memory.serve(engine._core)
-    raises(torch.OutOfMemoryError, "no memory", lambda: engine(batch_of(0)))
+    raises(torch.OutOfMemoryError, "no memory", engine, batch_of(0))
     memory._acquire = acquire
     memory.serve(engine._core)
     engine.destroy()
@@ -281,7 +281,7 @@ def case_collectives_of_set_up_take_tensors_of_either(_folder: Path) -> None:
         ranks.broadcast_on_gpu(values, WORLD_SIZE - 1)
     assert values.tolist() == [WORLD_SIZE] * 3
     text = "device 'cpu', expected 'cuda:0'"
-    refuses(text, lambda: ranks.broadcast_on_gpu(torch.zeros(3)))
+    refuses(text, ranks.broadcast_on_gpu, torch.zeros(3))
     engine.destroy()
 
 
@@ -292,10 +292,10 @@ def case_what_is_on_the_wrong_device_is_named(_folder: Path) -> None:
     mixed = make()
     mixed.blocks[1].to(DEVICE)
     text = "parameter blocks.1.norm.weight is on device 'cuda:0', and embedding.weight on 'cpu'"
-    refuses(text, lambda: start(mixed))
+    refuses(text, start, mixed)
     elsewhere = SimpleNamespace(device=torch.device("cuda", 1), is_meta=False)
     text = "parameter w is on device 'cuda:1', but this rank trains on 'cuda:0': move the model"
-    refuses(text, lambda: device.shared_device([("w", elsewhere)]))
+    refuses(text, device.shared_device, [("w", elsewhere)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "_why_no_gpu", lambda: "CUDA: this build has no CUDA backend")
         text = "on device 'cuda:0', but this rank trains on 'cpu' (CUDA: this build has no CUDA"
@@ -322,7 +322,7 @@ def case_the_device_that_is_asked_for_is_made(_folder: Path) -> None:
     assert (gpu.index, gpu.name) == (0, "cuda:0 (Fake GPU)")
     assert not zerorun._C.why_no_cuda()
     text = "device 3 is asked for, but 1 GPU is visible"
-    raises(zerorun.DeviceError, text, lambda: zerorun._C.Gpu(3, None, lambda: 0))
+    raises(zerorun.DeviceError, text, zerorun._C.Gpu, 3, None, lambda: 0)
 
 
 def case_deepspeeds_accelerator_is_the_gpu(_folder: Path) -> None:

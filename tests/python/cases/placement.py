@@ -11,7 +11,7 @@ from torch import nn
 from zerorun.hooks.shared_unit import BucketMemory, _TorchMemory
 from zerorun.zero import GatheredParameters
 
-from cases.models import RANK, adamw, config, make, train
+from cases.models import RANK, adamw, config, initialize, make, train
 
 
 def case_offloading_changes_no_number(folder: Path) -> None:
@@ -29,7 +29,7 @@ def case_offloading_changes_no_number(folder: Path) -> None:
                 if place["device"] == "cpu":
                     settings["zero_optimization"]["offload_param"] = {"device": "cpu"}
             model = make()
-            engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+            engine, *_ = initialize(model, adamw(model), config=settings)
             losses = train(engine, 5)
             weight = model.embedding.weight
             moments = zerorun.zero.safe_get_full_optimizer_state(weight, "exp_avg")
@@ -52,7 +52,7 @@ def case_changes_of_gathered_parameters_reach_what_rests_elsewhere(folder: Path)
         settings = config(3)
         settings["zero_optimization"] |= {"stage3_param_persistence_threshold": 0, **place}
         model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+        engine, *_ = initialize(model, adamw(model), config=settings)
         losses = train(engine, 3)
         weight = model.blocks[1].up.weight
         with GatheredParameters(weight, modifier_rank=0), torch.no_grad():
@@ -63,7 +63,6 @@ def case_changes_of_gathered_parameters_reach_what_rests_elsewhere(folder: Path)
             assert torch.equal(weight, before * 0.5), place
         losses += train(engine, 3, first=3)
         results.append((losses, engine._core.parameter_hash()))
-        engine.destroy()
     assert all(result == results[0] for result in results), results
 
 
@@ -95,7 +94,7 @@ def case_what_rests_in_files_is_in_memory_in_parts_only(folder: Path) -> None:
     nbytes = sum(p.nbytes for p in model.parameters())
     _peak_memory()
     before = _peak_memory()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+    engine, *_ = initialize(model, adamw(model), config=settings)
     engine.save_checkpoint(folder / "saved")
     engine.load_checkpoint(folder / "saved")
     engine.load_checkpoint(folder / "saved", load_optimizer_states=False)
@@ -119,7 +118,7 @@ def _train_with_seldom_full_parameters(share: bool) -> tuple[object, int]:
     settings["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
     settings["zero_optimization"] |= {"stage3_max_live_parameters": 0}
     model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+    engine, *_ = initialize(model, adamw(model), config=settings)
     weight = model.blocks[1].up.weight
     stored = []
     handle = model.blocks[2].register_forward_hook(lambda *_: stored.append(_has_memory(kept)))

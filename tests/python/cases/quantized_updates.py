@@ -12,7 +12,7 @@ import torch.distributed.checkpoint.state_dict as dcp
 import zerorun
 from zerorun.zero import GatheredParameters, safe_get_full_fp32_param
 
-from cases.models import RANK, WORLD_SIZE, adamw, assert_close, config, make, raises, train
+from cases.models import *
 
 BF16 = {"bf16": {"enabled": True}}
 
@@ -25,7 +25,7 @@ def settings(stage: int, *, quantized: bool = True, **keys: object) -> dict[str,
 
 def start(stage: int, seed: int = 0, **keys: Any) -> zerorun.ZeroEngine:
     model = make(seed=seed)
-    return zerorun.initialize(model, adamw(model), config=settings(stage, **keys))[0]
+    return initialize(model, adamw(model), config=settings(stage, **keys))[0]
 
 
 ALL = [(stage, keys) for stage in (1, 2) for keys in ({}, BF16)]
@@ -36,7 +36,6 @@ def engines(kinds: list[tuple[int, dict[str, Any]]] = PAIRS) -> Iterator[zerorun
     for stage, keys in kinds:
         engine = start(stage, **keys)
         yield engine
-        engine.destroy()
 
 
 def make_process_group() -> None:
@@ -79,14 +78,12 @@ def case_losses_stay_close_by_each_way_to_start(_folder: Path) -> None:
     ):
         plain = start(stage, quantized=False)
         expected = train(plain)
-        plain.destroy()
-        for initialize in ways:
+        for way in ways:
             model = make()
-            engine = initialize(model=model, optimizer=adamw(model), config=settings(stage))[0]
+            engine, *_ = kept(way(model=model, optimizer=adamw(model), config=settings(stage)))
             losses = train(engine)
             assert losses != expected
             assert_close(losses, expected, 0.01)
-            engine.destroy()
 
 
 def case_a_resumed_run_has_the_same_losses(folder: Path) -> None:
@@ -109,13 +106,11 @@ def case_other_settings_take_the_masters(folder: Path) -> None:
     for name, parameter in engine.module.named_parameters():
         if name in saved:  # not what is tied to another
             assert torch.equal(saved[name], parameter.detach()), name
-    engine.destroy()
     for stage in (1, 3):
         engine = start(stage, quantized=False, **BF16)
         engine.load_checkpoint(folder)
         for parameter, master in zip(engine.module.parameters(), masters, strict=True):
             assert torch.equal(safe_get_full_fp32_param(parameter), master)
-        engine.destroy()
 
 
 def case_several_engines_train_side_by_side(_folder: Path) -> None:
@@ -123,7 +118,6 @@ def case_several_engines_train_side_by_side(_folder: Path) -> None:
     for seed in (0, 1):
         engine = start(1 + seed, seed, **BF16)
         alone.append(train(engine, 2))
-        engine.destroy()
     pair = [start(1 + seed, seed, **BF16) for seed in (0, 1)]
     losses: list[list[float]] = [[], []]
     for step in range(2):
@@ -228,21 +222,16 @@ def case_state_dicts_of_torch_bring_16_bit_masters_back(_folder: Path) -> None:
     dcp.set_state_dict(model, optimizer, model_state_dict=saved[0], optim_state_dict=saved[1])
     for parameter, master in zip(model.parameters(), masters, strict=True):
         assert torch.equal(safe_get_full_fp32_param(parameter), master)
-    engine.destroy()
 
 
 def case_what_cannot_be_meant_is_an_error(_folder: Path) -> None:
     key = "/zero_optimization/zero_quantized_weights"
-    raises(zerorun.ConfigError, key, lambda: start(0))
+    raises(zerorun.ConfigError, key, start, 0)
     for value in ("yes", 8, None):
         keys = settings(2)
         keys["zero_optimization"]["zero_quantized_weights"] = value
         model = make()
         if value is None:  # as if it were not there
-            zerorun.initialize(model, adamw(model), config=keys)[0].destroy()
+            initialize(model, adamw(model), config=keys)[0].destroy()
             continue
-        raises(
-            zerorun.ConfigError,
-            key,
-            lambda model=model, keys=keys: zerorun.initialize(model, adamw(model), config=keys),
-        )
+        raises(zerorun.ConfigError, key, initialize, model, adamw(model), config=keys)

@@ -12,7 +12,7 @@ import zerorun
 from torch import nn
 from zerorun import process_state, sequence
 
-from cases.models import RANK, WORLD_SIZE, raises
+from cases.models import RANK, WORLD_SIZE, raises, shard
 
 IGNORED, TOKENS, WORDS, CLIP = -100, 24, 50, 0.5
 STEPS, ACCUMULATION = 3, 2
@@ -109,7 +109,7 @@ def shared(
     """As whole(), on all ranks."""
     model = llama(packed)
     stop = sequence.use_with_transformers(model.config)
-    engine = zerorun.shard(
+    engine = shard(
         model, stage=stage, optimizer=adamw(model), clip=CLIP, accumulation_steps=ACCUMULATION
     )
     data = list(batches(here.data_rank, packed))
@@ -170,4 +170,4 @@ def case_bounds_of_documents_that_do_not_fit_are_refused(_folder: Path) -> None:
     for rows, bounds in ((1, [0, 5]), (1, [3, TOKENS]), (2, [0, TOKENS]), (1, [])):
         batch = {"input_ids": ids.expand(rows, -1), "cu_seq_lens_q": torch.tensor(bounds)}
         loader = sequence.SequenceLoader([batch], here.rank, here.group, here.size)
-        raises(ValueError, "expected one sequence and bounds", lambda it=loader: next(iter(it)))
+        raises(ValueError, "expected one sequence and bounds", next, iter(loader))

@@ -133,7 +133,7 @@ def case_states_that_do_not_fit_change_nothing(_folder: Path) -> None:
             (with_first(exp_avg=None), "got states ['exp_avg_sq']"),
             (states[0] | {"param_groups": groups}, "got groups of [1] parameters"),
         ):
-            raises(zerorun.CheckpointError, text, lambda w=wrong: own.load_state_dict(w))
+            raises(zerorun.CheckpointError, text, own.load_state_dict, wrong)
         own.consolidate_state_dict()
         if RANK == 0:
             after = own.state_dict()["state"]
@@ -147,13 +147,12 @@ def case_a_deleted_one_leaves_a_model_that_others_can_take(_folder: Path) -> Non
     before = [parameter.detach().clone() for parameter in model.parameters()]
     for _ in range(2):
         optimizer = sharded(model.parameters())
-        refuses("belongs to an engine", lambda: sharded(model.parameters()))
+        refuses("belongs to an engine", sharded, model.parameters())
         del optimizer
         gc.collect()
     for parameter, values in zip(model.parameters(), before, strict=True):
         assert torch.equal(parameter, values)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1))
-    del engine, _
+    zerorun.initialize(model, adamw(model), config=config(1))
     gc.collect()
     loss_of(model, batch_of(0)).backward()
     optimizer = sharded(model.parameters())

@@ -33,10 +33,8 @@ def case_only_who_allows_pickles_runs_their_code(folder: Path) -> None:
     harm = {"x": [Malicious(made)]}
     careful = engine_at(2, kind=Normalised)
     train(careful, 2)
-    refuses(
-        "client_state['x'][0] is of cases.untrusted.Malicious, which JSON has no form for",
-        lambda: careful.save_checkpoint(folder, client_state=harm),
-    )
+    text = "client_state['x'][0] is of cases.untrusted.Malicious, which JSON has no form for"
+    refuses(text, careful.save_checkpoint, folder, client_state=harm)
     careful.destroy()
     trusting = engine_at(2, kind=Normalised, checkpoint={"pickle_client_state": True})
     train(trusting, 2)
@@ -46,14 +44,13 @@ def case_only_who_allows_pickles_runs_their_code(folder: Path) -> None:
     save_model(folder, folder / f"out{RANK}")
     trusting.destroy()
     careful = engine_at(2, kind=Normalised)
-    raises(zerorun.CheckpointError, "has a pickle", lambda: careful.load_checkpoint(folder))
+    raises(zerorun.CheckpointError, "has a pickle", careful.load_checkpoint, folder)
     assert not made.exists()
     careful.destroy()
     trusting = engine_at(2, kind=Normalised, checkpoint={"pickle_client_state": True})
     trusting.load_checkpoint(folder)
     trusting.communicator.barrier()
     assert (folder / "made0").exists()  # the saved client_state is rank 0's
-    trusting.destroy()
 
 
 def program_text(engine: zerorun.ZeroEngine, folder: Path, text: str) -> Path:
@@ -78,8 +75,7 @@ def case_texts_of_other_versions_are_refused(folder: Path) -> None:
     }
     for number, (message, text) in enumerate(texts.items()):
         path = program_text(engine, folder / str(number), text)
-        raises(zerorun.CheckpointError, message, lambda p=path: engine.load_checkpoint(p))
-    engine.destroy()
+        raises(zerorun.CheckpointError, message, engine.load_checkpoint, path)
 
 
 def case_forged_texts_change_nothing(folder: Path) -> None:
@@ -105,21 +101,17 @@ def case_forged_texts_change_nothing(folder: Path) -> None:
     }
     for number, (message, values) in enumerate(forged.items()):
         path = program_text(engine, folder / str(number), json.dumps(good | values))
-        raises(zerorun.CheckpointError, message, lambda p=path: engine.load_checkpoint(p))
+        raises(zerorun.CheckpointError, message, engine.load_checkpoint, path)
         assert engine._core.parameter_hash() == before
         assert engine.global_steps == step
-    engine.destroy()
 
 
 def case_bytes_that_are_no_text_are_shown(folder: Path) -> None:
     own = folder / str(RANK)
     own.mkdir(parents=True)
     (own / "latest").write_bytes(b"step\xff")
-    raises(
-        zerorun.CheckpointError,
-        "step\\xff holds no checkpoint, although latest names it",
-        lambda: zerorun._C.SavedModel(str(own), ""),
-    )
+    text = "step\\xff holds no checkpoint, although latest names it"
+    raises(zerorun.CheckpointError, text, zerorun._C.SavedModel, str(own), "")
 
 
 def case_a_checkpoint_that_this_user_may_not_read_is_no_new_start(folder: Path) -> None:
@@ -140,7 +132,7 @@ def case_a_checkpoint_that_this_user_may_not_read_is_no_new_start(folder: Path) 
             os.seteuid(65534)
         try:
             message = "Permission denied"
-            raises(zerorun.Error, message, lambda: engine.load_checkpoint(folder / "run"))
+            raises(zerorun.Error, message, engine.load_checkpoint, folder / "run")
         finally:
             os.seteuid(0 if root else os.geteuid())
         engine.communicator.barrier()
@@ -148,7 +140,6 @@ def case_a_checkpoint_that_this_user_may_not_read_is_no_new_start(folder: Path) 
             hidden.chmod(0o755)
     engine.communicator.barrier()
     engine.load_checkpoint(folder / "run")
-    engine.destroy()
 
 
 def case_values_of_a_client_state_come_back_as_they_were(folder: Path) -> None:
@@ -172,7 +163,6 @@ def case_values_of_a_client_state_come_back_as_they_were(folder: Path) -> None:
         assert got.dtype == expected.dtype
     assert np.array_equal(loaded["numpy"][0], state["numpy"][0])
     assert loaded["numpy"][1:] == state["numpy"][1:]
-    engine.destroy()
 
 
 class Kinds(Normalised):
@@ -212,4 +202,3 @@ def case_shards_and_buffers_are_safetensors(folder: Path) -> None:
         buffer.zero_()
     engine.load_checkpoint(folder)
     assert all(torch.equal(saved[name], value) for name, value in engine.module.named_buffers())
-    engine.destroy()

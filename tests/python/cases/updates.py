@@ -65,7 +65,7 @@ def made(
     own = {"comm_timeout": 30, "overlap_param_gather": overlap}
     optimizer = keys.pop("optimizer", adamw)(model)
     settings = config(stage, zero_optimization=zero, zerorun=own, **keys)
-    return zerorun.initialize(model, optimizer, config=settings)[0]
+    return initialize(model, optimizer, config=settings)[0]
 
 
 def trained(
@@ -211,7 +211,6 @@ def case_a_forward_waits_for_a_module_when_it_comes_to_it_and_once(_folder: Path
         expected += [*parts, name]
     expected.append(own["head"])  # the tied weight, in its other module
     assert events == [*expected, *names], events
-    engine.destroy()
 
 
 def case_a_look_through_a_module_sees_updated_values(_folder: Path) -> None:
@@ -279,4 +278,3 @@ def case_stages_without_such_gathers_are_as_they_were(_folder: Path) -> None:
     for stage in (0, 3):
         engine = made(stage, Model, True)
         assert engine._shards.updates is None
-        engine.destroy()

@@ -24,7 +24,7 @@ def case_values_written_after_initialize_are_kept(_folder: Path) -> None:
             sgd = torch.optim.SGD(model.parameters(), lr=0.0)
             for given in (sgd, adamw(model)):
                 given.param_groups[0].update(lr=0.0, weight_decay=0.0)
-                engine, *_ = zerorun.initialize(model, given, config=settings)
+                engine, *_ = initialize(model, given, config=settings)
                 train(engine, 1)
                 masters = [safe_get_full_fp32_param(p) for p in model.parameters()]
                 with torch.no_grad():
@@ -40,7 +40,6 @@ def case_values_written_after_initialize_are_kept(_folder: Path) -> None:
                 train(engine, 1)
                 for name, value in model.state_dict().items():
                     assert torch.equal(value, written[name]), (stage, name)
-                engine.destroy()
 
 
 def case_values_written_before_states_are_loaded_are_kept(folder: Path) -> None:
@@ -48,7 +47,7 @@ def case_values_written_before_states_are_loaded_are_kept(folder: Path) -> None:
     for stage in (1, 2) if len(STAGES) > 1 else ():
         model = make()
         basic = adamw(model)
-        engine = zerorun.shard(model, stage=stage, dtype=torch.bfloat16, optimizer=basic)
+        engine = shard(model, stage=stage, dtype=torch.bfloat16, optimizer=basic)
         train(engine, 2)
         states = basic.state_dict()
         model.load_state_dict(make(seed=7).state_dict())
@@ -60,7 +59,6 @@ def case_values_written_before_states_are_loaded_are_kept(folder: Path) -> None:
         engine.load_checkpoint(folder / str(stage))
         for name, value in model.state_dict().items():
             assert torch.equal(value, written[name]), name
-        engine.destroy()
 
 
 def case_a_sharded_optimizer_keeps_weights_that_are_loaded_after_it_was_made(_folder: Path) -> None:
@@ -84,9 +82,8 @@ def case_a_parameter_that_is_unfrozen_later_is_an_error_at_the_next_step(_folder
     for stage in STAGES:
         model = make()
         model.blocks[0].up.weight.requires_grad_(False)
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        engine, *_ = initialize(model, adamw(model), config=config(stage))
         train(engine, 2)
         model.blocks[0].up.weight.requires_grad_(True)
-        engine.backward(loss_of(engine, part_of(batch_of(0))))
+        backward(engine)
         refuses("blocks.0.up.weight was frozen when", engine.step)
-        engine.destroy()
