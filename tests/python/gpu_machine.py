@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ranks import piped
+
 PROGRAMS = [
     "bin/zerorun",
     "libexec/zerorun/train",
@@ -115,14 +117,8 @@ class Machine:
         command = ["env", "--default-signal=INT", sys.executable, self.root / "scripts" / script]
         if "--python" not in options and "--pack" not in options:
             command += ["--python", "python3"]
-        return subprocess.Popen(
-            [*command, *map(str, options)],
-            env=os.environ | own | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        own = os.environ | own | variables
+        return piped([*command, *options], env=own, start_new_session=True)
 
     def check(self, *options: object, **settings: Any) -> subprocess.CompletedProcess[str]:
         """What start() takes, to its end, with programs that were packed."""

@@ -52,6 +52,12 @@ def ran(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
+def piped(command: Sequence[object], **options: Any) -> subprocess.Popen[str]:
+    """A command that has begun, and whose output can be read."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(list(map(str, command)), **pipes | options)
+
+
 def passed(job: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
     """One that ended well; what any other has written is the error."""
     assert job.returncode == 0, job.stdout[-4000:] + job.stderr[-4000:]

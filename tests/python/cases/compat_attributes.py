@@ -191,11 +191,5 @@ def case_ranks_that_name_different_tags(folder: Path) -> None:
 
 def case_elasticity_beside_batch_sizes_is_its_own_error(_folder: Path) -> None:
     section = {"enabled": True, "max_train_batch_size": 4, "micro_batch_sizes": [1, 2]}
-    raises(
-        deepspeed.elasticity.config.ElasticityError,
-        "computes the batch",
-        start,
-        1,
-        train_batch_size=2,
-        elasticity=section,
-    )
+    kind = deepspeed.elasticity.config.ElasticityError
+    raises(kind, "computes the batch", start, 1, train_batch_size=2, elasticity=section)

@@ -16,7 +16,7 @@ from deepspeed.utils import safe_get_full_fp32_param
 from deepspeed.utils.timer import ThroughputTimer
 from zerorun.hooks.shared_unit import external_parameters
 
-from cases.compat import start
+from cases.compat import begin, start
 from cases.models import RANK, WORLD_SIZE, assert_close, config, make, raises, train
 
 
@@ -111,17 +111,10 @@ def case_masters_of_stage_0_have_their_names(_folder: Path) -> None:
 def _to_universal(source: Path, target: Path) -> None:
     """As a program calls it: on rank 0, with what DeepSpeed's options make."""
     if RANK == 0:
-        ds_to_universal.main(
-            types.SimpleNamespace(
-                input_folder=str(source),
-                output_folder=str(target),
-                num_extract_workers=1,
-                num_merge_workers=1,
-                keep_temp_folder=False,
-                strict=True,
-                inject_missing_state=False,
-            )
-        )
+        args = types.SimpleNamespace(input_folder=str(source), output_folder=str(target))
+        args.num_extract_workers = args.num_merge_workers = 1
+        args.keep_temp_folder, args.strict, args.inject_missing_state = False, True, False
+        ds_to_universal.main(args)
     torch.distributed.barrier()
 
 
@@ -291,16 +284,9 @@ def case_a_cycle_tells_its_shape(_folder: Path) -> None:
     assert (cycle.step_ratio, cycle.first_stair_count, cycle.second_stair_count) == (0.5, 0, 0)
     assert cycle.skip_lr_decay
     assert cycle.skip_mom_decay
-    decaying = kind(
-        torch.optim.Adam(make().parameters()),
-        cycle_min_lr=0.1,
-        cycle_max_lr=0.2,
-        cycle_first_step_size=3,
-        cycle_second_step_size=1,
-        cycle_first_stair_count=2,
-        decay_step_size=5,
-        decay_lr_rate=0.1,
-    )
+    steps = {"cycle_first_step_size": 3, "cycle_second_step_size": 1, "cycle_first_stair_count": 2}
+    steps |= {"decay_step_size": 5, "decay_lr_rate": 0.1}
+    decaying = kind(torch.optim.Adam(make().parameters()), 0.1, 0.2, **steps)
     assert (decaying.total_size, decaying.step_ratio) == (4, 0.75)
     assert (decaying.second_stair_count, decaying.skip_lr_decay) == (2, False)
     assert decaying.skip_mom_decay

@@ -195,16 +195,9 @@ def case_curricula_rise_in_their_steps(_folder: Path) -> None:
     assert own.get_difficulty(21) == 42
     raises(AssertionError, "max_difficulty", CurriculumScheduler, {"min_difficulty": 1})
     raises(RuntimeError, "fixed_lin", CurriculumScheduler, {**base, "schedule_type": "no"})
-    raises(
-        AssertionError,
-        "one difficulty more",
-        CurriculumScheduler,
-        {
-            **base,
-            "schedule_type": "fixed_discrete",
-            "schedule_config": {"difficulty": [1], "max_step": [2]},
-        },
-    )
+    lists = {"difficulty": [1], "max_step": [2]}
+    wrong = {**base, "schedule_type": "fixed_discrete", "schedule_config": lists}
+    raises(AssertionError, "one difficulty more", CurriculumScheduler, wrong)
 
 
 def case_sparse_gradients_keep_their_rows(_folder: Path) -> None:

@@ -235,18 +235,8 @@ def case_attention_is_made_by_the_program(_folder: Path) -> None:
     expected = torch.nn.functional.scaled_dot_product_attention(
         *whole, is_causal=True, enable_gqa=True
     )
-    shared = UlyssesSPAttentionHF(
-        sdpa_attention_forward,
-        2,
-        4,
-        4,
-        2,
-        1,
-        torch.distributed.group.WORLD,
-        False,
-        8,
-        8 * WORLD_SIZE,
-    )
+    group, sizes = torch.distributed.group.WORLD, (8, 8 * WORLD_SIZE)
+    shared = UlyssesSPAttentionHF(sdpa_attention_forward, 2, 4, 4, 2, 1, group, False, *sizes)
     tokens = slice(8 * RANK, 8 * RANK + 8)
     parts = [tensor[:, :, tokens] for tensor in whole]
     positions = torch.arange(8 * WORLD_SIZE)[None, tokens]
@@ -254,21 +244,9 @@ def case_attention_is_made_by_the_program(_folder: Path) -> None:
     torch.testing.assert_close(found, expected.transpose(1, 2)[:, tokens].flatten(2))
     assert (shared.world_size, shared.sp_rank) == (WORLD_SIZE, RANK)
     if WORLD_SIZE == 2:
-        group = torch.distributed.group.WORLD
         for heads, kv_heads in ((3, 1), (6, 3)):
-            raises(
-                ValueError,
-                "head count",
-                UlyssesSPAttentionHF,
-                sdpa_attention_forward,
-                2,
-                heads,
-                4,
-                kv_heads,
-                1,
-                group,
-                True,
-            )
+            given = (sdpa_attention_forward, 2, heads, 4, kv_heads, 1, group, True)
+            raises(ValueError, "head count", UlyssesSPAttentionHF, *given)
 
 
 def case_metrics_and_monitors_by_deepspeeds_names(folder: Path) -> None:

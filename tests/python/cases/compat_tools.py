@@ -158,15 +158,8 @@ def case_tiled_layers_are_one_layer(_folder: Path) -> None:
     torch.testing.assert_close(tiled(x), layer(x))
     parts = deepspeed.runtime.zero.tiling.split_tensor_along_last_dim(x, tiled.in_parts)
     assert [part.shape[-1] for part in parts] == [3, 2, 2]
-    apart = tiling.TiledLinear(
-        7,
-        5,
-        in_splits=3,
-        out_splits=2,
-        input_is_already_split=True,
-        combine_out_splits=False,
-        init_linear=layer,
-    )
+    in_parts = {"input_is_already_split": True, "combine_out_splits": False}
+    apart = tiling.TiledLinear(7, 5, in_splits=3, out_splits=2, init_linear=layer, **in_parts)
     torch.testing.assert_close(torch.cat(apart(parts), -1), layer(x))
 
     class Biased(torch.nn.Linear):

@@ -243,20 +243,12 @@ def case_models_of_fsdp_on_meshes(_folder: Path) -> None:
 def case_placements_that_cannot_be_trained_are_errors(_folder: Path) -> None:
     mesh = meshes()
     model = divided(mesh)
-    refuses(
-        "expected, for ranks with other data, one of",
-        lambda: shard(
-            model, stage=1, device_mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-        ),
-    )
-    refuses(
-        "named 'replicat' (did you mean 'replicate'?)",
-        lambda: shard(
-            model,
-            stage=1,
-            device_mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "replicat")),
-        ),
-    )
+    for names, text in (
+        (("a", "b"), "expected, for ranks with other data, one of"),
+        (("dp", "replicat"), "named 'replicat' (did you mean 'replicate'?)"),
+    ):
+        wrong = init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+        refuses(text, shard, model, stage=1, device_mesh=wrong)
     refuses("give the whole mesh", shard, model, stage=1, device_mesh=mesh["dp"])
     refuses("give initialize the whole", shard, model, stage=1)
     odd = nn.Linear(4, 4, bias=False)

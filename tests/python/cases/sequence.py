@@ -111,16 +111,10 @@ def case_a_configuration_may_ask_for_shared_sequences(_folder: Path) -> None:
     refuses(text, initialize, make(Model), config={**asked, "data_parallel_size": 7})
     for dtype, tolerance in (("fp32", 1e-5), ("bf16", 2e-2)):
         model = make(Model)
-        engine, *_ = initialize(
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.5),
-            config={
-                **asked,
-                "data_parallel_size": 1,
-                "seq_parallel_communication_data_type": dtype,
-                "zero_optimization": {"stage": 3},
-            },
-        )
+        keys = {"data_parallel_size": 1, "zero_optimization": {"stage": 3}}
+        keys |= asked | {"seq_parallel_communication_data_type": dtype}
+        sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+        engine, *_ = initialize(model, sgd, config=keys)
         here = sequence.current() or groups()
         assert here.size == WORLD_SIZE
         assert engine.batch.train_batch_size == 2  # sequences, however many ranks share each

@@ -1,6 +1,7 @@
 """PyTorch's get_state_dict and set_state_dict of an engine's model and optimizer."""
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -202,28 +203,18 @@ def case_states_that_do_not_fit_change_nothing(_folder: Path) -> None:
     ):
         moments.update(kept)
         change()
-        raises(
-            zerorun.CheckpointError,
-            text,
-            set_optimizer_state_dict,
-            engine.module,
-            optimizer,
-            optim_state_dict=states,
-            options=FULL,
-        )
+        given = {"optim_state_dict": states, "options": FULL}
+        put = functools.partial(set_optimizer_state_dict, engine.module, optimizer, **given)
+        raises(zerorun.CheckpointError, text, put)
     assert engine._core.parameter_hash() == before
     assert optimizer.param_groups[0]["lr"] > 0
     found = zerorun.zero.safe_get_full_optimizer_state(engine.module.embedding.weight, "exp_avg")
     assert torch.equal(found, kept["exp_avg"])
     if WORLD_SIZE > 1:
         mine = model_state if RANK == 0 else {"scale": model_state["scale"]}
-        raises(
-            zerorun.CheckpointError,
-            "broadcast_from_rank0=True",
-            lambda: set_model_state_dict(
-                engine.module, mine, options=StateDictOptions(full_state_dict=True, strict=False)
-            ),
-        )
+        options = StateDictOptions(full_state_dict=True, strict=False)
+        put = functools.partial(set_model_state_dict, engine.module, mine, options=options)
+        raises(zerorun.CheckpointError, "broadcast_from_rank0=True", put)
 
 
 def case_what_is_not_there_is_an_error_that_names_the_call(_folder: Path) -> None:
