@@ -23,8 +23,7 @@ from cases.models import *
 
 
 def mesh(*shape: int, names: tuple[str, ...] = ("fsdp",)) -> Any:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    with_process_group()
     return init_device_mesh("cpu", shape or (WORLD_SIZE,), mesh_dim_names=names)
 
 

@@ -82,9 +82,7 @@ def case_another_models_checkpoint_is_refused(folder: Path) -> None:
     engine.save_checkpoint(folder)
     engine.destroy()
     other = engine_at(3, kind=Wider)
-    before = other._core.parameter_hash()
-    raises(zerorun.CheckpointError, "embedding.weight", other.load_checkpoint, folder)
-    assert other._core.parameter_hash() == before
+    refuses_to_load(other, folder, "embedding.weight")
 
 
 def case_a_load_that_is_not_strict_takes_what_both_have(folder: Path) -> None:
@@ -221,15 +219,12 @@ def case_tags_that_begin_alike_keep_their_states(folder: Path) -> None:
 
 
 def damage(path: Path, how: str) -> None:
-    data = bytearray(path.read_bytes())
     if how == "flipped":
-        data[len(data) // 2] ^= 1
+        flip(path)
     elif how == "short":
-        del data[-100:]
-    if how == "missing":
-        path.unlink()
+        path.write_bytes(path.read_bytes()[:-100])
     else:
-        path.write_bytes(data)
+        path.unlink()
 
 
 def case_damaged_optimizer_states_change_nothing(folder: Path) -> None:
@@ -239,7 +234,7 @@ def case_damaged_optimizer_states_change_nothing(folder: Path) -> None:
         path = folder / how
         engine.save_checkpoint(path)
         train(engine, 1)
-        before, momentum = engine._core.parameter_hash(), momentum_of(engine)
+        momentum = momentum_of(engine)
         (shards,) = shards_in(path)
         assert len(list(shards.iterdir())) == WORLD_SIZE
         file = shards / f"rank{WORLD_SIZE - 1}.pt"
@@ -247,8 +242,7 @@ def case_damaged_optimizer_states_change_nothing(folder: Path) -> None:
         if RANK == 0:
             damage(file, how)
         engine.communicator.barrier()
-        raises(zerorun.CheckpointError, str(file), engine.load_checkpoint, path)
-        assert engine._core.parameter_hash() == before
+        refuses_to_load(engine, path, str(file))
         assert torch.equal(momentum_of(engine), momentum)
         engine.load_checkpoint(path, load_optimizer_states=False)
 
@@ -262,10 +256,7 @@ def case_another_optimizers_states_are_refused(folder: Path) -> None:
     engine.save_checkpoint(folder)
     for make_optimizer, name in ((rmsprop, "RMSprop of PyTorch"), (adamw, "zerorun's Adam")):
         engine = engine_at(1, make_optimizer, seed=3)
-        before = engine._core.parameter_hash()
-        for text in ("states of SGD of PyTorch", f"optimizer is {name}"):
-            raises(zerorun.CheckpointError, text, engine.load_checkpoint, folder)
-        assert engine._core.parameter_hash() == before
+        refuses_to_load(engine, folder, "states of SGD of PyTorch", f"optimizer is {name}")
 
 
 def case_one_element_with_its_own_state(folder: Path) -> None:

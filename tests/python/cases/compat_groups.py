@@ -25,7 +25,7 @@ from torch import nn
 
 from cases import dtensors, mesh
 from cases.compat import begin
-from cases.models import RANK, WORLD_SIZE, assert_close, raises, refuses
+from cases.models import RANK, WORLD_SIZE, assert_close, raises, refuses, with_process_group
 from cases.parts import squared_errors, train_divided, train_whole
 
 WIDTH, EXPERTS, ROWS, STEPS = 8, 4, 16, 4
@@ -174,8 +174,7 @@ whole_loss, own_loss = squared_errors(data_of)
 
 
 def case_a_moe_layer_trains_like_one_process(folder: Path) -> None:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    with_process_group()
     sent = torch.arange(WORLD_SIZE) + 10 * RANK
     received = _AllToAll.apply(dist.group.WORLD, sent)
     assert received.tolist() == [10 * rank + RANK for rank in range(WORLD_SIZE)]

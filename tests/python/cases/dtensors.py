@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 import zerorun
 from torch import nn
@@ -29,7 +28,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from cases.models import RANK, WORLD_SIZE, assert_close, initialize, make, refuses, shard
+from cases.models import *
 from cases.parts import CLIP, adamw, train_divided, train_whole
 
 WORDS, WIDTH, HIDDEN, HEADS, TOKENS, ROWS, STEPS = 32, 16, 24, 4, 6, 4, 5
@@ -78,8 +77,7 @@ class Block(nn.Module):
 
 
 def meshes() -> Any:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    with_process_group()
     return init_device_mesh("cpu", (WORLD_SIZE // 2, 2), mesh_dim_names=("dp", "tp"))
 
 

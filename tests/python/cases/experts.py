@@ -10,7 +10,7 @@ import zerorun
 from torch import nn
 from zerorun import consolidate, experts
 
-from cases.models import RANK, WORLD_SIZE, assert_close, initialize, make, mean, refuses
+from cases.models import *
 from cases.parts import CLIP, adamw, squared_errors, train_divided, train_whole
 
 WIDTH, HIDDEN, EXPERTS, ROWS, STEPS = 12, 20, 4, 16, 6
@@ -93,8 +93,7 @@ whole_loss, own_loss = squared_errors(data_of)
 
 
 def groups(size: int = 2, **options: Any) -> experts.ExpertGroups:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    with_process_group()
     return experts.start(size, **options)
 
 

@@ -99,14 +99,6 @@ def full_layers(model: nn.Module) -> int:
     return sum(weight.numel() > 0 for weight in weights)
 
 
-def bare_config() -> dict[str, object]:
-    """Nothing stays gathered after its use."""
-    settings = config(3)
-    settings["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
-    settings["zero_optimization"] |= {"stage3_max_live_parameters": 0}
-    return settings
-
-
 def case_calls_of_parts_fill_one_block_at_a_time(_folder: Path) -> None:
     expected, _ = reference(kind=Parts, steps=3)
     for evaluate_first in (False, True):

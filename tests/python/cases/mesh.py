@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import zerorun
 from torch import nn
 
-from cases.models import RANK, WORLD_SIZE, assert_close, initialize, logged, make, raises, refuses
+from cases.models import *
 from cases.parts import CLIP, adamw, squared_errors, train_divided, train_whole
 
 TENSOR = 2  # ranks that share a layer; neighbours, as Megatron numbers them
@@ -21,8 +21,7 @@ WIDTH, HIDDEN, ROWS, STEPS = 24, 40, 8, 6
 
 def megatron() -> Any:
     """An object like Megatron's parallel_state, of this rank."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    with_process_group()
     made = types.SimpleNamespace()
     for first in range(0, WORLD_SIZE, TENSOR):
         ranks = list(range(first, first + TENSOR))

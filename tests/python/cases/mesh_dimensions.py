@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from zerorun import sequence
 from zerorun.process_state import STATE
 
-from cases.models import RANK, WORLD_SIZE, assert_close, initialize, make, refuses, shard
+from cases.models import *
 from cases.parts import CLIP, adamw, squared_errors, train_divided, train_whole
 
 WIDTH, HIDDEN, ROWS, STEPS = 12, 20, 8, 4
@@ -42,8 +42,7 @@ whole_loss, own_loss = squared_errors(data_of)
 
 
 def mesh_of(*names: str, sizes: tuple[int, ...] | None = None) -> Any:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    with_process_group()
     return init_device_mesh("cpu", sizes or (2,) * len(names), mesh_dim_names=names)
 
 

@@ -6,10 +6,12 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 import zerorun
 from tied_model import VOCABULARY, Block, Model
@@ -91,6 +93,20 @@ def config(stage: int, **keys: object) -> dict[str, object]:
         "zero_optimization": zero,
         "zerorun": {"comm_timeout": 30, "share_parameters": not PRIVATE_MEMORY},
     } | keys
+
+
+def bare_config(**keys: object) -> dict[str, object]:
+    """Of stage 3, where nothing stays gathered after its use."""
+    settings = config(3, **keys)
+    settings["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
+    settings["zero_optimization"] |= {"stage3_max_live_parameters": 0}
+    return settings
+
+
+def with_process_group() -> None:
+    """PyTorch's own."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
 
 
 _engines: list[zerorun.ZeroEngine] = []  # of the case that runs
@@ -208,3 +224,19 @@ def raises(
 def refuses(text: str, call: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
     """A ConfigError with this text."""
     raises(zerorun.ConfigError, text, call, *args, **kwargs)
+
+
+def refuses_to_load(engine: zerorun.ZeroEngine, folder: object, *texts: str) -> None:
+    """A CheckpointError with each of the texts, which changes nothing."""
+    before = engine._core.parameter_hash(), engine._core.step_count, engine.global_steps
+    for text in texts:
+        raises(zerorun.CheckpointError, text, engine.load_checkpoint, folder)
+    after = engine._core.parameter_hash(), engine._core.step_count, engine.global_steps
+    assert after == before
+
+
+def flip(path: Path, at: int | None = None) -> None:
+    """One bit, in the middle of a file unless a place is given."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if at is None else at] ^= 1
+    path.write_bytes(data)

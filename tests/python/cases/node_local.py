@@ -52,11 +52,8 @@ def case_files_that_no_host_has_are_named(folder: Path) -> None:
     assert engine.load_checkpoint(folder / "nothing") == (None, None)
     engine.save_checkpoint(folder / f"host{RANK}")
     train(engine, 1, first=1)
-    before = engine._core.parameter_hash()
     if WORLD_SIZE > 1:
-        text = "no rank of this job finds rank00001-"
-        raises(zerorun.CheckpointError, text, engine.load_checkpoint, folder / "host0")
-    assert engine._core.parameter_hash() == before
+        refuses_to_load(engine, folder / "host0", "no rank of this job finds rank00001-")
 
 
 def case_a_save_beside_the_training_is_complete_at_a_later_step(folder: Path) -> None:
@@ -104,15 +101,7 @@ def case_states_of_a_torch_optimizer_that_no_host_has_are_named(folder: Path) ->
         (Path.unlink, f"no rank of this job finds {last.name}"),
     ):
         train(engine, 1, first=1)
-        before = engine._core.parameter_hash()
         if last.exists():
             damage(last)
         engine.communicator.barrier()
-        raises(zerorun.CheckpointError, message, engine.load_checkpoint, own)
-        assert engine._core.parameter_hash() == before
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+        refuses_to_load(engine, own, message)

@@ -11,7 +11,7 @@ from torch import nn
 from zerorun.hooks.shared_unit import BucketMemory, _TorchMemory
 from zerorun.zero import GatheredParameters
 
-from cases.models import RANK, adamw, config, initialize, make, train
+from cases.models import RANK, adamw, bare_config, config, initialize, make, train
 
 
 def case_offloading_changes_no_number(folder: Path) -> None:
@@ -114,9 +114,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _train_with_seldom_full_parameters(share: bool) -> tuple[object, int]:
-    settings = config(3, zerorun={"comm_timeout": 30, "share_parameters": share})
-    settings["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
-    settings["zero_optimization"] |= {"stage3_max_live_parameters": 0}
+    settings = bare_config(zerorun={"comm_timeout": 30, "share_parameters": share})
     model = make()
     engine, *_ = initialize(model, adamw(model), config=settings)
     weight = model.blocks[1].up.weight

@@ -13,15 +13,14 @@ import zerorun
 from torch import nn
 from zerorun import sequence
 
-from cases.models import RANK, WORLD_SIZE, assert_close, initialize, make, raises, refuses, shard
+from cases.models import *
 
 HEADS, WIDTH, TOKENS = 4, 32, 24
 IGNORED = -100
 
 
 def groups() -> sequence.SequenceGroups:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    with_process_group()
     return sequence.start(WORLD_SIZE)
 
 

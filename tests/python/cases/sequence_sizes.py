@@ -12,7 +12,7 @@ import zerorun
 from torch import nn
 from zerorun import process_state, sequence
 
-from cases.models import RANK, WORLD_SIZE, raises, shard
+from cases.models import RANK, WORLD_SIZE, raises, shard, with_process_group
 
 IGNORED, TOKENS, WORDS, CLIP = -100, 24, 50, 0.5
 STEPS, ACCUMULATION = 3, 2
@@ -138,8 +138,7 @@ def shared(
 
 def begin(size: int) -> sequence.SequenceGroups:
     """A job has one size; this one tries several."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    with_process_group()
     process_state.STATE.sequence = None
     return sequence.start(size)
 

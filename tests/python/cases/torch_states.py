@@ -45,11 +45,6 @@ def engine_at(stage: int, seed: int = 0, **keys: Any) -> Any:
     return initialize(model, adamw(model), config=config(stage, **keys))[:2]
 
 
-def with_process_group() -> None:
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo")
-
-
 def trained_by_torch(steps: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """What the functions give for a model that one process trains."""
     model = make(Buffered)

@@ -13,7 +13,7 @@ import zerorun
 from safetensors.torch import load_file
 
 from cases.checkpoints import Normalised, engine_at, sgd
-from cases.models import RANK, raises, refuses, train
+from cases.models import *
 
 
 class Malicious:
@@ -62,20 +62,16 @@ def program_text(engine: zerorun.ZeroEngine, folder: Path, text: str) -> Path:
 
 def case_texts_of_other_versions_are_refused(folder: Path) -> None:
     engine = engine_at(1)
-    texts = {
-        "has version 2; expected 3": json.dumps({"zerorun_python": 2, "data": "", "objects": ""}),
-        "has no 'objects'": json.dumps({"zerorun_python": 3}),
-        "of the kind '$more'": json.dumps({"zerorun_python": 3, "objects": {"x": {"$more": 1}}}),
-        "$tensor: torch.save is no dtype": json.dumps(
-            {"zerorun_python": 3, "objects": {"x": {"$tensor": ["save", [1], ""]}}}
-        ),
-        "numpy's dtype |O is not of numbers": json.dumps(
-            {"zerorun_python": 3, "objects": {"x": {"$ndarray": ["|O", [1], ""]}}}
-        ),
+    values = {
+        "has version 2; expected 3": {"zerorun_python": 2, "data": "", "objects": ""},
+        "has no 'objects'": {},
+        "of the kind '$more'": {"objects": {"x": {"$more": 1}}},
+        "$tensor: torch.save is no dtype": {"objects": {"x": {"$tensor": ["save", [1], ""]}}},
+        "numpy's dtype |O is not of numbers": {"objects": {"x": {"$ndarray": ["|O", [1], ""]}}},
     }
-    for number, (message, text) in enumerate(texts.items()):
-        path = program_text(engine, folder / str(number), text)
-        raises(zerorun.CheckpointError, message, engine.load_checkpoint, path)
+    for number, (message, own) in enumerate(values.items()):
+        text = json.dumps({"zerorun_python": 3} | own)
+        refuses_to_load(engine, program_text(engine, folder / str(number), text), message)
 
 
 def case_forged_texts_change_nothing(folder: Path) -> None:
@@ -85,7 +81,6 @@ def case_forged_texts_change_nothing(folder: Path) -> None:
     engine.save_checkpoint(folder / "whole")
     engine.communicator.barrier()
     good = json.loads(zerorun._C.SavedModel(str(folder / "whole"), "").client_state)
-    before, step = engine._core.parameter_hash(), engine.global_steps
     record = good["shard_files"]
     groups = good["objects"]["param_groups"]
     forged = {
@@ -101,9 +96,7 @@ def case_forged_texts_change_nothing(folder: Path) -> None:
     }
     for number, (message, values) in enumerate(forged.items()):
         path = program_text(engine, folder / str(number), json.dumps(good | values))
-        raises(zerorun.CheckpointError, message, engine.load_checkpoint, path)
-        assert engine._core.parameter_hash() == before
-        assert engine.global_steps == step
+        refuses_to_load(engine, path, message)
 
 
 def case_bytes_that_are_no_text_are_shown(folder: Path) -> None:
