@@ -26,7 +26,7 @@ from torch import nn
 from cases import dtensors, mesh
 from cases.compat import begin
 from cases.models import RANK, WORLD_SIZE, assert_close, raises, refuses, with_process_group
-from cases.parts import squared_errors, train_divided, train_whole
+from cases.parts import random_rows, squared_errors, train_whole, trainer
 
 WIDTH, EXPERTS, ROWS, STEPS = 8, 4, 16, 4
 KEYS = {"gradient_clipping": 0.05, "zerorun": {"comm_timeout": 30}}
@@ -70,9 +70,7 @@ def case_a_grid_of_a_topology_is_an_mpu(_folder: Path) -> None:
     model = mesh.Divided(grid)
     engine, *_ = begin(model=model, model_parameters=model.parameters(), config=config, mpu=grid)
     assert (engine.dp_world_size, engine.mp_world_size) == (2, 2)
-    assert_close(
-        mesh.train(engine), train_whole(mesh.make(mesh.Whole), mesh.whole_loss, mesh.STEPS)
-    )
+    assert_close(mesh.train(engine), mesh.train_alone())
 
 
 def case_stages_of_a_pipeline_are_an_axis(_folder: Path) -> None:
@@ -102,9 +100,7 @@ def case_groups_answer_from_the_mpu(folder: Path) -> None:
     assert groups.get_tensor_model_parallel_rank() == engine.get_model_parallel_rank() == RANK % 2
     assert groups.get_tensor_model_parallel_src_rank() == RANK // 2 * 2
     assert groups._get_broadcast_src_rank() == RANK % 2
-    assert_close(
-        mesh.train(engine), train_whole(mesh.make(mesh.Whole), mesh.whole_loss, mesh.STEPS)
-    )
+    assert_close(mesh.train(engine), mesh.train_alone())
     deepspeed.checkpointing.configure(mpu)
     deepspeed.checkpointing.model_parallel_cuda_manual_seed(7)
     with deepspeed.checkpointing.get_cuda_rng_tracker().fork():
@@ -165,12 +161,7 @@ class Mixture(nn.Module):
         return x + self.moe(x)[0]
 
 
-def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(300 + step)
-    return tuple(torch.randn(ROWS, WIDTH, generator=generator) for _ in range(2))
-
-
-whole_loss, own_loss = squared_errors(data_of)
+whole_loss, own_loss = squared_errors(random_rows(300, ROWS, WIDTH))
 
 
 def case_a_moe_layer_trains_like_one_process(folder: Path) -> None:
@@ -199,7 +190,7 @@ def case_a_moe_layer_trains_like_one_process(folder: Path) -> None:
                 RANK % 2,
                 RANK % 2 + 2,
             ]
-            assert_close(train_divided(engine, own_loss, STEPS, first=0), expected)
+            assert_close(trainer(own_loss, STEPS)(engine), expected)
 
 
 def case_gates_keep_to_the_capacity(_folder: Path) -> None:

@@ -29,7 +29,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from cases.models import *
-from cases.parts import CLIP, adamw, train_divided, train_whole
+from cases.parts import adamw, config, train_whole, trainer
 
 WORDS, WIDTH, HIDDEN, HEADS, TOKENS, ROWS, STEPS = 32, 16, 24, 4, 6, 4, 5
 
@@ -118,20 +118,15 @@ def own_loss(engine: nn.Module, step: int) -> torch.Tensor:
     return loss_of(engine, data_of(step).chunk(ranks.world_size)[ranks.rank])
 
 
+train = trainer(own_loss, STEPS)
+
+
 def start(mesh: Any, stage: int, seed: int = 0, private: bool = False) -> zerorun.ZeroEngine:
     """`private`: full parameters come and go, as on GPUs."""
     model = divided(mesh, seed)
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_clipping": CLIP,
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 20},
-        "zerorun": {"comm_timeout": 30, "share_parameters": not private},
-    }
-    return initialize(model, adamw(model), config=config, device_mesh=mesh)[0]
-
-
-def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
-    return train_divided(engine, own_loss, steps, first)
+    keys = {"zerorun": {"comm_timeout": 30, "share_parameters": not private}}
+    keys["zero_optimization"] = {"stage": stage, "stage3_param_persistence_threshold": 20}
+    return initialize(model, adamw(model), config=config(1, stage, **keys), device_mesh=mesh)[0]
 
 
 def case_a_parallel_block_trains_like_the_whole_one(_folder: Path) -> None:
@@ -159,17 +154,12 @@ def case_a_parallel_block_trains_like_the_whole_one(_folder: Path) -> None:
 
 def case_lamb_has_the_norms_of_whole_tensors(_folder: Path) -> None:
     mesh = meshes()
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "optimizer": {"type": "Lamb", "params": {"lr": 0.02, "weight_decay": 0.1}},
-        "zero_optimization": {"stage": 2},
-        "zerorun": {"comm_timeout": 30},
-    }
-    whole, *_ = initialize(make(Block), config=config)
+    lamb = {"type": "Lamb", "params": {"lr": 0.02, "weight_decay": 0.1}}
+    keys = {"optimizer": lamb, "gradient_clipping": 0.0}
+    whole, *_ = initialize(make(Block), config=config(1, 2, **keys))
     expected = train(whole)
     for stage in (1, 3):
-        config["zero_optimization"] = {"stage": stage}
-        engine, *_ = initialize(divided(mesh), config=config, device_mesh=mesh)
+        engine, *_ = initialize(divided(mesh), config=config(1, stage, **keys), device_mesh=mesh)
         assert_close(train(engine), expected)
 
 
@@ -225,12 +215,8 @@ def case_models_of_fsdp_on_meshes(_folder: Path) -> None:
     copies = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
     for stage in (1, 3):
         model = fully_shard(make(Block), mesh=copies)
-        config = {
-            "train_micro_batch_size_per_gpu": 1,
-            "gradient_clipping": CLIP,
-            "zero_optimization": {"stage": stage},
-        }
-        engine = initialize(model, adamw(model), config=config, device_mesh=copies)[0]
+        given = config(1, stage)
+        engine = initialize(model, adamw(model), config=given, device_mesh=copies)[0]
         assert_close(train(engine, 3), expected)
     fewer = fully_shard(make(Block), mesh=mesh["tp"])
     refuses("give fully_shard (DistributedConfig) a mesh of all", shard, fewer, stage=3)

@@ -11,7 +11,7 @@ from torch import nn
 from zerorun import consolidate, experts
 
 from cases.models import *
-from cases.parts import CLIP, adamw, squared_errors, train_divided, train_whole
+from cases.parts import adamw, config, random_rows, squared_errors, train_whole, trainer
 
 WIDTH, HIDDEN, EXPERTS, ROWS, STEPS = 12, 20, 4, 16, 6
 
@@ -84,12 +84,9 @@ class Mixture(nn.Module):
         return torch.einsum("tep,epw->tw", sent * best[:, None, None], outputs)
 
 
-def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(700 + step)
-    return tuple(torch.randn(ROWS, WIDTH, generator=generator) for _ in range(2))
-
-
+data_of = random_rows(700, ROWS, WIDTH)
 whole_loss, own_loss = squared_errors(data_of)
+train = trainer(own_loss, STEPS)
 
 
 def groups(size: int = 2, **options: Any) -> experts.ExpertGroups:
@@ -100,21 +97,9 @@ def groups(size: int = 2, **options: Any) -> experts.ExpertGroups:
 def start(stage: int, size: int = 2, seed: int = 0, **keys: Any) -> zerorun.ZeroEngine:
     torch.manual_seed(seed)
     model = Mixture(groups(size))
-    config = {
-        "train_micro_batch_size_per_gpu": ROWS // WORLD_SIZE,
-        "gradient_clipping": CLIP,
-        "zero_optimization": {
-            "stage": stage,
-            "stage3_param_persistence_threshold": 100,
-            "reduce_bucket_size": 800,
-        },
-        "zerorun": {"comm_timeout": 30},
-    }
-    return initialize(model, adamw(model), config=config | keys)[0]
-
-
-def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
-    return train_divided(engine, own_loss, steps, first)
+    zero = {"stage": stage, "stage3_param_persistence_threshold": 100, "reduce_bucket_size": 800}
+    keys = {"zero_optimization": zero} | keys
+    return initialize(model, adamw(model), config=config(ROWS // WORLD_SIZE, stage, **keys))[0]
 
 
 def case_experts_on_different_ranks_train_like_those_of_one(_folder: Path) -> None:
@@ -143,16 +128,13 @@ def case_experts_on_different_ranks_train_like_those_of_one(_folder: Path) -> No
 
 def case_optimizers_that_look_at_whole_tensors_know_of_experts(folder: Path) -> None:
     for kind in ("Lamb", "Muon"):
-        config = {
-            "train_micro_batch_size_per_gpu": ROWS // WORLD_SIZE,
-            "optimizer": {"type": kind, "params": {"lr": 0.02, "weight_decay": 0.1}},
-            "zerorun": {"comm_timeout": 30},
-        }
+        optimizer = {"type": kind, "params": {"lr": 0.02, "weight_decay": 0.1}}
         expected, path = None, folder / kind
         for size, stage in ((1, 2), (2, 0), (2, 2), (4, 1), (2, 3)):
             model = make(lambda size=size: Mixture(groups(size)))
-            keys = {"zero_optimization": {"stage": stage, "reduce_bucket_size": 800}}
-            engine, *_ = initialize(model, config=config | keys)
+            keys = {"optimizer": optimizer, "gradient_clipping": 0.0}
+            keys["zero_optimization"] = {"stage": stage, "reduce_bucket_size": 800}
+            engine, *_ = initialize(model, config=config(ROWS // WORLD_SIZE, stage, **keys))
             found = train(engine)
             expected = expected or found
             assert_close(found, expected)
@@ -186,13 +168,9 @@ def case_a_torch_optimizer_and_accumulation_know_of_experts(folder: Path) -> Non
 
     def losses_of(stage: int, path: Path) -> list[float]:
         model = make(lambda: Mixture(groups()))
-        config = {
-            "train_micro_batch_size_per_gpu": ROWS // WORLD_SIZE // 2,
-            "gradient_accumulation_steps": 2,
-            "zero_optimization": {"stage": stage},
-            "zerorun": {"comm_timeout": 30},
-        }
-        engine, *_ = initialize(model, sgd(model), config=config)
+        keys = {"gradient_accumulation_steps": 2, "gradient_clipping": 0.0}
+        settings = config(ROWS // WORLD_SIZE // 2, stage, **keys)
+        engine, *_ = initialize(model, sgd(model), config=settings)
         losses = []
         for step in range(4):
             if step == 2:

@@ -1,5 +1,6 @@
 """Models that are divided among ranks (2 x 2), against their mathematics in one process."""
 
+import functools
 import shutil
 import types
 from pathlib import Path
@@ -11,8 +12,9 @@ import torch.nn.functional as F
 import zerorun
 from torch import nn
 
+from cases import parts
 from cases.models import *
-from cases.parts import CLIP, adamw, squared_errors, train_divided, train_whole
+from cases.parts import CLIP, MLP, adamw, random_rows, squared_errors, train_whole, trainer
 
 TENSOR = 2  # ranks that share a layer; neighbours, as Megatron numbers them
 DATA = WORLD_SIZE // TENSOR
@@ -72,17 +74,6 @@ class Add(torch.autograd.Function):
         return grad, None
 
 
-class Whole(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, HIDDEN)
-        self.down = nn.Linear(HIDDEN, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
 class Divided(nn.Module):
     """The same, with a part of the hidden elements on each of the ranks that share a layer."""
 
@@ -108,28 +99,18 @@ class Divided(nn.Module):
         return x + Add.apply(self.down(inner), group) + self.bias
 
 
-def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(500 + step)
-    x = torch.randn(ROWS, WIDTH, generator=generator)
-    return x, torch.randn(ROWS, WIDTH, generator=generator)
-
-
+Whole = functools.partial(MLP, WIDTH, HIDDEN)
+data_of = random_rows(500, ROWS, WIDTH)
 whole_loss, own_loss = squared_errors(data_of)
+train = trainer(own_loss, STEPS)
+
+
+def train_alone() -> list[float]:
+    return train_whole(make(Whole), whole_loss, STEPS)
 
 
 def config(stage: int, **keys: Any) -> dict[str, Any]:
-    zero = {"stage": stage, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 2000}
-    return {
-        "train_batch_size": ROWS,
-        "train_micro_batch_size_per_gpu": ROWS // DATA,
-        "gradient_clipping": CLIP,
-        "zero_optimization": zero,
-        "zerorun": {"comm_timeout": 30},
-    } | keys
-
-
-def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
-    return train_divided(engine, own_loss, steps, first)
+    return parts.config(ROWS // DATA, stage, train_batch_size=ROWS) | keys
 
 
 def divided(mpu: Any, stage: int, seed: int = 0, **keys: Any) -> zerorun.ZeroEngine:
@@ -138,7 +119,7 @@ def divided(mpu: Any, stage: int, seed: int = 0, **keys: Any) -> zerorun.ZeroEng
 
 
 def case_a_tensor_parallel_mlp_trains_like_the_whole_one(_folder: Path) -> None:
-    mpu, expected = megatron(), train_whole(make(Whole), whole_loss, STEPS)
+    mpu, expected = megatron(), train_alone()
     replicas = {"zerorun": {"comm_timeout": 30, "shard_group_size": 1}}
     for stage, keys in ((0, {}), (1, {}), (2, {}), (3, {}), (2, replicas)):
         engine = divided(mpu, stage, **keys)
@@ -293,7 +274,7 @@ def case_overflow_skips_the_step_on_all_ranks(_folder: Path) -> None:
 
 
 def case_zero_init_keeps_what_each_part_of_the_model_has(_folder: Path) -> None:
-    mpu, expected = megatron(), train_whole(make(Whole), whole_loss, STEPS)
+    mpu, expected = megatron(), train_alone()
     own = mpu.get_model_parallel_rank()
     for group in ({"mpu": mpu}, {"data_parallel_group": mpu.data}):
         torch.manual_seed(10 * own + RANK // TENSOR)  # the values are those of the first replica

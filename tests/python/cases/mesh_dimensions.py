@@ -1,5 +1,6 @@
 """Meshes whose dimensions are replicas, shards, parts of a sequence and parts of a model."""
 
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 import zerorun
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -17,28 +17,15 @@ from zerorun import sequence
 from zerorun.process_state import STATE
 
 from cases.models import *
-from cases.parts import CLIP, adamw, squared_errors, train_divided, train_whole
+from cases.parts import MLP, adamw, config, random_rows, squared_errors, train_whole, trainer
 
 WIDTH, HIDDEN, ROWS, STEPS = 12, 20, 8, 4
 
 
-class MLP(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
-def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(40 + step)
-    return tuple(torch.randn(ROWS, WIDTH, generator=generator) for _ in range(2))
-
-
 # A sequence is a row each: its parts are as good as other rows.
-whole_loss, own_loss = squared_errors(data_of)
+whole_loss, own_loss = squared_errors(random_rows(40, ROWS, WIDTH))
+train = trainer(own_loss, STEPS)
+make_mlp = functools.partial(MLP, WIDTH, HIDDEN)
 
 
 def mesh_of(*names: str, sizes: tuple[int, ...] | None = None) -> Any:
@@ -47,31 +34,15 @@ def mesh_of(*names: str, sizes: tuple[int, ...] | None = None) -> Any:
 
 
 def start(mesh: Any, stage: int, **keys: Any) -> zerorun.ZeroEngine:
-    model = make(MLP)
+    model = make(make_mlp)
     if "tp" in mesh.mesh_dim_names:
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         parallelize_module(model, mesh["tp"], plan)
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_clipping": CLIP,
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-        "zerorun": {"comm_timeout": 30},
-    }
-    return initialize(model, adamw(model), config=config | keys, device_mesh=mesh)[0]
-
-
-def train(engine: zerorun.ZeroEngine) -> list[float]:
-    return train_divided(engine, own_loss, STEPS, 0)
-
-
-def kept_elements(engine: zerorun.ZeroEngine) -> int:
-    """Elements of optimizer state on this rank."""
-    found = engine._core.state_intervals()
-    return sum(interval.numel for interval in found)
+    return initialize(model, adamw(model), config=config(2, stage, **keys), device_mesh=mesh)[0]
 
 
 def case_replicated_and_sharded_dimensions_make_shard_groups(_folder: Path) -> None:
-    expected = train_whole(make(MLP), whole_loss, STEPS)
+    expected = train_whole(make(make_mlp), whole_loss, STEPS)
     for names in (("dp_replicate", "dp_shard"), ("fsdp", "dp")):
         mesh = mesh_of(*names)
         for stage in range(4):
@@ -92,7 +63,7 @@ def case_replicated_and_sharded_dimensions_make_shard_groups(_folder: Path) -> N
 
 
 def case_sequence_and_tensor_dimensions_go_together(_folder: Path) -> None:
-    expected = train_whole(make(MLP), whole_loss, STEPS)
+    expected = train_whole(make(make_mlp), whole_loss, STEPS)
     for names in (("cp", "tp"), ("tp", "sp"), ("sp", "dp")):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(STATE, "sequence", None)
