@@ -1,6 +1,7 @@
 """Cases that run on every rank of a real job, as pytest tests.
 
-A file of cases has functions named ``case_*`` that all ranks execute in the same order.
+A file of cases has functions named ``case_*`` that all ranks execute in the same order. One that
+takes an argument gets a folder for what it writes.
 `rank_pool.CaseResults` runs them and tells how each one went.
 """
 

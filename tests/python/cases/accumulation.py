@@ -72,7 +72,7 @@ WAYS = (
 )
 
 
-def case_two_halves_are_the_batch_by_each_way(_folder: Path) -> None:
+def case_two_halves_are_the_batch_by_each_way() -> None:
     expected, _ = reference(steps=4)
     for stage in STAGES:
         for way, keys in WAYS:
@@ -82,7 +82,7 @@ def case_two_halves_are_the_batch_by_each_way(_folder: Path) -> None:
             assert_close(means(losses, engine), expected)
 
 
-def case_zero_grad_forgets_a_backward_without_a_step(_folder: Path) -> None:
+def case_zero_grad_forgets_a_backward_without_a_step() -> None:
     for stage in STAGES:
         norms = []
         for forget in (False, True):
@@ -103,7 +103,7 @@ class Player(nn.Sequential):
         super().__init__(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 5))
 
 
-def case_a_models_zero_grad_forgets_another_engines_loss(_folder: Path) -> None:
+def case_a_models_zero_grad_forgets_another_engines_loss() -> None:
     """As two engines that play against each other: the generator's loss goes through the judge."""
 
     def play(settings: dict[str, object] | None) -> list[float]:
@@ -137,7 +137,7 @@ def case_a_models_zero_grad_forgets_another_engines_loss(_folder: Path) -> None:
         assert_close(play(config(stage, gradient_clipping=0.0)), expected)
 
 
-def case_a_copy_of_a_model_forgets_gradients_of_its_own(_folder: Path) -> None:
+def case_a_copy_of_a_model_forgets_gradients_of_its_own() -> None:
     model, engine = started(config(STAGES[0]), Player)
     engine.backward(model(torch.ones(1, 5)).sum())
     copied = copy.deepcopy(model)
@@ -188,7 +188,7 @@ def tagger() -> nn.Module:
     return Tagger()
 
 
-def case_an_unused_pooler_holds_no_gradients_back(_folder: Path) -> None:
+def case_an_unused_pooler_holds_no_gradients_back() -> None:
     for stage in (3,) if PRIVATE_MEMORY else (2, 3):
         torch.manual_seed(0)
         model = tagger()

@@ -54,7 +54,7 @@ def case_it_trains_like_one_that_was_not_sharded(folder: Path) -> None:
         engine.load_checkpoint(folder / str(stage))
 
 
-def case_after_a_forward_with_parameters_of_each_kind(_folder: Path) -> None:
+def case_after_a_forward_with_parameters_of_each_kind() -> None:
     """A list and a generator of parameters, a function that makes the optimizer, groups; after a
     forward, the root's parameters are full until the backward."""
     expected = train(started(config(2))[1], 3)
@@ -76,7 +76,7 @@ def case_after_a_forward_with_parameters_of_each_kind(_folder: Path) -> None:
     fully_shard(mixed, mesh=mesh())  # nothing of the first is left
 
 
-def case_a_function_groups_parameters_by_shape(_folder: Path) -> None:
+def case_a_function_groups_parameters_by_shape() -> None:
     for stage in range(4):
         model = sharded(make(), mesh())
         vectors = sum(parameter.ndim == 1 for parameter in model.parameters())
@@ -98,7 +98,7 @@ class Doubling(Model):
         return 2 * self(tokens)
 
 
-def case_methods_and_attributes_of_the_program_stay(_folder: Path) -> None:
+def case_methods_and_attributes_of_the_program_stay() -> None:
     plain, tokens = make(Doubling), torch.zeros(1, 4, dtype=torch.int64)
     expected = plain.doubled(tokens)
     model = sharded(make(Doubling), mesh())
@@ -111,7 +111,7 @@ def case_methods_and_attributes_of_the_program_stay(_folder: Path) -> None:
     assert model.blocks[0]._device_mesh == model._tp_size == "the program's"
 
 
-def case_ranks_wait_for_each_other_as_long_as_the_program_says(_folder: Path) -> None:
+def case_ranks_wait_for_each_other_as_long_as_the_program_says() -> None:
     model = sharded(make(), mesh())
     with mock.patch.object(communicator, "world", wraps=communicator.world) as world:
         shard(model, timeout=20.0).destroy()
@@ -124,7 +124,7 @@ def memory(field: str) -> int:
     return int(status.split(f"{field}:")[1].split()[0]) * 1024
 
 
-def case_no_rank_holds_a_full_copy(_folder: Path) -> None:
+def case_no_rank_holds_a_full_copy() -> None:
     """Shards are replaced by shards: one parameter of eight is whole at a time, for which torch has
     two buffers."""
     ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD: what is freed goes back at once
@@ -145,7 +145,7 @@ def sharded_layers(count: int, width: int) -> nn.Module:
     return model
 
 
-def case_what_cannot_be_adopted_is_an_error(_folder: Path) -> None:
+def case_what_cannot_be_adopted_is_an_error() -> None:
     over = mesh()
     model = sharded(make(), over)
     optimizer = adamw(model)

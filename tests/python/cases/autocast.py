@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import zerorun
@@ -12,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from cases.models import *
 
 
-def case_autocast_leaves_no_weights_between_forward_and_backward(_folder: Path) -> None:
+def case_autocast_leaves_no_weights_between_forward_and_backward() -> None:
     """At stage 3 what autograd saves of the weights has memory while their unit is gathered."""
 
     class Opening(nn.Module):
@@ -68,7 +67,7 @@ def case_autocast_leaves_no_weights_between_forward_and_backward(_folder: Path) 
         engine.step()
 
 
-def case_autocast_gives_the_same_numbers_at_all_stages(_folder: Path) -> None:
+def case_autocast_gives_the_same_numbers_at_all_stages() -> None:
     """Also where a module is called twice, recomputes its forward, or is compiled."""
 
     class Twice(nn.Module):
@@ -101,7 +100,7 @@ def case_autocast_gives_the_same_numbers_at_all_stages(_folder: Path) -> None:
     assert all(each == found[0] for each in found)
 
 
-def case_hooks_and_compiled_models_see_parameters_under_autocast(_folder: Path) -> None:
+def case_hooks_and_compiled_models_see_parameters_under_autocast() -> None:
     """A copy is for the product alone: pre-hooks compute weights, compiled code casts itself."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the compiler itself, and of weight_norm's age

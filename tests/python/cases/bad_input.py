@@ -2,7 +2,6 @@
 
 import functools
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,19 +16,19 @@ def start(model: nn.Module, optimizer: object = None, **options: object):
     return initialize(model, optimizer, config=config(2), **options)
 
 
-def case_a_parameter_on_the_meta_device(_folder: Path) -> None:
+def case_a_parameter_on_the_meta_device() -> None:
     with torch.device("meta"):
         model = Model()
     refuses("parameter embedding.weight is on the meta device", start, model)
 
 
-def case_an_optimizer_of_another_model(_folder: Path) -> None:
+def case_an_optimizer_of_another_model() -> None:
     model = make()
     text = "parameter 0 of optimizer group 0, of shape (50, 32), is not a parameter of the model"
     refuses(text, start, model, adamw(make()))
 
 
-def case_a_parameter_in_two_groups(_folder: Path) -> None:
+def case_a_parameter_in_two_groups() -> None:
     model = make()
     weight = model.blocks[0].up.weight
     groups = [{"params": [weight]}, {"params": [weight], "lr": 1.0}]
@@ -43,12 +42,12 @@ class Groups(torch.optim.Optimizer):
         self.defaults, self.state, self.param_groups = {"lr": 1.0}, {}, groups
 
 
-def case_things_that_are_no_models_or_optimizers(_folder: Path) -> None:
+def case_things_that_are_no_models_or_optimizers() -> None:
     refuses("expected a torch.nn.Module", start, [1, 2])
     refuses("not a torch optimizer", start, make(), lambda _params: 3)
 
 
-def case_a_loss_that_is_no_scalar(_folder: Path) -> None:
+def case_a_loss_that_is_no_scalar() -> None:
     model = make()
     engine, *_ = start(model, adamw(model))
     logits = engine(part_of(batch_of(0)))
@@ -57,7 +56,7 @@ def case_a_loss_that_is_no_scalar(_folder: Path) -> None:
     train(engine, 1)
 
 
-def case_a_state_that_is_no_tensor(_folder: Path) -> None:
+def case_a_state_that_is_no_tensor() -> None:
     model = make()
     _ = start(model, adamw(model))
     safe, weight = zerorun.zero, model.head.weight
@@ -76,7 +75,7 @@ class Sparse(nn.Module):
         return self.head(self.table(tokens))
 
 
-def case_a_sparse_gradient(_folder: Path) -> None:
+def case_a_sparse_gradient() -> None:
     model = make(Sparse)
     engine, *_ = start(model, torch.optim.SGD(model.parameters(), lr=0.1))
     loss = loss_of(engine, part_of(batch_of(0)))
@@ -84,7 +83,7 @@ def case_a_sparse_gradient(_folder: Path) -> None:
     refuses(text, engine.backward, loss)
 
 
-def case_groups_cannot_be_added_later(_folder: Path) -> None:
+def case_groups_cannot_be_added_later() -> None:
     model = make()
     _, optimizer, *_ = start(model, adamw(model))
     more = {"params": [nn.Parameter(torch.ones(1))]}
@@ -92,7 +91,7 @@ def case_groups_cannot_be_added_later(_folder: Path) -> None:
     refuses("closure", optimizer.step, lambda: 1.0)
 
 
-def case_a_backward_that_fails_leaves_a_usable_engine(_folder: Path) -> None:
+def case_a_backward_that_fails_leaves_a_usable_engine() -> None:
     """On all ranks alike; at stage 3 what it had gathered is released."""
 
     class Fails(torch.autograd.Function):
@@ -117,7 +116,7 @@ def case_a_backward_that_fails_leaves_a_usable_engine(_folder: Path) -> None:
     assert all(p.shape == torch.Size([0]) for p in model.parameters())
 
 
-def case_numbers_of_another_dtype(_folder: Path) -> None:
+def case_numbers_of_another_dtype() -> None:
     model = make()
     model.blocks[0].double()
     refuses("torch.float64", start, model, adamw(model))
@@ -128,7 +127,7 @@ def case_numbers_of_another_dtype(_folder: Path) -> None:
     assert_close(train(engine), expected, 0.05)
 
 
-def case_a_rank_that_fails_ends_the_others(_folder: Path) -> None:
+def case_a_rank_that_fails_ends_the_others() -> None:
     """Comes last: this communicator is of no use afterwards."""
     model = make()
     engine, *_ = start(model, adamw(model))
@@ -141,7 +140,7 @@ def case_a_rank_that_fails_ends_the_others(_folder: Path) -> None:
     raises(zerorun.CommError, "forward of blocks.1 failed", train, engine, 1)
 
 
-def case_an_engine_ends_after_its_ranks_have_failed(_folder: Path) -> None:
+def case_an_engine_ends_after_its_ranks_have_failed() -> None:
     """At stage 3 too, where each rank keeps its part of the parameters."""
     model, engine = started(config(3))
     weight = model.blocks[0].up.weight
@@ -152,7 +151,7 @@ def case_an_engine_ends_after_its_ranks_have_failed(_folder: Path) -> None:
     assert weight.ds_tensor.numel() == 128 * 32 // WORLD_SIZE
 
 
-def case_an_optimizer_that_needs_whole_parameters(_folder: Path) -> None:
+def case_an_optimizer_that_needs_whole_parameters() -> None:
     texts = {torch.optim.Adafactor: "needs whole parameters", torch.optim.LBFGS: "cannot run on"}
     for kind, text in texts.items():
         model = make()
@@ -160,14 +159,14 @@ def case_an_optimizer_that_needs_whole_parameters(_folder: Path) -> None:
         refuses(f"{kind.__name__} {text}", initialize, model, optimizer, config=config(1))
 
 
-def case_two_sources_of_one_setting(_folder: Path) -> None:
+def case_two_sources_of_one_setting() -> None:
     model = make()
     settings = config(1, optimizer={"type": "AdamW", "params": {"lr": 1e-3}})
     refuses("/optimizer: the program brings one", initialize, model, adamw(model), config=settings)
     refuses("config: got", initialize, model, config=3)
 
 
-def case_a_model_that_has_an_engine(_folder: Path) -> None:
+def case_a_model_that_has_an_engine() -> None:
     model, engine = started(config(1))
     refuses("belongs to an engine already", zerorun.ShardedOptimizer, adamw(model))
     engine.destroy()
@@ -175,7 +174,7 @@ def case_a_model_that_has_an_engine(_folder: Path) -> None:
     engine, *_ = initialize(model, adamw(model), config=config(1))
 
 
-def case_a_model_that_changes_under_its_engine(_folder: Path) -> None:
+def case_a_model_that_changes_under_its_engine() -> None:
     model = make()
     model.head.bias = torch.nn.Parameter(torch.zeros(50), requires_grad=False)
     engine, *_ = initialize(model, adamw(model), config=config(1))
@@ -186,7 +185,7 @@ def case_a_model_that_changes_under_its_engine(_folder: Path) -> None:
     refuses("extra.weight joined the model", train, engine, 1)
 
 
-def case_an_initialize_that_fails_gives_the_model_back(_folder: Path) -> None:
+def case_an_initialize_that_fails_gives_the_model_back() -> None:
     for stage in range(4):
         model = make()
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -206,7 +205,7 @@ def case_an_initialize_that_fails_gives_the_model_back(_folder: Path) -> None:
         train(engine, 1)
 
 
-def case_a_module_of_torch_jit_takes_no_hooks(_folder: Path) -> None:
+def case_a_module_of_torch_jit_takes_no_hooks() -> None:
     for stage, overlap in ((3, False), (2, True), (2, False)):
         model = make()
         with warnings.catch_warnings():
@@ -223,7 +222,7 @@ def case_a_module_of_torch_jit_takes_no_hooks(_folder: Path) -> None:
             engine.destroy()
 
 
-def case_values_that_are_replaced_instead_of_changed(_folder: Path) -> None:
+def case_values_that_are_replaced_instead_of_changed() -> None:
     for stage in range(3):
         model, engine = started(config(stage))
         with torch.no_grad():
@@ -237,7 +236,7 @@ def case_values_that_are_replaced_instead_of_changed(_folder: Path) -> None:
 AdamW = functools.partial(torch.optim.AdamW, lr=1e-2)
 
 
-def case_contradictions_are_value_errors(_folder: Path) -> None:
+def case_contradictions_are_value_errors() -> None:
     model = make()
 
     def refused(text: str, **keywords: object) -> None:
@@ -281,7 +280,7 @@ def case_contradictions_are_value_errors(_folder: Path) -> None:
     raises(OSError, "/dev/null", engine.save_checkpoint, "/dev/null/checkpoints")
 
 
-def case_inner_parts_of_an_engine_warn_unless_the_model_has_them(_folder: Path) -> None:
+def case_inner_parts_of_an_engine_warn_unless_the_model_has_them() -> None:
     model = make()
     engine = shard(model, optimizer=adamw(model))
     with pytest.warns(DeprecationWarning, match="engine.core is an inner part"):

@@ -3,7 +3,6 @@
 import functools
 import types
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +39,7 @@ def trained(model: nn.Module, optimizer: Any, calls: Any, engine: Any = None) ->
     return found
 
 
-def case_it_clips_as_without_an_engine(_folder: Path) -> None:
+def case_it_clips_as_without_an_engine() -> None:
     every = nn.Module.parameters
     for calls in (
         [(every, 0.3, 2.0)],
@@ -63,7 +62,7 @@ def case_it_clips_as_without_an_engine(_folder: Path) -> None:
                     assert_close(found[: len(calls)], expected[: len(calls)])
 
 
-def case_a_second_backward_is_clipped_too(_folder: Path) -> None:
+def case_a_second_backward_is_clipped_too() -> None:
     """Of the first step as well, in which the engine expects one; on all ranks, or on the last."""
     for late in (range(WORLD_SIZE), [WORLD_SIZE - 1]):
         plain = make()
@@ -96,7 +95,7 @@ def case_a_second_backward_is_clipped_too(_folder: Path) -> None:
             )
 
 
-def case_other_dtypes_and_places_are_clipped_too(_folder: Path) -> None:
+def case_other_dtypes_and_places_are_clipped_too() -> None:
     plain = make()
     loss_of(plain, batch_of(0)).backward()
     expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.01).item()
@@ -117,7 +116,7 @@ def case_other_dtypes_and_places_are_clipped_too(_folder: Path) -> None:
             assert engine.get_global_grad_norm() == pytest.approx(0.01, rel=2e-2)
 
 
-def case_a_gradient_that_is_not_finite_is_left_to_the_step(_folder: Path) -> None:
+def case_a_gradient_that_is_not_finite_is_left_to_the_step() -> None:
     model = make()
     optimizer = sgd(model)
     engine = shard(model, optimizer=optimizer)
@@ -132,7 +131,7 @@ def case_a_gradient_that_is_not_finite_is_left_to_the_step(_folder: Path) -> Non
     assert engine.skipped_steps == 1
 
 
-def case_values_are_clipped_as_without_an_engine(_folder: Path) -> None:
+def case_values_are_clipped_as_without_an_engine() -> None:
     plain = make()
     loss_of(plain, batch_of(0)).backward()
     torch.nn.utils.clip_grad_value_(plain.parameters(), 0.01)
@@ -154,7 +153,7 @@ def case_values_are_clipped_as_without_an_engine(_folder: Path) -> None:
             assert engine.skipped_steps == 0
 
 
-def case_a_value_that_is_not_finite_is_left_to_the_step(_folder: Path) -> None:
+def case_a_value_that_is_not_finite_is_left_to_the_step() -> None:
     shape = make().head.weight.shape
     for stage in STAGES:
         model = make()
@@ -168,7 +167,7 @@ def case_a_value_that_is_not_finite_is_left_to_the_step(_folder: Path) -> None:
         assert engine.skipped_steps == 2
 
 
-def case_a_norm_that_was_made_of_other_gradients_clips_none(_folder: Path) -> None:
+def case_a_norm_that_was_made_of_other_gradients_clips_none() -> None:
     model = make()
     engine = shard(model, optimizer=sgd(model))
     loss_of(model, part_of(batch_of(0))).backward()
@@ -182,7 +181,7 @@ def case_a_norm_that_was_made_of_other_gradients_clips_none(_folder: Path) -> No
     torch.testing.assert_close(other.grad, torch.full((4,), 0.5))
 
 
-def case_a_norm_of_clip_grad_norm_clips_none_later(_folder: Path) -> None:
+def case_a_norm_of_clip_grad_norm_clips_none_later() -> None:
     """The norm is right, but nothing would clip: it is refused as every other one."""
     model = make()
     shard(model, optimizer=sgd(model))
@@ -220,7 +219,7 @@ def clip_grad_value_(parameters, clip_value, foreach=None):
 """
 
 
-def case_clipping_that_torch_writes_in_one_function(_folder: Path) -> None:
+def case_clipping_that_torch_writes_in_one_function() -> None:
     """As 2.4 and 2.5 do; and what is in no known form is an error instead of silence."""
     old = types.ModuleType("clip_grad of torch 2.4")
     vars(old).update(functools=functools, torch=torch)
@@ -243,12 +242,12 @@ def case_clipping_that_torch_writes_in_one_function(_folder: Path) -> None:
     refuses(text, clipping.serve, old)
 
 
-def case_torchs_own_norm_takes_its_keywords(_folder: Path) -> None:
+def case_torchs_own_norm_takes_its_keywords() -> None:
     norm = torch.nn.utils.get_total_norm(tensors=[torch.ones(4)], norm_type=2.0, foreach=False)
     assert norm.item() == 2.0
 
 
-def case_what_is_no_engines_is_torchs(_folder: Path) -> None:
+def case_what_is_no_engines_is_torchs() -> None:
     other = nn.Parameter(torch.ones(4))
     other.grad = torch.ones(4)
     clip = torch.nn.utils.clip_grad_norm_

@@ -31,7 +31,7 @@ def start(stage: int = 3, model: torch.nn.Module | None = None, **keys: object):
     return begin(model=model, config_params=settings)
 
 
-def case_import_is_cheap_and_starts_nothing(_folder: Path) -> None:
+def case_import_is_cheap_and_starts_nothing() -> None:
     assert importlib.util.find_spec("deepspeed").origin.endswith("deepspeed/__init__.py")
     assert importlib.metadata.version("deepspeed") == deepspeed.__version__ == "0.19.8+zerorun"
     assert not dist.is_initialized()
@@ -68,7 +68,7 @@ def case_zero_init_needs_no_process_group(folder: Path) -> None:
         assert torch.nn.Linear(2, 2).weight.shape == (2, 2)
 
 
-def case_unknown_keys_at_the_top_are_ignored_in_sections_refused(_folder: Path) -> None:
+def case_unknown_keys_at_the_top_are_ignored_in_sections_refused() -> None:
     extra = {"zero_optimization.reduce_bucket_size": 1e5, "someone_elses": {"key": 1}}
     engine, *_ = start(3, steps_per_print=float("inf"), **extra)
     assert dist.is_initialized()
@@ -78,7 +78,7 @@ def case_unknown_keys_at_the_top_are_ignored_in_sections_refused(_folder: Path) 
     refuses("/zero_optimization/stag", begin, model=make(), config=wrong)
 
 
-def case_config_comes_from_one_place(folder: Path) -> None:
+def case_config_comes_from_one_place() -> None:
     settings = config(1)
     args = types.SimpleNamespace(deepspeed_config=settings, local_rank=0)
     for given in (args, {"deepspeed_config": settings, "local_rank": 0}):
@@ -115,7 +115,7 @@ def case_a_file_means_what_its_content_means(folder: Path) -> None:
         refuses("No such file", begin, model=make(), config=missing)
 
 
-def case_the_learning_rate_is_read_from_shared_groups(_folder: Path) -> None:
+def case_the_learning_rate_is_read_from_shared_groups() -> None:
     """accelerate: DeepSpeedCPUAdam on the groups of the user's AdamW, which a scheduler drives."""
     expected_model = make()
     expected_optimizer = torch.optim.AdamW(expected_model.parameters(), lr=1e-2, weight_decay=0.1)
@@ -142,7 +142,7 @@ def case_the_learning_rate_is_read_from_shared_groups(_folder: Path) -> None:
     assert_close(losses, expected)
 
 
-def case_overflow_is_that_of_the_step_just_made(_folder: Path) -> None:
+def case_overflow_is_that_of_the_step_just_made() -> None:
     for stage in range(4):
         engine, optimizer, _, scheduler = start(
             stage, scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 0.01}}
@@ -159,7 +159,7 @@ def case_overflow_is_that_of_the_step_just_made(_folder: Path) -> None:
         assert optimizer.overflow is False
 
 
-def case_the_gradient_norm_is_read_after_the_step(_folder: Path) -> None:
+def case_the_gradient_norm_is_read_after_the_step() -> None:
     model = make()
     loss_of(model, batch_of(0)).backward()
     expected = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
@@ -170,7 +170,7 @@ def case_the_gradient_norm_is_read_after_the_step(_folder: Path) -> None:
     assert abs(engine.get_global_grad_norm() - expected) < 1e-4
 
 
-def case_rates_are_there_before_the_first_step(_folder: Path) -> None:
+def case_rates_are_there_before_the_first_step() -> None:
     params = {"warmup_min_lr": 0, "warmup_max_lr": 0.01, "warmup_num_steps": 5}
     engine, _, _, scheduler = start(1, scheduler={"type": "WarmupLR", "params": params})
     assert type(scheduler).__name__ not in ("DummyScheduler",)
@@ -201,7 +201,7 @@ def case_parameters_keep_identity_and_attributes(folder: Path) -> None:
     assert not hasattr(torch.nn.Parameter(torch.ones(1)), "ds_status")
 
 
-def case_rotary_frequencies_keep_their_precision(_folder: Path) -> None:
+def case_rotary_frequencies_keep_their_precision() -> None:
     from transformers.integrations.deepspeed import prevent_arange_dtype_change
 
     class Rotary(Model):
@@ -218,7 +218,7 @@ def case_rotary_frequencies_keep_their_precision(_folder: Path) -> None:
     assert torch.equal(model.inv_freq, expected)
 
 
-def case_hooks_may_be_wiped_and_the_module_initialised_again(_folder: Path) -> None:
+def case_hooks_may_be_wiped_and_the_module_initialised_again() -> None:
     """As Lightning does between fit and predict."""
     engine, *_ = start(3)
     model = engine.module
@@ -233,13 +233,13 @@ def case_hooks_may_be_wiped_and_the_module_initialised_again(_folder: Path) -> N
         assert loss_of(again, part_of(batch_of(0))).item() == expected != first[0]
 
 
-def case_forward_may_be_replaced(_folder: Path) -> None:
+def case_forward_may_be_replaced() -> None:
     engine, *_ = start(3)
     engine.module.forward = lambda tokens: tokens + 1
     assert engine(torch.ones(1)).item() == 2
 
 
-def case_optimizers_of_deepspeed(_folder: Path) -> None:
+def case_optimizers_of_deepspeed() -> None:
     ops = deepspeed.ops
     for kind in (
         ops.adam.FusedAdam,
@@ -259,7 +259,7 @@ def case_optimizers_of_deepspeed(_folder: Path) -> None:
     raises(NotImplementedError, "ZenFlowCPUAdam", ZenFlowCPUAdam, [])
 
 
-def case_what_is_absent_says_so(_folder: Path) -> None:
+def case_what_is_absent_says_so() -> None:
     from deepspeed.moe.ep_router import TokenChoiceTopKRouter as Router
     from deepspeed.pipe import PipelineModule
 
@@ -271,7 +271,7 @@ def case_what_is_absent_says_so(_folder: Path) -> None:
     assert importlib.util.find_spec("deepspeed.unheard_of") is None
 
 
-def case_layers_may_be_named_leaves(_folder: Path) -> None:
+def case_layers_may_be_named_leaves() -> None:
     model = make()
     utils = deepspeed.utils
     assert utils.set_z3_leaf_modules(model, ["Block"]) == list(model.blocks)
@@ -294,7 +294,7 @@ def case_layers_may_be_named_leaves(_folder: Path) -> None:
     assert "deepspeed" in sys.modules
 
 
-def case_what_cannot_be_run_is_one_line(_folder: Path) -> None:
+def case_what_cannot_be_run_is_one_line() -> None:
     for module in ("no_such_module", "json.no_such_module", "email"):
         command = [sys.executable, "-m", "zerorun.compat", "-m", module]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -303,7 +303,7 @@ def case_what_cannot_be_run_is_one_line(_folder: Path) -> None:
         assert "Traceback" not in result.stderr
 
 
-def case_a_group_of_one_keeps_its_timeout(_folder: Path) -> None:
+def case_a_group_of_one_keeps_its_timeout() -> None:
     text = """if True:
         import datetime
         import deepspeed, torch.distributed as dist

@@ -17,7 +17,7 @@ from cases.models import RANK, WORLD_SIZE, batch_of, config, loss_of, part_of, r
 FP16 = {"fp16": {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 2}}
 
 
-def case_values_of_a_section_that_follow_from_others(_folder: Path) -> None:
+def case_values_of_a_section_that_follow_from_others() -> None:
     assert [DeepSpeedZeroConfig(stage=stage).overlap_comm for stage in (0, 2, 3)] == [
         False,
         False,
@@ -32,7 +32,7 @@ def case_values_of_a_section_that_follow_from_others(_folder: Path) -> None:
     assert [section.pipeline for section in pipelines] == [True, False]
 
 
-def case_sections_of_a_configuration_are_objects(_folder: Path) -> None:
+def case_sections_of_a_configuration_are_objects() -> None:
     zero = DeepSpeedZeroConfig(
         stage=3, stage3_prefetch_bucket_size=7, offload_optimizer={"device": "cpu"}
     )
@@ -67,7 +67,7 @@ def case_sections_of_a_configuration_are_objects(_folder: Path) -> None:
     raises(AttributeError, "no_such_thing", lambda: whole.no_such_thing)
 
 
-def case_which_operators_and_versions_there_are(_folder: Path) -> None:
+def case_which_operators_and_versions_there_are() -> None:
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
     from deepspeed.git_version_info import torch_info, version
     from deepspeed.ops.op_builder import CPUAdamBuilder
@@ -96,7 +96,7 @@ def case_which_operators_and_versions_there_are(_folder: Path) -> None:
     assert found[1] == [[0, 4], [2, 6], [1, 5], [3, 7]]
 
 
-def case_schedules_are_chosen_on_the_command_line(_folder: Path) -> None:
+def case_schedules_are_chosen_on_the_command_line() -> None:
     from deepspeed.runtime import lr_schedules
 
     parser = lr_schedules.add_tuning_arguments(argparse.ArgumentParser())
@@ -118,7 +118,7 @@ def case_schedules_are_chosen_on_the_command_line(_folder: Path) -> None:
         assert type(schedule).__name__ == name
 
 
-def case_readers_of_configurations(_folder: Path) -> None:
+def case_readers_of_configurations() -> None:
     from deepspeed.runtime import precision_config
 
     assert precision_config.get_bfloat16_config({"bfloat16": {"enabled": True}}).enabled
@@ -127,7 +127,7 @@ def case_readers_of_configurations(_folder: Path) -> None:
     assert older.gather_16bit_weights_on_model_save
 
 
-def case_star_imports_have_deepspeeds_names(_folder: Path) -> None:
+def case_star_imports_have_deepspeeds_names() -> None:
     from deepspeed.ops.aio import AsyncIOBuilder
     from deepspeed.runtime import lr_schedules
 
@@ -136,7 +136,7 @@ def case_star_imports_have_deepspeeds_names(_folder: Path) -> None:
     assert AsyncIOBuilder.NAME == "async_io"
 
 
-def case_a_loss_scaler_is_always_current(_folder: Path) -> None:
+def case_a_loss_scaler_is_always_current() -> None:
     engine, optimizer, *_ = start(1, **FP16)
     scaler = optimizer.loss_scaler
     assert optimizer.needs_scaler()
@@ -153,7 +153,7 @@ def case_a_loss_scaler_is_always_current(_folder: Path) -> None:
     )
 
 
-def case_attributes_of_partitioned_parameters(_folder: Path) -> None:
+def case_attributes_of_partitioned_parameters() -> None:
     engine, *_ = start(3)
     weight = engine.module.head.weight
     assert weight.ds_secondary_tensor is None  # without zero_hpz_partition_size, as there
@@ -189,7 +189,7 @@ def case_ranks_that_name_different_tags(folder: Path) -> None:
         save()
 
 
-def case_elasticity_beside_batch_sizes_is_its_own_error(_folder: Path) -> None:
+def case_elasticity_beside_batch_sizes_is_its_own_error() -> None:
     section = {"enabled": True, "max_train_batch_size": 4, "micro_batch_sizes": [1, 2]}
     kind = deepspeed.elasticity.config.ElasticityError
     raises(kind, "computes the batch", start, 1, train_batch_size=2, elasticity=section)

@@ -34,7 +34,7 @@ def _own_section() -> tuple[type, type]:
     return Own, DeepSpeedConfigModel
 
 
-def case_sections_need_pydantic_and_engines_do_not(_folder: Path) -> None:
+def case_sections_need_pydantic_and_engines_do_not() -> None:
     names = ("pydantic", "deepspeed.runtime.config_utils")
     before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.modules["pydantic"] = None  # an import of it is an ImportError
@@ -50,7 +50,7 @@ def case_sections_need_pydantic_and_engines_do_not(_folder: Path) -> None:
         sys.modules.update(before)
 
 
-def case_programs_derive_sections_that_are_pydantics_models(_folder: Path) -> None:
+def case_programs_derive_sections_that_are_pydantics_models() -> None:
     import pydantic
 
     own, base = _own_section()
@@ -82,7 +82,7 @@ def _groups(*rates: float) -> torch.optim.Optimizer:
     )
 
 
-def case_a_schedule_takes_rates_of_its_groups(_folder: Path) -> None:
+def case_a_schedule_takes_rates_of_its_groups() -> None:
     schedules = deepspeed.runtime.lr_schedules
     warmup = schedules.WarmupLR(_groups(0.5, 0.25), warmup_num_steps=4)
     assert (warmup.max_lrs, warmup.get_last_lr()) == ([0.5, 0.25], [0, 0])
@@ -95,7 +95,7 @@ def case_a_schedule_takes_rates_of_its_groups(_folder: Path) -> None:
     raises(ValueError, "warmup_num_steps", lambda: schedules.WarmupLR(_groups(1), 0, 1, None))
 
 
-def case_masters_of_stage_0_have_their_names(_folder: Path) -> None:
+def case_masters_of_stage_0_have_their_names() -> None:
     engine, optimizer, *_ = start(0, bf16={"enabled": True})
     train(engine, 2)
     (flat,) = optimizer.fp32_groups_flat
@@ -172,7 +172,7 @@ def case_a_save_needs_no_modes_of_files(folder: Path) -> None:
     assert not os.access(folder / "zero_to_fp32.py", os.X_OK)
 
 
-def case_a_throughput_timer_wants_whole_numbers(_folder: Path) -> None:
+def case_a_throughput_timer_wants_whole_numbers() -> None:
     settings = types.SimpleNamespace(enabled=True, synchronized=False)
     wanted = "must be greater than 0"
     for wrong, text in ((0, wanted), (-1, wanted), (1.5, "a positive integer or None")):
@@ -182,7 +182,7 @@ def case_a_throughput_timer_wants_whole_numbers(_folder: Path) -> None:
         assert timer._is_report_boundary() is reports
 
 
-def case_a_model_is_made_for_mics_as_for_any_shards(_folder: Path) -> None:
+def case_a_model_is_made_for_mics_as_for_any_shards() -> None:
     zero = {"stage": 3, "stage3_param_persistence_threshold": 0, "mics_shard_size": 1}
     settings = config(3) | {"zero_optimization": zero}
     with deepspeed.zero.MiCS_Init(config_dict_or_path=settings):
@@ -194,7 +194,7 @@ def case_a_model_is_made_for_mics_as_for_any_shards(_folder: Path) -> None:
     engine.destroy()
 
 
-def case_external_parameters_are_named_where_deepspeed_has_them(_folder: Path) -> None:
+def case_external_parameters_are_named_where_deepspeed_has_them() -> None:
     from deepspeed.runtime.zero import partition_parameters
 
     engine, *_ = start(3)
@@ -205,7 +205,7 @@ def case_external_parameters_are_named_where_deepspeed_has_them(_folder: Path) -
     assert external_parameters(module) == []
 
 
-def case_numbers_of_fp16_are_read_as_there(_folder: Path) -> None:
+def case_numbers_of_fp16_are_read_as_there() -> None:
     import pydantic
     from deepspeed.runtime.precision_config import DeepSpeedFP16Config
 
@@ -230,7 +230,7 @@ def case_numbers_of_fp16_are_read_as_there(_folder: Path) -> None:
         raises(pydantic.ValidationError, key, DeepSpeedFP16Config, **given)
 
 
-def case_cpu_adam_alone_keeps_fp32_states(_folder: Path) -> None:
+def case_cpu_adam_alone_keeps_fp32_states() -> None:
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     calls = []
@@ -263,7 +263,7 @@ def case_cpu_adam_alone_keeps_fp32_states(_folder: Path) -> None:
     assert narrow.state[half]["exp_avg"].dtype == torch.bfloat16
 
 
-def case_states_have_their_dtype_where_a_rank_has_none(_folder: Path) -> None:
+def case_states_have_their_dtype_where_a_rank_has_none() -> None:
     halves = {
         "enabled": True,
         "bf16_master_weights_and_grads": True,
@@ -277,7 +277,7 @@ def case_states_have_their_dtype_where_a_rank_has_none(_folder: Path) -> None:
     assert {state.dtype for state in kept} == {torch.bfloat16}
 
 
-def case_a_cycle_tells_its_shape(_folder: Path) -> None:
+def case_a_cycle_tells_its_shape() -> None:
     kind = deepspeed.runtime.lr_schedules.OneCycle
     cycle = kind(torch.optim.Adam(make().parameters()), 0.1, 0.2, cycle_first_step_size=6)
     assert (cycle.first_step_size, cycle.second_step_size, cycle.total_size) == (6, 6, 12)
@@ -292,7 +292,7 @@ def case_a_cycle_tells_its_shape(_folder: Path) -> None:
     assert decaying.skip_mom_decay
 
 
-def case_checkpoints_need_a_folder(_folder: Path) -> None:
+def case_checkpoints_need_a_folder() -> None:
     engine, *_ = start(1)
     for nothing in (None, ""):
         raises(ValueError, "save_dir", engine.save_checkpoint, nothing)
@@ -301,7 +301,7 @@ def case_checkpoints_need_a_folder(_folder: Path) -> None:
     assert name == "f/mp_rank_00_model_states.pt"
 
 
-def case_a_warning_is_at_the_programs_line(_folder: Path) -> None:
+def case_a_warning_is_at_the_programs_line() -> None:
     if deepspeed.get_accelerator().communication_backend_name() == "nccl" or RANK > 0:
         return
     with warnings.catch_warnings(record=True) as found:
@@ -310,7 +310,7 @@ def case_a_warning_is_at_the_programs_line(_folder: Path) -> None:
     assert [warning.filename for warning in found] == [__file__]
 
 
-def case_launchers_of_programs(_folder: Path) -> None:
+def case_launchers_of_programs() -> None:
     from deepspeed.launcher.multinode_runner import MultiNodeRunner
     from deepspeed.launcher.runner import parse_args
 
@@ -334,7 +334,7 @@ def case_launchers_of_programs(_folder: Path) -> None:
     raises(TypeError, "abstract", MultiNodeRunner, args, "")
 
 
-def case_programs_log_collectives_of_their_own(_folder: Path) -> None:
+def case_programs_log_collectives_of_their_own() -> None:
     from deepspeed.utils.comms_logging import CommsLogger
 
     log = CommsLogger()

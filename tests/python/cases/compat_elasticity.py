@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 from unittest import mock
 
 import deepspeed
@@ -30,13 +29,13 @@ def batches(world_size: int = 0, micro: bool = False, **section: object) -> tupl
     return compute_elastic_config(config, "0.19.7", world_size, return_microbatch=micro)
 
 
-def case_a_star_brings_what_is_of_the_module(_folder: Path) -> None:
+def case_a_star_brings_what_is_of_the_module() -> None:
     names = set(deepspeed.elasticity.config.__all__)
     assert {"ElasticityConfig", "MIN_TIME", "compute_elastic_config"} <= names
     assert not {"Any", "DeepSpeedConfigError", "logger", "placeholder"} & names
 
 
-def case_batches_are_deepspeeds(_folder: Path) -> None:
+def case_batches_are_deepspeeds() -> None:
     """What compute_elastic_config of DeepSpeed 0.19.7 returned; tests/config has many more.
 
     Where a model is divided, 0.19.7 divided the batch among all ranks, which later ones do not.
@@ -63,7 +62,7 @@ def case_batches_are_deepspeeds(_folder: Path) -> None:
         assert (batch, micro) == (64, found)
 
 
-def case_what_cannot_be_is_an_error(_folder: Path) -> None:
+def case_what_cannot_be_is_an_error() -> None:
     raises(ElasticityIncompatibleWorldSize, "World size (7)", batches, 7, version=0.1)
     raises(ElasticityConfigError, "version", batches, version=0.3)
     text = "model_parallel_size"
@@ -81,7 +80,7 @@ def case_what_cannot_be_is_an_error(_folder: Path) -> None:
     assert not elasticity_enabled({})
 
 
-def case_an_engine_has_the_batch_of_its_ranks(_folder: Path) -> None:
+def case_an_engine_has_the_batch_of_its_ranks() -> None:
     section = SECTION | {"version": 0.1}
     given = {"elasticity": section, "train_batch_size": 3}
     model = torch.nn.Linear(2, 2)
@@ -99,7 +98,7 @@ def case_an_engine_has_the_batch_of_its_ranks(_folder: Path) -> None:
     raises(ElasticityIncompatibleWorldSize, "is not valid", begin, model=model, config=small)
 
 
-def case_a_scheduler_counts_by_the_same_section(_folder: Path) -> None:
+def case_a_scheduler_counts_by_the_same_section() -> None:
     model, given = torch.nn.Linear(2, 2), {"elasticity": SECTION}
     scheduled = {"DEEPSPEED_ELASTICITY_CONFIG": json.dumps(SECTION | {"micro_batch_sizes": [4]})}
     with mock.patch.dict(os.environ, scheduled):

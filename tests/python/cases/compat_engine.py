@@ -43,7 +43,7 @@ def case_objects_are_pickled_as_there_but_read_by_leave_only(folder: Path) -> No
     assert state["progress"].epoch == 3
 
 
-def case_the_configuration_is_the_given_dictionary(_folder: Path) -> None:
+def case_the_configuration_is_the_given_dictionary() -> None:
     class WithConfig(Model):
         def __init__(self) -> None:
             super().__init__()
@@ -56,7 +56,7 @@ def case_the_configuration_is_the_given_dictionary(_folder: Path) -> None:
     engine._is_accelerate_prepared = True
 
 
-def case_consolidated_weights_are_on_rank_zero(_folder: Path) -> None:
+def case_consolidated_weights_are_on_rank_zero() -> None:
     engine, *_ = start(3)
     expected = dict(make().named_parameters())
     state = engine._zero3_consolidated_16bit_state_dict()
@@ -73,7 +73,7 @@ def case_consolidated_weights_are_on_rank_zero(_folder: Path) -> None:
     )
 
 
-def case_frozen_parameters_are_left_out_under_all_of_their_names(_folder: Path) -> None:
+def case_frozen_parameters_are_left_out_under_all_of_their_names() -> None:
     model = make()
     model.embedding.requires_grad_(False)  # the head's weight is the same parameter
     engine, *_ = start(2, model)
@@ -81,7 +81,7 @@ def case_frozen_parameters_are_left_out_under_all_of_their_names(_folder: Path) 
     assert set(make().state_dict()) - set(left_out) == {"embedding.weight", "head.weight"}
 
 
-def case_bf16_training_is_the_same_at_every_stage_and_under_zero_init(_folder: Path) -> None:
+def case_bf16_training_is_the_same_at_every_stage_and_under_zero_init() -> None:
     """Masters begin at the rounded values, as DeepSpeed's do, which casts the model first; under
     zero.Init at those that are drawn in 16 bits."""
     rounded = make().to(torch.bfloat16).float()
@@ -103,7 +103,7 @@ def case_bf16_training_is_the_same_at_every_stage_and_under_zero_init(_folder: P
         assert len(hashes) == 1
 
 
-def case_queries(_folder: Path) -> None:
+def case_queries() -> None:
     engine, optimizer, *_ = start(2, gradient_accumulation_steps=2)
     assert engine.train_batch_size() == 8
     assert engine.train_micro_batch_size_per_gpu() == 4 // WORLD_SIZE
@@ -120,7 +120,7 @@ def case_queries(_folder: Path) -> None:
     engine.destroy()
 
 
-def case_a_loader_of_this_ranks_part(_folder: Path) -> None:
+def case_a_loader_of_this_ranks_part() -> None:
     data = torch.arange(16).view(16, 1)
     engine, _, loader, _ = begin(
         model=make(), config=config(0), training_data=data, model_parameters=[]
@@ -169,7 +169,7 @@ def case_a_checkpoint_has_the_scripts_to_convert_it(folder: Path) -> None:
         zero_to_fp32.get_optim_files(str(folder))
 
 
-def case_another_batch_size_takes_more_micro_steps(_folder: Path) -> None:
+def case_another_batch_size_takes_more_micro_steps() -> None:
     results = []
     for steps in (1, 2):  # of the configuration
         engine, *_ = start(2, train_micro_batch_size_per_gpu=2, gradient_accumulation_steps=steps)
@@ -186,7 +186,7 @@ def case_another_batch_size_takes_more_micro_steps(_folder: Path) -> None:
     assert results[0] == results[1]
 
 
-def case_trl_takes_hooks_off_and_puts_them_back(_folder: Path) -> None:
+def case_trl_takes_hooks_off_and_puts_them_back() -> None:
     """As trl/models/utils.py does around generate."""
     expected, _ = reference(steps=4)
     engine, *_ = start(3)
@@ -208,7 +208,7 @@ def case_trl_takes_hooks_off_and_puts_them_back(_folder: Path) -> None:
     assert_close(losses + train(engine, 2, first=2), expected)
 
 
-def case_what_the_optimizer_lacks_has_a_name_here(_folder: Path) -> None:
+def case_what_the_optimizer_lacks_has_a_name_here() -> None:
     _, optimizer, *_ = start(3)
     with pytest.raises(AttributeError, match=r"engine\.get_global_grad_norm\(\)"):
         optimizer._get_norm_groups()
@@ -216,7 +216,7 @@ def case_what_the_optimizer_lacks_has_a_name_here(_folder: Path) -> None:
         optimizer.fp32_partitions  # noqa: B018 - the access raises
 
 
-def case_setting_what_is_not_there_is_an_error(_folder: Path) -> None:
+def case_setting_what_is_not_there_is_an_error() -> None:
     utils = deepspeed.utils
     foreign = torch.nn.Parameter(torch.ones(3))
     assert utils.safe_get_full_fp32_param(foreign) is None
@@ -254,7 +254,7 @@ def case_setting_what_is_not_there_is_an_error(_folder: Path) -> None:
         assert torch.equal(utils.safe_get_full_fp32_param(weight), before)
 
 
-def case_schedules_take_all_arguments_of_deepspeed(_folder: Path) -> None:
+def case_schedules_take_all_arguments_of_deepspeed() -> None:
     schedules = deepspeed.runtime.lr_schedules
 
     def optimizer() -> torch.optim.Optimizer:
@@ -280,7 +280,7 @@ def case_schedules_take_all_arguments_of_deepspeed(_folder: Path) -> None:
         raises(TypeError, text, wrong)
 
 
-def case_the_programs_optimizer_goes_first(_folder: Path) -> None:
+def case_the_programs_optimizer_goes_first() -> None:
     """As in DeepSpeed; zerorun.initialize refuses two sources."""
     expected, _ = reference(steps=4)
     settings = config(2, optimizer={"type": "SGD", "params": {"lr": 1.0}})
@@ -296,7 +296,7 @@ def case_the_programs_optimizer_goes_first(_folder: Path) -> None:
         model = make()
 
 
-def case_a_script_counts_epochs_and_reads_the_speed(_folder: Path) -> None:
+def case_a_script_counts_epochs_and_reads_the_speed() -> None:
     """As DeepSpeed-Chat's trainers do at the end of an epoch."""
     engine, optimizer, *_ = start(2)
     train(engine, 4)
@@ -310,7 +310,7 @@ def case_a_script_counts_epochs_and_reads_the_speed(_folder: Path) -> None:
     assert engine.dist_backend == torch.distributed.get_backend()
 
 
-def case_what_scripts_read_of_the_optimizer(_folder: Path) -> None:
+def case_what_scripts_read_of_the_optimizer() -> None:
     for stage in (1, 3):
         settings = {"fp16": {"enabled": True, "initial_scale_power": 4}}
         engine, optimizer, *_ = start(stage, **settings)
@@ -321,7 +321,7 @@ def case_what_scripts_read_of_the_optimizer(_folder: Path) -> None:
         assert engine.get_lr() == [optimizer.get_lr()] == [0.5]
 
 
-def case_masters_take_what_a_script_has_loaded_into_the_module(_folder: Path) -> None:
+def case_masters_take_what_a_script_has_loaded_into_the_module() -> None:
     for stage in (0, 1, 2):
         engine, optimizer, *_ = start(stage, bf16={"enabled": True})
         train(engine, 1)
@@ -333,7 +333,7 @@ def case_masters_take_what_a_script_has_loaded_into_the_module(_folder: Path) ->
             assert torch.equal(master, expected.float())
 
 
-def case_nccl_is_gloo_on_cpu_ranks(_folder: Path) -> None:
+def case_nccl_is_gloo_on_cpu_ranks() -> None:
     if torch.cuda.is_available():
         return
     script = """

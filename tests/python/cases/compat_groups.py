@@ -37,7 +37,7 @@ def adamw_keys(stage: int) -> dict[str, Any]:
     return KEYS | {"optimizer": optimizer, "zero_optimization": {"stage": stage}}
 
 
-def case_a_grid_of_a_topology_is_an_mpu(_folder: Path) -> None:
+def case_a_grid_of_a_topology_is_an_mpu() -> None:
     """Ranks of two tensor-parallel models, numbered by the topology."""
     deepspeed.init_distributed()
     topology = PipeModelDataParallelTopology(num_pp=1, num_mp=2, num_dp=2)
@@ -73,7 +73,7 @@ def case_a_grid_of_a_topology_is_an_mpu(_folder: Path) -> None:
     assert_close(mesh.train(engine), mesh.train_alone())
 
 
-def case_stages_of_a_pipeline_are_an_axis(_folder: Path) -> None:
+def case_stages_of_a_pipeline_are_an_axis() -> None:
     deepspeed.init_distributed()
     grid = PipelineParallelGrid(PipeDataParallelTopology(num_pp=2, num_dp=2))
     stage, column = divmod(RANK, 2)
@@ -122,7 +122,7 @@ def case_groups_answer_from_the_mpu(folder: Path) -> None:
     ]
 
 
-def case_groups_answer_from_the_mesh(_folder: Path) -> None:
+def case_groups_answer_from_the_mesh() -> None:
     whole = dtensors.meshes()
     model = dtensors.divided(whole)
     engine, *_ = begin(
@@ -164,7 +164,7 @@ class Mixture(nn.Module):
 whole_loss, own_loss = squared_errors(random_rows(300, ROWS, WIDTH))
 
 
-def case_a_moe_layer_trains_like_one_process(folder: Path) -> None:
+def case_a_moe_layer_trains_like_one_process() -> None:
     with_process_group()
     sent = torch.arange(WORLD_SIZE) + 10 * RANK
     received = _AllToAll.apply(dist.group.WORLD, sent)
@@ -193,7 +193,7 @@ def case_a_moe_layer_trains_like_one_process(folder: Path) -> None:
             assert_close(trainer(own_loss, STEPS)(engine), expected)
 
 
-def case_gates_keep_to_the_capacity(_folder: Path) -> None:
+def case_gates_keep_to_the_capacity() -> None:
     torch.manual_seed(1)
     logits = torch.randn(40, 4)
     logits[:, 0] += 3  # almost all want the first
@@ -216,7 +216,7 @@ def case_gates_keep_to_the_capacity(_folder: Path) -> None:
     raises(ValueError, "drop_policy", topkgating, logits, 2, 1.0, 2, drop_policy="x")
 
 
-def case_layers_that_cannot_be_are_errors(_folder: Path) -> None:
+def case_layers_that_cannot_be_are_errors() -> None:
     expert = nn.Linear(4, 4)
     raises(ValueError, "do not divide num_experts=3", MoE, 4, expert, 3, ep_size=2)
     raises(NotImplementedError, "use_tutel", MoE, 4, expert, 2, use_tutel=True)
@@ -225,7 +225,7 @@ def case_layers_that_cannot_be_are_errors(_folder: Path) -> None:
     raises(ValueError, "call deepspeed.initialize", layer, torch.zeros(3, 4))
 
 
-def case_sizes_of_a_mesh_let_ranks_share_sequences(_folder: Path) -> None:
+def case_sizes_of_a_mesh_let_ranks_share_sequences() -> None:
     """From here on ranks share them: a job has one size."""
     given = {"model": nn.Linear(2, 2), "config": KEYS | {"train_micro_batch_size_per_gpu": 1}}
     raises(ValueError, "mesh_param: got (2, 1)", begin, **given, mesh_param=(2, 1))
@@ -241,7 +241,7 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.T
     return found.transpose(1, 2)
 
 
-def case_ranks_that_share_sequences_take_the_same_data(_folder: Path) -> None:
+def case_ranks_that_share_sequences_take_the_same_data() -> None:
     keys = {"train_batch_size": 2, "sequence_parallel_size": 2, "data_parallel_size": 2}
     engine, *_ = begin(model=nn.Linear(2, 2), config=adamw_keys(1) | keys)
     ranks = dist.get_process_group_ranks
@@ -252,7 +252,7 @@ def case_ranks_that_share_sequences_take_the_same_data(_folder: Path) -> None:
     assert ranks(engine.seq_data_parallel_group) == [0, 1, 2, 3]
 
 
-def case_heads_that_ranks_do_not_divide_attend_like_one_rank(_folder: Path) -> None:
+def case_heads_that_ranks_do_not_divide_attend_like_one_rank() -> None:
     """Three key-value heads, on two ranks that share a sequence, each with its query heads."""
     shared = groups._get_sequence_parallel_group()
     part = dist.get_rank(shared)

@@ -3,7 +3,6 @@
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 
 import deepspeed
 import pytest
@@ -25,7 +24,7 @@ def flat_of(optimizer: torch.optim.Optimizer, stage: int) -> list[torch.Tensor]:
     return getattr(optimizer, names.get(stage, "single_partition_of_fp32_groups"))
 
 
-def case_masters_of_a_group_are_one_flat_tensor(_folder: Path) -> None:
+def case_masters_of_a_group_are_one_flat_tensor() -> None:
     total = sum(p.numel() for p in make().parameters())
     for stage in (1, 2, 3):
         for bf16 in (False, True):
@@ -43,7 +42,7 @@ def case_masters_of_a_group_are_one_flat_tensor(_folder: Path) -> None:
             assert flat.numel() == 0 or not torch.equal(before, flat)
 
 
-def case_flat_masters_refuse_what_would_not_reach_zeroruns(_folder: Path) -> None:
+def case_flat_masters_refuse_what_would_not_reach_zeroruns() -> None:
     _, optimizer, *_ = start(3)
     (flat,) = flat_of(optimizer, 3)
     value = flat.sum()
@@ -60,7 +59,7 @@ def case_flat_masters_refuse_what_would_not_reach_zeroruns(_folder: Path) -> Non
     assert (flat * 2).add_(1.0).shape == flat.shape  # what is computed from it is free
 
 
-def case_states_by_parameter_and_by_flat_masters(_folder: Path) -> None:
+def case_states_by_parameter_and_by_flat_masters() -> None:
     for stage in (1, 3):
         engine, optimizer, *_ = start(stage)
         (flat,) = flat_of(optimizer, stage)
@@ -75,7 +74,7 @@ def case_states_by_parameter_and_by_flat_masters(_folder: Path) -> None:
         assert all(optimizer.state[p]["step"] == 2 for p in parameters)
 
 
-def case_groups_norm_and_what_is_not_there(_folder: Path) -> None:
+def case_groups_norm_and_what_is_not_there() -> None:
     engine, optimizer, *_ = start(3)
     parameters = list(engine.module.parameters())
     assert [list(map(id, group)) for group in optimizer.fp16_groups] == [list(map(id, parameters))]
@@ -85,7 +84,7 @@ def case_groups_norm_and_what_is_not_there(_folder: Path) -> None:
     assert not hasattr(optimizer, "train")  # of schedule-free optimizers
 
 
-def case_a_schedule_without_its_optimizer_is_deepspeeds_error(_folder: Path) -> None:
+def case_a_schedule_without_its_optimizer_is_deepspeeds_error() -> None:
     from torch.optim.lr_scheduler import LambdaLR
 
     model = make()
@@ -95,7 +94,7 @@ def case_a_schedule_without_its_optimizer_is_deepspeeds_error(_folder: Path) -> 
     raises(AssertionError, text, begin, model=model, lr_scheduler=schedule, config=settings)
 
 
-def case_skip_init_under_zero_init(_folder: Path) -> None:
+def case_skip_init_under_zero_init() -> None:
     """torch.nn.utils.skip_init makes a module without memory, then gives it some."""
 
     class Inner(torch.nn.Module):
@@ -115,7 +114,7 @@ def case_skip_init_under_zero_init(_folder: Path) -> None:
     assert plain.weight.numel() == 4
 
 
-def case_scale_takes_the_argument_of_newer_deepspeeds(_folder: Path) -> None:
+def case_scale_takes_the_argument_of_newer_deepspeeds() -> None:
     engine, *_ = start(2)
     loss = loss_of(engine, part_of(batch_of(0)))
     assert torch.equal(engine.scale(loss, retain_graph=True), loss)
@@ -123,7 +122,7 @@ def case_scale_takes_the_argument_of_newer_deepspeeds(_folder: Path) -> None:
     engine.step()
 
 
-def case_which_adam_the_configuration_made(_folder: Path) -> None:
+def case_which_adam_the_configuration_made() -> None:
     from deepspeed.ops.adam import FusedAdam
 
     # The name AdamW stands for decoupled decay, whatever adam_w_mode says.
@@ -135,7 +134,7 @@ def case_which_adam_the_configuration_made(_folder: Path) -> None:
             assert each.adam_w_mode is (mode or name == "AdamW")
 
 
-def case_a_configuration_names_optimizers_and_schedules_of_torchs(_folder: Path) -> None:
+def case_a_configuration_names_optimizers_and_schedules_of_torchs() -> None:
     def make_rmsprop(model: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.RMSprop(model.parameters(), lr=1e-3, momentum=0.5)
 
@@ -215,7 +214,7 @@ def leave_out(model: nn.Module) -> None:
     next(model.parameters()).grad = None
 
 
-def case_what_a_program_changes_in_grad_counts_in_the_step(_folder: Path) -> None:
+def case_what_a_program_changes_in_grad_counts_in_the_step() -> None:
     for own in (False, True):
         for change in (lambda _: None, clip, replace, leave_out):
             model, norms = trained(change, own)
@@ -228,7 +227,7 @@ def case_what_a_program_changes_in_grad_counts_in_the_step(_folder: Path) -> Non
                 assert torch.equal(next(model.parameters()), next(make().parameters()))
 
 
-def case_grad_is_there_from_the_end_of_a_batch_to_the_step(_folder: Path) -> None:
+def case_grad_is_there_from_the_end_of_a_batch_to_the_step() -> None:
     engine, *_ = start(0, gradient_accumulation_steps=2)
     parameter = next(engine.module.parameters())
     for micro_step in range(4):
@@ -243,7 +242,7 @@ def case_grad_is_there_from_the_end_of_a_batch_to_the_step(_folder: Path) -> Non
     assert torch.equal(parameter.grad, torch.ones_like(parameter))
 
 
-def case_grad_and_the_functions_for_states_agree(_folder: Path) -> None:
+def case_grad_and_the_functions_for_states_agree() -> None:
     engine, *_ = start(0)
     parameter = next(engine.module.parameters())
     backward(engine)
@@ -262,7 +261,7 @@ def changed_loss(engine: nn.Module, parameter: nn.Parameter) -> torch.Tensor:
     return loss
 
 
-def case_one_rank_alone_may_read_grad_after_a_backward_of_the_engine(_folder: Path) -> None:
+def case_one_rank_alone_may_read_grad_after_a_backward_of_the_engine() -> None:
     engine, *_ = start(0)
     backward(engine)
     if RANK == 0:  # to log it
@@ -270,7 +269,7 @@ def case_one_rank_alone_may_read_grad_after_a_backward_of_the_engine(_folder: Pa
     engine.step()
 
 
-def case_grad_has_the_dtype_and_scale_of_fp16(_folder: Path) -> None:
+def case_grad_has_the_dtype_and_scale_of_fp16() -> None:
     engine, *_ = start(0, fp16={"enabled": True, "initial_scale_power": 4})
     parameter = next(engine.module.parameters())
     backward(engine)
@@ -280,7 +279,7 @@ def case_grad_has_the_dtype_and_scale_of_fp16(_folder: Path) -> None:
     engine.step()
 
 
-def case_grad_is_none_from_stage_1_on(_folder: Path) -> None:
+def case_grad_is_none_from_stage_1_on() -> None:
     for stage in (1, 2, 3):
         engine, *_ = start(stage)
         backward(engine)
@@ -288,7 +287,7 @@ def case_grad_is_none_from_stage_1_on(_folder: Path) -> None:
         engine.step()
 
 
-def case_torchs_clipping_changes_nothing_from_stage_1_on(_folder: Path) -> None:
+def case_torchs_clipping_changes_nothing_from_stage_1_on() -> None:
     for stage in (1, 2, 3):
         engine, *_ = start(stage, gradient_clipping=0.0)
         backward(engine)

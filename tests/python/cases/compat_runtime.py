@@ -38,7 +38,7 @@ def slices() -> SimpleNamespace:
     )
 
 
-def case_norms_are_those_of_all_the_parts(_folder: Path) -> None:
+def case_norms_are_those_of_all_the_parts() -> None:
     deepspeed.init_distributed()
     shared, own = graded([3.0, -4.0], [2.0 + RANK])
     own.model_parallel = True
@@ -62,7 +62,7 @@ def case_norms_are_those_of_all_the_parts(_folder: Path) -> None:
         assert utils.is_invalid_grad_norm(invalid)
 
 
-def case_clipping_is_pytorchs_over_the_parts_of_a_model(_folder: Path) -> None:
+def case_clipping_is_pytorchs_over_the_parts_of_a_model() -> None:
     deepspeed.init_distributed()
     for norm_type in (1.0, 2.0, 3.0, math.inf):
         ours, theirs = (graded([3.0, -4.0], [2.0]) for _ in range(2))
@@ -86,7 +86,7 @@ def case_clipping_is_pytorchs_over_the_parts_of_a_model(_folder: Path) -> None:
     assert torch.allclose(tensors[0], torch.full((4,), 0.5))
 
 
-def case_an_overflow_of_one_rank_is_one_of_all(_folder: Path) -> None:
+def case_an_overflow_of_one_rank_is_one_of_all() -> None:
     deepspeed.init_distributed()
     experts.start(WORLD_SIZE)
     last = RANK == WORLD_SIZE - 1
@@ -112,7 +112,7 @@ def case_an_overflow_of_one_rank_is_one_of_all(_folder: Path) -> None:
     assert masked.tolist() == [1.5, 1.5, 2.0]
 
 
-def case_parts_of_a_tensor_become_whole(_folder: Path) -> None:
+def case_parts_of_a_tensor_become_whole() -> None:
     deepspeed.init_distributed()
     group = dist.group.WORLD
     for size in (1, 7, 8):
@@ -125,7 +125,7 @@ def case_parts_of_a_tensor_become_whole(_folder: Path) -> None:
         assert again.full_size() == [size, 3]
 
 
-def case_a_hook_counts_the_parameters_that_a_backward_reaches(_folder: Path) -> None:
+def case_a_hook_counts_the_parameters_that_a_backward_reaches() -> None:
     seen = []
     used, unused = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     product = used * 2
@@ -137,7 +137,7 @@ def case_a_hook_counts_the_parameters_that_a_backward_reaches(_folder: Path) -> 
     raises(RuntimeError, "within", utils.count_used_parameters_in_backward, [used])
 
 
-def case_an_mpu_is_asked_by_any_of_its_names(_folder: Path) -> None:
+def case_an_mpu_is_asked_by_any_of_its_names() -> None:
     for kind in ("tensor_model_parallel", "slice_parallel", "model_parallel"):
         answers = {"rank": 3, "world_size": 8, "group": "ranks"}
         mpu = SimpleNamespace(
@@ -171,7 +171,7 @@ def case_files_that_name_a_loss_scaler_are_read(folder: Path) -> None:
         raises(NotImplementedError, "fp16.enabled", scaler, 8.0)
 
 
-def case_curricula_rise_in_their_steps(_folder: Path) -> None:
+def case_curricula_rise_in_their_steps() -> None:
     base = {"min_difficulty": 8, "max_difficulty": 1000}
     ramp = {"total_curriculum_step": 100, "difficulty_step": 16}
     for kind, degree in (("fixed_linear", 1), ("fixed_root", 2)):
@@ -200,7 +200,7 @@ def case_curricula_rise_in_their_steps(_folder: Path) -> None:
     raises(AssertionError, "one difficulty more", CurriculumScheduler, wrong)
 
 
-def case_sparse_gradients_keep_their_rows(_folder: Path) -> None:
+def case_sparse_gradients_keep_their_rows() -> None:
     layer = nn.Embedding(5, 3, sparse=True)
     layer(torch.tensor([4, 1, 1])).sum().backward()
     one = SparseTensor(layer.weight.grad)
@@ -211,7 +211,7 @@ def case_sparse_gradients_keep_their_rows(_folder: Path) -> None:
     raises(AssertionError, "dense", SparseTensor, torch.ones(2))
 
 
-def case_optimizers_of_stage_0_in_16_bits_have_their_classes(_folder: Path) -> None:
+def case_optimizers_of_stage_0_in_16_bits_have_their_classes() -> None:
     half = {"fp16": {"enabled": True, "loss_scale": 8}}
     for stage in (0, 1):
         _, optimizer, *_ = start(stage, **half)
@@ -228,7 +228,7 @@ def case_optimizers_of_stage_0_in_16_bits_have_their_classes(_folder: Path) -> N
     assert not isinstance(optimizer, FP16_Optimizer | FP16_UnfusedOptimizer)
 
 
-def case_unknown_keys_are_ignored_where_deepspeed_reads_by_name(_folder: Path) -> None:
+def case_unknown_keys_are_ignored_where_deepspeed_reads_by_name() -> None:
     lines: list[str] = []
     logger = deepspeed.utils.logger
     logger.addFilter(lambda record: lines.append(record.getMessage()) is None)

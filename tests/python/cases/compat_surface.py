@@ -32,7 +32,7 @@ def mean_loss(engine: zerorun.ZeroEngine) -> float:
         return mean(loss_of(engine, part_of(batch_of(0))), engine)
 
 
-def case_several_backward_passes_are_one_step(_folder: Path) -> None:
+def case_several_backward_passes_are_one_step() -> None:
     expected = summed_reference(3, passes=2)
     for stage in range(4):
         engine, *_ = start(stage)
@@ -49,7 +49,7 @@ def case_several_backward_passes_are_one_step(_folder: Path) -> None:
         assert_close(losses, expected)
 
 
-def case_the_program_ends_batches_itself(_folder: Path) -> None:
+def case_the_program_ends_batches_itself() -> None:
     """managed_gradient_accumulation false: each step() takes the backward passes before it."""
     expected = summed_reference(3, passes=2)
     for stage in range(4):
@@ -70,7 +70,7 @@ def case_the_program_ends_batches_itself(_folder: Path) -> None:
         raises(AssertionError, "step()", engine.set_gradient_accumulation_boundary, True)
 
 
-def case_forward_runs_under_torchs_autocast(_folder: Path) -> None:
+def case_forward_runs_under_torchs_autocast() -> None:
     """As zerorun's, see training; here what the engine says of it."""
     for dtype, scales in (("bfloat16", False), ("float16", True)):
         engine, optimizer, *_ = start(1, torch_autocast={"enabled": True, "dtype": dtype})
@@ -84,7 +84,7 @@ def case_forward_runs_under_torchs_autocast(_folder: Path) -> None:
         assert 0 < abs(inside - plain) < 0.05
 
 
-def case_schedules_have_deepspeeds_classes_and_attributes(_folder: Path) -> None:
+def case_schedules_have_deepspeeds_classes_and_attributes() -> None:
     schedules = deepspeed.runtime.lr_schedules
     params = {"warmup_max_lr": 0.01, "warmup_num_steps": 4, "total_num_steps": 10}
     engine, optimizer, _, scheduler = start(
@@ -114,7 +114,7 @@ def case_schedules_have_deepspeeds_classes_and_attributes(_folder: Path) -> None
     assert schedules.OneCycle(adamw(make()), 0.01, 0.1, cycle_momentum=False).get_mom() is None
 
 
-def case_fused_optimizers_take_arguments_by_place(_folder: Path) -> None:
+def case_fused_optimizers_take_arguments_by_place() -> None:
     ops = deepspeed.ops
     expected, _ = reference(
         lambda m: torch.optim.AdamW(m.parameters(), 1e-2, (0.8, 0.99), 1e-6, 0.1), steps=3
@@ -140,7 +140,7 @@ def case_fused_optimizers_take_arguments_by_place(_folder: Path) -> None:
     assert not isinstance(torch.optim.SGD(make().parameters()), ops.adam.FusedAdam)
 
 
-def case_loaders_of_routes_and_samplers(_folder: Path) -> None:
+def case_loaders_of_routes_and_samplers() -> None:
     engine, *_ = start(1, dataloader_drop_last=True)
     data = torch.arange(18)
     shuffled = engine.deepspeed_io(data, 2)
@@ -160,7 +160,7 @@ def case_loaders_of_routes_and_samplers(_folder: Path) -> None:
     raises(ValueError, "Dataset", engine.deepspeed_io, iter([1]))
 
 
-def case_states_stay_where_they_are(_folder: Path) -> None:
+def case_states_stay_where_they_are() -> None:
     kinds = deepspeed.runtime.zero.offload_config.OffloadStateTypeEnum
     engine, optimizer, *_ = start(3)
     before = engine._core.parameter_hash()
@@ -175,7 +175,7 @@ def case_states_stay_where_they_are(_folder: Path) -> None:
     raises(AssertionError, "optimizer", judge.offload_states)
 
 
-def case_the_engine_answers_what_is_configured(_folder: Path) -> None:
+def case_the_engine_answers_what_is_configured() -> None:
     offload = {"device": "cpu", "ratio": 0.5}
     zero = {"stage": 2, "reduce_bucket_size": 1e5, "offload_optimizer": offload}
     engine, *_ = start(2, zero_optimization=zero, checkpoint={"tag_validation": "FAIL"})
@@ -193,7 +193,7 @@ def case_the_engine_answers_what_is_configured(_folder: Path) -> None:
     raises(NotImplementedError, "sparse_allreduce is not part of zerorun", engine.sparse_allreduce)
 
 
-def case_the_accelerator_of_cpu_ranks(_folder: Path) -> None:
+def case_the_accelerator_of_cpu_ranks() -> None:
     accelerator = deepspeed.get_accelerator()
     assert isinstance(accelerator, deepspeed.accelerator.DeepSpeedAccelerator)
     assert accelerator.device_count() == WORLD_SIZE == int(os.environ["LOCAL_SIZE"])
@@ -210,7 +210,7 @@ def case_the_accelerator_of_cpu_ranks(_folder: Path) -> None:
     raises(NotImplementedError, "zerorun", accelerator.build_extension)
 
 
-def case_optimizers_have_the_class_of_their_stage(_folder: Path) -> None:
+def case_optimizers_have_the_class_of_their_stage() -> None:
     zero = deepspeed.runtime.zero
     for stage, kind in (
         (1, zero.stage_1_and_2.DeepSpeedZeroOptimizer),
@@ -223,7 +223,7 @@ def case_optimizers_have_the_class_of_their_stage(_folder: Path) -> None:
             assert module.blocks[0].up.weight.shape == make().blocks[0].up.weight.shape
 
 
-def case_attention_is_made_by_the_program(_folder: Path) -> None:
+def case_attention_is_made_by_the_program() -> None:
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -279,7 +279,7 @@ def case_metrics_and_monitors_by_deepspeeds_names(folder: Path) -> None:
         assert monitors.tb_monitor is None
 
 
-def case_configuration_classes_are_used_as_pydantics(_folder: Path) -> None:
+def case_configuration_classes_are_used_as_pydantics() -> None:
     import pydantic
     from deepspeed.runtime.config_utils import get_config_default
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig, ZeroStageEnum, get_zero_config
@@ -304,7 +304,7 @@ def case_configuration_classes_are_used_as_pydantics(_folder: Path) -> None:
         assert get_zero_config({"zero_optimization": value}).stage == stage
 
 
-def case_builders_of_operators_have_deepspeeds_names(_folder: Path) -> None:
+def case_builders_of_operators_have_deepspeeds_names() -> None:
     from deepspeed.ops import op_builder
 
     for kind, name in (("CPUAdam", "cpu_adam"), ("RaggedOps", "ragged_device_ops"), ("GDS", "gds")):

@@ -17,7 +17,7 @@ from cases.compat import begin, start
 from cases.models import *
 
 
-def case_checkpointing_recomputes_with_the_same_random_numbers(_folder: Path) -> None:
+def case_checkpointing_recomputes_with_the_same_random_numbers() -> None:
     checkpointing = deepspeed.checkpointing
     tracker = checkpointing.get_cuda_rng_tracker()
     kept = torch.get_rng_state()
@@ -61,7 +61,7 @@ def case_checkpointing_recomputes_with_the_same_random_numbers(_folder: Path) ->
     torch.set_rng_state(kept)
 
 
-def case_gradients_are_updated_together(_folder: Path) -> None:
+def case_gradients_are_updated_together() -> None:
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss_of(model, batch_of(0)).backward()
@@ -149,7 +149,7 @@ def case_the_logger_has_levels_and_timers_measure(folder: Path) -> None:
     assert deepspeed.utils.timer.trim_mean([9, 1, 2, 3, 0], 0.2) == 2.0
 
 
-def case_tiled_layers_are_one_layer(_folder: Path) -> None:
+def case_tiled_layers_are_one_layer() -> None:
     tiling = deepspeed.zero
     torch.manual_seed(3)
     layer = torch.nn.Linear(7, 5)
@@ -190,7 +190,7 @@ def norm_of(module: torch.nn.Module) -> float:
     return torch.nn.utils.get_total_norm([p.grad for p in module.parameters()]).item()
 
 
-def case_needs_of_memory_are_those_of_zerorun_plan(_folder: Path) -> None:
+def case_needs_of_memory_are_those_of_zerorun_plan() -> None:
     from deepspeed.runtime.zero import stage3, stage_1_and_2
 
     binaries = Path(zerorun.__file__).parents[2] / "bin"  # of the build
@@ -213,7 +213,7 @@ def case_needs_of_memory_are_those_of_zerorun_plan(_folder: Path) -> None:
     assert "stage 3" in printed[0]
 
 
-def case_helpers_of_the_runtime(_folder: Path) -> None:
+def case_helpers_of_the_runtime() -> None:
     utils = deepspeed.runtime.utils
     assert utils.partition_uniform(10, 4) == [0, 3, 6, 8, 10]
     weights = [1, 9, 1, 1, 8, 1, 3]
@@ -255,7 +255,7 @@ def case_helpers_of_the_runtime(_folder: Path) -> None:
         zero.assert_ints_same_as_other_ranks([RANK])
 
 
-def case_initial_values_are_drawn_in_16_bits(_folder: Path) -> None:
+def case_initial_values_are_drawn_in_16_bits() -> None:
     """As a layer of that dtype draws them, which is not what rounding gives; buffers stay."""
 
     class Layer(torch.nn.Linear):
@@ -284,7 +284,7 @@ def case_initial_values_are_drawn_in_16_bits(_folder: Path) -> None:
         assert torch.equal(made.weight.cpu(), draw().weight)
 
 
-def case_tiles_of_a_sequence_are_the_whole(_folder: Path) -> None:
+def case_tiles_of_a_sequence_are_the_whole() -> None:
     from deepspeed.runtime.sequence_parallel import ulysses_sp
 
     class Net(torch.nn.Module):

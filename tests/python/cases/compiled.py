@@ -67,7 +67,7 @@ def losses_at(
     return losses
 
 
-def case_compiled_models_train_as_they_are(_folder: Path) -> None:
+def case_compiled_models_train_as_they_are() -> None:
     """When parameters arrive is decided by hooks and guards, whatever code is generated, so code is
     generated at one stage of some."""
     expected, _ = reference(steps=STEPS)
@@ -93,7 +93,7 @@ def case_compiled_models_train_as_they_are(_folder: Path) -> None:
                 assert late == plain, (change, before)
 
 
-def case_compiled_models_read_what_no_call_holds(_folder: Path) -> None:
+def case_compiled_models_read_what_no_call_holds() -> None:
     expected, _ = reference(kind=Inside, steps=STEPS)
     torch._dynamo.reset()
     model, engine = started(config(3), Inside)
@@ -138,7 +138,7 @@ def graphs_of(
     return found
 
 
-def case_blocks_are_compiled_whole_and_once_at_every_stage(_folder: Path) -> None:
+def case_blocks_are_compiled_whole_and_once_at_every_stage() -> None:
     def wrap(model: nn.Module, backend: Callable[..., object]) -> None:
         for index, block in enumerate(model.blocks):
             model.blocks[index] = torch.compile(block, backend=backend)

@@ -151,7 +151,7 @@ def case_weight_decay_of_the_other_kind_is_an_error(folder: Path) -> None:
         assert engine._core.step_count == 4
 
 
-def case_weight_decay_of_a_state_dict_is_compared(_folder: Path) -> None:
+def case_weight_decay_of_a_state_dict_is_compared() -> None:
     model = make_model()
     adam = torch.optim.Adam(groups_of(model), lr=0.1)
     loss_of(model, torch.ones(1, 5, dtype=torch.int64)).backward()

@@ -129,7 +129,7 @@ def start(mesh: Any, stage: int, seed: int = 0, private: bool = False) -> zeroru
     return initialize(model, adamw(model), config=config(1, stage, **keys), device_mesh=mesh)[0]
 
 
-def case_a_parallel_block_trains_like_the_whole_one(_folder: Path) -> None:
+def case_a_parallel_block_trains_like_the_whole_one() -> None:
     mesh = meshes()
     whole = make(Block)
     expected = train_whole(whole, whole_loss, STEPS)
@@ -152,7 +152,7 @@ def case_a_parallel_block_trains_like_the_whole_one(_folder: Path) -> None:
         assert isinstance(weight, DTensor)
 
 
-def case_lamb_has_the_norms_of_whole_tensors(_folder: Path) -> None:
+def case_lamb_has_the_norms_of_whole_tensors() -> None:
     mesh = meshes()
     lamb = {"type": "Lamb", "params": {"lr": 0.02, "weight_decay": 0.1}}
     keys = {"optimizer": lamb, "gradient_clipping": 0.0}
@@ -181,7 +181,7 @@ def case_a_checkpoint_has_the_pieces(folder: Path) -> None:
         assert saved["mlp.up.weight"].shape == (HIDDEN, WIDTH)
 
 
-def case_state_dicts_of_torch_have_dtensors(_folder: Path) -> None:
+def case_state_dicts_of_torch_have_dtensors() -> None:
     engine = start(meshes(), 2)
     model = engine.module
     state = {name: value.clone() for name, value in get_model_state_dict(model).items()}
@@ -194,7 +194,7 @@ def case_state_dicts_of_torch_have_dtensors(_folder: Path) -> None:
     refuses("under one name", get_optimizer_state_dict, model, engine.optimizer)
 
 
-def case_the_example_trains(_folder: Path) -> None:
+def case_the_example_trains() -> None:
     meshes()
     path = Path(__file__).parents[3] / "examples" / "python" / "tensor_parallel.py"
     printed = io.StringIO()
@@ -207,7 +207,7 @@ def case_the_example_trains(_folder: Path) -> None:
         assert "'0.weight': (256, 64)" in printed.getvalue()
 
 
-def case_models_of_fsdp_on_meshes(_folder: Path) -> None:
+def case_models_of_fsdp_on_meshes() -> None:
     """HSDP's is adopted with its mesh; one sharded over fewer ranks, or a part, is refused."""
     mesh = meshes()
     whole = make(Block)
@@ -224,7 +224,7 @@ def case_models_of_fsdp_on_meshes(_folder: Path) -> None:
     refuses("by fully_shard and by tensor parallelism", shard, part, stage=3, device_mesh=mesh)
 
 
-def case_placements_that_cannot_be_trained_are_errors(_folder: Path) -> None:
+def case_placements_that_cannot_be_trained_are_errors() -> None:
     mesh = meshes()
     model = divided(mesh)
     for names, text in (

@@ -102,7 +102,7 @@ def start(stage: int, size: int = 2, seed: int = 0, **keys: Any) -> zerorun.Zero
     return initialize(model, adamw(model), config=config(ROWS // WORLD_SIZE, stage, **keys))[0]
 
 
-def case_experts_on_different_ranks_train_like_those_of_one(_folder: Path) -> None:
+def case_experts_on_different_ranks_train_like_those_of_one() -> None:
     whole = make(Mixture)
     expected = train_whole(whole, whole_loss, STEPS)
     private = {"zerorun": {"comm_timeout": 30, "share_parameters": False}}
@@ -198,7 +198,7 @@ def case_a_torch_optimizer_and_accumulation_know_of_experts(folder: Path) -> Non
         assert_close(losses_of(stage, folder / str(stage)), expected)
 
 
-def case_what_cannot_be_is_an_error(_folder: Path) -> None:
+def case_what_cannot_be_is_an_error() -> None:
     model = Mixture(groups())
     for parameter in model.experts.parameters():
         parameter.group_name = "ep_size_3"

@@ -21,7 +21,7 @@ def hooked(model: nn.Module) -> set[str]:
     return {name for name, module in model.named_modules() if module._forward_pre_hooks}
 
 
-def case_python_calls_of_a_micro_step(_folder: Path) -> None:
+def case_python_calls_of_a_micro_step() -> None:
     model = make_model()
     engine, *_ = initialize(model, adamw(model), config=config(3))
     for most, recomputed in ((750, False), (1500, True)):
@@ -61,7 +61,7 @@ class Bypassed(Model):
         return self.head(x)
 
 
-def case_a_model_that_calls_the_modules_inside_of_its_units(_folder: Path) -> None:
+def case_a_model_that_calls_the_modules_inside_of_its_units() -> None:
     expected, _ = reference(kind=Bypassed, steps=4)
     model, engine = started(config(3), Bypassed)
     assert "blocks.0.up" not in hooked(model)
@@ -99,7 +99,7 @@ def full_layers(model: nn.Module) -> int:
     return sum(weight.numel() > 0 for weight in weights)
 
 
-def case_calls_of_parts_fill_one_block_at_a_time(_folder: Path) -> None:
+def case_calls_of_parts_fill_one_block_at_a_time() -> None:
     expected, _ = reference(kind=Parts, steps=3)
     for evaluate_first in (False, True):
         model, engine = started(bare_config(), Parts)
@@ -146,7 +146,7 @@ class TwoUnits(nn.Module):
         return self.blocks[0](self.embedding(tokens))
 
 
-def case_a_part_with_parameters_of_two_units(_folder: Path) -> None:
+def case_a_part_with_parameters_of_two_units() -> None:
     plain = make(TwoUnits).to(DEVICE)
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     for has_graph in (False, True):
@@ -162,7 +162,7 @@ def case_a_part_with_parameters_of_two_units(_folder: Path) -> None:
         assert all(parameter.numel() == 0 for parameter in model.parameters())
 
 
-def case_a_part_within_gathered_parameters_has_its_backward_outside(_folder: Path) -> None:
+def case_a_part_within_gathered_parameters_has_its_backward_outside() -> None:
     x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
 
     def loss_of_attention(model: nn.Module) -> torch.Tensor:
@@ -197,7 +197,7 @@ class Reader(nn.Module):
             return x @ self.embedding.weight.t()
 
 
-def case_a_read_within_gathered_parameters_has_its_backward_outside(_folder: Path) -> None:
+def case_a_read_within_gathered_parameters_has_its_backward_outside() -> None:
     expected, _ = reference(kind=Reader, steps=3)
     _, engine = started(bare_config(), Reader)
     assert_close(train(engine, 3), expected)
@@ -231,7 +231,7 @@ class Summed(nn.Module):
         return self.blocks[1](self.blocks[0](x))
 
 
-def case_a_generator_inside_of_a_unit_called_on_its_own(_folder: Path) -> None:
+def case_a_generator_inside_of_a_unit_called_on_its_own() -> None:
     plain, model = make(Summed).to(DEVICE), make(Summed)
     engine, *_ = initialize(model, adamw(model), config=bare_config())
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
@@ -252,7 +252,7 @@ def inner_loss(block: nn.Module, around: Callable[[], object]) -> torch.Tensor:
     return out.square().mean()  # whose backward is outside
 
 
-def case_an_inner_module_called_by_the_program(_folder: Path) -> None:
+def case_an_inner_module_called_by_the_program() -> None:
     for gathered in (False, True):
         plain = make().to(DEVICE)
         optimizer = adamw(plain)
@@ -278,7 +278,7 @@ def case_an_inner_module_called_by_the_program(_folder: Path) -> None:
         assert "blocks.1.up" in hooked(model)
 
 
-def case_a_part_without_hooks_reads_anothers_parameter(_folder: Path) -> None:
+def case_a_part_without_hooks_reads_anothers_parameter() -> None:
     expected, _ = reference(kind=Inside, steps=3)
     model, engine = started(config(3), Inside)
     assert "part" not in hooked(model)
@@ -292,7 +292,7 @@ def case_a_part_without_hooks_reads_anothers_parameter(_folder: Path) -> None:
     assert_close(losses, expected)
 
 
-def case_reads_within_a_unit_are_those_of_a_dictionary(_folder: Path) -> None:
+def case_reads_within_a_unit_are_those_of_a_dictionary() -> None:
     seen = []
 
     class Seeing(Block):

@@ -1,6 +1,5 @@
 """zero.Init where ranks train on GPUs (that are not there): see fake_torch_cuda.py."""
 
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import zerorun
 from cases.models import *
 
 
-def case_zero_init_puts_its_parts_on_the_gpu(_folder: Path) -> None:
+def case_zero_init_puts_its_parts_on_the_gpu() -> None:
     with zerorun.zero.Init():
         model = make(Model)
     assert {value.device for value in model.parameters()} == {DEVICE}
@@ -19,7 +18,7 @@ def case_zero_init_puts_its_parts_on_the_gpu(_folder: Path) -> None:
     engine.destroy()
 
 
-def case_zero_init_keeps_what_is_offloaded_on_the_host(_folder: Path) -> None:
+def case_zero_init_keeps_what_is_offloaded_on_the_host() -> None:
     """A model that the GPUs together do not hold: they get one parameter at a time."""
     offloaded = config(3)["zero_optimization"] | {"offload_param": {"device": "cpu"}}
     settings = config(3, zero_optimization=offloaded)
@@ -40,7 +39,7 @@ def case_zero_init_keeps_what_is_offloaded_on_the_host(_folder: Path) -> None:
     assert {value.ds_tensor.device for value in model.parameters()} == {DEVICE}
 
 
-def case_ranks_that_a_scheduler_shows_the_same_gpu_are_named(_folder: Path) -> None:
+def case_ranks_that_a_scheduler_shows_the_same_gpu_are_named() -> None:
     if WORLD_SIZE == 1:
         return
     with pytest.MonkeyPatch.context() as patch:

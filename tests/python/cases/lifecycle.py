@@ -26,7 +26,7 @@ def values_of(model: nn.Module) -> list[torch.Tensor]:
         return [parameter.detach().cpu().clone() for parameter in model.parameters()]
 
 
-def case_a_second_initialize_takes_over(_folder: Path) -> None:
+def case_a_second_initialize_takes_over() -> None:
     """As Lightning's fit, validate and fit again: with other engines on the same module."""
     expected, _ = reference(steps=3)
     for stage in STAGES:
@@ -48,7 +48,7 @@ def case_a_second_initialize_takes_over(_folder: Path) -> None:
         again.destroy()
 
 
-def case_a_dropped_engine_leaves_a_usable_model(_folder: Path) -> None:
+def case_a_dropped_engine_leaves_a_usable_model() -> None:
     for stage in STAGES:
         model = make()
         engine = start(stage, model)
@@ -67,7 +67,7 @@ def case_a_dropped_engine_leaves_a_usable_model(_folder: Path) -> None:
         engine.destroy()
 
 
-def case_an_engine_that_is_dropped_with_its_model_is_freed(_folder: Path) -> None:
+def case_an_engine_that_is_dropped_with_its_model_is_freed() -> None:
     for stage in STAGES:
         for share in (True, False):
             model = make()
@@ -79,7 +79,7 @@ def case_an_engine_that_is_dropped_with_its_model_is_freed(_folder: Path) -> Non
             assert [each() for each in dropped] == [None, None]
 
 
-def case_an_initialize_that_fails_late_leaves_the_model_as_it_was(_folder: Path) -> None:
+def case_an_initialize_that_fails_late_leaves_the_model_as_it_was() -> None:
     def fails(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         if RANK == WORLD_SIZE - 1:
             raise KeyError("no schedule")
@@ -115,7 +115,7 @@ class Interrupted(Model):
             raise KeyboardInterrupt
 
 
-def case_an_interrupted_forward_leaves_the_hooks_in_order(_folder: Path) -> None:
+def case_an_interrupted_forward_leaves_the_hooks_in_order() -> None:
     expected, _ = reference(kind=Interrupted, steps=4)
     for stage in STAGES:
         model = make(Interrupted)
@@ -134,7 +134,7 @@ def case_an_interrupted_forward_leaves_the_hooks_in_order(_folder: Path) -> None
         engine.destroy()
 
 
-def case_a_step_without_a_backward_changes_nothing(_folder: Path) -> None:
+def case_a_step_without_a_backward_changes_nothing() -> None:
     for stage in STAGES:
         for kind in (adamw, lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-2)):
             model = make()
@@ -161,7 +161,7 @@ def case_a_step_without_a_backward_changes_nothing(_folder: Path) -> None:
             engine.destroy()
 
 
-def case_a_rank_without_a_backward_counts_as_zeros(_folder: Path) -> None:
+def case_a_rank_without_a_backward_counts_as_zeros() -> None:
     plain = make()
     optimizer = adamw(plain)
     (loss_of(plain, batch_of(0)) / WORLD_SIZE).backward()
@@ -178,7 +178,7 @@ def case_a_rank_without_a_backward_counts_as_zeros(_folder: Path) -> None:
         engine.destroy()
 
 
-def case_parameters_that_are_frozen_later_stay_as_they_are(_folder: Path) -> None:
+def case_parameters_that_are_frozen_later_stay_as_they_are() -> None:
     """As with torch, which steps no parameter without a gradient; also after they are back."""
     optimizers = (
         adamw,
@@ -205,7 +205,7 @@ def case_parameters_that_are_frozen_later_stay_as_they_are(_folder: Path) -> Non
             engines[stage].destroy()
 
 
-def case_frozen_values_are_the_same_bits(_folder: Path) -> None:
+def case_frozen_values_are_the_same_bits() -> None:
     for stage in STAGES:
         model = make()
         engine = start(stage, model, bf16={"enabled": True})
@@ -224,7 +224,7 @@ def case_frozen_values_are_the_same_bits(_folder: Path) -> None:
         engine.destroy()
 
 
-def case_other_batch_sizes_with_the_losss_own_backward(_folder: Path) -> None:
+def case_other_batch_sizes_with_the_losss_own_backward() -> None:
     for stage in STAGES:
         norms = []
         for own in (True, False):
@@ -293,7 +293,7 @@ def case_an_engine_of_another_optimizer_or_none_takes_the_model(folder: Path) ->
             engine.destroy()
 
 
-def case_a_forked_process_cannot_gather(_folder: Path) -> None:
+def case_a_forked_process_cannot_gather() -> None:
     """As a worker of a DataLoader, which would read the training's shared memory; also one that is
     forked within a forward."""
     model, engine = started(config(3))

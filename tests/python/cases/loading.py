@@ -3,7 +3,6 @@
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -31,7 +30,7 @@ def make_silent(_store: Any, rank: int, size: int, _timeout: Any) -> Silent:
     return Silent(rank, size)
 
 
-def case_the_ranks_meet_without_a_collective_of_pytorchs_group(_folder: Path) -> None:
+def case_the_ranks_meet_without_a_collective_of_pytorchs_group() -> None:
     """Comes first. NCCL's would be made on GPU 0 of every rank that has not chosen one."""
     dist.Backend.register_backend("silent", make_silent, devices=["cpu"])
     dist.init_process_group("silent")
@@ -57,7 +56,7 @@ def case_the_ranks_meet_without_a_collective_of_pytorchs_group(_folder: Path) ->
     dist.destroy_process_group()
 
 
-def case_rank_zero_that_does_not_come_is_named(_folder: Path) -> None:
+def case_rank_zero_that_does_not_come_is_named() -> None:
     if WORLD_SIZE > 1:
         raises(
             zerorun.CommError,
@@ -79,7 +78,7 @@ class Mixed(Model):
         self.register_buffer("constant", torch.ones(2))
 
 
-def case_values_are_rank_zeros_bit_by_bit(_folder: Path) -> None:
+def case_values_are_rank_zeros_bit_by_bit() -> None:
     expected = [p.clone() for p in make(Mixed).parameters()]
     for stage in STAGES:
         for keys in ({}, HALF):
@@ -107,7 +106,7 @@ def fails_at(number: int, kind: type[BaseException] = OSError) -> Iterator[None]
         yield
 
 
-def case_a_model_is_whole_after_a_load_that_failed_in_the_middle(_folder: Path) -> None:
+def case_a_model_is_whole_after_a_load_that_failed_in_the_middle() -> None:
     loss = loss_of(make(), batch_of(0))
     for stage in STAGES:
         for keys, tolerance in (({}, 0.0), (HALF, 1e-2)):
@@ -124,7 +123,7 @@ def case_a_model_is_whole_after_a_load_that_failed_in_the_middle(_folder: Path) 
                     assert_close(train(engine, 2), reference(steps=2)[0])
 
 
-def case_zero_inits_model_is_partitioned_after_a_load_that_failed(_folder: Path) -> None:
+def case_zero_inits_model_is_partitioned_after_a_load_that_failed() -> None:
     for number in (1, 2, 6):
         with zerorun.zero.Init():
             model = make()
@@ -136,7 +135,7 @@ def case_zero_inits_model_is_partitioned_after_a_load_that_failed(_folder: Path)
                 assert torch.equal(parameter.cpu(), values)
 
 
-def case_weights_are_made_contiguous_once(_folder: Path) -> None:
+def case_weights_are_made_contiguous_once() -> None:
     """A copy per piece would be quadratic. What cannot be made so is an error on every rank."""
     contiguous = torch.Tensor.contiguous
     values = torch.arange(64.0).view(8, 8).t()
@@ -190,7 +189,7 @@ def with_shard(model: nn.Module, stage: int) -> zerorun.ZeroEngine:
     return shard(model, stage=stage, optimizer=adamw(model), dtype=torch.bfloat16)
 
 
-def case_no_host_memory_for_a_value_twice(_folder: Path) -> None:
+def case_no_host_memory_for_a_value_twice() -> None:
     """When the next parameter is loaded, the memory of those before is gone."""
     for make_engine in (with_initialize, with_shard):
         for stage in STAGES:

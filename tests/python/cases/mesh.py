@@ -118,7 +118,7 @@ def divided(mpu: Any, stage: int, seed: int = 0, **keys: Any) -> zerorun.ZeroEng
     return initialize(model, adamw(model), config=config(stage, **keys), mpu=mpu)[0]
 
 
-def case_a_tensor_parallel_mlp_trains_like_the_whole_one(_folder: Path) -> None:
+def case_a_tensor_parallel_mlp_trains_like_the_whole_one() -> None:
     mpu, expected = megatron(), train_alone()
     replicas = {"zerorun": {"comm_timeout": 30, "shard_group_size": 1}}
     for stage, keys in ((0, {}), (1, {}), (2, {}), (3, {}), (2, replicas)):
@@ -137,7 +137,7 @@ def pipeline() -> Any:
     return mpu
 
 
-def case_parts_of_whole_tensors_take_every_optimizer(_folder: Path) -> None:
+def case_parts_of_whole_tensors_take_every_optimizer() -> None:
     mpu = pipeline()
     kinds = [Whole, lambda: nn.Sequential(nn.Linear(WIDTH, 30), nn.Linear(30, WIDTH))]
     own, expected = mpu.get_model_parallel_rank(), []
@@ -155,7 +155,7 @@ def case_parts_of_whole_tensors_take_every_optimizer(_folder: Path) -> None:
             assert_close(train(engine)[::2], expected[own - 2])
 
 
-def case_parts_with_other_parameters_step_together(_folder: Path) -> None:
+def case_parts_with_other_parameters_step_together() -> None:
     """As the stages of a pipeline do: no parameter is a replica, and each is whole."""
     mpu = pipeline()
     kinds = [Whole, lambda: nn.Sequential(nn.Linear(WIDTH, 5), nn.Linear(5, WIDTH))]
@@ -175,7 +175,7 @@ def case_parts_with_other_parameters_step_together(_folder: Path) -> None:
         assert_close(train(engine), expected)
 
 
-def case_replicas_that_differ_are_told(_folder: Path) -> None:
+def case_replicas_that_differ_are_told() -> None:
     mpu = megatron()
     own = mpu.get_model_parallel_rank()
     for apart in ("", "norm.weight", "up.weight"):
@@ -195,7 +195,7 @@ LAMB = {"type": "Lamb", "params": {"lr": 0.02, "weight_decay": 0.1}}
 MUON = {"type": "Muon", "params": {"lr": 0.02, "weight_decay": 0.1}}
 
 
-def case_lamb_has_the_norms_of_whole_tensors(_folder: Path) -> None:
+def case_lamb_has_the_norms_of_whole_tensors() -> None:
     mpu = megatron()
     everybody = {"train_micro_batch_size_per_gpu": ROWS // WORLD_SIZE, "optimizer": LAMB}
     whole, *_ = initialize(make(Whole), config=config(2, **everybody))
@@ -260,7 +260,7 @@ def case_a_save_over_a_tag_that_fails_leaves_the_one_before(folder: Path) -> Non
     assert not (folder / "same.previous").exists()
 
 
-def case_overflow_skips_the_step_on_all_ranks(_folder: Path) -> None:
+def case_overflow_skips_the_step_on_all_ranks() -> None:
     mpu = megatron()
     engine = divided(mpu, 2, fp16={"enabled": True, "initial_scale_power": 8, "hysteresis": 1})
     for step in range(3):
@@ -273,7 +273,7 @@ def case_overflow_skips_the_step_on_all_ranks(_folder: Path) -> None:
     assert (engine.skipped_steps, engine._core.loss_scale) == (1, 128.0)
 
 
-def case_zero_init_keeps_what_each_part_of_the_model_has(_folder: Path) -> None:
+def case_zero_init_keeps_what_each_part_of_the_model_has() -> None:
     mpu, expected = megatron(), train_alone()
     own = mpu.get_model_parallel_rank()
     for group in ({"mpu": mpu}, {"data_parallel_group": mpu.data}):
@@ -296,7 +296,7 @@ def case_zero_init_keeps_what_each_part_of_the_model_has(_folder: Path) -> None:
     refuses(text, zerorun.zero.Init, mpu=mpu, zero_param_parallel_group=mpu.tensor)
 
 
-def case_what_contradicts_itself_is_an_error(_folder: Path) -> None:
+def case_what_contradicts_itself_is_an_error() -> None:
     mpu = megatron()
 
     def start(**given: Any) -> None:

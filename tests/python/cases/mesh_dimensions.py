@@ -2,7 +2,6 @@
 
 import functools
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +40,7 @@ def start(mesh: Any, stage: int, **keys: Any) -> zerorun.ZeroEngine:
     return initialize(model, adamw(model), config=config(2, stage, **keys), device_mesh=mesh)[0]
 
 
-def case_replicated_and_sharded_dimensions_make_shard_groups(_folder: Path) -> None:
+def case_replicated_and_sharded_dimensions_make_shard_groups() -> None:
     expected = train_whole(make(make_mlp), whole_loss, STEPS)
     for names in (("dp_replicate", "dp_shard"), ("fsdp", "dp")):
         mesh = mesh_of(*names)
@@ -62,7 +61,7 @@ def case_replicated_and_sharded_dimensions_make_shard_groups(_folder: Path) -> N
     )
 
 
-def case_sequence_and_tensor_dimensions_go_together(_folder: Path) -> None:
+def case_sequence_and_tensor_dimensions_go_together() -> None:
     expected = train_whole(make(make_mlp), whole_loss, STEPS)
     for names in (("cp", "tp"), ("tp", "sp"), ("sp", "dp")):
         with pytest.MonkeyPatch.context() as patch:
@@ -82,7 +81,7 @@ def case_sequence_and_tensor_dimensions_go_together(_folder: Path) -> None:
                 assert_close(train(engine), expected)
 
 
-def case_norms_count_each_part_once_whatever_the_dimensions(_folder: Path) -> None:
+def case_norms_count_each_part_once_whatever_the_dimensions() -> None:
     mesh = mesh_of("dp", "ep", "tp", sizes=(1, 2, 2))
     whole = [torch.randn(4, 4, generator=torch.Generator().manual_seed(n)) for n in range(4)]
     model = nn.Module()

@@ -29,7 +29,7 @@ def start(stage: int = 2, **keys: object) -> zerorun.ZeroEngine:
     return engine
 
 
-def case_figures_are_those_of_the_steps(_folder: Path) -> None:
+def case_figures_are_those_of_the_steps() -> None:
     expected, _ = reference(steps=STEPS)
     clock = RecordedClock()
     for stage in range(4):
@@ -77,7 +77,7 @@ def check_figures_at(stage: int, clock: RecordedClock, expected: list[float]) ->
     assert engine.metrics() == seen[-1]
 
 
-def case_a_batch_of_micro_steps_is_one_report(_folder: Path) -> None:
+def case_a_batch_of_micro_steps_is_one_report() -> None:
     _, engine = started(config(1, gradient_accumulation_steps=3))
     seen: list[dict[str, object]] = []
     engine.add_listener(seen.append)
@@ -93,7 +93,7 @@ def case_a_batch_of_micro_steps_is_one_report(_folder: Path) -> None:
         )
 
 
-def case_a_listener_that_fails_does_not_end_the_training(_folder: Path) -> None:
+def case_a_listener_that_fails_does_not_end_the_training() -> None:
     engine, seen = start(), []
 
     def broken(metrics: dict[str, object]) -> None:
@@ -109,7 +109,7 @@ def case_a_listener_that_fails_does_not_end_the_training(_folder: Path) -> None:
     assert len([line for line in lines if line.startswith("WARNING")]) == 1
 
 
-def case_progress_lines_and_times(_folder: Path) -> None:
+def case_progress_lines_and_times() -> None:
     engine = start(steps_per_print=2, wall_clock_breakdown=True)
     with logged() as lines:
         train(engine, STEPS)
@@ -166,7 +166,7 @@ def case_a_metrics_file_that_one_rank_cannot_open_is_told_on_all(folder: Path) -
     raises(zerorun.IoError, text, start, zerorun={"comm_timeout": 10, "metrics": str(file)})
 
 
-def case_collectives_have_counts_sizes_and_times(folder: Path) -> None:
+def case_collectives_have_counts_sizes_and_times() -> None:
     refuses("comms_logger", zerorun.metrics.log_summary)
     engine = start(2, comms_logger={"enabled": True})
     counted: dict[str, list[int]] = {}
@@ -231,7 +231,7 @@ def case_monitors_get_deepspeeds_events(folder: Path) -> None:
     assert files["Mine_accuracy.csv"] == [["step", "accuracy"], ["7", "0.5"]]
 
 
-def case_a_monitor_without_its_package_is_an_error_before_training(_folder: Path) -> None:
+def case_a_monitor_without_its_package_is_an_error_before_training() -> None:
     model = make()
     for section, package in (("wandb", "wandb"), ("comet", "comet_ml")):
         settings = config(1, **{section: {"enabled": True}})
@@ -241,7 +241,7 @@ def case_a_monitor_without_its_package_is_an_error_before_training(_folder: Path
     train(engine, 1)
 
 
-def case_a_monitor_whose_server_is_down_is_one_warning(_folder: Path) -> None:
+def case_a_monitor_whose_server_is_down_is_one_warning() -> None:
     class Down(Monitor):
         def write_events(self, event_list: object) -> None:
             raise ConnectionError("connection refused")
@@ -260,7 +260,7 @@ def case_a_monitor_whose_server_is_down_is_one_warning(_folder: Path) -> None:
     assert MonitorMaster({}).csv_monitor is None
 
 
-def case_a_skipped_step_has_no_norm(_folder: Path) -> None:
+def case_a_skipped_step_has_no_norm() -> None:
     engine = start(fp16={"enabled": True, "initial_scale_power": 24})
     seen: list[dict[str, object]] = []
     engine.add_listener(seen.append)
@@ -354,7 +354,7 @@ def case_flops_are_those_of_the_formula(folder: Path) -> None:
     assert not heads._forward_hooks
 
 
-def case_a_dropped_batch_is_not_in_the_figures(_folder: Path) -> None:
+def case_a_dropped_batch_is_not_in_the_figures() -> None:
     engine = start(1)
     seen: list[dict[str, object]] = []
     engine.add_listener(seen.append)

@@ -6,7 +6,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import deepspeed
 import pytest
@@ -173,17 +172,17 @@ def started(model: nn.Module, stage: int, keys: dict[str, object]) -> zerorun.Ze
     return initialize(model, sgd(model), config=settings(stage, keys))[0]
 
 
-def case_they_train_as_with_fp32_parameters_of_16_bit_values(_folder: Path) -> None:
+def case_they_train_as_with_fp32_parameters_of_16_bit_values() -> None:
     for (dtype, keys), stage in itertools.product(DTYPES, STAGES):
         check(lambda model: started(model, stage, keys), dtype, Normed)
 
 
-def case_they_train_under_activation_checkpointing(_folder: Path) -> None:
+def case_they_train_under_activation_checkpointing() -> None:
     for kind, stage in itertools.product((Checkpointed, Reentrant), STAGES):
         check(lambda model: started(model, stage, BF16), torch.bfloat16, kind)
 
 
-def case_they_train_in_shard_and_in_scripts_of_deepspeed(_folder: Path) -> None:
+def case_they_train_in_shard_and_in_scripts_of_deepspeed() -> None:
     for stage in STAGES:
 
         def sharded(model: nn.Module) -> zerorun.ZeroEngine:
@@ -197,7 +196,7 @@ def case_they_train_in_shard_and_in_scripts_of_deepspeed(_folder: Path) -> None:
         check(script, torch.bfloat16, InScript)
 
 
-def case_modules_are_as_they_were(_folder: Path) -> None:
+def case_modules_are_as_they_were() -> None:
     """Their parameters are 16 bits wide in forwards of their own, in copies and afterwards."""
     model = make(Normed)
     before = {name: set(vars(module)) for name, module in model.named_modules()}
@@ -214,7 +213,7 @@ def case_modules_are_as_they_were(_folder: Path) -> None:
         assert math.isfinite(loss_of(module, images(0).bfloat16()).item())
 
 
-def case_nothing_is_cast_where_nothing_is_mixed(_folder: Path) -> None:
+def case_nothing_is_cast_where_nothing_is_mixed() -> None:
     for keys, dtype in (
         ({}, torch.float32),
         (BF16 | {"data_types": {"buffer_dtype": "bf16"}}, torch.bfloat16),
@@ -227,7 +226,7 @@ def case_nothing_is_cast_where_nothing_is_mixed(_folder: Path) -> None:
         assert model.norm.running_mean.dtype == dtype
 
 
-def case_norms_can_still_be_scripted_and_compiled(_folder: Path) -> None:
+def case_norms_can_still_be_scripted_and_compiled() -> None:
     model = make(Normed)
     started(model, 0, BF16)
     x = torch.randn(ROWS, CHANNELS, 3, 3, device=DEVICE)

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from pathlib import Path
 
 import torch
 import zerorun
@@ -85,7 +84,7 @@ def block(method: str, heads: dict[str, int]) -> dict[str, object]:
     return {"type": "Muon", "params": params}
 
 
-def case_coefficients_and_heads_follow_the_formulas_at_every_stage(_folder: Path) -> None:
+def case_coefficients_and_heads_follow_the_formulas_at_every_stage() -> None:
     found = []
     for method, heads in (("gram", {}), ("polar_express", {}), ("gram", HEADS)):
         expected, _ = reference(lambda model, how=(method, heads): Muon(model, *how))
@@ -100,7 +99,7 @@ def case_coefficients_and_heads_follow_the_formulas_at_every_stage(_folder: Path
     assert min(abs(a - b) for a in found for b in found if a != b) > 1e-3  # each is its own
 
 
-def case_ranks_that_disagree_are_an_error(_folder: Path) -> None:
+def case_ranks_that_disagree_are_an_error() -> None:
     if WORLD_SIZE == 1:
         return
     for method, heads in (("polar_express", {}), ("gram", HEADS)):
@@ -111,7 +110,7 @@ def case_ranks_that_disagree_are_an_error(_folder: Path) -> None:
             refuses(text, initialize, model=make(), config=settings)
 
 
-def case_heads_that_fit_no_matrix_are_errors(_folder: Path) -> None:
+def case_heads_that_fit_no_matrix_are_errors() -> None:
     for heads, text in (
         ({"*.up.weight": 7}, "rows, which optimizer.params.muon_heads divides into 7"),
         ({"*.q_proj.weight": 4}, "'*.q_proj.weight' matches no matrix that Muon updates"),

@@ -15,7 +15,7 @@ from cases.models import *
 AdamW = functools.partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 
 
-def case_keywords_train_as_torch_does(_folder: Path) -> None:
+def case_keywords_train_as_torch_does() -> None:
     expected, _ = reference(steps=4)
     unclipped, _ = reference(clip=float("inf"), steps=4)
     for stage in range(4):
@@ -32,7 +32,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
 
-def case_the_programs_optimizer_steps_the_engine(_folder: Path) -> None:
+def case_the_programs_optimizer_steps_the_engine() -> None:
     """A loop of PyTorch's own: loss.backward, optimizer.step and a scheduler, some made before."""
 
     def losses(model: nn.Module, optimizer, schedule, share) -> list[float]:
@@ -68,7 +68,7 @@ def case_the_programs_optimizer_steps_the_engine(_folder: Path) -> None:
             refuses("closure", optimizer.step, lambda: 0.0)
 
 
-def case_16_bit_keeps_masters_and_casts_inputs(_folder: Path) -> None:
+def case_16_bit_keeps_masters_and_casts_inputs() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -91,7 +91,7 @@ def case_16_bit_keeps_masters_and_casts_inputs(_folder: Path) -> None:
         refuses("forward: this engine was destroyed", engine, out)
 
 
-def case_accumulation_averages(_folder: Path) -> None:
+def case_accumulation_averages() -> None:
     expected, _ = reference(steps=4)
     model = make()
     engine = shard(model, accumulation_steps=2, optimizer=AdamW, clip=1.0)
@@ -133,7 +133,7 @@ class Net(nn.Module):
 BLOCKS = ["first", "second", "shelf.board0", "shelf.board1", "tower.0", "tower.2"]
 
 
-def case_units_are_found_in_any_container(_folder: Path) -> None:
+def case_units_are_found_in_any_container() -> None:
     def names(model: nn.Module, policy=None) -> list[str]:
         return sorted(unit.name for unit in find_units(model, policy) if unit.name)
 
@@ -153,14 +153,14 @@ def case_units_are_found_in_any_container(_folder: Path) -> None:
     assert names(decoder) == ["layers.0", "layers.1"]
 
 
-def case_every_policy_gives_the_same_losses(_folder: Path) -> None:
+def case_every_policy_gives_the_same_losses() -> None:
     expected, _ = reference(kind=Net, steps=3)
     for policy in (None, Block, ["tower", "shelf", "first"], "mlp.*"):
         engine = shard(make(Net), units=policy, optimizer=AdamW, clip=1.0)
         assert_close(train(engine, 3), expected)
 
 
-def case_what_happens_is_logged(_folder: Path) -> None:
+def case_what_happens_is_logged() -> None:
     with logged() as lines:
         engine = shard(make(), stage=1)
         engine.destroy()
@@ -177,7 +177,7 @@ def on_meta(kind: type[nn.Module] = Model) -> nn.Module:
         return kind()
 
 
-def case_weights_reach_a_model_on_the_meta_device(_folder: Path) -> None:
+def case_weights_reach_a_model_on_the_meta_device() -> None:
     """Values by name, and an optimizer made before there were any."""
     expected, _ = reference(steps=4)
     for stage in range(4):
@@ -203,7 +203,7 @@ def decays_matrices(groups: list[dict[str, Any]], kind: Any = torch.optim.AdamW)
     )
 
 
-def case_a_function_groups_parameters_of_the_meta_device_by_shape(_folder: Path) -> None:
+def case_a_function_groups_parameters_of_the_meta_device_by_shape() -> None:
     for stage in range(4):
         for kind, after in ((torch.optim.AdamW, 0.95), (torch.optim.Adagrad, 0.9)):
             model = on_meta(lambda: nn.Linear(4, 4))
@@ -217,7 +217,7 @@ def case_a_function_groups_parameters_of_the_meta_device_by_shape(_folder: Path)
             assert (abs(weight - after) < 1e-5, bias) == (True, 1.0), (stage, kind, weight)
 
 
-def case_values_of_any_layout_are_rank_zeros(_folder: Path) -> None:
+def case_values_of_any_layout_are_rank_zeros() -> None:
     """A parameter that is not contiguous, which each rank initialises otherwise."""
 
     class Transposed(nn.Module):
@@ -264,7 +264,7 @@ def drawn(module: nn.Module) -> None:
         module.reset_parameters()
 
 
-def case_a_model_on_the_meta_device_is_initialised_by_module(_folder: Path) -> None:
+def case_a_model_on_the_meta_device_is_initialised_by_module() -> None:
     full: list[int] = []
     for stage in (3, 1):
         model = on_meta(Drawn)
@@ -302,7 +302,7 @@ class Tabled(Model):
         return super().forward(tokens) * self.table.mean()
 
 
-def case_buffers_may_be_assigned(_folder: Path) -> None:
+def case_buffers_may_be_assigned() -> None:
     expected = make(Tabled)
     loss = loss_of(expected, batch_of(0)).item()
     for stage in (3, 1):
@@ -329,7 +329,7 @@ class Rotated(Model):
         self.freqs_cis = torch.polar(torch.ones(16), torch.arange(16.0))
 
 
-def case_complex_buffers_may_be_on_the_meta_device(_folder: Path) -> None:
+def case_complex_buffers_may_be_on_the_meta_device() -> None:
     expected = make(Rotated)
     for stage in (3, 1):
         model = on_meta(Rotated)
@@ -340,7 +340,7 @@ def case_complex_buffers_may_be_on_the_meta_device(_folder: Path) -> None:
     refuses("freqs_cis", shard, model, init=init)
 
 
-def case_what_has_no_value_is_named(_folder: Path) -> None:
+def case_what_has_no_value_is_named() -> None:
     raises(
         ValueError,
         "module 'scale' (Scale) on the meta device: reset_parameters(), which it does not have, "

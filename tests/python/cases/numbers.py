@@ -2,7 +2,6 @@
 values in 8 bits."""
 
 import math
-from pathlib import Path
 
 import torch
 import zerorun
@@ -28,7 +27,7 @@ FP16 = {"fp16": {"enabled": True, "loss_scale": 128}}
 # --- gradients that were set ---
 
 
-def case_norm_and_clipping_follow_gradients_that_were_set(_folder: Path) -> None:
+def case_norm_and_clipping_follow_gradients_that_were_set() -> None:
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     loss_of(model, batch_of(0)).backward()
@@ -51,7 +50,7 @@ def case_norm_and_clipping_follow_gradients_that_were_set(_folder: Path) -> None
         assert_values(sharded, model, rtol=1e-5, atol=1e-6)
 
 
-def case_gradients_set_within_a_batch_are_added_up(_folder: Path) -> None:
+def case_gradients_set_within_a_batch_are_added_up() -> None:
     for stage in (1, 3):
         keys = {"gradient_accumulation_steps": 2, "gradient_clipping": 0.0}
         model, engine = started(config(stage, **keys))
@@ -66,7 +65,7 @@ def case_gradients_set_within_a_batch_are_added_up(_folder: Path) -> None:
         assert math.isclose(engine.get_global_grad_norm(), 2 * math.sqrt(numel), rel_tol=1e-6)
 
 
-def case_a_gradient_that_was_set_to_infinity_skips_the_step(_folder: Path) -> None:
+def case_a_gradient_that_was_set_to_infinity_skips_the_step() -> None:
     for stage, precision in ((1, {}), (2, FP16), (3, BF16)):
         model, engine = started(config(stage, **precision))
         weight = model.blocks[0].up.weight
@@ -89,7 +88,7 @@ def case_a_gradient_that_was_set_to_infinity_skips_the_step(_folder: Path) -> No
         assert (engine.skipped_steps, engine._last_step.applied) == (1, True)
 
 
-def case_a_skipped_step_names_the_rank_whose_loss_was_not_finite(_folder: Path) -> None:
+def case_a_skipped_step_names_the_rank_whose_loss_was_not_finite() -> None:
     last = WORLD_SIZE - 1
     for stage in STAGES:
         _, engine = started(config(stage))
@@ -107,7 +106,7 @@ def case_a_skipped_step_names_the_rank_whose_loss_was_not_finite(_folder: Path) 
         assert math.isfinite(engine.get_global_grad_norm())
 
 
-def case_a_dynamic_loss_scale_is_found_without_warnings(_folder: Path) -> None:
+def case_a_dynamic_loss_scale_is_found_without_warnings() -> None:
     keys = {"fp16": {"enabled": True, "initial_scale_power": 32}}
     _, engine = started(config(2, **keys))
     with logged() as messages:
@@ -148,7 +147,7 @@ class Positions(nn.Module):
         return self.head(self.layer(x) + self.positions)
 
 
-def case_errors_about_dtypes_name_buffers_that_stay_wide(_folder: Path) -> None:
+def case_errors_about_dtypes_name_buffers_that_stay_wide() -> None:
     inputs = torch.ones(2, 8, dtype=torch.bfloat16)
     for keys in ({}, {"data_types": {"buffer_dtype": "bf16"}}):
         model = Positions()
@@ -162,7 +161,7 @@ def case_errors_about_dtypes_name_buffers_that_stay_wide(_folder: Path) -> None:
                 raises(RuntimeError, words, engine, inputs)
 
 
-def case_buffers_keep_their_dtype(_folder: Path) -> None:
+def case_buffers_keep_their_dtype() -> None:
     kept = {
         "norm.running_mean": torch.float32,
         "norm.running_var": torch.float32,
@@ -206,7 +205,7 @@ class PartlyFrozen(nn.Module):
         return self.adapter(torch.nn.functional.linear(x, weight, bias))
 
 
-def case_frozen_parameters_of_another_dtype_stay_as_they_are(_folder: Path) -> None:
+def case_frozen_parameters_of_another_dtype_stay_as_they_are() -> None:
     tries = [
         (torch.bfloat16, 0),
         (torch.bfloat16, 3),
@@ -231,7 +230,7 @@ def case_frozen_parameters_of_another_dtype_stay_as_they_are(_folder: Path) -> N
                 assert torch.equal(parameter.detach().view(torch.uint8), value.view(torch.uint8))
 
 
-def case_dtypes_that_cannot_be_trained_together_are_refused(_folder: Path) -> None:
+def case_dtypes_that_cannot_be_trained_together_are_refused() -> None:
     def start(model: nn.Module, **keys: object) -> None:
         initialize(model, adamw(model), config=config(2, **keys))
 
@@ -249,7 +248,7 @@ def case_dtypes_that_cannot_be_trained_together_are_refused(_folder: Path) -> No
 # --- values ---
 
 
-def case_states_in_8_bits_are_read_and_set_as_values(_folder: Path) -> None:
+def case_states_in_8_bits_are_read_and_set_as_values() -> None:
     found = {}
     for kind in ("AdamW", "AdamW8bit"):
         model = make()
@@ -274,7 +273,7 @@ def case_states_in_8_bits_are_read_and_set_as_values(_folder: Path) -> None:
         torch.testing.assert_close(coded, exact, rtol=1 / 16, atol=largest / 100)
 
 
-def case_frozen_parameters_have_no_master(_folder: Path) -> None:
+def case_frozen_parameters_have_no_master() -> None:
     for stage in STAGES:
         model = make()
         model.head.requires_grad_(False)
@@ -283,7 +282,7 @@ def case_frozen_parameters_have_no_master(_folder: Path) -> None:
         assert safe_get_full_fp32_param(model.blocks[0].up.weight) is not None
 
 
-def case_a_loss_without_its_scale_is_an_error(_folder: Path) -> None:
+def case_a_loss_without_its_scale_is_an_error() -> None:
     for stage in (0, 3):
         _, engine = started(config(stage, **FP16))
         loss_of(engine, part_of(batch_of(0))).backward()
@@ -302,7 +301,7 @@ def case_a_loss_without_its_scale_is_an_error(_folder: Path) -> None:
             engine.drop_batch()
 
 
-def case_a_scaled_loss_may_wait_for_its_backward(_folder: Path) -> None:
+def case_a_scaled_loss_may_wait_for_its_backward() -> None:
     """What counts is the loss at which a backward begins, not when it was scaled."""
     for stage in (0, 3):
         model = make()

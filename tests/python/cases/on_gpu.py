@@ -30,7 +30,7 @@ def trained(make_model: Callable[[], nn.Module], stage: int, **keys: object):
     return losses, hashed
 
 
-def case_a_model_goes_to_the_gpu(_folder: Path) -> None:
+def case_a_model_goes_to_the_gpu() -> None:
     gc.collect()
     before = fake.bytes_held()
     for stage in STAGES:
@@ -55,7 +55,7 @@ def case_a_model_goes_to_the_gpu(_folder: Path) -> None:
         assert fake.bytes_held() == before
 
 
-def case_bits_are_those_of_cpu_ranks(_folder: Path) -> None:
+def case_bits_are_those_of_cpu_ranks() -> None:
     """With delays on the engine's own streams: a missing wait would show."""
     settings = (
         {},
@@ -112,7 +112,7 @@ def case_a_torch_optimizer_steps_where_its_shards_rest(folder: Path) -> None:
     assert results[1:] == results[:1] * 2
 
 
-def case_gradients_of_a_bucket_are_copied_at_once(_folder: Path) -> None:
+def case_gradients_of_a_bucket_are_copied_at_once() -> None:
     for stage in STAGES:
         model = make()
         parameters = len(list(model.parameters()))
@@ -130,7 +130,7 @@ def case_gradients_of_a_bucket_are_copied_at_once(_folder: Path) -> None:
         engine.destroy()
 
 
-def case_gradients_of_two_streams_are_copied_on_their_own(_folder: Path) -> None:
+def case_gradients_of_two_streams_are_copied_on_their_own() -> None:
     """What waits for the rest of its bucket when backward goes on on another stream."""
     model, engine = started(config(2))
     switched: list[int] = []
@@ -157,7 +157,7 @@ def case_gradients_of_two_streams_are_copied_on_their_own(_folder: Path) -> None
     engine.destroy()
 
 
-def case_pytorch_gets_what_the_engine_keeps(_folder: Path) -> None:
+def case_pytorch_gets_what_the_engine_keeps() -> None:
     """When it has no memory for a gather; then it is asked once more."""
     _, engine = started(config(3), Reentrant)
     memory = engine._shards.gather_hooks.memory
@@ -182,7 +182,7 @@ def case_pytorch_gets_what_the_engine_keeps(_folder: Path) -> None:
     engine.destroy()
 
 
-def case_the_engine_works_on_pytorchs_current_stream(_folder: Path) -> None:
+def case_the_engine_works_on_pytorchs_current_stream() -> None:
     for stage in STAGES:
         _, engine = started(config(stage))
         losses = train(engine, 1)
@@ -202,7 +202,7 @@ def case_the_engine_works_on_pytorchs_current_stream(_folder: Path) -> None:
         engine.destroy()
 
 
-def case_memory_is_handed_over_as_the_gpus(_folder: Path) -> None:
+def case_memory_is_handed_over_as_the_gpus() -> None:
     zero = {"offload_optimizer": {"device": "cpu"}}
     for stage, offload in ((1, {}), (2, zero)):
         model = make()
@@ -225,7 +225,7 @@ def case_memory_is_handed_over_as_the_gpus(_folder: Path) -> None:
         engine.destroy()
 
 
-def case_full_parameters_are_pytorchs_memory_while_gathered(_folder: Path) -> None:
+def case_full_parameters_are_pytorchs_memory_while_gathered() -> None:
     keys = config(3)["zero_optimization"]
     keys |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
     model, engine = started(config(3, zero_optimization=keys))
@@ -245,7 +245,7 @@ def case_full_parameters_are_pytorchs_memory_while_gathered(_folder: Path) -> No
     engine.destroy()
 
 
-def case_a_sharded_optimizer_works_where_the_parameters_are(_folder: Path) -> None:
+def case_a_sharded_optimizer_works_where_the_parameters_are() -> None:
     for make_optimizer in (adamw, lambda model: adamw(model, amsgrad=True)):
         expected, _ = reference(make_optimizer, steps=3, clip=1e9)
         for place in (DEVICE, torch.device("cpu")):
@@ -263,7 +263,7 @@ def case_a_sharded_optimizer_works_where_the_parameters_are(_folder: Path) -> No
             optimizer.shards.close()
 
 
-def case_collectives_of_set_up_take_tensors_of_either(_folder: Path) -> None:
+def case_collectives_of_set_up_take_tensors_of_either() -> None:
     _, engine = started(config(1))
     ranks = engine.communicator
     for place in (DEVICE, torch.device("cpu")):
@@ -285,7 +285,7 @@ def case_collectives_of_set_up_take_tensors_of_either(_folder: Path) -> None:
     engine.destroy()
 
 
-def case_what_is_on_the_wrong_device_is_named(_folder: Path) -> None:
+def case_what_is_on_the_wrong_device_is_named() -> None:
     def start(model: nn.Module) -> object:
         return zerorun.initialize(model, adamw(model), config=config(1))
 
@@ -317,7 +317,7 @@ def case_what_is_on_the_wrong_device_is_named(_folder: Path) -> None:
     engine.destroy()
 
 
-def case_the_device_that_is_asked_for_is_made(_folder: Path) -> None:
+def case_the_device_that_is_asked_for_is_made() -> None:
     gpu = zerorun._C.Gpu(None, None, lambda: 0)
     assert (gpu.index, gpu.name) == (0, "cuda:0 (Fake GPU)")
     assert not zerorun._C.why_no_cuda()
@@ -325,7 +325,7 @@ def case_the_device_that_is_asked_for_is_made(_folder: Path) -> None:
     raises(zerorun.DeviceError, text, zerorun._C.Gpu, 3, None, lambda: 0)
 
 
-def case_deepspeeds_accelerator_is_the_gpu(_folder: Path) -> None:
+def case_deepspeeds_accelerator_is_the_gpu() -> None:
     site = os.path.join(os.path.dirname(zerorun.__file__), "compat", "site")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [site, *sys.path])
@@ -339,7 +339,7 @@ def case_deepspeeds_accelerator_is_the_gpu(_folder: Path) -> None:
     assert not found.on_accelerator(torch.ones(1))
 
 
-def case_states_that_are_moved_to_the_host_come_back(_folder: Path) -> None:
+def case_states_that_are_moved_to_the_host_come_back() -> None:
     expected, _ = reference(steps=4)
     for stage in STAGES:
         _, engine = started(config(stage))
@@ -359,6 +359,6 @@ def case_states_that_are_moved_to_the_host_come_back(_folder: Path) -> None:
         engine.destroy()
 
 
-def case_nothing_that_the_real_cuda_would_punish(_folder: Path) -> None:
+def case_nothing_that_the_real_cuda_would_punish() -> None:
     """Comes last: of all cases before."""
     assert not fake.violation(), fake.violation()

@@ -63,11 +63,11 @@ def check(make_optimizer: Maker, names: set[str]) -> None:
                 assert int(found["step"]) == STEPS
 
 
-def case_what_this_rank_keeps_by_parameter(_folder: Path) -> None:
+def case_what_this_rank_keeps_by_parameter() -> None:
     check(adamw, {"exp_avg", "exp_avg_sq"})
 
 
-def case_states_of_an_optimizer_of_torchs(_folder: Path) -> None:
+def case_states_of_an_optimizer_of_torchs() -> None:
     check(lambda m: torch.optim.SGD(m.parameters(), lr=0.5, momentum=0.9), {"momentum_buffer"})
 
 
@@ -75,7 +75,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def case_the_optimizer_that_was_given_shows_them_until_the_engine_ends(_folder: Path) -> None:
+def case_the_optimizer_that_was_given_shows_them_until_the_engine_ends() -> None:
     for stage in STAGES:
         for make_optimizer, name in ((adamw, "exp_avg"), (sgd, "momentum_buffer")):
             model = make()
@@ -102,7 +102,7 @@ def case_the_optimizer_that_was_given_shows_them_until_the_engine_ends(_folder: 
             assert len(engine.optimizer.state) == 0
 
 
-def case_the_optimizer_that_was_given_is_the_engines_in_all_that_it_offers(_folder: Path) -> None:
+def case_the_optimizer_that_was_given_is_the_engines_in_all_that_it_offers() -> None:
     """Loading must not cut it off: the engine went on with the rates of before, silently."""
     for stage in STAGES:
         for make_optimizer in (adamw, sgd):
@@ -162,7 +162,7 @@ def same_states(found: dict[str, Any], expected: dict[str, Any]) -> bool:
     )
 
 
-def case_states_of_torchs_own_training_are_loaded(_folder: Path) -> None:
+def case_states_of_torchs_own_training_are_loaded() -> None:
     """What torch.save(optimizer.state_dict()) wrote before the model was sharded."""
     for make_optimizer in (adamw, sgd):
         plain = make()
@@ -190,7 +190,7 @@ def case_states_of_torchs_own_training_are_loaded(_folder: Path) -> None:
             raises(zerorun.CheckpointError, text, own.load_state_dict, {})
 
 
-def case_states_that_move_to_their_own_device_stay(_folder: Path) -> None:
+def case_states_that_move_to_their_own_device_stay() -> None:
     """As Lightning moves them; others are an error that says how to set states."""
     model = make()
     engine, optimizer, *_ = initialize(model, adamw(model), config=config(2))
@@ -210,7 +210,7 @@ def case_states_that_move_to_their_own_device_stay(_folder: Path) -> None:
         refuses("safe_set_full_optimizer_state", replace)
 
 
-def case_states_in_8_bits_are_values(_folder: Path) -> None:
+def case_states_in_8_bits_are_values() -> None:
     settings = config(1, optimizer={"type": "AdamW8bit", "params": {"lr": 1e-2}})
     model = make()
     engine, optimizer, *_ = initialize(model, config=settings)
@@ -240,7 +240,7 @@ def case_states_in_8_bits_are_those_of_deepspeeds_file(folder: Path) -> None:
             torch.testing.assert_close(coded, exact, rtol=1 / 16, atol=bound)
 
 
-def case_a_scheduler_of_another_optimizer_is_an_error(_folder: Path) -> None:
+def case_a_scheduler_of_another_optimizer_is_an_error() -> None:
     model = make()
     others = torch.optim.lr_scheduler.LambdaLR(adamw(make()), lambda epoch: 0.5)
     for given in (adamw(model), None):
@@ -251,7 +251,7 @@ def case_a_scheduler_of_another_optimizer_is_an_error(_folder: Path) -> None:
     loss_of(model, part_of(batch_of(0))).backward()  # the model is as it was
 
 
-def case_states_that_the_given_optimizer_has_go_on(_folder: Path) -> None:
+def case_states_that_the_given_optimizer_has_go_on() -> None:
     """A model that torch has trained for some steps before the engine takes it over."""
 
     def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -310,7 +310,7 @@ def case_states_of_no_parameter_keep_their_dtypes(folder: Path) -> None:
         train(other, 1)  # changes nothing of what was loaded
 
 
-def case_states_that_no_rule_could_have_are_errors(_folder: Path) -> None:
+def case_states_that_no_rule_could_have_are_errors() -> None:
     def given(change: Callable[[torch.optim.Optimizer], object]) -> Callable[[], object]:
         model = make()
         optimizer = adamw(model)
@@ -327,7 +327,7 @@ def case_states_that_no_rule_could_have_are_errors(_folder: Path) -> None:
         refuses("has states of 0 parameters on one rank", some)
 
 
-def case_states_that_lack_one_are_an_error_of_the_loader(_folder: Path) -> None:
+def case_states_that_lack_one_are_an_error_of_the_loader() -> None:
     """And states of torch's optimizer where there is none; both after checks that let them by."""
     model = make()
     engine, optimizer, *_ = initialize(model, adamw(model), config=config(1))

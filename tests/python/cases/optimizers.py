@@ -9,7 +9,7 @@ from torch import nn
 from cases.models import *
 
 
-def case_a_torch_scheduler_drives_the_engine(_folder: Path) -> None:
+def case_a_torch_scheduler_drives_the_engine() -> None:
     model = make()
     optimizer = adamw(model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
@@ -42,15 +42,15 @@ def check_outside_optimizer(make_optimizer) -> None:
         assert_close(train(engine), expected)
 
 
-def case_sgd_with_momentum_on_shards(_folder: Path) -> None:
+def case_sgd_with_momentum_on_shards() -> None:
     check_outside_optimizer(lambda m: torch.optim.SGD(m.parameters(), lr=0.5, momentum=0.9))
 
 
-def case_amsgrad_on_shards(_folder: Path) -> None:
+def case_amsgrad_on_shards() -> None:
     check_outside_optimizer(lambda m: adamw(m, amsgrad=True))
 
 
-def case_groups_with_hyperparameters_of_their_own(_folder: Path) -> None:
+def case_groups_with_hyperparameters_of_their_own() -> None:
     def two_groups(model: nn.Module) -> torch.optim.AdamW:
         bias = [p for n, p in model.named_parameters() if n.endswith("bias")]
         rest = [p for n, p in model.named_parameters() if not n.endswith("bias")]
@@ -60,7 +60,7 @@ def case_groups_with_hyperparameters_of_their_own(_folder: Path) -> None:
     check_outside_optimizer(two_groups)
 
 
-def case_the_configurations_sgd_has_its_own_momentum(_folder: Path) -> None:
+def case_the_configurations_sgd_has_its_own_momentum() -> None:
     expected, _ = reference(lambda m: torch.optim.SGD(m.parameters(), lr=0.25, momentum=0.5))
     block = {"type": "SGD", "params": {"lr": 0.25, "momentum": 0.5}}
     for stage in STAGES:
@@ -68,7 +68,7 @@ def case_the_configurations_sgd_has_its_own_momentum(_folder: Path) -> None:
         assert_close(train(engine), expected)
 
 
-def case_the_configurations_muon_takes_the_matrices_inside_the_model(_folder: Path) -> None:
+def case_the_configurations_muon_takes_the_matrices_inside_the_model() -> None:
     block = {"type": "Muon", "params": {"lr": 0.01}}
     hashes = set()
     for stage in STAGES:
@@ -87,13 +87,13 @@ def case_the_configurations_muon_takes_the_matrices_inside_the_model(_folder: Pa
     assert len(hashes) == 1
 
 
-def case_the_configurations_optimizer_may_have_default_values(_folder: Path) -> None:
+def case_the_configurations_optimizer_may_have_default_values() -> None:
     for kind in ("Adam", "AdamW", "SGD", "Adagrad", "Lion", "Lamb", "Muon"):
         engine, *_ = initialize(make(), config=config(2, optimizer={"type": kind}))
         train(engine, 1)
 
 
-def case_parameters_of_no_dimension(_folder: Path) -> None:
+def case_parameters_of_no_dimension() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -186,7 +186,7 @@ def case_optimizers_that_evaluate_other_parameters_than_they_train(folder: Path)
         assert not hasattr(torch.optim.SGD(model.parameters()), "train")
 
 
-def case_hooks_of_the_given_optimizer_are_called(_folder: Path) -> None:
+def case_hooks_of_the_given_optimizer_are_called() -> None:
     """Once for each step that the engine makes for it, and for its state dicts."""
     for kind in (torch.optim.AdamW, torch.optim.SGD):
         for stage in STAGES:
@@ -220,7 +220,7 @@ def case_hooks_of_the_given_optimizer_are_called(_folder: Path) -> None:
                 assert calls[7:] == ["before"]
 
 
-def case_states_of_differing_steps_are_refused(_folder: Path) -> None:
+def case_states_of_differing_steps_are_refused() -> None:
     model = make()
     engine, optimizer, *_ = initialize(model, adamw(model), config=config(2))
     plain = make()
@@ -234,7 +234,7 @@ def case_states_of_differing_steps_are_refused(_folder: Path) -> None:
     assert engine._core.step_count == 0
 
 
-def case_a_rule_of_torchs_has_fp32_states_of_its_fp32_shards(_folder: Path) -> None:
+def case_a_rule_of_torchs_has_fp32_states_of_its_fp32_shards() -> None:
     """Also where the optimizer brings 16-bit ones, of 16-bit parameters, or loads them."""
     model = make().bfloat16()
     basic = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

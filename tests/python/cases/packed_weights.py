@@ -168,7 +168,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         assert torch.equal(found[name], value), name
 
 
-def case_train_as_without_shards_at_every_stage(_folder: Path) -> None:
+def case_train_as_without_shards_at_every_stage() -> None:
     expected = trained_alone()
     for stage in STAGES:
         for share in (True, False):
@@ -190,7 +190,7 @@ def case_train_as_without_shards_at_every_stage(_folder: Path) -> None:
             assert type(model.blocks[0].base.weight) is Packed
 
 
-def case_each_rank_keeps_its_part_of_the_bytes(_folder: Path) -> None:
+def case_each_rank_keeps_its_part_of_the_bytes() -> None:
     for share in (True, False):
         model = make(Adapted)
         weight = model.blocks[0].base.weight
@@ -210,7 +210,7 @@ def case_each_rank_keeps_its_part_of_the_bytes(_folder: Path) -> None:
         assert engine._core.memory_use()["parameters"] <= most
 
 
-def case_bytes_in_floats_keep_their_bits(_folder: Path) -> None:
+def case_bytes_in_floats_keep_their_bits() -> None:
     """bitsandbytes' quant_storage: bytes in a tensor of floats, in a model of the same or another
     dtype."""
     for storage in (torch.bfloat16, torch.float32, torch.float16, torch.int8):
@@ -331,7 +331,7 @@ def case_leave_the_engine(folder: Path) -> None:
     engine.communicator.barrier("read")
 
 
-def case_zero_init_partitions_them(_folder: Path) -> None:
+def case_zero_init_partitions_them() -> None:
     expected = bytes_of(make(Adapted))
     with Init(config_dict_or_path=BF16):
         model = make(Adapted)
@@ -363,7 +363,7 @@ class _With8Bits(nn.Module):
         return self.adapter(x @ self.weight.to(x.dtype)).square().mean()
 
 
-def case_weights_of_which_a_layer_has_a_copy_stay_whole(_folder: Path) -> None:
+def case_weights_of_which_a_layer_has_a_copy_stay_whole() -> None:
     for stage in STAGES:
         model = make(_With8Bits)
         with logged() as messages:

@@ -136,13 +136,13 @@ def _train_with_seldom_full_parameters(share: bool) -> tuple[object, int]:
     return result
 
 
-def case_parameters_that_the_ranks_do_not_share_come_and_go(_folder: Path) -> None:
+def case_parameters_that_the_ranks_do_not_share_come_and_go() -> None:
     """They have no memory after use, and what autograd saved of them has its values again."""
     shared = _train_with_seldom_full_parameters(share=True)
     assert _train_with_seldom_full_parameters(share=False) == shared
 
 
-def case_full_parameters_in_memory_of_pytorchs_allocator_come_and_go(_folder: Path) -> None:
+def case_full_parameters_in_memory_of_pytorchs_allocator_come_and_go() -> None:
     """As those on GPUs do: of the buckets, one at a time is full while they are set up."""
     most = 0
 

@@ -63,14 +63,14 @@ def expect_decoded(engine: zerorun.ZeroEngine) -> None:
         assert off.max() > 0.05 * step, name
 
 
-def case_all_ranks_compute_with_decoded_masters(_folder: Path) -> None:
+def case_all_ranks_compute_with_decoded_masters() -> None:
     for engine in engines(ALL):
         expect_decoded(engine)
         train(engine, 3)
         expect_decoded(engine)
 
 
-def case_losses_stay_close_by_each_way_to_start(_folder: Path) -> None:
+def case_losses_stay_close_by_each_way_to_start() -> None:
     make_process_group()
     for stage, ways in (
         (1, (zerorun.initialize,)),
@@ -113,7 +113,7 @@ def case_other_settings_take_the_masters(folder: Path) -> None:
             assert torch.equal(safe_get_full_fp32_param(parameter), master)
 
 
-def case_several_engines_train_side_by_side(_folder: Path) -> None:
+def case_several_engines_train_side_by_side() -> None:
     alone = []
     for seed in (0, 1):
         engine = start(1 + seed, seed, **BF16)
@@ -128,7 +128,7 @@ def case_several_engines_train_side_by_side(_folder: Path) -> None:
         engine.destroy()
 
 
-def case_what_a_program_writes_counts_and_the_rest_stays_precise(_folder: Path) -> None:
+def case_what_a_program_writes_counts_and_the_rest_stays_precise() -> None:
     for engine in engines():
         train(engine, 1)
         weight = engine.module.head.weight
@@ -153,7 +153,7 @@ def case_what_a_program_writes_counts_and_the_rest_stays_precise(_folder: Path) 
         expect_decoded(engine)
 
 
-def case_zeros_count_wherever_they_are_written(_folder: Path) -> None:
+def case_zeros_count_wherever_they_are_written() -> None:
     for engine in engines():
         train(engine, 1)
         zeros = {n: torch.zeros_like(v) for n, v in engine.module.state_dict().items()}
@@ -172,7 +172,7 @@ def case_zeros_count_wherever_they_are_written(_folder: Path) -> None:
             assert not safe_get_full_fp32_param(parameter).any()
 
 
-def case_an_older_state_is_loaded_as_it_is(_folder: Path) -> None:
+def case_an_older_state_is_loaded_as_it_is() -> None:
     for engine in engines():
         train(engine, 1)
         older = {name: value.clone() for name, value in engine.module.state_dict().items()}
@@ -182,7 +182,7 @@ def case_an_older_state_is_loaded_as_it_is(_folder: Path) -> None:
             assert torch.equal(safe_get_full_fp32_param(parameter).to(parameter.dtype), older[name])
 
 
-def case_a_mask_after_each_step_prunes_and_the_rest_stays_precise(_folder: Path) -> None:
+def case_a_mask_after_each_step_prunes_and_the_rest_stays_precise() -> None:
     for engine in engines():
         weight = engine.module.head.weight
         mask = torch.arange(weight.numel()).view(weight.shape) % 3 != 0
@@ -197,7 +197,7 @@ def case_a_mask_after_each_step_prunes_and_the_rest_stays_precise(_folder: Path)
             assert torch.equal(safe_get_full_fp32_param(weight), expected)
 
 
-def case_a_write_leaves_the_parameters_beside_it_alone(_folder: Path) -> None:
+def case_a_write_leaves_the_parameters_beside_it_alone() -> None:
     for engine in engines():
         train(engine, 1)
         others = [p for p in engine.module.parameters() if p is not engine.module.head.weight]
@@ -211,7 +211,7 @@ def case_a_write_leaves_the_parameters_beside_it_alone(_folder: Path) -> None:
             assert torch.equal(safe_get_full_fp32_param(parameter), master)
 
 
-def case_state_dicts_of_torch_bring_16_bit_masters_back(_folder: Path) -> None:
+def case_state_dicts_of_torch_bring_16_bit_masters_back() -> None:
     make_process_group()
     engine = start(2, **BF16)
     train(engine, 2)
@@ -224,7 +224,7 @@ def case_state_dicts_of_torch_bring_16_bit_masters_back(_folder: Path) -> None:
         assert torch.equal(safe_get_full_fp32_param(parameter), master)
 
 
-def case_what_cannot_be_meant_is_an_error(_folder: Path) -> None:
+def case_what_cannot_be_meant_is_an_error() -> None:
     key = "/zero_optimization/zero_quantized_weights"
     raises(zerorun.ConfigError, key, start, 0)
     for value in ("yes", 8, None):

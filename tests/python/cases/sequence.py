@@ -34,7 +34,7 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> to
     return found.transpose(1, 2)
 
 
-def case_attention_and_its_gradients_are_the_whole_ones(_folder: Path) -> None:
+def case_attention_and_its_gradients_are_the_whole_ones() -> None:
     here = groups()
     torch.manual_seed(0)
     for kv_heads in (4, 2, 1):
@@ -98,7 +98,7 @@ def whole_losses(count: int) -> list[float]:
     return losses
 
 
-def case_a_configuration_may_ask_for_shared_sequences(_folder: Path) -> None:
+def case_a_configuration_may_ask_for_shared_sequences() -> None:
     expected = whole_losses(2)
     asked = {"train_micro_batch_size_per_gpu": 2, "sequence_parallel_size": WORLD_SIZE}
     asked |= {"gradient_clipping": 0.5, "zerorun": {"comm_timeout": 30}}
@@ -133,7 +133,7 @@ def case_a_configuration_may_ask_for_shared_sequences(_folder: Path) -> None:
         assert_close(losses, expected, tolerance)
 
 
-def case_a_mean_of_something_else_is_refused(_folder: Path) -> None:
+def case_a_mean_of_something_else_is_refused() -> None:
     for loss in (1.5, None, torch.ones(2)):
         refuses("loss: got", sequence.mean_over_sequence, loss, 1)
     for count in ("a", None, 1.5):
@@ -171,7 +171,7 @@ def case_a_resumed_loader_loses_no_part_of_a_batch(folder: Path) -> None:
         assert found == seen[steps - steps % WORLD_SIZE :], steps
 
 
-def case_what_cannot_be_shared_is_refused(_folder: Path) -> None:
+def case_what_cannot_be_shared_is_refused() -> None:
     here = groups()
 
     def load(batch: Any) -> None:
@@ -199,7 +199,7 @@ def case_what_cannot_be_shared_is_refused(_folder: Path) -> None:
     raises(ValueError, "ended before the others'", list, ragged)
 
 
-def case_hugging_face_models_attend_over_shared_sequences(_folder: Path) -> None:
+def case_hugging_face_models_attend_over_shared_sequences() -> None:
     """Grouped key-value heads, a sliding window, and several documents in one sequence."""
     transformers = pytest.importorskip("transformers")
     here = groups()

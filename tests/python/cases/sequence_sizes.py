@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -156,14 +155,12 @@ def check(size: int) -> None:
             torch.testing.assert_close(ended, parameters, rtol=0, atol=2e-5)
 
 
-def case_one_two_or_four_ranks_per_sequence_have_the_same_losses_norms_and_parameters(
-    _folder: Path,
-) -> None:
+def case_one_two_or_four_ranks_per_sequence_have_the_same_losses_norms_and_parameters() -> None:
     for size in (1, 2, 4):
         check(size)
 
 
-def case_bounds_of_documents_that_do_not_fit_are_refused(_folder: Path) -> None:
+def case_bounds_of_documents_that_do_not_fit_are_refused() -> None:
     here = begin(WORLD_SIZE)
     ids = torch.zeros(1, TOKENS, dtype=torch.int64)
     for rows, bounds in ((1, [0, 5]), (1, [3, TOKENS]), (2, [0, TOKENS]), (1, [])):

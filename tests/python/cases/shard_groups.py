@@ -23,7 +23,7 @@ def full_values(engine: zerorun.ZeroEngine) -> list[torch.Tensor]:
     return [zerorun.zero.safe_get_full_fp32_param(p) for p in engine.module.parameters()]
 
 
-def case_losses_are_those_of_one_process(_folder: Path) -> None:
+def case_losses_are_those_of_one_process() -> None:
     expected, _ = reference()
     for make_optimizer in (None, adamw):
         plain = grouped(2, make_optimizer, size=0)
@@ -35,7 +35,7 @@ def case_losses_are_those_of_one_process(_folder: Path) -> None:
                 assert torch.equal(values, wanted)
 
 
-def case_states_can_be_read_and_set(_folder: Path) -> None:
+def case_states_can_be_read_and_set() -> None:
     engine = grouped(2, adamw)
     train(engine, 2)
     target = next(engine.module.parameters())
@@ -64,7 +64,7 @@ def case_a_checkpoint_goes_from_and_to_any_group(folder: Path) -> None:
                 assert train(engine, 3, first=3) == expected
 
 
-def case_sizes_that_cannot_work_are_errors(_folder: Path) -> None:
+def case_sizes_that_cannot_work_are_errors() -> None:
     text = f"/zero_optimization/mics_shard_size): got 3 for {WORLD_SIZE} ranks"
     refuses(text, grouped, 2, size=3)
     refuses("got 0, which shards nothing", grouped, 0)

@@ -1,7 +1,6 @@
 """The sharded optimizer in loops that are not zerorun's, against torch alone."""
 
 import gc
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -57,7 +56,7 @@ def check_sharded_optimizer(make_optimizer) -> None:
         assert basic.state_dict()["state"].keys() == states[0]["state"].keys()
 
 
-def case_a_sharded_optimizer_in_a_ddp_script(_folder: Path) -> None:
+def case_a_sharded_optimizer_in_a_ddp_script() -> None:
     with_process_group()
     check_sharded_optimizer(adamw)
     check_sharded_optimizer(
@@ -65,7 +64,7 @@ def case_a_sharded_optimizer_in_a_ddp_script(_folder: Path) -> None:
     )
 
 
-def case_a_sharded_optimizer_with_clipping_and_a_scaler(_folder: Path) -> None:
+def case_a_sharded_optimizer_with_clipping_and_a_scaler() -> None:
     """Between backward and step the gradients are where programs expect them."""
     with_process_group()
     plain = make()
@@ -88,7 +87,7 @@ def sharded(parameters: object) -> zerorun.ShardedOptimizer:
     return zerorun.ShardedOptimizer(torch.optim.AdamW(parameters, lr=1e-2))
 
 
-def case_names_may_differ_in_a_dot_only(_folder: Path) -> None:
+def case_names_may_differ_in_a_dot_only() -> None:
     with_process_group()
     both = torch.nn.ParameterDict({"a_weight": torch.ones(3), "training": torch.ones(2)})
     both["a"] = torch.nn.ParameterDict({"weight": torch.full((3,), 5.0)})
@@ -100,7 +99,7 @@ def case_names_may_differ_in_a_dot_only(_folder: Path) -> None:
     assert all(parameter[0] < 1 for name, parameter in both.items() if name != "a")
 
 
-def case_states_that_do_not_fit_change_nothing(_folder: Path) -> None:
+def case_states_that_do_not_fit_change_nothing() -> None:
     with_process_group()
     looped = Looped(adamw, wrap=True)
     looped.train(2)
@@ -133,7 +132,7 @@ def case_states_that_do_not_fit_change_nothing(_folder: Path) -> None:
     own.load_state_dict(states[0])
 
 
-def case_a_deleted_one_leaves_a_model_that_others_can_take(_folder: Path) -> None:
+def case_a_deleted_one_leaves_a_model_that_others_can_take() -> None:
     model = make()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     for _ in range(2):

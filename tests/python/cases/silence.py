@@ -19,7 +19,7 @@ from cases.models import *
 BF16 = {"bf16": {"enabled": True}}
 
 
-def case_state_dicts_of_sharded_parameters_are_not_empty_in_silence(_folder: Path) -> None:
+def case_state_dicts_of_sharded_parameters_are_not_empty_in_silence() -> None:
     model, engine = started(config(3))
     refuses("state_dict: embedding.weight is empty", engine.state_dict)
     for name, state_dict in (
@@ -46,7 +46,7 @@ def case_state_dicts_of_sharded_parameters_are_not_empty_in_silence(_folder: Pat
     model.state_dict()  # partitioned as by zero.Init, where libraries look for names
 
 
-def case_copies_of_what_ranks_share_are_errors(_folder: Path) -> None:
+def case_copies_of_what_ranks_share_are_errors() -> None:
     model = make()
     engine, optimizer, *_ = initialize(model, adamw(model), config=config(2))
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
@@ -66,7 +66,7 @@ def step_on(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             parameter.grad = None
 
 
-def case_gradients_that_are_assigned_are_an_error(_folder: Path) -> None:
+def case_gradients_that_are_assigned_are_an_error() -> None:
     for stage in (0, 3):
         model = make()
         for parameter in model.parameters():
@@ -79,7 +79,7 @@ def case_gradients_that_are_assigned_are_an_error(_folder: Path) -> None:
         assert engine._core.parameter_hash() == before
 
 
-def case_an_optimizers_state_dict_has_what_this_rank_keeps(_folder: Path) -> None:
+def case_an_optimizers_state_dict_has_what_this_rank_keeps() -> None:
     def rmsprop(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.RMSprop(model.parameters(), lr=1e-3)
 
@@ -215,7 +215,7 @@ class Switching(Changing):
 WHOLE = (Lars, Clipped, Decaying, Late, Rotated, Measuring, Preconditioned, Switching)
 
 
-def case_optimizers_are_known_by_what_they_do(_folder: Path) -> None:
+def case_optimizers_are_known_by_what_they_do() -> None:
     for kind in WHOLE:
         model = make()
         optimizer = kind(model.parameters(), lr=0.1, weight_decay=1e-4)
@@ -289,7 +289,7 @@ def case_ranks_that_name_different_tags_load_rank_zeros(folder: Path) -> None:
         )
 
 
-def case_the_whole_model_at_every_stage(_folder: Path) -> None:
+def case_the_whole_model_at_every_stage() -> None:
     """As state dict and parameter by parameter, with each unit gathered once."""
     for stage in range(4):
         model, engine = started(config(stage) | BF16)

@@ -68,7 +68,7 @@ def case_waiting_for_data_and_saving_are_parts_of_a_step(folder: Path) -> None:
     assert seen[1]["checkpoint_ms"] + seen[1]["data_ms"] <= seen[1]["other_ms"]
 
 
-def case_the_last_batch_of_an_epoch_is_dropped_if_it_is_not_full(_folder: Path) -> None:
+def case_the_last_batch_of_an_epoch_is_dropped_if_it_is_not_full() -> None:
     for drop, batches in ((False, 2), (True, 1)):  # of 2, the second of 1
         keys = {"train_micro_batch_size_per_gpu": 2, "dataloader_drop_last": drop}
         _, _, loader, _ = initialize(make(), config=keys, training_data=range(3 * WORLD_SIZE))
@@ -86,7 +86,7 @@ def ids(batches: object) -> list[int]:
     return [int(batch) for batch in batches]
 
 
-def case_a_loader_divides_samples_in_the_order_asked_for(_folder: Path) -> None:
+def case_a_loader_divides_samples_in_the_order_asked_for() -> None:
     engine, loader = started(range(8), shuffle=False)
     assert ids(loader) == list(range(RANK, 8, WORLD_SIZE))
     shuffled = [ids(engine.make_dataloader(range(8), 1, **own)) for own in ({}, {"shuffle": True})]

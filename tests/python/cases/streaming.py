@@ -64,7 +64,7 @@ def with_group(call: Any) -> None:
         dist.destroy_process_group()
 
 
-def case_the_whole_model_once_at_every_stage(_folder: Path) -> None:
+def case_the_whole_model_once_at_every_stage() -> None:
     def check() -> None:
         for stage in STAGES:
             engine = start(stage)
@@ -89,7 +89,7 @@ def case_the_whole_model_once_at_every_stage(_folder: Path) -> None:
     with_group(check)
 
 
-def case_ranks_have_the_same_turns_and_about_equal_buckets(_folder: Path) -> None:
+def case_ranks_have_the_same_turns_and_about_equal_buckets() -> None:
     engine = start(3)
     for owners in ("rank0", "all"):
         buckets = [
@@ -113,7 +113,7 @@ def case_ranks_have_the_same_turns_and_about_equal_buckets(_folder: Path) -> Non
         assert {t.name for b in engine.stream_parameters() for t in b.tensors} == set(names)
 
 
-def case_two_buckets_are_in_memory_at_most(_folder: Path) -> None:
+def case_two_buckets_are_in_memory_at_most() -> None:
     engine = start(3)
     buckets: list[weakref.ref[torch.Tensor]] = []
     most = 0
@@ -125,7 +125,7 @@ def case_two_buckets_are_in_memory_at_most(_folder: Path) -> None:
     assert most <= 2
 
 
-def case_the_program_communicates_between_two_buckets(_folder: Path) -> None:
+def case_the_program_communicates_between_two_buckets() -> None:
     def check() -> None:
         for stage in (1, 3):
             engine = start(stage)
@@ -191,7 +191,7 @@ def case_only_what_changed_since_a_step(folder: Path) -> None:
         assert {t.name for b in stream for t in b.tensors} == all_names - {"seen", "signs"}
 
 
-def case_what_ends_a_stream_early(_folder: Path) -> None:
+def case_what_ends_a_stream_early() -> None:
     for stage in (1, 3):
         engine = start(stage)
         total = len(values_in(engine.stream_parameters(owners="all")))
@@ -226,7 +226,7 @@ def case_what_ends_a_stream_early(_folder: Path) -> None:
         refuses("this engine was destroyed", engine.stream_parameters)
 
 
-def case_arguments_that_are_wrong_or_differ(_folder: Path) -> None:
+def case_arguments_that_are_wrong_or_differ() -> None:
     engine = start(3)
     for arguments in (
         {"bucket_bytes": 0},
@@ -254,7 +254,7 @@ def case_arguments_that_are_wrong_or_differ(_folder: Path) -> None:
     assert len([*engine.stream_parameters(bucket_bytes=1 << 60)]) == 1
 
 
-def case_adapters_are_within_the_weights(_folder: Path) -> None:
+def case_adapters_are_within_the_weights() -> None:
     for stage in (2, 3):
         for options in ({}, {"use_dora": True}, {"modules_to_save": ["head"]}):
             torch.manual_seed(0)
@@ -292,7 +292,7 @@ class Layers(nn.Module):
         return self.head(self.second(self.first(x)))
 
 
-def case_adapters_that_are_merged_already_are_an_error(_folder: Path) -> None:
+def case_adapters_that_are_merged_already_are_an_error() -> None:
     lora = peft.LoraConfig(r=4, target_modules=["first"])
     model = peft.get_peft_model(Layers(), lora)
     engine, *_ = initialize(model, adamw(model), config=config(2))
@@ -301,7 +301,7 @@ def case_adapters_that_are_merged_already_are_an_error(_folder: Path) -> None:
     model.unmerge_adapter()
 
 
-def case_the_recipe_for_vllm_gives_what_its_interface_asks_for(_folder: Path) -> None:
+def case_the_recipe_for_vllm_gives_what_its_interface_asks_for() -> None:
     """vLLM's WeightSource is a stand-in: names, owners, and pairs in the order of the metadata."""
     base = types.ModuleType("vllm.distributed.weight_transfer.base")
     base.ParamMeta = collections.namedtuple(  # type: ignore[attr-defined]

@@ -70,7 +70,7 @@ def tensors_in(states: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(states) if isinstance(leaf, torch.Tensor)]
 
 
-def case_whole_and_sharded_states_are_torchs(_folder: Path) -> None:
+def case_whole_and_sharded_states_are_torchs() -> None:
     with_process_group()
     model_state, optimizer_state = trained_by_torch(2)
     for stage in STAGES:
@@ -91,7 +91,7 @@ def case_whole_and_sharded_states_are_torchs(_folder: Path) -> None:
         assert flat["param_groups.embedding.weight.weight_decay"] == 0.1
 
 
-def case_steps_leave_whole_states_as_they_are(_folder: Path) -> None:
+def case_steps_leave_whole_states_as_they_are() -> None:
     for stage in STAGES:
         engine, optimizer = engine_at(stage)
         train(engine, 1)
@@ -103,7 +103,7 @@ def case_steps_leave_whole_states_as_they_are(_folder: Path) -> None:
             assert all(torch.equal(value, then) for value, then in pairs)
 
 
-def case_whole_states_on_the_host_are_rank_zeros(_folder: Path) -> None:
+def case_whole_states_on_the_host_are_rank_zeros() -> None:
     with_process_group()
     for stage in STAGES:
         engine, optimizer = engine_at(stage)
@@ -117,7 +117,7 @@ def case_whole_states_on_the_host_are_rank_zeros(_folder: Path) -> None:
             assert found["head.weight"] is not None
 
 
-def case_frozen_parameters_are_left_out_when_that_is_asked(_folder: Path) -> None:
+def case_frozen_parameters_are_left_out_when_that_is_asked() -> None:
     model = make(Buffered)
     model.embedding.weight.requires_grad_(False)
     engine, *_ = initialize(model, adamw(model), config=config(3))
@@ -148,7 +148,7 @@ def case_states_go_on_through_torchs_checkpoints(folder: Path) -> None:
         assert train(engine, 2, first=2) == expected
 
 
-def case_whole_states_of_one_rank_go_on_everywhere(_folder: Path) -> None:
+def case_whole_states_of_one_rank_go_on_everywhere() -> None:
     with_process_group()
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
     for stage, flatten in ((1, True), (3, False)):
@@ -166,7 +166,7 @@ def case_whole_states_of_one_rank_go_on_everywhere(_folder: Path) -> None:
         assert train(engine, 2, first=2) == expected
 
 
-def case_states_that_do_not_fit_change_nothing(_folder: Path) -> None:
+def case_states_that_do_not_fit_change_nothing() -> None:
     with_process_group()
     engine, optimizer = engine_at(3)
     train(engine, 1)
@@ -212,7 +212,7 @@ def case_states_that_do_not_fit_change_nothing(_folder: Path) -> None:
         raises(zerorun.CheckpointError, "broadcast_from_rank0=True", put)
 
 
-def case_what_is_not_there_is_an_error_that_names_the_call(_folder: Path) -> None:
+def case_what_is_not_there_is_an_error_that_names_the_call() -> None:
     model = make()
     rmsprop = torch.optim.RMSprop(model.parameters(), lr=1e-3)
     engine, optimizer, *_ = initialize(model, rmsprop, config=config(3))
@@ -222,7 +222,7 @@ def case_what_is_not_there_is_an_error_that_names_the_call(_folder: Path) -> Non
         refuses("within zerorun.zero.GatheredParameters", get_model_state_dict, model, options=FULL)
 
 
-def case_a_copy_of_a_model_is_whole(_folder: Path) -> None:
+def case_a_copy_of_a_model_is_whole() -> None:
     for stage in STAGES:
         engine, _ = engine_at(stage)
         train(engine, 1)

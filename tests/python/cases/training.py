@@ -25,11 +25,11 @@ def check_kind(kind: type[nn.Module], same_bits: bool = True) -> None:
     assert not same_bits or all(run == runs[0] for run in runs)
 
 
-def case_all_stages_equal_torch_and_each_other(_folder: Path) -> None:
+def case_all_stages_equal_torch_and_each_other() -> None:
     check_kind(Model)
 
 
-def case_the_configurations_optimizer_is_the_same(_folder: Path) -> None:
+def case_the_configurations_optimizer_is_the_same() -> None:
     expected, _ = reference()
     params = {"lr": 1e-2, "weight_decay": 0.1}
     for stage in STAGES:
@@ -39,7 +39,7 @@ def case_the_configurations_optimizer_is_the_same(_folder: Path) -> None:
         assert optimizer.param_groups[0]["lr"] == 1e-2
 
 
-def case_the_losss_own_backward_and_the_inner_module(_folder: Path) -> None:
+def case_the_losss_own_backward_and_the_inner_module() -> None:
     expected, _ = reference()
     for stage in STAGES:
         model, engine = started(config(stage))
@@ -67,7 +67,7 @@ class Twice(nn.Module):
         return self.head(x)
 
 
-def case_a_submodule_used_twice(_folder: Path) -> None:
+def case_a_submodule_used_twice() -> None:
     check_kind(Twice)
 
 
@@ -85,13 +85,13 @@ class NonReentrant(Reentrant):
     reentrant = False
 
 
-def case_reentrant_checkpointing_of_a_shared_block(_folder: Path) -> None:
+def case_reentrant_checkpointing_of_a_shared_block() -> None:
     # In the first step the second use comes after its bucket was sent: one more sum, whose order
     # depends on what lies in that bucket.
     check_kind(Reentrant, same_bits=False)
 
 
-def case_nonreentrant_checkpointing_of_a_shared_block(_folder: Path) -> None:
+def case_nonreentrant_checkpointing_of_a_shared_block() -> None:
     check_kind(NonReentrant)
 
 
@@ -107,7 +107,7 @@ class Foreign(Model):
         return self.head(self.blocks[0](x))
 
 
-def case_a_parameter_that_another_module_reads(_folder: Path) -> None:
+def case_a_parameter_that_another_module_reads() -> None:
     check_kind(Foreign)
 
 
@@ -129,7 +129,7 @@ class Experts(nn.Module):
         return self.run(tokens, RANK)
 
 
-def case_modules_unused_on_some_ranks(_folder: Path) -> None:
+def case_modules_unused_on_some_ranks() -> None:
     """Against the average of both ranks' gradients in one process."""
     model = make(Experts)
     optimizer = adamw(model)
@@ -157,7 +157,7 @@ class Frozen(Model):
         self.blocks[1].up.weight.requires_grad_(False)
 
 
-def case_frozen_parameters_have_no_gradient_or_optimizer_bytes(_folder: Path) -> None:
+def case_frozen_parameters_have_no_gradient_or_optimizer_bytes() -> None:
     check_kind(Frozen)
     for stage in STAGES:
         _, engine = started(config(stage), Frozen)
@@ -165,7 +165,7 @@ def case_frozen_parameters_have_no_gradient_or_optimizer_bytes(_folder: Path) ->
         assert all(i.master is None and i.grad is None and not i.states for i in held)
 
 
-def case_bf16_keeps_fp32_masters(_folder: Path) -> None:
+def case_bf16_keeps_fp32_masters() -> None:
     expected, _ = reference()
     runs = []
     for stage in STAGES:
@@ -175,7 +175,7 @@ def case_bf16_keeps_fp32_masters(_folder: Path) -> None:
     assert all(run == runs[0] for run in runs)
 
 
-def case_fp16_inputs_are_cast_when_the_configuration_asks(_folder: Path) -> None:
+def case_fp16_inputs_are_cast_when_the_configuration_asks() -> None:
     class Half(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -199,7 +199,7 @@ def case_fp16_inputs_are_cast_when_the_configuration_asks(_folder: Path) -> None
     assert engine(torch.ones(1, 4, device=DEVICE), ids=ids).dtype == torch.float32
 
 
-def case_train_evaluate_generate_train(_folder: Path) -> None:
+def case_train_evaluate_generate_train() -> None:
     for stage in STAGES:
         model, engine = started(config(stage))
         losses = train(engine, 3)
@@ -217,7 +217,7 @@ def case_train_evaluate_generate_train(_folder: Path) -> None:
         assert_close(losses, expected)
 
 
-def case_forward_runs_under_autocast_when_the_configuration_asks(_folder: Path) -> None:
+def case_forward_runs_under_autocast_when_the_configuration_asks() -> None:
     tokens = part_of(batch_of(0)).to(DEVICE)
     model = make().to(DEVICE)
     plain = model(tokens)
@@ -294,7 +294,7 @@ def case_autocast_to_float16_scales_the_loss_as_pytorchs_scaler_does(folder: Pat
         assert engine._core.loss_scale == 2.0**15
 
 
-def case_buckets_of_no_size_hold_one_parameter_each(_folder: Path) -> None:
+def case_buckets_of_no_size_hold_one_parameter_each() -> None:
     found = []
     for size in (0, 5000):
         for stage in STAGES:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,7 +88,7 @@ class Handing(nn.Module):
 HOW = ("parameter", "view", "transposed in a list", "object")
 
 
-def case_a_module_returns_its_parameter_or_a_view_of_it(_folder: Path) -> None:
+def case_a_module_returns_its_parameter_or_a_view_of_it() -> None:
     for how in HOW:
         check(functools.partial(Handing, how))
 
@@ -101,7 +100,7 @@ class Chain(nn.Sequential):
         super().__init__(nn.Embedding(VOCABULARY, WIDTH), Giver("view"))
 
 
-def case_what_a_model_returns_of_its_parameters_stays(_folder: Path) -> None:
+def case_what_a_model_returns_of_its_parameters_stays() -> None:
     for how in HOW:
         torch.manual_seed(0)
         giver = Giver(how)
@@ -155,7 +154,7 @@ class Wrapping(nn.Module):
         return self.wrap(x + self.down(torch.tanh(self.up(x))))
 
 
-def case_results_may_be_any_objects(_folder: Path) -> None:
+def case_results_may_be_any_objects() -> None:
     check(HiddenResult)
 
 
@@ -181,7 +180,7 @@ class Unpacking(nn.Module):
         return self.up(given.tokens)
 
 
-def case_arguments_may_be_any_dataclasses(_folder: Path) -> None:
+def case_arguments_may_be_any_dataclasses() -> None:
     _, engine = started(bare_config(), lambda: nn.Sequential(Unpacking(), nn.Linear(WIDTH, WIDTH)))
     x = torch.ones(2, WIDTH, device=engine.device)
     expected = engine(OwnInput(x))
@@ -203,7 +202,7 @@ class Conv1D(nn.Module):
         return self.layer(x)
 
 
-def case_another_class_may_be_named_conv1d(_folder: Path) -> None:
+def case_another_class_may_be_named_conv1d() -> None:
     model, engine = started(bare_config(), Conv1D)
     assert model(torch.ones(2, WIDTH, device=engine.device)).shape == (2, WIDTH)
 
@@ -231,7 +230,7 @@ def _penalized(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return out.mean() + ((slope.norm(dim=1) - 1) ** 2).mean()
 
 
-def case_a_gradient_of_gradients(_folder: Path) -> None:
+def case_a_gradient_of_gradients() -> None:
     plain = make(Critic)
     optimizer = adamw(plain)
     data = [torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(i)) for i in range(5)]
@@ -255,7 +254,7 @@ def case_a_gradient_of_gradients(_folder: Path) -> None:
     assert_values(model, plain)
 
 
-def case_hessian_vector_products(_folder: Path) -> None:
+def case_hessian_vector_products() -> None:
     """Of the parameters' gradients, twice, without a step."""
     plain = make(Critic)
     x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -308,7 +307,7 @@ class Mixed(nn.Module):
         return self.head(x)
 
 
-def case_a_leaf_module_is_gathered_as_a_whole(_folder: Path) -> None:
+def case_a_leaf_module_is_gathered_as_a_whole() -> None:
     expected, _ = reference(kind=Mixed, steps=3)
     for given, is_whole in (
         ({}, False),
@@ -327,7 +326,7 @@ def case_a_leaf_module_is_gathered_as_a_whole(_folder: Path) -> None:
         assert all(all(layer[1].full) == is_whole for layer in model.layers)
 
 
-def case_leaf_modules_that_are_not_there(_folder: Path) -> None:
+def case_leaf_modules_that_are_not_there() -> None:
     model = make(Mixed)
     for key, name in (("names", "layers.7"), ("name_suffixes", "block_sparse")):
         settings = bare_config()

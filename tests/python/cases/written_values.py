@@ -12,7 +12,7 @@ from cases.models import *
 BF16 = {"bf16": {"enabled": True}}
 
 
-def case_values_written_after_initialize_are_kept(_folder: Path) -> None:
+def case_values_written_after_initialize_are_kept() -> None:
     """In 16 bits and with offloaded states the next step is made of masters elsewhere."""
     weights = {name: value.clone() for name, value in make(seed=7).state_dict().items()}
     for stage in [stage for stage in STAGES if stage < 3]:
@@ -61,7 +61,7 @@ def case_values_written_before_states_are_loaded_are_kept(folder: Path) -> None:
             assert torch.equal(value, written[name]), name
 
 
-def case_a_sharded_optimizer_keeps_weights_that_are_loaded_after_it_was_made(_folder: Path) -> None:
+def case_a_sharded_optimizer_keeps_weights_that_are_loaded_after_it_was_made() -> None:
     model = make().bfloat16()
     optimizer = zerorun.ShardedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.0))
     model.load_state_dict(make(seed=7).state_dict())
@@ -78,7 +78,7 @@ def without_masters(states: dict[str, Any], engine: zerorun.ZeroEngine) -> dict[
     return {key: {**state, "master": now[key]["master"]} for key, state in states["state"].items()}
 
 
-def case_a_parameter_that_is_unfrozen_later_is_an_error_at_the_next_step(_folder: Path) -> None:
+def case_a_parameter_that_is_unfrozen_later_is_an_error_at_the_next_step() -> None:
     for stage in STAGES:
         model = make()
         model.blocks[0].up.weight.requires_grad_(False)

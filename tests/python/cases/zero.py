@@ -18,7 +18,7 @@ from cases.models import *
 EMPTY = torch.Size([0])
 
 
-def case_init_partitions_every_module_as_it_is_made(_folder: Path) -> None:
+def case_init_partitions_every_module_as_it_is_made() -> None:
     plain = make()
     largest = 0
 
@@ -45,7 +45,7 @@ def case_init_partitions_every_module_as_it_is_made(_folder: Path) -> None:
         assert parameter.shape == EMPTY
 
 
-def case_init_then_train(_folder: Path) -> None:
+def case_init_then_train() -> None:
     expected, _ = reference()
     for stage in STAGES:
         with Init():
@@ -58,7 +58,7 @@ def case_init_then_train(_folder: Path) -> None:
         assert_close(train(engine), expected)
 
 
-def case_init_makes_16_bit_parameters(_folder: Path) -> None:
+def case_init_makes_16_bit_parameters() -> None:
     with Init(config={"bf16": {"enabled": True}}):
         layer = nn.Linear(4, 4)
     assert layer.weight.dtype == torch.bfloat16
@@ -78,7 +78,7 @@ def both_states():
     yield model.blocks[0].up.weight, engine
 
 
-def case_gathered_parameters_take_anything(_folder: Path) -> None:
+def case_gathered_parameters_take_anything() -> None:
     for parameter, _ in both_states():
         parameter.mark = "kept"
         ordinary = nn.Parameter(torch.ones(3))
@@ -94,7 +94,7 @@ def case_gathered_parameters_take_anything(_folder: Path) -> None:
             assert parameter.shape == EMPTY
 
 
-def case_only_the_modifiers_changes_are_kept(_folder: Path) -> None:
+def case_only_the_modifiers_changes_are_kept() -> None:
     for parameter, _ in both_states():
         writer = WORLD_SIZE - 1
         with GatheredParameters(parameter, modifier_rank=writer), torch.no_grad():
@@ -124,7 +124,7 @@ def case_only_the_modifiers_changes_are_kept(_folder: Path) -> None:
         assert parameter.shape == EMPTY
 
 
-def case_a_change_reaches_the_master_copy(_folder: Path) -> None:
+def case_a_change_reaches_the_master_copy() -> None:
     for stage in STAGES:
         model, _ = started(config(stage, bf16={"enabled": True}))
         target = model.blocks[0].up.weight
@@ -136,7 +136,7 @@ def case_a_change_reaches_the_master_copy(_folder: Path) -> None:
             assert torch.equal(target.detach().cpu(), value.bfloat16())
 
 
-def case_copies_of_gathered_parameters_are_ordinary(_folder: Path) -> None:
+def case_copies_of_gathered_parameters_are_ordinary() -> None:
     for parameter, _ in both_states():
         with GatheredParameters(parameter):
             other = copy.deepcopy(parameter)
@@ -148,7 +148,7 @@ def case_copies_of_gathered_parameters_are_ordinary(_folder: Path) -> None:
     block(torch.zeros(1, 32, device=DEVICE))
 
 
-def case_states_are_torchs(_folder: Path) -> None:
+def case_states_are_torchs() -> None:
     """Parameter, gradient and moments after three steps, and what setting them does."""
     reference_model = make()
     optimizer = adamw(reference_model)
@@ -195,7 +195,7 @@ def case_states_are_torchs(_folder: Path) -> None:
         assert zerorun.zero.safe_get_full_fp32_param(target) is None
 
 
-def case_external_parameters_may_be_registered(_folder: Path) -> None:
+def case_external_parameters_may_be_registered() -> None:
     class Reader(nn.Module):
         """Reaches its neighbour's weight by a way that no attribute access shows."""
 
@@ -234,7 +234,7 @@ def shared_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssShmem"))
 
 
-def case_destroy_returns_all_bytes(_folder: Path) -> None:
+def case_destroy_returns_all_bytes() -> None:
     for stage in STAGES:
         gc.collect()
         before = shared_bytes()
@@ -259,7 +259,7 @@ def case_destroy_returns_all_bytes(_folder: Path) -> None:
         del optimizer
 
 
-def case_several_engines_one_without_optimizer(_folder: Path) -> None:
+def case_several_engines_one_without_optimizer() -> None:
     expected, _ = reference(steps=5)
     models = [make() for _ in range(3)]
     engines = [
