@@ -9,7 +9,7 @@ import torch
 import zerorun
 from torch import nn
 
-from cases.models import RANK, adamw, config, initialize, make, raises, train
+from cases.models import *
 
 SAVED = 3  # steps before the save
 
@@ -21,16 +21,6 @@ def engine_at(stage: int, seed: int = 0, **keys: object) -> zerorun.ZeroEngine:
 
 def values(engine: zerorun.ZeroEngine) -> dict[str, torch.Tensor] | None:
     return engine.full_state_dict(rank0_only=False)
-
-
-def assert_equal(
-    found: dict[str, torch.Tensor] | None, expected: dict[str, torch.Tensor] | None
-) -> None:
-    assert found is not None
-    assert expected is not None
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
 
 
 def case_a_save_beside_the_training_holds_the_step_it_began_at(folder: Path) -> None:
@@ -46,7 +36,7 @@ def case_a_save_beside_the_training_holds_the_step_it_began_at(folder: Path) -> 
         found, state = engine.load_checkpoint(path)
         assert found == str(path / f"global_step{SAVED}")
         assert state == {"epoch": stage}
-        assert_equal(values(engine), expected)
+        assert_same(values(engine), expected)
 
 
 def case_the_configuration_makes_saves_asynchronous(folder: Path) -> None:

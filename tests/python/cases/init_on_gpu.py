@@ -1,6 +1,5 @@
 """zero.Init where ranks train on GPUs (that are not there): see fake_torch_cuda.py."""
 
-
 import pytest
 import torch
 import zerorun
@@ -13,9 +12,8 @@ def case_zero_init_puts_its_parts_on_the_gpu() -> None:
         model = make(Model)
     assert {value.device for value in model.parameters()} == {DEVICE}
     assert {value.ds_tensor.device for value in model.parameters()} == {DEVICE}
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    engine, *_ = initialize(model, adamw(model), config=config(3))
     assert_close(train(engine, 2), reference(steps=2)[0])
-    engine.destroy()
 
 
 def case_zero_init_keeps_what_is_offloaded_on_the_host() -> None:
@@ -31,9 +29,8 @@ def case_zero_init_keeps_what_is_offloaded_on_the_host() -> None:
         with zerorun.zero.GatheredParameters(model.parameters()):
             assert {value.device for value in model.parameters()} == {DEVICE}
             assert all(value.numel() == value.ds_numel for value in model.parameters())
-        engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+        engine, *_ = initialize(model, adamw(model), config=settings)
         assert_close(train(engine, 2), expected)
-        engine.destroy()
     with zerorun.zero.Init(config_dict_or_path=settings, remote_device="none"):
         model = make(Model)
     assert {value.ds_tensor.device for value in model.parameters()} == {DEVICE}

@@ -17,6 +17,10 @@ from cases.models import *
 
 def start(stage: int, model: nn.Module | None = None, **keys: object) -> zerorun.ZeroEngine:
     model = make() if model is None else model
+    return initialize(model, adamw(model), config=config(stage, **keys))[0]
+
+
+def dropped_later(stage: int, model: nn.Module, **keys: object) -> zerorun.ZeroEngine:
     return zerorun.initialize(model, adamw(model), config=config(stage, **keys))[0]
 
 
@@ -35,9 +39,8 @@ def case_a_second_initialize_takes_over() -> None:
         losses = train(first, 3)
         assert_close(losses, expected)
         trained = values_of(model)
-        judge, *_ = zerorun.initialize(model, config=config(stage))
-        for found, wanted in zip(values_of(model), trained, strict=True):
-            assert torch.equal(found, wanted)
+        judge, *_ = initialize(model, config=config(stage))
+        assert_same(values_of(model), trained)
         with torch.no_grad():
             before = mean(loss_of(judge, part_of(batch_of(3))), judge)
         refuses("another initialize", first, batch_of(0))
@@ -51,7 +54,7 @@ def case_a_second_initialize_takes_over() -> None:
 def case_a_dropped_engine_leaves_a_usable_model() -> None:
     for stage in STAGES:
         model = make()
-        engine = start(stage, model)
+        engine = dropped_later(stage, model)
         train(engine, 2)
         loss = loss_of(model, batch_of(5)).item()
         del engine
@@ -61,7 +64,7 @@ def case_a_dropped_engine_leaves_a_usable_model() -> None:
         again.backward()  # gradients are torch's
         assert all(parameter.grad is not None for parameter in model.parameters())
         model.zero_grad()
-        engine = start(stage, model)
+        engine = dropped_later(stage, model)
         assert abs(loss_of(engine, batch_of(5)).item() - loss) < 1e-5
         train(engine, 1)
         engine.destroy()
@@ -71,7 +74,9 @@ def case_an_engine_that_is_dropped_with_its_model_is_freed() -> None:
     for stage in STAGES:
         for share in (True, False):
             model = make()
-            engine = start(stage, model, zerorun={"comm_timeout": 30, "share_parameters": share})
+            engine = dropped_later(
+                stage, model, zerorun={"comm_timeout": 30, "share_parameters": share}
+            )
             train(engine, 2)
             dropped = weakref.ref(model), weakref.ref(engine._core)
             del model, engine
@@ -93,12 +98,11 @@ def case_an_initialize_that_fails_late_leaves_the_model_as_it_was() -> None:
                 model = make()
             kind = KeyError if RANK == WORLD_SIZE - 1 else zerorun.Error
             with pytest.raises(kind, match="no schedule"):
-                zerorun.initialize(model, adamw(model), lr_scheduler=fails, config=config(stage))
+                initialize(model, adamw(model), lr_scheduler=fails, config=config(stage))
             if not under_init or stage < 3:
                 assert torch.equal(loss_of(model, batch_of(0)).cpu(), loss)
             engine = start(stage, model)
             assert_close(train(engine, 2), reference(steps=2)[0])
-            engine.destroy()
 
 
 class Interrupted(Model):
@@ -131,7 +135,6 @@ def case_an_interrupted_forward_leaves_the_hooks_in_order() -> None:
             losses += train(engine, 1, first=step)
             assert stage < 3 or all(p.numel() == 0 for p in model.parameters())
         assert_close(losses, expected)
-        engine.destroy()
 
 
 def case_a_step_without_a_backward_changes_nothing() -> None:
@@ -140,9 +143,7 @@ def case_a_step_without_a_backward_changes_nothing() -> None:
             model = make()
             optimizer = kind(model)
             scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-            engine, *_ = zerorun.initialize(
-                model, optimizer, lr_scheduler=scheduler, config=config(stage)
-            )
+            engine, *_ = initialize(model, optimizer, lr_scheduler=scheduler, config=config(stage))
             rates = [optimizer.param_groups[0]["lr"]]
             for step in range(2):
                 before = engine._core.parameter_hash()
@@ -158,7 +159,6 @@ def case_a_step_without_a_backward_changes_nothing() -> None:
                 assert engine._core.parameter_hash() != before
                 rates.append(optimizer.param_groups[0]["lr"])
             assert rates == [rates[0], rates[0] / 2, rates[0] / 4]
-            engine.destroy()
 
 
 def case_a_rank_without_a_backward_counts_as_zeros() -> None:
@@ -175,7 +175,6 @@ def case_a_rank_without_a_backward_counts_as_zeros() -> None:
         engine.step()
         assert engine.global_steps == 1
         assert_values(model, plain, atol=1e-6)
-        engine.destroy()
 
 
 def case_parameters_that_are_frozen_later_stay_as_they_are() -> None:
@@ -189,7 +188,7 @@ def case_parameters_that_are_frozen_later_stay_as_they_are() -> None:
         optimizer = make_optimizer(plain)
         models = {stage: make() for stage in STAGES}
         engines = {
-            stage: zerorun.initialize(model, make_optimizer(model), config=config(stage))[0]
+            stage: initialize(model, make_optimizer(model), config=config(stage))[0]
             for stage, model in models.items()
         }
         for step in range(5):
@@ -221,7 +220,6 @@ def case_frozen_values_are_the_same_bits() -> None:
         assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
         with GatheredParameters(target):
             assert torch.equal(target.detach(), before[0].bfloat16())
-        engine.destroy()
 
 
 def case_other_batch_sizes_with_the_losss_own_backward() -> None:
@@ -238,7 +236,6 @@ def case_other_batch_sizes_with_the_losss_own_backward() -> None:
                 engine.step()
             assert engine.global_steps == 1
             norms.append(engine.get_global_grad_norm())
-            engine.destroy()
         plain = make()
         loss_of(plain, batch_of(0)).backward()
         norm = nn.utils.clip_grad_norm_(plain.parameters(), 1.0).item()
@@ -275,22 +272,20 @@ def case_an_engine_of_another_optimizer_or_none_takes_the_model(folder: Path) ->
         keys = {} if precise else {"bf16": {"enabled": True}}
         path = folder / f"{stage}"
         model = make()
-        trained, *_ = zerorun.initialize(model, make_optimizer(model), config=config(stage, **keys))
+        trained, *_ = initialize(model, make_optimizer(model), config=config(stage, **keys))
         train(trained, 2)
         trained.save_checkpoint(path, client_state={"epoch": 4})
         expected = loss_of(trained, tokens).item()
-        trained.destroy()
         for other in (None, adamw if make_optimizer is sgd else sgd):
             model = make(seed=1)
             optimizer = other(model) if other else None
-            engine, *_ = zerorun.initialize(model, optimizer, config=config(3, **keys))
+            engine, *_ = initialize(model, optimizer, config=config(3, **keys))
             if other:
                 raises(zerorun.CheckpointError, "=False", engine.load_checkpoint, path)
             _, state = engine.load_checkpoint(path, load_optimizer_states=False)
             assert state == {"epoch": 4}
             assert engine.global_steps == 2
             assert loss_of(engine, tokens).item() == expected
-            engine.destroy()
 
 
 def case_a_forked_process_cannot_gather() -> None:
@@ -303,7 +298,6 @@ def case_a_forked_process_cannot_gather() -> None:
     hook.remove()
     refused_in_a_fork(model, batch_of(0))
     engine.step()
-    engine.destroy()
 
 
 def refused_in_a_fork(module: nn.Module, *args: object) -> None:

@@ -141,9 +141,8 @@ def case_grads_of_a_model_on_the_host_stay_there() -> None:
     with device.on_local_device(model) as found:
         assert found == DEVICE
         assert all(gradients[name].device.type == "cpu" for name in gradients)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    engine, *_ = initialize(model, adamw(model), config=config(2))
     assert_close(train(engine, 2), reference(steps=2)[0])
-    engine.destroy()
 
 
 def case_no_memory_for_the_largest_parameter_leaves_the_model() -> None:
@@ -187,10 +186,9 @@ class Deriving(nn.Parameter):
 def case_classes_of_parameters_are_moved_by_their_own_way() -> None:
     model = make()
     model.embedding.weight = model.head.weight = Deriving(model.embedding.weight.data)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    engine, *_ = initialize(model, adamw(model), config=config(2))
     assert Deriving.moved > 0
     assert_close(train(engine, 2), reference(steps=2)[0])
-    engine.destroy()
 
 
 def case_an_error_that_is_not_about_memory_is_not_hidden() -> None:
@@ -217,7 +215,6 @@ def case_an_error_that_is_not_about_memory_is_not_hidden() -> None:
             assert len(calls) == number  # it was not asked again
             memory._acquire = acquire
             memory.serve(engine._core)
-    engine.destroy()
 
 
 def case_deepspeeds_group_is_bound_to_this_ranks_gpu() -> None:

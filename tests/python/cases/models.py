@@ -190,6 +190,11 @@ def assert_values(
         torch.testing.assert_close(value, other.detach(), rtol=rtol, atol=atol, msg=name)
 
 
+def assert_same(found: object, expected: object) -> None:
+    """Tensors, or dictionaries or lists of them, have the same bits."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def assert_close(losses: list[float], expected: list[float], tolerance: float = 1e-5) -> None:
     assert len(losses) == len(expected)
     assert all(map(math.isfinite, losses + expected)), f"{losses} instead of {expected}"

@@ -23,10 +23,9 @@ fake = fake_torch_cuda.installed()
 def trained(make_model: Callable[[], nn.Module], stage: int, **keys: object):
     """The losses and the hash of the parameters after three batches."""
     model = make_model()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+    engine, *_ = initialize(model, adamw(model), config=config(stage, **keys))
     losses = train(engine, 3 * engine.batch.accumulation_steps)
     hashed = engine._core.parameter_hash()
-    engine.destroy()
     return losses, hashed
 
 
@@ -97,9 +96,7 @@ def case_a_torch_optimizer_steps_where_its_shards_rest(folder: Path) -> None:
         settings = config(2)["zero_optimization"] | {"offload_optimizer": place}
         model = make()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-        engine, *_ = zerorun.initialize(
-            model, optimizer, config=config(2, zero_optimization=settings)
-        )
+        engine, *_ = initialize(model, optimizer, config=config(2, zero_optimization=settings))
         losses = train(engine, 3)
         path = folder / f"{place}"
         engine.save_checkpoint(path)
@@ -108,7 +105,6 @@ def case_a_torch_optimizer_steps_where_its_shards_rest(folder: Path) -> None:
         moments = zerorun.zero.safe_get_full_optimizer_state(model.head.weight, "momentum_buffer")
         assert moments.device == DEVICE
         results.append((losses, moments.tolist(), engine._core.parameter_hash()))
-        engine.destroy()
     assert results[1:] == results[:1] * 2
 
 
@@ -116,7 +112,7 @@ def case_gradients_of_a_bucket_are_copied_at_once() -> None:
     for stage in STAGES:
         model = make()
         parameters = len(list(model.parameters()))
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        engine, *_ = initialize(model, adamw(model), config=config(stage))
         figures = zerorun._C.EngineFigures(engine._core)
         reduce = "all_reduce" if stage == 0 else "reduce_scatter"
         losses = train(engine, 1)
@@ -127,7 +123,6 @@ def case_gradients_of_a_bucket_are_copied_at_once() -> None:
         assert 1 < reduced < parameters
         assert 0 < copies <= reduced, (stage, copies, reduced)
         assert_close(losses, reference(steps=2)[0])
-        engine.destroy()
 
 
 def case_gradients_of_two_streams_are_copied_on_their_own() -> None:
@@ -154,7 +149,6 @@ def case_gradients_of_two_streams_are_copied_on_their_own() -> None:
         fake.current = first
     assert not fake.violation()
     assert_close(losses, reference(steps=2)[0])
-    engine.destroy()
 
 
 def case_pytorch_gets_what_the_engine_keeps() -> None:
@@ -179,7 +173,6 @@ def case_pytorch_gets_what_the_engine_keeps() -> None:
     raises(torch.OutOfMemoryError, "no memory", engine, batch_of(0))
     memory._acquire = acquire
     memory.serve(engine._core)
-    engine.destroy()
 
 
 def case_the_engine_works_on_pytorchs_current_stream() -> None:
@@ -199,7 +192,6 @@ def case_the_engine_works_on_pytorchs_current_stream() -> None:
         assert fake.calls_on(fake.current) > first
         expected, _ = reference(steps=3)
         assert_close(losses, [expected[0], expected[2]])
-        engine.destroy()
 
 
 def case_memory_is_handed_over_as_the_gpus() -> None:
@@ -207,7 +199,7 @@ def case_memory_is_handed_over_as_the_gpus() -> None:
     for stage, offload in ((1, {}), (2, zero)):
         model = make()
         settings = config(stage)["zero_optimization"] | offload
-        engine, *_ = zerorun.initialize(
+        engine, *_ = initialize(
             model, adamw(model), config=config(stage, zero_optimization=settings)
         )
         train(engine, 1)
@@ -222,7 +214,6 @@ def case_memory_is_handed_over_as_the_gpus() -> None:
             assert fake_torch_cuda.tensor_in(param).device.type == fake_torch_cuda.CUDA_TYPE
             for capsule in (part.master, part.grad, *part.states):
                 assert fake_torch_cuda.tensor_in(capsule).device.type == kind
-        engine.destroy()
 
 
 def case_full_parameters_are_pytorchs_memory_while_gathered() -> None:
@@ -242,7 +233,6 @@ def case_full_parameters_are_pytorchs_memory_while_gathered() -> None:
         assert block.up.weight.untyped_storage().size() > 0
         assert engine._core.memory_use()["buckets"] > before
     assert engine._core.memory_use()["buckets"] == before
-    engine.destroy()
 
 
 def case_a_sharded_optimizer_works_where_the_parameters_are() -> None:
@@ -282,12 +272,11 @@ def case_collectives_of_set_up_take_tensors_of_either() -> None:
     assert values.tolist() == [WORLD_SIZE] * 3
     text = "device 'cpu', expected 'cuda:0'"
     refuses(text, ranks.broadcast_on_gpu, torch.zeros(3))
-    engine.destroy()
 
 
 def case_what_is_on_the_wrong_device_is_named() -> None:
     def start(model: nn.Module) -> object:
-        return zerorun.initialize(model, adamw(model), config=config(1))
+        return initialize(model, adamw(model), config=config(1))
 
     mixed = make()
     mixed.blocks[1].to(DEVICE)
@@ -314,7 +303,6 @@ def case_what_is_on_the_wrong_device_is_named() -> None:
     index = engine._layout.ids[model.head.weight]
     text = "gradient of embedding.weight: got a tensor on device 'cpu', expected 'cuda:0'"
     refuses(text, lambda: engine._shards.collector.hook(index)(model.head.weight))
-    engine.destroy()
 
 
 def case_the_device_that_is_asked_for_is_made() -> None:

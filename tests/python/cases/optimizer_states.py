@@ -122,8 +122,7 @@ def case_the_optimizer_that_was_given_is_the_engines_in_all_that_it_offers() -> 
             basic.param_groups[0]["lr"] = 0.0  # as a scheduler does
             basic.param_groups[0]["weight_decay"] = 0.0
             own_step(basic, model, engine, 3)
-            for name, value in engine.full_state_dict(rank0_only=False).items():
-                assert torch.equal(value, kept[name]), (stage, name)
+            assert_same(dict(engine.full_state_dict(rank0_only=False)), kept)
             refuses(
                 "add_param_group after initialize",
                 lambda basic=basic: basic.add_param_group(

@@ -14,7 +14,7 @@ from torch import nn
 from zerorun import consolidate
 from zerorun.zero import GatheredParameters, Init
 
-from cases.models import BATCH, RANK, STAGES, WORLD_SIZE, config, initialize, logged, make
+from cases.models import *
 
 WIDTH, BLOCK = 32, 64
 BF16 = {"bf16": {"enabled": True}}
@@ -160,12 +160,6 @@ def bytes_of(model: nn.Module) -> dict[str, torch.Tensor]:
 def full_bytes_of(engine: Any) -> dict[str, torch.Tensor]:
     with GatheredParameters(engine.module.parameters()):
         return bytes_of(engine.module)
-
-
-def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
 
 
 def case_train_as_without_shards_at_every_stage() -> None:

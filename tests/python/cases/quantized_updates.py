@@ -109,8 +109,7 @@ def case_other_settings_take_the_masters(folder: Path) -> None:
     for stage in (1, 3):
         engine = start(stage, quantized=False, **BF16)
         engine.load_checkpoint(folder)
-        for parameter, master in zip(engine.module.parameters(), masters, strict=True):
-            assert torch.equal(safe_get_full_fp32_param(parameter), master)
+        assert_same([safe_get_full_fp32_param(p) for p in engine.module.parameters()], masters)
 
 
 def case_several_engines_train_side_by_side() -> None:
@@ -207,8 +206,7 @@ def case_a_write_leaves_the_parameters_beside_it_alone() -> None:
             safe_get_full_fp32_param(engine.module.head.weight)
             for parameter in others:
                 parameter.copy_(parameter)
-        for parameter, master in zip(others, before, strict=True):
-            assert torch.equal(safe_get_full_fp32_param(parameter), master)
+        assert_same([safe_get_full_fp32_param(p) for p in others], before)
 
 
 def case_state_dicts_of_torch_bring_16_bit_masters_back() -> None:
@@ -220,8 +218,7 @@ def case_state_dicts_of_torch_bring_16_bit_masters_back() -> None:
     masters = [safe_get_full_fp32_param(p) for p in model.parameters()]
     train(engine, 2, first=2)
     dcp.set_state_dict(model, optimizer, model_state_dict=saved[0], optim_state_dict=saved[1])
-    for parameter, master in zip(model.parameters(), masters, strict=True):
-        assert torch.equal(safe_get_full_fp32_param(parameter), master)
+    assert_same([safe_get_full_fp32_param(p) for p in model.parameters()], masters)
 
 
 def case_what_cannot_be_meant_is_an_error() -> None:

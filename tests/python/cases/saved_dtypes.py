@@ -8,8 +8,8 @@ from zerorun import consolidate
 from zerorun.interchange.model_files import model_tensors
 
 from cases.checkpoints import Normalised, engine_at
-from cases.models import RANK, make, raises
-from cases.packed_weights import Frozen, assert_same, full_bytes_of, start
+from cases.models import *
+from cases.packed_weights import Frozen, full_bytes_of, start
 
 
 class Renamed(Frozen):

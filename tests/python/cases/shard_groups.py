@@ -31,8 +31,7 @@ def case_losses_are_those_of_one_process() -> None:
         for stage in STAGES:
             engine = grouped(stage, make_optimizer)
             assert_close(train(engine), expected)
-            for values, wanted in zip(full_values(engine), full_values(plain), strict=True):
-                assert torch.equal(values, wanted)
+            assert_same(full_values(engine), full_values(plain))
 
 
 def case_states_can_be_read_and_set() -> None:

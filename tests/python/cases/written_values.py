@@ -31,15 +31,13 @@ def case_values_written_after_initialize_are_kept() -> None:
                     for parameter in model.parameters():
                         parameter.copy_(parameter)  # the same: masters stay as precise
                 train(engine, 1)
-                for parameter, master in zip(model.parameters(), masters, strict=True):
-                    assert torch.equal(safe_get_full_fp32_param(parameter), master)
+                assert_same([safe_get_full_fp32_param(p) for p in model.parameters()], masters)
                 model.load_state_dict(weights)
                 written = {name: value.clone() for name, value in model.state_dict().items()}
                 master = safe_get_full_fp32_param(model.head.weight)
                 assert torch.equal(master.to(model.head.weight.dtype), written["head.weight"])
                 train(engine, 1)
-                for name, value in model.state_dict().items():
-                    assert torch.equal(value, written[name]), (stage, name)
+                assert_same(dict(model.state_dict()), written)
 
 
 def case_values_written_before_states_are_loaded_are_kept(folder: Path) -> None:
@@ -54,11 +52,9 @@ def case_values_written_before_states_are_loaded_are_kept(folder: Path) -> None:
         written = {name: value.clone() for name, value in model.state_dict().items()}
         basic.load_state_dict({**states, "state": without_masters(states, engine)})
         engine.save_checkpoint(folder / str(stage))
-        for name, value in model.state_dict().items():
-            assert torch.equal(value, written[name]), name
+        assert_same(dict(model.state_dict()), written)
         engine.load_checkpoint(folder / str(stage))
-        for name, value in model.state_dict().items():
-            assert torch.equal(value, written[name]), name
+        assert_same(dict(model.state_dict()), written)
 
 
 def case_a_sharded_optimizer_keeps_weights_that_are_loaded_after_it_was_made() -> None:
@@ -68,8 +64,7 @@ def case_a_sharded_optimizer_keeps_weights_that_are_loaded_after_it_was_made() -
     written = {name: value.clone() for name, value in model.state_dict().items()}
     loss_of(model, part_of(batch_of(0))).backward()
     optimizer.step()
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, written[name]), name
+    assert_same(dict(model.state_dict()), written)
 
 
 def without_masters(states: dict[str, Any], engine: zerorun.ZeroEngine) -> dict[str, Any]:
