@@ -24,7 +24,7 @@ CASES = {
         "case_frozen_parameters_have_no_gradient_or_optimizer_bytes",
     ],
     "accumulation": ["case_two_halves_are_the_batch_by_each_way"],
-    "optimizers": ["case_sgd_with_momentum_on_shards", "case_amsgrad_on_shards"],
+    "optimizers": ["case_optimizers_of_torchs_run_on_shards"],
     "zero": [
         "case_only_the_modifiers_changes_are_kept",
         "case_a_change_reaches_the_master_copy",

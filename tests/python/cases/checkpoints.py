@@ -10,10 +10,6 @@ from torch import nn
 from cases.models import *
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-
-
 def engine_at(
     stage: int, make_optimizer=adamw, seed: int = 0, kind: type[nn.Module] = Model, **keys: object
 ):
@@ -248,9 +244,6 @@ def case_damaged_optimizer_states_change_nothing(folder: Path) -> None:
 
 
 def case_another_optimizers_states_are_refused(folder: Path) -> None:
-    def rmsprop(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(model.parameters(), lr=1e-3)
-
     engine = engine_at(1, sgd)
     train(engine, 1)
     engine.save_checkpoint(folder)

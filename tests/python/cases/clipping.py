@@ -14,11 +14,6 @@ from zerorun.shards import clipping
 from cases.models import *
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """Whose step is as large as the gradient."""
-    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-
-
 def blocks_of(model: nn.Module) -> Iterable[nn.Parameter]:
     return model.blocks.parameters()
 

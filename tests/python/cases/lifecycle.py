@@ -264,9 +264,6 @@ def case_a_destroyed_engine_says_so(folder: Path) -> None:
 
 
 def case_an_engine_of_another_optimizer_or_none_takes_the_model(folder: Path) -> None:
-    def sgd(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-
     tokens = part_of(batch_of(9))
     for stage, precise, make_optimizer in ((3, True, adamw), (1, False, adamw), (2, True, sgd)):
         keys = {} if precise else {"bf16": {"enabled": True}}

@@ -85,6 +85,15 @@ def adamw(model: nn.Module, **options: object) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, **options)
 
 
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    """Whose step is as large as the gradient."""
+    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+
+
+def rmsprop(model: nn.Module) -> torch.optim.RMSprop:
+    return torch.optim.RMSprop(model.parameters(), lr=1e-3)
+
+
 def config(stage: int, **keys: object) -> dict[str, object]:
     zero = {"stage": stage, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 5000}
     return {

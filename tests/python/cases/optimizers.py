@@ -1,5 +1,6 @@
 """Optimizers and schedulers of torch's on sharded parameters, against torch alone."""
 
+import functools
 from pathlib import Path
 
 import torch
@@ -32,32 +33,22 @@ def case_a_torch_scheduler_drives_the_engine() -> None:
             assert_close(losses, expected)
 
 
-def check_outside_optimizer(make_optimizer) -> None:
-    expected, _ = reference(make_optimizer)
-    for stage in STAGES:
-        model = make()
-        optimizer = make_optimizer(model)
-        engine, returned, *_ = initialize(model, optimizer, config=config(stage))
-        assert returned.optimizer is optimizer
-        assert_close(train(engine), expected)
+def two_groups(model: nn.Module) -> torch.optim.AdamW:
+    bias = [p for n, p in model.named_parameters() if n.endswith("bias")]
+    rest = [p for n, p in model.named_parameters() if not n.endswith("bias")]
+    groups = [{"params": rest, "weight_decay": 0.5}, {"params": bias, "lr": 2e-2}]
+    return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.0)
 
 
-def case_sgd_with_momentum_on_shards() -> None:
-    check_outside_optimizer(lambda m: torch.optim.SGD(m.parameters(), lr=0.5, momentum=0.9))
-
-
-def case_amsgrad_on_shards() -> None:
-    check_outside_optimizer(lambda m: adamw(m, amsgrad=True))
-
-
-def case_groups_with_hyperparameters_of_their_own() -> None:
-    def two_groups(model: nn.Module) -> torch.optim.AdamW:
-        bias = [p for n, p in model.named_parameters() if n.endswith("bias")]
-        rest = [p for n, p in model.named_parameters() if not n.endswith("bias")]
-        groups = [{"params": rest, "weight_decay": 0.5}, {"params": bias, "lr": 2e-2}]
-        return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.0)
-
-    check_outside_optimizer(two_groups)
+def case_optimizers_of_torchs_run_on_shards() -> None:
+    for make_optimizer in (sgd, functools.partial(adamw, amsgrad=True), two_groups):
+        expected, _ = reference(make_optimizer)
+        for stage in STAGES:
+            model = make()
+            optimizer = make_optimizer(model)
+            engine, returned, *_ = initialize(model, optimizer, config=config(stage))
+            assert returned.optimizer is optimizer
+            assert_close(train(engine), expected)
 
 
 def case_the_configurations_sgd_has_its_own_momentum() -> None:

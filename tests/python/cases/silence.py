@@ -80,9 +80,6 @@ def case_gradients_that_are_assigned_are_an_error() -> None:
 
 
 def case_an_optimizers_state_dict_has_what_this_rank_keeps() -> None:
-    def rmsprop(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(model.parameters(), lr=1e-3)
-
     for stage, make_optimizer, keys in ((0, rmsprop, {}), (1, adamw, {}), (3, adamw, BF16)):
         settings = config(stage, **keys)
         model = make()

@@ -80,9 +80,6 @@ def trained(
 
 
 def case_no_bit_changes() -> None:
-    def sgd(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
     runs: list[tuple[type[nn.Module], dict[str, Any]]] = [
         (Model, {}),
         (Model, {"gradient_accumulation_steps": 2}),
