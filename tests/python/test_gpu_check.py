@@ -234,18 +234,6 @@ def test_ranks_that_nccl_refuses_do_not_count_and_other_failures_do(machine: Mac
     assert "- pass: nccl_calls2" in result.stdout
 
 
-def test_a_step_that_hangs_fails_and_the_rest_runs(machine: Machine) -> None:
-    steps = machine.root / "scripts" / "gpu_steps.py"
-    steps.write_text(
-        steps.read_text().replace('Step("device_kernels", 60', 'Step("device_kernels", 1')
-    )
-    result = machine.check("device", HANG="Devices/*", MESSAGE="[ RUN ] Norm")
-    assert result.returncode == 1
-    assert "- FAIL: device_kernels (hung: more than 1 s); `" in machine.report()
-    assert "      [ RUN ] Norm" in machine.report()
-    assert "- pass: train_kernels" in machine.report()
-
-
 def test_a_dry_run_names_every_command_and_runs_none(machine: Machine) -> None:
     result = passed(machine.check("--dry-run"))
     commands = re.findall(r"^- would run: \w+: `(.*?)`$", result.stdout, re.MULTILINE | re.DOTALL)
@@ -264,16 +252,10 @@ def test_programs_that_are_missing_are_named(machine: Machine) -> None:
     assert "bin/zerorun" in result.stderr
 
 
-def test_a_report_has_the_commit_of_the_pack(machine: Machine) -> None:
-    machine.check("train_kernels")
-    assert ", commit 0123456789ab-dirty\n" in machine.report()
-
-
 def test_nvidia_smi_need_not_be_on_the_path(machine: Machine) -> None:
     """/usr/local/nvidia/bin is not on the path of every container."""
-    script = machine.root / "scripts" / "gpu_run.py"
     hidden = machine.root / "nvidia"
-    script.write_text(script.read_text().replace("/usr/local/nvidia/bin", str(hidden)))
+    machine.change("gpu_run.py", "/usr/local/nvidia/bin", str(hidden))
     hidden.mkdir()
     (machine.tools / "nvidia-smi").rename(hidden / "nvidia-smi")
     assert machine.check("train_kernels").returncode == 0

@@ -62,12 +62,8 @@ def test_the_report_has_what_ended_before_the_time_was_over(machine: Machine) ->
 
 def test_a_program_that_nothing_ends_does_not_hold_up_the_rest(machine: Machine) -> None:
     """What hangs in a driver ignores even SIGKILL; here, `timeout` itself does not end."""
-    steps = machine.root / "scripts" / "gpu_steps.py"
-    steps.write_text(
-        steps.read_text().replace('Step("device_kernels", 60', 'Step("device_kernels", 1')
-    )
-    run = machine.root / "scripts" / "gpu_run.py"
-    run.write_text(run.read_text().replace("job.wait(limit + 10)", "job.wait(limit + 1)"))
+    machine.limit_device_kernels()
+    machine.change("gpu_run.py", "job.wait(limit + 10)", "job.wait(limit + 1)")
     (machine.tools / "timeout").write_text(
         """#!/bin/bash
 [[ $* != *Devices/* ]] || exec sleep 20

@@ -81,8 +81,7 @@ def test_python_is_the_one_whose_pytorch_sees_the_gpu(machine: Machine) -> None:
 
 
 def test_a_machine_without_git_runs_what_was_packed(machine: Machine) -> None:
-    pack = machine.root / "scripts" / "gpu_pack.py"
-    pack.write_text(pack.read_text().replace('["git", ', '["no-git-here", '))
+    machine.change("gpu_pack.py", '["git", ', '["no-git-here", ')
     passed(machine.check("train_kernels", script="gpu_first"))
     assert ", commit 0123456789ab-dirty\n" in machine.report()
 
