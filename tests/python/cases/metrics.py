@@ -41,8 +41,7 @@ def check_figures_at(stage: int, clock: RecordedClock, expected: list[float]) ->
     clock.seen.clear()
     engine = start(stage)
     assert engine.metrics() is None
-    seen: list[dict[str, object]] = []
-    engine.add_listener(seen.append)
+    seen = reports_of(engine)
     own = []
     for step in range(STEPS):
         loss = loss_of(engine, part_of(batch_of(step)))
@@ -51,9 +50,8 @@ def check_figures_at(stage: int, clock: RecordedClock, expected: list[float]) ->
         engine.step()
     assert [m["step"] for m in seen] == [1, 2, 3, 4]
     assert [m["samples"] for m in seen] == [BATCH * n for n in (1, 2, 3, 4)]
-    if DEVICE.type == "cpu":
-        assert [m["loss"] for m in seen] == own
-        assert all(m["forward_ms"] > 0 and m["backward_ms"] > 0 for m in seen)
+    assert [m["loss"] for m in seen] == own
+    assert all(m["forward_ms"] > 0 and m["backward_ms"] > 0 for m in seen)
     assert math.isclose(own[0], expected[0], rel_tol=1e-5) or WORLD_SIZE > 1
     for metrics in seen:
         assert set(metrics) <= NAMES
@@ -70,7 +68,7 @@ def check_figures_at(stage: int, clock: RecordedClock, expected: list[float]) ->
     assert math.isclose(total, 1e3 * (clock.seen[-1] - clock.seen[0]), rel_tol=1e-9)
     for m in seen[1:]:
         parts = [m[name] or 0.0 for name in ("forward_ms", "backward_ms", "call_ms", "other_ms")]
-        assert DEVICE.type == "cuda" or math.isclose(sum(parts), m["step_ms"], rel_tol=1e-6)
+        assert math.isclose(sum(parts), m["step_ms"], rel_tol=1e-6)
         assert m["comm_ms"] <= m["step_ms"]
     assert engine.metrics() == seen[-1]
     engine.destroy()
@@ -79,18 +77,16 @@ def check_figures_at(stage: int, clock: RecordedClock, expected: list[float]) ->
 
 def case_a_batch_of_micro_steps_is_one_report() -> None:
     _, engine = started(config(1, gradient_accumulation_steps=3))
-    seen: list[dict[str, object]] = []
-    engine.add_listener(seen.append)
+    seen = reports_of(engine)
     losses = train(engine, 6)
     assert len(losses) == 6
     assert [m["step"] for m in seen] == [1, 2]
     assert [m["samples"] for m in seen] == [3 * BATCH, 6 * BATCH]
-    if WORLD_SIZE == 1 and DEVICE.type == "cpu":
+    if WORLD_SIZE == 1:
         assert math.isclose(seen[0]["loss"], sum(losses[:3]) / 3, rel_tol=1e-6)
-    if DEVICE.type == "cpu":
-        assert math.isclose(
-            seen[1]["tokens_per_s"], 6 * BATCH // 2 * 8 / seen[1]["step_ms"] * 1e3, rel_tol=1e-6
-        )
+    assert math.isclose(
+        seen[1]["tokens_per_s"], 6 * BATCH // 2 * 8 / seen[1]["step_ms"] * 1e3, rel_tol=1e-6
+    )
 
 
 def case_a_listener_that_fails_does_not_end_the_training() -> None:
@@ -134,8 +130,7 @@ def case_progress_lines_and_times() -> None:
 def case_a_metrics_file_is_what_a_listener_sees(folder: Path) -> None:
     path = folder / "run" / "m.jsonl"
     engine = start(zerorun={"comm_timeout": 30, "metrics": str(path)})
-    seen: list[dict[str, object]] = []
-    engine.add_listener(seen.append)
+    seen = reports_of(engine)
     train(engine, STEPS)
     own = rank_path(path, RANK)
     assert own.name == ("m.jsonl" if RANK == 0 else "m.rank1.jsonl")
@@ -182,12 +177,11 @@ def case_collectives_have_counts_sizes_and_times() -> None:
         nbytes = sum(step.get(op, [0, 0])[1] for step in counted["n"])
         assert sum(row["count"] for row in summary[op].values()) == calls > 0
         assert sum(n * row["count"] for n, row in summary[op].items()) == nbytes
-    if DEVICE.type == "cpu":
-        for row in rows:
-            assert 0 < row["total_latency_ms"] < 60e3
-            assert row["busbw_avg_gbps"] <= row["tput_avg_gbps"]
-        waited = found["straggler_analysis"]["reduce_scatter"]
-        assert all(row["total_straggler_ms"] >= 0 for row in waited.values())
+    for row in rows:
+        assert 0 < row["total_latency_ms"] < 60e3
+        assert row["busbw_avg_gbps"] <= row["tput_avg_gbps"]
+    waited = found["straggler_analysis"]["reduce_scatter"]
+    assert all(row["total_straggler_ms"] >= 0 for row in waited.values())
     assert ("reduce_scatter" in text.getvalue()) == (RANK == 0)
     assert found["metadata"] | {"timestamp": ""} == {
         "world_size": WORLD_SIZE,
@@ -208,8 +202,7 @@ def case_monitors_get_deepspeeds_events(folder: Path) -> None:
         csv_monitor={"enabled": True, "output_path": str(folder), "job_name": "job"},
     )
     assert engine.monitor.enabled
-    seen: list[dict[str, object]] = []
-    engine.add_listener(seen.append)
+    seen = reports_of(engine)
     with logged():
         train(engine, STEPS)
     engine.monitor.write_events([("Mine/accuracy", 0.5, 7)])
@@ -227,7 +220,7 @@ def case_monitors_get_deepspeeds_events(folder: Path) -> None:
         assert [[int(a), float(b)] for a, b in rows] == expected
         assert rows
     for part in ("forward", "backward", "backward_inner", "backward_allreduce", "step"):
-        assert f"Train_Samples_elapsed_time_ms_{part}.csv" in files or DEVICE.type == "cuda"
+        assert f"Train_Samples_elapsed_time_ms_{part}.csv" in files
     assert files["Mine_accuracy.csv"] == [["step", "accuracy"], ["7", "0.5"]]
 
 
@@ -262,8 +255,7 @@ def case_a_monitor_whose_server_is_down_is_one_warning() -> None:
 
 def case_a_skipped_step_has_no_norm() -> None:
     engine = start(fp16={"enabled": True, "initial_scale_power": 24})
-    seen: list[dict[str, object]] = []
-    engine.add_listener(seen.append)
+    seen = reports_of(engine)
     while engine.global_steps < 2 or (not seen[-1]["skipped"] and len(seen) < 3):
         loss = loss_of(engine, part_of(batch_of(0)))
         engine.backward(loss * (float("inf") if len(seen) == 1 else 1.0))
@@ -283,22 +275,21 @@ def case_a_timeline_has_each_ranks_work(folder: Path) -> None:
     with logged():
         train(engine, STEPS)
     engine.communicator.barrier()
-    if DEVICE.type == "cpu":
-        trace = json.loads(path.read_text())
-        spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-        assert {event["pid"] for event in spans} == set(range(WORLD_SIZE))
-        for rank in range(WORLD_SIZE):
-            own = [event for event in spans if event["pid"] == rank]
-            names = [event["name"] for event in own]
-            assert names.count("forward") == names.count("backward") == 2
-            assert names.count("optimizer") == 4  # the decision and the update
-            assert names.count("step 2") == names.count("step 3") == 1
-            assert names.count("reduce_scatter") == sum(counted[1:3])
-            backward = [event for event in own if event["name"] == "backward"]
-            assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in own)
-            assert backward[0]["ts"] + backward[0]["dur"] <= backward[1]["ts"]
-        for hidden in trace["otherData"]["hidden"]:
-            assert 0.0 <= hidden["reductions"] <= 1.0
+    trace = json.loads(path.read_text())
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert {event["pid"] for event in spans} == set(range(WORLD_SIZE))
+    for rank in range(WORLD_SIZE):
+        own = [event for event in spans if event["pid"] == rank]
+        names = [event["name"] for event in own]
+        assert names.count("forward") == names.count("backward") == 2
+        assert names.count("optimizer") == 4  # the decision and the update
+        assert names.count("step 2") == names.count("step 3") == 1
+        assert names.count("reduce_scatter") == sum(counted[1:3])
+        backward = [event for event in own if event["name"] == "backward"]
+        assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in own)
+        assert backward[0]["ts"] + backward[0]["dur"] <= backward[1]["ts"]
+    for hidden in trace["otherData"]["hidden"]:
+        assert 0.0 <= hidden["reductions"] <= 1.0
     engine.destroy()
     late = {"comm_timeout": 30, "trace": {"file": str(folder / "late.json"), "steps": [2, 9]}}
     model = make()
@@ -356,8 +347,7 @@ def case_flops_are_those_of_the_formula(folder: Path) -> None:
 
 def case_a_dropped_batch_is_not_in_the_figures() -> None:
     engine = start(1)
-    seen: list[dict[str, object]] = []
-    engine.add_listener(seen.append)
+    seen = reports_of(engine)
     engine.backward(loss_of(engine, part_of(batch_of(0))) * 100.0)
     engine.zero_grad()
     loss = loss_of(engine, part_of(batch_of(1)))

@@ -185,6 +185,13 @@ def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> lis
     return losses
 
 
+def reports_of(engine: zerorun.ZeroEngine) -> list[dict[str, Any]]:
+    """The figures of each step from here on."""
+    seen: list[dict[str, Any]] = []
+    engine.add_listener(seen.append)
+    return seen
+
+
 def means(losses: list[float], engine: zerorun.ZeroEngine) -> list[float]:
     """Of each step, over all ranks."""
     return [mean(torch.tensor(loss), engine) for loss in losses]

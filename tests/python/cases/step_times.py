@@ -20,7 +20,7 @@ STEPS = 3
 def case_a_file_has_the_plan_and_what_ran_beside_the_program(folder: Path) -> None:
     path = folder / "m.jsonl"
     own = {"comm_timeout": 30, "metrics": str(path)}
-    offload = {"offload_optimizer": {"device": "cpu"}} if DEVICE.type == "cpu" else {}
+    offload = {"offload_optimizer": {"device": "cpu"}}
     model = make()
     settings = config(2, zerorun=own)
     settings["zero_optimization"] |= offload
@@ -38,9 +38,8 @@ def case_a_file_has_the_plan_and_what_ran_beside_the_program(folder: Path) -> No
     for name, (calls, nbytes, ms) in lines[-1]["collectives"].items():
         assert lines[1]["collectives"][name][:2] == [calls, nbytes]
         assert lines[0]["collectives"][name][:2] <= [calls, nbytes]
-        assert ms is None if DEVICE.type == "cuda" else ms >= 0
-    if offload:
-        assert lines[-1]["offload_ms"] + lines[-1]["offload_hidden_ms"] > 0
+        assert ms >= 0
+    assert lines[-1]["offload_ms"] + lines[-1]["offload_hidden_ms"] > 0
 
 
 def case_waiting_for_data_and_saving_are_parts_of_a_step(folder: Path) -> None:
@@ -54,8 +53,7 @@ def case_waiting_for_data_and_saving_are_parts_of_a_step(folder: Path) -> None:
 
     model = make()
     engine, _, loader, _ = initialize(model, adamw(model), config=config(1), training_data=Slow())
-    seen: list[dict[str, object]] = []
-    engine.add_listener(seen.append)
+    seen = reports_of(engine)
     for batch in loader:
         engine.backward(loss_of(engine, batch))
         engine.step()
