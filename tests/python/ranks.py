@@ -65,6 +65,11 @@ def passed(job: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess
     return job
 
 
+def output_of(*command: object, **options: Any) -> str:
+    """Of a command that ends well."""
+    return passed(ran(list(map(str, command)), **options)).stdout
+
+
 def shell(build: Path, line: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """A command as users type it, on a machine without GPUs."""
     own = environment(build, CUDA_VISIBLE_DEVICES="", **variables)

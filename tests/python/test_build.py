@@ -9,14 +9,10 @@ from pathlib import Path
 
 import conftest
 import pytest
-from ranks import passed
+from ranks import passed, ran
 
 HAS_DRIVER = any(Path("/dev").glob("nvidia[0-9]*")) or bool(shutil.which("nvidia-smi"))
 NVCC_FOLDERS = ["/usr/local/cuda/bin", "/opt/cuda/bin"]
-
-
-def run(command: list, **options: object) -> subprocess.CompletedProcess:
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def configure_without_nvcc(root: Path, folder: Path, *options: str) -> subprocess.CompletedProcess:
@@ -32,7 +28,7 @@ def configure_without_nvcc(root: Path, folder: Path, *options: str) -> subproces
     smi.touch(mode=0o755)
     environment["PATH"] = f"{smi.parent}:{environment['PATH']}"
     command = ["cmake", "-S", root, "-B", folder, ignored, *parts, *options]
-    return run(command, env=environment)
+    return ran(command, env=environment)
 
 
 def test_without_nvcc_the_build_is_for_the_cpu_and_says_so_in_one_line(
@@ -55,7 +51,7 @@ def test_without_a_driver_cuda_is_left_out_unless_it_is_asked_for(
     root: Path, tmp_path: Path
 ) -> None:
     parts = [f"-DZERORUN_{part}=OFF" for part in ("TESTS", "BENCH", "PYTHON")]
-    result = passed(run(["cmake", "-S", root, "-B", tmp_path, *parts]))
+    result = passed(ran(["cmake", "-S", root, "-B", tmp_path, *parts]))
     lines = [line for line in result.stdout.splitlines() if "CUDA" in line]
     assert lines == [
         "-- CUDA: no NVIDIA driver, so this build has CPU ranks only; -DZERORUN_CUDA=ON builds for "
@@ -107,7 +103,7 @@ def search(root: Path, tmp_path: Path) -> Callable[[], dict[str, str]]:
 
     def find() -> dict[str, str]:
         shutil.rmtree(tmp_path / "build", ignore_errors=True)
-        result = passed(run(["cmake", "-S", tmp_path, "-B", tmp_path / "build"]))
+        result = passed(ran(["cmake", "-S", tmp_path, "-B", tmp_path / "build"]))
         return dict(line.split(" ", 1) for line in result.stderr.splitlines())
 
     return find
@@ -175,7 +171,7 @@ class Clone:
         self.log.write_text("")
         path = f"{self.folder}/tools:{os.environ['PATH']}"
         environment = os.environ | {"PATH": path, "LOG": str(self.log)} | variables
-        return run([self.folder / "dev", *arguments], env=environment)
+        return ran([self.folder / "dev", *arguments], env=environment)
 
 
 @pytest.fixture
@@ -257,7 +253,7 @@ def test_ci_runs_everything_and_adds_up_though_a_part_fails(
     script += "".join(f'[[ $part != {part} ]] || echo "{line}"\n' for part, line in lines.items())
     (tmp_path / "dev").write_text(script)
     (tmp_path / "dev").chmod(0o755)
-    result = run([tmp_path / ".ci/run"])
+    result = ran([tmp_path / ".ci/run"])
     last = result.stdout.splitlines()[-1].rsplit(" in ", 1)[0]
     expected = {
         "none": "9 passed, 0 failed, 1 skipped",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ranks import ran
+from ranks import passed, ran
 from zerorun import conversion, top
 from zerorun.command_line import ProgressBar
 from zerorun.explain import __main__ as explain
@@ -37,14 +37,7 @@ def path_with(zerorun: Path) -> dict[str, str]:
 
 
 def run(zerorun: Path, *command: str) -> list[str]:
-    job = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=DEADLINE,
-        env=path_with(zerorun),
-    )
+    job = passed(ran(command, timeout=DEADLINE, env=path_with(zerorun)))
     assert job.stderr == ""
     return job.stdout.splitlines()
 
