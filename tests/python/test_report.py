@@ -3,9 +3,7 @@
 import json
 import os
 import re
-import shutil
 import socket
-import subprocess
 import threading
 import time
 import urllib.error
@@ -16,6 +14,7 @@ from pathlib import Path
 import chrome_trace
 import pytest
 import zerorun as package
+from browser import browse
 from metrics_files import RUN, line, write
 from ranks import environment, ran
 from zerorun.metrics import MetricsFile, markdown, rank_path
@@ -276,29 +275,10 @@ def test_a_browser_draws_every_chart(tmp_path: Path, width: int, scheme: str) ->
     page, trace = tmp_path / "report.html", write_trace(tmp_path / "trace.json")
     assert main([str(path), "--trace", str(trace), "-o", str(page)]) == 0
     dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
-    done = subprocess.run(
-        [
-            shutil.which(os.environ["ZERORUN_BROWSER"]) or os.environ["ZERORUN_BROWSER"],
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--enable-logging=stderr",
-            "--virtual-time-budget=5000",
-            f"--window-size={width},2000",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            *dark,
-            "--dump-dom",
-            page.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert "CONSOLE" not in done.stderr, done.stderr
-    charts = int(re.search(r'data-charts="(\d+)"', done.stdout)[1])
-    assert charts == done.stdout.count("<canvas") == 8
-    assert "12.5 %" in done.stdout  # exposed
+    shown = browse(tmp_path, page.as_uri(), width, *dark)
+    charts = int(re.search(r'data-charts="(\d+)"', shown)[1])
+    assert charts == shown.count("<canvas") == 8
+    assert "12.5 %" in shown  # exposed
     assert rank_path(path, 1).exists()
 
 
