@@ -50,8 +50,7 @@ def case_autocast_leaves_no_weights_between_forward_and_backward() -> None:
         assert all(p.numel() == 0 for p in model.parameters())
         return kept
 
-    asked = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
-    for keys in (asked, {}):
+    for keys in (AUTOCAST, {}):
         model, engine = started(config(3, **keys), linears)
 
         def call(tokens: torch.Tensor, engine: zerorun.ZeroEngine = engine) -> torch.Tensor:
@@ -83,10 +82,9 @@ def case_autocast_gives_the_same_numbers_at_all_stages() -> None:
                 hidden = self.shared(again) + again
             return self.inner.head(self.shared(hidden))
 
-    asked = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
     found = []
     for stage in (1, *((3, 3) if len(STAGES) > 1 else (3,))):
-        _, engine = started(config(stage, **asked), Twice)
+        _, engine = started(config(stage, **AUTOCAST), Twice)
         losses = []
         for step in range(3):
             loss = loss_of(engine, part_of(batch_of(step)))
@@ -119,13 +117,12 @@ def compare_stages_under_autocast() -> None:
         model.compile(backend="aot_eager")
         return model
 
-    asked = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
     for build in (normed, compiled):
         found = []
         for stage in (1, 3):
             model = make(build) if build is normed else build()
             zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
-            settings = config(stage, zero_optimization=zero, **asked)
+            settings = config(stage, zero_optimization=zero, **AUTOCAST)
             engine, *_ = initialize(model, adamw(model), config=settings)
             for step in range(2):
                 if build is normed:

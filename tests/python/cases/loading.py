@@ -16,8 +16,6 @@ from zerorun.shards.parameters import Loading
 
 from cases.models import *
 
-HALF = {"bf16": {"enabled": True}}
-
 
 class Silent(dist.ProcessGroup):
     """A group of PyTorch's in which every collective is an error."""
@@ -81,7 +79,7 @@ class Mixed(Model):
 def case_values_are_rank_zeros_bit_by_bit() -> None:
     expected = [p.clone() for p in make(Mixed).parameters()]
     for stage in STAGES:
-        for keys in ({}, HALF):
+        for keys in ({}, BF16):
             model, _ = started(config(stage, **keys), Mixed, seed=RANK)
             for parameter, values in zip(model.parameters(), expected, strict=True):
                 full = zerorun.zero.safe_get_full_fp32_param(parameter)
@@ -109,7 +107,7 @@ def fails_at(number: int, kind: type[BaseException] = OSError) -> Iterator[None]
 def case_a_model_is_whole_after_a_load_that_failed_in_the_middle() -> None:
     loss = loss_of(make(), batch_of(0))
     for stage in STAGES:
-        for keys, tolerance in (({}, 0.0), (HALF, 1e-2)):
+        for keys, tolerance in (({}, 0.0), (BF16, 1e-2)):
             for number in (1, 2, 6):
                 model = make()
                 with fails_at(number), pytest.raises(OSError, match="injected"):
@@ -182,7 +180,7 @@ def in_memory(model: nn.Module) -> list[weakref.ref[Memory]]:
 
 
 def with_initialize(model: nn.Module, stage: int) -> zerorun.ZeroEngine:
-    return initialize(model, adamw(model), config=config(stage, **HALF))[0]
+    return initialize(model, adamw(model), config=config(stage, **BF16))[0]
 
 
 def with_shard(model: nn.Module, stage: int) -> zerorun.ZeroEngine:

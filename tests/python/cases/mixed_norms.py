@@ -16,11 +16,10 @@ import zerorun
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from cases.models import DEVICE, STAGES, config, initialize, kept, make, mean, shard
+from cases.models import *
 
 STEPS = 4
 ROWS, CHANNELS = 4, 8
-BF16 = {"bf16": {"enabled": True}}
 FP16 = {"fp16": {"enabled": True, "loss_scale": 16}}
 DTYPES = ((torch.bfloat16, BF16), (torch.float16, FP16))
 

@@ -20,6 +20,8 @@ from torch import nn
 RANK = int(os.environ["RANK"])
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 BATCH = 4
+BF16 = {"bf16": {"enabled": True}}
+AUTOCAST = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
 STEPS = int(os.environ.get("CASE_STEPS", "8"))
 # Set: every case at stage 3 only, with memory of each rank's own, as GPUs have it.
 PRIVATE_MEMORY = "CASE_PRIVATE_MEMORY" in os.environ

@@ -20,7 +20,6 @@ from zerorun.zero import (
 
 from cases.models import *
 
-BF16 = {"bf16": {"enabled": True}}
 FP16 = {"fp16": {"enabled": True, "loss_scale": 128}}
 
 

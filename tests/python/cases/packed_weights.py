@@ -17,7 +17,6 @@ from zerorun.zero import GatheredParameters, Init
 from cases.models import *
 
 WIDTH, BLOCK = 32, 64
-BF16 = {"bf16": {"enabled": True}}
 
 
 class Packed(nn.Parameter):

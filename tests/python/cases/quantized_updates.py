@@ -14,8 +14,6 @@ from zerorun.zero import GatheredParameters, safe_get_full_fp32_param
 
 from cases.models import *
 
-BF16 = {"bf16": {"enabled": True}}
-
 
 def settings(stage: int, *, quantized: bool = True, **keys: object) -> dict[str, Any]:
     made: dict[str, Any] = config(stage, **keys)

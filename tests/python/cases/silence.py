@@ -16,8 +16,6 @@ from torch import nn
 from cases.checkpoints import Normalised, engine_at, sgd
 from cases.models import *
 
-BF16 = {"bf16": {"enabled": True}}
-
 
 def case_state_dicts_of_sharded_parameters_are_not_empty_in_silence() -> None:
     model, engine = started(config(3))

@@ -22,7 +22,6 @@ from zerorun.checkpoints.streaming import ParameterBucket
 from cases.models import *
 from cases.silence import count_gathers
 
-BF16 = {"bf16": {"enabled": True}}
 SMALL = 3000  # bytes: less than the embedding, more than most others
 
 

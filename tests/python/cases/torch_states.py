@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_leaves
 
 from cases.models import *
 
-BF16 = {"bf16": {"enabled": True}}
 FULL = StateDictOptions(full_state_dict=True)
 ON_HOST = StateDictOptions(full_state_dict=True, cpu_offload=True)
 

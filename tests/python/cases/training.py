@@ -225,8 +225,7 @@ def case_forward_runs_under_autocast_when_the_configuration_asks() -> None:
         expected = model(tokens)
     assert not torch.equal(plain, expected.float())
     for stage in STAGES:
-        autocast = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
-        model, engine = started(config(stage, **autocast))
+        model, engine = started(config(stage, **AUTOCAST))
         assert engine._core.param_dtype == "fp32"
         assert engine.module.embedding.weight.dtype == torch.float32
         assert torch.equal(engine(tokens), expected)

@@ -9,8 +9,6 @@ from zerorun.zero import safe_get_full_fp32_param
 
 from cases.models import *
 
-BF16 = {"bf16": {"enabled": True}}
-
 
 def case_values_written_after_initialize_are_kept() -> None:
     """In 16 bits and with offloaded states the next step is made of masters elsewhere."""
