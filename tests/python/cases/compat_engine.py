@@ -221,28 +221,17 @@ def case_setting_what_is_not_there_is_an_error() -> None:
     foreign = torch.nn.Parameter(torch.ones(3))
     assert utils.safe_get_full_fp32_param(foreign) is None
     refuses("belongs to no engine", utils.safe_set_full_fp32_param, foreign, torch.ones(3))
-    for make_optimizer in (
-        lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
-        lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9),
-    ):
+    for make_optimizer in (adamw, sgd):
         model = make()
-        optimizer = make_optimizer(model)
-        engine, *_ = begin(model=model, optimizer=optimizer, config=config(3))
+        engine, *_ = begin(model=model, optimizer=make_optimizer(model), config=config(3))
         train(engine, 1)
         weight = engine.module.blocks[0].up.weight
         before = utils.safe_get_full_fp32_param(weight)
         assert utils.safe_get_full_optimizer_state(weight, "exp_average") is None
-        for local in (False, True):
-            set_state = (
-                utils.safe_set_local_optimizer_state
-                if local
-                else utils.safe_set_full_optimizer_state
-            )
-            set_values = (
-                utils.safe_set_local_fp32_param if local else utils.safe_set_full_fp32_param
-            )
-            get_local = utils.safe_get_local_fp32_param
-            values = (get_local(weight) if local else before) + 1
+        for part in ("full", "local"):
+            set_state = getattr(utils, f"safe_set_{part}_optimizer_state")
+            set_values = getattr(utils, f"safe_set_{part}_fp32_param")
+            values = getattr(utils, f"safe_get_{part}_fp32_param")(weight) + 1
             text = "exp_average of blocks.0.up.weight: there is no such state"
             refuses(text, set_state, weight, values, "exp_average")
             # Of a wrong size on one rank.

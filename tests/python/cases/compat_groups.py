@@ -125,19 +125,13 @@ def case_groups_answer_from_the_mpu(folder: Path) -> None:
 def case_groups_answer_from_the_mesh() -> None:
     whole = dtensors.meshes()
     model = dtensors.divided(whole)
-    engine, *_ = begin(
-        model=model,
-        model_parameters=model.parameters(),
-        config=adamw_keys(1) | {"train_micro_batch_size_per_gpu": 2},
-        mesh_param=whole,
-    )
+    given = {"model": model, "model_parameters": model.parameters(), "mesh_param": whole}
+    engine, *_ = begin(config=adamw_keys(1) | {"train_micro_batch_size_per_gpu": 2}, **given)
     assert engine.train_batch_size() == 4
     assert groups._get_data_parallel_group() is whole.get_group("dp")
     assert groups.get_model_parallel_group() is whole.get_group("tp")
-    assert (groups.get_model_parallel_world_size(), groups.get_model_parallel_rank()) == (
-        2,
-        RANK % 2,
-    )
+    assert groups.get_model_parallel_world_size() == 2
+    assert groups.get_model_parallel_rank() == RANK % 2
 
 
 class Mixture(nn.Module):

@@ -51,14 +51,11 @@ def case_replicated_and_sharded_dimensions_make_shard_groups() -> None:
             assert engine._ranks.mesh.data_ranks == tuple(own.tolist())
             assert engine._shards.settings.zero.shard_group_size == (2 if stage > 0 else 0)
             assert_close(train(engine), expected)
-    same = {"zerorun": {"comm_timeout": 30, "shard_group_size": 2}}
-    start(mesh_of("replicate", "shard"), 2, **same).destroy()
-    refuses(
-        "/zerorun/shard_group_size: got 4, but the mesh says 2 ranks",
-        lambda: start(
-            mesh_of("replicate", "shard"), 2, zerorun={"comm_timeout": 30, "shard_group_size": 4}
-        ),
-    )
+    same, other = ({"comm_timeout": 30, "shard_group_size": size} for size in (2, 4))
+    mesh = mesh_of("replicate", "shard")
+    start(mesh, 2, zerorun=same)
+    text = "/zerorun/shard_group_size: got 4, but the mesh says 2 ranks"
+    refuses(text, start, mesh, 2, zerorun=other)
 
 
 def case_sequence_and_tensor_dimensions_go_together() -> None:

@@ -341,17 +341,12 @@ def case_complex_buffers_may_be_on_the_meta_device() -> None:
 
 
 def case_what_has_no_value_is_named() -> None:
-    raises(
-        ValueError,
-        "module 'scale' (Scale) on the meta device: reset_parameters(), which it does not have, "
-        "gave no value to 1 (scale)",
-        lambda: shard(nn.ModuleDict({"scale": on_meta(Drawn.Scale)})),
-    )
-    raises(
-        ValueError,
-        "init() gave no value to 1 (weight)",
-        lambda: shard(on_meta(lambda: nn.Linear(3, 3)), init=lambda module: module.bias.zero_()),
-    )
+    text = "module 'scale' (Scale) on the meta device: reset_parameters(), which it does not have, "
+    text += "gave no value to 1 (scale)"
+    raises(ValueError, text, shard, nn.ModuleDict({"scale": on_meta(Drawn.Scale)}))
+    linear = on_meta(lambda: nn.Linear(3, 3))
+    text = "init() gave no value to 1 (weight)"
+    raises(ValueError, text, shard, linear, init=lambda module: module.bias.zero_())
     state = make().state_dict()
     state["nothing.here"] = state.pop("blocks.0.up.weight")
     text = "1 (blocks.0.up.weight) of the model's names are missing, and 1 (nothing.here) are not"

@@ -119,12 +119,8 @@ def case_the_optimizer_that_was_given_is_the_engines_in_all_that_it_offers() -> 
             basic.param_groups[0]["weight_decay"] = 0.0
             own_step(basic, model, engine, 3)
             assert_same(dict(engine.full_state_dict(rank0_only=False)), kept)
-            refuses(
-                "add_param_group after initialize",
-                lambda basic=basic: basic.add_param_group(
-                    {"params": [nn.Parameter(torch.ones(2))]}
-                ),
-            )
+            more = {"params": [nn.Parameter(torch.ones(2))]}
+            refuses("add_param_group after initialize", basic.add_param_group, more)
             loss_of(model, part_of(batch_of(4))).backward()
             basic.param_groups[0]["params"].append(nn.Parameter(torch.ones(2)))
             refuses("leaves some out of a step", basic.step)
