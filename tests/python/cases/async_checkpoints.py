@@ -45,6 +45,7 @@ def case_the_configuration_makes_saves_asynchronous(folder: Path) -> None:
     for _ in range(7):
         train(engine, 1)
         engine.save_checkpoint(folder / "run")
+    engine.destroy()  # waits for the last one
     engine = engine_at(2, seed=5)
     tags = sorted(path.name for path in (folder / "run").glob("global_step*"))
     assert tags == ["global_step4", "global_step6", "global_step7"], tags

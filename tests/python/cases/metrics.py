@@ -306,11 +306,11 @@ def case_a_timeline_has_each_ranks_work(folder: Path) -> None:
     engine.destroy()
     late = {"comm_timeout": 30, "trace": {"file": str(folder / "late.json"), "steps": [2, 9]}}
     model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1, zerorun=late))
+    engine = zerorun.initialize(model, adamw(model), config=config(1, zerorun=late))[0]
     with logged() as lines:
         train(engine, 2)
         engine.destroy()
-        del engine
+        del engine, model
         gc.collect()
     assert [line for line in lines if "training ended before step 9" in line]
     assert not (folder / "late.json").exists()
