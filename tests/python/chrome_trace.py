@@ -4,8 +4,6 @@ After "Trace Event Format" (Google, 2016): the JSON Object Format, complete even
 metadata ("M").
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from gpu_machine import Machine
 from rank_pool import PythonSource, RankPools
-from ranks import HERE
+from ranks import HERE, piped
 
 # There are more threads than cores, as in the C++ tests: one that spins takes the time of another.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -97,17 +97,10 @@ def small_training(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[st
     jobs = []
 
     def start(*words: object, **options: Any) -> subprocess.Popen[str]:
-        job = subprocess.Popen(
-            [str(word) for word in words],
-            cwd=tmp_path,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
+        jobs.append(
+            piped(words, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, **options)
         )
-        jobs.append(job)
-        return job
+        return jobs[-1]
 
     yield start
     for job in jobs:

@@ -1,7 +1,5 @@
 """The runs whose losses are compared with DeepSpeed's: arguments, and where the losses are."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The machine code in a library: its fat binaries of CUDA, and what they say of kernels."""
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterable, Iterator

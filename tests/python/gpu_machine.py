@@ -1,8 +1,6 @@
 """A machine with a GPU for scripts/gpu_check and gpu_first: programs that only write down their
 calls."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -12,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from ranks import piped
 
 PROGRAMS = [
     "bin/zerorun",
@@ -89,6 +89,15 @@ class Machine:
         write_program(self.tools / "program", PROGRAM)
         write_program(self.tools / "python3", PYTHON)
 
+    def change(self, script: str, old: str, new: str) -> None:
+        """A part of one of its scripts."""
+        path = self.root / "scripts" / script
+        path.write_text(path.read_text().replace(old, new))
+
+    def limit_device_kernels(self) -> None:
+        """To a second, before which what hangs is not ended."""
+        self.change("gpu_steps.py", 'Step("device_kernels", 60', 'Step("device_kernels", 1')
+
     def pack(self, programs: list[str] = PROGRAMS, program: str = PROGRAM) -> Path:
         """A new pack of programs that are all the same."""
         folder, made = self.root / "packed", self.root / "made"
@@ -117,14 +126,8 @@ class Machine:
         command = ["env", "--default-signal=INT", sys.executable, self.root / "scripts" / script]
         if "--python" not in options and "--pack" not in options:
             command += ["--python", "python3"]
-        return subprocess.Popen(
-            [*command, *map(str, options)],
-            env=os.environ | own | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        own = os.environ | own | variables
+        return piped([*command, *options], env=own, start_new_session=True)
 
     def check(self, *options: object, **settings: Any) -> subprocess.CompletedProcess[str]:
         """What start() takes, to its end, with programs that were packed."""

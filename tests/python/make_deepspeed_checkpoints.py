@@ -7,8 +7,6 @@ in an environment that has deepspeed and torch for the CPU. A folder per run, wi
 the mean losses of the steps after the save, by the ranks that saved.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -8,8 +8,6 @@ PYTHON has deepspeed, accelerate, transformers, peft and torch for the CPU (`ben
 those of test_deepspeed_curves.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -6,8 +6,6 @@
 Two CPU ranks train the model of uneven_model.py; `losses.json` has the steps after the save.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

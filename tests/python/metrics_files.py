@@ -1,7 +1,5 @@
 """Metrics files for tests of their readers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from zerorun.metrics import MetricsFile
@@ -19,27 +17,16 @@ RUN = {
 }
 
 
+NAMES = ("step_ms", "forward_ms", "backward_ms", "comm_ms", "reduce_ms", "gather_ms", "other_ms")
+TIMES = dict(zip(NAMES, (100.0, 30.0, 60.0, 5.0, 5.0, 0.0, 1.0), strict=True))
+STEP = {"lr": 1e-3, "grad_norm": 1.0, "loss_scale": 1.0, "skipped": False, "tokens_per_s": 1000.0}
+BYTES = {"memory_peak": {"parameters": 2000}, "model_state_bytes": 9000}
+BYTES["collectives"] = {"reduce_scatter": [2, 4000, 0.5]}
+
+
 def line(step: int, **figures: object) -> dict[str, object]:
-    return {
-        "step": step,
-        "samples": 8 * step,
-        "loss": 4.0 / step,
-        "lr": 1e-3,
-        "grad_norm": 1.0,
-        "loss_scale": 1.0,
-        "skipped": False,
-        "step_ms": 100.0,
-        "forward_ms": 30.0,
-        "backward_ms": 60.0,
-        "comm_ms": 5.0,
-        "reduce_ms": 5.0,
-        "gather_ms": 0.0,
-        "other_ms": 1.0,
-        "tokens_per_s": 1000.0,
-        "collectives": {"reduce_scatter": [2, 4000, 0.5]},
-        "memory_peak": {"parameters": 2000},
-        "model_state_bytes": 9000,
-    } | figures
+    own = {"step": step, "samples": 8 * step, "loss": 4.0 / step}
+    return own | STEP | TIMES | BYTES | figures
 
 
 def write(path: Path, rank: int = 0, steps: int = 10, **figures: object) -> Path:

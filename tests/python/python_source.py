@@ -5,8 +5,6 @@ python_source.py DESCRIPTOR PARENT MODULE...: the socket at which forked_python.
 with which this one ends, and what to import at the first question.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

@@ -1,7 +1,5 @@
 """Jobs of ranks that stay between files of cases, and whose ranks share what they import."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

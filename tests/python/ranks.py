@@ -1,10 +1,9 @@
 """Cases that run on every rank of a real job, as pytest tests.
 
-A file of cases has functions named ``case_*`` that all ranks execute in the same order.
+A file of cases has functions named ``case_*`` that all ranks execute in the same order. One that
+takes an argument gets a folder for what it writes.
 `rank_pool.CaseResults` runs them and tells how each one went.
 """
-
-from __future__ import annotations
 
 import ast
 import ctypes
@@ -52,6 +51,23 @@ def command(build: Path, ranks: int, *arguments: str | Path) -> list[str]:
 def ran(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
     """What a command did, with its exit status and output."""
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def piped(command: Sequence[object], **options: Any) -> subprocess.Popen[str]:
+    """A command that has begun, and whose output can be read."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(list(map(str, command)), **pipes | options)
+
+
+def passed(job: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """One that ended well; what any other has written is the error."""
+    assert job.returncode == 0, job.stdout[-4000:] + job.stderr[-4000:]
+    return job
+
+
+def output_of(*command: object, **options: Any) -> str:
+    """Of a command that ends well."""
+    return passed(ran(list(map(str, command)), **options)).stdout
 
 
 def shell(build: Path, line: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -5,8 +5,6 @@ that ranks saw up to each step and the weights at the end to FOLDER/HOW/DATA/who
 resumed.json, of which WHICH ("whole", "resumed" or "both") says what is run.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

@@ -9,13 +9,10 @@ from pathlib import Path
 
 import conftest
 import pytest
+from ranks import passed, ran
 
 HAS_DRIVER = any(Path("/dev").glob("nvidia[0-9]*")) or bool(shutil.which("nvidia-smi"))
 NVCC_FOLDERS = ["/usr/local/cuda/bin", "/opt/cuda/bin"]
-
-
-def run(command: list, **options: object) -> subprocess.CompletedProcess:
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def configure_without_nvcc(root: Path, folder: Path, *options: str) -> subprocess.CompletedProcess:
@@ -31,14 +28,13 @@ def configure_without_nvcc(root: Path, folder: Path, *options: str) -> subproces
     smi.touch(mode=0o755)
     environment["PATH"] = f"{smi.parent}:{environment['PATH']}"
     command = ["cmake", "-S", root, "-B", folder, ignored, *parts, *options]
-    return run(command, env=environment)
+    return ran(command, env=environment)
 
 
 def test_without_nvcc_the_build_is_for_the_cpu_and_says_so_in_one_line(
     root: Path, tmp_path: Path
 ) -> None:
-    result = configure_without_nvcc(root, tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = passed(configure_without_nvcc(root, tmp_path))
     lines = [line for line in result.stdout.splitlines() if "cuda" in line.lower()]
     assert lines == ["-- CUDA: no nvcc, so this build has CPU ranks only"]
     assert "cuda" not in result.stderr.lower()
@@ -55,8 +51,7 @@ def test_without_a_driver_cuda_is_left_out_unless_it_is_asked_for(
     root: Path, tmp_path: Path
 ) -> None:
     parts = [f"-DZERORUN_{part}=OFF" for part in ("TESTS", "BENCH", "PYTHON")]
-    result = run(["cmake", "-S", root, "-B", tmp_path, *parts])
-    assert result.returncode == 0, result.stderr
+    result = passed(ran(["cmake", "-S", root, "-B", tmp_path, *parts]))
     lines = [line for line in result.stdout.splitlines() if "CUDA" in line]
     assert lines == [
         "-- CUDA: no NVIDIA driver, so this build has CPU ranks only; -DZERORUN_CUDA=ON builds for "
@@ -108,8 +103,7 @@ def search(root: Path, tmp_path: Path) -> Callable[[], dict[str, str]]:
 
     def find() -> dict[str, str]:
         shutil.rmtree(tmp_path / "build", ignore_errors=True)
-        result = run(["cmake", "-S", tmp_path, "-B", tmp_path / "build"])
-        assert result.returncode == 0, result.stderr
+        result = passed(ran(["cmake", "-S", tmp_path, "-B", tmp_path / "build"]))
         return dict(line.split(" ", 1) for line in result.stderr.splitlines())
 
     return find
@@ -177,7 +171,7 @@ class Clone:
         self.log.write_text("")
         path = f"{self.folder}/tools:{os.environ['PATH']}"
         environment = os.environ | {"PATH": path, "LOG": str(self.log)} | variables
-        return run([self.folder / "dev", *arguments], env=environment)
+        return ran([self.folder / "dev", *arguments], env=environment)
 
 
 @pytest.fixture
@@ -199,8 +193,7 @@ def test_dev_compiles_for_the_gpus_of_the_machine(
     clone: Clone, capabilities: str, chosen: str, architectures: str
 ) -> None:
     clone.tool("nvidia-smi", NVIDIA_SMI)
-    result = clone.dev("build", CAPABILITIES=capabilities, ZERORUN_CUDA_ARCHITECTURES=chosen)
-    assert result.returncode == 0, result.stderr
+    passed(clone.dev("build", CAPABILITIES=capabilities, ZERORUN_CUDA_ARCHITECTURES=chosen))
     arguments = clone.log.read_text().split()
     assert f"-DZERORUN_CUDA_ARCHITECTURES={architectures}" in arguments
     assert "-DZERORUN_CUDA=ON" in arguments
@@ -208,8 +201,7 @@ def test_dev_compiles_for_the_gpus_of_the_machine(
 
 @pytest.mark.skipif(HAS_DRIVER, reason="this machine has a driver of NVIDIA's")
 def test_dev_train_compiles_the_programs_alone_and_no_cuda_where_no_driver_is(clone: Clone) -> None:
-    result = clone.dev("train")
-    assert result.returncode == 0, result.stderr
+    result = passed(clone.dev("train"))
     log = clone.log.read_text()
     for part in ("PYTHON", "TESTS", "BENCH", "CUDA", "GLOO"):
         # CMake takes the last of two.
@@ -261,7 +253,7 @@ def test_ci_runs_everything_and_adds_up_though_a_part_fails(
     script += "".join(f'[[ $part != {part} ]] || echo "{line}"\n' for part, line in lines.items())
     (tmp_path / "dev").write_text(script)
     (tmp_path / "dev").chmod(0o755)
-    result = run([tmp_path / ".ci/run"])
+    result = ran([tmp_path / ".ci/run"])
     last = result.stdout.splitlines()[-1].rsplit(" in ", 1)[0]
     expected = {
         "none": "9 passed, 0 failed, 1 skipped",

@@ -1,101 +1,29 @@
 """The files of cases, on two ranks, and some on one or four."""
 
+from collections.abc import Sequence
+
 import pytest
 from rank_pool import CaseResults, RankPools
-from ranks import cases_in
-
-FILES = (
-    "training",
-    "autocast",
-    "host_cost",
-    "updates",
-    "compiled",
-    "accumulation",
-    "numbers",
-    "written_values",
-    "mixed_norms",
-    "packed_weights",
-    "saved_dtypes",
-    "silence",
-    "streaming",
-    "logits",
-    "clipping",
-    "optimizers",
-    "muon",
-    "optimizer_states",
-    "sharded_optimizer",
-    "zero",
-    "native",
-    "pytorch_page",
-    "gathering",
-    "unusual_modules",
-    "lifecycle",
-    "loading",
-    "sequence",
-    "placement",
-    "shard_groups",
-    "adoption",
-    "checkpoints",
-    "torch_states",
-    "node_local",
-    "untrusted",
-    "interchange",
-    "deepspeed_files",
-    "bad_input",
-    "compat",
-    "compat_attributes",
-    "compat_engine",
-    "compat_optimizer",
-    "compat_runtime",
-    "compat_details",
-    "compat_surface",
-    "compat_tools",
-    "compat_elasticity",
-    "metrics",
-    "step_times",
-)
-
-# Again on one rank, where nothing is sent and a shard is the whole.
-ALONE = (
-    "training",
-    "numbers",
-    "packed_weights",
-    "clipping",
-    "optimizers",
-    "optimizer_states",
-    "zero",
-    "native",
-    "lifecycle",
-    "loading",
-    "placement",
-    "checkpoints",
-    "compat_engine",
-)
+from ranks import HERE, cases_in
 
 # On four ranks, models that are divided among them.
 WIDE = ("sequence_sizes", "mesh", "mesh_dimensions", "dtensors", "experts", "compat_groups")
-
+# What cases share, and what test_on_fake_gpu.py and test_hosts.py run.
+OTHERS = {"models", "parts", "on_gpu", "init_on_gpu", "loading_on_gpu", "quantized_updates"}
+FILES = sorted({path.stem for path in (HERE / "cases").glob("[!_]*.py")} - OTHERS - set(WIDE))
+# Again on one rank, where nothing is sent and a shard is the whole.
+ALONE = (
+    *("training", "numbers", "packed_weights", "clipping", "optimizers", "optimizer_states"),
+    *("zero", "native", "lifecycle", "loading", "placement", "checkpoints"),
+)
 # Again at stage 3 alone, with memory of each rank's own for full parameters, as on GPUs.
 PRIVATE = (
-    "training",
-    "autocast",
-    "host_cost",
-    "compiled",
-    "accumulation",
-    "clipping",
-    "optimizers",
-    "zero",
-    "gathering",
-    "unusual_modules",
-    "mixed_norms",
-    "lifecycle",
-    "loading",
+    *("training", "autocast", "host_cost", "compiled", "accumulation", "clipping", "optimizers"),
+    *("zero", "gathering", "unusual_modules", "mixed_norms", "lifecycle", "loading"),
 )
-
-
 # Files, ranks and variables, by what stands behind the name. What runs again takes fewer steps.
 AGAIN = {"CASE_STEPS": "4"}
-RUNS: dict[str, tuple[tuple[str, ...], int, dict[str, str]]] = {
+RUNS: dict[str, tuple[Sequence[str], int, dict[str, str]]] = {
     "": (FILES, 2, {}),
     ", wide": (WIDE, 4, {}),
     ", alone": (ALONE, 1, AGAIN),

@@ -1,7 +1,5 @@
 """Commands that are written in Python answer wrong options and paths as those in C++ do."""
 
-from __future__ import annotations
-
 import errno
 import json
 from collections.abc import Callable

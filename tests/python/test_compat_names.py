@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import environment
+from ranks import environment, ran
 
 # Looks at every name; then asks those that it is given.
 WALK = """
@@ -83,7 +83,7 @@ def program(build: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def found(program: dict[str, str]) -> dict[str, Any]:
     command = [sys.executable, "-c", WALK, *TOLD]
-    result = subprocess.run(command, env=program, capture_output=True, text=True, check=False)
+    result = ran(command, env=program)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 

@@ -32,6 +32,30 @@ def losses_of(run: Path) -> list[float]:
     return json.loads((run / "losses.json").read_text())["losses"]
 
 
+def started(
+    stage: int,
+    dtype: str = "fp32",
+    *,
+    schedule: bool = False,
+    model: nn.Module | None = None,
+    **keys: object,
+) -> zerorun.ZeroEngine:
+    """An engine of one rank, for the model that was saved unless another is given."""
+    model = make_model() if model is None else model
+    config = config_of(stage, dtype, 1) | keys
+    if not schedule:
+        del config["scheduler"]
+    return zerorun.initialize(model, model_parameters=groups_of(model), config=config)[0]
+
+
+def refuses_to_load(engine: zerorun.ZeroEngine, folder: Path, text: str, **keys: object) -> None:
+    """With this error, and changes nothing."""
+    before = engine._core.parameter_hash()
+    with pytest.raises(zerorun.CheckpointError, match=text):
+        engine.load_checkpoint(folder, **keys)
+    assert engine._core.parameter_hash() == before
+
+
 def continued(engine: zerorun.ZeroEngine) -> list[float]:
     """The losses of the steps after those that were saved."""
     losses = []
@@ -50,9 +74,7 @@ def test_an_imported_checkpoint_goes_on_as_there(
     runs: Path, tmp_path: Path, name: str, dtype: str, bound: float
 ) -> None:
     assert conversion.main(["import", str(runs / name), str(tmp_path)]) == 0
-    model = make_model()
-    config = config_of(3, dtype, 1)
-    engine, *_ = zerorun.initialize(model, model_parameters=groups_of(model), config=config)
+    engine = started(3, dtype, schedule=True)
     assert engine.load_checkpoint(tmp_path)[1] == {"epoch": 4, "order": [3, 1, 2]}
     assert engine.global_steps == engine._core.step_count == SAVED_AFTER
     assert continued(engine) == pytest.approx(losses_of(runs / name), rel=bound)
@@ -74,17 +96,13 @@ def test_an_imported_folder_of_fsdp2_goes_on_as_there(
     groups = json.loads(manifest.read_text())["groups"]
     shown = [(group["lr"], group["weight_decay"]) for group in groups]
     assert shown == [pytest.approx((1e-2, 0.1)), pytest.approx((1e-2, 0.0))]
-    model = make_model()
-    config = config_of(stage, "fp32", 1)
-    del config["scheduler"]
-    engine, *_ = zerorun.initialize(model, model_parameters=groups_of(model), config=config)
+    engine = started(stage)
     engine.load_checkpoint(tmp_path / "own")
     assert engine.module.calls.item() == SAVED_AFTER
     assert continued(engine) == pytest.approx(losses_of(source), rel=1e-6)
     untied = [str(source), str(tmp_path / "untied"), "--tensor", "head.weight=frozen"]
     assert conversion.main(["import", *untied]) == 0
-    with pytest.raises(zerorun.CheckpointError, match="is untied, in this model tied"):
-        engine.load_checkpoint(tmp_path / "untied")
+    refuses_to_load(engine, tmp_path / "untied", "is untied, in this model tied")
     engine.destroy()
 
 
@@ -110,11 +128,7 @@ def test_an_imported_model_is_trained_with_the_engines_own_settings(
     assert "optimizer states begin anew" in caplog.text
     results = []
     for folder, keys in ((source, {"load_optimizer_states": False}), (tmp_path / "own", {})):
-        torch.manual_seed(4)
-        model = type(make_model())()
-        config = config_of(2, "fp32", 1)
-        del config["scheduler"]
-        engine, *_ = zerorun.initialize(model, model_parameters=groups_of(model), config=config)
+        engine = started(2, model=type(make_model())())  # with values of its own
         own = groups_of_core(engine)
         engine.load_checkpoint(folder, **keys)
         assert groups_of_core(engine) == own
@@ -137,10 +151,7 @@ def test_settings_that_a_source_does_not_have_are_not_made_up(runs: Path, tmp_pa
     assert conversion.main(["import", str(run), str(tmp_path)]) == 0
     losses = []
     for folder in (run, tmp_path):
-        model = make_model()
-        config = config_of(1, "fp32", 1)
-        del config["scheduler"]
-        engine, *_ = zerorun.initialize(model, model_parameters=groups_of(model), config=config)
+        engine = started(1)
         own = groups_of_core(engine)
         engine.load_checkpoint(folder)
         assert groups_of_core(engine) == own
@@ -201,11 +212,8 @@ def test_a_buffer_that_cannot_hold_the_saved_values_is_an_error(tmp_path: Path) 
             if buffer is saved:
                 engine.save_checkpoint(tmp_path)
                 engine.destroy()
-        before = engine._core.parameter_hash()
         expected = f"the buffer table is {saved.dtype}, in this model {own.dtype}"
-        with pytest.raises(zerorun.CheckpointError, match=expected):
-            engine.load_checkpoint(tmp_path)
-        assert engine._core.parameter_hash() == before
+        refuses_to_load(engine, tmp_path, expected)
         engine.load_checkpoint(tmp_path, load_module_strict=False)
         assert not engine.module.table.any()
         engine.destroy()
@@ -218,14 +226,9 @@ def test_a_tied_parameter_of_which_a_folder_has_two_values_is_an_error(tmp_path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process
         dcp.save({"model": values}, checkpoint_id=tmp_path, no_dist=True)
-    model = make_model()
-    config = config_of(3, "fp32", 1)
-    engine, *_ = zerorun.initialize(model, model_parameters=groups_of(model), config=config)
-    before = engine._core.parameter_hash()
+    engine = started(3, schedule=True)
     expected = "embedding.weight and head.weight are one parameter of this model"
-    with pytest.raises(zerorun.CheckpointError, match=expected):
-        engine.load_checkpoint(tmp_path, load_optimizer_states=False)
-    assert engine._core.parameter_hash() == before
+    refuses_to_load(engine, tmp_path, expected, load_optimizer_states=False)
     engine.load_checkpoint(tmp_path, load_optimizer_states=False, load_module_strict=False)
     engine.destroy()
 
@@ -234,10 +237,8 @@ def test_weight_decay_keeps_its_kind(tmp_path: Path) -> None:
     """Adam with L2 and AdamW keep states of the same names."""
 
     def start(*, decoupled: bool) -> zerorun.ZeroEngine:
-        model = make_model()
-        config = config_of(1, "fp32", 1)
-        config["optimizer"] = {"type": "Adam", "params": {"adam_w_mode": decoupled}}
-        return zerorun.initialize(model, model_parameters=groups_of(model), config=config)[0]
+        adam = {"type": "Adam", "params": {"adam_w_mode": decoupled}}
+        return started(1, schedule=True, optimizer=adam)
 
     engine = start(decoupled=False)
     engine.backward(loss_of(engine, rows_of(0, 0, 1)))
@@ -250,10 +251,7 @@ def test_weight_decay_keeps_its_kind(tmp_path: Path) -> None:
     assert optimizer_of(tmp_path / "again") == ("zerorun's Adam", False)
     for name in ("own", "dcp"):
         engine = start(decoupled=True)
-        before = engine._core.parameter_hash()
-        with pytest.raises(zerorun.CheckpointError, match="are those of Adam with L2"):
-            engine.load_checkpoint(tmp_path / name)
-        assert engine._core.parameter_hash() == before
+        refuses_to_load(engine, tmp_path / name, "are those of Adam with L2")
         engine.load_checkpoint(tmp_path / name, load_optimizer_states=False)
         engine.destroy()
         engine = start(decoupled=False)

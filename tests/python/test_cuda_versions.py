@@ -5,16 +5,14 @@ Compiling takes long and needs packages of PyPI, so it is done on request:
 ZERORUN_CUDA_VERSIONS="12.8 12.9 13.0". No GPU is needed.
 """
 
-from __future__ import annotations
-
 import os
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 import gpu_code
 import pytest
+from ranks import output_of
 
 GPUS = (80, 90, 100, 120)
 # For GPUs from 10.0 on, nvcc 13 uses vectors of 256 bits, which 12.8's assembler does not know: it
@@ -23,19 +21,15 @@ LAST_PTX = {"12.8": 90}
 PACKAGES = ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-runtime-cu12")  # assembler; headers and runtime
 
 
-def run(*command: object) -> str:
-    job = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-    assert job.returncode == 0, job.stdout[-4000:] + job.stderr[-4000:]
-    return job.stdout
-
-
 def options_for(version: str, folder: Path) -> list[str]:
     """What makes cmake compile for CUDA `version`, whose packages go to `folder`."""
     if version.startswith("13."):
         return ["-DZERORUN_CUDA_DRIVERS=13"]
     if not folder.exists():
         wanted = [f"{package}=={version}.*" for package in PACKAGES]
-        run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, *wanted)
+        output_of(
+            sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, *wanted
+        )
     nvidia = folder / "nvidia"
     # cmake links a program to look at the compiler, and 12.8's package has no static runtime.
     # Kernels are compiled only, so this build's runtime, of 12.9, serves.
@@ -61,12 +55,12 @@ def test_kernels_compile_for_every_gpu(build: Path, root: Path, version: str) ->
         architectures = ";".join(map(str, GPUS))
         options += ["-DZERORUN_CUDA=ON", f"-DZERORUN_CUDA_ARCHITECTURES={architectures}"]
         options += ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CUDA_FLAGS=--compress-mode=none"]
-        print(run("cmake", "-S", root, "-B", folder, "-G", "Ninja", *options))
-    targets = run("ninja", "-C", folder, "-t", "targets", "all").splitlines()
+        print(output_of("cmake", "-S", root, "-B", folder, "-G", "Ninja", *options))
+    targets = output_of("ninja", "-C", folder, "-t", "targets", "all").splitlines()
     # Not those of the fake, for which the CPU's compiler takes kernels as C++.
     objects = [line.partition(": ")[0] for line in targets if ".cu.o: CUDA_COMPILER" in line]
     assert len(objects) >= 10
-    run("ninja", "-C", folder, *objects)
+    output_of("ninja", "-C", folder, *objects)
     seen = set()
     for name in objects:
         images = list(gpu_code.images(folder / name))

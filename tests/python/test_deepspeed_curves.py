@@ -3,8 +3,6 @@
 make_deepspeed_golden.py has written what DeepSpeed itself computes.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from curves import DATA, STEPS, accelerate_losses, trainer_arguments, trainer_losses
-from ranks import shell
+from ranks import passed, shell
 
 ACCELERATE = "python -m zerorun.compat -m accelerate.commands.launch"
 ACCELERATE += " --config_file accelerate_zero3.yaml accelerate_lora.py out"
@@ -38,8 +36,7 @@ def run(
     def run(line: str) -> str:
         # zerorun.compat has to come before what looks for DeepSpeed.
         python = torch_python if line.startswith("python") else transformers_python
-        job = shell(build, line, folder, **python)
-        assert job.returncode == 0, job.stdout + job.stderr
+        job = passed(shell(build, line, folder, **python))
         assert "deepspeed is zerorun" in job.stderr
         return job.stdout
 

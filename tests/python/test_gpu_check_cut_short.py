@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from gpu_machine import Machine
+from ranks import passed
 
 
 def start_and_wait_for(machine: Machine, text: str, **settings: str) -> subprocess.Popen[str]:
@@ -50,8 +51,7 @@ def test_report_and_archive_have_the_steps_before_a_kill(machine: Machine) -> No
 
 def test_the_report_has_what_ended_before_the_time_was_over(machine: Machine) -> None:
     options = ["--seconds", 3, "train_kernels", "bandwidth", "comm"]
-    result = machine.check(*options, HANG="--part bandwidth", MESSAGE="AdamW: 2800 GB/s")
-    assert result.returncode == 0, result.stdout
+    passed(machine.check(*options, HANG="--part bandwidth", MESSAGE="AdamW: 2800 GB/s"))
     report = machine.report()
     assert "- pass: train_kernels" in report
     assert "- not run: bandwidth: not at its end after" in report
@@ -62,12 +62,8 @@ def test_the_report_has_what_ended_before_the_time_was_over(machine: Machine) ->
 
 def test_a_program_that_nothing_ends_does_not_hold_up_the_rest(machine: Machine) -> None:
     """What hangs in a driver ignores even SIGKILL; here, `timeout` itself does not end."""
-    steps = machine.root / "scripts" / "gpu_steps.py"
-    steps.write_text(
-        steps.read_text().replace('Step("device_kernels", 60', 'Step("device_kernels", 1')
-    )
-    run = machine.root / "scripts" / "gpu_run.py"
-    run.write_text(run.read_text().replace("job.wait(limit + 10)", "job.wait(limit + 1)"))
+    machine.limit_device_kernels()
+    machine.change("gpu_run.py", "job.wait(limit + 10)", "job.wait(limit + 1)")
     (machine.tools / "timeout").write_text(
         """#!/bin/bash
 [[ $* != *Devices/* ]] || exec sleep 20

@@ -1,14 +1,12 @@
 """The machine code in the CUDA backend: the drivers that load it, and what its kernels take of a
 multiprocessor. No GPU is needed to read that."""
 
-from __future__ import annotations
-
-import subprocess
 from functools import cache
 from pathlib import Path
 
 import gpu_code
 import pytest
+from ranks import passed, ran
 
 LIBRARIES = ("libzerorun_cuda.so", "libzerorun_train_cuda.so")
 CUDA_12 = (0x33, 7)  # OS and ABI version of code for GPUs before 10.0; CUDA 13's own has 0x41 and 8
@@ -25,7 +23,7 @@ def images_of(library: Path) -> list[gpu_code.Image]:
 def test_drivers_of_cuda_12_load_all_code(build: Path, zerorun: Path, name: str) -> None:
     found = images_of(build / "lib" / name)
     command = [zerorun, "env"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    told = passed(ran(command)).stdout
     if "for drivers of CUDA 12" not in told:
         pytest.skip("this build is for drivers of CUDA 13")
     assert {image.kind for image in found} == {gpu_code.PTX, gpu_code.ELF}

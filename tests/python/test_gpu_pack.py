@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 
 from gpu_machine import PROGRAMS, Machine, write_program
-from ranks import ran
+from ranks import passed, ran
 
 
 def fake_build(machine: Machine) -> str:
@@ -40,8 +40,7 @@ def test_a_pack_has_the_package_for_the_python_that_is_named(machine: Machine) -
     for command in ("init -q", "add scripts", "-c user.name=a -c user.email=a@b commit -qm a"):
         subprocess.run(["git", *command.split()], cwd=machine.root, check=True)
     target = machine.root / "packed"
-    result = machine.check("--pack", target, "--python", machine.tools / "python3")
-    assert result.returncode == 0, result.stderr
+    result = passed(machine.check("--pack", target, "--python", machine.tools / "python3"))
     assert "for 80;90" in result.stdout
     assert Path(module).name in result.stdout
     with tarfile.open(target / "programs.tar.gz") as archive:
@@ -82,10 +81,8 @@ def test_python_is_the_one_whose_pytorch_sees_the_gpu(machine: Machine) -> None:
 
 
 def test_a_machine_without_git_runs_what_was_packed(machine: Machine) -> None:
-    pack = machine.root / "scripts" / "gpu_pack.py"
-    pack.write_text(pack.read_text().replace('["git", ', '["no-git-here", '))
-    result = machine.check("train_kernels", script="gpu_first")
-    assert result.returncode == 0, result.stderr
+    machine.change("gpu_pack.py", '["git", ', '["no-git-here", ')
+    passed(machine.check("train_kernels", script="gpu_first"))
     assert ", commit 0123456789ab-dirty\n" in machine.report()
 
 

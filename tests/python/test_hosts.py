@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from host_namespaces import Hosts, rank_environment, why_not
-from ranks import cases_in, environment
+from ranks import cases_in, environment, piped
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -29,16 +29,9 @@ def start(build, tmp_path):
         command = [program, "--data", "text", "--model", "model.json", "--micro_batch", "2",
                    "--sample=", *options]  # fmt: skip
         for rank in range(WORLD_SIZE):
-            ranks.append(
-                subprocess.Popen(
-                    hosts.command(rank // ranks_per_host, list(map(str, command))),
-                    cwd=tmp_path,
-                    env=rank_environment(hosts, rank, WORLD_SIZE, ranks_per_host),
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
+            there = hosts.command(rank // ranks_per_host, command)
+            own = rank_environment(hosts, rank, WORLD_SIZE, ranks_per_host)
+            ranks.append(piped(there, cwd=tmp_path, env=own))
         return ranks[-WORLD_SIZE:]
 
     yield run

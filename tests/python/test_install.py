@@ -2,18 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import zerorun as package
-
-
-def run(*command: str | Path, **options: object) -> str:
-    result = subprocess.run(command, capture_output=True, text=True, check=False, **options)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+from ranks import output_of, ran
 
 
 def cached(build: Path, name: str) -> str:
@@ -25,7 +19,7 @@ def cached(build: Path, name: str) -> str:
 def prefix(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     prefix = tmp_path_factory.mktemp("prefix")
     for component in ("runtime", "development"):
-        run("cmake", "--install", build, "--prefix", prefix, "--component", component)
+        output_of("cmake", "--install", build, "--prefix", prefix, "--component", component)
     return prefix
 
 
@@ -34,8 +28,8 @@ def mlp(root: Path, prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     """examples/mlp, built away from this repository against the installation."""
     build = tmp_path_factory.mktemp("mlp")
     source = root / "examples" / "mlp"
-    run("cmake", "-G", "Ninja", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}")
-    run("cmake", "--build", build)
+    output_of("cmake", "-G", "Ninja", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}")
+    output_of("cmake", "--build", build)
     return build / "mlp"
 
 
@@ -49,7 +43,7 @@ def test_the_cmake_package_asks_for_no_other_package(prefix: Path) -> None:
 
 
 def test_an_installed_library_trains_on_two_ranks(mlp: Path, prefix: Path) -> None:
-    output = run(prefix / "bin" / "zerorun", "--num_gpus", "2", "--accelerator", "cpu", mlp)
+    output = output_of(prefix / "bin" / "zerorun", "--num_gpus", "2", "--accelerator", "cpu", mlp)
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", output)]
     assert len(losses) == 6
     assert losses[-1] < losses[0] / 20
@@ -58,13 +52,13 @@ def test_an_installed_library_trains_on_two_ranks(mlp: Path, prefix: Path) -> No
 def test_the_example_reads_a_config(mlp: Path, tmp_path: Path) -> None:
     config = tmp_path / "ds_config.json"
     config.write_text('{"train_batch_size": 8, "zero_optimization": {"stag": 1}}')
-    result = subprocess.run([mlp, config], capture_output=True, text=True, check=False)
+    result = ran([mlp, config])
     assert result.returncode == 2
     assert "/zero_optimization/stag" in result.stderr
 
 
 def test_the_installed_launcher_finds_its_programs(prefix: Path) -> None:
-    output = run(prefix / "bin" / "zerorun", "train", "--help", cwd=prefix)
+    output = output_of(prefix / "bin" / "zerorun", "train", "--help", cwd=prefix)
     assert "--micro_batch" in output
 
 
@@ -84,13 +78,17 @@ def test_pip_install_brings_command_program_and_package(
         "CCACHE_NOHASHDIR": "1",
         "CCACHE_SLOPPINESS": "pch_defines,time_macros",
     }
-    run(*pip, *settings, "--target", tmp_path, root, env=environment)
+    output_of(*pip, *settings, "--target", tmp_path, root, env=environment)
     installed = os.environ | {"PYTHONPATH": str(tmp_path)}
     assert os.access(tmp_path / "zerorun" / "libexec" / "zerorun" / "train", os.X_OK)
-    assert package.__version__ in run(tmp_path / "bin" / "zerorun", "--version", env=installed)
-    assert "--micro_batch" in run(tmp_path / "bin" / "zerorun", "train", "--help", env=installed)
+    assert package.__version__ in output_of(
+        tmp_path / "bin" / "zerorun", "--version", env=installed
+    )
+    assert "--micro_batch" in output_of(
+        tmp_path / "bin" / "zerorun", "train", "--help", env=installed
+    )
     script = "import zerorun; print(zerorun.__file__, zerorun.config.parse({}).config.zero.stage)"
-    output = run(sys.executable, "-c", script, env=installed)
+    output = output_of(sys.executable, "-c", script, env=installed)
     assert output.split() == [str(tmp_path / "zerorun" / "__init__.py"), "0"]
     assert (tmp_path / "zerorun" / "py.typed").exists()
     (tmp_path / "ask.py").write_text(
@@ -98,7 +96,7 @@ def test_pip_install_brings_command_program_and_package(
         "print(deepspeed.__version__, importlib.metadata.version('deepspeed'))\n"
     )
     compat = [sys.executable, "-m", "zerorun.compat", tmp_path / "ask.py"]
-    names = run(*compat, env=installed).split()
+    names = output_of(*compat, env=installed).split()
     assert names[0] == names[1] == "0.19.8+zerorun"
     assert os.access(tmp_path / "zerorun" / "compat" / "bin" / "deepspeed", os.X_OK)
     assert (tmp_path / "zerorun_compat.pth").exists()

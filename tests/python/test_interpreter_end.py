@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ranks import environment, ran
+from ranks import environment, passed, ran
 
 PROGRAM = """
 import sys
@@ -62,8 +62,7 @@ def test_an_interrupted_program_is_not_taken_apart_but_its_files_are_written(
 def test_a_program_that_ends_is_taken_apart_as_without_an_engine(
     build: Path, tmp_path: Path
 ) -> None:
-    result = run(build, tmp_path, "ends")
-    assert result.returncode == 0, result.stderr
+    result = passed(run(build, tmp_path, "ends"))
     assert "taken apart" in result.stdout
 
 

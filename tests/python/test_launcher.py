@@ -45,9 +45,11 @@ def command(zerorun):
 
 @pytest.fixture
 def launch(command, environment, tmp_path):
-    """Runs a job in tmp_path until it ends."""
+    """Runs a job in tmp_path until it ends; of `program`, if that is given, as train.py."""
 
-    def run(*arguments, **variables):
+    def run(*arguments, program=None, **variables):
+        if program is not None:
+            (tmp_path / "train.py").write_text(textwrap.dedent(program))
         return ran(
             [*command, *map(str, arguments)],
             cwd=tmp_path,
@@ -65,8 +67,7 @@ def reports_of(result):
 
 
 def test_script_gets_local_rank_before_its_arguments(tmp_path, launch):
-    (tmp_path / "train.py").write_text(REPORT)
-    result = launch("--num_gpus", 2, "train.py", "--num_gpus", "7", "x")
+    result = launch("--num_gpus", 2, "train.py", "--num_gpus", "7", "x", program=REPORT)
     for rank, report in enumerate(reports_of(result)):
         assert report["arguments"] == [f"--local_rank={rank}", "--num_gpus", "7", "x"]
         assert report["environment"] == {
@@ -78,8 +79,7 @@ def test_script_gets_local_rank_before_its_arguments(tmp_path, launch):
 
 
 def test_no_local_rank_leaves_the_arguments_alone(tmp_path, launch):
-    (tmp_path / "train.py").write_text(REPORT)
-    result = launch("--no_local_rank", "train.py", "--lr=1")
+    result = launch("--no_local_rank", "train.py", "--lr=1", program=REPORT)
     assert reports_of(result)[0]["arguments"] == ["--lr=1"]
 
 
@@ -95,13 +95,14 @@ print(parser.parse_args().lr, local_rank)
 @pytest.mark.parametrize("name", ["--local_rank", "--local-rank"])
 def test_a_parser_gets_local_rank_in_its_spelling(tmp_path, launch, name):
     script = f"import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('{name}')\n"
-    (tmp_path / "train.py").write_text(script + "print(parser.parse_args().local_rank)\n")
-    assert launch("train.py").stdout == "0\n"
+    assert (
+        launch("train.py", program=script + "print(parser.parse_args().local_rank)\n").stdout
+        == "0\n"
+    )
 
 
 def test_a_strict_parser_without_local_rank_runs_as_it_is(tmp_path, launch):
-    (tmp_path / "train.py").write_text(STRICT)
-    assert launch("train.py", "--lr=1").stdout == "1.0 0\n"
+    assert launch("train.py", "--lr=1", program=STRICT).stdout == "1.0 0\n"
     assert launch("--local_rank", "always", "train.py", "--lr=1").returncode == 2
 
 
@@ -141,8 +142,9 @@ named.wait()
 
 @pytest.mark.parametrize("destroyed", [False, True])
 def test_a_program_with_a_process_group_waits_for_its_threads(tmp_path, launch, destroyed):
-    (tmp_path / "train.py").write_text(LATE_THREAD.format(destroyed=destroyed))
-    assert launch("train.py").stdout == "finished\n"
+    assert (
+        launch("train.py", program=LATE_THREAD.format(destroyed=destroyed)).stdout == "finished\n"
+    )
 
 
 def test_a_sitecustomize_of_the_users_runs_all_the_same(tmp_path, launch):
@@ -163,8 +165,7 @@ def test_activated_environment_provides_python(tmp_path, launch):
 
 
 def test_script_that_does_not_take_local_rank_is_explained(tmp_path, launch):
-    (tmp_path / "train.py").write_text(STRICT)
-    result = launch("--num_gpus", 2, "--local_rank=always", "train.py")
+    result = launch("--num_gpus", 2, "--local_rank=always", "train.py", program=STRICT)
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].endswith("start it with zerorun --local_rank never")
 
@@ -189,15 +190,13 @@ def test_a_python_without_zerorun_is_told_where_it_is(tmp_path, launch, zerorun)
 
 
 def test_traceback_of_the_failing_rank_ends_the_output(tmp_path, launch):
-    (tmp_path / "train.py").write_text(
-        textwrap.dedent("""
+    program = """
         import os, time
         if os.environ["RANK"] == "1":
             raise ValueError("diverged")
         time.sleep(1000)
-        """)
-    )
-    result = launch("--num_gpus", 2, "train.py")
+        """
+    result = launch("--num_gpus", 2, "train.py", program=program)
     assert result.returncode == 1
     lines = result.stderr.splitlines()
     assert lines[-2] == "[rank 1] ValueError: diverged"

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ranks import ran
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
@@ -17,7 +18,7 @@ def lint(script: str, root: Path, files: dict[str, str]) -> tuple[int, list[str]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     command = [sys.executable, SCRIPTS / script, root]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = ran(command)
     assert result.stderr == ""
     return result.returncode, result.stdout.splitlines()
 
@@ -315,7 +316,7 @@ CEILINGS = "scripts/ceilings.json"
 def house(root: Path, *options: str) -> tuple[int, list[str]]:
     subprocess.run(["git", "init", "-q", root], check=True)
     command = [sys.executable, SCRIPTS / "house.py", *options, root]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = ran(command)
     assert result.stderr == ""
     return result.returncode, result.stdout.splitlines()
 

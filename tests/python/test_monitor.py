@@ -3,8 +3,6 @@
 Each test needs its package (`pip install tensorboard wandb`), without which it is skipped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct
@@ -27,19 +25,11 @@ NAMES = {
 
 def metrics_file(path: Path) -> list[dict[str, object]]:
     """Of an fp16 run with a skipped step, which has no norm."""
-    lines = [
-        {
-            "step": step,
-            "samples": 8 * step,
-            "loss": 4.0 / step,
-            "lr": 1e-3 * step,
-            "grad_norm": None if step == 3 else 0.1 * step,
-            "loss_scale": 512.0,
-            "skipped": step == 3,
-            "tokens_per_s": 1000.0 + step,
-        }
-        for step in range(1, 21)
-    ]
+    lines = []
+    for step in range(1, 21):
+        figures = {"lr": 1e-3 * step, "loss_scale": 512.0, "tokens_per_s": 1000.0 + step}
+        figures |= {"grad_norm": None if step == 3 else 0.1 * step, "skipped": step == 3}
+        lines.append({"step": step, "samples": 8 * step, "loss": 4.0 / step} | figures)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return lines
 

@@ -1,14 +1,12 @@
 """The real backend, with the real CUDA runtime in it, on drivers that it cannot use."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from ranks import ran
+from ranks import passed, ran
 from zerorun import _C
 
 NO_GPU, MISMATCH = 100, 803  # CUDA_ERROR_NO_DEVICE and CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
@@ -43,8 +41,7 @@ def run(
 def test_env_says_what_the_driver_is_for_and_what_is_wrong(
     build: Path, zerorun: Path, version: int, init: int, problem: str
 ) -> None:
-    result = run(build, version, init, zerorun, "env")
-    assert result.returncode == 0, result.stderr
+    result = passed(run(build, version, init, zerorun, "env"))
     lines = [line for line in result.stdout.splitlines() if line.startswith("CUDA ")]
     assert any(f"for CUDA {version // 1000}.{version % 1000 // 10}, " in line for line in lines)
     assert any("none is visible" in line and problem in line for line in lines), lines
@@ -62,15 +59,13 @@ def test_train_does_not_compute_on_the_cpu_because_a_driver_fails(
         assert result.returncode != 0
         assert f"for CUDA {version // 1000}.{version % 1000 // 10}" in result.stderr
     for none in ("", "-1", "none"):
-        hidden = run(build, version, init, *train, CUDA_VISIBLE_DEVICES=none)
-        assert hidden.returncode == 0, hidden.stderr
+        hidden = passed(run(build, version, init, *train, CUDA_VISIBLE_DEVICES=none))
         assert "on cpu" in hidden.stdout + hidden.stderr
 
 
 def test_without_a_gpu_a_driver_of_cuda_12_is_no_reason_not_to_train(build: Path) -> None:
     train = [build / "libexec" / "zerorun" / "train", "--steps", "1", "--save", ""]
-    result = run(build, 12020, NO_GPU, *train, "--sample_tokens", "1", "--data", __file__)
-    assert result.returncode == 0, result.stderr
+    passed(run(build, 12020, NO_GPU, *train, "--sample_tokens", "1", "--data", __file__))
 
 
 # Runs a command on a host with two GPUs, as far as /dev shows: in a mount namespace of its own,
@@ -116,8 +111,7 @@ def test_other_programs_get_the_gpus_that_zerorun_cannot_use(
 ) -> None:
     told = ["sh", "-c", 'echo "rank $RANK of $WORLD_SIZE sees $CUDA_VISIBLE_DEVICES"']
     command = with_two_gpus(gpus_of_dev, zerorun, "--no_python", *told)
-    result = run(build, version, init, *command)
-    assert result.returncode == 0, result.stderr
+    result = passed(run(build, version, init, *command))
     for rank in range(2):
         assert f"rank {rank} of 2 sees 0,1" in result.stdout
 
@@ -131,8 +125,7 @@ def test_other_programs_may_find_gpus_that_dev_does_not_show(build: Path, zeroru
         ({"CUDA_VISIBLE_DEVICES": "0"}, ["--accelerator", "cpu"], ""),
         ({"CUDA_VISIBLE_DEVICES": "0"}, ["--num_gpus", "cpu"], ""),
     ):
-        result = ran([zerorun, *options, *told], env=environment | given)
-        assert result.returncode == 0, result.stderr
+        result = passed(ran([zerorun, *options, *told], env=environment | given))
         assert set(result.stdout.split("\n")) == {f"[{seen}]", ""}
 
 
@@ -156,8 +149,7 @@ def test_a_driver_that_hangs_does_not_hang_the_launcher(
 
 def test_a_driver_that_hangs_does_not_hang_env(build: Path, zerorun: Path) -> None:
     hangs = {"FAKE_DRIVER_HANGS": "1", "ZERORUN_DRIVER_TIMEOUT": "2"}
-    result = run(build, 12020, 0, zerorun, "env", **hangs)
-    assert result.returncode == 0, result.stderr
+    result = passed(run(build, 12020, 0, zerorun, "env", **hangs))
     assert "NVIDIA's driver has not said within 2 s what it is" in result.stdout
     assert "environment variables that zerorun reads" in result.stdout
 

@@ -3,14 +3,13 @@
 import copy
 import inspect
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 import zerorun
-from ranks import environment, ran
+from ranks import environment, passed, ran
 
 # Every error, and what Python's own programs know it as.
 ERRORS = {
@@ -52,7 +51,7 @@ def test_import_loads_no_framework_and_touches_no_accelerator(build: Path) -> No
     """
     command = [sys.executable, "-c", code]
     env = {"PYTHONPATH": str(build / "python")}
-    output = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+    output = passed(ran(command, env=env)).stdout
     modules, libraries, threads = output.splitlines()
     assert modules == "zerorun"
     assert not any(word in libraries for word in ("cuda", "nvidia", "torch"))
@@ -67,7 +66,7 @@ def test_an_engine_needs_few_modules(build: Path) -> None:
     """
     env = {"PYTHONPATH": str(build / "python")}
     command = [sys.executable, "-c", code]
-    job = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    job = passed(ran(command, env=env))
     modules = job.stdout.split()
     assert len(modules) <= 80, modules
     for package in ("interchange", "profiling"):
@@ -83,8 +82,7 @@ def test_units_are_made_while_python_collects(build: Path, tmp_path: Path) -> No
         zerorun.shard(model, stage=3)
     """
     command = [sys.executable, "-c", code]
-    job = ran(command, cwd=tmp_path, env=environment(build, CUDA_VISIBLE_DEVICES=""))
-    assert job.returncode == 0, job.stderr
+    passed(ran(command, cwd=tmp_path, env=environment(build, CUDA_VISIBLE_DEVICES="")))
 
 
 def test_pytorch_without_numpy_trains_saves_and_loads(build: Path, tmp_path: Path) -> None:
@@ -111,8 +109,7 @@ def test_pytorch_without_numpy_trains_saves_and_loads(build: Path, tmp_path: Pat
 def test_type_stubs_are_those_of_the_bindings(root: Path, build: Path) -> None:
     pytest.importorskip("pybind11_stubgen")
     script = [sys.executable, root / "scripts" / "core_stubs.py"]
-    told = ran(script, env=environment(build))
-    assert told.returncode == 0, told.stderr
+    told = passed(ran(script, env=environment(build)))
     assert (root / "python" / "zerorun" / "_C.pyi").read_text() == told.stdout, (
         "PYTHONPATH=build/release/python python scripts/core_stubs.py --write"
     )
@@ -136,12 +133,12 @@ def test_an_error_of_the_core_is_one_of_pythons() -> None:
 def test_python_m_zerorun_is_the_command(root: Path, build: Path) -> None:
     command = [sys.executable, "-m", "zerorun", "--version"]
     env = {"PYTHONPATH": str(build / "python")}
-    job = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    job = passed(ran(command, env=env))
     told = re.fullmatch(r"zerorun (\S+) \(commit ([0-9a-f]{12})\)\n", job.stdout)
     assert told is not None, job.stdout
     assert told[1] == zerorun.__version__
     git = ["git", "-C", root, "cat-file", "-t", told[2]]
-    assert subprocess.run(git, capture_output=True, text=True, check=True).stdout == "commit\n"
+    assert passed(ran(git)).stdout == "commit\n"
 
 
 def test_an_engine_has_pytorchs_words() -> None:

@@ -1,7 +1,5 @@
 """What is read of a run's metrics files, in whatever state they are."""
 
-from __future__ import annotations
-
 import gc
 import json
 from pathlib import Path

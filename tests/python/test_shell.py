@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ranks import passed, ran
 from zerorun import conversion, top
 from zerorun.command_line import ProgressBar
 from zerorun.explain import __main__ as explain
@@ -36,14 +37,7 @@ def path_with(zerorun: Path) -> dict[str, str]:
 
 
 def run(zerorun: Path, *command: str) -> list[str]:
-    job = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=DEADLINE,
-        env=path_with(zerorun),
-    )
+    job = passed(ran(command, timeout=DEADLINE, env=path_with(zerorun)))
     assert job.stderr == ""
     return job.stdout.splitlines()
 
@@ -176,6 +170,6 @@ def test_a_file_or_option_is_required_once(zerorun: Path) -> None:
 
 
 def test_help_on_nothing_known_says_where_to_look(zerorun: Path) -> None:
-    job = subprocess.run([zerorun, "help", "nosuch"], capture_output=True, text=True, check=False)
+    job = ran([zerorun, "help", "nosuch"])
     assert job.returncode == 2
     assert "zerorun help has no topic 'nosuch'; zerorun help lists the topics" in job.stderr

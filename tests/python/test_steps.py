@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ranks import shell
+from ranks import passed, shell
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, RECIPES = ROOT / "examples" / "steps", ROOT / "examples" / "recipes"
@@ -28,8 +28,7 @@ def printed(build: Path, transformers_python: dict[str, str]) -> dict[str, str]:
     found = {}
     for path in sorted(STEPS.glob("step*.py")):
         for line in command_of(path):
-            job = shell(build, line, folder, **transformers_python)
-            assert job.returncode == 0, job.stdout + job.stderr
+            job = passed(shell(build, line, folder, **transformers_python))
             found[path.stem] = job.stdout
     return found
 
@@ -77,8 +76,7 @@ def test_the_notebook_has_the_steps() -> None:
 
 def test_the_policy_learns(build: Path, torch_python: dict[str, str], tmp_path: Path) -> None:
     line = f"cp {RECIPES}/rl_loop.py . && {command_of(RECIPES / 'rl_loop.py')[0]}"
-    job = shell(build, line, tmp_path, **torch_python)
-    assert job.returncode == 0, job.stdout + job.stderr
+    job = passed(shell(build, line, tmp_path, **torch_python))
     rewards = [float(reward) for reward in re.findall(r"reward (\S+)", job.stdout)]
     assert rewards[-1] > 0.9 > rewards[0]
 
@@ -94,6 +92,5 @@ def test_the_script_for_slurm_starts_a_launcher_on_each_host(build: Path, tmp_pa
         f". {script}",
     ]
     line = "\n".join(lines)
-    job = shell(build, line, tmp_path)
-    assert job.returncode == 0, job.stderr
+    job = passed(shell(build, line, tmp_path))
     assert {"CROSS_RANK=1", "CROSS_SIZE=2"} <= set(job.stdout.split())

@@ -1,7 +1,5 @@
 """Jobs with a slow rank: who is named, with which cause, and after how many steps."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path
@@ -10,7 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from metrics_files import write
-from ranks import launch
+from ranks import launch, passed
 from zerorun.metrics import meter, stopwatch
 from zerorun.report.findings import findings
 from zerorun.report.reader import read_run
@@ -113,8 +111,7 @@ def test_a_slow_rank_is_named_with_its_cause(
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     variables = slow_disk(tmp_path) if slow == "save" else torch_python
-    job = launch(build, 2, "--no_local_rank", program, api, slow, tmp_path, **variables)
-    assert job.returncode == 0, job.stderr
+    job = passed(launch(build, 2, "--no_local_rank", program, api, slow, tmp_path, **variables))
     found = json.loads(job.stdout.splitlines()[-1])  # within 50 steps
     if slow == "nobody":
         assert found is None
@@ -136,8 +133,9 @@ def test_slow_data_is_data_in_any_program(
     """The loader is called between two backwards, and two engines see it: one line."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    job = launch(build, 2, "--no_local_rank", program, "shard", slow, tmp_path, **torch_python)
-    assert job.returncode == 0, job.stderr
+    job = passed(
+        launch(build, 2, "--no_local_rank", program, "shard", slow, tmp_path, **torch_python)
+    )
     found = json.loads(job.stdout.splitlines()[-1])
     assert (found["rank"], found["cause"]) == (1, "data")
     assert job.stderr.count("is waited for") == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ranks import ran
+from ranks import output_of
 
 DEADLINE = 120
 PROMPT = "def main(argv):"
@@ -18,15 +18,8 @@ TOLERANCE = 1e-4
 
 
 def run(folder, *command):
-    """Runs a command in a folder; returns its output."""
-    result = ran(
-        [str(part) for part in command],
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        timeout=DEADLINE,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    own = os.environ | {"OMP_NUM_THREADS": "1"}
+    return output_of(*command, cwd=folder, env=own, timeout=DEADLINE)
 
 
 @pytest.fixture(scope="module")

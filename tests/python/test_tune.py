@@ -1,7 +1,5 @@
 """`zerorun tune`: what it tries, what it keeps, and what it says of bad input."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -11,7 +9,7 @@ from typing import Any
 
 import pytest
 import zerorun as package
-from ranks import environment
+from ranks import environment, piped
 from zerorun.tune.options import DEFAULTS, Options, parse
 from zerorun.tune.search import Search
 from zerorun.tune.trial import Trial, command_of
@@ -138,13 +136,8 @@ COMMAND = "tune c.json --accelerator cpu --num_gpus 2 -- train --data text --mod
 
 
 def start(zerorun: Path, build: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [zerorun, *words],
-        env=environment(build) | {"OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    own = environment(build) | {"OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
+    return piped([zerorun, *words], env=own)
 
 
 def test_a_program_is_tuned(zerorun: Path, build: Path, tune: Path) -> None:

@@ -1,7 +1,5 @@
 """A small model with tied embeddings, which needs PyTorch only."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

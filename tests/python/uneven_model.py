@@ -3,8 +3,6 @@
 Real DeepSpeed and PyTorch trained it to make the checkpoints in data/; zerorun continues them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,17 +1,17 @@
 """The site that `./dev docs` has made, from a disk, in a headless browser."""
 
-import os
 import re
-import shutil
-import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))
+from browser import BROWSER, browse
+
 SITE = Path(__file__).resolve().parents[2] / "site"
 PAGES = sorted(path.name for path in SITE.glob("*.html") if path.name != "404.html")
-BROWSER = shutil.which(os.environ.get("ZERORUN_BROWSER", "chromium"))
 MANY = 50
 
 
@@ -35,30 +35,6 @@ def test_the_python_interface_is_there() -> None:
         assert f'id="{name}"' in text
 
 
-def browse(tmp_path: Path, address: str, width: int, *options: str) -> str:
-    """What the browser prints; it has met no error."""
-    done = subprocess.run(
-        [
-            str(BROWSER),
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--enable-logging=stderr",
-            "--virtual-time-budget=3000",
-            f"--window-size={width},2000",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            *options,
-            address,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert "CONSOLE" not in done.stderr, done.stderr
-    return done.stdout
-
-
 @pytest.mark.skipif(BROWSER is None, reason="no chromium")
 @pytest.mark.parametrize("width", [390, 1440])
 def test_pages_open_without_errors(tmp_path: Path, width: int) -> None:
@@ -70,7 +46,7 @@ def test_pages_open_without_errors(tmp_path: Path, width: int) -> None:
     )
     page = tmp_path / "all.html"
     page.write_text(f'<body data-loaded="0">{frames}</body>')
-    told = browse(tmp_path, page.as_uri(), 1600, "--dump-dom")
+    told = browse(tmp_path, page.as_uri(), 1600)
     assert f'data-loaded="{len(PAGES)}"' in told
 
 
@@ -87,6 +63,6 @@ def test_pages_open_without_errors(tmp_path: Path, width: int) -> None:
 )
 def test_the_search_finds_from_a_disk(tmp_path: Path, question: str, page: str) -> None:
     address = f"{(SITE / 'index.html').as_uri()}?q={quote(question)}"
-    found = browse(tmp_path, address, 1440, "--dump-dom")
+    found = browse(tmp_path, address, 1440)
     links = re.findall(r'<a href="([^"]*)" class="md-search-result__link', found)
     assert page in links[0], links

@@ -1,12 +1,10 @@
 """Micro-steps, batches of them, and gradients that come late or not at all."""
 
-from __future__ import annotations
-
 import copy
+import functools
 import warnings
 from pathlib import Path
 
-import pytest
 import torch
 import zerorun
 from tied_model import VOCABULARY
@@ -14,122 +12,87 @@ from torch import nn
 
 from cases.models import *
 
-
-def case_accumulation_counts_micro_steps(_folder: Path) -> None:
-    """Two halves of a batch as micro-steps are the batch."""
-    expected, _ = reference()
-    for stage in STAGES:
-        model = make()
-        keys = {"gradient_accumulation_steps": 2, "train_micro_batch_size_per_gpu": 2 // WORLD_SIZE}
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
-        losses = []
-        for step in range(len(expected)):
-            halves = part_of(batch_of(step)).chunk(2)
-            values = []
-            for half in halves:
-                loss = loss_of(engine, half)
-                engine.backward(loss)
-                assert engine.is_gradient_accumulation_boundary() == (half is halves[1])
-                engine.step()
-                values.append(loss.item())
-            losses.append(sum(values) / 2)
-        assert engine.global_steps == len(expected)
-        means = torch.tensor(losses)
-        engine.communicator.all_reduce(means)
-        assert_close((means / WORLD_SIZE).tolist(), expected)
-        engine.destroy()
+Halves = tuple[torch.Tensor, torch.Tensor]
 
 
-def case_explicit_boundaries_beat_counting(_folder: Path) -> None:
+def counted(engine: zerorun.ZeroEngine, halves: Halves) -> float:
+    total = 0.0
+    for half in halves:
+        loss = loss_of(engine, half)
+        engine.backward(loss)
+        assert engine.is_gradient_accumulation_boundary() == (half is halves[1])
+        engine.step()
+        total += loss.item() / 2
+    return total
+
+
+def bounded(engine: zerorun.ZeroEngine, halves: Halves) -> float:
     """The program divides the loss and says when a batch ends, as Hugging Face's Trainer does."""
-    expected, _ = reference(steps=6)
-    for stage in STAGES:
-        for configured in (1, 2):
-            model = make()
-            keys = {"gradient_accumulation_steps": configured}
-            engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
-            losses = []
-            for step in range(6):
-                total = 0.0
-                for last, half in enumerate(part_of(batch_of(step)).chunk(2)):
-                    engine.set_gradient_accumulation_boundary(is_boundary=bool(last))
-                    loss = loss_of(engine, half) / 2
-                    engine.backward(loss, scale_wrt_gas=False)
-                    total += loss.item()
-                    if last:
-                        engine.step()
-                losses.append(total)
-            assert engine.global_steps == 6
-            means = torch.tensor(losses)
-            engine.communicator.all_reduce(means)
-            assert_close((means / WORLD_SIZE).tolist(), expected)
-            engine.destroy()
+    total = 0.0
+    for last, half in enumerate(halves):
+        engine.set_gradient_accumulation_boundary(is_boundary=bool(last))
+        loss = loss_of(engine, half) / 2
+        engine.backward(loss, scale_wrt_gas=False)
+        total += loss.item()
+        if last:
+            engine.step()
+    return total
 
 
-def case_two_backwards_before_a_step_add_up(_folder: Path) -> None:
-    """Of halves of the loss: with the engine's backward and with the losses' own."""
-    expected, _ = reference(steps=6)
-    for stage in STAGES:
-        for own in (True, False):
-            _, engine = started(config(stage))
-            losses = []
-            for step in range(6):
-                total = 0.0
-                for half in part_of(batch_of(step)).chunk(2):
-                    loss = loss_of(engine, half) / 2
-                    if own:
-                        loss.backward()
-                    else:
-                        engine.backward(loss)
-                    total += loss.item()
-                engine.step()
-                losses.append(total)
-            means = torch.tensor(losses)
-            engine.communicator.all_reduce(means)
-            assert_close((means / WORLD_SIZE).tolist(), expected)
-            engine.destroy()
+def added_up(engine: zerorun.ZeroEngine, halves: Halves, own: bool = False) -> float:
+    """Two backwards before a step: the engine's, or the losses' own."""
+    losses = [loss_of(engine, half) / 2 for half in halves]
+    for loss in losses:
+        loss.backward() if own else engine.backward(loss)
+    engine.step()
+    return sum(losses).item()
 
 
-def case_no_sync_accumulates_and_refuses_to_step(_folder: Path) -> None:
+def held_back(engine: zerorun.ZeroEngine, halves: Halves) -> float:
+    with engine.no_sync():
+        with engine.no_sync():
+            pass
+        one = loss_of(engine, halves[0]) / 2
+        engine.backward(one)
+        raises(zerorun.InternalError, "no_sync", engine.step)
+    other = loss_of(engine, halves[1]) / 2
+    engine.backward(other)
+    engine.step()
+    return (one + other).item()
+
+
+TWO = {"gradient_accumulation_steps": 2}
+WAYS = (
+    (counted, TWO | {"train_micro_batch_size_per_gpu": 2 // WORLD_SIZE}),
+    (bounded, {}),
+    (bounded, TWO),
+    (added_up, {}),
+    (functools.partial(added_up, own=True), {}),
+    (held_back, {}),
+)
+
+
+def case_two_halves_are_the_batch_by_each_way() -> None:
     expected, _ = reference(steps=4)
     for stage in STAGES:
-        _, engine = started(config(stage))
-        losses = []
-        for step in range(4):
-            first, second = part_of(batch_of(step)).chunk(2)
-            with engine.no_sync():
-                one = loss_of(engine, first) / 2
-                engine.backward(one)
-                with pytest.raises(zerorun.InternalError, match="no_sync"):
-                    engine.step()
-            other = loss_of(engine, second) / 2
-            engine.backward(other)
-            engine.step()
-            losses.append((one + other).item())
-        means = torch.tensor(losses)
-        engine.communicator.all_reduce(means)
-        assert_close((means / WORLD_SIZE).tolist(), expected)
-        engine.destroy()
+        for way, keys in WAYS:
+            _, engine = started(config(stage, **keys))
+            losses = [way(engine, part_of(batch_of(step)).chunk(2)) for step in range(4)]
+            assert engine.global_steps == 4, way
+            assert_close(means(losses, engine), expected)
 
 
-def step_norm(engine: zerorun.ZeroEngine, *batches: int) -> float:
-    for batch in batches:
-        engine.backward(loss_of(engine, part_of(batch_of(batch))))
-        engine.step()
-    return engine.get_global_grad_norm()
-
-
-def case_zero_grad_forgets_a_backward_without_a_step(_folder: Path) -> None:
+def case_zero_grad_forgets_a_backward_without_a_step() -> None:
     for stage in STAGES:
         norms = []
         for forget in (False, True):
             model = make()
-            engine, optimizer, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+            engine, optimizer, *_ = initialize(model, adamw(model), config=config(stage))
             if forget:
-                engine.backward(loss_of(engine, part_of(batch_of(7))))
+                backward(engine, 7)
                 optimizer.zero_grad()
-            norms.append(step_norm(engine, 0))
-            engine.destroy()
+            train(engine, 1)
+            norms.append(engine.get_global_grad_norm())
         assert norms[0] == norms[1]
 
 
@@ -140,15 +103,15 @@ class Player(nn.Sequential):
         super().__init__(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 5))
 
 
-def case_a_models_zero_grad_forgets_another_engines_loss(_folder: Path) -> None:
+def case_a_models_zero_grad_forgets_another_engines_loss() -> None:
     """As two engines that play against each other: the generator's loss goes through the judge."""
 
     def play(settings: dict[str, object] | None) -> list[float]:
         generator, judge = make(Player, seed=1), make(Player, seed=2)
         making, judging = adamw(generator), adamw(judge)
         if settings:
-            making, *_ = zerorun.initialize(generator, making, config=settings)
-            judging, *_ = zerorun.initialize(judge, judging, config=settings)
+            making, *_ = initialize(generator, making, config=settings)
+            judging, *_ = initialize(judge, judging, config=settings)
         losses = []
         for step in range(6):
             noise = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
@@ -174,7 +137,7 @@ def case_a_models_zero_grad_forgets_another_engines_loss(_folder: Path) -> None:
         assert_close(play(config(stage, gradient_clipping=0.0)), expected)
 
 
-def case_a_copy_of_a_model_forgets_gradients_of_its_own(_folder: Path) -> None:
+def case_a_copy_of_a_model_forgets_gradients_of_its_own() -> None:
     model, engine = started(config(STAGES[0]), Player)
     engine.backward(model(torch.ones(1, 5)).sum())
     copied = copy.deepcopy(model)
@@ -191,17 +154,15 @@ def case_a_load_in_mid_batch_begins_a_new_one(folder: Path) -> None:
     for stage in STAGES:
         norms = []
         for loads in (False, True):
-            model = make()
             settings = config(stage, gradient_accumulation_steps=2)
-            engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+            _, engine = started(settings)
             engine.save_checkpoint(folder / str(stage))
             if loads:
-                engine.backward(loss_of(engine, part_of(batch_of(7))))
-                engine.step()
+                train(engine, 1, first=7)
                 engine.load_checkpoint(folder / str(stage))
-            norms.append(step_norm(engine, 0, 1))
+            train(engine, 2)
+            norms.append(engine.get_global_grad_norm())
             assert engine.global_steps == 1
-            engine.destroy()
         assert norms[0] == norms[1]
 
 
@@ -227,11 +188,11 @@ def tagger() -> nn.Module:
     return Tagger()
 
 
-def case_an_unused_pooler_holds_no_gradients_back(_folder: Path) -> None:
+def case_an_unused_pooler_holds_no_gradients_back() -> None:
     for stage in (3,) if PRIVATE_MEMORY else (2, 3):
         torch.manual_seed(0)
         model = tagger()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        engine, *_ = initialize(model, adamw(model), config=config(stage))
         planned = engine._core.memory_use()["buckets"]
         if PRIVATE_MEMORY:  # gathered parameters are in memory of the rank's own then, here all
             planned += sum(parameter.ds_numel * 4 for parameter in model.parameters())
@@ -249,31 +210,3 @@ def case_an_unused_pooler_holds_no_gradients_back(_folder: Path) -> None:
         # its bucket with the embeddings, which is the last one anyway.
         assert stage == 3 or peaks[0] > 1.03 * planned
         assert max(peaks[1:]) <= 1.03 * planned
-        engine.destroy()
-
-
-def case_the_program_may_end_batches_itself(_folder: Path) -> None:
-    """managed_gradient_accumulation false: each step() takes the backward passes before it."""
-    model = make()
-    optimizer = adamw(model)
-    expected = []
-    for first in (0, 2, 4):
-        optimizer.zero_grad()
-        for step in (first, first + 1):
-            loss_of(model, batch_of(step)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        expected.append(loss_of(model, batch_of(first)).item())
-    settings = {"managed_gradient_accumulation": False, "gradient_accumulation_steps": 1}
-    for stage in STAGES:
-        model, engine = started(config(stage, **settings))
-        losses = []
-        for first in (0, 2, 4):
-            for step in (first, first + 1):
-                engine.backward(loss_of(engine, part_of(batch_of(step))))
-            engine.step()
-            losses.append(mean(loss_of(engine, part_of(batch_of(first))).detach(), engine))
-            engine.drop_batch()
-        assert engine.global_steps == 3
-        assert_close(losses, expected)
-        engine.destroy()

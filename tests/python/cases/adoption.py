@@ -1,7 +1,5 @@
 """Models that FSDP2 has sharded, taken over: against models that it has not."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 from typing import Any
@@ -21,12 +19,11 @@ from zerorun import communicator
 from zerorun.interchange.formats import open_source
 from zerorun.model.adoption import adopt
 
-from cases.models import RANK, WORLD_SIZE, Model, adamw, config, make, raises, train
+from cases.models import *
 
 
 def mesh(*shape: int, names: tuple[str, ...] = ("fsdp",)) -> Any:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    with_process_group()
     return init_device_mesh("cpu", shape or (WORLD_SIZE,), mesh_dim_names=names)
 
 
@@ -41,15 +38,12 @@ def sharded(model: nn.Module, over: Any) -> nn.Module:
 
 def case_it_trains_like_one_that_was_not_sharded(folder: Path) -> None:
     for stage in range(4):
-        plain = make()
-        engine = zerorun.initialize(plain, adamw(plain), config=config(stage))[0]
+        _, engine = started(config(stage))
         expected = train(engine, 5)
         weights = engine.full_state_dict(rank0_only=False)
-        engine.destroy()
         model = sharded(make(), mesh())
         model.embedding.weight.note = "kept"
-        optimizer = adamw(model)
-        engine = zerorun.initialize(model, optimizer, config=config(stage))[0]
+        engine = initialize(model, adamw(model), config=config(stage))[0]
         assert type(model) is Model
         assert model.embedding.weight.note == "kept"
         assert not any(isinstance(parameter, DTensor) for parameter in model.parameters())
@@ -58,16 +52,12 @@ def case_it_trains_like_one_that_was_not_sharded(folder: Path) -> None:
         assert all(torch.equal(found[name], weights[name]) for name in weights)
         engine.save_checkpoint(folder / str(stage))
         engine.load_checkpoint(folder / str(stage))
-        engine.destroy()
 
 
-def case_after_a_forward_with_parameters_of_each_kind(_folder: Path) -> None:
+def case_after_a_forward_with_parameters_of_each_kind() -> None:
     """A list and a generator of parameters, a function that makes the optimizer, groups; after a
     forward, the root's parameters are full until the backward."""
-    plain = make()
-    engine = zerorun.initialize(plain, adamw(plain), config=config(2))[0]
-    expected = train(engine, 3)
-    engine.destroy()
+    expected = train(started(config(2))[1], 3)
 
     def made(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
@@ -77,18 +67,16 @@ def case_after_a_forward_with_parameters_of_each_kind(_folder: Path) -> None:
         parameters = kind(model.parameters())
         with torch.no_grad():
             model(torch.zeros(1, 4, dtype=torch.int64))
-        engine = zerorun.initialize(model, made, parameters, config=config(2))[0]
-        assert train(engine, 3) == expected
-        engine.destroy()
+        assert train(initialize(model, made, parameters, config=config(2))[0], 3) == expected
     mixed = make()  # DTensors beside an ordinary parameter
     fully_shard(mixed, mesh=mesh(), ignored_params={mixed.embedding.weight})
-    engine = zerorun.initialize(mixed, adamw(mixed), config=config(2))[0]
+    engine = initialize(mixed, adamw(mixed), config=config(2))[0]
     assert train(engine, 3) == expected
     engine.destroy()
     fully_shard(mixed, mesh=mesh())  # nothing of the first is left
 
 
-def case_a_function_groups_parameters_by_shape(_folder: Path) -> None:
+def case_a_function_groups_parameters_by_shape() -> None:
     for stage in range(4):
         model = sharded(make(), mesh())
         vectors = sum(parameter.ndim == 1 for parameter in model.parameters())
@@ -98,12 +86,11 @@ def case_a_function_groups_parameters_by_shape(_folder: Path) -> None:
             kinds = ([p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim == 1])
             return torch.optim.SGD([{"params": kind} for kind in kinds], lr=0.1)
 
-        engine = zerorun.shard(model, stage=stage, optimizer=made)
+        engine = shard(model, stage=stage, optimizer=made)
         groups = engine.optimizer.param_groups
         assert [len(group["params"]) for group in groups][1] == vectors > 0
         assert {p for group in groups for p in group["params"]} == set(model.parameters())
         train(engine, 1)
-        engine.destroy()
 
 
 class Doubling(Model):
@@ -111,7 +98,7 @@ class Doubling(Model):
         return 2 * self(tokens)
 
 
-def case_methods_and_attributes_of_the_program_stay(_folder: Path) -> None:
+def case_methods_and_attributes_of_the_program_stay() -> None:
     plain, tokens = make(Doubling), torch.zeros(1, 4, dtype=torch.int64)
     expected = plain.doubled(tokens)
     model = sharded(make(Doubling), mesh())
@@ -119,16 +106,15 @@ def case_methods_and_attributes_of_the_program_stay(_folder: Path) -> None:
         register_fsdp_forward_method(model, "doubled")
     model.doubled(tokens)
     model.blocks[0]._device_mesh = model._tp_size = "the program's"
-    engine = zerorun.shard(model, stage=3)
+    shard(model, stage=3)
     assert torch.equal(model.doubled(tokens), expected)
     assert model.blocks[0]._device_mesh == model._tp_size == "the program's"
-    engine.destroy()
 
 
-def case_ranks_wait_for_each_other_as_long_as_the_program_says(_folder: Path) -> None:
+def case_ranks_wait_for_each_other_as_long_as_the_program_says() -> None:
     model = sharded(make(), mesh())
     with mock.patch.object(communicator, "world", wraps=communicator.world) as world:
-        zerorun.shard(model, timeout=20.0).destroy()
+        shard(model, timeout=20.0).destroy()
     assert world.call_args_list[0].args == (20.0,)
 
 
@@ -138,7 +124,7 @@ def memory(field: str) -> int:
     return int(status.split(f"{field}:")[1].split()[0]) * 1024
 
 
-def case_no_rank_holds_a_full_copy(_folder: Path) -> None:
+def case_no_rank_holds_a_full_copy() -> None:
     """Shards are replaced by shards: one parameter of eight is whole at a time, for which torch has
     two buffers."""
     ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD: what is freed goes back at once
@@ -150,7 +136,7 @@ def case_no_rank_holds_a_full_copy(_folder: Path) -> None:
     adopt(model, None, None, None, 3)
     assert memory("VmHWM") - before < 3 * one < layers * one / WORLD_SIZE
     assert memory("VmRSS") - before < one
-    zerorun.shard(model, stage=3).destroy()
+    shard(model, stage=3).destroy()
 
 
 def sharded_layers(count: int, width: int) -> nn.Module:
@@ -159,26 +145,23 @@ def sharded_layers(count: int, width: int) -> nn.Module:
     return model
 
 
-def case_what_cannot_be_adopted_is_an_error(_folder: Path) -> None:
+def case_what_cannot_be_adopted_is_an_error() -> None:
     over = mesh()
     model = sharded(make(), over)
     optimizer = adamw(model)
     model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
     optimizer.step()
-    raises(
-        zerorun.ConfigError,
-        "the optimizer has states of DTensors: make a new one",
-        lambda: zerorun.initialize(model, optimizer, config=config(2)),
-    )
+    text = "the optimizer has states of DTensors: make a new one"
+    raises(zerorun.ConfigError, text, initialize, model, optimizer, config=config(2))
     assert isinstance(next(model.parameters()), DTensor)  # as before
     hooked = sharded(make(), over)
     hooked.head.weight.register_post_accumulate_grad_hook(lambda _parameter: None)
     text = "has hooks for its gradient"
-    raises(zerorun.ConfigError, text, lambda: zerorun.shard(hooked, stage=2))
+    raises(zerorun.ConfigError, text, shard, hooked, stage=2)
     with torch.device("meta"):
         unset = sharded(make(), over)
     text = "leave fully_shard out, or give the model its values first"
-    raises(ValueError, text, lambda: zerorun.shard(unset, weights=make().state_dict()))
+    raises(ValueError, text, lambda: shard(unset, weights=make().state_dict()))
     assert isinstance(next(unset.parameters()), DTensor)
     if WORLD_SIZE == 1:
         return
@@ -186,11 +169,7 @@ def case_what_cannot_be_adopted_is_an_error(_folder: Path) -> None:
     odd = nn.Sequential(nn.Linear(4, 4 + 4 * RANK, bias=False), nn.Linear(4, 4))
     different = odd[RANK:]
     fully_shard(different, mesh=over)
-    raises(
-        zerorun.ConfigError,
-        "make the same model on every rank",
-        lambda: zerorun.shard(different, stage=3),
-    )
+    raises(zerorun.ConfigError, "make the same model on every rank", shard, different, stage=3)
 
 
 def case_its_sharded_safetensors_are_loaded(folder: Path) -> None:
@@ -207,7 +186,7 @@ def case_its_sharded_safetensors_are_loaded(folder: Path) -> None:
         saved = folder / str(dim)
         writer = HuggingFaceStorageWriter(str(saved), save_distributed=True)
         dcp.save(state, storage_writer=writer)
-        engine = zerorun.initialize(make(seed=3), config=config(1))[0]
+        engine = initialize(make(seed=3), config=config(1))[0]
         engine.load_checkpoint(saved)
         found = engine.full_state_dict(rank0_only=False)
         assert all(torch.equal(found[name], expected[name]) for name in names)
@@ -219,10 +198,10 @@ def case_its_sharded_safetensors_are_loaded(folder: Path) -> None:
             parts[0].rename(folder / "away")
         dist.barrier()
         text = "is missing" if WORLD_SIZE > 1 else "expected a folder of"
-        raises(zerorun.CheckpointError, text, lambda path=saved: open_source(str(path)))
+        raises(zerorun.CheckpointError, text, open_source, str(saved))
         dist.barrier()
         if RANK == 0:
             save_file({"a": torch.zeros(2)}, parts[0])
         dist.barrier()
         text = "no DCP_SHARDING_INFO in its metadata"
-        raises(zerorun.CheckpointError, text, lambda path=saved: open_source(str(path)))
+        raises(zerorun.CheckpointError, text, open_source, str(saved))

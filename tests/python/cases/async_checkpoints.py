@@ -1,7 +1,5 @@
 """Saves that go on while the engine trains."""
 
-from __future__ import annotations
-
 import functools
 import resource
 import signal
@@ -11,28 +9,18 @@ import torch
 import zerorun
 from torch import nn
 
-from cases.models import RANK, adamw, config, make, raises, train
+from cases.models import *
 
 SAVED = 3  # steps before the save
 
 
 def engine_at(stage: int, seed: int = 0, **keys: object) -> zerorun.ZeroEngine:
     model = make(seed=seed)
-    return zerorun.initialize(model, adamw(model), config=config(stage, **keys))[0]
+    return initialize(model, adamw(model), config=config(stage, **keys))[0]
 
 
 def values(engine: zerorun.ZeroEngine) -> dict[str, torch.Tensor] | None:
     return engine.full_state_dict(rank0_only=False)
-
-
-def assert_equal(
-    found: dict[str, torch.Tensor] | None, expected: dict[str, torch.Tensor] | None
-) -> None:
-    assert found is not None
-    assert expected is not None
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
 
 
 def case_a_save_beside_the_training_holds_the_step_it_began_at(folder: Path) -> None:
@@ -44,13 +32,11 @@ def case_a_save_beside_the_training_holds_the_step_it_began_at(folder: Path) -> 
         engine.save_checkpoint(path, client_state={"epoch": stage}, blocking=False)
         train(engine, 2)
         engine.wait_for_checkpoint()
-        engine.destroy()
         engine = engine_at((stage + 1) % 4, seed=7)
         found, state = engine.load_checkpoint(path)
         assert found == str(path / f"global_step{SAVED}")
         assert state == {"epoch": stage}
-        assert_equal(values(engine), expected)
-        engine.destroy()
+        assert_same(values(engine), expected)
 
 
 def case_the_configuration_makes_saves_asynchronous(folder: Path) -> None:
@@ -64,13 +50,12 @@ def case_the_configuration_makes_saves_asynchronous(folder: Path) -> None:
     tags = sorted(path.name for path in (folder / "run").glob("global_step*"))
     assert tags == ["global_step4", "global_step6", "global_step7"], tags
     assert engine.load_checkpoint(folder / "run")[0] == str(folder / "run" / "global_step7")
-    engine.destroy()
 
 
 def case_states_of_a_torch_optimizer_are_saved_with_it(folder: Path) -> None:
     model = make()
     optimizer = torch.optim.Adamax(model.parameters(), lr=0.05)
-    engine = zerorun.initialize(model, optimizer, config=config(2))[0]
+    engine = initialize(model, optimizer, config=config(2))[0]
     train(engine, SAVED)
     engine.save_checkpoint(folder / "run", "tag", blocking=False)
     expected = train(engine, 3)
@@ -80,7 +65,6 @@ def case_states_of_a_torch_optimizer_are_saved_with_it(folder: Path) -> None:
     engine.wait_for_checkpoint()
     shards = [path for path in (folder / "run").iterdir() if path.name.startswith("optimizer_")]
     assert len(shards) == 1, "the files of the replaced save are gone"
-    engine.destroy()
 
 
 def without_room(nbytes: int) -> None:
@@ -121,7 +105,7 @@ def case_an_error_in_the_background_is_raised_by_the_next_call(folder: Path) -> 
     for call in (step, wait, save):
         torch.manual_seed(0)
         model = Wide()
-        engine = zerorun.initialize(model, adamw(model), config=config(2))[0]
+        engine = initialize(model, adamw(model), config=config(2))[0]
         engine.save_checkpoint(folder / "run", "good")
         if RANK == 0:
             without_room(400_000)
@@ -134,4 +118,3 @@ def case_an_error_in_the_background_is_raised_by_the_next_call(folder: Path) -> 
         assert sorted(path.name for path in (folder / "run").iterdir()) == ["good", "latest"]
         assert not (folder / "other").exists()
         engine.save_checkpoint(folder / "run", "good", blocking=False)
-        engine.destroy()

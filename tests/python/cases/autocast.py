@@ -1,10 +1,7 @@
 """torch.autocast around models whose parameters come and go."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import zerorun
@@ -14,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from cases.models import *
 
 
-def case_autocast_leaves_no_weights_between_forward_and_backward(_folder: Path) -> None:
+def case_autocast_leaves_no_weights_between_forward_and_backward() -> None:
     """At stage 3 what autograd saves of the weights has memory while their unit is gathered."""
 
     class Opening(nn.Module):
@@ -53,8 +50,7 @@ def case_autocast_leaves_no_weights_between_forward_and_backward(_folder: Path) 
         assert all(p.numel() == 0 for p in model.parameters())
         return kept
 
-    asked = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
-    for keys in (asked, {}):
+    for keys in (AUTOCAST, {}):
         model, engine = started(config(3, **keys), linears)
 
         def call(tokens: torch.Tensor, engine: zerorun.ZeroEngine = engine) -> torch.Tensor:
@@ -63,16 +59,14 @@ def case_autocast_leaves_no_weights_between_forward_and_backward(_folder: Path) 
 
         assert held(model, call) == 0
         engine.step()
-        engine.destroy()
     model, engine = started(config(3), opening)
     for autocast in (False, True, True):
         kept = held(model, engine)  # without autocast these are views of the unit's memory
         assert kept == 0 or not autocast
         engine.step()
-    engine.destroy()
 
 
-def case_autocast_gives_the_same_numbers_at_all_stages(_folder: Path) -> None:
+def case_autocast_gives_the_same_numbers_at_all_stages() -> None:
     """Also where a module is called twice, recomputes its forward, or is compiled."""
 
     class Twice(nn.Module):
@@ -88,10 +82,9 @@ def case_autocast_gives_the_same_numbers_at_all_stages(_folder: Path) -> None:
                 hidden = self.shared(again) + again
             return self.inner.head(self.shared(hidden))
 
-    asked = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
     found = []
     for stage in (1, *((3, 3) if len(STAGES) > 1 else (3,))):
-        _, engine = started(config(stage, **asked), Twice)
+        _, engine = started(config(stage, **AUTOCAST), Twice)
         losses = []
         for step in range(3):
             loss = loss_of(engine, part_of(batch_of(step)))
@@ -102,11 +95,10 @@ def case_autocast_gives_the_same_numbers_at_all_stages(_folder: Path) -> None:
             engine.step()
             losses += [mean(loss.detach(), engine), norm, engine.get_global_grad_norm()]
         found.append((losses, engine._core.parameter_hash()))
-        engine.destroy()
     assert all(each == found[0] for each in found)
 
 
-def case_hooks_and_compiled_models_see_parameters_under_autocast(_folder: Path) -> None:
+def case_hooks_and_compiled_models_see_parameters_under_autocast() -> None:
     """A copy is for the product alone: pre-hooks compute weights, compiled code casts itself."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the compiler itself, and of weight_norm's age
@@ -125,14 +117,13 @@ def compare_stages_under_autocast() -> None:
         model.compile(backend="aot_eager")
         return model
 
-    asked = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
     for build in (normed, compiled):
         found = []
         for stage in (1, 3):
             model = make(build) if build is normed else build()
             zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
-            settings = config(stage, zero_optimization=zero, **asked)
-            engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+            settings = config(stage, zero_optimization=zero, **AUTOCAST)
+            engine, *_ = initialize(model, adamw(model), config=settings)
             for step in range(2):
                 if build is normed:
                     inputs = torch.full((2, 16), 1.0 + step, device=DEVICE)
@@ -142,5 +133,4 @@ def compare_stages_under_autocast() -> None:
                 engine.backward(loss)
                 engine.step()
                 found.append((stage, mean(loss.detach(), engine), engine.get_global_grad_norm()))
-            engine.destroy()
         assert [each[1:] for each in found[:2]] == [each[1:] for each in found[2:]], found

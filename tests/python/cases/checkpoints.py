@@ -1,7 +1,5 @@
 """Saving and loading engines."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 
@@ -12,10 +10,6 @@ from torch import nn
 from cases.models import *
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-
-
 def engine_at(
     stage: int, make_optimizer=adamw, seed: int = 0, kind: type[nn.Module] = Model, **keys: object
 ):
@@ -23,7 +17,7 @@ def engine_at(
     optimizer = make_optimizer(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, gamma=0.5)
     settings = config(stage, **keys)
-    return zerorun.initialize(model, optimizer, lr_scheduler=scheduler, config=settings)[0]
+    return initialize(model, optimizer, lr_scheduler=scheduler, config=settings)[0]
 
 
 def case_any_stage_continues_what_any_other_saved(folder: Path) -> None:
@@ -32,7 +26,6 @@ def case_any_stage_continues_what_any_other_saved(folder: Path) -> None:
         optimizer = make_optimizer(plain)
         whole = engine_at(2, make_optimizer)
         expected = train(whole, 10)
-        whole.destroy()
         for saved_at in range(4):
             path = folder / f"{make_optimizer.__name__}{saved_at}"
             engine = engine_at(saved_at, make_optimizer)
@@ -47,7 +40,6 @@ def case_any_stage_continues_what_any_other_saved(folder: Path) -> None:
             assert state == {"epoch": 3, "object": Path("x")}
             assert engine.global_steps == 5
             assert_close(losses + train(engine, 5, first=5), expected, 1e-6)
-            engine.destroy()
         del optimizer
 
 
@@ -67,7 +59,6 @@ def case_tags_and_latest(folder: Path) -> None:
     engine.load_checkpoint(folder, "epoch_1.pth", load_optimizer_states=False)
     moments = zerorun.zero.safe_get_full_optimizer_state(engine.module.embedding.weight, "exp_avg")
     assert not moments.any()
-    engine.destroy()
 
 
 def assert_no_checkpoint(engine: zerorun.ZeroEngine, folder: Path) -> None:
@@ -87,10 +78,7 @@ def case_another_models_checkpoint_is_refused(folder: Path) -> None:
     engine.save_checkpoint(folder)
     engine.destroy()
     other = engine_at(3, kind=Wider)
-    before = other._core.parameter_hash()
-    raises(zerorun.CheckpointError, "embedding.weight", lambda: other.load_checkpoint(folder))
-    assert other._core.parameter_hash() == before
-    other.destroy()
+    refuses_to_load(other, folder, "embedding.weight")
 
 
 def case_a_load_that_is_not_strict_takes_what_both_have(folder: Path) -> None:
@@ -103,13 +91,12 @@ def case_a_load_that_is_not_strict_takes_what_both_have(folder: Path) -> None:
         engine.destroy()
         other = engine_at(2, make_optimizer, seed=1, kind=lambda: Model(depth=4))
         extra = other.module.blocks[3].up.weight.detach().clone()
-        raises(zerorun.CheckpointError, "blocks.3", lambda p=path, e=other: e.load_checkpoint(p))
+        raises(zerorun.CheckpointError, "blocks.3", other.load_checkpoint, path)
         other.load_checkpoint(path, load_module_strict=False)
         assert torch.equal(other.module.blocks[1].up.weight, saved)
         assert torch.equal(other.module.blocks[3].up.weight, extra)
         train(other, 1)
         assert other.global_steps == 3
-        other.destroy()
 
 
 def case_the_whole_model_on_rank_zero(folder: Path) -> None:
@@ -123,7 +110,6 @@ def case_the_whole_model_on_rank_zero(folder: Path) -> None:
         assert state["head.weight"].data_ptr() == state["embedding.weight"].data_ptr()
         for key, value in trained.state_dict().items():
             torch.testing.assert_close(state[key], value, rtol=1e-4, atol=2e-4)
-        engine.destroy()
 
 
 class Normalised(nn.Module):
@@ -149,7 +135,6 @@ def case_buffers_are_saved(folder: Path) -> None:
     engine.communicator.broadcast(values)
     assert torch.equal(engine.module.norm.running_mean, values)
     assert WORLD_SIZE > 1 or torch.equal(values, mean)
-    engine.destroy()
 
 
 class Adapted(Model):
@@ -179,7 +164,6 @@ def case_frozen_parameters_may_be_left_out(folder: Path) -> None:
         train(engine, 1, first=7)
         engine.load_checkpoint(path, "adapter")
         assert_close(losses + train(engine, 2, first=3), expected, 1e-6)
-        engine.destroy()
 
 
 def case_the_model_in_fp32_without_an_engine(folder: Path) -> None:
@@ -195,7 +179,6 @@ def case_the_model_in_fp32_without_an_engine(folder: Path) -> None:
         assert state["head.weight"] is state["embedding.weight"]
         for key, value in trained.state_dict().items():
             torch.testing.assert_close(state[key], value, rtol=1e-4, atol=2e-4)
-        engine.destroy()
     output = folder / f"model{zerorun._C.rank_from_environment().rank}"
     arguments = [str(folder / "3"), str(output), "--safe_serialization", "--max_shard_size", "20KB"]
     assert main(arguments) == 0
@@ -229,19 +212,15 @@ def case_tags_that_begin_alike_keep_their_states(folder: Path) -> None:
     ]
     engine.load_checkpoint(folder, "best.v2")
     assert torch.equal(momentum_of(engine), expected)
-    engine.destroy()
 
 
 def damage(path: Path, how: str) -> None:
-    data = bytearray(path.read_bytes())
     if how == "flipped":
-        data[len(data) // 2] ^= 1
+        flip(path)
     elif how == "short":
-        del data[-100:]
-    if how == "missing":
-        path.unlink()
+        path.write_bytes(path.read_bytes()[:-100])
     else:
-        path.write_bytes(data)
+        path.unlink()
 
 
 def case_damaged_optimizer_states_change_nothing(folder: Path) -> None:
@@ -251,7 +230,7 @@ def case_damaged_optimizer_states_change_nothing(folder: Path) -> None:
         path = folder / how
         engine.save_checkpoint(path)
         train(engine, 1)
-        before, momentum = engine._core.parameter_hash(), momentum_of(engine)
+        momentum = momentum_of(engine)
         (shards,) = shards_in(path)
         assert len(list(shards.iterdir())) == WORLD_SIZE
         file = shards / f"rank{WORLD_SIZE - 1}.pt"
@@ -259,28 +238,18 @@ def case_damaged_optimizer_states_change_nothing(folder: Path) -> None:
         if RANK == 0:
             damage(file, how)
         engine.communicator.barrier()
-        raises(zerorun.CheckpointError, str(file), lambda path=path: engine.load_checkpoint(path))
-        assert engine._core.parameter_hash() == before
+        refuses_to_load(engine, path, str(file))
         assert torch.equal(momentum_of(engine), momentum)
         engine.load_checkpoint(path, load_optimizer_states=False)
-    engine.destroy()
 
 
 def case_another_optimizers_states_are_refused(folder: Path) -> None:
-    def rmsprop(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(model.parameters(), lr=1e-3)
-
     engine = engine_at(1, sgd)
     train(engine, 1)
     engine.save_checkpoint(folder)
-    engine.destroy()
     for make_optimizer, name in ((rmsprop, "RMSprop of PyTorch"), (adamw, "zerorun's Adam")):
         engine = engine_at(1, make_optimizer, seed=3)
-        before = engine._core.parameter_hash()
-        for text in ("states of SGD of PyTorch", f"optimizer is {name}"):
-            raises(zerorun.CheckpointError, text, lambda e=engine: e.load_checkpoint(folder))
-        assert engine._core.parameter_hash() == before
-        engine.destroy()
+        refuses_to_load(engine, folder, "states of SGD of PyTorch", f"optimizer is {name}")
 
 
 def case_one_element_with_its_own_state(folder: Path) -> None:
@@ -308,7 +277,6 @@ def case_one_element_with_its_own_state(folder: Path) -> None:
         assert state["step"].dim() == 0
         assert state["exp_avg"].dim() > 0
     assert_close(losses + train(engine, 2, first=2), expected, 1e-6)
-    engine.destroy()
 
 
 class Unpicklable:
@@ -325,17 +293,14 @@ def case_a_save_that_one_rank_cannot_make_fails_on_all(folder: Path) -> None:
         engine = engine_at(2, make_optimizer)
         train(engine, 1)
         engine.communicator.barrier()
-        raises(zerorun.IoError, "file", lambda e=engine: e.save_checkpoint(file))
-        raises(zerorun.IoError, "file", lambda e=engine: e.save_checkpoint(file, save_latest=False))
+        raises(zerorun.IoError, "file", engine.save_checkpoint, file)
+        raises(zerorun.IoError, "file", engine.save_checkpoint, file, save_latest=False)
         state = {"x": Unpicklable() if RANK == WORLD_SIZE - 1 else 1}
-        refuses(
-            "client_state['x'] is of cases.checkpoints.Unpicklable, which JSON has no form for",
-            lambda e=engine, s=state: e.save_checkpoint(folder, client_state=s),
-        )
+        text = "client_state['x'] is of cases.checkpoints.Unpicklable, which JSON has no form for"
+        refuses(text, engine.save_checkpoint, folder, client_state=state)
         assert not shards_in(folder)
         assert not (folder / "latest").exists()
         train(engine, 1, first=1)
-        engine.destroy()
 
 
 def case_the_whole_model_that_cannot_be_written_fails_on_all(folder: Path) -> None:
@@ -348,10 +313,9 @@ def case_the_whole_model_that_cannot_be_written_fails_on_all(folder: Path) -> No
     engine = engine_at(3)
     engine.communicator.barrier()
     save = functools.partial(save_full_state, engine.module, engine._ranks)
-    raises(zerorun.IoError, "file", lambda: save(file, "model.bin"))
+    raises(zerorun.IoError, "file", save, file, "model.bin")
     save(folder / "out", "model.bin")
     assert [path.name for path in (folder / "out").iterdir()] == ["model.bin"]
-    engine.destroy()
 
 
 def case_latest_is_not_touched_when_it_is_not_asked_for(folder: Path) -> None:
@@ -373,15 +337,10 @@ def case_latest_is_not_touched_when_it_is_not_asked_for(folder: Path) -> None:
     engine.save_checkpoint(folder, "side", save_latest=False)  # in place of the first
     assert (folder / "latest").stat().st_mtime_ns == time
     names = {path.name for path in folder.iterdir()}
-    assert {name for name in names if "optimizer_shards" not in name} == {
-        "latest",
-        "main",
-        "side",
-        "unnamed",
-    }
+    others = {name for name in names if "optimizer_shards" not in name}
+    assert others == {"latest", "main", "side", "unnamed"}
     expected = engine._core.parameter_hash()
     train(engine, 1)
     engine.load_checkpoint(folder, "side")
     assert engine.global_steps == 2
     assert engine._core.parameter_hash() == expected
-    engine.destroy()

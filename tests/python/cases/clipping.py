@@ -1,11 +1,8 @@
 """torch's functions that clip, where the gradients are an engine's."""
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,19 +14,16 @@ from zerorun.shards import clipping
 from cases.models import *
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """Whose step is as large as the gradient."""
-    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-
-
 def blocks_of(model: nn.Module) -> Iterable[nn.Parameter]:
     return model.blocks.parameters()
 
 
-def trained(model: nn.Module, optimizer: Any, calls: Any, engine: Any = None) -> list[float]:
+def trained(
+    model: nn.Module, optimizer: Any, calls: Any, engine: Any = None, steps: int = 4
+) -> list[float]:
     """Losses and norms; the model's own loop, which clips by each of `calls`."""
     found = []
-    for step in range(4):
+    for step in range(steps):
         optimizer.zero_grad()
         rows = batch_of(step) if engine is None else part_of(batch_of(step))
         loss = loss_of(model, rows)
@@ -42,7 +36,7 @@ def trained(model: nn.Module, optimizer: Any, calls: Any, engine: Any = None) ->
     return found
 
 
-def case_it_clips_as_without_an_engine(_folder: Path) -> None:
+def case_it_clips_as_without_an_engine() -> None:
     every = nn.Module.parameters
     for calls in (
         [(every, 0.3, 2.0)],
@@ -54,19 +48,16 @@ def case_it_clips_as_without_an_engine(_folder: Path) -> None:
         plain = make()
         expected = trained(plain, sgd(plain), calls)
         for stage in STAGES:
-            for make_optimizer in (sgd, adamw):
+            # On shards, and on the core's own pass, whose first gradient is that of sgd.
+            for make_optimizer, steps, count in ((sgd, 4, len(expected)), (adamw, 1, len(calls))):
                 model = make()
                 optimizer = make_optimizer(model)
-                engine = zerorun.shard(model, stage=stage, optimizer=optimizer)
-                found = trained(model, optimizer, calls, engine)
-                if make_optimizer is sgd:
-                    assert_close(found, expected)
-                else:  # on the core's own pass; its first gradient is that of sgd
-                    assert_close(found[: len(calls)], expected[: len(calls)])
-                engine.destroy()
+                engine = shard(model, stage=stage, optimizer=optimizer)
+                found = trained(model, optimizer, calls, engine, steps)
+                assert_close(found[:count], expected[:count])
 
 
-def case_a_second_backward_is_clipped_too(_folder: Path) -> None:
+def case_a_second_backward_is_clipped_too() -> None:
     """Of the first step as well, in which the engine expects one; on all ranks, or on the last."""
     for late in (range(WORLD_SIZE), [WORLD_SIZE - 1]):
         plain = make()
@@ -81,7 +72,7 @@ def case_a_second_backward_is_clipped_too(_folder: Path) -> None:
         for stage in STAGES:
             model = make()
             optimizer = sgd(model)
-            engine = zerorun.shard(model, stage=stage, optimizer=optimizer)
+            engine = shard(model, stage=stage, optimizer=optimizer)
             loss_of(model, part_of(batch_of(0))).backward()
             if RANK in late:
                 loss_of(model, part_of(batch_of(1))).backward()
@@ -97,10 +88,9 @@ def case_a_second_backward_is_clipped_too(_folder: Path) -> None:
             assert engine.get_global_grad_norm() == pytest.approx(
                 torch.nn.utils.get_total_norm(left).item(), rel=1e-5
             )
-            engine.destroy()
 
 
-def case_other_dtypes_and_places_are_clipped_too(_folder: Path) -> None:
+def case_other_dtypes_and_places_are_clipped_too() -> None:
     plain = make()
     loss_of(plain, batch_of(0)).backward()
     expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.01).item()
@@ -113,35 +103,30 @@ def case_other_dtypes_and_places_are_clipped_too(_folder: Path) -> None:
             settings = config(stage, **keys, gradient_clipping=0.0)
             settings["zero_optimization"] |= offload if stage > 0 else {}
             model, engine = started(settings)
-            engine.backward(loss_of(engine, part_of(batch_of(0))))
+            backward(engine)
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             assert norm.item() == pytest.approx(expected, rel=2e-2)
             engine.step()
             # The step takes the norm again, of what was clipped.
             assert engine.get_global_grad_norm() == pytest.approx(0.01, rel=2e-2)
-            engine.destroy()
 
 
-def case_a_gradient_that_is_not_finite_is_left_to_the_step(_folder: Path) -> None:
+def case_a_gradient_that_is_not_finite_is_left_to_the_step() -> None:
     model = make()
     optimizer = sgd(model)
-    engine = zerorun.shard(model, optimizer=optimizer)
+    engine = shard(model, optimizer=optimizer)
     weight = model.head.weight
     loss_of(model, part_of(batch_of(0))).backward()
     zerorun.zero.safe_set_full_grad(weight, torch.full(weight.ds_shape, torch.inf))
     clip = torch.nn.utils.clip_grad_norm_
-    raises(
-        RuntimeError,
-        "error_if_nonfinite",
-        lambda: clip(model.parameters(), 1.0, error_if_nonfinite=True),
-    )
+    text = "error_if_nonfinite"
+    raises(RuntimeError, text, clip, model.parameters(), 1.0, error_if_nonfinite=True)
     assert clip(model.parameters(), 1.0).item() == torch.inf
     optimizer.step()
     assert engine.skipped_steps == 1
-    engine.destroy()
 
 
-def case_values_are_clipped_as_without_an_engine(_folder: Path) -> None:
+def case_values_are_clipped_as_without_an_engine() -> None:
     plain = make()
     loss_of(plain, batch_of(0)).backward()
     torch.nn.utils.clip_grad_value_(plain.parameters(), 0.01)
@@ -150,11 +135,10 @@ def case_values_are_clipped_as_without_an_engine(_folder: Path) -> None:
     for keys in ({}, {"fp16": {"enabled": True, "initial_scale_power": 8}}):
         rounding = 2e-3 if keys else 1e-6
         for stage in STAGES:
-            model = make()
             settings = config(stage, **keys, gradient_clipping=0.0)
-            engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+            model, engine = started(settings)
             torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)  # there is no gradient
-            engine.backward(loss_of(engine, part_of(batch_of(0))))
+            backward(engine)
             torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
             torch.nn.utils.clip_grad_value_(model.head.weight, 0.002)
             for own, other in zip(model.parameters(), plain.parameters(), strict=True):
@@ -162,31 +146,29 @@ def case_values_are_clipped_as_without_an_engine(_folder: Path) -> None:
                 torch.testing.assert_close(found, other.grad, atol=rounding, rtol=1e-3)
             engine.step()
             assert engine.skipped_steps == 0
-            engine.destroy()
 
 
-def case_a_value_that_is_not_finite_is_left_to_the_step(_folder: Path) -> None:
+def case_a_value_that_is_not_finite_is_left_to_the_step() -> None:
     shape = make().head.weight.shape
     for stage in STAGES:
         model = make()
         optimizer = sgd(model)
-        engine = zerorun.shard(model, stage=stage, optimizer=optimizer)
+        engine = shard(model, stage=stage, optimizer=optimizer)
         for value in (torch.inf, torch.nan):
             loss_of(model, part_of(batch_of(0))).backward()
             zerorun.zero.safe_set_full_grad(model.head.weight, torch.full(shape, value))
             torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
             optimizer.step()
         assert engine.skipped_steps == 2
-        engine.destroy()
 
 
-def case_a_norm_that_was_made_of_other_gradients_clips_none(_folder: Path) -> None:
+def case_a_norm_that_was_made_of_other_gradients_clips_none() -> None:
     model = make()
-    engine = zerorun.shard(model, optimizer=sgd(model))
+    engine = shard(model, optimizer=sgd(model))
     loss_of(model, part_of(batch_of(0))).backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     clip = torch.nn.utils.clip_grads_with_norm_
-    refuses("clip_grad_norm_", lambda: clip(model.parameters(), 1.0, norm))
+    refuses("clip_grad_norm_", clip, model.parameters(), 1.0, norm)
     engine.destroy()
     other = nn.Parameter(torch.ones(4))
     other.grad = torch.ones(4)
@@ -194,18 +176,15 @@ def case_a_norm_that_was_made_of_other_gradients_clips_none(_folder: Path) -> No
     torch.testing.assert_close(other.grad, torch.full((4,), 0.5))
 
 
-def case_a_norm_of_clip_grad_norm_clips_none_later(_folder: Path) -> None:
+def case_a_norm_of_clip_grad_norm_clips_none_later() -> None:
     """The norm is right, but nothing would clip: it is refused as every other one."""
     model = make()
-    engine = zerorun.shard(model, optimizer=sgd(model))
+    shard(model, optimizer=sgd(model))
     loss_of(model, part_of(batch_of(0))).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
     assert norm > 0
-    refuses(
-        "clip_grads_with_norm_",
-        lambda: torch.nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm),
-    )
-    engine.destroy()
+    text = "clip_grads_with_norm_"
+    refuses(text, torch.nn.utils.clip_grads_with_norm_, model.parameters(), 1.0, norm)
 
 
 OF_TORCH_2_4 = """
@@ -235,7 +214,7 @@ def clip_grad_value_(parameters, clip_value, foreach=None):
 """
 
 
-def case_clipping_that_torch_writes_in_one_function(_folder: Path) -> None:
+def case_clipping_that_torch_writes_in_one_function() -> None:
     """As 2.4 and 2.5 do; and what is in no known form is an error instead of silence."""
     old = types.ModuleType("clip_grad of torch 2.4")
     vars(old).update(functools=functools, torch=torch)
@@ -246,28 +225,24 @@ def case_clipping_that_torch_writes_in_one_function(_folder: Path) -> None:
     loss_of(plain, batch_of(0)).backward()
     expected = imported(plain.parameters(), 0.01).item()
     for stage in STAGES:
-        model = make()
-        engine, *_ = zerorun.initialize(model, sgd(model), config=config(stage))
+        model, _ = started(config(stage), optimizer=sgd)
         loss_of(model, part_of(batch_of(0))).backward()
         norm = imported(model.parameters(), 0.01, foreach=False)
         assert norm.item() == pytest.approx(expected, rel=1e-5)
         assert imported(model.parameters(), 1.0).item() == pytest.approx(0.01, rel=1e-3)
-        engine.destroy()
     old = types.ModuleType("another clip_grad")
     old.clip_grad_norm_ = torch.no_grad()(lambda parameters, max_norm: None)
     del old.clip_grad_norm_.__wrapped__
-    refuses(
-        "torch.nn.utils.clip_grad_norm_, of cases.clipping, is not made as in PyTorch",
-        lambda: clipping.serve(old),
-    )
+    text = "torch.nn.utils.clip_grad_norm_, of cases.clipping, is not made as in PyTorch"
+    refuses(text, clipping.serve, old)
 
 
-def case_torchs_own_norm_takes_its_keywords(_folder: Path) -> None:
+def case_torchs_own_norm_takes_its_keywords() -> None:
     norm = torch.nn.utils.get_total_norm(tensors=[torch.ones(4)], norm_type=2.0, foreach=False)
     assert norm.item() == 2.0
 
 
-def case_what_is_no_engines_is_torchs(_folder: Path) -> None:
+def case_what_is_no_engines_is_torchs() -> None:
     other = nn.Parameter(torch.ones(4))
     other.grad = torch.ones(4)
     clip = torch.nn.utils.clip_grad_norm_
@@ -276,11 +251,10 @@ def case_what_is_no_engines_is_torchs(_folder: Path) -> None:
     torch.nn.utils.clip_grad_value_(other, 0.25, foreach=False)
     torch.testing.assert_close(other.grad, torch.full((4,), 0.25))
     other.grad = torch.ones(4)
-    model, engine = started(config(3))
+    model, _ = started(config(3))
     assert clip(model.parameters(), 1.0).item() == 0.0  # there is no gradient
     loss_of(model, part_of(batch_of(0))).backward()
-    refuses("once for each", lambda: clip([other, *model.parameters()], 1.0))
+    refuses("once for each", clip, [other, *model.parameters()], 1.0)
     torch.nn.utils.clip_grad_value_([other, *model.parameters()], 1e-3)  # each where it is
     torch.testing.assert_close(other.grad, torch.full((4,), 1e-3))
     assert zerorun.zero.safe_get_full_grad(model.head.weight).abs().max().item() <= 1.001e-3
-    engine.destroy()

@@ -1,7 +1,5 @@
 """The traps of scripts written for DeepSpeed, on every rank; one case each."""
 
-from __future__ import annotations
-
 import base64
 import importlib.metadata
 import importlib.util
@@ -21,14 +19,19 @@ from cases.models import *
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
+def begin(**given: object) -> tuple:
+    """deepspeed.initialize, whose engine ends with the case."""
+    return kept(deepspeed.initialize(**given))
+
+
 def start(stage: int = 3, model: torch.nn.Module | None = None, **keys: object):
     model = model or make()
     optimizer = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}}
     settings = config(stage, optimizer=optimizer) | keys
-    return deepspeed.initialize(model=model, config_params=settings)
+    return begin(model=model, config_params=settings)
 
 
-def case_import_is_cheap_and_starts_nothing(_folder: Path) -> None:
+def case_import_is_cheap_and_starts_nothing() -> None:
     assert importlib.util.find_spec("deepspeed").origin.endswith("deepspeed/__init__.py")
     assert importlib.metadata.version("deepspeed") == deepspeed.__version__ == "0.19.8+zerorun"
     assert not dist.is_initialized()
@@ -56,7 +59,7 @@ def case_zero_init_needs_no_process_group(folder: Path) -> None:
     assert sharded.transformer.wte.weight.shape == (0,)
     with deepspeed.zero.GatheredParameters(sharded.transformer.wte.weight):
         assert torch.equal(sharded.transformer.wte.weight, model.transformer.wte.weight)
-    raises(TypeError, "remote_devise", lambda: deepspeed.zero.Init(remote_devise="cpu"))
+    raises(TypeError, "remote_devise", deepspeed.zero.Init, remote_devise="cpu")
     with deepspeed.zero.Init(zero_quantized_weights=True):  # the configuration decides
         assert torch.nn.Linear(2, 2).weight.shape == (0,)
     with deepspeed.zero.Init(config_dict_or_path=config(3, someone_elses=1)):
@@ -65,29 +68,25 @@ def case_zero_init_needs_no_process_group(folder: Path) -> None:
         assert torch.nn.Linear(2, 2).weight.shape == (2, 2)
 
 
-def case_unknown_keys_at_the_top_are_ignored_in_sections_refused(_folder: Path) -> None:
+def case_unknown_keys_at_the_top_are_ignored_in_sections_refused() -> None:
     extra = {"zero_optimization.reduce_bucket_size": 1e5, "someone_elses": {"key": 1}}
     engine, *_ = start(3, steps_per_print=float("inf"), **extra)
     assert dist.is_initialized()
     train(engine, 1)
     engine.destroy()
     wrong = {"train_batch_size": WORLD_SIZE, "zero_optimization": {"stag": 1}}
-    refuses("/zero_optimization/stag", lambda: deepspeed.initialize(model=make(), config=wrong))
+    refuses("/zero_optimization/stag", begin, model=make(), config=wrong)
 
 
-def case_config_comes_from_one_place(folder: Path) -> None:
+def case_config_comes_from_one_place() -> None:
     settings = config(1)
     args = types.SimpleNamespace(deepspeed_config=settings, local_rank=0)
     for given in (args, {"deepspeed_config": settings, "local_rank": 0}):
-        engine, optimizer, *_ = deepspeed.initialize(args=given, model=make())
+        _, optimizer, *_ = begin(args=given, model=make())
         assert optimizer is None
-        engine.destroy()
-    refuses("deepspeed_config", lambda: deepspeed.initialize(model=make()))
-    refuses(
-        "Not sure how to proceed",
-        lambda: deepspeed.initialize(args=args, model=make(), config=settings),
-    )
-    refuses("requires a model", lambda: deepspeed.initialize(config=settings))
+    refuses("deepspeed_config", begin, model=make())
+    refuses("Not sure how to proceed", begin, args=args, model=make(), config=settings)
+    refuses("requires a model", begin, config=settings)
 
 
 def case_a_file_means_what_its_content_means(folder: Path) -> None:
@@ -101,23 +100,22 @@ def case_a_file_means_what_its_content_means(folder: Path) -> None:
     for text in (plain, commented):
         file.write_text(text, encoding="utf-8")
         for given in (str(file), base64.urlsafe_b64encode(text.encode()).decode()):
-            engine, *_ = deepspeed.initialize(model=make(), config=given)
+            engine, *_ = begin(model=make(), config=given)
             assert engine.config == settings
             assert deepspeed.DeepSpeedConfig(given).zero_optimization_stage == 2
-            engine.destroy()
     for text, problem in (
         ('{"train_batch_size": 4, "train_batch_size": 8}', "given twice"),
         ('{"train_batch_size": [,]}', "broken JSON"),
         ("[1]", "expected an object"),
     ):
         file.write_text(text)
-        refuses(problem, lambda: deepspeed.DeepSpeedConfig(str(file)))
-        refuses(str(file), lambda: deepspeed.DeepSpeedConfig(file))
+        refuses(problem, deepspeed.DeepSpeedConfig, str(file))
+        refuses(str(file), deepspeed.DeepSpeedConfig, file)
     for missing in ("missing.json", "missing"):
-        refuses("No such file", lambda m=missing: deepspeed.initialize(model=make(), config=m))
+        refuses("No such file", begin, model=make(), config=missing)
 
 
-def case_the_learning_rate_is_read_from_shared_groups(_folder: Path) -> None:
+def case_the_learning_rate_is_read_from_shared_groups() -> None:
     """accelerate: DeepSpeedCPUAdam on the groups of the user's AdamW, which a scheduler drives."""
     expected_model = make()
     expected_optimizer = torch.optim.AdamW(expected_model.parameters(), lr=1e-2, weight_decay=0.1)
@@ -125,13 +123,8 @@ def case_the_learning_rate_is_read_from_shared_groups(_folder: Path) -> None:
     scheduler = schedule(expected_optimizer, T_max=10)
     expected = []
     for step in range(6):
-        expected_optimizer.zero_grad()
-        loss = loss_of(expected_model, batch_of(step))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(expected_model.parameters(), 1.0)
-        expected_optimizer.step()
+        expected.append(torch_step(expected_model, expected_optimizer, step))
         scheduler.step()
-        expected.append(loss.item())
     model = make()
     own = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.999), weight_decay=0.1)
     scheduler = schedule(own, T_max=10)
@@ -140,17 +133,16 @@ def case_the_learning_rate_is_read_from_shared_groups(_folder: Path) -> None:
         own.param_groups, lr=1e-2, weight_decay=0.1, adamw_mode=True
     )
     assert adam.param_groups[0] is own.param_groups[0]
-    engine, optimizer, *_ = deepspeed.initialize(model=model, optimizer=adam, config=config(3))
+    engine, optimizer, *_ = begin(model=model, optimizer=adam, config=config(3))
     assert optimizer.param_groups[0] is own.param_groups[0]
     losses = []
     for step in range(6):
         losses += train(engine, 1, first=step)
         scheduler.step()
     assert_close(losses, expected)
-    engine.destroy()
 
 
-def case_overflow_is_that_of_the_step_just_made(_folder: Path) -> None:
+def case_overflow_is_that_of_the_step_just_made() -> None:
     for stage in range(4):
         engine, optimizer, _, scheduler = start(
             stage, scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 0.01}}
@@ -165,23 +157,20 @@ def case_overflow_is_that_of_the_step_just_made(_folder: Path) -> None:
         assert engine.get_lr() == rate == scheduler.get_last_lr()
         train(engine, 1, first=2)
         assert optimizer.overflow is False
-        engine.destroy()
 
 
-def case_the_gradient_norm_is_read_after_the_step(_folder: Path) -> None:
+def case_the_gradient_norm_is_read_after_the_step() -> None:
     model = make()
     loss_of(model, batch_of(0)).backward()
     expected = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
     engine, *_ = start(2)
     assert engine.get_global_grad_norm() is None
-    engine.backward(loss_of(engine, part_of(batch_of(0))))
-    engine.step()
+    train(engine, 1)
     engine.zero_grad()
     assert abs(engine.get_global_grad_norm() - expected) < 1e-4
-    engine.destroy()
 
 
-def case_rates_are_there_before_the_first_step(_folder: Path) -> None:
+def case_rates_are_there_before_the_first_step() -> None:
     params = {"warmup_min_lr": 0, "warmup_max_lr": 0.01, "warmup_num_steps": 5}
     engine, _, _, scheduler = start(1, scheduler={"type": "WarmupLR", "params": params})
     assert type(scheduler).__name__ not in ("DummyScheduler",)
@@ -192,7 +181,6 @@ def case_rates_are_there_before_the_first_step(_folder: Path) -> None:
     assert schedules.VALID_LR_SCHEDULES[-1] == schedules.WarmupCosineLR.__name__
     other = schedules.WarmupLR(engine.optimizer, **params)
     assert other.state_dict() == {"last_batch_iteration": -1}
-    engine.destroy()
 
 
 def case_parameters_keep_identity_and_attributes(folder: Path) -> None:
@@ -211,10 +199,9 @@ def case_parameters_keep_identity_and_attributes(folder: Path) -> None:
     with deepspeed.zero.GatheredParameters(weight):
         assert weight.ds_status == status.AVAILABLE
     assert not hasattr(torch.nn.Parameter(torch.ones(1)), "ds_status")
-    engine.destroy()
 
 
-def case_rotary_frequencies_keep_their_precision(_folder: Path) -> None:
+def case_rotary_frequencies_keep_their_precision() -> None:
     from transformers.integrations.deepspeed import prevent_arange_dtype_change
 
     class Rotary(Model):
@@ -227,53 +214,32 @@ def case_rotary_frequencies_keep_their_precision(_folder: Path) -> None:
     expected = make(Rotary).inv_freq
     with prevent_arange_dtype_change(), deepspeed.zero.Init(config_dict_or_path=settings):
         model = make(Rotary)
-    engine, *_ = deepspeed.initialize(model=model, config=settings)
+    _ = begin(model=model, config=settings)
     assert torch.equal(model.inv_freq, expected)
-    engine.destroy()
 
 
-def case_hooks_may_be_wiped_and_the_module_initialised_again(_folder: Path) -> None:
+def case_hooks_may_be_wiped_and_the_module_initialised_again() -> None:
     """As Lightning does between fit and predict."""
     engine, *_ = start(3)
     model = engine.module
     first = train(engine, 1)
     with deepspeed.zero.GatheredParameters(model.parameters()):
         expected = loss_of(model, part_of(batch_of(0))).item()
-    engine.destroy()
     for module in model.modules():
         for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
             setattr(module, name, type(getattr(module, name))())
-    again, *_ = deepspeed.initialize(model=model, config=config(3), model_parameters=[])
+    again, *_ = begin(model=model, config=config(3), model_parameters=[])
     with torch.no_grad():
         assert loss_of(again, part_of(batch_of(0))).item() == expected != first[0]
-    again.destroy()
 
 
-def case_forward_may_be_replaced(_folder: Path) -> None:
+def case_forward_may_be_replaced() -> None:
     engine, *_ = start(3)
     engine.module.forward = lambda tokens: tokens + 1
     assert engine(torch.ones(1)).item() == 2
-    engine.destroy()
 
 
-def case_two_engines_and_a_reference(_folder: Path) -> None:
-    expected, _ = reference(steps=4)
-    engines = [start(stage)[0] for stage in (3, 2)]
-    judge, optimizer, *_ = deepspeed.initialize(model=make(), config=config(3))
-    assert optimizer is None
-    runs: list[list[float]] = [[], []]
-    for step in range(4):
-        for engine, losses in zip(engines, runs, strict=True):
-            losses += train(engine, 1, first=step)
-        with torch.no_grad():
-            loss_of(judge, part_of(batch_of(step)))
-    for losses in runs:
-        assert_close(losses, expected)
-    for engine in (*engines, judge):
-        engine.destroy()
-
-
-def case_optimizers_of_deepspeed(_folder: Path) -> None:
+def case_optimizers_of_deepspeed() -> None:
     ops = deepspeed.ops
     for kind in (
         ops.adam.FusedAdam,
@@ -284,43 +250,42 @@ def case_optimizers_of_deepspeed(_folder: Path) -> None:
     ):
         model = make()
         optimizer = kind(model.parameters(), lr=1e-3)
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config(3))
+        engine, *_ = begin(model=model, optimizer=optimizer, config=config(3))
         losses = [train(engine, 1, first=0)[0] for _ in range(STEPS)]  # one batch, again and again
         assert losses[-1] < losses[0], kind
-        engine.destroy()
     from deepspeed.ops.adam import ZenFlowCPUAdam
 
     assert ZenFlowCPUAdam.__name__ == "ZenFlowCPUAdam"
-    raises(NotImplementedError, "ZenFlowCPUAdam", lambda: ZenFlowCPUAdam([]))
+    raises(NotImplementedError, "ZenFlowCPUAdam", ZenFlowCPUAdam, [])
 
 
-def case_what_is_absent_says_so(_folder: Path) -> None:
+def case_what_is_absent_says_so() -> None:
     from deepspeed.moe.ep_router import TokenChoiceTopKRouter as Router
     from deepspeed.pipe import PipelineModule
 
-    raises(NotImplementedError, ".PipelineModule is not", lambda: PipelineModule(layers=[]))
-    raises(NotImplementedError, "zerorun", lambda: Router(1))
+    raises(NotImplementedError, ".PipelineModule is not", PipelineModule, layers=[])
+    raises(NotImplementedError, "zerorun", Router, 1)
     assert not isinstance(make(), (Router, PipelineModule))
-    raises(NotImplementedError, "init_inference", lambda: deepspeed.init_inference(make()))
+    raises(NotImplementedError, "init_inference", deepspeed.init_inference, make())
     raises(AttributeError, "nothing_known", lambda: deepspeed.nothing_known)
     assert importlib.util.find_spec("deepspeed.unheard_of") is None
 
 
-def case_layers_may_be_named_leaves(_folder: Path) -> None:
+def case_layers_may_be_named_leaves() -> None:
     model = make()
     utils = deepspeed.utils
     assert utils.set_z3_leaf_modules(model, ["Block"]) == list(model.blocks)
     assert all(utils.z3_leaf_module(block) for block in model.blocks)
     utils.unset_z3_leaf_modules(model, ["Block"])
     assert utils.get_z3_leaf_modules(model) == []
-    raises(ValueError, "No modules of type", lambda: utils.set_z3_leaf_modules(model, ["Nothing"]))
+    raises(ValueError, "No modules of type", utils.set_z3_leaf_modules, model, ["Nothing"])
     assert utils.set_z3_leaf_modules(model, ["Nothing"], raise_if_not_found=False) == []
     by_name = utils.set_z3_leaf_modules_by_name(model, ["head", "tail"], raise_if_not_found=False)
     assert by_name == ([model.head], ["tail"])
-    raises(ValueError, "tail", lambda: utils.set_z3_leaf_modules_by_name(model, ["tail"]))
+    raises(ValueError, "tail", utils.set_z3_leaf_modules_by_name, model, ["tail"])
     by_suffix = utils.set_z3_leaf_modules_by_suffix(model, [".up", "x"], raise_if_not_found=False)
     assert by_suffix == ([block.up for block in model.blocks], ["x"])
-    raises(ValueError, "['x']", lambda: utils.set_z3_leaf_modules_by_suffix(model, ["x"]))
+    raises(ValueError, "['x']", utils.set_z3_leaf_modules_by_suffix, model, ["x"])
     utils.set_z3_leaf_module(model.head, False)
     assert utils.get_z3_leaf_modules(model) == [block.up for block in model.blocks]
     assert (
@@ -329,21 +294,7 @@ def case_layers_may_be_named_leaves(_folder: Path) -> None:
     assert "deepspeed" in sys.modules
 
 
-def case_adamw_of_the_model_is_shared_with_torchs(_folder: Path) -> None:
-    expected, _ = reference()
-    for stage in range(4):
-        model = make()
-        engine, *_ = deepspeed.initialize(
-            model=model,
-            optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1),
-            config=config(stage),
-        )
-        assert_close(train(engine), expected)
-        engine.destroy()
-    assert adamw(make()).param_groups[0]["lr"] == 1e-2
-
-
-def case_what_cannot_be_run_is_one_line(_folder: Path) -> None:
+def case_what_cannot_be_run_is_one_line() -> None:
     for module in ("no_such_module", "json.no_such_module", "email"):
         command = [sys.executable, "-m", "zerorun.compat", "-m", module]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -352,7 +303,7 @@ def case_what_cannot_be_run_is_one_line(_folder: Path) -> None:
         assert "Traceback" not in result.stderr
 
 
-def case_a_group_of_one_keeps_its_timeout(_folder: Path) -> None:
+def case_a_group_of_one_keeps_its_timeout() -> None:
     text = """if True:
         import datetime
         import deepspeed, torch.distributed as dist

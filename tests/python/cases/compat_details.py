@@ -1,7 +1,5 @@
 """What programs that use DeepSpeed's smaller interfaces meet, one case each."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys
@@ -18,7 +16,7 @@ from deepspeed.utils import safe_get_full_fp32_param
 from deepspeed.utils.timer import ThroughputTimer
 from zerorun.hooks.shared_unit import external_parameters
 
-from cases.compat import start
+from cases.compat import begin, start
 from cases.models import RANK, WORLD_SIZE, assert_close, config, make, raises, train
 
 
@@ -36,7 +34,7 @@ def _own_section() -> tuple[type, type]:
     return Own, DeepSpeedConfigModel
 
 
-def case_sections_need_pydantic_and_engines_do_not(_folder: Path) -> None:
+def case_sections_need_pydantic_and_engines_do_not() -> None:
     names = ("pydantic", "deepspeed.runtime.config_utils")
     before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.modules["pydantic"] = None  # an import of it is an ImportError
@@ -52,7 +50,7 @@ def case_sections_need_pydantic_and_engines_do_not(_folder: Path) -> None:
         sys.modules.update(before)
 
 
-def case_programs_derive_sections_that_are_pydantics_models(_folder: Path) -> None:
+def case_programs_derive_sections_that_are_pydantics_models() -> None:
     import pydantic
 
     own, base = _own_section()
@@ -74,7 +72,7 @@ def case_programs_derive_sections_that_are_pydantics_models(_folder: Path) -> No
         raises(pydantic.ValidationError, "Own", functools.partial(own, **wrong))
     assert Renamed(before="xy").after == ["x", "y"]
     assert (Renamed(number=5).count, Renamed(count=6).count, Renamed().after) == (5, 6, [])
-    raises(AssertionError, "together", lambda: Renamed(before="x", after=[]))
+    raises(AssertionError, "together", Renamed, before="x", after=[])
 
 
 def _groups(*rates: float) -> torch.optim.Optimizer:
@@ -84,7 +82,7 @@ def _groups(*rates: float) -> torch.optim.Optimizer:
     )
 
 
-def case_a_schedule_takes_rates_of_its_groups(_folder: Path) -> None:
+def case_a_schedule_takes_rates_of_its_groups() -> None:
     schedules = deepspeed.runtime.lr_schedules
     warmup = schedules.WarmupLR(_groups(0.5, 0.25), warmup_num_steps=4)
     assert (warmup.max_lrs, warmup.get_last_lr()) == ([0.5, 0.25], [0, 0])
@@ -97,7 +95,7 @@ def case_a_schedule_takes_rates_of_its_groups(_folder: Path) -> None:
     raises(ValueError, "warmup_num_steps", lambda: schedules.WarmupLR(_groups(1), 0, 1, None))
 
 
-def case_masters_of_stage_0_have_their_names(_folder: Path) -> None:
+def case_masters_of_stage_0_have_their_names() -> None:
     engine, optimizer, *_ = start(0, bf16={"enabled": True})
     train(engine, 2)
     (flat,) = optimizer.fp32_groups_flat
@@ -105,27 +103,18 @@ def case_masters_of_stage_0_have_their_names(_folder: Path) -> None:
     assert torch.equal(flat, torch.cat([master.flatten() for master in whole]))
     for parameter, master in zip(engine.module.parameters(), whole, strict=True):
         assert torch.equal(master, safe_get_full_fp32_param(parameter))
-    engine.destroy()
     for stage, section in ((0, {}), (1, {"bf16": {"enabled": True}})):
         engine, optimizer, *_ = start(stage, **section)
         assert not hasattr(optimizer, "fp32_groups_flat")
-        engine.destroy()
 
 
 def _to_universal(source: Path, target: Path) -> None:
     """As a program calls it: on rank 0, with what DeepSpeed's options make."""
     if RANK == 0:
-        ds_to_universal.main(
-            types.SimpleNamespace(
-                input_folder=str(source),
-                output_folder=str(target),
-                num_extract_workers=1,
-                num_merge_workers=1,
-                keep_temp_folder=False,
-                strict=True,
-                inject_missing_state=False,
-            )
-        )
+        args = types.SimpleNamespace(input_folder=str(source), output_folder=str(target))
+        args.num_extract_workers = args.num_merge_workers = 1
+        args.keep_temp_folder, args.strict, args.inject_missing_state = False, True, False
+        ds_to_universal.main(args)
     torch.distributed.barrier()
 
 
@@ -139,7 +128,6 @@ def case_a_universal_checkpoint_is_the_checkpoint(folder: Path) -> None:
     assert (folder / "latest_universal").read_text() == "saved_universal"
     assert (folder / "latest").read_text().strip() == "saved"  # a save's
     expected = train(engine, 2, first=2)
-    engine.destroy()
     other, *_ = start(3, checkpoint={"load_universal": True})
     path, client_state = other.load_checkpoint(folder, "saved_universal")
     assert (Path(path).name, client_state["i"]) == ("saved_universal", 2)
@@ -155,12 +143,12 @@ def case_a_universal_checkpoint_is_the_checkpoint(folder: Path) -> None:
 
 
 def case_a_universal_checkpoint_takes_a_torch_optimizers_states_along(folder: Path) -> None:
-    def begin() -> zerorun.ZeroEngine:
+    def at_start() -> zerorun.ZeroEngine:
         model = make()
         optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3, momentum=0.9)
-        return deepspeed.initialize(model=model, optimizer=optimizer, config=config(1))[0]
+        return begin(model=model, optimizer=optimizer, config=config(1))[0]
 
-    engine = begin()
+    engine = at_start()
     train(engine, 2)
     engine.save_checkpoint(folder / "a", "saved")
     _to_universal(folder / "a" / "saved", folder / "b" / "moved")
@@ -170,10 +158,9 @@ def case_a_universal_checkpoint_takes_a_torch_optimizers_states_along(folder: Pa
         for path in (folder / "a").iterdir():  # the copy stands on its own
             path.rename(folder / f"gone-{path.name}")
     torch.distributed.barrier()
-    other = begin()
+    other = at_start()
     assert other.load_checkpoint(folder / "b")[0] == str(folder / "b" / "moved")
     assert train(other, 2, first=2) == expected
-    other.destroy()
 
 
 def case_a_save_needs_no_modes_of_files(folder: Path) -> None:
@@ -183,20 +170,19 @@ def case_a_save_needs_no_modes_of_files(folder: Path) -> None:
         engine.save_checkpoint(folder, "saved")
     assert (folder / "zero_to_fp32.py").exists()
     assert not os.access(folder / "zero_to_fp32.py", os.X_OK)
-    engine.destroy()
 
 
-def case_a_throughput_timer_wants_whole_numbers(_folder: Path) -> None:
+def case_a_throughput_timer_wants_whole_numbers() -> None:
     settings = types.SimpleNamespace(enabled=True, synchronized=False)
     wanted = "must be greater than 0"
     for wrong, text in ((0, wanted), (-1, wanted), (1.5, "a positive integer or None")):
-        raises(ValueError, text, lambda w=wrong: ThroughputTimer(settings, 1, 2, w))
+        raises(ValueError, text, ThroughputTimer, settings, 1, 2, wrong)
     timer = ThroughputTimer(settings, 1, steps_per_output=3)
     for timer.global_step_count, reports in ((5, False), (6, True)):
         assert timer._is_report_boundary() is reports
 
 
-def case_a_model_is_made_for_mics_as_for_any_shards(_folder: Path) -> None:
+def case_a_model_is_made_for_mics_as_for_any_shards() -> None:
     zero = {"stage": 3, "stage3_param_persistence_threshold": 0, "mics_shard_size": 1}
     settings = config(3) | {"zero_optimization": zero}
     with deepspeed.zero.MiCS_Init(config_dict_or_path=settings):
@@ -206,10 +192,9 @@ def case_a_model_is_made_for_mics_as_for_any_shards(_folder: Path) -> None:
     plain, *_ = start(3)
     assert_close(train(engine, 2), train(plain, 2))
     engine.destroy()
-    plain.destroy()
 
 
-def case_external_parameters_are_named_where_deepspeed_has_them(_folder: Path) -> None:
+def case_external_parameters_are_named_where_deepspeed_has_them() -> None:
     from deepspeed.runtime.zero import partition_parameters
 
     engine, *_ = start(3)
@@ -218,10 +203,9 @@ def case_external_parameters_are_named_where_deepspeed_has_them(_folder: Path) -
     assert external_parameters(module) == [weight]
     partition_parameters.unregister_external_parameter(module, weight)
     assert external_parameters(module) == []
-    engine.destroy()
 
 
-def case_numbers_of_fp16_are_read_as_there(_folder: Path) -> None:
+def case_numbers_of_fp16_are_read_as_there() -> None:
     import pydantic
     from deepspeed.runtime.precision_config import DeepSpeedFP16Config
 
@@ -242,11 +226,11 @@ def case_numbers_of_fp16_are_read_as_there(_folder: Path) -> None:
     ):
         (key,) = wrong
         given = {"enabled": True, **wrong}
-        raises(deepspeed.DeepSpeedConfigError, f"/fp16/{key}", lambda: start(1, fp16=given))
-        raises(pydantic.ValidationError, key, lambda: DeepSpeedFP16Config(**given))
+        raises(deepspeed.DeepSpeedConfigError, f"/fp16/{key}", start, 1, fp16=given)
+        raises(pydantic.ValidationError, key, DeepSpeedFP16Config, **given)
 
 
-def case_cpu_adam_alone_keeps_fp32_states(_folder: Path) -> None:
+def case_cpu_adam_alone_keeps_fp32_states() -> None:
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     calls = []
@@ -279,7 +263,7 @@ def case_cpu_adam_alone_keeps_fp32_states(_folder: Path) -> None:
     assert narrow.state[half]["exp_avg"].dtype == torch.bfloat16
 
 
-def case_states_have_their_dtype_where_a_rank_has_none(_folder: Path) -> None:
+def case_states_have_their_dtype_where_a_rank_has_none() -> None:
     halves = {
         "enabled": True,
         "bf16_master_weights_and_grads": True,
@@ -291,41 +275,33 @@ def case_states_have_their_dtype_where_a_rank_has_none(_folder: Path) -> None:
     kept = [optimizer.state[p]["exp_avg"] for p in engine.module.parameters()]
     assert any(state.numel() == 0 for state in kept) is (WORLD_SIZE > 1)
     assert {state.dtype for state in kept} == {torch.bfloat16}
-    engine.destroy()
 
 
-def case_a_cycle_tells_its_shape(_folder: Path) -> None:
+def case_a_cycle_tells_its_shape() -> None:
     kind = deepspeed.runtime.lr_schedules.OneCycle
     cycle = kind(torch.optim.Adam(make().parameters()), 0.1, 0.2, cycle_first_step_size=6)
     assert (cycle.first_step_size, cycle.second_step_size, cycle.total_size) == (6, 6, 12)
     assert (cycle.step_ratio, cycle.first_stair_count, cycle.second_stair_count) == (0.5, 0, 0)
     assert cycle.skip_lr_decay
     assert cycle.skip_mom_decay
-    decaying = kind(
-        torch.optim.Adam(make().parameters()),
-        cycle_min_lr=0.1,
-        cycle_max_lr=0.2,
-        cycle_first_step_size=3,
-        cycle_second_step_size=1,
-        cycle_first_stair_count=2,
-        decay_step_size=5,
-        decay_lr_rate=0.1,
-    )
+    steps = {"cycle_first_step_size": 3, "cycle_second_step_size": 1, "cycle_first_stair_count": 2}
+    steps |= {"decay_step_size": 5, "decay_lr_rate": 0.1}
+    decaying = kind(torch.optim.Adam(make().parameters()), 0.1, 0.2, **steps)
     assert (decaying.total_size, decaying.step_ratio) == (4, 0.75)
     assert (decaying.second_stair_count, decaying.skip_lr_decay) == (2, False)
     assert decaying.skip_mom_decay
 
 
-def case_checkpoints_need_a_folder(_folder: Path) -> None:
+def case_checkpoints_need_a_folder() -> None:
     engine, *_ = start(1)
     for nothing in (None, ""):
-        raises(ValueError, "save_dir", lambda: engine.save_checkpoint(nothing))
+        raises(ValueError, "save_dir", engine.save_checkpoint, nothing)
     engine.destroy()
     name = deepspeed.checkpoint.get_model_ckpt_name_for_rank("f", "00")
     assert name == "f/mp_rank_00_model_states.pt"
 
 
-def case_a_warning_is_at_the_programs_line(_folder: Path) -> None:
+def case_a_warning_is_at_the_programs_line() -> None:
     if deepspeed.get_accelerator().communication_backend_name() == "nccl" or RANK > 0:
         return
     with warnings.catch_warnings(record=True) as found:
@@ -334,7 +310,7 @@ def case_a_warning_is_at_the_programs_line(_folder: Path) -> None:
     assert [warning.filename for warning in found] == [__file__]
 
 
-def case_launchers_of_programs(_folder: Path) -> None:
+def case_launchers_of_programs() -> None:
     from deepspeed.launcher.multinode_runner import MultiNodeRunner
     from deepspeed.launcher.runner import parse_args
 
@@ -355,10 +331,10 @@ def case_launchers_of_programs(_folder: Path) -> None:
     for value, written in (("64(x2)", '"64(x2)"'), (" /usr/lib ", "/usr/lib")):
         runner.add_export("NAME", value)
         assert runner.exports == {"NAME": written}
-    raises(TypeError, "abstract", lambda: MultiNodeRunner(args, ""))
+    raises(TypeError, "abstract", MultiNodeRunner, args, "")
 
 
-def case_programs_log_collectives_of_their_own(_folder: Path) -> None:
+def case_programs_log_collectives_of_their_own() -> None:
     from deepspeed.utils.comms_logging import CommsLogger
 
     log = CommsLogger()

@@ -1,15 +1,11 @@
 """Batches of the section elasticity: deepspeed.elasticity, and engines that follow it."""
 
-from __future__ import annotations
-
 import json
 import os
-from pathlib import Path
 from unittest import mock
 
 import deepspeed
 import torch
-import zerorun
 from deepspeed.elasticity import (
     compute_elastic_config,
     elasticity_enabled,
@@ -22,7 +18,8 @@ from deepspeed.elasticity.config import (
     ElasticityIncompatibleWorldSize,
 )
 
-from cases.models import WORLD_SIZE, raises, refuses
+from cases.compat import begin
+from cases.models import WORLD_SIZE, initialize, raises, refuses
 
 SECTION = {"enabled": True, "max_train_batch_size": 100, "micro_batch_sizes": [4, 6]}
 
@@ -32,13 +29,13 @@ def batches(world_size: int = 0, micro: bool = False, **section: object) -> tupl
     return compute_elastic_config(config, "0.19.7", world_size, return_microbatch=micro)
 
 
-def case_a_star_brings_what_is_of_the_module(_folder: Path) -> None:
+def case_a_star_brings_what_is_of_the_module() -> None:
     names = set(deepspeed.elasticity.config.__all__)
     assert {"ElasticityConfig", "MIN_TIME", "compute_elastic_config"} <= names
     assert not {"Any", "DeepSpeedConfigError", "logger", "placeholder"} & names
 
 
-def case_batches_are_deepspeeds(_folder: Path) -> None:
+def case_batches_are_deepspeeds() -> None:
     """What compute_elastic_config of DeepSpeed 0.19.7 returned; tests/config has many more.
 
     Where a model is divided, 0.19.7 divided the batch among all ranks, which later ones do not.
@@ -65,20 +62,17 @@ def case_batches_are_deepspeeds(_folder: Path) -> None:
         assert (batch, micro) == (64, found)
 
 
-def case_what_cannot_be_is_an_error(_folder: Path) -> None:
-    raises(ElasticityIncompatibleWorldSize, "World size (7)", lambda: batches(7, version=0.1))
-    raises(ElasticityConfigError, "version", lambda: batches(version=0.3))
-    raises(
-        ElasticityConfigError,
-        "model_parallel_size",
-        lambda: batches(version=0.1, model_parallel_size=2),
-    )
-    raises(ElasticityConfigError, "not enabled", lambda: batches(enabled=False))
-    raises(ElasticityConfigError, "section", lambda: compute_elastic_config({}, "0.19.7"))
-    raises(ElasticityError, "0.3.8", lambda: compute_elastic_config({"elasticity": SECTION}, "0.3"))
+def case_what_cannot_be_is_an_error() -> None:
+    raises(ElasticityIncompatibleWorldSize, "World size (7)", batches, 7, version=0.1)
+    raises(ElasticityConfigError, "version", batches, version=0.3)
+    text = "model_parallel_size"
+    raises(ElasticityConfigError, text, batches, version=0.1, model_parallel_size=2)
+    raises(ElasticityConfigError, "not enabled", batches, enabled=False)
+    raises(ElasticityConfigError, "section", compute_elastic_config, {}, "0.19.7")
+    raises(ElasticityError, "0.3.8", compute_elastic_config, {"elasticity": SECTION}, "0.3")
     with mock.patch.dict(os.environ):
         os.environ.pop("WORLD_SIZE")
-        raises(ElasticityConfigError, "WORLD_SIZE", lambda: batches(version=0.2))
+        raises(ElasticityConfigError, "WORLD_SIZE", batches, version=0.2)
     config = ElasticityConfig(SECTION | {"min_time": 20})
     assert (config.max_acceptable_batch_size, config.micro_batches) == (100, [4, 6])
     assert (config.min_time, config.version) == (20, 0.2)
@@ -86,36 +80,31 @@ def case_what_cannot_be_is_an_error(_folder: Path) -> None:
     assert not elasticity_enabled({})
 
 
-def case_an_engine_has_the_batch_of_its_ranks(_folder: Path) -> None:
+def case_an_engine_has_the_batch_of_its_ranks() -> None:
     section = SECTION | {"version": 0.1}
     given = {"elasticity": section, "train_batch_size": 3}
     model = torch.nn.Linear(2, 2)
-    refuses("/train_batch_size", lambda: zerorun.initialize(model, config=given))
+    refuses("/train_batch_size", initialize, model, config=given)
     section["ignore_non_elastic_batch_info"] = True
     batch, _, micro = compute_elastic_config(given, "0.19.7", WORLD_SIZE)
-    for initialize in (zerorun.initialize, deepspeed.initialize):
-        engine, *_ = initialize(model=torch.nn.Linear(2, 2), config=given)
+    for start in (initialize, begin):
+        engine, *_ = start(model=torch.nn.Linear(2, 2), config=given)
         assert engine.batch.train_batch_size == batch
         assert engine.batch.micro_batch_size == micro
         assert engine.batch.accumulation_steps * micro * WORLD_SIZE == batch
-        engine.destroy()
     assert deepspeed.DeepSpeedConfig(given).train_batch_size == batch
     small = {"elasticity": section | {"min_gpus": 3}}
-    refuses(f"got {WORLD_SIZE}; nearest: 3", lambda: zerorun.initialize(model, config=small))
-    raises(
-        ElasticityIncompatibleWorldSize,
-        "is not valid",
-        lambda: deepspeed.initialize(model=model, config=small),
-    )
+    refuses(f"got {WORLD_SIZE}; nearest: 3", initialize, model, config=small)
+    raises(ElasticityIncompatibleWorldSize, "is not valid", begin, model=model, config=small)
 
 
-def case_a_scheduler_counts_by_the_same_section(_folder: Path) -> None:
+def case_a_scheduler_counts_by_the_same_section() -> None:
     model, given = torch.nn.Linear(2, 2), {"elasticity": SECTION}
     scheduled = {"DEEPSPEED_ELASTICITY_CONFIG": json.dumps(SECTION | {"micro_batch_sizes": [4]})}
     with mock.patch.dict(os.environ, scheduled):
-        refuses("micro_batch_sizes is [4, 6]", lambda: zerorun.initialize(model, config=given))
-        raises(ElasticityConfigError, "scheduler", lambda: ensure_immutable_elastic_config(SECTION))
+        refuses("micro_batch_sizes is [4, 6]", initialize, model, config=given)
+        raises(ElasticityConfigError, "scheduler", ensure_immutable_elastic_config, SECTION)
     with mock.patch.dict(os.environ, {"DEEPSPEED_ELASTICITY_CONFIG": json.dumps(SECTION)}):
         ensure_immutable_elastic_config(SECTION)
-        engine, *_ = zerorun.initialize(model, config=given)
+        engine, *_ = initialize(model, config=given)
         engine.destroy()

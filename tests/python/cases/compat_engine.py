@@ -1,7 +1,5 @@
 """What scripts ask of DeepSpeed's engine and optimizer."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess
@@ -14,7 +12,7 @@ import pytest
 import torch
 import zerorun
 
-from cases.compat import RANK_VARIABLES, start
+from cases.compat import RANK_VARIABLES, begin, start
 from cases.models import *
 
 
@@ -27,7 +25,6 @@ def case_save_checkpoint_can_be_introspected(folder: Path) -> None:
     path, state = engine.load_checkpoint(folder, load_module_strict=True)
     assert path.endswith("global_step2")
     assert state == {"epoch": 1}
-    engine.destroy()
 
 
 class Progress:
@@ -40,15 +37,13 @@ def case_objects_are_pickled_as_there_but_read_by_leave_only(folder: Path) -> No
     engine, *_ = start(2)
     train(engine, 1)
     assert engine.save_checkpoint(folder, client_state={"progress": Progress()})
-    raises(zerorun.CheckpointError, "has a pickle", lambda: engine.load_checkpoint(folder))
-    engine.destroy()
+    raises(zerorun.CheckpointError, "has a pickle", engine.load_checkpoint, folder)
     engine, *_ = start(2, checkpoint={"pickle_client_state": True})
     _, state = engine.load_checkpoint(folder)
     assert state["progress"].epoch == 3
-    engine.destroy()
 
 
-def case_the_configuration_is_the_given_dictionary(_folder: Path) -> None:
+def case_the_configuration_is_the_given_dictionary() -> None:
     class WithConfig(Model):
         def __init__(self) -> None:
             super().__init__()
@@ -59,10 +54,9 @@ def case_the_configuration_is_the_given_dictionary(_folder: Path) -> None:
     assert engine.module.config.hidden_size == 32
     assert engine.blocks is engine.module.blocks  # other names are the model's
     engine._is_accelerate_prepared = True
-    engine.destroy()
 
 
-def case_consolidated_weights_are_on_rank_zero(_folder: Path) -> None:
+def case_consolidated_weights_are_on_rank_zero() -> None:
     engine, *_ = start(3)
     expected = dict(make().named_parameters())
     state = engine._zero3_consolidated_16bit_state_dict()
@@ -72,25 +66,22 @@ def case_consolidated_weights_are_on_rank_zero(_folder: Path) -> None:
             assert torch.equal(state[name], value)
         copies = deepspeed.checkpoint.utils.clone_tensors_for_torch_save({"a": [state]})
         assert copies["a"][0].keys() == state.keys()
-    engine.destroy()
     engine, *_ = start(2)
     raises(ValueError, "ZeRO-3", engine._zero3_consolidated_16bit_state_dict)
     assert list(engine.module_state_dict(exclude_frozen_parameters=None)) == list(
         make().state_dict()
     )
-    engine.destroy()
 
 
-def case_frozen_parameters_are_left_out_under_all_of_their_names(_folder: Path) -> None:
+def case_frozen_parameters_are_left_out_under_all_of_their_names() -> None:
     model = make()
     model.embedding.requires_grad_(False)  # the head's weight is the same parameter
     engine, *_ = start(2, model)
     left_out = engine.module_state_dict(exclude_frozen_parameters=True)
     assert set(make().state_dict()) - set(left_out) == {"embedding.weight", "head.weight"}
-    engine.destroy()
 
 
-def case_bf16_training_is_the_same_at_every_stage_and_under_zero_init(_folder: Path) -> None:
+def case_bf16_training_is_the_same_at_every_stage_and_under_zero_init() -> None:
     """Masters begin at the rounded values, as DeepSpeed's do, which casts the model first; under
     zero.Init at those that are drawn in 16 bits."""
     rounded = make().to(torch.bfloat16).float()
@@ -109,11 +100,10 @@ def case_bf16_training_is_the_same_at_every_stage_and_under_zero_init(_folder: P
                 assert torch.equal(master, parameter)
             train(engine, 2)
             hashes.add(engine._core.parameter_hash())
-            engine.destroy()
         assert len(hashes) == 1
 
 
-def case_queries(_folder: Path) -> None:
+def case_queries() -> None:
     engine, optimizer, *_ = start(2, gradient_accumulation_steps=2)
     assert engine.train_batch_size() == 8
     assert engine.train_micro_batch_size_per_gpu() == 4 // WORLD_SIZE
@@ -128,12 +118,11 @@ def case_queries(_folder: Path) -> None:
     assert isinstance(optimizer, deepspeed.runtime.base_optimizer.DeepSpeedOptimizer)
     assert not engine.is_gradient_accumulation_boundary()
     engine.destroy()
-    engine.destroy()
 
 
-def case_a_loader_of_this_ranks_part(_folder: Path) -> None:
+def case_a_loader_of_this_ranks_part() -> None:
     data = torch.arange(16).view(16, 1)
-    engine, _, loader, _ = deepspeed.initialize(
+    engine, _, loader, _ = begin(
         model=make(), config=config(0), training_data=data, model_parameters=[]
     )
     assert loader is engine.training_dataloader
@@ -142,7 +131,6 @@ def case_a_loader_of_this_ranks_part(_folder: Path) -> None:
     assert len(seen) == 16 // WORLD_SIZE
     repeated = iter(deepspeed.utils.RepeatingLoader(loader))
     assert sum(len(next(repeated)) for _ in range(2 * len(loader))) == 2 * len(seen)
-    engine.destroy()
 
 
 def case_a_checkpoint_has_the_scripts_to_convert_it(folder: Path) -> None:
@@ -179,28 +167,26 @@ def case_a_checkpoint_has_the_scripts_to_convert_it(folder: Path) -> None:
     assert zero_to_fp32.get_optim_files(tag) == files
     with pytest.raises(FileNotFoundError, match="can't find"):
         zero_to_fp32.get_optim_files(str(folder))
-    engine.destroy()
 
 
-def case_another_batch_size_takes_more_micro_steps(_folder: Path) -> None:
+def case_another_batch_size_takes_more_micro_steps() -> None:
     results = []
     for steps in (1, 2):  # of the configuration
         engine, *_ = start(2, train_micro_batch_size_per_gpu=2, gradient_accumulation_steps=steps)
         engine.set_train_batch_size(2 * 2 * WORLD_SIZE)
         assert engine.gradient_accumulation_steps() == 2
         for index in range(4):
-            engine.backward(loss_of(engine, part_of(batch_of(index))))
+            backward(engine, index)
             assert engine.is_gradient_accumulation_boundary() == (index % 2 == 1)
             engine.step()
         assert engine.global_steps == 2
         results.append(engine._core.parameter_hash())
         wrong = 2 * WORLD_SIZE + 1
-        refuses("train_batch_size", lambda e=engine: e.set_train_batch_size(wrong))
-        engine.destroy()
+        refuses("train_batch_size", engine.set_train_batch_size, wrong)
     assert results[0] == results[1]
 
 
-def case_trl_takes_hooks_off_and_puts_them_back(_folder: Path) -> None:
+def case_trl_takes_hooks_off_and_puts_them_back() -> None:
     """As trl/models/utils.py does around generate."""
     expected, _ = reference(steps=4)
     engine, *_ = start(3)
@@ -220,65 +206,44 @@ def case_trl_takes_hooks_off_and_puts_them_back(_folder: Path) -> None:
         offload._register_deepspeed_module(offload.module)
     assert generated[0] == generated[1]
     assert_close(losses + train(engine, 2, first=2), expected)
-    engine.destroy()
 
 
-def case_what_the_optimizer_lacks_has_a_name_here(_folder: Path) -> None:
-    engine, optimizer, *_ = start(3)
+def case_what_the_optimizer_lacks_has_a_name_here() -> None:
+    _, optimizer, *_ = start(3)
     with pytest.raises(AttributeError, match=r"engine\.get_global_grad_norm\(\)"):
         optimizer._get_norm_groups()
     with pytest.raises(AttributeError, match="safe_get_full_fp32_param"):
         optimizer.fp32_partitions  # noqa: B018 - the access raises
-    engine.destroy()
 
 
-def case_setting_what_is_not_there_is_an_error(_folder: Path) -> None:
+def case_setting_what_is_not_there_is_an_error() -> None:
     utils = deepspeed.utils
     foreign = torch.nn.Parameter(torch.ones(3))
     assert utils.safe_get_full_fp32_param(foreign) is None
-    refuses("belongs to no engine", lambda: utils.safe_set_full_fp32_param(foreign, torch.ones(3)))
-    for make_optimizer in (
-        lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
-        lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9),
-    ):
+    refuses("belongs to no engine", utils.safe_set_full_fp32_param, foreign, torch.ones(3))
+    for make_optimizer in (adamw, sgd):
         model = make()
-        optimizer = make_optimizer(model)
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config(3))
+        engine, *_ = begin(model=model, optimizer=make_optimizer(model), config=config(3))
         train(engine, 1)
         weight = engine.module.blocks[0].up.weight
         before = utils.safe_get_full_fp32_param(weight)
         assert utils.safe_get_full_optimizer_state(weight, "exp_average") is None
-        for local in (False, True):
-            set_state = (
-                utils.safe_set_local_optimizer_state
-                if local
-                else utils.safe_set_full_optimizer_state
-            )
-            set_values = (
-                utils.safe_set_local_fp32_param if local else utils.safe_set_full_fp32_param
-            )
-            get_local = utils.safe_get_local_fp32_param
-            values = (get_local(weight) if local else before) + 1
-            refuses(
-                "exp_average of blocks.0.up.weight: there is no such state",
-                lambda s=set_state, v=values: s(weight, v, "exp_average"),
-            )
+        for part in ("full", "local"):
+            set_state = getattr(utils, f"safe_set_{part}_optimizer_state")
+            set_values = getattr(utils, f"safe_set_{part}_fp32_param")
+            values = getattr(utils, f"safe_get_{part}_fp32_param")(weight) + 1
+            text = "exp_average of blocks.0.up.weight: there is no such state"
+            refuses(text, set_state, weight, values, "exp_average")
             # Of a wrong size on one rank.
             longer = torch.cat([values.flatten(), torch.zeros(1)])
             wrong = longer if RANK == WORLD_SIZE - 1 else values
-            refuses(
-                "fp32_param of blocks.0.up.weight: got",
-                lambda s=set_values, w=wrong: s(weight, w),
-            )
-        refuses(
-            "gradients are there between backward and step",
-            lambda: utils.safe_set_full_grad(weight, before),
-        )
+            refuses("fp32_param of blocks.0.up.weight: got", set_values, weight, wrong)
+        text = "gradients are there between backward and step"
+        refuses(text, utils.safe_set_full_grad, weight, before)
         assert torch.equal(utils.safe_get_full_fp32_param(weight), before)
-        engine.destroy()
 
 
-def case_schedules_take_all_arguments_of_deepspeed(_folder: Path) -> None:
+def case_schedules_take_all_arguments_of_deepspeed() -> None:
     schedules = deepspeed.runtime.lr_schedules
 
     def optimizer() -> torch.optim.Optimizer:
@@ -304,18 +269,23 @@ def case_schedules_take_all_arguments_of_deepspeed(_folder: Path) -> None:
         raises(TypeError, text, wrong)
 
 
-def case_the_programs_optimizer_goes_first(_folder: Path) -> None:
+def case_the_programs_optimizer_goes_first() -> None:
     """As in DeepSpeed; zerorun.initialize refuses two sources."""
     expected, _ = reference(steps=4)
-    model = make()
     settings = config(2, optimizer={"type": "SGD", "params": {"lr": 1.0}})
-    engine, *_ = deepspeed.initialize(model=model, optimizer=adamw(model), config=settings)
-    assert_close(train(engine, 4), expected)
-    assert engine.config["optimizer"]["type"] == "SGD"
-    engine.destroy()
+    model = make()
+
+    def make_adamw(params: object) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1)
+
+    for given in (adamw(model), make_adamw):
+        engine, *_ = begin(model=model, optimizer=given, config=settings)
+        assert_close(train(engine, 4), expected)
+        assert engine.config["optimizer"]["type"] == "SGD"
+        model = make()
 
 
-def case_a_script_counts_epochs_and_reads_the_speed(_folder: Path) -> None:
+def case_a_script_counts_epochs_and_reads_the_speed() -> None:
     """As DeepSpeed-Chat's trainers do at the end of an epoch."""
     engine, optimizer, *_ = start(2)
     train(engine, 4)
@@ -327,10 +297,9 @@ def case_a_script_counts_epochs_and_reads_the_speed(_folder: Path) -> None:
     assert engine.basic_optimizer is optimizer.optimizer
     assert type(engine.basic_optimizer).__name__ == "AdamW"  # as loggers call its learning rate
     assert engine.dist_backend == torch.distributed.get_backend()
-    engine.destroy()
 
 
-def case_what_scripts_read_of_the_optimizer(_folder: Path) -> None:
+def case_what_scripts_read_of_the_optimizer() -> None:
     for stage in (1, 3):
         settings = {"fp16": {"enabled": True, "initial_scale_power": 4}}
         engine, optimizer, *_ = start(stage, **settings)
@@ -339,10 +308,9 @@ def case_what_scripts_read_of_the_optimizer(_folder: Path) -> None:
         assert (optimizer.dtype, optimizer.clip_grad) == (torch.float16, 1.0)
         optimizer.set_lr(0.5)
         assert engine.get_lr() == [optimizer.get_lr()] == [0.5]
-        engine.destroy()
 
 
-def case_masters_take_what_a_script_has_loaded_into_the_module(_folder: Path) -> None:
+def case_masters_take_what_a_script_has_loaded_into_the_module() -> None:
     for stage in (0, 1, 2):
         engine, optimizer, *_ = start(stage, bf16={"enabled": True})
         train(engine, 1)
@@ -352,10 +320,9 @@ def case_masters_take_what_a_script_has_loaded_into_the_module(_folder: Path) ->
         for found, expected in zip(engine.module.parameters(), loaded.parameters(), strict=True):
             master = deepspeed.utils.safe_get_full_fp32_param(found)
             assert torch.equal(master, expected.float())
-        engine.destroy()
 
 
-def case_nccl_is_gloo_on_cpu_ranks(_folder: Path) -> None:
+def case_nccl_is_gloo_on_cpu_ranks() -> None:
     if torch.cuda.is_available():
         return
     script = """

@@ -1,7 +1,5 @@
 """deepspeed's mpu, mesh_param and mixture of experts, on 2 x 2 ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,9 @@ from deepspeed.utils import groups
 from torch import nn
 
 from cases import dtensors, mesh
-from cases.models import RANK, WORLD_SIZE, assert_close, raises, refuses
-from cases.parts import squared_errors, train_divided, train_whole
+from cases.compat import begin
+from cases.models import RANK, WORLD_SIZE, assert_close, raises, refuses, with_process_group
+from cases.parts import random_rows, squared_errors, train_whole, trainer
 
 WIDTH, EXPERTS, ROWS, STEPS = 8, 4, 16, 4
 KEYS = {"gradient_clipping": 0.05, "zerorun": {"comm_timeout": 30}}
@@ -38,7 +37,7 @@ def adamw_keys(stage: int) -> dict[str, Any]:
     return KEYS | {"optimizer": optimizer, "zero_optimization": {"stage": stage}}
 
 
-def case_a_grid_of_a_topology_is_an_mpu(_folder: Path) -> None:
+def case_a_grid_of_a_topology_is_an_mpu() -> None:
     """Ranks of two tensor-parallel models, numbered by the topology."""
     deepspeed.init_distributed()
     topology = PipeModelDataParallelTopology(num_pp=1, num_mp=2, num_dp=2)
@@ -51,9 +50,9 @@ def case_a_grid_of_a_topology_is_an_mpu(_folder: Path) -> None:
     assert topology.get_rank_repr(3) == "model_01"
     assert topology.get_rank_repr(3, omit_axes=(), outer_sep="+") == "pipe_00+data_01+model_01"
     assert (topology.get_dim("data"), topology.get_dim("expert")) == (2, 0)
-    raises(ValueError, "expected each of", lambda: topology.get_rank(data=1))
+    raises(ValueError, "expected each of", topology.get_rank, data=1)
     small = ProcessTopology(["pipe", "data"], [1, 2])
-    raises(AssertionError, "Invalid Grid", lambda: PipelineParallelGrid(small))
+    raises(AssertionError, "Invalid Grid", PipelineParallelGrid, small)
     grid = PipelineParallelGrid(topology)
     rank_of = PipelineParallelGrid.get_data_parallel_rank
     assert rank_of.__qualname__ == "PipelineParallelGrid.get_data_parallel_rank"
@@ -69,17 +68,12 @@ def case_a_grid_of_a_topology_is_an_mpu(_folder: Path) -> None:
     config = adamw_keys(2) | {"train_batch_size": mesh.ROWS, "gradient_accumulation_steps": 1}
     grid.tensor = grid.get_slice_parallel_group()  # the name in this model
     model = mesh.Divided(grid)
-    engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config=config, mpu=grid
-    )
+    engine, *_ = begin(model=model, model_parameters=model.parameters(), config=config, mpu=grid)
     assert (engine.dp_world_size, engine.mp_world_size) == (2, 2)
-    assert_close(
-        mesh.train(engine), train_whole(mesh.make(mesh.Whole), mesh.whole_loss, mesh.STEPS)
-    )
-    engine.destroy()
+    assert_close(mesh.train(engine), mesh.train_alone())
 
 
-def case_stages_of_a_pipeline_are_an_axis(_folder: Path) -> None:
+def case_stages_of_a_pipeline_are_an_axis() -> None:
     deepspeed.init_distributed()
     grid = PipelineParallelGrid(PipeDataParallelTopology(num_pp=2, num_dp=2))
     stage, column = divmod(RANK, 2)
@@ -96,9 +90,7 @@ def case_groups_answer_from_the_mpu(folder: Path) -> None:
     mpu = mesh.megatron()
     config = adamw_keys(2) | {"train_batch_size": mesh.ROWS, "gradient_accumulation_steps": 1}
     model = mesh.Divided(mpu)
-    engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config=config, mpu=mpu
-    )
+    engine, *_ = begin(model=model, model_parameters=model.parameters(), config=config, mpu=mpu)
     assert engine.train_micro_batch_size_per_gpu() == mesh.ROWS // mesh.DATA
     assert (engine.dp_world_size, engine.mp_world_size, engine.world_size) == (2, 2, 4)
     assert groups._get_data_parallel_group() is engine.data_parallel_group is mpu.data
@@ -108,9 +100,7 @@ def case_groups_answer_from_the_mpu(folder: Path) -> None:
     assert groups.get_tensor_model_parallel_rank() == engine.get_model_parallel_rank() == RANK % 2
     assert groups.get_tensor_model_parallel_src_rank() == RANK // 2 * 2
     assert groups._get_broadcast_src_rank() == RANK % 2
-    assert_close(
-        mesh.train(engine), train_whole(mesh.make(mesh.Whole), mesh.whole_loss, mesh.STEPS)
-    )
+    assert_close(mesh.train(engine), mesh.train_alone())
     deepspeed.checkpointing.configure(mpu)
     deepspeed.checkpointing.model_parallel_cuda_manual_seed(7)
     with deepspeed.checkpointing.get_cuda_rng_tracker().fork():
@@ -118,7 +108,7 @@ def case_groups_answer_from_the_mpu(folder: Path) -> None:
     assert drawn.item() == torch.rand(
         1, generator=torch.Generator().manual_seed(7 + 2718 + RANK % 2)
     )
-    plain, *_ = deepspeed.initialize(model=nn.Linear(4, 4), config={"train_batch_size": WORLD_SIZE})
+    plain, *_ = begin(model=nn.Linear(4, 4), config={"train_batch_size": WORLD_SIZE})
     assert plain.data_parallel_group is dist.group.WORLD
     assert plain.mpu is None
     assert engine.data_parallel_group is groups._get_data_parallel_group() is mpu.data
@@ -130,26 +120,18 @@ def case_groups_answer_from_the_mpu(folder: Path) -> None:
         "mp_rank_00",
         "mp_rank_01",
     ]
-    engine.destroy()
 
 
-def case_groups_answer_from_the_mesh(_folder: Path) -> None:
+def case_groups_answer_from_the_mesh() -> None:
     whole = dtensors.meshes()
     model = dtensors.divided(whole)
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        model_parameters=model.parameters(),
-        config=adamw_keys(1) | {"train_micro_batch_size_per_gpu": 2},
-        mesh_param=whole,
-    )
+    given = {"model": model, "model_parameters": model.parameters(), "mesh_param": whole}
+    engine, *_ = begin(config=adamw_keys(1) | {"train_micro_batch_size_per_gpu": 2}, **given)
     assert engine.train_batch_size() == 4
     assert groups._get_data_parallel_group() is whole.get_group("dp")
     assert groups.get_model_parallel_group() is whole.get_group("tp")
-    assert (groups.get_model_parallel_world_size(), groups.get_model_parallel_rank()) == (
-        2,
-        RANK % 2,
-    )
-    engine.destroy()
+    assert groups.get_model_parallel_world_size() == 2
+    assert groups.get_model_parallel_rank() == RANK % 2
 
 
 class Mixture(nn.Module):
@@ -173,17 +155,11 @@ class Mixture(nn.Module):
         return x + self.moe(x)[0]
 
 
-def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(300 + step)
-    return tuple(torch.randn(ROWS, WIDTH, generator=generator) for _ in range(2))
+whole_loss, own_loss = squared_errors(random_rows(300, ROWS, WIDTH))
 
 
-whole_loss, own_loss = squared_errors(data_of)
-
-
-def case_a_moe_layer_trains_like_one_process(folder: Path) -> None:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+def case_a_moe_layer_trains_like_one_process() -> None:
+    with_process_group()
     sent = torch.arange(WORLD_SIZE) + 10 * RANK
     received = _AllToAll.apply(dist.group.WORLD, sent)
     assert received.tolist() == [10 * rank + RANK for rank in range(WORLD_SIZE)]
@@ -197,7 +173,7 @@ def case_a_moe_layer_trains_like_one_process(folder: Path) -> None:
             )
             assert [group.get("moe", False) for group in parameters] == [False, True]
             assert all(map(is_moe_param, parameters[1]["params"]))
-            engine, *_ = deepspeed.initialize(
+            engine, *_ = begin(
                 model=model,
                 model_parameters=parameters,
                 config=adamw_keys(stage) | {"train_micro_batch_size_per_gpu": ROWS // WORLD_SIZE},
@@ -208,11 +184,10 @@ def case_a_moe_layer_trains_like_one_process(folder: Path) -> None:
                 RANK % 2,
                 RANK % 2 + 2,
             ]
-            assert_close(train_divided(engine, own_loss, STEPS, first=0), expected)
-            engine.destroy()
+            assert_close(trainer(own_loss, STEPS)(engine), expected)
 
 
-def case_gates_keep_to_the_capacity(_folder: Path) -> None:
+def case_gates_keep_to_the_capacity() -> None:
     torch.manual_seed(1)
     logits = torch.randn(40, 4)
     logits[:, 0] += 3  # almost all want the first
@@ -232,30 +207,25 @@ def case_gates_keep_to_the_capacity(_folder: Path) -> None:
         assert counts[0] > 10
         assert mask.sum((0, 2))[0] == 10 if k == 1 else mask.sum((0, 2))[0] <= 10 * k
         assert weights.sum((1, 2)).max() <= 1 + 1e-6
-    raises(ValueError, "drop_policy", lambda: topkgating(logits, 2, 1.0, 2, drop_policy="x"))
+    raises(ValueError, "drop_policy", topkgating, logits, 2, 1.0, 2, drop_policy="x")
 
 
-def case_layers_that_cannot_be_are_errors(_folder: Path) -> None:
+def case_layers_that_cannot_be_are_errors() -> None:
     expert = nn.Linear(4, 4)
-    raises(ValueError, "do not divide num_experts=3", lambda: MoE(4, expert, 3, ep_size=2))
-    raises(NotImplementedError, "use_tutel", lambda: MoE(4, expert, 2, use_tutel=True))
-    raises(ValueError, "noisy_gate_policy", lambda: MoE(4, expert, 2, noisy_gate_policy="no"))
+    raises(ValueError, "do not divide num_experts=3", MoE, 4, expert, 3, ep_size=2)
+    raises(NotImplementedError, "use_tutel", MoE, 4, expert, 2, use_tutel=True)
+    raises(ValueError, "noisy_gate_policy", MoE, 4, expert, 2, noisy_gate_policy="no")
     layer = MoE(4, expert, 2, ep_size=2)
-    raises(ValueError, "call deepspeed.initialize", lambda: layer(torch.zeros(3, 4)))
+    raises(ValueError, "call deepspeed.initialize", layer, torch.zeros(3, 4))
 
 
-def case_sizes_of_a_mesh_let_ranks_share_sequences(_folder: Path) -> None:
+def case_sizes_of_a_mesh_let_ranks_share_sequences() -> None:
     """From here on ranks share them: a job has one size."""
     given = {"model": nn.Linear(2, 2), "config": KEYS | {"train_micro_batch_size_per_gpu": 1}}
-    raises(
-        ValueError,
-        "mesh_param: got (2, 1)",
-        lambda: deepspeed.initialize(**given, mesh_param=(2, 1)),
-    )
-    engine, *_ = deepspeed.initialize(**given, mesh_param=(2, 2))
+    raises(ValueError, "mesh_param: got (2, 1)", begin, **given, mesh_param=(2, 1))
+    engine, *_ = begin(**given, mesh_param=(2, 2))
     assert groups._get_sequence_parallel_world_size() == 2
     assert engine.train_batch_size() == 2
-    engine.destroy()
 
 
 def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -265,19 +235,18 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.T
     return found.transpose(1, 2)
 
 
-def case_ranks_that_share_sequences_take_the_same_data(_folder: Path) -> None:
+def case_ranks_that_share_sequences_take_the_same_data() -> None:
     keys = {"train_batch_size": 2, "sequence_parallel_size": 2, "data_parallel_size": 2}
-    engine, *_ = deepspeed.initialize(model=nn.Linear(2, 2), config=adamw_keys(1) | keys)
+    engine, *_ = begin(model=nn.Linear(2, 2), config=adamw_keys(1) | keys)
     ranks = dist.get_process_group_ranks
     part, row = RANK % 2, RANK // 2
     assert ranks(engine.seq_parallel_group) == [2 * row, 2 * row + 1]
     assert ranks(engine.data_parallel_group) == [part, part + 2]
     assert (groups._get_data_parallel_world_size(), groups._get_data_parallel_rank()) == (2, row)
     assert ranks(engine.seq_data_parallel_group) == [0, 1, 2, 3]
-    engine.destroy()
 
 
-def case_heads_that_ranks_do_not_divide_attend_like_one_rank(_folder: Path) -> None:
+def case_heads_that_ranks_do_not_divide_attend_like_one_rank() -> None:
     """Three key-value heads, on two ranks that share a sequence, each with its query heads."""
     shared = groups._get_sequence_parallel_group()
     part = dist.get_rank(shared)
@@ -302,6 +271,6 @@ def case_heads_that_ranks_do_not_divide_attend_like_one_rank(_folder: Path) -> N
         for mine, tensor in zip(own, whole, strict=True):
             torch.testing.assert_close(laid_out(mine.grad), tensor.grad.chunk(2, 1)[part])
     tensor = torch.randn(2, 4, 1, 3)
-    raises(AssertionError, "1 key-value heads", lambda: single_all_to_all(tensor, 2, 1, 0, shared))
+    raises(AssertionError, "1 key-value heads", single_all_to_all, tensor, 2, 1, 0, shared)
     few = torch.randn(2, 3, 2, 3)
-    refuses("3 tokens", lambda: single_all_to_all(few, 1, 2, 0, shared))
+    refuses("3 tokens", single_all_to_all, few, 1, 2, 0, shared)

@@ -1,11 +1,8 @@
 """What programs read of DeepSpeed's ZeRO optimizers: flat masters, states, groups, norm; and the
 `.grad` of parameters at stage 0, which they log, clip, replace and clear."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 
 import deepspeed
 import pytest
@@ -18,9 +15,8 @@ from deepspeed.utils import (
 )
 from torch import nn
 
-from cases.compat import start
+from cases.compat import begin, start
 from cases.models import *
-from cases.models import RANK, adamw, batch_of, loss_of, make, part_of, refuses
 
 
 def flat_of(optimizer: torch.optim.Optimizer, stage: int) -> list[torch.Tensor]:
@@ -28,7 +24,7 @@ def flat_of(optimizer: torch.optim.Optimizer, stage: int) -> list[torch.Tensor]:
     return getattr(optimizer, names.get(stage, "single_partition_of_fp32_groups"))
 
 
-def case_masters_of_a_group_are_one_flat_tensor(_folder: Path) -> None:
+def case_masters_of_a_group_are_one_flat_tensor() -> None:
     total = sum(p.numel() for p in make().parameters())
     for stage in (1, 2, 3):
         for bf16 in (False, True):
@@ -44,11 +40,10 @@ def case_masters_of_a_group_are_one_flat_tensor(_folder: Path) -> None:
             (again,) = flat_of(optimizer, stage)
             assert again is flat  # programs compare, and look states up with it
             assert flat.numel() == 0 or not torch.equal(before, flat)
-            engine.destroy()
 
 
-def case_flat_masters_refuse_what_would_not_reach_zeroruns(_folder: Path) -> None:
-    engine, optimizer, *_ = start(3)
+def case_flat_masters_refuse_what_would_not_reach_zeroruns() -> None:
+    _, optimizer, *_ = start(3)
     (flat,) = flat_of(optimizer, 3)
     value = flat.sum()
     for change in (
@@ -62,10 +57,9 @@ def case_flat_masters_refuse_what_would_not_reach_zeroruns(_folder: Path) -> Non
         raises(NotImplementedError, "safe_set_full_fp32_param", change)
     assert torch.equal(flat.sum(), value)
     assert (flat * 2).add_(1.0).shape == flat.shape  # what is computed from it is free
-    engine.destroy()
 
 
-def case_states_by_parameter_and_by_flat_masters(_folder: Path) -> None:
+def case_states_by_parameter_and_by_flat_masters() -> None:
     for stage in (1, 3):
         engine, optimizer, *_ = start(stage)
         (flat,) = flat_of(optimizer, stage)
@@ -78,10 +72,9 @@ def case_states_by_parameter_and_by_flat_masters(_folder: Path) -> None:
             assert torch.equal(states[name], torch.cat(parts))
         assert states["step"] == engine.global_steps == 2
         assert all(optimizer.state[p]["step"] == 2 for p in parameters)
-        engine.destroy()
 
 
-def case_groups_norm_and_what_is_not_there(_folder: Path) -> None:
+def case_groups_norm_and_what_is_not_there() -> None:
     engine, optimizer, *_ = start(3)
     parameters = list(engine.module.parameters())
     assert [list(map(id, group)) for group in optimizer.fp16_groups] == [list(map(id, parameters))]
@@ -89,23 +82,19 @@ def case_groups_norm_and_what_is_not_there(_folder: Path) -> None:
     assert optimizer._global_grad_norm == engine.get_global_grad_norm() > 0
     raises(AttributeError, "zerorun's optimizer", lambda: optimizer.reduce_bucket)
     assert not hasattr(optimizer, "train")  # of schedule-free optimizers
-    engine.destroy()
 
 
-def case_a_schedule_without_its_optimizer_is_deepspeeds_error(_folder: Path) -> None:
+def case_a_schedule_without_its_optimizer_is_deepspeeds_error() -> None:
     from torch.optim.lr_scheduler import LambdaLR
 
     model = make()
     schedule = LambdaLR(torch.optim.AdamW(model.parameters()), lambda epoch: 1.0)
     settings = config(1, optimizer={"type": "AdamW"})
-    raises(
-        AssertionError,
-        "give that optimizer too",
-        lambda: deepspeed.initialize(model=model, lr_scheduler=schedule, config=settings),
-    )
+    text = "give that optimizer too"
+    raises(AssertionError, text, begin, model=model, lr_scheduler=schedule, config=settings)
 
 
-def case_skip_init_under_zero_init(_folder: Path) -> None:
+def case_skip_init_under_zero_init() -> None:
     """torch.nn.utils.skip_init makes a module without memory, then gives it some."""
 
     class Inner(torch.nn.Module):
@@ -125,29 +114,27 @@ def case_skip_init_under_zero_init(_folder: Path) -> None:
     assert plain.weight.numel() == 4
 
 
-def case_scale_takes_the_argument_of_newer_deepspeeds(_folder: Path) -> None:
+def case_scale_takes_the_argument_of_newer_deepspeeds() -> None:
     engine, *_ = start(2)
     loss = loss_of(engine, part_of(batch_of(0)))
     assert torch.equal(engine.scale(loss, retain_graph=True), loss)
     engine.backward(loss)
     engine.step()
-    engine.destroy()
 
 
-def case_which_adam_the_configuration_made(_folder: Path) -> None:
+def case_which_adam_the_configuration_made() -> None:
     from deepspeed.ops.adam import FusedAdam
 
     # The name AdamW stands for decoupled decay, whatever adam_w_mode says.
     for name, mode in itertools.product(("Adam", "AdamW"), (True, False)):
         params = {"lr": 1e-3, "adam_w_mode": mode}
-        engine, optimizer, *_ = start(2, optimizer={"type": name, "params": params})
+        _, optimizer, *_ = start(2, optimizer={"type": name, "params": params})
         for each in (optimizer, optimizer.optimizer):
             assert isinstance(each, FusedAdam)
             assert each.adam_w_mode is (mode or name == "AdamW")
-        engine.destroy()
 
 
-def case_a_configuration_names_optimizers_and_schedules_of_torchs(_folder: Path) -> None:
+def case_a_configuration_names_optimizers_and_schedules_of_torchs() -> None:
     def make_rmsprop(model: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.RMSprop(model.parameters(), lr=1e-3, momentum=0.5)
 
@@ -155,7 +142,7 @@ def case_a_configuration_names_optimizers_and_schedules_of_torchs(_folder: Path)
     section = {"type": "RMSprop", "params": {"lr": 1e-3, "momentum": 0.5, "alpha": "auto"}}
     schedule = {"type": "StepLR", "params": {"step_size": 3, "gamma": 0.5}}
     for stage in range(4):
-        engine, optimizer, _, scheduler = deepspeed.initialize(
+        engine, optimizer, _, scheduler = begin(
             model=(model := make()),
             model_parameters=model.parameters(),
             config=config(stage, optimizer=section, scheduler=schedule),
@@ -166,13 +153,12 @@ def case_a_configuration_names_optimizers_and_schedules_of_torchs(_folder: Path)
         assert engine.client_lr_scheduler is None
         assert_close(train(engine, 3), expected)
         assert engine.get_lr() == [5e-4]
-        engine.destroy()
     wrong = config(1, optimizer={"type": "Optimizer"})
-    refuses("/optimizer/type", lambda: start_with(wrong))
+    refuses("/optimizer/type", start_with, wrong)
 
 
 def start_with(settings: dict[str, object]) -> None:
-    deepspeed.initialize(model=make(), config=settings)
+    begin(model=make(), config=settings)
 
 
 Change = Callable[[nn.Module], object]
@@ -193,7 +179,6 @@ def trained(change: Change, own: bool = False) -> tuple[nn.Module, list[float]]:
         norms.append(norm_of(engine.module))
         engine.step()
         assert all(p.grad is None for p in engine.module.parameters())
-    engine.destroy()
     return engine.module, norms
 
 
@@ -229,7 +214,7 @@ def leave_out(model: nn.Module) -> None:
     next(model.parameters()).grad = None
 
 
-def case_what_a_program_changes_in_grad_counts_in_the_step(_folder: Path) -> None:
+def case_what_a_program_changes_in_grad_counts_in_the_step() -> None:
     for own in (False, True):
         for change in (lambda _: None, clip, replace, leave_out):
             model, norms = trained(change, own)
@@ -242,14 +227,14 @@ def case_what_a_program_changes_in_grad_counts_in_the_step(_folder: Path) -> Non
                 assert torch.equal(next(model.parameters()), next(make().parameters()))
 
 
-def case_grad_is_there_from_the_end_of_a_batch_to_the_step(_folder: Path) -> None:
+def case_grad_is_there_from_the_end_of_a_batch_to_the_step() -> None:
     engine, *_ = start(0, gradient_accumulation_steps=2)
     parameter = next(engine.module.parameters())
     for micro_step in range(4):
-        engine.backward(loss_of(engine, part_of(batch_of(0))))
+        backward(engine)
         assert (parameter.grad is not None) == (micro_step % 2 == 1)
         engine.step()
-    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    backward(engine)
     engine.drop_batch()
     assert parameter.grad is None
     engine.destroy()
@@ -257,20 +242,17 @@ def case_grad_is_there_from_the_end_of_a_batch_to_the_step(_folder: Path) -> Non
     assert torch.equal(parameter.grad, torch.ones_like(parameter))
 
 
-def case_grad_and_the_functions_for_states_agree(_folder: Path) -> None:
+def case_grad_and_the_functions_for_states_agree() -> None:
     engine, *_ = start(0)
     parameter = next(engine.module.parameters())
-    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    backward(engine)
     torch.testing.assert_close(parameter.grad, safe_get_full_grad(parameter))
     safe_set_full_grad(parameter, torch.ones_like(parameter))
     assert torch.equal(parameter.grad, torch.ones_like(parameter))
     parameter.grad.mul_(2)
     assert torch.equal(safe_get_full_grad(parameter), torch.full_like(parameter, 2))
-    refuses(
-        "was changed between two backward passes",
-        lambda: engine.backward(changed_loss(engine, parameter)),
-    )
-    engine.destroy()
+    text = "was changed between two backward passes"
+    refuses(text, lambda: engine.backward(changed_loss(engine, parameter)))
 
 
 def changed_loss(engine: nn.Module, parameter: nn.Parameter) -> torch.Tensor:
@@ -279,39 +261,36 @@ def changed_loss(engine: nn.Module, parameter: nn.Parameter) -> torch.Tensor:
     return loss
 
 
-def case_one_rank_alone_may_read_grad_after_a_backward_of_the_engine(_folder: Path) -> None:
+def case_one_rank_alone_may_read_grad_after_a_backward_of_the_engine() -> None:
     engine, *_ = start(0)
-    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    backward(engine)
     if RANK == 0:  # to log it
         assert all(p.grad is not None for p in engine.module.parameters())
     engine.step()
-    engine.destroy()
 
 
-def case_grad_has_the_dtype_and_scale_of_fp16(_folder: Path) -> None:
+def case_grad_has_the_dtype_and_scale_of_fp16() -> None:
     engine, *_ = start(0, fp16={"enabled": True, "initial_scale_power": 4})
     parameter = next(engine.module.parameters())
-    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    backward(engine)
     assert parameter.grad.dtype == torch.float16
     unscaled = parameter.grad.float() / engine.loss_scale()
     torch.testing.assert_close(unscaled, safe_get_full_grad(parameter), rtol=2e-3, atol=1e-6)
     engine.step()
-    engine.destroy()
 
 
-def case_grad_is_none_from_stage_1_on(_folder: Path) -> None:
+def case_grad_is_none_from_stage_1_on() -> None:
     for stage in (1, 2, 3):
         engine, *_ = start(stage)
-        engine.backward(loss_of(engine, part_of(batch_of(0))))
+        backward(engine)
         assert all(p.grad is None for p in engine.module.parameters())
         engine.step()
-        engine.destroy()
 
 
-def case_torchs_clipping_changes_nothing_from_stage_1_on(_folder: Path) -> None:
+def case_torchs_clipping_changes_nothing_from_stage_1_on() -> None:
     for stage in (1, 2, 3):
         engine, *_ = start(stage, gradient_clipping=0.0)
-        engine.backward(loss_of(engine, part_of(batch_of(0))))
+        backward(engine)
         weight = engine.module.head.weight
         before = safe_get_full_grad(weight)
         with pytest.warns(UserWarning, match="gradient_clipping in its configuration"):
@@ -321,4 +300,3 @@ def case_torchs_clipping_changes_nothing_from_stage_1_on(_folder: Path) -> None:
         with pytest.warns(UserWarning, match="clip_grads_with_norm_ changes nothing"):
             torch.nn.utils.clip_grads_with_norm_(engine.parameters(), 1e-3, torch.tensor(1.0))
         assert torch.equal(safe_get_full_grad(weight), before)
-        engine.destroy()

@@ -1,7 +1,5 @@
 """What programs take of DeepSpeed's runtime for work of their own, against plain PyTorch."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +17,7 @@ from deepspeed.utils import bwc
 from torch import nn
 from zerorun import experts
 
-from cases.compat import start
+from cases.compat import begin, start
 from cases.models import RANK, WORLD_SIZE, adamw, config, make, raises, refuses
 
 
@@ -40,7 +38,7 @@ def slices() -> SimpleNamespace:
     )
 
 
-def case_norms_are_those_of_all_the_parts(_folder: Path) -> None:
+def case_norms_are_those_of_all_the_parts() -> None:
     deepspeed.init_distributed()
     shared, own = graded([3.0, -4.0], [2.0 + RANK])
     own.model_parallel = True
@@ -64,7 +62,7 @@ def case_norms_are_those_of_all_the_parts(_folder: Path) -> None:
         assert utils.is_invalid_grad_norm(invalid)
 
 
-def case_clipping_is_pytorchs_over_the_parts_of_a_model(_folder: Path) -> None:
+def case_clipping_is_pytorchs_over_the_parts_of_a_model() -> None:
     deepspeed.init_distributed()
     for norm_type in (1.0, 2.0, 3.0, math.inf):
         ours, theirs = (graded([3.0, -4.0], [2.0]) for _ in range(2))
@@ -88,7 +86,7 @@ def case_clipping_is_pytorchs_over_the_parts_of_a_model(_folder: Path) -> None:
     assert torch.allclose(tensors[0], torch.full((4,), 0.5))
 
 
-def case_an_overflow_of_one_rank_is_one_of_all(_folder: Path) -> None:
+def case_an_overflow_of_one_rank_is_one_of_all() -> None:
     deepspeed.init_distributed()
     experts.start(WORLD_SIZE)
     last = RANK == WORLD_SIZE - 1
@@ -114,7 +112,7 @@ def case_an_overflow_of_one_rank_is_one_of_all(_folder: Path) -> None:
     assert masked.tolist() == [1.5, 1.5, 2.0]
 
 
-def case_parts_of_a_tensor_become_whole(_folder: Path) -> None:
+def case_parts_of_a_tensor_become_whole() -> None:
     deepspeed.init_distributed()
     group = dist.group.WORLD
     for size in (1, 7, 8):
@@ -127,7 +125,7 @@ def case_parts_of_a_tensor_become_whole(_folder: Path) -> None:
         assert again.full_size() == [size, 3]
 
 
-def case_a_hook_counts_the_parameters_that_a_backward_reaches(_folder: Path) -> None:
+def case_a_hook_counts_the_parameters_that_a_backward_reaches() -> None:
     seen = []
     used, unused = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     product = used * 2
@@ -136,10 +134,10 @@ def case_a_hook_counts_the_parameters_that_a_backward_reaches(_folder: Path) -> 
     )
     product.sum().backward()
     assert seen == [1]
-    raises(RuntimeError, "within", lambda: utils.count_used_parameters_in_backward([used]))
+    raises(RuntimeError, "within", utils.count_used_parameters_in_backward, [used])
 
 
-def case_an_mpu_is_asked_by_any_of_its_names(_folder: Path) -> None:
+def case_an_mpu_is_asked_by_any_of_its_names() -> None:
     for kind in ("tensor_model_parallel", "slice_parallel", "model_parallel"):
         answers = {"rank": 3, "world_size": 8, "group": "ranks"}
         mpu = SimpleNamespace(
@@ -170,10 +168,10 @@ def case_files_that_name_a_loss_scaler_are_read(folder: Path) -> None:
     with torch.serialization.safe_globals([LossScaler]):
         assert torch.load(folder / f"{RANK}.pt")["scaler"].cur_scale == 8.0
     for scaler in (LossScaler, type("MyScaler", (LossScaler,), {})):
-        raises(NotImplementedError, "fp16.enabled", lambda scaler=scaler: scaler(8.0))
+        raises(NotImplementedError, "fp16.enabled", scaler, 8.0)
 
 
-def case_curricula_rise_in_their_steps(_folder: Path) -> None:
+def case_curricula_rise_in_their_steps() -> None:
     base = {"min_difficulty": 8, "max_difficulty": 1000}
     ramp = {"total_curriculum_step": 100, "difficulty_step": 16}
     for kind, degree in (("fixed_linear", 1), ("fixed_root", 2)):
@@ -192,25 +190,17 @@ def case_curricula_rise_in_their_steps(_folder: Path) -> None:
     )
     assert [steps.get_difficulty(s) for s in (0, 5, 6, 10, 11)] == [1, 1, 2, 2, 3]
     own = CurriculumScheduler({**base, "schedule_type": "custom"})
-    raises(RuntimeError, "set_custom", lambda: own.get_difficulty(1))
+    raises(RuntimeError, "set_custom", own.get_difficulty, 1)
     own.set_custom_get_difficulty(lambda step: step * 2)
     assert own.get_difficulty(21) == 42
-    raises(AssertionError, "max_difficulty", lambda: CurriculumScheduler({"min_difficulty": 1}))
-    raises(RuntimeError, "fixed_lin", lambda: CurriculumScheduler({**base, "schedule_type": "no"}))
-    raises(
-        AssertionError,
-        "one difficulty more",
-        lambda: CurriculumScheduler(
-            {
-                **base,
-                "schedule_type": "fixed_discrete",
-                "schedule_config": {"difficulty": [1], "max_step": [2]},
-            }
-        ),
-    )
+    raises(AssertionError, "max_difficulty", CurriculumScheduler, {"min_difficulty": 1})
+    raises(RuntimeError, "fixed_lin", CurriculumScheduler, {**base, "schedule_type": "no"})
+    lists = {"difficulty": [1], "max_step": [2]}
+    wrong = {**base, "schedule_type": "fixed_discrete", "schedule_config": lists}
+    raises(AssertionError, "one difficulty more", CurriculumScheduler, wrong)
 
 
-def case_sparse_gradients_keep_their_rows(_folder: Path) -> None:
+def case_sparse_gradients_keep_their_rows() -> None:
     layer = nn.Embedding(5, 3, sparse=True)
     layer(torch.tensor([4, 1, 1])).sum().backward()
     one = SparseTensor(layer.weight.grad)
@@ -218,32 +208,27 @@ def case_sparse_gradients_keep_their_rows(_folder: Path) -> None:
     assert one.sparse_size() == (8, 15)
     one.add(SparseTensor(layer.weight.grad))
     assert torch.equal(one.to_coo_tensor().to_dense(), 2 * layer.weight.grad.to_dense())
-    raises(AssertionError, "dense", lambda: SparseTensor(torch.ones(2)))
+    raises(AssertionError, "dense", SparseTensor, torch.ones(2))
 
 
-def case_optimizers_of_stage_0_in_16_bits_have_their_classes(_folder: Path) -> None:
+def case_optimizers_of_stage_0_in_16_bits_have_their_classes() -> None:
     half = {"fp16": {"enabled": True, "loss_scale": 8}}
     for stage in (0, 1):
-        engine, optimizer, *_ = start(stage, **half)
+        _, optimizer, *_ = start(stage, **half)
         assert isinstance(optimizer, FP16_Optimizer) is (stage == 0)
         assert not isinstance(optimizer, FP16_UnfusedOptimizer)
         assert optimizer.low_precision_dtype == torch.float16
-        engine.destroy()
     model = make()
     settings = config(0, bf16={"enabled": True})
-    engine, optimizer, *_ = deepspeed.initialize(
-        model=model, optimizer=adamw(model), config=settings
-    )
+    _, optimizer, *_ = begin(model=model, optimizer=adamw(model), config=settings)
     assert isinstance(optimizer, FP16_UnfusedOptimizer)
     assert not isinstance(optimizer, FP16_Optimizer)
     assert not isinstance(adamw(model), FP16_UnfusedOptimizer)
-    engine.destroy()
-    engine, optimizer, *_ = start(0)
+    _, optimizer, *_ = start(0)
     assert not isinstance(optimizer, FP16_Optimizer | FP16_UnfusedOptimizer)
-    engine.destroy()
 
 
-def case_unknown_keys_are_ignored_where_deepspeed_reads_by_name(_folder: Path) -> None:
+def case_unknown_keys_are_ignored_where_deepspeed_reads_by_name() -> None:
     lines: list[str] = []
     logger = deepspeed.utils.logger
     logger.addFilter(lambda record: lines.append(record.getMessage()) is None)
@@ -251,7 +236,7 @@ def case_unknown_keys_are_ignored_where_deepspeed_reads_by_name(_folder: Path) -
     logger.filters.clear()
     assert any("flops_profiler.step" in line and "aio.block_siz" in line for line in lines), lines
     engine.destroy()
-    refuses("/fp16/loss_scal", lambda: start(1, fp16={"loss_scal": 1}))
+    refuses("/fp16/loss_scal", start, 1, fp16={"loss_scal": 1})
 
 
 def case_the_engine_has_the_profile_that_was_asked_for(folder: Path) -> None:
@@ -265,7 +250,5 @@ def case_the_engine_has_the_profile_that_was_asked_for(folder: Path) -> None:
     if RANK == 0:
         assert engine.flops_profiler.flops == engine.flops_profiler.get_total_flops() > 0
         assert engine.flops_profiler.params == sum(p.numel() for p in make().parameters())
-    engine.destroy()
     engine, *_ = start(1)
     assert not hasattr(engine, "flops_profiler")
-    engine.destroy()

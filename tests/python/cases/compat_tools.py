@@ -1,7 +1,5 @@
 """What DeepSpeed's helpers beside the engine do: checkpointing, hosts, logs, tiles, sections."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io
@@ -15,11 +13,11 @@ import deepspeed
 import torch
 import zerorun
 
-from cases.compat import start
+from cases.compat import begin, start
 from cases.models import *
 
 
-def case_checkpointing_recomputes_with_the_same_random_numbers(_folder: Path) -> None:
+def case_checkpointing_recomputes_with_the_same_random_numbers() -> None:
     checkpointing = deepspeed.checkpointing
     tracker = checkpointing.get_cuda_rng_tracker()
     kept = torch.get_rng_state()
@@ -55,18 +53,15 @@ def case_checkpointing_recomputes_with_the_same_random_numbers(_folder: Path) ->
     checkpointing.CheckpointFunction.apply(lambda x: x * 2, outputs, torch.ones(2))
     assert outputs[0].tolist() == [2, 2]
     raises(ValueError, "no state other", lambda: tracker.fork("other").__enter__())
-    raises(ValueError, "is in use", lambda: tracker.add("second", 7 + 2718))
+    raises(ValueError, "is in use", tracker.add, "second", 7 + 2718)
     grid = types.SimpleNamespace(get_model_parallel_world_size=lambda: 2)
-    raises(
-        NotImplementedError,
-        "partition_activations",
-        lambda: checkpointing.configure(grid, partition_activations=True),
-    )
+    text = "partition_activations"
+    raises(NotImplementedError, text, checkpointing.configure, grid, partition_activations=True)
     checkpointing.configure(None)
     torch.set_rng_state(kept)
 
 
-def case_gradients_are_updated_together(_folder: Path) -> None:
+def case_gradients_are_updated_together() -> None:
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss_of(model, batch_of(0)).backward()
@@ -75,14 +70,14 @@ def case_gradients_are_updated_together(_folder: Path) -> None:
     optimizer.step()
     for stage in (2, 3):
         sharded = make()
-        engine, *_ = deepspeed.initialize(
+        engine, *_ = begin(
             model=sharded,
             optimizer=torch.optim.SGD(sharded.parameters(), lr=0.1),
             config=config(stage, gradient_clipping=0),
         )
         values = dict(make().named_parameters())
         names = {parameter: name for name, parameter in sharded.named_parameters()}
-        engine.backward(loss_of(engine, part_of(batch_of(0))))
+        backward(engine)
         deepspeed.utils.safe_update_full_grad_vectorized(
             sharded.blocks[0].parameters(), lambda grad, p: 2 * grad + 0.01 * values[names[p]]
         )
@@ -90,7 +85,6 @@ def case_gradients_are_updated_together(_folder: Path) -> None:
         with deepspeed.zero.GatheredParameters(list(sharded.parameters())):
             for expected, found in zip(model.parameters(), sharded.parameters(), strict=True):
                 torch.testing.assert_close(found.detach(), expected.detach())
-        engine.destroy()
 
 
 def case_lists_of_hosts_are_read_as_by_the_launcher(folder: Path) -> None:
@@ -123,7 +117,7 @@ def case_lists_of_hosts_are_read_as_by_the_launcher(folder: Path) -> None:
         raises(ValueError, text, wrong)
     for text in ("worker-0 slots=4\nworker-0 slots=4\n", "worker-0\n", "# nothing\n"):
         path.write_text(text)
-        raises(ValueError, "ostfile", lambda: runner.fetch_hostfile(str(path)))
+        raises(ValueError, "ostfile", runner.fetch_hostfile, str(path))
 
 
 def case_the_logger_has_levels_and_timers_measure(folder: Path) -> None:
@@ -138,7 +132,7 @@ def case_the_logger_has_levels_and_timers_measure(folder: Path) -> None:
     # Programs look for it to see that their engine is DeepSpeed's.
     assert any("DeepSpeed info: version=0.19.8" in line for line in lines) == (RANK == 0)
     deepspeed.utils.set_log_level_from_string("warning")
-    raises(ValueError, "loud", lambda: log.set_log_level_from_string("loud"))
+    raises(ValueError, "loud", log.set_log_level_from_string, "loud")
     assert log.get_dist_msg("here", [RANK]) == f"[Rank {RANK}] here"
     assert log.get_dist_msg("here", [RANK + 1]) is None
     folder.mkdir(exist_ok=True)
@@ -155,7 +149,7 @@ def case_the_logger_has_levels_and_timers_measure(folder: Path) -> None:
     assert deepspeed.utils.timer.trim_mean([9, 1, 2, 3, 0], 0.2) == 2.0
 
 
-def case_tiled_layers_are_one_layer(_folder: Path) -> None:
+def case_tiled_layers_are_one_layer() -> None:
     tiling = deepspeed.zero
     torch.manual_seed(3)
     layer = torch.nn.Linear(7, 5)
@@ -164,15 +158,8 @@ def case_tiled_layers_are_one_layer(_folder: Path) -> None:
     torch.testing.assert_close(tiled(x), layer(x))
     parts = deepspeed.runtime.zero.tiling.split_tensor_along_last_dim(x, tiled.in_parts)
     assert [part.shape[-1] for part in parts] == [3, 2, 2]
-    apart = tiling.TiledLinear(
-        7,
-        5,
-        in_splits=3,
-        out_splits=2,
-        input_is_already_split=True,
-        combine_out_splits=False,
-        init_linear=layer,
-    )
+    in_parts = {"input_is_already_split": True, "combine_out_splits": False}
+    apart = tiling.TiledLinear(7, 5, in_splits=3, out_splits=2, init_linear=layer, **in_parts)
     torch.testing.assert_close(torch.cat(apart(parts), -1), layer(x))
 
     class Biased(torch.nn.Linear):
@@ -184,9 +171,9 @@ def case_tiled_layers_are_one_layer(_folder: Path) -> None:
     )
     product, bias = pair(x)
     torch.testing.assert_close(product + bias, layer(x))
-    raises(RuntimeError, "in_splits=8", lambda: tiling.TiledLinear(7, 5, in_splits=8))
-    raises(RuntimeError, "(5, 7)", lambda: tiled.copy_params_from(torch.nn.Linear(5, 7)))
-    engine, *_ = deepspeed.initialize(
+    raises(RuntimeError, "in_splits=8", tiling.TiledLinear, 7, 5, in_splits=8)
+    raises(RuntimeError, "(5, 7)", tiled.copy_params_from, torch.nn.Linear(5, 7))
+    engine, *_ = begin(
         model=torch.nn.Sequential(tiled),
         config=config(3, optimizer={"type": "SGD", "params": {"lr": 0.1}}),
     )
@@ -197,14 +184,13 @@ def case_tiled_layers_are_one_layer(_folder: Path) -> None:
     tile = tiled.linears[1][2].weight
     with deepspeed.zero.GatheredParameters(tile):
         torch.testing.assert_close(tile.detach(), expected[3:, 5:].detach())
-    engine.destroy()
 
 
 def norm_of(module: torch.nn.Module) -> float:
     return torch.nn.utils.get_total_norm([p.grad for p in module.parameters()]).item()
 
 
-def case_needs_of_memory_are_those_of_zerorun_plan(_folder: Path) -> None:
+def case_needs_of_memory_are_those_of_zerorun_plan() -> None:
     from deepspeed.runtime.zero import stage3, stage_1_and_2
 
     binaries = Path(zerorun.__file__).parents[2] / "bin"  # of the build
@@ -227,7 +213,7 @@ def case_needs_of_memory_are_those_of_zerorun_plan(_folder: Path) -> None:
     assert "stage 3" in printed[0]
 
 
-def case_helpers_of_the_runtime(_folder: Path) -> None:
+def case_helpers_of_the_runtime() -> None:
     utils = deepspeed.runtime.utils
     assert utils.partition_uniform(10, 4) == [0, 3, 6, 8, 10]
     weights = [1, 9, 1, 1, 8, 1, 3]
@@ -261,15 +247,15 @@ def case_helpers_of_the_runtime(_folder: Path) -> None:
     assert comm.get_global_rank(group_rank=WORLD_SIZE - 1) == WORLD_SIZE - 1
     assert comm.get_all_ranks_from_group() == groups._get_data_parallel_group_ranks()
     assert (groups.get_model_parallel_world_size(), groups._get_broadcast_src_rank()) == (1, 0)
-    raises(NotImplementedError, "give the mpu to", lambda: groups.initialize(ep_size=2))
+    raises(NotImplementedError, "give the mpu to", groups.initialize, ep_size=2)
     zero.assert_ints_same_as_other_ranks([1, 2])
     if WORLD_SIZE > 1 and RANK > 0:
-        raises(RuntimeError, "[0]", lambda: zero.assert_ints_same_as_other_ranks([RANK]))
+        raises(RuntimeError, "[0]", zero.assert_ints_same_as_other_ranks, [RANK])
     else:
         zero.assert_ints_same_as_other_ranks([RANK])
 
 
-def case_initial_values_are_drawn_in_16_bits(_folder: Path) -> None:
+def case_initial_values_are_drawn_in_16_bits() -> None:
     """As a layer of that dtype draws them, which is not what rounding gives; buffers stay."""
 
     class Layer(torch.nn.Linear):
@@ -298,7 +284,7 @@ def case_initial_values_are_drawn_in_16_bits(_folder: Path) -> None:
         assert torch.equal(made.weight.cpu(), draw().weight)
 
 
-def case_tiles_of_a_sequence_are_the_whole(_folder: Path) -> None:
+def case_tiles_of_a_sequence_are_the_whole() -> None:
     from deepspeed.runtime.sequence_parallel import ulysses_sp
 
     class Net(torch.nn.Module):
@@ -342,7 +328,6 @@ def case_tiles_of_a_sequence_are_the_whole(_folder: Path) -> None:
             engine.backward(loss)
             engine.step()
             figures.append((loss.item(), engine.get_global_grad_norm()))
-        engine.destroy()
     whole, tiles = figures[:2], figures[2:]
     for found, expected in zip(tiles, whole, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)

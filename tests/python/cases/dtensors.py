@@ -1,7 +1,5 @@
 """Models of torch's parallelize_module on a mesh of 2 x 2 ranks, against those of one process."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import runpy
@@ -11,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 import zerorun
 from torch import nn
@@ -31,8 +28,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from cases.models import RANK, WORLD_SIZE, assert_close, make, refuses
-from cases.parts import CLIP, adamw, train_divided, train_whole
+from cases.models import *
+from cases.parts import adamw, config, train_whole, trainer
 
 WORDS, WIDTH, HIDDEN, HEADS, TOKENS, ROWS, STEPS = 32, 16, 24, 4, 6, 4, 5
 
@@ -80,8 +77,7 @@ class Block(nn.Module):
 
 
 def meshes() -> Any:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    with_process_group()
     return init_device_mesh("cpu", (WORLD_SIZE // 2, 2), mesh_dim_names=("dp", "tp"))
 
 
@@ -122,23 +118,18 @@ def own_loss(engine: nn.Module, step: int) -> torch.Tensor:
     return loss_of(engine, data_of(step).chunk(ranks.world_size)[ranks.rank])
 
 
+train = trainer(own_loss, STEPS)
+
+
 def start(mesh: Any, stage: int, seed: int = 0, private: bool = False) -> zerorun.ZeroEngine:
     """`private`: full parameters come and go, as on GPUs."""
     model = divided(mesh, seed)
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_clipping": CLIP,
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 20},
-        "zerorun": {"comm_timeout": 30, "share_parameters": not private},
-    }
-    return zerorun.initialize(model, adamw(model), config=config, device_mesh=mesh)[0]
+    keys = {"zerorun": {"comm_timeout": 30, "share_parameters": not private}}
+    keys["zero_optimization"] = {"stage": stage, "stage3_param_persistence_threshold": 20}
+    return initialize(model, adamw(model), config=config(1, stage, **keys), device_mesh=mesh)[0]
 
 
-def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
-    return train_divided(engine, own_loss, steps, first)
-
-
-def case_a_parallel_block_trains_like_the_whole_one(_folder: Path) -> None:
+def case_a_parallel_block_trains_like_the_whole_one() -> None:
     mesh = meshes()
     whole = make(Block)
     expected = train_whole(whole, whole_loss, STEPS)
@@ -161,22 +152,15 @@ def case_a_parallel_block_trains_like_the_whole_one(_folder: Path) -> None:
         assert isinstance(weight, DTensor)
 
 
-def case_lamb_has_the_norms_of_whole_tensors(_folder: Path) -> None:
+def case_lamb_has_the_norms_of_whole_tensors() -> None:
     mesh = meshes()
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "optimizer": {"type": "Lamb", "params": {"lr": 0.02, "weight_decay": 0.1}},
-        "zero_optimization": {"stage": 2},
-        "zerorun": {"comm_timeout": 30},
-    }
-    whole, *_ = zerorun.initialize(make(Block), config=config)
+    lamb = {"type": "Lamb", "params": {"lr": 0.02, "weight_decay": 0.1}}
+    keys = {"optimizer": lamb, "gradient_clipping": 0.0}
+    whole, *_ = initialize(make(Block), config=config(1, 2, **keys))
     expected = train(whole)
-    whole.destroy()
     for stage in (1, 3):
-        config["zero_optimization"] = {"stage": stage}
-        engine, *_ = zerorun.initialize(divided(mesh), config=config, device_mesh=mesh)
+        engine, *_ = initialize(divided(mesh), config=config(1, stage, **keys), device_mesh=mesh)
         assert_close(train(engine), expected)
-        engine.destroy()
 
 
 def case_a_checkpoint_has_the_pieces(folder: Path) -> None:
@@ -185,22 +169,19 @@ def case_a_checkpoint_has_the_pieces(folder: Path) -> None:
     train(engine, 2)
     engine.save_checkpoint(folder)
     expected = train(engine, 2, first=2)
-    engine.destroy()
     engine = start(mesh, 3, seed=3)
     engine.load_checkpoint(folder)
     assert train(engine, 2, first=2) == expected
-    refuses("under one name", lambda: get_model_state_dict(engine.module))
-    engine.destroy()
+    refuses("under one name", get_model_state_dict, engine.module)
     engine = start(mesh, 2, seed=3)
     engine.load_checkpoint(folder)
     engine.save_16bit_model(folder)
     if engine._ranks.job.rank == 0:
         saved = torch.load(folder / "pytorch_model.bin")
         assert saved["mlp.up.weight"].shape == (HIDDEN, WIDTH)
-    engine.destroy()
 
 
-def case_state_dicts_of_torch_have_dtensors(_folder: Path) -> None:
+def case_state_dicts_of_torch_have_dtensors() -> None:
     engine = start(meshes(), 2)
     model = engine.module
     state = {name: value.clone() for name, value in get_model_state_dict(model).items()}
@@ -210,11 +191,10 @@ def case_state_dicts_of_torch_have_dtensors(_folder: Path) -> None:
     assert torch.equal(model.mlp.up.weight.full_tensor(), expected)
     master = zerorun.zero.safe_get_full_fp32_param(model.mlp.up.weight)
     assert torch.equal(master.full_tensor(), expected)
-    refuses("under one name", lambda: get_optimizer_state_dict(model, engine.optimizer))
-    engine.destroy()
+    refuses("under one name", get_optimizer_state_dict, model, engine.optimizer)
 
 
-def case_the_example_trains(_folder: Path) -> None:
+def case_the_example_trains() -> None:
     meshes()
     path = Path(__file__).parents[3] / "examples" / "python" / "tensor_parallel.py"
     printed = io.StringIO()
@@ -227,7 +207,7 @@ def case_the_example_trains(_folder: Path) -> None:
         assert "'0.weight': (256, 64)" in printed.getvalue()
 
 
-def case_models_of_fsdp_on_meshes(_folder: Path) -> None:
+def case_models_of_fsdp_on_meshes() -> None:
     """HSDP's is adopted with its mesh; one sharded over fewer ranks, or a part, is refused."""
     mesh = meshes()
     whole = make(Block)
@@ -235,51 +215,29 @@ def case_models_of_fsdp_on_meshes(_folder: Path) -> None:
     copies = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
     for stage in (1, 3):
         model = fully_shard(make(Block), mesh=copies)
-        config = {
-            "train_micro_batch_size_per_gpu": 1,
-            "gradient_clipping": CLIP,
-            "zero_optimization": {"stage": stage},
-        }
-        engine = zerorun.initialize(model, adamw(model), config=config, device_mesh=copies)[0]
+        given = config(1, stage)
+        engine = initialize(model, adamw(model), config=given, device_mesh=copies)[0]
         assert_close(train(engine, 3), expected)
-        engine.destroy()
     fewer = fully_shard(make(Block), mesh=mesh["tp"])
-    refuses(
-        "give fully_shard (DistributedConfig) a mesh of all",
-        lambda: zerorun.shard(fewer, stage=3),
-    )
+    refuses("give fully_shard (DistributedConfig) a mesh of all", shard, fewer, stage=3)
     part = fully_shard(divided(mesh), mesh=mesh["dp"])
-    refuses(
-        "by fully_shard and by tensor parallelism",
-        lambda: zerorun.shard(part, stage=3, device_mesh=mesh),
-    )
+    refuses("by fully_shard and by tensor parallelism", shard, part, stage=3, device_mesh=mesh)
 
 
-def case_placements_that_cannot_be_trained_are_errors(_folder: Path) -> None:
+def case_placements_that_cannot_be_trained_are_errors() -> None:
     mesh = meshes()
     model = divided(mesh)
-    refuses(
-        "expected, for ranks with other data, one of",
-        lambda: zerorun.shard(
-            model, stage=1, device_mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-        ),
-    )
-    refuses(
-        "named 'replicat' (did you mean 'replicate'?)",
-        lambda: zerorun.shard(
-            model,
-            stage=1,
-            device_mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "replicat")),
-        ),
-    )
-    refuses("give the whole mesh", lambda: zerorun.shard(model, stage=1, device_mesh=mesh["dp"]))
-    refuses("give initialize the whole", lambda: zerorun.shard(model, stage=1))
+    for names, text in (
+        (("a", "b"), "expected, for ranks with other data, one of"),
+        (("dp", "replicat"), "named 'replicat' (did you mean 'replicate'?)"),
+    ):
+        wrong = init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+        refuses(text, shard, model, stage=1, device_mesh=wrong)
+    refuses("give the whole mesh", shard, model, stage=1, device_mesh=mesh["dp"])
+    refuses("give initialize the whole", shard, model, stage=1)
     odd = nn.Linear(4, 4, bias=False)
     local = DTensor.from_local(torch.zeros(4, 4), mesh["tp"], [Partial()], run_check=False)
     odd.weight = nn.Parameter(local)
-    refuses("expected Shard or Replicate", lambda: zerorun.shard(odd, stage=1, device_mesh=mesh))
+    refuses("expected Shard or Replicate", shard, odd, stage=1, device_mesh=mesh)
     odd.weight = nn.Parameter(distribute_tensor(torch.zeros(4, 4), mesh["dp"], [Shard(0)]))
-    refuses(
-        "parallelize_module its other dimension alone",
-        lambda: zerorun.shard(odd, stage=1, device_mesh=mesh),
-    )
+    refuses("parallelize_module its other dimension alone", shard, odd, stage=1, device_mesh=mesh)

@@ -1,7 +1,5 @@
 """Experts on different ranks (2 x 2), against one process that has them all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ import zerorun
 from torch import nn
 from zerorun import consolidate, experts
 
-from cases.models import RANK, WORLD_SIZE, assert_close, make, mean, refuses
-from cases.parts import CLIP, adamw, squared_errors, train_divided, train_whole
+from cases.models import *
+from cases.parts import adamw, config, random_rows, squared_errors, train_whole, trainer
 
 WIDTH, HIDDEN, EXPERTS, ROWS, STEPS = 12, 20, 4, 16, 6
 
@@ -86,41 +84,25 @@ class Mixture(nn.Module):
         return torch.einsum("tep,epw->tw", sent * best[:, None, None], outputs)
 
 
-def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(700 + step)
-    return tuple(torch.randn(ROWS, WIDTH, generator=generator) for _ in range(2))
-
-
+data_of = random_rows(700, ROWS, WIDTH)
 whole_loss, own_loss = squared_errors(data_of)
+train = trainer(own_loss, STEPS)
 
 
 def groups(size: int = 2, **options: Any) -> experts.ExpertGroups:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    with_process_group()
     return experts.start(size, **options)
 
 
 def start(stage: int, size: int = 2, seed: int = 0, **keys: Any) -> zerorun.ZeroEngine:
     torch.manual_seed(seed)
     model = Mixture(groups(size))
-    config = {
-        "train_micro_batch_size_per_gpu": ROWS // WORLD_SIZE,
-        "gradient_clipping": CLIP,
-        "zero_optimization": {
-            "stage": stage,
-            "stage3_param_persistence_threshold": 100,
-            "reduce_bucket_size": 800,
-        },
-        "zerorun": {"comm_timeout": 30},
-    }
-    return zerorun.initialize(model, adamw(model), config=config | keys)[0]
+    zero = {"stage": stage, "stage3_param_persistence_threshold": 100, "reduce_bucket_size": 800}
+    keys = {"zero_optimization": zero} | keys
+    return initialize(model, adamw(model), config=config(ROWS // WORLD_SIZE, stage, **keys))[0]
 
 
-def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
-    return train_divided(engine, own_loss, steps, first)
-
-
-def case_experts_on_different_ranks_train_like_those_of_one(_folder: Path) -> None:
+def case_experts_on_different_ranks_train_like_those_of_one() -> None:
     whole = make(Mixture)
     expected = train_whole(whole, whole_loss, STEPS)
     private = {"zerorun": {"comm_timeout": 30, "share_parameters": False}}
@@ -142,21 +124,17 @@ def case_experts_on_different_ranks_train_like_those_of_one(_folder: Path) -> No
                 found = zerorun.zero.safe_get_full_fp32_param(weight)
                 expert = whole.experts.deepspeed_experts[number]
                 torch.testing.assert_close(found, expert.up.weight, rtol=1e-4, atol=1e-5)
-            engine.destroy()
 
 
 def case_optimizers_that_look_at_whole_tensors_know_of_experts(folder: Path) -> None:
     for kind in ("Lamb", "Muon"):
-        config = {
-            "train_micro_batch_size_per_gpu": ROWS // WORLD_SIZE,
-            "optimizer": {"type": kind, "params": {"lr": 0.02, "weight_decay": 0.1}},
-            "zerorun": {"comm_timeout": 30},
-        }
+        optimizer = {"type": kind, "params": {"lr": 0.02, "weight_decay": 0.1}}
         expected, path = None, folder / kind
         for size, stage in ((1, 2), (2, 0), (2, 2), (4, 1), (2, 3)):
             model = make(lambda size=size: Mixture(groups(size)))
-            keys = {"zero_optimization": {"stage": stage, "reduce_bucket_size": 800}}
-            engine, *_ = zerorun.initialize(model, config=config | keys)
+            keys = {"optimizer": optimizer, "gradient_clipping": 0.0}
+            keys["zero_optimization"] = {"stage": stage, "reduce_bucket_size": 800}
+            engine, *_ = initialize(model, config=config(ROWS // WORLD_SIZE, stage, **keys))
             found = train(engine)
             expected = expected or found
             assert_close(found, expected)
@@ -165,7 +143,6 @@ def case_optimizers_that_look_at_whole_tensors_know_of_experts(folder: Path) -> 
             else:
                 engine.load_checkpoint(path)
                 assert engine.global_steps == STEPS
-            engine.destroy()
 
 
 def case_a_checkpoint_goes_to_another_number_of_ranks(folder: Path) -> None:
@@ -183,7 +160,6 @@ def case_a_checkpoint_goes_to_another_number_of_ranks(folder: Path) -> None:
         engine = start(stage, size, seed=9)
         engine.load_checkpoint(folder)
         assert_close(train(engine, 3, first=2), expected, 1e-6)
-        engine.destroy()
 
 
 def case_a_torch_optimizer_and_accumulation_know_of_experts(folder: Path) -> None:
@@ -192,13 +168,9 @@ def case_a_torch_optimizer_and_accumulation_know_of_experts(folder: Path) -> Non
 
     def losses_of(stage: int, path: Path) -> list[float]:
         model = make(lambda: Mixture(groups()))
-        config = {
-            "train_micro_batch_size_per_gpu": ROWS // WORLD_SIZE // 2,
-            "gradient_accumulation_steps": 2,
-            "zero_optimization": {"stage": stage},
-            "zerorun": {"comm_timeout": 30},
-        }
-        engine, *_ = zerorun.initialize(model, sgd(model), config=config)
+        keys = {"gradient_accumulation_steps": 2, "gradient_clipping": 0.0}
+        settings = config(ROWS // WORLD_SIZE // 2, stage, **keys)
+        engine, *_ = initialize(model, sgd(model), config=settings)
         losses = []
         for step in range(4):
             if step == 2:
@@ -210,7 +182,6 @@ def case_a_torch_optimizer_and_accumulation_know_of_experts(folder: Path) -> Non
                 engine.step()
                 losses.append(mean(loss.detach(), engine))
         assert engine.load_checkpoint(path)[0] is not None
-        engine.destroy()
         return losses
 
     model = make(Mixture)
@@ -227,32 +198,22 @@ def case_a_torch_optimizer_and_accumulation_know_of_experts(folder: Path) -> Non
         assert_close(losses_of(stage, folder / str(stage)), expected)
 
 
-def case_what_cannot_be_is_an_error(_folder: Path) -> None:
+def case_what_cannot_be_is_an_error() -> None:
     model = Mixture(groups())
     for parameter in model.experts.parameters():
         parameter.group_name = "ep_size_3"
     plain = {"train_micro_batch_size_per_gpu": 1, "zerorun": {"comm_timeout": 30}}
-    refuses(
-        "no such group, only: ep_size_2",
-        lambda: zerorun.initialize(model, adamw(model), config=plain),
-    )
+    refuses("no such group, only: ep_size_2", initialize, model, adamw(model), config=plain)
     uneven = Mixture(groups())
     if RANK == 1:
         last = [p for p in uneven.parameters() if experts.is_expert(p)][-1]
         del last.allreduce
-    refuses(
-        "and missing on rank 1: expected as many experts on each rank",
-        lambda: zerorun.initialize(uneven, adamw(uneven), config=plain),
-    )
-    refuses("do not divide the job's 4", lambda: experts.start(3))
+    text = "and missing on rank 1: expected as many experts on each rank"
+    refuses(text, initialize, uneven, adamw(uneven), config=plain)
+    refuses("do not divide the job's 4", experts.start, 3)
     sharded = {"zero_optimization": {"stage": 2}}
-    refuses(
-        "not for a model with expert parallelism",
-        lambda: start(2, zerorun={"comm_timeout": 30, "shard_group_size": 2}, **sharded),
-    )
+    text = "not for a model with expert parallelism"
+    refuses(text, start, 2, zerorun={"comm_timeout": 30, "shard_group_size": 2}, **sharded)
     with zerorun.zero.Init():
         model = Mixture(groups())
-    refuses(
-        "without zero.Init",
-        lambda: zerorun.initialize(model, adamw(model), config=plain | sharded),
-    )
+    refuses("without zero.Init", initialize, model, adamw(model), config=plain | sharded)

@@ -1,9 +1,6 @@
 """What becomes of changes within GatheredParameters, and of modules that are changed under Init."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ from cases.models import *
 from cases.zero import EMPTY, both_states
 
 
-def case_parameters_gather_lists_and_keep_changes_when_told_so(_folder: Path) -> None:
+def case_parameters_gather_lists_and_keep_changes_when_told_so() -> None:
     """The methods that DeepSpeed gives to a parameter, called by the program."""
     for parameter, engine in both_states():
         others = [] if engine is None else list(engine.module.blocks[0].parameters())
@@ -38,33 +35,30 @@ def case_parameters_gather_lists_and_keep_changes_when_told_so(_folder: Path) ->
             with GatheredParameters(parameter):
                 assert torch.equal(parameter.detach(), before * 2 if kept else before)
         if engine is not None:
-            engine.backward(loss_of(engine, part_of(batch_of(0))))
-            engine.step()
+            train(engine, 1)
 
 
-def case_pytorch_works_within_a_gather_as_outside(_folder: Path) -> None:
+def case_pytorch_works_within_a_gather_as_outside() -> None:
     """Also where a tensor has no memory, as within vmap and while torch.compile reads code."""
-    model, engine = started(config(3))
+    model, _ = started(config(3))
     copied = torch.compile(lambda x, y: x.clone().copy_(y), backend="eager", fullgraph=True)
     with GatheredParameters(model.head.weight, modifier_rank=0):
         x = torch.ones(2, 3)
         assert torch.equal(torch.vmap(lambda row: torch.zeros_like(row).copy_(row))(x), x)
         assert torch.equal(copied(torch.zeros(2, 3), x), x)
         assert _len_torch_function_stack() == 0
-    engine.destroy()
 
 
-def case_only_parameters_are_gathered_and_none_is_none(_folder: Path) -> None:
-    model, engine = started(config(3))
+def case_only_parameters_are_gathered_and_none_is_none() -> None:
+    model, _ = started(config(3))
     gather = zerorun.zero.GatheredParameters
     with gather(None), gather([model.head.weight, None], modifier_rank=0):
         assert model.head.weight.numel() > 0
     for module in (model.head, model.blocks):
-        refuses("module.parameters()", lambda m=module: gather(m))
-    engine.destroy()
+        refuses("module.parameters()", gather, module)
 
 
-def case_changes_without_a_modifier_end_with_the_block(_folder: Path) -> None:
+def case_changes_without_a_modifier_end_with_the_block() -> None:
     """Each rank merges an adapter of its own, and sees nothing of the others'."""
     for parameter, engine in both_states():
         with GatheredParameters(parameter):
@@ -102,17 +96,16 @@ def case_changes_without_a_modifier_end_with_the_block(_folder: Path) -> None:
             assert parameter.detach().unique().tolist() == [5.0]
 
 
-def case_a_step_while_parameters_are_held_is_an_error(_folder: Path) -> None:
+def case_a_step_while_parameters_are_held_is_an_error() -> None:
     model, engine = started(config(3))
-    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    backward(engine)
     with GatheredParameters(model.blocks[1].up.weight):
         refuses("parameters of blocks.1 are held full", engine.step)
     engine.step()
     assert engine.global_steps == 1
-    engine.destroy()
 
 
-def case_apply_under_init_sees_full_values(_folder: Path) -> None:
+def case_apply_under_init_sees_full_values() -> None:
     def initialize(module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, generator=torch.Generator().manual_seed(5))
@@ -138,14 +131,14 @@ def case_apply_under_init_sees_full_values(_folder: Path) -> None:
     assert "_apply" not in nn.Module.apply.__qualname__
 
 
-def case_a_moving_average_of_empty_parameters_is_an_error(_folder: Path) -> None:
+def case_a_moving_average_of_empty_parameters_is_an_error() -> None:
     with Init():
         model = make()
     average = AveragedModel(model)  # as empty as the model: nothing else would tell
-    refuses("AveragedModel: ", lambda: average.update_parameters(model))
+    refuses("AveragedModel: ", average.update_parameters, model)
 
 
-def case_a_moving_average_is_made_within_a_gather(_folder: Path) -> None:
+def case_a_moving_average_is_made_within_a_gather() -> None:
     """Elsewhere torch's AveragedModel would average empty tensors."""
     plain = make()
     basic = adamw(plain)
@@ -155,7 +148,7 @@ def case_a_moving_average_is_made_within_a_gather(_folder: Path) -> None:
             model = make()
         with GatheredParameters(model.parameters()):
             average = AveragedModel(model)
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+        engine, *_ = initialize(model, adamw(model), config=config(3))
         for step in range(3):
             if not under_init:
                 basic.zero_grad()
@@ -163,17 +156,15 @@ def case_a_moving_average_is_made_within_a_gather(_folder: Path) -> None:
                 nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
                 basic.step()
                 expected.update_parameters(plain)
-            engine.backward(loss_of(engine, part_of(batch_of(step))))
-            engine.step()
+            train(engine, 1, first=step)
             with GatheredParameters(model.parameters()):
                 average.update_parameters(model)
         pairs = zip(average.parameters(), expected.parameters(), strict=True)
         for found, wanted in pairs:
             torch.testing.assert_close(found.cpu(), wanted, rtol=1e-3, atol=1e-4)
-        engine.destroy()
 
 
-def case_the_inner_one_of_nested_inits_counts(_folder: Path) -> None:
+def case_the_inner_one_of_nested_inits_counts() -> None:
     with Init(dtype=torch.bfloat16):
         with Init(dtype=torch.float16):
             inner = nn.Linear(4, 4)
@@ -181,7 +172,7 @@ def case_the_inner_one_of_nested_inits_counts(_folder: Path) -> None:
     assert (inner.weight.dtype, outer.weight.dtype) == (torch.float16, torch.bfloat16)
 
 
-def case_copies_under_init_are_whole(_folder: Path) -> None:
+def case_copies_under_init_are_whole() -> None:
     with Init():
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
         encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -216,7 +207,7 @@ class Recomputed(nn.Module):
         return x.square().mean()
 
 
-def case_frozen_parameters_are_full_for_a_recomputation(_folder: Path) -> None:
+def case_frozen_parameters_are_full_for_a_recomputation() -> None:
     rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     expected = make(Recomputed).to(DEVICE)
     optimizer = adamw(expected)
@@ -231,21 +222,18 @@ def case_frozen_parameters_are_full_for_a_recomputation(_folder: Path) -> None:
     with GatheredParameters(model.parameters()):
         for found, wanted in zip(model.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
-    engine.destroy()
 
 
-def case_modules_with_few_elements_are_gathered_as_a_whole(_folder: Path) -> None:
+def case_modules_with_few_elements_are_gathered_as_a_whole() -> None:
     """A block has 8 + 8 + 72 + 72 elements in three layers and itself: 40 each."""
     for threshold, leaves in ((0, []), (39, []), (40, ["blocks.0", "blocks.1"])):
-        model = make(NamedBlocks)
         zero = {"stage3_module_granularity_threshold": threshold}
         settings = config(3, gradient_clipping=0.0)
         settings["zero_optimization"] = settings["zero_optimization"] | zero
-        engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+        model, engine = started(settings, NamedBlocks)
         assert [name for name, module in model.named_modules() if is_leaf(module)] == leaves
         engine.backward(engine(torch.ones(2, 8, device=DEVICE)))
         engine.step()
-        engine.destroy()
 
 
 class NamedBlocks(Recomputed):
@@ -268,7 +256,7 @@ class Block(nn.Module):
         return self.down(self.up(self.norm(x)))
 
 
-def case_sanity_checks_refuse_changes_that_would_be_lost(_folder: Path) -> None:
+def case_sanity_checks_refuse_changes_that_would_be_lost() -> None:
     settings = config(3)
     settings["zero_optimization"]["enable_sanity_checks"] = True
     with Init(config=settings):
@@ -296,11 +284,10 @@ def case_sanity_checks_refuse_changes_that_would_be_lost(_folder: Path) -> None:
         with GatheredParameters(weight):
             assert torch.equal(weight, before + 1)
         if engine is None:
-            engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
-    engine.destroy()
+            engine, *_ = initialize(model, adamw(model), config=settings)
 
 
-def case_the_own_part_is_written_where_it_is_kept(_folder: Path) -> None:
+def case_the_own_part_is_written_where_it_is_kept() -> None:
     """`ds_tensor.data = values`, which would otherwise reach a tensor that nobody reads."""
     for parameter, _ in both_states():
         own = parameter.ds_tensor
@@ -317,13 +304,12 @@ def case_the_own_part_is_written_where_it_is_kept(_folder: Path) -> None:
             own.data = wrong
 
 
-def case_one_leaf_module_is_named_by_a_string(_folder: Path) -> None:
+def case_one_leaf_module_is_named_by_a_string() -> None:
     for key, name in (("classes", "Block"), ("names", "blocks.0"), ("name_suffixes", "ocks.0")):
         settings = config(3)
         settings["zero_optimization"]["leaf_module"] = {key: name}
-        model, engine = started(settings)
+        model, _ = started(settings)
         assert is_leaf(model.blocks[0])
-        engine.destroy()
 
 
 class Regularised(nn.Module):
@@ -344,7 +330,7 @@ class Regularised(nn.Module):
         return logits, penalty
 
 
-def case_parameters_gathered_for_the_module_that_is_running(_folder: Path) -> None:
+def case_parameters_gathered_for_the_module_that_is_running() -> None:
     def loss_with_penalty(model: nn.Module, step: int) -> torch.Tensor:
         tokens = batch_of(step).to(next(model.parameters()).device)
         logits, penalty = model(tokens[:, :-1])
@@ -368,7 +354,7 @@ def case_parameters_gathered_for_the_module_that_is_running(_folder: Path) -> No
             optimizer.step()
             expected.append(loss.item())
         model = wrapped(gather=True)
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+        engine, *_ = initialize(model, adamw(model), config=config(3))
         losses = []
         for step in range(3):
             loss = loss_with_penalty(model, step)
@@ -377,4 +363,3 @@ def case_parameters_gathered_for_the_module_that_is_running(_folder: Path) -> No
             losses.append(loss.item())
         assert_close(losses, expected)
         assert all(parameter.numel() == 0 for parameter in model.parameters())
-        engine.destroy()

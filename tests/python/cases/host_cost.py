@@ -1,7 +1,5 @@
 """What stage 3 costs the host, counted, and modules that are called without their unit."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,9 +21,9 @@ def hooked(model: nn.Module) -> set[str]:
     return {name for name, module in model.named_modules() if module._forward_pre_hooks}
 
 
-def case_python_calls_of_a_micro_step(_folder: Path) -> None:
+def case_python_calls_of_a_micro_step() -> None:
     model = make_model()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    engine, *_ = initialize(model, adamw(model), config=config(3))
     for most, recomputed in ((750, False), (1500, True)):
         if recomputed:
             with warnings.catch_warnings():
@@ -37,7 +35,6 @@ def case_python_calls_of_a_micro_step(_folder: Path) -> None:
         assert 0 < found["zerorun"] <= most, found
         assert found["dynamo"] == 0, found
     assert LAYERS < len(hooked(model)) <= LAYERS + 8
-    engine.destroy()
 
 
 class Bypassed(Model):
@@ -64,7 +61,7 @@ class Bypassed(Model):
         return self.head(x)
 
 
-def case_a_model_that_calls_the_modules_inside_of_its_units(_folder: Path) -> None:
+def case_a_model_that_calls_the_modules_inside_of_its_units() -> None:
     expected, _ = reference(kind=Bypassed, steps=4)
     model, engine = started(config(3), Bypassed)
     assert "blocks.0.up" not in hooked(model)
@@ -74,7 +71,6 @@ def case_a_model_that_calls_the_modules_inside_of_its_units(_folder: Path) -> No
         assert {"blocks.0.up", "pairs.1.norm"} <= hooked(model)
         assert all(parameter.numel() == 0 for parameter in model.parameters())
     assert_close(losses, expected)
-    engine.destroy()
 
 
 class Parts(nn.Module):
@@ -103,15 +99,7 @@ def full_layers(model: nn.Module) -> int:
     return sum(weight.numel() > 0 for weight in weights)
 
 
-def bare_config() -> dict[str, object]:
-    """Nothing stays gathered after its use."""
-    settings = config(3)
-    settings["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
-    settings["zero_optimization"] |= {"stage3_max_live_parameters": 0}
-    return settings
-
-
-def case_calls_of_parts_fill_one_block_at_a_time(_folder: Path) -> None:
+def case_calls_of_parts_fill_one_block_at_a_time() -> None:
     expected, _ = reference(kind=Parts, steps=3)
     for evaluate_first in (False, True):
         model, engine = started(bare_config(), Parts)
@@ -125,7 +113,6 @@ def case_calls_of_parts_fill_one_block_at_a_time(_folder: Path) -> None:
             losses += train(engine, 1, first=step)
             assert model.most <= 1, (step, model.most)  # 1: the first step's first block
         assert_close(losses, expected)
-        engine.destroy()
 
 
 class Tied(nn.Module):
@@ -159,7 +146,7 @@ class TwoUnits(nn.Module):
         return self.blocks[0](self.embedding(tokens))
 
 
-def case_a_part_with_parameters_of_two_units(_folder: Path) -> None:
+def case_a_part_with_parameters_of_two_units() -> None:
     plain = make(TwoUnits).to(DEVICE)
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     for has_graph in (False, True):
@@ -173,10 +160,9 @@ def case_a_part_with_parameters_of_two_units(_folder: Path) -> None:
                     engine.step()
                     break
         assert all(parameter.numel() == 0 for parameter in model.parameters())
-        engine.destroy()
 
 
-def case_a_part_within_gathered_parameters_has_its_backward_outside(_folder: Path) -> None:
+def case_a_part_within_gathered_parameters_has_its_backward_outside() -> None:
     x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
 
     def loss_of_attention(model: nn.Module) -> torch.Tensor:
@@ -195,7 +181,6 @@ def case_a_part_within_gathered_parameters_has_its_backward_outside(_folder: Pat
                 found = zerorun.zero.safe_get_full_grad(parameter)
                 torch.testing.assert_close(found.to(DEVICE), expected[name])
         engine.drop_batch()
-    engine.destroy()
 
 
 class Reader(nn.Module):
@@ -212,11 +197,10 @@ class Reader(nn.Module):
             return x @ self.embedding.weight.t()
 
 
-def case_a_read_within_gathered_parameters_has_its_backward_outside(_folder: Path) -> None:
+def case_a_read_within_gathered_parameters_has_its_backward_outside() -> None:
     expected, _ = reference(kind=Reader, steps=3)
     _, engine = started(bare_config(), Reader)
     assert_close(train(engine, 3), expected)
-    engine.destroy()
 
 
 class Generating(nn.Module):
@@ -247,9 +231,9 @@ class Summed(nn.Module):
         return self.blocks[1](self.blocks[0](x))
 
 
-def case_a_generator_inside_of_a_unit_called_on_its_own(_folder: Path) -> None:
+def case_a_generator_inside_of_a_unit_called_on_its_own() -> None:
     plain, model = make(Summed).to(DEVICE), make(Summed)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=bare_config())
+    engine, *_ = initialize(model, adamw(model), config=bare_config())
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     torch.testing.assert_close(engine(x), plain(x))
     found, expected = (sum(each.blocks[0].parts(x)) for each in (model, plain))
@@ -257,7 +241,6 @@ def case_a_generator_inside_of_a_unit_called_on_its_own(_folder: Path) -> None:
     engine.backward(found.sum())
     engine.step()
     assert all(parameter.numel() == 0 for parameter in model.parameters())
-    engine.destroy()
 
 
 def inner_loss(block: nn.Module, around: Callable[[], object]) -> torch.Tensor:
@@ -269,7 +252,7 @@ def inner_loss(block: nn.Module, around: Callable[[], object]) -> torch.Tensor:
     return out.square().mean()  # whose backward is outside
 
 
-def case_an_inner_module_called_by_the_program(_folder: Path) -> None:
+def case_an_inner_module_called_by_the_program() -> None:
     for gathered in (False, True):
         plain = make().to(DEVICE)
         optimizer = adamw(plain)
@@ -293,10 +276,9 @@ def case_an_inner_module_called_by_the_program(_folder: Path) -> None:
             engine.step()
             assert all(parameter.numel() == 0 for parameter in model.parameters())
         assert "blocks.1.up" in hooked(model)
-        engine.destroy()
 
 
-def case_a_part_without_hooks_reads_anothers_parameter(_folder: Path) -> None:
+def case_a_part_without_hooks_reads_anothers_parameter() -> None:
     expected, _ = reference(kind=Inside, steps=3)
     model, engine = started(config(3), Inside)
     assert "part" not in hooked(model)
@@ -308,10 +290,9 @@ def case_a_part_without_hooks_reads_anothers_parameter(_folder: Path) -> None:
         losses.append(mean(loss.detach(), engine))
     assert "part" in hooked(model)
     assert_close(losses, expected)
-    engine.destroy()
 
 
-def case_reads_within_a_unit_are_those_of_a_dictionary(_folder: Path) -> None:
+def case_reads_within_a_unit_are_those_of_a_dictionary() -> None:
     seen = []
 
     class Seeing(Block):
@@ -322,8 +303,8 @@ def case_reads_within_a_unit_are_those_of_a_dictionary(_folder: Path) -> None:
 
     model = make()
     model.blocks = nn.ModuleList(Seeing(32) for _ in range(2))
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
-    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    engine, *_ = initialize(model, adamw(model), config=config(3))
+    backward(engine)
     engine.step()
     assert seen == [True, True]
     kind = type(model.blocks[0].up._parameters)

@@ -1,9 +1,5 @@
 """zero.Init where ranks train on GPUs (that are not there): see fake_torch_cuda.py."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 import zerorun
@@ -11,17 +7,16 @@ import zerorun
 from cases.models import *
 
 
-def case_zero_init_puts_its_parts_on_the_gpu(_folder: Path) -> None:
+def case_zero_init_puts_its_parts_on_the_gpu() -> None:
     with zerorun.zero.Init():
         model = make(Model)
     assert {value.device for value in model.parameters()} == {DEVICE}
     assert {value.ds_tensor.device for value in model.parameters()} == {DEVICE}
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    engine, *_ = initialize(model, adamw(model), config=config(3))
     assert_close(train(engine, 2), reference(steps=2)[0])
-    engine.destroy()
 
 
-def case_zero_init_keeps_what_is_offloaded_on_the_host(_folder: Path) -> None:
+def case_zero_init_keeps_what_is_offloaded_on_the_host() -> None:
     """A model that the GPUs together do not hold: they get one parameter at a time."""
     offloaded = config(3)["zero_optimization"] | {"offload_param": {"device": "cpu"}}
     settings = config(3, zero_optimization=offloaded)
@@ -34,22 +29,19 @@ def case_zero_init_keeps_what_is_offloaded_on_the_host(_folder: Path) -> None:
         with zerorun.zero.GatheredParameters(model.parameters()):
             assert {value.device for value in model.parameters()} == {DEVICE}
             assert all(value.numel() == value.ds_numel for value in model.parameters())
-        engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+        engine, *_ = initialize(model, adamw(model), config=settings)
         assert_close(train(engine, 2), expected)
-        engine.destroy()
     with zerorun.zero.Init(config_dict_or_path=settings, remote_device="none"):
         model = make(Model)
     assert {value.ds_tensor.device for value in model.parameters()} == {DEVICE}
 
 
-def case_ranks_that_a_scheduler_shows_the_same_gpu_are_named(_folder: Path) -> None:
+def case_ranks_that_a_scheduler_shows_the_same_gpu_are_named() -> None:
     if WORLD_SIZE == 1:
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as srun does where tasks share all GPUs
         patch.delenv("ZERORUN_SHARE_GPUS")
         model = make()
-        refuses(
-            "ranks 0 and 1 have the same GPU: show each rank one of its own",
-            lambda: zerorun.initialize(model, adamw(model), config=config(3)),
-        )
+        text = "ranks 0 and 1 have the same GPU: show each rank one of its own"
+        refuses(text, zerorun.initialize, model, adamw(model), config=config(3))

@@ -1,7 +1,5 @@
 """Engines that end, that follow each other on one model, or that are used out of order."""
 
-from __future__ import annotations
-
 import gc
 import os
 import warnings
@@ -19,6 +17,10 @@ from cases.models import *
 
 def start(stage: int, model: nn.Module | None = None, **keys: object) -> zerorun.ZeroEngine:
     model = make() if model is None else model
+    return initialize(model, adamw(model), config=config(stage, **keys))[0]
+
+
+def dropped_later(stage: int, model: nn.Module, **keys: object) -> zerorun.ZeroEngine:
     return zerorun.initialize(model, adamw(model), config=config(stage, **keys))[0]
 
 
@@ -28,7 +30,7 @@ def values_of(model: nn.Module) -> list[torch.Tensor]:
         return [parameter.detach().cpu().clone() for parameter in model.parameters()]
 
 
-def case_a_second_initialize_takes_over(_folder: Path) -> None:
+def case_a_second_initialize_takes_over() -> None:
     """As Lightning's fit, validate and fit again: with other engines on the same module."""
     expected, _ = reference(steps=3)
     for stage in STAGES:
@@ -37,12 +39,11 @@ def case_a_second_initialize_takes_over(_folder: Path) -> None:
         losses = train(first, 3)
         assert_close(losses, expected)
         trained = values_of(model)
-        judge, *_ = zerorun.initialize(model, config=config(stage))
-        for found, wanted in zip(values_of(model), trained, strict=True):
-            assert torch.equal(found, wanted)
+        judge, *_ = initialize(model, config=config(stage))
+        assert_same(values_of(model), trained)
         with torch.no_grad():
             before = mean(loss_of(judge, part_of(batch_of(3))), judge)
-        refuses("another initialize", lambda: first(batch_of(0)))
+        refuses("another initialize", first, batch_of(0))
         refuses("destroyed", first.step)
         first.destroy()  # which has nothing left to do
         again = start(3 - stage if len(STAGES) > 1 else 3, model)
@@ -50,10 +51,10 @@ def case_a_second_initialize_takes_over(_folder: Path) -> None:
         again.destroy()
 
 
-def case_a_dropped_engine_leaves_a_usable_model(_folder: Path) -> None:
+def case_a_dropped_engine_leaves_a_usable_model() -> None:
     for stage in STAGES:
         model = make()
-        engine = start(stage, model)
+        engine = dropped_later(stage, model)
         train(engine, 2)
         loss = loss_of(model, batch_of(5)).item()
         del engine
@@ -63,17 +64,19 @@ def case_a_dropped_engine_leaves_a_usable_model(_folder: Path) -> None:
         again.backward()  # gradients are torch's
         assert all(parameter.grad is not None for parameter in model.parameters())
         model.zero_grad()
-        engine = start(stage, model)
+        engine = dropped_later(stage, model)
         assert abs(loss_of(engine, batch_of(5)).item() - loss) < 1e-5
         train(engine, 1)
         engine.destroy()
 
 
-def case_an_engine_that_is_dropped_with_its_model_is_freed(_folder: Path) -> None:
+def case_an_engine_that_is_dropped_with_its_model_is_freed() -> None:
     for stage in STAGES:
         for share in (True, False):
             model = make()
-            engine = start(stage, model, zerorun={"comm_timeout": 30, "share_parameters": share})
+            engine = dropped_later(
+                stage, model, zerorun={"comm_timeout": 30, "share_parameters": share}
+            )
             train(engine, 2)
             dropped = weakref.ref(model), weakref.ref(engine._core)
             del model, engine
@@ -81,7 +84,7 @@ def case_an_engine_that_is_dropped_with_its_model_is_freed(_folder: Path) -> Non
             assert [each() for each in dropped] == [None, None]
 
 
-def case_an_initialize_that_fails_late_leaves_the_model_as_it_was(_folder: Path) -> None:
+def case_an_initialize_that_fails_late_leaves_the_model_as_it_was() -> None:
     def fails(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         if RANK == WORLD_SIZE - 1:
             raise KeyError("no schedule")
@@ -95,12 +98,11 @@ def case_an_initialize_that_fails_late_leaves_the_model_as_it_was(_folder: Path)
                 model = make()
             kind = KeyError if RANK == WORLD_SIZE - 1 else zerorun.Error
             with pytest.raises(kind, match="no schedule"):
-                zerorun.initialize(model, adamw(model), lr_scheduler=fails, config=config(stage))
+                initialize(model, adamw(model), lr_scheduler=fails, config=config(stage))
             if not under_init or stage < 3:
                 assert torch.equal(loss_of(model, batch_of(0)).cpu(), loss)
             engine = start(stage, model)
             assert_close(train(engine, 2), reference(steps=2)[0])
-            engine.destroy()
 
 
 class Interrupted(Model):
@@ -117,7 +119,7 @@ class Interrupted(Model):
             raise KeyboardInterrupt
 
 
-def case_an_interrupted_forward_leaves_the_hooks_in_order(_folder: Path) -> None:
+def case_an_interrupted_forward_leaves_the_hooks_in_order() -> None:
     expected, _ = reference(kind=Interrupted, steps=4)
     for stage in STAGES:
         model = make(Interrupted)
@@ -133,37 +135,15 @@ def case_an_interrupted_forward_leaves_the_hooks_in_order(_folder: Path) -> None
             losses += train(engine, 1, first=step)
             assert stage < 3 or all(p.numel() == 0 for p in model.parameters())
         assert_close(losses, expected)
-        engine.destroy()
 
 
-def case_no_sync_may_be_nested(_folder: Path) -> None:
-    expected, _ = reference(steps=1)
-    for stage in STAGES:
-        engine = start(stage)
-        first, second = part_of(batch_of(0)).chunk(2)
-        with engine.no_sync():
-            with engine.no_sync():
-                pass
-            one = loss_of(engine, first) / 2
-            engine.backward(one)
-            raises(zerorun.InternalError, "no_sync", engine.step)
-        other = loss_of(engine, second) / 2
-        engine.backward(other)
-        engine.step()
-        assert engine.global_steps == 1
-        assert_close([mean((one + other).detach(), engine)], expected)
-        engine.destroy()
-
-
-def case_a_step_without_a_backward_changes_nothing(_folder: Path) -> None:
+def case_a_step_without_a_backward_changes_nothing() -> None:
     for stage in STAGES:
         for kind in (adamw, lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-2)):
             model = make()
             optimizer = kind(model)
             scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-            engine, *_ = zerorun.initialize(
-                model, optimizer, lr_scheduler=scheduler, config=config(stage)
-            )
+            engine, *_ = initialize(model, optimizer, lr_scheduler=scheduler, config=config(stage))
             rates = [optimizer.param_groups[0]["lr"]]
             for step in range(2):
                 before = engine._core.parameter_hash()
@@ -179,10 +159,9 @@ def case_a_step_without_a_backward_changes_nothing(_folder: Path) -> None:
                 assert engine._core.parameter_hash() != before
                 rates.append(optimizer.param_groups[0]["lr"])
             assert rates == [rates[0], rates[0] / 2, rates[0] / 4]
-            engine.destroy()
 
 
-def case_a_rank_without_a_backward_counts_as_zeros(_folder: Path) -> None:
+def case_a_rank_without_a_backward_counts_as_zeros() -> None:
     plain = make()
     optimizer = adamw(plain)
     (loss_of(plain, batch_of(0)) / WORLD_SIZE).backward()
@@ -195,13 +174,10 @@ def case_a_rank_without_a_backward_counts_as_zeros(_folder: Path) -> None:
             engine.backward(loss_of(engine, batch_of(0)))
         engine.step()
         assert engine.global_steps == 1
-        for parameter, wanted in zip(model.parameters(), plain.parameters(), strict=True):
-            found = safe_get_full_fp32_param(parameter).cpu()
-            torch.testing.assert_close(found, wanted.detach(), rtol=1e-4, atol=1e-6)
-        engine.destroy()
+        assert_values(model, plain, atol=1e-6)
 
 
-def case_parameters_that_are_frozen_later_stay_as_they_are(_folder: Path) -> None:
+def case_parameters_that_are_frozen_later_stay_as_they_are() -> None:
     """As with torch, which steps no parameter without a gradient; also after they are back."""
     optimizers = (
         adamw,
@@ -212,32 +188,23 @@ def case_parameters_that_are_frozen_later_stay_as_they_are(_folder: Path) -> Non
         optimizer = make_optimizer(plain)
         models = {stage: make() for stage in STAGES}
         engines = {
-            stage: zerorun.initialize(model, make_optimizer(model), config=config(stage))[0]
+            stage: initialize(model, make_optimizer(model), config=config(stage))[0]
             for stage, model in models.items()
         }
         for step in range(5):
             for model in (plain, *models.values()):
                 model.blocks[0].requires_grad_(step not in {1, 2})
-            optimizer.zero_grad()
-            loss_of(plain, batch_of(step)).backward()
-            nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
-            optimizer.step()
+            torch_step(plain, optimizer, step)
             for engine in engines.values():
                 train(engine, 1, first=step)
         # torch counts a parameter's own steps, and the core the engine's.
         tolerance = 2e-2 if make_optimizer is adamw else 1e-4
         for stage, model in models.items():
-            for (name, found), wanted in zip(
-                model.named_parameters(), plain.parameters(), strict=True
-            ):
-                value = safe_get_full_fp32_param(found).cpu()
-                torch.testing.assert_close(
-                    value, wanted.detach(), rtol=tolerance, atol=tolerance, msg=f"{stage} {name}"
-                )
+            assert_values(model, plain, rtol=tolerance, atol=tolerance)
             engines[stage].destroy()
 
 
-def case_frozen_values_are_the_same_bits(_folder: Path) -> None:
+def case_frozen_values_are_the_same_bits() -> None:
     for stage in STAGES:
         model = make()
         engine = start(stage, model, bf16={"enabled": True})
@@ -253,10 +220,9 @@ def case_frozen_values_are_the_same_bits(_folder: Path) -> None:
         assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
         with GatheredParameters(target):
             assert torch.equal(target.detach(), before[0].bfloat16())
-        engine.destroy()
 
 
-def case_other_batch_sizes_with_the_losss_own_backward(_folder: Path) -> None:
+def case_other_batch_sizes_with_the_losss_own_backward() -> None:
     for stage in STAGES:
         norms = []
         for own in (True, False):
@@ -270,7 +236,6 @@ def case_other_batch_sizes_with_the_losss_own_backward(_folder: Path) -> None:
                 engine.step()
             assert engine.global_steps == 1
             norms.append(engine.get_global_grad_norm())
-            engine.destroy()
         plain = make()
         loss_of(plain, batch_of(0)).backward()
         norm = nn.utils.clip_grad_norm_(plain.parameters(), 1.0).item()
@@ -299,43 +264,37 @@ def case_a_destroyed_engine_says_so(folder: Path) -> None:
 
 
 def case_an_engine_of_another_optimizer_or_none_takes_the_model(folder: Path) -> None:
-    def sgd(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-
     tokens = part_of(batch_of(9))
     for stage, precise, make_optimizer in ((3, True, adamw), (1, False, adamw), (2, True, sgd)):
         keys = {} if precise else {"bf16": {"enabled": True}}
         path = folder / f"{stage}"
         model = make()
-        trained, *_ = zerorun.initialize(model, make_optimizer(model), config=config(stage, **keys))
+        trained, *_ = initialize(model, make_optimizer(model), config=config(stage, **keys))
         train(trained, 2)
         trained.save_checkpoint(path, client_state={"epoch": 4})
         expected = loss_of(trained, tokens).item()
-        trained.destroy()
         for other in (None, adamw if make_optimizer is sgd else sgd):
             model = make(seed=1)
             optimizer = other(model) if other else None
-            engine, *_ = zerorun.initialize(model, optimizer, config=config(3, **keys))
+            engine, *_ = initialize(model, optimizer, config=config(3, **keys))
             if other:
-                raises(zerorun.CheckpointError, "=False", lambda e=engine: e.load_checkpoint(path))
+                raises(zerorun.CheckpointError, "=False", engine.load_checkpoint, path)
             _, state = engine.load_checkpoint(path, load_optimizer_states=False)
             assert state == {"epoch": 4}
             assert engine.global_steps == 2
             assert loss_of(engine, tokens).item() == expected
-            engine.destroy()
 
 
-def case_a_forked_process_cannot_gather(_folder: Path) -> None:
+def case_a_forked_process_cannot_gather() -> None:
     """As a worker of a DataLoader, which would read the training's shared memory; also one that is
     forked within a forward."""
     model, engine = started(config(3))
     first, second, _ = model.blocks
     hook = first.register_forward_pre_hook(lambda _, args: refused_in_a_fork(second, *args))
-    engine.backward(loss_of(engine, part_of(batch_of(0))))
+    backward(engine)
     hook.remove()
     refused_in_a_fork(model, batch_of(0))
     engine.step()
-    engine.destroy()
 
 
 def refused_in_a_fork(module: nn.Module, *args: object) -> None:

@@ -1,11 +1,8 @@
 """How a model's values come into an engine: the ranks' meeting, failures on the way, memory."""
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -19,8 +16,6 @@ from zerorun.shards.parameters import Loading
 
 from cases.models import *
 
-HALF = {"bf16": {"enabled": True}}
-
 
 class Silent(dist.ProcessGroup):
     """A group of PyTorch's in which every collective is an error."""
@@ -33,7 +28,7 @@ def make_silent(_store: Any, rank: int, size: int, _timeout: Any) -> Silent:
     return Silent(rank, size)
 
 
-def case_the_ranks_meet_without_a_collective_of_pytorchs_group(_folder: Path) -> None:
+def case_the_ranks_meet_without_a_collective_of_pytorchs_group() -> None:
     """Comes first. NCCL's would be made on GPU 0 of every rank that has not chosen one."""
     dist.Backend.register_backend("silent", make_silent, devices=["cpu"])
     dist.init_process_group("silent")
@@ -59,13 +54,10 @@ def case_the_ranks_meet_without_a_collective_of_pytorchs_group(_folder: Path) ->
     dist.destroy_process_group()
 
 
-def case_rank_zero_that_does_not_come_is_named(_folder: Path) -> None:
+def case_rank_zero_that_does_not_come_is_named() -> None:
     if WORLD_SIZE > 1:
-        raises(
-            zerorun.CommError,
-            "waited 0.1 s for rank 0's address",
-            lambda: communicator._connect_through(dist.HashStore(), 1, 2, 0.1),
-        )
+        connect, text = communicator._connect_through, "waited 0.1 s for rank 0's address"
+        raises(zerorun.CommError, text, connect, dist.HashStore(), 1, 2, 0.1)
 
 
 class Mixed(Model):
@@ -81,18 +73,17 @@ class Mixed(Model):
         self.register_buffer("constant", torch.ones(2))
 
 
-def case_values_are_rank_zeros_bit_by_bit(_folder: Path) -> None:
+def case_values_are_rank_zeros_bit_by_bit() -> None:
     expected = [p.clone() for p in make(Mixed).parameters()]
     for stage in STAGES:
-        for keys in ({}, HALF):
-            model, engine = started(config(stage, **keys), Mixed, seed=RANK)
+        for keys in ({}, BF16):
+            model, _ = started(config(stage, **keys), Mixed, seed=RANK)
             for parameter, values in zip(model.parameters(), expected, strict=True):
                 full = zerorun.zero.safe_get_full_fp32_param(parameter)
                 trained = parameter.requires_grad
                 assert not trained or torch.equal(full.cpu(), values)
                 with zerorun.zero.GatheredParameters([parameter]):
                     assert torch.equal(parameter.cpu(), values.to(parameter.dtype))
-            engine.destroy()
 
 
 @contextlib.contextmanager
@@ -110,37 +101,36 @@ def fails_at(number: int, kind: type[BaseException] = OSError) -> Iterator[None]
         yield
 
 
-def case_a_model_is_whole_after_a_load_that_failed_in_the_middle(_folder: Path) -> None:
+def case_a_model_is_whole_after_a_load_that_failed_in_the_middle() -> None:
     loss = loss_of(make(), batch_of(0))
     for stage in STAGES:
-        for keys, tolerance in (({}, 0.0), (HALF, 1e-2)):
+        for keys, tolerance in (({}, 0.0), (BF16, 1e-2)):
             for number in (1, 2, 6):
                 model = make()
                 with fails_at(number), pytest.raises(OSError, match="injected"):
-                    zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+                    initialize(model, adamw(model), config=config(stage, **keys))
                 kinds = {(p.device.type, p.dtype) for p in model.parameters()}
                 assert kinds == {("cpu", torch.float32)}, (stage, number)
                 found = loss_of(model, batch_of(0))
                 assert abs(found - loss) <= tolerance * loss, (stage, keys, number)
-                engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+                engine, *_ = initialize(model, adamw(model), config=config(stage))
                 if not keys:
                     assert_close(train(engine, 2), reference(steps=2)[0])
-                engine.destroy()
 
 
-def case_zero_inits_model_is_partitioned_after_a_load_that_failed(_folder: Path) -> None:
+def case_zero_inits_model_is_partitioned_after_a_load_that_failed() -> None:
     for number in (1, 2, 6):
         with zerorun.zero.Init():
             model = make()
         with fails_at(number), pytest.raises(OSError, match="injected"):
-            zerorun.initialize(model, adamw(model), config=config(3))
+            initialize(model, adamw(model), config=config(3))
         assert all(p.numel() == 0 and hasattr(p, "ds_tensor") for p in model.parameters())
         with zerorun.zero.GatheredParameters(model.parameters()):
             for parameter, values in zip(model.parameters(), make().parameters(), strict=True):
                 assert torch.equal(parameter.cpu(), values)
 
 
-def case_weights_are_made_contiguous_once(_folder: Path) -> None:
+def case_weights_are_made_contiguous_once() -> None:
     """A copy per piece would be quadratic. What cannot be made so is an error on every rank."""
     contiguous = torch.Tensor.contiguous
     values = torch.arange(64.0).view(8, 8).t()
@@ -160,15 +150,14 @@ def case_weights_are_made_contiguous_once(_folder: Path) -> None:
         ):
             if kind is not None:
                 with pytest.raises(kind if RANK == 0 else zerorun.Error, match=r"ontiguous|rank 0"):
-                    zerorun.shard(model, weights=weights, timeout=20.0)
+                    shard(model, weights=weights, timeout=20.0)
                 again = "is, or is any more after a call that failed"
-                raises(ValueError, again, lambda m=model: zerorun.shard(m, weights={}))
+                raises(ValueError, again, shard, model, weights={})
                 return
-            engine = zerorun.shard(model, weights=weights)
+            shard(model, weights=weights)
         assert len(copied) == (RANK == 0)
         with zerorun.zero.GatheredParameters(model.weight):
             assert torch.equal(model.weight.cpu(), values)
-        engine.destroy()
 
 
 class Memory(bytearray):
@@ -188,14 +177,14 @@ def in_memory(model: nn.Module) -> list[weakref.ref[Memory]]:
 
 
 def with_initialize(model: nn.Module, stage: int) -> zerorun.ZeroEngine:
-    return zerorun.initialize(model, adamw(model), config=config(stage, **HALF))[0]
+    return initialize(model, adamw(model), config=config(stage, **BF16))[0]
 
 
 def with_shard(model: nn.Module, stage: int) -> zerorun.ZeroEngine:
-    return zerorun.shard(model, stage=stage, optimizer=adamw(model), dtype=torch.bfloat16)
+    return shard(model, stage=stage, optimizer=adamw(model), dtype=torch.bfloat16)
 
 
-def case_no_host_memory_for_a_value_twice(_folder: Path) -> None:
+def case_no_host_memory_for_a_value_twice() -> None:
     """When the next parameter is loaded, the memory of those before is gone."""
     for make_engine in (with_initialize, with_shard):
         for stage in STAGES:

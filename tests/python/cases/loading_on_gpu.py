@@ -1,10 +1,7 @@
 """Memory of a (fake) GPU while a model comes into an engine."""
 
-from __future__ import annotations
-
 import functools
 import gc
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -81,7 +78,7 @@ def peak_of(start: Any, stage: int) -> tuple[int, int]:
     return peak, held
 
 
-def case_the_peak_is_the_plan_and_the_largest_parameter(_folder: Path) -> None:
+def case_the_peak_is_the_plan_and_the_largest_parameter() -> None:
     for way in (with_initialize, with_shard):
         for stage in STAGES:
             peak, held = peak_of(way(stage), stage)
@@ -89,7 +86,7 @@ def case_the_peak_is_the_plan_and_the_largest_parameter(_folder: Path) -> None:
             assert held <= peak <= held + max(LARGEST, gathered) + SLACK, (way, stage, peak, held)
 
 
-def case_deepspeeds_masters_are_rounded_so_16_bits_go_over(_folder: Path) -> None:
+def case_deepspeeds_masters_are_rounded_so_16_bits_go_over() -> None:
     for stage in STAGES:
         model = make(Large)
         start = functools.partial(
@@ -107,7 +104,7 @@ class Rounding(zerorun.ZeroEngine):
     policy = Policy(round_masters=True)
 
 
-def case_a_model_on_the_meta_device_waits_in_host_memory(_folder: Path) -> None:
+def case_a_model_on_the_meta_device_waits_in_host_memory() -> None:
     for stage in STAGES:
         with torch.device("meta"):
             model = Large()
@@ -119,7 +116,7 @@ def case_a_model_on_the_meta_device_waits_in_host_memory(_folder: Path) -> None:
         assert peak <= held + LARGEST + SLACK, (stage, peak, held)
 
 
-def case_a_model_that_is_on_the_gpu_goes_as_it_is_taken_over(_folder: Path) -> None:
+def case_a_model_that_is_on_the_gpu_goes_as_it_is_taken_over() -> None:
     take, held = Shards._take, []
 
     def measured(shards: Shards, parameter: nn.Parameter, reference: Any) -> None:
@@ -137,19 +134,18 @@ def case_a_model_that_is_on_the_gpu_goes_as_it_is_taken_over(_folder: Path) -> N
     assert held == [0] * len(held)
 
 
-def case_grads_of_a_model_on_the_host_stay_there(_folder: Path) -> None:
+def case_grads_of_a_model_on_the_host_stay_there() -> None:
     model = make()
     loss_of(model, batch_of(0)).backward()
     gradients = {name: p.grad for name, p in model.named_parameters()}
     with device.on_local_device(model) as found:
         assert found == DEVICE
         assert all(gradients[name].device.type == "cpu" for name in gradients)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    engine, *_ = initialize(model, adamw(model), config=config(2))
     assert_close(train(engine, 2), reference(steps=2)[0])
-    engine.destroy()
 
 
-def case_no_memory_for_the_largest_parameter_leaves_the_model(_folder: Path) -> None:
+def case_no_memory_for_the_largest_parameter_leaves_the_model() -> None:
     loss = loss_of(make(), batch_of(0))
 
     class Refused(Loading):
@@ -164,11 +160,8 @@ def case_no_memory_for_the_largest_parameter_leaves_the_model(_folder: Path) -> 
         model = make()
         model.register_buffer("constant", torch.ones(2))
         with mock.patch("zerorun.shards.shards.Loading", Refused):
-            raises(
-                torch.OutOfMemoryError,
-                "no memory",
-                lambda: zerorun.initialize(model, adamw(model), config=config(stage)),
-            )
+            start = functools.partial(initialize, model, adamw(model), config=config(stage))
+            raises(torch.OutOfMemoryError, "no memory", start)
         tensors = [*model.parameters(), model.constant]
         assert {tensor.device.type for tensor in tensors} == {"cpu"}
         assert torch.equal(loss_of(model, batch_of(0)), loss)
@@ -184,16 +177,15 @@ class Deriving(nn.Parameter):
         return super().to(*arguments, **keywords)
 
 
-def case_classes_of_parameters_are_moved_by_their_own_way(_folder: Path) -> None:
+def case_classes_of_parameters_are_moved_by_their_own_way() -> None:
     model = make()
     model.embedding.weight = model.head.weight = Deriving(model.embedding.weight.data)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    engine, *_ = initialize(model, adamw(model), config=config(2))
     assert Deriving.moved > 0
     assert_close(train(engine, 2), reference(steps=2)[0])
-    engine.destroy()
 
 
-def case_an_error_that_is_not_about_memory_is_not_hidden(_folder: Path) -> None:
+def case_an_error_that_is_not_about_memory_is_not_hidden() -> None:
     """Neither where a unit is gathered for its use nor where it is gathered ahead."""
     zero = config(3)["zero_optimization"] | {"overlap_comm": True}
     _, engine = started(config(3, zero_optimization=zero))
@@ -217,10 +209,9 @@ def case_an_error_that_is_not_about_memory_is_not_hidden(_folder: Path) -> None:
             assert len(calls) == number  # it was not asked again
             memory._acquire = acquire
             memory.serve(engine._core)
-    engine.destroy()
 
 
-def case_deepspeeds_group_is_bound_to_this_ranks_gpu(_folder: Path) -> None:
+def case_deepspeeds_group_is_bound_to_this_ranks_gpu() -> None:
     import os
     import sys
 
@@ -243,6 +234,6 @@ def case_deepspeeds_group_is_bound_to_this_ranks_gpu(_folder: Path) -> None:
         assert found == [([DEVICE], bound)]
 
 
-def case_nothing_that_the_real_cuda_would_punish(_folder: Path) -> None:
+def case_nothing_that_the_real_cuda_would_punish() -> None:
     """Comes last: of all cases before."""
     assert not fake.violation(), fake.violation()

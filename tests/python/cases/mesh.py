@@ -1,7 +1,6 @@
 """Models that are divided among ranks (2 x 2), against their mathematics in one process."""
 
-from __future__ import annotations
-
+import functools
 import shutil
 import types
 from pathlib import Path
@@ -13,8 +12,9 @@ import torch.nn.functional as F
 import zerorun
 from torch import nn
 
-from cases.models import RANK, WORLD_SIZE, assert_close, logged, make, raises, refuses
-from cases.parts import CLIP, adamw, squared_errors, train_divided, train_whole
+from cases import parts
+from cases.models import *
+from cases.parts import CLIP, MLP, adamw, random_rows, squared_errors, train_whole, trainer
 
 TENSOR = 2  # ranks that share a layer; neighbours, as Megatron numbers them
 DATA = WORLD_SIZE // TENSOR
@@ -23,8 +23,7 @@ WIDTH, HIDDEN, ROWS, STEPS = 24, 40, 8, 6
 
 def megatron() -> Any:
     """An object like Megatron's parallel_state, of this rank."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    with_process_group()
     made = types.SimpleNamespace()
     for first in range(0, WORLD_SIZE, TENSOR):
         ranks = list(range(first, first + TENSOR))
@@ -75,17 +74,6 @@ class Add(torch.autograd.Function):
         return grad, None
 
 
-class Whole(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, HIDDEN)
-        self.down = nn.Linear(HIDDEN, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
 class Divided(nn.Module):
     """The same, with a part of the hidden elements on each of the ranks that share a layer."""
 
@@ -111,44 +99,33 @@ class Divided(nn.Module):
         return x + Add.apply(self.down(inner), group) + self.bias
 
 
-def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(500 + step)
-    x = torch.randn(ROWS, WIDTH, generator=generator)
-    return x, torch.randn(ROWS, WIDTH, generator=generator)
-
-
+Whole = functools.partial(MLP, WIDTH, HIDDEN)
+data_of = random_rows(500, ROWS, WIDTH)
 whole_loss, own_loss = squared_errors(data_of)
+train = trainer(own_loss, STEPS)
+
+
+def train_alone() -> list[float]:
+    return train_whole(make(Whole), whole_loss, STEPS)
 
 
 def config(stage: int, **keys: Any) -> dict[str, Any]:
-    zero = {"stage": stage, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 2000}
-    return {
-        "train_batch_size": ROWS,
-        "train_micro_batch_size_per_gpu": ROWS // DATA,
-        "gradient_clipping": CLIP,
-        "zero_optimization": zero,
-        "zerorun": {"comm_timeout": 30},
-    } | keys
-
-
-def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
-    return train_divided(engine, own_loss, steps, first)
+    return parts.config(ROWS // DATA, stage, train_batch_size=ROWS) | keys
 
 
 def divided(mpu: Any, stage: int, seed: int = 0, **keys: Any) -> zerorun.ZeroEngine:
     model = Divided(mpu, seed)
-    return zerorun.initialize(model, adamw(model), config=config(stage, **keys), mpu=mpu)[0]
+    return initialize(model, adamw(model), config=config(stage, **keys), mpu=mpu)[0]
 
 
-def case_a_tensor_parallel_mlp_trains_like_the_whole_one(_folder: Path) -> None:
-    mpu, expected = megatron(), train_whole(make(Whole), whole_loss, STEPS)
+def case_a_tensor_parallel_mlp_trains_like_the_whole_one() -> None:
+    mpu, expected = megatron(), train_alone()
     replicas = {"zerorun": {"comm_timeout": 30, "shard_group_size": 1}}
     for stage, keys in ((0, {}), (1, {}), (2, {}), (3, {}), (2, replicas)):
         engine = divided(mpu, stage, **keys)
         assert engine.communicator.world_size == DATA
         assert engine.batch.accumulation_steps == 1
         assert_close(train(engine), expected)
-        engine.destroy()
 
 
 def pipeline() -> Any:
@@ -160,7 +137,7 @@ def pipeline() -> Any:
     return mpu
 
 
-def case_parts_of_whole_tensors_take_every_optimizer(_folder: Path) -> None:
+def case_parts_of_whole_tensors_take_every_optimizer() -> None:
     mpu = pipeline()
     kinds = [Whole, lambda: nn.Sequential(nn.Linear(WIDTH, 30), nn.Linear(30, WIDTH))]
     own, expected = mpu.get_model_parallel_rank(), []
@@ -168,19 +145,17 @@ def case_parts_of_whole_tensors_take_every_optimizer(_folder: Path) -> None:
         keys = {"optimizer": optimizer, "gradient_clipping": 0.0}
         for kind in kinds:
             everybody = keys | {"train_micro_batch_size_per_gpu": ROWS // WORLD_SIZE}
-            whole, *_ = zerorun.initialize(make(kind), config=config(2, **everybody))
+            whole, *_ = initialize(make(kind), config=config(2, **everybody))
             expected.append(train(whole)[::2])
-            whole.destroy()
         for stage in (0, 1, 3):
             model = make(kinds[own])
             for parameter in model.parameters():
                 parameter.tensor_model_parallel = True  # as Megatron's layers mark theirs always
-            engine, *_ = zerorun.initialize(model, config=config(stage, **keys), mpu=mpu)
+            engine, *_ = initialize(model, config=config(stage, **keys), mpu=mpu)
             assert_close(train(engine)[::2], expected[own - 2])
-            engine.destroy()
 
 
-def case_parts_with_other_parameters_step_together(_folder: Path) -> None:
+def case_parts_with_other_parameters_step_together() -> None:
     """As the stages of a pipeline do: no parameter is a replica, and each is whole."""
     mpu = pipeline()
     kinds = [Whole, lambda: nn.Sequential(nn.Linear(WIDTH, 5), nn.Linear(5, WIDTH))]
@@ -196,12 +171,11 @@ def case_parts_with_other_parameters_step_together(_folder: Path) -> None:
         expected += [losses[mpu.get_model_parallel_rank()].item(), norm.item()]
     for stage in (1, 3):
         model = make(kinds[mpu.get_model_parallel_rank()])
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage), mpu=mpu)
+        engine, *_ = initialize(model, adamw(model), config=config(stage), mpu=mpu)
         assert_close(train(engine), expected)
-        engine.destroy()
 
 
-def case_replicas_that_differ_are_told(_folder: Path) -> None:
+def case_replicas_that_differ_are_told() -> None:
     mpu = megatron()
     own = mpu.get_model_parallel_rank()
     for apart in ("", "norm.weight", "up.weight"):
@@ -211,7 +185,7 @@ def case_replicas_that_differ_are_told(_folder: Path) -> None:
         elif apart:
             model.norm.weight.data += own
         with logged() as lines:
-            zerorun.initialize(model, adamw(model), config=config(2), mpu=mpu)[0].destroy()
+            initialize(model, adamw(model), config=config(2), mpu=mpu)[0].destroy()
         told = [line for line in lines if "differ between tensor-parallel ranks" in line]
         assert len(told) == (1 if apart and own == 0 else 0)
         assert all(f"the first is {apart}" in line for line in told)
@@ -221,17 +195,15 @@ LAMB = {"type": "Lamb", "params": {"lr": 0.02, "weight_decay": 0.1}}
 MUON = {"type": "Muon", "params": {"lr": 0.02, "weight_decay": 0.1}}
 
 
-def case_lamb_has_the_norms_of_whole_tensors(_folder: Path) -> None:
+def case_lamb_has_the_norms_of_whole_tensors() -> None:
     mpu = megatron()
     everybody = {"train_micro_batch_size_per_gpu": ROWS // WORLD_SIZE, "optimizer": LAMB}
-    whole, *_ = zerorun.initialize(make(Whole), config=config(2, **everybody))
+    whole, *_ = initialize(make(Whole), config=config(2, **everybody))
     expected = train(whole)
     whole.destroy()
     offloaded = {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}
     for stage, keys in ((0, {}), (1, {}), (2, {"zero_optimization": offloaded}), (3, {})):
-        engine, *_ = zerorun.initialize(
-            Divided(mpu), config=config(stage, optimizer=LAMB) | keys, mpu=mpu
-        )
+        engine, *_ = initialize(Divided(mpu), config=config(stage, optimizer=LAMB) | keys, mpu=mpu)
         assert_close(train(engine), expected)
         replicas = [engine.module.norm.weight, engine.module.bias]
         for parameter in replicas:
@@ -239,7 +211,6 @@ def case_lamb_has_the_norms_of_whole_tensors(_folder: Path) -> None:
             gathered = [torch.empty_like(values) for _ in range(WORLD_SIZE)]
             dist.all_gather(gathered, values.contiguous())
             assert all(torch.equal(values, other) for other in gathered)
-        engine.destroy()
 
 
 def case_a_checkpoint_has_a_folder_for_each_part(folder: Path) -> None:
@@ -255,25 +226,19 @@ def case_a_checkpoint_has_a_folder_for_each_part(folder: Path) -> None:
         assert (path / "latest").read_text() == "global_step2\n"
         for rank in range(TENSOR):
             assert (path / "global_step2" / f"mp_rank_{rank:02d}" / "checkpoint.json").exists()
-        engine.destroy()
         engine = divided(mpu, loads_at, seed=7)
         found, state = engine.load_checkpoint(path)
         assert (found, state) == (str(path / "global_step2"), {"epoch": 3})
         assert train(engine, 2, first=2) == expected
-        refuses("parts", lambda e=engine: e.save_16bit_model(folder))
-        engine.destroy()
+        refuses("parts", engine.save_16bit_model, folder)
     model = make(Whole)
-    whole, *_ = zerorun.initialize(model, adamw(model), config=config(1, train_batch_size=2 * ROWS))
-    raises(zerorun.CheckpointError, "has the parts of 2", lambda: whole.load_checkpoint(path))
+    whole, *_ = initialize(model, adamw(model), config=config(1, train_batch_size=2 * ROWS))
+    raises(zerorun.CheckpointError, "has the parts of 2", whole.load_checkpoint, path)
     whole.save_checkpoint(folder / "whole")
     whole.destroy()
     engine = divided(mpu, 1)
-    raises(
-        zerorun.CheckpointError,
-        "ranks that all had the whole model",
-        lambda: engine.load_checkpoint(folder / "whole"),
-    )
-    engine.destroy()
+    text = "ranks that all had the whole model"
+    raises(zerorun.CheckpointError, text, engine.load_checkpoint, folder / "whole")
 
 
 def case_a_save_over_a_tag_that_fails_leaves_the_one_before(folder: Path) -> None:
@@ -282,7 +247,7 @@ def case_a_save_over_a_tag_that_fails_leaves_the_one_before(folder: Path) -> Non
     engine.save_checkpoint(folder, "same", {"epoch": 1})
     train(engine, 1)
     bad = {"epoch": (lambda: 0) if RANK == WORLD_SIZE - 1 else 2}
-    raises(zerorun.Error, "client_state", lambda: engine.save_checkpoint(folder, "same", bad))
+    raises(zerorun.Error, "client_state", engine.save_checkpoint, folder, "same", bad)
     assert engine.load_checkpoint(folder) == (str(folder / "same"), {"epoch": 1})
     if RANK == 0:  # as after a kill between two parts
         (folder / "same").rename(folder / "same.previous")
@@ -293,10 +258,9 @@ def case_a_save_over_a_tag_that_fails_leaves_the_one_before(folder: Path) -> Non
     engine._ranks.job.barrier()
     assert engine.load_checkpoint(folder) == (str(folder / "same"), {"epoch": 3})
     assert not (folder / "same.previous").exists()
-    engine.destroy()
 
 
-def case_overflow_skips_the_step_on_all_ranks(_folder: Path) -> None:
+def case_overflow_skips_the_step_on_all_ranks() -> None:
     mpu = megatron()
     engine = divided(mpu, 2, fp16={"enabled": True, "initial_scale_power": 8, "hysteresis": 1})
     for step in range(3):
@@ -307,11 +271,10 @@ def case_overflow_skips_the_step_on_all_ranks(_folder: Path) -> None:
         engine.backward(loss)
         engine.step()
     assert (engine.skipped_steps, engine._core.loss_scale) == (1, 128.0)
-    engine.destroy()
 
 
-def case_zero_init_keeps_what_each_part_of_the_model_has(_folder: Path) -> None:
-    mpu, expected = megatron(), train_whole(make(Whole), whole_loss, STEPS)
+def case_zero_init_keeps_what_each_part_of_the_model_has() -> None:
+    mpu, expected = megatron(), train_alone()
     own = mpu.get_model_parallel_rank()
     for group in ({"mpu": mpu}, {"data_parallel_group": mpu.data}):
         torch.manual_seed(10 * own + RANK // TENSOR)  # the values are those of the first replica
@@ -323,51 +286,40 @@ def case_zero_init_keeps_what_each_part_of_the_model_has(_folder: Path) -> None:
         model = Divided(mpu)
         zerorun.zero.Init(model, **group)
         assert model.up.weight.shape == (0,)
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(3), mpu=mpu)
+        engine, *_ = initialize(model, adamw(model), config=config(3), mpu=mpu)
         assert_close(train(engine), expected)
-        engine.destroy()
     with zerorun.zero.Init():
         model = nn.Linear(4, 4)
-    refuses(
-        "give zero.Init and initialize the same mpu",
-        lambda: zerorun.initialize(model, adamw(model), config=config(3), mpu=mpu),
-    )
-    refuses(
-        "hold another part of the model",
-        lambda: zerorun.zero.Init(mpu=mpu, zero_param_parallel_group=mpu.tensor),
-    )
+    text = "give zero.Init and initialize the same mpu"
+    refuses(text, initialize, model, adamw(model), config=config(3), mpu=mpu)
+    text = "hold another part of the model"
+    refuses(text, zerorun.zero.Init, mpu=mpu, zero_param_parallel_group=mpu.tensor)
 
 
-def case_what_contradicts_itself_is_an_error(_folder: Path) -> None:
+def case_what_contradicts_itself_is_an_error() -> None:
     mpu = megatron()
 
     def start(**given: Any) -> None:
         model = Divided(mpu)
-        zerorun.initialize(model, adamw(model), config=config(1), **given)
+        initialize(model, adamw(model), config=config(1), **given)
 
-    refuses("give one of them", lambda: start(mpu=mpu, mesh_param=(4, 1)))
-    refuses("whose product is", lambda: start(mesh_param=(3, 1)))
+    refuses("give one of them", start, mpu=mpu, mesh_param=(4, 1))
+    refuses("whose product is", start, mesh_param=(3, 1))
     refuses("no get_data_parallel_group", lambda: start(mpu=object()))
     nameless = types.SimpleNamespace(get_data_parallel_group=megatron().get_data_parallel_group)
-    refuses("get_model_parallel_rank() and", lambda: start(mpu=nameless))
+    refuses("get_model_parallel_rank() and", start, mpu=nameless)
     for group in (5, "22", ["a"]):
         given = types.SimpleNamespace(get_data_parallel_group=lambda found=group: found)
         message = f"mpu.get_data_parallel_group(): got {group!r}, expected a process group"
-        refuses(message, lambda mpu=given: start(mpu=mpu))
-    refuses(
-        "zero.Init: zero_param_parallel_group: got 5, expected a process group",
-        lambda: zerorun.zero.Init(zero_param_parallel_group=5),
-    )
-    refuses("mesh_param: got {'dp': 4}", lambda: start(mesh_param={"dp": 4}))
-    refuses("expected the sizes of", lambda: start(mesh_param="22"))
-    refuses("expected the sizes of", lambda: start(mesh_param=(8, 0.5)))
-    refuses(
-        "parameter up.weight is divided among ranks (tensor parallelism), and Muon updates whole",
-        lambda: zerorun.initialize(Divided(mpu), config=config(1, optimizer=MUON), mpu=mpu),
-    )
+        refuses(message, start, mpu=given)
+    text = "zero.Init: zero_param_parallel_group: got 5, expected a process group"
+    refuses(text, zerorun.zero.Init, zero_param_parallel_group=5)
+    refuses("mesh_param: got {'dp': 4}", start, mesh_param={"dp": 4})
+    refuses("expected the sizes of", start, mesh_param="22")
+    refuses("expected the sizes of", start, mesh_param=(8, 0.5))
+    text = "parameter up.weight is divided among ranks (tensor parallelism), and Muon updates whole"
+    refuses(text, initialize, Divided(mpu), config=config(1, optimizer=MUON), mpu=mpu)
     nameless = types.SimpleNamespace(**vars(mpu))
     del nameless.get_model_parallel_group
-    refuses(
-        "expected an mpu with get_tensor_model_parallel_group()",
-        lambda: zerorun.initialize(Divided(mpu), config=config(1, optimizer=LAMB), mpu=nameless),
-    )
+    text = "expected an mpu with get_tensor_model_parallel_group()"
+    refuses(text, initialize, Divided(mpu), config=config(1, optimizer=LAMB), mpu=nameless)

@@ -1,15 +1,12 @@
 """Meshes whose dimensions are replicas, shards, parts of a sequence and parts of a model."""
 
-from __future__ import annotations
-
+import functools
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 import zerorun
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -18,63 +15,33 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from zerorun import sequence
 from zerorun.process_state import STATE
 
-from cases.models import RANK, WORLD_SIZE, assert_close, make, refuses
-from cases.parts import CLIP, adamw, squared_errors, train_divided, train_whole
+from cases.models import *
+from cases.parts import MLP, adamw, config, random_rows, squared_errors, train_whole, trainer
 
 WIDTH, HIDDEN, ROWS, STEPS = 12, 20, 8, 4
 
 
-class MLP(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
-def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(40 + step)
-    return tuple(torch.randn(ROWS, WIDTH, generator=generator) for _ in range(2))
-
-
 # A sequence is a row each: its parts are as good as other rows.
-whole_loss, own_loss = squared_errors(data_of)
+whole_loss, own_loss = squared_errors(random_rows(40, ROWS, WIDTH))
+train = trainer(own_loss, STEPS)
+make_mlp = functools.partial(MLP, WIDTH, HIDDEN)
 
 
 def mesh_of(*names: str, sizes: tuple[int, ...] | None = None) -> Any:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    with_process_group()
     return init_device_mesh("cpu", sizes or (2,) * len(names), mesh_dim_names=names)
 
 
 def start(mesh: Any, stage: int, **keys: Any) -> zerorun.ZeroEngine:
-    model = make(MLP)
+    model = make(make_mlp)
     if "tp" in mesh.mesh_dim_names:
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         parallelize_module(model, mesh["tp"], plan)
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_clipping": CLIP,
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-        "zerorun": {"comm_timeout": 30},
-    }
-    return zerorun.initialize(model, adamw(model), config=config | keys, device_mesh=mesh)[0]
+    return initialize(model, adamw(model), config=config(2, stage, **keys), device_mesh=mesh)[0]
 
 
-def train(engine: zerorun.ZeroEngine) -> list[float]:
-    return train_divided(engine, own_loss, STEPS, 0)
-
-
-def kept_elements(engine: zerorun.ZeroEngine) -> int:
-    """Elements of optimizer state on this rank."""
-    found = engine._core.state_intervals()
-    return sum(interval.numel for interval in found)
-
-
-def case_replicated_and_sharded_dimensions_make_shard_groups(_folder: Path) -> None:
-    expected = train_whole(make(MLP), whole_loss, STEPS)
+def case_replicated_and_sharded_dimensions_make_shard_groups() -> None:
+    expected = train_whole(make(make_mlp), whole_loss, STEPS)
     for names in (("dp_replicate", "dp_shard"), ("fsdp", "dp")):
         mesh = mesh_of(*names)
         for stage in range(4):
@@ -84,19 +51,15 @@ def case_replicated_and_sharded_dimensions_make_shard_groups(_folder: Path) -> N
             assert engine._ranks.mesh.data_ranks == tuple(own.tolist())
             assert engine._shards.settings.zero.shard_group_size == (2 if stage > 0 else 0)
             assert_close(train(engine), expected)
-            engine.destroy()
-    same = {"zerorun": {"comm_timeout": 30, "shard_group_size": 2}}
-    start(mesh_of("replicate", "shard"), 2, **same).destroy()
-    refuses(
-        "/zerorun/shard_group_size: got 4, but the mesh says 2 ranks",
-        lambda: start(
-            mesh_of("replicate", "shard"), 2, zerorun={"comm_timeout": 30, "shard_group_size": 4}
-        ),
-    )
+    same, other = ({"comm_timeout": 30, "shard_group_size": size} for size in (2, 4))
+    mesh = mesh_of("replicate", "shard")
+    start(mesh, 2, zerorun=same)
+    text = "/zerorun/shard_group_size: got 4, but the mesh says 2 ranks"
+    refuses(text, start, mesh, 2, zerorun=other)
 
 
-def case_sequence_and_tensor_dimensions_go_together(_folder: Path) -> None:
-    expected = train_whole(make(MLP), whole_loss, STEPS)
+def case_sequence_and_tensor_dimensions_go_together() -> None:
+    expected = train_whole(make(make_mlp), whole_loss, STEPS)
     for names in (("cp", "tp"), ("tp", "sp"), ("sp", "dp")):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(STATE, "sequence", None)
@@ -113,10 +76,9 @@ def case_sequence_and_tensor_dimensions_go_together(_folder: Path) -> None:
                 assert groups.data_rank == data
                 assert engine.batch.train_batch_size == (4 if "dp" in names else 2)
                 assert_close(train(engine), expected)
-                engine.destroy()
 
 
-def case_norms_count_each_part_once_whatever_the_dimensions(_folder: Path) -> None:
+def case_norms_count_each_part_once_whatever_the_dimensions() -> None:
     mesh = mesh_of("dp", "ep", "tp", sizes=(1, 2, 2))
     whole = [torch.randn(4, 4, generator=torch.Generator().manual_seed(n)) for n in range(4)]
     model = nn.Module()
@@ -128,7 +90,7 @@ def case_norms_count_each_part_once_whatever_the_dimensions(_folder: Path) -> No
     ]
     model.weights = nn.ParameterList(nn.Parameter(each) for each in placed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    engine = zerorun.shard(model, stage=2, optimizer=optimizer, device_mesh=mesh)
+    engine = shard(model, stage=2, optimizer=optimizer, device_mesh=mesh)
     local = [p.to_local() if hasattr(p, "to_local") else p for p in engine.module.weights]
     engine.backward(sum(each.square().sum() / 2 for each in local))
     engine.step()

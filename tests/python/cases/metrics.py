@@ -1,13 +1,12 @@
 """Figures of steps, and what reports them, against mathematics and torch."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import gc
 import io
 import json
 import math
+import time
 import unittest.mock
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import torch
 import zerorun
 import zerorun.metrics
 import zerorun.metrics.meter
-from recorded_clock import RecordedClock
 from zerorun import monitor
 from zerorun.metrics import FIELDS, rank_path
 from zerorun.monitor import Monitor, MonitorMaster
@@ -26,12 +24,25 @@ STEPS = 4
 NAMES = {field.name for field in FIELDS if field.sources != "train"}
 
 
+class RecordedClock:
+    """Stands for the module `time`, and keeps what it told."""
+
+    time = staticmethod(time.time)
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def perf_counter(self) -> float:
+        self.seen.append(time.perf_counter())
+        return self.seen[-1]
+
+
 def start(stage: int = 2, **keys: object) -> zerorun.ZeroEngine:
     _, engine = started(config(stage, **keys))
     return engine
 
 
-def case_figures_are_those_of_the_steps(_folder: Path) -> None:
+def case_figures_are_those_of_the_steps() -> None:
     expected, _ = reference(steps=STEPS)
     clock = RecordedClock()
     for stage in range(4):
@@ -43,8 +54,7 @@ def check_figures_at(stage: int, clock: RecordedClock, expected: list[float]) ->
     clock.seen.clear()
     engine = start(stage)
     assert engine.metrics() is None
-    seen: list[dict[str, object]] = []
-    engine.add_listener(seen.append)
+    seen = reports_of(engine)
     own = []
     for step in range(STEPS):
         loss = loss_of(engine, part_of(batch_of(step)))
@@ -53,9 +63,8 @@ def check_figures_at(stage: int, clock: RecordedClock, expected: list[float]) ->
         engine.step()
     assert [m["step"] for m in seen] == [1, 2, 3, 4]
     assert [m["samples"] for m in seen] == [BATCH * n for n in (1, 2, 3, 4)]
-    if DEVICE.type == "cpu":
-        assert [m["loss"] for m in seen] == own
-        assert all(m["forward_ms"] > 0 and m["backward_ms"] > 0 for m in seen)
+    assert [m["loss"] for m in seen] == own
+    assert all(m["forward_ms"] > 0 and m["backward_ms"] > 0 for m in seen)
     assert math.isclose(own[0], expected[0], rel_tol=1e-5) or WORLD_SIZE > 1
     for metrics in seen:
         assert set(metrics) <= NAMES
@@ -72,31 +81,28 @@ def check_figures_at(stage: int, clock: RecordedClock, expected: list[float]) ->
     assert math.isclose(total, 1e3 * (clock.seen[-1] - clock.seen[0]), rel_tol=1e-9)
     for m in seen[1:]:
         parts = [m[name] or 0.0 for name in ("forward_ms", "backward_ms", "call_ms", "other_ms")]
-        assert DEVICE.type == "cuda" or math.isclose(sum(parts), m["step_ms"], rel_tol=1e-6)
+        assert math.isclose(sum(parts), m["step_ms"], rel_tol=1e-6)
         assert m["comm_ms"] <= m["step_ms"]
     assert engine.metrics() == seen[-1]
     engine.destroy()
     assert engine.metrics() == seen[-1]
 
 
-def case_a_batch_of_micro_steps_is_one_report(_folder: Path) -> None:
+def case_a_batch_of_micro_steps_is_one_report() -> None:
     _, engine = started(config(1, gradient_accumulation_steps=3))
-    seen: list[dict[str, object]] = []
-    engine.add_listener(seen.append)
+    seen = reports_of(engine)
     losses = train(engine, 6)
     assert len(losses) == 6
     assert [m["step"] for m in seen] == [1, 2]
     assert [m["samples"] for m in seen] == [3 * BATCH, 6 * BATCH]
-    if WORLD_SIZE == 1 and DEVICE.type == "cpu":
+    if WORLD_SIZE == 1:
         assert math.isclose(seen[0]["loss"], sum(losses[:3]) / 3, rel_tol=1e-6)
-    if DEVICE.type == "cpu":
-        assert math.isclose(
-            seen[1]["tokens_per_s"], 6 * BATCH // 2 * 8 / seen[1]["step_ms"] * 1e3, rel_tol=1e-6
-        )
-    engine.destroy()
+    assert math.isclose(
+        seen[1]["tokens_per_s"], 6 * BATCH // 2 * 8 / seen[1]["step_ms"] * 1e3, rel_tol=1e-6
+    )
 
 
-def case_a_listener_that_fails_does_not_end_the_training(_folder: Path) -> None:
+def case_a_listener_that_fails_does_not_end_the_training() -> None:
     engine, seen = start(), []
 
     def broken(metrics: dict[str, object]) -> None:
@@ -110,10 +116,9 @@ def case_a_listener_that_fails_does_not_end_the_training(_folder: Path) -> None:
     assert seen == [1, 2, 3, 4]
     assert [line for line in lines if "no space left" in line and "step 2" in line]
     assert len([line for line in lines if line.startswith("WARNING")]) == 1
-    engine.destroy()
 
 
-def case_progress_lines_and_times(_folder: Path) -> None:
+def case_progress_lines_and_times() -> None:
     engine = start(steps_per_print=2, wall_clock_breakdown=True)
     with logged() as lines:
         train(engine, STEPS)
@@ -133,14 +138,12 @@ def case_progress_lines_and_times(_folder: Path) -> None:
     with contextlib.redirect_stderr(quiet):
         train(engine, 2)
     assert not quiet.getvalue()
-    engine.destroy()
 
 
 def case_a_metrics_file_is_what_a_listener_sees(folder: Path) -> None:
     path = folder / "run" / "m.jsonl"
     engine = start(zerorun={"comm_timeout": 30, "metrics": str(path)})
-    seen: list[dict[str, object]] = []
-    engine.add_listener(seen.append)
+    seen = reports_of(engine)
     train(engine, STEPS)
     own = rank_path(path, RANK)
     assert own.name == ("m.jsonl" if RANK == 0 else "m.rank1.jsonl")
@@ -151,32 +154,27 @@ def case_a_metrics_file_is_what_a_listener_sees(folder: Path) -> None:
     assert head["run"]["environment"]["torch"] == torch.__version__
     assert ["/zero_optimization/stage", 2, False] in head["run"]["config"]
     assert lines == [{"rank": RANK} | line for line in json.loads(json.dumps(seen))]
-    engine.destroy()
 
 
 def case_shard_writes_a_metrics_file(folder: Path) -> None:
     model = torch.nn.Linear(4, 4)
     path, optimizer = folder / "m.jsonl", torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = zerorun.shard(model, optimizer=optimizer, metrics=path)
+    engine = shard(model, optimizer=optimizer, metrics=path)
     engine.backward(model(torch.ones(1, 4, device=engine.device)).sum())
     optimizer.step()
     _, line = rank_path(path, RANK).read_text().splitlines()
     assert json.loads(line)["step"] == 1
-    engine.destroy()
 
 
 def case_a_metrics_file_that_one_rank_cannot_open_is_told_on_all(folder: Path) -> None:
     file = folder / "metrics.jsonl"
     if RANK == WORLD_SIZE - 1:
         (folder / "metrics.rank1.jsonl").mkdir(parents=True)
-    raises(
-        zerorun.IoError,
-        "Is a directory",
-        lambda: start(zerorun={"comm_timeout": 10, "metrics": str(file)}),
-    )
+    text = "Is a directory"
+    raises(zerorun.IoError, text, start, zerorun={"comm_timeout": 10, "metrics": str(file)})
 
 
-def case_collectives_have_counts_sizes_and_times(folder: Path) -> None:
+def case_collectives_have_counts_sizes_and_times() -> None:
     refuses("comms_logger", zerorun.metrics.log_summary)
     engine = start(2, comms_logger={"enabled": True})
     counted: dict[str, list[int]] = {}
@@ -192,12 +190,11 @@ def case_collectives_have_counts_sizes_and_times(folder: Path) -> None:
         nbytes = sum(step.get(op, [0, 0])[1] for step in counted["n"])
         assert sum(row["count"] for row in summary[op].values()) == calls > 0
         assert sum(n * row["count"] for n, row in summary[op].items()) == nbytes
-    if DEVICE.type == "cpu":
-        for row in rows:
-            assert 0 < row["total_latency_ms"] < 60e3
-            assert row["busbw_avg_gbps"] <= row["tput_avg_gbps"]
-        waited = found["straggler_analysis"]["reduce_scatter"]
-        assert all(row["total_straggler_ms"] >= 0 for row in waited.values())
+    for row in rows:
+        assert 0 < row["total_latency_ms"] < 60e3
+        assert row["busbw_avg_gbps"] <= row["tput_avg_gbps"]
+    waited = found["straggler_analysis"]["reduce_scatter"]
+    assert all(row["total_straggler_ms"] >= 0 for row in waited.values())
     assert ("reduce_scatter" in text.getvalue()) == (RANK == 0)
     assert found["metadata"] | {"timestamp": ""} == {
         "world_size": WORLD_SIZE,
@@ -209,7 +206,6 @@ def case_collectives_have_counts_sizes_and_times(folder: Path) -> None:
     train(only, 1)
     tables = list(only._meter.listeners)
     assert set(tables[0].timed) == {"all_gather"}
-    only.destroy()
 
 
 def case_monitors_get_deepspeeds_events(folder: Path) -> None:
@@ -219,14 +215,12 @@ def case_monitors_get_deepspeeds_events(folder: Path) -> None:
         csv_monitor={"enabled": True, "output_path": str(folder), "job_name": "job"},
     )
     assert engine.monitor.enabled
-    seen: list[dict[str, object]] = []
-    engine.add_listener(seen.append)
+    seen = reports_of(engine)
     with logged():
         train(engine, STEPS)
     engine.monitor.write_events([("Mine/accuracy", 0.5, 7)])
     engine.communicator.barrier()
     if RANK > 0:
-        engine.destroy()
         return
     files = {
         path.name: list(csv.reader(path.read_text().splitlines()))
@@ -239,25 +233,21 @@ def case_monitors_get_deepspeeds_events(folder: Path) -> None:
         assert [[int(a), float(b)] for a, b in rows] == expected
         assert rows
     for part in ("forward", "backward", "backward_inner", "backward_allreduce", "step"):
-        assert f"Train_Samples_elapsed_time_ms_{part}.csv" in files or DEVICE.type == "cuda"
+        assert f"Train_Samples_elapsed_time_ms_{part}.csv" in files
     assert files["Mine_accuracy.csv"] == [["step", "accuracy"], ["7", "0.5"]]
-    engine.destroy()
 
 
-def case_a_monitor_without_its_package_is_an_error_before_training(_folder: Path) -> None:
+def case_a_monitor_without_its_package_is_an_error_before_training() -> None:
     model = make()
     for section, package in (("wandb", "wandb"), ("comet", "comet_ml")):
         settings = config(1, **{section: {"enabled": True}})
-        refuses(
-            f"/{section}/enabled needs the Python package {package}",
-            lambda settings=settings: zerorun.initialize(model, adamw(model), config=settings),
-        )
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1))
+        text = f"/{section}/enabled needs the Python package {package}"
+        refuses(text, initialize, model, adamw(model), config=settings)
+    engine, *_ = initialize(model, adamw(model), config=config(1))
     train(engine, 1)
-    engine.destroy()
 
 
-def case_a_monitor_whose_server_is_down_is_one_warning(_folder: Path) -> None:
+def case_a_monitor_whose_server_is_down_is_one_warning() -> None:
     class Down(Monitor):
         def write_events(self, event_list: object) -> None:
             raise ConnectionError("connection refused")
@@ -274,13 +264,11 @@ def case_a_monitor_whose_server_is_down_is_one_warning(_folder: Path) -> None:
     assert len(warned) == (1 if RANK == 0 else 0)
     assert engine.global_steps == STEPS
     assert MonitorMaster({}).csv_monitor is None
-    engine.destroy()
 
 
-def case_a_skipped_step_has_no_norm(_folder: Path) -> None:
+def case_a_skipped_step_has_no_norm() -> None:
     engine = start(fp16={"enabled": True, "initial_scale_power": 24})
-    seen: list[dict[str, object]] = []
-    engine.add_listener(seen.append)
+    seen = reports_of(engine)
     while engine.global_steps < 2 or (not seen[-1]["skipped"] and len(seen) < 3):
         loss = loss_of(engine, part_of(batch_of(0)))
         engine.backward(loss * (float("inf") if len(seen) == 1 else 1.0))
@@ -289,7 +277,6 @@ def case_a_skipped_step_has_no_norm(_folder: Path) -> None:
     assert skipped
     assert all(m["grad_norm"] is None for m in skipped)
     assert seen[-1]["skipped_steps"] == len(skipped) == engine.skipped_steps
-    engine.destroy()
 
 
 def case_a_timeline_has_each_ranks_work(folder: Path) -> None:
@@ -301,37 +288,35 @@ def case_a_timeline_has_each_ranks_work(folder: Path) -> None:
     with logged():
         train(engine, STEPS)
     engine.communicator.barrier()
-    if DEVICE.type == "cpu":
-        trace = json.loads(path.read_text())
-        spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-        assert {event["pid"] for event in spans} == set(range(WORLD_SIZE))
-        for rank in range(WORLD_SIZE):
-            own = [event for event in spans if event["pid"] == rank]
-            names = [event["name"] for event in own]
-            assert names.count("forward") == names.count("backward") == 2
-            assert names.count("optimizer") == 4  # the decision and the update
-            assert names.count("step 2") == names.count("step 3") == 1
-            assert names.count("reduce_scatter") == sum(counted[1:3])
-            backward = [event for event in own if event["name"] == "backward"]
-            assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in own)
-            assert backward[0]["ts"] + backward[0]["dur"] <= backward[1]["ts"]
-        for hidden in trace["otherData"]["hidden"]:
-            assert 0.0 <= hidden["reductions"] <= 1.0
+    trace = json.loads(path.read_text())
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert {event["pid"] for event in spans} == set(range(WORLD_SIZE))
+    for rank in range(WORLD_SIZE):
+        own = [event for event in spans if event["pid"] == rank]
+        names = [event["name"] for event in own]
+        assert names.count("forward") == names.count("backward") == 2
+        assert names.count("optimizer") == 4  # the decision and the update
+        assert names.count("step 2") == names.count("step 3") == 1
+        assert names.count("reduce_scatter") == sum(counted[1:3])
+        backward = [event for event in own if event["name"] == "backward"]
+        assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in own)
+        assert backward[0]["ts"] + backward[0]["dur"] <= backward[1]["ts"]
+    for hidden in trace["otherData"]["hidden"]:
+        assert 0.0 <= hidden["reductions"] <= 1.0
     engine.destroy()
     late = {"comm_timeout": 30, "trace": {"file": str(folder / "late.json"), "steps": [2, 9]}}
-    engine = start(1, zerorun=late)
+    model = make()
+    engine = zerorun.initialize(model, adamw(model), config=config(1, zerorun=late))[0]
     with logged() as lines:
         train(engine, 2)
         engine.destroy()
-        del engine
+        del engine, model
         gc.collect()
     assert [line for line in lines if "training ended before step 9" in line]
     assert not (folder / "late.json").exists()
     backwards = config(1, zerorun={"trace": {"file": str(path), "steps": [3, 2]}})
-    refuses(
-        "the first and the last step",
-        lambda: zerorun.initialize(model := make(), adamw(model), config=backwards),
-    )
+    text = "the first and the last step"
+    refuses(text, lambda: initialize(model := make(), adamw(model), config=backwards))
 
 
 def case_flops_are_those_of_the_formula(folder: Path) -> None:
@@ -373,10 +358,9 @@ def case_flops_are_those_of_the_formula(folder: Path) -> None:
     assert not heads._forward_hooks
 
 
-def case_a_dropped_batch_is_not_in_the_figures(_folder: Path) -> None:
+def case_a_dropped_batch_is_not_in_the_figures() -> None:
     engine = start(1)
-    seen: list[dict[str, object]] = []
-    engine.add_listener(seen.append)
+    seen = reports_of(engine)
     engine.backward(loss_of(engine, part_of(batch_of(0))) * 100.0)
     engine.zero_grad()
     loss = loss_of(engine, part_of(batch_of(1)))
@@ -386,4 +370,3 @@ def case_a_dropped_batch_is_not_in_the_figures(_folder: Path) -> None:
     assert math.isclose(seen[0]["loss"], loss.item(), rel_tol=1e-6)
     tokens = seen[0]["tokens_per_s"] * seen[0]["step_ms"] / 1e3
     assert round(tokens) == BATCH * 8
-    engine.destroy()

@@ -1,13 +1,11 @@
 """Batch and instance norms in 16 bits, whose running statistics stay fp32."""
 
-from __future__ import annotations
-
 import copy
 import functools
+import itertools
 import math
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import deepspeed
 import pytest
@@ -18,11 +16,10 @@ import zerorun
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from cases.models import DEVICE, STAGES, config, make, mean
+from cases.models import *
 
 STEPS = 4
 ROWS, CHANNELS = 4, 8
-BF16 = {"bf16": {"enabled": True}}
 FP16 = {"fp16": {"enabled": True, "loss_scale": 16}}
 DTYPES = ((torch.bfloat16, BF16), (torch.float16, FP16))
 
@@ -168,49 +165,41 @@ def check(make_engine: Callable[[nn.Module], zerorun.ZeroEngine], dtype: torch.d
         torch.testing.assert_close(engine(x), plain(x), rtol=0.05, atol=0.05)
     for name, value in statistics(plain).items():
         torch.testing.assert_close(found[name], value, rtol=0.01, atol=0.01)
-    engine.destroy()
 
 
-def case_they_train_as_with_fp32_parameters_of_16_bit_values(_folder: Path) -> None:
-    for dtype, keys in DTYPES:
-        for stage in STAGES:
-
-            def start(model: nn.Module, stage=stage, keys=keys) -> zerorun.ZeroEngine:
-                return zerorun.initialize(model, sgd(model), config=settings(stage, keys))[0]
-
-            check(start, dtype, Normed)
+def started(model: nn.Module, stage: int, keys: dict[str, object]) -> zerorun.ZeroEngine:
+    return initialize(model, sgd(model), config=settings(stage, keys))[0]
 
 
-def case_they_train_under_activation_checkpointing(_folder: Path) -> None:
-    for kind in (Checkpointed, Reentrant):
-        for stage in STAGES:
-
-            def start(model: nn.Module, stage=stage) -> zerorun.ZeroEngine:
-                return zerorun.initialize(model, sgd(model), config=settings(stage, BF16))[0]
-
-            check(start, torch.bfloat16, kind)
+def case_they_train_as_with_fp32_parameters_of_16_bit_values() -> None:
+    for (dtype, keys), stage in itertools.product(DTYPES, STAGES):
+        check(lambda model: started(model, stage, keys), dtype, Normed)
 
 
-def case_they_train_in_shard_and_in_scripts_of_deepspeed(_folder: Path) -> None:
+def case_they_train_under_activation_checkpointing() -> None:
+    for kind, stage in itertools.product((Checkpointed, Reentrant), STAGES):
+        check(lambda model: started(model, stage, BF16), torch.bfloat16, kind)
+
+
+def case_they_train_in_shard_and_in_scripts_of_deepspeed() -> None:
     for stage in STAGES:
 
-        def shard(model: nn.Module, stage=stage) -> zerorun.ZeroEngine:
-            return zerorun.shard(model, stage=stage, optimizer=sgd(model), dtype=torch.bfloat16)
+        def sharded(model: nn.Module) -> zerorun.ZeroEngine:
+            return shard(model, stage=stage, optimizer=sgd(model), dtype=torch.bfloat16)
 
-        def script(model: nn.Module, stage=stage) -> zerorun.ZeroEngine:
-            return deepspeed.initialize(
-                model=model, optimizer=sgd(model), config=settings(stage, BF16)
-            )[0]
+        def script(model: nn.Module) -> zerorun.ZeroEngine:
+            given = {"optimizer": sgd(model), "config": settings(stage, BF16)}
+            return kept(deepspeed.initialize(model=model, **given))[0]
 
-        check(shard, torch.bfloat16, Normed)
+        check(sharded, torch.bfloat16, Normed)
         check(script, torch.bfloat16, InScript)
 
 
-def case_modules_are_as_they_were(_folder: Path) -> None:
+def case_modules_are_as_they_were() -> None:
     """Their parameters are 16 bits wide in forwards of their own, in copies and afterwards."""
     model = make(Normed)
     before = {name: set(vars(module)) for name, module in model.named_modules()}
-    engine, *_ = zerorun.initialize(model, sgd(model), config=settings(1, BF16))
+    engine = started(model, 1, BF16)
     train(engine, torch.bfloat16)
     assert model.norms[2].seen == torch.bfloat16
     copied = copy.deepcopy(engine.module)
@@ -223,23 +212,22 @@ def case_modules_are_as_they_were(_folder: Path) -> None:
         assert math.isfinite(loss_of(module, images(0).bfloat16()).item())
 
 
-def case_nothing_is_cast_where_nothing_is_mixed(_folder: Path) -> None:
+def case_nothing_is_cast_where_nothing_is_mixed() -> None:
     for keys, dtype in (
         ({}, torch.float32),
         (BF16 | {"data_types": {"buffer_dtype": "bf16"}}, torch.bfloat16),
     ):
         model = make(Normed)
-        engine, *_ = zerorun.initialize(model, sgd(model), config=settings(2, keys))
+        engine = started(model, 2, keys)
         result = engine.module.norm(torch.randn(ROWS, CHANNELS, device=DEVICE, dtype=dtype))
         nodes = {type(node).__name__ for node, _ in result.grad_fn.next_functions if node}
         assert "ToCopyBackward0" not in nodes, nodes
         assert model.norm.running_mean.dtype == dtype
-        engine.destroy()
 
 
-def case_norms_can_still_be_scripted_and_compiled(_folder: Path) -> None:
+def case_norms_can_still_be_scripted_and_compiled() -> None:
     model = make(Normed)
-    engine, *_ = zerorun.initialize(model, sgd(model), config=settings(0, BF16))
+    started(model, 0, BF16)
     x = torch.randn(ROWS, CHANNELS, 3, 3, device=DEVICE)
     for kind in (nn.BatchNorm2d, nn.InstanceNorm2d):
         norm = kind(CHANNELS, affine=True, track_running_stats=True).to(DEVICE)
@@ -251,4 +239,3 @@ def case_norms_can_still_be_scripted_and_compiled(_folder: Path) -> None:
         mixed.weight.data, mixed.bias.data = mixed.weight.bfloat16(), mixed.bias.bfloat16()
         compiled = torch.compile(copy.deepcopy(mixed), backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(x.bfloat16()), mixed(x.bfloat16()))
-    engine.destroy()

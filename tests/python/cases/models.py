@@ -1,16 +1,17 @@
 """Small models, data and a reference for the cases."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math
 import os
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 import zerorun
 from tied_model import VOCABULARY, Block, Model
@@ -19,6 +20,8 @@ from torch import nn
 RANK = int(os.environ["RANK"])
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 BATCH = 4
+BF16 = {"bf16": {"enabled": True}}
+AUTOCAST = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
 STEPS = int(os.environ.get("CASE_STEPS", "8"))
 # Set: every case at stage 3 only, with memory of each rank's own, as GPUs have it.
 PRIVATE_MEMORY = "CASE_PRIVATE_MEMORY" in os.environ
@@ -84,6 +87,15 @@ def adamw(model: nn.Module, **options: object) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, **options)
 
 
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    """Whose step is as large as the gradient."""
+    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+
+
+def rmsprop(model: nn.Module) -> torch.optim.RMSprop:
+    return torch.optim.RMSprop(model.parameters(), lr=1e-3)
+
+
 def config(stage: int, **keys: object) -> dict[str, object]:
     zero = {"stage": stage, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 5000}
     return {
@@ -94,13 +106,60 @@ def config(stage: int, **keys: object) -> dict[str, object]:
     } | keys
 
 
+def bare_config(**keys: object) -> dict[str, object]:
+    """Of stage 3, where nothing stays gathered after its use."""
+    settings = config(3, **keys)
+    settings["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
+    settings["zero_optimization"] |= {"stage3_max_live_parameters": 0}
+    return settings
+
+
+def with_process_group() -> None:
+    """PyTorch's own."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+
+
+_engines: list[zerorun.ZeroEngine] = []  # of the case that runs
+
+
+def kept(made: Any) -> Any:
+    """An engine, or what `initialize` returns, which ends with the case at the latest."""
+    _engines.append(made[0] if isinstance(made, tuple) else made)
+    return made
+
+
+def initialize(*args: Any, **kwargs: Any) -> Any:
+    return kept(zerorun.initialize(*args, **kwargs))
+
+
+def shard(*args: Any, **kwargs: Any) -> Any:
+    return kept(zerorun.shard(*args, **kwargs))
+
+
+def end_engines() -> None:
+    while _engines:
+        _engines.pop(0).destroy()
+
+
 def started(
-    settings: dict[str, object], *args: object, **kwargs: object
+    settings: dict[str, object], kind: type[nn.Module] = Model, seed: int = 0, optimizer=adamw
 ) -> tuple[nn.Module, zerorun.ZeroEngine]:
-    """A model, which the other arguments are for, and an engine that trains it with AdamW."""
-    model = make(*args, **kwargs)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
-    return model, engine
+    """A model, and an engine that trains it, kept until the case ends."""
+    model = make(kind, seed)
+    return model, initialize(model, optimizer(model), config=settings)[0]
+
+
+def torch_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, step: int, clip: float = 1.0
+) -> float:
+    """A step of one process with torch alone; returns its loss."""
+    loss = loss_of(model, batch_of(step))
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    return loss.item()
 
 
 def reference(
@@ -109,25 +168,49 @@ def reference(
     """Losses of one process that trains with torch alone, and the model it ends with."""
     model = make(kind)
     optimizer = make_optimizer(model)
-    losses = []
-    for step in range(steps):
-        loss = loss_of(model, batch_of(step))
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, model
+    return [torch_step(model, optimizer, step, clip) for step in range(steps)], model
+
+
+def backward(engine: zerorun.ZeroEngine, step: int = 0) -> torch.Tensor:
+    """The loss of this rank's rows, after its backward."""
+    loss = loss_of(engine, part_of(batch_of(step)))
+    engine.backward(loss)
+    return loss.detach()
 
 
 def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
     losses = []
     for step in range(first, first + steps):
-        loss = loss_of(engine, part_of(batch_of(step)))
-        engine.backward(loss)
+        loss = backward(engine, step)
         engine.step()
-        losses.append(mean(loss.detach(), engine))
+        losses.append(mean(loss, engine))
     return losses
+
+
+def reports_of(engine: zerorun.ZeroEngine) -> list[dict[str, Any]]:
+    """The figures of each step from here on."""
+    seen: list[dict[str, Any]] = []
+    engine.add_listener(seen.append)
+    return seen
+
+
+def means(losses: list[float], engine: zerorun.ZeroEngine) -> list[float]:
+    """Of each step, over all ranks."""
+    return [mean(torch.tensor(loss), engine) for loss in losses]
+
+
+def assert_values(
+    found: nn.Module, expected: nn.Module, rtol: float = 1e-4, atol: float = 1e-5
+) -> None:
+    """An engine's masters are the values of a model without one."""
+    for (name, own), other in zip(found.named_parameters(), expected.parameters(), strict=True):
+        value = zerorun.zero.safe_get_full_fp32_param(own).cpu()
+        torch.testing.assert_close(value, other.detach(), rtol=rtol, atol=atol, msg=name)
+
+
+def assert_same(found: object, expected: object) -> None:
+    """Tensors, or dictionaries or lists of them, have the same bits."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def assert_close(losses: list[float], expected: list[float], tolerance: float = 1e-5) -> None:
@@ -154,11 +237,29 @@ def logged(name: str = "zerorun") -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def raises(kind: type[Exception], text: str, call: Callable[[], object]) -> None:
+def raises(
+    kind: type[Exception], text: str, call: Callable[..., object], /, *args: Any, **kwargs: Any
+) -> None:
     with pytest.raises(kind, match=re.escape(text)):
-        call()
+        call(*args, **kwargs)
 
 
-def refuses(text: str, call: Callable[[], object]) -> None:
+def refuses(text: str, call: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
     """A ConfigError with this text."""
-    raises(zerorun.ConfigError, text, call)
+    raises(zerorun.ConfigError, text, call, *args, **kwargs)
+
+
+def refuses_to_load(engine: zerorun.ZeroEngine, folder: object, *texts: str) -> None:
+    """A CheckpointError with each of the texts, which changes nothing."""
+    before = engine._core.parameter_hash(), engine._core.step_count, engine.global_steps
+    for text in texts:
+        raises(zerorun.CheckpointError, text, engine.load_checkpoint, folder)
+    after = engine._core.parameter_hash(), engine._core.step_count, engine.global_steps
+    assert after == before
+
+
+def flip(path: Path, at: int | None = None) -> None:
+    """One bit, in the middle of a file unless a place is given."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if at is None else at] ^= 1
+    path.write_bytes(data)

@@ -1,10 +1,7 @@
 """The configuration's Muon against its formulas in float64: coefficients and heads."""
 
-from __future__ import annotations
-
 import functools
 import math
-from pathlib import Path
 
 import torch
 import zerorun
@@ -87,36 +84,33 @@ def block(method: str, heads: dict[str, int]) -> dict[str, object]:
     return {"type": "Muon", "params": params}
 
 
-def case_coefficients_and_heads_follow_the_formulas_at_every_stage(_folder: Path) -> None:
+def case_coefficients_and_heads_follow_the_formulas_at_every_stage() -> None:
     found = []
     for method, heads in (("gram", {}), ("polar_express", {}), ("gram", HEADS)):
         expected, _ = reference(lambda model, how=(method, heads): Muon(model, *how))
         hashes = set()
         for stage in STAGES:
             settings = config(stage, optimizer=block(method, heads))
-            engine, *_ = zerorun.initialize(model=make(), config=settings)
+            engine, *_ = initialize(model=make(), config=settings)
             assert_close(train(engine), expected)
             hashes.add(engine._core.parameter_hash())
-            engine.destroy()
         assert len(hashes) == 1
         found.append(expected[-1])
     assert min(abs(a - b) for a in found for b in found if a != b) > 1e-3  # each is its own
 
 
-def case_ranks_that_disagree_are_an_error(_folder: Path) -> None:
+def case_ranks_that_disagree_are_an_error() -> None:
     if WORLD_SIZE == 1:
         return
     for method, heads in (("polar_express", {}), ("gram", HEADS)):
         own = block(method, heads) if RANK == 0 else block("gram", {})
         for stage in STAGES:
             settings = config(stage, optimizer=own)
-            refuses(
-                "ns_steps, ns_method or muon_heads differ between ranks",
-                lambda: zerorun.initialize(model=make(), config=settings),
-            )
+            text = "ns_steps, ns_method or muon_heads differ between ranks"
+            refuses(text, initialize, model=make(), config=settings)
 
 
-def case_heads_that_fit_no_matrix_are_errors(_folder: Path) -> None:
+def case_heads_that_fit_no_matrix_are_errors() -> None:
     for heads, text in (
         ({"*.up.weight": 7}, "rows, which optimizer.params.muon_heads divides into 7"),
         ({"*.q_proj.weight": 4}, "'*.q_proj.weight' matches no matrix that Muon updates"),
@@ -127,12 +121,9 @@ def case_heads_that_fit_no_matrix_are_errors(_folder: Path) -> None:
         ([4], "muon_heads"),
     ):
         settings = config(2, optimizer=block("gram", heads))
-        refuses(text, lambda: zerorun.initialize(model=make(), config=settings))
+        refuses(text, initialize, model=make(), config=settings)
     columns = nn.Sequential(nn.Identity(), nn.Sequential(Conv1D(8, 4)))
-    refuses(
-        "muon_heads: got 2 heads of 1.0.weight, whose columns are the outputs",
-        lambda: zerorun.initialize(
-            model=columns, config=config(2, optimizer=block("gram", {"*.weight": 2}))
-        ),
-    )
+    settings = config(2, optimizer=block("gram", {"*.weight": 2}))
+    text = "muon_heads: got 2 heads of 1.0.weight, whose columns are the outputs"
+    refuses(text, initialize, model=columns, config=settings)
     refuses("ns_method", lambda: zerorun.config.parse({"optimizer": block("normuon", {})}))

@@ -1,7 +1,5 @@
 """zerorun.shard: keywords instead of a configuration, units, and models on the meta device."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any
@@ -17,26 +15,24 @@ from cases.models import *
 AdamW = functools.partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 
 
-def case_keywords_train_as_torch_does(_folder: Path) -> None:
+def case_keywords_train_as_torch_does() -> None:
     expected, _ = reference(steps=4)
     unclipped, _ = reference(clip=float("inf"), steps=4)
     for stage in range(4):
         model = make()
-        engine = zerorun.shard(model, stage=stage, optimizer=adamw(model), clip=1.0)
+        engine = shard(model, stage=stage, optimizer=adamw(model), clip=1.0)
         assert_close(train(engine, 4), expected)
-        engine.destroy()
     for optimizer in (AdamW, functools.partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)):
-        engine = zerorun.shard(make(), optimizer=optimizer)
+        engine = shard(make(), optimizer=optimizer)
         assert engine.zero_optimization_stage() == 3
         assert_close(train(engine, 4), unclipped)
-        engine.destroy()
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
 
-def case_the_programs_optimizer_steps_the_engine(_folder: Path) -> None:
+def case_the_programs_optimizer_steps_the_engine() -> None:
     """A loop of PyTorch's own: loss.backward, optimizer.step and a scheduler, some made before."""
 
     def losses(model: nn.Module, optimizer, schedule, share) -> list[float]:
@@ -65,15 +61,14 @@ def case_the_programs_optimizer_steps_the_engine(_folder: Path) -> None:
             model = make()
             optimizer = kind(model)
             schedule = scheduler(optimizer) if is_early else None
-            engine = zerorun.shard(model, stage=stage, optimizer=optimizer)
+            engine = shard(model, stage=stage, optimizer=optimizer)
             schedule = schedule or scheduler(optimizer)
             found = losses(model, optimizer, schedule, part_of)
             assert_close([mean(loss, engine) for loss in found], expected[kind])
-            refuses("closure", lambda: optimizer.step(lambda: 0.0))
-            engine.destroy()
+            refuses("closure", optimizer.step, lambda: 0.0)
 
 
-def case_16_bit_keeps_masters_and_casts_inputs(_folder: Path) -> None:
+def case_16_bit_keeps_masters_and_casts_inputs() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -85,7 +80,7 @@ def case_16_bit_keeps_masters_and_casts_inputs(_folder: Path) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         model = make(Net)
         values = model.layers[0].weight.detach().clone()
-        engine = zerorun.shard(model, dtype=dtype, reduce_dtype=torch.float32, optimizer=AdamW)
+        engine = shard(model, dtype=dtype, reduce_dtype=torch.float32, optimizer=AdamW)
         weight = model.layers[0].weight
         assert torch.equal(zerorun.zero.safe_get_full_fp32_param(weight).cpu(), values)
         out = engine(torch.ones(2, 8, device=DEVICE))
@@ -93,13 +88,13 @@ def case_16_bit_keeps_masters_and_casts_inputs(_folder: Path) -> None:
         engine.backward(out.float().mean())
         engine.step()
         engine.destroy()
-        refuses("forward: this engine was destroyed", lambda e=engine: e(out))
+        refuses("forward: this engine was destroyed", engine, out)
 
 
-def case_accumulation_averages(_folder: Path) -> None:
+def case_accumulation_averages() -> None:
     expected, _ = reference(steps=4)
     model = make()
-    engine = zerorun.shard(model, accumulation_steps=2, optimizer=AdamW, clip=1.0)
+    engine = shard(model, accumulation_steps=2, optimizer=AdamW, clip=1.0)
     losses = []
     for step in range(4):
         for half in part_of(batch_of(step)).repeat(2, 1).chunk(2):
@@ -108,7 +103,6 @@ def case_accumulation_averages(_folder: Path) -> None:
             engine.step()
         losses.append(mean(loss.detach(), engine))
     assert_close(losses, expected)
-    engine.destroy()
 
 
 class Net(nn.Module):
@@ -139,7 +133,7 @@ class Net(nn.Module):
 BLOCKS = ["first", "second", "shelf.board0", "shelf.board1", "tower.0", "tower.2"]
 
 
-def case_units_are_found_in_any_container(_folder: Path) -> None:
+def case_units_are_found_in_any_container() -> None:
     def names(model: nn.Module, policy=None) -> list[str]:
         return sorted(unit.name for unit in find_units(model, policy) if unit.name)
 
@@ -159,19 +153,18 @@ def case_units_are_found_in_any_container(_folder: Path) -> None:
     assert names(decoder) == ["layers.0", "layers.1"]
 
 
-def case_every_policy_gives_the_same_losses(_folder: Path) -> None:
+def case_every_policy_gives_the_same_losses() -> None:
     expected, _ = reference(kind=Net, steps=3)
     for policy in (None, Block, ["tower", "shelf", "first"], "mlp.*"):
-        engine = zerorun.shard(make(Net), units=policy, optimizer=AdamW, clip=1.0)
+        engine = shard(make(Net), units=policy, optimizer=AdamW, clip=1.0)
         assert_close(train(engine, 3), expected)
-        engine.destroy()
 
 
-def case_what_happens_is_logged(_folder: Path) -> None:
+def case_what_happens_is_logged() -> None:
     with logged() as lines:
-        engine = zerorun.shard(make(), stage=1)
+        engine = shard(make(), stage=1)
         engine.destroy()
-        engine, *_ = zerorun.initialize(make(), config={"train_batch_size": 4, "dump_state": True})
+        engine, *_ = initialize(make(), config={"train_batch_size": 4, "dump_state": True})
         engine.destroy()
     assert bool(lines) == (RANK == 0)
     if RANK == 0:
@@ -184,7 +177,7 @@ def on_meta(kind: type[nn.Module] = Model) -> nn.Module:
         return kind()
 
 
-def case_weights_reach_a_model_on_the_meta_device(_folder: Path) -> None:
+def case_weights_reach_a_model_on_the_meta_device() -> None:
     """Values by name, and an optimizer made before there were any."""
     expected, _ = reference(steps=4)
     for stage in range(4):
@@ -193,11 +186,10 @@ def case_weights_reach_a_model_on_the_meta_device(_folder: Path) -> None:
         before = dict(model.named_parameters())
         optimizer = adamw(model)
         weights = make().state_dict() if RANK == 0 else {}
-        engine = zerorun.shard(model, stage=stage, optimizer=optimizer, clip=1.0, weights=weights)
+        engine = shard(model, stage=stage, optimizer=optimizer, clip=1.0, weights=weights)
         assert dict(model.named_parameters()) == before
         assert model.blocks[0].up.weight.mark == "kept"
         assert_close(train(engine, 4), expected)
-        engine.destroy()
 
 
 def decays_matrices(groups: list[dict[str, Any]], kind: Any = torch.optim.AdamW) -> Any:
@@ -211,22 +203,21 @@ def decays_matrices(groups: list[dict[str, Any]], kind: Any = torch.optim.AdamW)
     )
 
 
-def case_a_function_groups_parameters_of_the_meta_device_by_shape(_folder: Path) -> None:
+def case_a_function_groups_parameters_of_the_meta_device_by_shape() -> None:
     for stage in range(4):
         for kind, after in ((torch.optim.AdamW, 0.95), (torch.optim.Adagrad, 0.9)):
             model = on_meta(lambda: nn.Linear(4, 4))
             optimizer = functools.partial(decays_matrices, kind=kind)
             weights = {"weight": torch.ones(4, 4), "bias": torch.ones(4)}
-            engine = zerorun.shard(model, stage=stage, optimizer=optimizer, weights=weights)
+            engine = shard(model, stage=stage, optimizer=optimizer, weights=weights)
             engine.backward(engine(torch.ones(1, 4, device=DEVICE)).sum() * 0)
             engine.step()
             with zerorun.zero.GatheredParameters(list(model.parameters())):
                 weight, bias = model.weight[0, 0].item(), model.bias[0].item()
             assert (abs(weight - after) < 1e-5, bias) == (True, 1.0), (stage, kind, weight)
-            engine.destroy()
 
 
-def case_values_of_any_layout_are_rank_zeros(_folder: Path) -> None:
+def case_values_of_any_layout_are_rank_zeros() -> None:
     """A parameter that is not contiguous, which each rank initialises otherwise."""
 
     class Transposed(nn.Module):
@@ -235,10 +226,9 @@ def case_values_of_any_layout_are_rank_zeros(_folder: Path) -> None:
             self.weight = nn.Parameter(torch.empty(6, 4).t())
 
     model = on_meta(Transposed)
-    engine = zerorun.shard(model, init=lambda module: module.weight.fill_(RANK + 1.0))
+    shard(model, init=lambda module: module.weight.fill_(RANK + 1.0))
     with zerorun.zero.GatheredParameters(model.weight):
         assert torch.equal(model.weight.cpu(), torch.ones(4, 6))
-    engine.destroy()
 
 
 class Drawn(nn.Module):
@@ -274,7 +264,7 @@ def drawn(module: nn.Module) -> None:
         module.reset_parameters()
 
 
-def case_a_model_on_the_meta_device_is_initialised_by_module(_folder: Path) -> None:
+def case_a_model_on_the_meta_device_is_initialised_by_module() -> None:
     full: list[int] = []
     for stage in (3, 1):
         model = on_meta(Drawn)
@@ -284,7 +274,7 @@ def case_a_model_on_the_meta_device_is_initialised_by_module(_folder: Path) -> N
             full.append(sum(p.numel() for p in model.parameters() if not p.is_meta))
 
         torch.manual_seed(RANK)
-        engine = zerorun.shard(model, stage=stage, optimizer=AdamW, init=watched)
+        engine = shard(model, stage=stage, optimizer=AdamW, init=watched)
         if stage == 3:  # never more than one module, and what it is tied to
             assert max(full) <= 50 * 32 + 50
         weight = zerorun.zero.safe_get_full_fp32_param(model.embedding.weight)
@@ -294,7 +284,6 @@ def case_a_model_on_the_meta_device_is_initialised_by_module(_folder: Path) -> N
         assert model.norm.running_var.unique().tolist() == [1.0]
         losses = train(engine, 8)
         assert losses[-1] < losses[0]
-        engine.destroy()
 
 
 class Tabled(Model):
@@ -313,20 +302,19 @@ class Tabled(Model):
         return super().forward(tokens) * self.table.mean()
 
 
-def case_buffers_may_be_assigned(_folder: Path) -> None:
+def case_buffers_may_be_assigned() -> None:
     expected = make(Tabled)
     loss = loss_of(expected, batch_of(0)).item()
     for stage in (3, 1):
         model = on_meta(Tabled)
         table, parameters = model.table, list(model.parameters())
         weights = expected.state_dict() | {"saved": torch.arange(3) + 7}
-        engine = zerorun.shard(model, stage=stage, weights=weights if RANK == 0 else {})
+        shard(model, stage=stage, weights=weights if RANK == 0 else {})
         assert model.table is table
         assert torch.equal(model.table.cpu(), expected.table)
         assert model.saved.tolist() == [7, 8, 9]
         assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
         assert_close([loss_of(model, batch_of(0)).item()], [loss])
-        engine.destroy()
 
 
 class Rotated(Model):
@@ -341,56 +329,37 @@ class Rotated(Model):
         self.freqs_cis = torch.polar(torch.ones(16), torch.arange(16.0))
 
 
-def case_complex_buffers_may_be_on_the_meta_device(_folder: Path) -> None:
+def case_complex_buffers_may_be_on_the_meta_device() -> None:
     expected = make(Rotated)
     for stage in (3, 1):
         model = on_meta(Rotated)
-        engine = zerorun.shard(model, stage=stage, weights=make().state_dict())
+        shard(model, stage=stage, weights=make().state_dict())
         assert torch.equal(model.freqs_cis.cpu(), expected.freqs_cis)
-        engine.destroy()
     model = on_meta(Rotated)
     init = lambda module: hasattr(module, "bias") and module.reset_parameters()  # noqa: E731
-    refuses("freqs_cis", lambda: zerorun.shard(model, init=init))
+    refuses("freqs_cis", shard, model, init=init)
 
 
-def case_what_has_no_value_is_named(_folder: Path) -> None:
-    raises(
-        ValueError,
-        "module 'scale' (Scale) on the meta device: reset_parameters(), which it does not have, "
-        "gave no value to 1 (scale)",
-        lambda: zerorun.shard(nn.ModuleDict({"scale": on_meta(Drawn.Scale)})),
-    )
-    raises(
-        ValueError,
-        "init() gave no value to 1 (weight)",
-        lambda: zerorun.shard(
-            on_meta(lambda: nn.Linear(3, 3)), init=lambda module: module.bias.zero_()
-        ),
-    )
+def case_what_has_no_value_is_named() -> None:
+    text = "module 'scale' (Scale) on the meta device: reset_parameters(), which it does not have, "
+    text += "gave no value to 1 (scale)"
+    raises(ValueError, text, shard, nn.ModuleDict({"scale": on_meta(Drawn.Scale)}))
+    linear = on_meta(lambda: nn.Linear(3, 3))
+    text = "init() gave no value to 1 (weight)"
+    raises(ValueError, text, shard, linear, init=lambda module: module.bias.zero_())
     state = make().state_dict()
     state["nothing.here"] = state.pop("blocks.0.up.weight")
-    raises(
-        ValueError,
-        "1 (blocks.0.up.weight) of the model's names are missing, and 1 (nothing.here) are not",
-        lambda: zerorun.shard(on_meta(), weights=state),
-    )
+    text = "1 (blocks.0.up.weight) of the model's names are missing, and 1 (nothing.here) are not"
+    raises(ValueError, text, shard, on_meta(), weights=state)
     state["blocks.0.up.weight"] = state.pop("nothing.here")[:3]
-    raises(
-        ValueError,
-        "weights: blocks.0.up.weight has shape (3, 32), expected the model's",
-        lambda: zerorun.shard(on_meta(), weights=state),
-    )
-    raises(
-        ValueError,
-        "give zerorun.shard its",
-        lambda: zerorun.initialize(on_meta(), config=config(3)),
-    )
+    text = "weights: blocks.0.up.weight has shape (3, 32), expected the model's"
+    raises(ValueError, text, shard, on_meta(), weights=state)
+    raises(ValueError, "give zerorun.shard its", initialize, on_meta(), config=config(3))
 
 
 def case_states_may_be_offloaded(folder: Path) -> None:
     expected, _ = reference(steps=3)
     folder.mkdir(exist_ok=True)
     for places in ({"offload_optimizer": "cpu"}, {"offload_optimizer": folder}):
-        engine = zerorun.shard(make(), stage=2, optimizer=AdamW, clip=1.0, **places)
+        engine = shard(make(), stage=2, optimizer=AdamW, clip=1.0, **places)
         assert_close(train(engine, 3), expected)
-        engine.destroy()

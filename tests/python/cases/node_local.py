@@ -1,22 +1,20 @@
 """checkpoint.use_node_local_storage: every rank saves to a folder of its own, as on hosts of their
 own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
 import zerorun
 
 from cases.checkpoints import Normalised, sgd
-from cases.models import RANK, STAGES, WORLD_SIZE, adamw, assert_close, config, make, raises, train
+from cases.models import *
 
 LOCAL = {"checkpoint": {"use_node_local_storage": True}}
 
 
 def engine_at(stage: int, make_optimizer=adamw, **keys: object) -> zerorun.ZeroEngine:
     model = make(Normalised)
-    return zerorun.initialize(model, make_optimizer(model), config=config(stage, **LOCAL | keys))[0]
+    return initialize(model, make_optimizer(model), config=config(stage, **LOCAL | keys))[0]
 
 
 def case_ranks_that_change_hosts_get_their_files(folder: Path) -> None:
@@ -29,7 +27,6 @@ def case_ranks_that_change_hosts_get_their_files(folder: Path) -> None:
         buffer = next(iter(engine.module.buffers())).clone()
         files = [path.name for path in (disks[RANK] / "global_step2").glob("rank*.safetensors")]
         assert len(files) == 1
-        engine.destroy()
         engine = engine_at(stage)
         path, state = engine.load_checkpoint(disks[RANK - 1])
         assert path == str(disks[RANK - 1] / "global_step2")
@@ -37,7 +34,6 @@ def case_ranks_that_change_hosts_get_their_files(folder: Path) -> None:
         assert train(engine, 2, first=2) == expected
         if RANK == 0:  # whose buffers are saved
             assert torch.equal(next(iter(engine.module.buffers())), buffer)
-        engine.destroy()
 
 
 def case_a_host_that_has_nothing_gets_what_it_needs(folder: Path) -> None:
@@ -45,11 +41,9 @@ def case_a_host_that_has_nothing_gets_what_it_needs(folder: Path) -> None:
     train(engine, 2)
     engine.save_checkpoint(folder / "old")  # one disk, which all see
     expected = train(engine, 2, first=2)
-    engine.destroy()
     engine = engine_at(3)
     engine.load_checkpoint(folder / ("new" if RANK else "old"))
     assert train(engine, 2, first=2) == expected
-    engine.destroy()
 
 
 def case_files_that_no_host_has_are_named(folder: Path) -> None:
@@ -58,15 +52,8 @@ def case_files_that_no_host_has_are_named(folder: Path) -> None:
     assert engine.load_checkpoint(folder / "nothing") == (None, None)
     engine.save_checkpoint(folder / f"host{RANK}")
     train(engine, 1, first=1)
-    before = engine._core.parameter_hash()
     if WORLD_SIZE > 1:
-        raises(
-            zerorun.CheckpointError,
-            "no rank of this job finds rank00001-",
-            lambda: engine.load_checkpoint(folder / "host0"),
-        )
-    assert engine._core.parameter_hash() == before
-    engine.destroy()
+        refuses_to_load(engine, folder / "host0", "no rank of this job finds rank00001-")
 
 
 def case_a_save_beside_the_training_is_complete_at_a_later_step(folder: Path) -> None:
@@ -96,12 +83,10 @@ def case_states_of_a_torch_optimizer_follow_their_ranks(folder: Path) -> None:
             (states,) = disks[RANK].glob("optimizer_shards.*")
             assert [path.name for path in states.iterdir()] == [f"rank{RANK}.pt"]
             expected = train(engine, 2, first=2)
-            engine.destroy()
             for moved in (RANK, RANK - 1):  # at home, then on another host
                 engine = engine_at((stage + 1) % 4, sgd)
                 engine.load_checkpoint(disks[moved])
                 assert_close(train(engine, 2, first=2), expected, 1e-6)
-                engine.destroy()
 
 
 def case_states_of_a_torch_optimizer_that_no_host_has_are_named(folder: Path) -> None:
@@ -116,16 +101,7 @@ def case_states_of_a_torch_optimizer_that_no_host_has_are_named(folder: Path) ->
         (Path.unlink, f"no rank of this job finds {last.name}"),
     ):
         train(engine, 1, first=1)
-        before = engine._core.parameter_hash()
         if last.exists():
             damage(last)
         engine.communicator.barrier()
-        raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(own))
-        assert engine._core.parameter_hash() == before
-    engine.destroy()
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+        refuses_to_load(engine, own, message)

@@ -1,7 +1,5 @@
 """``optimizer.state`` of an engine, against torch's optimizer on the whole model."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect
@@ -29,10 +27,7 @@ def reference(make_optimizer: Maker) -> list[dict[str, torch.Tensor]]:
     model = make()
     optimizer = make_optimizer(model)
     for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(model, batch_of(step)).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        torch_step(model, optimizer, step)
     return [optimizer.state[parameter] for parameter in model.parameters()]
 
 
@@ -53,7 +48,7 @@ def check(make_optimizer: Maker, names: set[str]) -> None:
     for stage in STAGES:
         model = make()
         basic = make_optimizer(model)
-        engine, optimizer, *_ = zerorun.initialize(model, basic, config=config(stage))
+        engine, optimizer, *_ = initialize(model, basic, config=config(stage))
         parameters = list(model.parameters())
         assert not optimizer.state
         assert optimizer.state[parameters[0]] == {}
@@ -66,28 +61,23 @@ def check(make_optimizer: Maker, names: set[str]) -> None:
                 assert torch.allclose(value, states[name].view(value.shape), atol=1e-6), name
             if "step" in found:  # it has elements on this rank
                 assert int(found["step"]) == STEPS
-        engine.destroy()
 
 
-def case_what_this_rank_keeps_by_parameter(_folder: Path) -> None:
+def case_what_this_rank_keeps_by_parameter() -> None:
     check(adamw, {"exp_avg", "exp_avg_sq"})
 
 
-def case_states_of_an_optimizer_of_torchs(_folder: Path) -> None:
-    check(lambda m: torch.optim.SGD(m.parameters(), lr=0.5, momentum=0.9), {"momentum_buffer"})
+def case_states_of_an_optimizer_of_torchs() -> None:
+    check(sgd, {"momentum_buffer"})
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def case_the_optimizer_that_was_given_shows_them_until_the_engine_ends(_folder: Path) -> None:
+def case_the_optimizer_that_was_given_shows_them_until_the_engine_ends() -> None:
     for stage in STAGES:
         for make_optimizer, name in ((adamw, "exp_avg"), (sgd, "momentum_buffer")):
             model = make()
             basic = make_optimizer(model)
             before = basic.state
-            engine, *_ = zerorun.initialize(model, basic, config=config(stage))
+            engine, *_ = initialize(model, basic, config=config(stage))
             assert not basic.state
             train(engine, 2)
             kept = 0
@@ -108,13 +98,13 @@ def case_the_optimizer_that_was_given_shows_them_until_the_engine_ends(_folder: 
             assert len(engine.optimizer.state) == 0
 
 
-def case_the_optimizer_that_was_given_is_the_engines_in_all_that_it_offers(_folder: Path) -> None:
+def case_the_optimizer_that_was_given_is_the_engines_in_all_that_it_offers() -> None:
     """Loading must not cut it off: the engine went on with the rates of before, silently."""
     for stage in STAGES:
         for make_optimizer in (adamw, sgd):
             model = make()
             basic = make_optimizer(model)
-            engine = zerorun.shard(model, stage=stage, optimizer=basic)
+            engine = shard(model, stage=stage, optimizer=basic)
             assert "set_to_none" in inspect.signature(basic.zero_grad).parameters
             own_step(basic, model, engine, 0)
             saved = copy.deepcopy(basic.state_dict())
@@ -128,14 +118,9 @@ def case_the_optimizer_that_was_given_is_the_engines_in_all_that_it_offers(_fold
             basic.param_groups[0]["lr"] = 0.0  # as a scheduler does
             basic.param_groups[0]["weight_decay"] = 0.0
             own_step(basic, model, engine, 3)
-            for name, value in engine.full_state_dict(rank0_only=False).items():
-                assert torch.equal(value, kept[name]), (stage, name)
-            refuses(
-                "add_param_group after initialize",
-                lambda basic=basic: basic.add_param_group(
-                    {"params": [nn.Parameter(torch.ones(2))]}
-                ),
-            )
+            assert_same(dict(engine.full_state_dict(rank0_only=False)), kept)
+            more = {"params": [nn.Parameter(torch.ones(2))]}
+            refuses("add_param_group after initialize", basic.add_param_group, more)
             loss_of(model, part_of(batch_of(4))).backward()
             basic.param_groups[0]["params"].append(nn.Parameter(torch.ones(2)))
             refuses("leaves some out of a step", basic.step)
@@ -146,9 +131,8 @@ def case_the_optimizer_that_was_given_is_the_engines_in_all_that_it_offers(_fold
             basic.param_groups.pop()
             assert not {"step", "state_dict", "load_state_dict"} & vars(basic).keys()
             assert all(map(math.isfinite, expected))
-            again = zerorun.shard(model, stage=stage, optimizer=basic)
+            again = shard(model, stage=stage, optimizer=basic)
             assert math.isfinite(own_step(basic, model, again, 5))
-            again.destroy()
 
 
 def own_step(
@@ -169,7 +153,7 @@ def same_states(found: dict[str, Any], expected: dict[str, Any]) -> bool:
     )
 
 
-def case_states_of_torchs_own_training_are_loaded(_folder: Path) -> None:
+def case_states_of_torchs_own_training_are_loaded() -> None:
     """What torch.save(optimizer.state_dict()) wrote before the model was sharded."""
     for make_optimizer in (adamw, sgd):
         plain = make()
@@ -185,29 +169,22 @@ def case_states_of_torchs_own_training_are_loaded(_folder: Path) -> None:
             model = make()
             model.load_state_dict(weights)
             own = make_optimizer(model)
-            engine, *_ = zerorun.initialize(model, own, config=config(stage))
+            engine, *_ = initialize(model, own, config=config(stage))
             own.load_state_dict(saved)
             assert own.param_groups[0]["lr"] == saved["param_groups"][0]["lr"]
             assert_close(train(engine, STEPS, STEPS), losses)
             wrong = saved | {"state": saved["state"] | {0: {**saved["state"][0], "step": -1}}}
             if make_optimizer is adamw:
-                raises(
-                    zerorun.CheckpointError,
-                    "step of parameter 0 is -1",
-                    lambda: own.load_state_dict(wrong),
-                )
-            raises(
-                zerorun.CheckpointError,
-                "expected state and param_groups",
-                lambda: own.load_state_dict({}),
-            )
-            engine.destroy()
+                text = "step of parameter 0 is -1"
+                raises(zerorun.CheckpointError, text, own.load_state_dict, wrong)
+            text = "expected state and param_groups"
+            raises(zerorun.CheckpointError, text, own.load_state_dict, {})
 
 
-def case_states_that_move_to_their_own_device_stay(_folder: Path) -> None:
+def case_states_that_move_to_their_own_device_stay() -> None:
     """As Lightning moves them; others are an error that says how to set states."""
     model = make()
-    engine, optimizer, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    engine, optimizer, *_ = initialize(model, adamw(model), config=config(2))
     train(engine, 1)
     for parameter, states in optimizer.state.items():
         optimizer.state[parameter] = {
@@ -222,19 +199,17 @@ def case_states_that_move_to_their_own_device_stay(_folder: Path) -> None:
 
     if optimizer.state[parameter]["exp_avg"].numel():
         refuses("safe_set_full_optimizer_state", replace)
-    engine.destroy()
 
 
-def case_states_in_8_bits_are_values(_folder: Path) -> None:
+def case_states_in_8_bits_are_values() -> None:
     settings = config(1, optimizer={"type": "AdamW8bit", "params": {"lr": 1e-2}})
     model = make()
-    engine, optimizer, *_ = zerorun.initialize(model, config=settings)
+    engine, optimizer, *_ = initialize(model, config=settings)
     train(engine, 2)
     for states in optimizer.state.values():
         assert set(states) == {"step", "exp_avg", "exp_avg_sq"}
         assert states["exp_avg"].dtype == torch.float32
         assert states["exp_avg"].shape == states["exp_avg_sq"].shape
-    engine.destroy()
 
 
 def case_states_in_8_bits_are_those_of_deepspeeds_file(folder: Path) -> None:
@@ -248,7 +223,6 @@ def case_states_in_8_bits_are_those_of_deepspeeds_file(folder: Path) -> None:
                 for state in ("exp_avg", "exp_avg_sq"):
                     values = zerorun.zero.safe_get_full_optimizer_state(parameter, state)
                     found[kind, stage, name, state] = values
-            engine.destroy()
     assert all(values is None or values.any() for values in found.values())
     for (kind, *place), exact in found.items():
         if kind == "AdamW" and exact is not None:
@@ -257,22 +231,18 @@ def case_states_in_8_bits_are_those_of_deepspeeds_file(folder: Path) -> None:
             torch.testing.assert_close(coded, exact, rtol=1 / 16, atol=bound)
 
 
-def case_a_scheduler_of_another_optimizer_is_an_error(_folder: Path) -> None:
+def case_a_scheduler_of_another_optimizer_is_an_error() -> None:
     model = make()
     others = torch.optim.lr_scheduler.LambdaLR(adamw(make()), lambda epoch: 0.5)
     for given in (adamw(model), None):
         optimizer = {"optimizer": {"type": "AdamW"}} if given is None else {}
         settings = config(1, **optimizer)
-        refuses(
-            "an optimizer that is not this engine's",
-            lambda given=given, settings=settings: zerorun.initialize(
-                model, given, lr_scheduler=others, config=settings
-            ),
-        )
+        text = "an optimizer that is not this engine's"
+        refuses(text, initialize, model, given, lr_scheduler=others, config=settings)
     loss_of(model, part_of(batch_of(0))).backward()  # the model is as it was
 
 
-def case_states_that_the_given_optimizer_has_go_on(_folder: Path) -> None:
+def case_states_that_the_given_optimizer_has_go_on() -> None:
     """A model that torch has trained for some steps before the engine takes it over."""
 
     def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -286,24 +256,15 @@ def case_states_that_the_given_optimizer_has_go_on(_folder: Path) -> None:
     losses = [torch_step(expected, basic, STEPS + step) for step in range(STEPS)]
     for stage in STAGES:
         model, optimizer = trained()
-        engine, *_ = zerorun.initialize(model, optimizer, config=config(stage))
+        engine, *_ = initialize(model, optimizer, config=config(stage))
         assert int(optimizer.state[model.blocks[0].up.weight]["step"]) == STEPS
         assert_close(train(engine, STEPS, STEPS), losses)
         engine.destroy()
         assert not optimizer.state  # nothing is left of before
         model, optimizer = trained()
-        engine, *_ = zerorun.initialize(model, optimizer, config=config(stage))
+        engine, *_ = initialize(model, optimizer, config=config(stage))
         engine.destroy()  # unused: the states are what they were
         assert set(optimizer.state) == set(model.parameters())
-
-
-def torch_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
-    optimizer.zero_grad()
-    loss = loss_of(model, batch_of(step))
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return loss.item()
 
 
 class Counting(torch.optim.SGD):
@@ -322,7 +283,7 @@ def case_states_of_no_parameter_keep_their_dtypes(folder: Path) -> None:
     def start() -> tuple[zerorun.ZeroEngine, torch.optim.Optimizer]:
         model = make()
         basic = Counting(model.parameters(), lr=0.1)
-        return zerorun.initialize(model, basic, config=config(3))[0], basic
+        return initialize(model, basic, config=config(3))[0], basic
 
     engine, basic = start()
     train(engine, STEPS)
@@ -338,17 +299,15 @@ def case_states_of_no_parameter_keep_their_dtypes(folder: Path) -> None:
         for key, value in expected.items():
             torch.testing.assert_close(basic.state[key], value, rtol=0.0, atol=0.0)
         train(other, 1)  # changes nothing of what was loaded
-        other.destroy()
-    engine.destroy()
 
 
-def case_states_that_no_rule_could_have_are_errors(_folder: Path) -> None:
+def case_states_that_no_rule_could_have_are_errors() -> None:
     def given(change: Callable[[torch.optim.Optimizer], object]) -> Callable[[], object]:
         model = make()
         optimizer = adamw(model)
         torch_step(model, optimizer, 0)
         change(optimizer)
-        return lambda: zerorun.initialize(model, optimizer, config=config(1))
+        return lambda: initialize(model, optimizer, config=config(1))
 
     first = given(lambda o: next(iter(o.state.values()))["step"].add_(1))
     refuses("has made 1 steps of one parameter and 2 of another", first)
@@ -359,13 +318,12 @@ def case_states_that_no_rule_could_have_are_errors(_folder: Path) -> None:
         refuses("has states of 0 parameters on one rank", some)
 
 
-def case_states_that_lack_one_are_an_error_of_the_loader(_folder: Path) -> None:
+def case_states_that_lack_one_are_an_error_of_the_loader() -> None:
     """And states of torch's optimizer where there is none; both after checks that let them by."""
     model = make()
-    engine, optimizer, *_ = zerorun.initialize(model, adamw(model), config=config(1))
+    engine, optimizer, *_ = initialize(model, adamw(model), config=config(1))
     states = FullStates(engine._shards, optimizer.param_groups)
-    raises(KeyError, "exp_avg", lambda: states.put({0: {"step": 1}}))
+    raises(KeyError, "exp_avg", states.put, {0: {"step": 1}})
     chunks: Chunks = {name: [] for name, _ in model.named_parameters()}
     text = "there is no such optimizer"
-    raises(zerorun._C.InternalError, text, lambda: restore(engine._shards, chunks))
-    engine.destroy()
+    raises(zerorun._C.InternalError, text, restore, engine._shards, chunks)

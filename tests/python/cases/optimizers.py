@@ -1,7 +1,6 @@
 """Optimizers and schedulers of torch's on sharded parameters, against torch alone."""
 
-from __future__ import annotations
-
+import functools
 from pathlib import Path
 
 import torch
@@ -11,82 +10,62 @@ from torch import nn
 from cases.models import *
 
 
-def case_a_torch_scheduler_drives_the_engine(_folder: Path) -> None:
+def case_a_torch_scheduler_drives_the_engine() -> None:
     model = make()
     optimizer = adamw(model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
     expected = []
     for step in range(10):
-        loss = loss_of(model, batch_of(step))
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        expected.append(torch_step(model, optimizer, step))
         scheduler.step()
-        expected.append(loss.item())
     for stage in STAGES:
         for owned in (True, False):
             model = make()
             optimizer = adamw(model)
             scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
             given = scheduler if owned else None
-            engine, *_ = zerorun.initialize(
-                model, optimizer, lr_scheduler=given, config=config(stage)
-            )
+            engine, *_ = initialize(model, optimizer, lr_scheduler=given, config=config(stage))
             losses = []
             for step in range(10):
                 losses += train(engine, 1, first=step)
                 if not owned:
                     scheduler.step()
             assert_close(losses, expected)
-            engine.destroy()
 
 
-def check_outside_optimizer(make_optimizer) -> None:
-    expected, _ = reference(make_optimizer)
-    for stage in STAGES:
-        model = make()
-        optimizer = make_optimizer(model)
-        engine, returned, *_ = zerorun.initialize(model, optimizer, config=config(stage))
-        assert returned.optimizer is optimizer
-        assert_close(train(engine), expected)
-        engine.destroy()
+def two_groups(model: nn.Module) -> torch.optim.AdamW:
+    bias = [p for n, p in model.named_parameters() if n.endswith("bias")]
+    rest = [p for n, p in model.named_parameters() if not n.endswith("bias")]
+    groups = [{"params": rest, "weight_decay": 0.5}, {"params": bias, "lr": 2e-2}]
+    return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.0)
 
 
-def case_sgd_with_momentum_on_shards(_folder: Path) -> None:
-    check_outside_optimizer(lambda m: torch.optim.SGD(m.parameters(), lr=0.5, momentum=0.9))
+def case_optimizers_of_torchs_run_on_shards() -> None:
+    for make_optimizer in (sgd, functools.partial(adamw, amsgrad=True), two_groups):
+        expected, _ = reference(make_optimizer)
+        for stage in STAGES:
+            model = make()
+            optimizer = make_optimizer(model)
+            engine, returned, *_ = initialize(model, optimizer, config=config(stage))
+            assert returned.optimizer is optimizer
+            assert_close(train(engine), expected)
 
 
-def case_amsgrad_on_shards(_folder: Path) -> None:
-    check_outside_optimizer(lambda m: adamw(m, amsgrad=True))
-
-
-def case_groups_with_hyperparameters_of_their_own(_folder: Path) -> None:
-    def two_groups(model: nn.Module) -> torch.optim.AdamW:
-        bias = [p for n, p in model.named_parameters() if n.endswith("bias")]
-        rest = [p for n, p in model.named_parameters() if not n.endswith("bias")]
-        groups = [{"params": rest, "weight_decay": 0.5}, {"params": bias, "lr": 2e-2}]
-        return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.0)
-
-    check_outside_optimizer(two_groups)
-
-
-def case_the_configurations_sgd_has_its_own_momentum(_folder: Path) -> None:
+def case_the_configurations_sgd_has_its_own_momentum() -> None:
     expected, _ = reference(lambda m: torch.optim.SGD(m.parameters(), lr=0.25, momentum=0.5))
     block = {"type": "SGD", "params": {"lr": 0.25, "momentum": 0.5}}
     for stage in STAGES:
-        engine, *_ = zerorun.initialize(model=make(), config=config(stage, optimizer=block))
+        engine, *_ = initialize(model=make(), config=config(stage, optimizer=block))
         assert_close(train(engine), expected)
-        engine.destroy()
 
 
-def case_the_configurations_muon_takes_the_matrices_inside_the_model(_folder: Path) -> None:
+def case_the_configurations_muon_takes_the_matrices_inside_the_model() -> None:
     block = {"type": "Muon", "params": {"lr": 0.01}}
     hashes = set()
     for stage in STAGES:
         model = make()
         model.blocks[1].up.weight.use_muon = False
-        engine, *_ = zerorun.initialize(model=model, config=config(stage, optimizer=block))
+        engine, *_ = initialize(model=model, config=config(stage, optimizer=block))
         states = {
             name: engine._core.state_names(engine._core.parameter_id(name))
             for name in ("blocks.0.up.weight", "blocks.1.up.weight", "embedding.weight")
@@ -96,18 +75,16 @@ def case_the_configurations_muon_takes_the_matrices_inside_the_model(_folder: Pa
         losses = train(engine)
         assert losses[-1] < losses[0]
         hashes.add(engine._core.parameter_hash())
-        engine.destroy()
     assert len(hashes) == 1
 
 
-def case_the_configurations_optimizer_may_have_default_values(_folder: Path) -> None:
+def case_the_configurations_optimizer_may_have_default_values() -> None:
     for kind in ("Adam", "AdamW", "SGD", "Adagrad", "Lion", "Lamb", "Muon"):
-        engine, *_ = zerorun.initialize(make(), config=config(2, optimizer={"type": kind}))
+        engine, *_ = initialize(make(), config=config(2, optimizer={"type": kind}))
         train(engine, 1)
-        engine.destroy()
 
 
-def case_parameters_of_no_dimension(_folder: Path) -> None:
+def case_parameters_of_no_dimension() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -124,9 +101,8 @@ def case_parameters_of_no_dimension(_folder: Path) -> None:
     expected, _ = reference(adagrad, Scaled)
     for stage in STAGES:
         model = Scaled()
-        engine, *_ = zerorun.initialize(model, adagrad(model), config=config(stage))
+        engine, *_ = initialize(model, adagrad(model), config=config(stage))
         assert_close(train(engine), expected)
-        engine.destroy()
 
 
 class Averaging(torch.optim.Optimizer):
@@ -173,13 +149,9 @@ def case_optimizers_that_evaluate_other_parameters_than_they_train(folder: Path)
     expected = []
     for step in range(12):
         optimizer.train()
-        loss = loss_of(model, batch_of(step))
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        expected.append(torch_step(model, optimizer, step))
         optimizer.eval()
-        expected += [loss.item(), evaluated(model)]
+        expected.append(evaluated(model))
 
     def run(engine: zerorun.ZeroEngine, handle: Averaging, first: int) -> list[float]:
         found = []
@@ -196,23 +168,22 @@ def case_optimizers_that_evaluate_other_parameters_than_they_train(folder: Path)
         for first in (0, 6):  # the second half by another engine
             model = make(seed=first)
             optimizer = Averaging(model.parameters(), lr=0.5)
-            engine, returned, *_ = zerorun.initialize(model, optimizer, config=config(stage))
+            engine, returned, *_ = initialize(model, optimizer, config=config(stage))
             if first:
                 engine.load_checkpoint(folder / str(stage))
             found += run(engine, returned if first else optimizer, first)
             engine.save_checkpoint(folder / str(stage))
-            engine.destroy()
         assert_close(found, expected)
         assert not hasattr(torch.optim.SGD(model.parameters()), "train")
 
 
-def case_hooks_of_the_given_optimizer_are_called(_folder: Path) -> None:
+def case_hooks_of_the_given_optimizer_are_called() -> None:
     """Once for each step that the engine makes for it, and for its state dicts."""
     for kind in (torch.optim.AdamW, torch.optim.SGD):
         for stage in STAGES:
             model = make()
             basic = kind(model.parameters(), lr=1e-3)
-            engine, optimizer, *_ = zerorun.initialize(
+            engine, optimizer, *_ = initialize(
                 model, basic, config=config(stage, gradient_accumulation_steps=2)
             )
             calls: list[str] = []
@@ -225,7 +196,7 @@ def case_hooks_of_the_given_optimizer_are_called(_folder: Path) -> None:
             )
             basic.register_load_state_dict_post_hook(lambda _, calls=calls: calls.append("loaded"))
             for step in (engine.step, basic.step, optimizer.step, engine.step):
-                engine.backward(loss_of(engine, part_of(batch_of(0))))
+                backward(engine)
                 step()
             assert calls == ["before", "after"] * 2, (kind, stage, calls)
             saved = optimizer.state_dict()
@@ -238,12 +209,11 @@ def case_hooks_of_the_given_optimizer_are_called(_folder: Path) -> None:
                     engine.step()
                 assert engine.skipped_steps == 1
                 assert calls[7:] == ["before"]
-            engine.destroy()
 
 
-def case_states_of_differing_steps_are_refused(_folder: Path) -> None:
+def case_states_of_differing_steps_are_refused() -> None:
     model = make()
-    engine, optimizer, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    engine, optimizer, *_ = initialize(model, adamw(model), config=config(2))
     plain = make()
     basic = adamw(plain)
     loss_of(plain, batch_of(0)).backward()
@@ -251,20 +221,17 @@ def case_states_of_differing_steps_are_refused(_folder: Path) -> None:
     saved = basic.state_dict()
     saved["state"][1]["step"] = torch.tensor(5.0)
     text = "parameter 0 has made 1 steps and parameter 1 5"
-    raises(zerorun.CheckpointError, text, lambda: optimizer.load_state_dict(saved))
+    raises(zerorun.CheckpointError, text, optimizer.load_state_dict, saved)
     assert engine._core.step_count == 0
-    engine.destroy()
 
 
-def case_a_rule_of_torchs_has_fp32_states_of_its_fp32_shards(_folder: Path) -> None:
+def case_a_rule_of_torchs_has_fp32_states_of_its_fp32_shards() -> None:
     """Also where the optimizer brings 16-bit ones, of 16-bit parameters, or loads them."""
     model = make().bfloat16()
     basic = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loss_of(model, batch_of(0)).backward()
     basic.step()
-    engine, optimizer, *_ = zerorun.initialize(
-        model, basic, config=config(2, bf16={"enabled": True})
-    )
+    _, optimizer, *_ = initialize(model, basic, config=config(2, bf16={"enabled": True}))
     for _ in range(2):
         states = [optimizer.state[p].get("momentum_buffer") for p in model.parameters()]
         assert {s.dtype for s in states if s is not None} == {torch.float32}
@@ -275,4 +242,3 @@ def case_a_rule_of_torchs_has_fp32_states_of_its_fp32_shards(_folder: Path) -> N
         saved = other.state_dict()
         assert saved["state"][0]["momentum_buffer"].dtype == torch.bfloat16
         optimizer.load_state_dict(saved)
-    engine.destroy()

@@ -14,10 +14,9 @@ from torch import nn
 from zerorun import consolidate
 from zerorun.zero import GatheredParameters, Init
 
-from cases.models import BATCH, RANK, STAGES, WORLD_SIZE, config, logged, make
+from cases.models import *
 
 WIDTH, BLOCK = 32, 64
-BF16 = {"bf16": {"enabled": True}}
 
 
 class Packed(nn.Parameter):
@@ -128,7 +127,7 @@ def settings(stage: int, share: bool, **keys: Any) -> dict[str, Any]:
 
 def start(stage: int, share: bool = True, model: nn.Module | None = None, **keys: Any):
     model = make(Adapted) if model is None else model
-    return zerorun.initialize(model, sgd(model), config=settings(stage, share, **keys))[0]
+    return initialize(model, sgd(model), config=settings(stage, share, **keys))[0]
 
 
 def train(engine: Any, steps: int = 3, first: int = 0) -> None:
@@ -162,13 +161,7 @@ def full_bytes_of(engine: Any) -> dict[str, torch.Tensor]:
         return bytes_of(engine.module)
 
 
-def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
-
-
-def case_train_as_without_shards_at_every_stage(_folder: Path) -> None:
+def case_train_as_without_shards_at_every_stage() -> None:
     expected = trained_alone()
     for stage in STAGES:
         for share in (True, False):
@@ -190,7 +183,7 @@ def case_train_as_without_shards_at_every_stage(_folder: Path) -> None:
             assert type(model.blocks[0].base.weight) is Packed
 
 
-def case_each_rank_keeps_its_part_of_the_bytes(_folder: Path) -> None:
+def case_each_rank_keeps_its_part_of_the_bytes() -> None:
     for share in (True, False):
         model = make(Adapted)
         weight = model.blocks[0].base.weight
@@ -208,10 +201,9 @@ def case_each_rank_keeps_its_part_of_the_bytes(_folder: Path) -> None:
         padding = 3 * 256 * (1 + 4)
         most = (3 * (numel + 4 * 8 * WIDTH)) / WORLD_SIZE + padding
         assert engine._core.memory_use()["parameters"] <= most
-        engine.destroy()
 
 
-def case_bytes_in_floats_keep_their_bits(_folder: Path) -> None:
+def case_bytes_in_floats_keep_their_bits() -> None:
     """bitsandbytes' quant_storage: bytes in a tensor of floats, in a model of the same or another
     dtype."""
     for storage in (torch.bfloat16, torch.float32, torch.float16, torch.int8):
@@ -223,7 +215,6 @@ def case_bytes_in_floats_keep_their_bits(_folder: Path) -> None:
             assert model.blocks[0].base.weight.dtype == storage
             train(engine, 1)
             assert_same(full_bytes_of(engine), before)
-            engine.destroy()
 
 
 class Frozen(nn.Module):
@@ -268,7 +259,6 @@ def case_every_dtype(folder: Path) -> None:
             assert not any(value.any() for value in full_bytes_of(engine).values())
             engine.load_checkpoint(folder, "saved")
             assert_same(full_bytes_of(engine), before)
-            engine.destroy()
 
 
 def saved_nbytes(folder: Path) -> int:
@@ -304,13 +294,11 @@ def case_checkpoints_have_them_once_and_load_at_other_stages(folder: Path) -> No
         found = engine.full_state_dict(rank0_only=False)
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7)
-        engine.destroy()
     without = start(3, True, make(Adapted, seed=1))
     without.save_checkpoint(folder, "trained", exclude_frozen_parameters=True)
     assert {
         p.name for p in zerorun._C.SavedModel(str(folder), "trained").parameters if p.saved
     } == {f"blocks.{i}.{name}.weight" for i in range(3) for name in ("low", "high")}
-    without.destroy()
 
 
 def case_leave_the_engine(folder: Path) -> None:
@@ -334,10 +322,9 @@ def case_leave_the_engine(folder: Path) -> None:
         found = consolidate.fp32_state_dict(folder, "saved")
         assert torch.equal(found[name], expected[name])
     engine.communicator.barrier("read")
-    engine.destroy()
 
 
-def case_zero_init_partitions_them(_folder: Path) -> None:
+def case_zero_init_partitions_them() -> None:
     expected = bytes_of(make(Adapted))
     with Init(config_dict_or_path=BF16):
         model = make(Adapted)
@@ -369,7 +356,7 @@ class _With8Bits(nn.Module):
         return self.adapter(x @ self.weight.to(x.dtype)).square().mean()
 
 
-def case_weights_of_which_a_layer_has_a_copy_stay_whole(_folder: Path) -> None:
+def case_weights_of_which_a_layer_has_a_copy_stay_whole() -> None:
     for stage in STAGES:
         model = make(_With8Bits)
         with logged() as messages:
@@ -380,7 +367,6 @@ def case_weights_of_which_a_layer_has_a_copy_stay_whole(_folder: Path) -> None:
             engine.backward(engine(torch.ones(2, 4)))
             engine.step()
         assert model.weight.shape == (4, 4)
-        engine.destroy()
 
 
 def case_other_programs_files_are_read_as_bytes(folder: Path) -> None:
@@ -396,4 +382,3 @@ def case_other_programs_files_are_read_as_bytes(folder: Path) -> None:
         engine = start(stage, False, make(Adapted, seed=1))
         engine.load_checkpoint(folder, load_optimizer_states=False)
         assert_same(full_bytes_of(engine), expected)
-        engine.destroy()

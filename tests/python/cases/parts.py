@@ -1,8 +1,7 @@
 """What the cases of models that are divided among ranks share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +14,43 @@ CLIP = 0.05  # below the gradient's norm
 
 # The loss of a step's data: of all of it, or of this rank's rows.
 LossAt = Callable[[nn.Module, int], torch.Tensor]
+DataOf = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 
 
-def squared_errors(
-    data_of: Callable[[int], tuple[torch.Tensor, torch.Tensor]],
-) -> tuple[LossAt, LossAt]:
+class MLP(nn.Module):
+    """A block that parts of its hidden elements may be divided of."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def config(samples: int, stage: int, **keys: Any) -> dict[str, Any]:
+    """Of as many samples for each data-parallel rank."""
+    zero = {"stage": stage, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 2000}
+    return {
+        "train_micro_batch_size_per_gpu": samples,
+        "gradient_clipping": CLIP,
+        "zero_optimization": zero,
+        "zerorun": {"comm_timeout": 30},
+    } | keys
+
+
+def random_rows(first: int, rows: int, width: int) -> DataOf:
+    """Inputs and targets of a step."""
+
+    def data_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(first + step)
+        return tuple(torch.randn(rows, width, generator=generator) for _ in range(2))
+
+    return data_of
+
+
+def squared_errors(data_of: DataOf) -> tuple[LossAt, LossAt]:
     """Of all of a step's rows, and of those of an engine's data-parallel rank."""
 
     def whole(model: nn.Module, step: int) -> torch.Tensor:
@@ -51,14 +82,16 @@ def train_whole(model: nn.Module, loss_at: LossAt, steps: int) -> list[float]:
     return figures
 
 
-def train_divided(
-    engine: zerorun.ZeroEngine, loss_at: LossAt, steps: int, first: int
-) -> list[float]:
+def trainer(loss_at: LossAt, all_steps: int) -> Callable[..., list[float]]:
     """The same of an engine, from step `first` on."""
-    figures = []
-    for step in range(first, first + steps):
-        loss = loss_at(engine, step)
-        engine.backward(loss)
-        engine.step()
-        figures += [mean(loss.detach(), engine), engine.get_global_grad_norm()]
-    return figures
+
+    def train(engine: zerorun.ZeroEngine, steps: int = all_steps, first: int = 0) -> list[float]:
+        figures = []
+        for step in range(first, first + steps):
+            loss = loss_at(engine, step)
+            engine.backward(loss)
+            engine.step()
+            figures += [mean(loss.detach(), engine), engine.get_global_grad_norm()]
+        return figures
+
+    return train

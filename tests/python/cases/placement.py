@@ -1,7 +1,5 @@
 """The place of states and parameters changes no number."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from pathlib import Path
@@ -13,7 +11,7 @@ from torch import nn
 from zerorun.hooks.shared_unit import BucketMemory, _TorchMemory
 from zerorun.zero import GatheredParameters
 
-from cases.models import RANK, adamw, config, make, train
+from cases.models import RANK, adamw, bare_config, config, initialize, make, train
 
 
 def case_offloading_changes_no_number(folder: Path) -> None:
@@ -31,7 +29,7 @@ def case_offloading_changes_no_number(folder: Path) -> None:
                 if place["device"] == "cpu":
                     settings["zero_optimization"]["offload_param"] = {"device": "cpu"}
             model = make()
-            engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+            engine, *_ = initialize(model, adamw(model), config=settings)
             losses = train(engine, 5)
             weight = model.embedding.weight
             moments = zerorun.zero.safe_get_full_optimizer_state(weight, "exp_avg")
@@ -54,7 +52,7 @@ def case_changes_of_gathered_parameters_reach_what_rests_elsewhere(folder: Path)
         settings = config(3)
         settings["zero_optimization"] |= {"stage3_param_persistence_threshold": 0, **place}
         model = make()
-        engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+        engine, *_ = initialize(model, adamw(model), config=settings)
         losses = train(engine, 3)
         weight = model.blocks[1].up.weight
         with GatheredParameters(weight, modifier_rank=0), torch.no_grad():
@@ -65,7 +63,6 @@ def case_changes_of_gathered_parameters_reach_what_rests_elsewhere(folder: Path)
             assert torch.equal(weight, before * 0.5), place
         losses += train(engine, 3, first=3)
         results.append((losses, engine._core.parameter_hash()))
-        engine.destroy()
     assert all(result == results[0] for result in results), results
 
 
@@ -97,7 +94,7 @@ def case_what_rests_in_files_is_in_memory_in_parts_only(folder: Path) -> None:
     nbytes = sum(p.nbytes for p in model.parameters())
     _peak_memory()
     before = _peak_memory()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+    engine, *_ = initialize(model, adamw(model), config=settings)
     engine.save_checkpoint(folder / "saved")
     engine.load_checkpoint(folder / "saved")
     engine.load_checkpoint(folder / "saved", load_optimizer_states=False)
@@ -117,11 +114,9 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _train_with_seldom_full_parameters(share: bool) -> tuple[object, int]:
-    settings = config(3, zerorun={"comm_timeout": 30, "share_parameters": share})
-    settings["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
-    settings["zero_optimization"] |= {"stage3_max_live_parameters": 0}
+    settings = bare_config(zerorun={"comm_timeout": 30, "share_parameters": share})
     model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=settings)
+    engine, *_ = initialize(model, adamw(model), config=settings)
     weight = model.blocks[1].up.weight
     stored = []
     handle = model.blocks[2].register_forward_hook(lambda *_: stored.append(_has_memory(kept)))
@@ -141,13 +136,13 @@ def _train_with_seldom_full_parameters(share: bool) -> tuple[object, int]:
     return result
 
 
-def case_parameters_that_the_ranks_do_not_share_come_and_go(_folder: Path) -> None:
+def case_parameters_that_the_ranks_do_not_share_come_and_go() -> None:
     """They have no memory after use, and what autograd saved of them has its values again."""
     shared = _train_with_seldom_full_parameters(share=True)
     assert _train_with_seldom_full_parameters(share=False) == shared
 
 
-def case_full_parameters_in_memory_of_pytorchs_allocator_come_and_go(_folder: Path) -> None:
+def case_full_parameters_in_memory_of_pytorchs_allocator_come_and_go() -> None:
     """As those on GPUs do: of the buckets, one at a time is full while they are set up."""
     most = 0
 

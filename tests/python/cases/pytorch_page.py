@@ -1,7 +1,5 @@
 """docs/pytorch.md and pytorch_more.md: both sides of every section compute the same."""
 
-from __future__ import annotations
-
 import functools
 import re
 import warnings
@@ -14,7 +12,7 @@ import zerorun
 from tied_model import Block
 from torch import nn
 
-from cases.models import DEVICE, RANK, batch_of, make, part_of
+from cases.models import DEVICE, RANK, batch_of, make, part_of, with_process_group
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGES = DOCS / "pytorch.md", DOCS / "pytorch_more.md"
@@ -86,8 +84,7 @@ def run(code: str, common: str, folder: Path) -> dict[str, Any]:
 
 
 def case_every_line_of_the_page(folder: Path) -> None:
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo")
+    with_process_group()
     pages = sections()
     (common,) = (block for blocks in pages.values() for block in blocks.values() if "both" in block)
     pairs = {heading: blocks for heading, blocks in pages.items() if "# zerorun" in blocks}

@@ -1,7 +1,5 @@
 """zero_quantized_weights at stages 1 and 2, on ranks of two hosts (test_hosts.py)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +12,7 @@ import torch.distributed.checkpoint.state_dict as dcp
 import zerorun
 from zerorun.zero import GatheredParameters, safe_get_full_fp32_param
 
-from cases.models import RANK, WORLD_SIZE, adamw, assert_close, config, make, raises, train
-
-BF16 = {"bf16": {"enabled": True}}
+from cases.models import *
 
 
 def settings(stage: int, *, quantized: bool = True, **keys: object) -> dict[str, Any]:
@@ -27,7 +23,7 @@ def settings(stage: int, *, quantized: bool = True, **keys: object) -> dict[str,
 
 def start(stage: int, seed: int = 0, **keys: Any) -> zerorun.ZeroEngine:
     model = make(seed=seed)
-    return zerorun.initialize(model, adamw(model), config=settings(stage, **keys))[0]
+    return initialize(model, adamw(model), config=settings(stage, **keys))[0]
 
 
 ALL = [(stage, keys) for stage in (1, 2) for keys in ({}, BF16)]
@@ -38,7 +34,6 @@ def engines(kinds: list[tuple[int, dict[str, Any]]] = PAIRS) -> Iterator[zerorun
     for stage, keys in kinds:
         engine = start(stage, **keys)
         yield engine
-        engine.destroy()
 
 
 def make_process_group() -> None:
@@ -66,14 +61,14 @@ def expect_decoded(engine: zerorun.ZeroEngine) -> None:
         assert off.max() > 0.05 * step, name
 
 
-def case_all_ranks_compute_with_decoded_masters(_folder: Path) -> None:
+def case_all_ranks_compute_with_decoded_masters() -> None:
     for engine in engines(ALL):
         expect_decoded(engine)
         train(engine, 3)
         expect_decoded(engine)
 
 
-def case_losses_stay_close_by_each_way_to_start(_folder: Path) -> None:
+def case_losses_stay_close_by_each_way_to_start() -> None:
     make_process_group()
     for stage, ways in (
         (1, (zerorun.initialize,)),
@@ -81,14 +76,12 @@ def case_losses_stay_close_by_each_way_to_start(_folder: Path) -> None:
     ):
         plain = start(stage, quantized=False)
         expected = train(plain)
-        plain.destroy()
-        for initialize in ways:
+        for way in ways:
             model = make()
-            engine = initialize(model=model, optimizer=adamw(model), config=settings(stage))[0]
+            engine, *_ = kept(way(model=model, optimizer=adamw(model), config=settings(stage)))
             losses = train(engine)
             assert losses != expected
             assert_close(losses, expected, 0.01)
-            engine.destroy()
 
 
 def case_a_resumed_run_has_the_same_losses(folder: Path) -> None:
@@ -111,21 +104,17 @@ def case_other_settings_take_the_masters(folder: Path) -> None:
     for name, parameter in engine.module.named_parameters():
         if name in saved:  # not what is tied to another
             assert torch.equal(saved[name], parameter.detach()), name
-    engine.destroy()
     for stage in (1, 3):
         engine = start(stage, quantized=False, **BF16)
         engine.load_checkpoint(folder)
-        for parameter, master in zip(engine.module.parameters(), masters, strict=True):
-            assert torch.equal(safe_get_full_fp32_param(parameter), master)
-        engine.destroy()
+        assert_same([safe_get_full_fp32_param(p) for p in engine.module.parameters()], masters)
 
 
-def case_several_engines_train_side_by_side(_folder: Path) -> None:
+def case_several_engines_train_side_by_side() -> None:
     alone = []
     for seed in (0, 1):
         engine = start(1 + seed, seed, **BF16)
         alone.append(train(engine, 2))
-        engine.destroy()
     pair = [start(1 + seed, seed, **BF16) for seed in (0, 1)]
     losses: list[list[float]] = [[], []]
     for step in range(2):
@@ -136,7 +125,7 @@ def case_several_engines_train_side_by_side(_folder: Path) -> None:
         engine.destroy()
 
 
-def case_what_a_program_writes_counts_and_the_rest_stays_precise(_folder: Path) -> None:
+def case_what_a_program_writes_counts_and_the_rest_stays_precise() -> None:
     for engine in engines():
         train(engine, 1)
         weight = engine.module.head.weight
@@ -161,7 +150,7 @@ def case_what_a_program_writes_counts_and_the_rest_stays_precise(_folder: Path) 
         expect_decoded(engine)
 
 
-def case_zeros_count_wherever_they_are_written(_folder: Path) -> None:
+def case_zeros_count_wherever_they_are_written() -> None:
     for engine in engines():
         train(engine, 1)
         zeros = {n: torch.zeros_like(v) for n, v in engine.module.state_dict().items()}
@@ -180,7 +169,7 @@ def case_zeros_count_wherever_they_are_written(_folder: Path) -> None:
             assert not safe_get_full_fp32_param(parameter).any()
 
 
-def case_an_older_state_is_loaded_as_it_is(_folder: Path) -> None:
+def case_an_older_state_is_loaded_as_it_is() -> None:
     for engine in engines():
         train(engine, 1)
         older = {name: value.clone() for name, value in engine.module.state_dict().items()}
@@ -190,7 +179,7 @@ def case_an_older_state_is_loaded_as_it_is(_folder: Path) -> None:
             assert torch.equal(safe_get_full_fp32_param(parameter).to(parameter.dtype), older[name])
 
 
-def case_a_mask_after_each_step_prunes_and_the_rest_stays_precise(_folder: Path) -> None:
+def case_a_mask_after_each_step_prunes_and_the_rest_stays_precise() -> None:
     for engine in engines():
         weight = engine.module.head.weight
         mask = torch.arange(weight.numel()).view(weight.shape) % 3 != 0
@@ -205,7 +194,7 @@ def case_a_mask_after_each_step_prunes_and_the_rest_stays_precise(_folder: Path)
             assert torch.equal(safe_get_full_fp32_param(weight), expected)
 
 
-def case_a_write_leaves_the_parameters_beside_it_alone(_folder: Path) -> None:
+def case_a_write_leaves_the_parameters_beside_it_alone() -> None:
     for engine in engines():
         train(engine, 1)
         others = [p for p in engine.module.parameters() if p is not engine.module.head.weight]
@@ -215,11 +204,10 @@ def case_a_write_leaves_the_parameters_beside_it_alone(_folder: Path) -> None:
             safe_get_full_fp32_param(engine.module.head.weight)
             for parameter in others:
                 parameter.copy_(parameter)
-        for parameter, master in zip(others, before, strict=True):
-            assert torch.equal(safe_get_full_fp32_param(parameter), master)
+        assert_same([safe_get_full_fp32_param(p) for p in others], before)
 
 
-def case_state_dicts_of_torch_bring_16_bit_masters_back(_folder: Path) -> None:
+def case_state_dicts_of_torch_bring_16_bit_masters_back() -> None:
     make_process_group()
     engine = start(2, **BF16)
     train(engine, 2)
@@ -228,23 +216,17 @@ def case_state_dicts_of_torch_bring_16_bit_masters_back(_folder: Path) -> None:
     masters = [safe_get_full_fp32_param(p) for p in model.parameters()]
     train(engine, 2, first=2)
     dcp.set_state_dict(model, optimizer, model_state_dict=saved[0], optim_state_dict=saved[1])
-    for parameter, master in zip(model.parameters(), masters, strict=True):
-        assert torch.equal(safe_get_full_fp32_param(parameter), master)
-    engine.destroy()
+    assert_same([safe_get_full_fp32_param(p) for p in model.parameters()], masters)
 
 
-def case_what_cannot_be_meant_is_an_error(_folder: Path) -> None:
+def case_what_cannot_be_meant_is_an_error() -> None:
     key = "/zero_optimization/zero_quantized_weights"
-    raises(zerorun.ConfigError, key, lambda: start(0))
+    raises(zerorun.ConfigError, key, start, 0)
     for value in ("yes", 8, None):
         keys = settings(2)
         keys["zero_optimization"]["zero_quantized_weights"] = value
         model = make()
         if value is None:  # as if it were not there
-            zerorun.initialize(model, adamw(model), config=keys)[0].destroy()
+            initialize(model, adamw(model), config=keys)[0].destroy()
             continue
-        raises(
-            zerorun.ConfigError,
-            key,
-            lambda model=model, keys=keys: zerorun.initialize(model, adamw(model), config=keys),
-        )
+        raises(zerorun.ConfigError, key, initialize, model, adamw(model), config=keys)

@@ -1,7 +1,5 @@
 """Frozen parameters and buffers of unusual dtypes or memory, in checkpoints and exports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -10,8 +8,8 @@ from zerorun import consolidate
 from zerorun.interchange.model_files import model_tensors
 
 from cases.checkpoints import Normalised, engine_at
-from cases.models import RANK, make, raises
-from cases.packed_weights import Frozen, assert_same, full_bytes_of, start
+from cases.models import *
+from cases.packed_weights import Frozen, full_bytes_of, start
 
 
 class Renamed(Frozen):
@@ -25,7 +23,6 @@ def case_exports_have_them_in_their_dtypes(folder: Path) -> None:
     expected = {name: p.detach().clone() for name, p in model.named_parameters()}
     engine = start(3, False, model)
     engine.save_checkpoint(folder, "saved")
-    engine.destroy()
     for dtype in (torch.float32, torch.float16):
         tensors = model_tensors(consolidate.open_model(folder, "saved"), dtype)
         for name, value in expected.items():
@@ -37,9 +34,8 @@ def case_exports_have_them_in_their_dtypes(folder: Path) -> None:
     engine = start(3, False, make(Renamed))
     before = full_bytes_of(engine)
     message = "p0 is torch.float8_e4m3fn, in this model torch.float8_e5m2"
-    raises(zerorun.CheckpointError, message, lambda: engine.load_checkpoint(folder, "saved"))
+    raises(zerorun.CheckpointError, message, engine.load_checkpoint, folder, "saved")
     assert_same(full_bytes_of(engine), before)
-    engine.destroy()
 
 
 class Expanded(Normalised):

@@ -1,7 +1,5 @@
 """Sequence parallelism: ranks share each sequence, against one process with the whole ones."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +13,14 @@ import zerorun
 from torch import nn
 from zerorun import sequence
 
-from cases.models import RANK, WORLD_SIZE, assert_close, make, raises, refuses
+from cases.models import *
 
 HEADS, WIDTH, TOKENS = 4, 32, 24
 IGNORED = -100
 
 
 def groups() -> sequence.SequenceGroups:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    with_process_group()
     return sequence.start(WORLD_SIZE)
 
 
@@ -37,7 +34,7 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> to
     return found.transpose(1, 2)
 
 
-def case_attention_and_its_gradients_are_the_whole_ones(_folder: Path) -> None:
+def case_attention_and_its_gradients_are_the_whole_ones() -> None:
     here = groups()
     torch.manual_seed(0)
     for kv_heads in (4, 2, 1):
@@ -101,59 +98,22 @@ def whole_losses(count: int) -> list[float]:
     return losses
 
 
-def case_training_is_that_on_whole_sequences(_folder: Path) -> None:
-    here = groups()
-    expected = whole_losses(4)
-    exchange = functools.partial(sequence.attend, attention, here)
-    for stage in (0, 3):
-        model = make(Model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        engine = zerorun.shard(model, stage=stage, optimizer=optimizer, clip=0.5)
-        assert engine.batch.train_batch_size == 1  # sequences under way
-        mine = list(batches(4))[RANK::WORLD_SIZE]  # a loader's part; each is used by all ranks
-        loader = sequence.SequenceLoader(mine, here.rank, here.group, here.size)
-        assert len(loader) == 4
-        losses = []
-        for batch in loader:
-            assert batch["input_ids"].shape == (2, TOKENS // WORLD_SIZE)
-            logits = engine(batch["input_ids"], batch["position_ids"], exchange)
-            labels = batch["shift_labels"]
-            loss = sequence.mean_over_sequence(loss_of(logits, labels), (labels != IGNORED).sum())
-            losses.append(loss.item())
-            engine.backward(loss)
-            engine.step()
-        assert_close(losses, expected)
-        assert [len(list(loader)) for _ in range(2)] == [4, 4]  # another epoch
-        engine.destroy()
-
-
-def case_a_configuration_may_ask_for_shared_sequences(_folder: Path) -> None:
+def case_a_configuration_may_ask_for_shared_sequences() -> None:
     expected = whole_losses(2)
     asked = {"train_micro_batch_size_per_gpu": 2, "sequence_parallel_size": WORLD_SIZE}
     asked |= {"gradient_clipping": 0.5, "zerorun": {"comm_timeout": 30}}
     if not dist.is_initialized():
         if WORLD_SIZE > 1:
-            refuses(
-                "call init_process_group before",
-                lambda: zerorun.initialize(make(Model), config=asked),
-            )
+            refuses("call init_process_group before", initialize, make(Model), config=asked)
         dist.init_process_group("gloo")
-    refuses(
-        "/data_parallel_size: got 7, expected 1",
-        lambda: zerorun.initialize(make(Model), config={**asked, "data_parallel_size": 7}),
-    )
+    text = "/data_parallel_size: got 7, expected 1"
+    refuses(text, initialize, make(Model), config={**asked, "data_parallel_size": 7})
     for dtype, tolerance in (("fp32", 1e-5), ("bf16", 2e-2)):
         model = make(Model)
-        engine, *_ = zerorun.initialize(
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.5),
-            config={
-                **asked,
-                "data_parallel_size": 1,
-                "seq_parallel_communication_data_type": dtype,
-                "zero_optimization": {"stage": 3},
-            },
-        )
+        keys = {"data_parallel_size": 1, "zero_optimization": {"stage": 3}}
+        keys |= asked | {"seq_parallel_communication_data_type": dtype}
+        sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+        engine, *_ = initialize(model, sgd, config=keys)
         here = sequence.current() or groups()
         assert here.size == WORLD_SIZE
         assert engine.batch.train_batch_size == 2  # sequences, however many ranks share each
@@ -171,16 +131,13 @@ def case_a_configuration_may_ask_for_shared_sequences(_folder: Path) -> None:
             engine.backward(loss)
             engine.step()
         assert_close(losses, expected, tolerance)
-        engine.destroy()
 
 
-def case_a_mean_of_something_else_is_refused(_folder: Path) -> None:
+def case_a_mean_of_something_else_is_refused() -> None:
     for loss in (1.5, None, torch.ones(2)):
-        refuses("loss: got", lambda loss=loss: sequence.mean_over_sequence(loss, 1))
+        refuses("loss: got", sequence.mean_over_sequence, loss, 1)
     for count in ("a", None, 1.5):
-        refuses(
-            "count: got", lambda count=count: sequence.mean_over_sequence(torch.ones(()), count)
-        )
+        refuses("count: got", sequence.mean_over_sequence, torch.ones(()), count)
 
 
 def case_a_resumed_loader_loses_no_part_of_a_batch(folder: Path) -> None:
@@ -190,11 +147,13 @@ def case_a_resumed_loader_loses_no_part_of_a_batch(folder: Path) -> None:
 
     def start() -> tuple[zerorun.ZeroEngine, sequence.SequenceLoader]:
         model = make(Model)
-        engine = zerorun.shard(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
+        engine = shard(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
         loader = engine.make_dataloader(data, 1)
         return engine, sequence.SequenceLoader(loader, here.rank, here.group, here.size)
 
     engine, loader = start()
+    assert engine.batch.train_batch_size == 1  # sequences under way
+    assert len(loader) == 4 * WORLD_SIZE
     seen = []
     for batch in loader:
         seen.append(int(batch["input_ids"][0, 0]))
@@ -204,50 +163,43 @@ def case_a_resumed_loader_loses_no_part_of_a_batch(folder: Path) -> None:
         engine.save_checkpoint(folder, tag=str(len(seen)))
     engine.destroy()
     assert sorted(seen) == list(range(4 * WORLD_SIZE))
+    assert len(list(loader)) == len(loader)  # another epoch
     for steps in range(1, len(seen)):
         engine, loader = start()
         engine.load_checkpoint(folder, tag=str(steps))
         found = [int(batch["input_ids"][0, 0]) for batch in loader]
         assert found == seen[steps - steps % WORLD_SIZE :], steps
-        engine.destroy()
 
 
-def case_what_cannot_be_shared_is_refused(_folder: Path) -> None:
+def case_what_cannot_be_shared_is_refused() -> None:
     here = groups()
 
     def load(batch: Any) -> None:
         next(iter(sequence.SequenceLoader([batch], here.rank, here.group, here.size)))
 
     ids = torch.zeros(1, 2 * WORLD_SIZE, dtype=torch.int64)
-    raises(ValueError, "expected a dictionary with input_ids", lambda: load([ids]))
+    raises(ValueError, "expected a dictionary with input_ids", load, [ids])
     left = torch.ones_like(ids)
     left[:, 0] = 0
-    raises(ValueError, "pad on the right", lambda: load({"input_ids": ids, "attention_mask": left}))
-    raises(
-        ValueError,
-        "position_ids has shape (1, 1)",
-        lambda: load({"input_ids": ids, "position_ids": ids[:, :1]}),
-    )
+    raises(ValueError, "pad on the right", load, {"input_ids": ids, "attention_mask": left})
+    text = "position_ids has shape (1, 1)"
+    raises(ValueError, text, load, {"input_ids": ids, "position_ids": ids[:, :1]})
     for bounds in ([0, 2 * WORLD_SIZE], torch.tensor([0, 2, 1, 2 * WORLD_SIZE])):
         packed = {"input_ids": ids} | ({"cu_seq_lens_q": bounds} if RANK == 0 else {})
-        raises(ValueError, "bounds of its documents, a 1-D", lambda batch=packed: load(batch))
-    raises(ValueError, "a job has one size", lambda: sequence.start(WORLD_SIZE + 1))
+        raises(ValueError, "bounds of its documents, a 1-D", load, packed)
+    raises(ValueError, "a job has one size", sequence.start, WORLD_SIZE + 1)
     if WORLD_SIZE == 1:
         return
-    raises(ValueError, "pad_to_multiple_of=2", lambda: load({"input_ids": ids[:, 1:]}))
+    raises(ValueError, "pad_to_multiple_of=2", load, {"input_ids": ids[:, 1:]})
     one = torch.zeros(1, 3, 2, 4)
-    raises(
-        ValueError,
-        "do not divide the model's 3",
-        lambda: sequence.attend(attention, here, *[one] * 3),
-    )
+    raises(ValueError, "do not divide the model's 3", sequence.attend, attention, here, *[one] * 3)
     ragged = sequence.SequenceLoader(
         [{"input_ids": ids}] * (1 + RANK), here.rank, here.group, here.size
     )
-    raises(ValueError, "ended before the others'", lambda: list(ragged))
+    raises(ValueError, "ended before the others'", list, ragged)
 
 
-def case_hugging_face_models_attend_over_shared_sequences(_folder: Path) -> None:
+def case_hugging_face_models_attend_over_shared_sequences() -> None:
     """Grouped key-value heads, a sliding window, and several documents in one sequence."""
     transformers = pytest.importorskip("transformers")
     here = groups()
@@ -282,8 +234,5 @@ def case_hugging_face_models_attend_over_shared_sequences(_folder: Path) -> None
                 finally:
                     stop()
     assert here.size == WORLD_SIZE
-    raises(
-        ValueError,
-        "attention 'eager' is not supported",
-        lambda: sequence.use_with_transformers(config, "eager"),
-    )
+    text = "attention 'eager' is not supported"
+    raises(ValueError, text, sequence.use_with_transformers, config, "eager")

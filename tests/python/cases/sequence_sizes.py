@@ -1,10 +1,7 @@
 """Four ranks, of which one, two or four share each sequence, against one process."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ import zerorun
 from torch import nn
 from zerorun import process_state, sequence
 
-from cases.models import RANK, WORLD_SIZE, raises
+from cases.models import RANK, WORLD_SIZE, raises, shard, with_process_group
 
 IGNORED, TOKENS, WORDS, CLIP = -100, 24, 50, 0.5
 STEPS, ACCUMULATION = 3, 2
@@ -111,7 +108,7 @@ def shared(
     """As whole(), on all ranks."""
     model = llama(packed)
     stop = sequence.use_with_transformers(model.config)
-    engine = zerorun.shard(
+    engine = shard(
         model, stage=stage, optimizer=adamw(model), clip=CLIP, accumulation_steps=ACCUMULATION
     )
     data = list(batches(here.data_rank, packed))
@@ -140,8 +137,7 @@ def shared(
 
 def begin(size: int) -> sequence.SequenceGroups:
     """A job has one size; this one tries several."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    with_process_group()
     process_state.STATE.sequence = None
     return sequence.start(size)
 
@@ -159,17 +155,15 @@ def check(size: int) -> None:
             torch.testing.assert_close(ended, parameters, rtol=0, atol=2e-5)
 
 
-def case_one_two_or_four_ranks_per_sequence_have_the_same_losses_norms_and_parameters(
-    _folder: Path,
-) -> None:
+def case_one_two_or_four_ranks_per_sequence_have_the_same_losses_norms_and_parameters() -> None:
     for size in (1, 2, 4):
         check(size)
 
 
-def case_bounds_of_documents_that_do_not_fit_are_refused(_folder: Path) -> None:
+def case_bounds_of_documents_that_do_not_fit_are_refused() -> None:
     here = begin(WORLD_SIZE)
     ids = torch.zeros(1, TOKENS, dtype=torch.int64)
     for rows, bounds in ((1, [0, 5]), (1, [3, TOKENS]), (2, [0, TOKENS]), (1, [])):
         batch = {"input_ids": ids.expand(rows, -1), "cu_seq_lens_q": torch.tensor(bounds)}
         loader = sequence.SequenceLoader([batch], here.rank, here.group, here.size)
-        raises(ValueError, "expected one sequence and bounds", lambda it=loader: next(iter(it)))
+        raises(ValueError, "expected one sequence and bounds", next, iter(loader))

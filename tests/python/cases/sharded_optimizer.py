@@ -1,11 +1,6 @@
 """The sharded optimizer in loops that are not zerorun's, against torch alone."""
 
-from __future__ import annotations
-
-import contextlib
 import gc
-from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -13,13 +8,6 @@ import zerorun
 from torch.nn.parallel import DistributedDataParallel
 
 from cases.models import *
-
-
-@contextlib.contextmanager
-def gloo_group() -> Iterator[None]:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-    yield
 
 
 class Looped:
@@ -68,94 +56,93 @@ def check_sharded_optimizer(make_optimizer) -> None:
         assert basic.state_dict()["state"].keys() == states[0]["state"].keys()
 
 
-def case_a_sharded_optimizer_in_a_ddp_script(_folder: Path) -> None:
-    with gloo_group():
-        check_sharded_optimizer(adamw)
-        check_sharded_optimizer(
-            lambda model: torch.optim.SGD(model.parameters(), lr=2e-3, momentum=0.9)
-        )
+def case_a_sharded_optimizer_in_a_ddp_script() -> None:
+    with_process_group()
+    check_sharded_optimizer(adamw)
+    check_sharded_optimizer(
+        lambda model: torch.optim.SGD(model.parameters(), lr=2e-3, momentum=0.9)
+    )
 
 
-def case_a_sharded_optimizer_with_clipping_and_a_scaler(_folder: Path) -> None:
+def case_a_sharded_optimizer_with_clipping_and_a_scaler() -> None:
     """Between backward and step the gradients are where programs expect them."""
-    with gloo_group():
-        plain = make()
-        basic = adamw(plain)
-        looped = Looped(adamw, wrap=True)
-        for model, optimizer in ((plain, basic), (looped.inner, looped.optimizer)):
-            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-            batch = batch_of(0) if model is plain else part_of(batch_of(0))
-            scaler.scale(loss_of(model, batch)).backward()
-            scaler.unscale_(optimizer)
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-            assert norm > 0.01
-            scaler.step(optimizer)
-            scaler.update()
-        for ours, theirs in zip(looped.model.parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    with_process_group()
+    plain = make()
+    basic = adamw(plain)
+    looped = Looped(adamw, wrap=True)
+    for model, optimizer in ((plain, basic), (looped.inner, looped.optimizer)):
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        batch = batch_of(0) if model is plain else part_of(batch_of(0))
+        scaler.scale(loss_of(model, batch)).backward()
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        assert norm > 0.01
+        scaler.step(optimizer)
+        scaler.update()
+    for ours, theirs in zip(looped.model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def sharded(parameters: object) -> zerorun.ShardedOptimizer:
     return zerorun.ShardedOptimizer(torch.optim.AdamW(parameters, lr=1e-2))
 
 
-def case_names_may_differ_in_a_dot_only(_folder: Path) -> None:
-    with gloo_group():
-        both = torch.nn.ParameterDict({"a_weight": torch.ones(3), "training": torch.ones(2)})
-        both["a"] = torch.nn.ParameterDict({"weight": torch.full((3,), 5.0)})
-        own = sharded(both.named_parameters())
-        for parameter in both.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        own.step()
-        assert both["a"]["weight"][0] > 4.9
-        assert all(parameter[0] < 1 for name, parameter in both.items() if name != "a")
+def case_names_may_differ_in_a_dot_only() -> None:
+    with_process_group()
+    both = torch.nn.ParameterDict({"a_weight": torch.ones(3), "training": torch.ones(2)})
+    both["a"] = torch.nn.ParameterDict({"weight": torch.full((3,), 5.0)})
+    own = sharded(both.named_parameters())
+    for parameter in both.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    own.step()
+    assert both["a"]["weight"][0] > 4.9
+    assert all(parameter[0] < 1 for name, parameter in both.items() if name != "a")
 
 
-def case_states_that_do_not_fit_change_nothing(_folder: Path) -> None:
-    with gloo_group():
-        looped = Looped(adamw, wrap=True)
-        looped.train(2)
-        looped.optimizer.consolidate_state_dict()
-        states = [looped.optimizer.state_dict() if RANK == 0 else None]
-        dist.broadcast_object_list(states)
-        before = states[0]["state"]
-        own = looped.optimizer
-        first = before[0]
+def case_states_that_do_not_fit_change_nothing() -> None:
+    with_process_group()
+    looped = Looped(adamw, wrap=True)
+    looped.train(2)
+    looped.optimizer.consolidate_state_dict()
+    states = [looped.optimizer.state_dict() if RANK == 0 else None]
+    dist.broadcast_object_list(states)
+    before = states[0]["state"]
+    own = looped.optimizer
+    first = before[0]
 
-        def with_first(**changes: object) -> dict[str, object]:
-            """The states, with one that does not fit on the last rank only."""
-            kept = {key: value for key, value in {**first, **changes}.items() if value is not None}
-            wrong = before | {0: kept}
-            return states[0] | {"state": wrong if RANK == WORLD_SIZE - 1 else before}
+    def with_first(**changes: object) -> dict[str, object]:
+        """The states, with one that does not fit on the last rank only."""
+        kept = {key: value for key, value in {**first, **changes}.items() if value is not None}
+        wrong = before | {0: kept}
+        return states[0] | {"state": wrong if RANK == WORLD_SIZE - 1 else before}
 
-        groups = [{**group, "params": [0]} for group in states[0]["param_groups"]]
-        for wrong, text in (
-            (with_first(exp_avg=torch.ones(7)), "exp_avg of parameter 0"),
-            (with_first(exp_avg=first["exp_avg"].T.contiguous()), "got shape"),
-            (with_first(exp_avg=None), "got states ['exp_avg_sq']"),
-            (states[0] | {"param_groups": groups}, "got groups of [1] parameters"),
-        ):
-            raises(zerorun.CheckpointError, text, lambda w=wrong: own.load_state_dict(w))
-        own.consolidate_state_dict()
-        if RANK == 0:
-            after = own.state_dict()["state"]
-            assert torch.equal(after[0]["exp_avg"], first["exp_avg"])
-            assert after[0]["step"] == 2
-        own.load_state_dict(states[0])
+    groups = [{**group, "params": [0]} for group in states[0]["param_groups"]]
+    for wrong, text in (
+        (with_first(exp_avg=torch.ones(7)), "exp_avg of parameter 0"),
+        (with_first(exp_avg=first["exp_avg"].T.contiguous()), "got shape"),
+        (with_first(exp_avg=None), "got states ['exp_avg_sq']"),
+        (states[0] | {"param_groups": groups}, "got groups of [1] parameters"),
+    ):
+        raises(zerorun.CheckpointError, text, own.load_state_dict, wrong)
+    own.consolidate_state_dict()
+    if RANK == 0:
+        after = own.state_dict()["state"]
+        assert torch.equal(after[0]["exp_avg"], first["exp_avg"])
+        assert after[0]["step"] == 2
+    own.load_state_dict(states[0])
 
 
-def case_a_deleted_one_leaves_a_model_that_others_can_take(_folder: Path) -> None:
+def case_a_deleted_one_leaves_a_model_that_others_can_take() -> None:
     model = make()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     for _ in range(2):
         optimizer = sharded(model.parameters())
-        refuses("belongs to an engine", lambda: sharded(model.parameters()))
+        refuses("belongs to an engine", sharded, model.parameters())
         del optimizer
         gc.collect()
     for parameter, values in zip(model.parameters(), before, strict=True):
         assert torch.equal(parameter, values)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1))
-    del engine, _
+    zerorun.initialize(model, adamw(model), config=config(1))
     gc.collect()
     loss_of(model, batch_of(0)).backward()
     optimizer = sharded(model.parameters())

@@ -1,13 +1,12 @@
 """What must not happen in silence: results that are empty, steps that are not the optimizer's,
 loads and saves of something else than was asked for."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +16,8 @@ from torch import nn
 from cases.checkpoints import Normalised, engine_at, sgd
 from cases.models import *
 
-BF16 = {"bf16": {"enabled": True}}
 
-
-def case_state_dicts_of_sharded_parameters_are_not_empty_in_silence(_folder: Path) -> None:
+def case_state_dicts_of_sharded_parameters_are_not_empty_in_silence() -> None:
     model, engine = started(config(3))
     refuses("state_dict: embedding.weight is empty", engine.state_dict)
     for name, state_dict in (
@@ -47,14 +44,13 @@ def case_state_dicts_of_sharded_parameters_are_not_empty_in_silence(_folder: Pat
     model.state_dict()  # partitioned as by zero.Init, where libraries look for names
 
 
-def case_copies_of_what_ranks_share_are_errors(_folder: Path) -> None:
+def case_copies_of_what_ranks_share_are_errors() -> None:
     model = make()
-    engine, optimizer, *_ = zerorun.initialize(model, adamw(model), config=config(2))
+    engine, optimizer, *_ = initialize(model, adamw(model), config=config(2))
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-        refuses("copy.deepcopy(engine.module)", lambda f=copied: f(engine))
-        refuses("state_dict() copies", lambda f=copied: f(optimizer))
+        refuses("copy.deepcopy(engine.module)", copied, engine)
+        refuses("state_dict() copies", copied, optimizer)
     assert copy.deepcopy(model).head.weight.shape == model.head.weight.shape
-    engine.destroy()
 
 
 def step_on(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -68,57 +64,45 @@ def step_on(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             parameter.grad = None
 
 
-def case_gradients_that_are_assigned_are_an_error(_folder: Path) -> None:
+def case_gradients_that_are_assigned_are_an_error() -> None:
     for stage in (0, 3):
         model = make()
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)  # of a training before this one
-        engine, optimizer, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        engine, optimizer, *_ = initialize(model, adamw(model), config=config(stage))
         train(engine, 1)
         before = engine._core.parameter_hash()
         with zerorun.zero.GatheredParameters(model.parameters()):
-            refuses(
-                "has a .grad that was assigned to it",
-                lambda model=model, optimizer=optimizer: step_on(model, optimizer),
-            )
+            refuses("has a .grad that was assigned to it", step_on, model, optimizer)
         assert engine._core.parameter_hash() == before
-        engine.destroy()
 
 
-def case_an_optimizers_state_dict_has_what_this_rank_keeps(_folder: Path) -> None:
-    def rmsprop(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(model.parameters(), lr=1e-3)
-
+def case_an_optimizers_state_dict_has_what_this_rank_keeps() -> None:
     for stage, make_optimizer, keys in ((0, rmsprop, {}), (1, adamw, {}), (3, adamw, BF16)):
         settings = config(stage, **keys)
         model = make()
-        engine, optimizer, *_ = zerorun.initialize(model, make_optimizer(model), config=settings)
+        engine, optimizer, *_ = initialize(model, make_optimizer(model), config=settings)
         train(engine, 1)
         saved = copy.deepcopy(optimizer.state_dict())
         with zerorun.zero.GatheredParameters(model.parameters()):
             values = copy.deepcopy(model.state_dict())
         expected = train(engine, 1, first=1)
-        engine.destroy()
         model = make()
         model.load_state_dict(values)
-        engine, optimizer, *_ = zerorun.initialize(model, make_optimizer(model), config=settings)
+        engine, optimizer, *_ = initialize(model, make_optimizer(model), config=settings)
         optimizer.load_state_dict(saved)
         assert train(engine, 1, first=1) == expected
         key = next(iter(saved["state"]), "")
         saved["state"].pop(key, None)
-        raises(
-            zerorun.CheckpointError,
-            f"{key} is in one of the two only",
-            lambda optimizer=optimizer, saved=saved: optimizer.load_state_dict(saved),
-        )
-        engine.destroy()
+        text = f"{key} is in one of the two only"
+        raises(zerorun.CheckpointError, text, optimizer.load_state_dict, saved)
 
 
 def case_a_learning_rate_that_is_a_tensor_stays_one(folder: Path) -> None:
     warmup = {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 4}}
     model = make()
     plain = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3))
-    engine, *_ = zerorun.initialize(model, plain, config=config(1, scheduler=warmup))
+    engine, *_ = initialize(model, plain, config=config(1, scheduler=warmup))
     rate = plain.param_groups[0]["lr"]
     train(engine, 2)
     assert plain.param_groups[0]["lr"] is rate
@@ -129,17 +113,24 @@ def case_a_learning_rate_that_is_a_tensor_stays_one(folder: Path) -> None:
     engine.load_checkpoint(folder)
     assert plain.param_groups[0]["lr"] is rate
     assert rate.item() == after
-    engine.destroy()
 
 
-class Lars(torch.optim.SGD):
-    """Scales each parameter's step by the ratio of two norms."""
+class Changing(torch.optim.SGD):
+    """Changes something of each parameter before SGD's step."""
 
     def step(self, closure: None = None) -> None:
         for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
             for parameter in group["params"]:
-                parameter.grad *= parameter.detach().norm() / parameter.grad.norm()
+                self.change(group, parameter)
         super().step(closure)
+
+
+class Lars(Changing):
+    """Scales each parameter's step by the ratio of two norms."""
+
+    def change(self, _group: dict[str, Any], parameter: nn.Parameter) -> None:
+        parameter.grad *= parameter.detach().norm() / parameter.grad.norm()
 
 
 class Clipped(torch.optim.SGD):
@@ -150,37 +141,27 @@ class Clipped(torch.optim.SGD):
         super().step(closure)
 
 
-class Decaying(torch.optim.SGD):
+class Decaying(Changing):
     """Weighs its decay by what all gradients are, which a usual decay hardly shows."""
 
-    def step(self, closure: None = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                scale = group["weight_decay"] / (1 + parameter.grad.square().mean())
-                parameter.data.mul_(1 - group["lr"] * scale)
-        super().step(closure)
+    def change(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        scale = group["weight_decay"] / (1 + parameter.grad.square().mean())
+        parameter.data.mul_(1 - group["lr"] * scale)
 
 
-class Late(torch.optim.SGD):
+class Late(Changing):
     """Looks at whole gradients from the 20th step on."""
 
-    def step(self, closure: None = None) -> None:
-        for group in self.param_groups:
-            group["count"] = group.get("count", 0) + 1
-            for parameter in group["params"]:
-                if group["count"] > 20:
-                    parameter.grad /= parameter.grad.norm()
-        super().step(closure)
+    def change(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        if group["count"] > 20:
+            parameter.grad /= parameter.grad.norm()
 
 
-class Rotated(torch.optim.SGD):
+class Rotated(Changing):
     """Works on matrices only."""
 
-    def step(self, closure: None = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = parameter.grad @ parameter.grad.mT @ parameter.grad
-        super().step(closure)
+    def change(self, _group: dict[str, Any], parameter: nn.Parameter) -> None:
+        parameter.grad = parameter.grad @ parameter.grad.mT @ parameter.grad
 
 
 class Lion(torch.optim.Optimizer):
@@ -200,66 +181,52 @@ class Lion(torch.optim.Optimizer):
                     average.lerp_(parameter.grad, 0.01)
 
 
-class Measuring(torch.optim.SGD):
+class Measuring(Changing):
     """Estimates its rate from whole tensors, which no short run shows (Prodigy at lr 1e-3)."""
 
-    def step(self, closure: None = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                found = (parameter.grad * parameter.detach()).sum().item()
-                group["most"] = max(group.get("most", 0.0), found)
-            group["lr"] = max(group["lr"], 1e-9 * group["most"])
-        super().step(closure)
+    def change(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        found = (parameter.grad * parameter.detach()).sum().item()
+        group["most"] = max(group.get("most", 0.0), found)
+        group["lr"] = max(group["lr"], 1e-9 * group["most"])
 
 
-class Preconditioned(torch.optim.SGD):
+class Preconditioned(Changing):
     """Gathers statistics of matrices, and uses them after a thousand steps (Shampoo)."""
 
-    def step(self, closure: None = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                matrix = parameter.grad.reshape(parameter.shape[0], -1)
-                self.state[parameter]["statistics"] = matrix @ matrix.mT
-        super().step(closure)
+    def change(self, _group: dict[str, Any], parameter: nn.Parameter) -> None:
+        matrix = parameter.grad.reshape(parameter.shape[0], -1)
+        self.state[parameter]["statistics"] = matrix @ matrix.mT
 
 
-class Switching(torch.optim.SGD):
+class Switching(Changing):
     """Waits for two measures of a whole tensor to agree (SWATS)."""
 
-    def step(self, closure: None = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                flat = parameter.grad.flatten()
-                if torch.dot(flat, flat) == 1.25:
-                    parameter.grad.zero_()
-        super().step(closure)
+    def change(self, _group: dict[str, Any], parameter: nn.Parameter) -> None:
+        flat = parameter.grad.flatten()
+        if torch.dot(flat, flat) == 1.25:
+            parameter.grad.zero_()
 
 
 WHOLE = (Lars, Clipped, Decaying, Late, Rotated, Measuring, Preconditioned, Switching)
 
 
-def case_optimizers_are_known_by_what_they_do(_folder: Path) -> None:
+def case_optimizers_are_known_by_what_they_do() -> None:
     for kind in WHOLE:
         model = make()
         optimizer = kind(model.parameters(), lr=0.1, weight_decay=1e-4)
         if kind is Lars:  # a schedule that begins at 0
             torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)
-        refuses(
-            f"{kind.__name__} needs whole parameters, which shards cannot give",
-            lambda model=model, optimizer=optimizer: zerorun.initialize(
-                model, optimizer, config=config(1)
-            ),
-        )
+        text = f"{kind.__name__} needs whole parameters, which shards cannot give"
+        refuses(text, initialize, model, optimizer, config=config(1))
     losses = []
     for stage in STAGES:
         model = make()
         optimizer = Lion(model.parameters(), lr=1e-3)
         random = torch.random.get_rng_state()
-        engine, *_ = zerorun.initialize(model, optimizer, config=config(stage))
+        engine, *_ = initialize(model, optimizer, config=config(stage))
         assert torch.equal(torch.random.get_rng_state(), random)
         assert not hasattr(optimizer, "steps")  # it was tried on a copy
         losses.append(train(engine, 2))
-        engine.destroy()
     assert losses == [losses[0]] * len(losses)
 
 
@@ -282,13 +249,12 @@ def case_strict_loads_compare_buffers(folder: Path) -> None:
         (lambda module: module.register_buffer("more", torch.ones(1)), "has the buffer more"),
     ):
         change(engine.module)
-        raises(zerorun.CheckpointError, text, lambda: engine.load_checkpoint(folder))
+        raises(zerorun.CheckpointError, text, engine.load_checkpoint, folder)
         assert (engine.global_steps, engine._core.parameter_hash()) == (2, after)
     path, state = engine.load_checkpoint(folder, load_module_strict=False, load_module_only=True)
     assert path.endswith("global_step1")
     assert state == {"epoch": 1}
     assert (engine.global_steps, engine._core.parameter_hash()) == (2, before)
-    engine.destroy()
 
 
 def case_ranks_that_name_different_tags_save_under_rank_zeros(folder: Path) -> None:
@@ -299,7 +265,6 @@ def case_ranks_that_name_different_tags_save_under_rank_zeros(folder: Path) -> N
         engine.save_checkpoint(path, tag=f"of_rank_{RANK}" if RANK < 1 else None)
         assert (path / "latest").read_text().strip() == "of_rank_0"
         assert engine.load_checkpoint(path)[0] == str(path / "of_rank_0")
-        engine.destroy()
 
 
 def case_ranks_that_name_different_tags_load_rank_zeros(folder: Path) -> None:
@@ -317,10 +282,9 @@ def case_ranks_that_name_different_tags_load_rank_zeros(folder: Path) -> None:
         assert engine.load_checkpoint(path, tag=None if RANK == 0 else "no such")[0] == str(
             path / "step2"
         )
-        engine.destroy()
 
 
-def case_the_whole_model_at_every_stage(_folder: Path) -> None:
+def case_the_whole_model_at_every_stage() -> None:
     """As state dict and parameter by parameter, with each unit gathered once."""
     for stage in range(4):
         model, engine = started(config(stage) | BF16)
@@ -341,7 +305,6 @@ def case_the_whole_model_at_every_stage(_folder: Path) -> None:
         assert first.dtype == torch.bfloat16
         train(engine, 1, first=1)  # nothing stayed gathered
         assert not torch.equal(first, next(engine.iter_full_parameters())[1])
-        engine.destroy()
 
 
 def count_gathers(engine: zerorun.ZeroEngine) -> list[int]:

@@ -1,7 +1,5 @@
 """What runs beside the program and between its steps, its data loaders, and what steps compute."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -15,7 +13,6 @@ from zerorun.metrics import rank_path
 from zerorun.metrics.work import flops_per_token
 
 from cases.models import *
-from cases.models import BATCH, RANK, WORLD_SIZE, adamw, config, make, train
 
 STEPS = 3
 
@@ -23,11 +20,11 @@ STEPS = 3
 def case_a_file_has_the_plan_and_what_ran_beside_the_program(folder: Path) -> None:
     path = folder / "m.jsonl"
     own = {"comm_timeout": 30, "metrics": str(path)}
-    offload = {"offload_optimizer": {"device": "cpu"}} if DEVICE.type == "cpu" else {}
+    offload = {"offload_optimizer": {"device": "cpu"}}
     model = make()
     settings = config(2, zerorun=own)
     settings["zero_optimization"] |= offload
-    engine, *_ = zerorun.initialize(model, config=settings | {"optimizer": {"type": "AdamW"}})
+    engine, *_ = initialize(model, config=settings | {"optimizer": {"type": "AdamW"}})
     train(engine, STEPS)
     head, *lines = [json.loads(line) for line in rank_path(path, RANK).read_text().splitlines()]
     about = head["run"]
@@ -41,10 +38,8 @@ def case_a_file_has_the_plan_and_what_ran_beside_the_program(folder: Path) -> No
     for name, (calls, nbytes, ms) in lines[-1]["collectives"].items():
         assert lines[1]["collectives"][name][:2] == [calls, nbytes]
         assert lines[0]["collectives"][name][:2] <= [calls, nbytes]
-        assert ms is None if DEVICE.type == "cuda" else ms >= 0
-    if offload:
-        assert lines[-1]["offload_ms"] + lines[-1]["offload_hidden_ms"] > 0
-    engine.destroy()
+        assert ms >= 0
+    assert lines[-1]["offload_ms"] + lines[-1]["offload_hidden_ms"] > 0
 
 
 def case_waiting_for_data_and_saving_are_parts_of_a_step(folder: Path) -> None:
@@ -57,11 +52,8 @@ def case_waiting_for_data_and_saving_are_parts_of_a_step(folder: Path) -> None:
             return torch.randint(8, (8,))
 
     model = make()
-    engine, _, loader, _ = zerorun.initialize(
-        model, adamw(model), config=config(1), training_data=Slow()
-    )
-    seen: list[dict[str, object]] = []
-    engine.add_listener(seen.append)
+    engine, _, loader, _ = initialize(model, adamw(model), config=config(1), training_data=Slow())
+    seen = reports_of(engine)
     for batch in loader:
         engine.backward(loss_of(engine, batch))
         engine.step()
@@ -72,22 +64,19 @@ def case_waiting_for_data_and_saving_are_parts_of_a_step(folder: Path) -> None:
     assert all(own * 1.0 <= m["data_ms"] <= m["other_ms"] for m in seen)
     assert [m["checkpoint_ms"] is None for m in seen] == [True, False, True, True]
     assert seen[1]["checkpoint_ms"] + seen[1]["data_ms"] <= seen[1]["other_ms"]
-    engine.destroy()
 
 
-def case_the_last_batch_of_an_epoch_is_dropped_if_it_is_not_full(_folder: Path) -> None:
+def case_the_last_batch_of_an_epoch_is_dropped_if_it_is_not_full() -> None:
     for drop, batches in ((False, 2), (True, 1)):  # of 2, the second of 1
         keys = {"train_micro_batch_size_per_gpu": 2, "dataloader_drop_last": drop}
-        _, _, loader, _ = zerorun.initialize(
-            make(), config=keys, training_data=range(3 * WORLD_SIZE)
-        )
+        _, _, loader, _ = initialize(make(), config=keys, training_data=range(3 * WORLD_SIZE))
         assert len(loader) == batches
 
 
 def started(samples: object, **options: object) -> tuple[zerorun.ZeroEngine, ResumableLoader]:
     """An engine and its loader, with batches of one sample."""
     model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(1))
+    engine, *_ = initialize(model, adamw(model), config=config(1))
     return engine, engine.make_dataloader(samples, 1, **options)
 
 
@@ -95,13 +84,13 @@ def ids(batches: object) -> list[int]:
     return [int(batch) for batch in batches]
 
 
-def case_a_loader_divides_samples_in_the_order_asked_for(_folder: Path) -> None:
+def case_a_loader_divides_samples_in_the_order_asked_for() -> None:
     engine, loader = started(range(8), shuffle=False)
     assert ids(loader) == list(range(RANK, 8, WORLD_SIZE))
     shuffled = [ids(engine.make_dataloader(range(8), 1, **own)) for own in ({}, {"shuffle": True})]
     assert shuffled[0] == shuffled[1] != ids(loader)
     for name in ("sampler", "batch_sampler"):
-        refuses(f"got {name}", lambda key=name: engine.make_dataloader(range(8), 1, **{key: [0]}))
+        refuses(f"got {name}", engine.make_dataloader, range(8), 1, **{name: [0]})
 
     class Streamed(torch.utils.data.IterableDataset):
         def __iter__(self) -> Iterator[int]:
@@ -117,12 +106,12 @@ def case_a_loader_divides_samples_in_the_order_asked_for(_folder: Path) -> None:
     )
     for size in (0, -1, 1.5, "a", True):
         text = f"batch_size: got {size!r}, expected"
-        refuses(text, lambda size=size: engine.make_dataloader(range(8), size))
+        refuses(text, engine.make_dataloader, range(8), size)
     for wrong in (None, 5, iter([1])):
         text = f"dataset: got {type(wrong).__name__}, expected"
-        refuses(text, lambda wrong=wrong: engine.make_dataloader(wrong, 1))
+        refuses(text, engine.make_dataloader, wrong, 1)
     engine.destroy()
-    refuses("this engine was destroyed", lambda: engine.make_dataloader(range(8), 1))
+    refuses("this engine was destroyed", engine.make_dataloader, range(8), 1)
 
 
 def case_checkpoints_have_the_position_of_the_first_loader(folder: Path) -> None:
@@ -138,7 +127,6 @@ def case_checkpoints_have_the_position_of_the_first_loader(folder: Path) -> None
             list(other)
             train(engine, 1)
             engine.save_checkpoint(folder)
-        engine.destroy()
 
 
 def case_an_iterator_begins_at_its_first_batch_and_ends_with_a_load(folder: Path) -> None:
@@ -148,19 +136,18 @@ def case_an_iterator_begins_at_its_first_batch_and_ends_with_a_load(folder: Path
     train(engine, 1)
     engine.save_checkpoint(folder)
     engine.load_checkpoint(folder)
-    refuses("begin a new iterator", lambda: next(repeating))
+    refuses("begin a new iterator", next, repeating)
     rest = ids(loader)
     assert (seen + rest, ids(loader)) == (list(range(RANK, 12, WORLD_SIZE)),) * 2
     early, resumed = RepeatingLoader(loader), iter(loader)  # neither has given a batch
     engine.load_checkpoint(folder)
     assert [int(next(early)) for _ in rest] == rest
     assert int(next(resumed)) == RANK
-    engine.destroy()
 
 
 def start(stage: int, **keys: object) -> zerorun.ZeroEngine:
     model = make()
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage, **keys))
+    engine, *_ = initialize(model, adamw(model), config=config(stage, **keys))
     return engine
 
 
@@ -179,7 +166,6 @@ def case_flops_of_a_step_are_those_of_its_tokens(folder: Path) -> None:
         assert metrics["flops"] == 6 * weights * BATCH * 8
         seconds, peak = metrics["step_ms"] / 1e3, engine._meter.work.peak
         assert math.isclose(metrics["mfu"], metrics["flops"] / seconds / peak, rel_tol=1e-6)
-        engine.destroy()
     frozen = torch.nn.Linear(4, 8).requires_grad_(False)
     tied = torch.nn.Linear(8, 16, bias=False)
     table = torch.nn.Embedding(16, 8)
@@ -191,4 +177,3 @@ def case_flops_of_a_step_are_those_of_its_tokens(folder: Path) -> None:
     if RANK == 0:
         assert engine.metrics()["flops"] == counted * WORLD_SIZE
         assert counted / 3 == 2 * weights * BATCH // WORLD_SIZE * 8
-    engine.destroy()

@@ -1,8 +1,7 @@
 """PyTorch's get_state_dict and set_state_dict of an engine's model and optimizer."""
 
-from __future__ import annotations
-
 import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from torch.utils._pytree import tree_leaves
 
 from cases.models import *
 
-BF16 = {"bf16": {"enabled": True}}
 FULL = StateDictOptions(full_state_dict=True)
 ON_HOST = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -43,12 +41,7 @@ class Buffered(type(make())):
 
 def engine_at(stage: int, seed: int = 0, **keys: Any) -> Any:
     model = make(Buffered, seed)
-    return zerorun.initialize(model, adamw(model), config=config(stage, **keys))[:2]
-
-
-def with_process_group() -> None:
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo")
+    return initialize(model, adamw(model), config=config(stage, **keys))[:2]
 
 
 def trained_by_torch(steps: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -56,10 +49,7 @@ def trained_by_torch(steps: int) -> tuple[dict[str, torch.Tensor], dict[str, Any
     model = make(Buffered)
     optimizer = adamw(model)
     for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, batch_of(step)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        torch_step(model, optimizer, step)
     return get_state_dict(model, optimizer)
 
 
@@ -79,7 +69,7 @@ def tensors_in(states: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(states) if isinstance(leaf, torch.Tensor)]
 
 
-def case_whole_and_sharded_states_are_torchs(_folder: Path) -> None:
+def case_whole_and_sharded_states_are_torchs() -> None:
     with_process_group()
     model_state, optimizer_state = trained_by_torch(2)
     for stage in STAGES:
@@ -98,10 +88,9 @@ def case_whole_and_sharded_states_are_torchs(_folder: Path) -> None:
         )
         assert "state.embedding.weight.exp_avg" in flat
         assert flat["param_groups.embedding.weight.weight_decay"] == 0.1
-        engine.destroy()
 
 
-def case_steps_leave_whole_states_as_they_are(_folder: Path) -> None:
+def case_steps_leave_whole_states_as_they_are() -> None:
     for stage in STAGES:
         engine, optimizer = engine_at(stage)
         train(engine, 1)
@@ -111,10 +100,9 @@ def case_steps_leave_whole_states_as_they_are(_folder: Path) -> None:
             train(engine, 1, first=1)
             pairs = zip(tensors_in(found), tensors_in(before), strict=True)
             assert all(torch.equal(value, then) for value, then in pairs)
-        engine.destroy()
 
 
-def case_whole_states_on_the_host_are_rank_zeros(_folder: Path) -> None:
+def case_whole_states_on_the_host_are_rank_zeros() -> None:
     with_process_group()
     for stage in STAGES:
         engine, optimizer = engine_at(stage)
@@ -126,18 +114,16 @@ def case_whole_states_on_the_host_are_rank_zeros(_folder: Path) -> None:
             shapes = {name: value.shape for name, value in make(Buffered).state_dict().items()}
             assert {name: value.shape for name, value in found.items()} == shapes
             assert found["head.weight"] is not None
-        engine.destroy()
 
 
-def case_frozen_parameters_are_left_out_when_that_is_asked(_folder: Path) -> None:
+def case_frozen_parameters_are_left_out_when_that_is_asked() -> None:
     model = make(Buffered)
     model.embedding.weight.requires_grad_(False)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    engine, *_ = initialize(model, adamw(model), config=config(3))
     options = StateDictOptions(full_state_dict=True, ignore_frozen_params=True)
     found = get_model_state_dict(engine.module, options=options)
     assert "embedding.weight" not in found
     assert found["blocks.0.up.weight"].numel() == 128 * 32
-    engine.destroy()
 
 
 def case_states_go_on_through_torchs_checkpoints(folder: Path) -> None:
@@ -159,10 +145,9 @@ def case_states_go_on_through_torchs_checkpoints(folder: Path) -> None:
         )
         assert engine._core.step_count == 2
         assert train(engine, 2, first=2) == expected
-        engine.destroy()
 
 
-def case_whole_states_of_one_rank_go_on_everywhere(_folder: Path) -> None:
+def case_whole_states_of_one_rank_go_on_everywhere() -> None:
     with_process_group()
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
     for stage, flatten in ((1, True), (3, False)):
@@ -178,10 +163,9 @@ def case_whole_states_of_one_rank_go_on_everywhere(_folder: Path) -> None:
         set_model_state_dict(engine.module, given[0], options=options)
         set_optimizer_state_dict(engine.module, optimizer, given[1], options=options)
         assert train(engine, 2, first=2) == expected
-        engine.destroy()
 
 
-def case_states_that_do_not_fit_change_nothing(_folder: Path) -> None:
+def case_states_that_do_not_fit_change_nothing() -> None:
     with_process_group()
     engine, optimizer = engine_at(3)
     train(engine, 1)
@@ -190,9 +174,7 @@ def case_states_that_do_not_fit_change_nothing(_folder: Path) -> None:
     wrong = dict(model_state) | {"scale": torch.ones(2), "more": torch.ones(2)}
     for text in ("scale has shape (), in the state dict (2,)", "more is in one of the two only"):
         raises(
-            zerorun.CheckpointError,
-            text,
-            lambda: set_model_state_dict(engine.module, wrong, options=FULL),
+            zerorun.CheckpointError, text, set_model_state_dict, engine.module, wrong, options=FULL
         )
     result = set_model_state_dict(
         engine.module,
@@ -215,46 +197,31 @@ def case_states_that_do_not_fit_change_nothing(_folder: Path) -> None:
     ):
         moments.update(kept)
         change()
-        raises(
-            zerorun.CheckpointError,
-            text,
-            lambda: set_optimizer_state_dict(
-                engine.module, optimizer, optim_state_dict=states, options=FULL
-            ),
-        )
+        given = {"optim_state_dict": states, "options": FULL}
+        put = functools.partial(set_optimizer_state_dict, engine.module, optimizer, **given)
+        raises(zerorun.CheckpointError, text, put)
     assert engine._core.parameter_hash() == before
     assert optimizer.param_groups[0]["lr"] > 0
     found = zerorun.zero.safe_get_full_optimizer_state(engine.module.embedding.weight, "exp_avg")
     assert torch.equal(found, kept["exp_avg"])
     if WORLD_SIZE > 1:
         mine = model_state if RANK == 0 else {"scale": model_state["scale"]}
-        raises(
-            zerorun.CheckpointError,
-            "broadcast_from_rank0=True",
-            lambda: set_model_state_dict(
-                engine.module, mine, options=StateDictOptions(full_state_dict=True, strict=False)
-            ),
-        )
-    engine.destroy()
+        options = StateDictOptions(full_state_dict=True, strict=False)
+        put = functools.partial(set_model_state_dict, engine.module, mine, options=options)
+        raises(zerorun.CheckpointError, "broadcast_from_rank0=True", put)
 
 
-def case_what_is_not_there_is_an_error_that_names_the_call(_folder: Path) -> None:
+def case_what_is_not_there_is_an_error_that_names_the_call() -> None:
     model = make()
     rmsprop = torch.optim.RMSprop(model.parameters(), lr=1e-3)
-    engine, optimizer, *_ = zerorun.initialize(model, rmsprop, config=config(3))
-    refuses(
-        "engine.save_checkpoint() saves all",
-        lambda: get_optimizer_state_dict(model, optimizer),
-    )
+    engine, optimizer, *_ = initialize(model, rmsprop, config=config(3))
+    refuses("engine.save_checkpoint() saves all", get_optimizer_state_dict, model, optimizer)
     engine.destroy()
     if WORLD_SIZE > 1:  # what is left is a model of zero.Init's, without an engine
-        refuses(
-            "within zerorun.zero.GatheredParameters",
-            lambda: get_model_state_dict(model, options=FULL),
-        )
+        refuses("within zerorun.zero.GatheredParameters", get_model_state_dict, model, options=FULL)
 
 
-def case_a_copy_of_a_model_is_whole(_folder: Path) -> None:
+def case_a_copy_of_a_model_is_whole() -> None:
     for stage in STAGES:
         engine, _ = engine_at(stage)
         train(engine, 1)
@@ -266,4 +233,3 @@ def case_a_copy_of_a_model_is_whole(_folder: Path) -> None:
             torch.testing.assert_close(other(tokens), engine(tokens))
         train(engine, 1, first=1)
         assert_same(other.state_dict(), whole)  # it is not the engine's
-        engine.destroy()

@@ -1,7 +1,5 @@
 """Checkpoints whose pickles do harm."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -15,7 +13,7 @@ import zerorun
 from safetensors.torch import load_file
 
 from cases.checkpoints import Normalised, engine_at, sgd
-from cases.models import RANK, raises, refuses, train
+from cases.models import *
 
 
 class Malicious:
@@ -35,10 +33,8 @@ def case_only_who_allows_pickles_runs_their_code(folder: Path) -> None:
     harm = {"x": [Malicious(made)]}
     careful = engine_at(2, kind=Normalised)
     train(careful, 2)
-    refuses(
-        "client_state['x'][0] is of cases.untrusted.Malicious, which JSON has no form for",
-        lambda: careful.save_checkpoint(folder, client_state=harm),
-    )
+    text = "client_state['x'][0] is of cases.untrusted.Malicious, which JSON has no form for"
+    refuses(text, careful.save_checkpoint, folder, client_state=harm)
     careful.destroy()
     trusting = engine_at(2, kind=Normalised, checkpoint={"pickle_client_state": True})
     train(trusting, 2)
@@ -48,14 +44,13 @@ def case_only_who_allows_pickles_runs_their_code(folder: Path) -> None:
     save_model(folder, folder / f"out{RANK}")
     trusting.destroy()
     careful = engine_at(2, kind=Normalised)
-    raises(zerorun.CheckpointError, "has a pickle", lambda: careful.load_checkpoint(folder))
+    raises(zerorun.CheckpointError, "has a pickle", careful.load_checkpoint, folder)
     assert not made.exists()
     careful.destroy()
     trusting = engine_at(2, kind=Normalised, checkpoint={"pickle_client_state": True})
     trusting.load_checkpoint(folder)
     trusting.communicator.barrier()
     assert (folder / "made0").exists()  # the saved client_state is rank 0's
-    trusting.destroy()
 
 
 def program_text(engine: zerorun.ZeroEngine, folder: Path, text: str) -> Path:
@@ -67,21 +62,16 @@ def program_text(engine: zerorun.ZeroEngine, folder: Path, text: str) -> Path:
 
 def case_texts_of_other_versions_are_refused(folder: Path) -> None:
     engine = engine_at(1)
-    texts = {
-        "has version 2; expected 3": json.dumps({"zerorun_python": 2, "data": "", "objects": ""}),
-        "has no 'objects'": json.dumps({"zerorun_python": 3}),
-        "of the kind '$more'": json.dumps({"zerorun_python": 3, "objects": {"x": {"$more": 1}}}),
-        "$tensor: torch.save is no dtype": json.dumps(
-            {"zerorun_python": 3, "objects": {"x": {"$tensor": ["save", [1], ""]}}}
-        ),
-        "numpy's dtype |O is not of numbers": json.dumps(
-            {"zerorun_python": 3, "objects": {"x": {"$ndarray": ["|O", [1], ""]}}}
-        ),
+    values = {
+        "has version 2; expected 3": {"zerorun_python": 2, "data": "", "objects": ""},
+        "has no 'objects'": {},
+        "of the kind '$more'": {"objects": {"x": {"$more": 1}}},
+        "$tensor: torch.save is no dtype": {"objects": {"x": {"$tensor": ["save", [1], ""]}}},
+        "numpy's dtype |O is not of numbers": {"objects": {"x": {"$ndarray": ["|O", [1], ""]}}},
     }
-    for number, (message, text) in enumerate(texts.items()):
-        path = program_text(engine, folder / str(number), text)
-        raises(zerorun.CheckpointError, message, lambda p=path: engine.load_checkpoint(p))
-    engine.destroy()
+    for number, (message, own) in enumerate(values.items()):
+        text = json.dumps({"zerorun_python": 3} | own)
+        refuses_to_load(engine, program_text(engine, folder / str(number), text), message)
 
 
 def case_forged_texts_change_nothing(folder: Path) -> None:
@@ -91,7 +81,6 @@ def case_forged_texts_change_nothing(folder: Path) -> None:
     engine.save_checkpoint(folder / "whole")
     engine.communicator.barrier()
     good = json.loads(zerorun._C.SavedModel(str(folder / "whole"), "").client_state)
-    before, step = engine._core.parameter_hash(), engine.global_steps
     record = good["shard_files"]
     groups = good["objects"]["param_groups"]
     forged = {
@@ -107,21 +96,15 @@ def case_forged_texts_change_nothing(folder: Path) -> None:
     }
     for number, (message, values) in enumerate(forged.items()):
         path = program_text(engine, folder / str(number), json.dumps(good | values))
-        raises(zerorun.CheckpointError, message, lambda p=path: engine.load_checkpoint(p))
-        assert engine._core.parameter_hash() == before
-        assert engine.global_steps == step
-    engine.destroy()
+        refuses_to_load(engine, path, message)
 
 
 def case_bytes_that_are_no_text_are_shown(folder: Path) -> None:
     own = folder / str(RANK)
     own.mkdir(parents=True)
     (own / "latest").write_bytes(b"step\xff")
-    raises(
-        zerorun.CheckpointError,
-        "step\\xff holds no checkpoint, although latest names it",
-        lambda: zerorun._C.SavedModel(str(own), ""),
-    )
+    text = "step\\xff holds no checkpoint, although latest names it"
+    raises(zerorun.CheckpointError, text, zerorun._C.SavedModel, str(own), "")
 
 
 def case_a_checkpoint_that_this_user_may_not_read_is_no_new_start(folder: Path) -> None:
@@ -142,7 +125,7 @@ def case_a_checkpoint_that_this_user_may_not_read_is_no_new_start(folder: Path) 
             os.seteuid(65534)
         try:
             message = "Permission denied"
-            raises(zerorun.Error, message, lambda: engine.load_checkpoint(folder / "run"))
+            raises(zerorun.Error, message, engine.load_checkpoint, folder / "run")
         finally:
             os.seteuid(0 if root else os.geteuid())
         engine.communicator.barrier()
@@ -150,7 +133,6 @@ def case_a_checkpoint_that_this_user_may_not_read_is_no_new_start(folder: Path) 
             hidden.chmod(0o755)
     engine.communicator.barrier()
     engine.load_checkpoint(folder / "run")
-    engine.destroy()
 
 
 def case_values_of_a_client_state_come_back_as_they_were(folder: Path) -> None:
@@ -174,7 +156,6 @@ def case_values_of_a_client_state_come_back_as_they_were(folder: Path) -> None:
         assert got.dtype == expected.dtype
     assert np.array_equal(loaded["numpy"][0], state["numpy"][0])
     assert loaded["numpy"][1:] == state["numpy"][1:]
-    engine.destroy()
 
 
 class Kinds(Normalised):
@@ -214,4 +195,3 @@ def case_shards_and_buffers_are_safetensors(folder: Path) -> None:
         buffer.zero_()
     engine.load_checkpoint(folder)
     assert all(torch.equal(saved[name], value) for name, value in engine.module.named_buffers())
-    engine.destroy()

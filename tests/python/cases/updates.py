@@ -1,7 +1,5 @@
 """Gathers of updated parameters that continue after a step; late ones on the fake GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io
@@ -67,7 +65,7 @@ def made(
     own = {"comm_timeout": 30, "overlap_param_gather": overlap}
     optimizer = keys.pop("optimizer", adamw)(model)
     settings = config(stage, zero_optimization=zero, zerorun=own, **keys)
-    return zerorun.initialize(model, optimizer, config=settings)[0]
+    return initialize(model, optimizer, config=settings)[0]
 
 
 def trained(
@@ -81,10 +79,7 @@ def trained(
     return losses, hashed
 
 
-def case_no_bit_changes(_folder: Path) -> None:
-    def sgd(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
+def case_no_bit_changes() -> None:
     runs: list[tuple[type[nn.Module], dict[str, Any]]] = [
         (Model, {}),
         (Model, {"gradient_accumulation_steps": 2}),
@@ -192,7 +187,7 @@ class Recorder:
         self._core.finish_updates()
 
 
-def case_a_forward_waits_for_a_module_when_it_comes_to_it_and_once(_folder: Path) -> None:
+def case_a_forward_waits_for_a_module_when_it_comes_to_it_and_once() -> None:
     engine = made(2, Model, True, gradient_accumulation_steps=2)
     events: list[Any] = []
     engine._shards.updates._core = Recorder(engine._core, events)
@@ -213,10 +208,9 @@ def case_a_forward_waits_for_a_module_when_it_comes_to_it_and_once(_folder: Path
         expected += [*parts, name]
     expected.append(own["head"])  # the tied weight, in its other module
     assert events == [*expected, *names], events
-    engine.destroy()
 
 
-def case_a_look_through_a_module_sees_updated_values(_folder: Path) -> None:
+def case_a_look_through_a_module_sees_updated_values() -> None:
     def saved(model: nn.Module) -> dict[str, torch.Tensor]:
         file = io.BytesIO()
         torch.save(model.state_dict(), file)
@@ -262,7 +256,7 @@ def getattr_of(model: nn.Module, name: str) -> torch.Tensor:
     return getattr(owner_of(model, name), last(name))
 
 
-def case_a_model_outlives_its_engine(_folder: Path) -> None:
+def case_a_model_outlives_its_engine() -> None:
     for stage in STAGES:
         results = []
         for overlap in (False, True):
@@ -277,8 +271,7 @@ def case_a_model_outlives_its_engine(_folder: Path) -> None:
         assert results[0] == results[1]
 
 
-def case_stages_without_such_gathers_are_as_they_were(_folder: Path) -> None:
+def case_stages_without_such_gathers_are_as_they_were() -> None:
     for stage in (0, 3):
         engine = made(stage, Model, True)
         assert engine._shards.updates is None
-        engine.destroy()

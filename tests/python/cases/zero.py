@@ -1,7 +1,5 @@
 """zerorun.zero: partitioned parameters before and after initialize, and access to states."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from pathlib import Path
@@ -20,7 +18,7 @@ from cases.models import *
 EMPTY = torch.Size([0])
 
 
-def case_init_partitions_every_module_as_it_is_made(_folder: Path) -> None:
+def case_init_partitions_every_module_as_it_is_made() -> None:
     plain = make()
     largest = 0
 
@@ -47,7 +45,7 @@ def case_init_partitions_every_module_as_it_is_made(_folder: Path) -> None:
         assert parameter.shape == EMPTY
 
 
-def case_init_then_train(_folder: Path) -> None:
+def case_init_then_train() -> None:
     expected, _ = reference()
     for stage in STAGES:
         with Init():
@@ -55,13 +53,12 @@ def case_init_then_train(_folder: Path) -> None:
         before = dict(model.named_parameters())
         model.blocks.append(Block(32))  # a mix of partitioned and ordinary parameters
         del model.blocks[-1]
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        engine, *_ = initialize(model, adamw(model), config=config(stage))
         assert dict(model.named_parameters()) == before  # the same objects
         assert_close(train(engine), expected)
-        engine.destroy()
 
 
-def case_init_makes_16_bit_parameters(_folder: Path) -> None:
+def case_init_makes_16_bit_parameters() -> None:
     with Init(config={"bf16": {"enabled": True}}):
         layer = nn.Linear(4, 4)
     assert layer.weight.dtype == torch.bfloat16
@@ -79,10 +76,9 @@ def both_states():
         yield nn.Linear(6, 5).weight, None
     model, engine = started(config(3))
     yield model.blocks[0].up.weight, engine
-    engine.destroy()
 
 
-def case_gathered_parameters_take_anything(_folder: Path) -> None:
+def case_gathered_parameters_take_anything() -> None:
     for parameter, _ in both_states():
         parameter.mark = "kept"
         ordinary = nn.Parameter(torch.ones(3))
@@ -98,7 +94,7 @@ def case_gathered_parameters_take_anything(_folder: Path) -> None:
             assert parameter.shape == EMPTY
 
 
-def case_only_the_modifiers_changes_are_kept(_folder: Path) -> None:
+def case_only_the_modifiers_changes_are_kept() -> None:
     for parameter, _ in both_states():
         writer = WORLD_SIZE - 1
         with GatheredParameters(parameter, modifier_rank=writer), torch.no_grad():
@@ -128,9 +124,9 @@ def case_only_the_modifiers_changes_are_kept(_folder: Path) -> None:
         assert parameter.shape == EMPTY
 
 
-def case_a_change_reaches_the_master_copy(_folder: Path) -> None:
+def case_a_change_reaches_the_master_copy() -> None:
     for stage in STAGES:
-        model, engine = started(config(stage, bf16={"enabled": True}))
+        model, _ = started(config(stage, bf16={"enabled": True}))
         target = model.blocks[0].up.weight
         value = torch.arange(target.numel() if stage < 3 else target.ds_numel) % 97 / 7
         value = value.view(128, 32)
@@ -138,33 +134,28 @@ def case_a_change_reaches_the_master_copy(_folder: Path) -> None:
         assert torch.equal(zerorun.zero.safe_get_full_fp32_param(target).cpu(), value)
         with GatheredParameters(target):
             assert torch.equal(target.detach().cpu(), value.bfloat16())
-        engine.destroy()
 
 
-def case_copies_of_gathered_parameters_are_ordinary(_folder: Path) -> None:
+def case_copies_of_gathered_parameters_are_ordinary() -> None:
     for parameter, _ in both_states():
         with GatheredParameters(parameter):
             other = copy.deepcopy(parameter)
         assert other.shape == parameter.ds_shape
         assert not hasattr(other, "ds_numel")
-    model, engine = started(config(3))
+    model, _ = started(config(3))
     with GatheredParameters(model.parameters()):
         block = copy.deepcopy(model.blocks[0])
     block(torch.zeros(1, 32, device=DEVICE))
-    engine.destroy()
 
 
-def case_states_are_torchs(_folder: Path) -> None:
+def case_states_are_torchs() -> None:
     """Parameter, gradient and moments after three steps, and what setting them does."""
     reference_model = make()
     optimizer = adamw(reference_model)
-    for step in range(4):
-        optimizer.zero_grad()
-        loss_of(reference_model, batch_of(step)).backward()
-        if step == 3:
-            break
-        torch.nn.utils.clip_grad_norm_(reference_model.parameters(), 1.0)
-        optimizer.step()
+    for step in range(3):
+        torch_step(reference_model, optimizer, step)
+    optimizer.zero_grad()
+    loss_of(reference_model, batch_of(3)).backward()
     expected = reference_model.blocks[1].up.weight
     for stage in STAGES:
         model, engine = started(config(stage))
@@ -172,7 +163,7 @@ def case_states_are_torchs(_folder: Path) -> None:
         assert zerorun.zero.safe_get_full_grad(target) is None
         train(engine, 3)
         assert zerorun.zero.safe_get_full_grad(target) is None
-        engine.backward(loss_of(engine, part_of(batch_of(3))))
+        backward(engine, 3)
         found = {
             "param": zerorun.zero.safe_get_full_fp32_param(target),
             "grad": zerorun.zero.safe_get_full_grad(target),
@@ -204,7 +195,7 @@ def case_states_are_torchs(_folder: Path) -> None:
         assert zerorun.zero.safe_get_full_fp32_param(target) is None
 
 
-def case_external_parameters_may_be_registered(_folder: Path) -> None:
+def case_external_parameters_may_be_registered() -> None:
     class Reader(nn.Module):
         """Reaches its neighbour's weight by a way that no attribute access shows."""
 
@@ -229,14 +220,12 @@ def case_external_parameters_may_be_registered(_folder: Path) -> None:
     expected, _ = reference(kind=Whole)
     model = make(Whole)
     zerorun.zero.register_external_parameter(model.reader, model.head.weight)
-    engine, *_ = zerorun.initialize(model, adamw(model), config=config(3))
+    engine, *_ = initialize(model, adamw(model), config=config(3))
     assert_close(train(engine), expected)
     zerorun.zero.unregister_external_parameter(model.reader, model.head.weight)
     engine.destroy()
-    refuses(
-        "expected a module and a parameter",
-        lambda: zerorun.zero.register_external_parameter(model, torch.ones(1)),
-    )
+    text = "expected a module and a parameter"
+    refuses(text, zerorun.zero.register_external_parameter, model, torch.ones(1))
 
 
 def shared_bytes() -> int:
@@ -245,12 +234,12 @@ def shared_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssShmem"))
 
 
-def case_destroy_returns_all_bytes(_folder: Path) -> None:
+def case_destroy_returns_all_bytes() -> None:
     for stage in STAGES:
         gc.collect()
         before = shared_bytes()
         model = make()
-        engine, optimizer, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        engine, optimizer, *_ = initialize(model, adamw(model), config=config(stage))
         losses = train(engine, 3)
         assert WORLD_SIZE == 1 or shared_bytes() > before
         engine.destroy()
@@ -264,21 +253,21 @@ def case_destroy_returns_all_bytes(_folder: Path) -> None:
             kind = PrivatePartition if stage == 3 else type(None)
             assert isinstance(partition_of(parameter), kind)
         # The same model again, from where it was.
-        engine, *_ = zerorun.initialize(model, adamw(model), config=config(stage))
+        engine, *_ = initialize(model, adamw(model), config=config(stage))
         assert train(engine, 1, first=3)[0] < losses[0]
         engine.destroy()
         del optimizer
 
 
-def case_several_engines_one_without_optimizer(_folder: Path) -> None:
+def case_several_engines_one_without_optimizer() -> None:
     expected, _ = reference(steps=5)
     models = [make() for _ in range(3)]
     engines = [
-        zerorun.initialize(model, adamw(model), config=config(stage))[0]
+        initialize(model, adamw(model), config=config(stage))[0]
         for stage, model in zip((3, 2), models, strict=False)
     ]
     keys = config(3)
-    judge, optimizer, loader, scheduler = zerorun.initialize(models[2], config=keys)
+    judge, optimizer, loader, scheduler = initialize(models[2], config=keys)
     assert (optimizer, loader, scheduler) == (None, None, None)
     first = loss_of(judge, batch_of(0)).item()
     losses = [[], []]
