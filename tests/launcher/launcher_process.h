@@ -26,8 +26,8 @@ inline ::testing::Matcher<const Ended&> ended(int code, const TextMatcher& error
 }
 
 // The zerorun command as a user runs it: a real process with real ranks. Everything that it starts
-// inherits a marker variable, by which survivors are found, and $SCRATCH, a folder with a `fifo`; a word of the
-// command may begin with it.
+// inherits a marker variable, by which survivors are found, and $SCRATCH, a folder with a `fifo`; a
+// word of the command may begin with it.
 class LauncherProcess {
  public:
   // The program is given by its path or found in PATH.
