@@ -24,7 +24,7 @@ from types import FrameType
 sys.path.append(str(Path(__file__).resolve().parents[1] / "build" / "release" / "python"))
 import torch
 import zerorun
-from timing import least_ms
+from harness import least_ms
 from torch import nn
 
 LAYERS, WIDTH, TOKENS, GENERATED = 32, 32, 16, 8

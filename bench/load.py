@@ -36,9 +36,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
-BUILD = ROOT / "build" / "release"
-sys.path.append(str(BUILD / "python"))
+from harness import BUILD
 
 STAGES = {"init": [3], "engine": range(4), "shard": range(4), "train": range(4)}
 WIDTH, WORDS = 512, 8192

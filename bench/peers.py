@@ -15,18 +15,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from environments import deepspeed_environment
-from timing import least_ms
+from harness import (
+    BUILD,
+    SHAPES,
+    deepspeed_environment,
+    keep_least,
+    least_ms,
+    make_gpt2,
+    rows_of,
+    torch_step,
+)
 
-ROOT = Path(__file__).resolve().parent.parent
-LAUNCHER = ROOT / "build" / "release" / "bin" / "zerorun"
 RANKS, TOKENS = 2, 64
-SHAPES = {"gpt2": (12, 768, 12), "mini": (6, 384, 6), "nano": (4, 128, 4)}
 WARMUP, STEPS = 2, 6
 TARGETS = {"zerorun1": 1.35, "zerorun2": 1.35, "zerorun3": 1.5}
 SIDES = ["ddp", "fsdp2", *(f"deepspeed{stage}" for stage in (1, 2, 3))]
@@ -35,33 +39,9 @@ SIDES += [f"zerorun{stage}" for stage in range(4)]
 
 def make_model(shape: str, dtype: str):
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
 
-    layers, width, heads = SHAPES[shape]
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=256, n_positions=TOKENS, n_layer=layers, n_embd=width, n_head=heads,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, bos_token_id=None,
-        eos_token_id=None,
-    )  # fmt: skip
-    return GPT2LMHeadModel(config).to(torch.bfloat16 if dtype == "bf16" else torch.float32)
-
-
-def torch_step(model, forward, shard_norm: bool) -> Callable[[], None]:
-    """A step of an ordinary loop around `forward`."""
-    import torch
-
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def step() -> None:
-        forward().backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        if shard_norm and hasattr(norm, "full_tensor"):
-            norm.full_tensor()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return make_gpt2(shape, dtype, n_positions=TOKENS)
 
 
 def engine_step(engine, tokens) -> Callable[[], None]:
@@ -72,41 +52,52 @@ def engine_step(engine, tokens) -> Callable[[], None]:
     return step
 
 
-def make_step(side: str, model, dtype: str, tokens) -> Callable[[], None]:
-    import torch.distributed as dist
-
-    stage = int(side[-1]) if side[-1].isdigit() else 0
-    config = {
+def ds_config(zero: dict, dtype: str, ours: bool) -> dict:
+    """Of zerorun, or of DeepSpeed without a compiler and with buffers that fit the model."""
+    params = {"lr": 1e-4, "weight_decay": 0.01}
+    buffers = {"reduce_bucket_size": 2e7, "allgather_bucket_size": 2e7}
+    return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_clipping": 1.0,
-        "zero_optimization": {"stage": stage},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.01}},
+        "zero_optimization": dict(zero) if ours else {**zero, **buffers},
+        "optimizer": {"type": "AdamW", "params": params if ours else params | {"torch_adam": True}},
         "bf16": {"enabled": dtype == "bf16"},
     }
-    if side.startswith("zerorun"):
+
+
+def make_step(side: str, model, dtype: str, tokens) -> Callable[[], None]:
+    """Of ddp, fsdp2, or a program with the configuration that `ds_config` makes of a stage."""
+    import torch
+
+    ours = side.startswith("zerorun")
+    config = ds_config({"stage": int(side[-1])} if side[-1].isdigit() else {}, dtype, ours)
+    if ours:
         import zerorun
 
         return engine_step(zerorun.initialize(model, config=config)[0], tokens)
-    dist.init_process_group("gloo")
+    torch.distributed.init_process_group("gloo")
     if side.startswith("deepspeed"):
-        import deepspeed
-
-        # Without a compiler, and with buffers that fit the model.
-        config["optimizer"]["params"]["torch_adam"] = True
-        config["zero_optimization"] |= {"reduce_bucket_size": 2e7, "allgather_bucket_size": 2e7}
-        engine, *_ = deepspeed.initialize(
-            model=model, model_parameters=model.parameters(), config=config
-        )
-        return engine_step(engine, tokens)
+        return deepspeed_step(model, config, tokens)
     if side == "ddp":
-        wrapped = __import__("torch").nn.parallel.DistributedDataParallel(model)
-        return torch_step(model, lambda: wrapped(tokens, labels=tokens).loss, False)
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    else:
+        shard_blocks(model)
+    return torch_step(model, lambda: model(tokens, labels=tokens).loss, 0.01)
+
+
+def deepspeed_step(model, config: dict, tokens) -> Callable[[], None]:
+    import deepspeed
+
+    parameters = model.parameters()
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=parameters, config=config)
+    return engine_step(engine, tokens)
+
+
+def shard_blocks(model, mesh=None) -> None:
     from torch.distributed.fsdp import fully_shard
 
-    for block in model.transformer.h:
-        fully_shard(block)
-    fully_shard(model)
-    return torch_step(model, lambda: model(tokens, labels=tokens).loss, True)
+    for module in [*model.transformer.h, model]:
+        fully_shard(module, mesh=mesh)
 
 
 def peak_megabytes() -> float:
@@ -135,18 +126,13 @@ def run_rank(options: argparse.Namespace) -> None:
 
 
 def measure(side: str, options: argparse.Namespace, environment: str) -> dict[str, float]:
-    command = [LAUNCHER, "--accelerator", "cpu", "--num_gpus", str(RANKS), "--no_local_rank"]
-    command += [__file__, "--side", side, "--shape", options.shape, "--dtype", options.dtype]
-    variables = {"PYTHONPATH": str(ROOT / "build" / "release" / "python"), "OMP_NUM_THREADS": "1"}
+    command = [BUILD / "bin" / "zerorun", "--accelerator", "cpu", "--num_gpus", RANKS]
+    command += ["--no_local_rank", __file__, "--side", side]
+    command += ["--shape", options.shape, "--dtype", options.dtype]
+    variables = {"PYTHONPATH": str(BUILD / "python"), "OMP_NUM_THREADS": "1"}
     variables |= {"VIRTUAL_ENV": environment if side.startswith("deepspeed") else sys.prefix}
     variables |= {"ZERORUN_COMPAT": "0", "DS_ACCELERATOR": "cpu"}
-    job = subprocess.run(
-        command, env=os.environ | variables, capture_output=True, text=True, check=False
-    )
-    if job.returncode != 0:
-        sys.exit(f"{side} failed:\n{job.stderr[-3000:]}")
-    line = next(line for line in job.stdout.splitlines() if line.startswith("{"))
-    return json.loads(line)
+    return rows_of(side, command, variables)[0]
 
 
 def main() -> int:
@@ -165,9 +151,7 @@ def main() -> int:
     best: dict[str, dict[str, float]] = {}
     for _ in range(options.rounds):
         for side in sides:
-            found = measure(side, options, environment)
-            known = best.setdefault(side, found)
-            best[side] = {key: min(known[key], found[key]) for key in found}
+            keep_least(best, side, measure(side, options, environment))
     alone = min(figures["alone"] for figures in best.values())
     print(f"forward and backward alone {alone:.0f} ms ({options.shape}, {options.dtype})")
     print(f"{'':12}{'step ms':>9}{'ratio':>7}{'target':>8}{'peak MB':>9}")

@@ -18,3 +18,9 @@ std::string error_of(const Call& call) {
 }
 
 }  // namespace zerorun::testing
+
+namespace zerorun {
+
+using testing::error_of;
+
+}  // namespace zerorun

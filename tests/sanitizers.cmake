@@ -16,8 +16,8 @@ set(slow
   # Arithmetic of a hundred thousand elements, and again on streams with delays.
   */UpdateConformance.DoesNotDependOnCutsOrThreads/* */UpdateConformance.HundredsOfSegments*
   Devices/*Conformance.*/cuda_with_delays
-  # A hundred runs that are killed or meet a full disk, and random inputs, which fuzz_config has too.
-  OffloadCrash* SplitFailure* Junk.DamagedConfigurations*
+  # A hundred runs that are killed or meet a full disk.
+  OffloadCrash* SplitFailure*
   # Every way from one job's checkpoint to another's, and a process killed at each of a save's calls.
   Matrix.* OffloadResume.AnySetting* EngineReshard.Any* Tags/Crash.*
   # Of runs whose calls fail, one engine on each transport stays.

@@ -40,3 +40,9 @@ class Scratch {
 };
 
 }  // namespace zerorun::testing
+
+namespace zerorun {
+
+using testing::Scratch;
+
+}  // namespace zerorun

@@ -12,18 +12,16 @@
 // line is what the system takes to provide memory for the latter.
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/resource.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "bench/harness.h"
 #include "core/check.h"
 #include "offload/block_io.h"
 #include "os/file_descriptor.h"
@@ -39,21 +37,6 @@ constexpr double kGB = 1e9;
 constexpr double kBytesPerParameter = 12;  // master and two states
 constexpr MemoryCategory kOther = MemoryCategory::other;
 
-// CPU time of all threads of this process, in the kernel too.
-double processor_seconds() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  const auto of = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-  };
-  return of(usage.ru_utime) + of(usage.ru_stime);
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 // What something took in each round.
 struct Times {
   std::vector<double> seconds;
@@ -62,10 +45,9 @@ struct Times {
   void take(const std::function<void()>& work) {
     ::sync();  // what came before, such as the removal of a file, costs nothing here
     const double before = processor_seconds();
-    const auto start = std::chrono::steady_clock::now();
+    const double start = now();
     work();
-    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-    seconds.push_back(taken.count());
+    seconds.push_back(now() - start);
     processor.push_back(processor_seconds() - before);
   }
   // Times of it in `own`, by rounds.

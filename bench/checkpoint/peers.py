@@ -28,9 +28,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "bench"))
-from environments import deepspeed_environment  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness import BUILD, ROOT, deepspeed_environment, keep_least, rows_of
 
 SIDES = ["zerorun", "deepspeed", "dcp"]
 WIDTH, BLOCK = 1024, 8 << 20
@@ -195,7 +194,7 @@ def run_side(name: str, millions: int, folder: Path) -> dict[str, float]:
 
 def measure(name: str, options: argparse.Namespace, environment: str) -> dict[str, float]:
     python = f"{environment}/bin/python" if name == "deepspeed" else sys.executable
-    variables = {"PYTHONPATH": str(ROOT / "build" / "release" / "python"), "ZERORUN_COMPAT": "0"}
+    variables = {"PYTHONPATH": str(BUILD / "python"), "ZERORUN_COMPAT": "0"}
     variables |= {"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29571"}
     # DeepSpeed compiles there; a compilation that was killed elsewhere leaves a lock it waits for.
@@ -204,13 +203,7 @@ def measure(name: str, options: argparse.Namespace, environment: str) -> dict[st
         variables = {key: variables[key] for key in ("PYTHONPATH", "ZERORUN_COMPAT")}
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench_checkpoint.") as folder:
         command = [python, __file__, "--side", name, "--millions", str(options.millions)]
-        job = subprocess.run(
-            [*command, "--folder", folder],
-            env=os.environ | variables, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    if job.returncode != 0:
-        sys.exit(f"{name} failed:\n{job.stderr[-3000:]}")
-    return json.loads(next(line for line in job.stdout.splitlines() if line.startswith("{")))
+        return rows_of(name, [*command, "--folder", folder], variables)[0]
 
 
 def show(found: dict[str, dict[str, float]], millions: int) -> None:
@@ -250,9 +243,7 @@ def main() -> int:
         for name in options.sides:
             if name == "deepspeed" and not options.deepspeed:
                 continue
-            best = measure(name, options, environment)
-            known = found.setdefault(name, best)
-            found[name] = {key: min(known[key], value) for key, value in best.items()}
+            keep_least(found, name, measure(name, options, environment))
     show(found, options.millions)
     return 0
 

@@ -3,26 +3,17 @@
 // as its slowest rank, and the bytes of the full tensor over the least time.
 //
 //   bench_comm [--ranks 2] [--mib 163] [--repeats 20]
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "bench/harness.h"
 #include "device/cpu/cpu_stream.h"
-#include "os/socket.h"
-#include "zerorun/communicator.h"
 
-namespace zerorun {
+namespace zerorun::bench {
 namespace {
 
 struct Options {
@@ -74,26 +65,21 @@ class Bench {
 
  private:
   void measure(const char* name, size_t nbytes, int calls, const std::function<void()>& call) {
-    using Clock = std::chrono::steady_clock;
     call();
-    std::vector<float> seconds;
+    std::vector<double> seconds;
     for (int repeat = 0; repeat < options_.repeats; ++repeat) {
       communicator_.barrier(*stream_, "start");
-      const Clock::time_point begin = Clock::now();
+      const double begin = now();
       for (int i = 0; i < calls; ++i) call();
-      float taken = std::chrono::duration<float>(Clock::now() - begin).count();
-      const TensorView slowest{reinterpret_cast<std::byte*>(&taken), 1, DType::fp32};
-      communicator_.all_reduce(slowest, slowest, ReduceOp::max, Output::overwrite, *stream_, "");
-      seconds.push_back(taken / static_cast<float>(calls));
+      seconds.push_back(over_ranks(communicator_, *stream_, now() - begin) / calls);
     }
     if (communicator_.rank() != 0) return;
-    std::sort(seconds.begin(), seconds.end());
+    const double least = *std::min_element(seconds.begin(), seconds.end());
     std::printf(
         "{\"name\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"us_min\": %.2f, \"us_median\": %.2f, "
         "\"gb_per_s\": %.3f}\n",
-        name, options_.ranks, nbytes, 1e6 * static_cast<double>(seconds.front()),
-        1e6 * static_cast<double>(seconds[seconds.size() / 2]),
-        static_cast<double>(nbytes) / static_cast<double>(seconds.front()) / 1e9);
+        name, options_.ranks, nbytes, 1e6 * least, 1e6 * median(seconds),
+        static_cast<double>(nbytes) / least / 1e9);
     std::fflush(stdout);
   }
 
@@ -103,44 +89,19 @@ class Bench {
   const std::unique_ptr<CpuStream> stream_ = make_inline_stream();
 };
 
-int run_rank(int rank, uint16_t port, const Options& options) {
-  try {
-#ifdef _OPENMP
-    omp_set_num_threads(1);
-#endif
-    RankInfo info;
-    info.rank = info.local_rank = rank;
-    info.world_size = info.local_world_size = options.ranks;
-    info.master_port = port;
-    const auto communicator = connect(info);
-    Bench(*communicator, options).run();
-    return EXIT_SUCCESS;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-    return EXIT_FAILURE;
-  }
-}
-
-int run_all(const Options& options) {
-  const uint16_t port = reserve_port("127.0.0.1", 0).port;
-  for (int rank = 0; rank < options.ranks; ++rank) {
-    if (fork() == 0) std::_Exit(run_rank(rank, port, options));
-  }
-  bool good = true;
-  int status = 0;
-  while (wait(&status) > 0) good &= status == 0;
-  return good ? EXIT_SUCCESS : EXIT_FAILURE;
-}
-
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::bench
 
 int main(int argc, char** argv) {
-  zerorun::Options options;
+  using namespace zerorun;  // NOLINT(google-build-using-namespace)
+  bench::Options options;
   CLI::App app("Collectives of shared memory between processes of one host");
   app.add_option("--ranks", options.ranks)->check(CLI::Range(1, 64));
   app.add_option("--mib", options.mib, "size of the full tensor")->check(CLI::PositiveNumber);
   app.add_option("--repeats", options.repeats)->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
-  return zerorun::run_all(options);
+  return bench::run_ranks(options.ranks, [&](const RankInfo& info) {
+    bench::set_threads(1);
+    bench::Bench(*connect(info), options).run();
+  });
 }

@@ -8,11 +8,9 @@
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/file_store.h>
 #include <gloo/transport/tcp/device.h>
-#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -20,10 +18,10 @@
 #include <span>
 #include <string>
 
+#include "bench/harness.h"
 #include "device/cpu/cpu_stream.h"
-#include "zerorun/communicator.h"
 
-namespace zerorun {
+namespace zerorun::bench {
 namespace {
 
 struct Options {
@@ -77,16 +75,14 @@ class Bench {
         "\"zerorun_cpu_ms\": %.2f, \"gloo_cpu_ms\": %.2f, \"cpu_ratio\": %.2f}\n",
         communicator_->transport().c_str(), communicator_->world_size(),
         communicator_->local_world_size(), static_cast<long long>(options_.mib),
-        1e3 * static_cast<double>(zerorun.seconds), 1e3 * static_cast<double>(gloo.seconds),
-        static_cast<double>(gloo.seconds / zerorun.seconds),
-        1e3 * static_cast<double>(zerorun.cpu_seconds), 1e3 * static_cast<double>(gloo.cpu_seconds),
-        static_cast<double>(gloo.cpu_seconds / zerorun.cpu_seconds));
+        1e3 * zerorun.seconds, 1e3 * gloo.seconds, gloo.seconds / zerorun.seconds,
+        1e3 * zerorun.cpu_seconds, 1e3 * gloo.cpu_seconds, gloo.cpu_seconds / zerorun.cpu_seconds);
   }
 
  private:
   struct Taken {
-    float seconds = 1e9F;      // of the slowest rank
-    float cpu_seconds = 1e9F;  // of all ranks; where a machine has other work it says more
+    double seconds = 1e9;      // of the slowest rank
+    double cpu_seconds = 1e9;  // of all ranks; where a machine has other work it says more
 
     void keep_least(const Taken& other) {
       seconds = std::min(seconds, other.seconds);
@@ -94,31 +90,14 @@ class Bench {
     }
   };
 
-  static double cpu_seconds() {
-    rusage usage{};
-    getrusage(RUSAGE_SELF, &usage);
-    const auto seconds = [](const timeval& time) {
-      return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-    };
-    return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-  }
-
   Taken measure(const std::function<void()>& call) {
-    using Clock = std::chrono::steady_clock;
     communicator_->barrier(*stream_, "start");
-    const double cpu = cpu_seconds();
-    const Clock::time_point begin = Clock::now();
+    const double cpu = processor_seconds();
+    const double begin = now();
     call();
-    Taken taken{std::chrono::duration<float>(Clock::now() - begin).count(),
-                static_cast<float>(cpu_seconds() - cpu)};
-    combine(taken.seconds, ReduceOp::max);
-    combine(taken.cpu_seconds, ReduceOp::sum);
-    return taken;
-  }
-
-  void combine(float& value, ReduceOp op) {
-    const TensorView view = view_of(std::span<float>(&value, 1));
-    communicator_->all_reduce(view, view, op, Output::overwrite, *stream_, "time");
+    const Taken own{now() - begin, processor_seconds() - cpu};
+    return {over_ranks(*communicator_, *stream_, own.seconds),
+            over_ranks(*communicator_, *stream_, own.cpu_seconds, ReduceOp::sum)};
   }
 
   const std::shared_ptr<Communicator> communicator_;
@@ -128,10 +107,10 @@ class Bench {
 };
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::bench
 
 int main(int argc, char** argv) {
-  zerorun::Options options;
+  zerorun::bench::Options options;
   CLI::App app("all_reduce between hosts, beside Gloo's own");
   app.add_option("folder", options.folder, "where Gloo's ranks meet")->required();
   app.add_option("address", options.address, "this host's, or an interface")->required();
@@ -139,7 +118,7 @@ int main(int argc, char** argv) {
   app.add_option("--repeats", options.repeats)->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   try {
-    zerorun::Bench(zerorun::rank_from_environment(), options).run();
+    zerorun::bench::Bench(zerorun::rank_from_environment(), options).run();
     return EXIT_SUCCESS;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -8,15 +8,16 @@ the machine hits both; the least time of each counts. Prints the rates and their
 """
 
 import argparse
-import json
 import socket
-import subprocess
 import sys
 import time
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from harness import rows_of
 
 TARGET = 8.0
 
@@ -64,8 +65,7 @@ def gloo(ranks: int, mib: int, repeats: int) -> dict[str, float]:
 def zerorun(program: str, ranks: int, mib: int, repeats: int) -> dict[str, float]:
     """The least seconds of each collective."""
     command = [program, f"--ranks={ranks}", f"--mib={mib}", f"--repeats={repeats}"]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    rows = [json.loads(line) for line in output.splitlines()]
+    rows = rows_of("bench_comm", command, {})
     seconds = {row["name"]: row["us_min"] / 1e6 for row in rows}
     return {
         "reduce_scatter": seconds["reduce_scatter bf16 in place"],

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from peers import TOKENS, engine_step, make_model, torch_step
+import peers
+from harness import torch_step
+from peers import TOKENS, deepspeed_step, ds_config, engine_step, make_model, shard_blocks
 
 ZEROPP = {
     "zero_hpz_partition_size": 2,
@@ -47,14 +49,9 @@ SOCKET_BYTES = 128 << 20  # of a rank: more than caches hold, as parameters are
 
 
 def config_of(side: str, dtype: str) -> dict:
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_clipping": 1.0,
-        "zero_optimization": dict(ZERO[side]),
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.01}},
-        "bf16": {"enabled": dtype == "bf16"},
-    }
-    if side.startswith("zerorun"):
+    ours = side.startswith("zerorun")
+    config = ds_config(ZERO[side], dtype, ours)
+    if ours:
         # So that a small model is gathered before each use, as a large one is.
         config["zero_optimization"] |= {"stage3_max_reuse_distance": 0}
         if side.endswith("muon"):
@@ -63,21 +60,7 @@ def config_of(side: str, dtype: str) -> dict:
             config["zerorun"] = {"shard_group_size": "auto"}
         if side.endswith("4bits"):
             config["zerorun"] = {"quantized_gradient_bits": 4}
-        return config
-    config["optimizer"]["params"]["torch_adam"] = True  # it needs no compiler
-    config["zero_optimization"] |= {"reduce_bucket_size": 2e7, "allgather_bucket_size": 2e7}
     return config
-
-
-def deepspeed_step(side: str, model, config: dict, tokens) -> Callable[[], None]:
-    import deepspeed
-
-    if side.endswith("mics"):
-        with deepspeed.zero.MiCS_Init(module=model, config_dict_or_path=config):
-            pass
-    parameters = model.parameters()
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=parameters, config=config)
-    return engine_step(engine, tokens)
 
 
 def alone_step(model, tokens) -> Callable[[], None]:
@@ -134,24 +117,25 @@ def make_step(side: str, dtype: str, model, tokens) -> Callable[[], None]:
         import zerorun
 
         return engine_step(zerorun.initialize(model, config=config_of(side, dtype))[0], tokens)
+    if side in ("ddp", "fsdp2"):
+        return peers.make_step(side, model, dtype, tokens)
     dist.init_process_group("gloo")
-    if side.startswith("deepspeed"):
-        return deepspeed_step(side, model, config_of(side, dtype), tokens)
     if side == "alone":
         return alone_step(model, tokens)
     if side == "sockets":
         return sockets_step()
-    if side == "ddp":
-        wrapped = __import__("torch").nn.parallel.DistributedDataParallel(model)
-        return torch_step(model, lambda: wrapped(tokens, labels=tokens).loss, False)
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    if side == "fsdp2-hsdp":
+        from torch.distributed.device_mesh import init_device_mesh
 
-    names = {"mesh_dim_names": ("replica", "shard")}
-    mesh = init_device_mesh("cpu", (2, 2), **names) if side.endswith("hsdp") else None
-    for module in [*model.transformer.h, model]:
-        fully_shard(module, mesh=mesh)
-    return torch_step(model, lambda: model(tokens, labels=tokens).loss, True)
+        shard_blocks(model, init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard")))
+        return torch_step(model, lambda: model(tokens, labels=tokens).loss, 0.01)
+    config = config_of(side, dtype)
+    if side.endswith("mics"):
+        import deepspeed
+
+        with deepspeed.zero.MiCS_Init(module=model, config_dict_or_path=config):
+            pass
+    return deepspeed_step(model, config, tokens)
 
 
 def shape(link: str) -> None:

@@ -29,14 +29,11 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "python"))
-from environments import deepspeed_environment
+from harness import BUILD, SHAPES, deepspeed_environment
 from host_namespaces import Hosts, rank_environment, why_not
-from peers import SHAPES
 from step_sides import SIDES, UNSHAPED, rate_of
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 HOSTS, RANKS_PER_HOST = 2, 2
 WORLD = HOSTS * RANKS_PER_HOST
 MEASURES = ("alone", "sockets")  # what the sides are compared with
@@ -51,7 +48,7 @@ def environment_of(side: str, hosts: Hosts, rank: int, port: int) -> dict[str, s
     variables = rank_environment(hosts, rank, WORLD, RANKS_PER_HOST, port)
     variables |= {"GLOO_SOCKET_IFNAME": "eth0", "ZERORUN_COMPAT": "0", "DS_ACCELERATOR": "cpu"}
     if side.startswith("zerorun"):
-        variables["PYTHONPATH"] = str(ROOT / "build" / "release" / "python")
+        variables["PYTHONPATH"] = str(BUILD / "python")
     return variables
 
 

@@ -52,12 +52,10 @@ GradientLike::GradientLike(Device& device, int64_t numel)
   stream.synchronize();
 }
 
-Buffer GradientLike::in(DType dtype) {
-  Buffer buffer =
-      device_.allocate(static_cast<size_t>(numel_) * size_of(dtype), MemoryCategory::other);
-  device_.cast(device_.inline_stream(), view_of(values_, DType::fp32, numel_),
-               view_of(buffer, dtype, numel_));
-  return buffer;
+TensorView GradientLike::in(DType dtype) {
+  const TensorView view = memory_.make(dtype, numel_, 0.0F);
+  device_.cast(device_.inline_stream(), view_of(values_, DType::fp32, numel_), view);
+  return view;
 }
 
 namespace {
@@ -69,63 +67,33 @@ void show_updates(Device& device, int64_t numel, GradientLike& values, RateTable
   Stream& stream = device.inline_stream();
   const auto bytes = static_cast<double>(numel);
   const UpdateSegment step{.numel = numel, .scalars = kAdamW};
-  const Buffer grad = values.in(DType::bf16);
-  const Buffer param = values.in(DType::bf16);
-  const TensorView grads = view_of(grad, DType::bf16, numel);
-  const TensorView params = view_of(param, DType::bf16, numel);
-  const auto show = [&](std::string_view name, double each, const UpdateTensors& tensors) {
+  const TensorView grads = values.in(DType::bf16);
+  const TensorView params = values.in(DType::bf16);
+  const TensorView masters = values.in(DType::fp32);
+  // Second moments are not negative.
+  const auto show = [&](std::string_view name, double each, DType states, const TensorView& master,
+                        int64_t blocks = 0) {
+    UpdateTensors tensors = {.master = master, .grad = grads, .param = params};
+    for (TensorView& state : tensors.states) state = values.zeros(states, numel);
+    for (TensorView& scale : tensors.scales) {
+      if (blocks > 0) scale = values.zeros(DType::fp32, blocks);
+    }
     table.show(name, each * bytes, [&] { device.update(stream, tensors, {&step, 1}); });
   };
-  // Second moments are not negative.
-  const auto zeros = [&](DType dtype, int64_t count) {
-    Buffer buffer =
-        device.allocate(static_cast<size_t>(count) * size_of(dtype), MemoryCategory::other);
-    device.fill(stream, view_of(buffer, dtype, count), 0.0F);
-    return buffer;
-  };
-  {
-    const Buffer state[] = {zeros(DType::bf16, numel), zeros(DType::bf16, numel)};
-    show(
-        "stochastic AdamW, all in bf16", 14,
-        {.master = params,
-         .grad = grads,
-         .param = params,
-         .states = {view_of(state[0], DType::bf16, numel), view_of(state[1], DType::bf16, numel)}});
-  }
-  const Buffer master = values.in(DType::fp32);
-  const TensorView masters = view_of(master, DType::fp32, numel);
-  {
-    const int64_t blocks = (numel + kStateBlock - 1) / kStateBlock;
-    const Buffer state[] = {zeros(DType::uint8, numel), zeros(DType::uint8, numel)};
-    const Buffer scale[] = {zeros(DType::fp32, blocks), zeros(DType::fp32, blocks)};
-    show(
-        "8-bit AdamW, bf16 grad and param", 16,
-        {.master = masters,
-         .grad = grads,
-         .param = params,
-         .states = {view_of(state[0], DType::uint8, numel), view_of(state[1], DType::uint8, numel)},
-         .scales = {view_of(scale[0], DType::fp32, blocks),
-                    view_of(scale[1], DType::fp32, blocks)}});
-  }
-  const Buffer state[] = {zeros(DType::fp32, numel), zeros(DType::fp32, numel)};
-  show("AdamW, bf16 grad and param", 28,
-       {.master = masters,
-        .grad = grads,
-        .param = params,
-        .states = {view_of(state[0], DType::fp32, numel), view_of(state[1], DType::fp32, numel)}});
+  show("stochastic AdamW, all in bf16", 14, DType::bf16, params);
+  show("8-bit AdamW, bf16 grad and param", 16, DType::uint8, masters,
+       (numel + kStateBlock - 1) / kStateBlock);
+  show("AdamW, bf16 grad and param", 28, DType::fp32, masters);
+  values.release();
 }
 
 // Casts, additions and the norm, in every dtype.
 void show_elementwise(Device& device, int64_t numel, GradientLike& values, RateTable& table) {
   Stream& stream = device.inline_stream();
   const auto bytes = static_cast<double>(numel);
-  const Buffer source = values.in(DType::fp32);
-  const Buffer target = values.in(DType::fp32);
-  const TensorView from = view_of(source, DType::fp32, numel);
-  const TensorView to = view_of(target, DType::fp32, numel);
-  const Buffer words = device.allocate(ExactSum::kWords * 8, MemoryCategory::other);
-  const TensorView sum = view_of(words, DType::int64, ExactSum::kWords);
-  device.fill(stream, sum, 0.0F);
+  const TensorView from = values.in(DType::fp32);
+  const TensorView to = values.in(DType::fp32);
+  const TensorView sum = values.zeros(DType::int64, ExactSum::kWords);
   const SquaresSegment squares{.numel = numel};
   table.show("copy fp32", 8 * bytes, [&] { device.cast(stream, from, to); });
   table.show("scale fp32", 8 * bytes, [&] { device.scale(stream, to, 1.0F); });
@@ -134,8 +102,7 @@ void show_elementwise(Device& device, int64_t numel, GradientLike& values, RateT
   });
   table.show("fill fp32", 4 * bytes, [&] { device.fill(stream, to, 0.0F); });
   for (const DType dtype : {DType::bf16, DType::fp16}) {
-    const Buffer buffer = values.in(dtype);
-    const TensorView narrow = view_of(buffer, dtype, numel);
+    const TensorView narrow = values.in(dtype);
     const auto show = [&](const std::string& name, double each, const std::function<void()>& call) {
       table.show(name, each * bytes, call);
     };
@@ -147,59 +114,53 @@ void show_elementwise(Device& device, int64_t numel, GradientLike& values, RateT
       device.sum_of_squares(stream, narrow, {&squares, 1}, sum);
     });
   }
+  values.release();
 }
 
 // What a step launches besides: gradients into their bucket, decision and trust ratios.
 void show_step(Device& device, int64_t numel, GradientLike& values, RateTable& table) {
   Stream& stream = device.inline_stream();
   constexpr int64_t kTensors = 100;
-  const Buffer source = values.in(DType::bf16);
-  const Buffer target = values.in(DType::bf16);
+  const TensorView source = values.in(DType::bf16);
+  const TensorView target = values.in(DType::bf16);
   std::vector<TensorCopy> copies;
   for (int64_t i = 0; i < kTensors; ++i) {
     const int64_t begin = i * numel / kTensors;
     const int64_t count = (i + 1) * numel / kTensors - begin;
-    copies.push_back({view_of(source, DType::bf16, numel).slice(begin, count),
-                      view_of(target, DType::bf16, numel).slice(begin, count)});
+    copies.push_back({source.slice(begin, count), target.slice(begin, count)});
   }
   table.show(fmt::format("copy {} tensors bf16", kTensors), 4 * static_cast<double>(numel),
              [&] { device.copy(stream, copies); });
-  const Buffer sums =
-      device.allocate(2 * kTensors * ExactSum::kWords * sizeof(int64_t), MemoryCategory::other);
-  const TensorView words = view_of(sums, DType::int64, 2 * kTensors * ExactSum::kWords);
-  const Buffer results = device.allocate(kTensors * sizeof(float), MemoryCategory::other);
-  device.fill(stream, words, 0.0F);
+  const TensorView words = values.zeros(DType::int64, 2 * kTensors * ExactSum::kWords);
+  const TensorView results = values.zeros(DType::fp32, kTensors);
   const StepEvidence evidence{.words = words.slice(0, ExactSum::kWords),
                               .votes = words.slice(ExactSum::kWords, 2),
                               .same = words.slice(ExactSum::kWords, 2),
                               .ranks = 1};
-  table.show_ms("decide", [&] {
-    device.decide(stream, evidence, {.max_norm = 1.0}, view_of(results, DType::fp32, 2));
-  });
+  table.show_ms("decide",
+                [&] { device.decide(stream, evidence, {.max_norm = 1.0}, results.slice(0, 2)); });
   table.show_ms(fmt::format("trust ratios of {} parameters", kTensors), [&] {
-    device.trust_ratios(stream, words, {.smallest = 0.01, .largest = 10.0},
-                        view_of(results, DType::fp32, kTensors));
+    device.trust_ratios(stream, words, {.smallest = 0.01, .largest = 10.0}, results);
   });
+  values.release();
 }
 
 // What ZeRO++ sends between hosts.
 void show_quantization(Device& device, int64_t numel, GradientLike& values, RateTable& table) {
   Stream& stream = device.inline_stream();
   const int64_t count = numel / kQuantizedBlock * kQuantizedBlock;
-  const Buffer source = values.in(DType::bf16);
-  const Buffer target = values.in(DType::bf16);
-  const TensorView from = view_of(source, DType::bf16, count);
-  const TensorView to = view_of(target, DType::bf16, count);
+  const TensorView from = values.in(DType::bf16).slice(0, count);
+  const TensorView to = values.in(DType::bf16).slice(0, count);
   for (const int bits : {8, 4}) {
     const int64_t nbytes = quantized_nbytes(count, bits);
-    const Buffer packed = device.allocate(static_cast<size_t>(nbytes), MemoryCategory::other);
-    const TensorView view = view_of(packed, DType::uint8, nbytes);
+    const TensorView view = values.zeros(DType::uint8, nbytes);
     const auto moved = static_cast<double>(2 * count + nbytes);
     table.show(fmt::format("quantize bf16 to {} bits", bits), moved,
                [&] { device.quantize(stream, from, view, {.bits = bits}); });
     table.show(fmt::format("dequantize {} bits to bf16", bits), moved,
                [&] { device.dequantize(stream, view, to, {.bits = bits}); });
   }
+  values.release();
 }
 
 void run(Device& device, int64_t numel, int repeats) {

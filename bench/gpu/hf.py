@@ -29,10 +29,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from targets import Targets
-from timing import least_ms
+from harness import BUILD, Targets, keep_least, least_ms, rows_of
 
-ROOT = Path(__file__).resolve().parents[2]
 SIDES = ("torch", "fsdp2", "zerorun1", "zerorun2", "zerorun3")
 TARGETS = {"fsdp2": 1.0, "plan": 1.05}
 # Hidden size, inner size, layers, heads, vocabulary. A block of "1b" has more elements than
@@ -214,13 +212,7 @@ def measure(name: str, trace: bool, options: argparse.Namespace) -> dict[str, fl
         [str(options.build.resolve() / "python"), os.environ.get("PYTHONPATH", "")]
     )
     variables = {"PYTHONPATH": path, "VIRTUAL_ENV": sys.prefix, "ZERORUN_COMPAT": "0"}
-    job = subprocess.run(
-        list(map(str, command)), env=os.environ | variables, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    if job.returncode != 0:
-        sys.exit(f"{name} failed with exit code {job.returncode}:\n{job.stderr[-3000:]}")
-    return json.loads(next(line for line in job.stdout.splitlines() if line.startswith("{")))
+    return rows_of(name, command, variables)[0]
 
 
 def planned_bytes(stage: int, options: argparse.Namespace) -> int:
@@ -265,7 +257,7 @@ def report(best: dict[str, dict[str, float]], options: argparse.Namespace) -> bo
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build", type=Path, default=ROOT / "build" / "release")
+    parser.add_argument("--build", type=Path, default=BUILD)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--shape", choices=SHAPES, default="1b")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a trial")
@@ -281,9 +273,7 @@ def main() -> int:
     best: dict[str, dict[str, float]] = {}
     for turn in range(options.turns):
         for name in options.sides:
-            found = measure(name, turn == 0, options)
-            known = best.setdefault(name, found)
-            best[name] = {key: min(known[key], value) for key, value in found.items()}
+            keep_least(best, name, measure(name, turn == 0, options))
     return 4 if report(best, options) else 0
 
 

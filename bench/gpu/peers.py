@@ -34,8 +34,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from targets import Targets
-from timing import least_ms
+from harness import Targets, least_ms
 
 TARGETS = {"kernel": 0.9, "matmul": 0.5, "pytorch": 1.1, "exposed": 0.1}
 KERNELS = ("AdamW", "sum of squares")

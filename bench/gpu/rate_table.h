@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <string_view>
 
+#include "bench/harness.h"
 #include "zerorun/device.h"
 
 // Prints kernels with the rate at which they move memory, beside a copy's.
@@ -50,11 +50,10 @@ class RateTable {
     for (int round = 0; round < 5; ++round) {
       call();
       stream.synchronize();
-      const auto begin = std::chrono::steady_clock::now();
+      const double begin = now();
       for (int i = 0; i < repeats_; ++i) call();
       stream.synchronize();
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-      best = std::min(best, took.count() / repeats_);
+      best = std::min(best, (now() - begin) / repeats_);
     }
     return best;
   }
@@ -69,13 +68,16 @@ class RateTable {
 class GradientLike {
  public:
   GradientLike(Device& device, int64_t numel);
-  // A buffer of `numel` of them, in `dtype`.
-  Buffer in(DType dtype);
+  // `numel` of them, in `dtype`, until the next release().
+  TensorView in(DType dtype);
+  TensorView zeros(DType dtype, int64_t numel) { return memory_.make(dtype, numel, 0.0F); }
+  void release() { memory_ = Tensors(device_); }
 
  private:
   Device& device_;
   const int64_t numel_;
   Buffer values_;  // fp32
+  Tensors memory_{device_};
 };
 
 // The kernels of `train` on as many rows of GPT-2's width as `numel` elements are.

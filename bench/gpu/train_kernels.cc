@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <functional>
+#include <list>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -16,25 +17,24 @@ constexpr int64_t kWidth = 768;
 constexpr int64_t kVocabulary = 50304;
 
 // Tensors of `train`'s kernels, in bf16 or as the kernels ask for.
-class Tensors {
+class KernelTensors {
  public:
-  Tensors(Device& device, DType dtype) : device_(device), dtype_(dtype) {}
+  KernelTensors(Device& device, DType dtype) : device_(device), dtype_(dtype) {}
 
   TensorView make(int64_t numel) { return make(numel, dtype_); }
   TensorView make(int64_t numel, DType dtype) {
-    buffers_.push_back(GradientLike(device_, numel).in(dtype));
-    return view_of(buffers_.back(), dtype, numel);
+    return values_.emplace_back(device_, numel).in(dtype);
   }
 
  private:
   Device& device_;
   const DType dtype_;
-  std::vector<Buffer> buffers_;
+  std::list<GradientLike> values_;
 };
 
 void show_layer_norm(Device& device, train::Kernels& kernels, int64_t rows, RateTable& table) {
   const int64_t numel = rows * kWidth;
-  Tensors tensors(device, kernels.activation_dtype());
+  KernelTensors tensors(device, kernels.activation_dtype());
   const train::LayerNormShape shape{rows, kWidth};
   const TensorView x = tensors.make(numel);
   const TensorView y = tensors.make(numel);
@@ -53,7 +53,7 @@ void show_layer_norm(Device& device, train::Kernels& kernels, int64_t rows, Rate
 }
 
 void show_cross_entropy(Device& device, train::Kernels& kernels, int64_t rows, RateTable& table) {
-  Tensors tensors(device, kernels.activation_dtype());
+  KernelTensors tensors(device, kernels.activation_dtype());
   const int64_t stride = kernels.logits_stride(kVocabulary);
   const TensorView logits = tensors.make(rows * stride);
   std::vector<int32_t> host(static_cast<size_t>(rows));
@@ -76,7 +76,7 @@ void show_cross_entropy(Device& device, train::Kernels& kernels, int64_t rows, R
 void show_embedding(Device& device, train::Kernels& kernels, int64_t rows, RateTable& table) {
   const int64_t length = std::min<int64_t>(rows, 1024);
   rows -= rows % length;
-  Tensors tensors(device, kernels.activation_dtype());
+  KernelTensors tensors(device, kernels.activation_dtype());
   std::vector<int32_t> tokens(static_cast<size_t>(rows));
   for (size_t i = 0; i < tokens.size(); ++i) {
     tokens[i] = static_cast<int32_t>(i % 4 == 0 ? i / 4 % 16 : i * 7919 % kVocabulary);
@@ -152,7 +152,7 @@ class Linear {
   }
 
  private:
-  Tensors tensors_;
+  KernelTensors tensors_;
   const train::LinearShape shape_;
   const TensorView x_;
   const TensorView dx_;

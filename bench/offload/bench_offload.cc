@@ -9,12 +9,12 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "bench/harness.h"
 #include "bench/optimizer/copy_kernels.h"
 #include "offload/block_io.h"
 #include "offload/direct_file.h"
@@ -26,10 +26,6 @@ namespace {
 
 constexpr int64_t kWidth = 2048;
 constexpr double kGB = 1e9;
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 double peak_rss() {
   rusage usage{};
@@ -107,13 +103,7 @@ Config config_of(OffloadDevice device) {
 class Copy {
  public:
   Copy() {
-    const auto make = [&](DType dtype) {
-      const TensorView view{nullptr, kNumel, dtype};
-      buffers_.push_back(device_->allocate(view.nbytes(), MemoryCategory::other));
-      const TensorView filled = view_of(buffers_.back(), dtype, kNumel);
-      device_->fill(device_->inline_stream(), filled, 1.0F);
-      return filled;
-    };
+    const auto make = [&](DType dtype) { return memory_.make(dtype, kNumel, 1.0F); };
     tensors_.master = make(DType::fp32);
     tensors_.states = {make(DType::fp32), make(DType::fp32)};
     tensors_.grad = make(DType::bf16);
@@ -134,7 +124,7 @@ class Copy {
  private:
   static constexpr int64_t kNumel = 32 << 20;
   const std::shared_ptr<Device> device_ = make_cpu_device();
-  std::vector<Buffer> buffers_;
+  Tensors memory_{*device_};
   UpdateTensors tensors_;
   double best_ = std::numeric_limits<double>::infinity();  // s
 };
@@ -210,18 +200,15 @@ void bench_nvme(const std::string& folder, double millions) {
 }  // namespace zerorun::bench
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> arguments(argv + 1, argv + argc);
-  if (arguments.empty()) {
-    zerorun::bench::bench_host(100);
-    zerorun::bench::bench_nvme(".", 100);
-    return 0;
-  }
-  if (arguments[0] == "host") {
-    zerorun::bench::bench_host(arguments.size() > 1 ? std::stod(arguments[1]) : 100);
-    return 0;
-  }
-  if (arguments.size() > 1 && arguments[0] == "nvme") {
-    zerorun::bench::bench_nvme(arguments[1], arguments.size() > 2 ? std::stod(arguments[2]) : 333);
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  const auto number = [&](size_t at, double otherwise) {
+    return words.size() > at ? std::stod(words[at]) : otherwise;
+  };
+  if (words.empty() || words[0] == "host") zerorun::bench::bench_host(number(1, 100));
+  if (words.empty()) zerorun::bench::bench_nvme(".", 100);
+  if (words.empty() || words[0] == "host") return 0;
+  if (words.size() > 1 && words[0] == "nvme") {
+    zerorun::bench::bench_nvme(words[1], number(2, 333));
     return 0;
   }
   fmt::print(

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/harness.h"
 #include "bench/optimizer/copy_kernels.h"
 #include "core/parallel.h"
 #include "zerorun/exact_sum.h"
@@ -21,14 +22,6 @@ namespace {
 
 constexpr int64_t kNumel = 43'000'000 / 4096 * 4096;
 constexpr int kRepetitions = 10;
-
-void set_threads(int threads) {
-#ifdef _OPENMP
-  omp_set_num_threads(threads);
-#else
-  static_cast<void>(threads);
-#endif
-}
 
 struct Row {
   std::string label;
@@ -41,82 +34,38 @@ struct Row {
 // One training state per dtype; the fp32 states are shared.
 class Data {
  public:
-  Data() {
-    for (Buffer* buffer : {&master_, &exp_avg_, &exp_avg_sq_, &grad32_}) {
-      *buffer = allocate(DType::fp32);
-    }
-    for (Buffer* buffer : {&grad16_, &param16_, &exp_avg16_, &exp_avg_sq16_}) {
-      *buffer = allocate(DType::bf16);
-    }
-    for (Buffer* buffer : {&exp_avg8_, &exp_avg_sq8_}) *buffer = allocate(DType::uint8);
-    for (Buffer* buffer : {&scale_, &scale_sq_}) {
-      *buffer = device_->allocate(kNumel / kStateBlock * sizeof(float), MemoryCategory::other);
-      device_->fill(device_->inline_stream(), view_of(*buffer, DType::fp32, kNumel / kStateBlock),
-                    1e-3F);
-    }
-    const auto set = [&](const Buffer& buffer, DType dtype, float value) {
-      device_->fill(device_->inline_stream(), view_of(buffer, dtype, kNumel), value);
-    };
-    set(master_, DType::fp32, 1.0F);
-    set(exp_avg_, DType::fp32, 1e-3F);
-    set(exp_avg_sq_, DType::fp32, 1e-6F);
-    set(grad32_, DType::fp32, 1e-3F);
-    set(grad16_, DType::bf16, 1e-3F);
-    set(exp_avg16_, DType::bf16, 1e-3F);
-    set(exp_avg_sq16_, DType::bf16, 1e-6F);
-    set(exp_avg8_, DType::uint8, 127.0F);
-    set(exp_avg_sq8_, DType::uint8, 255.0F);
-    set(param16_, DType::bf16, 1.0F);
-  }
-
   std::vector<Row> rows() {
-    return {adam_row("adamw bf16 grad, bf16 param", tensors16(), 28),
-            adam_row("adamw fp32 grad, fp32 param", tensors32(), 28),
-            norm_row("norm bf16", tensors16().grad),
-            norm_row("norm fp32", tensors32().grad),
-            small_row("8-bit states", in_8_bits(tensors16())),
-            small_row("8-bit states, bf16 master", in_8_bits(with_16_bit_master())),
-            small_row("bf16 states and master", in_16_bits(with_16_bit_master())),
-            small_row("adamw, 4096 at a time", tensors16(), 4096),
-            small_row("8-bit states, 4096 at a time", in_8_bits(tensors16()), 4096),
-            small_row("bf16 states, 4096 at a time", in_16_bits(with_16_bit_master()), 4096)};
+    const UpdateTensors narrow = with_16_bit_master(tensors16_);
+    const UpdateTensors bits8 = in_8_bits(tensors16_);
+    const UpdateTensors bits16 = in_16_bits(narrow);
+    return {adam_row("adamw bf16 grad, bf16 param", tensors16_, 28),
+            adam_row("adamw fp32 grad, fp32 param", tensors32_, 28),
+            norm_row("norm bf16", tensors16_.grad),
+            norm_row("norm fp32", tensors32_.grad),
+            small_row("8-bit states", bits8),
+            small_row("8-bit states, bf16 master", in_8_bits(narrow)),
+            small_row("bf16 states and master", bits16),
+            small_row("adamw, 4096 at a time", tensors16_, 4096),
+            small_row("8-bit states, 4096 at a time", bits8, 4096),
+            small_row("bf16 states, 4096 at a time", bits16, 4096)};
   }
 
  private:
-  Buffer allocate(DType dtype) {
-    return device_->allocate(kNumel * size_of(dtype), MemoryCategory::other);
+  TensorView make(DType dtype, float value, int64_t numel = kNumel) {
+    return memory_.make(dtype, numel, value);
   }
-  UpdateTensors tensors16() const {
-    return with_grad_and_param(view_of(grad16_, DType::bf16, kNumel),
-                               view_of(param16_, DType::bf16, kNumel));
-  }
-  UpdateTensors tensors32() const {
-    return with_grad_and_param(view_of(grad32_, DType::fp32, kNumel),
-                               view_of(master_, DType::fp32, kNumel));
-  }
-  UpdateTensors with_grad_and_param(TensorView grad, TensorView param) const {
-    return {.master = view_of(master_, DType::fp32, kNumel),
-            .grad = grad,
-            .param = param,
-            .states = {view_of(exp_avg_, DType::fp32, kNumel),
-                       view_of(exp_avg_sq_, DType::fp32, kNumel)}};
-  }
-
-  UpdateTensors with_16_bit_master() const {
-    UpdateTensors tensors = tensors16();
+  static UpdateTensors with_16_bit_master(UpdateTensors tensors) {
     tensors.master = tensors.param;
     return tensors;
   }
-  UpdateTensors in_16_bits(UpdateTensors tensors) const {
-    tensors.states = {view_of(exp_avg16_, DType::bf16, kNumel),
-                      view_of(exp_avg_sq16_, DType::bf16, kNumel)};
+  UpdateTensors in_16_bits(UpdateTensors tensors) {
+    tensors.states = {make(DType::bf16, 1e-3F), make(DType::bf16, 1e-6F)};
     return tensors;
   }
-  UpdateTensors in_8_bits(UpdateTensors tensors) const {
-    tensors.states = {view_of(exp_avg8_, DType::uint8, kNumel),
-                      view_of(exp_avg_sq8_, DType::uint8, kNumel)};
-    tensors.scales = {view_of(scale_, DType::fp32, kNumel / kStateBlock),
-                      view_of(scale_sq_, DType::fp32, kNumel / kStateBlock)};
+  UpdateTensors in_8_bits(UpdateTensors tensors) {
+    tensors.states = {make(DType::uint8, 127.0F), make(DType::uint8, 255.0F)};
+    tensors.scales = {make(DType::fp32, 1e-3F, kNumel / kStateBlock),
+                      make(DType::fp32, 1e-3F, kNumel / kStateBlock)};
     return tensors;
   }
   // `segment`: elements of a parameter.
@@ -155,9 +104,16 @@ class Data {
             }}};
   }
 
-  std::shared_ptr<Device> device_ = make_cpu_device();
-  Buffer master_, exp_avg_, exp_avg_sq_, grad32_, grad16_, param16_;
-  Buffer exp_avg16_, exp_avg_sq16_, exp_avg8_, exp_avg_sq8_, scale_, scale_sq_;
+  const std::shared_ptr<Device> device_ = make_cpu_device();
+  Tensors memory_{*device_};
+  const UpdateTensors tensors16_ = {.master = make(DType::fp32, 1.0F),
+                                    .grad = make(DType::bf16, 1e-3F),
+                                    .param = make(DType::bf16, 1.0F),
+                                    .states = {make(DType::fp32, 1e-3F), make(DType::fp32, 1e-6F)}};
+  const UpdateTensors tensors32_ = {.master = tensors16_.master,
+                                    .grad = make(DType::fp32, 1e-3F),
+                                    .param = tensors16_.master,
+                                    .states = tensors16_.states};
 };
 
 // Keeps the best time of each benchmark.

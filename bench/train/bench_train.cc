@@ -14,25 +14,17 @@
 // "search for a straggler" is what that costs rank 0 in each step of so many ranks, with data and
 // computation entered once each; "a wait" is what counting one adds. Clock reads are
 // those of a step.
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "bench/harness.h"
 #include "config/command_line.h"
 #include "core/wait_clock.h"
-#include "os/socket.h"
 #include "testing/local_parameters.h"
 #include "train/model/kernels.h"
 #include "train/model/model.h"
@@ -198,16 +190,12 @@ class Step final : public Work {
 
 // Milliseconds of one round on the slowest rank.
 double time_round(Work& work, const Batch& batch, Communicator& comm, Device& device) {
-  using Clock = std::chrono::steady_clock;
   Stream& stream = device.inline_stream();
   comm.barrier(stream, "start").synchronize();
-  const Clock::time_point begin = Clock::now();
+  const double begin = bench::now();
   work.run(batch);
   stream.synchronize();
-  float taken = std::chrono::duration<float, std::milli>(Clock::now() - begin).count();
-  const TensorView slowest = view_of(std::span(&taken, 1));
-  comm.all_reduce(slowest, slowest, ReduceOp::max, Output::overwrite, stream, "time").synchronize();
-  return taken;
+  return 1e3 * bench::over_ranks(comm, stream, bench::now() - begin);
 }
 
 // Operations of a token's products: forward, and twice that backward.
@@ -242,47 +230,23 @@ void run_rounds(const Options& options, Communicator& comm, const std::shared_pt
   const auto all_tokens = static_cast<double>(std::ssize(tokens) * comm.world_size());
   const double operations = operations_of(options) * static_cast<double>(std::ssize(tokens));
   for (size_t i = 0; i < works.size(); ++i) {
-    std::sort(times[i].begin(), times[i].end());
+    const double least = *std::min_element(times[i].begin(), times[i].end());
     std::printf(
         "{\"name\": \"%s\", \"ranks\": %d, \"dtype\": \"%s\", \"ms_min\": %.2f, \"ms_median\": "
         "%.2f, \"tokens_per_s\": %.1f, \"tflops\": %.3f, \"ratio\": %.3f}\n",
-        works[i]->name().c_str(), comm.world_size(), options.dtype.c_str(), times[i].front(),
-        times[i][times[i].size() / 2], all_tokens / times[i].front() * 1e3,
-        operations / times[i].front() * 1e-9, times[i].front() / times[0].front());
+        works[i]->name().c_str(), comm.world_size(), options.dtype.c_str(), least,
+        bench::median(times[i]), all_tokens / least * 1e3, operations / least * 1e-9,
+        least / *std::min_element(times[0].begin(), times[0].end()));
   }
 }
 
-int run_rank(int rank, uint16_t port, const Options& options) {
-  try {
-#ifdef _OPENMP
-    omp_set_num_threads(options.threads);
-#endif
-    RankInfo info;
-    info.rank = info.local_rank = rank;
-    info.world_size = info.local_world_size = options.ranks;
-    info.master_port = port;
-    const auto device = options.accelerator == Accelerator::cuda ? make_cuda_device({.index = rank})
-                                                                 : make_device(options.accelerator);
-    const auto timeout = std::chrono::minutes(2);
-    run_rounds(options, *connect(info, timeout, device->is_host() ? nullptr : device), device);
-    std::fflush(stdout);
-    return EXIT_SUCCESS;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-    return EXIT_FAILURE;
-  }
-}
-
-int run_all(const Options& options) {
-  print_search_costs();
-  const uint16_t port = reserve_port("127.0.0.1", 0).port;
-  for (int rank = 0; rank < options.ranks; ++rank) {
-    if (fork() == 0) std::_Exit(run_rank(rank, port, options));
-  }
-  bool good = true;
-  int status = 0;
-  while (wait(&status) > 0) good &= status == 0;
-  return good ? EXIT_SUCCESS : EXIT_FAILURE;
+void run_rank(const RankInfo& info, const Options& options) {
+  bench::set_threads(options.threads);
+  const auto device = options.accelerator == Accelerator::cuda
+                          ? make_cuda_device({.index = info.rank})
+                          : make_device(options.accelerator);
+  const auto timeout = std::chrono::minutes(2);
+  run_rounds(options, *connect(info, timeout, device->is_host() ? nullptr : device), device);
 }
 
 }  // namespace
@@ -309,5 +273,8 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 1000000));
   app.add_option("--threads", options.threads, "of each rank")->check(CLI::Range(1, 1024));
   CLI11_PARSE(app, argc, argv);
-  return zerorun::train::run_all(options);
+  zerorun::train::print_search_costs();
+  return zerorun::bench::run_ranks(options.ranks, [&](const zerorun::RankInfo& info) {
+    zerorun::train::run_rank(info, options);
+  });
 }

@@ -10,70 +10,30 @@ model there. The second part compares two ranks' ZeRO steps with their forward a
 """
 
 import argparse
-import json
-import subprocess
 import sys
-import time
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from harness import SHAPES, least_ms, make_gpt2, rows_of, torch_step
 
 BATCH, SEQ_LEN = 8, 128
-SHAPES = {"nano": (4, 128, 4), "mini": (6, 384, 6), "gpt2": (12, 768, 12)}
 TARGET_RATE = 0.9
 TARGET_STEP = {2: 1.3, 3: 1.4}
 
 
-def make_torch_step(model: str, dtype: str):
-    """A function that takes one step."""
-    layers, width, heads = SHAPES[model]
-    config = GPT2Config(
-        vocab_size=256,
-        n_layer=layers,
-        n_embd=width,
-        n_head=heads,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        use_cache=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    network = GPT2LMHeadModel(config).to(torch.bfloat16 if dtype == "bf16" else torch.float32)
-    network.train()
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, weight_decay=0.1)
-    tokens = torch.arange(BATCH * SEQ_LEN).reshape(BATCH, SEQ_LEN) * 37 % 256
-
-    def step() -> None:
-        network(tokens, labels=tokens).loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def least_seconds(step, repeats: int) -> float:
-    taken = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        step()
-        taken.append(time.perf_counter() - begin)
-    return min(taken)
-
-
 def bench(program: str, *arguments: object) -> dict[str, dict]:
     """The program's rows by their names."""
-    command = [program, *map(str, arguments)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return {row["name"]: row for row in map(json.loads, output.splitlines())}
+    return {row["name"]: row for row in rows_of("bench_train", [program, *arguments], {})}
 
 
 def compare_rate(program: str, model: str, dtype: str, turns: int, repeats: int) -> bool:
-    step = make_torch_step(model, dtype)
+    network = make_gpt2(model, dtype).train()
+    inputs = torch.arange(BATCH * SEQ_LEN).reshape(BATCH, SEQ_LEN) * 37 % 256
+    step = torch_step(network, lambda: network(inputs, labels=inputs).loss, 0.1)
     theirs = ours = float("inf")
     for _ in range(turns):
-        theirs = min(theirs, least_seconds(step, repeats))
+        theirs = min(theirs, least_ms(step, 0, repeats) / 1e3)
         rows = bench(
             program,
             *("--ranks", 1, "--stages", 0, "--rounds", repeats, "--model", model),

@@ -2,21 +2,13 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/shard_file.h"
 #include "checkpoint/loading/checkpoint_reader.h"
-#include "tests/checkpoint/fake_engine.h"
-#include "tests/checkpoint/temporary_directory.h"
+#include "tests/checkpoint/sharded.h"
 #include "tests/common.h"
-#include "tests/harness.h"
-#include "zerorun/checkpoint.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::FakeEngine;
-using testing::read_file;
-using testing::TemporaryDirectory;
-using testing::write_file;
 
 // A checkpoint of two ranks, small enough to damage every byte of it.
 class Damage : public ::testing::Test {
@@ -27,12 +19,8 @@ class Damage : public ::testing::Test {
                     {"tied", {3, 5}, "m", 0, true, "weight"}};
     model_.states = {{"exp_avg"}};
     model_.groups.resize(1);
-    const testing::Cuts cuts = {{{0, 0, 6}, {1, 0, 3}}, {{0, 6, 9}}};
-    testing::run_ranks(2, [&](Communicator& comm) {
-      FakeEngine engine(model_, cuts, comm, 1);
-      save_checkpoint(engine, comm, {directory_.string(), "t", ""});
-    });
-    for (const std::string& name : testing::names_in(folder())) {
+    Sharded{model_, {{{0, 0, 6}, {1, 0, 3}}, {{0, 6, 9}}}}.save({directory_.string(), "t", ""});
+    for (const std::string& name : names_in(folder())) {
       (name == "checkpoint.json" ? manifest_ : shards_.emplace_back()) = folder() / name;
     }
   }
@@ -92,7 +80,7 @@ class Damage : public ::testing::Test {
     });
   }
 
-  testing::FakeModel model_;
+  FakeModel model_;
   TemporaryDirectory directory_;
   fs::path manifest_;
   std::vector<fs::path> shards_;
@@ -171,7 +159,7 @@ TEST_F(Damage, WhatDoesNotFitIsNamed) {
        "hold 3 elements of frozen (param); expected 4"},
       {change([](auto& frozen) { frozen.dtype = DType::fp16; }),
        "frozen (param) in bf16: expected fp16"}};
-  const testing::TemporaryDirectory good;
+  const TemporaryDirectory good;
   fs::copy(folder(), good.path() / "t");
   for (const auto& [damage, error] : cases) {
     damage();
@@ -219,14 +207,10 @@ TEST_F(Damage, ForgedManifestsAreRefused) {
 
 TEST_F(Damage, AChangedByteOfABufferIsFound) {
   const std::array<std::byte, 8> mean{};
-  testing::run_ranks(1, [&](Communicator& comm) {
-    FakeEngine engine = make_engine(1);
-    save_checkpoint(
-        engine, comm,
-        {.directory = directory_.string(), .tag = "b", .buffers = {{"mean", "F32", {2}, mean}}});
-  });
+  testing::on_one_rank(model_).save(
+      {.directory = directory_.string(), .tag = "b", .buffers = {{"mean", "F32", {2}, mean}}});
   ASSERT_THAT(SavedModel(directory_.string(), "b").buffers(), SizeIs(1));
-  for (const std::string& name : testing::names_in(directory_.path() / "b")) {
+  for (const std::string& name : names_in(directory_.path() / "b")) {
     if (!name.starts_with("buffers-")) continue;
     std::string bytes = read_file(directory_.path() / "b" / name);
     bytes.back() ^= 1;
@@ -237,11 +221,9 @@ TEST_F(Damage, AChangedByteOfABufferIsFound) {
 }
 
 TEST_F(Damage, VerifyReportsEveryCheckpoint) {
-  testing::run_ranks(1, [&](Communicator& comm) {
-    FakeEngine engine = make_engine(1);
-    engine.set_progress({.step_count = 9});
-    save_checkpoint(engine, comm, {directory_.string(), "good", ""});
-  });
+  FakeEngine engine = make_engine(1);
+  engine.set_progress({.step_count = 9});
+  save_checkpoint(engine, *comm_, {directory_.string(), "good", ""});
   std::vector<std::string> lines;
   const auto report = [&](const std::string& line) { lines.push_back(line); };
   verify_checkpoint(directory_.string(), report);

@@ -203,3 +203,11 @@ class FakeEngine : public EngineStates {
 };
 
 }  // namespace zerorun::testing
+
+namespace zerorun {
+
+using testing::FakeEngine;
+using testing::FakeModel;
+using testing::random_cuts;
+
+}  // namespace zerorun

@@ -93,7 +93,7 @@ TEST(Matrix, AnyJobContinuesWhatAnyOtherSaved) {
   }
   int pairs = 0;
   for (size_t i = 0; i < settings.size(); ++i) {
-    const testing::TemporaryDirectory directory;
+    const TemporaryDirectory directory;
     with_engine(settings[i].ranks, settings[i].config(), [&](Engine& engine, Communicator& comm) {
       train(engine, comm, kSavedAfter);
       save_checkpoint(engine.states(), comm, {.directory = directory.string()});

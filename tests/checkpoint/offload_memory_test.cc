@@ -56,7 +56,7 @@ std::unique_ptr<Engine> make_engine(Device& device, Communicator& comm, float va
 // Mappings of files without a name in the folder of the states.
 bool maps_states() {
   const std::string folder = fs::canonical(test_paths::build()).string();
-  return testing::read_file("/proc/self/maps").find(folder + "/#") != std::string::npos;
+  return read_file("/proc/self/maps").find(folder + "/#") != std::string::npos;
 }
 
 TEST(OffloadMemory, SavingAndLoadingStaysWithinTheStagingBuffers) {

@@ -6,7 +6,6 @@ namespace {
 
 using testing::flip_last_bit;
 using testing::run_ranks;
-using testing::TemporaryDirectory;
 using testing::ToyModel;
 
 struct Rule {

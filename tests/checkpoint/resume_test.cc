@@ -3,8 +3,6 @@
 namespace zerorun {
 namespace {
 
-using testing::TemporaryDirectory;
-
 constexpr int kStepsBefore = 3;
 constexpr int kStepsAfter = 2;
 

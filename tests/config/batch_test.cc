@@ -4,8 +4,8 @@
 namespace zerorun {
 namespace {
 
-std::string error_of(const BatchConfig& given, int world_size) {
-  return testing::error_of<ConfigError>([&] { resolve_batch(given, world_size); });
+std::string batch_error(const BatchConfig& given, int world_size) {
+  return error_of<ConfigError>([&] { resolve_batch(given, world_size); });
 }
 
 // The rules as a search: of all triples whose product fits and that agree with what is given, the
@@ -35,7 +35,7 @@ TEST(ResolveBatch, AgreesWithASearchOverSmallNumbers) {
         for (int64_t steps = 0; steps <= 7; ++steps) {
           const BatchConfig given{total, micro, steps};
           const std::optional<BatchConfig> expected = search(given, world_size, kLimit);
-          const std::string error = error_of(given, world_size);
+          const std::string error = batch_error(given, world_size);
           ASSERT_EQ(error.empty(), expected.has_value())
               << total << ' ' << micro << ' ' << steps << ' ' << world_size << ": " << error;
           if (!expected) continue;
@@ -71,13 +71,13 @@ BatchConfig take_up(const BatchConfig& given, std::string_view half) {
 }
 
 int check_offers(const BatchConfig& given, int world_size) {
-  const std::string error = error_of(given, world_size);
+  const std::string error = batch_error(given, world_size);
   if (error.empty()) return 0;
   const std::string offer = error.substr(error.find("nearest valid: "));
   const size_t middle = offer.find(" or ");
   EXPECT_NE(middle, std::string::npos) << error;
   for (const std::string& half : {offer.substr(0, middle), offer.substr(middle)}) {
-    EXPECT_EQ(error_of(take_up(given, half), world_size), "") << error;
+    EXPECT_EQ(batch_error(take_up(given, half), world_size), "") << error;
   }
   return 1;
 }
@@ -97,36 +97,37 @@ TEST(ResolveBatch, OffersSettingsThatAreValid) {
 }
 
 TEST(ResolveBatch, PrintsEachTermItsSourceAndTheNearestSettings) {
-  EXPECT_EQ(error_of({10, 3, 0}, 2),
+  EXPECT_EQ(batch_error({10, 3, 0}, 2),
             "contradictory batch sizes: train_batch_size 10 (given) is not "
             "train_micro_batch_size_per_gpu 3 (given) x gradient_accumulation_steps 1 (inferred) x "
             "2 ranks = 6; nearest valid: train_batch_size 12 (accumulation 2) or 6 (accumulation "
             "1)");
-  EXPECT_EQ(error_of({10, 0, 4}, 1),
+  EXPECT_EQ(batch_error({10, 0, 4}, 1),
             "contradictory batch sizes: train_batch_size 10 (given) is not "
             "train_micro_batch_size_per_gpu 2 (inferred) x gradient_accumulation_steps 4 (given) x "
             "1 rank = 8; nearest valid: train_batch_size 8 (micro-batch 2) or 12 (micro-batch 3)");
-  EXPECT_THAT(error_of({3, 4, 0}, 2), HasSubstr("train_batch_size 8 (accumulation 1) or 16"));
-  EXPECT_THAT(error_of({16, 2, 2}, 2), HasSubstr("nearest valid: train_batch_size 8, or "
-                                                 "gradient_accumulation_steps 4"));
-  EXPECT_THAT(error_of({12, 4, 3}, 2), HasSubstr("nearest valid: train_batch_size 24, or "
-                                                 "train_micro_batch_size_per_gpu 2"));
-  EXPECT_THAT(error_of({7, 4, 3}, 2), HasSubstr("train_batch_size 24, or train_batch_size 8 with "
-                                                "gradient_accumulation_steps 1"));
+  EXPECT_THAT(batch_error({3, 4, 0}, 2), HasSubstr("train_batch_size 8 (accumulation 1) or 16"));
+  EXPECT_THAT(batch_error({16, 2, 2}, 2), HasSubstr("nearest valid: train_batch_size 8, or "
+                                                    "gradient_accumulation_steps 4"));
+  EXPECT_THAT(batch_error({12, 4, 3}, 2), HasSubstr("nearest valid: train_batch_size 24, or "
+                                                    "train_micro_batch_size_per_gpu 2"));
+  EXPECT_THAT(batch_error({7, 4, 3}, 2),
+              HasSubstr("train_batch_size 24, or train_batch_size 8 with "
+                        "gradient_accumulation_steps 1"));
 }
 
 TEST(ResolveBatch, NeedsATotalOrAMicroBatch) {
-  EXPECT_THAT(error_of({}, 2), HasSubstr("neither train_batch_size nor "
-                                         "train_micro_batch_size_per_gpu is given; set one"));
-  EXPECT_THAT(error_of({0, 0, 4}, 2),
+  EXPECT_THAT(batch_error({}, 2), HasSubstr("neither train_batch_size nor "
+                                            "train_micro_batch_size_per_gpu is given; set one"));
+  EXPECT_THAT(batch_error({0, 0, 4}, 2),
               HasSubstr("is given, only gradient_accumulation_steps 4; set one of them"));
 }
 
 TEST(ResolveBatch, RejectsWhatIsNoCount) {
-  EXPECT_THAT(error_of({-8, 0, 0}, 2), HasSubstr("train_batch_size is -8, expected at least 1"));
-  EXPECT_THAT(error_of({0, -1, 0}, 2), HasSubstr("train_micro_batch_size_per_gpu is -1"));
-  EXPECT_THAT(error_of({8, 0, -2}, 2), HasSubstr("gradient_accumulation_steps is -2"));
-  EXPECT_THAT(error_of({8, 0, 0}, 0), HasSubstr("world size 0"));
+  EXPECT_THAT(batch_error({-8, 0, 0}, 2), HasSubstr("train_batch_size is -8, expected at least 1"));
+  EXPECT_THAT(batch_error({0, -1, 0}, 2), HasSubstr("train_micro_batch_size_per_gpu is -1"));
+  EXPECT_THAT(batch_error({8, 0, -2}, 2), HasSubstr("gradient_accumulation_steps is -2"));
+  EXPECT_THAT(batch_error({8, 0, 0}, 0), HasSubstr("world size 0"));
 }
 
 TEST(ResolveBatch, ContradictionsInAFileNameFileKeyAndPosition) {
@@ -149,7 +150,7 @@ TEST(ResolveBatch, SurvivesTheLargestNumbers) {
     for (const int64_t micro : {int64_t{0}, int64_t{1}, kMax / 2, kMax}) {
       for (const int64_t steps : {int64_t{0}, int64_t{1}, kMax}) {
         for (const int world_size : {1, 3, kRanks}) {
-          const std::string error = error_of({total, micro, steps}, world_size);
+          const std::string error = batch_error({total, micro, steps}, world_size);
           if (error.empty()) {
             const BatchConfig batch = resolve_batch({total, micro, steps}, world_size);
             EXPECT_EQ(batch.train_batch_size / batch.micro_batch_size / batch.accumulation_steps,
@@ -159,7 +160,7 @@ TEST(ResolveBatch, SurvivesTheLargestNumbers) {
       }
     }
   }
-  EXPECT_THAT(error_of({0, kMax, 2}, 1), HasSubstr("more than 2^63"));
+  EXPECT_THAT(batch_error({0, kMax, 2}, 1), HasSubstr("more than 2^63"));
 }
 
 }  // namespace

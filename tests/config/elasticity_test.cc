@@ -10,9 +10,6 @@
 namespace zerorun {
 namespace {
 
-using testing::error_of;
-using testing::expect_problem;
-
 std::string elastic(const std::string& keys, const std::string& beside = "") {
   return fmt::format(R"({{{}"elasticity": {{"enabled": true, "max_train_batch_size": 100,)"
                      R"( "micro_batch_sizes": [4, 6], {}}}}})",
@@ -66,10 +63,9 @@ TEST(Elasticity, SaysWhatIsWrongAndWhere) {
   says(R"("min_gpus": 9, "max_gpus": 8)", "9 is more than max_gpus, 8");
   says(R"("version": 0.1, "model_parallel_size": 2)", "2 needs version 0.2");
   says(R"("num_gpus_per_node": 3, "model_parallel_size": 2)", "not a multiple");
-  EXPECT_THAT(
-      testing::problems_of(R"({"elasticity": {"enabled": true, "micro_batch_sizes": [3000]}})"),
-      AllOf(HasSubstr("max_train_batch_size (1:28): missing"),
-            HasSubstr("3000 is more than max_train_batch_size, 2000")));
+  EXPECT_THAT(problems_of(R"({"elasticity": {"enabled": true, "micro_batch_sizes": [3000]}})"),
+              AllOf(HasSubstr("max_train_batch_size (1:28): missing"),
+                    HasSubstr("3000 is more than max_train_batch_size, 2000")));
   const ParsedConfig parsed = parse_config(elastic(R"("version": 0.1)"), "e.json");
   ParsedConfig resolved = parsed;
   EXPECT_THAT(
@@ -79,7 +75,7 @@ TEST(Elasticity, SaysWhatIsWrongAndWhere) {
 }
 
 TEST(Elasticity, IsReported) {
-  const testing::Scratch scratch;
+  const Scratch scratch;
   const std::string path = scratch.write("e.json", elastic(R"("version": 0.1)"));
   EXPECT_THAT(check_report(path),
               HasSubstr("elastic batch: 96 samples on 1, 2, 3, 4, 6, 8, 12, 16, 24 ranks\n"));

@@ -5,21 +5,17 @@
 
 namespace zerorun {
 namespace {
-using testing::expect_problem;
-using testing::nested;
-using testing::problems_of;
 
 TEST(ParseConfig, PutsEveryWorkingKeyIntoItsMember) {
   const Config defaults;
   std::set<std::string_view> seen;
   for (const testing::Effect& effect : testing::kEffects) {
     EXPECT_FALSE(effect.is_seen(defaults)) << effect.pointer << " could not be told apart";
-    EXPECT_TRUE(
-        effect.is_seen(parse_config(testing::document(effect.pointer, effect.value)).config))
+    EXPECT_TRUE(effect.is_seen(parse_config(document(effect.pointer, effect.value)).config))
         << effect.pointer;
     seen.insert(effect.pointer);
   }
-  for (const KeySpec* spec : testing::leaf_keys()) {
+  for (const KeySpec* spec : leaf_keys()) {
     EXPECT_EQ(seen.contains(spec->pointer), spec->binding.set != nullptr) << spec->pointer;
   }
 }
@@ -214,7 +210,7 @@ TEST(ConfigReader, WhatIsForPyTorchModelsIsAnErrorForProgramsInCpp) {
     expect_problem(text, fmt::format("{} (", pointer));
     expect_problem(text, "for PyTorch models (zerorun.initialize) only");
     const ParsedConfig parsed = parse_config_for(ConfigReader::pytorch, text, "test.json");
-    EXPECT_EQ(testing::find_value(parsed, pointer)->value, value);
+    EXPECT_EQ(find_value(parsed, pointer)->value, value);
   }
   EXPECT_EQ(problems_of(R"({"torch_autocast": {"enabled": false, "dtype": "float16"}})"), "");
   EXPECT_EQ(problems_of(R"({"seq_parallel_communication_data_type": "bf16"})"), "");

@@ -8,9 +8,6 @@
 namespace zerorun {
 namespace {
 
-using testing::expect_problem;
-using testing::problems_of;
-
 // The documentation of Hugging Face's Trainer has this file.
 constexpr const char* kAuto = R"({
   "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": "auto"}},
@@ -37,7 +34,7 @@ TEST(ResolveAuto, FollowsTheModelTheRunAndTheWorldSize) {
   EXPECT_THAT(config.scheduler.warmup_min_lr, ElementsAre(0.0));
   EXPECT_THAT(config.scheduler.warmup_max_lr, ElementsAre(3e-4));
   EXPECT_EQ(config.batch.train_batch_size, 24);
-  const ConfigValue* bucket = testing::find_value(parsed, "/zero_optimization/reduce_bucket_size");
+  const ConfigValue* bucket = find_value(parsed, "/zero_optimization/reduce_bucket_size");
   EXPECT_EQ(bucket->value, "1000000");
   EXPECT_TRUE(bucket->is_auto);
 }
@@ -57,7 +54,7 @@ TEST(ResolveAuto, KeepsDefaultsWithoutAModelAndWhatIsGiven) {
 
 std::string resolving(const char* text, const RunFacts& facts) {
   ParsedConfig parsed = parse_config(text, "test.json");
-  return testing::error_of<ConfigError>([&] { resolve_auto(parsed, facts); });
+  return error_of<ConfigError>([&] { resolve_auto(parsed, facts); });
 }
 
 TEST(ResolveAuto, NamesEveryKeyThatCannotBeResolved) {
@@ -85,7 +82,7 @@ TEST(ResolveAuto, TheStepsOfTheTrainProgramCount) {
 }
 
 TEST(ResolveAuto, CheckSaysWhatIsLeftToTheProgram) {
-  const testing::Scratch scratch;
+  const Scratch scratch;
   const std::string report = check_report(scratch.write("config.json", kAuto));
   EXPECT_THAT(report, HasSubstr("the program has to give it: /scheduler/params/warmup_num_steps, "
                                 "/scheduler/params/total_num_steps\n"));
@@ -127,8 +124,8 @@ TEST(TypeDefaults, FollowTheOptimizer) {
   const auto parsed = parse_config(R"({"scheduler": {"type": "WarmupDecayLR",
       "params": {"total_num_steps": 2000}}})");
   EXPECT_THAT(parsed.config.scheduler.warmup_max_lr, ElementsAre(1e-3));
-  EXPECT_TRUE(testing::find_value(parsed, "/scheduler/params/warmup_max_lr")->is_default);
-  EXPECT_EQ(testing::find_value(parsed, "/scheduler/params/cycle_min_lr"), nullptr);
+  EXPECT_TRUE(find_value(parsed, "/scheduler/params/warmup_max_lr")->is_default);
+  EXPECT_EQ(find_value(parsed, "/scheduler/params/cycle_min_lr"), nullptr);
 }
 
 TEST(MasterAndStates, ConcernTheirBlocksDtypeOnly) {
@@ -204,7 +201,7 @@ TEST(LoadConfig, ReadsBase64WhereThereIsNoSuchFile) {
   EXPECT_EQ(parsed.config.zero.stage, 2);
   EXPECT_EQ(parsed.config.source, "<base64>");
   for (const std::string& text : {std::string("no_such_file"), std::string(100'000, 'A')}) {
-    const std::string error = testing::error_of<ConfigError>([&] { load_config(text); });
+    const std::string error = error_of<ConfigError>([&] { load_config(text); });
     EXPECT_THAT(error, HasSubstr("expected a JSON file, or the base64 text of one"));
     EXPECT_LT(error.size(), 500U);
   }

@@ -111,3 +111,15 @@ inline std::vector<const KeySpec*> leaf_keys() {
 }
 
 }  // namespace zerorun::testing
+
+namespace zerorun {
+
+using testing::document;
+using testing::expect_problem;
+using testing::find_value;
+using testing::leaf_keys;
+using testing::nested;
+using testing::other_value;
+using testing::problems_of;
+
+}  // namespace zerorun

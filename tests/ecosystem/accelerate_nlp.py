@@ -11,9 +11,8 @@ import torch
 from accelerate import Accelerator, DeepSpeedPlugin, PartialState
 from accelerate.utils import DummyOptim, DummyScheduler, set_seed
 from program import mean, start, trainer_config, write
-from tiny import shared_folder
+from tiny import bert, shared_folder
 from torch.utils.data import DataLoader
-from transformers import BertConfig, BertForSequenceClassification
 
 STEPS = 8
 
@@ -55,12 +54,7 @@ def main() -> None:
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=configuration(given.stage)),
     )
     set_seed(0)
-    model = BertForSequenceClassification(
-        BertConfig(
-            vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-            intermediate_size=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        )
-    )  # fmt: skip
+    model = bert()
     optimizer = DummyOptim(model.parameters(), lr=2e-3, weight_decay=0.01)
     schedule = DummyScheduler(optimizer, total_num_steps=STEPS, warmup_num_steps=2)
     loader = DataLoader(sentences(8 * STEPS), batch_size=2, shuffle=True)

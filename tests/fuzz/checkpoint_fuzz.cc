@@ -1,10 +1,5 @@
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "checkpoint/files/file.h"
 #include "checkpoint/files/layout.h"
@@ -16,9 +11,8 @@
 #include "tests/fuzz/driver.h"
 #include "zerorun/error.h"
 
+namespace zerorun::testing {
 namespace {
-
-using namespace zerorun;  // NOLINT(google-build-using-namespace)
 
 // An input is the JSON of a manifest, this, and the JSON of a file's table. Lengths and hashes are
 // put right before they are parsed: damage would seldom get past them.
@@ -28,13 +22,6 @@ constexpr uint64_t kMaxFileNbytes = 1 << 16;
 std::string with_hash(std::string body) {
   while (!body.empty() && (body.back() == '}' || body.back() == '\n')) body.pop_back();
   return body + ",\n  \"xxh3\": \"" + to_hex(hash_of(std::string_view(body))) + "\"\n}\n";
-}
-
-// The JSON as the header of a file.
-std::string with_length(std::string_view json) {
-  const uint64_t length = json.size();
-  std::string header(reinterpret_cast<const char*>(&length), sizeof length);
-  return header.append(json);
 }
 
 // The length of the data by the table, whatever it is.
@@ -66,15 +53,6 @@ std::string with_file(std::string_view manifest, const std::string& name, const 
   return with_hash(json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
 }
 
-template <typename Parse>
-void expect_parsed_or_checkpoint_error(const Parse& parse) {
-  try {
-    parse();
-  } catch (const CheckpointError&) {
-    return;
-  }
-}
-
 void check_every_element_is_found(const CheckpointReader& checkpoint) {
   const auto& parameters = checkpoint.manifest().parameters;
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -98,39 +76,36 @@ void check_every_element_is_found(const CheckpointReader& checkpoint) {
 }  // namespace
 
 // Any bytes either are a checkpoint that holds every element once, or give a CheckpointError.
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const zerorun::testing::TemporaryDirectory directory;
-  const std::string_view input(reinterpret_cast<const char*>(data), size);
+void fuzz(std::string_view input) {
+  static const TemporaryDirectory directory;
   const std::string_view manifest = input.substr(0, input.find(kSeparator));
   const std::string_view table =
       manifest.size() == input.size() ? input : input.substr(manifest.size() + kSeparator.size());
 
-  expect_parsed_or_checkpoint_error([&] { decode_manifest(input, "raw"); });
-  expect_parsed_or_checkpoint_error([&] { decode_manifest(with_hash(std::string(input)), "m"); });
-  expect_parsed_or_checkpoint_error([&] {
+  may_throw<CheckpointError>([&] { decode_manifest(input, "raw"); });
+  may_throw<CheckpointError>([&] { decode_manifest(with_hash(std::string(input)), "m"); });
+  may_throw<CheckpointError>([&] {
     const Manifest decoded = decode_manifest(with_hash(std::string(manifest)), "m");
     ZR_CHECK(encode_manifest(decode_manifest(encode_manifest(decoded), "again")) ==
                  encode_manifest(decoded),
              "round trip");
   });
-  expect_parsed_or_checkpoint_error([&] { decode_hashed_header(input, size, "raw"); });
+  may_throw<CheckpointError>([&] { decode_hashed_header(input, input.size(), "raw"); });
 
   const std::string header = with_length(table);
   const uint64_t nbytes = header.size() + data_nbytes(table);
-  expect_parsed_or_checkpoint_error([&] { decode_hashed_header(header, nbytes, "h"); });
-  if (nbytes < header.size() || nbytes > kMaxFileNbytes) return 0;
+  may_throw<CheckpointError>([&] { decode_hashed_header(header, nbytes, "h"); });
+  if (nbytes < header.size() || nbytes > kMaxFileNbytes) return;
   std::string file = header;
   file.resize(nbytes, '\0');
   const std::string name = shard_name(0, 1);
-  zerorun::testing::write_file(directory.path() / name, file);
-  zerorun::testing::write_file(directory.path() / kManifestName,
-                               with_file(manifest, name, header, nbytes));
-  expect_parsed_or_checkpoint_error(
+  write_file(directory.path() / name, file);
+  write_file(directory.path() / kManifestName, with_file(manifest, name, header, nbytes));
+  may_throw<CheckpointError>(
       [&] { check_every_element_is_found(CheckpointReader(directory.path())); });
-  return 0;
 }
 
-std::vector<std::string> zerorun::testing::fuzz_seeds() {
+std::vector<std::string> fuzz_seeds() {
   Manifest manifest;
   manifest.progress = {7, 2, LossScalerState{}};
   manifest.states = {{"master"}, {"exp_avg"}, {"scale", DType::fp32, 4}};
@@ -154,3 +129,5 @@ std::vector<std::string> zerorun::testing::fuzz_seeds() {
   return {text + "\n}" + std::string(kSeparator) + header.substr(8, header.find("  ") - 8),
           encode_manifest(manifest), header};
 }
+
+}  // namespace zerorun::testing

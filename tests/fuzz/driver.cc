@@ -1,18 +1,14 @@
 #include "tests/fuzz/driver.h"
 
 #include <chrono>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <string_view>
 
 #include "tests/fuzz/mutate.h"
 
 // main() of a fuzz target without libFuzzer: runs COUNT mutations of its seeds, or as many as fit
 // into a time, from SEED on. Then prints how many there were.
 //   fuzz_config [COUNT|SECONDSs [SEED]]
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 int main(int argc, char** argv) {
   using Clock = std::chrono::steady_clock;
@@ -25,8 +21,7 @@ int main(int argc, char** argv) {
   zerorun::testing::Mutator mutator(seed);
   long count = 0;
   for (; is_time ? Clock::now() < end : count < number; ++count) {
-    const std::string text = mutator.mutate(seeds);
-    LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(text.data()), text.size());
+    zerorun::testing::fuzz(mutator.mutate(seeds));
   }
   std::printf("%ld inputs\n", count);
   return 0;

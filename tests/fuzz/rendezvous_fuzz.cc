@@ -4,11 +4,7 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstddef>
-#include <cstdint>
 #include <memory>
-#include <string>
-#include <string_view>
 
 #include "comm/rendezvous/store_server.h"
 #include "core/check.h"
@@ -17,9 +13,9 @@
 #include "tests/fuzz/driver.h"
 #include "zerorun/error.h"
 
+namespace zerorun::testing {
 namespace {
 
-using namespace zerorun;                  // NOLINT(google-build-using-namespace)
 using namespace zerorun::store_protocol;  // NOLINT(google-build-using-namespace)
 
 constexpr std::string_view kSecret = "the job's secret";
@@ -89,7 +85,7 @@ void send_to_store(const std::string& bytes) {
 
 // Any bytes are a message that encodes to themselves, or give a CommError.
 void decode_launchers_message(const std::string& bytes) {
-  try {
+  may_throw<CommError>([&] {
     const ControlMessage message = ControlMessage::decode(bytes);
     ZR_CHECK(message.encode() == bytes, "a message of {} bytes has changed", bytes.size());
     const Cluster cluster = decode_cluster(message);
@@ -97,9 +93,7 @@ void decode_launchers_message(const std::string& bytes) {
       ZR_CHECK(host.slots.size() <= kMaxRanksPerHost, "got {} slots", host.slots.size());
     }
     decode_meeting(message);
-  } catch (const CommError&) {
-    return;
-  }
+  });
 }
 
 std::string begin_message() {
@@ -116,15 +110,16 @@ std::string begin_message() {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const std::string bytes(reinterpret_cast<const char*>(data), size);
+void fuzz(std::string_view input) {
+  const std::string bytes(input);
   decode_launchers_message(bytes);
   send_to_store(bytes);
-  return 0;
 }
 
-std::vector<std::string> zerorun::testing::fuzz_seeds() {
+std::vector<std::string> fuzz_seeds() {
   return {begin_message(), hello() + set("a", "1") + get("a") + find("b"),
           hello() + get("never") + get("kept"), hello("guess") + get("kept"),
           hello() + find("kept") + set("b", std::string(300, 'x'))};
 }
+
+}  // namespace zerorun::testing

@@ -1,21 +1,15 @@
-#include <cstddef>
-#include <cstdint>
 #include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "checkpoint/format/safetensors_format.h"
 #include "core/check.h"
 #include "tests/fuzz/driver.h"
 #include "zerorun/error.h"
 
+namespace zerorun::testing {
 namespace {
 
-using namespace zerorun;  // NOLINT(google-build-using-namespace)
-
 void decode(std::string_view bytes) {
-  try {
+  may_throw<CheckpointError>([&] {
     const SafetensorsHeader header =
         decode_safetensors_header(std::as_bytes(std::span(bytes)), bytes.size(), "file");
     uint64_t end = header.nbytes;
@@ -28,35 +22,26 @@ void decode(std::string_view bytes) {
                tensor.name);
     }
     ZR_CHECK(end == bytes.size(), "{} of {}", end, bytes.size());
-  } catch (const CheckpointError&) {
-    return;
-  }
-}
-
-// The JSON up to the first zero byte as the header of a file, the rest as its data.
-std::string with_length(std::string_view input) {
-  const std::string_view json = input.substr(0, input.find('\0'));
-  const uint64_t length = json.size();
-  std::string file(reinterpret_cast<const char*>(&length), sizeof length);
-  return file.append(input);
+  });
 }
 
 }  // namespace
 
 // Any bytes either are a safetensors file whose tensors fill it, or give a CheckpointError.
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const std::string_view input(reinterpret_cast<const char*>(data), size);
+void fuzz(std::string_view input) {
   decode(input);
-  decode(with_length(input));
-  return 0;
+  const std::string_view json = input.substr(0, input.find('\0'));
+  decode(with_length(json, input.substr(json.size())));
 }
 
-std::vector<std::string> zerorun::testing::fuzz_seeds() {
+std::vector<std::string> fuzz_seeds() {
   const std::string json =
       R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
       R"("b":{"dtype":"BF16","shape":[0,9],"data_offsets":[24,24]},)"
       R"("c":{"dtype":"I32","shape":[1],"data_offsets":[24,28]},)"
       R"("d":{"dtype":"U8","shape":[],"data_offsets":[28,29]}})";
-  const std::string input = json + std::string(29, '\0');
-  return {input, with_length(input), "{}"};
+  const std::string data(29, '\0');
+  return {json + data, with_length(json, data), "{}"};
 }
+
+}  // namespace zerorun::testing

@@ -95,12 +95,23 @@ def dropped(network: Network, host: int, ports: str) -> Iterator[None]:
         network.ip(host, "rule", "del", "pref", "100")
 
 
-@pytest.fixture
-def text_to_learn(tmp_path: Path) -> list[str]:
-    """The options of a program whose ranks exchange data."""
-    text = tmp_path / "text"
+def train(
+    network: Network,
+    folder: Path,
+    master: str = ADDRESSES[0],
+    *options: str,
+    before: list[str] | None = None,
+    **variables: str,
+) -> Launcher:
+    """Ranks on both hosts exchange data; the first launcher. The second has what is given last."""
+    text = folder / "text"
     text.write_text("what is to be learned, again and again\n" * 100)
-    return [*TRAIN, "--data", str(text)]
+    program = [*TRAIN, "--data", str(text)]
+    first = Launcher(network, 0, *by_hand(0, master), *options, program=program)
+    words = (*by_hand(1, master), *options)
+    second = Launcher(network, 1, *words, program=program, before=before, **variables)
+    assert [job.end(within=60) for job in (first, second)] == [0, 0], second.text
+    return first
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["the right one first", "the wrong one first"])
@@ -117,38 +128,6 @@ def test_two_launchers_with_node_rank_0(network: Network, first: int) -> None:
     again = Launcher(network, 1, *by_hand(1))
     assert again.end() == 0, again.text
     assert jobs[0].end(within=30) == 0, jobs[0].text
-
-
-def test_two_launchers_with_node_rank_1(network: Network) -> None:
-    first, second = (Launcher(network, host, *by_hand(1)) for host in (0, 1))
-    assert first.end() == 1
-    assert f"{ADDRESSES[0]} is this host itself, and no launcher serves the port" in first.text
-    assert "start its launcher with --node_rank 0" in first.text
-    second.says("start the same command there, with --node_rank 0")
-    again = Launcher(network, 0, *by_hand(0))
-    assert again.end() == 0, again.text
-    assert second.end(within=30) == 0, second.text
-
-
-def test_one_of_three_with_the_number_of_another(network: Network) -> None:
-    jobs = [Launcher(network, rank, *by_hand(rank, hosts=3)) for rank in (0, 1)]
-    time.sleep(1)
-    third = Launcher(network, 1, *by_hand(1, hosts=3))
-    assert third.end() == 2
-    assert "two launchers were started with --node_rank 1" in third.text
-    assert "again with --node_rank 2" in third.text
-    jobs[0].says("Missing: (node 2)")
-    again = Launcher(network, 1, *by_hand(2, hosts=3))
-    assert [job.end(within=30) for job in (again, *jobs)] == [0, 0, 0]
-
-
-def test_the_loopback_as_master_address(network: Network) -> None:
-    jobs = [Launcher(network, rank, *by_hand(rank, master="127.0.0.1")) for rank in (0, 1)]
-    assert jobs[0].end() == 2
-    assert jobs[1].end() == 1
-    assert "127.0.0.1 (--master_addr, --rdzv_endpoint), which is an address that" in jobs[0].text
-    assert f"--nnodes 2 --node_rank 0 --master_addr {ADDRESSES[0]} true" in jobs[0].text
-    assert "127.0.0.1 is this host itself" in jobs[1].text
 
 
 def test_the_bridge_of_docker_is_no_address_to_meet_at(network: Network) -> None:
@@ -214,17 +193,6 @@ def test_a_host_that_comes_late_is_waited_for(network: Network) -> None:
     assert [first.end(), second.end(within=30)] == [0, 0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_launcher_that_is_started_again_joins(network: Network, number: signal.Signals) -> None:
-    jobs = [Launcher(network, rank, *by_hand(rank, hosts=3)) for rank in (0, 1)]
-    jobs[0].says("there: zr-host-a (node 0), zr-host-b (node 1); missing: (node 2)")
-    jobs[1].process.send_signal(number)
-    jobs[1].end(within=30)
-    jobs[0].says("(node 1) was lost: the connection to its launcher ended; it is waited for")
-    jobs += [Launcher(network, 1, *by_hand(rank, hosts=3)) for rank in (1, 2)]
-    assert [job.end(within=30) for job in (jobs[0], *jobs[2:])] == [0, 0, 0]
-
-
 def test_a_first_launcher_that_is_started_again_is_joined(network: Network) -> None:
     jobs = [Launcher(network, rank, *by_hand(rank, hosts=3)) for rank in (0, 1)]
     jobs[0].says("there: zr-host-a (node 0), zr-host-b (node 1); missing: (node 2)")
@@ -235,16 +203,10 @@ def test_a_first_launcher_that_is_started_again_is_joined(network: Network) -> N
     assert [job.end(within=30) for job in jobs[1:]] == [0, 0, 0]
 
 
-def test_the_name_of_the_first_host_is_its_loopback(
-    network: Network, text_to_learn: list[str]
-) -> None:
+def test_the_name_of_the_first_host_is_its_loopback(network: Network, tmp_path: Path) -> None:
     network.name(0, f"127.0.1.1 {NAMES[0]}")  # as Debian's installer writes it
     try:
-        jobs = [
-            Launcher(network, rank, *by_hand(rank, master=NAMES[0]), program=text_to_learn)
-            for rank in (0, 1)
-        ]
-        assert [job.end(within=60) for job in jobs] == [0, 0], jobs[1].text
+        train(network, tmp_path, NAMES[0])
     finally:
         network.name(0)
 
@@ -261,17 +223,13 @@ def test_the_name_of_the_first_host_is_the_loopback_of_another(network: Network)
 
 
 @pytest.mark.parametrize("master", [ADDRESSES_6[0], NAMES[0]], ids=["address", "name"])
-def test_a_link_with_ipv6_only(network: Network, master: str, text_to_learn: list[str]) -> None:
+def test_a_link_with_ipv6_only(network: Network, master: str, tmp_path: Path) -> None:
     network.name(0, f"127.0.1.1 {NAMES[0]}")
     network.name(1, f"{ADDRESSES_6[0]} {NAMES[0]}")
     for host, address in enumerate(ADDRESSES):
         network.ip(host, "address", "del", f"{address}/24", "dev", "eth0")
     try:
-        jobs = [
-            Launcher(network, rank, *by_hand(rank, master=master), program=text_to_learn)
-            for rank in (0, 1)
-        ]
-        assert [job.end(within=60) for job in jobs] == [0, 0], jobs[1].text
+        train(network, tmp_path, master)
     finally:
         for host, address in enumerate(ADDRESSES):
             network.ip(host, "address", "add", f"{address}/24", "dev", "eth0")
@@ -287,7 +245,7 @@ def test_a_firewall_that_lets_only_the_port_of_the_launchers_pass(network: Netwo
         assert "a firewall between the hosts has to let all TCP ports pass" in job.text
 
 
-def test_a_network_without_a_route(network: Network, text_to_learn: list[str]) -> None:
+def test_a_network_without_a_route(network: Network, tmp_path: Path) -> None:
     network.ip(0, "address", "add", "10.99.0.1/24", "dev", "eth0")
     network.ip(1, "route", "add", "10.98.0.0/24", "dev", "eth0")  # where nobody is
     try:
@@ -298,11 +256,7 @@ def test_a_network_without_a_route(network: Network, text_to_learn: list[str]) -
         for name in ("10.99.0.1 both", "10.98.0.1 both"):
             network.name(0, f"{ADDRESSES[0]} both")
             network.name(1, name, f"{ADDRESSES[0]} both")
-            jobs = [
-                Launcher(network, rank, *by_hand(rank, master="both"), program=text_to_learn)
-                for rank in (0, 1)
-            ]
-            assert [job.end(within=60) for job in jobs] == [0, 0], jobs[1].text
+            train(network, tmp_path, "both")
     finally:
         network.ip(0, "address", "del", "10.99.0.1/24", "dev", "eth0")
         network.ip(1, "route", "del", "10.98.0.0/24")
@@ -337,7 +291,7 @@ int gettimeofday(struct timeval* at, void* zone) {
 """
 
 
-def test_a_clock_one_hour_off(network: Network, tmp_path: Path, text_to_learn: list[str]) -> None:
+def test_a_clock_one_hour_off(network: Network, tmp_path: Path) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler is installed")
@@ -346,28 +300,12 @@ def test_a_clock_one_hour_off(network: Network, tmp_path: Path, text_to_learn: l
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True
     )
-    jobs = [
-        Launcher(network, 0, *by_hand(0), program=text_to_learn),
-        Launcher(network, 1, *by_hand(1), program=text_to_learn, LD_PRELOAD=str(library)),
-    ]
-    assert [job.end(within=60) for job in jobs] == [0, 0], jobs[1].text
-    assert f"the clock of {NAMES[1]} is 3600 s ahead of this host's" in jobs[0].text
+    first = train(network, tmp_path, LD_PRELOAD=str(library))
+    assert f"the clock of {NAMES[1]} is 3600 s ahead of this host's" in first.text
 
 
-def test_a_host_without_room_under_dev_shm(network: Network, text_to_learn: list[str]) -> None:
+def test_a_host_without_room_under_dev_shm(network: Network, tmp_path: Path) -> None:
     mount = 'mount -t tmpfs -o size=64k none /dev/shm && exec "$@"'
     full = ["unshare", "--mount", "sh", "-c", mount, "sh"]
-    jobs = [
-        Launcher(
-            network,
-            rank,
-            *by_hand(rank),
-            "--nproc_per_node",
-            "2",
-            program=text_to_learn,
-            before=full if rank == 1 else None,
-        )
-        for rank in (0, 1)
-    ]
     # The memory that ranks share does not come from there.
-    assert [job.end(within=60) for job in jobs] == [0, 0], jobs[1].text
+    train(network, tmp_path, ADDRESSES[0], "--nproc_per_node", "2", before=full)

@@ -33,38 +33,23 @@ dist.destroy_process_group()
 """
 
 
-def test_ssh_starts_ranks_on_both_hosts(hosts: Hosts) -> None:
-    job = Job(hosts, [], PLACE)
+@pytest.mark.parametrize("start", ["ssh", "pdsh", "mpirun"])
+def test_ranks_start_on_both_hosts(
+    hosts: Hosts, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if start == "mpirun" and shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
+    monkeypatch.setenv("PDSH_SSH_ARGS", f"{hosts.ssh_options()} %h")
+    monkeypatch.setenv("OMPI_MCA_plm_rsh_args", hosts.ssh_options())
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    options = {"ssh": [], "pdsh": ["--launcher", "pdsh"], "mpirun": ["--launcher", "openmpi"]}
+    job = Job(hosts, options[start], PLACE, start=start)
     code, output, errors = job.wait()
-    assert (code, errors) == (0, "")
+    assert code == 0, errors
+    assert start == "mpirun" or errors == ""
     assert set(output.splitlines()) == PLACES
     assert not job.survivors()
-
-
-def test_pdsh_starts_ranks_on_both_hosts(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PDSH_SSH_ARGS", f"{hosts.ssh_options()} %h")
-    job = Job(hosts, ["--launcher", "pdsh"], PLACE, start="pdsh")
-    code, output, errors = job.wait()
-    assert (code, errors) == (0, "")
-    assert set(output.splitlines()) == PLACES
-
-
-def test_started_by_hand(hosts: Hosts) -> None:
-    port = "29517"
-    options = ["--accelerator", "cpu", "--nproc_per_node", "2", "--nnodes", "2"]
-    options += ["--master_addr", ADDRESSES[0], "--master_port", port]
-    jobs = [
-        subprocess.Popen(
-            hosts.inside(node, str(ZERORUN), *options, "--node_rank", str(node), *PLACE),
-            env={**os.environ, "ZERORUN_JOB_SECRET": "only we know"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for node in (1, 0)
-    ]
-    output = "".join(job.communicate(timeout=60)[0] for job in jobs)
-    assert [job.returncode for job in jobs] == [0, 0]
-    assert set(output.splitlines()) == PLACES
 
 
 def test_ddp_of_pytorch_trains_across_hosts(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,16 +200,3 @@ def test_the_first_line_comes_within_a_second_and_the_way_there(hosts: Hosts) ->
     print(f"first line of four: {min(times):.2f} s, ssh alone {round_trip:.2f} s", file=sys.stderr)
     if os.getloadavg()[0] < (os.cpu_count() or 1):
         assert min(times) < 1 + round_trip
-
-
-def test_open_mpi_starts_ranks_on_both_hosts(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    if shutil.which("mpirun") is None:
-        pytest.skip("mpirun is not installed")
-    monkeypatch.setenv("OMPI_MCA_plm_rsh_args", hosts.ssh_options())
-    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
-    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-    job = Job(hosts, ["--launcher", "openmpi"], PLACE, start="mpirun")
-    code, output, errors = job.wait()
-    assert code == 0, errors
-    assert set(output.splitlines()) == PLACES
-    assert not job.survivors()

@@ -13,7 +13,6 @@ namespace {
 
 using testing::accept_ready;
 using testing::accepted;
-using testing::LauncherProcess;
 using testing::Peer;
 using Clock = std::chrono::steady_clock;
 using Words = std::vector<std::string>;
@@ -36,7 +35,7 @@ class ByHand : public ::testing::Test {
     words.insert(words.end(), options.begin(), options.end());
     words.insert(words.end(), program.begin(), program.end());
     variables.insert({"ZERORUN_JOB_SECRET", "s"});
-    return LauncherProcess(testing::zerorun_command(words), std::move(variables));
+    return LauncherProcess(zerorun_command(words), std::move(variables));
   }
   // The test joins as a launcher that runs `true` on a host named `other`.
   Peer join(ControlMessage introduction) const {
@@ -59,15 +58,21 @@ void read_until(LauncherProcess& job, const std::string& text) {
   }
 }
 
+void expect_ends(const std::vector<LauncherProcess*>& jobs) {
+  for (LauncherProcess* const job : jobs) EXPECT_EQ(job->wait(), 0);
+}
+
 TEST_F(ByHand, AddressesThatEveryHostHasForItselfEndTheWait) {
   const auto begin = Clock::now();
   LauncherProcess first = start(0, 2);
   EXPECT_EQ(first.wait(), 2);
   EXPECT_LT(Clock::now() - begin, kAlone);
-  EXPECT_THAT(first.errors(), AllOf(HasSubstr("no other host has joined for 8 s"),
-                                    HasSubstr("an address that every host has for itself"),
-                                    HasSubstr("Type here: zerorun --accelerator cpu"),
-                                    HasSubstr("--rdzv_conf timeout=SECONDS waits longer")));
+  EXPECT_THAT(first.errors(),
+              AllOf(HasSubstr("no other host has joined for 8 s"),
+                    HasSubstr("127.0.0.1 (--master_addr, --rdzv_endpoint), which is "
+                              "an address that every host has for itself"),
+                    HasSubstr("Type here: zerorun --accelerator cpu"),
+                    HasSubstr("--rdzv_conf timeout=SECONDS waits longer")));
 }
 
 TEST_F(ByHand, AMasterAddressOfThisHostThatNobodyServesEndsTheWait) {
@@ -77,6 +82,7 @@ TEST_F(ByHand, AMasterAddressOfThisHostThatNobodyServesEndsTheWait) {
   EXPECT_LT(Clock::now() - begin, kAlone);
   EXPECT_THAT(second.errors(),
               AllOf(HasSubstr("127.0.0.1 is this host itself, and no launcher serves the port"),
+                    HasSubstr("start its launcher with --node_rank 0"),
                     HasSubstr("attempts, the last one: 127.0.0.1: Connection refused")));
 }
 
@@ -85,11 +91,9 @@ TEST_F(ByHand, ASecondFirstLauncherOnAHostIsToldItsNumber) {
   read_until(first, "which every machine has for itself");
   connect_to("127.0.0.1", port_, soon());
   LauncherProcess second = start(0, 2);
-  EXPECT_EQ(second.wait(), 2);
-  EXPECT_THAT(second.errors(), HasSubstr("this one needs another --node_rank than 0"));
+  EXPECT_THAT(second.end(), ended(2, HasSubstr("this one needs another --node_rank than 0")));
   LauncherProcess again = start(1, 2);
-  EXPECT_EQ(again.wait(), 0);
-  EXPECT_EQ(first.wait(), 0);
+  expect_ends({&again, &first});
 }
 
 TEST_F(ByHand, ALauncherWithTheNumberOfAnotherIsSentAwayAndTheOthersWait) {
@@ -97,13 +101,11 @@ TEST_F(ByHand, ALauncherWithTheNumberOfAnotherIsSentAwayAndTheOthersWait) {
   LauncherProcess second = start(1, 3);
   read_until(first, "missing: (node 2)");
   LauncherProcess third = start(1, 3);
-  EXPECT_EQ(third.wait(), 2);
-  EXPECT_THAT(third.errors(), AllOf(HasSubstr("two launchers were started with --node_rank 1"),
-                                    HasSubstr("again with --node_rank 2")));
+  EXPECT_THAT(third.end(),
+              ended(2, AllOf(HasSubstr("two launchers were started with --node_rank 1"),
+                             HasSubstr("again with --node_rank 2"))));
   LauncherProcess again = start(2, 3);
-  EXPECT_EQ(again.wait(), 0);
-  EXPECT_EQ(second.wait(), 0);
-  EXPECT_EQ(first.wait(), 0);
+  expect_ends({&again, &second, &first});
 }
 
 TEST_F(ByHand, ALauncherThatIsStartedAgainJoins) {
@@ -116,7 +118,7 @@ TEST_F(ByHand, ALauncherThatIsStartedAgainJoins) {
     read_until(first, "was lost: the connection to its launcher ended; it is waited for");
     LauncherProcess again = start(1, 3);
     LauncherProcess third = start(2, 3);
-    for (LauncherProcess* const job : {&again, &third, &first}) EXPECT_EQ(job->wait(), 0);
+    expect_ends({&again, &third, &first});
   }
 }
 
@@ -144,21 +146,19 @@ TEST_F(ByHand, AnotherSecretIsSaidAtOnce) {
   LauncherProcess first = start(0, 2);
   connect_to("127.0.0.1", port_, soon());
   LauncherProcess second = start(1, 2, {"true"}, {{"ZERORUN_JOB_SECRET", "other"}});
-  EXPECT_EQ(second.wait(), 2);
-  EXPECT_THAT(second.errors(), HasSubstr("ZERORUN_JOB_SECRET is another here than at 127.0.0.1"));
+  EXPECT_THAT(second.end(),
+              ended(2, HasSubstr("ZERORUN_JOB_SECRET is another here than at 127.0.0.1")));
   LauncherProcess again = start(1, 2);
-  EXPECT_EQ(again.wait(), 0);
-  EXPECT_EQ(first.wait(), 0);
+  expect_ends({&again, &first});
 }
 
 TEST_F(ByHand, AnotherBuildIsAnErrorOnBothHosts) {
   LauncherProcess first = start(0, 2);
   Peer other = join(introduction("another"));
   EXPECT_THAT(other.await("denied").text("why"), HasSubstr("different builds of zerorun"));
-  EXPECT_EQ(first.wait(), 2);
-  EXPECT_THAT(first.errors(),
-              AllOf(HasSubstr("other has version " ZERORUN_VERSION), HasSubstr("build another;"),
-                    HasSubstr("Install the same one on all hosts")));
+  EXPECT_THAT(first.end(), ended(2, AllOf(HasSubstr("other has version " ZERORUN_VERSION),
+                                          HasSubstr("build another;"),
+                                          HasSubstr("Install the same one on all hosts"))));
 }
 
 TEST_F(ByHand, AClockThatDiffersIsAWarning) {
@@ -175,7 +175,7 @@ TEST_F(ByHand, AClockThatDiffersIsAWarning) {
 }
 
 TEST_F(ByHand, DifferentPythonsAreAWarning) {
-  const testing::Scratch scratch;
+  const Scratch scratch;
   Words pythons;
   for (const char* name : {"python3.11", "python3.12"}) {
     pythons.push_back(scratch.write(name, "#!/bin/sh\nexit 0\n", /*executable=*/true));
@@ -193,8 +193,7 @@ TEST_F(ByHand, AnotherProgramAtTheEndpointIsNamed) {
   const Listener listener = reserve_port("127.0.0.1", port_);
   listen_on(listener);
   LauncherProcess second = start(1, 2);
-  EXPECT_EQ(second.wait(), 1);
-  EXPECT_THAT(second.errors(), HasSubstr("does not answer as zerorun's launcher does"));
+  EXPECT_THAT(second.end(), ended(1, HasSubstr("does not answer as zerorun's launcher does")));
 }
 
 TEST_F(ByHand, WhatClosesConnectionsAtOnceIsNotAskedWithoutPause) {
@@ -217,8 +216,7 @@ TEST_F(ByHand, ALauncherComesBackToAFirstOneThatIsStartedAgain) {
   Peer coordinator(accepted(listener));
   EXPECT_EQ(coordinator.await("join").text("node_rank"), "1");
   coordinator.send(ControlMessage("finish").add("code", 0).add("report", ""));
-  EXPECT_EQ(second.wait(), 0);
-  EXPECT_THAT(second.errors(), HasSubstr("waiting for it to be started again"));
+  EXPECT_THAT(second.end(), ended(0, HasSubstr("waiting for it to be started again")));
 }
 
 }  // namespace

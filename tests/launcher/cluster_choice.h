@@ -22,8 +22,8 @@ inline constexpr auto kSchedulers = std::to_array<const char*>(
      "OMPI_COMM_WORLD_LOCAL_SIZE"});
 
 // A machine of 4 CPUs and as many GPUs as CUDA_VISIBLE_DEVICES leaves of `gpus`.
-inline ThisHost worker(int gpus, const std::optional<std::string>& visible,
-                       const Environment& more) {
+inline ThisHost worker(int gpus, const Environment& more = {},
+                       const std::optional<std::string>& visible = std::nullopt) {
   ThisHost here;
   here.environment = more;
   here.resources.name = "worker-1";
@@ -56,6 +56,11 @@ inline ClusterChoice choose(Words words, const ThisHost& here) {
     }
   } const cleaner = {here.environment};
   return choose_cluster(options, here);
+}
+
+// The same as text.
+inline std::string chosen(const Words& words, const ThisHost& here) {
+  return text_of(choose(words, here).cluster);
 }
 
 }  // namespace zerorun::testing

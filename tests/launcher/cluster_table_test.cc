@@ -32,18 +32,18 @@ class ClusterTable : public ::testing::TestWithParam<ClusterCase> {};
 
 TEST_P(ClusterTable, FollowsDeepSpeedsGrammar) {
   const ClusterCase& row = GetParam();
-  const testing::Scratch folder;
+  const Scratch folder;
   testing::Words words = testing::words_of(row.options);
   if (row.hostfile) {
     const std::string path = folder.write("hosts", *row.hostfile);
     words.insert(words.begin(), {"--hostfile", path});
   }
-  const ThisHost here = worker(row.gpus, row.visible, {});
+  const ThisHost here = worker(row.gpus, {}, row.visible);
   if (row.expected.starts_with("error: ")) {
-    EXPECT_THAT(testing::error_of<ConfigError>([&] { choose(words, here); }),
+    EXPECT_THAT(error_of<ConfigError>([&] { choose(words, here); }),
                 HasSubstr(row.expected.substr(7)));
   } else {
-    EXPECT_EQ(testing::text_of(choose(words, here).cluster), row.expected);
+    EXPECT_EQ(testing::chosen(words, here), row.expected);
   }
 }
 

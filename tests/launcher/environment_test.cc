@@ -18,8 +18,15 @@ JobSettings two_ranks() {
   return job;
 }
 
+// A variable of a rank with 4 threads; "unset" where the rank has what it inherits.
+std::string variable(const char* name, const JobSettings& job, const Environment& inherited = {},
+                     int rank = 0) {
+  const Environment variables = rank_variables(job, rank, 4, inherited);
+  const auto found = variables.find(name);
+  return found == variables.end() ? "unset" : found->second;
+}
+
 TEST(RankVariables, TellEachRankItsPlace) {
-  const Environment rank = rank_variables(two_ranks(), 1, 4, {});
   const Environment expected = {
       {"RANK", "1"},
       {"LOCAL_RANK", "1"},
@@ -44,80 +51,64 @@ TEST(RankVariables, TellEachRankItsPlace) {
       {"CUDA_VISIBLE_DEVICES", ""},
       {"OMP_NUM_THREADS", "4"},
   };
-  EXPECT_EQ(rank, expected);
+  EXPECT_EQ(rank_variables(two_ranks(), 1, 4, {}), expected);
 }
 
-TEST(RankVariables, EveryRankSeesAllGpusOfTheJob) {
+TEST(RankVariables, OfGpuJobsShowAllGpusAndSetWhatTheUserHasNot) {
   JobSettings job = two_ranks();
+  EXPECT_EQ(variable("NCCL_LAUNCH_ORDER_IMPLICIT", job), "unset");
   job.gpus = {"4", "GPU-ab"};
-  EXPECT_EQ(rank_variables(job, 0, 1, {}).at("CUDA_VISIBLE_DEVICES"), "4,GPU-ab");
-  EXPECT_EQ(rank_variables(job, 1, 1, {}).at("CUDA_VISIBLE_DEVICES"), "4,GPU-ab");
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(variable("CUDA_VISIBLE_DEVICES", job, {}, rank), "4,GPU-ab");
+  }
+  EXPECT_EQ(variable("NCCL_LAUNCH_ORDER_IMPLICIT", job), "1");
+  EXPECT_EQ(variable("CUDA_DEVICE_MAX_CONNECTIONS", job), "32");
+  EXPECT_EQ(variable("CUDA_DEVICE_MAX_CONNECTIONS", job, {{"CUDA_DEVICE_MAX_CONNECTIONS", "1"}}),
+            "unset");
 }
 
 // Of WSL or another maker, say, which have no files in /dev that the launcher knows.
 TEST(RankVariables, HideNoGpusThatTheLauncherMayHaveMissed) {
   JobSettings job = two_ranks();
   job.names_gpus = false;
-  EXPECT_FALSE(rank_variables(job, 0, 1, {}).contains("CUDA_VISIBLE_DEVICES"));
+  EXPECT_EQ(variable("CUDA_VISIBLE_DEVICES", job), "unset");
 }
 
-TEST(RankVariables, OfGpuJobsSetWhatTheUserHasNot) {
-  JobSettings job = two_ranks();
-  EXPECT_FALSE(rank_variables(job, 0, 1, {}).contains("NCCL_LAUNCH_ORDER_IMPLICIT"));
-  job.gpus = {"0", "1"};
-  EXPECT_EQ(rank_variables(job, 0, 1, {}).at("NCCL_LAUNCH_ORDER_IMPLICIT"), "1");
-  EXPECT_EQ(rank_variables(job, 0, 1, {}).at("CUDA_DEVICE_MAX_CONNECTIONS"), "32");
-  EXPECT_FALSE(rank_variables(job, 0, 1, {{"CUDA_DEVICE_MAX_CONNECTIONS", "1"}})
-                   .contains("CUDA_DEVICE_MAX_CONNECTIONS"));
-}
-
-TEST(RankVariables, KeepTheUsersThreadCount) {
-  EXPECT_FALSE(
-      rank_variables(two_ranks(), 0, 4, {{"OMP_NUM_THREADS", "3"}}).contains("OMP_NUM_THREADS"));
-  EXPECT_EQ(rank_variables(two_ranks(), 0, 4, {{"OMP_NUM_THREADS", ""}}).at("OMP_NUM_THREADS"),
-            "4");
-}
-
-TEST(RankVariables, AThreadCountThatOpenMpDoesNotTakeIsAnError) {
-  const auto error_of = [](const std::string& threads) {
-    return testing::error_of<ConfigError>([&] {
-      rank_variables(two_ranks(), 0, 4, {{"OMP_NUM_THREADS", threads}});
-    });
+TEST(RankVariables, KeepTheUsersThreadCountIfOpenMpTakesIt) {
+  const auto threads_of = [](const std::string& given) {
+    return variable("OMP_NUM_THREADS", two_ranks(), {{"OMP_NUM_THREADS", given}});
   };
-  for (const char* threads : {"1", "256", "4,2"}) EXPECT_EQ(error_of(threads), "");
-  for (const char* threads : {"abc", "0", "-1", "4,", "4 ", "100000", "2,4097", "1e3"}) {
-    EXPECT_THAT(error_of(threads),
-                StartsWith("environment variable OMP_NUM_THREADS='" + std::string(threads) +
-                           "': expected a number of threads from 1 to "));
+  for (const char* threads : {"3", "1", "256", "4,2"}) EXPECT_EQ(threads_of(threads), "unset");
+  EXPECT_EQ(threads_of(""), "4");
+  for (const std::string threads : {"abc", "0", "-1", "4,", "4 ", "100000", "2,4097", "1e3"}) {
+    EXPECT_THAT(
+        [&] { threads_of(threads); },
+        ThrowsMessage<ConfigError>(StartsWith("environment variable OMP_NUM_THREADS='" + threads +
+                                              "': expected a number of threads from 1 to ")));
   }
 }
 
 TEST(RankVariables, Rank0AloneInheritsTheSocketOfTheMeetingPoint) {
   JobSettings job = two_ranks();
   job.store_fd = 7;
-  EXPECT_EQ(rank_variables(job, 0, 1, {}).at("ZERORUN_STORE_FD"), "7");
-  EXPECT_FALSE(rank_variables(job, 1, 1, {}).contains("ZERORUN_STORE_FD"));
+  EXPECT_EQ(variable("ZERORUN_STORE_FD", job), "7");
+  EXPECT_EQ(variable("ZERORUN_STORE_FD", job, {}, 1), "unset");
   EXPECT_TRUE(rank_environment({{"ZERORUN_STORE_FD", "7"}}, {}).empty());
 }
 
 TEST(RankVariables, PythonFindsTheWorkingDirectoryFirst) {
   JobSettings job = two_ranks();
   job.python = true;
-  const Environment alone = rank_variables(job, 0, 1, {});
-  EXPECT_EQ(alone.at("PYTHONPATH"), "/work");
-  EXPECT_EQ(alone.at("PYTHONUNBUFFERED"), "1");
-  EXPECT_EQ(rank_variables(job, 0, 1, {{"PYTHONPATH", "/lib"}}).at("PYTHONPATH"), "/work:/lib");
+  EXPECT_EQ(variable("PYTHONPATH", job), "/work");
+  EXPECT_EQ(variable("PYTHONUNBUFFERED", job), "1");
+  EXPECT_EQ(variable("PYTHONPATH", job, {{"PYTHONPATH", "/lib"}}), "/work:/lib");
 }
 
-TEST(RankEnvironment, ReplacesAndKeeps) {
-  const Environment inherited = {{"RANK", "7"}, {"HOME", "/root"}};
-  const Environment expected = {{"RANK", "0"}, {"HOME", "/root"}};
-  EXPECT_EQ(rank_environment(inherited, {{"RANK", "0"}}), expected);
-}
-
-TEST(RankEnvironment, DropsWhatAnEnclosingTorchrunSet) {
-  const Environment inherited = {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"A", "b"}};
-  EXPECT_EQ(rank_environment(inherited, {}), (Environment{{"A", "b"}}));
+TEST(RankEnvironment, ReplacesKeepsAndDropsWhatAnEnclosingTorchrunSet) {
+  const Environment inherited = {
+      {"RANK", "7"}, {"HOME", "/root"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+  EXPECT_EQ(rank_environment(inherited, {{"RANK", "0"}}),
+            (Environment{{"RANK", "0"}, {"HOME", "/root"}}));
 }
 
 TEST(EnvironmentBlock, IsWhatExecTakes) {
@@ -153,7 +144,7 @@ TEST(Exports, PassOnWhatSteersLibrariesAndWhatIsNamed) {
 }
 
 TEST(Exports, ReadTheFileOfTheUser) {
-  const testing::Scratch home;
+  const Scratch home;
   home.write(".deepspeed_env", "A=1\n");
   home.write("mine", "A=2\n");
   const std::string path = home.path();

@@ -10,24 +10,128 @@
 namespace zerorun {
 namespace {
 
-using testing::LauncherProcess;
-using testing::lines_of;
-using testing::Scratch;
-using testing::shell_ranks;
-using testing::wait_until_gone;
-using testing::zerorun_command;
+struct LaunchCase {
+  std::string label;
+  std::vector<std::string> command;
+  ::testing::Matcher<const testing::Ended&> expected;
+  std::map<std::string, std::string> variables{};
+  std::string standard_input{};
+};
 
-TEST(Launch, EveryRankKnowsItsPlace) {
-  LauncherProcess job(shell_ranks(
-      3, "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR"));
-  EXPECT_EQ(job.wait(), 0);
-  EXPECT_EQ(lines_of(job.output()),
-            (std::multiset<std::string>{"0 0 3 3 0 127.0.0.1", "1 1 3 3 0 127.0.0.1",
-                                        "2 2 3 3 0 127.0.0.1"}));
-  EXPECT_EQ(job.errors(), "");
+void PrintTo(const LaunchCase& row, std::ostream* out) { *out << row.label; }
+
+class Launch : public ::testing::TestWithParam<LaunchCase> {};
+
+TEST_P(Launch, GivesWhatUsersSee) {
+  const LaunchCase& row = GetParam();
+  EXPECT_THAT(LauncherProcess(row.command, row.variables, row.standard_input).end(), row.expected);
 }
 
-TEST(Launch, RanksShareAPortAndASecret) {
+const std::map<std::string, std::string> kNoGpus = {{"CUDA_VISIBLE_DEVICES", ""}};
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, Launch,
+    ::testing::Values(
+        LaunchCase{"every rank knows its place",
+                   shell_ranks(3,
+                               "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK "
+                               "$MASTER_ADDR"),
+                   ended(0, "",
+                         lines_are({"0 0 3 3 0 127.0.0.1", "1 1 3 3 0 127.0.0.1",
+                                    "2 2 3 3 0 127.0.0.1"}))},
+        LaunchCase{"without GPUs one line says so", zerorun_command({"--num_gpus", "1", "true"}),
+                   ended(0, "[zerorun] no GPU found: 1 CPU rank\n"), kNoGpus},
+        LaunchCase{"--include selects CPU ranks",
+                   zerorun_command({"--accelerator", "cpu", "--include", "localhost:0,1", "sh",
+                                    "-c", "echo $RANK"}),
+                   ended(0, ::testing::_, lines_are({"0", "1"}))},
+        LaunchCase{"standard output is data and standard error says who",
+                   shell_ranks(2, "echo out $RANK; echo err $RANK >&2"),
+                   ended(0, lines_are({"err 0", "[rank 1] err 1"}), lines_are({"out 0", "out 1"}))},
+        LaunchCase{"a slot that a CPU host has not",
+                   zerorun_command({"--include", "localhost:9999", "true"}),
+                   ended(2, HasSubstr("names slot 9999, but this host has"))},
+        LaunchCase{"only rank 0 reads standard input",
+                   shell_ranks(2, "read line; echo $RANK:$line"),
+                   ended(0, ::testing::_, lines_are({"0:hello", "1:"})),
+                   {},
+                   "hello\n"},
+        LaunchCase{
+            "a reader that goes away ends the job",
+            {"sh", "-c",
+             zerorun_command({""}).front() + " --accelerator cpu --num_gpus 2 yes | head -n 1"},
+            ended(0, HasSubstr("SIGPIPE"), "y\n")},
+        LaunchCase{"the version", zerorun_command({"version"}),
+                   ended(0, "", StartsWith("zerorun "))},
+        LaunchCase{"no folder to verify", zerorun_command({"ckpt", "verify", "/no/such"}),
+                   ended(2)},
+        LaunchCase{"a file that cannot be written",
+                   zerorun_command({"plan", "--model", "350M", "--gpu_memory", "80GB", "--fit",
+                                    "/dev/full"}),
+                   ended(1, HasSubstr("cannot write /dev/full: No space left"))},
+        LaunchCase{"a disk is measured with a quarter of a GiB at least",
+                   zerorun_command({"bench", "nvme", "/no/such", "--gib", "0.25"}),
+                   ended(2, HasSubstr("bench nvme: /no/such: No such file"))},
+        LaunchCase{
+            "the machine and its variables",
+            zerorun_command({"env"}),
+            ended(0, ::testing::_,
+                  AllOf(HasSubstr("\nCPUs "), HasSubstr("\nGPUs "), HasSubstr("\nCUDA "),
+                        HasSubstr("OMP_NUM_THREADS"), HasSubstr("= 17"), Not(HasSubstr("hidden")))),
+            {{"OMP_NUM_THREADS", "17"}, {"ZERORUN_JOB_SECRET", "hidden"}}}));
+
+// Commands for DeepSpeed's launcher and torchrun, started by zerorun as they are.
+LaunchCase foreign(const std::string& label, std::vector<std::string> options,
+                   const testing::TextMatcher& errors = "", const std::string& output = "2\n") {
+  options.insert(options.begin(),
+                 {"sh", "-c",
+                  "echo localhost slots=2 > $SCRATCH/hosts; "
+                  "export TMPDIR=$SCRATCH; exec \"$@\"",
+                  "sh", zerorun_command({}).front(), "--accelerator", "cpu", "--no_python"});
+  options.insert(options.end(), {"sh", "-c", "test $RANK = 0 || exit 0; echo $WORLD_SIZE"});
+  return {label, options, ended(0, errors, output)};
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    OfOthers, Launch,
+    ::testing::Values(
+        foreign("hostfile that names this host", {"--hostfile", "$SCRATCH/hosts"}),
+        foreign("hostfile that is missing", {"--hostfile", "/no/such", "--num_gpus=2"},
+                HasSubstr("/no/such does not exist: ranks run on this host alone")),
+        foreign("pdsh", {"--launcher=pdsh", "--num_gpus=2", "--master_port=0"}),
+        foreign("torchrun's c10d",
+                {"--nproc_per_node=2", "--nnodes=1", "--rdzv_backend=c10d",
+                 "--rdzv_endpoint=localhost:0", "--rdzv_id=7", "--max_restarts=0"}),
+        foreign("torchrun's standalone", {"--standalone", "--nproc-per-node=2", "--role=x"}),
+        foreign("tee", {"--nproc_per_node=2", "--tee=3"}, HasSubstr("output is in ")),
+        foreign("tee with a folder",
+                {"--nproc_per_node=2", "-t", "3", "--log_dir", "$SCRATCH/logs"}),
+        foreign("redirects", {"--num_gpus=2", "-r", "3", "--log_dir", "$SCRATCH/logs"}, "", ""),
+        foreign("log of each rank", {"--num_gpus=2", "--enable_each_rank_log", "$SCRATCH/logs"}, "",
+                ""),
+        foreign("monitor", {"--num_gpus=2", "--monitor_interval=1"},
+                HasSubstr("has no meaning here")),
+        foreign("quiet", {"--num_gpus=2", "--monitor_interval=1", "-q"}),
+        foreign("DeepSpeed's binding", {"--num_gpus=2", "--bind_cores_to_rank", "--save_pid"}),
+        foreign("a restart that is not needed", {"--num_gpus=2", "--max_restarts=1"})));
+
+TEST(Ranks, HaveTheVariablesOfTorchrunAndDeepSpeed) {
+  LauncherProcess job(zerorun_command(
+      {"--accelerator", "cpu", "--num_gpus=2", "--rdzv_id=run7", "--max_restarts=3", "--role=actor",
+       "sh", "-c",
+       "test $RANK = 1 || exit 0; echo $LOCAL_RANK $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_RANK "
+       "$ROLE_WORLD_SIZE $ROLE_NAME $LOCAL_SIZE $CROSS_RANK $CROSS_SIZE "
+       "$TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $TORCHELASTIC_RUN_ID "
+       "$TORCHELASTIC_USE_AGENT_STORE; test -d $(dirname $TORCHELASTIC_ERROR_FILE) && echo "
+       "$TORCHELASTIC_ERROR_FILE"}));
+  EXPECT_EQ(job.read_line(), "1 0 1 1 2 actor 2 0 1 0 3 run7 False");
+  const std::string file = job.read_line();
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_THAT(file, EndsWith("/error_1.json"));
+  EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(file).parent_path())) << "removed";
+}
+
+TEST(Ranks, ShareAPortAndASecret) {
   LauncherProcess job(shell_ranks(3, "echo $MASTER_PORT $ZERORUN_JOB_SECRET"));
   EXPECT_EQ(job.wait(), 0);
   const auto lines = lines_of(job.output());
@@ -35,29 +139,14 @@ TEST(Launch, RanksShareAPortAndASecret) {
   EXPECT_EQ(std::set<std::string>(lines.begin(), lines.end()).size(), 1);
 }
 
-TEST(Launch, OfAHelpTextHasNothingToSay) {
+TEST(Ranks, OfAHelpTextHaveNothingToSay) {
   const std::string train = test_paths::build() + "/libexec/zerorun/train";
   if (!std::filesystem::exists(train)) GTEST_SKIP() << "this build has no bundled program";
-  LauncherProcess job(zerorun_command({"train", "--help"}), {{"CUDA_VISIBLE_DEVICES", ""}});
-  EXPECT_EQ(job.wait(), 0);
-  EXPECT_THAT(job.output(), HasSubstr("Usage: zerorun"));
-  EXPECT_EQ(job.errors(), "");
+  EXPECT_THAT(LauncherProcess(zerorun_command({"train", "--help"}), kNoGpus).end(),
+              ended(0, "", HasSubstr("Usage: zerorun")));
 }
 
-TEST(Launch, WithoutGpusOneLineSaysSo) {
-  LauncherProcess job(zerorun_command({"--num_gpus", "1", "true"}), {{"CUDA_VISIBLE_DEVICES", ""}});
-  EXPECT_EQ(job.wait(), 0);
-  EXPECT_EQ(job.errors(), "[zerorun] no GPU found: 1 CPU rank\n");
-}
-
-TEST(Launch, IncludeSelectsCpuRanks) {
-  LauncherProcess job(zerorun_command(
-      {"--accelerator", "cpu", "--include", "localhost:0,1", "sh", "-c", "echo $RANK"}));
-  EXPECT_EQ(job.wait(), 0);
-  EXPECT_EQ(lines_of(job.output()), (std::multiset<std::string>{"0", "1"}));
-}
-
-TEST(Launch, RanksAreBoundToTheirShareOfTheCpus) {
+TEST(Ranks, AreBoundToTheirShareOfTheCpus) {
   const std::string script = "grep Cpus_allowed_list /proc/self/status | cut -f2";
   const auto cores = group_by_core(allowed_cpus());
   if (count_cpus(cores) < 2) GTEST_SKIP() << "one CPU cannot be divided";
@@ -65,25 +154,14 @@ TEST(Launch, RanksAreBoundToTheirShareOfTheCpus) {
   for (const CpuShare& share : divide_cpus(cores, std::vector<std::optional<int>>(2))) {
     expected.insert(format_cpu_list(share.cpus));
   }
-
-  LauncherProcess bound(shell_ranks(2, script));
-  EXPECT_EQ(bound.wait(), 0);
-  EXPECT_EQ(lines_of(bound.output()), expected);
-
-  LauncherProcess free(shell_ranks(2, script, {"--no_bind"}));
-  EXPECT_EQ(free.wait(), 0);
+  EXPECT_THAT(LauncherProcess(shell_ranks(2, script)).end(),
+              ended(0, ::testing::_, lines_are(expected)));
   const std::string all = format_cpu_list(allowed_cpus());
-  EXPECT_EQ(lines_of(free.output()), (std::multiset<std::string>{all, all}));
+  EXPECT_THAT(LauncherProcess(shell_ranks(2, script, {"--no_bind"})).end(),
+              ended(0, ::testing::_, lines_are({all, all})));
 }
 
-TEST(Launch, StandardOutputIsDataAndStandardErrorSaysWho) {
-  LauncherProcess job(shell_ranks(2, "echo out $RANK; echo err $RANK >&2"));
-  EXPECT_EQ(job.wait(), 0);
-  EXPECT_EQ(lines_of(job.output()), (std::multiset<std::string>{"out 0", "out 1"}));
-  EXPECT_EQ(lines_of(job.errors()), (std::multiset<std::string>{"err 0", "[rank 1] err 1"}));
-}
-
-TEST(Launch, LinesOfRanksDoNotMix) {
+TEST(OutputOfRanks, LinesOfRanksDoNotMix) {
   LauncherProcess job(
       shell_ranks(3, "for i in $(seq 200); do printf $RANK$RANK; printf '%s\\n' $RANK; done"));
   EXPECT_EQ(job.wait(), 0);
@@ -92,56 +170,32 @@ TEST(Launch, LinesOfRanksDoNotMix) {
   EXPECT_EQ(lines.size(), 600);
 }
 
-TEST(Launch, MoreOutputThanAnyBufferArrives) {
+TEST(OutputOfRanks, MoreThanAnyBufferHoldsArrives) {
   LauncherProcess job(shell_ranks(2, "seq 200000"));
   EXPECT_EQ(job.wait(), 0);
   EXPECT_EQ(std::count(job.output().begin(), job.output().end(), '\n'), 400000);
 }
 
-TEST(Launch, OnlyRankZeroReadsStandardInput) {
-  LauncherProcess job(shell_ranks(2, "read line; echo $RANK:$line"), {}, "hello\n");
-  EXPECT_EQ(job.wait(), 0);
-  EXPECT_EQ(lines_of(job.output()), (std::multiset<std::string>{"0:hello", "1:"}));
-}
-
-TEST(Launch, LogDirectoryHoldsOneFilePerRank) {
-  const Scratch scratch;
-  const std::string directory = (scratch.path() / "a/b").string();
+TEST(OutputOfRanks, TheLogDirectoryHoldsOneFilePerRank) {
   LauncherProcess job(
-      shell_ranks(2, "echo out $RANK; echo err $RANK >&2", {"--log_dir", directory}));
-  EXPECT_EQ(job.wait(), 0);
-  EXPECT_EQ(job.output(), "out 0\n");
-  EXPECT_EQ(job.errors(), "err 0\n");
-  for (const char* rank : {"0", "1"}) {
-    const std::string log = scratch.read(std::string("a/b/rank") + rank + ".log");
-    EXPECT_EQ(lines_of(log),
-              (std::multiset<std::string>{std::string("out ") + rank, std::string("err ") + rank}));
+      shell_ranks(2, "echo out $RANK; echo err $RANK >&2", {"--log_dir", "$SCRATCH/a/b"}));
+  EXPECT_THAT(job.end(), ended(0, "err 0\n", "out 0\n"));
+  for (const std::string rank : {"0", "1"}) {
+    EXPECT_THAT(job.scratch().read("a/b/rank" + rank + ".log"),
+                lines_are({"out " + rank, "err " + rank}));
   }
-}
-
-TEST(Launch, AReaderThatGoesAwayEndsTheJob) {
-  LauncherProcess pipeline(
-      {"sh", "-c",
-       zerorun_command({""}).front() + " --accelerator cpu --num_gpus 2 yes | head -n 1"});
-  EXPECT_EQ(pipeline.wait(), 0);
-  EXPECT_EQ(pipeline.output(), "y\n");
-  EXPECT_THAT(pipeline.errors(), HasSubstr("SIGPIPE"));
-  EXPECT_THAT(pipeline.members(), IsEmpty());
 }
 
 TEST(DryRun, PrintsThePlanAndStartsNothing) {
-  const Scratch scratch;
-  const std::string file = (scratch.path() / "started").string();
-  LauncherProcess job(shell_ranks(2, "touch " + file, {"--dry_run", "--master_port", "0"}));
+  LauncherProcess job(
+      shell_ranks(2, "touch $SCRATCH/started", {"--dry_run", "--master_port", "0"}));
   EXPECT_EQ(job.wait(), 0);
-  EXPECT_FALSE(std::filesystem::exists(file));
-  const std::string plan = job.output();
+  EXPECT_FALSE(std::filesystem::exists(job.scratch().path("started")));
   for (const char* text : {"rank 0 on ", "rank 1 on ", "RANK=1\n", "WORLD_SIZE=2\n",
-                           "OMP_NUM_THREADS=", "MASTER_PORT=", "cpus ", "command "}) {
-    EXPECT_THAT(plan, HasSubstr(text));
+                           "OMP_NUM_THREADS=", "MASTER_PORT=", "cpus ", "command ",
+                           "sh -c 'touch $SCRATCH/started'", "ZERORUN_JOB_SECRET=<secret>"}) {
+    EXPECT_THAT(job.output(), HasSubstr(text));
   }
-  EXPECT_THAT(plan, HasSubstr("sh -c 'touch " + file + "'"));
-  EXPECT_THAT(plan, HasSubstr("ZERORUN_JOB_SECRET=<secret>"));
 }
 
 // A command line that cannot be meant: exit code 2, one line.
@@ -165,11 +219,7 @@ TEST(UsageError, HasExitCode2AndOneLine) {
   expect_usage_error({"ckpt", "diff", file, file}, "zerorun ckpt diff: " + file);
   expect_usage_error({"ckpt", "prune", file, "--keep_last", "-1"}, "as in --option=-1");
   expect_usage_error({}, "no PROGRAM");
-  expect_usage_error({"--num_gpux", "2", "true"}, "did you mean --num_gpus?");
-  expect_usage_error({"--num_gpus", "0", "true"}, "--num_gpus '0'");
-  expect_usage_error({"no_such_program"}, "unknown program 'no_such_program'");
   expect_usage_error({"plna", "--model", "gpt2"}, "did you mean 'plan'?");
-  expect_usage_error({"--include", "localhost:x", "true"}, "slot 'x' is not a number");
   expect_usage_error({"--accelerator", "cpu", "--log_dir", file, "true"}, "--log_dir");
   expect_usage_error({"--accelerator", "cpu", binary}, "cannot execute " + binary);
   expect_usage_error({"plan"}, "--model is required; see zerorun plan --help");
@@ -189,6 +239,10 @@ TEST(UsageError, HasExitCode2AndOneLine) {
   expect_usage_error({"bench", "foo"}, "zerorun bench has no command 'foo'; it has nvme");
   expect_usage_error({"bench", "nvme"}, "DIR is required; see zerorun bench nvme --help");
   expect_usage_error({"bench", "nvme", "/no/such"}, "bench nvme: /no/such: ");
+  for (const std::string bad : {"0.1", "nan", "1x"}) {
+    expect_usage_error({"bench", "nvme", "/no/such", "--gib", bad},
+                       "--gib: expected a number from 0.25 to 1024, got '" + bad + "'");
+  }
   expect_usage_error({"version", "x"}, "not expected: x");
   expect_usage_error({"config", "chekc", "x"}, "did you mean 'check'?");
   expect_usage_error({"config", "show", file, "--world_size", "0"}, "--world_size");
@@ -198,16 +252,13 @@ TEST(UsageError, HasExitCode2AndOneLine) {
   expect_usage_error({"ckpt", "verify", file}, file);
 }
 
-TEST(Tools, VersionAndHelpGoToStandardOutput) {
+TEST(Tools, TheHelpNamesThemAndTheVersionIsAnOption) {
   LauncherProcess version(zerorun_command({"version"}));
   EXPECT_EQ(version.wait(), 0);
-  EXPECT_THAT(version.output(), StartsWith("zerorun "));
-  LauncherProcess option(zerorun_command({"--version"}));
-  EXPECT_EQ(option.wait(), 0);
-  EXPECT_EQ(option.output(), version.output());
+  EXPECT_THAT(LauncherProcess(zerorun_command({"--version"})).end(),
+              ended(0, ::testing::_, version.output()));
   LauncherProcess help(zerorun_command({"--help"}));
-  EXPECT_EQ(help.wait(), 0);
-  EXPECT_THAT(help.output(), HasSubstr("Usage: zerorun"));
+  EXPECT_THAT(help.end(), ended(0, ::testing::_, HasSubstr("Usage: zerorun")));
   for (const char* tool :
        {"config", "plan", "bench nvme", "ckpt verify", "env", "doctor", "version"}) {
     EXPECT_THAT(help.output(), HasSubstr("zerorun " + std::string(tool)));
@@ -216,34 +267,21 @@ TEST(Tools, VersionAndHelpGoToStandardOutput) {
 
 TEST(Tools, ConfigChecksShowsAndDocuments) {
   const Scratch scratch;
-  const std::string file =
-      scratch
-          .write("ds_config.json", R"({"train_batch_size": 8, "zero_optimization": {"stage": 2}})")
-          .string();
+  const std::string file = scratch.write(
+      "ds_config.json", R"({"train_batch_size": 8, "zero_optimization": {"stage": 2}})");
   for (const auto& [arguments, expected] :
        std::vector<std::pair<std::vector<std::string>, std::string>>{
-           {{"check", file}, "stage"},
-           {{"show", file, "--world_size", "2"}, "\"train_micro_batch_size_per_gpu\": 4"},
-           {{"schema"}, "json-schema.org"},
-           {{"docs"}, "zero_optimization"}}) {
-    std::vector<std::string> command = {"config"};
-    command.insert(command.end(), arguments.begin(), arguments.end());
-    LauncherProcess tool(zerorun_command(command));
-    EXPECT_EQ(tool.wait(), 0) << arguments.front();
-    EXPECT_THAT(tool.output(), HasSubstr(expected));
-    EXPECT_EQ(tool.errors(), "");
+           {{"config", "check", file}, "stage"},
+           {{"config", "show", file, "--world_size", "2"}, "\"train_micro_batch_size_per_gpu\": 4"},
+           {{"config", "schema"}, "json-schema.org"},
+           {{"config", "docs"}, "zero_optimization"}}) {
+    EXPECT_THAT(LauncherProcess(zerorun_command(arguments)).end(),
+                ended(0, "", HasSubstr(expected)));
   }
-}
-
-TEST(Tools, ConfigNamesEveryProblem) {
-  const Scratch scratch;
-  const std::string file =
-      scratch.write("ds_config.json", R"({"zero_optimisation": {}, "bf16": {"enabled": 3}})")
-          .string();
-  LauncherProcess tool(zerorun_command({"config", "check", file}));
-  EXPECT_EQ(tool.wait(), 2);
-  EXPECT_THAT(tool.errors(), HasSubstr("zero_optimization"));
-  EXPECT_THAT(tool.errors(), HasSubstr("/bf16/enabled"));
+  const std::string bad =
+      scratch.write("bad.json", R"({"zero_optimisation": {}, "bf16": {"enabled": 3}})");
+  EXPECT_THAT(LauncherProcess(zerorun_command({"config", "check", bad})).end(),
+              ended(2, AllOf(HasSubstr("zero_optimization"), HasSubstr("/bf16/enabled"))));
 }
 
 TEST(Tools, HelpIsPlain) {
@@ -277,74 +315,37 @@ TEST(Tools, DoctorExaminesThisMachineAndRunsTwoRanks) {
   const Listener listener = reserve_port("127.0.0.1", 0);
   const std::vector<std::string> words = {
       "doctor", "--folder", scratch.path(), "--port", std::to_string(listener.port), "--json"};
-  LauncherProcess doctor(zerorun_command(words),
-                         {{"CUDA_VISIBLE_DEVICES", ""}, {"ZERORUN_PYTHON", "/none"}});
-  EXPECT_EQ(doctor.wait(), 0);
-  EXPECT_THAT(doctor.output(), HasSubstr("ZERORUN_PYTHON='/none': expected an executable file"));
-  EXPECT_THAT(doctor.output(), HasSubstr("2 ranks (shm) on cpu sum 1 MiB in "));
-  EXPECT_EQ(doctor.errors(), "");
+  EXPECT_THAT(LauncherProcess(zerorun_command(words),
+                              {{"CUDA_VISIBLE_DEVICES", ""}, {"ZERORUN_PYTHON", "/none"}})
+                  .end(),
+              ended(0, "",
+                    AllOf(HasSubstr("ZERORUN_PYTHON='/none': expected an executable file"),
+                          HasSubstr("2 ranks (shm) on cpu sum 1 MiB in "))));
   listen_on(listener);
-  LauncherProcess busy(zerorun_command(words), {{"CUDA_VISIBLE_DEVICES", ""}});
-  EXPECT_EQ(busy.wait(), 1);
-  EXPECT_THAT(busy.output(), HasSubstr("\"state\": \"problem\""));
-  EXPECT_THAT(busy.errors(), HasSubstr("1 checks found a problem"));
-}
-
-TEST(Tools, OnlyBadInputEndsWithCode2) {
-  const Scratch scratch;
-  LauncherProcess none(zerorun_command({"ckpt", "verify", "/no/such"}));
-  EXPECT_EQ(none.wait(), 2);
-  scratch.write("latest", "no\x1b[31mtag\n");
-  LauncherProcess damaged(zerorun_command({"ckpt", "verify", scratch.path().string()}));
-  EXPECT_EQ(damaged.wait(), 1);
-  EXPECT_THAT(damaged.errors(), Not(HasSubstr("\x1b")));
-  EXPECT_THAT(damaged.errors(), HasSubstr("\\x1b[31m"));
-  LauncherProcess full(
-      zerorun_command({"plan", "--model", "350M", "--gpu_memory", "80GB", "--fit", "/dev/full"}));
-  EXPECT_EQ(full.wait(), 1);
-  EXPECT_THAT(full.errors(), HasSubstr("cannot write /dev/full: No space left"));
+  EXPECT_THAT(LauncherProcess(zerorun_command(words), kNoGpus).end(),
+              ended(1, HasSubstr("1 checks found a problem"), HasSubstr("\"state\": \"problem\"")));
 }
 
 TEST(Tools, PlanWritesThroughStandardOutput) {
-  LauncherProcess plan(
-      zerorun_command({"plan", "--model", "350M", "--gpu_memory", "80GB", "--fit", "/dev/stdout"}));
-  EXPECT_EQ(plan.wait(), 0);
-  EXPECT_THAT(plan.output(), StartsWith("{\n"));
-  EXPECT_THAT(plan.output(), HasSubstr("bytes of a rank"));
+  EXPECT_THAT(LauncherProcess(zerorun_command({"plan", "--model", "350M", "--gpu_memory", "80GB",
+                                               "--fit", "/dev/stdout"}))
+                  .end(),
+              ended(0, ::testing::_, AllOf(StartsWith("{\n"), HasSubstr("bytes of a rank"))));
   EXPECT_TRUE(std::filesystem::is_symlink("/dev/stdout"));
 }
 
-TEST(Tools, ADiskIsMeasuredWithAQuarterOfAGibAtLeast) {
-  LauncherProcess enough(zerorun_command({"bench", "nvme", "/no/such", "--gib", "0.25"}));
-  EXPECT_EQ(enough.wait(), 2);
-  EXPECT_THAT(enough.errors(), HasSubstr("bench nvme: /no/such: No such file"));
-  for (const std::string bad : {"0.1", "nan", "1x"}) {
-    LauncherProcess less(zerorun_command({"bench", "nvme", "/no/such", "--gib", bad}));
-    EXPECT_EQ(less.wait(), 2);
-    EXPECT_THAT(less.errors(),
-                HasSubstr("--gib: expected a number from 0.25 to 1024, got '" + bad + "'"));
-  }
+TEST(Tools, DamageIsShownWithoutItsControlCharacters) {
+  const Scratch scratch;
+  scratch.write("latest", "no\x1b[31mtag\n");
+  EXPECT_THAT(LauncherProcess(zerorun_command({"ckpt", "verify", scratch.path()})).end(),
+              ended(1, AllOf(Not(HasSubstr("\x1b")), HasSubstr("\\x1b[31m"))));
 }
 
-TEST(Tools, EnvPrintsTheMachineAndTheVariables) {
-  LauncherProcess env(zerorun_command({"env"}),
-                      {{"OMP_NUM_THREADS", "17"}, {"ZERORUN_JOB_SECRET", "hidden"}});
-  EXPECT_EQ(env.wait(), 0);
-  EXPECT_THAT(env.output(), HasSubstr("\nCPUs "));
-  EXPECT_THAT(env.output(), HasSubstr("\nGPUs "));
-  EXPECT_THAT(env.output(), HasSubstr("\nCUDA "));
-  EXPECT_THAT(env.output(), HasSubstr("OMP_NUM_THREADS"));
-  EXPECT_THAT(env.output(), HasSubstr("= 17"));
-  EXPECT_THAT(env.output(), Not(HasSubstr("hidden")));
-}
-
-TEST(Launch, CtrlCEndsAJobWhoseOutputNobodyReads) {
-  const Scratch folder;
+TEST(OutputOfRanks, ThatNobodyReadsDoesNotHoldAJobAfterCtrlC) {
   // More than a pipe holds, and less than the launcher does.
-  LauncherProcess job(shell_ranks(
-      1, "echo $$ > " + (folder.path() / "pid").string() + "; head -c 500000 /dev/zero"));
+  LauncherProcess job(shell_ranks(1, "echo $$ > $SCRATCH/pid; head -c 500000 /dev/zero"));
   pid_t rank = 0;
-  while (!(std::istringstream(folder.read("pid")) >> rank)) std::this_thread::yield();
+  while (!(std::istringstream(job.scratch().read("pid")) >> rank)) std::this_thread::yield();
   ASSERT_TRUE(wait_until_gone({rank}));
   kill(job.pid(), SIGINT);
   EXPECT_TRUE(wait_until_gone({job.pid()}));

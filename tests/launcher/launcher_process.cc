@@ -16,6 +16,7 @@ namespace {
 
 // Far beyond what anything here takes: only a hang reaches it.
 constexpr int kDeadlineMs = 60000;
+constexpr std::string_view kScratch = "$SCRATCH";
 
 std::vector<char*> pointers(std::vector<std::string>& strings) {
   std::vector<char*> result;
@@ -53,6 +54,11 @@ LauncherProcess::LauncherProcess(std::vector<std::string> command,
   for (const auto& [name, value] : variables) environment[name] = value;
   std::vector<std::string> block = environment_block(environment);
   block.push_back(marker_);
+  block.push_back("SCRATCH=" + scratch_.path().string());
+  if (mkfifo(scratch_.path("fifo").c_str(), 0600) != 0) throw std::runtime_error("mkfifo failed");
+  for (std::string& word : command) {
+    if (word.starts_with(kScratch)) word.replace(0, kScratch.size(), scratch_.path().string());
+  }
 
   Pipe output = make_pipe();
   Pipe errors = make_pipe();

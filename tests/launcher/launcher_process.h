@@ -2,11 +2,32 @@
 
 #include "launcher/ranks/process.h"
 #include "tests/common.h"
+#include "tests/scratch.h"
 
 namespace zerorun::testing {
 
+// How a command ended.
+struct Ended {
+  int code = 0;        // as a shell gives it
+  std::string output;  // what read_line() has not taken
+  std::string errors;
+  std::vector<pid_t> left;  // what it has started and is still there
+
+  friend void PrintTo(const Ended& end, std::ostream* out) {
+    *out << "code " << end.code << ", output:\n" << end.output << "errors:\n" << end.errors;
+  }
+};
+using TextMatcher = ::testing::Matcher<const std::string&>;
+
+// With this code, and nothing left over.
+inline ::testing::Matcher<const Ended&> ended(int code, const TextMatcher& errors = ::testing::_,
+                                              const TextMatcher& output = ::testing::_) {
+  return ::testing::FieldsAre(code, output, errors, IsEmpty());
+}
+
 // The zerorun command as a user runs it: a real process with real ranks. Everything that it starts
-// inherits a marker variable, by which survivors are found.
+// inherits a marker variable, by which survivors are found, and $SCRATCH, a folder with a `fifo`; a
+// word of the command may begin with it.
 class LauncherProcess {
  public:
   // The program is given by its path or found in PATH.
@@ -26,18 +47,21 @@ class LauncherProcess {
   void await_ready(int ranks);
   // Waits for the process and the end of its output. Exit code as a shell gives it.
   int wait();
+  Ended end() { return {wait(), output_, errors_, members()}; }
   // Output that read_line() has not taken.
   const std::string& output() const { return output_; }
   const std::string& errors() const { return errors_; }
 
   // Processes with the marker, the launcher included.
   std::vector<pid_t> members() const;
+  const Scratch& scratch() const { return scratch_; }
 
  private:
   // Waits for more output; false at the end of both streams.
   bool read_more();
   std::string take_line(std::string& from);
 
+  const Scratch scratch_;
   std::string marker_;
   pid_t pid_ = -1;
   bool reaped_ = false;
@@ -55,6 +79,9 @@ std::vector<std::string> shell_ranks(int ranks, const std::string& script,
                                      std::vector<std::string> options = {});
 
 std::multiset<std::string> lines_of(const std::string& text);
+inline TextMatcher lines_are(std::multiset<std::string> lines) {
+  return ::testing::ResultOf(lines_of, std::move(lines));
+}
 
 // Waits until all of `pids` have ended; false after a generous deadline.
 bool wait_until_gone(const std::vector<pid_t>& pids);
@@ -63,3 +90,15 @@ pid_t parent_of(pid_t pid);
 bool wait_for_state(pid_t pid, char state);
 
 }  // namespace zerorun::testing
+
+namespace zerorun {
+
+using testing::ended;
+using testing::LauncherProcess;
+using testing::lines_are;
+using testing::lines_of;
+using testing::shell_ranks;
+using testing::wait_until_gone;
+using testing::zerorun_command;
+
+}  // namespace zerorun

@@ -11,11 +11,6 @@
 namespace zerorun::nodes_test {
 namespace {
 
-using testing::LauncherProcess;
-using testing::lines_of;
-using testing::wait_until_gone;
-using testing::zerorun_command;
-
 using Variables = std::map<std::string, std::string>;
 
 // Two hosts with two slots each, the second of which is reached through a false ssh.
@@ -38,21 +33,23 @@ class TwoHosts : public ::testing::Test {
     scratch_.write("hosts", "localhost slots=2\n127.0.0.2 slots=2\n");
   }
 
+  // The command for both hosts, then options and a program.
+  std::vector<std::string> on_both(std::vector<std::string> words) const {
+    words.insert(words.begin(), {"--accelerator", "cpu", "--hostfile", scratch_.path("hosts")});
+    return zerorun_command(words);
+  }
   // A job on both hosts that runs a shell script.
   LauncherProcess start(const std::string& script, std::vector<std::string> options = {}) const {
-    std::vector<std::string> arguments = {"--accelerator", "cpu", "--hostfile",
-                                          scratch_.path("hosts")};
-    arguments.insert(arguments.end(), options.begin(), options.end());
-    arguments.insert(arguments.end(), {"sh", "-c", script});
-    return LauncherProcess(zerorun_command(arguments), variables());
+    options.insert(options.end(), {"sh", "-c", script});
+    return LauncherProcess(on_both(options), variables());
   }
   // The part of one host, started by hand.
-  static LauncherProcess start_by_hand(int node_rank, uint16_t port, const std::string& script,
-                                       std::vector<std::string> options = {}) {
+  LauncherProcess start_by_hand(int node_rank, const std::string& script,
+                                const std::vector<std::string>& options = {}) const {
     std::vector<std::string> arguments = {
         "--accelerator", "cpu",       "--nproc_per_node", "2",
         "--nnodes",      "2",         "--node_rank",      std::to_string(node_rank),
-        "--master_addr", "127.0.0.1", "--master_port",    std::to_string(port)};
+        "--master_addr", "127.0.0.1", "--master_port",    std::to_string(port_)};
     arguments.insert(arguments.end(), options.begin(), options.end());
     arguments.insert(arguments.end(), {"sh", "-c", script});
     return LauncherProcess(zerorun_command(arguments), {{"ZERORUN_JOB_SECRET", "s"}});
@@ -64,20 +61,17 @@ class TwoHosts : public ::testing::Test {
   }
   pid_t ssh_pid() const { return std::stoi(scratch_.read("ssh.pid")); }
 
-  testing::Scratch scratch_;
+  Scratch scratch_;
+  uint16_t port_ = reserve_port("127.0.0.1", 0).port;  // of those that are started by hand
 };
-
-uint16_t free_port() { return reserve_port("127.0.0.1", 0).port; }
 
 const std::string kPlace = "echo $RANK $LOCAL_RANK $WORLD_SIZE $NODE_RANK $GROUP_WORLD_SIZE";
 const std::multiset<std::string> kPlaces = {"0 0 4 0 2", "1 1 4 0 2", "2 0 4 1 2", "3 1 4 1 2"};
 
+const std::multiset<std::string> kAllOfFour = {"0 of 4", "1 of 4", "2 of 4", "3 of 4"};
+
 TEST_F(TwoHosts, EveryRankKnowsItsPlace) {
-  LauncherProcess job = start(kPlace);
-  EXPECT_EQ(job.wait(), 0);
-  EXPECT_EQ(lines_of(job.output()), kPlaces);
-  EXPECT_EQ(job.errors(), "");
-  EXPECT_THAT(job.members(), IsEmpty());
+  EXPECT_THAT(start(kPlace).end(), ended(0, "", lines_are(kPlaces)));
 }
 
 TEST_F(TwoHosts, RanksMeetAtOnePlaceWithOneSecret) {
@@ -97,47 +91,30 @@ TEST_F(TwoHosts, RanksMeetAtOnePlaceWithOneSecret) {
 }
 
 TEST_F(TwoHosts, AFailureElsewhereEndsAllAndIsReportedLast) {
-  LauncherProcess job = start("test $RANK = 3 && { echo broken >&2; exit 7; }; exec sleep 1000");
-  EXPECT_EQ(job.wait(), 7);
-  EXPECT_THAT(job.errors(), HasSubstr("broken\n"));
-  EXPECT_THAT(job.errors(), HasSubstr("[zerorun] error: rank 3 of 4"));
-  EXPECT_THAT(job.errors(), EndsWith("failed with exit code 7\n"));
-  EXPECT_THAT(job.members(), IsEmpty());
-}
-
-TEST_F(TwoHosts, ASignalThatKilledARankIsTheCauseOfItsPeersErrors) {
-  LauncherProcess job = start("test $RANK = 2 && kill -9 $$; exec sleep 1000");
-  EXPECT_EQ(job.wait(), 128 + SIGKILL);
-  EXPECT_THAT(job.errors(), HasSubstr("rank 2 of 4"));
-  EXPECT_THAT(job.members(), IsEmpty());
+  EXPECT_THAT(start("test $RANK = 3 && { echo broken >&2; exit 7; }; exec sleep 1000").end(),
+              ended(7, AllOf(HasSubstr("broken\n"), HasSubstr("[zerorun] error: rank 3 of 4"),
+                             EndsWith("failed with exit code 7\n"))));
+  EXPECT_THAT(start("test $RANK = 2 && kill -9 $$; exec sleep 1000").end(),
+              ended(128 + SIGKILL, HasSubstr("rank 2 of 4")));
 }
 
 TEST_F(TwoHosts, AHostThatSshDoesNotReachIsNamedAtOnce) {
   scratch_.write("unreachable", "");
-  LauncherProcess job = start("exec sleep 1000");
-  EXPECT_EQ(job.wait(), 1);
-  EXPECT_THAT(job.errors(),
-              HasSubstr("no launcher on host 127.0.0.2 (node 1): ssh ended with 255"));
-  EXPECT_THAT(job.errors(), HasSubstr("no route"));
-  EXPECT_THAT(job.members(), IsEmpty());
+  EXPECT_THAT(
+      start("exec sleep 1000").end(),
+      ended(1, AllOf(HasSubstr("no launcher on host 127.0.0.2 (node 1): ssh ended with 255"),
+                     HasSubstr("no route"))));
 }
 
 TEST_F(TwoHosts, WithoutSshTheErrorSaysSo) {
   std::filesystem::remove(scratch_.path("ssh"));
-  std::vector<std::string> arguments = {"--accelerator", "cpu", "--hostfile",
-                                        scratch_.path("hosts"), "/bin/true"};
-  LauncherProcess job(zerorun_command(arguments), {{"PATH", scratch_.path().string()}});
-  EXPECT_EQ(job.wait(), 2);
-  EXPECT_THAT(job.errors(), HasSubstr("ssh is not in PATH"));
+  EXPECT_THAT(LauncherProcess(on_both({"/bin/true"}), {{"PATH", scratch_.path().string()}}).end(),
+              ended(2, HasSubstr("ssh is not in PATH")));
 }
 
 TEST_F(TwoHosts, AProgramThatIsMissingElsewhereIsAnErrorThatNamesTheHost) {
-  LauncherProcess job(zerorun_command({"--accelerator", "cpu", "--hostfile", scratch_.path("hosts"),
-                                       scratch_.path("absent")}),
-                      variables());
-  EXPECT_EQ(job.wait(), 2);
-  EXPECT_THAT(job.errors(), HasSubstr("absent"));
-  EXPECT_THAT(job.members(), IsEmpty());
+  EXPECT_THAT(LauncherProcess(on_both({scratch_.path("absent")}), variables()).end(),
+              ended(2, HasSubstr("absent")));
 }
 
 // Ranks that say that they are there.
@@ -152,22 +129,15 @@ TEST_F(TwoHosts, Kill9OfSshEndsTheJobOnBothHosts) {
   EXPECT_TRUE(wait_until_gone(job.members()));
 }
 
-TEST_F(TwoHosts, Kill9OfTheLauncherLeavesNothing) {
-  LauncherProcess job = start(kWaiting);
-  job.await_ready(4);
-  const auto members = job.members();
-  kill(job.pid(), SIGKILL);
-  EXPECT_EQ(job.wait(), 128 + SIGKILL);
-  EXPECT_TRUE(wait_until_gone(members));
-}
-
-TEST_F(TwoHosts, Kill9OfTheCoordinatorLeavesNothing) {
-  LauncherProcess job = start(kWaiting);
-  job.await_ready(4);
-  const auto members = job.members();
-  kill(testing::parent_of(ssh_pid()), SIGKILL);
-  EXPECT_EQ(job.wait(), 128 + SIGKILL);
-  EXPECT_TRUE(wait_until_gone(members));
+TEST_F(TwoHosts, Kill9OfLauncherOrCoordinatorLeavesNothing) {
+  for (const bool of_launcher : {true, false}) {
+    LauncherProcess job = start(kWaiting);
+    job.await_ready(4);
+    const auto members = job.members();
+    kill(of_launcher ? job.pid() : testing::parent_of(ssh_pid()), SIGKILL);
+    EXPECT_EQ(job.wait(), 128 + SIGKILL);
+    EXPECT_TRUE(wait_until_gone(members));
+  }
 }
 
 TEST_F(TwoHosts, AStoppedLauncherIsALostHost) {
@@ -191,73 +161,76 @@ TEST_F(TwoHosts, ASignalLetsTheRanksOfAllHostsSave) {
       start("trap 'echo saved; exit 0' INT TERM; echo ready; while :; do sleep 1000 & wait; done");
   job.await_ready(4);
   kill(job.pid(), SIGINT);
-  EXPECT_EQ(job.wait(), 128 + SIGINT);
-  EXPECT_EQ(job.output(), "saved\nsaved\nsaved\nsaved\n");
-  EXPECT_THAT(job.errors(), Not(HasSubstr("error")));
+  EXPECT_THAT(job.end(),
+              ended(128 + SIGINT, Not(HasSubstr("error")), "saved\nsaved\nsaved\nsaved\n"));
 }
 
 TEST_F(TwoHosts, AFailedJobStartsAnew) {
+  const std::string failed =
+      "test $TORCHELASTIC_RESTART_COUNT = 0 && { test $RANK = 3 && exit 5; exec sleep 1000; }; ";
+  LauncherProcess job = start(failed + "echo $ZERORUN_RESTART_REASON", {"--max_restarts", "2"});
+  EXPECT_THAT(job.end(), ended(0, HasSubstr("restart 1 of 2 on 2 hosts: rank 3 on ")));
+  EXPECT_THAT(lines_of(job.output()),
+              AllOf(SizeIs(4), ::testing::Each(HasSubstr("failed with exit code 5"))));
+}
+
+// What becomes of a job that may restart once when a host is lost.
+struct LostCase {
+  std::string label;
+  std::vector<std::string> options;
+  bool away = true;   // so that ssh does not reach it
+  bool back = false;  // after a while
+  int code = 0;
+  testing::TextMatcher errors = ::testing::_;
+  std::multiset<std::string> lines = kAllOfFour;
+};
+
+void PrintTo(const LostCase& row, std::ostream* out) { *out << row.label; }
+
+class LostHost : public TwoHosts, public ::testing::WithParamInterface<LostCase> {};
+
+TEST_P(LostHost, IsJoinedAgainOrLeftOrNamed) {
+  const LostCase& row = GetParam();
+  std::vector<std::string> options = row.options;
+  options.insert(options.end(), {"--max_restarts", "1"});
   LauncherProcess job = start(
-      "test $TORCHELASTIC_RESTART_COUNT = 0 && { test $RANK = 3 && exit 5; exec sleep 1000; }; "
-      "echo $RANK $WORLD_SIZE $ZERORUN_RESTART_REASON",
-      {"--max_restarts", "2"});
-  EXPECT_EQ(job.wait(), 0);
-  const auto lines = lines_of(job.output());
-  EXPECT_EQ(lines.size(), 4U);
-  for (const std::string& line : lines) EXPECT_THAT(line, HasSubstr("failed with exit code 5"));
-  EXPECT_THAT(job.errors(), HasSubstr("restart 1 of 2 on 2 hosts: rank 3 on "));
-}
-
-const std::string kEndsAfterARestart =
-    "test $TORCHELASTIC_RESTART_COUNT = 1 && { echo $RANK of $WORLD_SIZE; exit 0; }; " + kWaiting;
-
-TEST_F(TwoHosts, ALostHostLeavesASmallerJob) {
-  LauncherProcess job = start(kEndsAfterARestart, {"--nnodes", "1:2", "--max_restarts", "1"});
+      "test $TORCHELASTIC_RESTART_COUNT = 1 && { echo $RANK of $WORLD_SIZE; exit 0; }; " + kWaiting,
+      options);
   job.await_ready(4);
-  scratch_.write("unreachable", "");
+  if (row.away) scratch_.write("unreachable", "");
   kill(ssh_pid(), SIGKILL);
-  EXPECT_EQ(job.wait(), 0);
-  EXPECT_EQ(lines_of(job.output()), (std::multiset<std::string>{"0 of 2", "1 of 2"}));
-  EXPECT_THAT(job.errors(), HasSubstr("restart 1 of 1 on 1 hosts"));
-  EXPECT_THAT(job.errors(), HasSubstr("no route; going on without it"));
-}
-
-TEST_F(TwoHosts, ALostHostThatIsBackJoinsTheRestartedJob) {
-  LauncherProcess job = start(kEndsAfterARestart, {"--nnodes", "1:2", "--max_restarts", "1"});
-  job.await_ready(4);
-  kill(ssh_pid(), SIGKILL);
-  EXPECT_EQ(job.wait(), 0);
-  EXPECT_EQ(lines_of(job.output()),
-            (std::multiset<std::string>{"0 of 4", "1 of 4", "2 of 4", "3 of 4"}));
-  EXPECT_THAT(job.errors(), HasSubstr("for lost hosts to join again: 127.0.0.2 (node 1)"));
-}
-
-TEST_F(TwoHosts, AJobOfAFixedNumberOfHostsWaitsForALostOne) {
-  LauncherProcess job = start(kEndsAfterARestart, {"--max_restarts", "1"});
-  job.await_ready(4);
-  scratch_.write("unreachable", "");
-  kill(ssh_pid(), SIGKILL);
-  while (!job.read_error_line().ends_with("no route; it is called again every 10 s")) {
+  if (row.back) {
+    while (!job.read_error_line().ends_with("no route; it is called again every 10 s")) {
+    }
+    std::filesystem::remove(scratch_.path("unreachable"));
   }
-  std::filesystem::remove(scratch_.path("unreachable"));
-  EXPECT_EQ(job.wait(), 0);
-  EXPECT_EQ(lines_of(job.output()),
-            (std::multiset<std::string>{"0 of 4", "1 of 4", "2 of 4", "3 of 4"}));
-}
-
-TEST_F(TwoHosts, ALostHostThatDoesNotComeBackIsNamedWithItsLoss) {
-  LauncherProcess job =
-      start(kEndsAfterARestart, {"--max_restarts", "1", "--rdzv_conf", "join_timeout=1"});
-  job.await_ready(4);
-  scratch_.write("unreachable", "");
-  kill(ssh_pid(), SIGKILL);
-  EXPECT_EQ(job.wait(), 1);
-  EXPECT_THAT(job.errors(), HasSubstr("not all hosts have joined within 1 s; there: localhost"));
-  EXPECT_THAT(job.errors(), HasSubstr("missing: 127.0.0.2 (node 1)"));
-  EXPECT_THAT(job.errors(),
-              HasSubstr("the job was to start anew: host 127.0.0.2 (node 1) was lost"));
+  EXPECT_EQ(job.wait(), row.code);
+  EXPECT_THAT(job.errors(), row.errors);
+  EXPECT_EQ(lines_of(job.output()), row.lines);
   EXPECT_TRUE(wait_until_gone(job.members()));
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, LostHost,
+    ::testing::Values(
+        LostCase{.label = "leaves a smaller job",
+                 .options = {"--nnodes", "1:2"},
+                 .errors = AllOf(HasSubstr("restart 1 of 1 on 1 hosts"),
+                                 HasSubstr("no route; going on without it")),
+                 .lines = {"0 of 2", "1 of 2"}},
+        LostCase{.label = "that is back joins the restarted job",
+                 .options = {"--nnodes", "1:2"},
+                 .away = false,
+                 .errors = HasSubstr("for lost hosts to join again: 127.0.0.2 (node 1)")},
+        LostCase{.label = "of a fixed number is waited for", .back = true},
+        LostCase{.label = "that does not come back is named with its loss",
+                 .options = {"--rdzv_conf", "join_timeout=1"},
+                 .code = 1,
+                 .errors = AllOf(
+                     HasSubstr("not all hosts have joined within 1 s; there: localhost"),
+                     HasSubstr("missing: 127.0.0.2 (node 1)"),
+                     HasSubstr("the job was to start anew: host 127.0.0.2 (node 1) was lost")),
+                 .lines = {}}));
 
 TEST_F(TwoHosts, ASlowReaderLosesNothing) {
   LauncherProcess job = start("head -c 700000 /dev/zero | tr '\\0' x | fold -w 99; echo");
@@ -270,24 +243,17 @@ TEST_F(TwoHosts, ASlowReaderLosesNothing) {
 
 TEST_F(TwoHosts, WithoutStandardStreamsTheJobEndsAsEver) {
   std::vector<std::string> command = {"sh", "-c", "exec \"$@\" <&- >&- 2>&-", "sh"};
-  const std::vector<std::string> launcher =
-      zerorun_command({"--accelerator", "cpu", "--hostfile", scratch_.path("hosts"), "sh", "-c",
-                       "echo x; echo y >&2"});
+  const auto launcher = on_both({"sh", "-c", "echo x; echo y >&2"});
   command.insert(command.end(), launcher.begin(), launcher.end());
-  LauncherProcess job(command, variables());
-  EXPECT_EQ(job.wait(), 0);
-  EXPECT_THAT(job.members(), IsEmpty());
+  EXPECT_THAT(LauncherProcess(command, variables()).end(), ended(0));
 }
 
 TEST_F(TwoHosts, StartedByHandTheyMeet) {
-  const uint16_t port = free_port();
-  LauncherProcess second = start_by_hand(1, port, kPlace);
-  LauncherProcess first = start_by_hand(0, port, kPlace);
+  LauncherProcess second = start_by_hand(1, kPlace);
+  LauncherProcess first = start_by_hand(0, kPlace);
   EXPECT_EQ(first.wait(), 0);
   EXPECT_EQ(second.wait(), 0);
-  std::multiset<std::string> lines = lines_of(first.output());
-  lines.merge(lines_of(second.output()));
-  EXPECT_EQ(lines, kPlaces);
+  EXPECT_EQ(lines_of(first.output() + second.output()), kPlaces);
 }
 
 TEST_F(TwoHosts, StartedByHandCtrlCOnAnyHostLetsAllRanksSave) {
@@ -300,9 +266,8 @@ TEST_F(TwoHosts, StartedByHandCtrlCOnAnyHostLetsAllRanksSave) {
     const std::string script = "trap 'sleep 2; echo saved; exit 0' INT; test $NODE_RANK = " +
                                (done ? std::to_string(*done) : "none") +
                                " && exit 0; echo ready; while :; do sleep 0.1; done";
-    const uint16_t port = free_port();
-    LauncherProcess second = start_by_hand(1, port, script);
-    LauncherProcess first = start_by_hand(0, port, script);
+    LauncherProcess second = start_by_hand(1, script);
+    LauncherProcess first = start_by_hand(0, script);
     const std::array<LauncherProcess*, 2> hosts = {&first, &second};
     for (const size_t host : {0, 1, 0, 1}) {
       if (host != done) {
@@ -319,10 +284,9 @@ TEST_F(TwoHosts, StartedByHandCtrlCOnAnyHostLetsAllRanksSave) {
 }
 
 TEST_F(TwoHosts, StartedByHandTheyEndTogetherWithOneExitCode) {
-  const uint16_t port = free_port();
   const std::string script = "test $RANK = 2 && exit 9; exec sleep 1000";
-  LauncherProcess second = start_by_hand(1, port, script);
-  LauncherProcess first = start_by_hand(0, port, script);
+  LauncherProcess second = start_by_hand(1, script);
+  LauncherProcess first = start_by_hand(0, script);
   EXPECT_EQ(first.wait(), 9);
   EXPECT_EQ(second.wait(), 9);
   EXPECT_THAT(first.errors(), HasSubstr("rank 2 of 4"));
@@ -330,9 +294,8 @@ TEST_F(TwoHosts, StartedByHandTheyEndTogetherWithOneExitCode) {
 
 // No ssh ends it.
 TEST_F(TwoHosts, StartedByHandTheLossOfTheFirstEndsTheOther) {
-  const uint16_t port = free_port();
-  LauncherProcess first = start_by_hand(0, port, kWaiting);
-  LauncherProcess second = start_by_hand(1, port, kWaiting);
+  LauncherProcess first = start_by_hand(0, kWaiting);
+  LauncherProcess second = start_by_hand(1, kWaiting);
   first.await_ready(2);
   second.await_ready(2);
   kill(first.pid(), SIGKILL);
@@ -342,34 +305,26 @@ TEST_F(TwoHosts, StartedByHandTheLossOfTheFirstEndsTheOther) {
 }
 
 TEST_F(TwoHosts, AHostThatDoesNotComeIsNamed) {
-  LauncherProcess job =
-      start_by_hand(0, free_port(), "exec sleep 1000", {"--rdzv_conf", "join_timeout=1"});
-  EXPECT_EQ(job.wait(), 1);
-  EXPECT_THAT(job.errors(), HasSubstr("not all hosts have joined within 1 s"));
-  EXPECT_THAT(job.errors(), HasSubstr("missing: (node 1)"));
+  EXPECT_THAT(start_by_hand(0, "exec sleep 1000", {"--rdzv_conf", "join_timeout=1"}).end(),
+              ended(1, AllOf(HasSubstr("not all hosts have joined within 1 s"),
+                             HasSubstr("missing: (node 1)"))));
 }
 
 TEST_F(TwoHosts, DifferentProgramsAreAnError) {
-  const uint16_t port = free_port();
-  LauncherProcess first = start_by_hand(0, port, "exec sleep 1000");
-  LauncherProcess second = start_by_hand(1, port, "exec sleep 2000");
-  EXPECT_EQ(first.wait(), 2);
-  EXPECT_THAT(first.errors(), HasSubstr("the hosts run different commands"));
-  EXPECT_THAT(first.errors(), HasSubstr("sleep 1000"));
-  EXPECT_THAT(first.errors(), HasSubstr("sleep 2000"));
+  LauncherProcess first = start_by_hand(0, "exec sleep 1000");
+  LauncherProcess second = start_by_hand(1, "exec sleep 2000");
+  EXPECT_THAT(first.end(), ended(2, AllOf(HasSubstr("the hosts run different commands"),
+                                          HasSubstr("sleep 1000"), HasSubstr("sleep 2000"))));
   EXPECT_EQ(second.wait(), 2);
 }
 
 TEST_F(TwoHosts, AnUnauthenticatedClientIsNotLetIn) {
-  const uint16_t port = free_port();
-  LauncherProcess first =
-      start_by_hand(0, port, "exec sleep 1000", {"--rdzv_conf", "join_timeout=2"});
-  const FileDescriptor unknown =
-      connect_to("127.0.0.1", port, std::chrono::steady_clock::now() + std::chrono::seconds(30));
+  LauncherProcess first = start_by_hand(0, "exec sleep 1000", {"--rdzv_conf", "join_timeout=2"});
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  const FileDescriptor unknown = connect_to("127.0.0.1", port_, deadline);
   send_frame(unknown, ControlMessage("join").add("program", "x").add("token", "wrong").encode(),
-             std::chrono::steady_clock::now() + std::chrono::seconds(30));
-  EXPECT_EQ(first.wait(), 1);
-  EXPECT_THAT(first.errors(), HasSubstr("missing: (node 1)"));
+             deadline);
+  EXPECT_THAT(first.end(), ended(1, HasSubstr("missing: (node 1)")));
 }
 
 }  // namespace

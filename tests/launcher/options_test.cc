@@ -10,8 +10,8 @@ namespace {
 
 using testing::words_of;
 
-std::string error_of(const std::vector<std::string>& arguments) {
-  return testing::error_of([&] { parse_options(arguments); });
+std::string option_error(const std::vector<std::string>& arguments) {
+  return error_of([&] { parse_options(arguments); });
 }
 
 TEST(Options, DefaultsAreAFreePortAndAllDevices) {
@@ -105,7 +105,7 @@ TEST(Options, AnEmptyFilterOrHostfileIsNoneAndOtherEmptyValuesAreErrors) {
         {"--log_dir", "", "train"},
         {"--master_addr", "", "train"},
         {"--grace_period=", "train"}}) {
-    EXPECT_THAT(error_of(arguments), HasSubstr(": the value is empty; give one, or leave"));
+    EXPECT_THAT(option_error(arguments), HasSubstr(": the value is empty; give one, or leave"));
   }
 }
 
@@ -139,8 +139,8 @@ TEST(Options, OfHostsAreRead) {
   EXPECT_EQ(options.request.comm_timeout_s, 1.5);
   EXPECT_EQ(options.cpus.list, "0-3,8");
   EXPECT_TRUE(options.save_pid);
-  EXPECT_THAT(error_of({"--launcher_args", "'a", "x"}), HasSubstr("a quote is not closed"));
-  EXPECT_THAT(error_of({"--launcher=rsh", "x"}), HasSubstr("expected one of ssh, pdsh"));
+  EXPECT_THAT(option_error({"--launcher_args", "'a", "x"}), HasSubstr("a quote is not closed"));
+  EXPECT_THAT(option_error({"--launcher=rsh", "x"}), HasSubstr("expected one of ssh, pdsh"));
 }
 
 // Every option of torchrun, as its help lists them.
@@ -174,17 +174,19 @@ TEST(Options, OfTorchrunAreRead) {
 }
 
 TEST(Options, OfOthersThatCannotWorkSayWhatToDo) {
-  EXPECT_THAT(error_of({"--virtual-local-rank", "x"}),
+  EXPECT_THAT(option_error({"--virtual-local-rank", "x"}),
               HasSubstr("--virtual-local-rank does not work here; every rank sees all GPUs"));
-  EXPECT_THAT(error_of({"--autotuning", "run", "x"}), HasSubstr("zerorun tune"));
-  EXPECT_THAT(error_of({"--run-path", "x"}), HasSubstr("name the script as PROGRAM"));
-  EXPECT_THAT(error_of({"--rdzv_backend=etcd", "x"}), HasSubstr("expected one of static, c10d"));
-  EXPECT_THAT(error_of({"--rdzv_conf=timeout", "x"}), HasSubstr("expected KEY=VALUE"));
-  EXPECT_THAT(error_of({"--rdzv_conf=timeout=soon", "x"}), HasSubstr("a number of seconds"));
-  EXPECT_THAT(error_of({"--tee=9", "x"}), HasSubstr("--tee '9': expected 0 (none), 1"));
-  EXPECT_THAT(error_of({"--redirects=a:1", "x"}), HasSubstr("--redirects 'a:1'"));
-  EXPECT_THAT(error_of({"--local_ranks_filter=a", "x"}), HasSubstr("expected ranks, as in 0,2"));
-  EXPECT_THAT(error_of({"--signals_to_handle=SIGUSR1", "x"}), HasSubstr("not at 'SIGUSR1'"));
+  EXPECT_THAT(option_error({"--autotuning", "run", "x"}), HasSubstr("zerorun tune"));
+  EXPECT_THAT(option_error({"--run-path", "x"}), HasSubstr("name the script as PROGRAM"));
+  EXPECT_THAT(option_error({"--rdzv_backend=etcd", "x"}),
+              HasSubstr("expected one of static, c10d"));
+  EXPECT_THAT(option_error({"--rdzv_conf=timeout", "x"}), HasSubstr("expected KEY=VALUE"));
+  EXPECT_THAT(option_error({"--rdzv_conf=timeout=soon", "x"}), HasSubstr("a number of seconds"));
+  EXPECT_THAT(option_error({"--tee=9", "x"}), HasSubstr("--tee '9': expected 0 (none), 1"));
+  EXPECT_THAT(option_error({"--redirects=a:1", "x"}), HasSubstr("--redirects 'a:1'"));
+  EXPECT_THAT(option_error({"--local_ranks_filter=a", "x"}),
+              HasSubstr("expected ranks, as in 0,2"));
+  EXPECT_THAT(option_error({"--signals_to_handle=SIGUSR1", "x"}), HasSubstr("not at 'SIGUSR1'"));
 }
 
 TEST(Options, ElasticTrainingRestartsAsDeepSpeedDoes) {
@@ -210,26 +212,26 @@ TEST(Options, VariablesOfTorchrunStandForOptionsThatAreNotGiven) {
 }
 
 TEST(Options, UnknownOptionsNameTheNearest) {
-  EXPECT_THAT(error_of({"--num_gpu", "2", "train"}), HasSubstr("did you mean --num_gpus?"));
-  EXPECT_THAT(error_of({"--dry-runn", "train"}), HasSubstr("did you mean --dry_run?"));
-  EXPECT_THAT(error_of({"--localhost:0,2", "train"}),
+  EXPECT_THAT(option_error({"--num_gpu", "2", "train"}), HasSubstr("did you mean --num_gpus?"));
+  EXPECT_THAT(option_error({"--dry-runn", "train"}), HasSubstr("did you mean --dry_run?"));
+  EXPECT_THAT(option_error({"--localhost:0,2", "train"}),
               HasSubstr("did you mean '--include localhost:0,2'?"));
-  EXPECT_THAT(error_of({"--quite_something_else", "train"}), HasSubstr("see zerorun --help"));
-  EXPECT_THAT(error_of({"-z", "train"}), HasSubstr("unknown option -z"));
+  EXPECT_THAT(option_error({"--quite_something_else", "train"}), HasSubstr("see zerorun --help"));
+  EXPECT_THAT(option_error({"-z", "train"}), HasSubstr("unknown option -z"));
 }
 
 TEST(Options, BadValuesAreErrors) {
-  EXPECT_THAT(error_of({"--master_port", "70000", "train"}), HasSubstr("--master_port"));
-  EXPECT_THAT(error_of({"--master_port", "http", "train"}), HasSubstr("--master_port"));
-  EXPECT_THAT(error_of({"--accelerator", "tpu", "train"}), HasSubstr("--accelerator"));
+  EXPECT_THAT(option_error({"--master_port", "70000", "train"}), HasSubstr("--master_port"));
+  EXPECT_THAT(option_error({"--master_port", "http", "train"}), HasSubstr("--master_port"));
+  EXPECT_THAT(option_error({"--accelerator", "tpu", "train"}), HasSubstr("--accelerator"));
   for (const char* value : {"-1", "nan", "inf", "1e9", "1s"}) {
-    EXPECT_THAT(error_of({"--grace_period", value, "train"}),
+    EXPECT_THAT(option_error({"--grace_period", value, "train"}),
                 HasSubstr("--grace_period: expected a number from 0 to 86400, got '"));
   }
-  EXPECT_THAT(error_of({"--no_bind=yes", "train"}), HasSubstr("--no_bind takes no value"));
-  EXPECT_THAT(error_of({"--num_gpus"}), HasSubstr("--num_gpus needs a value"));
-  EXPECT_THAT(error_of({}), HasSubstr("no PROGRAM"));
-  EXPECT_THAT(error_of({"--num_gpus", "2"}), HasSubstr("no PROGRAM"));
+  EXPECT_THAT(option_error({"--no_bind=yes", "train"}), HasSubstr("--no_bind takes no value"));
+  EXPECT_THAT(option_error({"--num_gpus"}), HasSubstr("--num_gpus needs a value"));
+  EXPECT_THAT(option_error({}), HasSubstr("no PROGRAM"));
+  EXPECT_THAT(option_error({"--num_gpus", "2"}), HasSubstr("no PROGRAM"));
 }
 
 TEST(Options, HelpAndVersionNeedNoProgram) {

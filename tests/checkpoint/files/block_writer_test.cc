@@ -57,7 +57,7 @@ TEST(BlockWriter, EveryByteComesToItsPlaceWithAndWithoutTheCache) {
         std::memset(copy.data(), 'x', copy.size());  // the bytes are the caller's again
       }
       writer.finish();
-      EXPECT_TRUE(testing::read_file(path) == text) << path;
+      EXPECT_TRUE(read_file(path) == text) << path;
     }
   }
   std::filesystem::remove_all(folder);
@@ -106,7 +106,7 @@ TEST(BlockWriter, BytesInPlaceComeToTheirPlaceWhereverTheyLie) {
           std::memset(bytes.data(), 'y', bytes.size());  // the caller's again
         }
         writer.finish();
-        EXPECT_TRUE(testing::read_file(path) == text) << path;
+        EXPECT_TRUE(read_file(path) == text) << path;
       }
     }
   }
@@ -114,13 +114,13 @@ TEST(BlockWriter, BytesInPlaceComeToTheirPlaceWhereverTheyLie) {
 }
 
 TEST(BlockWriter, WhatCannotBeWrittenIsAnErrorThatNamesTheFile) {
-  const testing::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   const std::string text = random_text(8 * kMiB);
-  const testing::FileSizeLimit limit(3 * kMiB);
+  const FileSizeLimit limit(3 * kMiB);
   for (const bool direct : {true, false}) {
     const std::string name = direct ? "direct" : "cached";
     const auto error = [&](uint64_t reserved) {
-      return testing::error_of<IoError>([&] {
+      return error_of<IoError>([&] {
         BlockWriter writer(directory.path() / (name + std::to_string(reserved)), reserved, direct);
         writer.write(0, std::as_bytes(std::span(text)));
         writer.finish();

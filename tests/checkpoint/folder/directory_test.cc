@@ -1,28 +1,20 @@
 #include "checkpoint/files/layout.h"
 #include "checkpoint/loading/checkpoint_reader.h"
 #include "checkpoint/saving/save.h"
-#include "tests/checkpoint/fake_engine.h"
-#include "tests/checkpoint/temporary_directory.h"
+#include "tests/checkpoint/sharded.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
-#include "zerorun/checkpoint.h"
 
 namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::FakeEngine;
-using testing::names_in;
 
 class Directory : public ::testing::Test {
  protected:
   void save(const std::string& tag, uint64_t seed = 1, bool update_latest = true) {
-    FakeEngine engine = make_engine(seed);
-    save_checkpoint(engine, *comm_,
-                    {.directory = directory_.string(),
-                     .tag = tag,
-                     .client_state = "",
-                     .update_latest = update_latest});
+    whole_.save({.directory = directory_.string(), .tag = tag, .update_latest = update_latest},
+                seed);
   }
   std::string load(const std::string& tag, uint64_t seed = 1) {
     FakeEngine engine = make_engine(99);
@@ -31,14 +23,12 @@ class Directory : public ::testing::Test {
     return loaded.tag;
   }
   std::string load_error(const std::string& tag = "") {
-    return testing::error_of<CheckpointError>([&] { load(tag); });
+    return error_of<CheckpointError>([&] { load(tag); });
   }
-  FakeEngine make_engine(uint64_t seed) {
-    const testing::FakeModel model = testing::small_model();
-    return {model, testing::random_cuts(model, 1, 1)[0], seed};
-  }
+  FakeEngine make_engine(uint64_t seed) { return whole_.engine(*comm_, seed); }
 
-  testing::TemporaryDirectory directory_;
+  const Sharded whole_ = testing::on_one_rank();
+  TemporaryDirectory directory_;
   const fs::path path_ = directory_.path();
   std::shared_ptr<Communicator> comm_ = make_communicator({});
 };
@@ -85,7 +75,7 @@ TEST_F(Directory, WhatThisUserMayNotReadIsNotMissing) {
     fs::permissions(path_, fs::perms::all);
     fs::permissions(hidden, fs::perms::none);
     EXPECT_TRUE(!is_root || ::seteuid(65534) == 0);
-    const std::string text = testing::error_of(act);
+    const std::string text = error_of(act);
     EXPECT_TRUE(!is_root || ::seteuid(0) == 0);
     fs::permissions(hidden, fs::perms::all);
     return text;
@@ -110,7 +100,7 @@ TEST_F(Directory, ThoseWhoRemoveTheSameCheckpointsDoNotFail) {
       tags.push_back(fmt::format("old{}", i));
       fs::create_directory(path_ / tags.back());
       for (int file = 0; file < 20; ++file) {
-        testing::write_file(path_ / tags.back() / fmt::format("{}", file), "bytes");
+        write_file(path_ / tags.back() / fmt::format("{}", file), "bytes");
       }
     }
     const auto remove_all = [&] {
@@ -133,7 +123,7 @@ TEST_F(Directory, ThoseWhoRemoveTheSameCheckpointsDoNotFail) {
 
 TEST_F(Directory, AFileIsNoFolderOfCheckpoints) {
   const std::string file = (path_ / "file").string();
-  testing::write_file(file, "text");
+  write_file(file, "text");
   FakeEngine engine = make_engine(1);
   EXPECT_THAT([&] { load_checkpoint(engine, *comm_, file); },
               ThrowsMessage<CheckpointError>(HasSubstr(file + " is not a folder")));
@@ -161,7 +151,7 @@ TEST_F(Directory, ASaveMayLeaveLatestAlone) {
 
 TEST_F(Directory, SavingATagAgainReplacesItAndKeepsOtherFiles) {
   save("a", 1);
-  testing::write_file(path_ / "a" / "tokenizer.json", "{}");
+  write_file(path_ / "a" / "tokenizer.json", "{}");
   save("a", 2);
   EXPECT_EQ(load("", 2), "a");
   EXPECT_THAT(names_in(path_), ElementsAre("a", "latest"));
@@ -172,10 +162,10 @@ TEST_F(Directory, SavingATagAgainReplacesItAndKeepsOtherFiles) {
 TEST_F(Directory, LeftoversOfCrashesGoWithTheNextSaveAndNothingElse) {
   const std::string id = "0123456789abcdef";
   fs::create_directories(path_ / (".step1.tmp-" + id) / "deep");
-  testing::write_file(path_ / (".latest.tmp-" + id), "step1");
+  write_file(path_ / (".latest.tmp-" + id), "step1");
   for (const char* name : {".step1.tmp-0123", ".tmp-0123456789abcdef", "x.tmp-0123456789abcdef",
                            ".gitignore", "notes.txt"}) {
-    testing::write_file(path_ / name, "mine");
+    write_file(path_ / name, "mine");
   }
   save("a");
   EXPECT_THAT(names_in(path_), ElementsAre(".gitignore", ".step1.tmp-0123", ".tmp-0123456789abcdef",
@@ -186,7 +176,7 @@ TEST_F(Directory, LeftoversOfCrashesGoWithTheNextSaveAndNothingElse) {
 TEST_F(Directory, ASaveSparesTheFolderOfAnotherThatIsUnderWay) {
   SaveFolder under_way({path_, "async", new_save_id()}, 0);
   under_way.make();
-  testing::write_file(under_way.shard(0), "bytes");
+  write_file(under_way.shard(0), "bytes");
   save("blocking");
   EXPECT_NO_THROW(under_way.check_seen());
   EXPECT_TRUE(fs::exists(under_way.shard(0)));
@@ -218,11 +208,11 @@ TEST_F(Directory, WrongTagListsTheTags) {
 
 TEST_F(Directory, LatestThatNamesNothingListsTheTags) {
   save("a");
-  testing::write_file(path_ / "latest", "gone");
+  write_file(path_ / "latest", "gone");
   EXPECT_THAT(load_error(), HasSubstr("gone holds no checkpoint, although latest names it; "));
-  testing::write_file(path_ / "latest", "../../etc");
+  write_file(path_ / "latest", "../../etc");
   EXPECT_THAT(load_error(), HasSubstr("latest is damaged: "));
-  testing::write_file(path_ / "latest", "");
+  write_file(path_ / "latest", "");
   EXPECT_THAT(load_error(), HasSubstr("latest is damaged: "));
 }
 

@@ -1,56 +1,48 @@
 #include "checkpoint/files/layout.h"
-#include "tests/checkpoint/fake_engine.h"
-#include "tests/checkpoint/temporary_directory.h"
+#include "tests/checkpoint/sharded.h"
 #include "tests/common.h"
-#include "tests/harness.h"
-#include "zerorun/checkpoint.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::FakeEngine;
-using testing::names_in;
 
 // Hosts with a disk each: a folder of its own for the ranks of each. That is all that tells them
-// apart.
+// apart. A job is the letters of its ranks' hosts: "aabb" has two hosts of two ranks.
 class NodeLocal : public ::testing::Test {
  protected:
-  using Host = std::function<std::string(int rank)>;
-
   fs::path disk(const std::string& host) const { return directory_.path() / host; }
-
-  // An engine that has made as many steps as its seed.
-  FakeEngine engine_of(const testing::Cuts& cuts, const Communicator& comm, uint64_t seed) const {
-    FakeEngine engine(model_, cuts, comm, seed);
-    engine.set_progress({.step_count = static_cast<int64_t>(seed)});
-    return engine;
+  SaveOptions options(const std::string& job, const Communicator& comm,
+                      const std::string& tag) const {
+    const std::string host(1, job[static_cast<size_t>(comm.rank())]);
+    return {.directory = disk(host).string(), .tag = tag, .node_local = true};
   }
-  void save(int world_size, const Host& host_of, const std::string& tag, uint64_t seed,
+  Sharded sharded(const std::string& job, uint32_t cuts) const {
+    const auto ranks = static_cast<int>(job.size());
+    return {.cuts = random_cuts(testing::small_model(), ranks, cuts)};
+  }
+
+  // Engines that have made as many steps as their seed.
+  void save(const std::string& job, const std::string& tag, uint64_t seed,
             const std::vector<NamedTensor>& buffers = {}) const {
-    const testing::Cuts cuts = testing::random_cuts(model_, world_size, 7);
-    testing::run_ranks(world_size, [&](Communicator& comm) {
-      FakeEngine engine = engine_of(cuts, comm, seed);
-      save_checkpoint(engine, comm,
-                      {.directory = disk(host_of(comm.rank())).string(),
-                       .tag = tag,
-                       .client_state = fmt::format("{{\"rank\": {}}}", comm.rank()),
-                       .buffers = buffers,
-                       .node_local = true});
+    sharded(job, 7).run(seed, [&](FakeEngine& engine, Communicator& comm) {
+      engine.set_progress({.step_count = static_cast<int64_t>(seed)});
+      SaveOptions own = options(job, comm, tag);
+      own.client_state = fmt::format("{{\"rank\": {}}}", comm.rank());
+      own.buffers = buffers;
+      save_checkpoint(engine, comm, own);
     });
   }
   // Each rank's error, or "" where all that it holds is as it was saved.
-  std::vector<std::string> load(int world_size, const Host& host_of, uint64_t seed,
+  std::vector<std::string> load(const std::string& job, uint64_t seed,
                                 const std::string& tag = "") const {
-    const testing::Cuts cuts = testing::random_cuts(model_, world_size, 8);
-    std::vector<std::string> results(static_cast<size_t>(world_size));
-    testing::run_ranks(world_size, [&](Communicator& comm) {
+    const Sharded loading = sharded(job, 8);
+    std::vector<std::string> results(job.size());
+    loading.run(99, [&](FakeEngine& engine, Communicator& comm) {
       std::string& result = results[static_cast<size_t>(comm.rank())];
-      FakeEngine engine(model_, cuts, comm, 99);
       const std::string before = engine.bytes();
       try {
-        const std::string own = disk(host_of(comm.rank())).string();
+        const std::string own = options(job, comm, tag).directory;
         const std::string folder = share_checkpoint(engine, comm, own, tag);
         if (folder.empty()) {
           result = "none";
@@ -58,7 +50,9 @@ class NodeLocal : public ::testing::Test {
         }
         const LoadedCheckpoint loaded = load_checkpoint(engine, comm, folder);
         if (loaded.client_state != "{\"rank\": 0}") result = loaded.client_state;
-        if (engine.bytes() != engine_of(cuts, comm, seed).bytes()) result = "differs";
+        FakeEngine expected = loading.engine(comm, seed);
+        expected.set_progress({.step_count = static_cast<int64_t>(seed)});
+        if (engine.bytes() != expected.bytes()) result = "differs";
       } catch (const CheckpointError& error) {
         result = error.what();
         if (engine.bytes() != before) result += " and has changed";
@@ -69,53 +63,50 @@ class NodeLocal : public ::testing::Test {
   std::vector<std::string> files_of(const std::string& host, const std::string& tag) const {
     return names_in(disk(host) / tag);
   }
-  static int count(const std::vector<std::string>& names, bool (*is_kind)(std::string_view)) {
-    return static_cast<int>(
-        std::count_if(names.begin(), names.end(), [&](const auto& name) { return is_kind(name); }));
+  // Files and headers of ranks on a host.
+  std::pair<int, int> counts(const std::string& host, const std::string& tag) const {
+    std::pair<int, int> found;
+    for (const std::string& name : files_of(host, tag)) {
+      found.first += is_shard_name(name) ? 1 : 0;
+      found.second += is_header_name(name) ? 1 : 0;
+    }
+    return found;
   }
 
-  static std::string two_hosts(int rank) { return rank < 2 ? "a" : "b"; }
-
-  const testing::FakeModel model_ = testing::small_model();
   const std::vector<std::string> fine_ = std::vector<std::string>(4);
 
  private:
-  testing::TemporaryDirectory directory_;
+  TemporaryDirectory directory_;
 };
 
 TEST_F(NodeLocal, EachHostKeepsTheFilesOfItsRanksAndTheHeadersOfTheOthers) {
-  save(4, two_hosts, "step1", 1);
+  save("aabb", "step1", 1);
   for (const char* host : {"a", "b"}) {
-    const auto files = files_of(host, "step1");
-    EXPECT_EQ(count(files, is_shard_name), 2);
-    EXPECT_EQ(count(files, is_header_name), 2);
-    EXPECT_EQ(files.size(), 5U);  // and the manifest
+    EXPECT_EQ(counts(host, "step1"), std::pair(2, 2));
+    EXPECT_EQ(files_of(host, "step1").size(), 5U);  // and the manifest
     EXPECT_THAT(names_in(disk(host)), ElementsAre("latest", "step1"));
   }
-  EXPECT_EQ(load(4, two_hosts, 1), fine_);
+  EXPECT_EQ(load("aabb", 1), fine_);
 }
 
 TEST_F(NodeLocal, SavingATagAgainReplacesItOnEveryDisk) {
-  save(4, two_hosts, "same", 1);
-  save(4, two_hosts, "same", 2);
+  save("aabb", "same", 1);
+  save("aabb", "same", 2);
   for (const char* host : {"a", "b"}) EXPECT_EQ(files_of(host, "same").size(), 5U);
-  EXPECT_EQ(load(4, two_hosts, 2), fine_);
+  EXPECT_EQ(load("aabb", 2), fine_);
 }
 
 TEST_F(NodeLocal, RanksThatMoveToOtherHostsGetWhatTheyNeed) {
-  save(4, two_hosts, "step1", 1);
-  EXPECT_EQ(load(
-                4, [](int rank) { return rank % 2 == 0 ? "b" : "a"; }, 1),
-            fine_);
+  save("aabb", "step1", 1);
+  EXPECT_EQ(load("baba", 1), fine_);
 }
 
 TEST_F(NodeLocal, AHostThatHasNothingStartsFromTheOthers) {
   constexpr int64_t kNumel = 5'000'000;  // more than is copied at once
   std::vector<float> values(kNumel);
   std::iota(values.begin(), values.end(), 0.0F);
-  save(4, two_hosts, "step1", 1, {{"table", "F32", {kNumel}, std::as_bytes(std::span(values))}});
-  const auto three = [](int rank) { return std::string(1, static_cast<char>("cab"[rank % 3])); };
-  EXPECT_EQ(load(4, three, 1), fine_);
+  save("aabb", "step1", 1, {{"table", "F32", {kNumel}, std::as_bytes(std::span(values))}});
+  EXPECT_EQ(load("cabc", 1), fine_);
   std::vector<float> found(kNumel);
   SavedModel((disk("c") / "step1").string())
       .read_buffer(0, std::as_writable_bytes(std::span(found)));
@@ -123,71 +114,58 @@ TEST_F(NodeLocal, AHostThatHasNothingStartsFromTheOthers) {
 }
 
 TEST_F(NodeLocal, ANewerCheckpointOfWhichHostsLackFilesLeavesThatOfTheLowestRank) {
-  save(4, two_hosts, "step1", 1);
+  save("aabb", "step1", 1);
   fs::copy(disk("a"), disk("old"), fs::copy_options::recursive);
-  save(4, two_hosts, "step2", 2);
+  save("aabb", "step2", 2);
   // As after a crash between the commits of two disks: the second's latest is newer.
   fs::remove_all(disk("a"));
   fs::rename(disk("old"), disk("a"));
   ::testing::internal::CaptureStderr();
-  EXPECT_EQ(load(4, two_hosts, 1), fine_);
+  EXPECT_EQ(load("aabb", 1), fine_);
   EXPECT_THAT(
       ::testing::internal::GetCapturedStderr(),
       ::testing::MatchesRegex(".*rank 2's host has step2 .step 2., but no rank of this job "
                               "finds rank00000-.*written on .*: step1 .step 1. is loaded\n"));
-  EXPECT_EQ(load(
-                4, [](int) { return "c"; }, 1),
-            std::vector<std::string>(4, "none"));
+  EXPECT_EQ(load("cccc", 1), std::vector<std::string>(4, "none"));
 }
 
 TEST_F(NodeLocal, AHostThatWasAwayDoesNotTakeTheJobBack) {
-  save(4, two_hosts, "step1", 1);
-  const auto without_a = [](int rank) { return rank < 2 ? "b" : "c"; };
-  save(4, without_a, "step2", 2);
-  save(4, without_a, "step3", 3);
-  const auto with_a = [](int rank) { return std::string(1, static_cast<char>("aabc"[rank])); };
+  save("aabb", "step1", 1);
+  save("bbcc", "step2", 2);
+  save("bbcc", "step3", 3);
   ::testing::internal::CaptureStderr();
-  EXPECT_EQ(load(4, with_a, 3), fine_);
+  EXPECT_EQ(load("aabc", 3), fine_);
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
               HasSubstr("rank 2's host has step3 (step 3), that of a lower rank only step1"));
-  EXPECT_EQ(load(4, with_a, 1, "step1"), fine_);  // asked for by name
+  EXPECT_EQ(load("aabc", 1, "step1"), fine_);  // asked for by name
 }
 
 TEST_F(NodeLocal, AnotherSaveOfTheSameTagOnOneHostIsNotMixedIn) {
-  save(4, two_hosts, "same", 1);
-  save(
-      4, [](int) { return "c"; }, "same", 2);
+  save("aabb", "same", 1);
+  save("cccc", "same", 2);
   const auto files = files_of("c", "same");
-  const auto three = [](int rank) { return std::string(1, static_cast<char>("aabc"[rank])); };
-  for (const std::string& error : load(4, three, 1, "same")) {
-    EXPECT_THAT(error, HasSubstr("c/same is of another save than the checkpoint of that name which "
-                                 "rank 0's host has"));
-  }
+  EXPECT_THAT(load("aabc", 1, "same"),
+              ::testing::Each(HasSubstr("c/same is of another save than the checkpoint of that "
+                                        "name which rank 0's host has")));
   EXPECT_EQ(files_of("c", "same"), files);
 }
 
 TEST_F(NodeLocal, WhatNoHostHasIsNamedAndNothingChanges) {
-  save(4, two_hosts, "step1", 1);
-  for (const std::string& error : load(
-           2, [](int) { return "a"; }, 1)) {
-    EXPECT_THAT(error, HasSubstr("no rank of this job finds rank00002-"));
-    EXPECT_THAT(error, HasSubstr("(written on "));
-    EXPECT_THAT(error, Not(HasSubstr("has changed")));
-  }
+  save("aabb", "step1", 1);
+  EXPECT_THAT(load("aa", 1),
+              ::testing::Each(AllOf(HasSubstr("no rank of this job finds rank00002-"),
+                                    HasSubstr("(written on "), Not(HasSubstr("has changed")))));
 }
 
 TEST_F(NodeLocal, ADamagedFileIsFoundWhereItIsCopiedTo) {
-  save(4, two_hosts, "step1", 1);
+  save("aabb", "step1", 1);
   for (const std::string& name : files_of("b", "step1")) {
     if (!is_shard_name(name)) continue;
-    std::string bytes = testing::read_file(disk("b") / "step1" / name);
+    std::string bytes = read_file(disk("b") / "step1" / name);
     bytes.back() ^= 1;
-    testing::write_file(disk("b") / "step1" / name, bytes);
+    write_file(disk("b") / "step1" / name, bytes);
   }
-  for (const std::string& error : load(
-           4, [](int rank) { return rank < 3 ? "a" : "b"; }, 1)) {
-    EXPECT_THAT(error, HasSubstr("damaged"));
-  }
+  EXPECT_THAT(load("aaab", 1), ::testing::Each(HasSubstr("damaged")));
 }
 
 TEST_F(NodeLocal, ASaveBesideTheTrainingIsCompleteWhenARankIsTold) {
@@ -195,53 +173,42 @@ TEST_F(NodeLocal, ASaveBesideTheTrainingIsCompleteWhenARankIsTold) {
   int tag = 0;
   for (const Told told : {Told::by_poll, Told::by_the_next_save, Told::at_the_end}) {
     const auto name = fmt::format("step{}", ++tag);
-    const testing::Cuts cuts = testing::random_cuts(model_, 4, 7);
-    testing::run_ranks(4, [&](Communicator& comm) {
-      FakeEngine engine = engine_of(cuts, comm, 1);
+    sharded("aabb", 7).run(1, [&](FakeEngine& engine, Communicator& comm) {
+      engine.set_progress({.step_count = 1});
       AsyncSaver saver(engine, comm);
-      SaveOptions options{.directory = disk(two_hosts(comm.rank())).string(),
-                          .tag = name,
-                          .client_state = "{\"rank\": 0}",
-                          .node_local = true};
-      saver.save(options);
+      SaveOptions own = options("aabb", comm, name);
+      own.client_state = "{\"rank\": 0}";
+      saver.save(own);
       engine.fill(2);
       engine.set_progress({.step_count = 2});
       while (told == Told::by_poll && !saver.poll()) {
       }
-      options.tag = "last";
-      if (told == Told::by_the_next_save) saver.save(options);
+      own.tag = "last";
+      if (told == Told::by_the_next_save) saver.save(own);
       saver.wait_alone();
     });
-    for (const char* host : {"a", "b"}) {
-      EXPECT_EQ(count(files_of(host, name), is_shard_name), 2);
-      EXPECT_EQ(count(files_of(host, name), is_header_name), 2);
-    }
-    EXPECT_EQ(load(4, two_hosts, 1, name), fine_);
+    for (const char* host : {"a", "b"}) EXPECT_EQ(counts(host, name), std::pair(2, 2));
+    EXPECT_EQ(load("aabb", 1, name), fine_);
   }
-  EXPECT_EQ(load(4, two_hosts, 2, "last"), fine_);
+  EXPECT_EQ(load("aabb", 2, "last"), fine_);
 }
 
 TEST_F(NodeLocal, ASaveBesideTheTrainingThatOneHostCannotMakeLeavesTheOneBefore) {
-  save(4, two_hosts, "step1", 1);
+  save("aabb", "step1", 1);
   fs::create_directories(disk("b") / "step2" / "checkpoint.json");  // no file takes its place
-  const testing::Cuts cuts = testing::random_cuts(model_, 4, 7);
-  testing::run_ranks(4, [&](Communicator& comm) {
-    FakeEngine engine(model_, cuts, comm, 2);
+  sharded("aabb", 7).run(2, [&](FakeEngine& engine, Communicator& comm) {
     AsyncSaver saver(engine, comm);
-    const SaveOptions options{
-        .directory = disk(two_hosts(comm.rank())).string(), .tag = "step2", .node_local = true};
-    saver.save(options);
+    saver.save(options("aabb", comm, "step2"));
     EXPECT_THROW(saver.wait(), IoError);
   });
   EXPECT_THAT(names_in(disk("a")), ElementsAre("latest", "step1"));
-  EXPECT_EQ(load(4, two_hosts, 1), fine_);
+  EXPECT_EQ(load("aabb", 1), fine_);
 }
 
 TEST_F(NodeLocal, OneDiskForAllIsAnOrdinaryCheckpoint) {
-  save(
-      4, [](int) { return "a"; }, "step1", 1);
-  EXPECT_EQ(count(files_of("a", "step1"), is_header_name), 0);
-  EXPECT_EQ(load(4, two_hosts, 1), fine_);
+  save("aaaa", "step1", 1);
+  EXPECT_EQ(counts("a", "step1").second, 0);
+  EXPECT_EQ(load("aabb", 1), fine_);
 }
 
 }  // namespace

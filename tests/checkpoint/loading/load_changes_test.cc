@@ -1,11 +1,8 @@
 #include "checkpoint/loading/record_runs.h"
 #include "checkpoint/loading/undo_log.h"
-#include "tests/checkpoint/fake_engine.h"
-#include "tests/checkpoint/temporary_directory.h"
+#include "tests/checkpoint/sharded.h"
 #include "tests/common.h"
 #include "tests/paths.h"
-#include "zerorun/checkpoint.h"
-#include "zerorun/error.h"
 
 namespace zerorun::load_changes {
 namespace {
@@ -100,19 +97,19 @@ class LargeCheckpoint : public ::testing::TestWithParam<bool> {
     if (GetParam()) {
       constexpr int64_t kNumel = 5'000'192;
       model_.specs.insert(model_.specs.begin(), {"large", {kNumel}, "m", 0, true, ""});
-      cuts_ = testing::random_cuts(model_, 1, 1)[0];
+      cuts_ = random_cuts(model_, 1, 1)[0];
       std::erase_if(cuts_, [](const testing::Cut& cut) { return cut.parameter == 0; });
       cuts_.insert(cuts_.begin(), {0, 0, kNumel});
     } else {
       model_.specs.push_back({"large", {5'000'011}, "m", 0, true, ""});
-      cuts_ = testing::random_cuts(model_, 1, 1)[0];
+      cuts_ = random_cuts(model_, 1, 1)[0];
     }
     save_checkpoint(*make_engine(1), *comm_, {folder_.string(), "t", ""});
   }
   ~LargeCheckpoint() override { fs::remove_all(folder_); }
 
-  std::unique_ptr<testing::FakeEngine> make_engine(uint64_t seed) const {
-    return std::make_unique<testing::FakeEngine>(model_, cuts_, seed);
+  std::unique_ptr<FakeEngine> make_engine(uint64_t seed) const {
+    return std::make_unique<FakeEngine>(model_, cuts_, seed);
   }
   static std::vector<const Record*> in_order(const CheckpointReader& checkpoint) {
     std::vector<const Record*> records;
@@ -132,7 +129,7 @@ class LargeCheckpoint : public ::testing::TestWithParam<bool> {
       fs::path(test_paths::build()) / fmt::format("load_changes-{}", ::getpid());
   const std::shared_ptr<Communicator> comm_ = make_communicator({});
   const std::shared_ptr<Device> device_ = make_cpu_device();
-  testing::FakeModel model_ = testing::small_model();
+  FakeModel model_ = testing::small_model();
   std::vector<testing::Cut> cuts_;
 };
 INSTANTIATE_TEST_SUITE_P(, LargeCheckpoint, ::testing::Bool(),
@@ -140,7 +137,7 @@ INSTANTIATE_TEST_SUITE_P(, LargeCheckpoint, ::testing::Bool(),
 
 // The reference is the file as a whole.
 TEST_P(LargeCheckpoint, BothReadsGiveTheBytesOfTheFile) {
-  const std::string whole = testing::read_file(file());
+  const std::string whole = read_file(file());
   const CheckpointReader checkpoint(folder_ / "t");
   const std::vector<const Record*> records = in_order(checkpoint);
   Workers workers(3);
@@ -189,11 +186,11 @@ TEST_P(LargeCheckpoint, OfSeveralDamagedRecordsTheFirstIsToldAndAllIsUndone) {
     return copies;
   }();
   const auto flip = [&] {
-    std::string bytes = testing::read_file(file());
+    std::string bytes = read_file(file());
     for (const size_t i : {records.size() / 2, records.size() - 1}) {
       bytes[records[i].offset + records[i].nbytes() - 1] ^= 1;
     }
-    testing::write_file(file(), bytes);
+    write_file(file(), bytes);
   };
   const auto engine = make_engine(2);
   const std::string before = engine->bytes();

@@ -1,36 +1,30 @@
-#include "tests/checkpoint/fake_engine.h"
-#include "tests/checkpoint/temporary_directory.h"
+#include "tests/checkpoint/sharded.h"
 #include "tests/common.h"
-#include "zerorun/checkpoint.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
-using testing::FakeEngine;
-using testing::FakeModel;
-
 // Saves one model, loads into another that `change` made of it, and returns the error.
-std::string error_of(const std::function<void(FakeModel&)>& change) {
-  const auto comm = make_communicator({});
-  const testing::TemporaryDirectory directory;
-  FakeModel model = testing::small_model();
-  FakeEngine saved(model, testing::random_cuts(model, 1, 1), *comm, 1);
-  save_checkpoint(saved, *comm, {.directory = directory.string()});
-  change(model);
-  FakeEngine engine(model, testing::random_cuts(model, 1, 1), *comm, 2);
-  const std::string before = engine.bytes();
-  try {
-    load_checkpoint(engine, *comm, directory.string());
-  } catch (const CheckpointError& error) {
-    EXPECT_EQ(engine.bytes(), before);
-    return error.what();
-  }
-  return "loaded";
+std::string load_error(const std::function<void(FakeModel&)>& change) {
+  const TemporaryDirectory directory;
+  Sharded sharded = testing::on_one_rank();
+  sharded.save({.directory = directory.string()});
+  change(sharded.model);
+  std::string result = "loaded";
+  testing::on_one_rank(sharded.model).run(2, [&](FakeEngine& engine, Communicator& comm) {
+    const std::string before = engine.bytes();
+    try {
+      load_checkpoint(engine, comm, directory.string());
+    } catch (const CheckpointError& error) {
+      EXPECT_EQ(engine.bytes(), before);
+      result = error.what();
+    }
+  });
+  return result;
 }
 
 TEST(ModelMatch, SameModelInAnotherOrderLoads) {
-  EXPECT_EQ(error_of([](FakeModel& model) { std::swap(model.specs[1], model.specs[3]); }),
+  EXPECT_EQ(load_error([](FakeModel& model) { std::swap(model.specs[1], model.specs[3]); }),
             "loaded");
 }
 
@@ -71,24 +65,22 @@ TEST(ModelMatch, DifferencesAreNamed) {
        },
        "\n  and 80 more"},
       {[](FakeModel& model) { model.groups.pop_back(); }, "has 2 parameter groups, this run 1"}};
-  for (const auto& [change, error] : cases) EXPECT_THAT(error_of(change), HasSubstr(error));
+  for (const auto& [change, error] : cases) EXPECT_THAT(load_error(change), HasSubstr(error));
 }
 
 TEST(ModelMatch, AllDifferencesComeAtOnceWithTheNearestNames) {
-  const std::string error = error_of([](FakeModel& model) {
-    model.specs[1].name = "h.0.ln.wieght";
-    model.specs[2].shape = {5, 3, 7};
-    model.specs[3].trainable = true;
-    model.specs[5].name = "module.scale";
-  });
-  for (const char* part :
-       {"h.0.mlp.weight has shape", "h.0.frozen is frozen",
-        "no parameter h.0.ln.wieght, which this model has (nearest: h.0.ln.weight)",
-        "no parameter module.scale, which this model has (nearest: scale)",
-        "the parameter h.0.ln.weight, which this model lacks (nearest: h.0.ln.wieght)",
-        "the parameter scale, which this model lacks (nearest: module.scale)"}) {
-    EXPECT_THAT(error, HasSubstr(part));
-  }
+  EXPECT_THAT(
+      load_error([](FakeModel& model) {
+        model.specs[1].name = "h.0.ln.wieght";
+        model.specs[2].shape = {5, 3, 7};
+        model.specs[3].trainable = true;
+        model.specs[5].name = "module.scale";
+      }),
+      AllOf(HasSubstr("h.0.mlp.weight has shape"), HasSubstr("h.0.frozen is frozen"),
+            HasSubstr("no parameter h.0.ln.wieght, which this model has (nearest: h.0.ln.weight)"),
+            HasSubstr("no parameter module.scale, which this model has (nearest: scale)"),
+            HasSubstr("parameter h.0.ln.weight, which this model lacks (nearest: h.0.ln.wieght)"),
+            HasSubstr("the parameter scale, which this model lacks (nearest: module.scale)")));
 }
 
 }  // namespace

@@ -1,18 +1,11 @@
-#include "tests/checkpoint/fake_engine.h"
-#include "tests/checkpoint/temporary_directory.h"
+#include "tests/checkpoint/sharded.h"
 #include "tests/common.h"
-#include "tests/harness.h"
 #include "tests/paths.h"
-#include "zerorun/checkpoint.h"
-#include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::FakeEngine;
-using testing::FakeModel;
-using testing::names_in;
 
 // The model and file of data/make_safetensors.py.
 FakeModel exported_model() {
@@ -46,26 +39,25 @@ class Export : public ::testing::Test {
  protected:
   void run(int world_size, const fs::path& path, const std::vector<ExportTensor>& tensors,
            const std::string& metadata = "{}") {
-    const testing::Cuts cuts = testing::random_cuts(model_, world_size, 5);
-    testing::run_ranks(world_size, [&](Communicator& comm) {
-      FakeEngine engine(model_, cuts, comm, 1);
+    const Sharded sharded = {model_, random_cuts(model_, world_size, 5)};
+    sharded.run(1, [&](FakeEngine& engine, Communicator& comm) {
       fill_ramps(engine);
       export_safetensors(engine, comm, path.string(), tensors, metadata);
     });
   }
 
   FakeModel model_ = exported_model();
-  testing::TemporaryDirectory directory_;
+  TemporaryDirectory directory_;
   const fs::path path_ = directory_.path() / "model.safetensors";
 };
 
 TEST_F(Export, IsByteForByteWhatTheReferenceImplementationWrites) {
   const std::string expected =
-      testing::read_file(test_paths::tests() + "/checkpoint/data/exported.safetensors");
+      read_file(test_paths::tests() + "/checkpoint/data/exported.safetensors");
   ASSERT_FALSE(expected.empty());
   for (const int world_size : {1, 2, 4}) {
     run(world_size, path_, exported_tensors());
-    EXPECT_EQ(testing::read_file(path_), expected) << world_size << " ranks";
+    EXPECT_EQ(read_file(path_), expected) << world_size << " ranks";
     EXPECT_THAT(names_in(directory_.path()), ElementsAre("model.safetensors"));
   }
 }
@@ -77,16 +69,15 @@ TEST_F(Export, OwnReaderReadsIt) {
   EXPECT_THAT(reader.find("b")->shape, ElementsAre(7, 1));
   ASSERT_EQ(reader.find("a")->data.numel, 15);
   EXPECT_EQ(to_float(reader.find("a")->data.as<Bf16>()[14]), 17.0F);
-  EXPECT_THAT(testing::read_file(path_),
-              HasSubstr("\"__metadata__\":{\"format\":\"pt\",\"note\":\"x\"}"));
+  EXPECT_THAT(read_file(path_), HasSubstr("\"__metadata__\":{\"format\":\"pt\",\"note\":\"x\"}"));
 }
 
 TEST_F(Export, ReplacesTheFileAndCleansUpAfterACrash) {
-  testing::write_file(path_, "old");
-  testing::write_file(directory_.path() / ".model.safetensors.tmp-0123456789abcdef", "crashed");
-  testing::write_file(directory_.path() / ".other.tmp-0123456789abcdef", "not ours");
+  write_file(path_, "old");
+  write_file(directory_.path() / ".model.safetensors.tmp-0123456789abcdef", "crashed");
+  write_file(directory_.path() / ".other.tmp-0123456789abcdef", "not ours");
   run(1, path_, exported_tensors());
-  EXPECT_GT(testing::read_file(path_).size(), 100U);
+  EXPECT_GT(read_file(path_).size(), 100U);
   EXPECT_THAT(names_in(directory_.path()),
               ElementsAre(".other.tmp-0123456789abcdef", "model.safetensors"));
 }
@@ -94,7 +85,7 @@ TEST_F(Export, ReplacesTheFileAndCleansUpAfterACrash) {
 TEST_F(Export, FollowsLinksAndKeepsPermissions) {
   fs::create_directory(directory_.path() / "models");
   const fs::path target = directory_.path() / "models" / "current";
-  testing::write_file(target, "old");
+  write_file(target, "old");
   fs::permissions(target, fs::perms::owner_all);
   fs::create_symlink("models/current", path_);
   run(2, path_, exported_tensors());
@@ -128,7 +119,7 @@ TEST_F(Export, BadRequestsAreConfigErrorsThatLeaveNothing) {
 }
 
 TEST_F(Export, PathsThatCannotBeWrittenAreIoErrors) {
-  testing::write_file(directory_.path() / "file", "mine");
+  write_file(directory_.path() / "file", "mine");
   fs::create_directory(path_);
   EXPECT_THROW(run(2, path_, exported_tensors()), IoError);
   EXPECT_THROW(run(2, directory_.path() / "file" / "model", exported_tensors()), IoError);

@@ -9,8 +9,6 @@ namespace zerorun {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::read_file;
-using testing::write_file;
 
 std::string safetensors(const std::string& header, const std::string& data = "") {
   const uint64_t length = header.size();
@@ -40,7 +38,7 @@ class Reader : public ::testing::Test {
     return error;
   }
 
-  testing::TemporaryDirectory directory_;
+  TemporaryDirectory directory_;
   const fs::path path_ = directory_.path() / "x.safetensors";
   const fs::path golden_ = fs::path(test_paths::tests()) / "checkpoint/data/mixed.safetensors";
 };

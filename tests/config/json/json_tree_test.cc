@@ -1,7 +1,10 @@
 #include "config/json/json_tree.h"
 
+#include "config/docs/report.h"
 #include "tests/common.h"
+#include "tests/config/support.h"
 #include "tests/error_of.h"
+#include "tests/fuzz/config_seeds.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
@@ -11,7 +14,7 @@ std::string problems_in(std::string_view text) {
   ConfigProblems problems("t");
   const std::optional<JsonNode> root = read_json(text, problems);
   EXPECT_EQ(root.has_value(), problems.empty());
-  return testing::error_of<ConfigError>([&] { problems.throw_if_any(); });
+  return error_of<ConfigError>([&] { problems.throw_if_any(); });
 }
 
 JsonNode parse(std::string_view text) {
@@ -181,6 +184,45 @@ TEST(ReadJson, BoundsDepthSizeAndCount) {
 }
 
 TEST(AppendPointer, EscapesAsRfc6901) { EXPECT_EQ(append_pointer("/a", "b/c~d"), "/a/b~1c~0d"); }
+
+// ConfigError, or a configuration; anything else that is thrown fails the test.
+bool is_accepted(std::string_view text) {
+  try {
+    parse_config(text);
+    return true;
+  } catch (const ConfigError& error) {
+    EXPECT_GT(std::string_view(error.what()).size(), 20U);
+    return false;
+  }
+}
+
+TEST(Junk, EveryPrefixAndEveryFlippedBitOfASeed) {
+  const std::string seed = testing::config_seeds().front();
+  EXPECT_TRUE(is_accepted(seed));
+  for (size_t length = 0; length < seed.size(); ++length) {
+    EXPECT_FALSE(is_accepted(seed.substr(0, length))) << length;
+  }
+  for (size_t bit = 0; bit < 8 * seed.size(); ++bit) {
+    std::string text = seed;
+    text[bit / 8] = static_cast<char>(text[bit / 8] ^ (1U << (bit % 8)));
+    is_accepted(text);
+  }
+}
+
+TEST(Junk, HugeInputsAreRefusedQuickly) {
+  EXPECT_FALSE(is_accepted(std::string(1'000'000, '[')));
+  EXPECT_FALSE(is_accepted(std::string(100'000'000, '[')));
+  EXPECT_FALSE(is_accepted("{\"a\": \"" + std::string(20'000'000, 'x') + "\"}"));
+  EXPECT_FALSE(is_accepted("{\"" + std::string(15'000'000, 'x') + "\": 1}"));
+  EXPECT_FALSE(is_accepted(std::string(10'000'000, ' ')));
+  EXPECT_FALSE(is_accepted(std::string(1'000'000, '#')));
+  std::string comments;
+  for (int i = 0; i < 5'000'000; ++i) comments += "/* ";  // none of them ends
+  EXPECT_FALSE(is_accepted(comments));
+  std::string unknown = "{";
+  for (int i = 0; i < 90'000; ++i) unknown += fmt::format("\"key_{}\":0,", i);
+  EXPECT_THAT(problems_of(unknown + "}"), HasSubstr("90000 problems"));
+}
 
 }  // namespace
 }  // namespace zerorun

@@ -6,9 +6,6 @@
 namespace zerorun {
 namespace {
 
-using testing::expect_problem;
-using testing::problems_of;
-
 TEST(Problems, AreListedTogetherInTheOrderOfTheFile) {
   EXPECT_EQ(problems_of(R"({
   "gradient_clipp1ng": 1,

@@ -8,12 +8,6 @@
 
 namespace zerorun {
 namespace {
-using testing::document;
-using testing::expect_problem;
-using testing::leaf_keys;
-using testing::nested;
-using testing::other_value;
-using testing::problems_of;
 
 // Its block as a whole is not supported.
 bool is_in_unsupported_block(const KeySpec& spec) {
@@ -58,7 +52,7 @@ TEST(EveryKey, AcceptsItsDefaultWithoutAWarning) {
     SCOPED_TRACE(spec->pointer);
     if (is_in_unsupported_block(*spec) || spec->is_required) continue;
     const ParsedConfig parsed = parse_config(document(spec->pointer, testing::default_of(*spec)));
-    const ConfigValue* value = testing::find_value(parsed, spec->pointer);
+    const ConfigValue* value = find_value(parsed, spec->pointer);
     ASSERT_NE(value, nullptr);
     EXPECT_TRUE(value->is_default);
     EXPECT_EQ(parsed.warnings.empty(), spec->status != KeyStatus::deprecated);
@@ -77,7 +71,7 @@ TEST(EveryKey, TreatsAnotherValueByItsStatus) {
       continue;
     }
     const ParsedConfig parsed = parse_config(text);
-    const ConfigValue* value = testing::find_value(parsed, spec->pointer);
+    const ConfigValue* value = find_value(parsed, spec->pointer);
     ASSERT_NE(value, nullptr);
     EXPECT_EQ(value->value, other);
     EXPECT_FALSE(value->is_default);
@@ -124,7 +118,7 @@ TEST(EveryKey, TakesAutoAsNotGiven) {
       expect_problem(text, "missing");
       continue;
     }
-    EXPECT_TRUE(testing::find_value(parse_config(text), spec->pointer)->is_default);
+    EXPECT_TRUE(find_value(parse_config(text), spec->pointer)->is_default);
   }
 }
 
@@ -136,7 +130,7 @@ TEST(EveryKey, TakesNullAsNotGiven) {
     if (spec->refuses_null) {
       expect_problem(text, "got null, expected");
     } else {
-      EXPECT_TRUE(testing::find_value(parse_config(text), spec->pointer)->is_default);
+      EXPECT_TRUE(find_value(parse_config(text), spec->pointer)->is_default);
     }
   }
 }
@@ -151,8 +145,8 @@ TEST(EveryKey, TakesZeroAndOneForBooleans) {
       const bool is_refused = !problems_of(with_boolean).empty();
       EXPECT_EQ(!problems_of(with_number).empty(), is_refused);
       if (is_refused) continue;
-      EXPECT_EQ(testing::find_value(parse_config(with_number), spec->pointer)->value,
-                testing::find_value(parse_config(with_boolean), spec->pointer)->value);
+      EXPECT_EQ(find_value(parse_config(with_number), spec->pointer)->value,
+                find_value(parse_config(with_boolean), spec->pointer)->value);
     }
   }
 }

@@ -1,4 +1,10 @@
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include "launcher/hosts/host_filter.h"
+#include "launcher/job.h"
+#include "launcher/ranks/process.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/launcher/cluster_choice.h"
@@ -9,14 +15,13 @@ namespace zerorun {
 namespace {
 
 using testing::choose;
-using testing::error_of;
-using testing::Scratch;
+using testing::chosen;
 using testing::text_of;
 using testing::Words;
 using testing::worker;
 
 TEST(ChooseCluster, AMissingHostfileMeansThisHost) {
-  const ClusterChoice choice = choose({"--hostfile", "/no/such/file"}, worker(2, std::nullopt, {}));
+  const ClusterChoice choice = choose({"--hostfile", "/no/such/file"}, worker(2));
   EXPECT_EQ(text_of(choice.cluster), "worker-1:0,1");
   EXPECT_THAT(choice.note, HasSubstr("/no/such/file does not exist"));
 }
@@ -24,18 +29,26 @@ TEST(ChooseCluster, AMissingHostfileMeansThisHost) {
 // DeepSpeed's users write it to ignore /job/hostfile.
 TEST(ChooseCluster, AnEmptyHostfileMeansThisHost) {
   for (const Words& words : {Words{"--hostfile="}, Words{"--hostfile", ""}}) {
-    const ClusterChoice choice = choose(words, worker(2, std::nullopt, {}));
+    const ClusterChoice choice = choose(words, worker(2));
     EXPECT_EQ(text_of(choice.cluster), "worker-1:0,1");
     EXPECT_EQ(choice.note, "");
   }
 }
 
-TEST(ChooseCluster, KnowsItsPlaceAndWhereTheLaunchersMeet) {
-  const Scratch folder;
-  const std::string path = folder.write("hosts", "198.51.100.1 slots=2\nworker-1 slots=3\n");
+class WithHostfile : public ::testing::Test {
+ protected:
+  Words hosts(const std::string& lines, Words more = {}) const {
+    more.insert(more.begin(), {"-H", folder_.write("hosts", lines)});
+    return more;
+  }
+  const Scratch folder_;
+};
+
+TEST_F(WithHostfile, KnowsItsPlaceAndWhereTheLaunchersMeet) {
   const Cluster cluster =
-      choose({"-H", path, "--max_restarts=2", "--ssh_port=2222", "--launcher_args=-v '-o A b'"},
-             worker(4, std::nullopt, {}))
+      choose(hosts("198.51.100.1 slots=2\nworker-1 slots=3\n",
+                   {"--max_restarts=2", "--ssh_port=2222", "--launcher_args=-v '-o A b'"}),
+             worker(4))
           .cluster;
   EXPECT_EQ(cluster.node_rank, 1);
   EXPECT_EQ(cluster.first_rank(), 2);
@@ -48,18 +61,16 @@ TEST(ChooseCluster, KnowsItsPlaceAndWhereTheLaunchersMeet) {
   EXPECT_THAT(cluster.start_arguments, ElementsAre("-v", "-o A b"));
 }
 
-TEST(ChooseCluster, OfOtherHostsItRunsNoRanks) {
-  const Scratch folder;
-  const std::string path = folder.write("hosts", "198.51.100.1 slots=2\n198.51.100.2 slots=2\n");
-  const Cluster cluster = choose({"-H", path}, worker(4, std::nullopt, {})).cluster;
+TEST_F(WithHostfile, OfOtherHostsItRunsNoRanks) {
+  const Cluster cluster =
+      choose(hosts("198.51.100.1 slots=2\n198.51.100.2 slots=2\n"), worker(4)).cluster;
   EXPECT_EQ(cluster.node_rank, -1);
   EXPECT_NE(cluster.start, RemoteStart::by_hand);
 }
 
 TEST(ChooseCluster, ARangeOfHostsIsKept) {
-  const Cluster cluster = choose({"--nnodes=1:4", "--rdzv_endpoint=198.51.100.1", "--node_rank=3"},
-                                 worker(1, std::nullopt, {}))
-                              .cluster;
+  const Cluster cluster =
+      choose({"--nnodes=1:4", "--rdzv_endpoint=198.51.100.1", "--node_rank=3"}, worker(1)).cluster;
   EXPECT_EQ(cluster.min_hosts, 1);
   EXPECT_EQ(cluster.hosts.size(), 4U);
   EXPECT_EQ(cluster.node_rank, 3);
@@ -67,8 +78,7 @@ TEST(ChooseCluster, ARangeOfHostsIsKept) {
 
 TEST(ChooseCluster, AnAddressAtWhichOtherHostsDoNotReachTheFirstIsSaid) {
   const auto note = [](const char* node_rank, const char* address) {
-    return choose({"--nnodes=2", "--node_rank", node_rank, "--master_addr", address},
-                  worker(1, std::nullopt, {}))
+    return choose({"--nnodes=2", "--node_rank", node_rank, "--master_addr", address}, worker(1))
         .note;
   };
   EXPECT_THAT(note("0", "127.0.0.1"), HasSubstr("which every machine has for itself"));
@@ -76,11 +86,11 @@ TEST(ChooseCluster, AnAddressAtWhichOtherHostsDoNotReachTheFirstIsSaid) {
   EXPECT_EQ(note("1", "198.51.100.1"), "");
 }
 
-TEST(ChooseCluster, AnAddressThatIsNotTheFirstHostsIsAnError) {
-  const Scratch folder;
-  const std::string path = folder.write("hosts", "worker-1 slots=1\n198.51.100.2 slots=1\n");
+const std::string kAnother = "worker-1 slots=1\n198.51.100.2 slots=1\n";
+
+TEST_F(WithHostfile, AnAddressThatIsNotTheFirstHostsIsAnError) {
   const auto endpoint = [&](const char* address) {
-    return choose({"-H", path, "--master_addr", address}, worker(0, std::nullopt, {}));
+    return choose(hosts(kAnother, {"--master_addr", address}), worker(0));
   };
   for (const char* address : {"127.0.0.1", "localhost", "::1"}) {
     EXPECT_THAT(error_of([&] { endpoint(address); }),
@@ -91,14 +101,12 @@ TEST(ChooseCluster, AnAddressThatIsNotTheFirstHostsIsAnError) {
   EXPECT_THAT(endpoint("198.51.100.7").note, HasSubstr("which is no address of this host"));
 }
 
-TEST(ChooseCluster, NumbersOfTheEnvironmentAreCheckedBeforeTheyAreTaken) {
-  const Scratch folder;
-  const std::string path = folder.write("hosts", "worker-1 slots=1\n198.51.100.2 slots=1\n");
+TEST_F(WithHostfile, NumbersOfTheEnvironmentAreCheckedBeforeTheyAreTaken) {
   const auto error = [&](const Environment& environment, const Words& words) {
-    return error_of([&] { choose(words, worker(0, std::nullopt, environment)); });
+    return error_of([&] { choose(words, worker(0, environment)); });
   };
   for (const char* port : {"99999", "-1", "abc", "29500x"}) {
-    EXPECT_EQ(error({{"MASTER_ADDR", "worker-1"}, {"MASTER_PORT", port}}, {"-H", path}),
+    EXPECT_EQ(error({{"MASTER_ADDR", "worker-1"}, {"MASTER_PORT", port}}, hosts(kAnother)),
               fmt::format("environment variable MASTER_PORT='{}': expected an integer from 0 to "
                           "65535",
                           port));
@@ -110,11 +118,10 @@ TEST(ChooseCluster, NumbersOfTheEnvironmentAreCheckedBeforeTheyAreTaken) {
 }
 
 TEST(ChooseCluster, AMissingHostfileIsNamedWhereSeveralHostsAreWanted) {
-  EXPECT_THAT(
-      error_of([] {
-        choose({"--hostfile", "/no/such/file", "--num_nodes", "2"}, worker(0, std::nullopt, {}));
-      }),
-      HasSubstr("--num_nodes 2: hostfile /no/such/file does not exist"));
+  EXPECT_THAT(error_of([] {
+                choose({"--hostfile", "/no/such/file", "--num_nodes", "2"}, worker(0));
+              }),
+              HasSubstr("--num_nodes 2: hostfile /no/such/file does not exist"));
 }
 
 TEST(ChooseCluster, KubernetesSaysItInTorchrunsVariables) {
@@ -123,11 +130,10 @@ TEST(ChooseCluster, KubernetesSaysItInTorchrunsVariables) {
                            {"PET_NPROC_PER_NODE", "2"},
                            {"PET_MASTER_ADDR", "job-master-0"},
                            {"PET_MASTER_PORT", "23456"}};
-  const Cluster cluster = choose({}, worker(4, std::nullopt, pod)).cluster;
+  const Cluster cluster = choose({}, worker(4, pod)).cluster;
   EXPECT_EQ(text_of(cluster), "job-master-0: worker-1:0,1 by hand");
   EXPECT_EQ(cluster.endpoint_port, 23456);
-  EXPECT_EQ(text_of(choose({"--nnodes=1", "--node_rank=0"}, worker(2, std::nullopt, pod)).cluster),
-            "worker-1:0,1")
+  EXPECT_EQ(chosen({"--nnodes=1", "--node_rank=0"}, worker(2, pod)), "worker-1:0,1")
       << "options win";
 }
 
@@ -140,7 +146,7 @@ Environment task_of_srun() {
 }
 
 TEST(ChooseCluster, ATaskOfSrunIsTheLauncherOfItsHost) {
-  const Cluster cluster = choose({}, worker(2, std::nullopt, task_of_srun())).cluster;
+  const Cluster cluster = choose({}, worker(2, task_of_srun())).cluster;
   EXPECT_EQ(text_of(cluster), "worker-1: worker-2:0,1 by hand");
   EXPECT_EQ(cluster.node_rank, 1);
   EXPECT_EQ(cluster.start, RemoteStart::by_hand);
@@ -152,17 +158,13 @@ TEST(ChooseCluster, SeveralTasksOnAHostAreAnError) {
   Environment environment = task_of_srun();
   environment["SLURM_STEP_NUM_TASKS"] = "8";
   environment["SLURM_STEP_TASKS_PER_NODE"] = "4(x2)";
-  EXPECT_THAT(error_of([&] { choose({}, worker(2, std::nullopt, environment)); }),
+  EXPECT_THAT(error_of([&] { choose({}, worker(2, environment)); }),
               AllOf(HasSubstr("srun has started 8 launchers"),
                     HasSubstr("srun --ntasks-per-node=1 zerorun")));
 }
 
-TEST(ChooseCluster, AHostfileUnderSrunWouldStartTheJobSeveralTimes) {
-  const Scratch folder;
-  const std::string path = folder.write("hosts", "worker-1 slots=1\nworker-2 slots=1\n");
-  EXPECT_THAT(error_of([&] {
-                choose({"--hostfile", path}, worker(2, std::nullopt, task_of_srun()));
-              }),
+TEST_F(WithHostfile, UnderSrunItWouldStartTheJobSeveralTimes) {
+  EXPECT_THAT(error_of([&] { choose(hosts(kAnother), worker(2, task_of_srun())); }),
               HasSubstr("srun has started 2 launchers"));
 }
 
@@ -172,19 +174,15 @@ TEST(ChooseCluster, AnAllocationsHostsAreStartedBySrun) {
                              {"SLURM_TASKS_PER_NODE", "1(x2)"},
                              {"SLURM_PROCID", "0"},
                              {"SLURM_NTASKS", "2"}};
-  EXPECT_EQ(text_of(choose({}, worker(2, std::nullopt, batch)).cluster),
-            "worker-1:0,1 worker-2: by slurm");
-  EXPECT_EQ(text_of(choose({"--num_gpus=1"}, worker(2, std::nullopt, batch)).cluster),
-            "worker-1:0 worker-2:0 by slurm");
-  EXPECT_EQ(text_of(choose({"--num_nodes=1"}, worker(2, std::nullopt, batch)).cluster),
-            "worker-1:0,1");
+  EXPECT_EQ(chosen({}, worker(2, batch)), "worker-1:0,1 worker-2: by slurm");
+  EXPECT_EQ(chosen({"--num_gpus=1"}, worker(2, batch)), "worker-1:0 worker-2:0 by slurm");
+  EXPECT_EQ(chosen({"--num_nodes=1"}, worker(2, batch)), "worker-1:0,1");
   Environment tasks = batch;
   tasks["SLURM_TASKS_PER_NODE"] = "3,2";
-  EXPECT_EQ(text_of(choose({}, worker(0, std::nullopt, tasks)).cluster),
-            "worker-1:0,1,2 worker-2:0,1 by slurm");
+  EXPECT_EQ(chosen({}, worker(0, tasks)), "worker-1:0,1,2 worker-2:0,1 by slurm");
   Environment rank = batch;
   rank["RANK"] = "0";
-  EXPECT_EQ(text_of(choose({}, worker(2, std::nullopt, rank)).cluster), "worker-1:0,1")
+  EXPECT_EQ(chosen({}, worker(2, rank)), "worker-1:0,1")
       << "what a rank starts is a job of its own";
 }
 
@@ -193,11 +191,67 @@ TEST(ChooseCluster, AProcessOfMpirunIsTheLauncherOfItsHost) {
                                {"OMPI_COMM_WORLD_RANK", "0"},
                                {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
                                {"MASTER_ADDR", "worker-1"}};
-  EXPECT_EQ(text_of(choose({}, worker(2, std::nullopt, process)).cluster),
-            "worker-1:0,1 : by hand");
+  EXPECT_EQ(chosen({}, worker(2, process)), "worker-1:0,1 : by hand");
   Environment crowded = process;
   crowded["OMPI_COMM_WORLD_LOCAL_SIZE"] = "2";
-  EXPECT_THROW(choose({}, worker(2, std::nullopt, crowded)), ConfigError);
+  EXPECT_THROW(choose({}, worker(2, crowded)), ConfigError);
+}
+
+std::string port_error(const std::string& host, uint16_t port) {
+  return error_of<ConfigError>([&] { reserve_master_port(host, port); });
+}
+
+TEST(MasterPort, IsHeldForRank0) {
+  std::vector<Listener> held;
+  std::set<uint16_t> ports;
+  for (int job = 0; job < 50; ++job) {
+    held.push_back(reserve_master_port("127.0.0.1", 0));
+    ports.insert(held.back().port);
+  }
+  EXPECT_EQ(ports.size(), held.size());
+  EXPECT_FALSE(ports.contains(0));
+  // Rank 0 takes over the descriptor that it was given, once.
+  const int inherited = dup(held[0].socket.get());
+  EXPECT_FALSE(inherit_listener(inherited, held[1].port));
+  const auto taken = inherit_listener(inherited, held[0].port);
+  ASSERT_TRUE(taken);
+  listen_on(*taken);
+  EXPECT_FALSE(inherit_listener(inherited, held[0].port));
+  EXPECT_FALSE(inherit_listener(-1, held[0].port));
+  EXPECT_THAT(port_error("127.0.0.1", held[0].port), HasSubstr("in use"));
+}
+
+// A program whose rank 0 meets its peers by other means, as PyTorch does, listens there itself.
+TEST(MasterPort, AProgramThatDoesNotTakeTheSocketMayListenThere) {
+  const Listener held = reserve_master_port("127.0.0.1", 0);
+  const Listener own = reserve_port("127.0.0.1", held.port);
+  EXPECT_NO_THROW(listen_on(own));
+  EXPECT_THROW(listen_on(held), CommError);
+}
+
+TEST(MasterPort, ABusyOneIsAnError) {
+  const FileDescriptor listener(socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  socklen_t length = sizeof(address);
+  ASSERT_EQ(bind(listener.get(), generic, length), 0);
+  ASSERT_EQ(listen(listener.get(), 1), 0);
+  ASSERT_EQ(getsockname(listener.get(), generic, &length), 0);
+  const uint16_t port = ntohs(address.sin_port);
+  EXPECT_THAT(port_error("127.0.0.1", port), HasSubstr("--master_port " + std::to_string(port)));
+  EXPECT_THAT(port_error("127.0.0.1", port), HasSubstr("in use"));
+}
+
+TEST(MasterAddress, MustBeOfThisHost) {
+  // 192.0.2.0/24 is reserved for documentation (RFC 5737).
+  EXPECT_THAT(port_error("192.0.2.1", 0), HasSubstr("not an address of this host"));
+}
+
+TEST(MasterAddress, MustResolve) {
+  EXPECT_THAT(port_error("no such host", 0),
+              HasSubstr("--master_addr: cannot find the address of host 'no such host'"));
 }
 
 }  // namespace

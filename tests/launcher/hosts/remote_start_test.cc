@@ -71,8 +71,7 @@ TEST(RemoteStart, AHostsUserLogsIn) {
   EXPECT_THAT(remote_commands(cluster, kContext).front().words, Contains("me@b,c"));
   for (const RemoteStart start : {RemoteStart::slurm, RemoteStart::openmpi}) {
     cluster.start = start;
-    EXPECT_THAT(testing::error_of([&] { remote_commands(cluster, kContext); }),
-                HasSubstr("'me@b'"));
+    EXPECT_THAT(error_of([&] { remote_commands(cluster, kContext); }), HasSubstr("'me@b'"));
   }
 }
 

@@ -27,7 +27,7 @@ TEST(CpuList, WritesWhatItReads) {
 }
 
 TEST(Cores, GroupsSiblingsAndOrdersByNode) {
-  const testing::Scratch sysfs;
+  const Scratch sysfs;
   // Four cores of two threads each; the even cores are on node 1.
   for (int cpu = 0; cpu < 8; ++cpu) {
     sysfs.write("cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list",
@@ -48,7 +48,7 @@ TEST(Cores, GroupsSiblingsAndOrdersByNode) {
 }
 
 TEST(Cores, WithoutADescriptionEachCpuIsACore) {
-  const testing::Scratch empty;
+  const Scratch empty;
   const std::vector<int> allowed = {3, 5};
   const auto cores = group_by_core(allowed, empty.path());
   ASSERT_EQ(cores.size(), 2);
@@ -140,7 +140,7 @@ TEST(CpuDivision, UsesEveryCpuOnceForAnyCounts) {
   }
 }
 
-void describe(const testing::Scratch& root, const std::string& address, const std::string& uuid,
+void describe(const Scratch& root, const std::string& address, const std::string& uuid,
               const std::string& node) {
   root.write("proc/driver/nvidia/gpus/" + address + "/information",
              "Model: \t\t NVIDIA H100\nIRQ:   \t\t 160\nGPU UUID: \t " + uuid + "\n");
@@ -148,7 +148,7 @@ void describe(const testing::Scratch& root, const std::string& address, const st
 }
 
 TEST(GpuNodes, AreThoseOfTheAddressesInTheirOrderOrOfTheUuid) {
-  const testing::Scratch root;
+  const Scratch root;
   describe(root, "0000:b1:00.0", "GPU-bbbb-1", "1");
   describe(root, "0000:18:00.0", "GPU-aaaa-0", "0");
   describe(root, "0000:d0:00.0", "GPU-cccc-2", "-1");
@@ -158,7 +158,7 @@ TEST(GpuNodes, AreThoseOfTheAddressesInTheirOrderOrOfTheUuid) {
 }
 
 TEST(GpuNodes, AreUnknownWhereNothingDescribesThem) {
-  const testing::Scratch empty;
+  const Scratch empty;
   const std::vector<std::string> gpus = {"0"};
   EXPECT_THAT(gpu_nodes(gpus, empty.path()), ElementsAre(std::nullopt));
 }

@@ -40,7 +40,7 @@ class Output : public ::testing::Test {
     return scratch_.read("out");
   }
 
-  testing::Scratch scratch_;
+  Scratch scratch_;
   FileDescriptor file_;
   OutputQueue queue_;
 };

@@ -9,13 +9,14 @@ namespace {
 int exited(int code) { return W_EXITCODE(code, 0); }
 int killed(int signal) { return W_EXITCODE(0, signal); }
 
-RankFailure failure_with(int status) {
+RankFailure failure_with(int status, std::vector<std::string> last_lines = {}) {
   RankFailure failure;
   failure.rank = 1;
   failure.ranks = 4;
   failure.pid = 4242;
   failure.host = "node7";
   failure.status = status;
+  failure.last_lines = std::move(last_lines);
   return failure;
 }
 
@@ -26,9 +27,7 @@ TEST(ExitCode, IsTheRanksOr128PlusSignal) {
 }
 
 TEST(FailureReport, EndsWithHowAndWhy) {
-  RankFailure failure = failure_with(killed(SIGSEGV));
-  failure.last_lines = {"Traceback", "Error: x"};
-  EXPECT_EQ(describe_failure(failure),
+  EXPECT_EQ(describe_failure(failure_with(killed(SIGSEGV), {"Traceback", "Error: x"})),
             "[zerorun] last lines of rank 1:\n"
             "  Traceback\n"
             "  Error: x\n"
@@ -38,21 +37,16 @@ TEST(FailureReport, EndsWithHowAndWhy) {
             "clone() it before\n");
 }
 
-TEST(FailureReport, OfASingleRankDoesNotRepeatItsLines) {
-  RankFailure failure = failure_with(exited(1));
-  failure.rank = 0;
-  failure.ranks = 1;
-  failure.last_lines = {"Error: x"};
-  EXPECT_EQ(describe_failure(failure),
-            "[zerorun] error: rank 0 of 1 (pid 4242 on node7) failed with exit code 1\n");
-}
-
-TEST(FailureReport, DoesNotRepeatLinesInView) {
-  RankFailure failure = failure_with(exited(1));
-  failure.last_lines = {"Error: x"};
+TEST(FailureReport, DoesNotRepeatLinesOfASingleRankOrInView) {
+  RankFailure failure = failure_with(exited(1), {"Error: x"});
   failure.lines_in_view = true;
   EXPECT_EQ(describe_failure(failure),
             "[zerorun] error: rank 1 of 4 (pid 4242 on node7) failed with exit code 1\n");
+  failure.lines_in_view = false;
+  failure.rank = 0;
+  failure.ranks = 1;
+  EXPECT_EQ(describe_failure(failure),
+            "[zerorun] error: rank 0 of 1 (pid 4242 on node7) failed with exit code 1\n");
 }
 
 TEST(LikelyCause, TellsTheOomKillerFromKill9) {
@@ -69,27 +63,23 @@ TEST(LikelyCause, OfABusErrorIsSharedMemory) {
   EXPECT_THAT(likely_cause(failure), HasSubstr("/dev/shm has 3 MiB left"));
 }
 
-TEST(LikelyCause, IsReadFromWhatTheRankSaid) {
-  RankFailure failure = failure_with(exited(2));
-  failure.last_lines = {"usage: x.py", "x.py: error: unrecognized arguments: --local_rank=1"};
-  EXPECT_THAT(likely_cause(failure), HasSubstr("--local_rank never"));
-  failure.last_lines = {"RuntimeError: No CUDA GPUs are available"};
-  EXPECT_THAT(likely_cause(failure), HasSubstr("GPU is missing"));
+TEST(LikelyCause, IsReadFromWhatTheRankSaidUnlessThatIsAll) {
+  const auto cause_of = [](const char* line) {
+    return likely_cause(failure_with(exited(2), {"usage: x.py", line}));
+  };
+  EXPECT_THAT(cause_of("x.py: error: unrecognized arguments: --local_rank=1"),
+              HasSubstr("--local_rank never"));
+  EXPECT_THAT(cause_of("RuntimeError: No CUDA GPUs are available"), HasSubstr("GPU is missing"));
+  EXPECT_EQ(cause_of("ValueError: x"), "");
 }
 
 TEST(LikelyCause, OfAMissingPackageIsThePython) {
-  RankFailure failure = failure_with(exited(1));
-  failure.no_package = "/usr/bin/python3 does not have the package zerorun; do this";
-  failure.last_lines = {"ModuleNotFoundError: No module named 'torch'"};
-  EXPECT_EQ(likely_cause(failure), "");
-  failure.last_lines = {"ModuleNotFoundError: No module named 'zerorun'"};
-  EXPECT_EQ(likely_cause(failure), failure.no_package);
-}
-
-TEST(LikelyCause, IsEmptyWhenTheRankHasSaidItAll) {
-  RankFailure failure = failure_with(exited(1));
-  failure.last_lines = {"ValueError: x"};
-  EXPECT_EQ(likely_cause(failure), "");
+  for (const std::string missing : {"torch", "zerorun"}) {
+    RankFailure failure =
+        failure_with(exited(1), {"ModuleNotFoundError: No module named '" + missing + "'"});
+    failure.no_package = "/usr/bin/python3 does not have the package zerorun; do this";
+    EXPECT_EQ(likely_cause(failure), missing == "torch" ? "" : failure.no_package);
+  }
 }
 
 }  // namespace

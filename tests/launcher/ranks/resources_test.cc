@@ -28,7 +28,7 @@ TEST_P(GpuSelection, IncludeExcludeAndCountIndexTheVisibleDevices) {
   host.name = "worker-1.cluster";
   host.gpus = visible_gpus(row.visible, row.machine);
   if (row.expected.starts_with("error: ")) {
-    EXPECT_THAT(testing::error_of<ConfigError>([&] { select_ranks(row.request, host); }),
+    EXPECT_THAT(error_of<ConfigError>([&] { select_ranks(row.request, host); }),
                 HasSubstr(row.expected.substr(7)));
     return;
   }

@@ -8,11 +8,11 @@ namespace {
 
 // Frozen integers, saved as a tag.
 SavedValues saved(const std::vector<int64_t>& values, const std::string& tag) {
-  const testing::TemporaryDirectory directory;
-  testing::FakeModel model;
+  const TemporaryDirectory directory;
+  FakeModel model;
   model.dtype = DType::int64;
   model.specs = {{"ids", {static_cast<int64_t>(values.size())}, "m", 0, false, ""}};
-  testing::FakeEngine engine(model, {{0, 0, static_cast<int64_t>(values.size())}}, 1);
+  FakeEngine engine(model, {{0, 0, static_cast<int64_t>(values.size())}}, 1);
   std::copy(values.begin(), values.end(),
             engine.state_intervals(std::nullopt)[0].param.as<int64_t>());
   save_checkpoint(engine, *make_communicator({}), {directory.string(), tag, ""});

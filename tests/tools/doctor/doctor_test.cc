@@ -11,8 +11,6 @@
 namespace zerorun {
 namespace {
 
-using testing::error_of;
-using testing::Scratch;
 using State = Check::State;
 
 constexpr uint64_t kGiB = uint64_t{1} << 30;
@@ -26,27 +24,18 @@ void expect(const Check& check, State state, const std::string& found,
   EXPECT_THAT(check.change, HasSubstr(change)) << check.name;
 }
 
-TEST(Doctor, ADriverThatFailsIsAProblem) {
+TEST(Doctor, DriversAndLibrariesThatFailAreProblemsAndSlowLinksAdvice) {
   expect(check_driver(0, {}), State::good, "ranks run on CPUs");
   expect(check_driver(2, {}), State::good, "2 GPUs");
   expect(check_driver(1, {"CUDA: too old", true}), State::problem, "too old", "nvidia-smi");
-}
-
-TEST(Doctor, ALibraryThatIsMissingIsAProblem) {
   const std::vector<std::string> whole = {"cuBLAS 13.1 (libcublas.so.13)"};
   const std::vector<std::string> missing = {"cuBLAS 13.1", "NCCL: missing: no libnccl.so.2. pip"};
   expect(check_cuda_libraries(1, whole), State::good, "cuBLAS 13.1");
   expect(check_cuda_libraries(1, missing), State::problem, "no libnccl.so.2", "pip");
   expect(check_cuda_libraries(0, {}), State::good, "not needed");
-}
-
-TEST(Doctor, GpusThatDoNotReachEachOtherAreAdvice) {
   expect(check_gpu_links({"links   cuda:0"}), State::good, "every GPU");
   expect(check_gpu_links({"!: no peer access, so copies go through the host"}), State::advice,
          "no peer access", "ACS");
-}
-
-TEST(Doctor, GlooThatCannotBeOpenedIsAProblem) {
   expect(check_gloo("Gloo 1", ""), State::good, "Gloo 1");
   expect(check_gloo("", "no libzerorun_gloo.so"), State::problem, "no libzerorun_gloo.so",
          "install");

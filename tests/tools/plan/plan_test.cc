@@ -15,16 +15,9 @@
 namespace zerorun {
 namespace {
 
-using testing::Scratch;
-
 int64_t count(const std::vector<ParameterSpec>& specs) {
-  int64_t total = 0;
-  for (const ParameterSpec& spec : specs) {
-    int64_t numel = 1;
-    for (const int64_t size : spec.shape) numel *= size;
-    total += numel;
-  }
-  return total;
+  return std::accumulate(specs.begin(), specs.end(), int64_t{0},
+                         [](int64_t sum, const ParameterSpec& spec) { return sum + spec.numel(); });
 }
 
 TEST(PlanModel, TheBundledModelsAreThoseOfTheTrainProgram) {
@@ -47,52 +40,46 @@ TEST(PlanModel, TheBundledModelsAreThoseOfTheTrainProgram) {
   }
 }
 
-TEST(PlanModel, ReadsConfigsOfHuggingFace) {
-  const Scratch folder;
-  folder.write("gpt2.json", R"({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
-                                "n_positions": 1024, "vocab_size": 50257})");
-  EXPECT_EQ(count(plan_model(folder.path() / "gpt2.json").specs), 124'439'808);
-  // meta-llama/Llama-3.2-1B and Llama-2-7b-hf; their published sizes.
-  folder.write("llama1b.json", R"({"model_type": "llama", "hidden_size": 2048,
-      "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-      "intermediate_size": 8192, "vocab_size": 128256, "tie_word_embeddings": true})");
-  EXPECT_EQ(count(plan_model(folder.path() / "llama1b.json").specs), 1'235'814'400);
-  folder.write("llama7b.json", R"({"model_type": "llama", "hidden_size": 4096,
-      "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008,
-      "vocab_size": 32000, "tie_word_embeddings": false})");
-  EXPECT_EQ(count(plan_model(folder.path() / "llama7b.json").specs), 6'738'415'616);
-}
-
 // Published sizes; heads that are not width / heads wide, norms of heads, biases, tied by default.
-TEST(PlanModel, CountsModelsOfTheLlamaKind) {
+TEST(PlanModel, CountsModelsOfHuggingFace) {
   const Scratch folder;
-  const auto numel = [&](const std::string& json) {
-    return count(plan_model(folder.write("config.json", json)).specs);
-  };
-  EXPECT_EQ(numel(R"({"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
-      "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
-      "vocab_size": 128256, "tie_word_embeddings": false})"),
-            8'030'261'248);
-  EXPECT_EQ(numel(R"({"model_type": "qwen3", "hidden_size": 5120, "num_hidden_layers": 64,
-      "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
-      "intermediate_size": 25600, "vocab_size": 151936, "tie_word_embeddings": false})"),
-            32'762'123'264);
-  EXPECT_EQ(numel(R"({"model_type": "gemma", "hidden_size": 3072, "num_hidden_layers": 28,
-      "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256,
-      "intermediate_size": 24576, "vocab_size": 256000})"),
-            8'537'680'896);
-  EXPECT_EQ(numel(R"({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
-      "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944,
-      "vocab_size": 152064, "tie_word_embeddings": false})"),
-            7'615'616'512);
-  EXPECT_EQ(numel(R"({"model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32,
-      "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
-      "vocab_size": 32000})"),
-            7'241'732'096);
-  EXPECT_EQ(numel(R"({"model_type": "phi3", "hidden_size": 3072, "num_hidden_layers": 32,
-      "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 8192,
-      "vocab_size": 32064})"),
-            3'821'079'552);
+  for (const auto& [json, numel] : std::vector<std::pair<const char*, int64_t>>{
+           {R"("gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
+               "vocab_size": 50257)",
+            124'439'808},
+           {R"("llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
+               "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 8192,
+               "vocab_size": 128256, "tie_word_embeddings": true)",
+            1'235'814'400},
+           {R"("llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+               "intermediate_size": 11008, "vocab_size": 32000, "tie_word_embeddings": false)",
+            6'738'415'616},
+           {R"("llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+               "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+               "tie_word_embeddings": false)",
+            8'030'261'248},
+           {R"("qwen3", "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64,
+               "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 25600,
+               "vocab_size": 151936, "tie_word_embeddings": false)",
+            32'762'123'264},
+           {R"("gemma", "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+               "num_key_value_heads": 16, "head_dim": 256, "intermediate_size": 24576,
+               "vocab_size": 256000)",
+            8'537'680'896},
+           {R"("qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
+               "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064,
+               "tie_word_embeddings": false)",
+            7'615'616'512},
+           {R"("mistral", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+               "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32000)",
+            7'241'732'096},
+           {R"("phi3", "hidden_size": 3072, "num_hidden_layers": 32, "num_attention_heads": 32,
+               "num_key_value_heads": 32, "intermediate_size": 8192, "vocab_size": 32064)",
+            3'821'079'552}}) {
+    const std::string file =
+        folder.write("config.json", fmt::format(R"({{"model_type": {}}})", json));
+    EXPECT_EQ(count(plan_model(file).specs), numel) << json;
+  }
 }
 
 TEST(PlanModel, RefusesWhatTheFormulaDoesNotCover) {

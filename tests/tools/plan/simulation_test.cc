@@ -11,9 +11,17 @@
 namespace zerorun::simulation {
 namespace {
 
-using testing::error_of;
-
 constexpr int kLayers = 4;
+
+// Of which nothing stays after forward.
+Config stage_3() {
+  Config config;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.max_reuse_distance = 0;
+  config.batch.accumulation_steps = 1;
+  return config;
+}
 
 std::vector<ParameterSpec> layers() {
   std::vector<ParameterSpec> specs = {{"wte", {300, 32}, "embed", 0, true, ""}};
@@ -118,12 +126,9 @@ TEST(SimulationTest, PlansTheCallsThatRanksMake) {
 }
 
 TEST(SimulationTest, PlansTheCallsOfSixtyFourRanks) {
-  Config config;
-  config.batch.accumulation_steps = 1;
-  config.zero.stage = 3;
+  Config config = stage_3();
   config.zero.reduce_bucket_size = 5000;
   config.zero.param_persistence_threshold = 200;
-  config.zero.max_reuse_distance = 0;
   EXPECT_EQ(planned(config, 16, 4), counted(config, 16, 4));
   config.zero.hpz_partition_size = 8;
   EXPECT_EQ(planned(config, 64, 8), counted(config, 64, 8)) << "hpZ";
@@ -134,7 +139,7 @@ TEST(SimulationTest, PlansTheCallsOfSixtyFourRanks) {
 }
 
 TEST(SimulationTest, PlansTheManifestThatRanksSave) {
-  const testing::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   constexpr int kRanks = 16;
   Config config;
   config.zero.stage = 2;
@@ -214,10 +219,7 @@ TEST(SimulationTest, WithoutOverlapAllCommunicationIsExposed) {
 
 // What cores send, copy and quantize comes on top of the time that the link itself takes.
 TEST(SimulationTest, CoresThatCommunicateDoNotCompute) {
-  Config config;
-  config.zero.stage = 3;
-  config.zero.param_persistence_threshold = 0;
-  config.zero.max_reuse_distance = 0;
+  Config config = stage_3();
   SimulatedCluster cluster{.hosts = 2, .gpus = 2, .cpu = true, .link = 1e9, .nvlink = 1e10};
   cluster.flops = 1e9;
   const auto time_of_cores = [&] {
@@ -272,12 +274,8 @@ struct BlocksStep {
       const std::string name = std::to_string(i);
       specs.push_back({"w" + name, {kSide, kSide}, "m" + name, 0, true, ""});
     }
-    Config config;
-    config.zero.stage = 3;
-    config.zero.param_persistence_threshold = 0;
-    config.zero.max_reuse_distance = 0;
+    Config config = stage_3();
     config.zero.overlap_comm = true;
-    config.batch.accumulation_steps = 1;
     if (hpz) config.zero.hpz_partition_size = 2;
     SimulatedCluster cluster{.hosts = 2, .gpus = 2, .link = 2e9, .nvlink = 2e9};
     cluster.latency = cluster.near_latency = 0;

@@ -92,7 +92,7 @@ TEST(AttentionWorkspaceTest, TheLimitIsHeldWhereCudnnCanOrItIsEnough) {
 TEST(AttentionWorkspaceTest, ALimitForAttentionThatIsNotUsedIsRefused) {
   EXPECT_NO_THROW(refuse_unused({}, "no cuDNN"));
   const auto refusal = [](const KernelOptions& options) {
-    return zerorun::testing::error_of<ConfigError>([&] { refuse_unused(options, "no cuDNN"); });
+    return error_of<ConfigError>([&] { refuse_unused(options, "no cuDNN"); });
   };
   EXPECT_THAT(refusal({.attention_workspace = 0}),
               AllOf(HasSubstr("--attention_workspace"), HasSubstr("no cuDNN")));

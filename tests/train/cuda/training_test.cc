@@ -65,8 +65,9 @@ class TrainingTest : public TextTest {
 
   using MakeCommunicator = std::shared_ptr<Communicator> (*)(const CommunicatorOptions&);
 
-  void on_gpus(int stage, const std::string& dtype, MakeCommunicator make, bool shared,
-               const std::function<void(Trainer&, int)>& body) const {
+  void on_gpus(int stage, const std::string& dtype, const std::function<void(Trainer&, int)>& body,
+               MakeCommunicator make = make_nccl_communicator) const {
+    const bool shared = make != make_nccl_communicator;
     const auto store = make_memory_store();
     zerorun::testing::run_threads(kRanks, [&](int rank) {
       const auto device = std::make_shared<CudaDevice>(shared ? 0 : rank, 0);
@@ -82,13 +83,14 @@ class TrainingTest : public TextTest {
     });
   }
 
-  Trajectory on_cuda(int stage, const std::string& dtype, MakeCommunicator make,
-                     bool shared) const {
+  Trajectory on_cuda(int stage, const std::string& dtype,
+                     MakeCommunicator make = make_nccl_communicator) const {
     Trajectory result;
-    on_gpus(stage, dtype, make, shared, [&](Trainer& trainer, int rank) {
+    const auto train_it = [&](Trainer& trainer, int rank) {
       const Trajectory own = train(trainer);
       if (rank == 0) result = own;
-    });
+    };
+    on_gpus(stage, dtype, train_it, make);
     return result;
   }
 
@@ -107,7 +109,7 @@ TEST_F(TrainingTest, EveryStageFollowsTheCpu) {
   EXPECT_LT(expected.losses.back(), expected.losses.front());
   uint64_t first_hash = 0;
   for (const int stage : {0, 1, 2, 3}) {
-    const Trajectory actual = on_cuda(stage, "fp32", make_nccl_communicator, /*shared=*/false);
+    const Trajectory actual = on_cuda(stage, "fp32");
     expect_near(actual, expected, 1e-5);
     if (stage == 0) first_hash = actual.hash;
     EXPECT_EQ(actual.hash, first_hash) << "stage " << stage;
@@ -117,13 +119,12 @@ TEST_F(TrainingTest, EveryStageFollowsTheCpu) {
 TEST_F(TrainingTest, SixteenBitsStayCloseToTheCpu) {
   for (const char* dtype : {"bf16", "fp16"}) {
     const Trajectory expected = on_cpu(2, dtype);
-    expect_near(on_cuda(2, dtype, make_nccl_communicator, /*shared=*/false), expected, 5e-3);
+    expect_near(on_cuda(2, dtype), expected, 5e-3);
   }
 }
 
 TEST_F(TrainingTest, RanksMayShareAGpu) {
-  expect_near(on_cuda(2, "fp32", make_host_staged_communicator, /*shared=*/true), on_cpu(2, "fp32"),
-              1e-5);
+  expect_near(on_cuda(2, "fp32", make_host_staged_communicator), on_cpu(2, "fp32"), 1e-5);
 }
 
 // Of this thread.
@@ -139,7 +140,7 @@ int64_t waits_so_far() {
 TEST_F(TrainingTest, AStepWaitsForTheGpuOnce) {
   FakeCuda::instance().set_inline_streams(true);
   for (const int stage : {0, 1, 2, 3}) {
-    on_gpus(stage, "bf16", make_nccl_communicator, /*shared=*/false, [&](Trainer& trainer, int) {
+    on_gpus(stage, "bf16", [&](Trainer& trainer, int) {
       trainer.initialize();
       for (int i = 0; i < 2; ++i) trainer.step(0);  // the first ones allocate
       for (int i = 0; i < 3; ++i) {
@@ -185,7 +186,7 @@ TEST_F(TrainingTest, ForwardWaitsForUpdatedParametersWhenItComesToThem) {
     zero_ = R"(, "reduce_bucket_size": 1000)";
     if (!by_default) zero_ += R"(, "overlap_comm": false)";
     for (const int stage : {1, 2}) {
-      on_gpus(stage, "bf16", make_nccl_communicator, /*shared=*/false, [&](Trainer& trainer, int) {
+      on_gpus(stage, "bf16", [&](Trainer& trainer, int) {
         trainer.initialize();
         for (int i = 0; i < 2; ++i) trainer.step(0);  // the first ones allocate
         const size_t before = FakeCuda::instance().calls().size();
@@ -200,9 +201,9 @@ TEST_F(TrainingTest, ForwardWaitsForUpdatedParametersWhenItComesToThem) {
 
 // Work runs late and at random times: orderings that nothing enforces would change the numbers.
 TEST_F(TrainingTest, DelaysChangeNothing) {
-  const Trajectory expected = on_cuda(3, "bf16", make_nccl_communicator, /*shared=*/false);
+  const Trajectory expected = on_cuda(3, "bf16");
   FakeCuda::instance().set_delay(std::chrono::microseconds(100));
-  const Trajectory delayed = on_cuda(3, "bf16", make_nccl_communicator, /*shared=*/false);
+  const Trajectory delayed = on_cuda(3, "bf16");
   EXPECT_EQ(delayed.losses, expected.losses);
   EXPECT_EQ(delayed.hash, expected.hash);
 }

@@ -1,11 +1,10 @@
 #pragma once
 
-#include <nlohmann/json.hpp>
-
 #include "testing/local_parameters.h"
 #include "tests/paths.h"
 #include "tests/train/model/reference.h"
 #include "train/model/gpt_config.h"
+#include "zerorun/checkpoint.h"
 
 namespace zerorun::train::testing {
 
@@ -13,22 +12,13 @@ namespace zerorun::train::testing {
 class Golden {
  public:
   Golden() {
-    std::ifstream file(test_paths::tests() + "/train/data/golden.safetensors", std::ios::binary);
-    uint64_t header_size = 0;
-    file.read(reinterpret_cast<char*>(&header_size), sizeof(header_size));
-    std::string header(header_size, ' ');
-    file.read(header.data(), static_cast<std::streamsize>(header_size));
-    const std::string data((std::istreambuf_iterator<char>(file)),
-                           std::istreambuf_iterator<char>());
-    const nlohmann::json entries = nlohmann::json::parse(header);
-    for (const auto& [name, entry] : entries.items()) {
-      const size_t begin = entry.at("data_offsets").at(0);
-      const size_t end = entry.at("data_offsets").at(1);
-      const bool integers = entry.at("dtype") == "I64";
-      std::vector<double>& values = tensors_[name];
-      for (size_t at = begin; at < end; at += integers ? 8 : 4) {
-        values.push_back(integers ? static_cast<double>(read<int64_t>(data, at))
-                                  : read<float>(data, at));
+    const SafetensorsReader file(test_paths::tests() + "/train/data/golden.safetensors");
+    for (const SafetensorsReader::Tensor& tensor : file.tensors()) {
+      std::vector<double>& values = tensors_[tensor.name];
+      if (tensor.data.dtype == DType::int64) {
+        std::ranges::copy(tensor.data.span<int64_t>(), std::back_inserter(values));
+      } else {
+        std::ranges::copy(tensor.data.span<float>(), std::back_inserter(values));
       }
     }
   }
@@ -59,13 +49,6 @@ class Golden {
   }
 
  private:
-  template <typename T>
-  static T read(const std::string& data, size_t at) {
-    T value;
-    std::copy_n(data.data() + at, sizeof(T), reinterpret_cast<char*>(&value));
-    return value;
-  }
-
   std::map<std::string, std::vector<double>> tensors_;
 };
 

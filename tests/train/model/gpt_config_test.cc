@@ -10,8 +10,6 @@
 namespace zerorun::train {
 namespace {
 
-using zerorun::testing::error_of;
-
 TEST(GptConfigTest, PresetsHaveTheSizesOfThePaper) {
   GptConfig small = gpt_config("gpt2");
   GptConfig large = gpt_config("gpt2-xl");

@@ -50,7 +50,8 @@ TEST_P(LayerNormConformance, MatchesDefinitionAndItsDerivatives) {
     expect_close(y.values(), layer_norm_reference(shape, xs, gains, biases), activation_rounding(),
                  "y");
 
-    Doubles expected = gradient([&](const Doubles& at) { return loss(at, gains, biases); }, xs);
+    const Doubles expected =
+        gradient([&](const Doubles& at) { return loss(at, gains, biases); }, xs);
     const Doubles expected_gain =
         gradient([&](const Doubles& at) { return loss(xs, at, biases); }, gains);
     const Doubles expected_bias =
@@ -64,15 +65,11 @@ TEST_P(LayerNormConformance, MatchesDefinitionAndItsDerivatives) {
                                   {{dx, true}, {dgain, false}, {dbias, false}});
     expect_close(dgain.values(), expected_gain, 3 * gradient_rounding(), "dgain");
     expect_close(dbias.values(), expected_bias, 3 * gradient_rounding(), "dbias");
-    Doubles added = expected;
-    for (size_t i = 0; i < added.size(); ++i) added[i] += start[i];
-    expect_close(dx.values(), added, tolerance, "dx, added");
+    expect_close(dx.values(), plus(expected, start), tolerance, "dx, added");
     kernels_->layer_norm_backward(shape, {x, moments, gain}, dy,
                                   {{dx, false}, {dgain, true}, {dbias, true}});
     expect_close(dx.values(), expected, tolerance, "dx");
-    Doubles twice = expected_gain;
-    for (double& value : twice) value *= 2.0;
-    expect_close(dgain.values(), twice, 3 * gradient_rounding(), "dgain, added");
+    expect_close(dgain.values(), times(2, expected_gain), 3 * gradient_rounding(), "dgain, added");
   }
 }
 
@@ -285,13 +282,11 @@ TEST_P(EmbeddingConformance, AddsRowsAndSendsGradientsBack) {
   kernels_->embed(grid, wte, wpe, y);
   expect_close(y.values(), x, activation_rounding(), "x");
 
-  for (const bool accumulate : {false, true}) {
-    kernels_->embed_backward(grid, {sorted.data(), bounds.data(), 3}, dx, {wte, accumulate},
-                             {wpe, accumulate});
-    expect_close(wte.values(), dwte, gradient_rounding(), "dwte");
-    expect_close(wpe.values(), dwpe, gradient_rounding(), "dwpe");
-    for (double& value : dwte) value *= 2.0;
-    for (double& value : dwpe) value *= 2.0;
+  for (const int sum : {1, 2}) {
+    kernels_->embed_backward(grid, {sorted.data(), bounds.data(), 3}, dx, {wte, sum > 1},
+                             {wpe, sum > 1});
+    expect_close(wte.values(), times(sum, dwte), gradient_rounding(), "dwte");
+    expect_close(wpe.values(), times(sum, dwpe), gradient_rounding(), "dwpe");
   }
 }
 

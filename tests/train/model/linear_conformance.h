@@ -26,10 +26,8 @@ TEST_P(LinearConformance, AddsBiasAndResidualToTheProduct) {
     const Doubles residuals = residual.values();
     const Doubles plain =
         product(shape.rows, shape.out, shape.in, entries(xs, shape.in), entries(ws, shape.out));
-    Doubles with_bias = plain;
-    for (size_t i = 0; i < plain.size(); ++i) with_bias[i] += bs[i % bs.size()];
-    Doubles full = with_bias;
-    for (size_t i = 0; i < full.size(); ++i) full[i] += residuals[i];
+    const Doubles with_bias = plus(plain, bs);
+    const Doubles full = plus(with_bias, residuals);
 
     const DeviceTensor y = activation(shape.rows * shape.out);
     const double tolerance = 2 * activation_rounding();  // where bias and product round apart
@@ -65,22 +63,19 @@ TEST_P(LinearConformance, GradientsOverwriteOrAccumulate) {
     const DeviceTensor dy = activation(random_floats(shape.rows * shape.out, 2));
     const Doubles xs = x.values();
     const Doubles dys = dy.values();
-    Doubles weight_gradient =
+    const Doubles weight_gradient =
         product(shape.in, shape.out, shape.rows, transposed(xs, shape.in), entries(dys, shape.out));
     Doubles bias_gradient(static_cast<size_t>(shape.out));
     for (size_t i = 0; i < dys.size(); ++i) bias_gradient[i % bias_gradient.size()] += dys[i];
 
     const DeviceTensor weight = parameter(shape.in * shape.out);
     const DeviceTensor bias = parameter(shape.out);
-    for (const bool accumulate : {false, true}) {
-      kernels_->linear_gradients(shape, x, dy, {weight, accumulate}, {bias, accumulate});
-      expect_close(weight.values(), weight_gradient, gradient_rounding(), "weight");
-      expect_close(bias.values(), bias_gradient, gradient_rounding(), "bias");
-      for (double& value : weight_gradient) value *= 2.0;
-      for (double& value : bias_gradient) value *= 2.0;
+    for (const int sum : {1, 2}) {
+      kernels_->linear_gradients(shape, x, dy, {weight, sum > 1}, {bias, sum > 1});
+      expect_close(weight.values(), times(sum, weight_gradient), gradient_rounding(), "weight");
+      expect_close(bias.values(), times(sum, bias_gradient), gradient_rounding(), "bias");
     }
     kernels_->linear_gradients(shape, x, dy, {weight, false}, {});
-    for (double& value : weight_gradient) value /= 4.0;
     expect_close(weight.values(), weight_gradient, gradient_rounding(), "weight alone");
   }
 }
@@ -134,9 +129,9 @@ TEST_P(LinearConformance, GeluFollowsTheProductAndItsDerivativeTheTransposed) {
     const Doubles xs = x.values();
     const Doubles ws = weight.values();
     const Doubles bs = bias.values();
-    Doubles before =
-        product(shape.rows, shape.out, shape.in, entries(xs, shape.in), entries(ws, shape.out));
-    for (size_t i = 0; i < before.size(); ++i) before[i] += bs[i % bs.size()];
+    const Doubles before = plus(
+        product(shape.rows, shape.out, shape.in, entries(xs, shape.in), entries(ws, shape.out)),
+        bs);
     Doubles after = before;
     for (double& value : after) value = gelu_reference(value);
     const double tolerance = 2 * activation_rounding();  // where bias and product round apart

@@ -35,11 +35,10 @@ TEST_P(ModelConformance, LossAndGradientsMatchPyTorch) {
   const double accuracy = std::max(1e-6, model.activation_rounding() / 5);
   EXPECT_NEAR(model.forward_backward(loss_scale), expected_loss, accuracy * expected_loss);
   for (const ParameterSpec& spec : wide.parameters().specs()) {
-    Doubles expected = wide.gradient(spec.name);
+    const Doubles expected = wide.gradient(spec.name);
     if (same) expect_close(expected, golden.tensor("gradient." + spec.name), 1e-5, spec.name);
-    for (double& value : expected) value *= loss_scale;
-    expect_close(model.gradient(spec.name), expected, model.gradient_tolerance(parameters()),
-                 spec.name);
+    expect_close(model.gradient(spec.name), times(loss_scale, expected),
+                 model.gradient_tolerance(parameters()), spec.name);
   }
 }
 
@@ -97,9 +96,7 @@ TEST_P(ModelConformance, TheLossScaleMultipliesGradientsAndNotTheLoss) {
   EXPECT_EQ(plain.forward_backward(), scaled.forward_backward(4096.0));
   if (plain.activations() == DType::fp16 || parameters() == DType::fp16) return;  // not exact
   for (const ParameterSpec& spec : plain.parameters().specs()) {
-    Doubles expected = plain.gradient(spec.name);
-    for (double& value : expected) value *= 4096.0;
-    EXPECT_EQ(scaled.gradient(spec.name), expected) << spec.name;
+    EXPECT_EQ(scaled.gradient(spec.name), times(4096.0, plain.gradient(spec.name))) << spec.name;
   }
 }
 

@@ -20,22 +20,22 @@ class PrecisionTest : public TextTest {
                                                     stage, blocks));
   }
 
-  void run(const std::string& config,
-           const std::function<void(Trainer&, const RunSetup&, Communicator&)>& body) const {
+  template <typename Body>
+  void run(const std::string& config, const Body& body) const {
     TextTest::run(2, {"--config", config}, body);
   }
 
+  static std::vector<StepReport> steps(Trainer& trainer, int count) {
+    std::vector<StepReport> reports;
+    for (int i = 0; i < count; ++i) reports.push_back(trainer.step(0).report);
+    return reports;
+  }
   // Reports of a new run, on rank 0.
-  std::vector<StepReport> reports(const std::string& config, int steps) const {
-    std::vector<StepReport> all;
-    run(config, [&](Trainer& trainer, const RunSetup&, Communicator& comm) {
-      trainer.initialize();
-      for (int i = 0; i < steps; ++i) {
-        const StepReport report = trainer.step(0).report;
-        if (comm.rank() == 0) all.push_back(report);
-      }
+  std::vector<StepReport> reports(const std::string& config, int count) const {
+    return result_of(2, {"--config", config}, [&](const RankOfRun& rank) {
+      rank.trainer.initialize();
+      return steps(rank.trainer, count);
     });
-    return all;
   }
 };
 
@@ -63,23 +63,21 @@ TEST_F(PrecisionTest, SixteenBitTrainingFollowsFp32) {
 TEST_F(PrecisionTest, EveryStageGivesTheSameParametersInFp16) {
   const std::string blocks =
       fp16(R"(, "loss_scale_window": 2, "hysteresis": 1)") + ", " + kSchedule;
-  uint64_t expected = 0;
-  for (int stage : {0, 1, 2, 3}) {
-    run(config(stage, blocks), [&](Trainer& trainer, const RunSetup&, Communicator& comm) {
-      trainer.initialize();
-      for (int i = 0; i < 6; ++i) trainer.step(0);
-      const uint64_t hash = trainer.engine().states().parameter_hash();
-      if (comm.rank() != 0) return;
-      if (stage == 0) expected = hash;
-      EXPECT_EQ(hash, expected) << "stage " << stage;
+  const auto hash_at = [&](int stage) {
+    return result_of(2, {"--config", config(stage, blocks)}, [&](const RankOfRun& rank) {
+      rank.train(6);
+      return rank.hash();
     });
-  }
+  };
+  const uint64_t expected = hash_at(0);
+  for (int stage : {1, 2, 3}) EXPECT_EQ(hash_at(stage), expected) << "stage " << stage;
 }
 
 TEST_F(PrecisionTest, AnOverflowSkipsTheStepAndTheSchedule) {
   const std::string blocks =
       fp16(R"(, "initial_scale_power": 32, "hysteresis": 1)") + ", " + kSchedule;
-  run(config(2, blocks), [&](Trainer& trainer, const RunSetup&, Communicator&) {
+  run(config(2, blocks), [&](const RankOfRun& rank) {
+    Trainer& trainer = rank.trainer;
     trainer.initialize();
     const uint64_t before = trainer.engine().states().parameter_hash();
     double scale = std::ldexp(1.0, 32);
@@ -102,7 +100,8 @@ TEST_F(PrecisionTest, AnOverflowSkipsTheStepAndTheSchedule) {
 }
 
 TEST_F(PrecisionTest, EveryGroupHasItsOwnRate) {
-  run(config(1, kSchedule), [&](Trainer& trainer, const RunSetup&, Communicator&) {
+  run(config(1, kSchedule), [&](const RankOfRun& rank) {
+    Trainer& trainer = rank.trainer;
     trainer.initialize();
     for (int step = 0; step < 7; ++step) {
       // DeepSpeed's schedules begin at iteration -1.
@@ -120,32 +119,23 @@ TEST_F(PrecisionTest, AResumedRunHasTheScaleAndTheRateItWouldHaveHad) {
   const std::string path =
       config(3, fp16(R"(, "initial_scale_power": 12, "loss_scale_window": 4)") + ", " + kSchedule);
   const std::string folder = folder_.path("run");
-  std::vector<StepReport> expected;
-  uint64_t hash = 0;
-  run(path, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
-    trainer.initialize();
-    for (int i = 0; i < 3; ++i) trainer.step(0);
-    save_run(folder, setup, trainer, comm);
-    for (int i = 0; i < 5; ++i) {
-      const StepReport report = trainer.step(0).report;
-      if (comm.rank() == 0) expected.push_back(report);
+  const auto figures_of = [](Trainer& trainer) {
+    std::vector<std::tuple<int64_t, double, float, double, double>> figures;
+    for (const StepReport& one : steps(trainer, 5)) {
+      figures.emplace_back(one.step, one.loss, one.lr, one.loss_scale, one.grad_norm);
     }
-    const uint64_t own = trainer.engine().states().parameter_hash();
-    if (comm.rank() == 0) hash = own;
+    return std::pair(figures, trainer.engine().states().parameter_hash());
+  };
+  const auto expected = result_of(2, {"--config", path}, [&](const RankOfRun& rank) {
+    rank.train(3);
+    save_run(folder, rank.setup, rank.trainer, rank.comm);
+    return figures_of(rank.trainer);
   });
-  ASSERT_NE(expected.front().loss_scale, expected.back().loss_scale);
-  ASSERT_NE(expected.front().lr, expected.back().lr);
-  run(path, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
-    EXPECT_EQ(resume_run(folder, setup, trainer, comm), "");
-    for (const StepReport& before : expected) {
-      const StepReport after = trainer.step(0).report;
-      EXPECT_EQ(after.step, before.step);
-      EXPECT_EQ(after.loss, before.loss);
-      EXPECT_EQ(after.lr, before.lr);
-      EXPECT_EQ(after.loss_scale, before.loss_scale);
-      EXPECT_EQ(after.grad_norm, before.grad_norm);
-    }
-    EXPECT_EQ(trainer.engine().states().parameter_hash(), hash);
+  ASSERT_NE(std::get<3>(expected.first.front()), std::get<3>(expected.first.back()));  // scale
+  ASSERT_NE(std::get<2>(expected.first.front()), std::get<2>(expected.first.back()));  // rate
+  run(path, [&](const RankOfRun& rank) {
+    EXPECT_EQ(resume_run(folder, rank.setup, rank.trainer, rank.comm), "");
+    EXPECT_EQ(figures_of(rank.trainer), expected);
   });
 }
 

@@ -83,6 +83,16 @@ inline Entry transposed(const Doubles& values, int64_t stride) {
   };
 }
 
+// Each row of `a`, as long as `b`, and `b`.
+inline Doubles plus(Doubles a, const Doubles& b) {
+  for (size_t i = 0; i < a.size(); ++i) a[i] += b[i % b.size()];
+  return a;
+}
+inline Doubles times(double factor, Doubles a) {
+  for (double& value : a) value *= factor;
+  return a;
+}
+
 // Every element within `tolerance` of the largest expected magnitude.
 template <typename Values>
 void expect_close(const Values& actual, const Doubles& expected, double tolerance,

@@ -3,13 +3,15 @@
 #include "config/keys/key_table.h"
 #include "tests/common.h"
 #include "tests/error_of.h"
+#include "tests/train/run/trainer_fixture.h"
 #include "tests/train/token_file.h"
+#include "train/run/run_setup.h"
 
 namespace zerorun::train::testing {
 namespace {
 
 std::string cli_error_of(const std::vector<std::string>& arguments) {
-  return zerorun::testing::error_of([&] { parse_command_line(arguments); });
+  return error_of([&] { parse_command_line(arguments); });
 }
 
 TEST(OptionsTest, DefaultsNeedNoArguments) {
@@ -195,6 +197,97 @@ TEST(OptionsTest, BadValuesNameTheOption) {
   const Scratch folder;
   const std::string config = folder.write("c.json", R"({"zerorun": {"train": {"stepz": 1}}})");
   EXPECT_THAT(cli_error_of({"--config", config}), HasSubstr("/zerorun/train/stepz"));
+}
+
+class RunSetupTest : public TrainerTest {
+ protected:
+  // Of a run on the data, without the small model of the other tests.
+  RunSetup setup_of(std::vector<std::string> options, const RankInfo& rank = {}) const {
+    options.insert(options.begin(), {"--data", data_});
+    return make_run_setup(parse_command_line(options), rank);
+  }
+  std::string error_of(const std::vector<std::string>& options) const {
+    return zerorun::testing::error_of([&] { setup_of(options); });
+  }
+};
+
+TEST_F(RunSetupTest, ContradictionsAreNamed) {
+  EXPECT_EQ(error_of({}), "");
+  EXPECT_THAT(error_of({"--seq_len", "300"}), HasSubstr("256 positions"));
+  EXPECT_THAT(error_of({"--model", "huge"}), HasSubstr("'huge'"));
+  const std::string small = folder_.write(
+      "small.json",
+      R"({"vocab_size": 100, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16})");
+  EXPECT_THAT(error_of({"--model", small}), HasSubstr("vocabulary of 100"));
+  EXPECT_THAT(error_of({"--sample", "", "--logits", "l"}),
+              HasSubstr("--logits l: it needs the logits of a prompt, but --sample is empty"));
+  EXPECT_THAT(error_of({"--trace", "t", "--trace_steps", "5", "6", "--steps", "4"}),
+              HasSubstr("--trace_steps 5 6: the run ends after step 4"));
+  const std::string tokens = folder_.write("t.bin", token_file(9, std::vector<uint16_t>(600, 1)));
+  data_ = tokens;
+  EXPECT_EQ(error_of({"--sample", "1, 8 0"}), "");
+  EXPECT_THAT(error_of({"--sample", "1 9"}), HasSubstr("'9'"));
+  EXPECT_THAT(error_of({"--sample", "hello"}), HasSubstr("'hello'"));
+}
+
+TEST_F(RunSetupTest, WithoutAConfigTheRateFallsToZeroByTheLastStep) {
+  const RunSetup setup = setup_of({});
+  EXPECT_EQ(setup.options.steps, 700);
+  EXPECT_EQ(setup.batch.seq_len, 128);
+  EXPECT_EQ(setup.batch.micro_batch, 4);
+  EXPECT_EQ(setup.config.optimizer.type, "Muon");
+  for (const int64_t steps : {0, 1, 5, 1000}) {
+    const RunSetup shorter = setup_of({"--steps", std::to_string(steps)});
+    EXPECT_EQ(shorter.options.steps, steps);
+    const std::vector<double> lrs = {shorter.config.optimizer.lr};
+    const auto schedule = make_lr_schedule(shorter.config.scheduler, lrs);
+    EXPECT_GT(schedule->values(steps / 2, 0).lr, 0.0) << steps;
+    EXPECT_NEAR(schedule->values(std::max<int64_t>(1, steps), 0).lr, 0.0, 1e-12) << steps;
+  }
+  const std::string file = folder_.write("batch.json", R"({"train_micro_batch_size_per_gpu": 2})");
+  const RunSetup with_config = setup_of({"--config", file});
+  EXPECT_EQ(with_config.options.steps, 400);
+  EXPECT_EQ(with_config.batch.seq_len, 256);
+  EXPECT_EQ(with_config.config.optimizer.type, "AdamW");
+}
+
+TEST_F(RunSetupTest, ActivationsThatNoMachineHoldsAreRefused) {
+  for (const char* micro_batch : {"1000000000", "1000000000000000000"}) {
+    EXPECT_THAT(
+        error_of({"--micro_batch", micro_batch}),
+        AllOf(HasSubstr(std::string("--micro_batch ") + micro_batch + " with --seq_len 128"),
+              ContainsRegex(" [PE]iB for the activations"), HasSubstr("or --recompute")));
+  }
+  EXPECT_THAT(error_of({"--micro_batch", "9223372036854775807"}), HasSubstr("micro_batch"));
+}
+
+TEST_F(RunSetupTest, TheDataDecideTheVocabulary) {
+  EXPECT_EQ(setup_of({}).model.vocabulary, 256);
+  data_ = folder_.write("t.bin", token_file(999, std::vector<uint16_t>(600, 1)));
+  EXPECT_EQ(setup_of({}).model.vocabulary, 999);
+}
+
+TEST_F(RunSetupTest, WithoutConfigItIsStage2InBf16WithClipping) {
+  const RunSetup setup = setup_of({}, {.world_size = 2});
+  EXPECT_EQ(setup.config.zero.stage, 2);
+  EXPECT_EQ(setup.config.precision.param_dtype, DType::bf16);
+  EXPECT_EQ(setup.config.gradient_clipping, 1.0);
+  EXPECT_EQ(setup.batch.global_batch(), 8);
+}
+
+TEST_F(RunSetupTest, TheConfigDecidesWhatTheCommandLineLeavesOpen) {
+  const auto sizes_of = [&](std::vector<std::string> options) {
+    options.insert(options.begin(), {"--config", config(1)});
+    const RunSetup setup = setup_of(options, {.world_size = 2});
+    return std::pair(setup.batch.micro_batch, setup.config.precision.param_dtype);
+  };
+  EXPECT_EQ(sizes_of({}), std::pair(int64_t{2}, DType::fp32));
+  EXPECT_EQ(sizes_of({"--micro_batch", "3", "--dtype", "bf16"}),
+            std::pair(int64_t{3}, DType::bf16));
+  const std::string file = folder_.write("bf16.json", R"({"bf16": {"enabled": true}})");
+  const PrecisionConfig fp16 = setup_of({"--config", file, "--dtype", "fp16"}).config.precision;
+  EXPECT_EQ(fp16.param_dtype, DType::fp16);
+  EXPECT_EQ(fp16.loss_scaler.initial_scale_power, 16);
 }
 
 }  // namespace

@@ -10,6 +10,18 @@ namespace zerorun::train::testing {
 inline constexpr const char* kModel = R"({
   "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "n_inner": 32})";
 
+struct RankOfRun {
+  Trainer& trainer;
+  const RunSetup& setup;
+  Communicator& comm;
+
+  void train(int steps) const {
+    trainer.initialize();
+    for (int i = 0; i < steps; ++i) trainer.step(0);
+  }
+  uint64_t hash() const { return trainer.engine().states().parameter_hash(); }
+};
+
 // A text, and a model small enough to train on it.
 class TextTest : public ::testing::Test {
  protected:
@@ -27,16 +39,26 @@ class TextTest : public ::testing::Test {
     return make_run_setup(parse_command_line(options), rank);
   }
 
-  // Runs `body` on all ranks, with a trainer that is set up from these options.
-  void run(int world_size, const std::vector<std::string>& options,
-           const std::function<void(Trainer&, const RunSetup&, Communicator&)>& body) const {
+  // Calls body(rank of the run) on all ranks, with a trainer that is set up from these options.
+  template <typename Body>
+  void run(int world_size, const std::vector<std::string>& options, const Body& body) const {
     zerorun::testing::run_ranks(world_size, [&](Communicator& comm) {
       const RunSetup setup =
           setup_of(options, {.rank = comm.rank(), .world_size = comm.world_size()});
       const auto device = make_cpu_device();
       Trainer trainer(setup, comm, *device);
-      body(trainer, setup, comm);
+      body(RankOfRun{trainer, setup, comm});
     });
+  }
+  // What that gives on rank 0.
+  template <typename Body>
+  auto result_of(int world_size, const std::vector<std::string>& options, const Body& body) const {
+    std::invoke_result_t<Body, const RankOfRun&> result{};
+    run(world_size, options, [&](const RankOfRun& rank) {
+      auto own = body(rank);
+      if (rank.comm.rank() == 0) result = std::move(own);
+    });
+    return result;
   }
 
   Scratch folder_;
@@ -54,14 +76,10 @@ class TrainerTest : public TextTest {
   }
 
   uint64_t hash_after(int steps, int world_size, const std::vector<std::string>& options) const {
-    uint64_t hash = 0;
-    run(world_size, options, [&](Trainer& trainer, const RunSetup&, Communicator& comm) {
-      trainer.initialize();
-      for (int i = 0; i < steps; ++i) trainer.step(0);
-      const uint64_t own = trainer.engine().states().parameter_hash();
-      if (comm.rank() == 0) hash = own;
+    return result_of(world_size, options, [&](const RankOfRun& rank) {
+      rank.train(steps);
+      return rank.hash();
     });
-    return hash;
   }
 };
 

@@ -37,16 +37,17 @@ TEST_F(TrainerTest, InitialParametersDependOnTheSeedOnly) {
 
 TEST_F(TrainerTest, TheLossFallsAndIsTheSameOnAllRanks) {
   std::vector<double> last(2);
-  double first = 0.0;
-  run(2, {"--config", config(2)}, [&](Trainer& trainer, const RunSetup&, Communicator& comm) {
-    trainer.initialize();
+  const double first = result_of(2, {"--config", config(2)}, [&](const RankOfRun& rank) {
+    rank.trainer.initialize();
+    std::vector<double> losses;
     for (int i = 0; i < 60; ++i) {
-      const StepReport report = trainer.step(0).report;
-      if (i == 0 && comm.rank() == 0) first = report.loss;
-      last[static_cast<size_t>(comm.rank())] = report.loss;
+      const StepReport report = rank.trainer.step(0).report;
+      losses.push_back(report.loss);
       EXPECT_EQ(report.step, i + 1);
       EXPECT_FALSE(report.skipped);
     }
+    last[static_cast<size_t>(rank.comm.rank())] = losses.back();
+    return losses.front();
   });
   EXPECT_NEAR(first, std::log(256.0), 0.3);
   EXPECT_LT(last[0], 0.75 * first);
@@ -55,14 +56,10 @@ TEST_F(TrainerTest, TheLossFallsAndIsTheSameOnAllRanks) {
 
 TEST_F(TrainerTest, EvaluationDoesNotDependOnTheRanks) {
   const auto evaluate = [&](int world_size) {
-    double loss = 0.0;
-    run(world_size, {"--config", config(3)},
-        [&](Trainer& trainer, const RunSetup&, Communicator& comm) {
-          trainer.initialize();
-          const double own = trainer.evaluate();
-          if (comm.rank() == 0) loss = own;
-        });
-    return loss;
+    return result_of(world_size, {"--config", config(3)}, [&](const RankOfRun& rank) {
+      rank.trainer.initialize();
+      return rank.trainer.evaluate();
+    });
   };
   const double expected = evaluate(1);
   EXPECT_NEAR(expected, std::log(256.0), 0.3);
@@ -71,144 +68,133 @@ TEST_F(TrainerTest, EvaluationDoesNotDependOnTheRanks) {
 }
 
 TEST_F(TrainerTest, ASignalOnOneRankStopsAll) {
-  run(2, {"--config", config(2)}, [&](Trainer& trainer, const RunSetup&, Communicator& comm) {
-    trainer.initialize();
-    EXPECT_EQ(trainer.step(0).signal, 0);
-    EXPECT_EQ(trainer.step(comm.rank() == 1 ? SIGINT : 0).signal, SIGINT);
-    EXPECT_EQ(trainer.step(comm.rank() == 0 ? SIGTERM : SIGINT).signal, SIGTERM);
+  run(2, {"--config", config(2)}, [&](const RankOfRun& rank) {
+    rank.trainer.initialize();
+    const int number = rank.comm.rank();
+    EXPECT_EQ(rank.trainer.step(0).signal, 0);
+    EXPECT_EQ(rank.trainer.step(number == 1 ? SIGINT : 0).signal, SIGINT);
+    EXPECT_EQ(rank.trainer.step(number == 0 ? SIGTERM : SIGINT).signal, SIGTERM);
   });
 }
 
-TEST_F(TrainerTest, AResumedRunContinuesBitForBit) {
-  const std::vector<std::string> options = {"--config", config(3), "--dtype", "bf16"};
+// A run that saves into `run`, and others that resume it.
+class SavedRunTest : public TrainerTest {
+ protected:
+  void save(int world_size, const std::vector<std::string>& options, int steps = 0) const {
+    run(world_size, options, [&](const RankOfRun& rank) {
+      rank.train(steps);
+      save_run(saved_, rank.setup, rank.trainer, rank.comm);
+    });
+  }
+  // The error of resuming, or what it says.
+  std::string resume(int world_size, const std::vector<std::string>& options) const {
+    return result_of(world_size, options, [&](const RankOfRun& rank) {
+      std::string said;
+      const std::string error = error_of<CheckpointError>(
+          [&] { said = resume_run(saved_, rank.setup, rank.trainer, rank.comm); });
+      return error + said;
+    });
+  }
+
+  const std::string saved_ = folder_.path("run");
+};
+
+TEST_F(SavedRunTest, AResumedRunContinuesBitForBit) {
+  std::vector<std::string> options = {"--config", config(3), "--dtype", "bf16"};
   const uint64_t expected = hash_after(5, 2, options);
-  const std::string folder = folder_.path("run");
-  run(2, options, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
-    trainer.initialize();
-    for (int i = 0; i < 3; ++i) trainer.step(0);
-    save_run(folder, setup, trainer, comm);
+  save(2, options, 3);
+  run(2, options, [&](const RankOfRun& rank) {
+    EXPECT_EQ(resume_run(saved_, rank.setup, rank.trainer, rank.comm), "");
+    EXPECT_EQ(rank.trainer.position().step, 3);
+    EXPECT_EQ(rank.trainer.position().samples, 12);
+    rank.trainer.step(0);
+    rank.trainer.step(0);
+    EXPECT_EQ(rank.hash(), expected);
   });
-  run(2, options, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
-    EXPECT_EQ(resume_run(folder, setup, trainer, comm), "");
-    EXPECT_EQ(trainer.position().step, 3);
-    EXPECT_EQ(trainer.position().samples, 12);
-    trainer.step(0);
-    trainer.step(0);
-    EXPECT_EQ(trainer.engine().states().parameter_hash(), expected);
-  });
-  run(2, {"--config", config(3), "--dtype", "bf16", "--seed", "9"},
-      [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
-        EXPECT_THAT(resume_run(folder, setup, trainer, comm), HasSubstr("seed was 3 and is 9"));
-      });
+  options.insert(options.end(), {"--seed", "9"});
+  EXPECT_THAT(resume(2, options), HasSubstr("seed was 3 and is 9"));
 }
 
 // Lamb keeps states of the same names as AdamW, and Adam with L2 the very same ones.
-TEST_F(TrainerTest, ResumingWithAnotherOptimizerIsAnErrorThatNamesBoth) {
-  const auto write = [&](const char* name, const char* optimizer) {
-    return folder_.write(name,
-                         fmt::format(R"({{"train_batch_size": 4, "optimizer": {}}})", optimizer));
+TEST_F(SavedRunTest, ResumingWithAnotherOptimizerIsAnErrorThatNamesBoth) {
+  const auto with = [&](const std::string& optimizer) {
+    return std::vector<std::string>{
+        "--config", folder_.write("config.json", fmt::format(R"({{"train_batch_size": 4,
+                                                 "optimizer": {}}})",
+                                                             optimizer))};
   };
-  const std::string adamw = write("adamw.json", R"({"type": "AdamW"})");
-  const std::string folder = folder_.path("run");
-  run(2, {"--config", adamw}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
-    trainer.initialize();
-    save_run(folder, setup, trainer, comm);
-  });
-  const auto resume = [&](const std::string& file) {
-    std::string error;
-    run(2, {"--config", file}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
-      const std::string own = zerorun::testing::error_of<CheckpointError>(
-          [&] { resume_run(folder, setup, trainer, comm); });
-      if (comm.rank() == 0) error = own;
-    });
-    return error;
-  };
-  EXPECT_EQ(resume(adamw), "");
-  EXPECT_EQ(resume(write("adam.json", R"({"type": "Adam"})")), "");
-  const std::string lamb = write("lamb.json", R"({"type": "Lamb"})");
-  EXPECT_THAT(resume(lamb), AllOf(HasSubstr("are those of AdamW, this run's optimizer is Lamb"),
-                                  Not(HasSubstr("--init"))));
-  EXPECT_THAT(resume(write("l2.json", R"({"type": "Adam", "params": {"adam_w_mode": false}})")),
+  save(2, with(R"({"type": "AdamW"})"));
+  EXPECT_EQ(resume(2, with(R"({"type": "AdamW"})")), "");
+  EXPECT_EQ(resume(2, with(R"({"type": "Adam"})")), "");
+  EXPECT_THAT(resume(2, with(R"({"type": "Lamb"})")),
+              AllOf(HasSubstr("are those of AdamW, this run's optimizer is Lamb"),
+                    Not(HasSubstr("--init"))));
+  EXPECT_THAT(resume(2, with(R"({"type": "Adam", "params": {"adam_w_mode": false}})")),
               HasSubstr("this run's optimizer is Adam with adam_w_mode false"));
   folder_.write("run/model.safetensors", "");
-  EXPECT_THAT(resume(lamb), HasSubstr("start from its weights alone with --init " + folder));
+  EXPECT_THAT(resume(2, with(R"({"type": "Lamb"})")),
+              HasSubstr("start from its weights alone with --init " + saved_));
 }
 
-TEST_F(TrainerTest, ResumingOnOtherDataOfTheSameLengthIsSaid) {
-  const std::string folder = folder_.path("run");
-  run(1, {"--config", config(0)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
-    save_run(folder, setup, trainer, comm);
-  });
+TEST_F(SavedRunTest, ResumingOnOtherDataOfTheSameLengthIsSaid) {
+  save(1, {"--config", config(0)});
   std::string text = folder_.read(data_);
-  const std::string same = folder_.write("elsewhere/text", text);
+  data_ = folder_.write("elsewhere/text", text);
+  EXPECT_EQ(resume(1, {"--config", config(0)}), "");
   text[2000] ^= 1;
-  const std::string other = folder_.write("other", text);
-  const auto warning = [&](const std::string& data) {
-    data_ = data;
-    std::string said;
-    run(1, {"--config", config(0)},
-        [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
-          said = resume_run(folder, setup, trainer, comm);
-        });
-    return said;
-  };
-  EXPECT_EQ(warning(same), "");
-  EXPECT_THAT(warning(other), AllOf(HasSubstr("data_hash was"), Not(HasSubstr("data_tokens")),
-                                    HasSubstr("to continue that run, give it the --data")));
+  data_ = folder_.write("other", text);
+  EXPECT_THAT(resume(1, {"--config", config(0)}),
+              AllOf(HasSubstr("data_hash was"), Not(HasSubstr("data_tokens")),
+                    HasSubstr("to continue that run, give it the --data")));
 }
 
-TEST_F(TrainerTest, ASavedModelIsAStartingPoint) {
-  const std::string folder = folder_.path("hf");
-  uint64_t expected = 0;
-  run(2, {"--config", config(2)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
-    trainer.initialize();
-    trainer.step(0);
-    const auto device = make_cpu_device();
-    write_run_config(folder, setup, comm, *device);
-    write_hf_weights(folder, trainer.engine(), comm);
-    const uint64_t hash = trainer.engine().states().parameter_hash();
-    if (comm.rank() == 0) expected = hash;
-  });
-  EXPECT_EQ(hash_after(0, 1, {"--config", config(0), "--init", folder}), expected);
-  EXPECT_EQ(read_hf_config(folder), gpt_config(folder + "/config.json"));
-  EXPECT_EQ(read_hf_config(folder).vocabulary, 256);
-}
-
-TEST_F(TrainerTest, WeightsOfAnotherModelAreNamed) {
-  const std::string folder = folder_.path("hf");
-  run(1, {"--config", config(0)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
-    trainer.initialize();
-    const auto device = make_cpu_device();
-    write_run_config(folder, setup, comm, *device);
-    write_hf_weights(folder, trainer.engine(), comm);
-  });
-  const auto error = [&](const char* model) {
-    return zerorun::testing::error_of<CheckpointError>(
-        [&] { HfWeights(folder, gpt_config(folder_.write("other.json", model))); });
-  };
-  EXPECT_THAT(error(R"({"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16,
-                        "n_inner": 64, "vocab_size": 256})"),
-              HasSubstr("h.0.mlp.c_fc.weight has shape [16, 32], the model needs [16, 64]"));
-  EXPECT_THAT(error(R"({"n_embd": 16, "n_layer": 3, "n_head": 2, "n_positions": 16,
-                        "n_inner": 32, "vocab_size": 256})"),
-              HasSubstr("no tensor transformer.h.2.ln_1.weight"));
-}
-
-TEST_F(TrainerTest, ResumingWithAnotherModelIsAnErrorThatNamesTheDifference) {
-  const std::string folder = folder_.path("run");
-  run(2, {"--config", config(2)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
-    save_run(folder, setup, trainer, comm);
-  });
+TEST_F(SavedRunTest, ResumingWithAnotherModelIsAnErrorThatNamesTheDifference) {
+  save(2, {"--config", config(2)});
   // One head or two: the parameters have the same shapes.
   std::string changed = folder_.read(model_);
   changed.replace(changed.find("\"n_head\": 2"), 11, "\"n_head\": 1");
   model_ = folder_.write("changed.json", changed);
-  run(2, {"--config", config(2)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
-    EXPECT_THAT(
-        [&] { resume_run(folder, setup, trainer, comm); },
-        ThrowsMessage<CheckpointError>(AllOf(HasSubstr("another model: n_head was 2 and is 1"),
-                                             HasSubstr("restore config.json"))));
-  });
+  EXPECT_THAT(
+      resume(2, {"--config", config(2)}),
+      AllOf(HasSubstr("another model: n_head was 2 and is 1"), HasSubstr("restore config.json")));
+}
+
+// The weights of a run after some steps, as Hugging Face's files.
+class SavedModelTest : public TrainerTest {
+ protected:
+  uint64_t save(int world_size, int stage, int steps) const {
+    return result_of(world_size, {"--config", config(stage)}, [&](const RankOfRun& rank) {
+      rank.train(steps);
+      const auto device = make_cpu_device();
+      write_run_config(saved_, rank.setup, rank.comm, *device);
+      write_hf_weights(saved_, rank.trainer.engine(), rank.comm);
+      return rank.hash();
+    });
+  }
+
+  const std::string saved_ = folder_.path("hf");
+};
+
+TEST_F(SavedModelTest, IsAStartingPoint) {
+  const uint64_t expected = save(2, 2, 1);
+  EXPECT_EQ(hash_after(0, 1, {"--config", config(0), "--init", saved_}), expected);
+  EXPECT_EQ(read_hf_config(saved_), gpt_config(saved_ + "/config.json"));
+  EXPECT_EQ(read_hf_config(saved_).vocabulary, 256);
+}
+
+TEST_F(SavedModelTest, WeightsOfAnotherModelAreNamed) {
+  save(1, 0, 0);
+  const auto error = [&](const char* layers_and_inner) {
+    const std::string model = folder_.write(
+        "other.json", fmt::format(R"({{"n_embd": 16, "n_head": 2, "n_positions": 16, {},
+                                      "vocab_size": 256}})",
+                                  layers_and_inner));
+    return error_of<CheckpointError>([&] { HfWeights(saved_, gpt_config(model)); });
+  };
+  EXPECT_THAT(error(R"("n_layer": 2, "n_inner": 64)"),
+              HasSubstr("h.0.mlp.c_fc.weight has shape [16, 32], the model needs [16, 64]"));
+  EXPECT_THAT(error(R"("n_layer": 3, "n_inner": 32)"),
+              HasSubstr("no tensor transformer.h.2.ln_1.weight"));
 }
 
 TEST_F(TrainerTest, Tf32NeedsCuda) {
