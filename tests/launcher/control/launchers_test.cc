@@ -5,7 +5,7 @@
 #include "comm/rendezvous/frame_server.h"
 #include "core/build_id.h"
 #include "launcher/control/control_connection.h"
-#include "launcher/control/node_table.h"
+#include "launcher/control/coordinator.h"
 #include "launcher/environment.h"
 #include "launcher/ranks/supervisor.h"
 #include "os/socket.h"
