@@ -122,7 +122,7 @@ CLI::Option* takes_text(CLI::Option* option, const std::string& word) {
 CLI::Option* takes_one_of(CLI::Option* option, const std::vector<std::string>& choices) {
   return option->type_name(fmt::format("{}", fmt::join(choices, "|")))
       ->check([=](const std::string& text) {
-        const bool is_known = std::find(choices.begin(), choices.end(), text) != choices.end();
+        const bool is_known = std::ranges::find(choices, text) != choices.end();
         return is_known
                    ? std::string()
                    : expected_but_got(fmt::format("one of {}", fmt::join(choices, ", ")), text);
@@ -132,10 +132,9 @@ CLI::Option* takes_one_of(CLI::Option* option, const std::vector<std::string>& c
 std::vector<std::string> choices_of(const CLI::Option& option) {
   // Its type names them; a word for other values is in capitals.
   const std::vector<std::string> words = CLI::detail::split(option.get_type_name(), '|');
-  const bool are_choices =
-      words.size() > 1 && std::none_of(words.begin(), words.end(), [](auto& word) {
-        return word.empty() || (word[0] >= 'A' && word[0] <= 'Z');
-      });
+  const bool are_choices = words.size() > 1 && std::ranges::none_of(words, [](auto& word) {
+                             return word.empty() || (word[0] >= 'A' && word[0] <= 'Z');
+                           });
   return are_choices ? words : std::vector<std::string>();
 }
 

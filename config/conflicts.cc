@@ -23,17 +23,16 @@ constexpr std::string_view kSecondary = "/zero_optimization/zero_hpz_partition_s
 // Reports that a value contradicts that of another key.
 void add_contradiction(std::string_view pointer, const JsonNode& node, std::string_view other,
                        const JsonNode& other_node, ConfigProblems& problems) {
-  problems.add(pointer, node.where, "{} contradicts {} {} at {}:{}; remove one of them",
-               to_text(node), other, to_text(other_node), other_node.where.line,
-               other_node.where.column);
+  problems.add(pointer, node.where, "{} contradicts {} {} at {}; remove one of them", to_text(node),
+               other, to_text(other_node), to_text(other_node.where));
 }
 
 void check_precision(const GivenKeys& keys, ConfigProblems& problems) {
   const JsonNode* bf16 = given_value(keys, kBf16);
   const JsonNode* fp16 = given_value(keys, kFp16);
   if (bf16 != nullptr && fp16 != nullptr && bf16->boolean && fp16->boolean) {
-    problems.add(kFp16, fp16->where, "true contradicts {} at {}:{}, also true; enable one of them",
-                 kBf16, bf16->where.line, bf16->where.column);
+    problems.add(kFp16, fp16->where, "true contradicts {} at {}, also true; enable one of them",
+                 kBf16, to_text(bf16->where));
   }
   constexpr std::string_view kStates = "/bf16/bf16_optimizer_states";
   constexpr std::string_view kMaster = "/bf16/bf16_master_weights_and_grads";

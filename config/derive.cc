@@ -31,13 +31,13 @@ void set_type_default(const KeySpec& spec, std::string_view type, Config& config
   spec.binding.set(config, *node);
 }
 
-void apply_values(const KeyTable& table, const GivenKeys& keys, Config& config) {
-  for (const KeySpec* spec : table.keys()) {
+void apply_values(const GivenKeys& keys, Config& config) {
+  for (const KeySpec* spec : key_table().keys()) {
     if (spec->binding.set == nullptr) continue;
     if (const JsonNode* value = given_value(keys, spec->pointer)) {
       spec->binding.set(config, *value);
     } else if (!spec->type_fallbacks.empty()) {
-      set_type_default(*spec, type_for(table, keys, *spec).value_or(""), config);
+      set_type_default(*spec, type_for(keys, *spec).value_or(""), config);
     }
   }
 }
@@ -111,9 +111,7 @@ void derive_groups(const GivenKeys& keys, ZeroConfig& zero) {
   const JsonNode* loco = given_value(keys, "/zero_optimization/zeropp_loco_param");
   // An empty block turns LoCo on with its defaults. (The output of `zerorun config show` has keys
   // that are null.)
-  if (loco != nullptr && loco->children.empty() && zero.quantized_gradients) {
-    zero.loco.emplace();
-  }
+  if (loco != nullptr && loco->children.empty() && zero.quantized_gradients) zero.loco.emplace();
   if (says_auto(keys, "/zerorun/shard_group_size")) zero.shard_group_size = kRanksOfHost;
 }
 
@@ -126,8 +124,6 @@ void derive_scheduler(const GivenKeys& keys, float lr, SchedulerConfig& schedule
     scheduler.warmup_max_lr = {std::stod(fmt::format("{}", lr))};
   }
 }
-
-constexpr std::string_view kTrainSteps = "/zerorun/train/steps";
 
 // How to resolve "auto" for a key. Bucket sizes are those of transformers 5.23,
 // integrations/deepspeed.py, trainer_config_finalize; if the model is unknown they have their
@@ -165,22 +161,13 @@ constexpr auto kRules = std::to_array<AutoRule>({
 void set_integer(ParsedConfig& parsed, ConfigValue& value, int64_t integer) {
   const KeySpec* spec = key_table().find(value.pointer);
   ZR_CHECK(spec != nullptr && spec->binding.set != nullptr, "{} cannot be set", value.pointer);
-  JsonNode node;
-  node.kind = JsonNode::Kind::integer;
-  node.integer = integer;
-  node.number = static_cast<double>(integer);
-  spec->binding.set(parsed.config, node);
+  spec->binding.set(parsed.config, JsonNode::of(integer));
   value.value = std::to_string(integer);
 }
 
-// Adds the number of steps of the bundled train program, if the file has it.
-RunFacts with_train_steps(const ParsedConfig& parsed, RunFacts facts) {
-  for (const ConfigValue& value : parsed.values) {
-    if (facts.total_steps == 0 && value.pointer == kTrainSteps && !value.is_default) {
-      facts.total_steps = std::stoll(value.value);
-    }
-  }
-  return facts;
+const ConfigValue* find_value(const ParsedConfig& parsed, std::string_view pointer) {
+  const auto found = std::ranges::find(parsed.values, pointer, &ConfigValue::pointer);
+  return found == parsed.values.end() ? nullptr : &*found;
 }
 
 JsonPosition place_of(const ConfigValue& value) { return {value.line, value.column}; }
@@ -192,9 +179,7 @@ std::pair<std::string, JsonPosition> batch_place(const ParsedConfig& parsed, boo
     const bool decides = is_elastic
                              ? value.pointer == "/elasticity/enabled"
                              : std::ranges::find(kBatchKeys, value.pointer) != kBatchKeys.end();
-    if (value.line > 0 && decides) {
-      return {value.pointer, place_of(value)};
-    }
+    if (value.line > 0 && decides) return {value.pointer, place_of(value)};
   }
   return {"/train_batch_size", {}};
 }
@@ -240,9 +225,9 @@ DType model_dtype(const GivenKeys& keys) {
   return dtype == nullptr ? DType::fp32 : parse_dtype(dtype->text);
 }
 
-Config derive_config(const KeyTable& table, const GivenKeys& keys) {
+Config derive_config(const GivenKeys& keys) {
   Config config;
-  apply_values(table, keys, config);
+  apply_values(keys, config);
   if (!is_given(keys, "/zero_optimization/overlap_comm") && config.zero.stage == 3) {
     config.zero.overlap_comm = true;  // DeepSpeed 0.19, zero/config.py
   }
@@ -268,7 +253,11 @@ std::vector<const ConfigValue*> resolve_known(ParsedConfig& parsed, const RunFac
     fail<ConfigError>("hidden size: got {}, expected 0 (not known) to {}", given.hidden_size,
                       kMaxHiddenSize);
   }
-  const RunFacts facts = with_train_steps(parsed, given);
+  RunFacts facts = given;
+  const ConfigValue* steps = find_value(parsed, "/zerorun/train/steps");
+  if (facts.total_steps == 0 && steps != nullptr && !steps->is_default) {
+    facts.total_steps = std::stoll(steps->value);
+  }
   std::vector<const ConfigValue*> unresolved;
   for_each_auto(parsed, [&](ConfigValue& value, const AutoRule& rule) {
     if (const std::optional<int64_t> integer = rule.value(facts)) {
@@ -288,11 +277,9 @@ void resolve_auto(ParsedConfig& parsed, const RunFacts& facts) {
                  R"(got "auto", which this program cannot resolve; give the number)");
   }
   for (const KeyProblem& problem : schedule_problems(parsed.config.scheduler)) {
-    const auto given =
-        std::find_if(parsed.values.begin(), parsed.values.end(),
-                     [&](const ConfigValue& value) { return value.pointer == problem.pointer; });
-    problems.add(problem.pointer, given == parsed.values.end() ? JsonPosition{} : place_of(*given),
-                 "{}", problem.text);
+    const ConfigValue* given = find_value(parsed, problem.pointer);
+    problems.add(problem.pointer, given == nullptr ? JsonPosition{} : place_of(*given), "{}",
+                 problem.text);
   }
   problems.throw_if_any();
 }

@@ -15,7 +15,7 @@ inline constexpr std::array<std::string_view, 3> kBatchKeys = {
 
 // Converts the keys of a file to a Config: their values, defaults that depend on other keys, and
 // members that depend on several keys. Ignores invalid values.
-Config derive_config(const KeyTable& table, const GivenKeys& keys);
+Config derive_config(const GivenKeys& keys);
 
 // Returns the dtype of the parameters that the keys select.
 DType model_dtype(const GivenKeys& keys);

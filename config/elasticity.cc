@@ -178,9 +178,8 @@ void check_program(const BatchConfig& given, const BatchConfig& computed) {
   const auto check = [](std::string_view name, int64_t own, int64_t expected) {
     if (own == 0 || own == expected) return;
     fail<ConfigError>(
-        "the program sets {} to {}, but elasticity computes {}; leave one of the "
-        "two out",
-        name, own, expected);
+        "the program sets {} to {}, but elasticity computes {}; leave one of the two out", name,
+        own, expected);
   };
   check(kBatchKeys[0], given.train_batch_size, computed.train_batch_size);
   check(kBatchKeys[1], given.micro_batch_size, computed.micro_batch_size);

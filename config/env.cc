@@ -112,8 +112,7 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
 std::span<const EnvironmentVariable> environment_variables() { return kVariables; }
 
 void check_in_table(std::string_view name) {
-  const auto known = std::find_if(kVariables.begin(), kVariables.end(),
-                                  [&](const auto& variable) { return variable.name == name; });
+  const auto known = std::ranges::find(kVariables, name, &EnvironmentVariable::name);
   ZR_CHECK(known != kVariables.end(), "environment variable {} is not in the table", name);
 }
 

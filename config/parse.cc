@@ -22,13 +22,12 @@ namespace {
                     printable(path), std::strerror(error));
 }
 
-std::vector<ConfigValue> list_values(const KeyTable& table, const GivenKeys& keys,
-                                     const Config& config) {
+std::vector<ConfigValue> list_values(const GivenKeys& keys, const Config& config) {
   std::vector<ConfigValue> values;
-  for (const KeySpec* spec : table.keys()) {
+  for (const KeySpec* spec : key_table().keys()) {
     const bool is_written = keys.contains(spec->pointer);
     if (spec->is_block() || (!is_written && spec->binding.get == nullptr)) continue;
-    const std::string_view type = type_for(table, keys, *spec).value_or("");
+    const std::string_view type = type_for(keys, *spec).value_or("");
     if (!spec->is_used_by(type)) continue;
     const JsonNode* given = given_value(keys, spec->pointer);
     ConfigValue value{.pointer = std::string(spec->pointer),
@@ -53,11 +52,11 @@ std::vector<ConfigValue> list_values(const KeyTable& table, const GivenKeys& key
 }
 
 // DeepSpeed's OneCycle warns about optimizers without betas, too.
-void warn_of_momentum(const KeyTable& table, ParsedConfig& parsed) {
+void warn_of_momentum(ParsedConfig& parsed) {
   const SchedulerConfig& scheduler = parsed.config.scheduler;
   const std::string& optimizer = parsed.config.optimizer.type;
   if (scheduler.type == "OneCycle" && scheduler.one_cycle.cycle_momentum &&
-      !table.find("/optimizer/params/betas")->is_used_by(optimizer)) {
+      !key_table().find("/optimizer/params/betas")->is_used_by(optimizer)) {
     parsed.warnings.push_back(fmt::format(
         "/scheduler/params/cycle_momentum: no momentum cycles with {}, which has no betas",
         optimizer));
@@ -131,19 +130,18 @@ std::optional<std::string> decode_base64url(std::string_view text) {
 }
 
 ParsedConfig parse_config_for(ConfigReader reader, std::string_view json, std::string source) {
-  const KeyTable& table = key_table();
   ConfigProblems problems(source);
   JsonNode root = read_root(json, source, problems);
   ParsedConfig parsed;
-  const GivenKeys keys = check_keys(table, root, problems, parsed.warnings, reader);
-  parsed.config = derive_config(table, keys);
+  const GivenKeys keys = check_keys(root, problems, parsed.warnings, reader);
+  parsed.config = derive_config(keys);
   check_conflicts(keys, parsed.config, problems);
   problems.throw_if_any();
 
   parsed.config.source = std::move(source);
-  parsed.values = list_values(table, keys, parsed.config);
+  parsed.values = list_values(keys, parsed.config);
   mark_unresolved(parsed);
-  warn_of_momentum(table, parsed);
+  warn_of_momentum(parsed);
   warn_of_elasticity(keys, parsed);
   return parsed;
 }

@@ -21,38 +21,24 @@ namespace {
 
 constexpr uint64_t kMaxEnvironmentFile = uint64_t{1} << 20;
 
-constexpr auto kPassedOn = std::to_array<std::string_view>({
-    "MLFLOW",
-    "PYTHON",
-    "MV2",
-    "UCX",  // DeepSpeed's
-    "NCCL_",
-    "GLOO_",
-    "OMP_",
-    "KMP_",
-    "MKL_",
-    "CUDA_",
-    "TORCH",
-    "PYTORCH_",
-    "HF_",
-    "TRANSFORMERS_",
-    "ZERORUN_",
-    "ACCELERATE_",
-});
+// The first four are DeepSpeed's.
+constexpr auto kPassedOn = std::to_array<std::string_view>(
+    {"MLFLOW", "PYTHON", "MV2", "UCX", "NCCL_", "GLOO_", "OMP_", "KMP_", "MKL_", "CUDA_", "TORCH",
+     "PYTORCH_", "HF_", "TRANSFORMERS_", "ZERORUN_", "ACCELERATE_"});
 constexpr auto kPlaces =
     std::to_array<std::string_view>({"PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"});
 constexpr auto kOwn = std::to_array<std::string_view>(
     {"CUDA_VISIBLE_DEVICES", "ZERORUN_STORE_FD", "ZERORUN_JOB_SECRET", "OMP_NUM_THREADS"});
 
 bool is_passed_on(std::string_view name) {
-  if (std::find(kPlaces.begin(), kPlaces.end(), name) != kPlaces.end()) return true;
-  if (std::find(kOwn.begin(), kOwn.end(), name) != kOwn.end()) return false;
+  if (std::ranges::find(kPlaces, name) != kPlaces.end()) return true;
+  if (std::ranges::find(kOwn, name) != kOwn.end()) return false;
   if (name.starts_with("TORCHELASTIC_")) return false;
   for (const char* secret : {"TOKEN", "SECRET", "PASSWORD", "_KEY"}) {
     if (name.find(secret) != std::string_view::npos) return false;
   }
-  return std::any_of(kPassedOn.begin(), kPassedOn.end(),
-                     [name](std::string_view prefix) { return name.starts_with(prefix); });
+  return std::ranges::any_of(kPassedOn,
+                             [name](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
 bool is_variable_name(std::string_view name) {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <ranges>
 #include <utility>
 
 #include "config/command_line.h"
@@ -86,9 +87,7 @@ std::string address_towards(const std::string& host) {
 }
 
 std::string control_host(const Cluster& cluster) {
-  if (cluster.start == RemoteStart::by_hand || cluster.node_rank == 0) {
-    return cluster.endpoint_host;
-  }
+  if (cluster.start == RemoteStart::by_hand || cluster.node_rank == 0) return cluster.endpoint_host;
   return address_towards(cluster.hosts.front().host);
 }
 
@@ -223,11 +222,10 @@ int join_by_hand(const LaunchOptions& options, const ThisHost& here, const Clust
 std::string describe_commands(const CoordinatedJob& job) {
   std::string text;
   for (const RemoteCommand& command : job.commands) {
-    std::string hosts;
-    for (const int node : command.nodes) {
-      hosts += (hosts.empty() ? "" : ", ") + job.cluster.hosts[static_cast<size_t>(node)].host;
-    }
-    text += fmt::format("launcher on {}\n", hosts);
+    const auto hosts = command.nodes | std::views::transform([&job](int node) {
+                         return job.cluster.hosts[static_cast<size_t>(node)].host;
+                       });
+    text += fmt::format("launcher on {}\n", fmt::join(hosts, ", "));
     for (const auto& [name, value] : command.variables) {
       text += fmt::format("  env      {}={}\n", name, shell_quote(value));
     }
@@ -257,8 +255,8 @@ int run_coordinator(const std::vector<std::string>& arguments, const LaunchOptio
   CoordinatedJob job = coordinate(arguments, options, here, cluster, listener->port);
   if (job.by_hand.secret.empty() && by_hand) {
     Logger().warning(
-        "launchers join without a secret: ZERORUN_JOB_SECRET, set to the same text on "
-        "every host, keeps others out");
+        "launchers join without a secret: ZERORUN_JOB_SECRET, set to the same text on every host, "
+        "keeps others out");
   }
   return run_guarded([job = std::move(job), listener](const FileDescriptor& guardian,
                                                       const sigset_t& original_mask) {
@@ -281,8 +279,8 @@ int dry_run(const std::vector<std::string>& arguments, const LaunchOptions& opti
 }
 
 bool asks_for_help(const std::vector<std::string>& arguments) {
-  return std::any_of(arguments.begin(), arguments.end(),
-                     [](const std::string& word) { return word == "-h" || word == "--help"; });
+  return std::ranges::any_of(
+      arguments, [](const std::string& word) { return word == "-h" || word == "--help"; });
 }
 
 }  // namespace

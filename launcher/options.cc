@@ -198,7 +198,7 @@ LaunchOptions parse_options(const std::vector<std::string>& arguments,
   const Split defaults = split_arguments(app, with_environment(app, environment));
   parts.launcher.insert(parts.launcher.begin(), defaults.launcher.begin(), defaults.launcher.end());
   try {
-    std::reverse(parts.launcher.begin(), parts.launcher.end());  // CLI11 takes them from the back
+    std::ranges::reverse(parts.launcher);  // CLI11 takes them from the back
     app.parse(parts.launcher);
   } catch (const CLI::ParseError& error) {
     fail<ConfigError>("{}", error.what());

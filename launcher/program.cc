@@ -166,7 +166,7 @@ std::vector<std::string> bundled_programs(const fs::path& launcher_directory) {
     const std::string name = entry.path().filename().string();
     if (find_bundled(name, launcher_directory)) names.push_back(name);
   }
-  std::sort(names.begin(), names.end());
+  std::ranges::sort(names);
   return names;
 }
 
@@ -227,7 +227,7 @@ std::string program_source(const std::string& name, bool is_module,
     return source;
   }
   std::string path = name;
-  std::replace(path.begin(), path.end(), '.', '/');
+  std::ranges::replace(path, '.', '/');
   for (const std::string& file : {path + ".py", path + "/__main__.py"}) {
     if (try_read_text(working_directory / file, kMaxSource, source) == 0) return source;
   }
@@ -249,9 +249,8 @@ bool has_package(const fs::path& python, const std::string& name, const Environm
     for (const std::string_view folder : split(given, ':')) folders.emplace_back(folder);
   }
   std::error_code error;
-  return std::any_of(folders.begin(), folders.end(), [&](const fs::path& folder) {
-    return fs::is_directory(folder / name, error);
-  });
+  return std::ranges::any_of(
+      folders, [&](const fs::path& folder) { return fs::is_directory(folder / name, error); });
 }
 
 std::optional<OwnPackage> find_own_package(const fs::path& launcher_directory) {

@@ -1,6 +1,9 @@
 #include "launcher/words.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <ranges>
 
 namespace zerorun {
 
@@ -41,20 +44,12 @@ std::string shell_quote(const std::string& word) {
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
   if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
   std::string quoted = "'";
-  for (const char c : word) {
-    if (c == '\'') {
-      quoted += "'\\''";
-    } else {
-      quoted += c;
-    }
-  }
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return quoted + "'";
 }
 
 std::string shell_line(const std::vector<std::string>& words) {
-  std::string line;
-  for (const std::string& word : words) line += (line.empty() ? "" : " ") + shell_quote(word);
-  return line;
+  return fmt::format("{}", fmt::join(words | std::views::transform(shell_quote), " "));
 }
 
 }  // namespace zerorun

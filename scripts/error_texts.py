@@ -45,7 +45,7 @@ _RETURNED = (
     "zero/timeline/straggler_watch.cc",
 )
 _FEWEST_WORDS = 4  # fewer are parts of a text
-_FORMAT = re.compile(r"(?:\breturn |fmt::format\()\s*(?=R?\")")
+_FORMAT = re.compile(r"(?:\breturn |\bsay\(|fmt::format\()\s*(?=R?\")")
 _LITERAL = re.compile(r'R"(\w*)\((.*?)\)\1"|"((?:[^"\\\n]|\\.)*)"', re.DOTALL)
 _FIELD = re.compile(r"\{[^{}]*\}")
 _SCAFFOLD = "{}:{}: {} [{}]"

@@ -17,24 +17,21 @@ using Kind = JsonNode::Kind;
 
 // DeepSpeed's older form "zero_optimization": true means stage 1.
 void expand_boolean_block(JsonNode& node) {
-  JsonNode stage;
-  stage.kind = Kind::integer;
+  JsonNode stage = JsonNode::of(node.boolean ? 1 : 0);
   stage.where = node.where;
   stage.key = "stage";
   stage.key_where = node.key_where;
-  stage.integer = node.boolean ? 1 : 0;
-  stage.number = static_cast<double>(stage.integer);
   node.kind = Kind::object;
   node.children.push_back(std::move(stage));
 }
 
 // What true or false may mean where a block is expected: {"enabled": true}, {"device": "none"}.
-std::string advise_block(const KeyTable& table, const KeySpec& spec, const JsonNode& node) {
+std::string advise_block(const KeySpec& spec, const JsonNode& node) {
   if (!spec.is_block() || node.kind != Kind::boolean) return {};
-  if (table.find(append_pointer(spec.pointer, "enabled")) != nullptr) {
+  if (key_table().find(append_pointer(spec.pointer, "enabled")) != nullptr) {
     return fmt::format("; write {{\"enabled\": {}}}", node.boolean);
   }
-  if (table.find(append_pointer(spec.pointer, "device")) != nullptr) {
+  if (key_table().find(append_pointer(spec.pointer, "device")) != nullptr) {
     return fmt::format("; write {{\"device\": \"{}\"}}", node.boolean ? "cpu" : "none");
   }
   return {};
@@ -42,14 +39,13 @@ std::string advise_block(const KeyTable& table, const KeySpec& spec, const JsonN
 
 class KeyChecker {
  public:
-  KeyChecker(const KeyTable& table, ConfigProblems& problems)
-      : table_(table), problems_(problems) {}
+  explicit KeyChecker(ConfigProblems& problems) : problems_(problems) {}
 
   // `block` is the pointer in the table, `written` the pointer in the file.
   void check_block(std::string_view block, const std::string& written, JsonNode& node) {
     for (JsonNode& child : node.children) {
       const std::string pointer = append_pointer(written, child.key);
-      const KeySpec* spec = table_.find(append_pointer(block, child.key));
+      const KeySpec* spec = key_table().find(append_pointer(block, child.key));
       if (spec == nullptr) {
         report_unknown(block, pointer, child);
       } else {
@@ -62,8 +58,7 @@ class KeyChecker {
 
  private:
   void report_unknown(std::string_view block, const std::string& pointer, const JsonNode& node) {
-    const std::string advice =
-        problems_.is_full() ? std::string() : suggest_key(table_, block, node.key);
+    const std::string advice = problems_.is_full() ? std::string() : suggest_key(block, node.key);
     problems_.add(pointer, node.key_where, "unknown key; {}", advice);
   }
 
@@ -72,12 +67,11 @@ class KeyChecker {
         keys_.try_emplace(spec.pointer, GivenKey{&spec, &node, pointer, true});
     // a duplicate of the same name is already reported
     if (!is_new && known->second.pointer != pointer) {
-      problems_.add(pointer, node.key_where, "the same setting as {} at {}:{}; keep one of them",
-                    known->second.pointer, known->second.node->key_where.line,
-                    known->second.node->key_where.column);
+      problems_.add(pointer, node.key_where, "the same setting as {} at {}; keep one of them",
+                    known->second.pointer, to_text(known->second.node->key_where));
     }
     if (const auto problem = check_value(spec, node)) {
-      problems_.add(pointer, node.where, "{}{}", *problem, advise_block(table_, spec, node));
+      problems_.add(pointer, node.where, "{}{}", *problem, advise_block(spec, node));
       known->second.is_valid = false;
       return;
     }
@@ -89,13 +83,12 @@ class KeyChecker {
     check_block(spec.pointer, pointer, node);
   }
 
-  const KeyTable& table_;
   ConfigProblems& problems_;
   GivenKeys keys_;
 };
 
 // Returns the keys of the file; each has a valid value, or a problem is reported.
-GivenKeys check_names_and_values(const KeyTable& table, JsonNode& root, ConfigProblems& problems) {
+GivenKeys check_names_and_values(JsonNode& root, ConfigProblems& problems) {
   if (root.kind != Kind::object) {
     problems.add("", root.where, "got {}, expected an object", to_short_text(root));
     return {};
@@ -103,11 +96,11 @@ GivenKeys check_names_and_values(const KeyTable& table, JsonNode& root, ConfigPr
   if (find_member(root, "compute_environment") != nullptr) {  // YAML, which reads as Hjson
     problems.add(
         "", root.where,
-        "this is a configuration of accelerate, which `accelerate launch --config_file` "
-        "reads; expected the DeepSpeed configuration that its deepspeed_config_file names");
+        "this is a configuration of accelerate, which `accelerate launch --config_file` reads; "
+        "expected the DeepSpeed configuration that its deepspeed_config_file names");
     return {};
   }
-  KeyChecker checker(table, problems);
+  KeyChecker checker(problems);
   checker.check_block("", "", root);
   return checker.take_keys();
 }
@@ -126,7 +119,7 @@ bool asks_for_something(const GivenKey& key) {
   if (value->kind == Kind::object) return !is_off(*value);
   const std::string text = to_text(*value);
   const std::vector<std::string_view> idle = split_choices(key.spec->idle);
-  return text != key.spec->fallback && std::find(idle.begin(), idle.end(), text) == idle.end();
+  return text != key.spec->fallback && std::ranges::find(idle, text) == idle.end();
 }
 
 // True if the key is accepted but its value has no effect.
@@ -150,20 +143,18 @@ void report_unsupported(const GivenKey& key, const KeySpec& meant, ConfigProblem
                advice);
 }
 
-void check_deprecated(const KeyTable& table, const GivenKeys& keys, const GivenKey& key,
-                      ConfigProblems& problems, std::vector<std::string>& warnings) {
-  const KeySpec& replacement = table.current(*key.spec);
+void check_deprecated(const GivenKeys& keys, const GivenKey& key, ConfigProblems& problems,
+                      std::vector<std::string>& warnings) {
+  const KeySpec& replacement = key_table().current(*key.spec);
   if (const auto both = keys.find(replacement.pointer); both != keys.end()) {
     problems.add(key.pointer, key.node->key_where,
-                 "replaced by {}, which is given too, at {}:{}; remove this one",
-                 both->second.pointer, both->second.node->key_where.line,
-                 both->second.node->key_where.column);
+                 "replaced by {}, which is given too, at {}; remove this one", both->second.pointer,
+                 to_text(both->second.node->key_where));
   } else if (replacement.is_unsupported() && asks_for_something(key)) {
     report_unsupported(key, replacement, problems);
   } else {
-    warnings.push_back(fmt::format("{} ({}:{}) is deprecated; use {}", key.pointer,
-                                   key.node->key_where.line, key.node->key_where.column,
-                                   replacement.pointer));
+    warnings.push_back(fmt::format("{} ({}) is deprecated; use {}", key.pointer,
+                                   to_text(key.node->key_where), replacement.pointer));
   }
 }
 
@@ -177,16 +168,15 @@ void check_reader(const GivenKey& key, ConfigReader reader, ConfigProblems& prob
 }
 
 // Reports problems and warnings that follow from the status of keys.
-void check_statuses(const KeyTable& table, const GivenKeys& keys, ConfigProblems& problems,
+void check_statuses(const GivenKeys& keys, ConfigProblems& problems,
                     std::vector<std::string>& warnings, ConfigReader reader) {
   std::vector<std::string_view> without_effect;
   for (const auto& [pointer, key] : keys) {
     switch (key.spec->status) {
       case KeyStatus::works:
         if (key.is_boolean_block) {
-          warnings.push_back(fmt::format("{} ({}:{}) as true or false is deprecated; use {{...}}",
-                                         key.pointer, key.node->where.line,
-                                         key.node->where.column));
+          warnings.push_back(fmt::format("{} ({}) as true or false is deprecated; use {{...}}",
+                                         key.pointer, to_text(key.node->where)));
         }
         break;
       case KeyStatus::pytorch:
@@ -197,7 +187,7 @@ void check_statuses(const KeyTable& table, const GivenKeys& keys, ConfigProblems
         if (is_without_effect(key)) without_effect.push_back(key.pointer);
         break;
       case KeyStatus::deprecated:
-        check_deprecated(table, keys, key, problems, warnings);
+        check_deprecated(keys, key, problems, warnings);
         break;
       case KeyStatus::not_yet:
       case KeyStatus::removed:
@@ -218,23 +208,21 @@ std::string_view block_of(const KeySpec& spec) {
   return spec.parent().substr(0, spec.parent().rfind('/'));
 }
 
-std::vector<std::string_view> names_used_by(const KeyTable& table, std::string_view block,
-                                            std::string_view type) {
+std::vector<std::string_view> names_used_by(std::string_view block, std::string_view type) {
   std::vector<std::string_view> names;
-  for (const KeySpec* spec : table.children(block)) {
+  for (const KeySpec* spec : key_table().children(block)) {
     if (spec->status == KeyStatus::works && spec->is_used_by(type)) names.push_back(spec->name());
   }
   return names;
 }
 
-void report_unused(const KeyTable& table, const GivenKey& key, std::string_view type,
-                   ConfigProblems& problems) {
+void report_unused(const GivenKey& key, std::string_view type, ConfigProblems& problems) {
   if (type.empty()) {
     problems.add(key.pointer, key.node->key_where, "is set, but {}/type is missing",
                  block_of(*key.spec));
   } else {
     problems.add(key.pointer, key.node->key_where, "{} has no such parameter; it has {}", type,
-                 fmt::join(names_used_by(table, key.spec->parent(), type), ", "));
+                 fmt::join(names_used_by(key.spec->parent(), type), ", "));
   }
 }
 
@@ -253,15 +241,15 @@ void check_required(const GivenKeys& keys, const KeySpec& spec, std::string_view
 }
 
 // Checks parameters of an optimizer or scheduler, which depend on its type (KeySpec::used_by).
-void check_type_params(const KeyTable& table, const GivenKeys& keys, ConfigProblems& problems) {
-  for (const KeySpec* spec : table.keys()) {
+void check_type_params(const GivenKeys& keys, ConfigProblems& problems) {
+  for (const KeySpec* spec : key_table().keys()) {
     if (spec->used_by.empty()) continue;
-    const std::optional<std::string_view> type = type_for(table, keys, *spec);
+    const std::optional<std::string_view> type = type_for(keys, *spec);
     if (!type) continue;
     if (!spec->is_used_by(*type)) {
       const auto given = keys.find(spec->pointer);
       if (given != keys.end() && given_value(given->second) != nullptr) {
-        report_unused(table, given->second, *type, problems);
+        report_unused(given->second, *type, problems);
       }
     } else if (spec->is_required) {
       check_required(keys, *spec, *type, problems);
@@ -271,11 +259,11 @@ void check_type_params(const KeyTable& table, const GivenKeys& keys, ConfigProbl
 
 }  // namespace
 
-GivenKeys check_keys(const KeyTable& table, JsonNode& root, ConfigProblems& problems,
-                     std::vector<std::string>& warnings, ConfigReader reader) {
-  GivenKeys keys = check_names_and_values(table, root, problems);
-  check_statuses(table, keys, problems, warnings, reader);
-  check_type_params(table, keys, problems);
+GivenKeys check_keys(JsonNode& root, ConfigProblems& problems, std::vector<std::string>& warnings,
+                     ConfigReader reader) {
+  GivenKeys keys = check_names_and_values(root, problems);
+  check_statuses(keys, problems, warnings, reader);
+  check_type_params(keys, problems);
   return keys;
 }
 
@@ -290,10 +278,9 @@ const JsonNode* given_value(const GivenKeys& keys, std::string_view pointer) {
   return found == keys.end() ? nullptr : given_value(found->second);
 }
 
-std::optional<std::string_view> type_for(const KeyTable& table, const GivenKeys& keys,
-                                         const KeySpec& spec) {
+std::optional<std::string_view> type_for(const GivenKeys& keys, const KeySpec& spec) {
   if (spec.used_by.empty() && spec.type_fallbacks.empty()) return "";
-  const KeySpec* type = table.find(fmt::format("{}/type", block_of(spec)));
+  const KeySpec* type = key_table().find(fmt::format("{}/type", block_of(spec)));
   if (type == nullptr) return "";
   if (const auto given = keys.find(type->pointer); given != keys.end()) {
     if (!given->second.is_valid) return std::nullopt;

@@ -29,8 +29,8 @@ using GivenKeys = std::map<std::string_view, GivenKey>;
 // reader, then whether the type of optimizer or scheduler has it. Errors are added to the problems;
 // deprecated names and keys without effect are added to the warnings. The result points into
 // `root`, in which values are changed to the spelling of the table.
-GivenKeys check_keys(const KeyTable& table, JsonNode& root, ConfigProblems& problems,
-                     std::vector<std::string>& warnings, ConfigReader reader = ConfigReader::cpp);
+GivenKeys check_keys(JsonNode& root, ConfigProblems& problems, std::vector<std::string>& warnings,
+                     ConfigReader reader = ConfigReader::cpp);
 
 // Returns the value of a key if it is valid and neither "auto" nor null; else nullptr.
 const JsonNode* given_value(const GivenKey& key);
@@ -38,8 +38,7 @@ const JsonNode* given_value(const GivenKeys& keys, std::string_view pointer);
 
 // Returns the type of optimizer or scheduler to which a key belongs: "" if there is none, nullopt
 // if the file names a type that does not exist.
-std::optional<std::string_view> type_for(const KeyTable& table, const GivenKeys& keys,
-                                         const KeySpec& spec);
+std::optional<std::string_view> type_for(const GivenKeys& keys, const KeySpec& spec);
 
 // Describes the valid values of a key: "an integer from 0 to 3", `"none", "cpu" or "nvme"`.
 std::string expected_value(const KeySpec& spec);

@@ -49,11 +49,6 @@ std::string join_alternatives(const std::vector<std::string>& items) {
   return fmt::format("{} or {}", fmt::join(items.begin(), items.end() - 1, ", "), items.back());
 }
 
-bool all_of_kind(const JsonNode& array, Kind kind) {
-  return std::all_of(array.children.begin(), array.children.end(),
-                     [kind](const JsonNode& item) { return item.kind == kind; });
-}
-
 bool is_beta(const JsonNode& node) {
   if (!node.is_number()) return false;
   const auto value = static_cast<float>(node.number);  // 1 - 1e-9 is 1 in fp32
@@ -61,39 +56,34 @@ bool is_beta(const JsonNode& node) {
 }
 
 bool array_suits(const KeySpec& spec, const JsonNode& node) {
-  if ((spec.type & KeyType::strings) != 0 && all_of_kind(node, Kind::string)) return true;
-  if ((spec.type & KeyType::numbers) != 0 && !node.children.empty() &&
-      std::all_of(node.children.begin(), node.children.end(), [&](const JsonNode& item) {
-        return item.is_number() && std::isfinite(item.number) && in_range(spec.range, item.number);
-      })) {
-    return true;
-  }
-  if ((spec.type & KeyType::betas) != 0 && node.children.size() == 2) {
-    return is_beta(node.children[0]) && is_beta(node.children[1]);
-  }
-  return (spec.type & KeyType::integers) != 0 &&
-         std::all_of(node.children.begin(), node.children.end(), [&](const JsonNode& item) {
-           return as_integer(item) && in_range(spec.range, item.number);
-         });
+  const auto all = [&](const auto& suits) { return std::ranges::all_of(node.children, suits); };
+  const auto is_string = [](const JsonNode& item) { return item.kind == Kind::string; };
+  const auto is_number = [&](const JsonNode& item) {
+    return item.is_number() && std::isfinite(item.number) && in_range(spec.range, item.number);
+  };
+  const auto is_integer = [&](const JsonNode& item) {
+    return as_integer(item) && in_range(spec.range, item.number);
+  };
+  const size_t size = node.children.size();
+  return (spec.takes(KeyType::strings) && all(is_string)) ||
+         (spec.takes(KeyType::numbers) && size > 0 && all(is_number)) ||
+         (spec.takes(KeyType::betas) && size == 2 && all(is_beta)) ||
+         (spec.takes(KeyType::integers) && all(is_integer));
 }
 
 bool number_suits(const KeySpec& spec, const JsonNode& node) {
-  if ((spec.type & KeyType::infinity) != 0 && std::isinf(node.number) && node.number > 0) {
-    return true;
-  }
-  if ((spec.type & KeyType::integer) != 0 && as_integer(node)) {
-    return in_range(spec.range, node.number);
-  }
-  return (spec.type & KeyType::number) != 0 && std::isfinite(node.number) &&
+  if (spec.takes(KeyType::infinity) && std::isinf(node.number) && node.number > 0) return true;
+  if (spec.takes(KeyType::integer) && as_integer(node)) return in_range(spec.range, node.number);
+  return spec.takes(KeyType::number) && std::isfinite(node.number) &&
          in_range(spec.range, node.number);
 }
 
 bool string_suits(const KeySpec& spec, JsonNode& node) {
-  if ((spec.type & KeyType::infinity) != 0 &&
+  if (spec.takes(KeyType::infinity) &&
       (node.text == "inf" || equal_ignoring_case(node.text, "Infinity"))) {
     return true;
   }
-  if ((spec.type & KeyType::string) == 0) return false;
+  if (!spec.takes(KeyType::string)) return false;
   if (spec.choices.empty()) return true;
   for (const std::string_view choice : split_choices(spec.choices)) {
     if (equal_ignoring_case(choice, node.text)) {
@@ -109,7 +99,7 @@ bool suits(const KeySpec& spec, JsonNode& node) {
     case Kind::null:
       return !spec.refuses_null;
     case Kind::boolean:
-      return (spec.type & KeyType::boolean) != 0;
+      return spec.takes(KeyType::boolean);
     case Kind::integer:
     case Kind::number:
       return number_suits(spec, node);
@@ -118,7 +108,7 @@ bool suits(const KeySpec& spec, JsonNode& node) {
     case Kind::array:
       return array_suits(spec, node);
     case Kind::object:
-      return (spec.type & (KeyType::block | KeyType::free_form)) != 0;
+      return spec.takes(KeyType::block | KeyType::free_form);
   }
   return false;
 }
@@ -127,35 +117,35 @@ bool suits(const KeySpec& spec, JsonNode& node) {
 bool is_boolean_number(const KeySpec& spec, const JsonNode& node) {
   constexpr unsigned kOthers = KeyType::integer | KeyType::number | KeyType::block;
   const std::optional<int64_t> integer = as_integer(node);
-  return (spec.type & KeyType::boolean) != 0 && (spec.type & kOthers) == 0 && integer &&
+  return spec.takes(KeyType::boolean) && !spec.takes(kOthers) && integer &&
          (*integer == 0 || *integer == 1);
 }
 
 // `names` are separated by |.
 bool is_one_of(std::string_view names, const JsonNode& node) {
   const auto known = split_choices(names);
-  return node.kind == Kind::string &&
-         std::any_of(known.begin(), known.end(),
-                     [&](std::string_view name) { return equal_ignoring_case(name, node.text); });
+  return node.kind == Kind::string && std::ranges::any_of(known, [&](std::string_view name) {
+           return equal_ignoring_case(name, node.text);
+         });
 }
 
 // Python's True and False; Hjson reads a comma behind them as part of the text.
 bool is_python_boolean(const KeySpec& spec, std::string_view text) {
   if (text.ends_with(',')) text.remove_suffix(1);
-  return (spec.type & KeyType::boolean) != 0 && (text == "True" || text == "False");
+  return spec.takes(KeyType::boolean) && (text == "True" || text == "False");
 }
 
 // Advises about a wrong value, beyond saying what was expected.
 std::string advice(const KeySpec& spec, const JsonNode& node) {
   if (node.kind == Kind::null) return "; remove the key to get the default";
   const bool is_huge = node.kind == Kind::number && std::abs(node.number) >= 0x1p63;
-  if (is_huge && (spec.type & KeyType::number) == 0) return "; it has to fit 64 bits";
+  if (is_huge && !spec.takes(KeyType::number)) return "; it has to fit 64 bits";
   if (node.kind != Kind::string) return {};
   if (!spec.choices.empty()) return suggest_choice(spec.choices, node.text);
   if (node.text == "Auto" || node.text == "AUTO") return R"(; did you mean "auto"?)";
   if (is_python_boolean(spec, node.text)) return " in lower case, without quotes";
   const bool is_quoted_value =
-      (spec.type & (KeyType::boolean | KeyType::integer | KeyType::number)) != 0 &&
+      spec.takes(KeyType::boolean | KeyType::integer | KeyType::number) &&
       (node.text == "true" || node.text == "false" ||
        (!node.text.empty() && node.text.find_first_not_of("+-.0123456789eE") == std::string::npos));
   return is_quoted_value ? "; remove the quotes" : "";
@@ -165,28 +155,25 @@ std::string advice(const KeySpec& spec, const JsonNode& node) {
 
 std::string expected_value(const KeySpec& spec) {
   std::vector<std::string> items;
-  if ((spec.type & KeyType::boolean) != 0) items.emplace_back("true or false");
-  if ((spec.type & KeyType::integer) != 0)
-    items.push_back(describe_range("an integer", spec.range));
-  if ((spec.type & KeyType::number) != 0) items.push_back(describe_range("a number", spec.range));
-  if ((spec.type & KeyType::infinity) != 0) items.emplace_back("\"inf\"");
-  if ((spec.type & KeyType::string) != 0) {
+  if (spec.takes(KeyType::boolean)) items.emplace_back("true or false");
+  if (spec.takes(KeyType::integer)) items.push_back(describe_range("an integer", spec.range));
+  if (spec.takes(KeyType::number)) items.push_back(describe_range("a number", spec.range));
+  if (spec.takes(KeyType::infinity)) items.emplace_back("\"inf\"");
+  if (spec.takes(KeyType::string)) {
     if (spec.choices.empty()) items.emplace_back("a string");
     for (const std::string_view choice : split_choices(spec.choices)) {
       items.push_back(to_text(choice));
     }
   }
-  if ((spec.type & KeyType::strings) != 0) items.emplace_back("an array of strings");
-  if ((spec.type & KeyType::integers) != 0) {
+  if (spec.takes(KeyType::strings)) items.emplace_back("an array of strings");
+  if (spec.takes(KeyType::integers)) {
     items.push_back("an array, each " + describe_range("an integer", spec.range));
   }
-  if ((spec.type & KeyType::betas) != 0) {
-    items.emplace_back("an array of two numbers from 0 to below 1");
-  }
-  if ((spec.type & KeyType::numbers) != 0) {
+  if (spec.takes(KeyType::betas)) items.emplace_back("an array of two numbers from 0 to below 1");
+  if (spec.takes(KeyType::numbers)) {
     items.emplace_back("an array of such numbers, one per parameter group");
   }
-  if ((spec.type & (KeyType::block | KeyType::free_form)) != 0) items.emplace_back("an object");
+  if (spec.takes(KeyType::block | KeyType::free_form)) items.emplace_back("an object");
   return join_alternatives(items);
 }
 

@@ -40,7 +40,7 @@ class Nearest {
     if (distance > best_ || distance >= candidate.size()) return;
     if (distance < best_) found_.clear();
     best_ = distance;
-    if (std::find(found_.begin(), found_.end(), shown) == found_.end()) found_.push_back(shown);
+    if (std::ranges::find(found_, shown) == found_.end()) found_.push_back(shown);
   }
   const std::vector<std::string_view>& found() const { return found_; }
 
@@ -50,41 +50,30 @@ class Nearest {
   std::vector<std::string_view> found_;
 };
 
-void offer_key(Nearest& nearest, const KeySpec& spec, std::string_view shown) {
-  nearest.offer(spec.name(), shown);
-  if (!spec.alias.empty()) nearest.offer(spec.alias, shown);
-  if (!spec.nickname.empty()) nearest.offer(spec.nickname, shown);
-}
-
-std::vector<std::string_view> near_here(const KeyTable& table, std::string_view block,
-                                        std::string_view name) {
+// Returns the keys whose names are near; `shown` says how a key is named, or is empty for one that
+// does not count.
+template <typename Shown>
+std::vector<std::string_view> near_keys(std::string_view name, std::span<const KeySpec* const> keys,
+                                        const Shown& shown) {
   Nearest nearest(name);
-  for (const KeySpec* spec : table.children(block)) offer_key(nearest, *spec, spec->name());
+  for (const KeySpec* spec : keys) {
+    for (const std::string_view known : {spec->name(), spec->alias, spec->nickname}) {
+      if (!known.empty() && !shown(*spec).empty()) nearest.offer(known, shown(*spec));
+    }
+  }
   return nearest.found();
 }
 
 // "reduce_bucket" for "reduce_bucket_size".
-std::vector<std::string_view> starts_here(const KeyTable& table, std::string_view block,
-                                          std::string_view name) {
+std::vector<std::string_view> starts_here(std::string_view block, std::string_view name) {
   constexpr size_t kMinBytes = 4;
   std::vector<std::string_view> found;
   if (name.size() < kMinBytes) return found;
-  for (const KeySpec* spec : table.children(block)) {
+  for (const KeySpec* spec : key_table().children(block)) {
     const bool starts = spec->name().starts_with(name) || spec->alias.starts_with(name);
     if (starts && found.size() < kMaxOffered) found.push_back(spec->name());
   }
   return found;
-}
-
-std::vector<std::string_view> near_elsewhere(const KeyTable& table, std::string_view block,
-                                             std::string_view name) {
-  Nearest nearest(name);
-  for (const KeySpec* spec : table.keys()) {
-    if (spec->parent() != block && spec->status != KeyStatus::removed) {
-      offer_key(nearest, *spec, spec->pointer);
-    }
-  }
-  return nearest.found();
 }
 
 }  // namespace
@@ -111,8 +100,7 @@ size_t edit_distance(std::string_view a, std::string_view b, size_t limit) {
       }
     }
     // The minimum of two successive rows never decreases.
-    const size_t least = std::min(*std::min_element(row.begin(), row.end()),
-                                  *std::min_element(above.begin(), above.end()));
+    const size_t least = std::min(*std::ranges::min_element(row), *std::ranges::min_element(above));
     if (least > limit) return least;
   }
   return row[y.size()];
@@ -124,16 +112,20 @@ std::string nearest_name(std::string_view name, std::span<const std::string> can
   return nearest.found().empty() ? std::string() : std::string(nearest.found().front());
 }
 
-std::string suggest_key(const KeyTable& table, std::string_view block, std::string_view name) {
-  std::vector<std::string_view> here = near_here(table, block, name);
-  if (here.empty()) here = starts_here(table, block, name);
+std::string suggest_key(std::string_view block, std::string_view name) {
+  std::vector<std::string_view> here =
+      near_keys(name, key_table().children(block), [](const KeySpec& spec) { return spec.name(); });
+  if (here.empty()) here = starts_here(block, name);
   if (!here.empty()) return fmt::format("did you mean \"{}\"?", fmt::join(here, "\" or \""));
-  const std::vector<std::string_view> elsewhere = near_elsewhere(table, block, name);
+  const auto elsewhere = near_keys(name, key_table().keys(), [&](const KeySpec& spec) {
+    const bool counts = spec.parent() != block && spec.status != KeyStatus::removed;
+    return counts ? spec.pointer : std::string_view();
+  });
   if (!elsewhere.empty() && elsewhere.size() <= kMaxOffered) {
     return fmt::format("did you mean {}?", fmt::join(elsewhere, " or "));
   }
   if (block.empty()) return "remove it (programs that import deepspeed ignore it, with a warning)";
-  const auto valid = table.children(block);
+  const auto valid = key_table().children(block);
   if (valid.size() > kMaxListed) return "remove it, or see `zerorun config schema`";
   std::vector<std::string_view> names;
   for (const KeySpec* spec : valid) names.push_back(spec->name());

@@ -7,8 +7,6 @@
 // Suggestions for misspelt names of configuration keys, options and programs.
 namespace zerorun {
 
-class KeyTable;
-
 // Returns the number of insertions, deletions, replacements and swaps of neighbouring characters
 // that turn one name into the other, ignoring case and treating '-' as '_'. If it exceeds `limit`,
 // the result is some number above `limit`.
@@ -19,7 +17,7 @@ std::string nearest_name(std::string_view name, std::span<const std::string> can
 
 // Returns advice about an unknown key of `block`: the nearest keys of that block, else the pointers
 // of similar keys elsewhere, else the valid keys of the block.
-std::string suggest_key(const KeyTable& table, std::string_view block, std::string_view name);
+std::string suggest_key(std::string_view block, std::string_view name);
 
 // Returns ` (did you mean "AdamW"?)`, or "" if no choice is similar.
 std::string suggest_choice(std::string_view choices, std::string_view text);

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -52,39 +53,38 @@ Json numeric(std::string_view type, const KeyRange& range) {
 
 // Returns a schema for each type of value that a key accepts.
 std::vector<Json> alternatives(const KeySpec& spec) {
-  const auto has = [&](unsigned type) { return (spec.type & type) != 0; };
   std::vector<Json> out;
-  if (has(KeyType::boolean)) {
+  if (spec.takes(KeyType::boolean)) {
     out.push_back({{"type", "boolean"}});
     out.push_back({{"enum", {0, 1}}});
   }
-  if (has(KeyType::integer)) out.push_back(numeric("integer", spec.range));
-  if (has(KeyType::number)) out.push_back(numeric("number", spec.range));
-  if (has(KeyType::infinity)) out.push_back({{"const", "inf"}});
-  if (has(KeyType::string)) {
+  if (spec.takes(KeyType::integer)) out.push_back(numeric("integer", spec.range));
+  if (spec.takes(KeyType::number)) out.push_back(numeric("number", spec.range));
+  if (spec.takes(KeyType::infinity)) out.push_back({{"const", "inf"}});
+  if (spec.takes(KeyType::string)) {
     out.push_back(spec.choices.empty() ? Json{{"type", "string"}}
                                        : Json{{"enum", string_list(split_choices(spec.choices))}});
   }
-  if (has(KeyType::strings)) {
+  if (spec.takes(KeyType::strings)) {
     out.push_back({{"type", "array"}, {"items", {{"type", "string"}}}});
   }
-  if (has(KeyType::integers)) {
+  if (spec.takes(KeyType::integers)) {
     out.push_back({{"type", "array"}, {"items", numeric("integer", spec.range)}});
   }
-  if (has(KeyType::numbers)) {
+  if (spec.takes(KeyType::numbers)) {
     out.push_back({{"type", "array"}, {"items", numeric("number", spec.range)}, {"minItems", 1}});
   }
-  if (has(KeyType::betas)) {
+  if (spec.takes(KeyType::betas)) {
     const Json beta = {{"type", "number"}, {"minimum", 0}, {"exclusiveMaximum", 1}};
     out.push_back({{"type", "array"}, {"items", beta}, {"minItems", 2}, {"maxItems", 2}});
   }
-  if (has(KeyType::free_form)) out.push_back({{"type", "object"}});
+  if (spec.takes(KeyType::free_form)) out.push_back({{"type", "object"}});
   return out;
 }
 
 // Returns the schemas for an unsupported key, which allow only the default.
 std::vector<Json> nothing_asked(const KeySpec& spec) {
-  if ((spec.type & (KeyType::free_form | KeyType::block)) == 0) {
+  if (!spec.takes(KeyType::free_form | KeyType::block)) {
     std::vector<Json> out = {{{"const", Json::parse(spec.fallback)}}};
     for (const std::string_view value : split_choices(spec.idle)) {
       out.push_back({{"const", Json::parse(value)}});
@@ -107,7 +107,7 @@ Json block_schema(const KeySpec& spec) {
     schema["type"].push_back("string");
     schema["pattern"] = "^auto$";  // does not restrict values that are not strings
   }
-  if ((spec.type & KeyType::boolean) != 0) schema["type"].push_back("boolean");
+  if (spec.takes(KeyType::boolean)) schema["type"].push_back("boolean");
   if (may_not_ask(spec)) schema["maxProperties"] = 0;
   return schema;
 }
@@ -246,7 +246,7 @@ std::string meaning(const KeySpec& spec) {
 
 std::string block_title(std::string_view pointer) {
   std::string title(pointer.substr(1));
-  for (char& c : title) c = c == '/' ? '.' : c;
+  std::ranges::replace(title, '/', '.');
   return title;
 }
 
@@ -284,8 +284,8 @@ void add_refused(std::string& out) {
   out +=
       "\n## Unsupported keys\n\n"
       "A configuration that uses one of these gets an error that names the key. All other keys "
-      "that DeepSpeed "
-      "0.19.8 reads are accepted.\n\n| key | what it does in DeepSpeed | reason |\n|---|---|---|\n";
+      "that DeepSpeed 0.19.8 reads are accepted.\n\n| key | what it does in DeepSpeed | reason "
+      "|\n|---|---|---|\n";
   for (const KeySpec* spec : key_table().keys()) {
     if (spec->is_unsupported()) {
       out += fmt::format("| `{}` | {} | {} |\n", block_title(spec->pointer), cell(spec->doc),
@@ -298,12 +298,9 @@ void add_refused(std::string& out) {
   }
   out +=
       "\nKeys that DeepSpeed does not read are errors as well, and the error suggests the nearest "
-      "key. This includes "
-      "keys at the top level, which DeepSpeed ignores; programs that import `deepspeed` get a "
-      "warning for those "
-      "instead. `compile.disable` and `compile.backend`, which some templates contain, are such "
-      "keys: DeepSpeed "
-      "0.19 rejects them, too.\n";
+      "key. This includes keys at the top level, which DeepSpeed ignores; programs that import "
+      "`deepspeed` get a warning for those instead. `compile.disable` and `compile.backend`, which "
+      "some templates contain, are such keys: DeepSpeed 0.19 rejects them, too.\n";
 }
 
 }  // namespace

@@ -127,9 +127,8 @@ bool waits_for_gate(const KeySpec& spec, const std::vector<ConfigValue>& values)
   const bool may_act = spec.status == KeyStatus::works || spec.status == KeyStatus::pytorch;
   if (!may_act || spec.gate.empty()) return false;
   const std::vector<std::string_view> gates = split_choices(spec.gate);
-  return std::none_of(values.begin(), values.end(), [&](const ConfigValue& one) {
-    return one.value != one.fallback &&
-           std::find(gates.begin(), gates.end(), one.pointer) != gates.end();
+  return std::ranges::none_of(values, [&](const ConfigValue& one) {
+    return one.value != one.fallback && std::ranges::find(gates, one.pointer) != gates.end();
   });
 }
 
@@ -152,50 +151,24 @@ std::string reason_without_effect(const ConfigValue& value,
   return {};
 }
 
-// Lines of JSON; commas are added depending on the next line.
-class Listing {
- public:
-  void open(std::string_view name) {
-    separate();
-    add(name.empty() ? "{" : fmt::format("\"{}\": {{", name));
-    ++depth_;
-    is_first_ = true;
-  }
-  void close() {
-    --depth_;
-    add("}");
-    is_first_ = false;
-  }
-  void value(std::string_view name, std::string_view text, std::string_view comment) {
-    separate();
-    add(fmt::format("\"{}\": {}", name, text));
-    comments_.back() = comment;
-    is_first_ = false;
-  }
-  std::string text() const {
-    std::string out;
-    for (size_t i = 0; i < lines_.size(); ++i) {
-      out += lines_[i];
-      if (!comments_[i].empty()) out += "  // " + comments_[i];
-      out += '\n';
-    }
-    return out;
-  }
-
- private:
-  void separate() {
-    if (!is_first_) lines_.back() += ',';
-  }
-  void add(std::string_view line) {
-    lines_.push_back(fmt::format("{:{}}{}", "", depth_ * 2, line));
-    comments_.emplace_back();
-  }
-
-  std::vector<std::string> lines_;
-  std::vector<std::string> comments_;
-  int depth_ = 0;
-  bool is_first_ = true;
+// A line of JSON.
+struct Line {
+  size_t depth = 0;
+  std::string text;
+  std::string comment{};
 };
+
+std::string join_lines(const std::vector<Line>& lines) {
+  std::string out;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const auto& [depth, text, comment] = lines[i];
+    const bool is_last = i + 1 == lines.size() || lines[i + 1].text == "}";
+    out += fmt::format("{:{}}{}{}{}{}\n", "", depth * 2, text,
+                       is_last || text.ends_with('{') ? "" : ",", comment.empty() ? "" : "  // ",
+                       comment);
+  }
+  return out;
+}
 
 // The blocks around a key: {"zero_optimization", "offload_param"}.
 std::vector<std::string_view> blocks_of(std::string_view pointer) {
@@ -237,8 +210,9 @@ std::string check_report(const std::string& path) {
   }
   std::string text = fmt::format("{}: ok", path);
   if (!changed.empty()) text += fmt::format("\n  not at the default: {}", fmt::join(changed, ", "));
-  if (const std::string line = describe_batch(parsed); !line.empty()) text += "\n  " + line;
-  if (const std::string line = describe_groups(parsed); !line.empty()) text += "\n  " + line;
+  for (const std::string& line : {describe_batch(parsed), describe_groups(parsed)}) {
+    if (!line.empty()) text += "\n  " + line;
+  }
   if (!left_over.empty()) {
     text += fmt::format("\n  \"auto\", the program has to give it: {}", fmt::join(left_over, ", "));
   }
@@ -280,24 +254,27 @@ std::string elasticity_report(const std::string& path, int world_size) {
 std::string show_config(ParsedConfig parsed, const RunFacts& facts) {
   const int world_size = facts.world_size;
   resolve_known(parsed, facts);
-  Listing listing;
-  listing.open("");
+  std::vector<Line> lines = {{0, "{"}};
   std::vector<std::string_view> open;
+  const auto close_down_to = [&](size_t depth) {
+    for (size_t i = open.size(); i > depth; --i) lines.push_back({i, "}"});
+  };
   for (const ConfigValue& value : parsed.values) {
     if (value.value == "null") continue;
     const std::vector<std::string_view> blocks = blocks_of(value.pointer);
-    size_t common = 0;
-    while (common < std::min(open.size(), blocks.size()) && open[common] == blocks[common]) {
-      ++common;
+    const auto common = static_cast<size_t>(std::ranges::mismatch(open, blocks).in1 - open.begin());
+    close_down_to(common);
+    for (size_t i = common; i < blocks.size(); ++i) {
+      lines.push_back({i + 1, fmt::format("\"{}\": {{", blocks[i])});
     }
-    for (size_t i = open.size(); i > common; --i) listing.close();
-    for (size_t i = common; i < blocks.size(); ++i) listing.open(blocks[i]);
     open = blocks;
-    listing.value(spec_of(value).name(), value.value, comment_of(value));
+    lines.push_back({open.size() + 1, fmt::format("\"{}\": {}", spec_of(value).name(), value.value),
+                     comment_of(value)});
   }
-  for (size_t i = 0; i <= open.size(); ++i) listing.close();
+  close_down_to(0);
+  lines.push_back({0, "}"});
   return fmt::format("// {}, {} rank{}\n{}", printable(parsed.config.source), world_size,
-                     world_size == 1 ? "" : "s", listing.text());
+                     world_size == 1 ? "" : "s", join_lines(lines));
 }
 
 }  // namespace zerorun

@@ -230,8 +230,8 @@ class JsonReader {
     if (!read_key(member.key)) return false;
     extend_pointer(pointer_, member.key);
     if (const auto [first, is_new] = seen.emplace(member.key, member.key_where); !is_new) {
-      problems_.add(pointer_, member.key_where, "given twice, first at {}:{}; keep one of them",
-                    first->second.line, first->second.column);
+      problems_.add(pointer_, member.key_where, "given twice, first at {}; keep one of them",
+                    to_text(first->second));
     }
     if (!skip_space()) return false;
     if (!text_.starts_with(':')) return fail_at_token("expected ':'");

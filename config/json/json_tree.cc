@@ -47,6 +47,8 @@ std::string to_text(std::string_view string) {
   return nlohmann::json(string).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+std::string to_text(JsonPosition where) { return fmt::format("{}:{}", where.line, where.column); }
+
 std::string to_text(const JsonNode& node) {
   switch (node.kind) {
     case Kind::null:
@@ -113,17 +115,13 @@ std::string append_pointer(std::string_view pointer, std::string_view key) {
 void ConfigProblems::throw_if_any() const {
   if (empty()) return;
   std::vector<Problem> sorted = problems_;
-  std::stable_sort(sorted.begin(), sorted.end(), [](const Problem& a, const Problem& b) {
-    return std::pair(a.where.line, a.where.column) < std::pair(b.where.line, b.where.column);
-  });
+  std::ranges::stable_sort(sorted, {}, &Problem::where);
   std::string text = fmt::format("{}: {} problem{}", source_, count_, count_ == 1 ? "" : "s");
   for (size_t i = 0; i < sorted.size(); ++i) {
     const Problem& problem = sorted[i];
     text += fmt::format("\n  {}. {}", i + 1,
                         problem.pointer.empty() ? "top level" : printable(problem.pointer));
-    if (problem.where.line > 0) {
-      text += fmt::format(" ({}:{})", problem.where.line, problem.where.column);
-    }
+    if (problem.where.line > 0) text += fmt::format(" ({})", to_text(problem.where));
     text += fmt::format(": {}", problem.text);
   }
   if (count_ > sorted.size()) text += fmt::format("\n  ... and {} more", count_ - sorted.size());

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -21,6 +22,8 @@ inline constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 struct JsonPosition {
   int line = 0;
   int column = 0;
+
+  auto operator<=>(const JsonPosition&) const = default;
 };
 
 // A JSON value with its position in the file.
@@ -37,6 +40,13 @@ struct JsonNode {
   double number = 0;               // kinds integer and number; may be infinite or NaN
   std::vector<JsonNode> children;  // kinds array and object, in the order of the file
 
+  static JsonNode of(int64_t integer) {
+    JsonNode node;
+    node.kind = Kind::integer;
+    node.integer = integer;
+    node.number = static_cast<double>(integer);
+    return node;
+  }
   bool is_number() const { return kind == Kind::integer || kind == Kind::number; }
 };
 
@@ -64,6 +74,7 @@ std::optional<int64_t> as_integer(const JsonNode& node);
 std::string to_text(const JsonNode& node);
 std::string to_text(double number);
 std::string to_text(std::string_view string);
+std::string to_text(JsonPosition where);  // "line:column"
 
 // Like to_text, for messages: shortened and without control characters.
 std::string to_short_text(const JsonNode& node);

@@ -1,7 +1,11 @@
 #include "config/keys/key_table.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <ranges>
+
+#include "config/keys/key_rows.h"
 #include "core/check.h"
 
 namespace zerorun {
@@ -52,18 +56,16 @@ std::string write_value(DType value) { return to_text(name_of(value)); }
 std::string write_value(const std::vector<double>& value) {
   if (value.empty()) return "null";
   if (value.size() == 1) return to_text(value[0]);
-  std::string out;
-  for (const double item : value) out += (out.empty() ? "[" : ",") + to_text(item);
-  return out + "]";
+  const auto texts = value | std::views::transform([](double item) { return to_text(item); });
+  return fmt::format("[{}]", fmt::join(texts, ","));
 }
 
 std::string write_value(const std::vector<std::pair<std::string, int64_t>>& value) {
   if (value.empty()) return "null";
-  std::string out;
-  for (const auto& [name, number] : value) {
-    out += fmt::format("{}{}:{}", out.empty() ? "{" : ",", to_text(std::string_view(name)), number);
-  }
-  return out + "}";
+  const auto members = value | std::views::transform([](const auto& item) {
+                         return fmt::format("{}:{}", write_value(item.first), item.second);
+                       });
+  return fmt::format("{{{}}}", fmt::join(members, ","));
 }
 
 std::vector<std::string_view> split_choices(std::string_view choices) {
@@ -77,12 +79,8 @@ std::vector<std::string_view> split_choices(std::string_view choices) {
 }
 
 bool KeySpec::is_used_by(std::string_view type_name) const {
-  if (used_by.empty()) return true;
-  for (size_t begin = 0, end = 0; end != std::string_view::npos; begin = end + 1) {
-    end = used_by.find('|', begin);
-    if (used_by.substr(begin, end - begin) == type_name) return true;
-  }
-  return false;
+  const std::vector<std::string_view> types = split_choices(used_by);
+  return types.empty() || std::ranges::find(types, type_name) != types.end();
 }
 
 std::string_view KeySpec::fallback_for(std::string_view type_name) const {
@@ -94,20 +92,39 @@ std::string_view KeySpec::fallback_for(std::string_view type_name) const {
 }
 
 KeyTable::KeyTable() {
-  const auto add = [this](std::string pointer, const KeySpec& spec) {
+  using namespace keys;
+  for (const auto part : {core_keys(), optimizer_keys(), precision_keys(), zero_keys(),
+                          offload_keys(), checkpoint_keys(), other_keys(), zerorun_keys()}) {
+    KeySpec block;
+    for (const KeySpec& row : part) {
+      add(row, block);
+      if (row.is_block()) block = specs_.back();
+    }
+  }
+}
+
+void KeyTable::add(KeySpec row, const KeySpec& block) {
+  const auto absolute = [this](std::string_view base, std::string_view name) -> std::string_view {
+    if (name.empty() || name.starts_with('/')) return name;
+    return texts_.emplace_back(fmt::format("{}/{}", base, name));
+  };
+  const bool belongs = !row.pointer.starts_with('/');
+  row.pointer = absolute(block.pointer, row.pointer);
+  row.gate_of_keys = absolute(row.pointer, row.gate_of_keys);
+  const bool may_act = row.status != KeyStatus::no_effect && row.status != KeyStatus::always_on &&
+                       row.status != KeyStatus::deprecated;
+  if (belongs && may_act && row.gate.empty() && row.pointer != block.gate_of_keys) {
+    row.gate = block.gate_of_keys;
+  }
+  const KeySpec& spec = specs_.emplace_back(row);
+  keys_.push_back(&spec);
+  by_parent_[spec.parent()].push_back(&spec);
+  const auto index = [&](std::string pointer) {
     const bool is_new = by_pointer_.emplace(std::move(pointer), &spec).second;
     ZR_CHECK(is_new, "configuration key {} is in the table twice", spec.pointer);
   };
-  for (const auto part :
-       {core_keys(), optimizer_keys(), scheduler_keys(), precision_keys(), zero_keys(),
-        offload_keys(), checkpoint_keys(), monitor_keys(), other_keys(), zerorun_keys()}) {
-    for (const KeySpec& spec : part) {
-      keys_.push_back(&spec);
-      by_parent_[spec.parent()].push_back(&spec);
-      add(std::string(spec.pointer), spec);
-      if (!spec.alias.empty()) add(fmt::format("{}/{}", spec.parent(), spec.alias), spec);
-    }
-  }
+  index(std::string(spec.pointer));
+  if (!spec.alias.empty()) index(fmt::format("{}/{}", spec.parent(), spec.alias));
 }
 
 const KeySpec* KeyTable::find(std::string_view pointer) const {

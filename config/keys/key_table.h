@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -79,47 +79,6 @@ std::string write_value(const std::optional<T>& value) {
   return value ? write_value(*value) : "null";
 }
 
-// follow<&Config::zero, &ZeroConfig::stage>(config) is config.zero.stage.
-template <auto First, auto... Rest, typename Object>
-constexpr auto& follow(Object& object) {
-  if constexpr (sizeof...(Rest) == 0) {
-    return object.*First;
-  } else {
-    return follow<Rest...>(object.*First);
-  }
-}
-
-// Returns the binding to a member of Config or of one of its parts.
-template <auto... Members>
-constexpr KeyBinding bind_member() {
-  return {
-      .set = [](Config& config,
-                const JsonNode& value) { read_value(value, follow<Members...>(config)); },
-      .get = [](const Config& config) { return write_value(follow<Members...>(config)); },
-  };
-}
-
-// Like bind_member, for a value that is 0 or "" while it is not given.
-template <auto... Members>
-constexpr KeyBinding bind_if_given() {
-  KeyBinding binding = bind_member<Members...>();
-  binding.get = [](const Config& config) -> std::string {
-    const auto& value = follow<Members...>(config);
-    return value == std::decay_t<decltype(value)>() ? "null" : write_value(value);
-  };
-  return binding;
-}
-
-// Like bind_member, for a number for which 0 means the default.
-template <auto... Members>
-constexpr KeyBinding bind_unless_zero() {
-  KeyBinding binding = bind_member<Members...>();
-  binding.set = [](Config& config, const JsonNode& value) {
-    if (value.number != 0) read_value(value, follow<Members...>(config));
-  };
-  return binding;
-}
-
 // Types of JSON values that a key accepts; can be combined with |.
 struct KeyType {
   enum : unsigned {
@@ -156,25 +115,18 @@ struct KeyRange {
   bool above_low = false;  // `low` itself is not allowed
 };
 
-// One key of a ds_config.json: the source of parsing, checks, JSON Schema and documentation.
-// size: one column of the key table each
-struct KeySpec {
-  std::string_view pointer;  // JSON pointer, "/zero_optimization/stage"
-  unsigned type = KeyType::block;
-  std::string_view fallback = "null";  // default value as to_text writes it; "null": no default
-  KeyRange range = {};
-  std::string_view choices = {};  // allowed strings, separated by |; case does not matter
-  std::string_view later = {};    // strings that DeepSpeed accepts and zerorun does not support yet
+// What few keys have.
+struct KeyDetails {
+  std::string_view later = {};  // strings that DeepSpeed accepts and zerorun does not support yet
   std::string_view torch_classes = {};  // what only programs that import deepspeed can name
-  KeyStatus status = KeyStatus::works;
-  std::string_view doc = {};       // meaning, in a sentence with units
-  std::string_view note = {};      // see KeyStatus
-  std::string_view alias = {};     // another valid name, in the same block
+  std::string_view alias = {};          // another valid name, in the same block
   std::string_view idle = {};      // other values that mean the same as the default, separated by |
   std::string_view nickname = {};  // a wrong name that users may write, for suggestions
   // Key that must be set for this key to have any effect, whatever its value and status; or several
   // keys, separated by |, of which one must be set.
   std::string_view gate = {};
+  // Of a block: the gate of its keys, unless they are without effect or always on.
+  std::string_view gate_of_keys = {};
   // For parameters of some types of optimizer or scheduler only ("type" next to the block
   // `params`).
   std::string_view used_by = {};  // names of these types, separated by |; empty: all types
@@ -185,9 +137,22 @@ struct KeySpec {
   bool auto_waits = false;
   // null is an error, because it could mean something other than the default
   bool refuses_null = false;
+};
+
+// One key of a ds_config.json: the source of parsing, checks, JSON Schema and documentation.
+struct KeySpec : KeyDetails {
+  std::string_view pointer = {};  // JSON pointer, "/zero_optimization/stage"
+  unsigned type = KeyType::block;
+  std::string_view fallback = "null";  // default value as to_text writes it; "null": no default
+  KeyRange range = {};
+  std::string_view choices = {};  // allowed strings, separated by |; case does not matter
+  KeyStatus status = KeyStatus::works;
+  std::string_view doc = {};   // meaning, in a sentence with units
+  std::string_view note = {};  // see KeyStatus
   KeyBinding binding = {};
 
-  bool is_block() const { return (type & KeyType::block) != 0; }
+  bool takes(unsigned types) const { return (type & types) != 0; }  // values of one of these types
+  bool is_block() const { return takes(KeyType::block); }
   // True if a value other than the default is an error.
   bool is_unsupported() const {
     return gate.empty() && (status == KeyStatus::not_yet || status == KeyStatus::removed);
@@ -201,90 +166,6 @@ struct KeySpec {
 
 // Splits `choices`, `later` or `torch_classes` into its strings.
 std::vector<std::string_view> split_choices(std::string_view choices);
-
-inline constexpr KeyRange kPositive{.low = 1};  // integers
-inline constexpr KeyRange kNonNegative{.low = 0};
-inline constexpr KeyRange kAboveZero{.low = 0, .above_low = true};
-// Numbers that are kept in fp32.
-inline constexpr KeyRange kNonNegativeFloat{.low = 0, .high = std::numeric_limits<float>::max()};
-
-// A key that works, by the columns that most keys have.
-constexpr KeySpec key(std::string_view pointer, unsigned type, std::string_view fallback,
-                      std::string_view doc, KeyBinding binding = {}, KeyRange range = {}) {
-  return {.pointer = pointer,
-          .type = type,
-          .fallback = fallback,
-          .range = range,
-          .doc = doc,
-          .binding = binding};
-}
-// Short forms for keys without binding.
-constexpr KeySpec block(std::string_view pointer, std::string_view doc) {
-  return {.pointer = pointer, .doc = doc};
-}
-constexpr KeySpec always_on(std::string_view pointer, std::string_view fallback,
-                            std::string_view doc) {
-  return {.pointer = pointer,
-          .type = KeyType::boolean,
-          .fallback = fallback,
-          .status = KeyStatus::always_on,
-          .doc = doc};
-}
-constexpr KeySpec no_effect(std::string_view pointer, unsigned type, std::string_view fallback,
-                            std::string_view doc, std::string_view note) {
-  return {.pointer = pointer,
-          .type = type,
-          .fallback = fallback,
-          .status = KeyStatus::no_effect,
-          .doc = doc,
-          .note = note};
-}
-constexpr KeySpec not_yet(std::string_view pointer, unsigned type, std::string_view fallback,
-                          std::string_view doc, std::string_view note = {}) {
-  return {.pointer = pointer,
-          .type = type,
-          .fallback = fallback,
-          .status = KeyStatus::not_yet,
-          .doc = doc,
-          .note = note};
-}
-// A key without effect unless `gate`, which is not supported yet, is set.
-constexpr KeySpec gated(std::string_view gate, std::string_view pointer, unsigned type,
-                        std::string_view fallback, std::string_view doc) {
-  KeySpec spec = not_yet(pointer, type, fallback, doc);
-  spec.gate = gate;
-  return spec;
-}
-// A key for PyTorch models, which the Python package implements.
-constexpr KeySpec pytorch(std::string_view pointer, unsigned type, std::string_view fallback,
-                          std::string_view doc) {
-  KeySpec spec = not_yet(pointer, type, fallback, doc);
-  spec.status = KeyStatus::pytorch;
-  return spec;
-}
-constexpr KeySpec removed(std::string_view pointer, unsigned type, std::string_view fallback,
-                          std::string_view doc, std::string_view note = {}) {
-  KeySpec spec = not_yet(pointer, type, fallback, doc, note);
-  spec.status = KeyStatus::removed;
-  return spec;
-}
-// A key of a block that `gate` turns on.
-constexpr KeySpec with_gate(std::string_view gate, KeySpec spec) {
-  spec.gate = gate;
-  return spec;
-}
-constexpr KeySpec with_range(KeySpec spec, KeyRange range) {
-  spec.range = range;
-  return spec;
-}
-constexpr KeySpec with_idle(std::string_view values, KeySpec spec) {
-  spec.idle = values;
-  return spec;
-}
-constexpr KeySpec with_choices(KeySpec spec, std::string_view choices) {
-  spec.choices = choices;
-  return spec;
-}
 
 // The table of all keys, in the order of the documentation. It is immutable; pointers into it stay
 // valid.
@@ -300,23 +181,15 @@ class KeyTable {
   std::span<const KeySpec* const> children(std::string_view block) const;
 
  private:
+  void add(KeySpec row, const KeySpec& block);
+
+  std::deque<KeySpec> specs_;
+  std::deque<std::string> texts_;  // pointers and gates that rows of the table name relatively
   std::vector<const KeySpec*> keys_;
   std::map<std::string, const KeySpec*, std::less<>> by_pointer_;
   std::map<std::string_view, std::vector<const KeySpec*>> by_parent_;
 };
 
 const KeyTable& key_table();
-
-// The parts of the table, one per source file.
-std::span<const KeySpec> core_keys();
-std::span<const KeySpec> optimizer_keys();
-std::span<const KeySpec> scheduler_keys();
-std::span<const KeySpec> precision_keys();
-std::span<const KeySpec> zero_keys();
-std::span<const KeySpec> offload_keys();
-std::span<const KeySpec> checkpoint_keys();
-std::span<const KeySpec> monitor_keys();
-std::span<const KeySpec> other_keys();
-std::span<const KeySpec> zerorun_keys();
 
 }  // namespace zerorun

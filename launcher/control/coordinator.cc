@@ -89,9 +89,7 @@ void Coordinator::wait_and_handle() {
   });
   output_.add_to(waits);
   waits.add(server_.fd(), POLLIN, [] {});
-  for (Node& node : nodes_) {
-    waits.add(node.connection.fd(), node.connection.events(), [] {});
-  }
+  for (Node& node : nodes_) waits.add(node.connection.fd(), node.connection.events(), [] {});
   launchers_.add_to(waits);
   waits.wait(ControlConnection::kBeat);
   handle_messages();
@@ -133,10 +131,11 @@ void Coordinator::handle_signals() {
     } else if (role != SignalRole::none) {
       if (role == SignalRole::stop && !stop_signal_) {
         stop_signal_ = signal;
-        say(phase_ == Phase::done
-                ? fmt::format("{}: output that nobody has read is lost", signal_name(signal))
-                : fmt::format("{}: ending the ranks of {} hosts", signal_name(signal),
-                              nodes_.size()));
+        if (phase_ == Phase::done) {
+          say("{}: output that nobody has read is lost", signal_name(signal));
+        } else {
+          say("{}: ending the ranks of {} hosts", signal_name(signal), nodes_.size());
+        }
       }
       tell_all(ControlMessage("signal").add("signal", signal));
       if (role == SignalRole::stop && phase_ == Phase::gathering) finish(128 + signal, "");
@@ -155,9 +154,10 @@ void Coordinator::handle_time() {
     const bool speaks =
         node.in(Node::State::ready) || node.in(Node::State::running) || node.in(Node::State::ended);
     if (speaks && node.connection.silent(now)) {
-      lose(node, fmt::format("nothing was heard from it for {:.1f} s: the host, its launcher or "
-                             "the link is down",
-                             Seconds(ControlConnection::kMaxSilence).count()));
+      lose(node,
+           fmt::format(
+               "nothing was heard from it for {:.1f} s: the host, its launcher or the link is down",
+               Seconds(ControlConnection::kMaxSilence).count()));
     }
   }
   if (phase_ == Phase::gathering) check_endpoint(now);
@@ -169,7 +169,7 @@ void Coordinator::handle_time() {
 }
 
 size_t Coordinator::present() const {
-  return static_cast<size_t>(std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) {
+  return static_cast<size_t>(std::ranges::count_if(nodes_, [](const Node& node) {
     return !node.in(Node::State::lost) && !node.in(Node::State::gone);
   }));
 }
@@ -219,8 +219,7 @@ void Coordinator::stop_all(Node& node, const ControlMessage& stopping) {
   if (stop_signal_) return;
   constexpr int64_t kMaxSignal = 64;
   stop_signal_ = static_cast<int>(stopping.number("signal", 1, kMaxSignal));
-  say(fmt::format("{} on {}: ending the ranks of all hosts", signal_name(*stop_signal_),
-                  node.place.host));
+  say("{} on {}: ending the ranks of all hosts", signal_name(*stop_signal_), node.place.host);
   tell_all(ControlMessage("stop").add("signal", *stop_signal_));
   if (phase_ == Phase::gathering) finish(128 + *stop_signal_, "");
 }
@@ -235,9 +234,8 @@ void Coordinator::take_end(Node& node, const ControlMessage& ended) {
   const auto cause = static_cast<RunEnd::Cause>(ended.number("cause", 0, kLastCause));
   if (cause == RunEnd::Cause::orphaned) return lose(node, "its launcher was killed");
   if (cause != RunEnd::Cause::failure) return;
-  node.failure_order =
-      1 + static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(),
-                                         [](const Node& one) { return one.failure_order > 0; }));
+  node.failure_order = 1 + static_cast<int>(std::ranges::count_if(
+                               nodes_, [](const Node& one) { return one.failure_order > 0; }));
   end_run();
 }
 
@@ -270,7 +268,7 @@ void Coordinator::begin_if_ready() {
   const auto answered = [](const Node& node) {
     return node.in(Node::State::ready) || node.in(Node::State::gone);
   };
-  if (std::all_of(nodes_.begin(), nodes_.end(), answered)) begin();
+  if (std::ranges::all_of(nodes_, answered)) begin();
 }
 
 void Coordinator::begin() {
@@ -289,7 +287,7 @@ void Coordinator::begin() {
   cluster.endpoint_host = first == nodes_.data() ? job_.endpoint_host : first->place.host;
   meeting_.master_addr.clear();
   meeting_.master_port = 0;
-  if (const std::string warning = python_warning(nodes_); !warning.empty()) say(warning);
+  if (const std::string warning = python_warning(nodes_); !warning.empty()) say("{}", warning);
   if (meeting_.secret.empty()) meeting_.secret = make_secret();
   first->state = Node::State::starting;
   first->connection.send(encode_begin(cluster, meeting_, 0));
@@ -315,11 +313,11 @@ void Coordinator::end_run() {
 
 void Coordinator::conclude_if_ended() {
   const auto busy = [](const Node& node) { return node.runs(); };
-  if (std::any_of(nodes_.begin(), nodes_.end(), busy)) return;
+  if (std::ranges::any_of(nodes_, busy)) return;
   // Hosts that are not told to begin have nothing to end.
   const bool may_begin = phase_ == Phase::running && !stop_signal_;
   const auto waits = [](const Node& node) { return node.in(Node::State::ready); };
-  if (may_begin && std::any_of(nodes_.begin(), nodes_.end(), waits)) return;
+  if (may_begin && std::ranges::any_of(nodes_, waits)) return;
   if (!outcome_.report.empty()) return finish(outcome_.code, outcome_.report);
   const std::optional<Verdict> verdict = judge(nodes_);
   if (!verdict) return finish(stop_signal_ ? 128 + *stop_signal_ : 0, "");

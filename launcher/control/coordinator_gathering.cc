@@ -25,7 +25,7 @@ bool is_away(const Node& node) { return node.in(Node::State::lost) || node.in(No
 void Coordinator::note_absence(Clock::time_point now) {
   const auto waited = now - phase_began_;
   const auto missing = [](const Node& node) { return node.in(Node::State::absent); };
-  const auto absent = static_cast<size_t>(std::count_if(nodes_.begin(), nodes_.end(), missing));
+  const auto absent = static_cast<size_t>(std::ranges::count_if(nodes_, missing));
   if (absent == 0) return;
   const std::string who =
       fmt::format("there: {}; missing: {}; the place to join is {} port {}",
@@ -34,8 +34,7 @@ void Coordinator::note_absence(Clock::time_point now) {
   const auto patience =
       std::min(meeting_.restarts > 0 ? kRejoin : kOptionalWait, job_.join_timeout.time);
   if (present() - absent >= needed_hosts() && waited > patience) {
-    say(fmt::format("starting without hosts that have not come for {:.0f} s; {}",
-                    Seconds(waited).count(), who));
+    say("starting without hosts that have not come for {:.0f} s; {}", Seconds(waited).count(), who);
     for (Node& node : nodes_) {
       if (missing(node)) node.state = Node::State::gone;
     }
@@ -49,20 +48,18 @@ void Coordinator::note_absence(Clock::time_point now) {
                        job_.join_timeout.time.count(), who, reason),
            kFailureCode);
   } else if (waited > next_note_) {
-    const auto first = std::find_if(nodes_.begin(), nodes_.end(), missing);
-    say(fmt::format(
-        "waiting for the launchers of all hosts since {:.0f} s; {}{}", Seconds(waited).count(), who,
+    const auto first = std::ranges::find_if(nodes_, missing);
+    say("waiting for the launchers of all hosts since {:.0f} s; {}{}", Seconds(waited).count(), who,
         job_.by_hand.command_on
             ? ". On the missing host type: " + job_.by_hand.command_on(number_of(*first))
-            : ""));
+            : "");
     next_note_ *= 2;
   }
 }
 
 void Coordinator::check_endpoint(Clock::time_point now) {
   if (job_.by_hand.warning.empty() || meeting_.restarts > 0) return;
-  const auto joined =
-      std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.alive(); });
+  const auto joined = std::ranges::count_if(nodes_, [](const Node& node) { return node.alive(); });
   if (joined > 1) return job_.by_hand.warning.clear();  // another host has found the way
   if (job_.by_hand.probe) {
     if (now < next_probe_) return;
@@ -79,12 +76,11 @@ void Coordinator::check_endpoint(Clock::time_point now) {
   // Other hosts may reach an address at which this host does not reach itself.
   if (job_.by_hand.probe) {
     job_.by_hand.patience = job_.join_timeout.time;  // said once
-    say(fmt::format("no other host has joined for {} s: {}", patience.count(),
-                    job_.by_hand.warning));
+    say("no other host has joined for {} s: {}", patience.count(), job_.by_hand.warning);
   } else if (!job_.join_timeout.given) {
-    refuse(fmt::format("no other host has joined for {} s: {}. --rdzv_conf timeout=SECONDS waits "
-                       "longer",
-                       patience.count(), job_.by_hand.warning),
+    refuse(fmt::format(
+               "no other host has joined for {} s: {}. --rdzv_conf timeout=SECONDS waits longer",
+               patience.count(), job_.by_hand.warning),
            kConfigCode);
   }
 }
@@ -116,10 +112,9 @@ FrameServer::Admission Coordinator::judge_greeting(const std::string& greeting) 
 void Coordinator::admit(ControlConnection connection, const ControlMessage& join) {
   const bool told_by_hand = started_by_hand(join);
   if (told_by_hand && !same_secret(join.text("token"), job_.by_hand.secret)) {
-    return deny(connection,
-                fmt::format("ZERORUN_JOB_SECRET is another here than at {}, or missing on "
-                            "one of the hosts: set it to the same text on all",
-                            job_.cluster.endpoint_host));
+    return deny(connection, fmt::format("ZERORUN_JOB_SECRET is another here than at {}, or missing "
+                                        "on one of the hosts: set it to the same text on all",
+                                        job_.cluster.endpoint_host));
   }
   if (const std::string why = mismatch(join, job_.by_hand.program); !why.empty()) {
     deny(connection, why);
@@ -131,12 +126,12 @@ void Coordinator::admit(ControlConnection connection, const ControlMessage& join
     const std::string why = why_no_place(join, nodes_);
     deny(connection, why);
     // The user can start one more, with another number, while the others wait.
-    if (told_by_hand) return say("warning: " + why);
+    if (told_by_hand) return say("warning: {}", why);
     if (phase_ == Phase::gathering && meeting_.restarts == 0) refuse(why, kConfigCode);
     return;
   }
   if (const std::string warning = clock_warning(join, std::time(nullptr)); !warning.empty()) {
-    say(warning);
+    say("{}", warning);
   }
   Node& node = nodes_[static_cast<size_t>(*place)];
   node.connection = std::move(connection);
@@ -150,8 +145,7 @@ void Coordinator::admit(ControlConnection connection, const ControlMessage& join
 
 const RemoteCommand* Coordinator::command_for(const Node& node) const {
   const std::vector<int> alone = {number_of(node)};
-  const auto command = std::find_if(job_.commands.begin(), job_.commands.end(),
-                                    [&](const RemoteCommand& one) { return one.nodes == alone; });
+  const auto command = std::ranges::find(job_.commands, alone, &RemoteCommand::nodes);
   return command == job_.commands.end() ? nullptr : &*command;
 }
 
@@ -168,23 +162,19 @@ void Coordinator::start_again(Node& node) {
 bool Coordinator::restart(const std::string& reason) {
   if (meeting_.restarts >= job_.cluster.max_restarts) return false;
   const size_t left = present();
-  const auto returning = std::count_if(nodes_.begin(), nodes_.end(), [this](const Node& node) {
-    return is_away(node) && may_return(node);
-  });
+  const auto returning = std::ranges::count_if(
+      nodes_, [this](const Node& node) { return is_away(node) && may_return(node); });
   if (left + static_cast<size_t>(returning) < needed_hosts()) {
-    say(
-        fmt::format("no restart: of {} hosts {} are left, at least {} are needed (--nnodes MIN:MAX "
-                    "allows fewer), and {} cannot start a launcher on a lost one alone",
-                    nodes_.size(), left, needed_hosts(), name_of(job_.cluster.start)));
+    say("no restart: of {} hosts {} are left, at least {} are needed (--nnodes MIN:MAX allows "
+        "fewer), and {} cannot start a launcher on a lost one alone",
+        nodes_.size(), left, needed_hosts(), name_of(job_.cluster.start));
     return false;
   }
   ++meeting_.restarts;
   meeting_.restart_reason = reason;
-  say(fmt::format("restart {} of {} on {} hosts: {}", meeting_.restarts, job_.cluster.max_restarts,
-                  std::max(left, needed_hosts()), reason));
-  for (Node& node : nodes_) {
-    node.state = is_away(node) ? Node::State::gone : Node::State::ready;
-  }
+  say("restart {} of {} on {} hosts: {}", meeting_.restarts, job_.cluster.max_restarts,
+      std::max(left, needed_hosts()), reason);
+  for (Node& node : nodes_) node.state = is_away(node) ? Node::State::gone : Node::State::ready;
   if (!recall_lost()) begin();
   return true;
 }
@@ -201,9 +191,8 @@ bool Coordinator::recall_lost() {
   if (!called) return false;
   enter(Phase::gathering);
   next_note_ = kRejoin;
-  say(fmt::format(
-      "waiting {} s at most for lost hosts to join again: {}", patience.count(),
-      list_nodes(nodes_, [](const Node& node) { return node.in(Node::State::absent); })));
+  say("waiting {} s at most for lost hosts to join again: {}", patience.count(),
+      list_nodes(nodes_, [](const Node& node) { return node.in(Node::State::absent); }));
   return true;
 }
 
@@ -212,14 +201,14 @@ void Coordinator::await_return(Node& node) {
   const bool first_start = by_hand() && meeting_.restarts == 0;  // which kOptionalWait ends
   if (present() >= needed_hosts() && !first_start) {
     node.state = Node::State::gone;
-    return say(loss + "; going on without it");
+    return say("{}; going on without it", loss);
   }
   node.state = Node::State::absent;
   node.call_at = Clock::now() + kRejoin;
   if (loss == node.said_loss) return;
-  say(by_hand() ? loss + "; it is waited for"
-                : fmt::format("{}; it is called again every {} s", loss, kRejoin.count()));
   node.said_loss = loss;
+  if (by_hand()) return say("{}; it is waited for", loss);
+  say("{}; it is called again every {} s", loss, kRejoin.count());
 }
 
 }  // namespace zerorun

@@ -54,8 +54,8 @@ void check_way_to_ranks(const Meeting& meeting) {
   ConnectionAttempt attempt;
   for (int i = 0; i < kAttempts; ++i) {
     attempt = attempt_to_connect(meeting.master_addr, meeting.master_port, kTime);
-    const bool reached = std::any_of(attempt.failures.begin(), attempt.failures.end(),
-                                     [](const auto& one) { return one.error == ECONNREFUSED; });
+    const bool reached = std::ranges::any_of(
+        attempt.failures, [](const auto& one) { return one.error == ECONNREFUSED; });
     if (attempt.socket || reached) return;
   }
   fail<ConfigError>(
@@ -274,11 +274,7 @@ int run_node_launcher(const std::vector<std::string>& words) {
   }
   return run_guarded(
       [arguments](const FileDescriptor& guardian, const sigset_t& original_mask) {
-        Introduction introduction;
-        introduction.endpoint_host = arguments.endpoint_host;
-        introduction.endpoint_port = arguments.endpoint_port;
-        introduction.command = arguments.command;
-        introduction.index = arguments.index;
+        Introduction introduction{arguments};
         introduction.token = make_secret();
         // Only who has started this process can read it; see remote_commands().
         const std::string line = fmt::format("{}{}\n", kTokenMark, introduction.token);

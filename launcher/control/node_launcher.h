@@ -6,7 +6,7 @@
 #include <string>
 
 #include "launcher/control/control_connection.h"
-#include "launcher/control/endpoint_wait.h"
+#include "launcher/hosts/remote_start.h"
 #include "launcher/job.h"
 #include "launcher/options.h"
 #include "launcher/ranks/supervisor.h"
@@ -15,12 +15,8 @@
 namespace zerorun {
 
 // How a launcher connects and introduces itself to the coordinator.
-struct Introduction {
-  std::string endpoint_host;
-  uint16_t endpoint_port = 0;
-  std::string token;
-  int command = -1;                           // see NodeArguments
-  std::string index = "0";                    // index among the nodes that the command started
+struct Introduction : NodeArguments {
+  std::string token{};
   int node_rank = -1;                         // started by hand: its number, or -1 for any
   EndpointWait::Limit patience{kSilentWait};  // how long to try to connect
   std::optional<LaunchOptions> by_hand{};     // the user's own command on this host

@@ -1,5 +1,3 @@
-#include "launcher/control/node_table.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include "core/build_id.h"
 #include "core/parse_number.h"
 #include "core/printable.h"
+#include "launcher/control/coordinator.h"
 #include "zerorun/version.h"
 
 namespace zerorun {
@@ -46,7 +45,7 @@ const Node* first_cause(const std::vector<Node>& nodes) {
   const auto nearer = [](const Node& a, const Node& b) {
     return weight(a) != weight(b) ? weight(a) < weight(b) : a.failure_order > b.failure_order;
   };
-  const auto found = std::max_element(nodes.begin(), nodes.end(), nearer);
+  const auto found = std::ranges::max_element(nodes, nearer);
   return found == nodes.end() || weight(*found) == 0 ? nullptr : &*found;
 }
 
@@ -64,7 +63,7 @@ std::optional<int> place_of(const ControlMessage& join, const std::vector<Node>&
     place = parse_index(join.text("node_rank"), nodes.size());
     if (place == here) return std::nullopt;  // this host's own launcher has that number
   } else {
-    const auto free = std::find_if(nodes.begin(), nodes.end(), [here, &nodes](const Node& node) {
+    const auto free = std::ranges::find_if(nodes, [here, &nodes](const Node& node) {
       return node.in(Node::State::absent) && &node - nodes.data() != here;
     });
     if (free != nodes.end()) place = static_cast<int>(free - nodes.begin());
@@ -79,7 +78,7 @@ std::string why_no_place(const ControlMessage& join, const std::vector<Node>& no
   const std::string host = printable(join.text("host"));
   const auto place = parse_index(join.text("node_rank"), nodes.size());
   const auto absent = [](const Node& node) { return node.in(Node::State::absent); };
-  const auto free = std::find_if(nodes.begin(), nodes.end(), absent);
+  const auto free = std::ranges::find_if(nodes, absent);
   const Node* holder = place ? &nodes[static_cast<size_t>(*place)] : nullptr;
   // The place of the first host's own launcher is taken before that has joined.
   const bool taken = holder != nullptr && (holder->in(Node::State::absent) ||
@@ -118,8 +117,7 @@ std::string python_warning(const std::vector<Node>& nodes) {
     if (node.python == first->python) continue;
     return fmt::format(
         "warning: the hosts have different Pythons: {} on {}, {} on {}. Objects that ranks "
-        "exchange "
-        "as pickles may differ; ZERORUN_PYTHON or an activated environment chooses one",
+        "exchange as pickles may differ; ZERORUN_PYTHON or an activated environment chooses one",
         first->python, first->place.host, node.python, node.place.host);
   }
   return {};

@@ -156,8 +156,7 @@ ClusterChoice from_pool(const LaunchOptions& options, const ThisHost& here, cons
   // With a range as many as there are; fewer than its least are an error of select_hosts.
   const int nodes = range.given ? std::max(range.min, std::min(range.max, available)) : 0;
   std::vector<HostSlots> hosts = select_hosts(pool.hosts, options.request, nodes, own);
-  const auto found =
-      std::find_if(hosts.begin(), hosts.end(), [&](const auto& host) { return host.host == own; });
+  const auto found = std::ranges::find(hosts, own, &HostSlots::host);
   if (hosts.size() == 1 && found != hosts.end() && !options.hosts.force_multi) {
     const std::vector<int>& slots = hosts.front().slots;
     return alone(here, slots.empty() ? own_slots(options, here) : slots);
@@ -202,7 +201,6 @@ ClusterChoice by_hand(const LaunchOptions& options, const ThisHost& here,
   ClusterChoice choice;
   Cluster& cluster = choice.cluster;
   cluster.start = RemoteStart::by_hand;
-  cluster.coordinates = false;
   cluster.node_rank = options.hosts.node_rank.value_or(guess_node_rank(endpoint, nodes));
   if (cluster.node_rank >= nodes) {
     fail<ConfigError>("--node_rank {}: the job has {} hosts, numbered from 0 to {}",
@@ -359,8 +357,8 @@ ClusterChoice choose_cluster(const LaunchOptions& options, const ThisHost& here)
   }
   ClusterChoice choice = *std::move(found);  // this_host always is one
   Cluster& cluster = choice.cluster;
-  cluster.max_hosts = static_cast<int>(cluster.hosts.size());
-  cluster.min_hosts = range.given ? std::min(range.min, cluster.max_hosts) : cluster.max_hosts;
+  cluster.min_hosts = static_cast<int>(cluster.hosts.size());
+  if (range.given) cluster.min_hosts = std::min(range.min, cluster.min_hosts);
   cluster.start_arguments = options.remote.arguments;
   cluster.ssh_port = options.remote.ssh_port;
   cluster.max_restarts = options.restarts.max_restarts;

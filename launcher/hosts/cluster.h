@@ -39,16 +39,12 @@ struct Cluster {
   // The number of this launcher's host. -1 until the launchers meet: launchers without a given
   // number (torchrun's c10d) then get free numbers in the order in which they join.
   int node_rank = 0;
-  bool coordinates = true;    // this launcher starts the others
   std::string endpoint_host;  // from --master_addr or --rdzv_endpoint, or the first host
   uint16_t endpoint_port = 0;
   std::vector<std::string> start_arguments;  // extra words for ssh, pdsh, srun or mpirun
   int ssh_port = 0;                          // 0 = ssh's own default
   int max_restarts = 0;
-  // The minimum and maximum number of hosts. Both equal hosts.size() unless --nnodes MIN:MAX was
-  // given.
-  int min_hosts = 1;
-  int max_hosts = 1;
+  int min_hosts = 1;  // hosts.size() unless --nnodes MIN:MAX was given
 
   int world_size() const { return ranks_before(hosts.size()); }
   // The rank of the first process on this launcher's host.

@@ -29,7 +29,7 @@ std::pair<std::string_view, std::optional<std::string_view>> split_filter(std::s
     return {spec.substr(1, end - 1), rest.substr(1)};
   }
   const size_t colon = spec.find(':');
-  if (colon == std::string_view::npos || std::count(spec.begin(), spec.end(), ':') > 1) {
+  if (colon == std::string_view::npos || std::ranges::count(spec, ':') > 1) {
     return {spec, std::nullopt};
   }
   return {trim(spec.substr(0, colon)), spec.substr(colon + 1)};
@@ -56,13 +56,11 @@ std::set<int> parse_slots(std::string_view option, const std::string& text, std:
 // The host of the pool that a filter means.
 size_t find_host(const std::vector<HostSlots>& pool, std::string_view name, const std::string& here,
                  std::string_view option, const std::string& text) {
-  const auto named = std::find_if(pool.begin(), pool.end(),
-                                  [name](const HostSlots& host) { return host.host == name; });
+  const auto named = std::ranges::find(pool, name, &HostSlots::host);
   if (named != pool.end()) return static_cast<size_t>(named - pool.begin());
   if (is_this_host(name, here)) {
-    const auto own = std::find_if(pool.begin(), pool.end(), [&here](const HostSlots& host) {
-      return is_this_host(host.host, here);
-    });
+    const auto own = std::ranges::find_if(
+        pool, [&here](const HostSlots& host) { return is_this_host(host.host, here); });
     if (own != pool.end()) return static_cast<size_t>(own - pool.begin());
   }
   constexpr size_t kShown = 8;
@@ -78,10 +76,10 @@ std::vector<HostFilter> filters_for(const std::vector<HostSlots>& pool, std::str
                                     const std::string& text) {
   std::vector<HostFilter> filters = parse_host_filter(option, text);
   for (size_t i = 0; i + 1 < filters.size();) {
-    const bool is_user = filters[i].slots.empty() &&
-                         std::any_of(pool.begin(), pool.end(), [&](const HostSlots& host) {
-                           return host.user == filters[i].host && host.host == filters[i + 1].host;
-                         });
+    const bool is_user =
+        filters[i].slots.empty() && std::ranges::any_of(pool, [&](const HostSlots& host) {
+          return host.user == filters[i].host && host.host == filters[i + 1].host;
+        });
     if (is_user) {
       filters.erase(filters.begin() + static_cast<std::ptrdiff_t>(i));
     } else {
@@ -92,8 +90,7 @@ std::vector<HostFilter> filters_for(const std::vector<HostSlots>& pool, std::str
 }
 
 void check_slot(const HostSlots& host, int slot, std::string_view option, const std::string& text) {
-  if (host.slots.empty() ||
-      std::find(host.slots.begin(), host.slots.end(), slot) != host.slots.end()) {
+  if (host.slots.empty() || std::ranges::find(host.slots, slot) != host.slots.end()) {
     return;  // of a host without a number of slots its own launcher says what there is
   }
   fail<ConfigError>("{} '{}' names slot {} of host '{}', which has {} (0 to {})", option, text,

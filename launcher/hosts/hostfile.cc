@@ -29,8 +29,8 @@ struct HostLine {
 
   [[noreturn]] void refuse(const std::string& why) const {
     fail<ConfigError>(
-        "hostfile {}:{}: {} in '{}'; expected HOST, HOST:N or HOST slots=N, where "
-        "HOST may be USER@HOST",
+        "hostfile {}:{}: {} in '{}'; expected HOST, HOST:N or HOST slots=N, where HOST may be "
+        "USER@HOST",
         file, number, why, printable(trim(text)));
   }
 };
@@ -55,7 +55,7 @@ std::optional<int> take_count(const HostLine& line, std::string_view word, std::
     count = word.substr(end + 1);
     if (count.empty()) return std::nullopt;
     if (!count.starts_with(':')) line.refuse(fmt::format("'{}'", printable(word)));
-  } else if (std::count(word.begin(), word.end(), ':') == 1) {
+  } else if (std::ranges::count(word, ':') == 1) {
     host = word.substr(0, word.find(':'));
     count = word.substr(word.find(':'));
   } else {

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <ranges>
 #include <utility>
 
 #include "core/check.h"
@@ -40,10 +41,7 @@ std::string node_script(const RemoteContext& context, int command, const std::st
   script += fmt::format("cd {} || exit; ", shell_quote(context.directory));
   script +=
       fmt::format("z={}; [ -x \"$z\" ] || z=zerorun; exec \"$z\"", shell_quote(context.launcher));
-  for (const std::string& word : arguments.words()) {
-    script += fmt::format(" {}", shell_quote(word));
-  }
-  return script;
+  return script + " " + shell_line(arguments.words());
 }
 
 // The login shell of the other host may be of any family.
@@ -51,13 +49,16 @@ std::string in_plain_shell(const std::string& script) {
   return "exec sh -c " + shell_quote(script);
 }
 
+void append(Words& words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+}
+
 template <typename Name>
 std::string joined_hosts(const Cluster& cluster, const std::vector<int>& nodes, const Name& name) {
-  std::string names;
-  for (const int node : nodes) {
-    names += (names.empty() ? "" : ",") + name(cluster.hosts[static_cast<size_t>(node)]);
-  }
-  return names;
+  const auto names = nodes | std::views::transform([&](int node) {
+                       return name(cluster.hosts[static_cast<size_t>(node)]);
+                     });
+  return fmt::format("{}", fmt::join(names, ","));
 }
 
 // A scheduler starts processes as the user who asks it.
@@ -65,8 +66,7 @@ std::string name_without_user(const HostSlots& host) {
   if (host.user.empty()) return host.host;
   fail<ConfigError>(
       "the hostfile has '{}', but srun and mpirun start launchers as the user who calls them: "
-      "leave "
-      "'{}@' out, or use --launcher ssh or pdsh",
+      "leave '{}@' out, or use --launcher ssh or pdsh",
       host.login(), host.user);
 }
 
@@ -80,13 +80,10 @@ RemoteCommand ssh_command(const Cluster& cluster, const RemoteContext& context, 
                           int command) {
   RemoteCommand ssh{.words = {"ssh"}, .nodes = {node}, .lifeline = true};
   // The user's own options come first: ssh takes the first value that it reads.
-  const Words& given = cluster.start_arguments;
-  ssh.words.insert(ssh.words.end(), given.begin(), given.end());
-  if (cluster.ssh_port > 0) {
-    ssh.words.insert(ssh.words.end(), {"-p", std::to_string(cluster.ssh_port)});
-  }
+  append(ssh.words, cluster.start_arguments);
+  if (cluster.ssh_port > 0) append(ssh.words, {"-p", std::to_string(cluster.ssh_port)});
   // Several questions for passwords at once could not be answered.
-  ssh.words.insert(ssh.words.end(), {"-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"});
+  append(ssh.words, {"-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"});
   ssh.words.push_back(cluster.hosts[static_cast<size_t>(node)].login());
   ssh.words.push_back(in_plain_shell(node_script(context, command, "0", true)));
   return ssh;
@@ -98,9 +95,8 @@ RemoteCommand pdsh_command(const Cluster& cluster, const RemoteContext& context,
   std::string ssh_arguments = "-o BatchMode=yes -o ConnectTimeout=10";
   if (cluster.ssh_port > 0) ssh_arguments += fmt::format(" -p {}", cluster.ssh_port);
   pdsh.variables["PDSH_SSH_ARGS_APPEND"] = ssh_arguments;
-  const Words& given = cluster.start_arguments;
-  pdsh.words.insert(pdsh.words.end(), given.begin(), given.end());
-  pdsh.words.insert(pdsh.words.end(), {"-w", joined_hosts(cluster, nodes, name_for_pdsh)});
+  append(pdsh.words, cluster.start_arguments);
+  append(pdsh.words, {"-w", joined_hosts(cluster, nodes, name_for_pdsh)});
   pdsh.words.push_back(in_plain_shell(node_script(context, 0, "%n", false)));
   return pdsh;
 }
@@ -113,9 +109,8 @@ RemoteCommand srun_command(const Cluster& cluster, const RemoteContext& context,
                 "--nodelist=" + joined_hosts(cluster, nodes, name_without_user), "--overlap",
                 "--cpu-bind=none", "--input=none", "--unbuffered", "--kill-on-bad-exit=0"},
       .nodes = nodes};
-  const Words& given = cluster.start_arguments;
-  srun.words.insert(srun.words.end(), given.begin(), given.end());
-  srun.words.insert(srun.words.end(), {"sh", "-c", node_script(context, 0, "slurm", false)});
+  append(srun.words, cluster.start_arguments);
+  append(srun.words, {"sh", "-c", node_script(context, 0, "slurm", false)});
   return srun;
 }
 
@@ -125,9 +120,8 @@ RemoteCommand mpirun_command(const Cluster& cluster, const RemoteContext& contex
                                  joined_hosts(cluster, nodes, name_without_user), "--map-by",
                                  "ppr:1:node", "--bind-to", "none"},
                        .nodes = nodes};
-  const Words& given = cluster.start_arguments;
-  mpirun.words.insert(mpirun.words.end(), given.begin(), given.end());
-  mpirun.words.insert(mpirun.words.end(), {"sh", "-c", node_script(context, 0, "openmpi", false)});
+  append(mpirun.words, cluster.start_arguments);
+  append(mpirun.words, {"sh", "-c", node_script(context, 0, "openmpi", false)});
   return mpirun;
 }
 
@@ -266,8 +260,8 @@ void LauncherProcesses::add_to(PollSet& waits) {
 }
 
 bool LauncherProcesses::knows(std::string_view token) const {
-  return std::any_of(tokens_.begin(), tokens_.end(),
-                     [token](const std::string& one) { return same_secret(one, token); });
+  return std::ranges::any_of(tokens_,
+                             [token](const std::string& one) { return same_secret(one, token); });
 }
 
 std::vector<int> LauncherProcesses::ended(pid_t pid, int status) {
@@ -282,9 +276,7 @@ std::vector<int> LauncherProcesses::ended(pid_t pid, int status) {
 
 std::string LauncherProcesses::last_words(int node) const {
   for (const Process& process : processes_) {
-    if (std::find(process.nodes.begin(), process.nodes.end(), node) == process.nodes.end()) {
-      continue;
-    }
+    if (std::ranges::find(process.nodes, node) == process.nodes.end()) continue;
     const std::vector<std::string> lines = process.streams.back().last_lines();
     std::string text = process.status ? fmt::format("{} ended with {}", process.name,
                                                     exit_code_of(*process.status))
@@ -296,8 +288,7 @@ std::string LauncherProcesses::last_words(int node) const {
 }
 
 bool LauncherProcesses::any_running() const {
-  return std::any_of(processes_.begin(), processes_.end(),
-                     [](const Process& process) { return !process.status; });
+  return std::ranges::any_of(processes_, [](const Process& process) { return !process.status; });
 }
 
 void LauncherProcesses::drop(int node) {

@@ -48,8 +48,9 @@ std::vector<RemoteCommand> remote_commands(const Cluster& cluster, const RemoteC
 struct NodeArguments {
   std::string endpoint_host;
   uint16_t endpoint_port = 0;
-  int command = -1;   // index of the remote command that started it; -1 = the coordinator
-  std::string index;  // into RemoteCommand::nodes, or "slurm" or "openmpi": ask the scheduler
+  int command = -1;  // index of the remote command that started it; -1 = the coordinator
+  // Into RemoteCommand::nodes, or "slurm" or "openmpi": ask the scheduler.
+  std::string index = "0";
   bool lifeline = false;
 
   std::vector<std::string> words() const;

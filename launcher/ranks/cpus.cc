@@ -74,8 +74,7 @@ std::vector<Gpu> read_gpus(const fs::path& root) {
     gpu.node = read_node(root / "sys/bus/pci/devices" / gpu.address / "numa_node");
     gpus.push_back(std::move(gpu));
   }
-  std::sort(gpus.begin(), gpus.end(),
-            [](const Gpu& a, const Gpu& b) { return a.address < b.address; });
+  std::ranges::sort(gpus, [](const Gpu& a, const Gpu& b) { return a.address < b.address; });
   return gpus;
 }
 
@@ -83,7 +82,7 @@ const Gpu* find_gpu(const std::vector<Gpu>& gpus, const std::string& name) {
   if (const std::optional<size_t> index = parse_number<size_t>(name)) {
     return *index < gpus.size() ? &gpus[*index] : nullptr;
   }
-  const auto found = std::find_if(gpus.begin(), gpus.end(), [&](const Gpu& gpu) {
+  const auto found = std::ranges::find_if(gpus, [&](const Gpu& gpu) {
     return !gpu.uuid.empty() && gpu.uuid.starts_with(name);  // as CUDA, which takes beginnings
   });
   return found == gpus.end() ? nullptr : &*found;
@@ -150,14 +149,13 @@ std::vector<Core> group_by_core(std::span<const int> allowed, const std::filesys
         core.cpus.push_back(sibling);
       }
     }
-    std::sort(core.cpus.begin(), core.cpus.end());
+    std::ranges::sort(core.cpus);
     grouped.insert(core.cpus.begin(), core.cpus.end());
     const auto node = node_of.find(cpu);
     if (node != node_of.end()) core.node = node->second;
     cores.push_back(std::move(core));
   }
-  std::stable_sort(cores.begin(), cores.end(),
-                   [](const Core& a, const Core& b) { return a.node < b.node; });
+  std::ranges::stable_sort(cores, [](const Core& a, const Core& b) { return a.node < b.node; });
   return cores;
 }
 
@@ -209,7 +207,7 @@ std::vector<CpuShare> divide_cpus(std::span<const Core> cores,
     if (nodes[rank]) take(rank, nodes[rank]);
   }
   for (size_t rank = 0; rank < ranks; ++rank) take(rank, std::nullopt);
-  for (CpuShare& share : shares) std::sort(share.cpus.begin(), share.cpus.end());
+  for (CpuShare& share : shares) std::ranges::sort(share.cpus);
   return shares;
 }
 

@@ -102,9 +102,7 @@ CudaProblem ask_for_cuda_problem(std::chrono::seconds patience) {
       },
       patience);
   if (!answer.in_time) return {"CUDA: " + no_answer(patience, "whether a GPU can be used"), true};
-  if (WIFSIGNALED(answer.status)) {
-    return {killed(answer.status), true};
-  }
+  if (WIFSIGNALED(answer.status)) return {killed(answer.status), true};
   return {answer.text, WEXITSTATUS(answer.status) == kDriverFails};
 }
 

@@ -61,7 +61,7 @@ void OutputQueue::append(int source, std::string_view text) {
   if (in_line_ && source != last_source_) bytes_ += '\n';
   bytes_ += text;
   if (source != last_source_) trailing_lines_ = 0;
-  trailing_lines_ += static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+  trailing_lines_ += static_cast<size_t>(std::ranges::count(text, '\n'));
   last_source_ = source;
   in_line_ = text.back() != '\n';
 }
@@ -153,20 +153,17 @@ bool RankStream::wants_data() const {
   return open() && (route_.queue == nullptr || !route_.queue->full());
 }
 
-void RankStream::read_some() { read_once(); }
-
 bool RankStream::last_lines_in_view() const {
   return route_.queue != nullptr && route_.queue->trailing_lines(route_.source) >= ring_.size();
 }
 
 void RankStream::finish() {
-  while (open() && read_once()) {
-  }
+  while (open() && read_some()) continue;
   end_line();
   pipe_.close();
 }
 
-bool RankStream::read_once() {
+bool RankStream::read_some() {
   std::array<char, 65536> buffer;
   const ssize_t count = read(pipe_.get(), buffer.data(), buffer.size());
   if (count < 0) return errno == EINTR;
@@ -226,9 +223,9 @@ RankStreams plan_streams(const OutputRequest& request, int local_rank, bool spea
   // --tee wins over --redirects: a stream that both name is printed.
   const unsigned files_only = named_streams(request.redirects, local_rank).value_or(0) & ~tee;
   const bool by_stream = !request.tee.empty() || !request.redirects.empty();
-  const bool chosen = request.shown_ranks.empty() ||
-                      std::find(request.shown_ranks.begin(), request.shown_ranks.end(),
-                                local_rank) != request.shown_ranks.end();
+  const bool chosen =
+      request.shown_ranks.empty() ||
+      std::ranges::find(request.shown_ranks, local_rank) != request.shown_ranks.end();
   const auto plan = [&](unsigned bit) {
     StreamPlan stream;
     stream.logged = by_stream ? ((tee | files_only) & bit) != 0 : !request.log_dir.empty();

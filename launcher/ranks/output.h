@@ -1,5 +1,6 @@
 #pragma once
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstddef>
@@ -58,6 +59,11 @@ struct OutputQueues {
   OutputQueue errors{STDERR_FILENO};
 
   bool pending() const { return output.pending() || errors.pending(); }
+  // A line of the launcher itself.
+  template <typename... Args>
+  void say(fmt::format_string<Args...> format, Args&&... args) {
+    errors.append(-1, "[zerorun] " + fmt::format(format, std::forward<Args>(args)...) + "\n");
+  }
   // Adds both to the descriptors that are waited for, and writes when there is space.
   void add_to(PollSet& waits);
 };
@@ -114,8 +120,9 @@ class RankStream {
   bool open() const { return static_cast<bool>(pipe_); }
   bool wants_data() const;
   int fd() const { return pipe_.get(); }
-  // Reads after poll() reported data. Closes the pipe at the end of the stream.
-  void read_some();
+  // Reads after poll() reported data. Closes the pipe at the end of the stream. Returns false if no
+  // more data is available now.
+  bool read_some();
   // Reads everything that is available, without waiting for more, and closes the pipe.
   void finish();
   std::vector<std::string> last_lines() const { return ring_.lines(); }
@@ -123,8 +130,6 @@ class RankStream {
   bool last_lines_in_view() const;
 
  private:
-  // Returns false if no more data is available now.
-  bool read_once();
   void consume(std::string_view text);
   void pass_line(std::string_view line);
   void end_line();

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
@@ -10,13 +11,17 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "core/check.h"
+#include "core/log.h"
 #include "core/parse_number.h"
+#include "launcher/ranks/report.h"
 #include "os/process_identity.h"
 #include "os/uninterrupted.h"
 
@@ -24,20 +29,11 @@ namespace zerorun {
 
 namespace {
 
-// Only what may be called between fork and exec: memory is prepared before the fork.
-struct ExecArguments {
-  explicit ExecArguments(const std::vector<std::string>& strings) {
-    for (const std::string& text : strings) pointers.push_back(const_cast<char*>(text.c_str()));
-    pointers.push_back(nullptr);
-  }
-  std::vector<char*> pointers;
-};
-
 class CpuMask {
  public:
   explicit CpuMask(const std::vector<int>& cpus) {
     if (cpus.empty()) return;
-    const auto highest = static_cast<size_t>(*std::max_element(cpus.begin(), cpus.end()));
+    const auto highest = static_cast<size_t>(*std::ranges::max_element(cpus));
     sets_.resize(highest / CPU_SETSIZE + 1);
     for (const int cpu : cpus) CPU_SET_S(static_cast<size_t>(cpu), nbytes(), sets_.data());
   }
@@ -51,9 +47,10 @@ class CpuMask {
   std::vector<cpu_set_t> sets_;
 };
 
-[[noreturn]] void run_child(const SpawnRequest& request, const ExecArguments& command,
-                            const ExecArguments& environment, const CpuMask& cpus, pid_t parent,
-                            int failure) {
+// Calls only what may be called between fork and exec: memory is prepared before the fork.
+[[noreturn]] void run_child(const SpawnRequest& request, const std::vector<char*>& command,
+                            const std::vector<char*>& environment, const CpuMask& cpus,
+                            pid_t parent, int failure) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(127);  // it died before the line above
@@ -65,7 +62,7 @@ class CpuMask {
   signal(SIGPIPE, SIG_DFL);
   signal(SIGINT, SIG_DFL);  // a shell without job control starts background jobs with it ignored
   sigprocmask(SIG_SETMASK, &request.signal_mask, nullptr);
-  execve(command.pointers[0], command.pointers.data(), environment.pointers.data());
+  execve(command[0], command.data(), environment.data());
   const int error = errno;
   [[maybe_unused]] const ssize_t written = write(failure, &error, sizeof(error));
   _exit(127);
@@ -97,9 +94,16 @@ void open_standard_streams() {
   }
 }
 
+std::vector<char*> exec_pointers(const std::vector<std::string>& strings) {
+  std::vector<char*> pointers;
+  for (const std::string& text : strings) pointers.push_back(const_cast<char*>(text.c_str()));
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
 pid_t spawn(const SpawnRequest& request) {
-  const ExecArguments command(request.command);
-  const ExecArguments environment(request.environment);
+  const std::vector<char*> command = exec_pointers(request.command);
+  const std::vector<char*> environment = exec_pointers(request.environment);
   const CpuMask cpus(request.cpus);
   Pipe failure = make_pipe();  // exec closes it
   const pid_t parent = getpid();
@@ -232,6 +236,108 @@ std::vector<int> take_signals(const FileDescriptor& signals) {
 std::string signal_name(int signal) {
   const char* name = sigabbrev_np(signal);
   return name == nullptr ? fmt::format("signal {}", signal) : fmt::format("SIG{}", name);
+}
+
+namespace {
+
+constexpr std::chrono::seconds kOrphanTimeout{5};
+// The supervisor's time to end after the lifeline was cut. The coordinator knows as well, and has
+// told it.
+constexpr std::chrono::seconds kLifelineGrace{2};
+// The supervisor ends everything at the second Ctrl-C; at the third one it is stuck.
+constexpr int kInterruptsUntilForce = 3;
+
+int supervise_as_child(const Supervise& supervise, const FileDescriptor& guardian,
+                       const sigset_t& original_mask) {
+  // Away from the terminal's signals (the guardian passes them on), and under a name of its own so
+  // that `killall zerorun` means the guardian.
+  setsid();
+  prctl(PR_SET_NAME, "zr-supervisor");
+  adopt_orphans();
+  return supervise(guardian, original_mask);
+}
+
+// The supervisor's wait status if it has ended.
+std::optional<int> reap(pid_t supervisor) {
+  for (;;) {
+    int status = 0;
+    const pid_t pid = waitpid(-1, &status, WNOHANG);
+    if (pid == supervisor) return status;
+    if (pid <= 0) return std::nullopt;
+  }
+}
+
+// Waits for one of `signals`, at most a moment where there is a lifeline to look at; -1 if none
+// came.
+int next_signal(const sigset_t& signals, const FileDescriptor& lifeline) {
+  if (!lifeline) return sigwaitinfo(&signals, nullptr);
+  constexpr timespec kMoment = {0, 500'000'000};
+  return sigtimedwait(&signals, nullptr, &kMoment);
+}
+
+bool is_cut(const FileDescriptor& lifeline) {
+  pollfd entry = {lifeline.get(), POLLIN, 0};
+  char byte = 0;
+  return lifeline && poll(&entry, 1, 0) > 0 && read(lifeline.get(), &byte, 1) <= 0;
+}
+
+// Passes signals on until the supervisor has ended.
+int guard(pid_t supervisor, const sigset_t& signals, const FileDescriptor& lifeline) {
+  using Clock = std::chrono::steady_clock;
+  int interrupts = 0;
+  std::optional<Clock::time_point> cut;
+  for (;;) {
+    const int signal = next_signal(signals, lifeline);
+    if (!cut && is_cut(lifeline)) cut = Clock::now();
+    if (cut && Clock::now() - *cut > kLifelineGrace) kill(supervisor, SIGKILL);
+    switch (role_of(signal)) {
+      case SignalRole::child:
+        if (const auto status = reap(supervisor)) return *status;
+        break;
+      case SignalRole::suspend:
+        kill(supervisor, SIGTSTP);
+        raise(SIGSTOP);
+        break;
+      case SignalRole::stop:
+        if (signal == SIGINT) ++interrupts;
+        kill(supervisor, interrupts < kInterruptsUntilForce ? signal : SIGKILL);
+        break;
+      case SignalRole::pass:
+      case SignalRole::resume:
+        kill(supervisor, signal);
+        break;
+      case SignalRole::none:
+        break;  // none came, or the wait was interrupted
+    }
+  }
+}
+
+}  // namespace
+
+int run_guarded(Supervise supervise, FileDescriptor lifeline) {
+  open_standard_streams();
+  adopt_orphans();
+  signal(SIGCHLD, SIG_DFL);  // a parent that ignores it would hide from us how ranks end
+  const sigset_t signals = supervised_signals();
+  sigset_t original_mask;
+  sigprocmask(SIG_BLOCK, &signals, &original_mask);
+  Pipe alive = make_pipe();
+  const pid_t supervisor = fork();
+  if (supervisor < 0) fail<IoError>("cannot start the supervisor: {}", std::strerror(errno));
+  if (supervisor == 0) {
+    alive.write.close();
+    lifeline.close();
+    return supervise_as_child(supervise, alive.read, original_mask);
+  }
+  supervise = nullptr;
+  alive.read.close();
+  const int status = guard(supervisor, signals, lifeline);
+  if (WIFSIGNALED(status)) {
+    end_descendants(kOrphanTimeout);
+    Logger().log(LogLevel::error, "the launcher's supervisor was killed by {}; all ranks are ended",
+                 signal_name(WTERMSIG(status)));
+  }
+  return exit_code_of(status);
 }
 
 }  // namespace zerorun

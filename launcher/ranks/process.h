@@ -37,6 +37,9 @@ struct SpawnRequest {
   sigset_t signal_mask{};
 };
 
+// What execve takes, which points into `strings`.
+std::vector<char*> exec_pointers(const std::vector<std::string>& strings);
+
 // Starts a child in a process group of its own that is killed when this process ends. Throws
 // ConfigError if it cannot be executed.
 pid_t spawn(const SpawnRequest& request);

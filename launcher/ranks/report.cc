@@ -1,6 +1,7 @@
 #include "launcher/ranks/report.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <ranges>
 #include <string_view>
 #include <system_error>
 
@@ -41,11 +43,9 @@ constexpr auto kSymptoms = std::to_array<Symptom>({
     {"invalid device ordinal",
      "a GPU is missing: the program uses one outside of the selected devices"},
     {"CUDA out of memory",
-     "the GPU's memory is full: smaller micro-batch, higher ZeRO stage, or "
-     "offload"},
+     "the GPU's memory is full: smaller micro-batch, higher ZeRO stage, or offload"},
     {"Address already in use",
-     "another program took the port; leave --master_port out for a free "
-     "one"},
+     "another program took the port; leave --master_port out for a free one"},
     {"No space left on device", "a disk or /dev/shm is full"},
 });
 
@@ -58,8 +58,7 @@ std::string cause_of_signal(int signal, const RankFailure& failure) {
     case SIGBUS:
       return failure.shm_available
                  ? fmt::format(
-                       "shared memory or a mapped file ran out of space: /dev/shm has {} "
-                       "MiB left",
+                       "shared memory or a mapped file ran out of space: /dev/shm has {} MiB left",
                        *failure.shm_available >> 20)
                  : "shared memory or a mapped file ran out of space";
     case SIGSEGV:
@@ -85,18 +84,17 @@ std::string describe_end(int status) {
 
 // "rank 1 (pid 7 on host-b) is stopped".
 std::string describe_stopped(const RankFailure& failure) {
-  std::string text;
-  for (const StoppedRank& one : failure.stopped) {
-    text += fmt::format("{}rank {} (pid {} on {})", text.empty() ? "" : ", ", one.rank, one.pid,
-                        failure.host);
-  }
-  return text;
+  const auto texts =
+      failure.stopped | std::views::transform([&](const StoppedRank& one) {
+        return fmt::format("rank {} (pid {} on {})", one.rank, one.pid, failure.host);
+      });
+  return fmt::format("{}", fmt::join(texts, ", "));
 }
 
 bool said(const RankFailure& failure, const std::string& text) {
-  return std::any_of(
-      failure.last_lines.begin(), failure.last_lines.end(),
-      [&text](const std::string& line) { return line.find(text) != std::string::npos; });
+  return std::ranges::any_of(failure.last_lines, [&text](const std::string& line) {
+    return line.find(text) != std::string::npos;
+  });
 }
 
 }  // namespace
@@ -156,8 +154,8 @@ std::string describe_failure(const RankFailure& failure) {
   }
   if (!failure.stopped.empty()) {
     text += fmt::format(
-        "[zerorun] error: {} was stopped (SIGSTOP); the others waited for it, until rank "
-        "{} of {} {}\n",
+        "[zerorun] error: {} was stopped (SIGSTOP); the others waited for it, until rank {} of {} "
+        "{}\n",
         describe_stopped(failure), failure.rank, failure.ranks, describe_end(failure.status));
     return text;
   }

@@ -47,8 +47,8 @@ std::vector<int> filter_slots(const RankRequest& request, const HostResources& h
 // True if a filter names slots, not hosts alone.
 bool names_slots(std::string_view option, const std::string& text) {
   const std::vector<HostFilter> filters = parse_host_filter(option, text);
-  return std::all_of(filters.begin(), filters.end(),
-                     [](const HostFilter& filter) { return !filter.slots.empty(); });
+  return std::ranges::all_of(filters,
+                             [](const HostFilter& filter) { return !filter.slots.empty(); });
 }
 
 // The requested number of ranks, or nothing when the default is asked for (-1 is DeepSpeed's word
@@ -93,7 +93,7 @@ std::vector<int> chosen_cpus(const std::string& core_list) {
     fail<ConfigError>("--bind_core_list '{}': expected numbers of CPUs, as in 0-3,8", core_list);
   }
   for (const int cpu : wanted) {
-    if (std::find(allowed.begin(), allowed.end(), cpu) == allowed.end()) {
+    if (std::ranges::find(allowed, cpu) == allowed.end()) {
       fail<ConfigError>("--bind_core_list '{}': CPU {} is not one that this process may use ({})",
                         core_list, cpu, format_cpu_list(allowed));
     }
@@ -183,9 +183,8 @@ Selection take_slots(const std::vector<int>& slots, const RankRequest& request,
     }
     return selection;
   }
-  const auto beyond = std::find_if(slots.begin(), slots.end(), [&host](int slot) {
-    return slot >= static_cast<int>(host.gpus.size());
-  });
+  const auto beyond = std::ranges::find_if(
+      slots, [&host](int slot) { return slot >= static_cast<int>(host.gpus.size()); });
   if (beyond != slots.end() && host.share_gpus) {
     selection.gpus = host.gpus;
     return selection;

@@ -72,10 +72,7 @@ RunEnd Supervisor::run() {
   for (RankProcess& rank : ranks_) {
     for (RankStream& stream : rank.streams) stream.finish();
   }
-  if (!all_ended) {
-    output_.errors.append(-1,
-                          "[zerorun] warning: some processes of the job do not react to SIGKILL\n");
-  }
+  if (!all_ended) output_.say("warning: some processes of the job do not react to SIGKILL");
   return conclude();
 }
 
@@ -164,10 +161,10 @@ bool Supervisor::handle(Event event) {
   const Phase next = kNextPhase[static_cast<size_t>(phase_)][static_cast<size_t>(event)];
   if (next == phase_) return false;
   if (phase_ == Phase::stopping && event == Event::overdue) {
-    output_.errors.append(
-        -1, fmt::format("[zerorun] warning: not all ranks have ended within {} s: they "
-                        "are killed; --grace_period gives them longer\n",
-                        job_.grace_period.count() / 1000.0));
+    output_.say(
+        "warning: not all ranks have ended within {} s: they are killed; --grace_period gives them "
+        "longer",
+        job_.grace_period.count() / 1000.0);
   }
   phase_ = next;
   if (phase_ == Phase::stopping) deadline_ = Clock::now() + job_.grace_period;
@@ -227,8 +224,7 @@ void Supervisor::reap() {
     int status = 0;
     const pid_t pid = waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED);
     if (pid <= 0) break;
-    const auto rank = std::find_if(ranks_.begin(), ranks_.end(),
-                                   [pid](const RankProcess& one) { return one.pid == pid; });
+    const auto rank = std::ranges::find(ranks_, pid, &RankProcess::pid);
     if (rank == ranks_.end()) continue;  // an orphan that a rank left behind
     if (!WIFEXITED(status) && !WIFSIGNALED(status)) {
       note_state(*rank, status);
@@ -245,10 +241,10 @@ void Supervisor::note_state(RankProcess& rank, int status) {
   if (!WIFSTOPPED(status) || suspended_ || phase_ != Phase::running) return;
   rank.stopped = true;
   const auto number = job_.cluster.first_rank() + (&rank - ranks_.data());
-  output_.errors.append(
-      -1, fmt::format("[zerorun] warning: rank {} (pid {} on {}) was stopped by {}: its "
-                      "peers wait for it; kill -CONT {} lets it go on\n",
-                      number, rank.pid, job_.host, signal_name(WSTOPSIG(status)), rank.pid));
+  output_.say(
+      "warning: rank {} (pid {} on {}) was stopped by {}: its peers wait for it; kill -CONT {} "
+      "lets it go on",
+      number, rank.pid, job_.host, signal_name(WSTOPSIG(status)), rank.pid);
 }
 
 void Supervisor::judge_ends(const std::vector<int>& ended) {
@@ -268,7 +264,7 @@ void Supervisor::judge_ends(const std::vector<int>& ended) {
   }
   // Asked to end, a rank failed, perhaps in saving; the others may still be able to. But where a
   // rank had no handler and the signal killed it, its peers fail for want of it.
-  const bool killed = std::any_of(ranks_.begin(), ranks_.end(), [this](const RankProcess& rank) {
+  const bool killed = std::ranges::any_of(ranks_, [this](const RankProcess& rank) {
     return rank.status && WIFSIGNALED(*rank.status) && ended_by_request(rank);
   });
   if (!killed) outcome_.failed_rank = failed;
@@ -288,10 +284,8 @@ void Supervisor::stop_job(int signal, Requester requester) {
   if (coordinator_ != nullptr) {
     coordinator_->send(ControlMessage("stopping").add("signal", signal));
   } else {
-    output_.errors.append(
-        -1, fmt::format("[zerorun] {}: ending {} rank{} within {} s\n", signal_name(signal),
-                        ranks_.size(), ranks_.size() == 1 ? "" : "s",
-                        job_.grace_period.count() / 1000.0));
+    output_.say("{}: ending {} rank{} within {} s", signal_name(signal), ranks_.size(),
+                ranks_.size() == 1 ? "" : "s", job_.grace_period.count() / 1000.0);
   }
   // A terminal's signals reach whole process groups. SIGTERM does not: a data loader's workers must
   // live on while their rank saves.
@@ -306,8 +300,7 @@ void Supervisor::signal_ranks(int signal, Reach reach) {
 }
 
 bool Supervisor::any_running() const {
-  return std::any_of(ranks_.begin(), ranks_.end(),
-                     [](const RankProcess& rank) { return !rank.status; });
+  return std::ranges::any_of(ranks_, [](const RankProcess& rank) { return !rank.status; });
 }
 
 void Supervisor::wait_for_leftovers() {
@@ -329,15 +322,11 @@ void Supervisor::wait_for_leftovers() {
   for (const pid_t pid : descendants()) {
     names += fmt::format("{}{} (pid {})", names.empty() ? "" : ", ", process_name(pid), pid);
   }
-  output_.errors.append(-1, fmt::format("[zerorun] the ranks on {} have ended and left processes "
-                                        "behind; they have {} s to end: {}\n",
-                                        job_.host, grace.count() / 1000.0, names));
+  output_.say("the ranks on {} have ended and left processes behind; they have {} s to end: {}",
+              job_.host, grace.count() / 1000.0, names);
   if (!wait_until(started + grace)) {
-    output_.errors.append(
-        -1,
-        fmt::format("[zerorun] warning: what the ranks on {} have left behind has not ended and "
-                    "is killed\n",
-                    job_.host));
+    output_.say("warning: what the ranks on {} have left behind has not ended and is killed",
+                job_.host);
   }
 }
 

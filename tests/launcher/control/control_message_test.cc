@@ -1,5 +1,5 @@
 #include "launcher/control/control_connection.h"
-#include "launcher/control/node_table.h"
+#include "launcher/control/coordinator.h"
 #include "tests/common.h"
 #include "zerorun/error.h"
 

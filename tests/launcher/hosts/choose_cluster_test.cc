@@ -40,7 +40,7 @@ TEST(ChooseCluster, KnowsItsPlaceAndWhereTheLaunchersMeet) {
   EXPECT_EQ(cluster.node_rank, 1);
   EXPECT_EQ(cluster.first_rank(), 2);
   EXPECT_EQ(cluster.world_size(), 5);
-  EXPECT_TRUE(cluster.coordinates);
+  EXPECT_NE(cluster.start, RemoteStart::by_hand);
   EXPECT_EQ(cluster.endpoint_host, "198.51.100.1");
   EXPECT_EQ(cluster.endpoint_port, 29500);
   EXPECT_EQ(cluster.max_restarts, 2);
@@ -53,7 +53,7 @@ TEST(ChooseCluster, OfOtherHostsItRunsNoRanks) {
   const std::string path = folder.write("hosts", "198.51.100.1 slots=2\n198.51.100.2 slots=2\n");
   const Cluster cluster = choose({"-H", path}, worker(4, std::nullopt, {})).cluster;
   EXPECT_EQ(cluster.node_rank, -1);
-  EXPECT_TRUE(cluster.coordinates);
+  EXPECT_NE(cluster.start, RemoteStart::by_hand);
 }
 
 TEST(ChooseCluster, ARangeOfHostsIsKept) {
@@ -61,7 +61,7 @@ TEST(ChooseCluster, ARangeOfHostsIsKept) {
                                  worker(1, std::nullopt, {}))
                               .cluster;
   EXPECT_EQ(cluster.min_hosts, 1);
-  EXPECT_EQ(cluster.max_hosts, 4);
+  EXPECT_EQ(cluster.hosts.size(), 4U);
   EXPECT_EQ(cluster.node_rank, 3);
 }
 
@@ -143,7 +143,7 @@ TEST(ChooseCluster, ATaskOfSrunIsTheLauncherOfItsHost) {
   const Cluster cluster = choose({}, worker(2, std::nullopt, task_of_srun())).cluster;
   EXPECT_EQ(text_of(cluster), "worker-1: worker-2:0,1 by hand");
   EXPECT_EQ(cluster.node_rank, 1);
-  EXPECT_FALSE(cluster.coordinates);
+  EXPECT_EQ(cluster.start, RemoteStart::by_hand);
   EXPECT_EQ(cluster.endpoint_host, "worker-1");
   EXPECT_EQ(cluster.endpoint_port, 15077);
 }
