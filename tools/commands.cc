@@ -93,18 +93,18 @@ void define_simulation(AppOptions tool, PlanOptions& plan) {
   tool.text("--link", plan.link, "RATE",
             "Bandwidth of a host's network link per direction (400Gbit)");
   tool.text("--nvlink", plan.nvlink, "RATE",
-            "Bandwidth between the GPUs of a host, per GPU and direction (450GB/s); with "
-            "cpus=: at which one of the ranks copies memory while all do");
-  tool.text("--link_cpu", plan.link_cpu, "RATE",
-            "With cpus=: bandwidth per direction at which a host's cores can send and "
-            "receive if they do nothing else (1GB/s); this time, and that of copying and "
-            "quantizing, is added to a step");
+            "Bandwidth between the GPUs of a host, per GPU and direction (450GB/s); with cpus=: at "
+            "which one of the ranks copies memory while all do");
+  tool.text(
+      "--link_cpu", plan.link_cpu, "RATE",
+      "With cpus=: bandwidth per direction at which a host's cores can send and receive if they do "
+      "nothing else (1GB/s); this time, and that of copying and quantizing, is added to a step");
   tool.number("--latency_us", plan.latency_us, "N", 0, 1e6,
               "Latency of a message between hosts, in microseconds")
       ->capture_default_str();
   tool.number("--tflops", plan.tflops, "N", 0, 1e6,
-              "10^12 operations per second that the model reaches on a GPU, to overlap "
-              "computation with communication. Needs --micro_batch and --seq_len");
+              "10^12 operations per second that the model reaches on a GPU, to overlap computation "
+              "with communication. Needs --micro_batch and --seq_len");
 }
 
 void define_plan(CLI::App& tools, PlanOptions& plan) {
@@ -113,8 +113,8 @@ void define_plan(CLI::App& tools, PlanOptions& plan) {
       "Examples:\n"
       "  zerorun plan ds_config.json --model gpt2-xl --world_size 8\n"
       "  zerorun plan --model 7B --world_size 8 --gpu_memory 80GB --host_memory 512GiB\n"
-      "  zerorun plan --model gpt2-xl --seq_len 1024 --gpu_memory 24GiB --host_memory 64GiB "
-      "--fit fits.json\n"
+      "  zerorun plan --model gpt2-xl --seq_len 1024 --gpu_memory 24GiB --host_memory 64GiB --fit "
+      "fits.json\n"
       "  zerorun plan --model 70B --simulate hosts=1280,gpus=8 --link 400Gbit --nvlink 450GB/s");
   AppOptions options{*tool};
   options.text("FILE", plan.config, "",
@@ -122,18 +122,18 @@ void define_plan(CLI::App& tools, PlanOptions& plan) {
   options
       .text("--model", plan.model, "MODEL",
             train::preset_names() +
-                ", a Hugging Face config.json (gpt2, llama, mistral, qwen2, "
-                "qwen3, gemma, phi3), or a number of parameters (1.3B)")
+                ", a Hugging Face config.json (gpt2, llama, mistral, qwen2, qwen3, gemma, phi3), "
+                "or a number of parameters (1.3B)")
       ->required();
   options.integer("--world_size", plan.world_size, "N", 1, "Number of ranks of the job", kMaxRanks)
       ->capture_default_str();
   options.integer("--ranks_per_host", plan.ranks_per_host, "N", 1,
                   "Number of ranks per host. Default: all", kMaxRanks);
   options.flag("--cpu", plan.cpu, "Plan for CPU ranks, which keep everything in host memory");
-  options.integer("--micro_batch", plan.micro_batch, "N", 1,
-                  "Sequences per rank in a micro-step. Default: that of FILE, else "
-                  "8 for the models of train",
-                  kMaxCount);
+  options.integer(
+      "--micro_batch", plan.micro_batch, "N", 1,
+      "Sequences per rank in a micro-step. Default: that of FILE, else 8 for the models of train",
+      kMaxCount);
   options.integer("--seq_len", plan.seq_len, "N", 1,
                   "Tokens per sequence, to include the activations of the models of train",
                   kMaxCount);
@@ -206,9 +206,8 @@ void define_doctor(CLI::App& tools, DoctorOptions& doctor) {
   tool->callback([&doctor] {
     const std::vector<Check> checks = examine(doctor);
     print_text(doctor.json ? doctor_json(checks) : doctor_text(checks));
-    const auto problems = std::count_if(checks.begin(), checks.end(), [](const Check& check) {
-      return check.state == Check::State::problem;
-    });
+    const auto problems = std::ranges::count_if(
+        checks, [](const Check& check) { return check.state == Check::State::problem; });
     if (problems > 0) fail<DeviceError>("{} checks found a problem", problems);
   });
 }
@@ -311,7 +310,7 @@ std::optional<int> run_tool(const std::vector<std::string>& given) {
   define_tools(tools, values);
   if (given.empty() || find_tool(tools, given.front()) == nullptr) return std::nullopt;
   std::vector<std::string> arguments;
-  std::transform(given.begin(), given.end(), std::back_inserter(arguments), with_underscores);
+  std::ranges::transform(given, std::back_inserter(arguments), with_underscores);
   try {
     tools.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::CallForHelp&) {

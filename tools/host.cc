@@ -44,7 +44,7 @@ std::string describe_cpus() {
   const std::vector<Core> cores = group_by_core(allowed_cpus());
   std::vector<int> cpus;
   for (const Core& core : cores) cpus.insert(cpus.end(), core.cpus.begin(), core.cpus.end());
-  std::sort(cpus.begin(), cpus.end());
+  std::ranges::sort(cpus);
   std::string text =
       fmt::format("{} (cores: {}, NUMA nodes: {}, best instructions: {})", format_cpu_list(cpus),
                   cores.size(), count_nodes(cores),

@@ -52,7 +52,7 @@ bool has_all_values(const CheckpointReader& checkpoint, const std::vector<bool>&
   const Manifest::Parameter& saved = checkpoint.manifest().parameters[i];
   const int kind = saved.states.empty() ? CheckpointReader::kParam : 1 + saved.states.front();
   const auto records = checkpoint.records_of(static_cast<int>(i), kind, 0, saved.numel());
-  return std::all_of(records.begin(), records.end(), [&](const CheckpointReader::Record& record) {
+  return std::ranges::all_of(records, [&](const CheckpointReader::Record& record) {
     return here[static_cast<size_t>(record.shard)];
   });
 }

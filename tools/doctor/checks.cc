@@ -33,8 +33,8 @@ std::string bytes(uint64_t nbytes) { return format_bytes(static_cast<size_t>(nby
 
 std::vector<std::string> lines_with(const std::vector<std::string>& lines, std::string_view text) {
   std::vector<std::string> found;
-  std::copy_if(lines.begin(), lines.end(), std::back_inserter(found),
-               [text](const auto& line) { return line.find(text) != std::string::npos; });
+  std::ranges::copy_if(lines, std::back_inserter(found),
+                       [text](const auto& line) { return line.find(text) != std::string::npos; });
   return found;
 }
 
@@ -102,10 +102,10 @@ Check check_shared_memory(std::optional<uint64_t> size, uint64_t free) {
   const std::string found =
       size ? fmt::format("{}, {} free", bytes(*size), bytes(free)) : std::string("missing");
   if (size && free >= kGiB) return good("/dev/shm", found);
-  return advice("/dev/shm", found,
-                "NCCL and workers of data loaders need 1 GiB or more there: docker run "
-                "--shm-size=8g (or --ipc=host), or mount -o remount,size=8g /dev/shm; remove files "
-                "that ended jobs left");
+  return advice(
+      "/dev/shm", found,
+      "NCCL and workers of data loaders need 1 GiB or more there: docker run --shm-size=8g (or "
+      "--ipc=host), or mount -o remount,size=8g /dev/shm; remove files that ended jobs left");
 }
 
 Check check_locked_memory(std::optional<int64_t> limit) {
@@ -187,10 +187,11 @@ Check check_port(uint16_t port) {
     reserve_open_port(port);
     return good("port", fmt::format("{} is free", port));
   } catch (const CommError& error) {
-    return problem("port", error.what(),
-                   fmt::format("give jobs another --master_port, or end what listens there (ss "
-                               "-ltnp sport = :{})",
-                               port));
+    return problem(
+        "port", error.what(),
+        fmt::format(
+            "give jobs another --master_port, or end what listens there (ss -ltnp sport = :{})",
+            port));
   }
 }
 
@@ -235,10 +236,11 @@ Check check_disk(const std::filesystem::path& folder, uint64_t nbytes) {
   const double rate = static_cast<double>(nbytes) / 1e9 / time.count();
   const std::string found = fmt::format("{}: {:.2f} GB/s", folder.string(), rate);
   if (rate >= kSlow) return good("disk", found);
-  return advice("disk", found,
-                fmt::format("a checkpoint of 10 GB takes {:.0f} s there: save to a faster disk, "
-                            "or asynchronously",
-                            10 / rate));
+  return advice(
+      "disk", found,
+      fmt::format(
+          "a checkpoint of 10 GB takes {:.0f} s there: save to a faster disk, or asynchronously",
+          10 / rate));
 }
 
 Check check_python(const std::filesystem::path& python, const Environment& environment,

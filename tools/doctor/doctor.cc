@@ -138,8 +138,8 @@ std::string doctor_text(const std::vector<Check>& checks) {
     if (!check.change.empty()) text += fmt::format("{:<8} {:<17} -> {}\n", "", "", check.change);
   }
   const auto count = [&checks](Check::State state) {
-    return std::count_if(checks.begin(), checks.end(),
-                         [state](const Check& check) { return check.state == state; });
+    return std::ranges::count_if(checks,
+                                 [state](const Check& check) { return check.state == state; });
   };
   return text + fmt::format("{} checks: {} problems, {} with advice\n", checks.size(),
                             count(Check::State::problem), count(Check::State::advice));
@@ -180,12 +180,11 @@ int run_doctor_rank() {
   stream.synchronize();
   const auto world = static_cast<float>(comm->world_size());
   const float expected = world * (world + 1) / 2;
-  const auto wrong =
-      std::find_if(sums.begin(), sums.end(), [expected](float sum) { return sum != expected; });
+  const auto wrong = std::ranges::find_if(sums, [expected](float sum) { return sum != expected; });
   if (wrong != sums.end()) {
     fail<CommError>(
-        "the sum over all ranks is {} at element {}, expected {}: the memory or the "
-        "link between the devices is faulty",
+        "the sum over all ranks is {} at element {}, expected {}: the memory or the link between "
+        "the devices is faulty",
         *wrong, wrong - sums.begin(), expected);
   }
   if (comm->rank() != 0) return 0;

@@ -208,7 +208,7 @@ CallCost cost_of_exchanges(std::span<const StepCall> calls, const SimulatedClust
     cost.link_messages = std::max(cost.link_messages, host.messages);
   }
   for (const Traffic& rank : ranks) cost.near_bytes = std::max(cost.near_bytes, rank.most());
-  cost.messages = *std::max_element(messages.begin(), messages.end());
+  cost.messages = *std::ranges::max_element(messages);
   cost.seconds = static_cast<double>(cost.messages) *
                      (cost.link_bytes > 0 ? cluster.latency : cluster.near_latency) +
                  std::max(static_cast<double>(cost.link_bytes) / cluster.link,

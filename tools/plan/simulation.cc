@@ -231,7 +231,7 @@ std::string table(std::vector<Choice> choices, std::optional<int64_t> device_mem
     return device_memory && choice.memory > *device_memory;
   });
   if (choices.empty()) return "\nno stage and shard group fits the GPUs' memory\n";
-  std::stable_sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
+  std::ranges::stable_sort(choices, [](const Choice& a, const Choice& b) {
     return a.step.seconds() < b.step.seconds();
   });
   constexpr size_t kMax = 12;

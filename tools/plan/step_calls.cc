@@ -90,9 +90,7 @@ class StepCalls {
 
   void gather_shards(const Bucket& bucket, Phase phase) {
     const int64_t plain = nbytes(bucket, sharding_.precision.param_dtype);
-    if (!bucket.quantized_gather) {
-      return add(Collective::all_gather, all(), bucket, plain, phase);
-    }
+    if (!bucket.quantized_gather) return add(Collective::all_gather, all(), bucket, plain, phase);
     add(Collective::all_gather, all(), bucket,
         quantized_nbytes(bucket.layout.padded_numel(), QuantizedGather::kBits), phase,
         bytes_of(bucket.layout.shard_numel, sharding_.precision.param_dtype) + plain);

@@ -52,8 +52,8 @@ int64_t parse_bytes(const std::string& text, const std::string& option) {
   std::string_view rest = text;
   const std::optional<double> number = take_number<double>(rest);
   std::string unit(rest);
-  std::transform(unit.begin(), unit.end(), unit.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  std::ranges::transform(unit, unit.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
   constexpr double kKibi = 1024;
   const double factor = unit == "GIB" || unit == "G"   ? kKibi * kKibi * kKibi
                         : unit == "GB"                 ? 1e9
