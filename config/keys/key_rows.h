@@ -45,11 +45,11 @@ inline constexpr double kMaxFloat = std::numeric_limits<float>::max();  // of wh
 
 // follow<&Config::zero, &ZeroConfig::stage>(config) is config.zero.stage.
 template <auto First, auto... Rest, typename Object>
-constexpr auto& follow(Object& object) {
+constexpr auto& follow(Object& whole) {
   if constexpr (sizeof...(Rest) == 0) {
-    return object.*First;
+    return whole.*First;
   } else {
-    return follow<Rest...>(object.*First);
+    return follow<Rest...>(whole.*First);
   }
 }
 
