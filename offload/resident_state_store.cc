@@ -1,7 +1,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "device/cpu/host_memory.h"
+#include "device/cpu/cpu_device.h"
 #include "offload/pinned_arena.h"
 #include "offload/state_store.h"
 
