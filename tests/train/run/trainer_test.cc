@@ -5,7 +5,7 @@
 #include "tests/train/run/trainer_fixture.h"
 #include "train/model/activations.h"
 #include "train/model/kernels.h"
-#include "train/run/run_folder.h"
+#include "train/run/run.h"
 
 namespace zerorun::train::testing {
 namespace {
@@ -163,8 +163,7 @@ TEST_F(TrainerTest, ASavedModelIsAStartingPoint) {
   run(2, {"--config", config(2)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
     trainer.initialize();
     trainer.step(0);
-    const auto device = make_cpu_device();
-    write_run_config(folder, setup, comm, *device);
+    if (comm.rank() == 0) write_hf_config(folder, setup.model);
     write_hf_weights(folder, trainer.engine(), comm);
     const uint64_t hash = trainer.engine().states().parameter_hash();
     if (comm.rank() == 0) expected = hash;
@@ -178,8 +177,7 @@ TEST_F(TrainerTest, WeightsOfAnotherModelAreNamed) {
   const std::string folder = folder_.path("hf");
   run(1, {"--config", config(0)}, [&](Trainer& trainer, const RunSetup& setup, Communicator& comm) {
     trainer.initialize();
-    const auto device = make_cpu_device();
-    write_run_config(folder, setup, comm, *device);
+    if (comm.rank() == 0) write_hf_config(folder, setup.model);
     write_hf_weights(folder, trainer.engine(), comm);
   });
   const auto error = [&](const char* model) {
