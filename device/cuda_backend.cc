@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include "config/env.h"
 #include "core/check.h"
 #include "device/plugin.h"
 
@@ -79,5 +80,17 @@ std::string why_driver_fails() {
 }
 
 bool cuda_is_available() { return why_no_cuda().empty(); }
+
+std::shared_ptr<Device> make_device(Accelerator accelerator) {
+  if (accelerator == Accelerator::cuda) return make_cuda_device();
+  // Where all GPUs are hidden, the driver is not asked: the launcher hides them if it hangs.
+  if (accelerator == Accelerator::automatic && !hides_all_gpus()) {
+    if (cuda_is_available()) return make_cuda_device();
+    if (const std::string problem = why_driver_fails(); !problem.empty()) {
+      fail<DeviceError>("{}; to train on the CPU, set CUDA_VISIBLE_DEVICES to nothing", problem);
+    }
+  }
+  return make_cpu_device();
+}
 
 }  // namespace zerorun

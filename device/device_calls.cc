@@ -218,4 +218,15 @@ void check_orthogonalize(TensorView matrix, int64_t rows, int64_t cols, TensorVi
            name_of(work.dtype), orthogonalize_work(rows, cols));
 }
 
+// Where a device has no kernel for many at once.
+void Device::copy(Stream& stream, std::span<const TensorCopy> copies) {
+  for (const TensorCopy& one : copies) {
+    if (one.accumulate) {
+      add(stream, one.src, one.dst);
+    } else {
+      cast(stream, one.src, one.dst);
+    }
+  }
+}
+
 }  // namespace zerorun

@@ -6,6 +6,13 @@
 
 namespace zerorun {
 
+std::string_view name_of(MemoryCategory category) {
+  static constexpr std::array<std::string_view, kMemoryCategories> kNames = {
+      "parameters", "gradients", "optimizer", "buckets", "activations",
+      "other",      "kept",      "pinned",    "nvme"};
+  return kNames.at(static_cast<size_t>(category));
+}
+
 void MemoryLedger::add(size_t nbytes, MemoryCategory category) {
   Entry& entry = entries_[static_cast<size_t>(category)];
   const auto bytes = static_cast<int64_t>(nbytes);
@@ -40,14 +47,9 @@ int64_t MemoryLedger::live_bytes() const {
   int64_t bytes = 0;
   for (int i = 0; i < kMemoryCategories; ++i) {
     const auto category = static_cast<MemoryCategory>(i);
-    switch (category) {
-      case MemoryCategory::kept:
-      case MemoryCategory::pinned:
-      case MemoryCategory::nvme:
-        continue;
-      default:
-        bytes += use(category).live_bytes;
-    }
+    const bool elsewhere = category == MemoryCategory::kept || category == MemoryCategory::pinned ||
+                           category == MemoryCategory::nvme;
+    if (!elsewhere) bytes += use(category).live_bytes;
   }
   return bytes;
 }

@@ -6,7 +6,7 @@
 #include "core/check.h"
 #include "core/format_bytes.h"
 #include "core/parallel.h"
-#include "device/cpu/host_memory.h"
+#include "device/cpu/cpu_device.h"
 
 namespace zerorun {
 

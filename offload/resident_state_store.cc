@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "device/cpu/host_memory.h"
+#include "device/cpu/cpu_device.h"
 #include "offload/pinned_arena.h"
 #include "offload/state_store.h"
 

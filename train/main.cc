@@ -12,10 +12,7 @@
 #include "comm/agreement.h"
 #include "core/log.h"
 #include "core/printable.h"
-#include "train/run/options.h"
 #include "train/run/run.h"
-#include "train/run/run_folder.h"
-#include "train/run/run_setup.h"
 #include "zerorun/zerorun.h"
 
 namespace zerorun::train {

@@ -7,7 +7,6 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <new>
@@ -156,8 +155,7 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   if (size == 0) return;  // which mmap refuses
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.descriptor(), 0);
   if (data == MAP_FAILED) {
-    fail<IoError>("cannot map {} bytes of {}: {}", size, path.string(),
-                  std::generic_category().message(errno));
+    fail<IoError>("cannot map {} bytes of {}: {}", size, path.string(), reason(errno));
   }
   bytes_ = {static_cast<std::byte*>(data), size};
 }

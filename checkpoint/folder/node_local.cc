@@ -8,8 +8,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <span>
-#include <string>
 #include <system_error>
 #include <utility>
 
@@ -33,6 +31,119 @@ constexpr uint64_t kBlockNbytes = uint64_t{16} << 20;
 void broadcast(Communicator& comm, Stream& stream, std::span<std::byte> bytes, int root) {
   const TensorView view{bytes.data(), static_cast<int64_t>(bytes.size()), DType::uint8};
   comm.broadcast(view, root, stream, "file of a checkpoint").synchronize();
+}
+
+// A word of every rank for each file: words[file][rank].
+std::vector<std::vector<int64_t>> words_of_all(Agreement& agreement,
+                                               const std::vector<int64_t>& own) {
+  const std::vector<int64_t> all = agreement.gather(own);
+  std::vector<std::vector<int64_t>> words(own.size());
+  for (size_t i = 0; i < all.size(); ++i) words[i % own.size()].push_back(all[i]);
+  return words;
+}
+
+// The lowest rank for whose word `is_wanted` holds.
+template <typename Wanted>
+std::optional<int> first(const std::vector<int64_t>& words, const Wanted& is_wanted) {
+  const auto found = std::ranges::find_if(words, is_wanted);
+  if (found == words.end()) return std::nullopt;
+  return static_cast<int>(found - words.begin());
+}
+
+[[noreturn]] void fail_missing(const fs::path& folder, const std::vector<std::string>& files) {
+  fail<CheckpointError>(
+      "{}: no rank of this job finds {}: start a rank on every host that saved, or save to a file "
+      "system that all share",
+      folder.string(), fmt::join(files, ", "));
+}
+
+std::string describe(const Manifest::ShardFile& file) {
+  if (file.host.empty()) return file.name;
+  return fmt::format("{} (written on {})", file.name, file.host);
+}
+
+enum Found : int64_t { kNothing, kHeader, kFile };
+
+// What a rank's own disk has to load.
+struct Finding {
+  std::string name;   // of the checkpoint's folder; empty: the directory itself
+  std::string text;   // its manifest
+  int64_t step = -1;  // -1: nothing
+};
+
+Finding find_on_own_disk(const std::string& directory, const std::string& tag) {
+  fs::path found;
+  try {
+    found = find_checkpoint(directory, tag);
+  } catch (const CheckpointError&) {
+    return {};  // another rank may have it
+  }
+  Finding own;
+  if (found != fs::canonical(directory)) own.name = found.filename().string();
+  const fs::path path = found / kManifestName;
+  own.text = read_text(path, kMaxManifestNbytes);
+  own.step = decode_manifest(own.text, path.string()).progress.step_count;
+  return own;
+}
+
+// One rank's finding, on all ranks.
+struct Shared {
+  int rank = 0;
+  fs::path folder;
+  std::string text;
+  Manifest manifest;
+};
+
+Shared share_finding(Communicator& comm, Stream& stream, const Finding& own,
+                     const std::string& directory, int source) {
+  const std::string name = share_text(comm, stream, own.name, source);
+  Shared shared{.rank = source,
+                .folder = name.empty() ? fs::path(directory) : fs::path(directory) / name,
+                .text = share_text(comm, stream, own.text, source)};
+  shared.manifest = decode_manifest(shared.text, (shared.folder / kManifestName).string());
+  return shared;
+}
+
+// The lowest rank of each step after `step`, the last step first.
+std::vector<int> ranks_after(const std::vector<int64_t>& steps, int64_t step) {
+  std::map<int64_t, int, std::greater<>> ranks;
+  for (size_t rank = 0; rank < steps.size(); ++rank) {
+    if (steps[rank] > step) ranks.emplace(steps[rank], static_cast<int>(rank));
+  }
+  std::vector<int> found;
+  found.reserve(ranks.size());
+  for (const auto& [_, rank] : ranks) found.push_back(rank);
+  return found;
+}
+
+// Files of a checkpoint that no rank sees.
+std::vector<std::string> missing_files(Agreement& agreement, const Shared& shared) {
+  std::vector<int64_t> own;
+  for (const Manifest::ShardFile& file : shared.manifest.shards) {
+    own.push_back(path_exists(shared.folder / file.name) ? 1 : 0);
+  }
+  const auto words = words_of_all(agreement, own);
+  std::vector<std::string> missing;
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (first(words[i], [](int64_t word) { return word != 0; })) continue;
+    missing.push_back(describe(shared.manifest.shards[i]));
+  }
+  return missing;
+}
+
+void tell_newer(const Logger& logger, const Shared& newer, const Shared& older,
+                const std::vector<std::string>& missing) {
+  const auto name = [](const Shared& shared) {
+    return fmt::format("{} (step {})", shared.folder.filename().string(),
+                       shared.manifest.progress.step_count);
+  };
+  if (missing.empty()) {
+    logger.warning("rank {}'s host has {}, that of a lower rank only {}: the newer one is loaded",
+                   newer.rank, name(newer), name(older));
+  } else {
+    logger.warning("rank {}'s host has {}, but no rank of this job finds {}: {} is loaded",
+                   newer.rank, name(newer), fmt::join(missing, ", "), name(older));
+  }
 }
 
 }  // namespace
@@ -110,56 +221,6 @@ std::string share_text(Communicator& comm, Stream& stream, const std::string& te
   return all;
 }
 
-namespace {
-
-// One word of every rank for each file, in a table.
-class Words {
- public:
-  Words(Agreement& agreement, const std::vector<int64_t>& own)
-      : ranks_(agreement.world_size()), files_(own.size()), all_(agreement.gather(own)) {}
-
-  int64_t of(int rank, size_t file) const {
-    return all_[static_cast<size_t>(rank) * files_ + file];
-  }
-  // The lowest rank for whose word `is_wanted` holds.
-  template <typename Wanted>
-  std::optional<int> first(size_t file, const Wanted& is_wanted) const {
-    for (int rank = 0; rank < ranks_; ++rank) {
-      if (is_wanted(of(rank, file))) return rank;
-    }
-    return std::nullopt;
-  }
-  // True if it holds for a rank that sees the same disk.
-  template <typename Wanted>
-  bool any_beside(const Disks& disks, int leader, size_t file, const Wanted& is_wanted) const {
-    for (int rank = 0; rank < ranks_; ++rank) {
-      if (disks.leader_of(rank) == leader && is_wanted(of(rank, file))) return true;
-    }
-    return false;
-  }
-
- private:
-  const int ranks_;
-  const size_t files_;
-  const std::vector<int64_t> all_;
-};
-
-[[noreturn]] void fail_missing(const fs::path& folder, const std::vector<std::string>& files) {
-  fail<CheckpointError>(
-      "{}: no rank of this job finds {}: start a rank on every host that saved, or save to a file "
-      "system that all share",
-      folder.string(), fmt::join(files, ", "));
-}
-
-std::string describe(const Manifest::ShardFile& file) {
-  if (file.host.empty()) return file.name;
-  return fmt::format("{} (written on {})", file.name, file.host);
-}
-
-enum Found : int64_t { kNothing, kHeader, kFile };
-
-}  // namespace
-
 void bring_headers(Agreement& agreement, const Disks& disks, const Manifest& manifest,
                    const fs::path& folder) {
   std::vector<Manifest::ShardFile> files = manifest.shards;
@@ -169,20 +230,20 @@ void bring_headers(Agreement& agreement, const Disks& disks, const Manifest& man
     const bool header = path_exists(header_path(folder / file.name));
     own.push_back(path_exists(folder / file.name) ? kFile : header ? kHeader : kNothing);
   }
-  const Words found(agreement, own);
+  const auto found = words_of_all(agreement, own);
   std::vector<std::string> missing;
   for (size_t i = 0; i < files.size(); ++i) {
-    if (!found.first(i, [](int64_t word) { return word == kNothing; })) continue;
+    if (!first(found[i], [](int64_t word) { return word == kNothing; })) continue;
     const bool is_whole = i == manifest.shards.size();
-    const auto source = found.first(
-        i, [&](int64_t word) { return word == kFile || (word == kHeader && !is_whole); });
+    const auto source = first(
+        found[i], [&](int64_t word) { return word == kFile || (word == kHeader && !is_whole); });
     if (!source) {
       missing.push_back(describe(files[i]));
       continue;
     }
     const fs::path path = folder / files[i].name;
     const fs::path header = header_path(path);
-    disks.copy({.from = found.of(*source, i) == kFile ? path : header,
+    disks.copy({.from = found[i][static_cast<size_t>(*source)] == kFile ? path : header,
                 .source = *source,
                 .nbytes = is_whole ? files[i].nbytes : files[i].header_nbytes,
                 .to = is_whole ? path : header,
@@ -201,12 +262,12 @@ void bring_files(Agreement& agreement, const Disks& disks,
     own.push_back(path_exists(folder / files[i].name) ? kHas : needed[i] ? kNeeds : 0);
   }
   const auto needs = [](int64_t word) { return word == kNeeds; };
-  const Words words(agreement, own);
+  const auto words = words_of_all(agreement, own);
   std::vector<std::pair<size_t, int>> copies;  // file, source
   std::vector<std::string> missing;
   for (size_t i = 0; i < needed.size(); ++i) {
-    if (!words.first(i, needs)) continue;
-    const auto source = words.first(i, [](int64_t word) { return word == kHas; });
+    if (!first(words[i], needs)) continue;
+    const auto source = first(words[i], [](int64_t word) { return word == kHas; });
     if (source) copies.emplace_back(i, *source);
     if (!source) missing.push_back(describe(files[i]));
   }
@@ -214,99 +275,17 @@ void bring_files(Agreement& agreement, const Disks& disks,
   const int leader = disks.leader_of(agreement.rank());
   for (const auto& [i, source] : copies) {
     const fs::path path = folder / files[i].name;
+    bool is_wanted = false;  // by a rank that sees this rank's disk
+    for (int rank = 0; rank < agreement.world_size(); ++rank) {
+      is_wanted |= disks.leader_of(rank) == leader && needs(words[i][static_cast<size_t>(rank)]);
+    }
     disks.copy({.from = path,
                 .source = source,
                 .nbytes = files[i].nbytes,
                 .to = path,
-                .is_wanted = words.any_beside(disks, leader, i, needs)});
+                .is_wanted = is_wanted});
   }
 }
-
-namespace {
-
-// What a rank's own disk has to load.
-struct Finding {
-  std::string name;   // of the checkpoint's folder; empty: the directory itself
-  std::string text;   // its manifest
-  int64_t step = -1;  // -1: nothing
-};
-
-Finding find_on_own_disk(const std::string& directory, const std::string& tag) {
-  fs::path found;
-  try {
-    found = find_checkpoint(directory, tag);
-  } catch (const CheckpointError&) {
-    return {};  // another rank may have it
-  }
-  Finding own;
-  if (found != fs::canonical(directory)) own.name = found.filename().string();
-  const fs::path path = found / kManifestName;
-  own.text = read_text(path, kMaxManifestNbytes);
-  own.step = decode_manifest(own.text, path.string()).progress.step_count;
-  return own;
-}
-
-// One rank's finding, on all ranks.
-struct Shared {
-  int rank = 0;
-  fs::path folder;
-  std::string text;
-  Manifest manifest;
-};
-
-Shared share_finding(Communicator& comm, Stream& stream, const Finding& own,
-                     const std::string& directory, int source) {
-  const std::string name = share_text(comm, stream, own.name, source);
-  Shared shared{.rank = source,
-                .folder = name.empty() ? fs::path(directory) : fs::path(directory) / name,
-                .text = share_text(comm, stream, own.text, source)};
-  shared.manifest = decode_manifest(shared.text, (shared.folder / kManifestName).string());
-  return shared;
-}
-
-// The lowest rank of each step after `step`, the last step first.
-std::vector<int> ranks_after(const std::vector<int64_t>& steps, int64_t step) {
-  std::map<int64_t, int, std::greater<>> ranks;
-  for (size_t rank = 0; rank < steps.size(); ++rank) {
-    if (steps[rank] > step) ranks.emplace(steps[rank], static_cast<int>(rank));
-  }
-  std::vector<int> found;
-  found.reserve(ranks.size());
-  for (const auto& [_, rank] : ranks) found.push_back(rank);
-  return found;
-}
-
-// Files of a checkpoint that no rank sees.
-std::vector<std::string> missing_files(Agreement& agreement, const Shared& shared) {
-  std::vector<int64_t> own;
-  for (const Manifest::ShardFile& file : shared.manifest.shards) {
-    own.push_back(path_exists(shared.folder / file.name) ? 1 : 0);
-  }
-  const Words words(agreement, own);
-  std::vector<std::string> missing;
-  for (size_t i = 0; i < own.size(); ++i) {
-    if (words.first(i, [](int64_t word) { return word != 0; })) continue;
-    missing.push_back(describe(shared.manifest.shards[i]));
-  }
-  return missing;
-}
-
-void tell_newer(const Logger& logger, const Shared& newer, const Shared& older,
-                const std::vector<std::string>& missing) {
-  const auto name = [](const Shared& shared) {
-    return fmt::format("{} (step {})", shared.folder.filename().string(),
-                       shared.manifest.progress.step_count);
-  };
-  if (missing.empty()) {
-    logger.warning("rank {}'s host has {}, that of a lower rank only {}: the newer one is loaded",
-                   newer.rank, name(newer), name(older));
-  } else {
-    logger.warning("rank {}'s host has {}, but no rank of this job finds {}: {} is loaded",
-                   newer.rank, name(newer), fmt::join(missing, ", "), name(older));
-  }
-}
-
-}  // namespace
 
 std::string share_checkpoint(EngineStates& engine, Communicator& comm, const std::string& directory,
                              const std::string& tag) {

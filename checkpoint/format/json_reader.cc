@@ -1,12 +1,8 @@
 #include "checkpoint/format/json_reader.h"
 
-#include <array>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "checkpoint/files/file.h"
 #include "core/check.h"

@@ -36,9 +36,7 @@ class JsonReader {
   // A shape whose size in bytes, with `element_nbytes` per element, fits in an int64.
   std::vector<int64_t> shape(const char* key, size_t element_nbytes) const;
 
-  // The member that is an object.
   JsonReader object(const char* key) const { return {member(key), file_, key}; }
-  // Calls body(reader) for each object of the array.
   template <typename Body>
   void for_each(const char* key, const Body& body) const {
     int64_t index = 0;
@@ -50,7 +48,6 @@ class JsonReader {
 
  private:
   const nlohmann::json& member(const char* key) const;
-  // The member of a kind.
   using Is = bool (nlohmann::json::*)() const;
   const nlohmann::json& member(const char* key, Is is, std::string_view expected) const;
   [[noreturn]] void fail_member(const char* key, std::string_view expected) const;

@@ -1,11 +1,9 @@
 #include "checkpoint/format/manifest.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <string>
 #include <unordered_map>
 
 #include "checkpoint/files/file.h"

@@ -54,7 +54,6 @@ inline constexpr int kFormatVersion = 4;
 inline constexpr uint64_t kMaxManifestNbytes = uint64_t{1} << 28;
 inline constexpr uint64_t kMaxClientStateNbytes = uint64_t{1} << 26;  // JSON may double it
 
-// Returns the optimizer states of a parameter.
 using StatesOf = std::function<std::span<const StateSpec>(ParameterId)>;
 
 // The manifest of a model: its parameters and their states.

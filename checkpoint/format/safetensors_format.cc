@@ -5,12 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <string_view>
 #include <tuple>
 #include <unordered_set>
-#include <utility>
 
 #include "checkpoint/format/json_reader.h"
 #include "core/check.h"

@@ -1,9 +1,7 @@
 #include "checkpoint/format/shard_file.h"
 
-#include <algorithm>
 #include <bit>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 #include "checkpoint/files/file.h"
@@ -34,6 +32,19 @@ std::vector<uint64_t> take_hashes(std::string_view& text, uint64_t chunks, const
     text.remove_prefix(kHexDigits);
   }
   return hashes;
+}
+
+static_assert(std::endian::native == std::endian::little, "the format is little-endian");
+
+std::optional<int64_t> parse_count(std::string_view text) {
+  const bool canonical = text == "0" || !text.starts_with('0');
+  return canonical ? parse_number<int64_t>(text, 0) : std::nullopt;
+}
+
+// The parameter's own where the tensor holds all of it, for those who look at the file.
+std::vector<int64_t> shape_of(const ParameterSpec& spec, const TensorView& data) {
+  if (data.numel == spec.numel()) return spec.shape;
+  return {data.numel};
 }
 
 }  // namespace
@@ -80,23 +91,6 @@ std::vector<HashedTensor> decode_hashed_header(std::string_view bytes, uint64_t 
   }
   return tensors;
 }
-
-namespace {
-
-static_assert(std::endian::native == std::endian::little, "the format is little-endian");
-
-std::optional<int64_t> parse_count(std::string_view text) {
-  const bool canonical = text == "0" || !text.starts_with('0');
-  return canonical ? parse_number<int64_t>(text, 0) : std::nullopt;
-}
-
-// The parameter's own where the tensor holds all of it, for those who look at the file.
-std::vector<int64_t> shape_of(const ParameterSpec& spec, const TensorView& data) {
-  if (data.numel == spec.numel()) return spec.shape;
-  return {data.numel};
-}
-
-}  // namespace
 
 std::string ShardInterval::name() const {
   return fmt::format("{}.{}[{}:{}]", parameter, kind, begin, end);

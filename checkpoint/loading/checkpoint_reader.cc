@@ -3,14 +3,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <optional>
-#include <string>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "checkpoint/files/file.h"
 #include "checkpoint/files/layout.h"
@@ -31,6 +28,38 @@ using Record = CheckpointReader::Record;
 
 auto key_of(const Record& record) {
   return std::tuple(record.parameter, record.kind, record.begin);
+}
+
+uint64_t nbytes_of(const Manifest& manifest) {
+  uint64_t nbytes = 0;
+  for (const Manifest::ShardFile& shard : manifest.shards) nbytes += shard.nbytes;
+  return nbytes + (manifest.buffers ? manifest.buffers->nbytes : 0);
+}
+
+void verify_records(const CheckpointReader& checkpoint,
+                    const std::function<void(uint64_t nbytes)>& progress) {
+  std::vector<const Record*> records;
+  for (const Record& record : checkpoint.records()) records.push_back(&record);
+  sort_by_place(records);
+  Workers workers(kReadingThreads);
+  const std::shared_ptr<Device> host = make_cpu_device();
+  RunReader(checkpoint, *host, workers, ReadPath::direct)
+      .read(runs_of(records), {.done = progress});
+  for (size_t i = 0; i < checkpoint.buffers().size(); ++i) {
+    std::vector<std::byte> bytes(checkpoint.buffers()[i].nbytes);
+    checkpoint.read_buffer(i, bytes);
+  }
+}
+
+std::string verify_folder(const fs::path& folder, const VerifyProgress& progress) {
+  const CheckpointReader checkpoint(folder);
+  const Manifest& manifest = checkpoint.manifest();
+  const uint64_t nbytes = nbytes_of(manifest);
+  verify_records(checkpoint, [&](uint64_t read) { progress(folder.string(), read, nbytes); });
+  return fmt::format(
+      "{}: ok: step {}, {} parameters of {} elements, {} bytes in {} files, saved by zerorun {}",
+      folder.string(), manifest.progress.step_count, manifest.parameters.size(), manifest.numel(),
+      nbytes, manifest.shards.size() + (manifest.buffers ? 1 : 0), manifest.zerorun_version);
 }
 
 }  // namespace
@@ -61,11 +90,7 @@ CheckpointReader::CheckpointReader(fs::path folder) : folder_(std::move(folder))
   std::sort(records_.begin(), records_.end(),
             [](const Record& a, const Record& b) { return key_of(a) < key_of(b); });
   check_coverage();
-  add_buffers();
-}
-
-File CheckpointReader::open(int shard) const {
-  return open(manifest_.shards[static_cast<size_t>(shard)]);
+  if (manifest_.buffers) buffers_ = read_header(*manifest_.buffers);
 }
 
 File CheckpointReader::open(const Manifest::ShardFile& entry) const {
@@ -138,11 +163,6 @@ void CheckpointReader::add_records(int shard, const Names& names) {
                           .hash = tensor.hashes[chunk]});
     }
   }
-}
-
-void CheckpointReader::add_buffers() {
-  if (!manifest_.buffers) return;
-  buffers_ = read_header(*manifest_.buffers);
 }
 
 void CheckpointReader::read_buffer(size_t index, std::span<std::byte> out) const {
@@ -245,42 +265,6 @@ std::string CheckpointReader::describe(const Record& record) const {
                      manifest_.parameters[static_cast<size_t>(record.parameter)].name,
                      kind_name(record.kind));
 }
-
-namespace {
-
-uint64_t nbytes_of(const Manifest& manifest) {
-  uint64_t nbytes = 0;
-  for (const Manifest::ShardFile& shard : manifest.shards) nbytes += shard.nbytes;
-  return nbytes + (manifest.buffers ? manifest.buffers->nbytes : 0);
-}
-
-void verify_records(const CheckpointReader& checkpoint,
-                    const std::function<void(uint64_t nbytes)>& progress) {
-  std::vector<const Record*> records;
-  for (const Record& record : checkpoint.records()) records.push_back(&record);
-  sort_by_place(records);
-  Workers workers(kReadingThreads);
-  const std::shared_ptr<Device> host = make_cpu_device();
-  RunReader(checkpoint, *host, workers, ReadPath::direct)
-      .read(runs_of(records), {.done = progress});
-  for (size_t i = 0; i < checkpoint.buffers().size(); ++i) {
-    std::vector<std::byte> bytes(checkpoint.buffers()[i].nbytes);
-    checkpoint.read_buffer(i, bytes);
-  }
-}
-
-std::string verify_folder(const fs::path& folder, const VerifyProgress& progress) {
-  const CheckpointReader checkpoint(folder);
-  const Manifest& manifest = checkpoint.manifest();
-  const uint64_t nbytes = nbytes_of(manifest);
-  verify_records(checkpoint, [&](uint64_t read) { progress(folder.string(), read, nbytes); });
-  return fmt::format(
-      "{}: ok: step {}, {} parameters of {} elements, {} bytes in {} files, saved by zerorun {}",
-      folder.string(), manifest.progress.step_count, manifest.parameters.size(), manifest.numel(),
-      nbytes, manifest.shards.size() + (manifest.buffers ? 1 : 0), manifest.zerorun_version);
-}
-
-}  // namespace
 
 void verify_checkpoint(const std::string& directory,
                        const std::function<void(const std::string& line)>& report,

@@ -45,7 +45,7 @@ class CheckpointReader {
   std::span<const Record> records() const { return records_; }
   std::span<const Record> records_of(int parameter, int kind, int64_t begin, int64_t end) const;
 
-  File open(int shard) const;
+  File open(int shard) const { return open(manifest_.shards[static_cast<size_t>(shard)]); }
   // Throws CheckpointError unless `hash` is the hash of the record.
   void check_hash(const Record& record, uint64_t hash) const;
   // Reads out.size() bytes of the record, from its byte `offset` on.
@@ -62,7 +62,6 @@ class CheckpointReader {
   File open(const Manifest::ShardFile& entry) const;
   std::vector<HashedTensor> read_header(const Manifest::ShardFile& entry) const;
   void add_records(int shard, const Names& names);
-  void add_buffers();
   void check_coverage() const;
   std::string kind_name(int kind) const;
 

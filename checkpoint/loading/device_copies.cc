@@ -11,20 +11,21 @@ namespace {
 
 std::span<std::byte> bytes_of(TensorView view) { return {view.data, view.nbytes()}; }
 
-}  // namespace
-
-DeviceCopies::~DeviceCopies() {
-  if (blocks_[0].memory.data() != nullptr) drain(device_.inline_stream());
-}
-
+// Calls visit(offset, chunk) with consecutive parts of the view, each of at most a block.
 template <typename Visit>
-void DeviceCopies::for_each_chunk(TensorView view, const Visit& visit) {
+void for_each_chunk(TensorView view, const Visit& visit) {
   const size_t element = size_of(view.dtype);
-  const auto step = static_cast<int64_t>(kBlockNbytes / element);
+  const auto step = static_cast<int64_t>(DeviceCopies::kBlockNbytes / element);
   for (int64_t begin = 0; begin < view.numel; begin += step) {
     visit(static_cast<uint64_t>(begin) * element,
           view.slice(begin, std::min(step, view.numel - begin)));
   }
+}
+
+}  // namespace
+
+DeviceCopies::~DeviceCopies() {
+  if (blocks_[0].memory.data() != nullptr) drain(device_.inline_stream());
 }
 
 void DeviceCopies::complete(Block& block) {

@@ -44,9 +44,6 @@ class DeviceCopies {
     Use use;  // empty: the bytes were used, or are copied to the device
   };
 
-  // Calls visit(offset, chunk) with consecutive parts of the view, each of at most a block.
-  template <typename Visit>
-  static void for_each_chunk(TensorView view, const Visit& visit);
   // The oldest block, free for the next copy.
   Block& next_block();
   static void complete(Block& block);

@@ -1,11 +1,8 @@
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <cstddef>
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "checkpoint/format/manifest.h"
@@ -38,7 +35,8 @@ std::string states_of(const Manifest& manifest, const Parameter& parameter) {
 }
 
 // Names the difference of a parameter that both have; empty when it fits.
-std::string difference_of(const Parameter& saved, const Parameter& ours) {
+std::string difference_of(const Manifest& saved_model, const Parameter& saved,
+                          const Manifest& our_model, const Parameter& ours) {
   if (saved.alias_of != ours.alias_of) {
     return fmt::format("{} is {}, in this model {}", ours.name, tied(saved), tied(ours));
   }
@@ -54,7 +52,11 @@ std::string difference_of(const Parameter& saved, const Parameter& ours) {
   if (saved.trainable != ours.trainable) {
     return fmt::format("{} is {}, in this model {}", ours.name, trained(saved), trained(ours));
   }
-  return {};
+  const std::string states = states_of(saved_model, saved);
+  const std::string own = states_of(our_model, ours);
+  if (states == own) return {};
+  return fmt::format("optimizer states of {} are [{}], this optimizer's are [{}]", ours.name,
+                     states, own);
 }
 
 // True for "model.h.0.weight" and "h.0.weight", as wrappers make of a name.
@@ -68,68 +70,6 @@ std::string meant_by(const std::string& name, const std::vector<std::string>& ca
   return nearest.empty() ? std::string() : fmt::format(" (nearest: {})", nearest);
 }
 
-// The differences between two lists of parameters.
-class Comparison {
- public:
-  Comparison(const Manifest& saved, const Manifest& engine) : saved_(saved), engine_(engine) {
-    for (const Parameter& parameter : saved.parameters) unmatched_[parameter.name] = &parameter;
-    for (const Parameter& ours : engine.parameters) {
-      const auto found = unmatched_.find(ours.name);
-      if (found == unmatched_.end()) {
-        only_ours_.push_back(ours.name);
-        continue;
-      }
-      compare(*found->second, ours);
-      unmatched_.erase(found);
-    }
-    for (const Parameter& parameter : saved.parameters) {
-      if (unmatched_.contains(parameter.name)) only_saved_.push_back(parameter.name);
-    }
-  }
-
-  // Counts them and names the first. `strict`: parameters that only one of the two has
-  // count.
-  size_t count(bool strict) const {
-    return differences_.size() + (strict ? only_ours_.size() + only_saved_.size() : 0);
-  }
-  std::vector<std::string> first(size_t most, bool strict) const {
-    std::vector<std::string> all(
-        differences_.begin(),
-        differences_.begin() + static_cast<std::ptrdiff_t>(std::min(most, differences_.size())));
-    if (!strict) return all;
-    for (const std::string& name : only_ours_) {
-      if (all.size() == most) return all;
-      all.push_back(fmt::format("it has no parameter {}, which this model has{}", name,
-                                meant_by(name, only_saved_)));
-    }
-    for (const std::string& name : only_saved_) {
-      if (all.size() == most) return all;
-      all.push_back(fmt::format("it has the parameter {}, which this model lacks{}", name,
-                                meant_by(name, only_ours_)));
-    }
-    return all;
-  }
-
- private:
-  void compare(const Parameter& saved, const Parameter& ours) {
-    std::string difference = difference_of(saved, ours);
-    const std::string states = states_of(saved_, saved);
-    const std::string own = states_of(engine_, ours);
-    if (difference.empty() && states != own) {
-      difference = fmt::format("optimizer states of {} are [{}], this optimizer's are [{}]",
-                               ours.name, states, own);
-    }
-    if (!difference.empty()) differences_.push_back(std::move(difference));
-  }
-
-  const Manifest& saved_;
-  const Manifest& engine_;
-  std::unordered_map<std::string_view, const Parameter*> unmatched_;
-  std::vector<std::string> only_ours_;
-  std::vector<std::string> only_saved_;
-  std::vector<std::string> differences_;
-};
-
 }  // namespace
 
 std::string nearest_parameter(const std::string& name, const std::vector<std::string>& candidates) {
@@ -142,9 +82,41 @@ std::string nearest_parameter(const std::string& name, const std::vector<std::st
 void check_same_model(const Manifest& saved, const Manifest& engine, std::string_view checkpoint,
                       bool strict) {
   constexpr size_t kShown = 20;
-  const Comparison comparison(saved, engine);
-  std::vector<std::string> problems = comparison.first(kShown, strict);
-  const size_t hidden = comparison.count(strict) - problems.size();
+  std::vector<std::string> problems;  // the first of them
+  size_t count = 0;
+  const auto add = [&](const auto& describe) {
+    if (count++ < kShown) problems.push_back(describe());
+  };
+  std::unordered_map<std::string_view, const Parameter*> unmatched;
+  for (const Parameter& parameter : saved.parameters) unmatched[parameter.name] = &parameter;
+  std::vector<std::string> only_ours;
+  std::vector<std::string> only_saved;
+  for (const Parameter& ours : engine.parameters) {
+    const auto found = unmatched.find(ours.name);
+    if (found == unmatched.end()) {
+      only_ours.push_back(ours.name);
+      continue;
+    }
+    const std::string difference = difference_of(saved, *found->second, engine, ours);
+    if (!difference.empty()) add([&] { return difference; });
+    unmatched.erase(found);
+  }
+  for (const Parameter& parameter : saved.parameters) {
+    if (unmatched.contains(parameter.name)) only_saved.push_back(parameter.name);
+  }
+  for (const std::string& name : strict ? only_ours : std::vector<std::string>()) {
+    add([&] {
+      return fmt::format("it has no parameter {}, which this model has{}", name,
+                         meant_by(name, only_saved));
+    });
+  }
+  for (const std::string& name : strict ? only_saved : std::vector<std::string>()) {
+    add([&] {
+      return fmt::format("it has the parameter {}, which this model lacks{}", name,
+                         meant_by(name, only_ours));
+    });
+  }
+  const size_t hidden = count - problems.size();
   if (saved.groups.size() != engine.groups.size()) {
     problems.push_back(fmt::format("it has {} parameter groups, this run {}", saved.groups.size(),
                                    engine.groups.size()));

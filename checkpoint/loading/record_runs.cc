@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstring>
 #include <exception>
-#include <mutex>
 #include <utility>
 
 #include "checkpoint/files/file.h"

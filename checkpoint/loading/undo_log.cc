@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <utility>
-#include <vector>
 
 #include "os/page_pool.h"
 #include "zerorun/error.h"
@@ -14,6 +12,20 @@ namespace zerorun {
 namespace {
 
 constexpr size_t kPageNbytes = 4096;  // the system provides at least one when it is written
+
+bool is_zero(std::span<const std::byte> bytes) {
+  static constexpr std::array<std::byte, 4096> kZeros{};
+  while (!bytes.empty()) {
+    const size_t nbytes = std::min(bytes.size(), kZeros.size());
+    if (std::memcmp(bytes.data(), kZeros.data(), nbytes) != 0) return false;
+    bytes = bytes.subspan(nbytes);
+  }
+  return true;
+}
+
+TensorView view_at(std::byte* data, size_t nbytes) {
+  return {data, static_cast<int64_t>(nbytes), DType::uint8};
+}
 
 }  // namespace
 
@@ -65,24 +77,6 @@ std::span<std::byte> SpareMemory::take(size_t nbytes) {
   free_ = free_.subspan(nbytes);
   return memory;
 }
-
-namespace {
-
-bool is_zero(std::span<const std::byte> bytes) {
-  static constexpr std::array<std::byte, 4096> kZeros{};
-  while (!bytes.empty()) {
-    const size_t nbytes = std::min(bytes.size(), kZeros.size());
-    if (std::memcmp(bytes.data(), kZeros.data(), nbytes) != 0) return false;
-    bytes = bytes.subspan(nbytes);
-  }
-  return true;
-}
-
-TensorView view_at(std::byte* data, size_t nbytes) {
-  return {data, static_cast<int64_t>(nbytes), DType::uint8};
-}
-
-}  // namespace
 
 bool UndoLog::keep(std::byte* to, size_t nbytes) {
   // Otherwise is_zero() would map zero pages where nothing was ever written, after which each small

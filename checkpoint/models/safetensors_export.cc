@@ -2,7 +2,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <string_view>
 #include <system_error>
 #include <unordered_map>
 #include <vector>
@@ -40,163 +39,115 @@ SafetensorsMetadata parse_metadata(const std::string& metadata_json) {
   return metadata;
 }
 
-// One export. Methods without a rank in their name run on every rank.
-class Export {
- public:
-  Export(EngineStates& engine, Agreement& agreement, const std::string& path)
-      : engine_(engine), agreement_(agreement), path_(path) {}
-
-  // Decides where in the file each parameter goes.
-  void plan(const std::vector<ExportTensor>& tensors, const std::string& metadata_json);
-  void agree_on_name();
-  void create_on_rank_0();
-  // Writes what this rank holds.
-  void write();
-  void check_complete();
-  void commit_on_rank_0();
-  void discard_on_rank_0() noexcept;
-
- private:
-  // Throws ConfigError when the model has no such parameter.
-  ParameterId find(const ExportTensor& tensor) const;
-  SafetensorsEntry entry_of(const ExportTensor& tensor);
-  DType dtype_of(ParameterId id) const;
-
-  EngineStates& engine_;
-  Agreement& agreement_;
-  fs::path path_;
-  fs::path folder_;
-  fs::path temporary_;
-  std::string header_;
-  uint64_t nbytes_ = 0;   // of the file
-  uint64_t written_ = 0;  // tensor bytes by this rank
-  uint64_t id_ = 0;
-  std::unordered_map<std::string, ParameterId> ids_;  // by name
+// The file of an export, and where in it the values of each parameter go.
+struct Plan {
+  fs::path path;
+  fs::path folder;
+  fs::path temporary;
+  std::string header;
+  uint64_t nbytes = 0;  // of the file
   // The offsets of each parameter's copies in the file: tied parameters may be stored twice.
-  std::unordered_map<ParameterId, std::vector<uint64_t>> places_;
+  std::unordered_map<ParameterId, std::vector<uint64_t>> places;
 };
 
-ParameterId Export::find(const ExportTensor& tensor) const {
-  const auto found = ids_.find(tensor.parameter);
-  if (found != ids_.end()) return found->second;
-  fail<ConfigError>("safetensors tensor '{}': the model has no parameter named {}", tensor.name,
-                    tensor.parameter);
+DType dtype_of(const EngineStates& engine, const ParameterSpec& parameter) {
+  return parameter.dtype.value_or(engine.param_dtype());
 }
 
-DType Export::dtype_of(ParameterId id) const {
-  return engine_.parameters()[static_cast<size_t>(id)].dtype.value_or(engine_.param_dtype());
-}
-
-SafetensorsEntry Export::entry_of(const ExportTensor& tensor) {
-  const ParameterId id = find(tensor);
-  const ParameterSpec& parameter = engine_.parameters()[static_cast<size_t>(id)];
-  const size_t element = size_of(dtype_of(id));
-  const int64_t numel = checked_numel(tensor.shape, element);
+// Throws ConfigError when the tensor is not the parameter's.
+SafetensorsEntry entry_of(const ExportTensor& tensor, const ParameterSpec& parameter, DType dtype) {
+  const int64_t numel = checked_numel(tensor.shape, size_of(dtype));
   if (numel != parameter.numel()) {
     fail<ConfigError>("safetensors tensor '{}' has {} elements; parameter '{}' has {}", tensor.name,
                       numel, tensor.parameter, parameter.numel());
   }
   return {.name = tensor.name,
-          .dtype_name = std::string(safetensors_name_of(dtype_of(id))),
+          .dtype_name = std::string(safetensors_name_of(dtype)),
           .shape = tensor.shape,
-          .nbytes = static_cast<uint64_t>(numel) * element};
+          .nbytes = static_cast<uint64_t>(numel) * size_of(dtype)};
 }
 
-void Export::plan(const std::vector<ExportTensor>& tensors, const std::string& metadata_json) {
-  if (!path_.has_filename()) fail<ConfigError>("'{}' does not name a file", path_.string());
-  path_ = follow_links(path_);
-  folder_ = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
-  id_ = random_id();
-  for (const ParameterSpec& spec : engine_.parameters()) {
-    ids_.emplace(spec.name, static_cast<ParameterId>(ids_.size()));
+Plan make_plan(const EngineStates& engine, const std::string& path,
+               const std::vector<ExportTensor>& tensors, const std::string& metadata_json) {
+  Plan plan{.path = path};
+  if (!plan.path.has_filename()) fail<ConfigError>("'{}' does not name a file", path);
+  plan.path = follow_links(plan.path);
+  plan.folder = plan.path.has_parent_path() ? plan.path.parent_path() : fs::path(".");
+  const auto specs = engine.parameters();
+  std::unordered_map<std::string, ParameterId> ids;
+  for (const ParameterSpec& spec : specs) {
+    ids.emplace(spec.name, static_cast<ParameterId>(ids.size()));
   }
   std::vector<SafetensorsEntry> entries;
-  std::unordered_map<std::string, ParameterId> parameters;
+  std::unordered_map<std::string, ParameterId> owners;  // by name of the tensor
   for (const ExportTensor& tensor : tensors) {
-    entries.push_back(entry_of(tensor));
-    const ParameterId id = find(tensor);
-    const std::string& owner = engine_.parameters()[static_cast<size_t>(id)].alias_of;
-    parameters[tensor.name] = owner.empty() ? id : ids_.at(owner);
+    const auto found = ids.find(tensor.parameter);
+    if (found == ids.end()) {
+      fail<ConfigError>("safetensors tensor '{}': the model has no parameter named {}", tensor.name,
+                        tensor.parameter);
+    }
+    const ParameterSpec& spec = specs[static_cast<size_t>(found->second)];
+    entries.push_back(entry_of(tensor, spec, dtype_of(engine, spec)));
+    owners[tensor.name] = spec.alias_of.empty() ? found->second : ids.at(spec.alias_of);
   }
   std::sort(entries.begin(), entries.end(),
             [](const auto& a, const auto& b) { return a.name < b.name; });
-  header_ = encode_safetensors_header(entries, parse_metadata(metadata_json));
-  nbytes_ = header_.size();
+  plan.header = encode_safetensors_header(entries, parse_metadata(metadata_json));
+  plan.nbytes = plan.header.size();
   for (const SafetensorsEntry& entry : entries) {
-    places_[parameters.at(entry.name)].push_back(entry.begin);
-    nbytes_ += entry.nbytes;
+    plan.places[owners.at(entry.name)].push_back(entry.begin);
+    plan.nbytes += entry.nbytes;
   }
+  return plan;
 }
 
-void Export::agree_on_name() {
-  id_ = static_cast<uint64_t>(agreement_.broadcast(static_cast<int64_t>(id_)));
-  temporary_ = temporary_path(path_, id_);
-}
-
-void Export::create_on_rank_0() {
-  if (agreement_.rank() != 0) return;
-  create_folders(folder_);
-  remove_leftovers_of(path_);
-  if (fs::is_directory(path_)) fail<IoError>("cannot write {}: it is a folder", path_.string());
-  if (fs::exists(path_) && !fs::is_regular_file(path_)) {
-    fail<IoError>("cannot write {}: it is no regular file, which all ranks could write to",
-                  path_.string());
+// On rank 0.
+void create(const Plan& plan) {
+  const std::string path = plan.path.string();
+  create_folders(plan.folder);
+  remove_leftovers_of(plan.path);
+  if (fs::is_directory(plan.path)) fail<IoError>("cannot write {}: it is a folder", path);
+  if (fs::exists(plan.path) && !fs::is_regular_file(plan.path)) {
+    fail<IoError>("cannot write {}: it is no regular file, which all ranks could write to", path);
   }
-  const uint64_t available = free_space(folder_).value_or(nbytes_);
-  if (available < nbytes_) {
-    fail<IoError>("cannot write {}: it needs {} bytes, {} has {} free", path_.string(), nbytes_,
-                  folder_.string(), available);
+  const uint64_t available = free_space(plan.folder).value_or(plan.nbytes);
+  if (available < plan.nbytes) {
+    fail<IoError>("cannot write {}: it needs {} bytes, {} has {} free", path, plan.nbytes,
+                  plan.folder.string(), available);
   }
-  File file = File::create(temporary_);
-  copy_permissions(path_, file.descriptor());
-  file.resize(nbytes_);
-  file.write(0, std::as_bytes(std::span(header_)));
+  File file = File::create(plan.temporary);
+  copy_permissions(plan.path, file.descriptor());
+  file.resize(plan.nbytes);
+  file.write(0, std::as_bytes(std::span(plan.header)));
   file.sync();
 }
 
-void Export::write() {
-  if (!path_exists(temporary_)) {
+// Writes what this rank holds; returns how many bytes.
+uint64_t write(EngineStates& engine, const Plan& plan) {
+  if (!path_exists(plan.temporary)) {
     fail<IoError>("{} is not where rank 0 made it: all ranks must write to one file system",
-                  temporary_.string());
+                  plan.temporary.string());
   }
-  File file = File::open_to_write(temporary_);
-  DeviceCopies copies(engine_.device());
-  engine_.visit_states(StateAccess::read, [&](const StateInterval& interval) {
-    const auto places = places_.find(interval.parameter);
-    if (!interval.owned || places == places_.end()) return;
+  uint64_t written = 0;
+  File file = File::open_to_write(plan.temporary);
+  DeviceCopies copies(engine.device());
+  engine.visit_states(StateAccess::read, [&](const StateInterval& interval) {
+    const auto places = plan.places.find(interval.parameter);
+    if (!interval.owned || places == plan.places.end()) return;
+    const ParameterSpec& spec = engine.parameters()[static_cast<size_t>(interval.parameter)];
     const uint64_t skipped =
-        static_cast<uint64_t>(interval.begin) * size_of(dtype_of(interval.parameter));
+        static_cast<uint64_t>(interval.begin) * size_of(dtype_of(engine, spec));
     copies.download(interval.param, interval.param_on_host,
                     [&, skipped, places](uint64_t offset, std::span<const std::byte> bytes) {
                       for (const uint64_t begin : places->second) {
                         file.write(begin + skipped + offset, bytes);
-                        written_ += bytes.size();
+                        written += bytes.size();
                       }
                     });
   });
   copies.finish();
   file.sync();
-}
-
-void Export::check_complete() {
-  const int64_t written = agreement_.reduce(static_cast<int64_t>(written_), ReduceOp::sum);
-  agreement_.run("export: check", [&] {
-    ZR_CHECK(header_.size() + static_cast<uint64_t>(written) == nbytes_,
-             "the ranks wrote {} of {} bytes of {}", written, nbytes_ - header_.size(),
-             path_.string());
-  });
-}
-
-void Export::commit_on_rank_0() {
-  if (agreement_.rank() != 0) return;
-  rename_path(temporary_, path_);
-  sync_folder(folder_);
-}
-
-void Export::discard_on_rank_0() noexcept {
-  if (agreement_.rank() != 0) return;
-  std::error_code ignored;  // the next export tries again
-  fs::remove(temporary_, ignored);
+  return written;
 }
 
 }  // namespace
@@ -205,16 +156,31 @@ void export_safetensors(EngineStates& engine, Communicator& comm, const std::str
                         const std::vector<ExportTensor>& tensors,
                         const std::string& metadata_json) {
   Agreement agreement(comm, engine.device().inline_stream());
-  Export job(engine, agreement, path);
-  agreement.run("export: plan", [&] { job.plan(tensors, metadata_json); });
-  job.agree_on_name();
+  const bool is_first = agreement.rank() == 0;
+  Plan plan;
+  int64_t written = 0;
+  agreement.run("export: plan", [&] { plan = make_plan(engine, path, tensors, metadata_json); });
+  const int64_t id = agreement.broadcast(static_cast<int64_t>(random_id()));
+  plan.temporary = temporary_path(plan.path, static_cast<uint64_t>(id));
   try {
-    agreement.run("export: create", [&] { job.create_on_rank_0(); });
-    agreement.run("export: write", [&] { job.write(); });
-    job.check_complete();
-    agreement.run("export: commit", [&] { job.commit_on_rank_0(); });
+    agreement.run("export: create", [&] {
+      if (is_first) create(plan);
+    });
+    agreement.run("export: write", [&] { written = static_cast<int64_t>(write(engine, plan)); });
+    written = agreement.reduce(written, ReduceOp::sum);
+    agreement.run("export: check", [&] {
+      ZR_CHECK(plan.header.size() + static_cast<uint64_t>(written) == plan.nbytes,
+               "the ranks wrote {} of {} bytes of {}", written, plan.nbytes - plan.header.size(),
+               plan.path.string());
+    });
+    agreement.run("export: commit", [&] {
+      if (!is_first) return;
+      rename_path(plan.temporary, plan.path);
+      sync_folder(plan.folder);
+    });
   } catch (...) {
-    job.discard_on_rank_0();
+    std::error_code ignored;  // the next export tries again
+    if (is_first) fs::remove(plan.temporary, ignored);
     throw;
   }
 }

@@ -80,13 +80,47 @@ class BackgroundSave {
     keep_buffers();
     thread_.submit([this] { run(); });
   }
-  // Waits for the thread. Removes the files of a save that was not committed.
-  ~BackgroundSave();
+  // Makes the thread stop at the next piece, and waits for it. Removes the files of a save that was
+  // not committed.
+  ~BackgroundSave() {
+    queue_.close();
+    {
+      const std::scoped_lock lock(mutex_);
+      is_cancelled_ = true;
+      cancelled_.notify_all();
+    }
+    thread_.synchronize();
+  }
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
 
-  // Copies the engine's states. Returns when they may change again.
-  void take_snapshot(Device& device);
+  // Copies the engine's states. Returns when they may change again. The copies of a GPU follow each
+  // other without the host's help: the thread that writes waits for each.
+  void take_snapshot(Device& device) {
+    Stream& stream = device.inline_stream();
+    try {
+      save_.plan.read([&](size_t tensor, TensorView data, bool on_host) {
+        const auto element = static_cast<int64_t>(size_of(data.dtype));
+        const uint64_t place = save_.plan.tensors()[tensor].begin;
+        for (int64_t begin = 0; begin < data.numel;) {
+          const auto left = static_cast<size_t>((data.numel - begin) * element);
+          const auto offset = static_cast<uint64_t>(begin * element);
+          const auto room = queue_.reserve(std::min(left, kPieceNbytes), place + offset);
+          if (room.empty()) return;  // the thread has failed, and says why
+          const int64_t numel = static_cast<int64_t>(room.size()) / element;
+          device.download(stream, data.slice(begin, numel), room.data());
+          queue_.push({tensor, offset, room, stream.record()});
+          begin += numel;
+        }
+        if (on_host) stream.synchronize();  // it is there during the call only
+      });
+    } catch (...) {
+      drain(stream);  // the next save uses the memory
+      throw;
+    }
+    stream.synchronize();
+    queue_.finish();
+  }
 
   AsyncSaver::State state() const { return state_; }  // saved: committed
   std::string place() const { return save_.folder.place().string(); }
@@ -105,12 +139,98 @@ class BackgroundSave {
   }
 
  private:
-  void keep_buffers();
-  void copy_states(Device& device, Stream& stream);
-  void run() noexcept;
-  void write_file();
-  void commit();
-  Manifest::ShardFile wait_for_peer(int rank);
+  // Copies what the program may change before the thread has written it.
+  void keep_buffers() {
+    const std::vector<NamedTensor> given = std::exchange(options_.buffers, {});
+    if (comm_.rank() != 0) return;
+    size_t total = 0;
+    for (const NamedTensor& buffer : given) total += buffer.bytes.size();
+    buffer_bytes_.resize(total);
+    auto left = std::span(buffer_bytes_);
+    for (const NamedTensor& buffer : given) {
+      std::copy(buffer.bytes.begin(), buffer.bytes.end(), left.begin());
+      options_.buffers.push_back(
+          {buffer.name, buffer.dtype, buffer.shape, left.first(buffer.bytes.size())});
+      left = left.subspan(buffer.bytes.size());
+    }
+  }
+
+  void run() noexcept {
+    std::promise<void>* step = &written_;
+    try {
+      write_file();
+      written_.set_value();
+      step = &committed_;
+      if (comm_.rank() == 0 && !needs_all()) commit();
+      committed_.set_value();
+      state_ = AsyncSaver::State::saved;
+    } catch (...) {
+      queue_.close();
+      std::error_code ignored;
+      const fs::path path = save_.folder.shard(comm_.rank());
+      if (step == &written_) fs::rename(unfinished(path), given_up(path), ignored);
+      discard();
+      step->set_exception(std::current_exception());
+      state_ = AsyncSaver::State::failed;
+    }
+  }
+
+  void write_file() {
+    const fs::path path = save_.folder.shard(comm_.rank());
+    try {
+      save_.folder.check_seen();
+      ShardWriter writer(unfinished(path), save_.plan.tensors());
+      for (auto pieces = queue_.take(); !pieces.empty(); pieces = queue_.take()) {
+        for (const SnapshotQueue::Piece& piece : pieces) {
+          piece.copied.synchronize();
+          writer.write_in_place(piece.tensor, piece.offset, piece.bytes);
+        }
+        writer.flush();
+        queue_.release();
+      }
+      {
+        const std::scoped_lock lock(mutex_);
+        if (is_cancelled_) fail<IoError>("{} was not finished", save_.folder.place().string());
+      }
+      own_ = writer.finish();
+      if (comm_.rank() == 0) {
+        save_.manifest.buffers = write_buffers(save_.folder.buffers(), options_.buffers);
+      }
+      own_.name = path.filename().string();
+      rename_path(unfinished(path), path);
+    } catch (const IoError& error) {
+      fail<IoError>("{}; {}", error.what(), save_.folder.disk_use());
+    }
+  }
+
+  void commit() {
+    for (int rank = 0; rank < comm_.world_size(); ++rank) {
+      save_.manifest.shards.push_back(wait_for_peer(rank));
+    }
+    save_.folder.commit(save_.manifest, options_.update_latest);
+    save_.folder.remove_superfluous(options_.keep);
+  }
+
+  Manifest::ShardFile wait_for_peer(int rank) {
+    const fs::path path = save_.folder.shard(rank);
+    const auto deadline = std::chrono::steady_clock::now() + peer_timeout_;
+    std::unique_lock lock(mutex_);
+    while (!path_exists(path)) {
+      if (path_exists(given_up(path))) {
+        fail<IoError>("{} is not saved: rank {} could not write its part, and says why",
+                      save_.folder.place().string(), rank);
+      }
+      if (std::chrono::steady_clock::now() > deadline) {
+        fail<IoError>("{} is not saved: rank {} has not written {} within {:.0f} s",
+                      save_.folder.place().string(), rank, path.filename().string(),
+                      std::chrono::duration<double>(peer_timeout_).count());
+      }
+      if (cancelled_.wait_for(lock, kLook, [&] { return is_cancelled_; })) {
+        fail<IoError>("{} was not finished", save_.folder.place().string());
+      }
+    }
+    return describe_file(path);
+  }
 
   Communicator& comm_;
   SaveOptions options_;  // its buffers are rank 0's and are in `buffer_bytes_`
@@ -127,142 +247,6 @@ class BackgroundSave {
   bool is_cancelled_ = false;
   CpuStream& thread_;
 };
-
-// Copies what the program may change before the thread has written it.
-void BackgroundSave::keep_buffers() {
-  const std::vector<NamedTensor> given = std::exchange(options_.buffers, {});
-  if (comm_.rank() != 0) return;
-  size_t total = 0;
-  for (const NamedTensor& buffer : given) total += buffer.bytes.size();
-  buffer_bytes_.resize(total);
-  auto left = std::span(buffer_bytes_);
-  for (const NamedTensor& buffer : given) {
-    std::copy(buffer.bytes.begin(), buffer.bytes.end(), left.begin());
-    options_.buffers.push_back(
-        {buffer.name, buffer.dtype, buffer.shape, left.first(buffer.bytes.size())});
-    left = left.subspan(buffer.bytes.size());
-  }
-}
-
-// Makes the thread stop at the next piece.
-BackgroundSave::~BackgroundSave() {
-  queue_.close();
-  {
-    const std::scoped_lock lock(mutex_);
-    is_cancelled_ = true;
-    cancelled_.notify_all();
-  }
-  thread_.synchronize();
-}
-
-// The copies of a GPU follow each other without the host's help: the thread that writes waits for
-// each.
-void BackgroundSave::take_snapshot(Device& device) {
-  Stream& stream = device.inline_stream();
-  try {
-    copy_states(device, stream);
-  } catch (...) {
-    drain(stream);  // the next save uses the memory
-    throw;
-  }
-  stream.synchronize();
-  queue_.finish();
-}
-
-void BackgroundSave::copy_states(Device& device, Stream& stream) {
-  save_.plan.read([&](size_t tensor, TensorView data, bool on_host) {
-    const auto element = static_cast<int64_t>(size_of(data.dtype));
-    const uint64_t place = save_.plan.tensors()[tensor].begin;
-    for (int64_t begin = 0; begin < data.numel;) {
-      const auto left = static_cast<size_t>((data.numel - begin) * element);
-      const auto offset = static_cast<uint64_t>(begin * element);
-      const auto room = queue_.reserve(std::min(left, kPieceNbytes), place + offset);
-      if (room.empty()) return;  // the thread has failed, and says why
-      const int64_t numel = static_cast<int64_t>(room.size()) / element;
-      device.download(stream, data.slice(begin, numel), room.data());
-      queue_.push({tensor, offset, room, stream.record()});
-      begin += numel;
-    }
-    if (on_host) stream.synchronize();  // it is there during the call only
-  });
-}
-
-void BackgroundSave::run() noexcept {
-  std::promise<void>* step = &written_;
-  try {
-    write_file();
-    written_.set_value();
-    step = &committed_;
-    if (comm_.rank() == 0 && !needs_all()) commit();
-    committed_.set_value();
-    state_ = AsyncSaver::State::saved;
-  } catch (...) {
-    queue_.close();
-    std::error_code ignored;
-    const fs::path path = save_.folder.shard(comm_.rank());
-    if (step == &written_) fs::rename(unfinished(path), given_up(path), ignored);
-    discard();
-    step->set_exception(std::current_exception());
-    state_ = AsyncSaver::State::failed;
-  }
-}
-
-void BackgroundSave::write_file() {
-  const fs::path path = save_.folder.shard(comm_.rank());
-  try {
-    save_.folder.check_seen();
-    ShardWriter writer(unfinished(path), save_.plan.tensors());
-    for (auto pieces = queue_.take(); !pieces.empty(); pieces = queue_.take()) {
-      for (const SnapshotQueue::Piece& piece : pieces) {
-        piece.copied.synchronize();
-        writer.write_in_place(piece.tensor, piece.offset, piece.bytes);
-      }
-      writer.flush();
-      queue_.release();
-    }
-    {
-      const std::scoped_lock lock(mutex_);
-      if (is_cancelled_) fail<IoError>("{} was not finished", save_.folder.place().string());
-    }
-    own_ = writer.finish();
-    if (comm_.rank() == 0) {
-      save_.manifest.buffers = write_buffers(save_.folder.buffers(), options_.buffers);
-    }
-    own_.name = path.filename().string();
-    rename_path(unfinished(path), path);
-  } catch (const IoError& error) {
-    fail<IoError>("{}; {}", error.what(), save_.folder.disk_use());
-  }
-}
-
-void BackgroundSave::commit() {
-  for (int rank = 0; rank < comm_.world_size(); ++rank) {
-    save_.manifest.shards.push_back(wait_for_peer(rank));
-  }
-  save_.folder.commit(save_.manifest, options_.update_latest);
-  save_.folder.remove_superfluous(options_.keep);
-}
-
-Manifest::ShardFile BackgroundSave::wait_for_peer(int rank) {
-  const fs::path path = save_.folder.shard(rank);
-  const auto deadline = std::chrono::steady_clock::now() + peer_timeout_;
-  std::unique_lock lock(mutex_);
-  while (!path_exists(path)) {
-    if (path_exists(given_up(path))) {
-      fail<IoError>("{} is not saved: rank {} could not write its part, and says why",
-                    save_.folder.place().string(), rank);
-    }
-    if (std::chrono::steady_clock::now() > deadline) {
-      fail<IoError>("{} is not saved: rank {} has not written {} within {:.0f} s",
-                    save_.folder.place().string(), rank, path.filename().string(),
-                    std::chrono::duration<double>(peer_timeout_).count());
-    }
-    if (cancelled_.wait_for(lock, kLook, [&] { return is_cancelled_; })) {
-      fail<IoError>("{} was not finished", save_.folder.place().string());
-    }
-  }
-  return describe_file(path);
-}
 
 struct AsyncSaver::Impl {
   Impl(EngineStates& states, Communicator& communicator, const AsyncOptions& given)

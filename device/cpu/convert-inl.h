@@ -142,6 +142,16 @@ HWY_INLINE void store(D d, hn::Vec<D> value, Fp16* to) {
   hn::StoreU(to_16_bits(d, value, Fp16{}), U16Of<D>(), &to->bits);
 }
 
+// dst = src, each element converted.
+template <typename Src, typename Dst>
+void cast_elements(const Src* HWY_RESTRICT src, Dst* HWY_RESTRICT dst, int64_t count) {
+  const F32 d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) store(d, load(d, src + i), dst + i);
+  for (; i < count; ++i) narrow(widen(src[i]), dst + i);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace zerorun
 HWY_AFTER_NAMESPACE();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -24,7 +25,7 @@ class CpuDevice : public Device {
   }
   Device& host() override { return *this; }
   std::shared_ptr<void> account(size_t nbytes, MemoryCategory category) override;
-  MemoryUse memory_use(MemoryCategory category) const override;
+  MemoryUse memory_use(MemoryCategory category) const override { return ledger_->use(category); }
 
   std::unique_ptr<Stream> make_stream(std::string_view name) override;
   Stream& inline_stream() override { return *inline_stream_; }
@@ -57,5 +58,20 @@ class CpuDevice : public Device {
   const CpuStream::WorkObservers observers_ = std::make_shared<Observers<WorkSpan>>();
   const std::unique_ptr<CpuStream> inline_stream_;
 };
+
+// A block of host memory and the information needed to free it.
+struct HostBlock {
+  void* data = nullptr;  // null if the allocation failed
+  std::function<void()> free;
+};
+
+// From this size on a block is a mapping of its own: zero, and without memory until it is written.
+constexpr size_t kMappedBlock = size_t{2} << 20;
+
+// Allocates memory, uninitialised below kMappedBlock, 64-byte aligned, and page-aligned from the
+// size of a page on. Mapped blocks use huge pages if available: otherwise kernels that stream over
+// several arrays spend much of their time in page walks. A freed mapping returns to the system
+// immediately.
+HostBlock allocate_host(size_t nbytes);
 
 }  // namespace zerorun

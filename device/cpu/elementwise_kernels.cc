@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <type_traits>
 
 #include "core/parallel.h"
 #include "device/cpu/kernels.h"
@@ -17,15 +16,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace zerorun {
 namespace HWY_NAMESPACE {
-
-template <typename Src, typename Dst>
-void cast_elements(const Src* HWY_RESTRICT src, Dst* HWY_RESTRICT dst, int64_t count) {
-  const F32 d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) store(d, load(d, src + i), dst + i);
-  for (; i < count; ++i) narrow(widen(src[i]), dst + i);
-}
 
 template <typename Src, typename Dst>
 void add_elements(const Src* src, Dst* dst, int64_t count) {
@@ -51,30 +41,24 @@ void scale_elements(Dst* dst, float factor, int64_t count) {
 }
 
 void cast_range(TensorView src, TensorView dst) {
-  with_floating(src.dtype, [&](auto* src_type) {
-    with_floating(dst.dtype, [&](auto* dst_type) {
-      using Src = std::remove_pointer_t<decltype(src_type)>;
-      using Dst = std::remove_pointer_t<decltype(dst_type)>;
+  with_floating(src.dtype, [&]<typename Src>(Src*) {
+    with_floating(dst.dtype, [&]<typename Dst>(Dst*) {
       cast_elements(src.as<Src>(), dst.as<Dst>(), src.numel);
     });
   });
 }
 
 void add_range(TensorView src, TensorView dst) {
-  with_floating(src.dtype, [&](auto* src_type) {
-    with_floating(dst.dtype, [&](auto* dst_type) {
-      using Src = std::remove_pointer_t<decltype(src_type)>;
-      using Dst = std::remove_pointer_t<decltype(dst_type)>;
+  with_floating(src.dtype, [&]<typename Src>(Src*) {
+    with_floating(dst.dtype, [&]<typename Dst>(Dst*) {
       add_elements(src.as<Src>(), dst.as<Dst>(), src.numel);
     });
   });
 }
 
 void scale_range(TensorView dst, float factor) {
-  with_floating(dst.dtype, [&](auto* dst_type) {
-    using Dst = std::remove_pointer_t<decltype(dst_type)>;
-    scale_elements(dst.as<Dst>(), factor, dst.numel);
-  });
+  with_floating(dst.dtype,
+                [&]<typename Dst>(Dst*) { scale_elements(dst.as<Dst>(), factor, dst.numel); });
 }
 
 }  // namespace HWY_NAMESPACE

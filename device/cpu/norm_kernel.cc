@@ -1,9 +1,7 @@
 #include <algorithm>
 #include <mutex>
-#include <type_traits>
 
 #include "device/cpu/kernels.h"
-#include "device/cpu/shares.h"
 #include "zerorun/exact_sum.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -62,10 +60,7 @@ void add_chunks(const T* values, int64_t count, ExactSum& sum) {
 }
 
 void squares_range(TensorView src, ExactSum& sum) {
-  with_floating(src.dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    add_chunks(src.as<T>(), src.numel, sum);
-  });
+  with_floating(src.dtype, [&]<typename T>(T*) { add_chunks(src.as<T>(), src.numel, sum); });
 }
 
 }  // namespace HWY_NAMESPACE

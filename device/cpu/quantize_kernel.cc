@@ -153,8 +153,7 @@ template <int kBits>
 void quantize_range(TensorView src, TensorView dst, const Quantization& how, int64_t begin,
                     int64_t end) {
   const int64_t blocks = src.numel / kQuantizedBlock;
-  with_floating(src.dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  with_floating(src.dtype, [&]<typename T>(T*) {
     float* const lost = how.lost.as<float>();
     for (int64_t block = begin; block < end; ++block) {
       const int64_t at = block * kQuantizedBlock;
@@ -166,8 +165,7 @@ void quantize_range(TensorView src, TensorView dst, const Quantization& how, int
 }
 
 inline void add_exact(TensorView from, int64_t at, Values& sum) {
-  with_floating(from.dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  with_floating(from.dtype, [&]<typename T>(T*) {
     const F32 d;
     for (size_t i = 0; i < sum.size(); i += hn::Lanes(d)) {
       const auto value = load(d, from.as<const T>() + at + i);
@@ -194,8 +192,7 @@ void dequantize_range(TensorView src, TensorView dst, const Dequantization& how,
       unpack<kBits>(src.data + (part * blocks + block) * Quantized<kBits>::kNbytes, scales, codes);
       add_decoded<kBits>(codes, scales, sum);
     }
-    with_floating(dst.dtype, [&](auto* type) {
-      using T = std::remove_pointer_t<decltype(type)>;
+    with_floating(dst.dtype, [&]<typename T>(T*) {
       T* const to = dst.as<T>() + at;
       if (how.accumulate) {
         Values before;

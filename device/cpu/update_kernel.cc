@@ -3,7 +3,6 @@
 #include <type_traits>
 
 #include "device/cpu/kernels.h"
-#include "device/cpu/shares.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "device/cpu/update_kernel.cc"
@@ -147,24 +146,6 @@ void update_elements(const Rule& the_rule, const Pointers<Grad, Param>& pointers
   for (; i < count; ++i) update_element(rule, p, i);
 }
 
-template <typename T>
-void widen_elements(const T* HWY_RESTRICT from, float* HWY_RESTRICT to, int64_t count) {
-  const F32 d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) hn::StoreU(load(d, from + i), d, to + i);
-  for (; i < count; ++i) to[i] = widen(from[i]);
-}
-
-template <typename T>
-void narrow_elements(const float* HWY_RESTRICT from, T* HWY_RESTRICT to, int64_t count) {
-  const F32 d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) store(d, hn::LoadU(d, from + i), to + i);
-  for (; i < count; ++i) narrow(from[i], to + i);
-}
-
 // Access to one tensor of the update, kStateBlock elements at a time: fp32 in place, other dtypes
 // through a buffer in the first-level cache.
 class Stage {
@@ -185,9 +166,8 @@ class Stage {
     if (view_.dtype == DType::uint8) {
       decode(begin, count);
     } else {
-      with_floating(view_.dtype, [&](auto* type) {
-        widen_elements(view_.as<std::remove_pointer_t<decltype(type)>>() + begin, block_, count);
-      });
+      with_floating(view_.dtype,
+                    [&]<typename T>(T*) { cast_elements(view_.as<T>() + begin, block_, count); });
     }
     return block_;
   }
@@ -294,10 +274,8 @@ class StagedUpdate {
       states_[k].store(begin, count, element);
     }
     if (!Rule::kSteps || t.param.data == t.master.data) return;
-    with_floating(t.param.dtype, [&](auto* type) {
-      using T = std::remove_pointer_t<decltype(type)>;
-      narrow_elements(p.master, at<T>(t.param, begin), count);
-    });
+    with_floating(t.param.dtype,
+                  [&]<typename T>(T*) { cast_elements(p.master, at<T>(t.param, begin), count); });
   }
 
   const UpdateTensors& tensors_;
@@ -307,7 +285,7 @@ class StagedUpdate {
 };
 
 template <class Rule, typename Grad, typename Param>
-void update_typed(const UpdateTensors& t, const Share<UpdateSegment>& share) {
+void update_typed(const UpdateTensors& t, const kernels::Share<UpdateSegment>& share) {
   const auto is_fp32 = [](TensorView view) { return view.dtype == DType::fp32; };
   const bool fused = is_fp32(t.master) && is_fp32(t.states[0]) && is_fp32(t.states[1]) &&
                      t.grad.dtype == dtype_of<Grad>() &&
@@ -318,18 +296,15 @@ void update_typed(const UpdateTensors& t, const Share<UpdateSegment>& share) {
   });
 }
 
-void update_share(const UpdateTensors& t, const Share<UpdateSegment>& share) {
+void update_share(const UpdateTensors& t, const kernels::Share<UpdateSegment>& share) {
   const UpdateRule rule = share.segments.front().scalars.rule;
-  with_rule(rule, t.states[0].data != nullptr, [&](auto* rule_type) {
-    using Rule = std::remove_pointer_t<decltype(rule_type)>;
+  with_rule(rule, t.states[0].data != nullptr, [&]<typename Rule>(Rule*) {
     if constexpr (std::is_same_v<Rule, AdamRule>) {
       // The only rule for which an instance per dtype is worthwhile.
-      with_floating(t.grad.dtype, [&](auto* grad) {
-        using Grad = std::remove_pointer_t<decltype(grad)>;
+      with_floating(t.grad.dtype, [&]<typename Grad>(Grad*) {
         if (t.param.data == t.master.data) return update_typed<Rule, Grad, InPlace>(t, share);
-        with_floating(t.param.dtype, [&](auto* param) {
-          update_typed<Rule, Grad, std::remove_pointer_t<decltype(param)>>(t, share);
-        });
+        with_floating(t.param.dtype,
+                      [&]<typename T>(T*) { update_typed<Rule, Grad, T>(t, share); });
       });
     } else if constexpr (Rule::kSteps) {
       update_typed<Rule, float, InPlace>(t, share);

@@ -7,7 +7,6 @@
 #include "core/check.h"
 #include "core/format_bytes.h"
 #include "device/cuda/kernels/kernels.h"
-#include "device/cuda/libraries/orthogonalize.h"
 #include "device/cuda/profiler_range.h"
 #include "device/cuda/runtime/cuda_error.h"
 #include "device/cuda/runtime/current_device.h"
@@ -26,16 +25,6 @@ std::string describe(int index) {
   return fmt::format("cuda:{} ({})", index, properties.name);
 }
 
-// What a call of CUDA on a stream needs while it is made: the stream's device is the thread's
-// current one, and profilers know the call's name.
-struct KernelCall {
-  KernelCall(int device, cudaStream_t stream, const char* name)
-      : handle(stream), current(device), range(name) {}
-  const cudaStream_t handle;
-  const CurrentDevice current;
-  const ProfilerRange range;
-};
-
 }  // namespace
 
 CudaDevice::CudaDevice(int index, size_t memory_limit)
@@ -47,7 +36,8 @@ CudaDevice::CudaDevice(int index, size_t memory_limit)
       events_(std::make_shared<EventPool>(index)),
       flags_(std::make_shared<HostFlags>(index)),
       host_(make_cpu_device()),
-      inline_stream_(index, CudaStreamImpl::Priority::low, events_, flags_) {}
+      inline_stream_(index, CudaStreamImpl::Priority::low, events_, flags_),
+      cublas_(index) {}
 
 Buffer CudaDevice::allocate(size_t nbytes, MemoryCategory category) {
   const auto block =
@@ -83,7 +73,7 @@ void* CudaDevice::take(const MemoryRequest& request, const std::function<void*()
     reclaim_();
     data = allocate();
   }
-  if (data == nullptr) refuse(request, pool_->available().free);
+  if (data == nullptr) refuse(request, pool_->available());
   return data;
 }
 
@@ -115,10 +105,6 @@ void CudaDevice::trim_unused() {
   pool_->trim_unused();
 }
 
-size_t CudaDevice::kept() const {
-  return static_cast<size_t>(ledger_->use(MemoryCategory::kept).live_bytes);
-}
-
 void CudaDevice::refuse(const MemoryRequest& request, size_t room) const {
   const auto& [nbytes, category, purpose] = request;
   const std::string advice =
@@ -132,18 +118,14 @@ void CudaDevice::refuse(const MemoryRequest& request, size_t room) const {
 }
 
 Buffer CudaDevice::allocate_pinned(size_t nbytes) {
-  PinnedBlock block = allocate_pinned_host(index_, nbytes);
-  if (block.data == nullptr) {
+  const auto block = std::make_shared<Buffer>(allocate_pinned_host(index_, nbytes));
+  if (!*block) {
     fail<DeviceError>(
         "{}: cannot pin {} of host memory; held now: {}. Raise the memory limit of the container "
         "(its cgroup) or `ulimit -l`, or offload less",
         name_, format_bytes(nbytes), ledger_->summary());
   }
-  ledger_->add(nbytes, MemoryCategory::pinned);
-  return {block.data, nbytes, [block, ledger = ledger_, nbytes] {
-            block.free();
-            ledger->remove(nbytes, MemoryCategory::pinned);
-          }};
+  return {block->data(), nbytes, [block, entry = account(nbytes, MemoryCategory::pinned)] {}};
 }
 
 std::shared_ptr<void> CudaDevice::account(size_t nbytes, MemoryCategory category) {
@@ -151,8 +133,6 @@ std::shared_ptr<void> CudaDevice::account(size_t nbytes, MemoryCategory category
   return {ledger_.get(),
           [ledger = ledger_, nbytes, category](void*) { ledger->remove(nbytes, category); }};
 }
-
-MemoryUse CudaDevice::memory_use(MemoryCategory category) const { return ledger_->use(category); }
 
 // Concurrent streams have communication and copies, for which others wait: hence the priority.
 std::unique_ptr<Stream> CudaDevice::make_stream(std::string_view name) {
@@ -178,101 +158,100 @@ cudaStream_t CudaDevice::handle_of(Stream& stream) const {
   return cuda.handle();
 }
 
+template <typename Kernel, typename... Arguments>
+void CudaDevice::run(Stream& stream, const char* name, const Kernel& kernel,
+                     const Arguments&... arguments) {
+  const cudaStream_t handle = handle_of(stream);
+  const CurrentDevice current(index_);
+  const ProfilerRange range(name);
+  kernel(handle, arguments...);
+}
+
 void CudaDevice::upload(Stream& stream, const void* src, TensorView dst) {
-  const KernelCall call(index_, handle_of(stream), "upload");
-  if (dst.empty()) return;
-  check_cuda(cudaMemcpyAsync(dst.data, src, dst.nbytes(), cudaMemcpyDefault, call.handle),
-             "cudaMemcpyAsync to the device");
+  run(stream, "upload", [&](cudaStream_t handle) {
+    if (dst.empty()) return;
+    check_cuda(cudaMemcpyAsync(dst.data, src, dst.nbytes(), cudaMemcpyDefault, handle),
+               "cudaMemcpyAsync to the device");
+  });
 }
 
 void CudaDevice::download(Stream& stream, TensorView src, void* dst) {
-  const KernelCall call(index_, handle_of(stream), "download");
-  if (src.empty()) return;
-  check_cuda(cudaMemcpyAsync(dst, src.data, src.nbytes(), cudaMemcpyDefault, call.handle),
-             "cudaMemcpyAsync to the host");
+  run(stream, "download", [&](cudaStream_t handle) {
+    if (src.empty()) return;
+    check_cuda(cudaMemcpyAsync(dst, src.data, src.nbytes(), cudaMemcpyDefault, handle),
+               "cudaMemcpyAsync to the host");
+  });
 }
 
 void CudaDevice::fill(Stream& stream, TensorView dst, float value) {
-  const KernelCall call(index_, handle_of(stream), "fill");
-  cuda::fill(call.handle, dst, value);
+  run(stream, "fill", cuda::fill, dst, value);
 }
 
 void CudaDevice::cast(Stream& stream, TensorView src, TensorView dst) {
   check_cast(src, dst);
-  const KernelCall call(index_, handle_of(stream), "cast");
-  cuda::cast(call.handle, src, dst);
+  run(stream, "cast", cuda::cast, src, dst);
 }
 
 void CudaDevice::add(Stream& stream, TensorView src, TensorView dst) {
   check_add(src, dst);
-  const KernelCall call(index_, handle_of(stream), "add");
-  cuda::add(call.handle, src, dst);
+  run(stream, "add", cuda::add, src, dst);
 }
 
 void CudaDevice::copy(Stream& stream, std::span<const TensorCopy> copies) {
   check_copy(copies);
-  const KernelCall call(index_, handle_of(stream), "copy");
-  cuda::copy(call.handle, copies);
+  run(stream, "copy", cuda::copy, copies);
 }
 
 void CudaDevice::scale(Stream& stream, TensorView dst, float factor) {
   check_scale(dst);
-  const KernelCall call(index_, handle_of(stream), "scale");
-  cuda::scale(call.handle, dst, factor);
+  run(stream, "scale", cuda::scale, dst, factor);
 }
 
 void CudaDevice::sum_of_squares(Stream& stream, TensorView src,
                                 std::span<const SquaresSegment> segments, TensorView sums) {
   check_sum_of_squares(src, segments, sums);
-  const KernelCall call(index_, handle_of(stream), "norm");
-  cuda::sum_of_squares(call.handle, src, segments, sums);
+  run(stream, "norm", cuda::sum_of_squares, src, segments, sums);
 }
 
 void CudaDevice::decide(Stream& stream, const StepEvidence& evidence, const StepRule& rule,
                         TensorView decision) {
   check_decide(evidence, decision);
-  const KernelCall call(index_, handle_of(stream), "decide");
-  cuda::decide(call.handle, evidence, rule, decision);
+  run(stream, "decide", cuda::decide, evidence, rule, decision);
 }
 
 void CudaDevice::trust_ratios(Stream& stream, TensorView sums, const TrustRatioLimits& limits,
                               TensorView ratios) {
   check_trust_ratios(sums, ratios);
   if (ratios.empty()) return;
-  const KernelCall call(index_, handle_of(stream), "trust ratios");
-  cuda::trust_ratios(call.handle, sums, limits, ratios);
+  run(stream, "trust ratios", cuda::trust_ratios, sums, limits, ratios);
 }
 
 void CudaDevice::quantize(Stream& stream, TensorView src, TensorView dst, const Quantization& how) {
   check_quantize(src, dst, how);
-  const KernelCall call(index_, handle_of(stream), "quantize");
-  cuda::quantize(call.handle, src, dst, how);
+  run(stream, "quantize", cuda::quantize, src, dst, how);
 }
 
 void CudaDevice::dequantize(Stream& stream, TensorView src, TensorView dst,
                             const Dequantization& how) {
   check_dequantize(src, dst, how);
-  const KernelCall call(index_, handle_of(stream), "dequantize");
-  cuda::dequantize(call.handle, src, dst, how);
+  run(stream, "dequantize", cuda::dequantize, src, dst, how);
 }
 
 void CudaDevice::update(Stream& stream, const UpdateTensors& tensors,
                         std::span<const UpdateSegment> segments) {
   check_update(tensors, segments);
-  const KernelCall call(index_, handle_of(stream), "update");
-  cuda::update(call.handle, tensors, segments);
+  run(stream, "update", cuda::update, tensors, segments);
 }
 
 void CudaDevice::orthogonalize(Stream& stream, TensorView matrix, int64_t rows, int64_t cols,
                                const Orthogonalization& how, TensorView work) {
   check_orthogonalize(matrix, rows, cols, work);
-  const KernelCall call(index_, handle_of(stream), "orthogonalize");
-  if (matrix.empty()) return;
-  const Buffer words = scratch(cuda_stream(stream), ExactSum::kWords * sizeof(int64_t));
-  const std::lock_guard lock(mutex_);
-  if (!cublas_) cublas_ = std::make_unique<Cublas>(index_);
-  cuda::orthogonalize(*cublas_, call.handle, {matrix, rows, cols}, how,
-                      {work, view_of(words, DType::int64, ExactSum::kWords)});
+  run(stream, "orthogonalize", [&](cudaStream_t handle) {
+    if (matrix.empty()) return;
+    const Buffer words = scratch(cuda_stream(stream), ExactSum::kWords * sizeof(int64_t));
+    cublas_.orthogonalize(handle, {matrix, rows, cols}, how,
+                          {work, view_of(words, DType::int64, ExactSum::kWords)});
+  });
 }
 
 }  // namespace zerorun

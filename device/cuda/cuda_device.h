@@ -2,7 +2,6 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,13 +10,11 @@
 #include "device/cuda/libraries/cublas.h"
 #include "device/cuda/runtime/cuda_memory.h"
 #include "device/cuda/runtime/cuda_stream_impl.h"
-#include "device/cuda/runtime/host_flags.h"
 #include "device/memory_ledger.h"
 #include "zerorun/device.h"
 
 namespace zerorun {
 
-// One GPU as a Device.
 class CudaDevice final : public Device {
  public:
   // `index` among the visible GPUs.
@@ -30,7 +27,7 @@ class CudaDevice final : public Device {
   Buffer allocate_pinned(size_t nbytes) override;
   Device& host() override { return *host_; }
   std::shared_ptr<void> account(size_t nbytes, MemoryCategory category) override;
-  MemoryUse memory_use(MemoryCategory category) const override;
+  MemoryUse memory_use(MemoryCategory category) const override { return ledger_->use(category); }
   // Returns the bytes that are left of the limit, counting kept memory as free.
   size_t room() const;
   // Releases as much kept memory as `nbytes` more, at most room(), need within the limit.
@@ -75,7 +72,12 @@ class CudaDevice final : public Device {
  private:
   // Throws InternalError if the stream is another device's.
   cudaStream_t handle_of(Stream& stream) const;
-  size_t kept() const;  // bytes that the pool keeps for reuse
+  // Calls kernel(handle of the stream, arguments...) with this as the thread's current device, and
+  // under this name in profilers.
+  template <typename Kernel, typename... Arguments>
+  void run(Stream& stream, const char* name, const Kernel& kernel, const Arguments&... arguments);
+  // bytes that the pool keeps for reuse
+  size_t kept() const { return static_cast<size_t>(ledger_->use(MemoryCategory::kept).live_bytes); }
   [[noreturn]] void refuse(const MemoryRequest& request, size_t room) const;
   // Returns the result of `allocate`, within the limit. If that is null, because the device has no
   // more memory, tries again after the pool, and again after other allocators, have released
@@ -93,8 +95,7 @@ class CudaDevice final : public Device {
   CudaStreamImpl inline_stream_;
   std::function<void()> reclaim_;
   MemoryAdviser adviser_;
-  std::mutex mutex_;                // guards the next
-  std::unique_ptr<Cublas> cublas_;  // created at its first use
+  Cublas cublas_;
 };
 
 }  // namespace zerorun

@@ -25,7 +25,6 @@ class ProfilerRange {
   ProfilerRange& operator=(const ProfilerRange&) = delete;
 };
 
-// Names a stream in these timelines.
 inline void name_in_profilers([[maybe_unused]] cudaStream_t stream,
                               [[maybe_unused]] const char* name) {
 #ifdef ZR_HAVE_NVTX

@@ -35,9 +35,7 @@ void register_saved_model(py::module_& m) {
   py::class_<SavedModel::Parameter>(m, "SavedParameter", "One parameter of a saved model.")
       .def_readonly("name", &SavedModel::Parameter::name)
       .def_readonly("shape", &SavedModel::Parameter::shape)
-      .def_property_readonly(
-          "dtype",
-          [](const SavedModel::Parameter& self) { return std::string(name_of(self.dtype)); })
+      .def_readonly("dtype", &SavedModel::Parameter::dtype)
       .def_readonly("trainable", &SavedModel::Parameter::trainable)
       .def_readonly("saved", &SavedModel::Parameter::saved)
       .def_readonly("alias_of", &SavedModel::Parameter::alias_of);
@@ -76,43 +74,26 @@ void register_saved_model(py::module_& m) {
           "parameter"_a, "out"_a, "All elements of the parameter of that index, into a tensor.");
 }
 
-// A save's options. The buffers' bytes stay the tensors'.
-struct SaveArguments {
-  std::string directory, tag, client_state;
-  bool exclude_frozen = false;
-  bool update_latest = true;
-  std::string configuration;
-  BufferList buffers;
-  std::pair<int64_t, int64_t> keep;  // Retention
-  bool node_local = false;
-
-  SaveOptions options() const {
-    SaveOptions options{.directory = directory,
-                        .tag = tag,
-                        .client_state = client_state,
+// Calls `save(options)` of a method or function with the arguments of a save behind its first one.
+// The buffers' bytes stay the tensors'.
+template <typename Self, typename Save>
+auto with_save_arguments(const Save& save) {
+  return [save](Self& self, std::string directory, std::string tag, std::string client_state,
+                bool exclude_frozen, bool update_latest, std::string configuration,
+                const BufferList& buffers, std::pair<int64_t, int64_t> keep, bool node_local) {
+    SaveOptions options{.directory = std::move(directory),
+                        .tag = std::move(tag),
+                        .client_state = std::move(client_state),
                         .exclude_frozen = exclude_frozen,
                         .update_latest = update_latest,
-                        .configuration = configuration,
+                        .configuration = std::move(configuration),
                         .keep = {.last = keep.first, .every = keep.second},
                         .node_local = node_local};
     for (const auto& [name, dtype, shape, data] : buffers) {
       const TensorView bytes = import_tensor(data, name);
       options.buffers.push_back({name, dtype, shape, {bytes.as<std::byte>(), bytes.nbytes()}});
     }
-    return options;
-  }
-};
-
-// Calls `save(options)` of a method or function with the arguments of a save behind its first one.
-template <typename Self, typename Save>
-auto with_save_arguments(const Save& save) {
-  return [save](Self& self, std::string directory, std::string tag, std::string client_state,
-                bool exclude_frozen, bool update_latest, std::string configuration,
-                BufferList buffers, std::pair<int64_t, int64_t> keep, bool node_local) {
-    const SaveArguments arguments{std::move(directory), std::move(tag), std::move(client_state),
-                                  exclude_frozen,       update_latest,  std::move(configuration),
-                                  std::move(buffers),   keep,           node_local};
-    save(self, arguments.options());
+    save(self, options);
   };
 }
 

@@ -13,7 +13,6 @@
 #include "os/python_stacks.h"
 #include "python/bindings/register.h"
 #include "python/bindings/tensor_exchange.h"
-#include "python/bindings/without_gil.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/checks/suggest.h"
@@ -14,6 +15,7 @@
 #include "python/bindings/register.h"
 #include "zerorun/config.h"
 #include "zerorun/dtype.h"
+#include "zerorun/lr_schedule.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -53,12 +55,7 @@ void register_batch(py::module_& m) {
       .def_readonly("accumulation_steps", &BatchConfig::accumulation_steps);
 }
 
-std::optional<std::string> name_or_none(const std::optional<DType>& dtype) {
-  if (!dtype) return std::nullopt;
-  return std::string(name_of(*dtype));
-}
-
-void register_loss_scaler(py::module_& m) {
+void register_precision(py::module_& m) {
   read_only_struct<LossScalerOptions>(m, "LossScalerOptions", "Loss scaling of training in fp16.")
       .def_readonly("static_scale", &LossScalerOptions::static_scale)
       .def_readonly("initial_scale_power", &LossScalerOptions::initial_scale_power)
@@ -66,23 +63,12 @@ void register_loss_scaler(py::module_& m) {
       .def_readonly("hysteresis", &LossScalerOptions::hysteresis)
       .def_readonly("consecutive_hysteresis", &LossScalerOptions::consecutive_hysteresis)
       .def_readonly("min_scale", &LossScalerOptions::min_scale);
-}
-
-void register_precision(py::module_& m) {
   read_only_struct<PrecisionConfig>(m, "PrecisionConfig", "Types of parameters and gradients.")
-      .def_property_readonly(
-          "param_dtype",
-          [](const PrecisionConfig& self) { return std::string(name_of(self.param_dtype)); })
-      .def_property_readonly(
-          "grad_accum_dtype",
-          [](const PrecisionConfig& self) { return name_or_none(self.grad_accum_dtype); })
-      .def_property_readonly(
-          "state_dtype",
-          [](const PrecisionConfig& self) { return std::string(name_of(self.state_dtype)); })
+      .def_readonly("param_dtype", &PrecisionConfig::param_dtype)
+      .def_readonly("grad_accum_dtype", &PrecisionConfig::grad_accum_dtype)
+      .def_readonly("state_dtype", &PrecisionConfig::state_dtype)
       .def_readonly("master_is_param", &PrecisionConfig::master_is_param)
-      .def_property_readonly(
-          "communication_dtype",
-          [](const PrecisionConfig& self) { return name_or_none(self.communication_dtype); })
+      .def_readonly("communication_dtype", &PrecisionConfig::communication_dtype)
       .def_property_readonly("gradient_reduction",
                              [](const PrecisionConfig& self) {
                                return self.gradient_reduction == GradientReduction::sum ? "sum"
@@ -120,24 +106,18 @@ void register_optimizer(py::module_& m) {
       .def_readonly("adam_lr", &OptimizerConfig::adam_lr);
 }
 
-// Its parameters are in ParsedConfig.values; make_lr_schedule reads them.
-void register_scheduler(py::module_& m) {
+void register_sections(py::module_& m) {
+  // Its parameters are in ParsedConfig.values; make_lr_schedule reads them.
   read_only_struct<SchedulerConfig>(m, "SchedulerConfig", "The learning rate schedule.")
       .def_readonly("type", &SchedulerConfig::type)
       .def_readonly("total_num_steps", &SchedulerConfig::total_num_steps)
       .def_readonly("warmup_num_steps", &SchedulerConfig::warmup_num_steps)
       .def_readonly("last_batch_iteration", &SchedulerConfig::last_batch_iteration);
-}
-
-void register_checkpoint_config(py::module_& m) {
   read_only_struct<CheckpointConfig>(m, "CheckpointConfig", "How a run saves.")
       .def_readonly("async_save", &CheckpointConfig::async_save)
       .def_readonly("async_buffer_size", &CheckpointConfig::async_buffer_size)
       .def_readonly("keep_last", &CheckpointConfig::keep_last)
       .def_readonly("keep_every", &CheckpointConfig::keep_every);
-}
-
-void register_zero(py::module_& m) {
   read_only_struct<ZeroConfig>(m, "ZeroConfig", "What is sharded, and in which portions.")
       .def_readonly("stage", &ZeroConfig::stage)
       .def_readonly("shard_group_size", &ZeroConfig::shard_group_size)
@@ -182,10 +162,10 @@ void register_whole(py::module_& m) {
 
 // `config` for a program that knows better than the file: the dtype of its model, an optimizer that
 // it made itself. Hyperparameters by OptimizerConfig's names.
-Config adapt(const Config& config, const std::string& param_dtype, int64_t accumulation_steps,
+Config adapt(const Config& config, DType param_dtype, int64_t accumulation_steps,
              const std::optional<std::string>& optimizer, const py::dict& hyperparameters) {
   Config adapted = config;
-  adapted.precision.param_dtype = parse_dtype(param_dtype);
+  adapted.precision.param_dtype = param_dtype;
   adapted.batch.accumulation_steps = accumulation_steps;
   if (!optimizer) return adapted;
   adapted.optimizer = {.type = *optimizer};
@@ -236,12 +216,9 @@ void register_config(py::module_& m) {
         "optimizer"_a = py::none(), "hyperparameters"_a = py::dict(),
         "A configuration for a program that brings its own model dtype and optimizer.");
   register_batch(m);
-  register_loss_scaler(m);
   register_precision(m);
   register_optimizer(m);
-  register_scheduler(m);
-  register_zero(m);
-  register_checkpoint_config(m);
+  register_sections(m);
   register_whole(m);
   m.def(
       "parse_config",
@@ -276,6 +253,26 @@ void register_config(py::module_& m) {
   m.def("printable", &printable_lines, "text"_a,
         "The text with control characters escaped, but for line breaks and tabs.");
   m.def("config_schema", &json_schema);
+}
+
+void register_lr_schedule(py::module_& m) {
+  py::class_<LrSchedule>(m, "LrSchedule", "Learning rates as a function of applied steps.")
+      .def(
+          "values",
+          [](const LrSchedule& self, int64_t applied_steps, int group) {
+            const ScheduledValues values = self.values(applied_steps, group);
+            std::optional<std::pair<double, double>> betas;
+            if (values.betas) betas.emplace(values.betas->beta1, values.betas->beta2);
+            return std::pair(values.lr, betas);
+          },
+          "applied_steps"_a, "group"_a, "(lr, betas or None) for the step after `applied_steps`.")
+      .def("last_batch_iteration", &LrSchedule::last_batch_iteration, "applied_steps"_a);
+  m.def(
+      "make_lr_schedule",
+      [](const Config& config, std::vector<double> base_lrs) {
+        return make_lr_schedule(config.scheduler, std::move(base_lrs));
+      },
+      "config"_a, "base_lrs"_a, "The schedule of the configuration's scheduler block.");
 }
 
 }  // namespace zerorun

@@ -13,8 +13,6 @@
 
 #include "core/check.h"
 #include "python/bindings/engine_handle.h"
-#include "python/bindings/full_memory.h"
-#include "python/bindings/owned_interval.h"
 #include "python/bindings/register.h"
 #include "python/bindings/tensor_exchange.h"
 #include "zerorun/config.h"
@@ -83,6 +81,14 @@ auto waiting(Result (Part::*method)()) {
       if constexpr (std::is_same_v<Part, EngineHooks>) return (core.hooks().*method)();
       if constexpr (std::is_same_v<Part, Engine>) return (core.*method)();
     });
+  };
+}
+
+// A question to the engine that needs no communication.
+template <typename Result, typename... Arguments>
+auto of_engine(Result (Engine::*method)(Arguments...) const) {
+  return [method](const EngineHandle& self, Arguments... arguments) {
+    return (self.engine().*method)(arguments...);
   };
 }
 
@@ -174,8 +180,7 @@ void define_training(Engines& engine) {
            "True when a whole batch has been accumulated and a step is due. Collective.")
       .def("drop_batch", waiting(&Engine::drop_batch),
            "Forgets the gradients since the last step. Collective.")
-      .def_property_readonly("loss_scale",
-                             [](const EngineHandle& self) { return self.engine().loss_scale(); })
+      .def_property_readonly("loss_scale", of_engine(&Engine::loss_scale))
       .def_property_readonly(
           "gradient_average",
           [](const EngineHandle& self) { return self.engine().hooks().gradient_average(); })
@@ -279,9 +284,7 @@ void define_memory(Engines& engine) {
            "Moves masters and optimizer states from a GPU to host memory, until reload_states() or "
            "their next use. Tensors that view them end.")
       .def("reload_states", waiting(&EngineStates::reload_states), "Brings them back.")
-      .def_property_readonly(
-          "model_state_bytes",
-          [](const EngineHandle& self) { return self.engine().model_state_bytes(); })
+      .def_property_readonly("model_state_bytes", of_engine(&Engine::model_state_bytes))
       .def("memory_use", [](const EngineHandle& self) {
         std::map<std::string, int64_t> use;
         for (int i = 0; i < kMemoryCategories; ++i) {
@@ -296,8 +299,6 @@ void define_memory(Engines& engine) {
 
 void register_engine(py::module_& m) {
   register_specs(m);
-  register_results(m);
-  py::register_exception_translator(&translate_out_of_memory);
   m.attr("EXTERNAL_OPTIMIZER") = std::string(kExternalOptimizer);
   Engines engine(m, "Engine", "Shards one model's states over the ranks and steps it.");
   engine
@@ -315,20 +316,10 @@ void register_engine(py::module_& m) {
             return export_view(self.engine().parameter(id), self.owner(), self.owner()->where());
           },
           "index"_a, "The full parameter, flat, as a DLPack capsule.")
-      .def(
-          "parameter_id",
-          [](const EngineHandle& self, const std::string& name) {
-            return self.engine().parameter_id(name);
-          },
-          "name"_a)
-      .def_property_readonly("param_dtype",
-                             [](const EngineHandle& self) {
-                               return std::string(name_of(self.engine().param_dtype()));
-                             })
-      .def(
-          "is_sharded",
-          [](const EngineHandle& self, ParameterId id) { return self.engine().is_sharded(id); },
-          "index"_a, "Whether the parameter is full between gather and release only.")
+      .def("parameter_id", of_engine(&Engine::parameter_id), "name"_a)
+      .def_property_readonly("param_dtype", of_engine(&Engine::param_dtype))
+      .def("is_sharded", of_engine(&Engine::is_sharded), "index"_a,
+           "Whether the parameter is full between gather and release only.")
       .def(
           "full_place",
           [](const EngineHandle& self,

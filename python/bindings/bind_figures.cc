@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -12,15 +13,14 @@
 #include <vector>
 
 #include "comm/collective_limits.h"
-#include "python/bindings/collective_log.h"
 #include "python/bindings/engine_handle.h"
 #include "python/bindings/register.h"
-#include "python/bindings/without_gil.h"
 #include "zero/memory_plan.h"
 #include "zero/timeline/span_log.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
 #include "zerorun/engine.h"
+#include "zerorun/timeline.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -28,6 +28,32 @@ using namespace py::literals;
 namespace zerorun {
 
 namespace {
+
+// The collectives that ran since somebody last asked: a bounded list that streams add to.
+class CollectiveLog {
+ public:
+  // Collectives that are kept; what comes on top is only counted.
+  static constexpr size_t kMax = 1 << 16;
+
+  void add(const CollectiveSpan& span) {
+    const std::lock_guard lock(mutex_);
+    if (spans_.size() < kMax) {
+      spans_.push_back(span);
+    } else {
+      ++dropped_;
+    }
+  }
+  // And how many were dropped.
+  std::pair<std::vector<CollectiveSpan>, int64_t> take() {
+    const std::lock_guard lock(mutex_);
+    return {std::exchange(spans_, {}), std::exchange(dropped_, 0)};
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<CollectiveSpan> spans_;
+  int64_t dropped_ = 0;
+};
 
 // An engine's work and memory in numbers. It does not keep the engine.
 class EngineFigures {
@@ -154,6 +180,36 @@ class EngineFigures {
   std::optional<WorkMeter> work_;
 };
 
+// A timeline of an engine's, which it does not keep.
+class PyTimeline {
+ public:
+  PyTimeline(const EngineHandle& engine, std::string file, int64_t first_step, int64_t last_step)
+      : owner_(engine.owner()) {
+    EngineOwner& owner = *engine.owner();
+    owner.enter();
+    const py::gil_scoped_release release;
+    timeline_ = Timeline::create(
+        *owner.engine, *owner.job,
+        {.file = std::move(file), .first_step = first_step, .last_step = last_step}, 0);
+  }
+
+  bool is_recording() const { return timeline_->is_recording(); }
+  void add(const std::string& name, double begin, double end) {
+    timeline_->add(name, "", begin, end);
+  }
+  std::string end_step(int64_t step) {
+    const auto kept = owner_.lock();
+    if (kept == nullptr) throw ConfigError("the timeline of an engine is used after its destroy()");
+    kept->enter();
+    const py::gil_scoped_release release;
+    return timeline_->end_step(step);
+  }
+
+ private:
+  std::weak_ptr<EngineOwner> owner_;
+  std::unique_ptr<Timeline> timeline_;
+};
+
 }  // namespace
 
 void register_figures(py::module_& m) {
@@ -189,6 +245,20 @@ void register_figures(py::module_& m) {
            "([(operation, label, bytes, begin, end), ...], number of those dropped for want of "
            "room) since the last call; seconds of time.perf_counter(), not a number on a GPU's "
            "stream.");
+}
+
+void register_timeline(py::module_& m) {
+  py::class_<PyTimeline>(m, "Timeline",
+                         "What every rank computed and communicated in some steps, and when.")
+      .def(py::init<const EngineHandle&, std::string, int64_t, int64_t>(), "engine"_a, "file"_a,
+           "first_step"_a, "last_step"_a,
+           "Rank 0 writes the file after the last of the steps, which count from 1.")
+      .def_property_readonly("is_recording", &PyTimeline::is_recording)
+      .def("add", &PyTimeline::add, "name"_a, "begin"_a, "end"_a,
+           "Work of the program's own; seconds of time.perf_counter(). Ignored unless it records.")
+      .def("end_step", &PyTimeline::end_step, "step"_a,
+           "After each step. Returns a line about the file where it was written, else ''. The "
+           "last of them is collective.");
 }
 
 }  // namespace zerorun

@@ -1,12 +1,13 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "python/bindings/engine_handle.h"
 #include "python/bindings/register.h"
+#include "python/bindings/tensor_exchange.h"
 #include "zerorun/engine.h"
 
 namespace py = pybind11;
@@ -14,7 +15,9 @@ using namespace py::literals;
 
 namespace zerorun {
 
-void register_specs(py::module_& m) {
+namespace {
+
+void register_inputs(py::module_& m) {
   m.attr("ELSEWHERE") = kElsewhere;
   py::class_<ParameterSpec>(m, "ParameterSpec", "One parameter of a model.")
       .def(py::init([](std::string name, std::vector<int64_t> shape, std::string module, int group,
@@ -32,18 +35,9 @@ void register_specs(py::module_& m) {
       .def_readwrite("use_muon", &ParameterSpec::use_muon)
       .def_readwrite("outputs_are_columns", &ParameterSpec::outputs_are_columns,
                      "A Conv1D's weight, which `muon_heads` cannot divide.")
-      .def_property(
-          "dtype",
-          [](const ParameterSpec& self) -> std::optional<std::string> {
-            if (!self.dtype) return std::nullopt;
-            return std::string(name_of(*self.dtype));
-          },
-          [](ParameterSpec& self, const std::optional<std::string>& dtype) {
-            self.dtype.reset();
-            if (dtype) self.dtype = parse_dtype(*dtype);
-          },
-          "Of a frozen parameter that is kept bit by bit in a dtype of its own; None: the "
-          "engine's.")
+      .def_readwrite("dtype", &ParameterSpec::dtype,
+                     "Of a frozen parameter that is kept bit by bit in a dtype of its own; None: "
+                     "the engine's.")
       .def_readwrite("ranks", &ParameterSpec::ranks,
                      "Who has it: 0 all of the engine's ranks, else a group of Engine's `parts`, "
                      "counted from 1; -1 others than this rank.")
@@ -61,6 +55,48 @@ void register_specs(py::module_& m) {
       .def_readwrite("beta1", &ParameterGroup::beta1)
       .def_readwrite("beta2", &ParameterGroup::beta2)
       .def_readwrite("eps", &ParameterGroup::eps);
+}
+
+void register_results(py::module_& m) {
+  py::class_<StepResult>(m, "StepResult", "What one optimizer step did.")
+      .def_readonly("applied", &StepResult::applied)
+      .def_readonly("had_gradient", &StepResult::had_gradient)
+      .def_readonly("grad_norm", &StepResult::grad_norm)
+      .def_readonly("clip_factor", &StepResult::clip_factor)
+      .def_readonly("loss_scale", &StepResult::loss_scale);
+  py::class_<OwnedInterval>(
+      m, "StateInterval",
+      "A part of one parameter that this rank holds; tensors are flat DLPack capsules.")
+      .def_property_readonly("parameter",
+                             [](const OwnedInterval& self) { return self.interval.parameter; })
+      .def_property_readonly("begin", [](const OwnedInterval& self) { return self.interval.begin; })
+      .def_property_readonly("numel", [](const OwnedInterval& self) { return self.interval.numel; })
+      .def_property_readonly(
+          "owned", [](const OwnedInterval& self) { return self.interval.owned; },
+          "False on all but one of the ranks that hold it (shard groups).")
+      .def_property_readonly("param",
+                             [](const OwnedInterval& self) {
+                               return export_view(self.interval.param, self.owner,
+                                                  self.where_param());
+                             })
+      .def_property_readonly(
+          "master", [](const OwnedInterval& self) { return self.export_if(self.interval.master); })
+      .def_property_readonly(
+          "grad", [](const OwnedInterval& self) { return self.export_if(self.interval.grad); })
+      .def_property_readonly("states", [](const OwnedInterval& self) {
+        std::vector<py::capsule> states;
+        for (const TensorView& state : self.interval.states) {
+          states.push_back(export_view(state, self.owner, self.where()));
+        }
+        return states;
+      });
+}
+
+}  // namespace
+
+void register_specs(py::module_& m) {
+  register_inputs(m);
+  register_results(m);
 }
 
 }  // namespace zerorun

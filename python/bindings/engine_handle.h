@@ -1,19 +1,57 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "python/bindings/gpu.h"
-#include "python/bindings/pending_gradients.h"
 #include "python/bindings/tensor_exchange.h"
-#include "python/bindings/without_gil.h"
 #include "zerorun/communicator.h"
 #include "zerorun/device.h"
 #include "zerorun/engine.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
+
+// Gradients that hooks brought and the engine has not been given, with the tensors they are in. On
+// a GPU those of a bucket go together: one copy, for which the GIL is let go of once.
+class PendingGradients {
+ public:
+  bool empty() const { return gradients_.empty(); }
+  bool has(ParameterId id) const { return !empty() && at(noted_, id); }
+
+  // Returns true when the bucket's gradients are all here. Not for a parameter that is here.
+  bool add(const Contribution& gradient, pybind11::object tensor, const GradientBucket& bucket) {
+    gradients_.push_back(gradient);
+    tensors_.push_back(std::move(tensor));
+    slot(noted_, gradient.parameter) = 1;
+    return ++slot(of_bucket_, bucket.index) >= bucket.parameters;
+  }
+
+  // With the GIL.
+  void give_to(Engine& engine) {
+    if (empty()) return;
+    const PendingGradients given = std::exchange(*this, {});
+    const pybind11::gil_scoped_release release;
+    engine.hooks().contribute(given.gradients_);
+  }
+
+ private:
+  static bool at(const std::vector<int>& of, int64_t index) {
+    return static_cast<size_t>(index) < of.size() && of[static_cast<size_t>(index)] != 0;
+  }
+  static int& slot(std::vector<int>& of, int64_t index) {
+    if (static_cast<size_t>(index) >= of.size()) of.resize(static_cast<size_t>(index) + 1, 0);
+    return of[static_cast<size_t>(index)];
+  }
+
+  std::vector<Contribution> gradients_;
+  std::vector<pybind11::object> tensors_;
+  std::vector<int> noted_;      // by parameter: 1 if it is here
+  std::vector<int> of_bucket_;  // by bucket: how many are here
+};
 
 // An engine with what it stands on. Tensors that view its memory share it, so the memory outlives
 // the engine's Python object for as long as one of them is there.
@@ -95,6 +133,27 @@ auto unlocked(const EngineHandle& handle, const Work& work) {
   Engine& engine = handle.enter();
   const pybind11::gil_scoped_release release;
   return work(engine);
+}
+
+// A StateInterval whose views keep their engine alive.
+struct OwnedInterval {
+  StateInterval interval;
+  std::shared_ptr<EngineOwner> owner;
+
+  // Master, gradient and states; and the parameter.
+  dlpack::Device where() const { return interval.on_host ? kHost : owner->where(); }
+  dlpack::Device where_param() const { return interval.param_on_host ? kHost : owner->where(); }
+  std::optional<pybind11::capsule> export_if(TensorView view) const {
+    if (view.data == nullptr) return std::nullopt;
+    return export_view(view, owner, where());
+  }
+};
+
+inline std::vector<OwnedInterval> own(std::span<const StateInterval> intervals,
+                                      const std::shared_ptr<EngineOwner>& owner) {
+  std::vector<OwnedInterval> result;
+  for (const StateInterval& interval : intervals) result.push_back({interval, owner});
+  return result;
 }
 
 }  // namespace zerorun

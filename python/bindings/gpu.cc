@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include <functional>
-#include <utility>
 
 #include "device/cuda_backend.h"
 #include "device/drain.h"

@@ -4,8 +4,9 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 
-#include "python/bindings/dlpack.h"
+#include "python/bindings/tensor_exchange.h"
 #include "zerorun/device.h"
 
 namespace zerorun {
@@ -41,5 +42,27 @@ class Gpu {
 
 // Keeps a Python object for code that may let go of it without the GIL.
 std::shared_ptr<pybind11::object> keep(pybind11::object object);
+
+// For what may wait for another rank, which may be a thread that needs the GIL: lets go of it if
+// this thread has it.
+class WithoutGil {
+ public:
+  WithoutGil() {
+    if (Py_IsInitialized() != 0 && PyGILState_Check() == 1) released_.emplace();
+  }
+
+ private:
+  std::optional<pybind11::gil_scoped_release> released_;
+};
+
+// The same object, whose last reference, whoever has it, ends it so.
+template <typename T>
+std::shared_ptr<T> ending_without_gil(std::shared_ptr<T> object) {
+  T* const address = object.get();
+  return {address, [object = std::move(object)](T* /*address*/) mutable {
+            const WithoutGil unlocked;
+            object.reset();
+          }};
+}
 
 }  // namespace zerorun

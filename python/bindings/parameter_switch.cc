@@ -1,9 +1,10 @@
-#include "python/bindings/parameter_switch.h"
-
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/check.h"
+#include "python/bindings/engine_handle.h"
 #include "python/bindings/register.h"
 
 namespace py = pybind11;
@@ -16,71 +17,109 @@ namespace {
 // A string object that Python has once, so that look-ups by it neither hash nor compare it.
 py::handle interned(const char* name) { return PyUnicode_InternFromString(name); }
 
-}  // namespace
+// The parameters of one module of a stage-3 engine, as PyTorch sees them: views of the full
+// parameters from the first acquire to the last release, empty in between. The Parameter objects
+// stay the same; only what their `.data` points to changes. The dictionaries that modules read them
+// from are of other classes while a call holds them.
+class ParameterSwitch {
+ public:
+  ParameterSwitch(std::shared_ptr<EngineOwner> owner, ModuleId module)
+      : owner_(std::move(owner)), module_(module) {}
 
-void ParameterSwitch::acquire() {
-  if (holders_ == 0) {
-    {
-      Engine& engine = owner_->enter();
-      const py::gil_scoped_release release;
-      engine.gather(module_);
+  void add(py::object parameter, py::object full, py::object empty) {
+    entries_.push_back({std::move(parameter), std::move(full), std::move(empty)});
+  }
+  void acquire() {
+    if (holders_ == 0) {
+      {
+        Engine& engine = owner_->enter();
+        const py::gil_scoped_release release;
+        engine.gather(module_);
+      }
+      set_data(&Entry::full);
     }
-    set_data(&Entry::full);
+    ++holders_;  // after all that can fail
   }
-  ++holders_;  // after all that can fail
-}
 
-void ParameterSwitch::release() {
-  ZR_CHECK(holders_ > 0, "module {} released more often than acquired", module_);
-  if (--holders_ > 0) return;
-  set_data(&Entry::empty);
-  Engine& engine = owner_->enter();
-  const py::gil_scoped_release release;
-  engine.release(module_);
-}
-
-void ParameterSwitch::enter(bool autocast) {
-  acquire();
-  ++calls_;
-  if (autocast) {
-    cast_reads();
-  } else if (calls_ == 1) {
-    set_class(&Reader::plain);
+  void release() {
+    ZR_CHECK(holders_ > 0, "module {} released more often than acquired", module_);
+    if (--holders_ > 0) return;
+    set_data(&Entry::empty);
+    Engine& engine = owner_->enter();
+    const py::gil_scoped_release release;
+    engine.release(module_);
   }
-}
 
-void ParameterSwitch::leave() {
-  if (--calls_ == 0) set_class(&Reader::watched);
-  release();
-}
+  bool available() const { return holders_ > 0; }
 
-void ParameterSwitch::set_data(py::object Entry::*values) {
-  static const py::handle name = interned("data");
-  for (const Entry& entry : entries_) py::setattr(entry.parameter, name, entry.*values);
-}
-
-void ParameterSwitch::set_class(py::object Reader::*kind) {
-  static const py::handle name = interned("__class__");
-  for (const Reader& reader : readers_) py::setattr(reader.parameters, name, reader.*kind);
-}
-
-int ParameterSwitch::traverse(visitproc visit, void* arg) const {
-  for (const Entry& entry : entries_) {
-    Py_VISIT(entry.parameter.ptr());
-    Py_VISIT(entry.full.ptr());
-    Py_VISIT(entry.empty.ptr());
+  void add_reader(py::object parameters, py::object watched, py::object plain, py::object cast) {
+    readers_.push_back(
+        {std::move(parameters), std::move(watched), std::move(plain), std::move(cast)});
   }
-  for (const Reader& reader : readers_) Py_VISIT(reader.parameters.ptr());
-  return 0;
-}
+  void enter(bool autocast) {
+    acquire();
+    ++calls_;
+    if (autocast) {
+      cast_reads();
+    } else if (calls_ == 1) {
+      set_class(&Reader::plain);
+    }
+  }
 
-void ParameterSwitch::clear() {
-  // What they run may come back here.
-  const std::vector<Entry> entries = std::exchange(entries_, {});
-  const std::vector<Reader> readers = std::exchange(readers_, {});
-}
+  void leave() {
+    if (--calls_ == 0) set_class(&Reader::watched);
+    release();
+  }
 
-namespace {
+  bool entered() const { return calls_ > 0; }
+  void cast_reads() { set_class(&Reader::cast); }
+
+  // For Python's garbage collector: parameters refer to their engine, and so to this.
+  int traverse(visitproc visit, void* arg) const {
+    for (const Entry& entry : entries_) {
+      Py_VISIT(entry.parameter.ptr());
+      Py_VISIT(entry.full.ptr());
+      Py_VISIT(entry.empty.ptr());
+    }
+    for (const Reader& reader : readers_) Py_VISIT(reader.parameters.ptr());
+    return 0;
+  }
+
+  void clear() {
+    // What they run may come back here.
+    const std::vector<Entry> entries = std::exchange(entries_, {});
+    const std::vector<Reader> readers = std::exchange(readers_, {});
+  }
+
+ private:
+  struct Entry {
+    py::object parameter;
+    py::object full;
+    py::object empty;
+  };
+  struct Reader {
+    py::object parameters;
+    py::object watched;
+    py::object plain;
+    py::object cast;
+  };
+  void set_data(py::object Entry::*values) {
+    static const py::handle name = interned("data");
+    for (const Entry& entry : entries_) py::setattr(entry.parameter, name, entry.*values);
+  }
+
+  void set_class(py::object Reader::*kind) {
+    static const py::handle name = interned("__class__");
+    for (const Reader& reader : readers_) py::setattr(reader.parameters, name, reader.*kind);
+  }
+
+  std::shared_ptr<EngineOwner> owner_;
+  const ModuleId module_;
+  std::vector<Entry> entries_;
+  std::vector<Reader> readers_;
+  int holders_ = 0;
+  int calls_ = 0;  // of the holders
+};
 
 // Null while the object is being made or ended. pybind11 3.1 sets an object's layout after it has
 // allocated others for the first one of a subclass, where Python before 3.12 may collect.

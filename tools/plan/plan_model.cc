@@ -16,7 +16,6 @@
 #include "tools/plan/plan.h"
 #include "train/model/activations.h"
 #include "train/model/gpt_config.h"
-#include "train/model/hf_config.h"
 
 namespace zerorun {
 

@@ -54,8 +54,6 @@ class CpuKernels final : public Kernels {
   };
   // c[rows, cols] = beta * c + a[rows, inner] * weight
   void multiply(const GemmSize& size, const float* a, const GemmWeight& b, float beta, float* c);
-  void weight_gradient(const LinearShape& shape, const float* x, const float* dy,
-                       const GradientView& weight);
   float* panel(int64_t rows, int64_t cols);
 
   std::vector<float> panel_;  // scratch: a part of a weight or of its gradient in fp32

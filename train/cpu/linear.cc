@@ -109,17 +109,14 @@ void CpuKernels::linear_transposed_gelu(const LinearShape& shape, TensorView dy,
 void CpuKernels::linear_gradients(const LinearShape& shape, TensorView x, TensorView dy,
                                   const GradientView& weight, const GradientView& bias) {
   check_dense(shape);
-  weight_gradient(shape, floats(x), floats(dy), weight);
-  if (bias.view.empty()) return;
-  std::vector<float> sums(static_cast<size_t>(shape.out));
-  column_sums(shape.rows, shape.out, floats(dy), sums.data());
-  write_gradient(sums.data(), bias);
-}
-
-void CpuKernels::weight_gradient(const LinearShape& shape, const float* x, const float* dy,
-                                 const GradientView& weight) {
+  if (!bias.view.empty()) {
+    std::vector<float> sums(static_cast<size_t>(shape.out));
+    column_sums(shape.rows, shape.out, floats(dy), sums.data());
+    write_gradient(sums.data(), bias);
+  }
+  const GemmInput inputs{floats(x), shape.in, true};
   if (weight.view.dtype == DType::fp32) {
-    gemm({shape.in, shape.out, shape.rows}, {x, shape.in, true}, {dy, shape.out},
+    gemm({shape.in, shape.out, shape.rows}, inputs, {floats(dy), shape.out},
          {weight.view.as<float>(), shape.out}, 1.0F, weight.accumulate ? 1.0F : 0.0F);
     return;
   }
@@ -129,8 +126,8 @@ void CpuKernels::weight_gradient(const LinearShape& shape, const float* x, const
   const StoredPanel gradient{weight.view, shape.out};
   for (int64_t i = 0; i < rows.count(); ++i) {
     for (int64_t j = 0; j < cols.count(); ++j) {
-      gemm({rows.size(i), cols.size(j), shape.rows}, {x + rows.begin(i), shape.in, true},
-           {dy + cols.begin(j), shape.out}, {tile, cols.size(j)});
+      gemm({rows.size(i), cols.size(j), shape.rows}, {inputs.data + rows.begin(i), shape.in, true},
+           {floats(dy) + cols.begin(j), shape.out}, {tile, cols.size(j)});
       round_into(tile, rows.size(i), cols.size(j), gradient.at(rows.begin(i), cols.begin(j)),
                  weight.accumulate);
     }

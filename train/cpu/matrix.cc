@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <type_traits>
 
 #include "core/check.h"
 #include "core/parallel.h"
@@ -27,9 +26,7 @@ namespace HWY_NAMESPACE {
 // Calls body(pointer) with a pointer of the view's element type.
 template <typename Body>
 HWY_INLINE void with_storage(TensorView view, const Body& body) {
-  with_floating(view.dtype, [&](auto* type) HWY_ATTR {
-    body(view.as<std::remove_pointer_t<decltype(type)>>());
-  });
+  with_floating(view.dtype, [&]<typename T>(T*) HWY_ATTR { body(view.as<T>()); });
 }
 
 void widen_rows(const StoredPanel& from, int64_t rows, int64_t cols, float* to) {

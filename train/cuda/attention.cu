@@ -86,8 +86,7 @@ struct Accumulator {
 // shared memory (48 KiB) allows.
 template <typename Body>
 void with_head(DType dtype, int64_t width, const Body& body) {
-  with_floating(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  with_floating(dtype, [&]<typename T>(T*) {
     if (width <= 64) {
       body.template operator()<T, 64, 32>();
     } else if (width <= 128) {

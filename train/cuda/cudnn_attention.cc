@@ -4,12 +4,9 @@
 
 #include <array>
 #include <cmath>
-#include <exception>
 #include <map>
-#include <optional>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "core/check.h"
 #include "device/cuda/libraries/library_files.h"

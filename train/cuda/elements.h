@@ -2,11 +2,9 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <type_traits>
 
 #include "device/convert.h"
 #include "device/cuda/kernels/launch.h"
-#include "device/cuda/kernels/vector.h"
 #include "train/cuda/kernels.h"
 #include "zerorun/tensor.h"
 
@@ -65,8 +63,7 @@ __device__ inline void write(const float* values, T* to) {
 template <typename Body>
 void with_vectors(DType dtype, std::initializer_list<TensorView> matrices, int64_t row,
                   const Body& body) {
-  with_floating(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  with_floating(dtype, [&]<typename T>(T*) {
     constexpr int kWide = 16 / sizeof(T);
     bool wide = row % kWide == 0;
     for (const TensorView& matrix : matrices) {

@@ -89,8 +89,7 @@ void add_bias(cudaStream_t stream, TensorView bias, TensorView y) {
 void add_parts(cudaStream_t stream, const float* parts, int64_t count, int64_t stride,
                const GradientView& to) {
   const int64_t width = to.view.numel;
-  with_floating(to.view.dtype, [&](auto* type) {
-    using G = std::remove_pointer_t<decltype(type)>;
+  with_floating(to.view.dtype, [&]<typename G>(G*) {
     launch(add_all_parts<G>, grid_of(ceil_div(width, kLanes)), kThreads, stream, parts, count,
            stride, width, to.accumulate, to.view.as<G>());
   });

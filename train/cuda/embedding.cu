@@ -65,8 +65,7 @@ void embed_backward(cudaStream_t stream, const TokenGrid& grid, const TokenOrder
   const int64_t positions = wpe.view.numel / grid.width;
   with_vectors(dx.dtype, {dx, wte.view, wpe.view}, grid.width, [&]<typename T, int kN>() {
     const int64_t tiles = ceil_div(grid.width, kLanes * kN);
-    with_floating(wte.view.dtype, [&](auto* gradient_type) {
-      using G = std::remove_pointer_t<decltype(gradient_type)>;
+    with_floating(wte.view.dtype, [&]<typename G>(G*) {
       launch(position_gradients<T, G, kN>, grid_of(positions, tiles), kThreads, stream, grid,
              dx.as<const T>(), wpe.accumulate, wpe.view.as<G>());
       launch(token_gradients<T, G, kN>, grid_of(order.distinct, tiles), kThreads, stream, grid,

@@ -240,23 +240,6 @@ __global__ void norm_gradient_parts(LayerNormShape shape, int64_t rows_of_part, 
   write<N>(totals[1], part + width);
 }
 
-}  // namespace
-
-void layer_norm(cudaStream_t stream, const LayerNormShape& shape, TensorView x, TensorView gain,
-                TensorView bias, TensorView moments, TensorView y) {
-  check_dtype(x.dtype, {gain, bias, y}, "layer_norm");
-  with_vectors(x.dtype, {x, gain, bias, y}, shape.width, [&]<typename T, int kN>() {
-    launch(norm_rows<T, kN>, grid_of(ceil_div(shape.rows, kWarps)), kThreads, stream, shape,
-           x.as<const T>(), gain.as<const T>(), bias.as<const T>(), moments.as<float>(), y.as<T>());
-  });
-}
-
-int64_t layer_norm_scratch(int64_t width) {
-  return std::max(part_sums_numel(2, width), kMaxBlocks * 2 * width);
-}
-
-namespace {
-
 // Writes dx and the parts of the other two; returns how many there are.
 template <typename T, int N>
 int64_t launch_backward(cudaStream_t stream, const LayerNormShape& shape,
@@ -283,6 +266,19 @@ int64_t launch_backward(cudaStream_t stream, const LayerNormShape& shape,
 }
 
 }  // namespace
+
+void layer_norm(cudaStream_t stream, const LayerNormShape& shape, TensorView x, TensorView gain,
+                TensorView bias, TensorView moments, TensorView y) {
+  check_dtype(x.dtype, {gain, bias, y}, "layer_norm");
+  with_vectors(x.dtype, {x, gain, bias, y}, shape.width, [&]<typename T, int kN>() {
+    launch(norm_rows<T, kN>, grid_of(ceil_div(shape.rows, kWarps)), kThreads, stream, shape,
+           x.as<const T>(), gain.as<const T>(), bias.as<const T>(), moments.as<float>(), y.as<T>());
+  });
+}
+
+int64_t layer_norm_scratch(int64_t width) {
+  return std::max(part_sums_numel(2, width), kMaxBlocks * 2 * width);
+}
 
 void layer_norm_backward(cudaStream_t stream, const LayerNormShape& shape,
                          const LayerNormState& state, TensorView dy,

@@ -1,6 +1,5 @@
 #include "train/cuda/matmul.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "core/check.h"

@@ -152,18 +152,27 @@ void Corpus::for_segments(int64_t begin, int64_t count, const Body& body) const 
 void Corpus::read(int64_t begin, std::span<int32_t> out) const {
   ZR_CHECK(begin >= 0 && begin + std::ssize(out) <= size_, "tokens {} to {} of {}", begin,
            begin + std::ssize(out), size_);
+  auto to = out.begin();
   for_segments(begin, std::ssize(out), [&](const Segment& segment, int64_t offset, int64_t count) {
-    read_segment(segment, offset, out.first(static_cast<size_t>(count)));
-    out = out.subspan(static_cast<size_t>(count));
+    const std::byte* const data = segment.file.bytes().last(nbytes_of(segment.size)).data();
+    for (int64_t position = offset; position < offset + count; ++position) {
+      uint16_t token = 0;
+      if (is_text_) {
+        token = std::to_integer<uint16_t>(data[position]);
+      } else {
+        std::memcpy(&token, data + nbytes_of(position), sizeof(token));
+      }
+      if (token >= vocabulary_) {
+        fail<IoError>("{}: token {} at position {} is outside the vocabulary of {}", segment.path,
+                      token, position, vocabulary_);
+      }
+      *to++ = token;
+    }
   });
 }
 
 uint64_t Corpus::hash() const {
-  if (!hash_) hash_ = computed_hash();
-  return *hash_;
-}
-
-uint64_t Corpus::computed_hash() const {
+  if (hash_) return *hash_;
   Hash hash;
   hash.update(std::as_bytes(std::span(&size_, 1)));
   const auto add = [&](const Segment& segment, int64_t offset, int64_t count) {
@@ -177,25 +186,8 @@ uint64_t Corpus::computed_hash() const {
       for_segments((size_ - kHashedPiece) * piece / (kHashedPieces - 1), kHashedPiece, add);
     }
   }
-  return hash.value();
-}
-
-void Corpus::read_segment(const Segment& segment, int64_t begin, std::span<int32_t> out) const {
-  const std::byte* const data = segment.file.bytes().last(nbytes_of(segment.size)).data();
-  for (size_t i = 0; i < out.size(); ++i) {
-    const size_t position = static_cast<size_t>(begin) + i;
-    if (is_text_) {
-      out[i] = std::to_integer<int32_t>(data[position]);
-      continue;
-    }
-    uint16_t token = 0;
-    std::memcpy(&token, data + position * sizeof(token), sizeof(token));
-    if (token >= vocabulary_) {
-      fail<DataError>("{}: token {} at position {} is outside the vocabulary of {}", segment.path,
-                      token, position, vocabulary_);
-    }
-    out[i] = token;
-  }
+  hash_ = hash.value();
+  return *hash_;
 }
 
 DefaultText find_default_text(const std::string& home) {

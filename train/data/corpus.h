@@ -11,12 +11,6 @@
 
 namespace zerorun::train {
 
-// Damaged data that are discovered during training, by the rank that reads them.
-class DataError : public IoError {
- public:
-  using IoError::IoError;
-};
-
 // The tokens of all data files as one sequence, in the order of the paths. Each byte of a text file
 // is a token; a .bin file has 16-bit tokens (docs/data_format.md).
 class Corpus {
@@ -36,7 +30,7 @@ class Corpus {
   // else of the number of tokens and of evenly spaced pieces.
   uint64_t hash() const;  // reads the data on the first call; not thread-safe
 
-  // Reads tokens [begin, begin + out.size()). Throws DataError for a token outside the vocabulary.
+  // Reads tokens [begin, begin + out.size()). Throws IoError for a token outside the vocabulary.
   void read(int64_t begin, std::span<int32_t> out) const;
 
  private:
@@ -51,8 +45,6 @@ class Corpus {
   void add_tokens(const std::string& path, MappedFile file);
   void add_segment(const std::string& path, MappedFile file, int64_t size, bool is_text,
                    int64_t vocabulary);
-  uint64_t computed_hash() const;
-  void read_segment(const Segment& segment, int64_t begin, std::span<int32_t> out) const;
   // Calls body(segment, offset, count) for the parts of tokens [begin, begin + count).
   template <typename Body>
   void for_segments(int64_t begin, int64_t count, const Body& body) const;

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <type_traits>
 
 #include "checkpoint/files/file.h"
 #include "core/check.h"
@@ -70,8 +69,8 @@ HfWeights::HfWeights(const std::string& folder, const GptConfig& config) : reade
 void HfWeights::fill(ParameterId id, int64_t begin, std::span<float> out) const {
   const TensorView from =
       tensors_.at(static_cast<size_t>(id)).slice(begin, static_cast<int64_t>(out.size()));
-  with_floating(from.dtype, [&](auto* type) {
-    const auto* const values = from.as<std::remove_pointer_t<decltype(type)>>();
+  with_floating(from.dtype, [&]<typename T>(T*) {
+    const auto* const values = from.as<T>();
     std::transform(values, values + out.size(), out.begin(),
                    [](auto value) { return widen(value); });
   });

@@ -1,6 +1,6 @@
-#include "train/model/block.h"
-
 #include <fmt/format.h>
+
+#include "train/model/model.h"
 
 namespace zerorun::train {
 
@@ -85,45 +85,36 @@ void Block::forward(const Rows& rows, TensorView x, BlockActivations& kept, Tens
 }
 
 void Block::backward(const Rows& rows, TensorView x, const BlockActivations& kept, TensorView dx) {
-  feed_forward_backward(rows.count(), kept, dx);
-  attention_backward(rows, x, kept, dx);
-}
-
-void Block::feed_forward_backward(int64_t rows, const BlockActivations& kept, TensorView dx) {
-  const TensorView active = scratch_.active.first(rows);
-  const TensorView dhidden = scratch_.wide.all().slice(0, rows * config_.inner);
-  const TensorView normal = scratch_.normal.first(rows);
-  const TensorView middle = kept.middle.first(rows);
-  const TensorView moments = kept.moments_2.first(rows);
-  kernels_.linear_transposed_gelu(feed_forward_out_.shape(rows), dx, weight(feed_forward_out_),
-                                  kept.hidden.first(rows), active, dhidden);
-  linear_gradients(feed_forward_out_, rows, active, dx);
-  normalize(ln_2_, rows, middle, moments, normal);
-  linear_gradients(feed_forward_in_, rows, normal, dhidden);
-  kernels_.linear_transposed(feed_forward_in_.shape(rows), dhidden, weight(feed_forward_in_),
-                             scratch_.dnormal.first(rows));
-  norm_backward(ln_2_, rows, middle, moments, dx);
-}
-
-void Block::attention_backward(const Rows& rows, TensorView x, const BlockActivations& kept,
-                               TensorView dx) {
   const int64_t count = rows.count();
-  const TensorView own_x = x.slice(0, count * config_.width);
-  const TensorView dattended = scratch_.dnormal.first(count);
-  const TensorView dqkv = scratch_.wide.all().slice(0, 3 * count * config_.width);
   const TensorView normal = scratch_.normal.first(count);
-  const TensorView moments = kept.moments_1.first(count);
-  kernels_.linear_transposed(attention_out_.shape(count), dx, weight(attention_out_), dattended);
-  linear_gradients(attention_out_, count, kept.attended.first(count), dx);
-  kernels_.attention_backward(
-      {rows.batch, rows.seq_len, 0, config_.heads, config_.width},
-      {kept.qkv.first(count), kept.attended.first(count), kept.log_sum.first(count)}, dattended,
-      dqkv);
-  normalize(ln_1_, count, own_x, moments, normal);
+  const TensorView dnormal = scratch_.dnormal.first(count);
+
+  const TensorView active = scratch_.active.first(count);
+  const TensorView dhidden = scratch_.wide.all().slice(0, count * config_.inner);
+  const TensorView middle = kept.middle.first(count);
+  const TensorView moments_2 = kept.moments_2.first(count);
+  kernels_.linear_transposed_gelu(feed_forward_out_.shape(count), dx, weight(feed_forward_out_),
+                                  kept.hidden.first(count), active, dhidden);
+  linear_gradients(feed_forward_out_, count, active, dx);
+  normalize(ln_2_, count, middle, moments_2, normal);
+  linear_gradients(feed_forward_in_, count, normal, dhidden);
+  kernels_.linear_transposed(feed_forward_in_.shape(count), dhidden, weight(feed_forward_in_),
+                             dnormal);
+  norm_backward(ln_2_, count, middle, moments_2, dx);
+
+  const TensorView own_x = x.slice(0, count * config_.width);
+  const TensorView dqkv = scratch_.wide.all().slice(0, 3 * count * config_.width);
+  const TensorView attended = kept.attended.first(count);
+  const TensorView moments_1 = kept.moments_1.first(count);
+  kernels_.linear_transposed(attention_out_.shape(count), dx, weight(attention_out_), dnormal);
+  linear_gradients(attention_out_, count, attended, dx);
+  kernels_.attention_backward({rows.batch, rows.seq_len, 0, config_.heads, config_.width},
+                              {kept.qkv.first(count), attended, kept.log_sum.first(count)}, dnormal,
+                              dqkv);
+  normalize(ln_1_, count, own_x, moments_1, normal);
   linear_gradients(attention_in_, count, normal, dqkv);
-  kernels_.linear_transposed(attention_in_.shape(count), dqkv, weight(attention_in_),
-                             scratch_.dnormal.first(count));
-  norm_backward(ln_1_, count, own_x, moments, dx);
+  kernels_.linear_transposed(attention_in_.shape(count), dqkv, weight(attention_in_), dnormal);
+  norm_backward(ln_1_, count, own_x, moments_1, dx);
 }
 
 }  // namespace zerorun::train

@@ -4,9 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
-#include <optional>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -14,7 +11,6 @@
 #include "core/check.h"
 #include "core/printable.h"
 #include "os/text_file.h"
-#include "train/model/hf_config.h"
 
 namespace zerorun::train {
 
@@ -119,17 +115,13 @@ std::string suggest_preset(std::string_view name) {
 }
 
 std::optional<GptConfig> gpt_preset(const std::string& name) {
-  for (const Preset& preset : kPresets) {
-    if (preset.name != name) continue;
-    GptConfig config;
-    config.layers = preset.layers;
-    config.width = preset.width;
-    config.heads = preset.heads;
-    config.positions = preset.positions;
-    config.inner = 4 * preset.width;
-    return config;
-  }
-  return std::nullopt;
+  const auto preset = std::ranges::find(kPresets, name, &Preset::name);
+  if (preset == kPresets.end()) return std::nullopt;
+  return GptConfig{.positions = preset->positions,
+                   .width = preset->width,
+                   .layers = preset->layers,
+                   .heads = preset->heads,
+                   .inner = 4 * preset->width};
 }
 
 GptConfig gpt_config(const std::string& model) {

@@ -124,8 +124,6 @@ Model::Model(const GptConfig& config, const ModelOptions& options, ParameterAcce
   }
 }
 
-BlockActivations& Model::kept(size_t layer) { return kept_[options_.recompute ? 0 : layer]; }
-
 Rows Model::rows_of(const Batch& batch) const {
   const int64_t count = std::ssize(batch.tokens);
   ZR_CHECK(count > 0 && count % options_.seq_len == 0 && count <= max_rows() &&
@@ -157,19 +155,6 @@ TensorView Model::normalize(const Rows& rows) {
   return normal;
 }
 
-void Model::head(const Rows& rows, TensorView normal, float loss_scale) {
-  const Gathered gathered(parameters_, ids_.embeddings);
-  const TensorView wte = parameters_.parameter(ids_.wte);
-  GradientView gradient = parameters_.gradient(ids_.wte);
-  in_pieces(rows, normal, wte, [&](int64_t begin, int64_t count, TensorView x, TensorView logits) {
-    kernels_.cross_entropy_gradient(logits_shape(count, rows.count()), batch_.targets() + begin,
-                                    loss_scale, logits);
-    kernels_.linear_gradients(head_shape(count), logits, x, gradient, {});
-    gradient.accumulate = true;
-    kernels_.linear(head_shape(count), logits, wte, {}, {}, scratch_.dnormal.rows(begin, count));
-  });
-}
-
 void Model::in_pieces(const Rows& rows, TensorView normal, TensorView wte, const UseLogits& use) {
   for (int64_t begin = 0; begin < rows.count(); begin += options_.logits_rows) {
     const int64_t count = std::min(options_.logits_rows, rows.count() - begin);
@@ -183,7 +168,19 @@ void Model::in_pieces(const Rows& rows, TensorView normal, TensorView wte, const
 void Model::head_and_norm_backward(const Rows& rows, float loss_scale) {
   const Gathered gathered(parameters_, ids_.norm);
   const int64_t count = rows.count();
-  head(rows, normalize(rows), loss_scale);
+  const TensorView normal = normalize(rows);
+  {
+    const Gathered embeddings(parameters_, ids_.embeddings);
+    const TensorView wte = parameters_.parameter(ids_.wte);
+    GradientView gradient = parameters_.gradient(ids_.wte);
+    in_pieces(rows, normal, wte, [&](int64_t begin, int64_t some, TensorView x, TensorView logits) {
+      kernels_.cross_entropy_gradient(logits_shape(some, count), batch_.targets() + begin,
+                                      loss_scale, logits);
+      kernels_.linear_gradients(head_shape(some), logits, x, gradient, {});
+      gradient.accumulate = true;
+      kernels_.linear(head_shape(some), logits, wte, {}, {}, scratch_.dnormal.rows(begin, some));
+    });
+  }
   kernels_.layer_norm_backward(
       norm_shape(rows),
       {residual_.back().first(count), moments_.first(count), parameters_.parameter(ids_.gain)},

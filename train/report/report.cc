@@ -5,12 +5,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
 #include "core/check.h"
@@ -65,6 +63,21 @@ bool ends_within_line(const std::string& path) {
   if (!file || file.tellg() <= 0) return false;
   file.seekg(-1, std::ios::end);
   return file.get() != '\n';
+}
+
+constexpr int64_t kLines = 20;
+constexpr auto kRefresh = std::chrono::milliseconds(200);
+constexpr auto kMaxSilence = std::chrono::seconds(10);
+
+std::string rate_text(double rate) {
+  if (rate < 10000.0) return fmt::format("{:.0f}", rate);
+  return fmt::format("{:.1f}k", rate / 1000.0);
+}
+
+std::string duration_text(double seconds) {
+  const auto whole = static_cast<int64_t>(std::clamp(std::ceil(seconds), 0.0, 1e9));
+  if (whole < 3600) return fmt::format("{}:{:02}", whole / 60, whole % 60);
+  return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
 }
 
 }  // namespace
@@ -176,25 +189,6 @@ OrderedJson RankFigures::take_collectives() {
   }
   return found;
 }
-
-namespace {
-
-constexpr int64_t kLines = 20;
-constexpr auto kRefresh = std::chrono::milliseconds(200);
-constexpr auto kMaxSilence = std::chrono::seconds(10);
-
-std::string rate_text(double rate) {
-  if (rate < 10000.0) return fmt::format("{:.0f}", rate);
-  return fmt::format("{:.1f}k", rate / 1000.0);
-}
-
-std::string duration_text(double seconds) {
-  const auto whole = static_cast<int64_t>(std::clamp(std::ceil(seconds), 0.0, 1e9));
-  if (whole < 3600) return fmt::format("{}:{:02}", whole / 60, whole % 60);
-  return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
-}
-
-}  // namespace
 
 std::string progress_line(const StepReport& report, const ProgressOptions& options,
                           double seconds_left) {

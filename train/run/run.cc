@@ -5,11 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <utility>
 
@@ -18,11 +16,6 @@
 #include "core/log.h"
 #include "core/observers.h"
 #include "os/whole_file.h"
-#include "train/model/model.h"
-#include "train/report/report.h"
-#include "train/run/run_folder.h"
-#include "train/run/trainer.h"
-#include "zerorun/checkpoint.h"
 
 namespace zerorun::train {
 
@@ -46,9 +39,7 @@ class TrainingRun {
       : setup_(setup),
         options_(setup.options),
         comm_(comm),
-        device_(device),
         stop_(stop),
-        log_(comm.rank(), comm.world_size()),
         folder_(claim_folder(options_, comm, device)),
         trainer_(setup, comm, device),
         saves_(options_.save_every, options_.keep_every) {}
@@ -77,7 +68,7 @@ class TrainingRun {
 
   // Runs work that may fail on some ranks only; all ranks throw the first error.
   void agree(std::string_view what, const std::function<void()>& work) {
-    Agreement(comm_, device_.inline_stream()).run(what, work);
+    Agreement(comm_, device().inline_stream()).run(what, work);
   }
 
   // Checks the conditions of saving now, instead of failing after hours of training.
@@ -103,12 +94,12 @@ class TrainingRun {
       trainer_.initialize();
     } else {
       const std::string warning = resume_run(options_.resume, setup_, trainer_, comm_);
-      if (!warning.empty()) log_.warning("{}", warning);
+      if (!warning.empty()) log().warning("{}", warning);
       if (options_.resume == options_.save) saves_.saved(trainer_.position().step);
     }
     if (setup_.corpus->is_text() && setup_.model.vocabulary > setup_.corpus->vocabulary()) {
-      log_.warning("the text is read as bytes, the model has {} tokens: it will learn bytes anew",
-                   setup_.model.vocabulary);
+      log().warning("the text is read as bytes, the model has {} tokens: it will learn bytes anew",
+                    setup_.model.vocabulary);
     }
     describe();
     open_outputs();
@@ -119,7 +110,7 @@ class TrainingRun {
     const BatchShape& batch = setup_.batch;
     const std::string libraries = trainer_.kernels().libraries();
     say("{} rank{} on {} ({}{}{}), ZeRO stage {}, {}, {} of {:.1f} M parameters",
-        comm_.world_size(), comm_.world_size() == 1 ? "" : "s", device_.name(), comm_.transport(),
+        comm_.world_size(), comm_.world_size() == 1 ? "" : "s", device().name(), comm_.transport(),
         libraries.empty() ? "" : "; ", libraries, config.zero.stage,
         name_of(config.precision.param_dtype), options_.model.empty() ? "a GPT-2" : options_.model,
         static_cast<double>(parameter_count(setup_.model)) / 1e6);
@@ -135,13 +126,11 @@ class TrainingRun {
     if (!options_.metrics.empty()) open_metrics();
     open_timeline();
     if (!is_first()) return;
-    ProgressOptions progress;
-    progress.first_step = trainer_.position().step;
-    progress.last_step = options_.steps;
-    progress.steps_per_print = setup_.config.steps_per_print;
-    progress.breakdown = setup_.config.wall_clock_breakdown;
-    progress.terminal = ::isatty(STDOUT_FILENO) == 1;
-    progress_.emplace(stdout, progress);
+    progress_.emplace(stdout, ProgressOptions{.first_step = trainer_.position().step,
+                                              .last_step = options_.steps,
+                                              .steps_per_print = setup_.config.steps_per_print,
+                                              .breakdown = setup_.config.wall_clock_breakdown,
+                                              .terminal = ::isatty(STDOUT_FILENO) == 1});
   }
 
   void open_metrics() {
@@ -152,7 +141,7 @@ class TrainingRun {
                        options_.resume.empty() ? Metrics::Mode::replace : Metrics::Mode::append);
     });
     trainer_.measure_peak();
-    const auto about = run_description(setup_, comm_, device_);
+    const auto about = run_description(setup_, comm_, device());
     write_metrics([&] { metrics_->begin(comm_.rank(), comm_.world_size(), about); });
     figures_.emplace(trainer_.engine(), comm_);
   }
@@ -176,24 +165,20 @@ class TrainingRun {
       say("no step to take: {} is after step {}, and --steps {} counts from the start of its run",
           options_.resume, trainer_.position().step, options_.steps);
     }
-    const int signal = take_steps();
-    trace([](Timeline& timeline) { return timeline.finish(); });
-    return signal;
-  }
-
-  // The steps of train(), without its beginning and end.
-  int take_steps() {
-    while (trainer_.position().step < options_.steps) {
+    int signal = 0;
+    while (signal == 0 && trainer_.position().step < options_.steps) {
       const Trainer::Outcome outcome = trainer_.step(stop_.received());
       after_step(outcome.report);
-      if (outcome.signal == 0) continue;
+      signal = outcome.signal;
+    }
+    if (signal != 0) {
       if (!options_.save.empty()) save_model();
-      say("stopped by a signal after step {}{}", outcome.report.step,
+      say("stopped by a signal after step {}{}", trainer_.position().step,
           options_.save.empty() ? "; nothing is saved, since --save is \"\""
                                 : fmt::format("; continue with --resume {}", options_.save));
-      return outcome.signal;
     }
-    return 0;
+    trace([](Timeline& timeline) { return timeline.finish(); });
+    return signal;
   }
 
   void after_step(const StepReport& report) {
@@ -209,13 +194,9 @@ class TrainingRun {
       const double loss = trainer_.evaluate();
       say("step {}: evaluation loss {:.4f}", report.step, loss);
     }
-    save_when_due(report.step);
-  }
-
-  void save_when_due(int64_t step) {
     const bool is_free = !saver_ || saver_->poll();  // throws if a save has failed
-    if (step == options_.steps) return;              // finish() saves
-    if (saves_.is_time(step, is_free)) save();
+    if (report.step == options_.steps) return;       // finish() saves
+    if (saves_.is_time(report.step, is_free)) save();
   }
 
   // A metrics file that cannot be written does not end the run.
@@ -224,7 +205,7 @@ class TrainingRun {
     try {
       write();
     } catch (const IoError& error) {
-      log_.warning("{}; the run goes on without it", error.what());
+      log().warning("{}; the run goes on without it", error.what());
       metrics_.reset();
     }
   }
@@ -236,14 +217,17 @@ class TrainingRun {
       const std::string line = work(*trainer_.timeline());
       if (!line.empty()) print(line);
     } catch (const IoError& error) {
-      log_.warning("{}; the run goes on without a timeline", error.what());
+      log().warning("{}; the run goes on without a timeline", error.what());
     }
   }
 
   void save() {
     if (saves_.last_step() == trainer_.position().step) return;
-    if (!has_config_) write_run_config(options_.save, setup_, comm_, device_);
-    has_config_ = true;
+    if (!std::exchange(has_config_, true)) {
+      agree("folder of the run", [&] {
+        if (is_first()) write_hf_config(options_.save, setup_.model);
+      });
+    }
     const double begin = steady_seconds();
     trainer_.engine().enter(StepPart::save);
     save_run(options_.save, setup_, trainer_, comm_, saver_ ? &*saver_ : nullptr);
@@ -293,20 +277,16 @@ class TrainingRun {
 
   void sample() {
     if (!options_.logits.empty()) write_logits();
-    SamplingOptions sampling;
-    sampling.tokens = options_.sample_tokens;
-    sampling.temperature = options_.temperature;
-    sampling.top_k = options_.top_k;
-    sampling.seed = options_.seed;
-    const std::vector<int32_t> generated = generate(trainer_.model(), setup_.prompt, sampling);
+    const std::vector<int32_t> generated = generate(trainer_.model(), setup_.prompt,
+                                                    {.tokens = options_.sample_tokens,
+                                                     .temperature = options_.temperature,
+                                                     .top_k = options_.top_k,
+                                                     .seed = options_.seed});
     std::string text;
     for (const std::vector<int32_t>& part : {setup_.prompt, generated}) {
       for (const int32_t token : part) {
-        if (setup_.corpus->is_text()) {
-          text += static_cast<char>(token);
-        } else {
-          text += fmt::format("{} ", token);
-        }
+        text += setup_.corpus->is_text() ? std::string(1, static_cast<char>(token))
+                                         : fmt::format("{} ", token);
       }
     }
     print("sample:\n" + sample_text(text));
@@ -328,13 +308,13 @@ class TrainingRun {
   }
 
   bool is_first() const { return comm_.rank() == 0; }
+  Logger log() const { return Logger(comm_.rank(), comm_.world_size()); }
+  Device& device() { return trainer_.engine().device(); }
 
   const RunSetup& setup_;
   const TrainOptions& options_;
   Communicator& comm_;
-  Device& device_;
   StopSignal& stop_;
-  Logger log_;
   RunFolder folder_;  // on rank 0; claimed before the memory of the model is allocated
   Trainer trainer_;
   std::optional<AsyncSaver> saver_;  // with --save_async

@@ -1,5 +1,3 @@
-#include "train/run/run_folder.h"
-
 #include <fcntl.h>
 #include <fmt/ranges.h>
 #include <sys/file.h>
@@ -28,7 +26,7 @@
 #include "os/open_file.h"
 #include "os/process_identity.h"
 #include "os/uninterrupted.h"
-#include "train/data/hf_folder.h"
+#include "train/run/run.h"
 
 namespace zerorun::train {
 
@@ -187,8 +185,17 @@ RunFolder::RunFolder(const TrainOptions& options, const std::string& job)
     move_away();
     create_folders(path_);
     lock(job);
-  } else {
-    check_content();
+    return;
+  }
+  // Weights without checkpoints are not this program's.
+  constexpr std::array<std::string_view, 4> kWeights = {".safetensors", ".bin", ".pt", ".pth"};
+  for (const std::string& name : entry_names(path_)) {
+    if (std::ranges::find(kWeights, fs::path(name).extension().string()) == kWeights.end())
+      continue;
+    fail<ConfigError>(
+        "--save {}: the folder contains {}, which no run of train has written; saving would "
+        "overwrite it or mix it with this run's files: give another --save",
+        given_, name);
   }
 }
 
@@ -204,21 +211,6 @@ void RunFolder::check_other_options(const TrainOptions& options) const {
         "--resume {} lies in --save {}: give another --save to go on from that checkpoint, or "
         "--resume {} for the last one",
         options.resume, given_, given_);
-  }
-}
-
-// Throws ConfigError for a folder with weights but without checkpoints, which this program did not
-// write.
-void RunFolder::check_content() const {
-  constexpr std::array<const char*, 4> kWeights = {".safetensors", ".bin", ".pt", ".pth"};
-  for (const std::string& name : entry_names(path_)) {
-    for (const char* suffix : kWeights) {
-      if (fs::path(name).extension() != suffix) continue;
-      fail<ConfigError>(
-          "--save {}: the folder contains {}, which no run of train has written; saving would "
-          "overwrite it or mix it with this run's files: give another --save",
-          given_, name);
-    }
   }
 }
 
@@ -290,13 +282,6 @@ bool continues_after_restart(const TrainOptions& options, const std::string& job
       read_environment_int("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<int>::max());
   if (restarts.value_or(0) == 0 || options.save.empty() || job.empty()) return false;
   return holds_run(options.save) && last_holder(options.save).job == job;
-}
-
-void write_run_config(const std::string& folder, const RunSetup& setup, Communicator& comm,
-                      Device& device) {
-  Agreement(comm, device.inline_stream()).run("folder of the run", [&] {
-    if (comm.rank() == 0) write_hf_config(folder, setup.model);
-  });
 }
 
 uint64_t saved_nbytes(Trainer& trainer, Communicator& comm) {

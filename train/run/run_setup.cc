@@ -172,17 +172,15 @@ GptConfig make_model(const TrainOptions& options, const Corpus& corpus) {
 
 BatchShape make_batch(const TrainOptions& options, const Config& config, const GptConfig& model,
                       const RankInfo& rank) {
-  BatchShape batch;
-  batch.micro_batch = config.batch.micro_batch_size;
-  batch.accumulation_steps = config.batch.accumulation_steps;
-  batch.world_size = rank.world_size;
-  batch.rank = rank.rank;
-  batch.seq_len = options.seq_len;
-  if (batch.seq_len > model.positions) {
-    fail<ConfigError>("--seq_len {} is longer than the model's {} positions", batch.seq_len,
+  if (options.seq_len > model.positions) {
+    fail<ConfigError>("--seq_len {} is longer than the model's {} positions", options.seq_len,
                       model.positions);
   }
-  return batch;
+  return {.micro_batch = config.batch.micro_batch_size,
+          .accumulation_steps = config.batch.accumulation_steps,
+          .seq_len = options.seq_len,
+          .world_size = rank.world_size,
+          .rank = rank.rank};
 }
 
 // Checks the memory, because a kernel that overcommits would grant too much and kill the ranks

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <csignal>
 #include <optional>
 #include <utility>
@@ -58,6 +57,35 @@ std::unique_ptr<LrSchedule> make_schedule(const Config& config,
   std::vector<double> lrs;
   for (const ParameterGroup& group : groups) lrs.push_back(group.lr);
   return make_lr_schedule(config.scheduler, std::move(lrs));
+}
+
+// Throws ConfigError for an option that would have no effect.
+void check(const KernelOptions& options, bool on_host) {
+  const bool fp32 = options.dtype == DType::fp32;
+  const bool separate = !options.gelu_epilogue || !options.bias_gradient_epilogue;
+  const bool limited = options.attention_workspace.has_value();
+  const auto refuse_if = [&](bool condition, const char* why) {
+    if (condition) throw ConfigError(fmt::format(fmt::runtime(why), name_of(options.dtype)));
+  };
+  refuse_if(options.tf32 && on_host,
+            "--tf32: products on the CPU are fp32; it needs --accelerator cuda");
+  refuse_if(options.tf32 && !fp32,
+            "--tf32: products of {} parameters are not in TF32; it needs --dtype fp32");
+  refuse_if(separate && on_host,
+            "--epilogues: those are of products on GPUs; it needs --accelerator cuda");
+  refuse_if(options.fast_attention && on_host,
+            "--fast_attention: cuDNN computes on GPUs only; it needs --accelerator cuda");
+  refuse_if(options.fast_attention && fp32,
+            "--fast_attention: cuDNN's attention is for 16 bits, and parameters are {}; it needs "
+            "--dtype bf16 or fp16");
+  refuse_if(options.fast_attention && limited,
+            "--fast_attention takes none of the memory that --attention_workspace limits: leave "
+            "one of them out");
+  refuse_if(limited && on_host,
+            "--attention_workspace: cuDNN computes on GPUs only; it needs --accelerator cuda");
+  refuse_if(limited && fp32,
+            "--attention_workspace: cuDNN's attention is for 16 bits, and parameters are {}; it "
+            "needs --dtype bf16 or fp16");
 }
 
 }  // namespace
@@ -153,7 +181,7 @@ void Trainer::follow_schedule() {
 void Trainer::measure_peak() {
   std::array<float, 1> peak = {static_cast<float>(
       measure_peak_flops(device_, *kernels_, setup_.config.precision.param_dtype))};
-  add_over_ranks(peak, "peak of the ranks");
+  sums_.add(peak, "peak of the ranks");
   peak_flops_ = peak[0];
 }
 
@@ -188,7 +216,13 @@ Trainer::Outcome Trainer::step(int received) {
   const double data_s = accumulate(engine_->loss_scale());
   clock_.mark();
   const EngineTimings during = engine_->take_timings();
-  start_agreement(received);
+  // The ranks exchange the loss and received signals before the engine's step, because afterwards
+  // this would wait for that step's gathers. When that step has waited for its gradient norm, this
+  // is done, too.
+  const TensorView values = sums_.put(std::array<float, 3>{0.0F, received == SIGINT ? 1.0F : 0.0F,
+                                                           received == SIGTERM ? 1.0F : 0.0F});
+  model_.move_loss(values.slice(0, 1));
+  sums_.start("loss of the step");
   const StepResult result = engine_->step();
   const EngineTimings after = engine_->take_timings();
   std::array<float, 3> sums{};  // of the losses, and of ranks with either signal
@@ -228,19 +262,6 @@ Trainer::Outcome Trainer::step(int received) {
   return {report, sums[2] > 0.0F ? SIGTERM : sums[1] > 0.0F ? SIGINT : 0};
 }
 
-void Trainer::start_agreement(int received) {
-  const TensorView values = sums_.put(std::array<float, 3>{0.0F, received == SIGINT ? 1.0F : 0.0F,
-                                                           received == SIGTERM ? 1.0F : 0.0F});
-  model_.move_loss(values.slice(0, 1));
-  sums_.start("loss of the step");
-}
-
-void Trainer::add_over_ranks(std::span<float> values, std::string_view label) {
-  sums_.put(values);
-  sums_.start(label);
-  sums_.finish(values);
-}
-
 double Trainer::evaluate() {
   const int64_t sequences = std::min(setup_.batches->evaluation_sequences(), kEvaluationSequences);
   const int64_t micro_batch = setup_.batch.micro_batch;
@@ -257,42 +278,9 @@ double Trainer::evaluate() {
     count += std::ssize(batch.tokens);
   }
   std::array<float, 2> sums = {static_cast<float>(loss), static_cast<float>(count)};
-  add_over_ranks(sums, "loss of the evaluation");
+  sums_.add(sums, "loss of the evaluation");
   return double{sums[0]} / sums[1];
 }
-
-namespace {
-
-// Throws ConfigError for an option that would have no effect.
-void check(const KernelOptions& options, bool on_host) {
-  const bool fp32 = options.dtype == DType::fp32;
-  const bool separate = !options.gelu_epilogue || !options.bias_gradient_epilogue;
-  const bool limited = options.attention_workspace.has_value();
-  const auto refuse_if = [&](bool condition, const char* why) {
-    if (condition) throw ConfigError(fmt::format(fmt::runtime(why), name_of(options.dtype)));
-  };
-  refuse_if(options.tf32 && on_host,
-            "--tf32: products on the CPU are fp32; it needs --accelerator cuda");
-  refuse_if(options.tf32 && !fp32,
-            "--tf32: products of {} parameters are not in TF32; it needs --dtype fp32");
-  refuse_if(separate && on_host,
-            "--epilogues: those are of products on GPUs; it needs --accelerator cuda");
-  refuse_if(options.fast_attention && on_host,
-            "--fast_attention: cuDNN computes on GPUs only; it needs --accelerator cuda");
-  refuse_if(options.fast_attention && fp32,
-            "--fast_attention: cuDNN's attention is for 16 bits, and parameters are {}; it needs "
-            "--dtype bf16 or fp16");
-  refuse_if(options.fast_attention && limited,
-            "--fast_attention takes none of the memory that --attention_workspace limits: leave "
-            "one of them out");
-  refuse_if(limited && on_host,
-            "--attention_workspace: cuDNN computes on GPUs only; it needs --accelerator cuda");
-  refuse_if(limited && fp32,
-            "--attention_workspace: cuDNN's attention is for 16 bits, and parameters are {}; it "
-            "needs --dtype bf16 or fp16");
-}
-
-}  // namespace
 
 std::unique_ptr<Kernels> make_kernels(Device& device, const KernelOptions& options) {
   check(options, device.is_host());

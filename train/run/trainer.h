@@ -37,6 +37,12 @@ class RankSums {
   void start(std::string_view label);
   // Waits for the sums.
   void finish(std::span<float> sums);
+  // Replaces each value by its sum.
+  void add(std::span<float> values, std::string_view label) {
+    put(values);
+    start(label);
+    finish(values);
+  }
 
  private:
   Device& device_;
@@ -102,15 +108,9 @@ class Trainer {
   const Kernels& kernels() const { return *kernels_; }
 
  private:
-  // Starts exchanging the loss of a step and received signals. Done before the engine's step,
-  // because afterwards it would wait for that step's gathers. When that step has waited for its
-  // gradient norm, this is done, too.
-  void start_agreement(int received);
   // Runs forward, backward and reductions of all micro-steps. Returns the time in seconds for
   // preparing their data.
   double accumulate(double loss_scale);
-  // Replaces each value by its sum over the ranks.
-  void add_over_ranks(std::span<float> values, std::string_view label);
   // Sets the learning rates of the next step. They depend only on the number of applied steps, so
   // skipped steps do not advance them and a checkpoint needs no further state.
   void follow_schedule();

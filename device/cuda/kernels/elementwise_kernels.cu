@@ -7,7 +7,6 @@
 #include "device/cuda/kernels/kernels.h"
 #include "device/cuda/kernels/launch.h"
 #include "device/cuda/kernels/segments.h"
-#include "device/cuda/kernels/vector.h"
 #include "device/newton_schulz.h"
 #include "zerorun/exact_sum.h"
 
@@ -161,12 +160,8 @@ void set(cudaStream_t stream, TensorView dst, T value) {
 
 template <typename Map>
 void map_floating(cudaStream_t stream, TensorView src, TensorView dst, Map each) {
-  with_floating(src.dtype, [&](auto* src_type) {
-    with_floating(dst.dtype, [&](auto* dst_type) {
-      using Src = std::remove_pointer_t<decltype(src_type)>;
-      using Dst = std::remove_pointer_t<decltype(dst_type)>;
-      map<Src, Dst>(stream, src, dst, each);
-    });
+  with_floating(src.dtype, [&]<typename Src>(Src*) {
+    with_floating(dst.dtype, [&]<typename Dst>(Dst*) { map<Src, Dst>(stream, src, dst, each); });
   });
 }
 
@@ -221,10 +216,8 @@ void copy(cudaStream_t stream, std::span<const TensorCopy> copies) {
       if (copies[begin].dst.dtype != to) break;
       alike.emplace_back(copies[begin]);
     }
-    with_floating(from, [&](auto* src_type) {
-      with_floating(to, [&](auto* dst_type) {
-        using Src = std::remove_pointer_t<decltype(src_type)>;
-        using Dst = std::remove_pointer_t<decltype(dst_type)>;
+    with_floating(from, [&]<typename Src>(Src*) {
+      with_floating(to, [&]<typename Dst>(Dst*) {
         for_each_launch<CopySegments>(
             std::span<const CopySegment>(alike), blocks, [&](const CopySegments& some) {
               launch(copy_tensors<Src, Dst>, some.blocks(), kThreads, stream, some);
@@ -240,10 +233,7 @@ void extreme(cudaStream_t stream, TensorView src, TensorView dst, bool larger) {
 }
 
 void scale(cudaStream_t stream, TensorView dst, float factor) {
-  with_floating(dst.dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    map<T, T>(stream, dst, dst, Scale{factor});
-  });
+  with_floating(dst.dtype, [&]<typename T>(T*) { map<T, T>(stream, dst, dst, Scale{factor}); });
 }
 
 void normalize(cudaStream_t stream, TensorView dst, TensorView sum) {

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
 #include "device/cuda/runtime/cuda_error.h"
+#include "device/host_device.h"
 
 namespace zerorun::cuda {
 
@@ -29,6 +31,26 @@ inline constexpr unsigned kWholeWarp = 0xffffffffU;
 // Returns the number of thread blocks for `work` items, one per thread; at least one block.
 inline dim3 blocks_for(int64_t work, int64_t most = int64_t{1} << 30) {
   return {static_cast<unsigned>(std::clamp<int64_t>((work + kThreads - 1) / kThreads, 1, most))};
+}
+
+// N neighbouring elements, which one memory access reads or writes.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vector {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ inline Vector<T, N> load_vector(const T* from) {
+  return *reinterpret_cast<const Vector<T, N>*>(from);
+}
+
+template <typename T, int N>
+__device__ inline void store_vector(const Vector<T, N>& vector, T* to) {
+  *reinterpret_cast<Vector<T, N>*>(to) = vector;
+}
+
+ZR_HOST_DEVICE inline bool is_aligned(const void* data, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(data) % bytes == 0;
 }
 
 }  // namespace zerorun::cuda

@@ -1,12 +1,10 @@
 #include <algorithm>
-#include <type_traits>
 
 #include "core/exact_term.h"
 #include "device/convert.h"
 #include "device/cuda/kernels/kernels.h"
 #include "device/cuda/kernels/launch.h"
 #include "device/cuda/kernels/segments.h"
-#include "device/cuda/kernels/vector.h"
 #include "device/host_device.h"
 #include "zerorun/exact_sum.h"
 
@@ -121,7 +119,6 @@ __global__ void squares(const __grid_constant__ SquaresSegments<T> segments, con
   }
 }
 
-// Returns the number of a segment's thread blocks.
 int64_t blocks_of(const SquaresSegment& segment) {
   constexpr int64_t kMaxBlocks = 2048;  // enough for any GPU
   return std::min((chunks_of(segment.numel) + kChunksOfBlock - 1) / kChunksOfBlock, kMaxBlocks);
@@ -140,8 +137,7 @@ void add_squares_of(cudaStream_t stream, const T* all, std::span<const SquaresSe
 
 void sum_of_squares(cudaStream_t stream, TensorView src, std::span<const SquaresSegment> segments,
                     TensorView sums) {
-  with_floating(src.dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  with_floating(src.dtype, [&]<typename T>(T*) {
     const auto aligned = [&](const SquaresSegment& segment) {
       return is_aligned(src.as<T>() + segment.begin, 4 * sizeof(T));
     };

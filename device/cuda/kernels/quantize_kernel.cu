@@ -1,4 +1,3 @@
-#include <type_traits>
 
 #include "device/convert.h"
 #include "device/cuda/kernels/kernels.h"
@@ -120,8 +119,7 @@ __global__ void dequantize_blocks(const unsigned char* src, T* dst, int64_t bloc
 void quantize(cudaStream_t stream, TensorView src, TensorView dst, const Quantization& how) {
   if (src.empty()) return;
   const int64_t blocks = src.numel / kQuantizedBlock;
-  with_floating(src.dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  with_floating(src.dtype, [&]<typename T>(T*) {
     launch(how.bits == 8 ? quantize_blocks<8, T> : quantize_blocks<4, T>,
            blocks_for(blocks * kThreadsOfBlock), kThreads, stream, src.as<const T>(),
            dst.as<unsigned char>(), blocks, how.rows, how.columns, how.lost.as<float>(), how.beta);
@@ -133,8 +131,7 @@ void dequantize(cudaStream_t stream, TensorView src, TensorView dst, const Dequa
   const int64_t blocks = dst.numel / kQuantizedBlock;
   const Exact exact{how.exact.data, how.exact.dtype,
                     how.exact.data == nullptr ? -1 : how.exact_part};
-  with_floating(dst.dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  with_floating(dst.dtype, [&]<typename T>(T*) {
     launch(how.bits == 8 ? dequantize_blocks<8, T> : dequantize_blocks<4, T>,
            blocks_for(blocks * kThreadsOfBlock), kThreads, stream, src.as<const unsigned char>(),
            dst.as<T>(), blocks, how.parts, how.accumulate, exact);

@@ -21,7 +21,6 @@ struct Segments {
   static constexpr int kMaxSegments = static_cast<int>((kParameterBytes - kOtherBytes - kOwnBytes) /
                                                        (sizeof(Segment) + sizeof(unsigned)));
 
-  // What a thread block works on.
   struct Place {
     int segment = 0;
     unsigned block = 0;   // index among the segment's blocks

@@ -1,10 +1,8 @@
-#include <type_traits>
 
 #include "amp/stochastic_rounding.h"
 #include "device/cuda/kernels/kernels.h"
 #include "device/cuda/kernels/launch.h"
 #include "device/cuda/kernels/segments.h"
-#include "device/cuda/kernels/slot.h"
 #include "device/cuda/kernels/staged_block.h"
 #include "device/update_rules.h"
 
@@ -232,9 +230,8 @@ void update_with(cudaStream_t stream, const UpdateTensors& from,
 void update(cudaStream_t stream, const UpdateTensors& tensors,
             std::span<const UpdateSegment> segments) {
   if (segments.empty()) return;
-  with_rule(segments.front().scalars.rule, tensors.states[0].data != nullptr, [&](auto* type) {
-    update_with<std::remove_pointer_t<decltype(type)>>(stream, tensors, segments);
-  });
+  with_rule(segments.front().scalars.rule, tensors.states[0].data != nullptr,
+            [&]<typename T>(T*) { update_with<T>(stream, tensors, segments); });
 }
 
 }  // namespace zerorun::cuda

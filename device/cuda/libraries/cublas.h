@@ -3,8 +3,10 @@
 #include <cublas_v2.h>
 
 #include <cstdint>
+#include <mutex>
 
 #include "os/shared_library.h"
+#include "zerorun/device.h"
 
 #define ZR_CUBLAS_FUNCTIONS(X)        \
   X(create, cublasCreate_v2)          \
@@ -23,36 +25,40 @@ struct CublasFunctions {
 // Throws DeviceError if there is no cuBLAS.
 CublasFunctions open_cublas();
 
-// A matrix product: out = alpha * op(a) * op(b) + beta * out, row-major fp32, out [rows, cols]. The
-// tensor cores round a and b to TF32 (10 bits of mantissa) and add in fp32.
-struct MatrixProduct {
+struct Matrix {
+  TensorView elements;  // row-major
   int64_t rows = 0;
   int64_t cols = 0;
-  int64_t inner = 0;
-  bool transpose_a = false;
-  bool transpose_b = false;
-  const float* a = nullptr;
-  const float* b = nullptr;
-  float* out = nullptr;
-  float alpha = 1.0F;
-  float beta = 0.0F;
+};
+struct OrthogonalizeMemory {
+  TensorView work;  // as Device::orthogonalize
+  TensorView sum;   // words of an ExactSum
 };
 
-// cuBLAS on the device, which is current when this is called. For one thread at a time.
+struct MatrixProduct;
+
+// cuBLAS on a device, opened at its first use. Safe to use from several threads.
 class Cublas {
  public:
-  explicit Cublas(int device);
+  explicit Cublas(int device) : device_(device) {}
   Cublas(const Cublas&) = delete;
   Cublas& operator=(const Cublas&) = delete;
   ~Cublas();
 
-  void multiply(cudaStream_t stream, const MatrixProduct& product);
+  // Implements Device::orthogonalize in TF32, on the device, which is current. The iteration
+  // tolerates that: Muon's paper uses bf16, which has 7 bits of mantissa instead of 10 and would
+  // need a second copy of each matrix.
+  void orthogonalize(cudaStream_t stream, const Matrix& matrix, const Orthogonalization& how,
+                     const OrthogonalizeMemory& memory);
 
  private:
+  void open();
+  void multiply(cudaStream_t stream, const MatrixProduct& product);
   void check(cublasStatus_t status, const char* what) const;
 
-  const CublasFunctions cublas_;
   const int device_;
+  std::mutex mutex_;  // guards the next
+  CublasFunctions cublas_;
   cublasHandle_t handle_ = nullptr;
 };
 

@@ -5,7 +5,6 @@
 
 namespace zerorun {
 
-// The address of a device on the PCI bus.
 struct PciAddress {
   unsigned domain = 0;
   unsigned bus = 0;

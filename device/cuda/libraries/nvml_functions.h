@@ -18,7 +18,6 @@
 
 namespace zerorun {
 
-// Functions of NVML.
 struct NvmlFunctions {
   ZR_NVML_FUNCTIONS(ZR_DECLARE_FUNCTION)
 };

@@ -147,22 +147,22 @@ void CudaPool::free(void* data, size_t nbytes) noexcept {
   }
 }
 
-CudaPool::Free CudaPool::available() const {
+size_t CudaPool::available() const {
   const CurrentDevice current(device_);
-  Free available;
-  check_cuda(cudaMemGetInfo(&available.free, &available.total), "cudaMemGetInfo");
+  size_t available = 0;
+  size_t total = 0;
+  check_cuda(cudaMemGetInfo(&available, &total), "cudaMemGetInfo");
   uint64_t reserved = 0;
   uint64_t used = 0;
   check_cuda(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &reserved),
              "cudaMemPoolGetAttribute");
   check_cuda(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrUsedMemCurrent, &used),
              "cudaMemPoolGetAttribute");
-  available.free += reserved - std::min(used, reserved);
-  available.free += static_cast<size_t>(ledger_->use(MemoryCategory::kept).live_bytes);
-  return available;
+  available += reserved - std::min(used, reserved);
+  return available + static_cast<size_t>(ledger_->use(MemoryCategory::kept).live_bytes);
 }
 
-PinnedBlock allocate_pinned_host(int device, size_t nbytes) {
+Buffer allocate_pinned_host(int device, size_t nbytes) {
   const CurrentDevice current(device);
   void* data = nullptr;
   const cudaError_t result = cudaHostAlloc(&data, std::max<size_t>(nbytes, 1),
@@ -172,12 +172,10 @@ PinnedBlock allocate_pinned_host(int device, size_t nbytes) {
     return {};
   }
   check_cuda(result, "cudaHostAlloc");
-  return {data, device};
-}
-
-void PinnedBlock::free() const noexcept {
-  const CurrentDevice current(device, std::nothrow);
-  cudaFreeHost(data);
+  return {data, nbytes, [data, device] {
+            const CurrentDevice freeing(device, std::nothrow);
+            cudaFreeHost(data);
+          }};
 }
 
 bool is_addressable(const void* data) {

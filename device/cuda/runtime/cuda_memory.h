@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "device/memory_ledger.h"
+#include "zerorun/tensor.h"
 
 namespace zerorun {
 
@@ -44,12 +45,8 @@ class CudaPool {
   void trim_unused() noexcept;
   void trim(size_t nbytes) noexcept;
 
-  struct Free {
-    size_t free = 0;
-    size_t total = 0;
-  };
   // The free memory of the whole GPU; memory that this pool keeps for later counts as free.
-  Free available() const;
+  size_t available() const;
 
  private:
   struct Kept {
@@ -71,14 +68,8 @@ class CudaPool {
   uint64_t step_ = 0;
 };
 
-// Page-locked host memory that all devices can address; data is null if the system has none.
-struct PinnedBlock {
-  void* data = nullptr;
-  int device = 0;
-
-  void free() const noexcept;
-};
-PinnedBlock allocate_pinned_host(int device, size_t nbytes);
+// Page-locked host memory that all devices can address; empty if the system has none.
+Buffer allocate_pinned_host(int device, size_t nbytes);
 
 // True if kernels and NCCL can read `data`: device, managed or page-locked memory.
 bool is_addressable(const void* data);

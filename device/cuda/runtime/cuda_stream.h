@@ -18,7 +18,6 @@ class CudaStream : public Stream {
   class Watched {
    public:
     virtual ~Watched() = default;
-    // Throws its error, if it has one.
     virtual void check() const = 0;
   };
 

@@ -86,7 +86,7 @@ TEST(CorpusTest, TokenOutsideTheVocabularyIsFoundWhenRead) {
   const Corpus corpus({folder.write("1.bin", token_file(10, {7, 3, 10}))});
   EXPECT_THAT(tokens_of(corpus, 0, 2), ElementsAre(7, 3));
   EXPECT_THAT([&] { tokens_of(corpus, 1, 2); },
-              ThrowsMessage<DataError>(HasSubstr("1.bin: token 10 at position 2")));
+              ThrowsMessage<IoError>(HasSubstr("1.bin: token 10 at position 2")));
 }
 
 TEST(CorpusTest, DamagedTokenFilesAreRefused) {

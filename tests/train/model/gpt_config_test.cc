@@ -4,7 +4,6 @@
 
 #include "tests/common.h"
 #include "tests/error_of.h"
-#include "train/model/hf_config.h"
 #include "zerorun/error.h"
 
 namespace zerorun::train {

@@ -1,7 +1,7 @@
 // fp16, loss scaling and learning rate schedules, as the config asks for them.
 
 #include "tests/train/run/trainer_fixture.h"
-#include "train/run/run_folder.h"
+#include "train/run/run.h"
 
 namespace zerorun::train::testing {
 namespace {

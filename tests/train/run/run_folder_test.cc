@@ -1,8 +1,7 @@
-#include "train/run/run_folder.h"
-
 #include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/train/token_file.h"
+#include "train/run/run.h"
 
 namespace zerorun::train::testing {
 namespace {
