@@ -1,15 +1,8 @@
 #pragma once
 
-#include <exception>
-#include <filesystem>
-#include <fstream>
-#include <functional>
-#include <memory>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
+#include "device/cpu/cpu_stream.h"
+#include "tests/common.h"
+#include "tests/error_of.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun::testing {
@@ -41,6 +34,10 @@ using HostOf = std::function<std::string(int rank)>;
 inline HostOf hosts_of(int ranks) {
   return [ranks](int rank) { return std::to_string(rank / ranks); };
 }
+// A letter for the host of each rank.
+inline HostOf hosts_of(std::string letters) {
+  return [=](int rank) { return letters.substr(static_cast<size_t>(rank), 1); };
+}
 
 inline CommunicatorOptions options_of_rank(
     int rank, int world_size, std::shared_ptr<Store> store,
@@ -53,17 +50,50 @@ inline CommunicatorOptions options_of_rank(
   return options;
 }
 
-// The same with a communicator of all of them; without `host_of` all are on one host.
-inline void run_ranks(int world_size, const std::function<void(Communicator&)>& body,
-                      std::chrono::milliseconds timeout = std::chrono::seconds(30),
-                      const HostOf& host_of = {}) {
+// Ranks that are threads, on hosts; without `host_of` all are on one.
+struct World {
+  int ranks = 1;
+  HostOf host_of{};
+  std::chrono::milliseconds timeout = std::chrono::seconds(30);
+};
+
+// The same with a communicator of all of them.
+inline void run_ranks(const World& world, const std::function<void(Communicator&)>& body) {
   const auto store = make_memory_store();
-  run_threads(world_size, [&](int rank) {
-    CommunicatorOptions options = options_of_rank(rank, world_size, store, timeout);
-    if (host_of) options.host = host_of(rank);
+  run_threads(world.ranks, [&](int rank) {
+    CommunicatorOptions options = options_of_rank(rank, world.ranks, store, world.timeout);
+    if (world.host_of) options.host = world.host_of(rank);
     const auto communicator = make_communicator(options);
     body(*communicator);
   });
+}
+inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body) {
+  run_ranks(World{.ranks = ranks}, body);
+}
+
+// Waits on the caller's thread.
+inline void barrier(Communicator& communicator, std::string_view label) {
+  communicator.barrier(*make_inline_stream(), label).synchronize();
+}
+inline std::string error_of_barrier(Communicator& communicator, std::string_view label) {
+  return error_of<CommError>([&] { barrier(communicator, label); });
+}
+// Of one word of each rank.
+inline int64_t sum_of(Communicator& communicator, int64_t word) {
+  const TensorView view = view_of(std::span(&word, 1));
+  communicator
+      .all_reduce(view, view, ReduceOp::sum, Output::overwrite, *make_inline_stream(), "sum")
+      .synchronize();
+  return word;
+}
+// The words of the ranks.
+inline std::vector<int64_t> gathered(Communicator& communicator, int64_t word) {
+  std::vector<int64_t> all(static_cast<size_t>(communicator.world_size()));
+  communicator
+      .all_gather(view_of(std::span(&word, 1)), view_of(std::span(all)), Sync::collective,
+                  *make_inline_stream(), "words")
+      .synchronize();
+  return all;
 }
 
 // A store that does what another one does, for tests that change a part of that.

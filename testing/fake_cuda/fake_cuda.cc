@@ -28,85 +28,10 @@ void FakeCuda::reset() {
   violations_.clear();
 }
 
-void FakeCuda::set_devices(int devices) {
-  const std::lock_guard lock(mutex_);
-  settings_.devices = devices;
-}
-
-int FakeCuda::devices() const {
-  const std::lock_guard lock(mutex_);
-  return settings_.devices;
-}
-
-void FakeCuda::set_driver(int version) {
-  const std::lock_guard lock(mutex_);
-  settings_.driver = version;
-}
-
-int FakeCuda::driver() const {
-  const std::lock_guard lock(mutex_);
-  return settings_.driver;
-}
-
-void FakeCuda::set_links(const GpuLinks& links) {
-  const std::lock_guard lock(mutex_);
-  settings_.links = links;
-}
-
-GpuLinks FakeCuda::links() const {
-  const std::lock_guard lock(mutex_);
-  return settings_.links;
-}
-
-void FakeCuda::set_memory(size_t bytes) {
-  const std::lock_guard lock(mutex_);
-  settings_.memory = bytes;
-}
-
-void FakeCuda::set_delay(std::chrono::microseconds most) {
-  const std::lock_guard lock(mutex_);
-  settings_.delay = most;
-}
-
 std::chrono::microseconds FakeCuda::draw_delay() {
   const std::lock_guard lock(mutex_);
   if (settings_.delay.count() == 0) return settings_.delay;
   return std::chrono::microseconds(random_() % static_cast<unsigned>(settings_.delay.count()));
-}
-
-void FakeCuda::set_inline_streams(bool are_inline) {
-  const std::lock_guard lock(mutex_);
-  settings_.inline_streams = are_inline;
-}
-
-bool FakeCuda::inline_streams() const {
-  const std::lock_guard lock(mutex_);
-  return settings_.inline_streams;
-}
-
-void FakeCuda::set_capturing(bool capturing) {
-  const std::lock_guard lock(mutex_);
-  settings_.capturing = capturing;
-}
-
-bool FakeCuda::capturing() const {
-  const std::lock_guard lock(mutex_);
-  return settings_.capturing;
-}
-
-void FakeCuda::set_local_register(bool registers) {
-  const std::lock_guard lock(mutex_);
-  settings_.local_register = registers;
-}
-
-bool FakeCuda::local_register() const {
-  const std::lock_guard lock(mutex_);
-  return settings_.local_register;
-}
-
-std::set<int> FakeCuda::used_devices() const {
-  const std::lock_guard lock(mutex_);
-  return used_devices_;
 }
 
 void FakeCuda::use_device(int device) {
@@ -136,21 +61,6 @@ void FakeCuda::before(std::string_view name, std::function<void()> work) {
   before_[std::string(name)] = std::move(work);
 }
 
-int FakeCuda::failures() const {
-  const std::lock_guard lock(mutex_);
-  return met_failures_;
-}
-
-std::map<std::string, int> FakeCuda::counts() const {
-  const std::lock_guard lock(mutex_);
-  return counts_;
-}
-
-std::vector<Call> FakeCuda::calls() const {
-  const std::lock_guard lock(mutex_);
-  return calls_;
-}
-
 std::map<std::string, int> FakeCuda::launches() const {
   const std::lock_guard lock(mutex_);
   std::map<std::string, int> launches;
@@ -160,11 +70,6 @@ std::map<std::string, int> FakeCuda::launches() const {
     launches[name.get()] += count;
   }
   return launches;
-}
-
-std::vector<std::string> FakeCuda::violations() const {
-  const std::lock_guard lock(mutex_);
-  return violations_;
 }
 
 std::vector<std::string> FakeCuda::leaks() const {
@@ -262,11 +167,6 @@ size_t FakeCuda::take_peak() {
 size_t FakeCuda::free_memory() const {
   const std::lock_guard lock(mutex_);
   return settings_.memory - memory_.used;
-}
-
-size_t FakeCuda::memory() const {
-  const std::lock_guard lock(mutex_);
-  return settings_.memory;
 }
 
 }  // namespace zerorun::fake

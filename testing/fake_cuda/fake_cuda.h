@@ -57,36 +57,36 @@ class FakeCuda {
   // Forgets what was recorded and planned. Throws std::logic_error while anything is still held.
   void reset();
 
-  void set_devices(int devices);
-  int devices() const;
+  void set_devices(int devices) { set(settings_.devices, devices); }
+  int devices() const { return get(settings_.devices); }
   // The CUDA that the driver is for, as cudaDriverGetVersion has it; below 12000 no device is seen.
-  void set_driver(int version);
-  int driver() const;
-  void set_links(const GpuLinks& links);
-  GpuLinks links() const;
-  void set_memory(size_t bytes);
+  void set_driver(int version) { set(settings_.driver, version); }
+  int driver() const { return get(settings_.driver); }
+  void set_links(const GpuLinks& links) { set(settings_.links, links); }
+  GpuLinks links() const { return get(settings_.links); }
+  void set_memory(size_t bytes) { set(settings_.memory, bytes); }
   // Work on streams starts up to this much later than it could: at random, so that orderings that
   // are not enforced show.
-  void set_delay(std::chrono::microseconds most);
+  void set_delay(std::chrono::microseconds most) { set(settings_.delay, most); }
   std::chrono::microseconds draw_delay();
   // Work on streams is done by the call that submits it: what a test counts does not depend on
   // timing.
-  void set_inline_streams(bool are_inline);
-  bool inline_streams() const;
+  void set_inline_streams(bool are_inline) { set(settings_.inline_streams, are_inline); }
+  bool inline_streams() const { return get(settings_.inline_streams); }
 
   // NCCL_LOCAL_REGISTER: false means that NCCL has no use for registered memory.
-  void set_local_register(bool registers);
-  bool local_register() const;
+  void set_local_register(bool registers) { set(settings_.local_register, registers); }
+  bool local_register() const { return get(settings_.local_register); }
 
   // A thread captures a CUDA graph, which others may spoil.
-  void set_capturing(bool capturing);
-  bool capturing() const;
+  void set_capturing(bool capturing) { set(settings_.capturing, capturing); }
+  bool capturing() const { return get(settings_.capturing); }
 
   // The `nth` call (from 0) of a function from now on fails with `error`, a value of the library's
   // own type of errors.
   void fail(std::string_view name, int nth, int error);
   // How many of these calls were made.
-  int failures() const;
+  int failures() const { return get(met_failures_); }
   // The next call of the function runs `work` first, on the thread that makes it.
   void before(std::string_view name, std::function<void()> work);
   // For work on a stream that fails: nothing that is queued on the device runs any more, and its
@@ -94,15 +94,15 @@ class FakeCuda {
   void break_device(int device, cudaError_t error);
   cudaError_t device_error(int device) const;
   // Functions that were called since reset(), with how often.
-  std::map<std::string, int> counts() const;
-  std::vector<Call> calls() const;
+  std::map<std::string, int> counts() const { return get(counts_); }
+  std::vector<Call> calls() const { return get(calls_); }
   // Kernels that were launched since reset(), with how often, by their types: their parameters'.
   std::map<std::string, int> launches() const;
   // Devices on which a context was made, by setting or by using them.
-  std::set<int> used_devices() const;
+  std::set<int> used_devices() const { return get(used_devices_); }
 
   // Calls that a real library would punish: unknown or freed handles, wrong pairs, wrong devices.
-  std::vector<std::string> violations() const;
+  std::vector<std::string> violations() const { return get(violations_); }
   // Handles and memory not given back: "2 events".
   std::vector<std::string> leaks() const;
 
@@ -126,7 +126,7 @@ class FakeCuda {
   // The most memory that all had at a time since the last call.
   size_t take_peak();
   size_t free_memory() const;
-  size_t memory() const;
+  size_t memory() const { return get(settings_.memory); }
 
  private:
   struct Settings {
@@ -139,6 +139,17 @@ class FakeCuda {
     bool capturing = false;
     bool local_register = true;
   };
+
+  template <typename T>
+  T get(const T& member) const {
+    const std::lock_guard lock(mutex_);
+    return member;
+  }
+  template <typename T>
+  void set(T& member, const T& value) {
+    const std::lock_guard lock(mutex_);
+    member = value;
+  }
 
   mutable std::mutex mutex_;  // guards all
   Settings settings_;

@@ -82,18 +82,3 @@ CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsi
 CUresult cuLaunchKernelEx(const CUlaunchConfig*, CUfunction, void**, void**) {
   return CUDA_SUCCESS;
 }
-
-namespace zerorun::fake_cuda {
-
-std::span<const Entry> driver_entries() {
-  static const Entry entries[] = {
-      ZR_ENTRY(cuDeviceGet),          ZR_ENTRY(cuDeviceGetAttribute),  ZR_ENTRY(cuGetErrorName),
-      ZR_ENTRY(cuGetErrorString),     ZR_ENTRY(cuCtxGetCurrent),       ZR_ENTRY(cuCtxSetCurrent),
-      ZR_ENTRY(cuCtxCreate),          ZR_ENTRY(cuCtxDestroy),          ZR_ENTRY(cuCtxGetDevice),
-      ZR_ENTRY(cuMemGetAddressRange), ZR_ENTRY(cuPointerGetAttribute), ZR_ENTRY(cuLaunchKernel),
-      ZR_ENTRY(cuLaunchKernelEx),
-  };
-  return entries;
-}
-
-}  // namespace zerorun::fake_cuda

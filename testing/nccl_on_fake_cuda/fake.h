@@ -4,7 +4,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <span>
 #include <string>
 
 namespace zerorun::fake_cuda {
@@ -12,17 +11,9 @@ namespace zerorun::fake_cuda {
 constexpr int kVersion = 13000;
 constexpr int kMaxDevices = 8;
 
-// A function of CUDA under the name by which NCCL looks for it.
-struct Entry {
-  const char* name;
-  void* function;
-};
-// The header renames some functions to their newest version (cuMemGetAddressRange to ..._v2).
-#define ZR_ENTRY(function) \
-  { #function, reinterpret_cast < void*>(function) }
-
-std::span<const Entry> runtime_entries();
-std::span<const Entry> driver_entries();
+// This fake's function of that name; null: it has none. (The headers rename some to their newest
+// version: cuMemGetAddressRange to ..._v2.)
+void* function_of(const std::string& name);
 
 void set_device_count(int count);
 int device_count();

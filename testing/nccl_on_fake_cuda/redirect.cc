@@ -14,8 +14,6 @@
 
 #include <cstdio>
 #include <cstring>
-#include <map>
-#include <string_view>
 #include <utility>
 
 #include "testing/nccl_on_fake_cuda/fake.h"
@@ -94,13 +92,10 @@ class Targets {
   explicit Targets(size_t most)
       : next_(static_cast<unsigned char*>(mmap(nullptr, most * kRefusal,
                                                PROT_READ | PROT_WRITE | PROT_EXEC,
-                                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {
-    for (const Entry& entry : runtime_entries()) ours_[entry.name] = entry.function;
-  }
+                                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {}
 
   const void* of(const char* name) {
-    const auto found = ours_.find(name);
-    if (found != ours_.end()) return found->second;
+    if (const void* const ours = function_of(name)) return ours;
     unsigned char* const code = std::exchange(next_, next_ + kRefusal);
     put_jump(put(code, "\x48\xbf", strdup(name)), reinterpret_cast<const void*>(&refuse));
     return code;
@@ -108,10 +103,25 @@ class Targets {
 
  private:
   unsigned char* next_;  // stays until the process ends, as the library does
-  std::map<std::string_view, const void*> ours_;
 };
 
 }  // namespace
+
+namespace zerorun::fake_cuda {
+
+void* function_of(const std::string& name) {
+  static void* const self = [] {
+    Dl_info own = {};
+    dladdr(reinterpret_cast<void*>(&function_of), &own);
+    return dlopen(own.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+  }();
+  for (const char* version : {"", "_v2", "_v3", "_v4"}) {
+    if (void* const found = dlsym(self, (name + version).c_str())) return found;
+  }
+  return nullptr;
+}
+
+}  // namespace zerorun::fake_cuda
 
 int fake_cuda_for(void* library, int gpus) {
   set_device_count(gpus);

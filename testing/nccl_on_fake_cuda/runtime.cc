@@ -1,6 +1,5 @@
 // The functions of the CUDA runtime that NCCL calls.
 #include <cstdio>
-#include <cstring>
 
 #include "testing/nccl_on_fake_cuda/fake.h"
 
@@ -178,84 +177,13 @@ cudaError_t cudaLaunchKernel(const void* /*kernel*/, dim3 /*blocks*/, dim3 /*thr
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function,
                                              unsigned /*version*/, unsigned long long /*flags*/,
                                              cudaDriverEntryPointQueryResult* found) {
-  *function = nullptr;
-  *found = cudaDriverEntryPointSymbolNotFound;
-  for (const Entry& entry : driver_entries()) {
-    if (std::strcmp(entry.name, name) != 0) continue;
-    *function = entry.function;
-    *found = cudaDriverEntryPointSuccess;
-  }
+  *function = function_of(name);
+  *found = *function == nullptr ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }
 
 namespace zerorun::fake_cuda {
 
 int current_device() { return device_of_thread; }
-
-namespace {
-
-const Entry kEntries[] = {
-    ZR_ENTRY(cudaDriverGetVersion),
-    ZR_ENTRY(cudaRuntimeGetVersion),
-    ZR_ENTRY(cudaGetLastError),
-    ZR_ENTRY(cudaGetErrorString),
-    ZR_ENTRY(cudaGetErrorName),
-    ZR_ENTRY(cudaGetDeviceCount),
-    ZR_ENTRY(cudaGetDevice),
-    ZR_ENTRY(cudaSetDevice),
-    ZR_ENTRY(cudaGetDeviceProperties),
-    ZR_ENTRY(cudaDeviceGetAttribute),
-    ZR_ENTRY(cudaDeviceGetPCIBusId),
-    ZR_ENTRY(cudaDeviceGetByPCIBusId),
-    ZR_ENTRY(cudaDeviceCanAccessPeer),
-    ZR_ENTRY(cudaDeviceGetStreamPriorityRange),
-    ZR_ENTRY(cudaDeviceSetLimit),
-    ZR_ENTRY(cudaThreadExchangeStreamCaptureMode),
-    ZR_ENTRY(cudaStreamCreateWithFlags),
-    ZR_ENTRY(cudaStreamCreateWithPriority),
-    ZR_ENTRY(cudaStreamDestroy),
-    ZR_ENTRY(cudaStreamSynchronize),
-    ZR_ENTRY(cudaStreamQuery),
-    ZR_ENTRY(cudaStreamWaitEvent),
-    ZR_ENTRY(cudaStreamIsCapturing),
-    ZR_ENTRY(cudaStreamGetCaptureInfo),
-    ZR_ENTRY(cudaLaunchHostFunc),
-    ZR_ENTRY(cudaEventCreate),
-    ZR_ENTRY(cudaEventCreateWithFlags),
-    ZR_ENTRY(cudaEventDestroy),
-    ZR_ENTRY(cudaEventRecord),
-    ZR_ENTRY(cudaEventQuery),
-    ZR_ENTRY(cudaEventSynchronize),
-    ZR_ENTRY(cudaGetFuncBySymbol),
-    ZR_ENTRY(cudaFuncGetAttributes),
-    ZR_ENTRY(cudaFuncSetAttribute),
-    ZR_ENTRY(cudaLaunchKernel),
-    ZR_ENTRY(cudaGetDriverEntryPointByVersion),
-    ZR_ENTRY(cudaMalloc),
-    ZR_ENTRY(cudaMallocFromPoolAsync),
-    ZR_ENTRY(cudaFree),
-    ZR_ENTRY(cudaFreeAsync),
-    ZR_ENTRY(cudaHostAlloc),
-    ZR_ENTRY(cudaFreeHost),
-    ZR_ENTRY(cudaHostRegister),
-    ZR_ENTRY(cudaHostUnregister),
-    ZR_ENTRY(cudaHostGetDevicePointer),
-    ZR_ENTRY(cudaPointerGetAttributes),
-    ZR_ENTRY(cudaMemcpy),
-    ZR_ENTRY(cudaMemcpyAsync),
-    ZR_ENTRY(cudaMemset),
-    ZR_ENTRY(cudaMemsetAsync),
-    ZR_ENTRY(cudaMemGetInfo),
-    ZR_ENTRY(cudaMemPoolCreate),
-    ZR_ENTRY(cudaMemPoolDestroy),
-    ZR_ENTRY(cudaMemPoolSetAttribute),
-    ZR_ENTRY(cudaMemPoolTrimTo),
-    ZR_ENTRY(cudaMemPoolSetAccess),
-    ZR_ENTRY(cudaMemPoolGetAttribute),
-};
-
-}  // namespace
-
-std::span<const Entry> runtime_entries() { return kEntries; }
 
 }  // namespace zerorun::fake_cuda

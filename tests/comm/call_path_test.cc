@@ -6,10 +6,9 @@
 #include <sys/mman.h>
 
 #include "device/cpu/cpu_stream.h"
-#include "tests/common.h"
 #include "tests/harness.h"
 
-namespace zerorun::comm_call_path {
+namespace zerorun::testing::comm_call_path {
 namespace {
 
 constexpr int64_t kNumel = 16 << 10;  // of an output; one thread adds it
@@ -58,7 +57,7 @@ TEST(CallPathOfAReduction, IsShort) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a build that inlines less has more frames";
 #endif
-  testing::run_ranks(2, [](Communicator& comm) {
+  run_ranks(2, [](Communicator& comm) {
     std::vector<float> values(2 * kNumel, 1);
     const TensorView in = view_of(std::span<float>(values));
     if (comm.rank() == 0) {
@@ -74,4 +73,4 @@ TEST(CallPathOfAReduction, IsShort) {
 }
 
 }  // namespace
-}  // namespace zerorun::comm_call_path
+}  // namespace zerorun::testing::comm_call_path

@@ -1,6 +1,5 @@
 #include "comm/collective_limits.h"
 
-#include "tests/common.h"
 #include "tests/harness.h"
 
 namespace zerorun::testing {

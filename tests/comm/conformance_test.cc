@@ -4,23 +4,11 @@
 // size: the rules of one interface
 #include "tests/comm/conformance.h"
 
-#include "core/check.h"
 #include "tests/comm/rank.h"
-#include "tests/comm/reference.h"
-#include "tests/common.h"
 #include "tests/error_of.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
-
-using testing::Bytes;
-using testing::Memory;
-using testing::name_of_setup;
-using testing::random_values;
-using testing::Rank;
-using testing::Setup;
-using testing::StreamKind;
-using testing::TransportUnderTest;
 
 Bytes part_of(const Bytes& whole, int rank, int world_size) {
   const auto part = static_cast<ptrdiff_t>(whole.size()) / world_size;
@@ -63,7 +51,7 @@ class ConformanceTest : public ::testing::TestWithParam<Setup> {
 
 TEST_P(ConformanceTest, IsPrintedByItsName) {
   const ::testing::TestInfo& test = *::testing::UnitTest::GetInstance()->current_test_info();
-  EXPECT_THAT(test.name(), ::testing::EndsWith(test.value_param()));
+  EXPECT_THAT(test.name(), EndsWith(test.value_param()));
 }
 
 TEST_P(ConformanceTest, AllReduceAddsInAFixedTreeAndRoundsOnce) {
@@ -73,7 +61,7 @@ TEST_P(ConformanceTest, AllReduceAddsInAFixedTreeAndRoundsOnce) {
         if (is_large(numel) && cut_like_others(in_dtype)) continue;
         for (const Output output : {Output::overwrite, Output::accumulate}) {
           const std::vector<Bytes>& inputs = rank.inputs_of_all(in_dtype, numel);
-          const Bytes& mine = inputs[static_cast<size_t>(rank.number())];
+          const Bytes& mine = rank.input(in_dtype, numel);
           Bytes expected = random_values(out_dtype, numel, 77);
           const TensorView in = rank.make(mine, in_dtype);
           const TensorView out = rank.make(expected, out_dtype);
@@ -97,7 +85,7 @@ TEST_P(ConformanceTest, CollectivesMadeTogetherGiveWhatTheyGiveOneByOne) {
           const std::vector<Bytes>& inputs = rank.inputs_of_all(in_dtype, numel);
           Bytes expected = random_values(out_dtype, numel, 77);
           const TensorView out = rank.make(expected, out_dtype);
-          const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], in_dtype);
+          const TensorView in = rank.make(rank.input(in_dtype, numel), in_dtype);
           rank.reduce(inputs, in_dtype, ReduceOp::sum, Output::accumulate, out_dtype, expected);
           rank->all_reduce(in, out, ReduceOp::sum, Output::accumulate, rank.stream(),
                            "one of many");
@@ -117,7 +105,7 @@ TEST_P(ConformanceTest, AllReduceWorksInPlace) {
         if (is_large(numel) && cut_like_others(dtype)) continue;
         for (const Output output : {Output::overwrite, Output::accumulate}) {
           const std::vector<Bytes>& inputs = rank.inputs_of_all(dtype, numel);
-          Bytes expected = inputs[static_cast<size_t>(rank.number())];
+          Bytes expected = rank.input(dtype, numel);
           const TensorView inout = rank.make(expected, dtype);
           rank.reduce(inputs, dtype, ReduceOp::sum, output, dtype, expected);
           rank->all_reduce(inout, inout, ReduceOp::sum, output, rank.stream(), "").synchronize();
@@ -135,7 +123,7 @@ TEST_P(ConformanceTest, AllReduceTakesMaxAndMin) {
       for (const ReduceOp op : {ReduceOp::max, ReduceOp::min}) {
         const std::vector<Bytes>& inputs = rank.inputs_of_all(dtype, 1021);
         Bytes expected = inputs.front();
-        const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], dtype);
+        const TensorView in = rank.make(rank.input(dtype, 1021), dtype);
         const TensorView out = rank.make(expected, dtype);
         rank.reduce(inputs, dtype, op, Output::overwrite, dtype, expected);
         rank->all_reduce(in, out, op, Output::overwrite, rank.stream(), "extreme").synchronize();
@@ -154,7 +142,7 @@ TEST_P(ConformanceTest, ReduceScatterGivesEachRankItsSlice) {
           const int64_t numel = part * rank.world_size();
           const std::vector<Bytes>& inputs = rank.inputs_of_all(in_dtype, numel);
           Bytes sum = random_values(out_dtype, numel, 77);
-          const TensorView in = rank.make(inputs[static_cast<size_t>(rank.number())], in_dtype);
+          const TensorView in = rank.make(rank.input(in_dtype, numel), in_dtype);
           const TensorView out =
               rank.make(part_of(sum, rank.number(), rank.world_size()), out_dtype);
           rank.reduce(inputs, in_dtype, ReduceOp::sum, output, out_dtype, sum);
@@ -236,6 +224,15 @@ std::vector<int64_t> cuts_of(int64_t begin, int ranks, const std::function<int64
   return cuts;
 }
 
+// A rank's part of `whole`, which begins where the cuts do.
+Bytes cut_part(const Bytes& whole, const std::vector<int64_t>& cuts, int rank, DType dtype) {
+  const auto at = [&](int i) {
+    return whole.begin() +
+           (cuts[static_cast<size_t>(i)] - cuts[0]) * static_cast<ptrdiff_t>(size_of(dtype));
+  };
+  return {at(rank), at(rank + 1)};
+}
+
 TEST_P(ConformanceTest, RedistributeGivesEachRankItsPartByTheOtherCuts) {
   on_all_ranks([](Rank& rank) {
     const int ranks = rank.world_size();
@@ -253,11 +250,7 @@ TEST_P(ConformanceTest, RedistributeGivesEachRankItsPartByTheOtherCuts) {
               std::make_shared<const Cuts>(Cuts{cuts_of(5, ranks, from), cuts_of(5, ranks, to)});
           const Bytes whole = random_values(dtype, part * ranks, 7);
           const auto mine = [&](const std::vector<int64_t>& by) {
-            const auto at = [&](int i) {
-              return whole.begin() +
-                     (by[static_cast<size_t>(i)] - 5) * static_cast<ptrdiff_t>(size_of(dtype));
-            };
-            return Bytes(at(rank.number()), at(rank.number() + 1));
+            return cut_part(whole, by, rank.number(), dtype);
           };
           const TensorView in = rank.make(mine(cuts->before), dtype);
           const TensorView out = rank.make(Bytes(mine(cuts->after).size()), dtype);
@@ -284,8 +277,7 @@ TEST_P(ConformanceTest, RedistributeReadsNoMoreThanAnInputHas) {
         rank->allocate(static_cast<size_t>(most) * sizeof(float), Sharing::per_rank);
     const Bytes whole = random_values(DType::fp32, ranks * ranks * kPart, 7);
     const auto part = [&](const std::vector<int64_t>& by) {
-      const auto at = [&](int i) { return whole.begin() + 4 * by[static_cast<size_t>(i)]; };
-      return Bytes(at(rank.number()), at(rank.number() + 1));
+      return cut_part(whole, by, rank.number(), DType::fp32);
     };
     const TensorView in = view_of(*memory, DType::fp32, most).slice(most - numel, numel);
     rank.write(in, part(cuts->before));
@@ -393,9 +385,9 @@ TEST_P(ConformanceTest, CountsCallsElementsAndBytesOfTheFullTensor) {
     rank->barrier(rank.stream(), "").synchronize();
     const CommStats stats = rank->stats();
     const auto expect = [&](Collective op, int64_t calls, int64_t elements, int64_t bytes) {
-      EXPECT_EQ(stats[op].calls, calls) << name_of(op);
-      EXPECT_EQ(stats[op].elements, elements) << name_of(op);
-      EXPECT_EQ(stats[op].bytes, bytes) << name_of(op);
+      EXPECT_EQ(std::tuple(stats[op].calls, stats[op].elements, stats[op].bytes),
+                std::tuple(calls, elements, bytes))
+          << name_of(op);
     };
     expect(Collective::all_reduce, 1, 10, 40);
     expect(Collective::reduce_scatter, 1, 6 * ranks, 12 * ranks);
@@ -457,8 +449,7 @@ TEST_P(ConformanceTest, AbortIsTheErrorOfEveryLaterCall) {
     passed.arrive_and_wait();
     if (rank.number() == 0) rank->abort("loss is not finite");
     for (int call = 0; call < 2; ++call) {
-      EXPECT_THAT(testing::error_of<CommError>(
-                      [&] { rank->barrier(rank.stream(), "after").synchronize(); }),
+      EXPECT_THAT(error_of<CommError>([&] { rank->barrier(rank.stream(), "after").synchronize(); }),
                   AllOf(HasSubstr("rank 0"), HasSubstr("loss is not finite")));
     }
     EXPECT_THROW(rank->allocate(8, Sharing::per_rank), CommError);
@@ -471,7 +462,7 @@ std::vector<Setup> setups() {
   constexpr StreamKind kInline = StreamKind::inline_stream;
   constexpr StreamKind kWorker = StreamKind::worker;
   std::vector<Setup> setups;
-  for (const TransportUnderTest& transport : testing::transports_under_test()) {
+  for (const TransportUnderTest& transport : transports_under_test()) {
     for (const auto& [ranks, stream, memory] :
          std::to_array<std::tuple<int, StreamKind, Memory>>({{1, kInline, Memory::own},
                                                              {2, kInline, Memory::shared},
@@ -487,4 +478,4 @@ std::vector<Setup> setups() {
 INSTANTIATE_TEST_SUITE_P(Transports, ConformanceTest, ::testing::ValuesIn(setups()), name_of_setup);
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -2,22 +2,18 @@
 #include "comm/hierarchical/connecting.h"
 
 #include "device/cpu/cpu_stream.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/harness.h"
 
-namespace zerorun::connecting_test {
+namespace zerorun::testing::connecting_test {
 namespace {
 
-using testing::error_of;
 using Clock = std::chrono::steady_clock;
 
 // Far beyond what a peer's error takes: only a lost one reaches it.
 constexpr std::chrono::seconds kTimeout{60};
 
 CommunicatorOptions options_of(int rank, int world_size, std::shared_ptr<Store> store) {
-  CommunicatorOptions options =
-      testing::options_of_rank(rank, world_size, std::move(store), kTimeout);
+  CommunicatorOptions options = options_of_rank(rank, world_size, std::move(store), kTimeout);
   options.host = std::to_string(rank);
   return options;
 }
@@ -26,7 +22,7 @@ CommunicatorOptions options_of(int rank, int world_size, std::shared_ptr<Store> 
 std::vector<std::string> errors_without_interface(int world_size, int failing) {
   std::vector<std::string> errors(static_cast<size_t>(world_size));
   const auto store = make_memory_store();
-  testing::run_threads(world_size, [&](int rank) {
+  run_threads(world_size, [&](int rank) {
     CommunicatorOptions options = options_of(rank, world_size, store);
     if (rank == failing) options.interface = "nosuch0";
     errors[static_cast<size_t>(rank)] = error_of([&] { make_communicator(options); });
@@ -47,7 +43,7 @@ TEST(Connecting, AnInterfaceThatOneHostDoesNotHaveIsTheErrorOfAll) {
 
 TEST(Connecting, AnAddressThatEveryHostHasForItselfIsAnError) {
   const auto store = make_memory_store();
-  testing::run_threads(2, [&](int rank) {
+  run_threads(2, [&](int rank) {
     CommunicatorOptions options = options_of(rank, 2, store);
     options.interface = "lo";
     options.master_addr = "198.51.100.1";
@@ -71,7 +67,7 @@ TEST(Connecting, ARankThatFailsAfterItHasToldItsAddressIsHeard) {
   const auto started = Clock::now();
   const auto store = make_memory_store();
   std::vector<std::string> errors(2);
-  testing::run_threads(2, [&](int rank) {
+  run_threads(2, [&](int rank) {
     std::shared_ptr<Store> own = store;
     if (rank == 1) own = std::make_shared<BrokenStore>(store);
     errors[static_cast<size_t>(rank)] = error_of([&] {
@@ -128,4 +124,4 @@ TEST(Connecting, AConnectionsOwnErrorIsNotLost) {
 }
 
 }  // namespace
-}  // namespace zerorun::connecting_test
+}  // namespace zerorun::testing::connecting_test

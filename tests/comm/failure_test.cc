@@ -1,63 +1,49 @@
 // Errors that ranks get when one of them leaves, diverges, stalls or gives up. None of it may hang.
 
-#include "device/cpu/cpu_stream.h"
 #include "tests/comm/reference.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/harness.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
-using testing::Bytes;
-using testing::error_of;
-using testing::options_of_rank;
-using testing::run_ranks;
-
-TensorView floats(Bytes& bytes) { return testing::view(bytes, DType::fp32); }
+void all_reduce(Communicator& communicator, std::string_view label, size_t nbytes = 8,
+                DType dtype = DType::fp32, ReduceOp op = ReduceOp::sum) {
+  Bytes values(nbytes);
+  const TensorView inout = view(values, dtype);
+  communicator.all_reduce(inout, inout, op, Output::overwrite, *make_inline_stream(), label);
+}
 
 TEST(FailureTest, ARankThatLeavesEndsTheWaitOfItsPeers) {
   for (const int ranks_of_host : {4, 2}) {
-    run_ranks(
-        4,
-        [&](Communicator& communicator) {
-          const auto stream = make_inline_stream();
-          communicator.barrier(*stream, "together").synchronize();
-          if (communicator.rank() == 3) return;
-          Bytes values(400);
-          const std::string error = error_of([&] {
-            communicator.all_reduce(floats(values), floats(values), ReduceOp::sum,
-                                    Output::overwrite, *stream, "grad norm");
-          });
-          EXPECT_THAT(error, AllOf(HasSubstr("rank 3"), HasSubstr("left"), HasSubstr("all_reduce"),
-                                   HasSubstr("'grad norm'")));
-          if (ranks_of_host == 4) {
-            EXPECT_THAT(error, HasSubstr("barrier #1 'together'"));
-          }
-          // It stays the error of every later call, whatever it is.
-          EXPECT_EQ(error_of([&] { communicator.barrier(*stream, "later"); }), error);
-          EXPECT_EQ(error_of([&] { communicator.allocate(10, Sharing::per_rank); }), error);
-        },
-        std::chrono::seconds(30), testing::hosts_of(ranks_of_host));
+    run_ranks({.ranks = 4, .host_of = hosts_of(ranks_of_host)}, [&](Communicator& communicator) {
+      barrier(communicator, "together");
+      if (communicator.rank() == 3) return;
+      const std::string error = error_of([&] { all_reduce(communicator, "grad norm", 400); });
+      EXPECT_THAT(error, AllOf(HasSubstr("rank 3"), HasSubstr("left"), HasSubstr("all_reduce"),
+                               HasSubstr("'grad norm'")));
+      if (ranks_of_host == 4) {
+        EXPECT_THAT(error, HasSubstr("barrier #1 'together'"));
+      }
+      // It stays the error of every later call, whatever it is.
+      EXPECT_EQ(error_of_barrier(communicator, "later"), error);
+      EXPECT_EQ(error_of([&] { communicator.allocate(10, Sharing::per_rank); }), error);
+    });
   }
 }
 
 TEST(FailureTest, ARankThatFailsDoesNotDisturbWhatItsPeersHaveFinished) {
   run_ranks(2, [](Communicator& communicator) {
-    Bytes values(8);
-    const auto stream = make_inline_stream();
-    for (int time = 0; time < 100; ++time) {
-      communicator.all_reduce(floats(values), floats(values), ReduceOp::sum, Output::overwrite,
-                              *stream, "");
-    }
+    for (int time = 0; time < 100; ++time) all_reduce(communicator, "");
     // Rank 1 may be gone before rank 0 looks up from the last one.
   });
 }
 
+using Call = std::function<void(Communicator&)>;
+
 struct Divergence {
   std::string name;
-  std::function<void(Communicator&, Stream&)> one;
-  std::function<void(Communicator&, Stream&)> other;
+  Call one;
+  Call other;
 };
 void PrintTo(const Divergence& divergence, std::ostream* out) { *out << divergence.name; }
 
@@ -65,77 +51,58 @@ class DivergenceTest : public ::testing::TestWithParam<Divergence> {};
 
 TEST_P(DivergenceTest, IsAnErrorNamingBothSidesOnEveryRank) {
   run_ranks(3, [](Communicator& communicator) {
-    const auto stream = make_inline_stream();
-    const auto& call = communicator.rank() == 2 ? GetParam().other : GetParam().one;
-    const std::string error = error_of([&] { call(communicator, *stream); });
-    EXPECT_THAT(error,
-                AllOf(HasSubstr("ranks diverged"), HasSubstr("rank 0"), HasSubstr("rank 2")));
-    EXPECT_THAT(error, Not(HasSubstr("rank 1 (pid")));
-    EXPECT_EQ(error_of([&] { communicator.barrier(*stream, "later"); }), error);
+    const Call& call = communicator.rank() == 2 ? GetParam().other : GetParam().one;
+    const std::string error = error_of([&] { call(communicator); });
+    EXPECT_THAT(error, AllOf(HasSubstr("ranks diverged"), HasSubstr("rank 0"), HasSubstr("rank 2"),
+                             Not(HasSubstr("rank 1 (pid"))));
+    EXPECT_EQ(error_of_barrier(communicator, "later"), error);
   });
 }
 
-void all_reduce(Communicator& communicator, Stream& stream, size_t nbytes, DType dtype, ReduceOp op,
-                std::string_view label) {
-  Bytes values(nbytes);
-  const TensorView inout = testing::view(values, dtype);
-  communicator.all_reduce(inout, inout, op, Output::overwrite, stream, label);
+Call sums(size_t nbytes, DType dtype = DType::fp32, ReduceOp op = ReduceOp::sum) {
+  return [=](Communicator& c) { all_reduce(c, "a", nbytes, dtype, op); };
+}
+Call waits(const char* label) {
+  return [=](Communicator& c) { c.barrier(*make_inline_stream(), label); };
+}
+Call gets_from(int root) {
+  return [=](Communicator& c) {
+    Bytes values(8);
+    c.broadcast(view(values, DType::fp32), root, *make_inline_stream(), "");
+  };
+}
+Call allocates(Sharing sharing) {
+  return [=](Communicator& c) { c.allocate(100, sharing); };
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Calls, DivergenceTest,
-    ::testing::Values(
-        Divergence{"operation",
-                   [](auto& c, auto& s) { all_reduce(c, s, 8, DType::fp32, ReduceOp::sum, "a"); },
-                   [](auto& c, auto& s) { c.barrier(s, "a"); }},
-        Divergence{"numel",
-                   [](auto& c, auto& s) { all_reduce(c, s, 8, DType::fp32, ReduceOp::sum, "a"); },
-                   [](auto& c, auto& s) { all_reduce(c, s, 4, DType::fp32, ReduceOp::sum, "a"); }},
-        Divergence{
-            "large_numel",
-            [](auto& c, auto& s) { all_reduce(c, s, 1 << 20, DType::fp32, ReduceOp::sum, "a"); },
-            [](auto& c, auto& s) { all_reduce(c, s, 4, DType::fp32, ReduceOp::sum, "a"); }},
-        Divergence{"dtype",
-                   [](auto& c, auto& s) { all_reduce(c, s, 8, DType::fp32, ReduceOp::sum, "a"); },
-                   [](auto& c, auto& s) { all_reduce(c, s, 4, DType::bf16, ReduceOp::sum, "a"); }},
-        Divergence{"reduce_op",
-                   [](auto& c, auto& s) { all_reduce(c, s, 8, DType::fp32, ReduceOp::sum, "a"); },
-                   [](auto& c, auto& s) { all_reduce(c, s, 8, DType::fp32, ReduceOp::max, "a"); }},
-        Divergence{"label", [](auto& c, auto& s) { c.barrier(s, "bucket 1"); },
-                   [](auto& c, auto& s) { c.barrier(s, "bucket 2"); }},
-        Divergence{"root",
-                   [](auto& c, auto& s) {
-                     Bytes values(8);
-                     c.broadcast(testing::view(values, DType::fp32), 0, s, "");
-                   },
-                   [](auto& c, auto& s) {
-                     Bytes values(8);
-                     c.broadcast(testing::view(values, DType::fp32), 1, s, "");
-                   }},
-        Divergence{"allocation", [](auto& c, auto&) { c.allocate(100, Sharing::per_rank); },
-                   [](auto& c, auto&) { c.allocate(100, Sharing::per_host); }}),
+    ::testing::Values(Divergence{"operation", sums(8), waits("a")},
+                      Divergence{"numel", sums(8), sums(4)},
+                      Divergence{"large_numel", sums(1 << 20), sums(4)},
+                      Divergence{"dtype", sums(8), sums(4, DType::bf16)},
+                      Divergence{"reduce_op", sums(8), sums(8, DType::fp32, ReduceOp::max)},
+                      Divergence{"label", waits("bucket 1"), waits("bucket 2")},
+                      Divergence{"root", gets_from(0), gets_from(1)},
+                      Divergence{"allocation", allocates(Sharing::per_rank),
+                                 allocates(Sharing::per_host)}),
     [](const auto& divergence) { return divergence.param.name; });
 
 TEST(FailureTest, AWaitBeyondTheDeadlineNamesWhoIsMissing) {
   std::promise<void> over;
   std::shared_future<void> when_over = over.get_future();
-  run_ranks(
-      2,
-      [&](Communicator& communicator) {
-        const auto stream = make_inline_stream();
-        communicator.barrier(*stream, "together");
-        if (communicator.rank() == 1) {
-          when_over.wait();
-          EXPECT_THAT(error_of([&] { communicator.barrier(*stream, "late"); }),
-                      HasSubstr("rank 0 waited"));
-          return;
-        }
-        const std::string error = error_of([&] { communicator.barrier(*stream, "alone"); });
-        over.set_value();
-        EXPECT_THAT(error, AllOf(HasSubstr("rank 0 waited"), HasSubstr("'alone'"),
-                                 HasSubstr("for rank 1 (pid"), HasSubstr("barrier #1 'together'")));
-      },
-      std::chrono::seconds(2));
+  run_ranks({.ranks = 2, .timeout = std::chrono::seconds(2)}, [&](Communicator& communicator) {
+    barrier(communicator, "together");
+    if (communicator.rank() == 1) {
+      when_over.wait();
+      EXPECT_THAT(error_of_barrier(communicator, "late"), HasSubstr("rank 0 waited"));
+      return;
+    }
+    const std::string error = error_of_barrier(communicator, "alone");
+    over.set_value();
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 0 waited"), HasSubstr("'alone'"),
+                             HasSubstr("for rank 1 (pid"), HasSubstr("barrier #1 'together'")));
+  });
 }
 
 TEST(FailureTest, ARankThatNeverStartsIsNamed) {
@@ -174,13 +141,9 @@ TEST(FailureTest, OneOfTwoProcessesThatAreTheSameRankIsToldSo) {
 
 TEST(FailureTest, AbortEndsAWaitThatHasBegun) {
   run_ranks(3, [](Communicator& communicator) {
-    const auto stream = make_inline_stream();
-    communicator.barrier(*stream, "");
-    if (communicator.rank() == 2) {
-      communicator.abort("interrupted by the user");
-      return;
-    }
-    EXPECT_THAT(error_of([&] { communicator.barrier(*stream, "waits"); }),
+    barrier(communicator, "");
+    if (communicator.rank() == 2) return communicator.abort("interrupted by the user");
+    EXPECT_THAT(error_of_barrier(communicator, "waits"),
                 AllOf(HasSubstr("rank 2"), HasSubstr("interrupted by the user")));
   });
 }
@@ -194,8 +157,7 @@ TEST(FailureTest, ErrorsOfAWorkerStreamSurfaceWhenItIsSynchronised) {
     EXPECT_THAT(error_of([&] { event.synchronize(); }), HasSubstr("rank 1"));
     EXPECT_THAT(error_of([&] { stream->synchronize(); }), HasSubstr("rank 1"));
     // Another stream learns it too.
-    EXPECT_THAT(error_of([&] { communicator.barrier(*make_inline_stream(), "other"); }),
-                HasSubstr("rank 1"));
+    EXPECT_THAT(error_of_barrier(communicator, "other"), HasSubstr("rank 1"));
   });
 }
 
@@ -210,7 +172,7 @@ TEST(FailureTest, ACollectiveThatAFailedStreamSkipsIsTheErrorOfAll) {
       EXPECT_EQ(error_of<IoError>([&] { event.synchronize(); }), "disk is full");
     }
     EXPECT_THAT(
-        error_of([&] { communicator.barrier(*make_inline_stream(), "next"); }),
+        error_of_barrier(communicator, "next"),
         AllOf(HasSubstr("rank 1"), HasSubstr("'checkpoint written'"), HasSubstr("was skipped")));
   });
 }
@@ -243,14 +205,14 @@ TEST(FailureTest, CallsOnSeveralStreamsKeepTheirOrder) {
     // The first call cannot start before the second was made; it comes first all the same.
     first->submit([when_to_go] { when_to_go.wait(); });
     communicator.barrier(*first, "one");
-    communicator.all_reduce(floats(values), floats(values), ReduceOp::sum, Output::overwrite,
-                            *second, "two");
+    communicator.all_reduce(view(values, DType::fp32), view(values, DType::fp32), ReduceOp::sum,
+                            Output::overwrite, *second, "two");
     go.set_value();
-    communicator.barrier(*make_inline_stream(), "three");
+    barrier(communicator, "three");
     first->synchronize();
     second->synchronize();
   });
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -2,20 +2,9 @@
 
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/processes.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/harness.h"
 
-namespace zerorun::groups {
+namespace zerorun::testing::groups {
 namespace {
-
-using testing::await;
-using testing::error_of;
-using testing::Processes;
-using testing::run_ranks;
-using testing::Shared;
-
-constexpr std::chrono::seconds kTimeout{30};
 
 // Four ranks as two rows of two: {0, 1} and {2, 3}, and the columns {0, 2} and {1, 3}.
 struct Grid {
@@ -26,24 +15,14 @@ struct Grid {
   std::shared_ptr<Communicator> row, column;
 };
 
-void barrier(Communicator& communicator) {
-  communicator.barrier(*make_inline_stream(), "step 7").synchronize();
-}
-
 // The layouts of four ranks on hosts: all on one, each row on its own, all apart.
-const std::vector<testing::HostOf> kLayouts = {testing::hosts_of(4), testing::hosts_of(2),
-                                               testing::hosts_of(1)};
+const std::vector<HostOf> kLayouts = {hosts_of(4), hosts_of(2), hosts_of(1)};
 
 TEST(GroupTest, RanksAreNumberedByKeyAndThenByTheirNumbers) {
   run_ranks(5, [](Communicator& world) {
     const int rank = world.rank();
     const auto group = world.split(rank % 2, rank == 4 ? -1 : 0, "group");
-    std::vector<int64_t> members(static_cast<size_t>(group->world_size()));
-    int64_t own = rank;
-    group
-        ->all_gather(view_of(std::span(&own, 1)), view_of(std::span(members)), Sync::collective,
-                     *make_inline_stream(), "members")
-        .synchronize();
+    const std::vector<int64_t> members = gathered(*group, rank);
     EXPECT_EQ(members[static_cast<size_t>(group->rank())], rank);
     if (rank % 2 == 0) {
       EXPECT_THAT(members, ElementsAre(4, 0, 2));
@@ -61,10 +40,10 @@ TEST(GroupTest, AGroupCanBeSplitAgain) {
     EXPECT_EQ(half->world_size(), 2);
     EXPECT_EQ(alone->world_size(), 1);
     EXPECT_EQ(alone->transport(), "self");
-    barrier(*alone);
+    barrier(*alone, "step 7");
     passed.arrive_and_wait();
     alone->abort("had enough");
-    EXPECT_THAT(error_of<CommError>([&] { barrier(*world.split(0, 0, "none")); }),
+    EXPECT_THAT(error_of<CommError>([&] { barrier(*world.split(0, 0, "none"), ""); }),
                 HasSubstr("had enough"));
   });
 }
@@ -79,9 +58,9 @@ TEST(GroupTest, CallsCountAndAreObservedWhereTheGroupComesFrom) {
       labels.push_back(span.label);
     });
     const int64_t before = world.stats()[Collective::barrier].calls;
-    barrier(*grid.row);
-    barrier(*grid.column);
-    barrier(world);
+    barrier(*grid.row, "step 7");
+    barrier(*grid.column, "step 7");
+    barrier(world, "step 7");
     observed.reset();
     EXPECT_EQ(grid.row->stats()[Collective::barrier].calls, 1);
     EXPECT_EQ(world.stats()[Collective::barrier].calls - before, 3);
@@ -91,73 +70,64 @@ TEST(GroupTest, CallsCountAndAreObservedWhereTheGroupComesFrom) {
 }
 
 TEST(GroupTest, ARankThatLeavesEndsTheWaitsOfEveryGroupByName) {
-  for (const testing::HostOf& host_of : kLayouts) {
+  for (const HostOf& host_of : kLayouts) {
     std::latch begun(1);
-    run_ranks(
-        4,
-        [&](Communicator& world) {
-          const Grid grid(world);
-          barrier(world);
-          if (world.rank() == 3) return;
-          // Rank 0 waits for rank 2, which waits for rank 3. The others begin later, since an error
-          // that is there already says nothing of rank 0's wait.
-          if (world.rank() == 0) begun.count_down();
-          begun.wait();
-          if (world.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
-          Communicator& waits = world.rank() == 2 ? *grid.row : *grid.column;
-          const auto of_rank_3 =
-              AllOf(HasSubstr("rank 3"), HasSubstr("left"),
-                    AnyOf(HasSubstr("'row 1: step 7'"), HasSubstr("'column 1: step 7'")));
-          // Who waits for another group's wait names both.
-          const bool waits_for_rank_3 = world.rank() != 0;
-          EXPECT_THAT(error_of<CommError>([&] { barrier(waits); }),
-                      AllOf(of_rank_3, waits_for_rank_3
-                                           ? HasSubstr("step 7'")
-                                           : HasSubstr("; this rank was in barrier 'column 0: ")));
-          EXPECT_THAT(error_of<CommError>([&] { barrier(*grid.row); }), of_rank_3);
-          EXPECT_THAT(error_of<CommError>([&] { barrier(world); }), of_rank_3);
-        },
-        kTimeout, host_of);
+    run_ranks({.ranks = 4, .host_of = host_of}, [&](Communicator& world) {
+      const Grid grid(world);
+      barrier(world, "step 7");
+      if (world.rank() == 3) return;
+      // Rank 0 waits for rank 2, which waits for rank 3. The others begin later, since an error
+      // that is there already says nothing of rank 0's wait.
+      if (world.rank() == 0) begun.count_down();
+      begun.wait();
+      if (world.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      Communicator& waits = world.rank() == 2 ? *grid.row : *grid.column;
+      const auto of_rank_3 =
+          AllOf(HasSubstr("rank 3"), HasSubstr("left"),
+                AnyOf(HasSubstr("'row 1: step 7'"), HasSubstr("'column 1: step 7'")));
+      // Who waits for another group's wait names both.
+      const bool waits_for_rank_3 = world.rank() != 0;
+      EXPECT_THAT(
+          error_of_barrier(waits, "step 7"),
+          AllOf(of_rank_3, waits_for_rank_3 ? HasSubstr("step 7'")
+                                            : HasSubstr("; this rank was in barrier 'column 0: ")));
+      EXPECT_THAT(error_of_barrier(*grid.row, "step 7"), of_rank_3);
+      EXPECT_THAT(error_of_barrier(world, "step 7"), of_rank_3);
+    });
   }
 }
 
 // Rank 0 waits in one group for a rank that computes, while the error is in another group.
 TEST(GroupTest, AnAbortEndsTheWaitsInOtherGroups) {
-  for (const testing::HostOf& host_of : kLayouts) {
+  for (const HostOf& host_of : kLayouts) {
     std::latch joined(4);
     std::latch told(1);
-    run_ranks(
-        4,
-        [&](Communicator& world) {
-          const Grid grid(world);
-          joined.arrive_and_wait();
-          if (world.rank() == 1) grid.row->abort("out of data");
-          if (world.rank() != 0) told.wait();
-          const std::string error = error_of<CommError>([&] { barrier(*grid.column); });
-          if (world.rank() == 0) told.count_down();
-          EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr("out of data")));
-        },
-        kTimeout, host_of);
+    run_ranks({.ranks = 4, .host_of = host_of}, [&](Communicator& world) {
+      const Grid grid(world);
+      joined.arrive_and_wait();
+      if (world.rank() == 1) grid.row->abort("out of data");
+      if (world.rank() != 0) told.wait();
+      const std::string error = error_of_barrier(*grid.column, "step 7");
+      if (world.rank() == 0) told.count_down();
+      EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr("out of data")));
+    });
   }
 }
 
 TEST(GroupTest, ADeadlineNamesTheGroupAndTheRanksOfTheJob) {
   std::latch told(1);
-  run_ranks(
-      4,
-      [&](Communicator& world) {
-        const Grid grid(world);
-        const auto of_row_1 = AllOf(HasSubstr("rank 2 waited"), HasSubstr("'row 1: step 7'"),
-                                    HasSubstr("for rank 3"));
-        if (world.rank() == 2) {
-          EXPECT_THAT(error_of<CommError>([&] { barrier(*grid.row); }), of_row_1);
-          told.count_down();
-        } else {
-          told.wait();
-          EXPECT_THAT(error_of<CommError>([&] { barrier(world); }), of_row_1);
-        }
-      },
-      std::chrono::seconds(2));
+  run_ranks({.ranks = 4, .timeout = std::chrono::seconds(2)}, [&](Communicator& world) {
+    const Grid grid(world);
+    const auto of_row_1 =
+        AllOf(HasSubstr("rank 2 waited"), HasSubstr("'row 1: step 7'"), HasSubstr("for rank 3"));
+    if (world.rank() == 2) {
+      EXPECT_THAT(error_of_barrier(*grid.row, "step 7"), of_row_1);
+      told.count_down();
+    } else {
+      told.wait();
+      EXPECT_THAT(error_of_barrier(world, "step 7"), of_row_1);
+    }
+  });
 }
 
 // "row 0" and "column 1" are the groups of rank 1.
@@ -180,19 +150,17 @@ void expect_told_of(int killed, bool has_store, Processes& ranks) {
 }
 
 TEST(GroupTest, AKilledProcessEndsTheWaitsOfEveryGroupByName) {
-  for (const testing::HostOf& host_of : kLayouts) {
+  for (const HostOf& host_of : kLayouts) {
     for (const int killed : {3, 0}) {
-      Processes ranks(
-          4,
-          [](Communicator& world, Shared& shared) -> std::string {
-            const Grid grid(world);
-            while (true) {
-              barrier(*grid.row);
-              barrier(*grid.column);
-              ++shared.progress;
-            }
-          },
-          std::chrono::seconds(60), host_of);
+      Processes ranks({.ranks = 4, .host_of = host_of, .timeout = std::chrono::seconds(60)},
+                      [](Communicator& world, Shared& shared) -> std::string {
+                        const Grid grid(world);
+                        while (true) {
+                          barrier(*grid.row, "step 7");
+                          barrier(*grid.column, "step 7");
+                          ++shared.progress;
+                        }
+                      });
       await(ranks.shared().progress, 40);
       ranks.kill_rank(killed);
       // Rank 0 serves the store of ranks on several hosts.
@@ -202,4 +170,4 @@ TEST(GroupTest, AKilledProcessEndsTheWaitsOfEveryGroupByName) {
 }
 
 }  // namespace
-}  // namespace zerorun::groups
+}  // namespace zerorun::testing::groups

@@ -1,5 +1,4 @@
 #include "tests/comm/conformance.h"
-#include "tests/harness.h"
 
 namespace zerorun::testing {
 
@@ -8,13 +7,11 @@ namespace {
 // Ranks on hosts of `ranks_of_host` each, the last one with what is left.
 TransportUnderTest on_hosts(std::string name, int ranks_of_host, int least_ranks) {
   const auto run = [ranks_of_host](int world_size, const TransportUnderTest::Body& body) {
-    run_ranks(
-        world_size,
-        [&](Communicator& communicator) {
-          const auto device = make_cpu_device();
-          body(communicator, *device);
-        },
-        std::chrono::seconds(30), hosts_of(ranks_of_host));
+    run_ranks({.ranks = world_size, .host_of = hosts_of(ranks_of_host)},
+              [&](Communicator& communicator) {
+                const auto device = make_cpu_device();
+                body(communicator, *device);
+              });
   };
   return {.name = std::move(name),
           .run = run,

@@ -6,20 +6,12 @@
 #include "comm/waiting.h"
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/reference.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/harness.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
-using testing::Bytes;
-using testing::error_of;
-using testing::run_ranks;
-
-constexpr std::chrono::seconds kTimeout{30};
-
-std::string host_of_pair(int rank) { return rank < 2 ? "a" : "b"; }
+const HostOf kPairs = hosts_of("aabb");
 
 TEST(TopologyTest, HostsCountFromRankZeroOnAndShareTheirTraffic) {
   const Topology topology({"x", "y", "x", "y", "y"});
@@ -49,57 +41,47 @@ TEST(HostsTest, AnyLayoutAddsWithinTheDocumentedBound) {
   constexpr int64_t kNumel = 3001;
   std::vector<Bytes> inputs;
   for (unsigned rank = 0; rank < kRanks; ++rank) {
-    inputs.push_back(testing::random_values(DType::fp32, kNumel, rank));
+    inputs.push_back(random_values(DType::fp32, kNumel, rank));
   }
   // Neither side by side nor powers of two.
-  const std::string hosts = "abbab";
-  run_ranks(
-      kRanks,
-      [&](Communicator& communicator) {
-        const auto stream = make_inline_stream();
-        Bytes in = inputs[static_cast<size_t>(communicator.rank())];
-        Bytes out(in.size());
-        communicator
-            .all_reduce(testing::view(in, DType::fp32), testing::view(out, DType::fp32),
-                        ReduceOp::sum, Output::overwrite, *stream, "")
-            .synchronize();
-        for (int64_t i = 0; i < kNumel; ++i) {
-          double sum = 0;
-          double magnitude = 0;
-          for (const Bytes& input : inputs) {
-            const double value = testing::float_at(input.data(), DType::fp32, i);
-            sum += value;
-            magnitude += std::abs(value);
-          }
-          const double bound = 2 * (std::log2(kRanks) + 2) * 0x1p-24 * magnitude;
-          ASSERT_NEAR(testing::float_at(out.data(), DType::fp32, i), sum, bound) << i;
-        }
-      },
-      kTimeout, [&](int rank) { return std::string(1, hosts[static_cast<size_t>(rank)]); });
+  run_ranks({.ranks = kRanks, .host_of = hosts_of("abbab")}, [&](Communicator& communicator) {
+    Bytes in = inputs[static_cast<size_t>(communicator.rank())];
+    Bytes out(in.size());
+    communicator
+        .all_reduce(view(in, DType::fp32), view(out, DType::fp32), ReduceOp::sum, Output::overwrite,
+                    *make_inline_stream(), "")
+        .synchronize();
+    for (int64_t i = 0; i < kNumel; ++i) {
+      double sum = 0;
+      double magnitude = 0;
+      for (const Bytes& input : inputs) {
+        const double value = float_at(input.data(), DType::fp32, i);
+        sum += value;
+        magnitude += std::abs(value);
+      }
+      const double bound = 2 * (std::log2(kRanks) + 2) * 0x1p-24 * magnitude;
+      ASSERT_NEAR(float_at(out.data(), DType::fp32, i), sum, bound) << i;
+    }
+  });
 }
 
 // The sums of four ranks on the layout, of inputs that are the same on each.
 Bytes sum_on(const std::function<std::string(int)>& host_of, DType in, DType out, Output output,
              int64_t numel, std::optional<DType> bound = {}) {
   Bytes result;
-  run_ranks(
-      4,
-      [&](Communicator& communicator) {
-        if (bound) bound_link(communicator, *bound);
-        const auto stream = make_worker_stream("comm");
-        Bytes input = testing::random_values(in, numel, static_cast<unsigned>(communicator.rank()));
-        Bytes values = testing::random_values(out, numel, 77);
-        const TensorView to = testing::view(values, out);
-        communicator
-            .all_reduce(testing::view(input, in), to, ReduceOp::sum, output, *stream, "bucket")
-            .synchronize();
-        Bytes other = values;
-        const TensorView view = testing::view(other, out);
-        communicator.broadcast(view, 3, *stream, "rank 3's").synchronize();
-        EXPECT_TRUE(other == values) << "ranks differ";
-        if (communicator.rank() == 0) result = std::move(values);
-      },
-      kTimeout, host_of);
+  run_ranks({.ranks = 4, .host_of = host_of}, [&](Communicator& communicator) {
+    if (bound) bound_link(communicator, *bound);
+    const auto stream = make_worker_stream("comm");
+    Bytes input = random_values(in, numel, static_cast<unsigned>(communicator.rank()));
+    Bytes values = random_values(out, numel, 77);
+    const TensorView to = view(values, out);
+    communicator.all_reduce(view(input, in), to, ReduceOp::sum, output, *stream, "bucket")
+        .synchronize();
+    Bytes other = values;
+    communicator.broadcast(view(other, out), 3, *stream, "rank 3's").synchronize();
+    EXPECT_TRUE(other == values) << "ranks differ";
+    if (communicator.rank() == 0) result = std::move(values);
+  });
   return result;
 }
 
@@ -109,7 +91,7 @@ TEST(HostsTest, SumsOfManyChunksHaveTheSameBitsOnAnyLayout) {
                                         std::tuple(DType::bf16, DType::bf16, Output::overwrite),
                                         std::tuple(DType::bf16, DType::fp32, Output::accumulate)}) {
     const auto on = [&, in = in, out = out, output = output](int ranks_of_host) {
-      return sum_on(testing::hosts_of(ranks_of_host), in, out, output, numel);
+      return sum_on(hosts_of(ranks_of_host), in, out, output, numel);
     };
     const Bytes together = on(4);
     EXPECT_TRUE(together == on(2)) << name_of(in) << " on two hosts";
@@ -119,24 +101,20 @@ TEST(HostsTest, SumsOfManyChunksHaveTheSameBitsOnAnyLayout) {
 
 // Gathering what a reduce_scatter of the inputs gave is an all_reduce of them.
 void expect_parts_of_sum(const std::string& hosts, DType dtype, int64_t row) {
-  const auto ranks = static_cast<int64_t>(hosts.size());
-  run_ranks(
-      static_cast<int>(ranks),
-      [&](Communicator& communicator) {
-        const auto stream = make_worker_stream("comm");
-        const auto seed = static_cast<unsigned>(communicator.rank());
-        Bytes in = testing::random_values(dtype, row * ranks, seed);
-        Bytes sum(in.size());
-        Bytes part(in.size() / hosts.size());
-        Bytes parts(in.size());
-        const auto view = [&](Bytes& bytes) { return testing::view(bytes, dtype); };
-        communicator.all_reduce(view(in), view(sum), ReduceOp::sum, Output::overwrite, *stream, "");
-        communicator.reduce_scatter(view(in), view(part), Output::overwrite, *stream, "");
-        communicator.all_gather(view(part), view(parts), Sync::collective, *stream, "")
-            .synchronize();
-        EXPECT_TRUE(parts == sum) << "rank " << communicator.rank();
-      },
-      kTimeout, [&](int rank) { return hosts.substr(static_cast<size_t>(rank), 1); });
+  const auto ranks = static_cast<int>(hosts.size());
+  run_ranks({.ranks = ranks, .host_of = hosts_of(hosts)}, [&](Communicator& communicator) {
+    const auto stream = make_worker_stream("comm");
+    Bytes in = random_values(dtype, row * ranks, static_cast<unsigned>(communicator.rank()));
+    Bytes sum(in.size());
+    Bytes part(in.size() / hosts.size());
+    Bytes parts(in.size());
+    const TensorView own = view(part, dtype);
+    communicator.all_reduce(view(in, dtype), view(sum, dtype), ReduceOp::sum, Output::overwrite,
+                            *stream, "");
+    communicator.reduce_scatter(view(in, dtype), own, Output::overwrite, *stream, "");
+    communicator.all_gather(own, view(parts, dtype), Sync::collective, *stream, "").synchronize();
+    EXPECT_TRUE(parts == sum) << "rank " << communicator.rank();
+  });
 }
 
 TEST(HostsTest, PartsOfManyChunksAreThoseOfTheSum) {
@@ -152,88 +130,68 @@ TEST(HostsTest, PartsOfManyChunksAreThoseOfTheSum) {
 TEST(HostsTest, ABoundLinkCarriesSumsOfHostsInThatDtypeAndNoOthers) {
   constexpr int64_t kNumel = 5003;
   const auto sum = [&](DType in, std::optional<DType> bound) {
-    return sum_on(host_of_pair, in, in, Output::overwrite, kNumel, bound);
+    return sum_on(kPairs, in, in, Output::overwrite, kNumel, bound);
   };
   const Bytes bound = sum(DType::bf16, DType::bf16);
   std::vector<Bytes> inputs;
   for (unsigned rank = 0; rank < 4; ++rank) {
-    inputs.push_back(testing::random_values(DType::bf16, kNumel, rank));
+    inputs.push_back(random_values(DType::bf16, kNumel, rank));
   }
   const auto value = [&](size_t rank, int64_t i) {
-    return testing::float_at(inputs[rank].data(), DType::bf16, i);
+    return float_at(inputs[rank].data(), DType::bf16, i);
   };
   for (int64_t i = 0; i < kNumel; ++i) {
     const float first = to_float(to_bf16(value(0, i) + value(1, i)));
     const float second = to_float(to_bf16(value(2, i) + value(3, i)));
-    ASSERT_EQ(testing::float_at(bound.data(), DType::bf16, i), to_float(to_bf16(first + second)));
+    ASSERT_EQ(float_at(bound.data(), DType::bf16, i), to_float(to_bf16(first + second)));
   }
   EXPECT_FALSE(bound == sum(DType::bf16, {}));
   EXPECT_TRUE(sum(DType::fp32, DType::bf16) == sum(DType::fp32, {}));
 }
 
 TEST(HostsTest, TheTransportSaysWhatItIs) {
-  run_ranks(
-      4,
-      [](Communicator& communicator) {
-        EXPECT_EQ(communicator.transport(), "shm+gloo");
-        EXPECT_EQ(communicator.local_world_size(), 2);
-        EXPECT_FALSE(communicator.reads_peers());
-      },
-      kTimeout, host_of_pair);
-  run_ranks(
-      2,
-      [](Communicator& communicator) {
-        EXPECT_EQ(communicator.transport(), "gloo");
-        EXPECT_EQ(communicator.local_world_size(), 1);
-      },
-      kTimeout, [](int rank) { return std::to_string(rank); });
+  run_ranks({.ranks = 4, .host_of = kPairs}, [](Communicator& communicator) {
+    EXPECT_EQ(communicator.transport(), "shm+gloo");
+    EXPECT_EQ(communicator.local_world_size(), 2);
+    EXPECT_FALSE(communicator.reads_peers());
+  });
+  run_ranks({.ranks = 2, .host_of = hosts_of(1)}, [](Communicator& communicator) {
+    EXPECT_EQ(communicator.transport(), "gloo");
+    EXPECT_EQ(communicator.local_world_size(), 1);
+  });
 }
 
 TEST(HostsTest, RanksThatDivergeGetAnErrorThatNamesBoth) {
-  run_ranks(
-      4,
-      [](Communicator& communicator) {
-        const auto stream = make_inline_stream();
-        const char* label = communicator.rank() < 2 ? "bucket 1" : "bucket 2";
-        const std::string error =
-            error_of([&] { communicator.barrier(*stream, label).synchronize(); });
-        EXPECT_THAT(error, AllOf(HasSubstr("ranks diverged"), HasSubstr("bucket 1"),
-                                 HasSubstr("bucket 2")));
-      },
-      kTimeout, host_of_pair);
+  run_ranks({.ranks = 4, .host_of = kPairs}, [](Communicator& communicator) {
+    EXPECT_THAT(error_of_barrier(communicator, communicator.rank() < 2 ? "bucket 1" : "bucket 2"),
+                AllOf(HasSubstr("ranks diverged"), HasSubstr("bucket 1"), HasSubstr("bucket 2")));
+  });
 }
 
 TEST(HostsTest, AWaitThatIsTooLongNamesWhoWasWaitedFor) {
   std::latch over(4);
-  run_ranks(
-      4,
-      [&](Communicator& communicator) {
-        const auto stream = make_inline_stream();
-        if (communicator.rank() < 2) {
-          const std::string error =
-              error_of([&] { communicator.barrier(*stream, "step 7").synchronize(); });
-          EXPECT_THAT(error, AllOf(HasSubstr("waited"), HasSubstr("'step 7'"),
-                                   ::testing::ContainsRegex("for rank [23] ")));
-        }
-        over.arrive_and_wait();
-      },
-      std::chrono::milliseconds(2000), host_of_pair);
+  const World world{.ranks = 4, .host_of = kPairs, .timeout = std::chrono::milliseconds(2000)};
+  run_ranks(world, [&](Communicator& communicator) {
+    if (communicator.rank() < 2) {
+      EXPECT_THAT(
+          error_of_barrier(communicator, "step 7"),
+          AllOf(HasSubstr("waited"), HasSubstr("'step 7'"), ContainsRegex("for rank [23] ")));
+    }
+    over.arrive_and_wait();
+  });
 }
 
 TEST(HostsTest, ARankThatDoesNotJoinIsNamed) {
   const auto store = make_memory_store();
-  testing::run_threads(2, [&](int rank) {
+  run_threads(2, [&](int rank) {
     CommunicatorOptions options =
-        testing::options_of_rank(rank, 3, store, std::chrono::milliseconds(rank == 0 ? 300 : 2000));
+        options_of_rank(rank, 3, store, std::chrono::milliseconds(rank == 0 ? 300 : 2000));
     options.host = std::to_string(rank);
     const std::string error = error_of([&] { make_communicator(options); });
-    if (rank == 0) {
-      EXPECT_THAT(error, AllOf(HasSubstr("rank 0 waited"), HasSubstr("2 of 3 to join")));
-    } else {
-      EXPECT_THAT(error, AllOf(HasSubstr("rank 1 waited"), HasSubstr("all 3 ranks")));
-    }
+    EXPECT_THAT(error, AllOf(HasSubstr(fmt::format("rank {} waited", rank)),
+                             HasSubstr(rank == 0 ? "2 of 3 to join" : "all 3 ranks")));
   });
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

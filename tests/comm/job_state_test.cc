@@ -1,41 +1,53 @@
 #include "comm/job_state.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "tests/common.h"
 #include "tests/gate.h"
 #include "zerorun/error.h"
 
-namespace zerorun::job_state_test {
+namespace zerorun::testing::job_state_test {
 namespace {
 
-using testing::Gate;
-
 std::string no_error() { return ""; }
+void ignore(std::string_view /*error*/) {}
 
 class JobStateTest : public ::testing::Test {
  protected:
+  using Member = std::shared_ptr<void>;
+  // A member that is told errors by `told`, and whose own error is `error`'s answer.
+  Member join(std::function<void(std::string_view)> told,
+              std::function<std::string()> error = no_error) {
+    return job_->join({.set_error = std::move(told), .error = std::move(error)});
+  }
+  // One that is being asked until `answer_` opens.
+  Member join_slow() {
+    return join(ignore, [this] {
+      asking_ = true;
+      asked_.open();
+      answer_.pass();
+      asking_ = false;
+      return std::string();
+    });
+  }
+  std::future<void> propagate() {
+    return std::async(std::launch::async, [this] { job_->propagate(); });
+  }
+  std::future<void> fail() {
+    return std::async(std::launch::async, [this] { job_->fail("aborted"); });
+  }
+
   const std::shared_ptr<JobState> job_ = std::make_shared<JobState>();
+  std::atomic<bool> asking_ = false;
   Gate asked_;
   Gate answer_;
 };
 
 TEST_F(JobStateTest, AnAbortDoesNotWaitForAMemberThatIsAsked) {
   std::promise<std::string> told;
-  // Its store may be on a host that cannot be reached.
-  const auto slow = job_->join({.set_error = [](auto) {},
-                                .error =
-                                    [&] {
-                                      asked_.open();
-                                      answer_.pass();
-                                      return std::string();
-                                    }});
-  const auto other = job_->join(
-      {.set_error = [&](auto error) { told.set_value(std::string(error)); }, .error = no_error});
-  auto looking = std::async(std::launch::async, [&] { job_->propagate(); });
+  const auto slow = join_slow();  // its store may be on a host that cannot be reached
+  const auto other = join([&](auto error) { told.set_value(std::string(error)); });
+  auto looking = propagate();
   asked_.pass();
-  auto failing = std::async(std::launch::async, [&] { job_->fail("aborted"); });
+  auto failing = fail();
   EXPECT_EQ(told.get_future().wait_for(std::chrono::seconds(10)), std::future_status::ready);
   EXPECT_EQ(failing.wait_for(std::chrono::seconds(10)), std::future_status::ready);
   answer_.open();
@@ -45,41 +57,28 @@ TEST_F(JobStateTest, AMemberMayNeedThatAnotherIsToldBeforeItEnds) {
   Gate first;
   Gate second;
   // As the abort of a communicator waits for its kernels, which wait for those of another.
-  const auto one = job_->join({.set_error =
-                                   [&](auto) {
-                                     first.open();
-                                     second.pass();
-                                   },
-                               .error = no_error});
-  const auto other = job_->join({.set_error =
-                                     [&](auto) {
-                                       second.open();
-                                       first.pass();
-                                     },
-                                 .error = no_error});
-  auto failing = std::async(std::launch::async, [&] { job_->fail("aborted"); });
+  const auto one = join([&](auto) {
+    first.open();
+    second.pass();
+  });
+  const auto other = join([&](auto) {
+    second.open();
+    first.pass();
+  });
+  auto failing = fail();
   EXPECT_EQ(failing.wait_for(std::chrono::seconds(10)), std::future_status::ready);
   first.open();
   second.open();
 }
 
 TEST_F(JobStateTest, AMemberThatHasLeftIsNotBeingAsked) {
-  std::atomic<bool> asking = false;
-  auto leaving = job_->join({.set_error = [](auto) {},
-                             .error =
-                                 [&] {
-                                   asking = true;
-                                   asked_.open();
-                                   answer_.pass();
-                                   asking = false;
-                                   return std::string();
-                                 }});
-  const auto other = job_->join({.set_error = [](auto) {}, .error = no_error});
-  auto looking = std::async(std::launch::async, [&] { job_->propagate(); });
+  auto leaving = join_slow();
+  const auto other = join(ignore);
+  auto looking = propagate();
   asked_.pass();
   auto opening = std::async(std::launch::async, [&] { answer_.open(); });
   leaving.reset();
-  EXPECT_FALSE(asking);
+  EXPECT_FALSE(asking_);
 }
 
 TEST_F(JobStateTest, OneThreadLooksForAllUntilTheyLeave) {
@@ -142,15 +141,9 @@ TEST_F(JobStateTest, OthersComeAndGoWhileOneLooks) {
 }
 
 TEST_F(JobStateTest, AForkedChildLeavesWithoutTheLocksThatItsParentHeld) {
-  auto member = job_->join({.set_error = [](auto) {},
-                            .error =
-                                [&] {
-                                  asked_.open();
-                                  answer_.pass();
-                                  return std::string();
-                                }});
-  const auto other = job_->join({.set_error = [](auto) {}, .error = no_error});
-  auto looking = std::async(std::launch::async, [&] { job_->propagate(); });
+  auto member = join_slow();
+  const auto other = join(ignore);
+  auto looking = propagate();
   asked_.pass();
   const pid_t child = fork();
   if (child == 0) {
@@ -171,9 +164,9 @@ TEST_F(JobStateTest, TheFirstErrorIsThatOfAllAlsoOfThoseWhoJoinLater) {
   EXPECT_EQ(job_->error(), "rank 3 aborted the job: it cannot go on");
   EXPECT_THROW(job_->check(), CommError);
   std::string told;
-  const auto late = job_->join({.set_error = [&](auto error) { told = error; }, .error = no_error});
+  const auto late = join([&](auto error) { told = error; });
   EXPECT_EQ(told, job_->error());
 }
 
 }  // namespace
-}  // namespace zerorun::job_state_test
+}  // namespace zerorun::testing::job_state_test

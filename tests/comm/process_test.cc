@@ -3,15 +3,9 @@
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/processes.h"
 #include "tests/comm/reference.h"
-#include "tests/common.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
-
-using testing::await;
-using testing::Bytes;
-using testing::Processes;
-using testing::Shared;
 
 TEST(ProcessTest, RanksReduceAndGatherInEachOthersMemory) {
   constexpr int kRanks = 3;
@@ -23,11 +17,10 @@ TEST(ProcessTest, RanksReduceAndGatherInEachOthersMemory) {
     const TensorView whole = view_of(memory, DType::bf16, part * kRanks);
     std::vector<Bytes> inputs;
     for (unsigned rank = 0; rank < kRanks; ++rank) {
-      inputs.push_back(testing::random_values(DType::bf16, part * kRanks, rank));
+      inputs.push_back(random_values(DType::bf16, part * kRanks, rank));
     }
     Bytes sum = inputs[0];
-    testing::reference_reduce(inputs, DType::bf16, ReduceOp::sum, Output::overwrite, DType::bf16,
-                              sum);
+    reference_reduce(inputs, DType::bf16, ReduceOp::sum, Output::overwrite, DType::bf16, sum);
     const Bytes& mine = inputs[static_cast<size_t>(communicator.rank())];
     std::copy(mine.begin(), mine.end(), whole.data);
     const TensorView own = whole.slice(communicator.rank() * part, part);
@@ -48,7 +41,7 @@ TEST(ProcessTest, SurvivorsOfAKillNameTheDeadRankAndTheOperation) {
   Processes ranks(3, [](Communicator& communicator, Shared& shared) -> std::string {
     const auto stream = make_inline_stream();
     Bytes values(1 << 20);
-    const TensorView inout = testing::view(values, DType::fp32);
+    const TensorView inout = view(values, DType::fp32);
     while (true) {  // until one is killed, in the middle of it
       communicator.all_reduce(inout, inout, ReduceOp::sum, Output::overwrite, *stream, "bucket 3");
       ++shared.progress;
@@ -65,11 +58,9 @@ TEST(ProcessTest, SurvivorsOfAKillNameTheDeadRankAndTheOperation) {
 
 TEST(ProcessTest, ARankThatExitsWithoutAWordIsNoticed) {
   Processes ranks(2, [](Communicator& communicator, Shared&) -> std::string {
-    const auto stream = make_inline_stream();
-    communicator.barrier(*stream, "together");
+    barrier(communicator, "together");
     if (communicator.rank() == 0) _exit(0);
-    communicator.barrier(*stream, "alone");
-    return "";
+    return error_of_barrier(communicator, "alone");
   });
   EXPECT_THAT(ranks.result(1), AllOf(HasSubstr("rank 0 (pid"), HasSubstr("died while"),
                                      HasSubstr("'alone'"), HasSubstr("'together'")));
@@ -78,17 +69,14 @@ TEST(ProcessTest, ARankThatExitsWithoutAWordIsNoticed) {
 TEST(ProcessTest, ADeathIsNoticedWhileMemoryIsAllocated) {
   Processes ranks(2, [](Communicator& communicator, Shared&) -> std::string {
     if (communicator.rank() == 1) _exit(0);
-    communicator.allocate(1 << 20, Sharing::per_rank);
-    return "";
+    return error_of([&] { communicator.allocate(1 << 20, Sharing::per_rank); });
   });
   EXPECT_THAT(ranks.result(0), AllOf(HasSubstr("rank 1 (pid"), HasSubstr("allocate")));
 }
 
 TEST(ProcessTest, DivergenceIsTheSameErrorInEveryProcess) {
-  Processes ranks(2, [](Communicator& communicator, Shared&) -> std::string {
-    const auto stream = make_inline_stream();
-    communicator.barrier(*stream, communicator.rank() == 0 ? "bucket 1" : "bucket 2");
-    return "";
+  Processes ranks(2, [](Communicator& communicator, Shared&) {
+    return error_of_barrier(communicator, communicator.rank() == 0 ? "bucket 1" : "bucket 2");
   });
   const std::string error = ranks.result(0);
   EXPECT_THAT(error,
@@ -97,10 +85,9 @@ TEST(ProcessTest, DivergenceIsTheSameErrorInEveryProcess) {
 }
 
 TEST(ProcessTest, AbortReachesTheOtherProcesses) {
-  Processes ranks(2, [](Communicator& communicator, Shared&) -> std::string {
+  Processes ranks(2, [](Communicator& communicator, Shared&) {
     if (communicator.rank() == 1) communicator.abort("out of data");
-    communicator.barrier(*make_inline_stream(), "waits");
-    return "";
+    return error_of_barrier(communicator, "waits");
   });
   for (const int rank : {0, 1}) {
     EXPECT_THAT(ranks.result(rank), AllOf(HasSubstr("rank 1"), HasSubstr("out of data")));
@@ -109,7 +96,6 @@ TEST(ProcessTest, AbortReachesTheOtherProcesses) {
 
 TEST(ProcessTest, AForkedChildDoesNotLeaveInItsParentsName) {
   Processes ranks(2, [](Communicator& communicator, Shared&) -> std::string {
-    const auto stream = make_inline_stream();
     if (communicator.rank() == 1) {
       const pid_t child = fork();
       if (child == 0) {
@@ -118,7 +104,7 @@ TEST(ProcessTest, AForkedChildDoesNotLeaveInItsParentsName) {
       }
       waitpid(child, nullptr, 0);
     }
-    communicator.barrier(*stream, "after the child has gone");
+    barrier(communicator, "after the child has gone");
     return "together";
   });
   EXPECT_EQ(ranks.result(0), "together");
@@ -126,4 +112,4 @@ TEST(ProcessTest, AForkedChildDoesNotLeaveInItsParentsName) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

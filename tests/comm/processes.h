@@ -10,7 +10,6 @@
 #include <new>
 
 #include "os/file_descriptor.h"
-#include "tests/common.h"
 #include "tests/harness.h"
 #include "zerorun/communicator.h"
 
@@ -33,23 +32,23 @@ class Processes {
  public:
   using Body = std::function<std::string(Communicator&, Shared&)>;
 
-  Processes(int world_size, const Body& body,
-            std::chrono::milliseconds timeout = std::chrono::seconds(60),
-            const HostOf& host_of = nullptr)
+  Processes(const World& world, const Body& body)
       : memory_(mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
                      -1, 0)),
         shared_(*new (memory_) Shared) {
-    for (int rank = 0; rank < world_size; ++rank) {
+    for (int rank = 0; rank < world.ranks; ++rank) {
       std::array<int, 2> ends{};
       if (pipe(ends.data()) != 0) std::terminate();
       results_.emplace_back(ends[0]);
       FileDescriptor result(ends[1]);
       pids_.push_back(fork());
       if (pids_.back() != 0) continue;
-      const std::string text = run(rank, world_size, body, timeout, host_of ? host_of(rank) : "");
+      const std::string text = run(rank, world, body);
       _exit(write(result.get(), text.data(), text.size()) < 0 ? 1 : 0);
     }
   }
+  Processes(int ranks, const Body& body)
+      : Processes({.ranks = ranks, .timeout = std::chrono::minutes(1)}, body) {}
   Processes(const Processes&) = delete;
   Processes& operator=(const Processes&) = delete;
   ~Processes() {
@@ -76,8 +75,7 @@ class Processes {
   }
 
  private:
-  std::string run(int rank, int world_size, const Body& body, std::chrono::milliseconds timeout,
-                  const std::string& host) {
+  std::string run(int rank, const World& world, const Body& body) {
 #ifdef _OPENMP
     omp_set_num_threads(1);  // its threads do not survive a fork
 #endif
@@ -87,12 +85,9 @@ class Processes {
       store.serve = rank == 0;
       if (rank != 0) await(shared_.port, 1);
       store.port = static_cast<uint16_t>(shared_.port.load());
-      CommunicatorOptions options;
-      options.rank = rank;
-      options.world_size = world_size;
-      options.timeout = timeout;
-      options.host = host;
-      options.store = make_tcp_store(store);
+      CommunicatorOptions options =
+          options_of_rank(rank, world.ranks, make_tcp_store(store), world.timeout);
+      if (world.host_of) options.host = world.host_of(rank);
       if (rank == 0) shared_.port = bound_port(*options.store);
       const auto communicator = make_communicator(options);
       options.store.reset();

@@ -5,7 +5,6 @@
 #include "core/check.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/reference.h"
-#include "tests/common.h"
 
 namespace zerorun::testing {
 
@@ -69,6 +68,10 @@ class Rank {
       inputs.push_back(random_values(dtype, numel, static_cast<unsigned>(peer)));
     }
     return inputs;
+  }
+  // This rank's.
+  const Bytes& input(DType dtype, int64_t numel) {
+    return inputs_of_all(dtype, numel)[static_cast<size_t>(number())];
   }
   void clear() {
     used_ = 0;

@@ -5,13 +5,9 @@
 #include "comm/rendezvous/tcp_store.h"
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/processes.h"
-#include "tests/common.h"
 
-namespace zerorun::split_failures {
+namespace zerorun::testing::split_failures {
 namespace {
-
-using testing::Processes;
-using testing::Shared;
 
 constexpr int kRanks = 4;
 
@@ -52,25 +48,23 @@ struct Case {
 };
 
 void expect_news(const Case& c) {
-  const testing::HostOf host_of = testing::hosts_of(c.ranks_of_host);
+  const HostOf host_of = hosts_of(c.ranks_of_host);
   const auto color_of = [&](int rank) { return c.neighbours ? rank / 2 : rank % 2; };
-  Processes ranks(
-      kRanks,
-      [&](Communicator& world, Shared& shared) -> std::string {
-        const int color = color_of(world.rank());
-        ++shared.progress;
-        if (world.rank() == c.dies) {
-          testing::await(shared.progress, kRanks);  // all have the communicator that is split
-          std::vector<int> group;
-          for (int rank = 0; rank < kRanks; ++rank) {
-            if (color_of(rank) == color) group.push_back(rank);
-          }
-          die_in_split(world, shared, group, color, host_of(c.dies), c.end);
-        }
-        world.split(color, 0, fmt::format("half {}", color));
-        return "no error";
-      },
-      std::chrono::minutes(1), host_of);
+  Processes ranks({.ranks = kRanks, .host_of = host_of, .timeout = std::chrono::minutes(1)},
+                  [&](Communicator& world, Shared& shared) -> std::string {
+                    const int color = color_of(world.rank());
+                    ++shared.progress;
+                    if (world.rank() == c.dies) {
+                      await(shared.progress, kRanks);  // all have the communicator that is split
+                      std::vector<int> group;
+                      for (int rank = 0; rank < kRanks; ++rank) {
+                        if (color_of(rank) == color) group.push_back(rank);
+                      }
+                      die_in_split(world, shared, group, color, host_of(c.dies), c.end);
+                    }
+                    world.split(color, 0, fmt::format("half {}", color));
+                    return "no error";
+                  });
   for (int rank = 0; rank < kRanks; ++rank) {
     if (rank == c.dies) continue;
     EXPECT_THAT(ranks.result(rank),
@@ -97,4 +91,4 @@ TEST(SplitFailureTest, ADeadRankOfSeveralHostsIsNoticedByAllGroups) {
 }
 
 }  // namespace
-}  // namespace zerorun::split_failures
+}  // namespace zerorun::testing::split_failures

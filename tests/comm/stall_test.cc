@@ -6,15 +6,10 @@
 #include "comm/stall_report.h"
 #include "device/cpu/cpu_stream.h"
 #include "tests/comm/processes.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
+#include "tests/scratch.h"
 
-namespace zerorun::stall_test {
+namespace zerorun::testing::stall_test {
 namespace {
-
-using testing::await;
-using testing::Processes;
-using testing::Shared;
 
 constexpr int kRanks = 4;
 constexpr std::chrono::seconds kTimeout{3};
@@ -22,25 +17,18 @@ constexpr std::chrono::seconds kTimeout{3};
 class StallTest : public ::testing::Test {
  protected:
   void SetUp() override { setenv("ZERORUN_STALL_FILE", file_.c_str(), 1); }
-  void TearDown() override {
-    unsetenv("ZERORUN_STALL_FILE");
-    std::filesystem::remove(file_);
-  }
+  void TearDown() override { unsetenv("ZERORUN_STALL_FILE"); }
 
   // Rank 3 does not come to the second barrier; returns the JSON. `text`: standard error.
-  nlohmann::json report_of(const testing::HostOf& host_of, int stop, std::string& text) {
+  nlohmann::json report_of(const HostOf& host_of, int stop, std::string& text) {
     ::testing::internal::CaptureStderr();
-    Processes ranks(
-        kRanks,
-        [](Communicator& communicator, Shared& shared) -> std::string {
-          const auto stream = make_inline_stream();
-          communicator.barrier(*stream, "together").synchronize();
-          ++shared.progress;
-          if (communicator.rank() == 3) await(shared.progress, 1000);  // it never comes
-          return testing::error_of<CommError>(
-              [&] { communicator.barrier(*stream, "bucket 7").synchronize(); });
-        },
-        kTimeout, host_of);
+    const World world{.ranks = kRanks, .host_of = host_of, .timeout = kTimeout};
+    Processes ranks(world, [](Communicator& communicator, Shared& shared) {
+      barrier(communicator, "together");
+      ++shared.progress;
+      if (communicator.rank() == 3) await(shared.progress, 1000);  // it never comes
+      return error_of_barrier(communicator, "bucket 7");
+    });
     if (stop >= 0) {
       await(ranks.shared().progress, kRanks);
       ranks.send(stop, SIGSTOP);
@@ -56,8 +44,8 @@ class StallTest : public ::testing::Test {
     return nlohmann::json::parse(std::ifstream(file_));
   }
 
-  const std::string file_ =
-      std::filesystem::temp_directory_path() / ("stall_test_" + std::to_string(getpid()));
+  const Scratch scratch_;
+  const std::string file_ = scratch_.path("stall.json");
 };
 
 size_t count(const std::string& text, const std::string& what) {
@@ -98,7 +86,7 @@ TEST_F(StallTest, OneTableShowsWhoWaitsForWhomAndWhereTheRankIsThatDoesNotCome) 
 // A handler may run while a rank is in a function that uses a block of the heap as its stack.
 TEST_F(StallTest, RanksHandleNoSignalForTheReport) {
   Processes ranks(2, [](Communicator& communicator, Shared&) -> std::string {
-    communicator.barrier(*make_inline_stream(), "together").synchronize();
+    barrier(communicator, "together");
     for (int signal = SIGRTMIN; signal <= SIGRTMAX; ++signal) {
       struct sigaction action {};
       sigaction(signal, nullptr, &action);
@@ -121,7 +109,7 @@ TEST_F(StallTest, OneOfTheRanksOfAHostThatWaitSaysItForAll) {
   ::testing::internal::CaptureStderr();
   Processes ranks(kRanks, [](Communicator& communicator, Shared&) -> std::string {
     if (communicator.rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(10500));
-    communicator.barrier(*make_inline_stream(), "late").synchronize();
+    barrier(communicator, "late");
     return "came";
   });
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(ranks.result(rank), "came");
@@ -131,45 +119,32 @@ TEST_F(StallTest, OneOfTheRanksOfAHostThatWaitSaysItForAll) {
 }
 
 TEST_F(StallTest, RanksOfOtherHostsAreInTheSameTable) {
-  std::string text;
-  const nlohmann::json report =
-      report_of([](int rank) { return rank < 2 ? "host a" : "host b"; }, -1, text);
-  EXPECT_EQ(count(text, "stands still"), 1) << text;
-  ASSERT_EQ(report["ranks"].size(), kRanks);
-  for (int rank = 0; rank < 3; ++rank) expect_waiting(report["ranks"][rank]);
-  EXPECT_EQ(report["ranks"][2]["waits_for"], 3);
-  expect_stuck(report["ranks"][3]);
-}
-
-TEST_F(StallTest, RanksThatAreAloneOnTheirHostsAreInOneTableToo) {
-  std::string text;
-  const nlohmann::json report =
-      report_of([](int rank) { return "host " + std::to_string(rank); }, -1, text);
-  EXPECT_EQ(count(text, "stands still"), 1) << text;
-  ASSERT_EQ(report["ranks"].size(), kRanks);
-  expect_stuck(report["ranks"][3]);
+  for (const int ranks_of_host : {2, 1}) {
+    std::string text;
+    const nlohmann::json report = report_of(hosts_of(ranks_of_host), -1, text);
+    EXPECT_EQ(count(text, "stands still"), 1) << text;
+    ASSERT_EQ(report["ranks"].size(), kRanks);
+    expect_stuck(report["ranks"][3]);
+    if (ranks_of_host == 1) continue;
+    for (int rank = 0; rank < 3; ++rank) expect_waiting(report["ranks"][rank]);
+    EXPECT_EQ(report["ranks"][2]["waits_for"], 3);
+  }
 }
 
 TEST_F(StallTest, ActivitiesSurviveTheirWayThroughTheStore) {
-  RankActivity rank;
-  rank.rank = 5;
-  rank.pid = 77;
-  rank.host = "b";
-  rank.state = "waits";
-  rank.operation = "barrier #2 'x'";
-  rank.label = "x";
-  rank.waits_for = 3;
-  rank.waited_s = 12.5;
-  rank.python_stacks = "f\nno utf-8: \xff\n";
-  const std::vector<RankActivity> back = decode_activities(encode_activities({rank}));
-  ASSERT_EQ(back.size(), 1U);
-  EXPECT_EQ(back[0].rank, 5);
-  EXPECT_EQ(back[0].pid, 77);
-  EXPECT_EQ(back[0].host, "b");
-  EXPECT_EQ(back[0].operation, rank.operation);
-  EXPECT_EQ(back[0].waits_for, 3);
-  EXPECT_EQ(back[0].waited_s, 12.5);
-  EXPECT_THAT(back[0].python_stacks, StartsWith("f\nno utf-8: "));
+  const RankActivity rank{.rank = 5,
+                          .pid = 77,
+                          .host = "b",
+                          .state = "waits",
+                          .operation = "barrier #2 'x'",
+                          .label = "x",
+                          .waits_for = 3,
+                          .waited_s = 12.5,
+                          .python_stacks = "f\nno utf-8: \xff\n"};
+  EXPECT_THAT(
+      decode_activities(encode_activities({rank})),
+      ElementsAre(::testing::FieldsAre(5, 77, "b", "waits", rank.operation, "x", std::optional(3),
+                                       12.5, StartsWith("f\nno utf-8: "))));
   EXPECT_THROW(decode_activities("[{}]"), CommError);
   EXPECT_THROW(decode_activities("nothing"), CommError);
 }
@@ -202,4 +177,4 @@ TEST_F(StallTest, AGroupSaysThatItsRanksAreNotAll) {
 }
 
 }  // namespace
-}  // namespace zerorun::stall_test
+}  // namespace zerorun::testing::stall_test

@@ -5,6 +5,7 @@
 #include "core/parallel.h"
 #include "tests/common.h"
 #include "zerorun/device.h"
+#include "zerorun/error.h"
 
 namespace zerorun::testing {
 
@@ -81,6 +82,12 @@ class DeviceConformance : public ::testing::TestWithParam<DeviceUnderTest> {
     GetParam().leave();
   }
 
+  // An update that is done when it returns.
+  void update(const UpdateTensors& tensors, const std::vector<UpdateSegment>& segments) {
+    device_->update(*stream_, tensors, segments);
+    stream_->synchronize();
+  }
+
   template <typename T>
   DeviceArray<T> array(const std::vector<T>& values, int64_t offset = 0) {
     return DeviceArray<T>(*device_, values, offset);
@@ -89,6 +96,16 @@ class DeviceConformance : public ::testing::TestWithParam<DeviceUnderTest> {
   std::shared_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
 };
+
+// What is no number, and what is beyond all.
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// Calls `check` with a value of each of these types.
+template <typename... Types, typename Check>
+void for_types(const Check& check) {
+  (check(Types{}), ...);
+}
 
 inline std::string name_of_device(const ::testing::TestParamInfo<DeviceUnderTest>& info) {
   return info.param.name;

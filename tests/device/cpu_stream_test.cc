@@ -1,23 +1,19 @@
 #include "device/cpu/cpu_stream.h"
 
-#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/gate.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
-
-using testing::error_of;
-using testing::Gate;
 
 TEST(WorkerStream, RunsTasksInOrder) {
   const auto stream = make_worker_stream("order");
   std::vector<int> seen;
-  for (int i = 0; i < 1000; ++i) stream->submit([&seen, i] { seen.push_back(i); });
+  std::vector<int> expected(1000);
+  std::iota(expected.begin(), expected.end(), 0);
+  for (const int i : expected) stream->submit([&seen, i] { seen.push_back(i); });
   stream->synchronize();
-  ASSERT_EQ(seen.size(), 1000U);
-  for (int i = 0; i < 1000; ++i) EXPECT_EQ(seen[static_cast<size_t>(i)], i);
+  EXPECT_EQ(seen, expected);
 }
 
 TEST(WorkerStream, RunsBesideTheCaller) {
@@ -260,4 +256,4 @@ TEST(HostEvent, TellsTheErrorAndAlsoWhenItsStreamEnds) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

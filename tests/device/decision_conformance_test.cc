@@ -1,11 +1,8 @@
 // What a device decides about a step, against the host's decision and its norm; and Lamb's trust
 // ratios.
-#include <cmath>
-#include <limits>
 
 #include "amp/step_decider.h"
 #include "tests/device/conformance.h"
-#include "zerorun/error.h"
 #include "zerorun/exact_sum.h"
 
 namespace zerorun::testing {
@@ -55,8 +52,6 @@ class DecisionConformance : public DeviceConformance {
     if (!decision.applied) return {0.0F, 0.0F};
     return {decision.factor, 1.0F};
   }
-
-  static constexpr float kInf = std::numeric_limits<float>::infinity();
 };
 
 TEST_P(DecisionConformance, HasTheBitsOfTheHosts) {
@@ -75,7 +70,7 @@ TEST_P(DecisionConformance, HasTheBitsOfTheHosts) {
             gradient[k] = std::pow(10.0F, static_cast<float>(2 * i - 12)) *
                           std::sin(static_cast<float>(k) + static_cast<float>(i));
           }
-          if (i == 11) gradient[300] = kInf;
+          if (i == 11) gradient[300] = kInfinity;
           EXPECT_EQ(bits_of(decided(gradient, rule)), bits_of(expected(gradient, config, divisor)))
               << divisor << " " << clipping << " " << i;
         }
@@ -86,7 +81,7 @@ TEST_P(DecisionConformance, HasTheBitsOfTheHosts) {
 
 TEST_P(DecisionConformance, CountsThePartOfTheGradientThatIsOnTheHost) {
   const auto decision = array(std::vector<float>(2));
-  for (const float last : {4.0F, kInf}) {
+  for (const float last : {4.0F, kInfinity}) {
     const auto src = array(std::vector<float>{3.0F, last});
     const auto words = array(std::vector<int64_t>(2 * ExactSum::kWords));
     const auto common = array(std::vector<int64_t>{1, 0});
@@ -100,8 +95,8 @@ TEST_P(DecisionConformance, CountsThePartOfTheGradientThatIsOnTheHost) {
         {.max_norm = 1.0}, decision.view());
     stream_->synchronize();
     const std::vector<float> found = decision.host();
-    EXPECT_FLOAT_EQ(found[0], last == kInf ? 0.0F : 0.2F);  // a norm of 5
-    EXPECT_EQ(found[1], last == kInf ? 0.0F : 1.0F);
+    EXPECT_FLOAT_EQ(found[0], last == kInfinity ? 0.0F : 0.2F);  // a norm of 5
+    EXPECT_EQ(found[1], last == kInfinity ? 0.0F : 1.0F);
   }
 }
 
@@ -112,12 +107,12 @@ TEST_P(DecisionConformance, TakesNoStepThatTheRanksDoNotAgreeOn) {
   EXPECT_EQ(decided(gradient, {}, {.any = 0}), none);
   EXPECT_EQ(decided(gradient, {}, {.late = 1}), none);
   EXPECT_EQ(decided(gradient, {}, {.sum = 21, .squares = 149}), none);  // 6, 7 and 8
-  EXPECT_EQ(decided({1.0F, kInf}, {}), none);
+  EXPECT_EQ(decided({1.0F, kInfinity}, {}), none);
 }
 
 TEST_P(DecisionConformance, IsReadByTheUpdate) {
   const std::vector<float> ones(1000, 1.0F);
-  const std::vector<float> nan(4, std::numeric_limits<float>::quiet_NaN());
+  const std::vector<float> nan(4, kNan);
   for (const bool aligned : {true, false}) {
     for (const bool taken : {true, false}) {
       const auto decision = array(std::vector<float>(2));
@@ -129,14 +124,12 @@ TEST_P(DecisionConformance, IsReadByTheUpdate) {
       UpdateSegment segment{.numel = 1000};
       segment.scalars = {.rule = UpdateRule::sgd, .lr = 0.5F, .beta1 = 0.5, .grad_scale = 77.0F};
       segment.scalars.step = 2;
-      device_->update(*stream_,
-                      {.master = master.view(),
-                       .grad = grad.view(),
-                       .param = master.view(),
-                       .states = {state.view()},
-                       .decision = decision.view()},
-                      {&segment, 1});
-      stream_->synchronize();
+      update({.master = master.view(),
+              .grad = grad.view(),
+              .param = master.view(),
+              .states = {state.view()},
+              .decision = decision.view()},
+             {segment});
       EXPECT_EQ(state.host(), std::vector<float>(1000, taken ? 0.75F : 1.0F));
       EXPECT_EQ(master.host(), std::vector<float>(1000, taken ? 0.625F : 1.0F));
     }
@@ -214,8 +207,7 @@ TEST_P(TrustRatioConformance, AreReadByTheUpdate) {
       UpdateTensors tensors{
           .master = master.view(), .param = master.view(), .states = {mean.view(), square.view()}};
       if (with) tensors.trust_ratios = ratios.view();
-      device_->update(*stream_, tensors, segments);
-      stream_->synchronize();
+      update(tensors, segments);
       const std::vector<float> updated = master.host();
       for (size_t i = 0; i < 3; ++i) {
         const float ratio = with ? of_parameters[static_cast<size_t>(segments[i].parameter)] : 1.0F;
@@ -231,20 +223,19 @@ TEST_P(TrustRatioConformance, OfOtherSizesOrRulesAreErrors) {
   const auto ratios = array(std::vector<float>(1));
   EXPECT_THROW(device_->trust_ratios(*stream_, sums.view(), {}, ratios.view()), InternalError);
   const auto values = array(std::vector<float>(8));
-  const auto update = [&](UpdateRule rule, int64_t parameter) {
+  const auto update_by = [&](UpdateRule rule, int64_t parameter) {
     UpdateSegment segment{.numel = 8};
     segment.scalars.rule = rule;
     segment.parameter = parameter;
-    device_->update(*stream_,
-                    {.master = values.view(),
-                     .grad = values.view(),
-                     .param = values.view(),
-                     .states = {values.view(), values.view()},
-                     .trust_ratios = ratios.view()},
-                    {&segment, 1});
+    update({.master = values.view(),
+            .grad = values.view(),
+            .param = values.view(),
+            .states = {values.view(), values.view()},
+            .trust_ratios = ratios.view()},
+           {segment});
   };
-  EXPECT_THROW(update(UpdateRule::lamb, 1), InternalError);
-  EXPECT_THROW(update(UpdateRule::adam, 0), InternalError);
+  EXPECT_THROW(update_by(UpdateRule::lamb, 1), InternalError);
+  EXPECT_THROW(update_by(UpdateRule::adam, 0), InternalError);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, TrustRatioConformance, ::testing::ValuesIn(devices_under_test()),

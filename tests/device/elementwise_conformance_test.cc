@@ -1,8 +1,5 @@
-#include <cmath>
-#include <limits>
 
 #include "tests/device/conformance.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 namespace {
@@ -121,9 +118,9 @@ std::vector<float> values_that_round() {
                   {middle, std::nextafter(middle, low), std::nextafter(middle, high)});
   }
   using Limits = std::numeric_limits<float>;
-  values.insert(values.end(), {0.0F, -0.0F, Limits::infinity(), -Limits::infinity(), Limits::max(),
-                               Limits::lowest(), Limits::denorm_min(), -Limits::denorm_min(),
-                               65519.996F, 65520.0F, 65504.0F});
+  values.insert(values.end(),
+                {0.0F, -0.0F, kInfinity, -kInfinity, Limits::max(), Limits::lowest(),
+                 Limits::denorm_min(), -Limits::denorm_min(), 65519.996F, 65520.0F, 65504.0F});
   for (const uint32_t nan : {0x7f800001U, 0xff800001U, 0x7fffffffU, 0xffffffffU, 0x7fc00000U}) {
     values.push_back(std::bit_cast<float>(nan));
   }
@@ -161,25 +158,17 @@ TEST_P(ElementwiseConformance, FillWritesTheRoundedValueAndNothingElse) {
   check_fill<uint8_t>({0.0F, 200.0F});
 }
 
-TEST_P(ElementwiseConformance, CastWidensEvery16BitValueExactly) {
-  const std::vector<Bf16> bf16 = all_16_bit_values<Bf16>();
-  const std::vector<Fp16> fp16 = all_16_bit_values<Fp16>();
-  EXPECT_EQ(bits_of(cast<Bf16, float>(bf16)), bits_of_conversion<float>(bf16));
-  EXPECT_EQ(bits_of(cast<Fp16, float>(fp16)), bits_of_conversion<float>(fp16));
-}
-
-TEST_P(ElementwiseConformance, CastNarrowsToNearestEvenAndKeepsNan) {
-  const std::vector<float> for_bf16 = values_that_round<Bf16>();
-  const std::vector<float> for_fp16 = values_that_round<Fp16>();
-  EXPECT_EQ(bits_of(cast<float, Bf16>(for_bf16)), bits_of_conversion<Bf16>(for_bf16));
-  EXPECT_EQ(bits_of(cast<float, Fp16>(for_fp16)), bits_of_conversion<Fp16>(for_fp16));
-}
-
-TEST_P(ElementwiseConformance, CastBetween16BitTypesRoundsOnce) {
-  const std::vector<Bf16> bf16 = all_16_bit_values<Bf16>();
-  const std::vector<Fp16> fp16 = all_16_bit_values<Fp16>();
-  EXPECT_EQ(bits_of(cast<Bf16, Fp16>(bf16)), bits_of_conversion<Fp16>(bf16));
-  EXPECT_EQ(bits_of(cast<Fp16, Bf16>(fp16)), bits_of_conversion<Bf16>(fp16));
+// Exact where that is wider, else rounded once to nearest even; NaNs stay.
+TEST_P(ElementwiseConformance, CastRoundsOnceToNearestEvenAndKeepsNan) {
+  const auto check = [this]<typename Dst, typename Src>(Dst, const std::vector<Src>& values) {
+    EXPECT_EQ(bits_of(cast<Src, Dst>(values)), bits_of_conversion<Dst>(values));
+  };
+  check(float{}, all_16_bit_values<Bf16>());
+  check(float{}, all_16_bit_values<Fp16>());
+  check(Bf16{}, values_that_round<Bf16>());
+  check(Fp16{}, values_that_round<Fp16>());
+  check(Fp16{}, all_16_bit_values<Bf16>());
+  check(Bf16{}, all_16_bit_values<Fp16>());
 }
 
 TEST_P(ElementwiseConformance, CastToTheSameTypeCopiesBits) {
@@ -202,15 +191,9 @@ TEST_P(ElementwiseConformance, CastOntoItselfChangesNothing) {
 }
 
 TEST_P(ElementwiseConformance, AddComputesInFp32AndRoundsOnce) {
-  check_add<float, float>();
-  check_add<float, Bf16>();
-  check_add<float, Fp16>();
-  check_add<Bf16, float>();
-  check_add<Bf16, Bf16>();
-  check_add<Bf16, Fp16>();
-  check_add<Fp16, float>();
-  check_add<Fp16, Bf16>();
-  check_add<Fp16, Fp16>();
+  for_types<float, Bf16, Fp16>([this](auto src) {
+    for_types<float, Bf16, Fp16>([this](auto dst) { check_add<decltype(src), decltype(dst)>(); });
+  });
 }
 
 TEST_P(ElementwiseConformance, ScaleComputesInFp32AndRoundsOnce) {
@@ -228,12 +211,9 @@ TEST_P(ElementwiseConformance, EmptyViewsNeedNoMemory) {
   device_->cast(*stream_, none, none16);
   device_->add(*stream_, none, none16);
   device_->scale(*stream_, none, 2.0F);
-  const UpdateSegment empty;
-  for (const std::span<const UpdateSegment> segments :
-       {std::span(&empty, 0), std::span(&empty, 1)}) {
-    device_->update(*stream_,
-                    {.master = none, .grad = none, .param = none16, .states = {none, none}},
-                    segments);
+  for (const size_t segments : {0, 1}) {
+    update({.master = none, .grad = none, .param = none16, .states = {none, none}},
+           std::vector<UpdateSegment>(segments));
   }
   device_->orthogonalize(*stream_, none, 0, 4, {}, none);
   stream_->synchronize();

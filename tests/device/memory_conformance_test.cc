@@ -1,9 +1,5 @@
-
-
-#include "tests/common.h"
 #include "tests/device/conformance.h"
 #include "tests/error_of.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 namespace {
@@ -63,9 +59,9 @@ TEST_P(MemoryConformance, BuffersMayOutliveTheirDevice) {
 TEST_P(MemoryConformance, RefusalNamesWhatEachCategoryHolds) {
   const Buffer held = device_->allocate(size_t{3} << 20, MemoryCategory::optimizer);
   for (const size_t nbytes : {size_t{1} << 60, std::numeric_limits<size_t>::max()}) {
-    EXPECT_THAT(testing::error_of<DeviceError>(
-                    [&] { device_->allocate(nbytes, MemoryCategory::activations); }),
-                AllOf(HasSubstr("activations"), HasSubstr("optimizer 3.0 MiB")))
+    EXPECT_THAT(
+        error_of<DeviceError>([&] { device_->allocate(nbytes, MemoryCategory::activations); }),
+        AllOf(HasSubstr("activations"), HasSubstr("optimizer 3.0 MiB")))
         << nbytes;
   }
   EXPECT_EQ(use(MemoryCategory::activations).peak_bytes, 0);
@@ -110,12 +106,12 @@ TEST_P(MemoryConformance, PinnedMemoryIsPageAlignedHostMemoryThatCopiesReach) {
 
 TEST_P(MemoryConformance, IsPrintedByItsName) {
   const ::testing::TestInfo& test = *::testing::UnitTest::GetInstance()->current_test_info();
-  EXPECT_THAT(test.name(), ::testing::EndsWith(test.value_param()));
+  EXPECT_THAT(test.name(), EndsWith(test.value_param()));
 }
 
 TEST_P(MemoryConformance, CategoriesHaveNames) {
   for (int i = 0; i < kMemoryCategories; ++i) {
-    EXPECT_THAT(name_of(static_cast<MemoryCategory>(i)), ::testing::SizeIs(::testing::Gt(3)));
+    EXPECT_THAT(name_of(static_cast<MemoryCategory>(i)), SizeIs(::testing::Gt(3)));
   }
 }
 

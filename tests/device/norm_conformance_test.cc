@@ -1,9 +1,5 @@
-#include <algorithm>
-#include <array>
-#include <limits>
 
 #include "tests/device/conformance.h"
-#include "zerorun/error.h"
 #include "zerorun/exact_sum.h"
 
 namespace zerorun::testing {
@@ -51,12 +47,10 @@ ExactSum squares_in_order(const std::vector<T>& values) {
 
 TEST_P(NormConformance, SumsInTheDocumentedOrder) {
   for (const int64_t numel : {0, 1, 15, 16, 17, 255, 256, 257, 1000, 100'003}) {
-    const std::vector<float> fp32 = random_normal<float>(numel, 1, 1e-3F);
-    EXPECT_EQ(squares(fp32).words, squares_in_order(fp32).words) << numel;
-    const std::vector<Bf16> bf16 = random_normal<Bf16>(numel, 2, 1e-3F);
-    EXPECT_EQ(squares(bf16).words, squares_in_order(bf16).words) << numel;
-    const std::vector<Fp16> fp16 = random_normal<Fp16>(numel, 3, 1e-3F);
-    EXPECT_EQ(squares(fp16).words, squares_in_order(fp16).words) << numel;
+    for_types<float, Bf16, Fp16>([&](auto type) {
+      const auto values = random_normal<decltype(type)>(numel, 1, 1e-3F);
+      EXPECT_EQ(squares(values).words, squares_in_order(values).words) << numel;
+    });
   }
 }
 
@@ -91,8 +85,8 @@ TEST_P(NormConformance, AddsToTheSum) {
 TEST_P(NormConformance, CountsChunksThatAreNotFinite) {
   std::vector<float> values(1000, 1.0F);
   EXPECT_EQ(squares(values).non_finite_terms(), 0);
-  values[300] = std::numeric_limits<float>::infinity();
-  values[999] = std::numeric_limits<float>::quiet_NaN();
+  values[300] = kInfinity;
+  values[999] = kNan;
   EXPECT_EQ(squares(values).non_finite_terms(), 2);
   EXPECT_EQ(squares(std::vector<Bf16>{{0x7f80}}).non_finite_terms(), 1);  // infinity
   EXPECT_EQ(squares(std::vector<Fp16>{{0x7e00}}).non_finite_terms(), 1);  // NaN

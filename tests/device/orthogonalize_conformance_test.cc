@@ -1,6 +1,4 @@
 // Device::orthogonalize against the iteration in double.
-#include <algorithm>
-#include <cmath>
 
 #include "device/newton_schulz.h"
 #include "tests/device/conformance.h"

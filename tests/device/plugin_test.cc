@@ -1,15 +1,11 @@
 #include "device/plugin.h"
 
-#include "tests/common.h"
 #include "tests/device/plugin/plugin.h"
 #include "tests/error_of.h"
 #include "tests/paths.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
-
-using testing::TestPlugin;
 
 std::string file_of(const std::string& build) {
   return test_paths::build() + "/tests/plugins/libzerorun_test_plugin_" + build + ".so";
@@ -23,13 +19,13 @@ const TestPlugin& open(const std::string& file) {
 TEST(PluginTest, OneOfThisBuildIsUsed) { EXPECT_EQ(open(file_of("own")).answer(), 42); }
 
 TEST(PluginTest, OneOfAnotherBuildIsRefusedByTheNamesOfBothFiles) {
-  EXPECT_THAT(testing::error_of<DeviceError>([&] { open(file_of("other")); }),
+  EXPECT_THAT(error_of<DeviceError>([&] { open(file_of("other")); }),
               AllOf(HasSubstr(file_of("other")), HasSubstr("different builds of zerorun"),
                     HasSubstr(std::filesystem::canonical("/proc/self/exe").string())));
 }
 
 TEST(PluginTest, AMissingFileIsNamed) {
-  EXPECT_THAT(testing::error_of<DeviceError>([&] { open_plugin("libzerorun_none.so"); }),
+  EXPECT_THAT(error_of<DeviceError>([&] { open_plugin("libzerorun_none.so"); }),
               HasSubstr("libzerorun_none.so is missing beside"));
 }
 
@@ -40,4 +36,4 @@ TEST(BuildIdTest, IsAHash) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

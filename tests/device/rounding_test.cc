@@ -1,5 +1,3 @@
-
-
 #include "amp/stochastic_rounding.h"
 #include "device/block8.h"
 #include "tests/common.h"

@@ -1,9 +1,5 @@
 #pragma once
 
-#include <optional>
-#include <span>
-#include <vector>
-
 #include "amp/stochastic_rounding.h"
 #include "device/block8.h"
 #include "device/update_rules.h"

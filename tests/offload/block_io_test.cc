@@ -1,14 +1,12 @@
 #include "offload/block_io.h"
 
 #include "offload/direct_file.h"
-#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/paths.h"
 #include "tests/refused_calls.h"
 #include "zerorun/device.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 constexpr size_t kNbytes = size_t{1} << 20;
@@ -64,10 +62,9 @@ TEST_P(BlockIoTest, ReadingBeyondTheEndNamesFileAndOffset) {
   if (!io) GTEST_SKIP() << "the kernel refuses io_uring";
   std::vector<Block> all = blocks(4096);
   all[200].offset = 2 * kNbytes;
-  EXPECT_THAT(
-      testing::error_of<IoError>([&] { io->transfer(Direction::read, all, [](size_t) {}); }),
-      HasSubstr("test: cannot read 4096 bytes at offset 2097152: the file "
-                "ends before"));
+  EXPECT_THAT(error_of<IoError>([&] { io->transfer(Direction::read, all, [](size_t) {}); }),
+              HasSubstr("test: cannot read 4096 bytes at offset 2097152: the file "
+                        "ends before"));
   io->transfer(Direction::read, blocks(4096), [](size_t) {});  // it goes on
 }
 
@@ -142,7 +139,7 @@ TEST_P(BlockIoTest, AfterAFailedSubmissionNothingRunsAndTheNextTransferIsWhole) 
 
 TEST(BlockIo, ThreadsMoveBlocksWhereTheKernelRefusesIoUring) {
   std::thread([] {  // what is refused to it is refused to no other test
-    if (!testing::refuse_calls({SYS_io_uring_setup}, EPERM, testing::RefusedTo::this_thread)) {
+    if (!refuse_calls({SYS_io_uring_setup}, EPERM, RefusedTo::this_thread)) {
       GTEST_SKIP() << "this system has no seccomp";
     }
     const auto device = make_cpu_device();
@@ -167,4 +164,4 @@ INSTANTIATE_TEST_SUITE_P(Ways, BlockIoTest, ::testing::Bool(),
                          [](const auto& way) { return way.param ? "Uring" : "Threads"; });
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -3,11 +3,10 @@
 #include <sys/statvfs.h>
 
 #include "core/format_bytes.h"
-#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/paths.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 uint64_t available(const std::string& folder) {
@@ -16,14 +15,13 @@ uint64_t available(const std::string& folder) {
   return uint64_t{space.f_bavail} * space.f_frsize;
 }
 
-std::string error_of(const std::string& folder, uint64_t nbytes, const FilePurpose& purpose = {}) {
-  return testing::error_of<ConfigError>(
-      [&] { const DirectFile file(folder, "test", nbytes, purpose); });
+std::string refusal(const std::string& folder, uint64_t nbytes, const FilePurpose& purpose = {}) {
+  return error_of<ConfigError>([&] { const DirectFile file(folder, "test", nbytes, purpose); });
 }
 
 TEST(DirectFile, RefusesWhatTheDiskHasNoRoomForBeforeItReservesAny) {
   const uint64_t before = available(test_paths::build());
-  const std::string message = error_of(test_paths::build(), before + (uint64_t{1} << 30));
+  const std::string message = refusal(test_paths::build(), before + (uint64_t{1} << 30));
   EXPECT_THAT(message, StartsWith("/zero_optimization/offload_optimizer/nvme_path " +
                                   test_paths::build() + ": cannot reserve "));
   EXPECT_THAT(message, HasSubstr("for this rank's offloaded states: "));
@@ -32,7 +30,7 @@ TEST(DirectFile, RefusesWhatTheDiskHasNoRoomForBeforeItReservesAny) {
 }
 
 std::string room_error(const std::vector<FileRequest>& files, int ranks) {
-  return testing::error_of<ConfigError>([&] { check_room(files, ranks); });
+  return error_of<ConfigError>([&] { check_room(files, ranks); });
 }
 
 TEST(DirectFile, RoomForOneRankIsNotRoomForTwo) {
@@ -52,15 +50,15 @@ TEST(DirectFile, RoomForOneOfTwoFilesOnADiskIsNotRoomForBoth) {
 }
 
 TEST(DirectFile, NamesTheSettingThatNamedTheFolder) {
-  EXPECT_THAT(error_of("/no/such", 1),
+  EXPECT_THAT(refusal("/no/such", 1),
               StartsWith("/zero_optimization/offload_optimizer/nvme_path /no/such: No such file"));
   const FilePurpose bench{.folder = "bench:", .content = "a file", .instead = "do less"};
-  EXPECT_THAT(error_of("/no/such", 1, bench), StartsWith("bench: /no/such: No such file"));
-  const std::string large = error_of(test_paths::build(), uint64_t{1} << 60, bench);
+  EXPECT_THAT(refusal("/no/such", 1, bench), StartsWith("bench: /no/such: No such file"));
+  const std::string large = refusal(test_paths::build(), uint64_t{1} << 60, bench);
   EXPECT_THAT(large,
               HasSubstr("cannot reserve " + format_bytes(uint64_t{1} << 60) + " for a file"));
   EXPECT_THAT(large, HasSubstr("name another disk, or do less"));
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

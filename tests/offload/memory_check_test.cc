@@ -1,9 +1,7 @@
 #include "offload/pinned_arena.h"
-#include "tests/common.h"
 #include "tests/error_of.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 TEST(MemoryCheck, LockingMoreThanTheLimitIsSaidWithWhatToDo) {
@@ -21,8 +19,7 @@ TEST(MemoryCheck, TooLittleIsAnErrorThatSaysWhatIsMissingWhere) {
   check_host_memory(limits, size_t{8} << 30, 2, "offloading");
   check_host_memory({}, size_t{1} << 50, 8, "a host whose limits are unknown");
   const auto message = [&](size_t nbytes) {
-    return testing::error_of<ConfigError>(
-        [&] { check_host_memory(limits, nbytes, 2, "offloading"); });
+    return error_of<ConfigError>([&] { check_host_memory(limits, nbytes, 2, "offloading"); });
   };
   EXPECT_THAT(message(size_t{9} << 30),
               HasSubstr("offloading needs 9.0 GiB of host memory for each of 2 ranks, 18.0 GiB "
@@ -32,4 +29,4 @@ TEST(MemoryCheck, TooLittleIsAnErrorThatSaysWhatIsMissingWhere) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -2,12 +2,10 @@
 
 #include "core/check.h"
 #include "os/file_descriptor.h"
-#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/paths.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -186,7 +184,7 @@ TEST_P(NvmeStateStoreTest, ADamagedBlockIsAnErrorWithFileAndOffset) {
             damage(file.fd, static_cast<off_t>(b.offset));
         });
     for (int chunk = 0; chunk < 7; ++chunk) write(*store, chunk, 3.0F);
-    const std::string message = testing::error_of<IoError>([&] {
+    const std::string message = error_of<IoError>([&] {
       for (int chunk = 0; chunk < 7; ++chunk) {
         store->acquire(chunk, *stream_, Content::needed);
         store->release(chunk, *stream_, 0);
@@ -222,7 +220,7 @@ TEST_P(NvmeStateStoreTest, AFullDiskIsAnErrorAtWhateverBlockItHappens) {
       stream->synchronize();
       store->stored(0);
     };
-    EXPECT_THAT(testing::error_of<IoError>([&] { pass(); }),
+    EXPECT_THAT(error_of<IoError>([&] { pass(); }),
                 AllOf(HasSubstr("No space left on device"), HasSubstr("/test states: cannot ")))
         << "round " << round;
   }
@@ -231,7 +229,7 @@ TEST_P(NvmeStateStoreTest, AFullDiskIsAnErrorAtWhateverBlockItHappens) {
 TEST_P(NvmeStateStoreTest, MoreThanTheDiskHasIsAnErrorBeforeTraining) {
   const std::vector<StateLayout> chunks(
       1 << 20, {int64_t{1} << 32, {{"master"}, {"exp_avg"}, {"exp_avg_sq"}}});
-  EXPECT_THAT(testing::error_of<ConfigError>([&] {
+  EXPECT_THAT(error_of<ConfigError>([&] {
                 PinnedArena none(*device_, 0);
                 make_nvme_state_store(*device_, none, chunks, options_);
               }),
@@ -311,4 +309,4 @@ INSTANTIATE_TEST_SUITE_P(Ways, NvmeStateStoreTest, ::testing::Values(Io::best, I
                          });
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -1,5 +1,3 @@
-
-
 #include "offload/pinned_arena.h"
 #include "offload/state_store.h"
 #include "tests/common.h"

@@ -1,9 +1,8 @@
 #include "os/address.h"
 
-#include "tests/common.h"
 #include "tests/error_of.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 TEST(AddressTest, TellsTheLoopbackByItsText) {
@@ -58,14 +57,14 @@ TEST(AddressTest, TheAddressOfTheDefaultRouteComesFirstAndThoseOfContainersLast)
 
 TEST(AddressTest, WhatIsNotThisHostsIsAnErrorThatNamesIt) {
   for (const char* wrong : {"eth99", "192.0.2.7", "no.such.host.invalid"}) {
-    EXPECT_THAT(testing::error_of<CommError>([&] { own_address_of(wrong, ""); }), HasSubstr(wrong));
+    EXPECT_THAT(error_of<CommError>([&] { own_address_of(wrong, ""); }), HasSubstr(wrong));
   }
 }
 
 TEST(AddressTest, AHostWithoutAnAddressIsAnErrorThatNamesIt) {
-  EXPECT_THAT(testing::error_of<CommError>([] { own_address_towards("no.such.host.invalid"); }),
+  EXPECT_THAT(error_of<CommError>([] { own_address_towards("no.such.host.invalid"); }),
               HasSubstr("no.such.host.invalid"));
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

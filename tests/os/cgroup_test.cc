@@ -1,12 +1,9 @@
 #include "os/host_limits.h"
 
-#include "tests/common.h"
 #include "tests/scratch.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
-
-using testing::Scratch;
 
 TEST(ControlGroup, ReadsVersion2) {
   const Scratch root;
@@ -110,4 +107,4 @@ TEST(ControlGroup, SurvivesWhatItDoesNotUnderstand) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

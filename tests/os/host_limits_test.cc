@@ -1,12 +1,9 @@
 #include "os/host_limits.h"
 
-#include "tests/common.h"
 #include "tests/scratch.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
-
-using testing::Scratch;
 
 TEST(HostLimits, ReadsTheMachinesAndTheGroups) {
   const Scratch root;
@@ -53,4 +50,4 @@ TEST(HostLimits, TheSmallerOfMachineAndGroupIsAvailable) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -2,11 +2,10 @@
 
 #include <dlfcn.h>
 
-#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/paths.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 // Two files of each soname, which return 1 and 2.
@@ -40,7 +39,7 @@ TEST(SharedLibraryTest, WithoutOneTheFileOfTheBuildServes) {
 
 TEST(SharedLibraryTest, TheErrorHasTheLoadersReasonForEachFile) {
   const std::array<std::string, 3> names = {"libnone.so.1", "", "/no/libnone.so"};
-  EXPECT_THAT(testing::error_of<DeviceError>([&] { SharedLibrary{names}; }),
+  EXPECT_THAT(error_of<DeviceError>([&] { SharedLibrary{names}; }),
               AllOf(HasSubstr("cannot open libnone.so.1"), HasSubstr("/no/libnone.so: cannot open"),
                     HasSubstr("LD_LIBRARY_PATH")));
 }
@@ -48,7 +47,7 @@ TEST(SharedLibraryTest, TheErrorHasTheLoadersReasonForEachFile) {
 TEST(SharedLibraryTest, AMissingFunctionIsNamed) {
   const std::string file = file_of("libzerorun_test_fresh.so.1", 2);
   const SharedLibrary library(std::array<std::string, 1>{file});
-  EXPECT_EQ(testing::error_of<DeviceError>([&] { library.function<int()>("zerorun_no_function"); }),
+  EXPECT_EQ(error_of<DeviceError>([&] { library.function<int()>("zerorun_no_function"); }),
             file + " has no function zerorun_no_function: too old");
 }
 
@@ -64,4 +63,4 @@ TEST(DescribeLibrary, IsVersionAndFileOrWhatToDo) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

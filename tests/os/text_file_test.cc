@@ -1,13 +1,10 @@
 #include "os/text_file.h"
 
-#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/scratch.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
-
-using testing::Scratch;
 
 TEST(TextFile, IsReadWholeUpToTheLimit) {
   const Scratch folder;
@@ -60,4 +57,4 @@ TEST(TextFile, ErrorsNameThePathAndTheReason) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

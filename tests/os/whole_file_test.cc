@@ -2,15 +2,13 @@
 
 #include <sys/resource.h>
 
-#include "tests/common.h"
 #include "tests/error_of.h"
 #include "tests/scratch.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::Scratch;
 
 std::string content_of(const fs::path& path) {
   std::ostringstream text;
@@ -36,7 +34,7 @@ TEST(WriteWholeFile, CreatesAndReplacesAndLeavesNothingElse) {
 TEST(WriteWholeFile, NamesTheFileWhoseFolderIsMissing) {
   const Scratch folder;
   const fs::path file = folder.path() / "missing" / "file";
-  EXPECT_EQ(testing::error_of<IoError>([&] { write_whole_file(file, "text"); }),
+  EXPECT_EQ(error_of<IoError>([&] { write_whole_file(file, "text"); }),
             "cannot write " + file.string() + ": No such file or directory");
 }
 
@@ -123,4 +121,4 @@ TEST(WriteWholeFile, RefusesAFullDeviceAndAFolder) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

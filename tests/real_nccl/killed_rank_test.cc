@@ -4,27 +4,11 @@
 #include "tests/common.h"
 #include "tests/real_nccl/nccl_under_test.h"
 
-namespace zerorun::nccl_killed_rank {
+namespace zerorun::testing::nccl_killed_rank {
 namespace {
 
-constexpr std::chrono::seconds kDeadline{60};  // which no test meets
-
-ncclResult_t state(const NcclFunctions& nccl, ncclComm_t comm) {
-  ncclResult_t state = ncclInProgress;
-  EXPECT_EQ(nccl.async_error(comm, &state), ncclSuccess);
-  return state;
-}
-
-ncclResult_t finish(const NcclFunctions& nccl, ncclComm_t comm) {
-  const auto end = std::chrono::steady_clock::now() + kDeadline;
-  while (state(nccl, comm) == ncclInProgress && std::chrono::steady_clock::now() < end) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return state(nccl, comm);
-}
-
 ncclComm_t init(const NcclFunctions& nccl, const ncclUniqueId& id, int rank) {
-  testing::use_gpu(rank);
+  use_gpu(rank);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   ncclComm_t comm = nullptr;
@@ -73,45 +57,45 @@ TEST(KilledRank, DISABLED_Victim) {
   ASSERT_EQ(arguments.size(), 5U);
   ncclUniqueId id{};
   std::ifstream(arguments[3]).read(id.internal, sizeof id.internal);
-  const testing::NcclUnderTest nccl;
+  const NcclUnderTest nccl;
   ncclComm_t const comm = init(nccl.functions(), id, 1);
   if (arguments[4] == "after") {
-    ASSERT_EQ(finish(nccl.functions(), comm), ncclSuccess);
+    ASSERT_EQ(finished(nccl.functions(), comm), ncclSuccess);
   }
   raise(SIGKILL);
 }
 
 TEST(KilledRank, WhileItJoinsOthersWaitUntilTheyAbort) {
-  const testing::NcclUnderTest under_test;
+  const NcclUnderTest under_test;
   const NcclFunctions& nccl = under_test.functions();
   ncclUniqueId id{};
   ASSERT_EQ(nccl.unique_id(&id), ncclSuccess);
   ncclComm_t const comm = init(nccl, id, 0);
   Victim(id, When::kWhileJoining).end();
-  EXPECT_NE(state(nccl, comm), ncclSuccess);
+  EXPECT_NE(state_of(nccl, comm), ncclSuccess);
   EXPECT_EQ(nccl.abort(comm), ncclSuccess);
 }
 
 TEST(KilledRank, AfterItHasJoinedOthersLearnOfItFromTheNextCallThatMeetsIt) {
-  const testing::NcclUnderTest under_test;
+  const NcclUnderTest under_test;
   const NcclFunctions& nccl = under_test.functions();
   ncclUniqueId id{};
   ASSERT_EQ(nccl.unique_id(&id), ncclSuccess);
   ncclComm_t const comm = init(nccl, id, 0);
   Victim victim(id, When::kAfterJoining);
-  ASSERT_EQ(finish(nccl, comm), ncclSuccess);
+  ASSERT_EQ(finished(nccl, comm), ncclSuccess);
   victim.end();
-  EXPECT_EQ(state(nccl, comm), ncclSuccess);
+  EXPECT_EQ(state_of(nccl, comm), ncclSuccess);
 
   ncclComm_t child = nullptr;
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
   EXPECT_EQ(nccl.split(comm, 0, 0, &child, &config), ncclSuccess);
-  EXPECT_EQ(finish(nccl, comm), ncclRemoteError);
+  EXPECT_EQ(finished(nccl, comm), ncclRemoteError);
   EXPECT_NE(child, nullptr);  // of a split that has failed
   EXPECT_EQ(nccl.abort(child), ncclSuccess);
   EXPECT_EQ(nccl.abort(comm), ncclSuccess);
 }
 
 }  // namespace
-}  // namespace zerorun::nccl_killed_rank
+}  // namespace zerorun::testing::nccl_killed_rank

@@ -2,12 +2,10 @@
 
 #include "comm/nccl/group.h"
 #include "device/cuda/runtime/cuda_stream_impl.h"
-#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/real_nccl/nccl_under_test.h"
-#include "zerorun/error.h"
 
-namespace zerorun::nccl_real_group {
+namespace zerorun::testing::nccl_real_group {
 namespace {
 
 using std::chrono::milliseconds;
@@ -16,16 +14,16 @@ using std::chrono::seconds;
 class RealNcclGroup : public ::testing::TestWithParam<int> {
  protected:
   GroupOptions options_of(int rank, milliseconds timeout = seconds(60)) {
-    return GroupOptions(testing::options_of_rank(rank, GetParam(), store_, timeout));
+    return GroupOptions(options_of_rank(rank, GetParam(), store_, timeout));
   }
 
-  const testing::NcclUnderTest nccl_;
+  const NcclUnderTest nccl_;
   const std::shared_ptr<Store> store_ = make_memory_store();
 };
 
 TEST_P(RealNcclGroup, JoinsRegistersCallsAndLeaves) {
-  testing::run_threads(GetParam(), [&](int rank) {
-    testing::use_gpu(rank);
+  run_threads(GetParam(), [&](int rank) {
+    use_gpu(rank);
     const auto group = std::make_shared<NcclGroup>(options_of(rank), rank);
     const Buffer buffer = group->allocate(1 << 20, group);
     ASSERT_NE(buffer.data(), nullptr);
@@ -42,8 +40,8 @@ TEST_P(RealNcclGroup, JoinsRegistersCallsAndLeaves) {
 
 TEST_P(RealNcclGroup, AnAbortReachesAllRanks) {
   std::barrier<> joined(GetParam());
-  testing::run_threads(GetParam(), [&](int rank) {
-    testing::use_gpu(rank);
+  run_threads(GetParam(), [&](int rank) {
+    use_gpu(rank);
     const GroupOptions options = options_of(rank);
     NcclGroup group(options, rank);
     const auto membership =
@@ -56,10 +54,7 @@ TEST_P(RealNcclGroup, AnAbortReachesAllRanks) {
   });
 }
 
-const auto number_of_ranks = [](const ::testing::TestParamInfo<int>& info) {
-  return std::to_string(info.param) + "Ranks";
-};
 INSTANTIATE_TEST_SUITE_P(Of, RealNcclGroup, ::testing::Values(2, 4), number_of_ranks);
 
 }  // namespace
-}  // namespace zerorun::nccl_real_group
+}  // namespace zerorun::testing::nccl_real_group

@@ -2,16 +2,12 @@
 // them. The same tests run on the real NCCL and on the fake one.
 #include <cuda_runtime.h>
 
-#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/real_nccl/nccl_under_test.h"
 
-namespace zerorun::nccl_states {
+namespace zerorun::testing::nccl_states {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr std::chrono::seconds kDeadline{60};  // which no test meets
 constexpr size_t kBytes = 1 << 20;
 
 // What a call of a communicator that does not block returns may already be done.
@@ -23,7 +19,7 @@ class Rank {
   Rank(const NcclFunctions& nccl, const ncclUniqueId& id, int number, int ranks,
        std::barrier<>& barrier)
       : nccl_(nccl), id_(id), number_(number), ranks_(ranks), barrier_(barrier) {
-    testing::use_gpu(number);
+    use_gpu(number);
     cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
   }
   Rank(const Rank&) = delete;
@@ -44,21 +40,8 @@ class Rank {
     config.blocking = blocking;
     return nccl_.split(comm, 0, number_, child, &config);
   }
-  ncclResult_t state(ncclComm_t comm) {
-    ncclResult_t state = ncclInProgress;
-    EXPECT_EQ(nccl_.async_error(comm, &state), ncclSuccess);
-    return state;
-  }
-  // The state in which a communicator is no more in progress.
-  ncclResult_t finish(ncclComm_t comm) {
-    const auto end = Clock::now() + kDeadline;
-    ncclResult_t now = ncclInProgress;
-    while (now == ncclInProgress && Clock::now() < end) {
-      now = state(comm);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return now;
-  }
+  ncclResult_t state(ncclComm_t comm) { return state_of(nccl_, comm); }
+  ncclResult_t finish(ncclComm_t comm) { return finished(nccl_, comm); }
   // A communicator of all ranks that is ready.
   ncclComm_t join() {
     ncclComm_t comm = nullptr;
@@ -99,11 +82,11 @@ class NcclStates : public ::testing::TestWithParam<int> {
  protected:
   void on_ranks(const std::function<void(Rank&)>& body) {
     const int ranks = GetParam();
-    testing::NcclUnderTest nccl;
+    NcclUnderTest nccl;
     ncclUniqueId id{};
     ASSERT_EQ(nccl.functions().unique_id(&id), ncclSuccess);
     std::barrier<> barrier(ranks);
-    testing::run_threads(ranks, [&](int number) {
+    run_threads(ranks, [&](int number) {
       Rank rank(nccl.functions(), id, number, ranks, barrier);
       body(rank);
     });
@@ -324,12 +307,9 @@ TEST_P(NcclStates, OfNoCommunicatorEndingIsAccepted) {
   });
 }
 
-const auto number_of_ranks = [](const ::testing::TestParamInfo<int>& info) {
-  return std::to_string(info.param) + "Ranks";
-};
 INSTANTIATE_TEST_SUITE_P(Of, NcclStates, ::testing::Values(2), number_of_ranks);
 INSTANTIATE_TEST_SUITE_P(Of, NcclStatesOfMany, ::testing::Values(2, 4), number_of_ranks);
 INSTANTIATE_TEST_SUITE_P(Of, NcclStatesEarly, ::testing::Values(2), number_of_ranks);
 
 }  // namespace
-}  // namespace zerorun::nccl_states
+}  // namespace zerorun::testing::nccl_states

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "comm/nccl/library.h"
+#include "tests/common.h"
 
 namespace zerorun::testing {
 
@@ -19,6 +20,26 @@ class NcclUnderTest {
  private:
   NcclFunctions functions_;
 };
+
+constexpr std::chrono::seconds kNcclDeadline{60};  // which no test meets
+
+// How a communicator is.
+inline ncclResult_t state_of(const NcclFunctions& nccl, ncclComm_t comm) {
+  ncclResult_t state = ncclInProgress;
+  EXPECT_EQ(nccl.async_error(comm, &state), ncclSuccess);
+  return state;
+}
+// The state in which it is no more in progress.
+inline ncclResult_t finished(const NcclFunctions& nccl, ncclComm_t comm) {
+  const auto end = std::chrono::steady_clock::now() + kNcclDeadline;
+  while (state_of(nccl, comm) == ncclInProgress && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return state_of(nccl, comm);
+}
+inline std::string number_of_ranks(const ::testing::TestParamInfo<int>& info) {
+  return std::to_string(info.param) + "Ranks";
+}
 
 // Makes the GPU of this number the thread's.
 void use_gpu(int number);

@@ -2,8 +2,6 @@
 // them.
 #include "tests/call_path.h"
 
-#include "tests/common.h"
-#include "tests/zero/offload_config.h"
 #include "tests/zero/toy_run.h"
 #include "tests/zero/wrapped_communicator.h"
 

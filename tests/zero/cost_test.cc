@@ -1,16 +1,8 @@
-
-
-#include "tests/common.h"
-#include "tests/harness.h"
 #include "tests/zero/toy_run.h"
-#include "zerorun/engine.h"
 #include "zerorun/exact_sum.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
-
-using testing::run_engines;
-using testing::run_ranks;
 
 constexpr int64_t kHidden = 128;
 constexpr int kLayers = 12;
@@ -29,40 +21,19 @@ std::vector<ParameterSpec> transformer() {
 
 double model_numel() {
   double total = 0;
-  for (const ParameterSpec& spec : transformer()) {
-    double numel = 1;
-    for (int64_t size : spec.shape) numel *= static_cast<double>(size);
-    total += numel;
-  }
+  for (const ParameterSpec& spec : transformer()) total += static_cast<double>(spec.numel());
   return total;
 }
 
 Config config_of(int stage) {
-  Config config;
-  config.batch.accumulation_steps = 1;
-  config.precision.param_dtype = DType::bf16;
-  config.zero.stage = stage;
+  Config config = gathering_config(stage, DType::bf16);
   config.zero.reduce_bucket_size = 200'000;
-  config.zero.param_persistence_threshold = 0;
-  config.zero.max_reuse_distance = 0;
+  config.share_parameters = true;
   return config;
 }
 
 void run_step(Engine& engine) {
-  const auto modules = kLayers + 1;
-  const auto name = [](int m) {
-    return m == 0 ? std::string("embed") : "h." + std::to_string(m - 1);
-  };
-  for (int m = 0; m < modules; ++m) testing::visit(engine, name(m));
-  for (int m = modules; m-- > 0;) {
-    engine.gather(engine.module_id(name(m)));
-    for (size_t id = 0; id < engine.parameters().size(); ++id) {
-      if (engine.parameters()[id].module != name(m)) continue;
-      testing::give_gradient(engine, static_cast<ParameterId>(id), 0.5F);
-    }
-    engine.release(engine.module_id(name(m)));
-  }
-  engine.end_micro_step();
+  even_micro_step(engine, 0.5F);
   engine.step();
 }
 
@@ -113,7 +84,7 @@ TEST(Cost, BucketsInFlightAreBounded) {
   run_engines({.config = config_of(2), .specs = transformer()}, [](Engine& engine, Communicator&) {
     run_step(engine);
     // Three slots of the largest bucket, in bf16.
-    EXPECT_LE(engine.device().memory_use(MemoryCategory::buckets).peak_bytes, 3 * 2 * 210'000);
+    EXPECT_LE(peak_bytes(engine, MemoryCategory::buckets), 3 * 2 * 210'000);
   });
 }
 
@@ -123,7 +94,7 @@ TEST(Cost, EverythingIsReturned) {
     for (int stage = 0; stage <= 3; ++stage) {
       const auto engine =
           Engine::create(config_of(stage), *device, comm, transformer(), {ParameterGroup{}});
-      testing::toy_initialize(*engine);
+      toy_initialize(*engine);
       run_step(*engine);
     }
     for (int category = 0; category < kMemoryCategories; ++category) {
@@ -149,7 +120,7 @@ TEST(Cost, CollectivesPerStepMatchTheTable) {
         run_step(engine);
         const CommStats before = comm.stats();
         run_step(engine);
-        const CommStats step = testing::since(before, comm);
+        const CommStats step = since(before, comm);
         const auto elements = [&](Collective op) { return static_cast<double>(step[op].elements); };
         // The norm's words are the only other all_reduce.
         EXPECT_NEAR((elements(Collective::all_reduce) - ExactSum::kWords) / model_numel(),
@@ -189,7 +160,7 @@ StepCost cost_of_step(const std::string& optimizer, int stage, int ranks) {
     const CommStats before = comm.stats();
     run_step(engine);
     engine.hooks().finish_updates();
-    if (comm.rank() == 0) cost.comm = testing::since(before, comm);
+    if (comm.rank() == 0) cost.comm = since(before, comm);
   });
   cost.orthogonalized = orthogonalized;
   return cost;
@@ -223,4 +194,4 @@ TEST(CostOfMuon, IsOneOrthogonalizationPerMatrixAndTwoWaysOfARanksPart) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -1,15 +1,5 @@
 #pragma once
 
-#include <chrono>
-#include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <random>
-#include <string_view>
-#include <thread>
-#include <utility>
-
 #include "device/cpu/cpu_device.h"
 #include "device/cpu/cpu_stream.h"
 

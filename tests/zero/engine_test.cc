@@ -1,23 +1,14 @@
 #include "zerorun/engine.h"
 
 #include "os/host_limits.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/harness.h"
 #include "tests/zero/toy_run.h"
 #include "tests/zero/wrapped_communicator.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
-using testing::error_of;
-using testing::run_engines;
-using testing::run_ranks;
-using testing::ToyModel;
-
 std::string create_with(std::vector<ParameterSpec> specs) {
-  return testing::refusal({.ranks = 1, .specs = std::move(specs), .groups = {ParameterGroup{}}});
+  return refusal({.ranks = 1, .specs = std::move(specs), .groups = {ParameterGroup{}}});
 }
 
 // Pages of masters come when they are written: nothing else would refuse them.
@@ -62,24 +53,14 @@ TEST(EngineSpecs, ContradictionsNameTheParameter) {
 }
 
 TEST(EngineSpecs, HeadsOfMuonAreRowsOfOutputs) {
-  testing::ToyJob job{.ranks = 1, .specs = {{"a", {4, 6}, "m"}}, .groups = {ParameterGroup{}}};
+  ToyJob job{.ranks = 1, .specs = {{"a", {4, 6}, "m"}}, .groups = {ParameterGroup{}}};
   job.config.optimizer.type = "Muon";
   job.config.optimizer.muon_heads = {{"*", 2}};
   job.specs[0].use_muon = true;
-  EXPECT_EQ(testing::refusal(job), "");
+  EXPECT_EQ(refusal(job), "");
   job.specs[0].outputs_are_columns = true;
   job.config.optimizer.muon_heads = {{"*", 5}};  // which does not divide the rows either
-  EXPECT_THAT(testing::refusal(job), HasSubstr("got 5 heads of a, whose columns are the outputs"));
-}
-
-// Parameters are full only between gather and release.
-Config gathering_config(int stage) {
-  Config config;
-  config.zero.stage = stage;
-  config.zero.param_persistence_threshold = 0;
-  config.zero.max_reuse_distance = 0;
-  config.share_parameters = false;
-  return config;
+  EXPECT_THAT(refusal(job), HasSubstr("got 5 heads of a, whose columns are the outputs"));
 }
 
 class EngineCalls : public ::testing::TestWithParam<int> {
@@ -182,10 +163,7 @@ void write_states(Engine& engine, const FullStates& full) {
 }
 
 std::unique_ptr<Engine> make_engine(int stage, Device& device, Communicator& comm) {
-  Config config;
-  config.precision.param_dtype = DType::bf16;
-  config.zero.param_persistence_threshold = 100;
-  config.zero.stage = stage;
+  const Config config = toy_config(stage);
   return Engine::create(config, device, comm, ToyModel::specs(), ToyModel::groups());
 }
 
@@ -197,7 +175,7 @@ TEST(Engine, StateIntervalsCarryEverythingAStepNeeds) {
         const auto device = make_cpu_device();
         const auto original = make_engine(from_stage, *device, comm);
         const auto copy = make_engine(to_stage, *device, comm);
-        testing::toy_initialize(*original);
+        toy_initialize(*original);
         ToyModel::micro_step(*original, comm.rank(), 0, 0);
         original->step();
         write_states(*copy, read_states(*original, comm));
@@ -217,21 +195,14 @@ TEST(Engine, StateIntervalsCarryEverythingAStepNeeds) {
 // An exception on one rank ends the others' collectives instead of leaving them waiting.
 TEST(Engine, AnExceptionOnOneRankEndsTheOthers) {
   std::string peer_message;
-  try {
-    Config config;
-    config.zero.stage = 2;
-    run_engines({config}, [&](Engine& engine, Communicator& comm) {
-      if (comm.rank() == 1) throw std::runtime_error("the data ran out");
-      try {
-        ToyModel::micro_step(engine, comm.rank(), 0, 0);
-        engine.step();
-      } catch (const CommError& error) {
-        peer_message = error.what();
-        throw;
-      }
+  EXPECT_ANY_THROW(run_engines({toy_config(2)}, [&](Engine& engine, Communicator& comm) {
+    if (comm.rank() == 1) throw std::runtime_error("the data ran out");
+    peer_message = error_of<CommError>([&] {
+      ToyModel::micro_step(engine, comm.rank(), 0, 0);
+      engine.step();
     });
-  } catch (const std::exception&) {
-  }
+    throw std::runtime_error("a peer failed");
+  }));
   EXPECT_THAT(peer_message, HasSubstr("rank 1"));
 }
 
@@ -273,4 +244,4 @@ TEST(Engine, AnExceptionFromBeforeAnEngineDoesNotEndTheJob) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -1,16 +1,10 @@
 // Full parameters in memory of a framework's, from a gather to the drop.
 
-#include "tests/common.h"
 #include "tests/zero/toy_run.h"
-#include "zerorun/engine.h"
-#include "zerorun/error.h"
 #include "zerorun/out_of_memory.h"
 
-namespace zerorun::full_memory {
+namespace zerorun::testing::full_memory {
 namespace {
-
-using testing::run_engines;
-using testing::ToyModel;
 
 // By bucket: what an engine has at the moment.
 class Lender {
@@ -40,10 +34,7 @@ class Lender {
 };
 
 Config config_of(bool share_parameters) {
-  Config config;
-  config.zero.stage = 3;
-  config.zero.param_persistence_threshold = 0;
-  config.zero.max_reuse_distance = 0;
+  Config config = gathering_config(3);
   config.zero.prefetch_bucket_size = 0;
   config.share_parameters = share_parameters;
   return config;
@@ -85,7 +76,7 @@ TEST(FullMemory, APrefetchWithoutMemoryLeavesTheGatherThatAskedForIt) {
   config.zero.prefetch_bucket_size = 1'000'000;
   with_memory(config, 1, [](Engine& engine, Lender& memory) {
     const auto pass = [&] {
-      for (const char* name : {"h.0", "h.1", "expert"}) testing::visit(engine, name);
+      for (const char* name : {"h.0", "h.1", "expert"}) visit(engine, name);
     };
     pass();
     pass();
@@ -110,7 +101,7 @@ TEST(FullMemory, APrefetchWithoutMemoryLeavesTheGatherThatAskedForIt) {
     engine.release(engine.module_id("h.0"));
     EXPECT_THROW(engine.gather(engine.module_id("h.1")), DeviceError);
     memory.refuse(-1);
-    testing::visit(engine, "h.1");
+    visit(engine, "h.1");
   });
 }
 
@@ -142,4 +133,4 @@ TEST(FullMemory, HasNoPlaceForParametersThatStayWhereTheyAre) {
 }
 
 }  // namespace
-}  // namespace zerorun::full_memory
+}  // namespace zerorun::testing::full_memory

@@ -1,12 +1,10 @@
-
 #include <nlohmann/json.hpp>
 
-#include "tests/common.h"
 #include "tests/harness.h"
 #include "tests/paths.h"
 #include "zerorun/engine.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 using nlohmann::json;
@@ -47,7 +45,7 @@ std::vector<std::vector<float>> train(const json& run) {
                      .use_muon = run["type"] == "Muon"});
   }
   const ParameterGroup group{"golden", run["settings"]["lr"], run["settings"]["weight_decay"]};
-  testing::run_ranks(2, [&](Communicator& comm) {
+  run_ranks(2, [&](Communicator& comm) {
     const auto device = make_cpu_device();
     const auto engine = Engine::create(config_of(run), *device, comm, specs, {group});
     engine->initialize_parameters([&](ParameterId id, int64_t begin, std::span<float> out) {
@@ -104,4 +102,4 @@ TEST(Golden, EveryRuleMatchesItsReference) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -1,15 +1,10 @@
 // Drawn mixtures of everything that groups of ranks go together with give the bits of plain
 // sharding.
 
-#include "tests/common.h"
-#include "tests/paths.h"
 #include "tests/zero/toy_run.h"
 
-namespace zerorun::group_mix {
+namespace zerorun::testing::group_mix {
 namespace {
-
-using testing::hosts_of;
-using testing::ToyOutcome;
 
 struct Mixture {
   Config config;
@@ -34,7 +29,7 @@ Mixture Draws::mixture() {
   Mixture drawn;
   Config& config = drawn.config;
   const int stage = one_of({1, 2, 3, 3});
-  config = testing::toy_config(stage, one_of({DType::fp32, DType::bf16, DType::fp16}));
+  config = toy_config(stage, one_of({DType::fp32, DType::bf16, DType::fp16}));
   config.batch.accumulation_steps = one_of<int64_t>({1, 3});
   config.optimizer.type =
       one_of<std::string>({"AdamW", "Lamb", "Muon", "AdamW8bit", "Adagrad", "SGD"});
@@ -62,13 +57,13 @@ Mixture Draws::mixture() {
 }
 
 // A gradient that is not finite on one rank only in one step of fp16.
-ToyOutcome train(const Config& config, int ranks, const testing::HostOf& host_of) {
-  const testing::ToyJob job{
+ToyOutcome train(const Config& config, int ranks, const HostOf& host_of) {
+  const ToyJob job{
       .config = config, .ranks = ranks, .host_of = host_of, .limit = std::chrono::seconds(60)};
-  return testing::train_by(job, 4, [&](Engine& engine, Communicator& comm, int64_t step) {
+  return train_by(job, 4, [&](Engine& engine, Communicator& comm, int64_t step) {
     const bool overflow =
         config.precision.param_dtype == DType::fp16 && step == 1 && comm.rank() == ranks - 1;
-    return testing::toy_step(engine, comm, config, step, overflow);
+    return toy_step(engine, comm, config, step, overflow);
   });
 }
 
@@ -93,15 +88,15 @@ TEST(GroupMixTest, AnyMixtureGivesTheBitsOfPlainSharding) {
     const std::tuple key(drawn.ranks, config.precision.param_dtype, config.optimizer.type,
                          config.batch.accumulation_steps);
     if (!plain.contains(key)) {
-      Config alone = testing::toy_config(2, config.precision.param_dtype);
+      Config alone = toy_config(2, config.precision.param_dtype);
       alone.optimizer.type = config.optimizer.type;
       alone.batch = config.batch;
       plain[key] = train(alone, drawn.ranks, {});
     }
-    testing::expect_same(train(config, drawn.ranks, hosts_of(drawn.ranks_per_host)), plain[key],
-                         described(drawn));
+    EXPECT_EQ(train(config, drawn.ranks, hosts_of(drawn.ranks_per_host)), plain[key])
+        << described(drawn);
   }
 }
 
 }  // namespace
-}  // namespace zerorun::group_mix
+}  // namespace zerorun::testing::group_mix

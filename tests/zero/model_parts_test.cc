@@ -1,31 +1,17 @@
 // Engines that hold parts of one model step together, and experts are those of some ranks.
 
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/zero/toy_run.h"
 
-namespace zerorun::model_parts {
+namespace zerorun::testing::model_parts {
 namespace {
-
-using testing::error_of;
-using testing::run_ranks;
-using testing::toy_initialize;
-using testing::toy_specs;
-using testing::toy_train;
-using testing::ToyModel;
-using testing::ToyOutcome;
 
 constexpr int kRanks = 4;
 constexpr int kParts = 2;
 constexpr int64_t kSteps = 3;
 
 Config config_of(int stage, DType dtype = DType::fp32) {
-  Config config;
-  config.precision.param_dtype = dtype;
+  Config config = toy_config(stage, dtype);
   config.gradient_clipping = 0;  // the other part would show in the factor
-  config.zero.stage = stage;
-  config.zero.reduce_bucket_size = 1000;
-  config.zero.param_persistence_threshold = 100;
   return config;
 }
 
@@ -57,7 +43,7 @@ Outcome train_parts(const Config& config, bool counted, int64_t overflow_at = -1
     std::vector<double> norms;
     for (int64_t step = 0; step < kSteps; ++step) {
       const bool overflow = step == overflow_at && job.rank() == kRanks - 1;
-      norms.push_back(testing::toy_step(*engine, *comm, config, step, overflow).grad_norm);
+      norms.push_back(toy_step(*engine, *comm, config, step, overflow).grad_norm);
     }
     const uint64_t hash = engine->states().parameter_hash();
     const std::lock_guard lock(mutex);
@@ -87,17 +73,6 @@ TEST(ModelParts, HaveOneNormInWhichReplicasCountOnce) {
 TEST(ModelParts, SkipAStepTogether) {
   const Outcome outcome = train_parts(config_of(2, DType::fp16), true, 1);
   EXPECT_THAT(outcome.skipped, ::testing::Each(1));
-}
-
-std::vector<float> values_of(Engine& engine, const std::string& name) {
-  const ParameterId id = engine.parameter_id(name);
-  const ModuleId module = engine.module_id(engine.parameters()[static_cast<size_t>(id)].module);
-  engine.gather(module);
-  const TensorView view = engine.parameter(id);
-  std::vector<float> values;
-  for (int64_t i = 0; i < view.numel; ++i) values.push_back(ToyModel::load(view, i));
-  engine.release(module);
-  return values;
 }
 
 // The values of the expert and of a parameter of all ranks, as rank `reader` finds them. An expert
@@ -131,7 +106,7 @@ std::map<std::string, std::vector<float>> train_expert(const Config& config, boo
       EXPECT_TRUE(engine->states().state_intervals(other).empty());
     }
     for (const char* name : {"expert.weight", "h.0.weight"}) {
-      const std::vector<float> found = values_of(*engine, name);
+      const std::vector<float> found = ToyModel::full_values(*engine, engine->parameter_id(name));
       if (comm.rank() == reader) values[name] = found;
     }
   });
@@ -232,4 +207,4 @@ TEST(ModelParts, NeedGroupsThatFitTogether) {
 }
 
 }  // namespace
-}  // namespace zerorun::model_parts
+}  // namespace zerorun::testing::model_parts

@@ -1,17 +1,9 @@
 // Operations that may not happen before, or while, offloaded work is under way.
 
-#include "tests/common.h"
-#include "tests/zero/offload_config.h"
-#include "tests/zero/toy_gradients.h"
 #include "tests/zero/toy_run.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
-
-using testing::base_config;
-using testing::offloaded;
-using testing::run_devices;
-using testing::ToyModel;
 
 // Muon's directions of a bucket are on the device until the host has fetched its part; those of the
 // next, larger bucket must not overwrite them before.
@@ -19,10 +11,10 @@ TEST(OffloadOrder, DirectionsStayUntilTheHostHasReadThem) {
   const auto train = [](const Config& config) {
     std::vector<ParameterSpec> specs = {{"large", {64, 64}, "large"}, {"small", {32, 32}, "small"}};
     for (ParameterSpec& spec : specs) spec.use_muon = true;
-    return testing::hash_after({config, 1, {}, specs}, [](Engine& engine, Communicator&) {
+    return hash_after({config, 1, {}, specs}, [](Engine& engine, Communicator&) {
       for (int64_t step = 0; step < 20; ++step) {
-        testing::write_gradients(
-            engine, [&](ParameterId id, int64_t i) { return ToyModel::initial(id, i + step); });
+        write_gradients(engine,
+                        [&](ParameterId id, int64_t i) { return ToyModel::initial(id, i + step); });
         engine.end_micro_step();
         engine.step();
       }
@@ -49,7 +41,7 @@ TEST(OffloadOrder, AnEngineMayEndBetweenBackwardAndStep) {
     for (const char* name : {"a", "b", "c", "d"}) specs.push_back({name, {kNumel}, name});
     run_devices({config, 1}, [&](Device& device, Communicator& comm) {
       const auto engine = Engine::create(config, device, comm, specs, ToyModel::groups());
-      for (ParameterId id = 0; id < 4; ++id) testing::give_gradient(*engine, id, 1.0F);
+      for (ParameterId id = 0; id < 4; ++id) give_gradient(*engine, id, 1.0F);
       engine->end_micro_step();
     });
   }
@@ -59,7 +51,7 @@ TEST(OffloadOrder, AnEngineMayEndBetweenBackwardAndStep) {
 TEST(OffloadOrder, ADroppedBatchLeavesNoTrace) {
   const auto train = [](Config config, int64_t steps, int dropped) {
     config.batch.accumulation_steps = steps;
-    return testing::hash_after({config}, [&](Engine& engine, Communicator& comm) {
+    return hash_after({config}, [&](Engine& engine, Communicator& comm) {
       for (int i = 0; i < dropped; ++i) ToyModel::micro_step(engine, comm.rank(), 5 + i, 9);
       if (dropped > 0) engine.drop_batch();
       for (int64_t i = 0; i < steps; ++i) ToyModel::micro_step(engine, comm.rank(), i, 0);
@@ -81,4 +73,4 @@ TEST(OffloadOrder, ADroppedBatchLeavesNoTrace) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

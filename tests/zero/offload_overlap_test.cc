@@ -1,12 +1,9 @@
 // How long offloaded gradients, updates and parameters are waited for, in virtual time.
 
-#include "tests/zero/virtual_model.h"
+#include "tests/zero/virtual_time.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
-
-using testing::VirtualKind;
-using testing::VirtualModel;
 
 constexpr int kModules = 32;
 constexpr int64_t kNumel = VirtualModel::kNumel;
@@ -29,19 +26,19 @@ struct Exposed {
 Exposed run(const Costs& costs, int stage, double ratio = 1.0) {
   Exposed exposed;
   constexpr double kBytes = 2.0 * kNumel;
-  Config config = testing::virtual_config(stage);
+  Config config = virtual_config(stage);
   config.zero.overlap_comm = true;
   config.offload.optimizer.device = OffloadDevice::cpu;
   config.offload.optimizer.ratio = ratio;
-  const testing::VirtualJob job{.config = config,
-                                .modules = kModules,
-                                .costs = {.download_per_byte = costs.to_host / kBytes,
-                                          .upload_per_byte = costs.to_device / kBytes,
-                                          .update_per_element = costs.step / kNumel},
-                                .kind = costs.kind};
+  const VirtualJob job{.config = config,
+                       .modules = kModules,
+                       .costs = {.download_per_byte = costs.to_host / kBytes,
+                                 .upload_per_byte = costs.to_device / kBytes,
+                                 .update_per_element = costs.step / kNumel},
+                       .kind = costs.kind};
   run_virtually(job, [&](const VirtualModel& model) {
     const double start = model.settle();
-    for (int i = kModules; i-- > 0;) model.backward(i, costs.backward);
+    model.backward(costs.backward);
     model.engine.end_micro_step();
     const double end = model.clock.caller;
     EXPECT_TRUE(model.engine.step().applied);
@@ -92,17 +89,17 @@ TEST(OffloadOverlap, CpuRanksCopyNeitherGradientsNorParameters) {
 // Seconds of `kModules` gathers of parameters in host memory, with as much work between them.
 double gather_seconds(double to_device, int64_t prefetch) {
   double seconds = 0;
-  Config config = testing::virtual_config(3);
+  Config config = virtual_config(3);
   config.zero.prefetch_bucket_size = prefetch;
   config.zero.overlap_comm = true;
   config.offload.param.device = OffloadDevice::cpu;
-  const testing::VirtualJob job{.config = config,
-                                .modules = kModules,
-                                .costs = {.upload_per_byte = to_device / (2.0 * kNumel)}};
+  const VirtualJob job{.config = config,
+                       .modules = kModules,
+                       .costs = {.upload_per_byte = to_device / (2.0 * kNumel)}};
   run_virtually(job, [&](const VirtualModel& model) {
     for (int pass = 0; pass < 3; ++pass) {  // the order is learned
       const double start = model.clock.caller;
-      for (int i = 0; i < kModules; ++i) model.forward(i, 1.0);
+      model.forward(1.0);
       seconds = model.clock.caller - start;
     }
   });
@@ -125,4 +122,4 @@ TEST(OffloadOverlap, TheDevicesPartIsSteppedBesideTheHosts) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -1,27 +1,12 @@
 // Parameters of stage 3 that rest away from the device: the same bits as without.
 
 #include "core/check.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/paths.h"
-#include "tests/zero/offload_config.h"
 #include "tests/zero/toy_run.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::base_config;
-using testing::offloaded;
-using testing::param_on_nvme;
-using testing::run_engines;
-using testing::run_ranks;
-using testing::toy_specs;
-using testing::toy_step;
-using testing::toy_train;
-using testing::ToyModel;
-using testing::ToyOutcome;
 
 struct StatesHome {
   const char* name;
@@ -71,32 +56,22 @@ TEST(OffloadParam, OnNvmeGivesTheSameBitsAtEveryWorldSizeAndSizeOfBuffers) {
   }
 }
 
-struct Rule {
-  std::string type;
-  bool master_is_param = false;
-  DType state_dtype = DType::fp32;
-};
-
 TEST(OffloadParam, OnNvmeGivesTheSameBitsWithEveryOptimizer) {
   const std::vector<Rule> rules = {{"SGD"},
                                    {"AdamW8bit"},
                                    {"Lamb"},
-                                   {"Muon"},
+                                   {"Muon", false, DType::fp32, 0.95},
                                    {"Lion"},
                                    {"AdamW", true, DType::bf16},
                                    {"Lamb", true, DType::bf16},
-                                   {"Muon", true, DType::bf16}};
+                                   {"Muon", true, DType::bf16, 0.95}};
   for (const Rule& rule : rules) {
     Config config = base_config(3);
-    config.optimizer.type = rule.type;
-    config.optimizer.momentum = rule.type == "Muon" ? 0.95 : 0.0;
-    config.precision.master_is_param = rule.master_is_param;
-    config.precision.state_dtype = rule.state_dtype;
-    const ToyOutcome expected = toy_train(config, 2);
+    rule.set(config);
+    const uint64_t expected = toy_train(config, 2).hash;
     for (const StatesHome& home : kStatesHomes) {
-      EXPECT_EQ(toy_train(param_on_nvme(offloaded(config, home.ratio, home.device)), 2).hash,
-                expected.hash)
-          << rule.type << " master_is_param " << rule.master_is_param << " states " << home.name;
+      const Config other = param_on_nvme(offloaded(config, home.ratio, home.device));
+      EXPECT_EQ(toy_train(other, 2).hash, expected) << rule.name() << " states " << home.name;
     }
   }
 }
@@ -105,17 +80,14 @@ TEST(OffloadParam, OnNvmeGivesTheSameBitsWithEveryOptimizer) {
 // caller's.
 uint64_t train_with_access(Config config, bool external) {
   if (external) config.optimizer.type = std::string(kExternalOptimizer);
-  return testing::hash_after({config}, [&](Engine& engine, Communicator& comm) {
+  return hash_after({config}, [&](Engine& engine, Communicator& comm) {
     double seen = 0;
     for (int64_t step = 0; step < 3; ++step) {
       for (const std::string module : {"h.1", "embed", "h.0", "h.0"}) {
-        const ModuleId id = engine.module_id(module);
-        engine.gather(id);
-        seen += ToyModel::load(engine.parameter(engine.parameter_id(module + ".weight")), 3);
-        engine.release(id);
+        seen += ToyModel::full_values(engine, engine.parameter_id(module + ".weight"))[3];
       }
       ToyModel::micro_step(engine, comm.rank(), 0, step);
-      external ? engine.step(testing::descent(0.5F)) : engine.step();
+      external ? engine.step(descent(0.5F)) : engine.step();
       for (const StateInterval& part : engine.states().state_intervals()) {
         const bool frozen = part.master.data == nullptr;
         const TensorView view = frozen ? part.param : part.master;
@@ -150,7 +122,7 @@ TEST(OffloadParam, OnNvmeOnlyWhatIsUsedIsInMemoryAndStepsAllocateNothing) {
   run_engines({config}, [&](Engine& engine, Communicator& comm) {
     const auto use = [&](MemoryCategory category) { return engine.device().memory_use(category); };
     int64_t sharded = 0;
-    for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
+    for (const ParameterId id : parameters_of(engine)) {
       if (engine.is_sharded(id)) sharded += engine.numel(id) * 2;
     }
     EXPECT_LT(use(MemoryCategory::parameters).peak_bytes, sharded / 8);
@@ -160,7 +132,7 @@ TEST(OffloadParam, OnNvmeOnlyWhatIsUsedIsInMemoryAndStepsAllocateNothing) {
     EXPECT_GE(use(MemoryCategory::nvme).live_bytes, held * 2 - 1024);
     // Five buffers of one page: a chunk has at most 300 elements.
     EXPECT_EQ(use(MemoryCategory::pinned).peak_bytes, 5 * 4096);
-    testing::expect_steps_allocate_nothing(engine, comm, config);
+    expect_steps_allocate_nothing(engine, comm, config);
   });
 }
 
@@ -227,7 +199,7 @@ TEST(OffloadParam, ADamagedBlockIsAnErrorWithFileAndOffsetAndNeverAWeight) {
   run_engines({param_on_nvme(base_config(3)), 1}, [](Engine& engine, Communicator&) {
     engine.states().parameter_hash();
     EXPECT_GT(damage_files(), 0);
-    EXPECT_THAT(testing::error_of<IoError>([&] { engine.gather(engine.module_id("h.1")); }),
+    EXPECT_THAT(error_of<IoError>([&] { engine.gather(engine.module_id("h.1")); }),
                 AllOf(HasSubstr("parameters of rank 0: the 4096 bytes at offset "),
                       HasSubstr("are not what was written there")));
   });
@@ -237,7 +209,7 @@ TEST(OffloadParam, ADamagedBlockIsAnErrorWithFileAndOffsetAndNeverAWeight) {
 // names both sides, not a wait.
 TEST(OffloadParam, RanksThatGatherDifferentModulesAreToldSo) {
   run_engines({param_on_nvme(base_config(3))}, [](Engine& engine, Communicator& comm) {
-    EXPECT_THAT(testing::error_of<CommError>(
+    EXPECT_THAT(error_of<CommError>(
                     [&] { engine.gather(engine.module_id(comm.rank() == 0 ? "h.0" : "h.1")); }),
                 AllOf(HasSubstr("h.0.weight"), HasSubstr("h.1")));
   });
@@ -254,7 +226,7 @@ TEST(OffloadParam, WhatTheFolderCannotTakeIsAnErrorBeforeTraining) {
       config.offload.sub_group_size = 1 << 30;
     }
     EXPECT_THAT(
-        testing::refusal({config, 1, {}, specs}),
+        refusal({config, 1, {}, specs}),
         AllOf(HasSubstr("/zero_optimization/offload_param/nvme_path " + folder), HasSubstr(part)));
   };
   expect_error("/no/such/folder", "No such file or directory");
@@ -263,4 +235,4 @@ TEST(OffloadParam, WhatTheFolderCannotTakeIsAnErrorBeforeTraining) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

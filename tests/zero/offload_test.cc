@@ -1,23 +1,8 @@
-
-
 #include "core/check.h"
-#include "tests/common.h"
-#include "tests/zero/offload_config.h"
 #include "tests/zero/toy_run.h"
-#include "zerorun/error.h"
 
-namespace zerorun::offload {
+namespace zerorun::testing::offload {
 namespace {
-
-using testing::base_config;
-using testing::offloaded;
-using testing::param_on_nvme;
-using testing::run_engines;
-using testing::toy_specs;
-using testing::toy_step;
-using testing::toy_train;
-using testing::ToyModel;
-using testing::ToyOutcome;
 
 const char* name(OffloadDevice device) { return device == OffloadDevice::cpu ? "cpu" : "nvme"; }
 
@@ -31,9 +16,9 @@ TEST(Offload, GivesTheSameBitsAtEveryStageRatioDtypeAndAccumulation) {
         for (const OffloadDevice device : {OffloadDevice::cpu, OffloadDevice::nvme}) {
           Config other = offloaded(config, ratio, device);
           other.zero.overlap_comm = device == OffloadDevice::cpu || ratio < 1;
-          expect_same(toy_train(other, 2), expected,
-                      fmt::format("{} stage {} accumulation {} ratio {} {}", name_of(dtype), stage,
-                                  accumulation, ratio, name(device)));
+          EXPECT_EQ(toy_train(other, 2), expected)
+              << fmt::format("{} stage {} accumulation {} ratio {} {}", name_of(dtype), stage,
+                             accumulation, ratio, name(device));
         }
       }
     }
@@ -47,19 +32,12 @@ TEST(Offload, GivesTheSameBitsAtEveryWorldSize) {
       for (const bool share : {false, true}) {
         Config other = offloaded(config, 0.6);
         other.share_parameters = share;
-        expect_same(toy_train(other, world_size), toy_train(config, world_size),
-                    fmt::format("world {} stage {} share {}", world_size, stage, share));
+        EXPECT_EQ(toy_train(other, world_size), toy_train(config, world_size))
+            << fmt::format("world {} stage {} share {}", world_size, stage, share);
       }
     }
   }
 }
-
-struct Rule {
-  std::string type;
-  bool master_is_param = false;
-  DType state_dtype = DType::fp32;
-  double momentum = 0.0;
-};
 
 TEST(Offload, GivesTheSameBitsWithEveryOptimizer) {
   const std::vector<Rule> rules = {{"Adam"},
@@ -79,21 +57,14 @@ TEST(Offload, GivesTheSameBitsWithEveryOptimizer) {
   for (const Rule& rule : rules) {
     for (const DType dtype : {DType::fp32, DType::bf16}) {
       if (rule.master_is_param && dtype == DType::fp32) continue;
-      Config config = base_config(2, dtype);
-      config.optimizer.type = rule.type;
-      config.optimizer.momentum = rule.momentum;
-      config.optimizer.nesterov = rule.momentum > 0;
-      config.precision.master_is_param = rule.master_is_param;
-      config.precision.state_dtype = rule.state_dtype;
-      for (int stage = 1; stage <= 3; stage += 2) {
-        config.zero.stage = stage;
+      for (const int stage : {1, 3}) {
+        Config config = base_config(stage, dtype);
+        rule.set(config);
         const ToyOutcome expected = toy_train(config, 2);
         for (const double ratio : {0.4, 1.0}) {
           const OffloadDevice device = ratio < 1 ? OffloadDevice::cpu : OffloadDevice::nvme;
-          expect_same(toy_train(offloaded(config, ratio, device), 2), expected,
-                      fmt::format("{} {} master_is_param {} states {} stage {} ratio {}", rule.type,
-                                  name_of(dtype), rule.master_is_param, name_of(rule.state_dtype),
-                                  stage, ratio));
+          EXPECT_EQ(toy_train(offloaded(config, ratio, device), 2), expected)
+              << fmt::format("{} {} stage {} ratio {}", rule.name(), name_of(dtype), stage, ratio);
         }
       }
     }
@@ -109,9 +80,9 @@ TEST(Offload, GivesTheSameBitsWithOtherDtypesOfGradients) {
           Config config = base_config(stage, DType::bf16, accumulation);
           config.precision.grad_accum_dtype = accum;
           config.precision.communication_dtype = wire;
-          expect_same(toy_train(offloaded(config, 0.5), 2), toy_train(config, 2),
-                      fmt::format("sums in {}, wire in {}, accumulation {} stage {}",
-                                  name_of(accum), name_of(wire), accumulation, stage));
+          EXPECT_EQ(toy_train(offloaded(config, 0.5), 2), toy_train(config, 2))
+              << fmt::format("sums in {}, wire in {}, accumulation {} stage {}", name_of(accum),
+                             name_of(wire), accumulation, stage);
         }
       }
     }
@@ -124,8 +95,8 @@ TEST(Offload, ASkippedStepWritesNothing) {
     const ToyOutcome expected = toy_train(config, 2, 5, 2);
     EXPECT_EQ(expected.skipped, 1);
     for (const OffloadDevice device : {OffloadDevice::cpu, OffloadDevice::nvme}) {
-      expect_same(toy_train(offloaded(config, 1.0, device), 2, 5, 2), expected,
-                  fmt::format("stage {} {}", stage, name(device)));
+      EXPECT_EQ(toy_train(offloaded(config, 1.0, device), 2, 5, 2), expected)
+          << fmt::format("stage {} {}", stage, name(device));
     }
   }
   for (const OffloadDevice home : {OffloadDevice::cpu, OffloadDevice::nvme}) {
@@ -169,8 +140,8 @@ TEST(Offload, StatesOfOneParameterAreItsPartOfAll) {
   for (const Config& config : configs) {
     run_engines({config}, [&](Engine& engine, Communicator&) {
       std::vector<Part> one_by_one;
-      for (ParameterId id = 0; id < static_cast<ParameterId>(toy_specs().size()); ++id) {
-        if (!toy_specs()[static_cast<size_t>(id)].alias_of.empty()) continue;
+      for (const ParameterId id : parameters_of(engine)) {
+        if (!spec_of(engine, id).alias_of.empty()) continue;
         const std::vector<Part> parts = parts_of(engine.states().state_intervals(id));
         one_by_one.insert(one_by_one.end(), parts.begin(), parts.end());
       }
@@ -181,31 +152,23 @@ TEST(Offload, StatesOfOneParameterAreItsPartOfAll) {
 }
 
 TEST(Offload, ABatchThatGoesOnIsAddedWhereItRests) {
-  const auto train = [](const Config& config) {
-    return testing::hash_after({config, 1}, [](Engine& engine, Communicator&) {
-      for (int64_t step = 0; step < 3; ++step) {
-        EXPECT_TRUE(ToyModel::micro_step(engine, 0, 0, step));
-        EXPECT_TRUE(ToyModel::micro_step(engine, 0, 1, step));
-        engine.step();
-      }
-    });
+  const auto twice = [](Engine& engine, Communicator&, int64_t step) {
+    EXPECT_TRUE(ToyModel::micro_step(engine, 0, 0, step));
+    EXPECT_TRUE(ToyModel::micro_step(engine, 0, 1, step));
+    return engine.step();
   };
   const Config config = base_config(2);
-  EXPECT_EQ(train(offloaded(config, 0.5)), train(config));
+  EXPECT_EQ(train_by({offloaded(config, 0.5), 1}, 3, twice), train_by({config, 1}, 3, twice));
 }
 
 TEST(Offload, AnOptimizerOfTheCallersStepsOnTheHost) {
-  const auto train = [](Config config) {
-    config.optimizer.type = std::string(kExternalOptimizer);
-    return testing::hash_after({config}, [](Engine& engine, Communicator& comm) {
-      for (int64_t step = 0; step < 3; ++step) {
-        ToyModel::micro_step(engine, comm.rank(), 0, step);
-        engine.step(testing::descent(0.5F));
-      }
-    });
+  const auto descends = [](Engine& engine, Communicator& comm, int64_t step) {
+    ToyModel::micro_step(engine, comm.rank(), 0, step);
+    return engine.step(descent(0.5F));
   };
-  const Config config = base_config(3);
-  EXPECT_EQ(train(offloaded(config, 0.5)), train(config));
+  Config config = base_config(3);
+  config.optimizer.type = std::string(kExternalOptimizer);
+  EXPECT_EQ(train_by({offloaded(config, 0.5)}, 3, descends), train_by({config}, 3, descends));
 }
 
 // A rank holds for each trainable element: 16-bit parameters, fp32 master and Adam.
@@ -224,15 +187,14 @@ TEST(Offload, TheLedgerShowsWhereStatesRestAndNothingIsAllocatedBySteps) {
     }
     const int64_t pinned = live(MemoryCategory::pinned);
     EXPECT_GE(pinned, held * (12 + 2));
-    testing::expect_steps_allocate_nothing(engine, comm, config);
+    expect_steps_allocate_nothing(engine, comm, config);
     EXPECT_EQ(live(MemoryCategory::pinned), pinned);
   });
 }
 
 TEST(Offload, RatioIsThePartOfTheElements) {
   for (const double ratio : {0.0, 0.25, 0.5, 1.0}) {
-    const std::vector<ParameterSpec> specs = {{"w", {1000, 1000}, "w", 0, true, ""}};
-    const testing::ToyJob job{offloaded(base_config(1), ratio), 1, {}, specs};
+    const ToyJob job{offloaded(base_config(1), ratio), 1, {}, {{"w", {1000, 1000}, "w"}}};
     run_engines(job, [&](Engine& engine, Communicator&) {
       int64_t on_host = 0;
       for (const StateInterval& part : engine.states().state_intervals()) {
@@ -257,8 +219,8 @@ TEST(Offload, ParametersRestOnTheHostOncePerHost) {
       const Device& device = engine.device();
       int64_t sharded = 0;
       int64_t replicated = 0;
-      for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
-        if (!engine.parameters()[static_cast<size_t>(id)].alias_of.empty()) continue;
+      for (const ParameterId id : parameters_of(engine)) {
+        if (!spec_of(engine, id).alias_of.empty()) continue;
         (engine.is_sharded(id) ? sharded : replicated) += engine.numel(id) * 2;
       }
       // Gathered parameters are on the device, padding included; the rest is not.
@@ -267,13 +229,13 @@ TEST(Offload, ParametersRestOnTheHostOncePerHost) {
       EXPECT_LT(on_device, replicated + sharded / 2);
       EXPECT_GE(device.memory_use(MemoryCategory::pinned).live_bytes, sharded / 2);
     };
-    expect_same(toy_train(other, 2, 4, -1, inspect), toy_train(config, 2),
-                fmt::format("share {}", share));
+    EXPECT_EQ(toy_train(other, 2, 4, -1, inspect), toy_train(config, 2))
+        << fmt::format("share {}", share);
   }
 }
 
 void expect_config_error(const Config& config, const std::string& part) {
-  EXPECT_THAT(testing::refusal({config, 1}), HasSubstr(part));
+  EXPECT_THAT(refusal({config, 1}), HasSubstr(part));
 }
 
 TEST(Offload, WhatCannotBeMeantIsAnErrorBeforeTraining) {
@@ -294,4 +256,4 @@ TEST(Offload, WhatCannotBeMeantIsAnErrorBeforeTraining) {
 }
 
 }  // namespace
-}  // namespace zerorun::offload
+}  // namespace zerorun::testing::offload

@@ -1,29 +1,8 @@
-
-
-#include "tests/common.h"
-#include "tests/harness.h"
-#include "tests/zero/toy_gradients.h"
+// Every optimizer, and those that are the caller's.
 #include "tests/zero/toy_run.h"
-#include "zerorun/engine.h"
-#include "zerorun/error.h"
 
-namespace zerorun::optimizer {
+namespace zerorun::testing::optimizer {
 namespace {
-
-using testing::run_ranks;
-using testing::ToyModel;
-
-struct Rule {
-  std::string type;
-  bool master_is_param = false;
-  DType state_dtype = DType::fp32;
-  double momentum = 0.0;
-
-  std::string name() const {
-    return type + (master_is_param ? "_16_bit_master" : "") +
-           (state_dtype == DType::fp32 ? "" : "_16_bit_states") + (momentum > 0 ? "_momentum" : "");
-  }
-};
 
 std::vector<Rule> rules() {
   std::vector<Rule> all = {{"Adam"}, {"AdamW"}, {"AdamW8bit"},
@@ -50,29 +29,19 @@ struct Setting {
 };
 
 Config config_of(const Setting& setting) {
-  Config config;
-  config.batch.accumulation_steps = 1;
-  config.precision.param_dtype = setting.dtype;
-  config.precision.master_is_param = setting.rule.master_is_param;
-  config.precision.state_dtype = setting.rule.state_dtype;
-  config.optimizer.type = setting.rule.type;
-  config.optimizer.momentum = setting.rule.momentum;
-  config.optimizer.nesterov = setting.rule.momentum > 0;
-  config.zero.stage = setting.stage;
+  Config config = toy_config(setting.stage, setting.dtype);
+  setting.rule.set(config);
   config.zero.reduce_bucket_size = setting.bucket_size;
   config.zero.overlap_comm = setting.overlap;
-  config.zero.param_persistence_threshold = 100;
   return config;
 }
 
-bool everything(const std::string& /*module*/, int /*rank*/) { return true; }
-
 uint64_t train(const Setting& setting) {
-  const testing::ToyJob job{config_of(setting), setting.world_size};
-  return testing::hash_after(job, [&](Engine& engine, Communicator& comm) {
+  const ToyJob job{config_of(setting), setting.world_size};
+  return hash_after(job, [&](Engine& engine, Communicator& comm) {
     const uint64_t before = engine.states().parameter_hash();
     // A skipped step, whose gradients stay in the buckets' memory and padding.
-    ToyModel::micro_step(engine, 0, 0, 0, everything, std::numeric_limits<float>::infinity());
+    ToyModel::micro_step(engine, 0, 0, 0, ToyModel::everything, INFINITY);
     EXPECT_FALSE(engine.step().applied);
     for (int64_t step = 0; step < 4; ++step) {
       ToyModel::micro_step(engine, setting.same_gradients ? 0 : comm.rank(), 0, step);
@@ -137,7 +106,7 @@ TEST_P(EveryOptimizer, HoldsTheBytesOfItsStates) {
         model.push_back({name + ".table", {128, 96}, name, 0, true, "", false});
       }
       const Config config = config_of({.rule = GetParam(), .stage = stage, .dtype = dtype});
-      testing::run_engines({config, 2, {}, model}, [&](Engine& engine, Communicator&) {
+      run_engines({config, 2, {}, model}, [&](Engine& engine, Communicator&) {
         const double elements = 20 * 128 * 96 / (stage == 0 ? 1.0 : 2.0);
         const double expected = elements * (bytes_per_element(GetParam(), dtype, true) +
                                             bytes_per_element(GetParam(), dtype, false));
@@ -158,11 +127,11 @@ TEST_P(EveryOptimizer, PaddingLeavesNoTrace) {
   }
   const auto train_padded = [&](int stage) {
     const Setting setting{.rule = GetParam(), .stage = stage, .bucket_size = 1500};
-    const testing::ToyJob job{config_of(setting), 1, {}, model, {ParameterGroup{}}};
-    return testing::hash_after(job, [](Engine& engine, Communicator&) {
+    const ToyJob job{config_of(setting), 1, {}, model, {ParameterGroup{}}};
+    return hash_after(job, [](Engine& engine, Communicator&) {
       for (int step = 0; step < 4; ++step) {
         const float value = step == 0 ? std::numeric_limits<float>::infinity() : 1.0F;
-        testing::write_gradients(engine, [&](ParameterId id, int64_t i) {
+        write_gradients(engine, [&](ParameterId id, int64_t i) {
           return value * (1.0F + static_cast<float>((id + i) % 7));
         });
         engine.end_micro_step();
@@ -173,23 +142,67 @@ TEST_P(EveryOptimizer, PaddingLeavesNoTrace) {
   EXPECT_EQ(train_padded(2), train_padded(0));
 }
 
-INSTANTIATE_TEST_SUITE_P(Rules, EveryOptimizer, ::testing::ValuesIn(rules()),
-                         [](const auto& parameter) { return parameter.param.name(); });
+INSTANTIATE_TEST_SUITE_P(Rules, EveryOptimizer, ::testing::ValuesIn(rules()), name_of_rule);
 
 TEST(MuonMatrices, MustBeMatrices) {
-  run_ranks(1, [](Communicator& comm) {
-    const auto device = make_cpu_device();
-    std::vector<ParameterSpec> model = ToyModel::specs();
-    model[4].use_muon = true;
-    const auto create = [&](const std::string& type) {
-      Engine::create(config_of({.rule = {type}}), *device, comm, model, ToyModel::groups());
-    };
-    create("AdamW");  // which has no use for the mark
-    EXPECT_THAT([&] { create("Muon"); },
-                ::testing::ThrowsMessage<ConfigError>(
-                    HasSubstr("h.1.weight: use_muon is for matrices, this has 1 dimensions")));
+  ToyJob job{config_of({.rule = {"AdamW"}}), 1};  // which has no use for the mark
+  job.specs[4].use_muon = true;
+  EXPECT_EQ(refusal(job), "");
+  job.config.optimizer.type = "Muon";
+  EXPECT_THAT(refusal(job),
+              HasSubstr("h.1.weight: use_muon is for matrices, this has 1 dimensions"));
+}
+
+// Steps whose optimizer is the caller's, and masters that are written between steps.
+
+Config config_of(int stage, const std::string& optimizer) {
+  Config config = toy_config(stage);
+  config.optimizer.type = optimizer;
+  return config;
+}
+
+TEST(CallerOptimizer, AnErrorOnOneRankIsAnErrorOnAllAndTheStepDoesNotCount) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    const Config config = config_of(stage, std::string(kExternalOptimizer));
+    run_engines({config}, [&](Engine& engine, Communicator& comm) {
+      const auto step = [&](const Engine::ShardUpdate& update) {
+        ToyModel::micro_step(engine, comm.rank(), 0, 0);
+        engine.step(update);
+      };
+      const auto fail_on_rank_1 = [&](std::span<const StateInterval> /*parts*/) {
+        if (comm.rank() == 1) throw std::out_of_range("no state for this shard");
+      };
+      if (comm.rank() == 1) {
+        EXPECT_THROW(step(fail_on_rank_1), std::out_of_range);  // its own error, as it was
+      } else {
+        EXPECT_THAT([&] { step(fail_on_rank_1); },
+                    ThrowsMessage<Error>(HasSubstr("rank 1 of 2: no state for this shard")));
+      }
+      EXPECT_EQ(engine.states().progress().step_count, 0);
+      step(descent(0.01F));
+      EXPECT_EQ(engine.states().progress().step_count, 1);
+      engine.states().parameter_hash();  // throws when replicas differ
+    });
+  }
+}
+
+// Elements that all_gather moves to refresh the parameters, in units of the model's size.
+double gathered_by_refresh(const std::string& optimizer) {
+  double gathered = 0;
+  const std::vector<ParameterSpec> specs = {{"w", {1 << 20}, "m"}};
+  run_engines({config_of(0, optimizer), 2, {}, specs}, [&](Engine& engine, Communicator& comm) {
+    const CommStats before = comm.stats();
+    engine.states().refresh_from_masters();
+    const int64_t elements = since(before, comm)[Collective::all_gather].elements;
+    if (comm.rank() == 0) gathered = static_cast<double>(elements) / (1 << 20);
   });
+  return gathered;
+}
+
+TEST(CallerOptimizer, ARefreshAtStage0GathersNothingTwice) {
+  EXPECT_EQ(gathered_by_refresh("AdamW"), 3);  // master and states; parameters are cast from it
+  EXPECT_EQ(gathered_by_refresh(std::string(kExternalOptimizer)), 1);  // parameters
 }
 
 }  // namespace
-}  // namespace zerorun::optimizer
+}  // namespace zerorun::testing::optimizer

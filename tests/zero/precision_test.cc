@@ -1,24 +1,12 @@
-// Loss scaling, dtypes on the wire, divisions around the sum, and optimizers of the caller's.
-
-#include "tests/common.h"
-#include "tests/harness.h"
-#include "tests/zero/toy_gradients.h"
+// Loss scaling, dtypes on the wire and of what is kept, divisions around the sum, and optimizers of
+// the caller's.
 #include "tests/zero/toy_run.h"
-#include "zerorun/engine.h"
-#include "zerorun/error.h"
 
-namespace zerorun::precision {
+namespace zerorun::testing::precision {
 namespace {
 
-using testing::run_engines;
-using testing::toy_specs;
-using testing::ToyModel;
-
 Config config_of(DType dtype, int stage) {
-  Config config;
-  config.precision.param_dtype = dtype;
-  config.zero.stage = stage;
-  config.zero.param_persistence_threshold = 100;
+  Config config = toy_config(stage, dtype);
   config.zero.overlap_comm = stage >= 2;
   config.zero.reduce_bucket_size = 1500;
   config.precision.loss_scaler.initial_scale_power = 4;
@@ -27,7 +15,7 @@ Config config_of(DType dtype, int stage) {
 
 // Backward that writes `value` as every element of one parameter's gradient, and 0 elsewhere.
 void write_gradient(Engine& engine, const std::string& name, float value) {
-  testing::write_gradients(engine, [&](ParameterId id, int64_t) {
+  write_gradients(engine, [&](ParameterId id, int64_t) {
     return id == engine.parameter_id(name) ? value : 0.0F;
   });
   engine.end_micro_step();
@@ -60,10 +48,15 @@ void toy(Engine& engine, Communicator& comm, int64_t step) {
   ToyModel::micro_step(engine, comm.rank(), 0, step);
 }
 
+// Steps in which one gradient is `value`, and the others 0.
+Micro constant(const std::string& name, float value) {
+  return [=](Engine& engine, Communicator&, int64_t) { write_gradient(engine, name, value); };
+}
+
 TEST(PrecisionTest, Fp16IsTheSameAtEveryStage) {
   const Outcome first = train(config_of(DType::fp16, 0), toy);
   EXPECT_EQ(first.progress.step_count, 4);
-  for (int stage : {1, 2, 3}) {
+  for (const int stage : {1, 2, 3}) {
     const Outcome other = train(config_of(DType::fp16, stage), toy);
     EXPECT_EQ(other.hash, first.hash) << "stage " << stage;
     EXPECT_EQ(other.results.back().grad_norm, first.results.back().grad_norm);
@@ -71,29 +64,25 @@ TEST(PrecisionTest, Fp16IsTheSameAtEveryStage) {
 }
 
 TEST(PrecisionTest, TheLossScaleLeavesNoTraceInNormAndUpdate) {
-  Config plain = config_of(DType::fp16, 2);
-  plain.precision.loss_scaler.static_scale = 1;
-  Config scaled = plain;
-  scaled.precision.loss_scaler.static_scale = 64;
-  const Outcome a = train(plain, toy);
-  const Outcome b = train(scaled, toy);
-  EXPECT_EQ(b.results[0].loss_scale, 64);
-  EXPECT_EQ(a.results[0].grad_norm, b.results[0].grad_norm);
-  EXPECT_EQ(a.hash, b.hash);
+  Config config = config_of(DType::fp16, 2);
+  config.precision.loss_scaler.static_scale = 1;
+  const Outcome plain = train(config, toy);
+  config.precision.loss_scaler.static_scale = 64;
+  const Outcome scaled = train(config, toy);
+  EXPECT_EQ(scaled.results[0].loss_scale, 64);
+  EXPECT_EQ(scaled.results[0].grad_norm, plain.results[0].grad_norm);
+  EXPECT_EQ(scaled.hash, plain.hash);
 }
 
 // DeepSpeed 0.19 divides by the scale of after the update, which halves the growth steps.
 TEST(PrecisionTest, GradientsAreDividedByTheScaleThatTheyWereMadeWith) {
-  Config fixed = config_of(DType::fp16, 1);
-  fixed.precision.loss_scaler.static_scale = 1;
-  Config growing = fixed;
-  growing.precision.loss_scaler.static_scale = 0;
-  growing.precision.loss_scaler.window = 1;
-  growing.precision.loss_scaler.initial_scale_power = 0;
-  const Outcome a = train(fixed, toy);
-  const Outcome b = train(growing, toy);
-  EXPECT_GT(b.results.back().loss_scale, 1);
-  EXPECT_EQ(a.hash, b.hash);
+  Config config = config_of(DType::fp16, 1);
+  config.precision.loss_scaler.static_scale = 1;
+  const Outcome fixed = train(config, toy);
+  config.precision.loss_scaler = {.initial_scale_power = 0, .window = 1};
+  const Outcome growing = train(config, toy);
+  EXPECT_GT(growing.results.back().loss_scale, 1);
+  EXPECT_EQ(growing.hash, fixed.hash);
 }
 
 TEST(PrecisionTest, AnOverflowOnOneRankSkipsTheStepOnAll) {
@@ -115,21 +104,18 @@ TEST(PrecisionTest, AnOverflowOnOneRankSkipsTheStepOnAll) {
     EXPECT_EQ(three.progress.skipped_steps, 1);
     EXPECT_EQ(three.progress.loss_scaler->cur_scale, 8);
     // The moments and the bias correction did not move either: going on equals never having failed.
-    const auto without = [](Engine& engine, Communicator& comm, int64_t step) {
-      toy(engine, comm, step);
-    };
     const auto with = [](Engine& engine, Communicator& comm, int64_t step) {
       if (step == 0) return write_gradient(engine, "h.0.bias", std::nanf(""));
       toy(engine, comm, step - 1);
     };
-    EXPECT_EQ(train(config, with, 4).hash, train(config, without, 3).hash) << "stage " << stage;
+    EXPECT_EQ(train(config, with, 4).hash, train(config, toy, 3).hash) << "stage " << stage;
   }
 }
 
 std::string error_at_minimum(const Config& config, const Micro& micro) {
   std::vector<std::string> errors(2);
   run_engines({config}, [&](Engine& engine, Communicator& comm) {
-    errors[static_cast<size_t>(comm.rank())] = testing::error_of<NumericError>([&] {
+    errors[static_cast<size_t>(comm.rank())] = error_of<NumericError>([&] {
       for (int64_t step = 0; step < 20; ++step) {
         micro(engine, comm, step);
         engine.step();
@@ -141,24 +127,18 @@ std::string error_at_minimum(const Config& config, const Micro& micro) {
 }
 
 TEST(PrecisionTest, TheErrorAtTheMinimumScaleNamesParameterRankAndKind) {
-  for (int stage : {0, 3}) {
+  for (const int stage : {0, 3}) {
     const Config config = config_of(DType::fp16, stage);
-    EXPECT_THAT(error_at_minimum(config,
-                                 [](Engine& engine, Communicator& comm, int64_t) {
-                                   const float value = comm.rank() == 1 ? std::nanf("") : 1.0F;
-                                   write_gradient(engine, "h.0.bias", value);
-                                 }),
+    const auto nan_on_rank_1 = [](Engine& engine, Communicator& comm, int64_t) {
+      write_gradient(engine, "h.0.bias", comm.rank() == 1 ? std::nanf("") : 1.0F);
+    };
+    EXPECT_THAT(error_at_minimum(config, nan_on_rank_1),
                 AllOf(HasSubstr("loss scale 1 is already the minimum"), HasSubstr("h.0.bias"),
                       HasSubstr("nan on rank 1")));
-    EXPECT_THAT(
-        error_at_minimum(config, [](Engine& engine, Communicator&,
-                                    int64_t) { write_gradient(engine, "expert.weight", 1e30F); }),
-        AllOf(HasSubstr("expert.weight"), HasSubstr("inf on rank 0")));
+    EXPECT_THAT(error_at_minimum(config, constant("expert.weight", 1e30F)),
+                AllOf(HasSubstr("expert.weight"), HasSubstr("inf on rank 0")));
     // Neither rank's gradient is infinite, but fp16 cannot hold the sum.
-    EXPECT_THAT(error_at_minimum(config,
-                                 [](Engine& engine, Communicator&, int64_t) {
-                                   write_gradient(engine, "expert.weight", 60000.0F);
-                                 }),
+    EXPECT_THAT(error_at_minimum(config, constant("expert.weight", 60000.0F)),
                 HasSubstr("not their sum in fp16"));
   }
 }
@@ -166,17 +146,12 @@ TEST(PrecisionTest, TheErrorAtTheMinimumScaleNamesParameterRankAndKind) {
 TEST(PrecisionTest, AStaticScaleSkipsForever) {
   Config config = config_of(DType::fp16, 2);
   config.precision.loss_scaler.static_scale = 1;
-  const Outcome outcome = train(
-      config,
-      [](Engine& engine, Communicator&, int64_t) { write_gradient(engine, "h.0.bias", 1e9F); }, 20);
-  EXPECT_EQ(outcome.progress.skipped_steps, 20);
+  EXPECT_EQ(train(config, constant("h.0.bias", 1e9F), 20).progress.skipped_steps, 20);
 }
 
 TEST(PrecisionTest, Bf16AppliesWhatIsNotFiniteOnlyWhenAsked) {
   Config config = config_of(DType::bf16, 1);
-  const Micro nan = [](Engine& engine, Communicator&, int64_t) {
-    write_gradient(engine, "h.0.bias", std::nanf(""));
-  };
+  const Micro nan = constant("h.0.bias", std::nanf(""));
   EXPECT_FALSE(train(config, nan, 1).results[0].applied);
   config.precision.check_grad_overflow = false;
   EXPECT_TRUE(train(config, nan, 1).results[0].applied);
@@ -196,9 +171,7 @@ TEST(PrecisionTest, GradientsTravelInTheCommunicationDtype) {
   }
   // 1 + 2^-10 is 1 in bf16.
   Config config = config_of(DType::fp32, 2);
-  const Micro micro = [](Engine& engine, Communicator&, int64_t) {
-    write_gradient(engine, "h.0.bias", 1.0F + 0x1p-10F);
-  };
+  const Micro micro = constant("h.0.bias", 1.0F + 0x1p-10F);
   EXPECT_EQ(train(config, micro, 1).results[0].grad_norm, 1 + 0x1p-10);
   config.precision.communication_dtype = DType::bf16;
   EXPECT_EQ(train(config, micro, 1).results[0].grad_norm, 1.0);
@@ -206,26 +179,23 @@ TEST(PrecisionTest, GradientsTravelInTheCommunicationDtype) {
 
 // Factors of two are exact, so where the division happens cannot show; how often it happens would.
 TEST(PrecisionTest, DividingBeforeTheSumGivesTheSameMean) {
-  for (int stage : {0, 1, 2, 3}) {
-    const Config plain = config_of(DType::fp32, stage);
-    Config prescaled = plain;
-    prescaled.precision.prescale_gradients = true;
-    Config predivided = plain;
-    predivided.precision.gradient_predivide_factor = 4;
-    const Outcome expected = train(plain, toy);
-    EXPECT_EQ(train(prescaled, toy).hash, expected.hash);
-    EXPECT_EQ(train(predivided, toy).hash, expected.hash);
-    predivided.precision.prescale_gradients = true;
-    EXPECT_EQ(train(predivided, toy).hash, expected.hash);
+  for (int stage = 0; stage <= 3; ++stage) {
+    Config config = config_of(DType::fp32, stage);
+    const uint64_t expected = train(config, toy).hash;
+    for (const bool prescales : {false, true}) {
+      for (const double predivided : {1.0, 4.0}) {
+        config.precision.prescale_gradients = prescales;
+        config.precision.gradient_predivide_factor = predivided;
+        EXPECT_EQ(train(config, toy).hash, expected) << stage << prescales << predivided;
+      }
+    }
   }
 }
 
 TEST(PrecisionTest, PrescalingKeepsAnFp16SumFinite) {
   Config config = config_of(DType::fp16, 2);
   config.precision.loss_scaler.static_scale = 1;
-  const Micro micro = [](Engine& engine, Communicator&, int64_t) {
-    write_gradient(engine, "h.0.bias", 40000.0F);
-  };
+  const Micro micro = constant("h.0.bias", 40000.0F);
   EXPECT_FALSE(train(config, micro, 1).results[0].applied);
   config.precision.prescale_gradients = true;
   EXPECT_EQ(train(config, micro, 1).results[0].grad_norm, 40000.0);
@@ -266,7 +236,7 @@ TEST(PrecisionTest, BoundariesSetByTheCallerAccumulateLikeConfiguredOnes) {
 
 // The mean over `samples` of the batch's samples, from `first` on: an exact sum.
 void write_mean(Engine& engine, int rank, int64_t step, int64_t first, int64_t samples) {
-  testing::write_gradients(engine, [&](ParameterId id, int64_t i) {
+  write_gradients(engine, [&](ParameterId id, int64_t i) {
     float sum = 0;
     for (int64_t s = first; s < first + samples; ++s) sum += ToyModel::noise(id, i, rank, s, step);
     return sum / static_cast<float>(samples);
@@ -301,7 +271,7 @@ TEST(PrecisionTest, AnOptimizerOfTheCallersUpdatesTheShards) {
     Config config = config_of(DType::bf16, stage);
     config.optimizer.type = kExternalOptimizer;
     config.gradient_clipping = 0.5;
-    hashes.push_back(testing::hash_after({config}, [&](Engine& engine, Communicator& comm) {
+    hashes.push_back(hash_after({config}, [&](Engine& engine, Communicator& comm) {
       for (int64_t step = 0; step < 3; ++step) {
         toy(engine, comm, step);
         double squares = 0;
@@ -344,5 +314,57 @@ TEST(PrecisionTest, TheLossScalerResumes) {
   });
 }
 
+// The dtype in which reduced gradients are kept and added up (data_types.grad_accum_dtype).
+
+// A step of two ranks on whose every micro-step one gradient is `value`, and the others 0.
+StepResult step_with(const Config& config, float value) {
+  StepResult result;
+  run_engines({config}, [&](Engine& engine, Communicator& comm) {
+    for (int64_t micro_step = 0; micro_step < config.batch.accumulation_steps; ++micro_step) {
+      write_gradients(engine, [&](ParameterId id, int64_t) {
+        return id == engine.parameter_id("h.0.bias") ? value : 0.0F;
+      });
+      engine.end_micro_step();
+    }
+    const StepResult own = engine.step();
+    if (comm.rank() == 0) result = own;
+  });
+  return result;
+}
+
+Config config_of(DType params, int stage, DType kept) {
+  Config config;
+  config.precision.param_dtype = params;
+  config.precision.grad_accum_dtype = kept;
+  config.zero.stage = stage;
+  config.batch.accumulation_steps = 1;
+  return config;
+}
+
+// The ranks add up 1 + 2^-9 on each of two micro-steps: fp16, with 10 bits for the fraction, has
+// the sums 2 + 2^-8 and 4 + 2^-7; bf16, with 7, rounds them to 2 and 4.
+TEST(GradientDtype, IsTheOneOfTheSums) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const bool groups : {false, true}) {
+      if (groups && stage == 0) continue;
+      for (const DType kept : {DType::fp32, DType::fp16, DType::bf16}) {
+        Config config = config_of(DType::fp32, stage, kept);
+        config.zero.shard_group_size = groups ? 1 : 0;
+        config.batch.accumulation_steps = 2;
+        const double expected = kept == DType::bf16 ? 1.0 : 1.0 + 0x1p-9;
+        EXPECT_EQ(step_with(config, 1.0F + 0x1p-9F).grad_norm, expected)
+            << stage << ' ' << groups << ' ' << name_of(kept);
+      }
+    }
+  }
+}
+
+// 2^17 is more than fp16 has.
+TEST(GradientDtype, SkipsTheStepForWhatItCannotHold) {
+  const Config config = config_of(DType::bf16, 2, DType::fp16);
+  EXPECT_EQ(step_with(config, 8.0F).grad_norm, 8.0);
+  EXPECT_FALSE(step_with(config, 0x1p17F).applied);
+}
+
 }  // namespace
-}  // namespace zerorun::precision
+}  // namespace zerorun::testing::precision

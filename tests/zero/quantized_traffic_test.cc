@@ -1,23 +1,21 @@
 // Parameters and gradients that travel between hosts in few bits.
 
 #include "core/check.h"
-#include "tests/common.h"
 #include "tests/zero/toy_run.h"
 #include "zero/gradients/quantized_reduction.h"
 
-namespace zerorun::quantized_traffic {
+namespace zerorun::testing::quantized_traffic {
 namespace {
 
-using testing::hosts_of;
-using testing::refusal;
-using testing::run_engines;
-using testing::toy_train;
-using testing::ToyOutcome;
-
 Config config_of(int stage, DType dtype = DType::bf16) {
-  Config config = testing::toy_config(stage, dtype);
+  Config config = toy_config(stage, dtype);
   config.zero.max_reuse_distance = 0;
   return config;
+}
+
+// Two hosts of two ranks.
+ToyOutcome train_on_pairs(const Config& config, int64_t overflow_at = -1) {
+  return toy_train(config, 4, 4, overflow_at, {}, hosts_of(2));
 }
 
 // The most by which a value may be off: half a step of the largest magnitude among its neighbours;
@@ -32,6 +30,14 @@ double bound(std::span<const float> values, size_t index, int bits) {
   return bits == 4 ? 1.02 * largest / 8 : 0.5001 * largest / 127;
 }
 
+std::vector<float> normals(int64_t numel, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(numel));
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
 TEST(QuantizedTrafficTest, AllRanksComputeWithTheSameNearbyParameters) {
   for (const int64_t secondary : {1, 2}) {
     Config config = config_of(3, DType::fp32);
@@ -40,10 +46,7 @@ TEST(QuantizedTrafficTest, AllRanksComputeWithTheSameNearbyParameters) {
     config.zero.param_persistence_threshold = 0;
     const std::vector<ParameterSpec> specs = {{"a", {16, 512}, "m", 0, true, ""},
                                               {"bias", {512}, "m", 0, true, ""}};
-    std::vector<float> expected(size_t{16} * 512);
-    std::mt19937 random(7);
-    std::normal_distribution<float> normal;
-    for (float& value : expected) value = normal(random);
+    const std::vector<float> expected = normals(16 * 512, 7);
     std::mutex mutex;
     std::vector<std::vector<float>> seen;
     run_engines({config, 4, hosts_of(2), specs}, [&](Engine& engine, Communicator&) {
@@ -52,12 +55,11 @@ TEST(QuantizedTrafficTest, AllRanksComputeWithTheSameNearbyParameters) {
       });
       for (int use = 0; use < 2; ++use) {
         engine.gather(0);
-        const auto* data = engine.parameter(0).as<const float>();
         const std::lock_guard lock(mutex);
-        seen.emplace_back(data, data + expected.size());
+        seen.push_back(ToyModel::floats_of(engine.parameter(0)));
         // Vectors travel as they are.
-        EXPECT_TRUE(std::equal(expected.begin(), expected.begin() + 512,
-                               engine.parameter(1).as<const float>()));
+        EXPECT_EQ(ToyModel::floats_of(engine.parameter(1)),
+                  std::vector<float>(expected.begin(), expected.begin() + 512));
         engine.release(0);
       }
     });
@@ -73,10 +75,8 @@ constexpr int64_t kElements = 4096;
 
 // The gradient of a rank, of the elements of a bucket, and zeros in its padding.
 std::vector<float> gradient_of(int rank, int64_t numel) {
-  std::mt19937 random(static_cast<unsigned>(rank) + 1);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(numel));
-  std::generate_n(values.begin(), kElements, [&] { return normal(random); });
+  std::vector<float> values = normals(kElements, static_cast<unsigned>(rank) + 1);
+  values.resize(static_cast<size_t>(numel));
   return values;
 }
 
@@ -91,7 +91,7 @@ Reduced reduce(const Config& config, int world_size, int ranks_of_host, int time
   const std::vector<ParameterSpec> specs = {{"a", {16, kElements / 16}, "m", 0, true, ""}};
   Reduced result;
   std::mutex mutex;
-  const testing::ToyJob job{config, world_size, hosts_of(ranks_of_host)};
+  const ToyJob job{config, world_size, hosts_of(ranks_of_host)};
   run_devices(job, [&](Device& device, Communicator& comm) {
     const std::vector<Optimizer> rules = make_optimizers(config.optimizer, config.precision);
     const EngineContext context = make_context(config, specs, rules.front(), device, comm, {});
@@ -179,19 +179,19 @@ TEST(QuantizedTrafficTest, WhatIsLostComesWithTheNextGradients) {
 TEST(QuantizedTrafficTest, TrainingStaysCloseAndHasTheSameBitsInEveryRun) {
   for (const auto& [stage, bits] : {std::pair(1, 4), std::pair(3, 4), std::pair(3, 8)}) {
     Config config = config_of(stage);
-    const ToyOutcome plain = toy_train(config, 4, 4, -1, {}, hosts_of(2));
+    const ToyOutcome plain = train_on_pairs(config);
     config.zero.quantized_gradients = true;
     config.zero.quantized_gradient_bits = bits;
     config.zero.quantized_weights = true;
     config.zero.loco = LocoConfig{};
-    const ToyOutcome quantized = toy_train(config, 4, 4, -1, {}, hosts_of(2));
+    const ToyOutcome quantized = train_on_pairs(config);
     EXPECT_NE(quantized.hash, plain.hash);
     for (size_t i = 0; i < plain.norms.size(); ++i) {
       EXPECT_NEAR(quantized.norms[i] / plain.norms[i], 1, bits == 4 ? 0.15 : 0.02) << "step " << i;
     }
     config.zero.overlap_comm = true;
     if (stage == 3) config.zero.hpz_partition_size = 2;
-    const ToyOutcome again = toy_train(config, 4, 4, -1, {}, hosts_of(2));
+    const ToyOutcome again = train_on_pairs(config);
     EXPECT_EQ(again.hash, quantized.hash) << stage;
     EXPECT_EQ(again.norms, quantized.norms) << stage;
   }
@@ -201,7 +201,7 @@ TEST(QuantizedTrafficTest, GradientsThatAreNotFiniteSkipTheStepEverywhere) {
   Config config = config_of(2, DType::fp16);
   config.zero.quantized_gradients = true;
   config.zero.loco = LocoConfig{};
-  const ToyOutcome outcome = toy_train(config, 4, 4, 1, {}, hosts_of(2));
+  const ToyOutcome outcome = train_on_pairs(config, 1);
   EXPECT_EQ(outcome.skipped, 1);
   EXPECT_TRUE(std::isfinite(outcome.norms.back()));
 }
@@ -231,8 +231,8 @@ std::map<Collective, int64_t> traffic_of(const Config& config) {
       if (span.label.find("bucket") == std::string::npos) return;
       bytes[span.op] += span.op == Collective::all_to_all ? 2 * span.bytes : span.bytes;
     });
-    for (const char* module : {"m", "n", "n", "m"}) testing::visit(engine, module);
-    testing::give_gradient(engine, 0, 0.5F);
+    for (const char* module : {"m", "n", "n", "m"}) visit(engine, module);
+    give_gradient(engine, 0, 0.5F);
     engine.end_micro_step();
     engine.step();
     engine.hooks().finish_updates();
@@ -303,4 +303,4 @@ TEST(QuantizedTrafficTest, WhatCannotWorkIsAnError) {
 }
 
 }  // namespace
-}  // namespace zerorun::quantized_traffic
+}  // namespace zerorun::testing::quantized_traffic

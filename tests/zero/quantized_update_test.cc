@@ -1,16 +1,10 @@
 // Stages 1 and 2 with zero_quantized_weights, against the mathematics of one process: what a step
 // has updated crosses hosts in 8 bits.
 
-#include "tests/common.h"
-#include "tests/zero/toy_gradients.h"
 #include "tests/zero/toy_run.h"
 
-namespace zerorun::quantized_update {
+namespace zerorun::testing::quantized_update {
 namespace {
-
-using testing::hosts_of;
-using testing::run_engines;
-using testing::ToyModel;
 
 constexpr ParameterId kMatrix = 0;
 constexpr ParameterId kBias = 1;
@@ -26,14 +20,6 @@ const std::vector<ParameterSpec>& specs() {
   return specs;
 }
 
-std::vector<float> floats_of(TensorView view) {
-  std::vector<float> values(static_cast<size_t>(view.numel));
-  for (int64_t i = 0; i < view.numel; ++i) {
-    values[static_cast<size_t>(i)] = ToyModel::load(view, i);
-  }
-  return values;
-}
-
 // Before the first step, and after each.
 struct Look {
   std::map<ParameterId, std::vector<float>> masters;            // of all owners
@@ -45,17 +31,17 @@ void look_at(Engine& engine, const Communicator& comm, Look& look) {
     if (!interval.owned || interval.parameter == kFrozen) continue;
     std::vector<float>& masters = look.masters[interval.parameter];
     masters.resize(static_cast<size_t>(engine.numel(interval.parameter)));
-    std::ranges::copy(floats_of(interval.master), masters.begin() + interval.begin);
+    std::ranges::copy(ToyModel::floats_of(interval.master), masters.begin() + interval.begin);
   }
   for (const ParameterId id : {kMatrix, kBias, kFrozen, kSmall}) {
     auto& full = look.full[id];
     full.resize(static_cast<size_t>(comm.world_size()));
-    full[static_cast<size_t>(comm.rank())] = floats_of(engine.parameter(id));
+    full[static_cast<size_t>(comm.rank())] = ToyModel::floats_of(engine.parameter(id));
   }
 }
 
 void take_step(Engine& engine, const Communicator& comm, int64_t step) {
-  testing::write_gradients(engine, [&](ParameterId id, int64_t i) {
+  write_gradients(engine, [&](ParameterId id, int64_t i) {
     return ToyModel::noise(id, i, comm.rank(), 0, step);
   });
   engine.end_micro_step();
@@ -72,8 +58,8 @@ void expect_decoded_parts(Engine& engine) {
     ends[interval.parameter] += interval.numel;
     const TensorView part = view_of(memory, engine.param_dtype(), begin + interval.numel);
     const TensorView full = engine.parameter(interval.parameter);
-    EXPECT_EQ(floats_of(part.slice(begin, interval.numel)),
-              floats_of(full.slice(interval.begin, interval.numel)));
+    EXPECT_EQ(ToyModel::floats_of(part.slice(begin, interval.numel)),
+              ToyModel::floats_of(full.slice(interval.begin, interval.numel)));
   }
 }
 
@@ -106,7 +92,7 @@ std::vector<float> decoded(std::vector<float> master, DType dtype) {
   device->cast(stream, view_of(std::span(master)), param);
   device->quantize(stream, param, view_of(std::span(bytes)), {.bits = 8});
   device->dequantize(stream, view_of(std::span(bytes)), param, {.bits = 8});
-  return floats_of(param.slice(0, static_cast<int64_t>(numel)));
+  return ToyModel::floats_of(param.slice(0, static_cast<int64_t>(numel)));
 }
 
 std::vector<float> cast(std::vector<float> values, DType dtype) {
@@ -139,7 +125,7 @@ void expect_decoded(Config config, int ranks, const std::string& what) {
 }
 
 Config config_of(int stage, DType dtype = DType::bf16) {
-  Config config = testing::toy_config(stage, dtype);
+  Config config = toy_config(stage, dtype);
   config.zero.reduce_bucket_size = 10'000;
   return config;
 }
@@ -176,4 +162,4 @@ TEST(QuantizedUpdateTest, MastersMayBeOffloadedOrTheParameters) {
 }
 
 }  // namespace
-}  // namespace zerorun::quantized_update
+}  // namespace zerorun::testing::quantized_update

@@ -4,18 +4,13 @@
 #include <ostream>
 
 #include "comm/device_communicator.h"
-#include "tests/common.h"
 #include "tests/zero/delayed_device.h"
 #include "tests/zero/stream_program.h"
 #include "tests/zero/toy_run.h"
 #include "tests/zero/wrapped_communicator.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
-
-using testing::Connect;
-using testing::DelayedDevice;
-using testing::DelayedKind;
 
 struct Setting {
   int stage = 0;
@@ -30,7 +25,7 @@ void PrintTo(const Setting& setting, std::ostream* out) {
 }
 
 Config config_of(const Setting& setting, int64_t accumulation) {
-  Config config = testing::stream_config(setting.stage, setting.param, setting.offloaded);
+  Config config = stream_config(setting.stage, setting.param, setting.offloaded);
   config.batch.accumulation_steps = accumulation;
   config.optimizer.type = setting.optimizer;
   config.share_parameters = false;  // gathers move something
@@ -40,9 +35,9 @@ Config config_of(const Setting& setting, int64_t accumulation) {
 
 uint64_t train(const Config& config, const Connect& connect) {
   constexpr int kSteps = 3;
-  const testing::ToyJob job{.config = config, .connect = connect};
-  return testing::hash_after(job, [&](Engine& engine, Communicator& comm) {
-    testing::StreamProgram program(engine, comm.rank());
+  const ToyJob job{.config = config, .connect = connect};
+  return hash_after(job, [&](Engine& engine, Communicator& comm) {
+    StreamProgram program(engine, comm.rank());
     for (int step = 0; step < kSteps; ++step) {
       for (int64_t i = 0; i < config.batch.accumulation_steps; ++i) program.micro_step();
       EXPECT_TRUE(engine.step().applied);
@@ -65,24 +60,6 @@ Connect connect_delayed(DelayedKind kind, unsigned seed) {
     return make_communicator(options);
   };
 }
-
-// As NCCL's: no rank reads its peers' memory, so that gathers have a lane of their own.
-class CollectiveGathers final : public testing::WrappedCommunicator {
- public:
-  using WrappedCommunicator::WrappedCommunicator;
-  Event all_gather(TensorView in, TensorView out, Sync /*sync*/, Stream& stream,
-                   std::string_view label) override {
-    return WrappedCommunicator::all_gather(in, out, Sync::collective, stream, label);
-  }
-  Communicator& second_lane(std::string_view name) override {
-    if (!lane_) lane_ = std::make_unique<CollectiveGathers>(split(0, rank(), name));
-    return *lane_;
-  }
-  bool reads_peers() const override { return false; }
-
- private:
-  std::unique_ptr<CollectiveGathers> lane_;
-};
 
 Connect connect_with_lanes(unsigned seed) {
   return [=](CommunicatorOptions& options) {
@@ -124,4 +101,4 @@ INSTANTIATE_TEST_SUITE_P(Settings, StreamOrderTest,
                                            Setting{1, 0.5, OffloadDevice::none, "Muon"}));
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -1,11 +1,6 @@
 #pragma once
 
-#include <algorithm>
-#include <string>
-#include <vector>
-
-#include "zerorun/device.h"
-#include "zerorun/engine.h"
+#include "tests/zero/toy_model.h"
 
 namespace zerorun::testing {
 
@@ -13,7 +8,6 @@ namespace zerorun::testing {
 inline Config stream_config(int stage, OffloadDevice param) {
   Config config;
   config.batch.accumulation_steps = 2;
-  config.precision.param_dtype = DType::fp32;
   config.zero.stage = stage;
   config.zero.reduce_bucket_size = 300;
   config.zero.overlap_comm = true;
@@ -48,47 +42,25 @@ class StreamProgram {
   void micro_step() {
     Stream& stream = device_.inline_stream();
     device_.fill(stream, sum_, 0.125F * static_cast<float>(rank_));
-    std::vector<std::string> modules;
-    for (const ParameterSpec& spec : engine_.parameters()) {
-      if (modules.empty() || modules.back() != spec.module) modules.push_back(spec.module);
+    for (const std::string& module : modules_of(engine_)) {
+      with_module(engine_, module, [&] {
+        for (const ParameterId id : parameters_of(engine_, module)) {
+          device_.add(stream, engine_.parameter(id), sum_.slice(0, engine_.numel(id)));
+        }
+      });
     }
-    for (const std::string& module : modules) {
-      engine_.gather(engine_.module_id(module));
-      for (const ParameterId id : parameters_of(module)) {
-        device_.add(stream, engine_.parameter(id), sum_.slice(0, engine_.numel(id)));
-      }
-      engine_.release(engine_.module_id(module));
-    }
-    std::reverse(modules.begin(), modules.end());
-    for (const std::string& module : modules) backward(module);
+    backward_pass(engine_, [&](ParameterId id) {
+      const GradientView gradient = engine_.gradient(id);
+      if (!gradient.accumulate) device_.fill(stream, gradient.view, 0.0F);
+      device_.add(stream, engine_.parameter(id), gradient.view);
+      device_.add(stream, sum_.slice(0, engine_.numel(id)), gradient.view);
+      if (spec_of(engine_, id).alias_of.empty()) engine_.grad_ready(id);
+    });
     engine_.end_micro_step();
   }
 
  private:
   static constexpr int64_t kMax = 37 * 41;  // elements of a parameter, of the toy model
-
-  std::vector<ParameterId> parameters_of(const std::string& module) const {
-    std::vector<ParameterId> ids;
-    for (size_t id = 0; id < engine_.parameters().size(); ++id) {
-      if (engine_.parameters()[id].module == module) ids.push_back(static_cast<ParameterId>(id));
-    }
-    return ids;
-  }
-
-  void backward(const std::string& module) {
-    Stream& stream = device_.inline_stream();
-    engine_.gather(engine_.module_id(module));
-    for (const ParameterId id : parameters_of(module)) {
-      const ParameterSpec& spec = engine_.parameters()[static_cast<size_t>(id)];
-      if (!spec.trainable) continue;
-      const GradientView gradient = engine_.gradient(id);
-      if (!gradient.accumulate) device_.fill(stream, gradient.view, 0.0F);
-      device_.add(stream, engine_.parameter(id), gradient.view);
-      device_.add(stream, sum_.slice(0, engine_.numel(id)), gradient.view);
-      if (spec.alias_of.empty()) engine_.grad_ready(id);
-    }
-    engine_.release(engine_.module_id(module));
-  }
 
   Engine& engine_;
   Device& device_;

@@ -1,14 +1,58 @@
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <functional>
-#include <string>
-#include <vector>
-
+#include "tests/common.h"
 #include "zerorun/engine.h"
 
 namespace zerorun::testing {
+
+inline const ParameterSpec& spec_of(const Engine& engine, ParameterId id) {
+  return engine.parameters()[static_cast<size_t>(id)];
+}
+
+// Those of a module; without a name all.
+inline std::vector<ParameterId> parameters_of(const Engine& engine,
+                                              const std::string& module = {}) {
+  std::vector<ParameterId> ids;
+  for (ParameterId id = 0; id < std::ssize(engine.parameters()); ++id) {
+    if (module.empty() || spec_of(engine, id).module == module) ids.push_back(id);
+  }
+  return ids;
+}
+
+// In the order of their parameters.
+inline std::vector<std::string> modules_of(const Engine& engine) {
+  std::vector<std::string> modules;
+  for (const ParameterSpec& spec : engine.parameters()) {
+    if (modules.empty() || modules.back() != spec.module) modules.push_back(spec.module);
+  }
+  return modules;
+}
+
+// Calls `use` while the module's parameters are there.
+template <typename Use>
+void with_module(Engine& engine, const std::string& module, const Use& use) {
+  engine.gather(engine.module_id(module));
+  use();
+  engine.release(engine.module_id(module));
+}
+// Uses a module for nothing.
+inline void visit(Engine& engine, const std::string& module) {
+  with_module(engine, module, [] {});
+}
+
+// Calls `of` for each parameter that has a gradient, from the last module to the first, each of
+// which is gathered meanwhile.
+template <typename Of>
+void backward_pass(Engine& engine, const Of& of) {
+  const std::vector<std::string> modules = modules_of(engine);
+  for (size_t m = modules.size(); m-- > 0;) {
+    with_module(engine, modules[m], [&] {
+      for (const ParameterId id : parameters_of(engine, modules[m])) {
+        if (spec_of(engine, id).trainable) of(id);
+      }
+    });
+  }
+}
 
 // A model whose gradient is a fixed function of (parameter value, element, rank, micro-step, step),
 // so that a scalar reference can follow a whole training run.
@@ -57,6 +101,18 @@ class ToyModel {
         return view.as<float>()[i];
     }
   }
+  static std::vector<float> floats_of(TensorView view) {
+    std::vector<float> values;
+    for (int64_t i = 0; i < view.numel; ++i) values.push_back(load(view, i));
+    return values;
+  }
+  // All of a parameter, whose module is gathered for it.
+  static std::vector<float> full_values(Engine& engine, ParameterId id) {
+    std::vector<float> values;
+    with_module(engine, spec_of(engine, id).module,
+                [&] { values = floats_of(engine.parameter(id)); });
+    return values;
+  }
   static void store(TensorView view, int64_t i, float value) {
     switch (view.dtype) {
       case DType::bf16:
@@ -78,27 +134,24 @@ class ToyModel {
 
   // True if `rank` uses the module in this micro-step.
   using UsesFunction = std::function<bool(const std::string& module, int rank)>;
+  static bool everything(const std::string& /*module*/, int /*rank*/) { return true; }
 
   // Forward over all modules, backward in reverse; gradients are multiplied by `scale`.
-  static bool micro_step(
-      Engine& engine, int rank, int64_t micro, int64_t step,
-      const UsesFunction& uses = [](const std::string&, int) { return true; }, float scale = 1.0F) {
-    const std::vector<std::string> order = modules();
+  static bool micro_step(Engine& engine, int rank, int64_t micro, int64_t step,
+                         const UsesFunction& uses = everything, float scale = 1.0F) {
+    std::vector<std::string> order = modules();
+    std::erase_if(order, [&](const std::string& module) { return !uses(module, rank); });
     double checksum = 0;
     for (const std::string& module : order) {
-      if (!uses(module, rank)) continue;
-      engine.gather(engine.module_id(module));
-      for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
-        if (engine.parameters()[static_cast<size_t>(id)].module != module) continue;
-        for (int64_t i = 0; i < engine.numel(id); ++i) checksum += load(engine.parameter(id), i);
-      }
-      engine.release(engine.module_id(module));
+      with_module(engine, module, [&] {
+        for (const ParameterId id : parameters_of(engine, module)) {
+          for (int64_t i = 0; i < engine.numel(id); ++i) checksum += load(engine.parameter(id), i);
+        }
+      });
     }
     for (size_t m = order.size(); m-- > 0;) {
-      if (!uses(order[m], rank)) continue;
-      engine.gather(engine.module_id(order[m]));
-      backward_module(engine, order[m], rank, micro, step, scale);
-      engine.release(engine.module_id(order[m]));
+      with_module(engine, order[m],
+                  [&] { backward_module(engine, order[m], rank, micro, step, scale); });
     }
     return std::isfinite(checksum) && engine.end_micro_step();
   }
@@ -106,9 +159,9 @@ class ToyModel {
  private:
   static void backward_module(Engine& engine, const std::string& module, int rank, int64_t micro,
                               int64_t step, float scale) {
-    for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
-      const ParameterSpec& spec = engine.parameters()[static_cast<size_t>(id)];
-      if (spec.module != module || !spec.trainable) continue;
+    for (const ParameterId id : parameters_of(engine, module)) {
+      const ParameterSpec& spec = spec_of(engine, id);
+      if (!spec.trainable) continue;
       const TensorView value = engine.parameter(id);
       const GradientView gradient_view = engine.gradient(id);
       for (int64_t i = 0; i < engine.numel(id); ++i) {

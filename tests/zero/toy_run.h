@@ -1,11 +1,8 @@
 #pragma once
 
-#include "tests/common.h"
-#include "tests/error_of.h"
 #include "tests/harness.h"
+#include "tests/paths.h"
 #include "tests/zero/toy_model.h"
-#include "zerorun/engine.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 
@@ -18,6 +15,29 @@ inline std::vector<ParameterSpec> toy_specs() {
         spec.trainable && spec.shape.size() == 2 && spec.module != "embed" && spec.module != "head";
   }
   return specs;
+}
+
+// A rule of updates, with the dtypes of what it keeps.
+struct Rule {
+  std::string type;
+  bool master_is_param = false;
+  DType state_dtype = DType::fp32;
+  double momentum = 0.0;
+
+  std::string name() const {
+    return type + (master_is_param ? "_16_bit_master" : "") +
+           (state_dtype == DType::fp32 ? "" : "_16_bit_states") + (momentum > 0 ? "_momentum" : "");
+  }
+  void set(Config& config) const {
+    config.optimizer.type = type;
+    config.optimizer.momentum = momentum;
+    config.optimizer.nesterov = momentum > 0;
+    config.precision.master_is_param = master_is_param;
+    config.precision.state_dtype = state_dtype;
+  }
+};
+inline std::string name_of_rule(const ::testing::TestParamInfo<Rule>& info) {
+  return info.param.name();
 }
 
 inline void toy_initialize(Engine& engine) {
@@ -33,9 +53,8 @@ inline StepResult toy_step(Engine& engine, Communicator& comm, const Config& con
                            bool overflow = false) {
   const int64_t micro_steps = std::max<int64_t>(1, config.batch.accumulation_steps);
   for (int64_t micro = 0; micro < micro_steps; ++micro) {
-    ToyModel::micro_step(
-        engine, comm.rank(), micro, step, [](const std::string&, int) { return true; },
-        overflow && micro == 0 ? INFINITY : 1.0F);
+    const float scale = overflow && micro == 0 ? INFINITY : 1.0F;
+    ToyModel::micro_step(engine, comm.rank(), micro, step, ToyModel::everything, scale);
   }
   return engine.step();
 }
@@ -46,6 +65,10 @@ struct ToyOutcome {
   int64_t skipped = 0;
   bool operator==(const ToyOutcome&) const = default;
 };
+inline void PrintTo(const ToyOutcome& outcome, std::ostream* out) {
+  *out << fmt::format("hash {:x}, norms {}, {} skipped", outcome.hash, outcome.norms,
+                      outcome.skipped);
+}
 
 // Makes a rank's device, to which it sets options.device, and its communicator.
 using Connect = std::function<std::shared_ptr<Communicator>(CommunicatorOptions& options)>;
@@ -124,6 +147,18 @@ inline Config toy_config(int stage, DType dtype = DType::bf16) {
   return config;
 }
 
+// At stage 3 nothing stays: every gather moves something.
+inline Config gathering_config(int stage, DType dtype = DType::fp32) {
+  Config config;
+  config.batch.accumulation_steps = 1;
+  config.precision.param_dtype = dtype;
+  config.zero.stage = stage;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.max_reuse_distance = 0;
+  config.share_parameters = false;
+  return config;
+}
+
 // What the ranks have communicated since `before`.
 inline CommStats since(const CommStats& before, const Communicator& comm) {
   CommStats stats = comm.stats();
@@ -135,16 +170,24 @@ inline CommStats since(const CommStats& before, const Communicator& comm) {
   return stats;
 }
 
-// Uses a module for nothing.
-inline void visit(Engine& engine, const std::string& module) {
-  engine.gather(engine.module_id(module));
-  engine.release(engine.module_id(module));
-}
-
 // Backward of one parameter, all of whose gradient is `value`.
 inline void give_gradient(Engine& engine, ParameterId id, float value) {
   engine.device().fill(engine.device().inline_stream(), engine.gradient(id).view, value);
   engine.grad_ready(id);
+}
+
+// A micro-step whose gradients are all `value`, of any model.
+inline bool even_micro_step(Engine& engine, float value) {
+  for (const std::string& module : modules_of(engine)) visit(engine, module);
+  backward_pass(engine, [&](ParameterId id) { give_gradient(engine, id, value); });
+  return engine.end_micro_step();
+}
+
+inline int64_t live_bytes(Engine& engine, MemoryCategory category) {
+  return engine.device().memory_use(category).live_bytes;
+}
+inline int64_t peak_bytes(Engine& engine, MemoryCategory category) {
+  return engine.device().memory_use(category).peak_bytes;
 }
 
 // Takes steps on all ranks; `step` runs a batch and its step.
@@ -154,7 +197,10 @@ inline ToyOutcome train_by(const ToyJob& job, int64_t steps, const EngineStep& s
   ToyOutcome outcome;
   run_engines(job, [&](Engine& engine, Communicator& comm) {
     ToyOutcome own;
-    for (int64_t i = 0; i < steps; ++i) own.norms.push_back(step(engine, comm, i).grad_norm);
+    for (int64_t i = 0; i < steps; ++i) {
+      const double norm = step(engine, comm, i).grad_norm;
+      own.norms.push_back(std::isnan(norm) ? -1.0 : norm);  // which equals itself
+    }
     own.hash = engine.states().parameter_hash();
     own.skipped = engine.states().progress().skipped_steps;
     if (inspect) inspect(engine, comm);
@@ -201,16 +247,71 @@ inline void expect_steps_allocate_nothing(Engine& engine, Communicator& comm,
   EXPECT_EQ(uses(), before);
 }
 
-inline void expect_same(const ToyOutcome& got, const ToyOutcome& expected,
-                        const std::string& what) {
-  EXPECT_EQ(got.hash, expected.hash) << what;
-  EXPECT_EQ(got.norms.size(), expected.norms.size()) << what;
-  for (size_t i = 0; i < expected.norms.size(); ++i) {
-    EXPECT_TRUE(got.norms[i] == expected.norms[i] ||
-                (std::isnan(got.norms[i]) && std::isnan(expected.norms[i])))
-        << what << ": norm of step " << i;
+// This rank's gradient of a parameter for one of several contributions, in the model's dtype.
+inline std::vector<float> gradient_of(const Engine& engine, ParameterId id, int rank, int64_t part,
+                                      int64_t step) {
+  std::vector<float> values(static_cast<size_t>(engine.numel(id)));
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = ToyModel::noise(id, static_cast<int64_t>(i), rank, part, step);
   }
-  EXPECT_EQ(got.skipped, expected.skipped) << what;
+  return values;
+}
+
+inline void contribute(Engine& engine, ParameterId id, int rank, int64_t part, int64_t step) {
+  std::vector<float> values = gradient_of(engine, id, rank, part, step);
+  engine.contribute(id, view_of(std::span<float>(values)));
+}
+
+// The parameters that have gradients, last first, as backward gives them.
+inline std::vector<ParameterId> trainable(const Engine& engine) {
+  std::vector<ParameterId> ids;
+  for (const ParameterId id : parameters_of(engine)) {
+    if (spec_of(engine, id).trainable && spec_of(engine, id).alias_of.empty()) ids.push_back(id);
+  }
+  std::reverse(ids.begin(), ids.end());
+  return ids;
+}
+
+// Backward that writes value(parameter, element) as every gradient.
+template <typename Value>
+void write_gradients(Engine& engine, const Value& value) {
+  for (const ParameterId id : trainable(engine)) {
+    const TensorView view = engine.gradient(id).view;
+    for (int64_t i = 0; i < view.numel; ++i) ToyModel::store(view, i, value(id, i));
+    engine.grad_ready(id);
+  }
+}
+
+inline Config base_config(int stage, DType dtype = DType::bf16, int64_t accumulation = 1) {
+  Config config;
+  config.batch.accumulation_steps = accumulation;
+  config.precision.param_dtype = dtype;
+  config.zero.stage = stage;
+  config.zero.reduce_bucket_size = 700;
+  config.zero.param_persistence_threshold = 100;
+  config.gradient_clipping = 0.05;
+  return config;
+}
+
+// The same on the host, in chunks of a few hundred elements.
+inline Config offloaded(Config config, double ratio = 1.0,
+                        OffloadDevice device = OffloadDevice::cpu) {
+  config.offload.optimizer.device = device;
+  config.offload.optimizer.nvme_path = test_paths::build();
+  config.offload.optimizer.ratio = ratio;
+  config.offload.sub_group_size = device == OffloadDevice::cpu ? 300 : 1000;
+  config.offload.aio.block_size = 4096;
+  return config;
+}
+
+// The same with parameters on NVMe, all of them.
+inline Config param_on_nvme(Config config) {
+  config.offload.param.device = OffloadDevice::nvme;
+  config.offload.param.nvme_path = test_paths::build();
+  config.offload.param.max_in_cpu = 0;
+  config.offload.aio.block_size = 4096;
+  config.offload.sub_group_size = std::min<int64_t>(config.offload.sub_group_size, 300);
+  return config;
 }
 
 }  // namespace zerorun::testing

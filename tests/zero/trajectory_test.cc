@@ -1,42 +1,17 @@
-
-
-#include "tests/common.h"
 #include "tests/zero/toy_run.h"
-#include "zerorun/engine.h"
 
-namespace zerorun::trajectory {
+namespace zerorun::testing::trajectory {
 namespace {
 
-using testing::run_engines;
-using testing::ToyModel;
+constexpr int kSteps = 5;
 
-struct Setting {
-  int world_size = 2;
-  int stage = 0;
-  DType dtype = DType::fp32;
-  int64_t accumulation = 1;
-  int64_t bucket_size = 1 << 20;
-  bool overlap = false;
-  bool share_parameters = true;
-  double clip = 1.0;
-  int64_t persistence = 100;
-  int64_t reuse_distance = 0;
-  int64_t live = 1 << 30;
-  bool expert_on_rank_zero_only = false;
-};
-
-Config config_of(const Setting& setting) {
-  Config config;
-  config.batch.accumulation_steps = setting.accumulation;
-  config.precision.param_dtype = setting.dtype;
-  config.zero.stage = setting.stage;
-  config.zero.reduce_bucket_size = setting.bucket_size;
-  config.zero.overlap_comm = setting.overlap;
-  config.zero.param_persistence_threshold = setting.persistence;
-  config.zero.max_reuse_distance = setting.reuse_distance;
-  config.zero.max_live_parameters = setting.live;
-  config.share_parameters = setting.share_parameters;
-  config.gradient_clipping = setting.clip;
+Config config_of(int stage, DType dtype = DType::fp32, int64_t accumulation = 1) {
+  Config config = toy_config(stage, dtype);
+  config.batch.accumulation_steps = accumulation;
+  config.zero.reduce_bucket_size = 1 << 20;
+  config.zero.overlap_comm = false;
+  config.zero.max_reuse_distance = 0;
+  config.zero.max_live_parameters = 1 << 30;
   return config;
 }
 
@@ -46,38 +21,29 @@ struct Outcome {
   std::vector<std::vector<float>> parameters;
 };
 
-constexpr int kSteps = 5;
+bool expert_is_rank_zeros(const std::string& module, int rank) {
+  return module != "expert" || rank == 0;
+}
 
-Outcome train(const Setting& setting) {
+Outcome train(const Config& config, int ranks = 2,
+              const ToyModel::UsesFunction& uses = ToyModel::everything) {
   Outcome outcome;
-  std::mutex mutex;
-  const testing::ToyJob job{config_of(setting), setting.world_size, {}, ToyModel::specs()};
-  run_engines(job, [&](Engine& engine, Communicator& comm) {
-    const auto uses = [&](const std::string& module, int rank) {
-      return !setting.expert_on_rank_zero_only || module != "expert" || rank == 0;
-    };
-    StepResult result;
+  run_engines({config, ranks, {}, ToyModel::specs()}, [&](Engine& engine, Communicator& comm) {
+    Outcome own;
     for (int64_t step = 0; step < kSteps; ++step) {
-      for (int64_t micro = 0; micro < setting.accumulation; ++micro) {
+      for (int64_t micro = 0; micro < config.batch.accumulation_steps; ++micro) {
         const bool due = ToyModel::micro_step(engine, comm.rank(), micro, step, uses);
-        EXPECT_EQ(due, micro + 1 == setting.accumulation);
+        EXPECT_EQ(due, micro + 1 == config.batch.accumulation_steps);
       }
-      result = engine.step();
+      const StepResult result = engine.step();
       EXPECT_TRUE(result.applied);
+      own.last_norm = result.grad_norm;
     }
-    const uint64_t hash = engine.states().parameter_hash();
-    std::vector<std::vector<float>> parameters;
-    for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
-      const ModuleId module = engine.module_id(engine.parameters()[static_cast<size_t>(id)].module);
-      engine.gather(module);
-      std::vector<float>& values = parameters.emplace_back();
-      for (int64_t i = 0; i < engine.numel(id); ++i) {
-        values.push_back(ToyModel::load(engine.parameter(id), i));
-      }
-      engine.release(module);
+    own.hash = engine.states().parameter_hash();
+    for (const ParameterId id : parameters_of(engine)) {
+      own.parameters.push_back(ToyModel::full_values(engine, id));
     }
-    const std::lock_guard lock(mutex);
-    if (comm.rank() == 0) outcome = {hash, result.grad_norm, parameters};
+    if (comm.rank() == 0) outcome = own;
   });
   return outcome;
 }
@@ -105,14 +71,13 @@ void adamw(const ParameterGroup& group, int64_t step, double clip, const std::ve
 }
 
 // Single process, double precision, textbook AdamW.
-Outcome reference(const Setting& setting) {
+Outcome reference(int ranks, int64_t accumulation,
+                  const ToyModel::UsesFunction& uses = ToyModel::everything) {
   const std::vector<ParameterSpec> specs = ToyModel::specs();
   const std::vector<ParameterGroup> groups = ToyModel::groups();
   std::vector<std::vector<double>> value(specs.size());
   for (size_t p = 0; p < specs.size(); ++p) {
-    int64_t numel = 1;
-    for (int64_t size : specs[p].shape) numel *= size;
-    for (int64_t i = 0; i < numel; ++i) {
+    for (int64_t i = 0; i < specs[p].numel(); ++i) {
       value[p].push_back(ToyModel::initial(static_cast<ParameterId>(p), i));
     }
   }
@@ -128,10 +93,9 @@ Outcome reference(const Setting& setting) {
       if (!specs[p].trainable || !specs[p].alias_of.empty()) continue;
       for (size_t i = 0; i < value[p].size(); ++i) {
         const auto x = static_cast<float>(value[p][i]);
-        for (int rank = 0; rank < setting.world_size; ++rank) {
-          if (setting.expert_on_rank_zero_only && specs[p].module == "expert" && rank != 0)
-            continue;
-          for (int64_t micro = 0; micro < setting.accumulation; ++micro) {
+        for (int rank = 0; rank < ranks; ++rank) {
+          if (!uses(specs[p].module, rank)) continue;
+          for (int64_t micro = 0; micro < accumulation; ++micro) {
             const auto element = static_cast<int64_t>(i);
             grad[p][i] += ToyModel::gradient(x, static_cast<int>(p), element, rank, micro, step);
             if (p == kEmbed) {
@@ -139,13 +103,12 @@ Outcome reference(const Setting& setting) {
             }
           }
         }
-        grad[p][i] /= static_cast<double>(setting.world_size * setting.accumulation);
+        grad[p][i] /= static_cast<double>(ranks * accumulation);
         squares += grad[p][i] * grad[p][i];
       }
     }
     outcome.last_norm = std::sqrt(squares);
-    const double clip =
-        setting.clip > 0 ? std::min(1.0, setting.clip / (outcome.last_norm + 1e-6)) : 1.0;
+    const double clip = std::min(1.0, 1.0 / (outcome.last_norm + 1e-6));
     for (size_t p = 0; p < specs.size(); ++p) {
       if (!specs[p].trainable || !specs[p].alias_of.empty()) continue;
       adamw(groups[static_cast<size_t>(specs[p].group)], step, clip, grad[p], states[p], value[p]);
@@ -158,29 +121,26 @@ Outcome reference(const Setting& setting) {
   return outcome;
 }
 
-void expect_near(const Outcome& outcome, const Outcome& expected, float tolerance) {
-  EXPECT_NEAR(outcome.last_norm / expected.last_norm, 1.0, tolerance);
-  ASSERT_EQ(outcome.parameters.size(), expected.parameters.size());
-  for (size_t p = 0; p < expected.parameters.size(); ++p) {
-    ASSERT_EQ(outcome.parameters[p].size(), expected.parameters[p].size());
-    for (size_t i = 0; i < expected.parameters[p].size(); ++i) {
-      ASSERT_NEAR(outcome.parameters[p][i], expected.parameters[p][i], tolerance)
-          << "parameter " << p << " element " << i;
-    }
-  }
+void expect_near(const Outcome& outcome, const Outcome& expected) {
+  constexpr float kTolerance = 2e-6F;
+  EXPECT_NEAR(outcome.last_norm / expected.last_norm, 1.0, kTolerance);
+  EXPECT_THAT(outcome.parameters, ::testing::Pointwise(::testing::Truly([](const auto& pair) {
+                                                         const auto& [got, wanted] = pair;
+                                                         return std::ranges::equal(
+                                                             got, wanted, [](float a, float b) {
+                                                               return std::abs(a - b) <= kTolerance;
+                                                             });
+                                                       }),
+                                                       expected.parameters));
 }
 
 TEST(Trajectory, MatchesAScalarReferenceAtEveryStageAndWorldSize) {
-  for (int world_size : {1, 2, 3}) {
-    for (int64_t accumulation : {1, 3}) {
-      const Setting base{.world_size = world_size, .accumulation = accumulation};
-      const Outcome expected = reference(base);
+  for (const int ranks : {1, 2, 3}) {
+    for (const int64_t accumulation : {1, 3}) {
+      const Outcome expected = reference(ranks, accumulation);
       for (int stage = 0; stage <= 3; ++stage) {
-        Setting setting = base;
-        setting.stage = stage;
-        SCOPED_TRACE(::testing::Message() << "world " << world_size << " stage " << stage
-                                          << " accumulation " << accumulation);
-        expect_near(train(setting), expected, 2e-6F);
+        SCOPED_TRACE(fmt::format("{} ranks, stage {}, {} micro-steps", ranks, stage, accumulation));
+        expect_near(train(config_of(stage, DType::fp32, accumulation), ranks), expected);
       }
     }
   }
@@ -188,21 +148,19 @@ TEST(Trajectory, MatchesAScalarReferenceAtEveryStageAndWorldSize) {
 
 // One world size and dtype: everything else must give the same bits.
 TEST(Trajectory, IsBitEqualAcrossStagesBucketsOverlapAndSharing) {
-  for (DType dtype : {DType::fp32, DType::bf16}) {
-    for (int64_t accumulation : {1, 2}) {
-      const Setting base{.dtype = dtype, .accumulation = accumulation};
-      const uint64_t expected = train(base).hash;
+  for (const DType dtype : {DType::fp32, DType::bf16}) {
+    for (const int64_t accumulation : {1, 2}) {
+      const uint64_t expected = train(config_of(0, dtype, accumulation)).hash;
       for (int stage = 0; stage <= 3; ++stage) {
-        for (int64_t bucket_size : {1, 1000, 1 << 20}) {
-          for (bool overlap : {false, true}) {
-            for (bool share : {false, true}) {
+        for (const int64_t bucket_size : {1, 1000, 1 << 20}) {
+          for (const bool overlap : {false, true}) {
+            for (const bool share : {false, true}) {
               if (stage < 3 && !share) continue;
-              Setting setting = base;
-              setting.stage = stage;
-              setting.bucket_size = bucket_size;
-              setting.overlap = overlap;
-              setting.share_parameters = share;
-              EXPECT_EQ(train(setting).hash, expected)
+              Config config = config_of(stage, dtype, accumulation);
+              config.zero.reduce_bucket_size = bucket_size;
+              config.zero.overlap_comm = overlap;
+              config.share_parameters = share;
+              EXPECT_EQ(train(config).hash, expected)
                   << name_of(dtype) << " stage " << stage << " bucket " << bucket_size
                   << " overlap " << overlap << " shared " << share << " accumulation "
                   << accumulation;
@@ -215,16 +173,17 @@ TEST(Trajectory, IsBitEqualAcrossStagesBucketsOverlapAndSharing) {
 }
 
 TEST(Trajectory, StageThreeLimitsChangeSpeedNotBits) {
-  const Setting base{.stage = 3, .dtype = DType::bf16, .overlap = true, .share_parameters = false};
-  const uint64_t expected = train(base).hash;
-  for (int64_t persistence : {0, 600, 1 << 20}) {
-    for (int64_t reuse : {0, 1 << 30}) {
-      for (int64_t live : {1, 4000, 1 << 30}) {
-        Setting setting = base;
-        setting.persistence = persistence;
-        setting.reuse_distance = reuse;
-        setting.live = live;
-        EXPECT_EQ(train(setting).hash, expected)
+  Config config = config_of(3, DType::bf16);
+  config.zero.overlap_comm = true;
+  config.share_parameters = false;
+  const uint64_t expected = train(config).hash;
+  for (const int64_t persistence : {0, 600, 1 << 20}) {
+    for (const int64_t reuse : {0, 1 << 30}) {
+      for (const int64_t live : {1, 4000, 1 << 30}) {
+        config.zero.param_persistence_threshold = persistence;
+        config.zero.max_reuse_distance = reuse;
+        config.zero.max_live_parameters = live;
+        EXPECT_EQ(train(config).hash, expected)
             << "persistence " << persistence << " reuse " << reuse << " live " << live;
       }
     }
@@ -232,18 +191,16 @@ TEST(Trajectory, StageThreeLimitsChangeSpeedNotBits) {
 }
 
 TEST(Trajectory, ModulesSkippedOnSomeRanksCountAsZero) {
-  const Setting base{.accumulation = 2, .expert_on_rank_zero_only = true};
-  const Outcome expected = reference(base);
+  const Outcome expected = reference(2, 2, expert_is_rank_zeros);
   for (int stage = 0; stage <= 3; ++stage) {
-    for (bool overlap : {false, true}) {
-      for (bool share : {false, true}) {
-        Setting setting = base;
-        setting.stage = stage;
-        setting.overlap = overlap;
-        setting.share_parameters = share;
-        setting.bucket_size = 500;
-        SCOPED_TRACE(::testing::Message() << "stage " << stage << " overlap " << overlap);
-        expect_near(train(setting), expected, 2e-6F);
+    for (const bool overlap : {false, true}) {
+      for (const bool share : {false, true}) {
+        Config config = config_of(stage, DType::fp32, 2);
+        config.zero.overlap_comm = overlap;
+        config.share_parameters = share;
+        config.zero.reduce_bucket_size = 500;
+        SCOPED_TRACE(fmt::format("stage {} overlap {}", stage, overlap));
+        expect_near(train(config, 2, expert_is_rank_zeros), expected);
       }
     }
   }
@@ -251,7 +208,9 @@ TEST(Trajectory, ModulesSkippedOnSomeRanksCountAsZero) {
 
 TEST(Trajectory, ClippingToAlmostNothingFreezesWhatDoesNotDecay) {
   // Adam divides the scale out of the moments, so eps must dominate: compare the reported factor.
-  run_engines({config_of({.stage = 2, .clip = 1e-9})}, [](Engine& engine, Communicator& comm) {
+  Config config = config_of(2);
+  config.gradient_clipping = 1e-9;
+  run_engines({config}, [](Engine& engine, Communicator& comm) {
     ToyModel::micro_step(engine, comm.rank(), 0, 0);
     const StepResult result = engine.step();
     EXPECT_NEAR(result.clip_factor * result.grad_norm, 1e-9, 1e-12);
@@ -260,16 +219,15 @@ TEST(Trajectory, ClippingToAlmostNothingFreezesWhatDoesNotDecay) {
 
 TEST(Trajectory, ANonFiniteGradientSkipsTheStepOnEveryRank) {
   for (int stage = 0; stage <= 3; ++stage) {
-    const Config config = config_of({.stage = stage, .dtype = DType::bf16});
-    run_engines({config}, [&](Engine& engine, Communicator& comm) {
+    run_engines({config_of(stage, DType::bf16)}, [](Engine& engine, Communicator& comm) {
       const uint64_t before = engine.states().parameter_hash();
       const ParameterId bad = engine.parameter_id("h.1.bias");
-      engine.gather(engine.module_id("h.1"));
-      const GradientView view = engine.gradient(bad);
-      for (int64_t i = 0; i < engine.numel(bad); ++i) ToyModel::store(view.view, i, 1.0F);
-      if (comm.rank() == 1) ToyModel::store(view.view, 5, INFINITY);
-      engine.grad_ready(bad);
-      engine.release(engine.module_id("h.1"));
+      with_module(engine, "h.1", [&] {
+        const GradientView view = engine.gradient(bad);
+        for (int64_t i = 0; i < engine.numel(bad); ++i) ToyModel::store(view.view, i, 1.0F);
+        if (comm.rank() == 1) ToyModel::store(view.view, 5, INFINITY);
+        engine.grad_ready(bad);
+      });
       engine.end_micro_step();
       EXPECT_FALSE(engine.step().applied);
       EXPECT_EQ(engine.states().progress().step_count, 0);
@@ -282,4 +240,4 @@ TEST(Trajectory, ANonFiniteGradientSkipsTheStepOnEveryRank) {
 }
 
 }  // namespace
-}  // namespace zerorun::trajectory
+}  // namespace zerorun::testing::trajectory

@@ -1,12 +1,6 @@
 #pragma once
 
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-
+#include "tests/common.h"
 #include "zerorun/communicator.h"
 
 namespace zerorun::testing {
@@ -65,6 +59,30 @@ class WrappedCommunicator : public Communicator {
  private:
   const std::shared_ptr<Communicator> owned_;
   Communicator& inner_;
+};
+
+// As NCCL's: no rank reads its peers' memory, so that gathers have a lane of their own.
+class CollectiveGathers : public WrappedCommunicator {
+ public:
+  using WrappedCommunicator::WrappedCommunicator;
+
+  Event all_gather(TensorView in, TensorView out, Sync /*sync*/, Stream& stream,
+                   std::string_view label) override {
+    return WrappedCommunicator::all_gather(in, out, Sync::collective, stream, label);
+  }
+  Communicator& second_lane(std::string_view name) override {
+    if (!lane_) lane_ = make_lane(split(0, rank(), name));
+    return *lane_;
+  }
+  bool reads_peers() const override { return false; }
+
+ protected:
+  virtual std::unique_ptr<Communicator> make_lane(std::shared_ptr<Communicator> inner) {
+    return std::make_unique<CollectiveGathers>(std::move(inner));
+  }
+
+ private:
+  std::unique_ptr<Communicator> lane_;
 };
 
 }  // namespace zerorun::testing

@@ -4,7 +4,6 @@
 #include <new>
 
 #include "tests/comm/nccl/nccl_test.h"
-#include "tests/common.h"
 
 namespace zerorun::nccl_call_cost {
 

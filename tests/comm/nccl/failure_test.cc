@@ -3,17 +3,12 @@
 #include <nccl.h>
 
 #include "comm/agreement.h"
-#include "comm/nccl/communicator.h"
-#include "device/cuda/cuda_device.h"
 #include "device/cuda/runtime/current_device.h"
 #include "os/process_identity.h"
 #include "tests/comm/nccl/nccl_test.h"
-#include "tests/common.h"
-#include "tests/device/cuda/fake_cuda_test.h"
-#include "tests/error_of.h"
 #include "tests/gate.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 using std::chrono::milliseconds;
@@ -22,7 +17,7 @@ using std::chrono::seconds;
 constexpr seconds kDeadline{60};
 constexpr seconds kSoon{20};
 
-class NcclFailureTest : public testing::NcclTest {};
+class NcclFailureTest : public NcclTest {};
 
 // Memory may have to wait for a GPU that waits for a peer, which only an abort can end.
 TEST_F(NcclFailureTest, AnAbortDoesNotWaitForMemory) {
@@ -31,7 +26,7 @@ TEST_F(NcclFailureTest, AnAbortDoesNotWaitForMemory) {
       EXPECT_THROW(communicator.allocate(1024, Sharing::per_rank), CommError);
       return;
     }
-    testing::Gate gate;
+    Gate gate;
     fake::submit(cuda_stream(device.inline_stream()).handle(), [&] { gate.pass(); });
     std::thread other(
         [&] { EXPECT_THROW(communicator.allocate(1024, Sharing::per_rank), CommError); });
@@ -76,9 +71,9 @@ TEST_F(NcclFailureTest, AnAsynchronousErrorIsReportedWithRankAndLabelOnAllRanks)
     if (communicator.rank() == 0) {
       Event done = communicator.barrier(stream, "bucket 7");
       fake_.fail("(asynchronous error of NCCL)", 0, ncclRemoteError);
-      EXPECT_THAT(error_of([&] { done.synchronize(); }),
-                  ::testing::ContainsRegex(
-                      "rank 0: barrier 'bucket 7' of 8 bytes failed: remote process exited"));
+      EXPECT_THAT(
+          error_of([&] { done.synchronize(); }),
+          ContainsRegex("rank 0: barrier 'bucket 7' of 8 bytes failed: remote process exited"));
       EXPECT_THROW(communicator.barrier(stream, "later"), CommError);
       EXPECT_THROW(stream.synchronize(), CommError);
     }
@@ -111,7 +106,7 @@ TEST_F(NcclFailureTest, AnAbortLetsACallReturnFirst) {
   on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
     communicator.barrier(device.inline_stream(), "start").synchronize();
     if (communicator.rank() == 1) return;
-    testing::Gate made;
+    Gate made;
     fake_.before("ncclAllReduce", [&] {
       made.open();
       // An abort that does not wait comes at once.
@@ -165,8 +160,8 @@ TEST_F(NcclFailureTest, ARankThatLeavesEndsTheWaitOfItsPeers) {
     communicator.barrier(device.inline_stream(), "start").synchronize();
     if (communicator.rank() == 1) return;
     EXPECT_THAT(error_of_wait(communicator, device),
-                ::testing::ContainsRegex("rank 1 .*left.* while rank 0 waited for it in barrier "
-                                         "'bucket 7'"));
+                ContainsRegex("rank 1 .*left.* while rank 0 waited for it in barrier "
+                              "'bucket 7'"));
   });
 }
 
@@ -180,7 +175,7 @@ TEST_F(NcclFailureTest, ARankThatLeavesDoesNotDisturbItsLastCollective) {
 }
 
 // A store in which one rank says that it is a process that has ended.
-class StoreOfTheDead final : public testing::ForwardingStore {
+class StoreOfTheDead final : public ForwardingStore {
  public:
   explicit StoreOfTheDead(std::string key)
       : ForwardingStore(make_memory_store()), key_(std::move(key)) {}
@@ -206,15 +201,15 @@ TEST_F(NcclFailureTest, ARankThatDiedIsAnErrorAtOnce) {
     communicator.barrier(device.inline_stream(), "start").synchronize();
     if (communicator.rank() == 0) {
       EXPECT_THAT(error_of_wait(communicator, device),
-                  ::testing::ContainsRegex("rank 1 .*died while rank 0 waited for it in barrier "
-                                           "'bucket 7'"));
+                  ContainsRegex("rank 1 .*died while rank 0 waited for it in barrier "
+                                "'bucket 7'"));
     }
     both.arrive_and_wait();
   });
 }
 
 // A store that breaks in a way that is none of zerorun's errors, from break_now() on.
-class BreakingStore final : public testing::ForwardingStore {
+class BreakingStore final : public ForwardingStore {
  public:
   BreakingStore() : ForwardingStore(make_memory_store()) {}
   void break_now() { broken_ = true; }
@@ -245,8 +240,7 @@ TEST_F(NcclFailureTest, AnyErrorOfTheWatcherIsOneOfTheCollective) {
 
 TEST_F(NcclFailureTest, ARankThatNeverJoinsIsAnErrorAfterTheDeadline) {
   fake_.set_devices(1);
-  CommunicatorOptions options =
-      testing::options_of_rank(0, 2, make_memory_store(), milliseconds(50));
+  CommunicatorOptions options = options_of_rank(0, 2, make_memory_store(), milliseconds(50));
   options.device = std::make_shared<CudaDevice>(0, 0);
   EXPECT_THROW(make_nccl_communicator(options), CommError);
 }
@@ -254,7 +248,7 @@ TEST_F(NcclFailureTest, ARankThatNeverJoinsIsAnErrorAfterTheDeadline) {
 // Gathers `count` chunks together.
 void gather_coalesced(Communicator& communicator, CudaDevice& device, int count) {
   const Buffer memory = *communicator.allocate(4096, Sharing::per_rank);
-  const testing::Drain drain{device};
+  const Drain drain{device};
   const TensorView all = view_of(memory, DType::bf16, 2048);
   const int64_t part = all.numel / count;
   const int64_t mine = part / communicator.world_size();
@@ -333,4 +327,4 @@ TEST_F(NcclFailureTest, ARankThatFailsDuringASplitEndsItForAllGroups) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -3,10 +3,8 @@
 
 #include "comm/device_communicator.h"
 #include "comm/nccl/communicator.h"
-#include "device/cuda/cuda_device.h"
-#include "testing/fake_cuda/fake_cuda.h"
 #include "tests/comm/conformance.h"
-#include "tests/common.h"
+#include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/harness.h"
 
 namespace zerorun::testing {
@@ -42,11 +40,6 @@ void enter() {
   FakeCuda::instance().set_delay(std::chrono::microseconds(200));
 }
 
-void leave() {
-  EXPECT_EQ(FakeCuda::instance().violations(), std::vector<std::string>());
-  EXPECT_EQ(FakeCuda::instance().leaks(), std::vector<std::string>());
-}
-
 }  // namespace
 
 std::vector<TransportUnderTest> transports_under_test() {
@@ -55,25 +48,20 @@ std::vector<TransportUnderTest> transports_under_test() {
                                 .most_ranks = 1,
                                 .has_host_memory = false,
                                 .enter = enter,
-                                .leave = leave};
-  const TransportUnderTest nccl{.name = "nccl",
-                                .run =
-                                    [](int world_size, const TransportUnderTest::Body& body) {
-                                      run_on_gpus(world_size, false, make_nccl_communicator, body);
-                                    },
-                                .has_host_memory = false,
-                                .rounds_to_inputs = true,
-                                .enter = enter,
-                                .leave = leave};
-  const TransportUnderTest host_staged{
-      .name = "host_staged",
-      .run =
-          [](int world_size, const TransportUnderTest::Body& body) {
-            run_on_gpus(world_size, true, make_host_staged_communicator, body);
-          },
-      .has_host_memory = false,
-      .enter = enter,
-      .leave = leave};
+                                .leave = expect_clean};
+  TransportUnderTest nccl = self;
+  nccl.name = "nccl";
+  nccl.run = [](int world_size, const TransportUnderTest::Body& body) {
+    run_on_gpus(world_size, false, make_nccl_communicator, body);
+  };
+  nccl.most_ranks = 1024;
+  nccl.rounds_to_inputs = true;
+  TransportUnderTest host_staged = nccl;
+  host_staged.name = "host_staged";
+  host_staged.run = [](int world_size, const TransportUnderTest::Body& body) {
+    run_on_gpus(world_size, true, make_host_staged_communicator, body);
+  };
+  host_staged.rounds_to_inputs = false;
   return {self, nccl, host_staged, every_other_rank_of(nccl), every_other_rank_of(host_staged)};
 }
 

@@ -3,26 +3,24 @@
 #include <nccl.h>
 
 #include "tests/comm/nccl/nccl_test.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
 
-namespace zerorun::nccl_joining {
+namespace zerorun::testing::nccl_joining {
 namespace {
 
 constexpr std::chrono::seconds kDeadline{60};  // which no test meets
 
-class NcclJoiningTest : public testing::NcclTest {
+class NcclJoiningTest : public NcclTest {
  protected:
   // Each rank's error while it joins; empty: none.
   std::vector<std::string> errors_of_joining(int ranks) {
     fake_.set_devices(ranks);
     const auto store = make_memory_store();
     std::vector<std::string> errors(static_cast<size_t>(ranks));
-    testing::run_threads(ranks, [&](int rank) {
-      CommunicatorOptions options = testing::options_of_rank(rank, ranks, store, kDeadline);
+    run_threads(ranks, [&](int rank) {
+      CommunicatorOptions options = options_of_rank(rank, ranks, store, kDeadline);
       options.device = std::make_shared<CudaDevice>(rank, 0);
       errors[static_cast<size_t>(rank)] =
-          testing::error_of<CommError>([&] { make_nccl_communicator(options); });
+          error_of<CommError>([&] { make_nccl_communicator(options); });
     });
     return errors;
   }
@@ -42,8 +40,8 @@ TEST_F(NcclJoiningTest, WaitsForTheSplitAlthoughItsCallSucceeded) {
 // NCCL stores a handle all the same, of what has to be ended.
 TEST_F(NcclJoiningTest, ASplitThatFailsLaterIsAnError) {
   fake_.fail("(NCCL's thread splits)", 0, ncclSystemError);
-  EXPECT_THAT(errors_of_joining(2), ::testing::Contains(AllOf(HasSubstr("ncclCommSplit"),
-                                                              HasSubstr("failed: unhandled"))));
+  EXPECT_THAT(errors_of_joining(2),
+              Contains(AllOf(HasSubstr("ncclCommSplit"), HasSubstr("failed: unhandled"))));
 }
 
 // NCCL's thread waits for it, and stores a handle when the communicator is aborted.
@@ -58,7 +56,7 @@ TEST_F(NcclJoiningTest, TheFirstCommunicatorEndsInOrder) {
   for (const char* name : {"ncclCommFinalize", "ncclCommDestroy"}) {
     fake_.reset();
     fake_.fail(name, 0, ncclSystemError);
-    EXPECT_THAT(errors_of_joining(2), ::testing::Contains(HasSubstr("failed: unhandled"))) << name;
+    EXPECT_THAT(errors_of_joining(2), Contains(HasSubstr("failed: unhandled"))) << name;
   }
 }
 
@@ -76,4 +74,4 @@ TEST_F(NcclJoiningTest, ARankThatLeavesFinalizesWhenItsCallsAreDone) {
 }
 
 }  // namespace
-}  // namespace zerorun::nccl_joining
+}  // namespace zerorun::testing::nccl_joining

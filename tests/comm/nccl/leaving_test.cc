@@ -1,13 +1,9 @@
 // NCCL's ranks whose store is rank 0's, over TCP: what they learn when that goes, and who is gone.
 #include <signal.h>
 
-#include <atomic>
-
 #include "tests/comm/nccl/nccl_test.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
 
-namespace zerorun::nccl_leaving {
+namespace zerorun::testing::nccl_leaving {
 namespace {
 
 using std::chrono::milliseconds;
@@ -57,7 +53,7 @@ class CountingStore final : public Store {
   std::atomic<int>& vain_;
 };
 
-class NcclLeavingTest : public testing::FakeCudaTest {
+class NcclLeavingTest : public FakeCudaTest {
  protected:
   void SetUp() override {
     FakeCudaTest::SetUp();
@@ -72,11 +68,11 @@ class NcclLeavingTest : public testing::FakeCudaTest {
 
   // Rank 0 has the only reference to its store.
   CommunicatorOptions options_of(int rank) {
-    CommunicatorOptions options = testing::options_of_rank(
-        rank, 2,
-        rank == 0 ? std::move(server_)
-                  : std::make_shared<CountingStore>(make_tcp_store(tcp_), vain_),
-        kDeadline);
+    CommunicatorOptions options =
+        options_of_rank(rank, 2,
+                        rank == 0 ? std::move(server_)
+                                  : std::make_shared<CountingStore>(make_tcp_store(tcp_), vain_),
+                        kDeadline);
     options.device = std::make_shared<CudaDevice>(rank, 0);
     return options;
   }
@@ -84,7 +80,7 @@ class NcclLeavingTest : public testing::FakeCudaTest {
   // Two ranks that have met. What they get is theirs to end.
   using Body = std::function<void(int, std::shared_ptr<Communicator>, CudaDevice&)>;
   void on_ranks(const Body& body) {
-    testing::run_threads(2, [&](int rank) {
+    run_threads(2, [&](int rank) {
       std::shared_ptr<Device> device;
       std::shared_ptr<Communicator> communicator;
       {
@@ -104,7 +100,7 @@ class NcclLeavingTest : public testing::FakeCudaTest {
 };
 
 std::string error_of_barrier(Communicator& communicator, CudaDevice& device) {
-  return testing::error_of<CommError>(
+  return error_of<CommError>(
       [&] { communicator.barrier(device.inline_stream(), "bucket 7").synchronize(); });
 }
 
@@ -145,7 +141,7 @@ TEST_F(NcclLeavingTest, AStoreThatIsGoneEndsLaterWaits) {
 TEST_F(NcclLeavingTest, RankZeroThatGoesWhileOthersJoinIsAnErrorAtOnce) {
   const CommunicatorOptions options = options_of(1);
   server_.reset();
-  EXPECT_THAT(testing::error_of<CommError>([&] { make_nccl_communicator(options); }),
+  EXPECT_THAT(error_of<CommError>([&] { make_nccl_communicator(options); }),
               AllOf(HasSubstr("rank 1"), HasSubstr("rank 0")));
 }
 
@@ -181,4 +177,4 @@ TEST_F(NcclLeavingTest, AForkedChildThatEndsItsCopyDoesNotLeave) {
 }
 
 }  // namespace
-}  // namespace zerorun::nccl_leaving
+}  // namespace zerorun::testing::nccl_leaving

@@ -1,9 +1,5 @@
 #pragma once
 
-#include <chrono>
-#include <functional>
-#include <memory>
-
 #include "comm/nccl/communicator.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/harness.h"

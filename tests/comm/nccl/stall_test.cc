@@ -4,15 +4,14 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/comm/nccl/nccl_test.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
+#include "tests/scratch.h"
 
-namespace zerorun::nccl_stall {
+namespace zerorun::testing::nccl_stall {
 namespace {
 
 using std::chrono::milliseconds;
 
-class NcclStallTest : public testing::NcclTest {
+class NcclStallTest : public NcclTest {
  protected:
   void SetUp() override {
     NcclTest::SetUp();
@@ -20,7 +19,6 @@ class NcclStallTest : public testing::NcclTest {
   }
   void TearDown() override {
     unsetenv("ZERORUN_STALL_FILE");
-    std::filesystem::remove(file_);
     NcclTest::TearDown();
   }
 
@@ -35,7 +33,7 @@ class NcclStallTest : public testing::NcclTest {
         while (errors < 2) std::this_thread::sleep_for(milliseconds(1));
         return;
       }
-      EXPECT_THAT(testing::error_of<CommError>([&] {
+      EXPECT_THAT(error_of<CommError>([&] {
                     communicator.barrier(device.inline_stream(), "bucket 9").synchronize();
                   }),
                   what);
@@ -69,8 +67,8 @@ class NcclStallTest : public testing::NcclTest {
     }
   }
 
-  const std::string file_ =
-      std::filesystem::temp_directory_path() / ("nccl_stall_" + std::to_string(getpid()));
+  const Scratch scratch_;
+  const std::string file_ = scratch_.path("stall.json");
 };
 
 TEST_F(NcclStallTest, OneTableShowsWhoWaitsAndWhereTheRankIsThatDoesNotCome) { expect_report(2); }
@@ -92,14 +90,14 @@ TEST_F(NcclStallTest, RanksThatAskInSeveralGroupsAnswerInAll) {
     };
     barrier(world);
     all.arrive_and_wait();
-    const int64_t before = testing::entries("/proc/self/task");
+    const int64_t before = entries("/proc/self/task");
     all.arrive_and_wait();
     const auto row = world.split(rank / 2, 0, "row");
     const auto column = world.split(rank % 2, 0, "column");
     barrier(*row);
     barrier(*column);
     all.arrive_and_wait();
-    more[static_cast<size_t>(rank)] = testing::entries("/proc/self/task") - before;
+    more[static_cast<size_t>(rank)] = entries("/proc/self/task") - before;
     all.arrive_and_wait();
     if (rank == 2) {
       while (errors < 3) std::this_thread::sleep_for(milliseconds(1));
@@ -115,4 +113,4 @@ TEST_F(NcclStallTest, RanksThatAskInSeveralGroupsAnswerInAll) {
 }
 
 }  // namespace
-}  // namespace zerorun::nccl_stall
+}  // namespace zerorun::testing::nccl_stall

@@ -7,17 +7,14 @@
 #include "device/cpu/cpu_stream.h"
 #include "os/address.h"
 #include "os/socket.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
+#include "tests/harness.h"
 #include "tests/scratch.h"
 #include "zerorun/communicator.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::error_of;
 
 Deadline soon() { return std::chrono::steady_clock::now() + 30s; }
 
@@ -36,6 +33,11 @@ TcpPair make_tcp_pair() {
   options.port = bound_port(*pair.server);
   pair.client = make_tcp_store(options);
   return pair;
+}
+
+void expect_served(const TcpPair& pair) {
+  pair.client->set("still", "served");
+  EXPECT_EQ(pair.server->get("still", 30s), "served");
 }
 
 // A client that was let in.
@@ -129,8 +131,7 @@ TEST(StoreTest, AClientWithAnotherSecretIsRefused) {
     options.secret = secret;
     EXPECT_THAT(error_of([&] { make_tcp_store(options); }), HasSubstr("ZERORUN_JOB_SECRET"));
   }
-  pair.client->set("still", "served");
-  EXPECT_EQ(pair.server->get("still", 30s), "served");
+  expect_served(pair);
 }
 
 TEST(StoreTest, NobodyAtThePortIsAnErrorAfterTheTimeout) {
@@ -225,8 +226,7 @@ TEST(StoreTest, UnauthenticatedClientsAreDropped) {
   std::vector<FileDescriptor> silent;
   for (int i = 0; i < 100; ++i) silent.push_back(connect_to("127.0.0.1", port, soon()));
   EXPECT_TRUE(is_dropped(silent.front()));
-  pair.client->set("still", "served");
-  EXPECT_EQ(pair.server->get("still", 30s), "served");
+  expect_served(pair);
 }
 
 TEST(StoreTest, APeerThatKnowsTheSecretCannotBreakTheServer) {
@@ -243,8 +243,7 @@ TEST(StoreTest, APeerThatKnowsTheSecretCannotBreakTheServer) {
     send_frame(peer, request, soon());
     EXPECT_TRUE(is_dropped(peer));
   }
-  pair.client->set("still", "served");
-  EXPECT_EQ(pair.server->get("still", 30s), "served");
+  expect_served(pair);
 }
 
 // A child that says the greeting of a job without a secret as another user; 0 when it was refused.
@@ -290,7 +289,7 @@ TEST(StoreTest, TheUserOfAPeerComesFromTheKernelsTable) {
   EXPECT_EQ(user_of_peer(accepted), geteuid());
   shutdown(client.get(), SHUT_WR);  // as a client that is gone, which the kernel counts as root's
   EXPECT_EQ(user_of_peer(accepted), std::nullopt);
-  const testing::Scratch root;
+  const Scratch root;
   root.write("proc/net/tcp", "title\n");
   EXPECT_EQ(user_of_peer(accepted, root.path()), std::nullopt);
 }
@@ -315,8 +314,7 @@ TEST(StoreTest, AHalfClosedClientCostsNoTime) {
   shutdown(client.get(), SHUT_WR);
   std::this_thread::sleep_for(100ms);
   EXPECT_LT(cpu_seconds(), 0.2);
-  pair.client->set("still", "served");
-  EXPECT_EQ(pair.server->get("still", 30s), "served");
+  expect_served(pair);
 }
 
 TEST(StoreTest, AClientThatSendsWhileItsGetWaitsCostsNoTimeAlsoWhenItDies) {
@@ -341,13 +339,8 @@ TEST(StoreTest, AClientThatSendsWhileItsGetWaitsCostsNoTimeAlsoWhenItDies) {
 }
 
 TEST(StoreTest, AJobMeetsWhileNoiseIsThrownAtItsPort) {
-  TcpStoreOptions options;
-  options.serve = true;
-  options.secret = "shared by the job";
-  const auto server = make_tcp_store(options);
-  options.serve = false;
-  options.port = bound_port(*server);
-
+  const TcpPair pair = make_tcp_pair();
+  const uint16_t port = bound_port(*pair.server);
   std::atomic<bool> over = false;
   std::atomic<int> thrown = 0;
   std::thread noise([&] {
@@ -355,7 +348,7 @@ TEST(StoreTest, AJobMeetsWhileNoiseIsThrownAtItsPort) {
     while (!over) {
       std::string bytes(random() % 300, '\0');
       for (char& byte : bytes) byte = static_cast<char>(random() % (random() % 2 ? 256 : 3));
-      const FileDescriptor client = connect_to("127.0.0.1", options.port, soon());
+      const FileDescriptor client = connect_to("127.0.0.1", port, soon());
       send(client.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       ++thrown;
     }
@@ -364,12 +357,10 @@ TEST(StoreTest, AJobMeetsWhileNoiseIsThrownAtItsPort) {
   std::vector<std::future<void>> ranks;
   for (int rank = 0; rank < 3; ++rank) {
     ranks.push_back(std::async(std::launch::async, [&, rank] {
-      CommunicatorOptions job;
-      job.rank = rank;
-      job.world_size = 3;
-      job.store = rank == 0 ? server : make_tcp_store(options);
-      const auto communicator = make_communicator(job);
-      communicator->barrier(*make_inline_stream(), "met");
+      std::shared_ptr<Store> store = pair.server;
+      if (rank > 0) store = make_tcp_store({.port = port, .secret = "shared by the job"});
+      const auto communicator = make_communicator(options_of_rank(rank, 3, store));
+      barrier(*communicator, "met");
     }));
   }
   for (auto& rank : ranks) EXPECT_NO_THROW(rank.get());
@@ -395,4 +386,4 @@ TEST(StoreTest, FramesSurviveAnyBytes) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -3,15 +3,9 @@
 #include <hwy/targets.h>
 
 #include "tests/comm/reference.h"
-#include "tests/common.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
-
-using testing::Bytes;
-using testing::expect_same;
-using testing::random_values;
-using testing::reference_reduce;
 
 // Runs `body` on each instruction set that this machine has.
 void on_every_target(const std::function<void(const std::string&)>& body) {
@@ -56,9 +50,8 @@ TEST_P(ReduceTest, EqualsTheScalarReferenceOnEveryInstructionSet) {
         reference_reduce(inputs, dtype, op, output, out_dtype, expected);
         on_every_target([&](const std::string& target) {
           Bytes out = before;
-          reduce({sources, dtype, op, output}, testing::view(out, out_dtype));
-          expect_same(expected, testing::view(out, out_dtype),
-                      fmt::format("{} ranks, {}", ranks, target));
+          reduce({sources, dtype, op, output}, view(out, out_dtype));
+          expect_same(expected, view(out, out_dtype), fmt::format("{} ranks, {}", ranks, target));
         });
       }
     }
@@ -145,8 +138,8 @@ TEST(ReduceKernelsTest, AnOutputMayBeOneOfTheSources) {
   Bytes expected(a.size());
   reference_reduce({a, b}, DType::bf16, ReduceOp::sum, Output::overwrite, DType::bf16, expected);
   const std::array<const std::byte*, 2> sources = {a.data(), b.data()};
-  reduce({sources, DType::bf16}, testing::view(a, DType::bf16));
-  expect_same(expected, testing::view(a, DType::bf16), "in place");
+  reduce({sources, DType::bf16}, view(a, DType::bf16));
+  expect_same(expected, view(a, DType::bf16), "in place");
 }
 
 TEST(ReduceKernelsTest, CopiesEverySizeAndAlignment) {
@@ -158,7 +151,7 @@ TEST(ReduceKernelsTest, CopiesEverySizeAndAlignment) {
         copy_bytes(to.data() + shift, from.data() + 3, nbytes);
         Bytes expected(to.size());
         std::copy_n(from.begin() + 3, nbytes, expected.begin() + static_cast<ptrdiff_t>(shift));
-        expect_same(expected, testing::view(to, DType::uint8), target);
+        expect_same(expected, view(to, DType::uint8), target);
       }
     }
   });
@@ -172,4 +165,4 @@ TEST(ReduceKernelsTest, RefusesADtypeThatHasNoSums) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

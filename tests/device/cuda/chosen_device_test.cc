@@ -1,7 +1,4 @@
 // The GPU that a rank gets from the CUDA backend.
-#include <cstdlib>
-#include <optional>
-#include <string>
 
 #include "device/cuda_backend.h"
 #include "tests/device/cuda/fake_cuda_test.h"
@@ -12,9 +9,6 @@ namespace zerorun {
 extern "C" const CudaBackend* zerorun_cuda_backend();
 
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 // A rank on a host with three GPUs.
 class ChosenDeviceTest : public testing::FakeCudaTest {

@@ -1,20 +1,14 @@
 // The CUDA device when CUDA or cuBLAS refuse: a typed error that says where, and nothing leaks.
 
 #include "device/cpu/cpu_stream.h"
-#include "tests/common.h"
 #include "tests/device/cuda/failing_calls.h"
-#include "tests/device/cuda/fake_cuda_test.h"
-#include "tests/error_of.h"
 #include "tests/gate.h"
-#include "zerorun/error.h"
 #include "zerorun/exact_sum.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
-using testing::FailingCalls;
-
-class CudaFailureTest : public testing::FakeCudaTest {};
+class CudaFailureTest : public FakeCudaTest {};
 
 // Every function of the device at least once; how often each was called before it was all given
 // back.
@@ -24,7 +18,7 @@ std::map<std::string, int> use_device() {
   const Buffer buffer = device.allocate(4096, MemoryCategory::other);
   const Buffer sum = device.allocate(ExactSum::kWords * sizeof(int64_t), MemoryCategory::other);
   const auto stream = device.make_stream("work");
-  const testing::Drain drain{device};
+  const Drain drain{device};
   const TensorView words = view_of(sum, DType::int64, ExactSum::kWords);
   const TensorView matrix = view_of(buffer, DType::fp32, 4);
   const TensorView work = view_of(buffer, DType::fp32, 12, 256);
@@ -68,8 +62,8 @@ TEST_F(CudaFailureTest, EveryRefusedCallOfTheDeviceIsATypedErrorAndLeaksNothing)
         EXPECT_THAT(error.what(), HasSubstr("failed")) << name;
         ++failures;
       }
-      EXPECT_THAT(fake_.leaks(), ::testing::IsEmpty()) << name << " " << nth;
-      EXPECT_THAT(fake_.violations(), ::testing::IsEmpty()) << name << " " << nth;
+      EXPECT_THAT(fake_.leaks(), IsEmpty()) << name << " " << nth;
+      EXPECT_THAT(fake_.violations(), IsEmpty()) << name << " " << nth;
     }
   }
   EXPECT_GT(failures, 40);
@@ -79,7 +73,7 @@ TEST_F(CudaFailureTest, AnErrorNamesTheDeviceTheCallAndTheReason) {
   CudaDevice device(0, 0);
   fake_.fail("cudaMemsetAsync", 0, cudaErrorLaunchFailure);
   const Buffer buffer = device.allocate(64, MemoryCategory::other);
-  EXPECT_THAT(testing::error_of<DeviceError>([&] {
+  EXPECT_THAT(error_of<DeviceError>([&] {
                 device.fill(device.inline_stream(), view_of(buffer, DType::fp32, 4), 0.0F);
               }),
               AllOf(HasSubstr("cuda:0"), HasSubstr("cudaMemsetAsync"),
@@ -92,7 +86,7 @@ TEST_F(CudaFailureTest, WorkThatFailsOnTheGpuIsTheErrorOfEachWaitForIt) {
     fake_.reset();
     CudaDevice device(0, 0);
     Stream& stream = device.inline_stream();
-    testing::Gate gate;
+    Gate gate;
     fake::submit(cuda_stream(stream).handle(), [&] {
       gate.pass();
       fake_.break_device(0, cudaErrorIllegalAddress);
@@ -100,9 +94,9 @@ TEST_F(CudaFailureTest, WorkThatFailsOnTheGpuIsTheErrorOfEachWaitForIt) {
     Event done = stream.record();
     gate.open();
     for (int time = 0; time < 2; ++time) {
-      EXPECT_THAT(testing::error_of<DeviceError>(
-                      [&] { by_event ? done.synchronize() : stream.synchronize(); }),
-                  AllOf(HasSubstr("work on the GPU"), HasSubstr("cudaErrorIllegalAddress")));
+      EXPECT_THAT(
+          error_of<DeviceError>([&] { by_event ? done.synchronize() : stream.synchronize(); }),
+          AllOf(HasSubstr("work on the GPU"), HasSubstr("cudaErrorIllegalAddress")));
     }
     EXPECT_THROW(device.allocate(64, MemoryCategory::other), DeviceError);
   }
@@ -119,17 +113,5 @@ TEST_F(CudaFailureTest, AStreamOfAnotherDeviceIsRefused) {
   EXPECT_THROW(device.fill(cpu->inline_stream(), view, 0.0F), InternalError);
 }
 
-TEST_F(CudaFailureTest, AFailedHostEventIsTheErrorOfTheStreamThatWaitedForIt) {
-  CudaDevice device(0, 0);
-  const auto host = make_worker_stream("host");
-  host->submit([] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    throw CommError("a peer died");
-  });
-  device.inline_stream().wait(host->record());
-  EXPECT_THROW(device.inline_stream().synchronize(), CommError);
-  EXPECT_THROW(device.inline_stream().record().synchronize(), CommError);
-}
-
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -2,19 +2,15 @@
 #include "checkpoint/loading/device_copies.h"
 
 #include "comm/nccl/communicator.h"
-#include "device/cuda/cuda_device.h"
 #include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
-#include "tests/device/cuda/counted_engine.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/gate.h"
+#include "tests/zero/toy_run.h"
 #include "zerorun/checkpoint.h"
 #include "zerorun/engine.h"
 
-namespace zerorun::device_copies {
+namespace zerorun::testing::device_copies {
 namespace {
-
-using testing::Gate;
 
 constexpr int64_t kBlockNumel = DeviceCopies::kBlockNbytes / sizeof(float);
 
@@ -24,10 +20,7 @@ std::vector<float> counted(int64_t numel) {
   return values;
 }
 
-class DeviceCopiesTest : public testing::FakeCudaTest {
- protected:
-  DeviceCopiesTest() : FakeCudaTest(std::chrono::microseconds(300)) {}
-};
+using DeviceCopiesTest = LateCudaTest<300>;
 
 TEST_F(DeviceCopiesTest, EveryByteComesToItsPlaceAndBackInOrder) {
   CudaDevice device(0, 0);
@@ -88,36 +81,91 @@ TEST_F(DeviceCopiesTest, WhatIsOffloadedIsUsedWhereItIs) {
   EXPECT_EQ(device.memory_use(MemoryCategory::pinned).peak_bytes, 0);
 }
 
-std::unique_ptr<Engine> make_engine(Device& device, Communicator& comm, OffloadDevice home,
-                                    float value) {
-  std::vector<ParameterSpec> specs = {{"large", {kBlockNumel + 3}, "m", 0, true, ""},
-                                      {"small", {5}, "m", 0, true, ""},
-                                      {"frozen", {2 * kBlockNumel + 1}, "m", 0, false, ""}};
-  return testing::make_counted_engine(device, comm, std::move(specs), value, home);
+// A bf16 engine at stage 2 whose values count up from `value` along each parameter.
+std::unique_ptr<Engine> make_counted_engine(Device& device, Communicator& comm,
+                                            std::vector<ParameterSpec> specs, float value,
+                                            OffloadDevice home = OffloadDevice::none) {
+  Config config = toy_config(2);
+  config.zero.reduce_bucket_size = Config().zero.reduce_bucket_size;
+  config.offload.optimizer.device = home;
+  auto engine = Engine::create(config, device, comm, std::move(specs), {ParameterGroup{}});
+  engine->initialize_parameters([value](ParameterId id, int64_t begin, std::span<float> out) {
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = value + static_cast<float>((begin + static_cast<int64_t>(i) + id) % 977);
+    }
+  });
+  return engine;
+}
+
+const std::vector<ParameterSpec>& three_sizes() {
+  static const std::vector<ParameterSpec> specs = {
+      {"large", {kBlockNumel + 3}, "m"},
+      {"small", {5}, "m"},
+      {"frozen", {2 * kBlockNumel + 1}, "m", 0, false}};
+  return specs;
 }
 
 // The reference is an engine of the CPU with the same values.
 TEST_F(DeviceCopiesTest, ACheckpointOfAGpuIsThatOfTheCpuAndBack) {
-  const testing::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   const auto comm = make_communicator({});
   const auto cpu = make_cpu_device();
   const auto device = std::make_shared<CudaDevice>(0, 0);
   CudaDevice& gpu = *device;
   const auto gpu_comm = make_nccl_communicator({.device = device});
-  const auto reference = make_engine(*cpu, *comm, OffloadDevice::none, 1.0F);
+  const auto reference = make_counted_engine(*cpu, *comm, three_sizes(), 1.0F);
   const uint64_t expected = reference->states().parameter_hash();
   for (const OffloadDevice home : {OffloadDevice::none, OffloadDevice::cpu}) {
-    const auto saving = make_engine(gpu, *gpu_comm, home, 1.0F);
+    const auto saving = make_counted_engine(gpu, *gpu_comm, three_sizes(), 1.0F, home);
     save_checkpoint(saving->states(), *gpu_comm,
                     {.directory = directory.path().string(), .tag = "a"});
-    const auto on_cpu = make_engine(*cpu, *comm, OffloadDevice::none, 2.0F);
+    const auto on_cpu = make_counted_engine(*cpu, *comm, three_sizes(), 2.0F);
     load_checkpoint(on_cpu->states(), *comm, directory.path().string());
     EXPECT_EQ(on_cpu->states().parameter_hash(), expected);
-    const auto on_gpu = make_engine(gpu, *gpu_comm, home, 2.0F);
+    const auto on_gpu = make_counted_engine(gpu, *gpu_comm, three_sizes(), 2.0F, home);
     load_checkpoint(on_gpu->states(), *gpu_comm, directory.path().string());
     EXPECT_EQ(on_gpu->states().parameter_hash(), expected);
   }
 }
 
+// What an asynchronous save of a GPU's states makes the training wait for.
+
+constexpr int64_t kPieceNumel = (8 << 20) / sizeof(float);
+
+class SnapshotTest : public LateCudaTest<300> {
+ protected:
+  // Calls that wait for a stream, on the training's thread: the thread that writes waits for
+  // events.
+  int waits_of_streams() { return fake_.counts()["cudaStreamSynchronize"]; }
+};
+
+std::vector<ParameterSpec> matrices(int count) {
+  std::vector<ParameterSpec> specs = {{"large", {2 * kPieceNumel + 3}, "m"}};
+  for (int i = 0; i < count; ++i) specs.push_back({"w" + std::to_string(i), {7, 5}, "m"});
+  return specs;
+}
+
+// The copies follow each other on the stream; what the ranks tell each other has waits of its own.
+TEST_F(SnapshotTest, ASaveWaitsForTheGpuOnceHoweverManyTensorsThereAre) {
+  const TemporaryDirectory directory;
+  const auto device = std::make_shared<CudaDevice>(0, 0);
+  const auto comm = make_nccl_communicator({.device = device});
+  std::vector<int> waits;
+  for (const int count : {1, 40}) {
+    const auto engine = make_counted_engine(*device, *comm, matrices(count), 1.0F);
+    const uint64_t hash = engine->states().parameter_hash();
+    AsyncSaver saver(engine->states(), *comm);
+    const std::string tag = "of" + std::to_string(count);
+    const int before = waits_of_streams();
+    saver.save({.directory = directory.string(), .tag = tag});
+    waits.push_back(waits_of_streams() - before);
+    saver.wait();
+    const auto loaded = make_counted_engine(*device, *comm, matrices(count), 2.0F);
+    load_checkpoint(loaded->states(), *comm, directory.string(), tag);
+    EXPECT_EQ(loaded->states().parameter_hash(), hash);
+  }
+  EXPECT_EQ(waits[0], waits[1]);
+}
+
 }  // namespace
-}  // namespace zerorun::device_copies
+}  // namespace zerorun::testing::device_copies

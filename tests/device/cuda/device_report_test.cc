@@ -1,16 +1,14 @@
 // The GPUs in the output of `zerorun env`, on fake ones.
 #include "device/cuda/device_report.h"
 
-#include "device/cuda/cuda_device.h"
 #include "device/cuda/libraries/library_files.h"
-#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
-class DeviceReportTest : public testing::FakeCudaTest {
+class DeviceReportTest : public FakeCudaTest {
  protected:
   // The report without driver and devices, which have a line each.
   std::vector<std::string> links() const {
@@ -106,4 +104,4 @@ TEST_F(DeviceReportTest, WithoutNvmlTheDriverHasNoVersion) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

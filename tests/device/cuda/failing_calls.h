@@ -1,10 +1,7 @@
 #pragma once
 
-#include "testing/fake_cuda/fake_cuda.h"
-#include "tests/common.h"
+#include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/harness.h"
-#include "zerorun/communicator.h"
-#include "zerorun/error.h"
 
 namespace zerorun::testing {
 
@@ -78,8 +75,7 @@ class FailingCalls {
       }
     });
     EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon) << name_;
-    EXPECT_THAT(fake_.leaks(), ::testing::IsEmpty()) << name_;
-    EXPECT_THAT(fake_.violations(), ::testing::IsEmpty()) << name_;
+    expect_clean();
     return results;
   }
 
@@ -111,7 +107,7 @@ class FailingCalls {
     if (fake_.failures() == 0) {  // how often it is called depends on timing
       EXPECT_EQ(texts, "");
     } else if (must_tell(function)) {
-      EXPECT_THAT(texts, ::testing::ContainsRegex(said_of(function)));
+      EXPECT_THAT(texts, ContainsRegex(said_of(function)));
     }
     return fake_.failures();
   }

@@ -7,6 +7,12 @@
 
 namespace zerorun::testing {
 
+// No call was one that the real libraries punish, and all was given back.
+inline void expect_clean() {
+  EXPECT_THAT(fake::FakeCuda::instance().violations(), IsEmpty());
+  EXPECT_THAT(fake::FakeCuda::instance().leaks(), IsEmpty());
+}
+
 // A test on the fake CUDA libraries, whose streams start work up to `delay` late. It fails when a
 // call was one that the real libraries punish, and when something was not given back.
 class FakeCudaTest : public ::testing::Test {
@@ -17,14 +23,31 @@ class FakeCudaTest : public ::testing::Test {
     fake_.reset();
     fake_.set_delay(delay_);
   }
-  void TearDown() override {
-    EXPECT_THAT(fake_.violations(), ::testing::IsEmpty());
-    EXPECT_THAT(fake_.leaks(), ::testing::IsEmpty());
-  }
+  void TearDown() override { expect_clean(); }
 
   const std::chrono::microseconds delay_;
   fake::FakeCuda& fake_ = fake::FakeCuda::instance();
 };
+
+// The same with a delay.
+template <int kMicroseconds>
+class LateCudaTest : public FakeCudaTest {
+ protected:
+  LateCudaTest() : FakeCudaTest(std::chrono::microseconds(kMicroseconds)) {}
+};
+
+// The values that are there once the stream gets to it.
+template <typename T = float>
+std::vector<T> downloaded(Device& device, TensorView view, Stream& stream) {
+  std::vector<T> values(static_cast<size_t>(view.numel));
+  device.download(stream, view, values.data());
+  stream.synchronize();
+  return values;
+}
+template <typename T = float>
+std::vector<T> downloaded(Device& device, TensorView view) {
+  return downloaded<T>(device, view, device.inline_stream());
+}
 
 // Ends what uses memory before the memory ends, on errors too.
 struct Drain {

@@ -2,18 +2,33 @@
 #include <cuda.h>
 
 #include "device/cpu/cpu_stream.h"
-#include "device/cuda/cuda_device.h"
-#include "tests/common.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/gate.h"
 #include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
-using testing::Gate;
+class HostWaitTest : public FakeCudaTest {};
 
-class HostWaitTest : public testing::FakeCudaTest {};
+// A device, and work on the host that is held until the gate opens.
+struct HeldStream {
+  explicit HeldStream(std::function<void()> then = [] {}) {
+    worker->submit([this, then = std::move(then)] {
+      gate.pass();
+      then();
+    });
+    event = worker->record();
+  }
+  ~HeldStream() { gate.open(); }
+
+  Gate gate;
+  CudaDevice device{0, 0};
+  const std::unique_ptr<CpuStream> worker = make_worker_stream("worker");
+  Stream& stream = device.inline_stream();
+  Event event;
+};
+[[noreturn]] void lose_peer() { throw CommError("a peer died"); }
 
 // `first` is busy, so `last` is the first to wait for the host; what it waits for needs `first`.
 struct Chain {
@@ -117,18 +132,14 @@ TEST_F(HostWaitTest, FlagsAreUsedAgain) {
 // More would have to be pinned, which waits for the GPU.
 TEST_F(HostWaitTest, WhereAllFlagsAreInUseTheCallerWaits) {
   constexpr int kFlags = 1 << 14;
-  CudaDevice device(0, 0);
-  const auto worker = make_worker_stream("worker");
-  Gate gate;
-  worker->submit([&] { gate.pass(); });
-  const Event event = worker->record();
-  for (int i = 0; i < kFlags; ++i) device.inline_stream().wait(event);
+  HeldStream held;
+  for (int i = 0; i < kFlags; ++i) held.stream.wait(held.event);
   EXPECT_EQ(fake_.counts()["cuStreamWaitValue32"], kFlags);
-  std::thread opener([&] { gate.open(); });
-  device.inline_stream().wait(event);
-  EXPECT_TRUE(event.ready());
+  std::thread opener([&] { held.gate.open(); });
+  held.stream.wait(held.event);
+  EXPECT_TRUE(held.event.ready());
   opener.join();
-  device.inline_stream().synchronize();
+  held.stream.synchronize();
   EXPECT_EQ(fake_.counts()["cuStreamWaitValue32"], kFlags);
   EXPECT_EQ(fake_.counts()["cudaHostAlloc"], 1);
 }
@@ -151,71 +162,48 @@ TEST_F(HostWaitTest, ThreadsOfOurOwnDoNotSpoilTheCaptureOfAGraph) {
 
 TEST_F(HostWaitTest, WhereTheGpuCannotWaitTheCallerDoes) {
   fake_.fail("cuStreamWaitValue32", 0, CUDA_ERROR_NOT_SUPPORTED);
-  CudaDevice device(0, 0);
-  const auto worker = make_worker_stream("worker");
-  Gate gate;
   bool ran = false;
-  worker->submit([&] {
-    gate.pass();
-    ran = true;
-  });
-  std::thread opener([&] { gate.open(); });
-  device.inline_stream().wait(worker->record());
+  HeldStream held([&] { ran = true; });
+  std::thread opener([&] { held.gate.open(); });
+  held.stream.wait(held.event);
   EXPECT_TRUE(ran);
   opener.join();
 }
 
 TEST_F(HostWaitTest, AnyThreadMayWait) {
-  CudaDevice device(0, 0);
-  const auto worker = make_worker_stream("worker");
-  Gate gate;
-  worker->submit([&] { gate.pass(); });
-  std::thread([&] { device.inline_stream().wait(worker->record()); }).join();
-  gate.open();
-  device.inline_stream().synchronize();
+  HeldStream held;
+  std::thread([&] { held.stream.wait(held.event); }).join();
+  held.gate.open();
+  held.stream.synchronize();
   EXPECT_EQ(fake_.counts()["cuStreamWaitValue32"], 1);
 }
 
 TEST_F(HostWaitTest, AFailedEventIsTheErrorOfTheStreamHoweverItWaited) {
   for (const bool happened : {false, true}) {
-    CudaDevice device(0, 0);
-    const auto worker = make_worker_stream("worker");
-    Gate gate;
-    worker->submit([&] {
-      gate.pass();
-      throw CommError("a peer died");
-    });
-    const Event failed = worker->record();
+    HeldStream held(lose_peer);
     if (happened) {
-      gate.open();
-      EXPECT_THROW(failed.synchronize(), CommError);
+      held.gate.open();
+      EXPECT_THROW(held.event.synchronize(), CommError);
     }
-    device.inline_stream().wait(failed);
-    gate.open();
-    EXPECT_THROW(device.inline_stream().synchronize(), CommError);
-    EXPECT_THROW(device.inline_stream().record().synchronize(), CommError);
+    held.stream.wait(held.event);
+    held.gate.open();
+    EXPECT_THROW(held.stream.synchronize(), CommError);
+    EXPECT_THROW(held.stream.record().synchronize(), CommError);
   }
 }
 
 // As on the CPU: whoever waits for the result learns of it.
 TEST_F(HostWaitTest, AStreamThatWaitsForAFailedOneHasItsErrorToo) {
-  CudaDevice device(0, 0);
-  const auto side = device.make_stream("side");
-  const auto worker = make_worker_stream("worker");
-  Gate gate;
-  worker->submit([&] {
-    gate.pass();
-    throw CommError("a peer died");
-  });
-  side->wait(worker->record());
-  Stream& stream = device.inline_stream();
-  stream.wait(side->record());
-  side->wait(stream.record());  // each may wait for the other
-  gate.open();
-  EXPECT_THROW(stream.synchronize(), CommError);
-  EXPECT_THROW(stream.wait(side->record()), CommError);
-  const auto third = device.make_stream("third");
-  EXPECT_THROW(third->wait(stream.record()), CommError);
+  HeldStream held(lose_peer);
+  const auto side = held.device.make_stream("side");
+  side->wait(held.event);
+  held.stream.wait(side->record());
+  side->wait(held.stream.record());  // each may wait for the other
+  held.gate.open();
+  EXPECT_THROW(held.stream.synchronize(), CommError);
+  EXPECT_THROW(held.stream.wait(side->record()), CommError);
+  const auto third = held.device.make_stream("third");
+  EXPECT_THROW(third->wait(held.stream.record()), CommError);
 }
 
 // A context on device 0 for each rank of a host would cost that device's memory.
@@ -231,7 +219,7 @@ TEST_F(HostWaitTest, ADeviceIsUsedWithoutTouchingTheDefaultOne) {
     worker->synchronize();
     device.inline_stream().synchronize();
   }).join();
-  EXPECT_THAT(fake_.used_devices(), ::testing::ElementsAre(1));
+  EXPECT_THAT(fake_.used_devices(), ElementsAre(1));
 }
 
 TEST_F(HostWaitTest, AThreadThatUsesAnotherDeviceKeepsIt) {
@@ -247,4 +235,4 @@ TEST_F(HostWaitTest, AThreadThatUsesAnotherDeviceKeepsIt) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -1,21 +1,13 @@
 // Freed memory that a device keeps for reuse: counted, within the limit, and no more than steps
 // use.
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <array>
-#include <iterator>
-#include <memory>
-#include <vector>
 
 #include "tests/zero/cuda/transports.h"
 #include "zero/memory_plan.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
-class KeptMemoryTest : public testing::FakeCudaTest {
+class KeptMemoryTest : public FakeCudaTest {
  protected:
   // Asks for all of them at once.
   static void use(CudaDevice& device, const std::vector<size_t>& sizes) {
@@ -153,31 +145,29 @@ Held most_held(const Config& config, const std::vector<ParameterSpec>& specs, in
     options.device = std::make_shared<CudaDevice>(options.rank, static_cast<size_t>(limit));
     return make_nccl_communicator(options);
   };
-  testing::run_devices(
-      {.config = config, .connect = connect}, [&](Device& device, Communicator& comm) {
-        const auto engine = Engine::create(config, device, comm, specs, {ParameterGroup{}});
-        for (const StateInterval& part : engine->states().state_intervals()) {
-          device.fill(device.inline_stream(), part.master, 0.5F);
+  run_devices({.config = config, .connect = connect}, [&](Device& device, Communicator& comm) {
+    const auto engine = Engine::create(config, device, comm, specs, {ParameterGroup{}});
+    for (const StateInterval& part : engine->states().state_intervals()) {
+      device.fill(device.inline_stream(), part.master, 0.5F);
+    }
+    engine->states().refresh_from_masters();
+    for (int step = 0; step < 3; ++step) {
+      do {
+        for (const ParameterId id : parameters_of(*engine)) {
+          with_module(*engine, spec_of(*engine, id).module,
+                      [&] { give_gradient(*engine, id, 0.25F); });
         }
-        engine->states().refresh_from_masters();
-        for (int step = 0; step < 3; ++step) {
-          do {
-            for (ParameterId id = 0; id < std::ssize(specs); ++id) {
-              engine->gather(engine->module_id(specs[static_cast<size_t>(id)].module));
-              testing::give_gradient(*engine, id, 0.25F);
-              engine->release(engine->module_id(specs[static_cast<size_t>(id)].module));
-            }
-          } while (!engine->end_micro_step());
-          EXPECT_TRUE(engine->step().applied);
-        }
-        Held& mine = held.at(static_cast<size_t>(comm.rank()));
-        mine.buckets = device.memory_use(MemoryCategory::buckets).peak_bytes;
-        for (const auto category :
-             {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
-              MemoryCategory::buckets, MemoryCategory::other, MemoryCategory::kept}) {
-          mine.device += device.memory_use(category).live_bytes;
-        }
-      });
+      } while (!engine->end_micro_step());
+      EXPECT_TRUE(engine->step().applied);
+    }
+    Held& mine = held.at(static_cast<size_t>(comm.rank()));
+    mine.buckets = device.memory_use(MemoryCategory::buckets).peak_bytes;
+    for (const auto category :
+         {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
+          MemoryCategory::buckets, MemoryCategory::other, MemoryCategory::kept}) {
+      mine.device += device.memory_use(category).live_bytes;
+    }
+  });
   return {std::max(held[0].device, held[1].device), std::max(held[0].buckets, held[1].buckets)};
 }
 
@@ -185,19 +175,14 @@ Held most_held(const Config& config, const std::vector<ParameterSpec>& specs, in
 constexpr int64_t kOther = 4096;
 
 std::vector<ParameterSpec> three_modules() {
-  return {{"a.weight", {96, 1024}, "a", 0, true, ""},
-          {"b.weight", {64, 1024}, "b", 0, true, ""},
-          {"c.weight", {48, 1024}, "c", 0, true, ""}};
+  return {
+      {"a.weight", {96, 1024}, "a"}, {"b.weight", {64, 1024}, "b"}, {"c.weight", {48, 1024}, "c"}};
 }
 
 // Full parameters of modules of different sizes, each in memory of its own size: what is kept of it
 // takes nothing from what the plan says is enough.
 TEST_F(KeptMemoryTest, LeavesWhatThePlanNeedsWithinTheLimit) {
-  Config config;
-  config.zero.stage = 3;
-  config.precision.param_dtype = DType::fp32;
-  config.zero.param_persistence_threshold = 0;
-  config.zero.max_reuse_distance = 0;
+  Config config = gathering_config(3);
   config.zero.prefetch_bucket_size = 0;
   const std::vector<ParameterSpec> specs = three_modules();
   const int64_t limit = plan_memory(config, specs, {2, 2}).device() + kOther;
@@ -212,11 +197,9 @@ TEST_F(KeptMemoryTest, LeavesWhatAccumulationNeedsWithinTheLimit) {
       for (int stage = 0; stage <= 3; ++stage) {
         SCOPED_TRACE(
             fmt::format("{} accumulation {} stage {}", name_of(comm_dtype), accumulation, stage));
-        Config config;
-        config.zero.stage = stage;
+        Config config = toy_config(stage);
         config.zero.param_persistence_threshold = 0;
         config.zero.reduce_bucket_size = 100'000;
-        config.precision.param_dtype = DType::bf16;
         config.precision.communication_dtype = comm_dtype;
         config.batch.accumulation_steps = accumulation;
         const std::vector<ParameterSpec> specs = three_modules();
@@ -234,4 +217,4 @@ TEST_F(KeptMemoryTest, LeavesWhatAccumulationNeedsWithinTheLimit) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

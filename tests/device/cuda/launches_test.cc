@@ -1,11 +1,10 @@
 // How many kernels updates and norms launch: one for what many segments ask for, whatever the
 // optimizer and the dtypes.
 
-#include "tests/common.h"
 #include "tests/zero/cuda/transports.h"
 #include "zerorun/exact_sum.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 using fake::FakeCuda;
@@ -21,7 +20,7 @@ int launches_of(const std::string& type) {
 int updates() { return launches_of("RuleSegment<"); }
 int norms() { return launches_of("SquaresSegment"); }
 
-class LaunchesTest : public testing::FakeCudaTest {};
+class LaunchesTest : public FakeCudaTest {};
 
 TEST_F(LaunchesTest, OneKernelCopiesDozensOfTensors) {
   CudaDevice device(0, 0);
@@ -116,14 +115,8 @@ TEST_F(LaunchesTest, ALastKernelTakesASingleSegment) {
   }
 }
 
-struct Rule {
-  std::string type;
-  bool master_is_param = false;
-  DType state_dtype = DType::fp32;
-};
-
 // Two ranks; each bucket has many parameters, and is one chunk.
-class StepLaunchesTest : public testing::FakeCudaTest, public ::testing::WithParamInterface<Rule> {
+class StepLaunchesTest : public FakeCudaTest, public ::testing::WithParamInterface<Rule> {
  protected:
   static constexpr int kRanks = 2;
 
@@ -134,14 +127,9 @@ class StepLaunchesTest : public testing::FakeCudaTest, public ::testing::WithPar
   }
 
   static Config config() {
-    Config config;
-    config.batch.accumulation_steps = 1;
-    config.precision.param_dtype = DType::bf16;
-    config.precision.master_is_param = GetParam().master_is_param;
-    config.precision.state_dtype = GetParam().state_dtype;
-    config.optimizer.type = GetParam().type;
+    Config config = gathering_config(2, DType::bf16);
+    GetParam().set(config);
     config.optimizer.momentum = 0.9;
-    config.zero.stage = 2;
     return config;
   }
 
@@ -159,12 +147,10 @@ class StepLaunchesTest : public testing::FakeCudaTest, public ::testing::WithPar
 };
 
 TEST_P(StepLaunchesTest, AreOneForEachChunkAndPass) {
-  const testing::ToyJob job{.config = config(),
-                            .ranks = kRanks,
-                            .specs = specs(),
-                            .connect = testing::on(testing::Where::nccl)};
+  const ToyJob job{
+      .config = config(), .ranks = kRanks, .specs = specs(), .connect = on(Where::nccl)};
   run_engines(job, [](Engine& engine, Communicator&) {
-    for (int id = kParameters; id-- > 0;) testing::give_gradient(engine, id, 0.25F);
+    for (int id = kParameters; id-- > 0;) give_gradient(engine, id, 0.25F);
     engine.end_micro_step();
     EXPECT_TRUE(engine.step().applied);
   });
@@ -193,12 +179,7 @@ INSTANTIATE_TEST_SUITE_P(Rules, StepLaunchesTest,
                                            Rule{"Lion", true, DType::bf16}, Rule{"Lamb"},
                                            Rule{"Lamb", true, DType::bf16}, Rule{"Muon"},
                                            Rule{"Muon", true, DType::bf16}),
-                         [](const auto& parameter) {
-                           return parameter.param.type +
-                                  (parameter.param.master_is_param ? "_16_bit_master" : "") +
-                                  (parameter.param.state_dtype == DType::fp32 ? ""
-                                                                              : "_16_bit_states");
-                         });
+                         name_of_rule);
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -1,25 +1,15 @@
 // When a GPU's memory is used up: what is kept for later goes first, then the allocation fails.
-#include <algorithm>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "comm/nccl/communicator.h"
-#include "device/cuda/cuda_device.h"
 #include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/error_of.h"
 #include "zero/memory_plan.h"
 #include "zerorun/engine.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::Not;
-
-class OutOfMemoryTest : public testing::FakeCudaTest {};
+class OutOfMemoryTest : public FakeCudaTest {};
 
 TEST_F(OutOfMemoryTest, SaysWhatIsHeldAndWhichSettingsMakeRoom) {
   fake_.set_memory(size_t{8} << 20);
@@ -35,7 +25,7 @@ TEST_F(OutOfMemoryTest, SaysWhatIsHeldAndWhichSettingsMakeRoom) {
                     Not(HasSubstr("stage 2"))));
 }
 
-class AdviceTest : public testing::FakeCudaTest {
+class AdviceTest : public FakeCudaTest {
  protected:
   static constexpr size_t kMiB = size_t{1} << 20;
 
@@ -156,13 +146,6 @@ TEST_F(OutOfMemoryTest, WhatIsKeptIsGivenBackAfterTheWorkOnIt) {
   }
 }
 
-TEST_F(OutOfMemoryTest, ALimitHoldsForAllCategoriesTogether) {
-  CudaDevice device(0, 1000);
-  const Buffer first = device.allocate(600, MemoryCategory::parameters);
-  EXPECT_THROW(device.allocate(401, MemoryCategory::gradients), DeviceError);
-  EXPECT_TRUE(device.allocate(400, MemoryCategory::gradients));
-}
-
 TEST_F(OutOfMemoryTest, MemoryToCommunicateIsWithinTheLimit) {
   const auto device = std::make_shared<CudaDevice>(0, 1000);
   const auto communicator = make_nccl_communicator({.device = device});
@@ -173,4 +156,4 @@ TEST_F(OutOfMemoryTest, MemoryToCommunicateIsWithinTheLimit) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

@@ -5,14 +5,10 @@
 #include <nvtx3/nvToolsExt.h>
 #include <nvtx3/nvToolsExtCudaRt.h>
 
-#include "tests/common.h"
 #include "tests/zero/cuda/transports.h"
-#include "zerorun/error.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
-
-using testing::ToyModel;
 
 // Ranges by thread, as NVTX has them.
 class Profiler {
@@ -100,7 +96,7 @@ int attach(NvtxGetExportTableFunc_t tables) {
 // Before the first test. What NVTX has for a profiler that is linked into its program.
 const bool kAttached = (InitializeInjectionNvtx2_fnptr = &attach) != nullptr;
 
-class ProfilerTest : public testing::FakeCudaTest {
+class ProfilerTest : public FakeCudaTest {
  protected:
   void SetUp() override {
     FakeCudaTest::SetUp();
@@ -115,8 +111,7 @@ class ProfilerTest : public testing::FakeCudaTest {
     constexpr int kRanks = 2;
     std::barrier ready(kRanks, [&before]() noexcept { before(); });
     fake_.set_devices(kRanks);
-    testing::ToyJob job{.limit = std::chrono::seconds(10),
-                        .connect = testing::on(testing::Where::nccl)};
+    ToyJob job{.limit = std::chrono::seconds(10), .connect = on(Where::nccl)};
     job.config.zero.stage = stage;
     job.config.zero.reduce_bucket_size = 300;
     job.config.zero.overlap_comm = true;
@@ -139,19 +134,10 @@ class ProfilerTest : public testing::FakeCudaTest {
  private:
   static void step(Engine& engine) {
     Device& device = engine.device();
-    std::vector<std::string> modules = ToyModel::modules();
-    std::reverse(modules.begin(), modules.end());
-    for (const std::string& module : modules) {
-      const ModuleId id = engine.module_id(module);
-      engine.gather(id);
-      for (ParameterId p = 0; p < static_cast<ParameterId>(engine.parameters().size()); ++p) {
-        const ParameterSpec& spec = engine.parameters()[static_cast<size_t>(p)];
-        if (spec.module != module || !spec.trainable) continue;
-        device.fill(device.inline_stream(), engine.gradient(p).view, 0.5F);
-        if (spec.alias_of.empty()) engine.grad_ready(p);
-      }
-      engine.release(id);
-    }
+    backward_pass(engine, [&](ParameterId id) {
+      device.fill(device.inline_stream(), engine.gradient(id).view, 0.5F);
+      if (spec_of(engine, id).alias_of.empty()) engine.grad_ready(id);
+    });
     engine.end_micro_step();
     engine.step();
   }
@@ -178,7 +164,7 @@ TEST_F(ProfilerTest, ErrorsEndTheirRanges) {
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing
 #else
 TEST(ProfilerTest, SeesRanges) { GTEST_SKIP() << "no NVTX headers: they come with CUDA's toolkit"; }
 #endif

@@ -1,32 +1,26 @@
 // Memory that PyTorch and others use on the inline stream, beside the engine's own streams: nobody
 // reads too early or writes too soon.
 
-#include "tests/common.h"
 #include "tests/zero/cuda/transports.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
-using testing::ToyModel;
+using ReusedMemoryTest = LateCudaTest<1000>;
 
-class ReusedMemoryTest : public testing::FakeCudaTest {
- protected:
-  ReusedMemoryTest() : FakeCudaTest(std::chrono::microseconds(1000)) {}
-
-  // On one GPU; parameters never stay.
-  static testing::ToyJob gathering(std::vector<ParameterSpec> specs) {
-    testing::ToyJob job{
-        .ranks = 1, .specs = std::move(specs), .connect = testing::on(testing::Where::nccl)};
-    job.config.zero.stage = 3;
-    job.config.zero.param_persistence_threshold = 0;
-    job.config.zero.max_reuse_distance = 0;
-    job.config.zero.prefetch_bucket_size = 0;
-    return job;
-  }
-};
+// On one GPU; parameters never stay.
+ToyJob gathering(std::vector<ParameterSpec> specs) {
+  ToyJob job{.config = gathering_config(3),
+             .ranks = 1,
+             .specs = std::move(specs),
+             .connect = on(Where::nccl)};
+  job.config.zero.prefetch_bucket_size = 0;
+  job.config.share_parameters = true;
+  return job;
+}
 
 TEST_F(ReusedMemoryTest, AGatherWaitsForWhoReadsThere) {
-  testing::ToyJob job = gathering(ToyModel::specs());
+  ToyJob job = gathering(ToyModel::specs());
   job.config.zero.overlap_comm = true;
   run_engines(job, [](Engine& engine, Communicator&) {
     Device& device = engine.device();
@@ -42,7 +36,7 @@ TEST_F(ReusedMemoryTest, AGatherWaitsForWhoReadsThere) {
         engine.gather(engine.module_id(module));
         device.download(device.inline_stream(), engine.parameter(weight), seen.data());
         engine.release(engine.module_id(module));
-        testing::visit(engine, "embed");
+        visit(engine, "embed");
         device.inline_stream().synchronize();
         ASSERT_EQ(seen.front(), ToyModel::initial(weight, 0)) << module << " " << again;
         ASSERT_EQ(seen.back(), ToyModel::initial(weight, engine.numel(weight) - 1)) << module;
@@ -53,7 +47,7 @@ TEST_F(ReusedMemoryTest, AGatherWaitsForWhoReadsThere) {
 
 // The pool gives one module's memory to the next of its size.
 TEST_F(ReusedMemoryTest, TheDevicesOwnToo) {
-  const testing::ToyJob job = gathering({{"a.weight", {64, 64}, "a"}, {"b.weight", {64, 64}, "b"}});
+  const ToyJob job = gathering({{"a.weight", {64, 64}, "a"}, {"b.weight", {64, 64}, "b"}});
   run_engines(job, [](Engine& engine, Communicator&) {
     Device& device = engine.device();
     for (int again = 0; again < 20; ++again) {
@@ -61,7 +55,7 @@ TEST_F(ReusedMemoryTest, TheDevicesOwnToo) {
       engine.gather(0);
       device.download(device.inline_stream(), engine.parameter(0), seen.data());
       engine.release(0);
-      testing::visit(engine, "b");
+      visit(engine, "b");
       device.inline_stream().synchronize();
       ASSERT_EQ(seen[1], ToyModel::initial(0, 1)) << again;
     }
@@ -70,31 +64,23 @@ TEST_F(ReusedMemoryTest, TheDevicesOwnToo) {
 
 TEST_F(ReusedMemoryTest, MastersWrittenOnTheInlineStreamReachEveryRank) {
   fake_.set_devices(2);
-  testing::ToyJob job{.specs = {{"a.weight", {64, 64}, "a"}},
-                      .connect = testing::on(testing::Where::nccl)};
+  ToyJob job{.specs = {{"a.weight", {64, 64}, "a"}}, .connect = on(Where::nccl)};
   job.config.zero.stage = 0;
   job.config.precision.param_dtype = DType::bf16;
   run_engines(job, [](Engine& engine, Communicator& comm) {
     // As the bindings do: asynchronous copies on the framework's stream.
     Device& device = engine.device();
-    Stream& stream = device.inline_stream();
     for (const StateInterval& part : engine.states().state_intervals()) {
-      device.fill(stream, part.master, 3.0F);
+      device.fill(device.inline_stream(), part.master, 3.0F);
     }
     engine.states().refresh_from_masters();
     for (const StateInterval& part : engine.states().state_intervals()) {
-      std::vector<float> seen(static_cast<size_t>(part.numel));
-      device.download(stream, part.master, seen.data());
-      stream.synchronize();
-      EXPECT_EQ(std::count(seen.begin(), seen.end(), 3.0F), part.numel) << "rank " << comm.rank();
+      EXPECT_THAT(downloaded(device, part.master), ::testing::Each(3.0F)) << comm.rank();
     }
-    std::vector<uint16_t> parameter(64 * 64);
-    device.download(stream, engine.parameter(0), parameter.data());
-    stream.synchronize();
-    EXPECT_EQ(std::count(parameter.begin(), parameter.end(), 0x4040), 64 * 64)
+    EXPECT_THAT(downloaded<uint16_t>(device, engine.parameter(0)), ::testing::Each(0x4040))
         << "rank " << comm.rank();
   });
 }
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

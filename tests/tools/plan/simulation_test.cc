@@ -80,7 +80,7 @@ Counts counted(const Config& config, int ranks, int ranks_of_host) {
     observed.reset();
     if (comm.rank() == ranks - 1) counts = own;
   };
-  testing::run_ranks(ranks, body, std::chrono::seconds(30), testing::hosts_of(ranks_of_host));
+  testing::run_ranks({.ranks = ranks, .host_of = testing::hosts_of(ranks_of_host)}, body);
   return counts;
 }
 

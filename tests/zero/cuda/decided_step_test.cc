@@ -1,18 +1,11 @@
 // On a GPU a step is submitted whole before the host knows the gradient's norm: the update reads
 // the decision from the GPU's memory. What comes of it is what the CPU's steps do.
 
-#include "tests/common.h"
-#include "tests/paths.h"
 #include "tests/zero/cuda/transports.h"
-#include "tests/zero/toy_gradients.h"
-#include "zerorun/error.h"
+#include "tests/zero/toy_run.h"
 
-namespace zerorun::decided_step {
+namespace zerorun::testing::decided_step {
 namespace {
-
-using testing::on;
-using testing::run_engines;
-using testing::Where;
 
 constexpr int kRanks = 2;
 constexpr int64_t kSteps = 7;
@@ -30,7 +23,7 @@ struct Step {
 };
 
 Config config_of(int stage, const std::string& optimizer) {
-  Config config = testing::toy_config(stage, DType::fp32);
+  Config config = toy_config(stage, DType::fp32);
   config.gradient_clipping = 0.05;
   config.optimizer.type = optimizer;
   config.zero.overlap_comm = true;
@@ -61,15 +54,15 @@ void give(Engine& engine, ParameterId id, std::vector<float> values) {
 // One with a gradient that is not finite, one without any, and one with a gradient that comes after
 // its bucket has gone out.
 void micro_step(Engine& engine, int rank, int64_t step) {
-  const std::vector<ParameterId> ids = testing::trainable(engine);
+  const std::vector<ParameterId> ids = trainable(engine);
   if (step != 3) {
     for (const ParameterId id : ids) {
-      std::vector<float> values = testing::gradient_of(engine, id, rank, 0, step);
+      std::vector<float> values = gradient_of(engine, id, rank, 0, step);
       if (step == 1 && rank == 1 && id == ids[2]) values[5] = NAN;
       give(engine, id, values);
     }
     if (step == 4 && rank == 0) {
-      give(engine, ids[0], testing::gradient_of(engine, ids[0], rank, 1, step));
+      give(engine, ids[0], gradient_of(engine, ids[0], rank, 1, step));
     }
   }
   EXPECT_TRUE(engine.end_micro_step());
@@ -100,11 +93,7 @@ struct Setting {
   OffloadDevice parameters = OffloadDevice::none;
 };
 
-class DecidedStepTest : public testing::FakeCudaTest,
-                        public ::testing::WithParamInterface<Setting> {
- protected:
-  DecidedStepTest() : FakeCudaTest(std::chrono::microseconds(200)) {}
-};
+class DecidedStepTest : public LateCudaTest<200>, public ::testing::WithParamInterface<Setting> {};
 
 TEST_P(DecidedStepTest, IsTheStepOfTheCpu) {
   Config config = config_of(GetParam().stage, GetParam().optimizer);
@@ -155,7 +144,7 @@ struct Calls {
   int waits = 0;
 };
 
-class SubmittedStepTest : public testing::FakeCudaTest {
+class SubmittedStepTest : public FakeCudaTest {
  protected:
   // Of the third step. Waits of the thread that calls `take_step` count.
   Calls step_of_one_rank(
@@ -165,11 +154,11 @@ class SubmittedStepTest : public testing::FakeCudaTest {
       const std::function<void(Engine&)>& after = [](Engine&) {}) {
     fake_.set_inline_streams(true);
     Calls calls;
-    const testing::ToyJob job{.config = config, .ranks = 1, .connect = on(Where::nccl)};
+    const ToyJob job{.config = config, .ranks = 1, .connect = on(Where::nccl)};
     run_engines(job, [&](Engine& engine, Communicator&) {
       for (int64_t step = 0; step < 3; ++step) {  // the first ones allocate
-        for (const ParameterId id : testing::trainable(engine)) {
-          give(engine, id, testing::gradient_of(engine, id, 0, 0, step));
+        for (const ParameterId id : trainable(engine)) {
+          give(engine, id, gradient_of(engine, id, 0, 0, step));
         }
         engine.end_micro_step();
         const size_t before = fake_.calls().size();
@@ -243,7 +232,7 @@ TEST_F(SubmittedStepTest, LeavesGathersThatTheFirstUseOfTheirBucketWaitsForOnThe
     const int64_t host = calls_named("Synchronize");
     std::set<int> waited;
     for (int pass = 0; pass < 2; ++pass) {
-      for (const ParameterId id : testing::trainable(engine)) {
+      for (const ParameterId id : trainable(engine)) {
         const bool first = waited.insert(engine.hooks().gradient_bucket(id).index).second;
         const int64_t before = calls_named("cudaStreamWaitEvent");
         engine.parameter(id);
@@ -259,9 +248,9 @@ TEST_F(SubmittedStepTest, LeavesGathersThatTheFirstUseOfTheirBucketWaitsForOnThe
 TEST_F(SubmittedStepTest, ChangesNothingWhenAPeerIsMissing) {
   fake_.set_devices(kRanks);
   std::barrier<> both(kRanks);
-  const testing::ToyJob job{.config = config_of(1, "AdamW"),
-                            .limit = std::chrono::milliseconds(300),
-                            .connect = on(Where::nccl)};
+  const ToyJob job{.config = config_of(1, "AdamW"),
+                   .limit = std::chrono::milliseconds(300),
+                   .connect = on(Where::nccl)};
   run_engines(job, [&](Engine& engine, Communicator& comm) {
     Device& device = engine.device();
     micro_step(engine, comm.rank(), 0);
@@ -287,4 +276,4 @@ TEST_F(SubmittedStepTest, ChangesNothingWhenAPeerIsMissing) {
 }
 
 }  // namespace
-}  // namespace zerorun::decided_step
+}  // namespace zerorun::testing::decided_step

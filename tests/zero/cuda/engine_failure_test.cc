@@ -5,18 +5,14 @@
 
 #include "comm/device_communicator.h"
 #include "comm/nccl/communicator.h"
-#include "device/cuda/cuda_device.h"
 #include "device/cuda/runtime/current_device.h"
-#include "tests/common.h"
 #include "tests/device/cuda/failing_calls.h"
-#include "tests/device/cuda/fake_cuda_test.h"
 #include "tests/zero/stream_program.h"
 #include "zerorun/engine.h"
 
-namespace zerorun::engine_failure {
+namespace zerorun::testing::engine_failure {
 namespace {
 
-using testing::FailingCalls;
 using Which = FailingCalls::Which;
 
 enum class Where { nccl, shared_gpu };
@@ -75,7 +71,7 @@ uint64_t communicate(Where where, int rank, const std::shared_ptr<Store>& store)
   Stream& stream = own.device->inline_stream();
   const Buffer full = *comm.allocate(1024, Sharing::per_rank);
   const Buffer part = own.device->allocate(1024, MemoryCategory::buckets);
-  const testing::Drain drain{*own.device};
+  const Drain drain{*own.device};
   const TensorView in = view_of(full, DType::bf16, 8 * kRanks);
   const TensorView out = view_of(part, DType::fp32, 8);
   own.device->fill(stream, in, 1.0F);
@@ -99,7 +95,7 @@ uint64_t communicate(Where where, int rank, const std::shared_ptr<Store>& store)
 }
 
 Config config_of(const Setting& setting) {
-  return testing::stream_config(setting.stage, setting.param, setting.offloaded);
+  return stream_config(setting.stage, setting.param, setting.offloaded);
 }
 
 // Module "a" of one bucket, "b" of two.
@@ -120,7 +116,7 @@ uint64_t train(const Setting& setting, int rank, const std::shared_ptr<Store>& s
       out[i] = 0.25F * static_cast<float>(id) + 0.001F * static_cast<float>(begin + int64_t(i));
     }
   });
-  testing::StreamProgram program(*engine, rank);
+  StreamProgram program(*engine, rank);
   for (int step = 0; step < 2; ++step) {
     for (int micro = 0; micro < 2; ++micro) program.micro_step();
     engine->step();
@@ -128,17 +124,17 @@ uint64_t train(const Setting& setting, int rank, const std::shared_ptr<Store>& s
   return engine->states().parameter_hash();
 }
 
-class BrokenDeviceTest : public testing::FakeCudaTest {};
+class BrokenDeviceTest : public FakeCudaTest {};
 
 TEST_F(BrokenDeviceTest, WorkThatFailsOnAGpuEndsEveryRankByTheNextStep) {
   fake_.set_devices(kRanks);
   const auto store = make_memory_store();
-  testing::run_threads(kRanks, [&](int rank) {
+  run_threads(kRanks, [&](int rank) {
     const Rank own(Where::nccl, rank, store);
     const Config config = config_of({.stage = 2});
     const std::vector<ParameterGroup> groups(1);
     const auto engine = Engine::create(config, *own.device, *own.comm, specs(), groups);
-    testing::StreamProgram program(*engine, rank);
+    StreamProgram program(*engine, rank);
     for (int micro = 0; micro < 2; ++micro) program.micro_step();
     // The host does not wait for the update's work, so the next step may be the first to meet it.
     const auto two_steps = [&] {
@@ -162,8 +158,7 @@ TEST_F(BrokenDeviceTest, WorkThatFailsOnAGpuEndsEveryRankByTheNextStep) {
   });
 }
 
-class CommunicatorFailureTest : public testing::FakeCudaTest,
-                                public ::testing::WithParamInterface<Where> {};
+class CommunicatorFailureTest : public FakeCudaTest, public ::testing::WithParamInterface<Where> {};
 
 TEST_P(CommunicatorFailureTest, EveryRefusedCallIsATypedErrorOnEveryRankOrWithoutConsequence) {
   FailingCalls calls(GetParam() == Where::nccl ? "NCCL" : "shared GPU", kRanks,
@@ -178,8 +173,7 @@ TEST_P(CommunicatorFailureTest, EveryRefusedCallIsATypedErrorOnEveryRankOrWithou
 INSTANTIATE_TEST_SUITE_P(Transports, CommunicatorFailureTest,
                          ::testing::Values(Where::nccl, Where::shared_gpu));
 
-class EngineFailureTest : public testing::FakeCudaTest,
-                          public ::testing::WithParamInterface<Setting> {};
+class EngineFailureTest : public FakeCudaTest, public ::testing::WithParamInterface<Setting> {};
 
 TEST_P(EngineFailureTest, EveryRefusedCallIsATypedErrorOnEveryRankOrWithoutConsequence) {
   FailingCalls calls(
@@ -202,4 +196,4 @@ INSTANTIATE_TEST_SUITE_P(
                       Setting{Where::shared_gpu, Which::first, 3, 1.0, OffloadDevice::cpu}));
 
 }  // namespace
-}  // namespace zerorun::engine_failure
+}  // namespace zerorun::testing::engine_failure

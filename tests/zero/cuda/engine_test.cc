@@ -3,19 +3,15 @@
 // the parameters. The fake NCCL adds in the same tree, so the CPU's bits are expected.
 #include "zerorun/engine.h"
 
-#include "tests/common.h"
 #include "tests/paths.h"
 #include "tests/zero/cuda/transports.h"
+#include "tests/zero/stream_program.h"
 #include "zero/memory_plan.h"
 
-namespace zerorun {
+namespace zerorun::testing {
 namespace {
 
 using fake::FakeCuda;
-using testing::on;
-using testing::run_engines;
-using testing::ToyModel;
-using testing::Where;
 
 struct Setting {
   int stage = 0;
@@ -30,30 +26,20 @@ struct Setting {
 };
 
 Config config_of(const Setting& setting) {
-  Config config;
+  Config config = stream_config(setting.stage, setting.param, setting.offloaded);
   config.batch.accumulation_steps = setting.accumulation;
   config.precision.param_dtype = setting.dtype;
-  config.zero.stage = setting.stage;
-  config.zero.reduce_bucket_size = 300;
-  config.zero.overlap_comm = true;
-  config.zero.param_persistence_threshold = 10;
+  config.zero.max_reuse_distance = setting.ranks_of_host > 0 ? 0 : Config().zero.max_reuse_distance;
   config.gradient_clipping = 0.5;
-  config.offload.sub_group_size = 256;
-  config.offload.param.device = setting.param;
   config.offload.param.nvme_path = test_paths::build();
   config.offload.param.max_in_cpu = 500;
   config.offload.aio.block_size = 4096;
-  if (setting.ranks_of_host > 0) config.zero.max_reuse_distance = 0;
   if (setting.hpz) config.zero.hpz_partition_size = setting.ranks_of_host;
   if (setting.quantized) {
     config.zero.quantized_weights = setting.stage == 3;
     config.zero.quantized_gradients = true;
     config.zero.quantized_gradient_bits = setting.stage == 1 ? 4 : 8;
     config.zero.loco.emplace();
-  }
-  if (setting.offloaded > 0) {
-    config.offload.optimizer.device = OffloadDevice::cpu;
-    config.offload.optimizer.ratio = setting.offloaded;
   }
   return config;
 }
@@ -91,30 +77,21 @@ void backward(Engine& engine, ParameterId id, int rank, int64_t micro, int64_t s
 }
 
 void micro_step(Engine& engine, int rank, int64_t micro, int64_t step) {
-  const std::vector<std::string> modules = ToyModel::modules();
-  for (size_t m = modules.size(); m-- > 0;) {
-    engine.gather(engine.module_id(modules[m]));
-    for (ParameterId id = 0; id < static_cast<ParameterId>(engine.parameters().size()); ++id) {
-      const ParameterSpec& spec = engine.parameters()[static_cast<size_t>(id)];
-      if (spec.module == modules[m] && spec.trainable) backward(engine, id, rank, micro, step);
-    }
-    engine.release(engine.module_id(modules[m]));
-  }
+  backward_pass(engine, [&](ParameterId id) { backward(engine, id, rank, micro, step); });
   engine.end_micro_step();
 }
 
 // On the device there is no more of the sharded parameters than is gathered; the rest is where the
 // plan, which is rank 0's, says. (Collectives through the host pin memory of their own.)
 void expect_parameters_elsewhere(Engine& engine, const MemoryPlan& plan) {
-  const Device& device = engine.device();
   int64_t sharded = 0;
   engine.states().visit_states(StateAccess::shape, [&](const StateInterval& part) {
     if (engine.is_sharded(part.parameter)) sharded += static_cast<int64_t>(part.param.nbytes());
   });
   EXPECT_GT(sharded, 0);
-  EXPECT_LT(device.memory_use(MemoryCategory::parameters).peak_bytes, sharded / 2);
+  EXPECT_LT(peak_bytes(engine, MemoryCategory::parameters), sharded / 2);
   const auto expect_planned = [&](MemoryCategory category, int64_t planned) {
-    const auto live = static_cast<double>(device.memory_use(category).live_bytes);
+    const auto live = static_cast<double>(live_bytes(engine, category));
     EXPECT_NEAR(static_cast<double>(planned), live, 0.03 * live + 64) << name_of(category);
     return static_cast<int64_t>(live);
   };
@@ -127,22 +104,21 @@ void expect_parameters_elsewhere(Engine& engine, const MemoryPlan& plan) {
 // Compares what is held between steps, and what is beside it at most, with the plan.
 void expect_planned_groups(const Setting& setting, Engine& engine, int ranks) {
   const MemoryPlan plan =
-      plan_memory(config_of(setting), testing::toy_specs(), {ranks, setting.ranks_of_host});
+      plan_memory(config_of(setting), toy_specs(), {ranks, setting.ranks_of_host});
   EXPECT_EQ(plan.secondary > 0, setting.hpz);
   const int64_t states =
       plan.parameters + plan.secondary + plan.gradients + plan.masters + plan.moments;
   EXPECT_NEAR(static_cast<double>(states), static_cast<double>(engine.model_state_bytes()),
               0.03 * static_cast<double>(states) + 64);
-  EXPECT_LE(engine.device().memory_use(MemoryCategory::buckets).peak_bytes,
-            plan.buckets + plan.gathered);
+  EXPECT_LE(peak_bytes(engine, MemoryCategory::buckets), plan.buckets + plan.gathered);
 }
 
 uint64_t train(const Setting& setting, Where where) {
   const int ranks = setting.ranks_of_host > 0 ? 2 * setting.ranks_of_host : 2;
   FakeCuda::instance().set_devices(ranks);
-  testing::ToyJob job{.config = config_of(setting), .ranks = ranks, .connect = on(where)};
-  if (setting.ranks_of_host > 0) job.host_of = testing::hosts_of(setting.ranks_of_host);
-  return testing::hash_after(job, [&](Engine& engine, Communicator& comm) {
+  ToyJob job{.config = config_of(setting), .ranks = ranks, .connect = on(where)};
+  if (setting.ranks_of_host > 0) job.host_of = hosts_of(setting.ranks_of_host);
+  return hash_after(job, [&](Engine& engine, Communicator& comm) {
     for (int64_t step = 0; step < 3; ++step) {
       for (int64_t micro = 0; micro < setting.accumulation; ++micro) {
         micro_step(engine, comm.rank(), micro, step);
@@ -157,11 +133,7 @@ uint64_t train(const Setting& setting, Where where) {
   });
 }
 
-class CudaEngineTest : public testing::FakeCudaTest, public ::testing::WithParamInterface<int> {
- protected:
-  explicit CudaEngineTest(std::chrono::microseconds delay = std::chrono::microseconds(300))
-      : FakeCudaTest(delay) {}
-};
+class CudaEngineTest : public LateCudaTest<300>, public ::testing::WithParamInterface<int> {};
 
 // Those of fp32 are HostAheadTest's.
 TEST_P(CudaEngineTest, TrainsToTheBitsOfTheCpu) {
@@ -172,10 +144,7 @@ TEST_P(CudaEngineTest, TrainsToTheBitsOfTheCpu) {
   }
 }
 
-class CudaGroupsTest : public testing::FakeCudaTest {
- protected:
-  CudaGroupsTest() : FakeCudaTest(std::chrono::microseconds(300)) {}
-};
+using CudaGroupsTest = LateCudaTest<300>;
 
 TEST_F(CudaGroupsTest, HpzChangesNoBit) {
   const Setting plain{.stage = 3, .accumulation = 2, .ranks_of_host = 2};
@@ -220,16 +189,14 @@ TEST_P(CudaOffloadTest, ChangesNoBit) {
 
 // The calls that steps make to CUDA after the first ones. Streams are inline, so that no count
 // depends on timing.
-class CudaSteadyStateTest : public CudaEngineTest {
+class CudaSteadyStateTest : public FakeCudaTest, public ::testing::WithParamInterface<int> {
  protected:
   static constexpr int kRanks = 2;
   static constexpr int kFirst = 3;
   static constexpr int kSteps = 10;
 
-  CudaSteadyStateTest() : CudaEngineTest({}) {}
-
   void SetUp() override {
-    CudaEngineTest::SetUp();
+    FakeCudaTest::SetUp();
     fake_.set_inline_streams(true);
     fake_.set_devices(kRanks);
   }
@@ -239,7 +206,7 @@ class CudaSteadyStateTest : public CudaEngineTest {
     std::vector<std::map<std::string, int>> counts;
     std::barrier all(kRanks,
                      [&counts]() noexcept { counts.push_back(FakeCuda::instance().counts()); });
-    const testing::ToyJob job{.config = config_of(setting), .connect = on(Where::nccl)};
+    const ToyJob job{.config = config_of(setting), .connect = on(Where::nccl)};
     run_engines(job, [&](Engine& engine, Communicator& comm) {
       for (int64_t step = 0; step < kFirst + kSteps; ++step) {
         if (step == kFirst) all.arrive_and_wait();
@@ -259,10 +226,9 @@ TEST_P(CudaSteadyStateTest, AllocatesNothing) {
     const Setting setting{GetParam(), DType::bf16, 1, offloaded};
     const std::map<std::string, int> calls = calls_of_steps(setting);
     for (const auto& [name, count] : calls) {
-      const bool allocates =
-          name.find("Malloc") != std::string::npos || name.find("Alloc") != std::string::npos ||
-          name.find("Create") != std::string::npos || name.find("Register") != std::string::npos ||
-          name.find("Free") != std::string::npos;
+      const bool allocates = std::ranges::any_of(
+          std::array{"Malloc", "Alloc", "Create", "Register", "Free"},
+          [&](const char* what) { return name.find(what) != std::string::npos; });
       // The host's cores hold events of copies down until they get there: how many there are at
       // once depends on them, but no more than one step records.
       const int most = name.starts_with("cudaEventCreate") && offloaded > 0
@@ -300,4 +266,4 @@ INSTANTIATE_TEST_SUITE_P(Stages, CudaOffloadTest, ::testing::Values(1, 2, 3));
 INSTANTIATE_TEST_SUITE_P(Stages, CudaOffloadParamTest, ::testing::Values(3));
 
 }  // namespace
-}  // namespace zerorun
+}  // namespace zerorun::testing

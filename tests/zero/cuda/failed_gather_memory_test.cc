@@ -1,35 +1,26 @@
-
-
 #include "device/cuda/runtime/cuda_stream.h"
-#include "tests/common.h"
 #include "tests/zero/cuda/transports.h"
 #include "tests/zero/stream_program.h"
-#include "zerorun/engine.h"
-#include "zerorun/error.h"
 #include "zerorun/out_of_memory.h"
 
-namespace zerorun::failed_gather {
+namespace zerorun::testing::failed_gather {
 namespace {
-
-using testing::ToyModel;
 
 constexpr int64_t kWidth = 64;
 
 Config config_of(int64_t prefetch) {
-  Config config;
-  config.zero.stage = 3;
+  Config config = gathering_config(3);
   config.zero.overlap_comm = true;
-  config.zero.param_persistence_threshold = 0;
-  config.zero.max_reuse_distance = 0;
   config.zero.reduce_bucket_size = kWidth * kWidth;
   config.zero.prefetch_bucket_size = prefetch;
+  config.share_parameters = true;
   return config;
 }
 
 // Module "a" of one bucket, "b" of two.
 std::vector<ParameterSpec> specs() {
-  return {{"a.weight", {kWidth, kWidth}, "a", 0, true, ""},
-          {"b.weight", {kWidth, kWidth}, "b", 0, true, ""},
+  return {{"a.weight", {kWidth, kWidth}, "a"},
+          {"b.weight", {kWidth, kWidth}, "b"},
           {"b.other", {kWidth, kWidth}, "b", 0, false, ""}};
 }
 
@@ -39,7 +30,7 @@ void fill_with_ids(Engine& engine) {
   });
 }
 
-class FailedGatherMemoryTest : public testing::FakeCudaTest {
+class FailedGatherMemoryTest : public FakeCudaTest {
  protected:
   // One rank's engine, whose memory for full parameters is refused at the `refused_`th request.
   void make_engine(int64_t prefetch) {
@@ -62,7 +53,7 @@ class FailedGatherMemoryTest : public testing::FakeCudaTest {
   void release(const char* module) { engine_->release(engine_->module_id(module)); }
   void learn_order() {
     for (int pass = 0; pass < 3; ++pass) {
-      for (const char* module : {"a", "b"}) testing::visit(*engine_, module);
+      for (const char* module : {"a", "b"}) visit(*engine_, module);
     }
   }
   void refuse(int nth) {
@@ -70,10 +61,9 @@ class FailedGatherMemoryTest : public testing::FakeCudaTest {
     refused_ = nth;
   }
   void expect_content(ParameterId id) {
-    std::vector<float> seen(static_cast<size_t>(kWidth * kWidth));
-    device_->download(device_->inline_stream(), engine_->parameter(id), seen.data());
-    device_->inline_stream().synchronize();
-    EXPECT_THAT(seen, ::testing::Each(static_cast<float>(id + 1))) << "parameter " << id;
+    EXPECT_THAT(downloaded(*device_, engine_->parameter(id)),
+                ::testing::Each(static_cast<float>(id + 1)))
+        << "parameter " << id;
   }
 
   std::shared_ptr<CudaDevice> device_;
@@ -100,9 +90,9 @@ TEST_F(FailedGatherMemoryTest, AGatherAheadWithoutMemoryGoesToTheHostUntilItsUse
   learn_order();
   fill_with_ids(*engine_);  // drops what was gathered ahead
   refuse(3);                // a, and the first of b's two; not the second
-  const int64_t pinned = device_->memory_use(MemoryCategory::pinned).live_bytes;
+  const int64_t pinned = live_bytes(*engine_, MemoryCategory::pinned);
   gather("a");
-  EXPECT_EQ(device_->memory_use(MemoryCategory::pinned).live_bytes - pinned,
+  EXPECT_EQ(live_bytes(*engine_, MemoryCategory::pinned) - pinned,
             2 * kWidth * kWidth * int64_t{sizeof(float)});
   release("a");
   refuse(2);  // no room at the use either, for one of them
@@ -111,20 +101,20 @@ TEST_F(FailedGatherMemoryTest, AGatherAheadWithoutMemoryGoesToTheHostUntilItsUse
   expect_content(1);
   expect_content(2);
   release("b");
-  EXPECT_EQ(device_->memory_use(MemoryCategory::pinned).live_bytes, pinned);
+  EXPECT_EQ(live_bytes(*engine_, MemoryCategory::pinned), pinned);
 }
 
 TEST_F(FailedGatherMemoryTest, WhatWasGatheredToTheHostAndIsNotUsedGoes) {
   make_engine(1 << 20);
   learn_order();
   fill_with_ids(*engine_);
-  const int64_t pinned = device_->memory_use(MemoryCategory::pinned).live_bytes;
+  const int64_t pinned = live_bytes(*engine_, MemoryCategory::pinned);
   refuse(2);
   gather("a");
   release("a");
-  EXPECT_GT(device_->memory_use(MemoryCategory::pinned).live_bytes, pinned);
+  EXPECT_GT(live_bytes(*engine_, MemoryCategory::pinned), pinned);
   fill_with_ids(*engine_);
-  EXPECT_EQ(device_->memory_use(MemoryCategory::pinned).live_bytes, pinned);
+  EXPECT_EQ(live_bytes(*engine_, MemoryCategory::pinned), pinned);
   gather("b");
   expect_content(1);
   release("b");
@@ -136,13 +126,12 @@ TEST_F(FailedGatherMemoryTest, OneRankWithLessMemoryThanItsPeersTrainsAsBefore) 
   const auto train = [](bool scarce) {
     std::array<uint64_t, 2> hashes{};
     int64_t parked = 0;
-    const testing::ToyJob job{.config = testing::stream_config(3, OffloadDevice::none),
-                              .connect = testing::on(testing::Where::nccl)};
+    const ToyJob job{.config = stream_config(3, OffloadDevice::none), .connect = on(Where::nccl)};
     run_engines(job, [&](Engine& engine, Communicator& comm) {
       const int rank = comm.rank();
       Device& device = engine.device();
       const auto live = std::make_shared<size_t>(0);
-      const int64_t pinned = device.memory_use(MemoryCategory::pinned).live_bytes;
+      const int64_t pinned = live_bytes(engine, MemoryCategory::pinned);
       engine.hooks().use_full_memory([&device, live, scarce, rank](int, size_t nbytes) {
         constexpr size_t kRoom = 10000;  // the largest module takes most of it
         if (scarce && rank == 1 && *live + nbytes > kRoom) throw OutOfMemory("out of memory");
@@ -151,13 +140,13 @@ TEST_F(FailedGatherMemoryTest, OneRankWithLessMemoryThanItsPeersTrainsAsBefore) 
             std::make_shared<Buffer>(device.allocate(nbytes, MemoryCategory::buckets));
         return Buffer(block->data(), nbytes, [block, live, nbytes] { *live -= nbytes; });
       });
-      testing::StreamProgram program(engine, rank);
+      StreamProgram program(engine, rank);
       for (int step = 0; step < 4; ++step) {
         for (int micro = 0; micro < 2; ++micro) program.micro_step();
         EXPECT_TRUE(engine.step().applied);
       }
       hashes.at(static_cast<size_t>(rank)) = engine.states().parameter_hash();
-      if (rank == 1) parked = device.memory_use(MemoryCategory::pinned).peak_bytes - pinned;
+      if (rank == 1) parked = peak_bytes(engine, MemoryCategory::pinned) - pinned;
     });
     EXPECT_EQ(hashes[0], hashes[1]);
     EXPECT_EQ(parked > 0, scarce);
@@ -171,7 +160,7 @@ TEST_F(FailedGatherMemoryTest, AnErrorAfterTheLastGatherIsSaidWhenTheEngineEnds)
   const auto store = make_memory_store();
   std::barrier<> both(2);
   ::testing::internal::CaptureStderr();
-  testing::run_threads(2, [&](int rank) {
+  run_threads(2, [&](int rank) {
     CommunicatorOptions options{.rank = rank, .world_size = 2, .store = store};
     options.timeout = std::chrono::milliseconds(300);
     options.device = std::make_shared<CudaDevice>(rank, 0);
@@ -189,10 +178,9 @@ TEST_F(FailedGatherMemoryTest, AnErrorAfterTheLastGatherIsSaidWhenTheEngineEnds)
     both.arrive_and_wait();
     if (comm) comm->abort("over");
   });
-  EXPECT_THAT(
-      ::testing::internal::GetCapturedStderr(),
-      ::testing::ContainsRegex("rank 0.*a[.]weight.*what was computed since then is wrong"));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              ContainsRegex("rank 0.*a[.]weight.*what was computed since then is wrong"));
 }
 
 }  // namespace
-}  // namespace zerorun::failed_gather
+}  // namespace zerorun::testing::failed_gather

@@ -1,18 +1,13 @@
 // Within a micro-step the host does not wait for a GPU: it submits, and streams wait for each
 // other. A step waits once, for the gradients' norm.
 
-#include "tests/common.h"
 #include "tests/zero/cuda/transports.h"
 #include "tests/zero/stream_program.h"
-#include "zerorun/error.h"
 
-namespace zerorun::host_ahead {
+namespace zerorun::testing::host_ahead {
 namespace {
 
 using fake::FakeCuda;
-using testing::on;
-using testing::run_engines;
-using testing::Where;
 
 struct Setting {
   int stage = 0;
@@ -46,11 +41,10 @@ Outcome train(const Setting& setting, Where where) {
   FakeCuda::instance().set_devices(kRanks);
   std::mutex mutex;
   Outcome outcome;
-  const testing::ToyJob job{
-      .config = testing::stream_config(setting.stage, setting.param, setting.offloaded),
-      .connect = on(where)};
+  const ToyJob job{.config = stream_config(setting.stage, setting.param, setting.offloaded),
+                   .connect = on(where)};
   run_engines(job, [&](Engine& engine, Communicator& comm) {
-    testing::StreamProgram program(engine, comm.rank());
+    StreamProgram program(engine, comm.rank());
     int64_t waits = 0;
     int64_t step_waits = 0;
     for (int step = 0; step < kFirst + kSteps; ++step) {
@@ -71,10 +65,7 @@ Outcome train(const Setting& setting, Where where) {
   return outcome;
 }
 
-class HostAheadTest : public testing::FakeCudaTest, public ::testing::WithParamInterface<Setting> {
- protected:
-  HostAheadTest() : FakeCudaTest(std::chrono::microseconds(300)) {}
-};
+class HostAheadTest : public LateCudaTest<300>, public ::testing::WithParamInterface<Setting> {};
 
 TEST_P(HostAheadTest, WaitsForTheNormAloneAndTrainsToTheBitsOfTheCpu) {
   const uint64_t expected = train({GetParam().stage}, Where::cpu).hash;
@@ -93,19 +84,18 @@ INSTANTIATE_TEST_SUITE_P(Stages, HostAheadTest,
                                            Setting{.stage = 2, .offloaded = 1.0},
                                            Setting{.stage = 3, .offloaded = 0.5}));
 
-class FailedGatherTest : public testing::FakeCudaTest,
-                         public ::testing::WithParamInterface<Where> {};
+class FailedGatherTest : public FakeCudaTest, public ::testing::WithParamInterface<Where> {};
 
 // A gather's error comes to whoever waits for what was computed with it, and to the next gather.
 TEST_P(FailedGatherTest, IsTheErrorOfTheInlineStreamAndOfTheNextGather) {
   fake_.set_devices(kRanks);
   std::barrier both(kRanks);
-  testing::ToyJob job{.config = testing::stream_config(3, OffloadDevice::none),
-                      .limit = std::chrono::milliseconds(300),
-                      .connect = on(GetParam())};
+  ToyJob job{.config = stream_config(3, OffloadDevice::none),
+             .limit = std::chrono::milliseconds(300),
+             .connect = on(GetParam())};
   job.config.zero.prefetch_bucket_size = 0;
   run_engines(job, [&](Engine& engine, Communicator& comm) {
-    testing::visit(engine, "h.0");
+    visit(engine, "h.0");
     both.arrive_and_wait();
     if (comm.rank() == 0) {  // the other one never comes
       EXPECT_NO_THROW(engine.gather(engine.module_id("h.0")));
@@ -122,4 +112,4 @@ INSTANTIATE_TEST_SUITE_P(Transports, FailedGatherTest,
                          ::testing::Values(Where::nccl, Where::shared_gpu));
 
 }  // namespace
-}  // namespace zerorun::host_ahead
+}  // namespace zerorun::testing::host_ahead

@@ -2,21 +2,15 @@
 // would leave old values, or bring back the wrong ones.
 
 #include "tests/checkpoint/temporary_directory.h"
-#include "tests/common.h"
 #include "tests/zero/cuda/transports.h"
 #include "zerorun/checkpoint.h"
-#include "zerorun/error.h"
 
-namespace zerorun::cuda_load {
+namespace zerorun::testing::cuda_load {
 namespace {
 
-using testing::flip_last_bit;
-using testing::TemporaryDirectory;
-
 std::unique_ptr<Engine> make_engine(int stage, Communicator& comm, Device& device) {
-  auto engine = Engine::create(testing::toy_config(stage), device, comm, testing::toy_specs(),
-                               testing::ToyModel::groups());
-  testing::toy_initialize(*engine);
+  auto engine = Engine::create(toy_config(stage), device, comm, toy_specs(), ToyModel::groups());
+  toy_initialize(*engine);
   return engine;
 }
 
@@ -45,16 +39,13 @@ std::string bytes_of(Engine& engine, Device& device) {
   return all;
 }
 
-class CudaLoadTest : public testing::FakeCudaTest {
- protected:
-  CudaLoadTest() : FakeCudaTest(std::chrono::microseconds(300)) {}
-};
+using CudaLoadTest = LateCudaTest<300>;
 
 TEST_F(CudaLoadTest, LoadsEveryByteOrNone) {
   fake_.set_devices(2);
   for (const int stage : {0, 2, 3}) {
     const TemporaryDirectory directory;
-    const testing::ToyJob job{.connect = testing::on(testing::Where::nccl)};
+    const ToyJob job{.connect = on(Where::nccl)};
     run_devices(job, [&](Device& device, Communicator& comm) {
       const int rank = comm.rank();
       const auto saving = make_engine(stage, comm, device);
@@ -67,7 +58,7 @@ TEST_F(CudaLoadTest, LoadsEveryByteOrNone) {
         const std::string before = bytes_of(*engine, device);
         if (rank == 0) flip_last_bit(directory);
         EXPECT_THAT([&] { load_checkpoint(engine->states(), comm, directory.string()); },
-                    ::testing::ThrowsMessage<CheckpointError>(::testing::HasSubstr("damaged")));
+                    ThrowsMessage<CheckpointError>(HasSubstr("damaged")));
         EXPECT_TRUE(bytes_of(*engine, device) == before) << stage << is_fresh;
         if (rank == 0) flip_last_bit(directory);
         load_checkpoint(engine->states(), comm, directory.string());
@@ -78,4 +69,4 @@ TEST_F(CudaLoadTest, LoadsEveryByteOrNone) {
 }
 
 }  // namespace
-}  // namespace zerorun::cuda_load
+}  // namespace zerorun::testing::cuda_load

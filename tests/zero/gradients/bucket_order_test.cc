@@ -1,21 +1,12 @@
 // The order in which buckets are reduced, and modules gathered.
-
 #include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/zero/offload_config.h"
-#include "tests/zero/toy_gradients.h"
 #include "tests/zero/toy_run.h"
 #include "tests/zero/wrapped_communicator.h"
+#include "zero/gradients/gradient_batch.h"
 #include "zero/memory_plan.h"
 
-namespace zerorun::bucket_order {
+namespace zerorun::testing::bucket_order {
 namespace {
-
-using testing::base_config;
-using testing::contribute;
-using testing::run_engines;
-using testing::trainable;
-using testing::WrappedCommunicator;
 
 constexpr int kLayers = 8;
 
@@ -46,8 +37,8 @@ TEST_P(UnusedPoolerTest, HoldsNothingBackFromTheSecondStepOn) {
     for (int step = 0; step < 3; ++step) {
       const CommStats before = comm.stats();
       for (int layer = kLayers; layer-- > 0;) {
-        testing::give_gradient(engine, layer, 1);
-        const int64_t gone = testing::since(before, comm)[Collective::reduce_scatter].calls;
+        give_gradient(engine, layer, 1);
+        const int64_t gone = since(before, comm)[Collective::reduce_scatter].calls;
         EXPECT_EQ(gone, step == 0 ? 0 : kLayers - layer) << "step " << step;
         if (step > 0) {
           EXPECT_LE(static_cast<double>(buckets()),
@@ -73,21 +64,74 @@ TEST(GatherOrders, ThatDifferEndAtTheStepOnEveryRank) {
   config.zero.param_persistence_threshold = 0;
   config.zero.prefetch_bucket_size = 0;
   const auto blind = [](CommunicatorOptions& options) {
-    return std::make_shared<BlindCommunicator>(testing::connect_on_cpu(options));
+    return std::make_shared<BlindCommunicator>(connect_on_cpu(options));
   };
   for (const bool differ : {false, true}) {
     run_engines({.config = config, .connect = blind}, [&](Engine& engine, Communicator& comm) {
       std::vector<std::string> modules = {"h.0", "expert"};
       if (differ && comm.rank() == 1) std::reverse(modules.begin(), modules.end());
-      for (const std::string& module : modules) testing::visit(engine, module);
+      for (const std::string& module : modules) visit(engine, module);
       for (const ParameterId id : trainable(engine)) contribute(engine, id, comm.rank(), 0, 0);
       engine.end_micro_step();
-      const std::string error = testing::error_of<CommError>([&] { engine.step(); });
+      const std::string error = error_of<CommError>([&] { engine.step(); });
       EXPECT_EQ(error.find("ranks used different modules") != std::string::npos, differ) << error;
       EXPECT_EQ(error.empty(), !differ);
     });
   }
 }
 
+// A step in which the buckets of `arrivals` were complete; returns whether it asks for a new order,
+// which then is taken over.
+bool step(BucketSchedule& schedule, const std::vector<int>& arrivals) {
+  for (const int bucket : arrivals) schedule.arrived(bucket);
+  schedule.end_round(true);
+  const bool change = schedule.wants_change();
+  schedule.end_batch(change ? schedule.proposal() : std::vector<int64_t>{});
+  return change;
+}
+
+TEST(BucketSchedule, PutsWhatWasNotCompleteLast) {
+  BucketSchedule schedule({0, 1, 2, 3});
+  EXPECT_TRUE(step(schedule, {1, 3, 2}));
+  EXPECT_EQ(schedule.order(), (std::vector<int>{1, 3, 2, 0}));
+  EXPECT_FALSE(step(schedule, {1, 3, 2}));
+}
+
+TEST(BucketSchedule, KeepsAnOrderThatFits) {
+  BucketSchedule schedule({0, 1, 2});
+  EXPECT_FALSE(step(schedule, {0, 1, 2}));
+  EXPECT_FALSE(step(schedule, {0, 1}));
+}
+
+TEST(BucketSchedule, ChangesAgainForAnOrderThatCameTwiceInARow) {
+  BucketSchedule schedule({0, 1, 2});
+  EXPECT_TRUE(step(schedule, {1, 0, 2}));
+  EXPECT_FALSE(step(schedule, {2, 1, 0}));
+  EXPECT_FALSE(step(schedule, {0, 1, 2}));
+  EXPECT_FALSE(step(schedule, {2, 1, 0}));
+  EXPECT_TRUE(step(schedule, {2, 1, 0}));
+  EXPECT_EQ(schedule.order(), (std::vector<int>{2, 1, 0}));
+}
+
+TEST(BucketSchedule, ARoundThatTeachesNothingLeavesWhatWasLearned) {
+  BucketSchedule schedule({0, 1});
+  schedule.arrived(1);
+  schedule.end_round(true);
+  schedule.end_round(false);
+  EXPECT_EQ(schedule.proposal(), (std::vector<int64_t>{1, 0}));
+}
+
+TEST(BucketSchedule, GoesThroughItsOrderInEachRound) {
+  BucketSchedule schedule({1, 0});
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_EQ(schedule.next(), 1);
+    schedule.advance();
+    EXPECT_EQ(schedule.next(), 0);
+    schedule.advance();
+    EXPECT_EQ(schedule.next(), std::nullopt);
+    schedule.end_round(false);
+  }
+}
+
 }  // namespace
-}  // namespace zerorun::bucket_order
+}  // namespace zerorun::testing::bucket_order

@@ -2,26 +2,12 @@
 #include "zero/gradients/gradient_batch.h"
 
 #include "device/cpu/cpu_device.h"
-#include "tests/common.h"
-#include "tests/error_of.h"
-#include "tests/zero/offload_config.h"
-#include "tests/zero/toy_gradients.h"
 #include "tests/zero/toy_run.h"
-#include "zerorun/error.h"
 #include "zerorun/exact_sum.h"
 #include "zerorun/out_of_memory.h"
 
-namespace zerorun::gradient_batch {
+namespace zerorun::testing::gradient_batch {
 namespace {
-
-using testing::base_config;
-using testing::contribute;
-using testing::gradient_of;
-using testing::offloaded;
-using testing::run_engines;
-using testing::ToyOutcome;
-using testing::train_by;
-using testing::trainable;
 
 int64_t reductions(const CommStats& stats, int stage) {
   return stats[stage == 0 ? Collective::all_reduce : Collective::reduce_scatter].calls;
@@ -123,9 +109,9 @@ TEST_P(GradientBatchTest, ABackwardWithoutMemoryCanBeRepeated) {
       options.device = std::make_shared<FullDevice>();
       return make_communicator(options);
     };
-    const testing::ToyJob job{
+    const ToyJob job{
         .config = base_config(GetParam(), DType::fp32), .ranks = 1, .connect = connect};
-    return testing::hash_after(job, [&](Engine& engine, Communicator&) {
+    return hash_after(job, [&](Engine& engine, Communicator&) {
       backward(engine, 0, 0, 0);
       engine.reduce_gradients();
       dynamic_cast<FullDevice&>(engine.device()).refuse_in = refuse_in;
@@ -193,7 +179,7 @@ TEST_P(GradientBatchTest, OneCollectiveDecidesUnlessGradientsWereLate) {
       engine.end_micro_step();
       const CommStats before = comm.stats();
       engine.step();
-      return testing::since(before, comm);
+      return since(before, comm);
     };
     step_stats(0, false);
     const CommStats ordinary = step_stats(1, false);
@@ -293,7 +279,7 @@ TEST_P(GradientBatchTest, ADroppedBatchLeavesNothing) {
 
 TEST_P(GradientBatchTest, CallsOutOfOrderAreErrors) {
   run_engines({base_config(GetParam()), 1}, [](Engine& engine, Communicator&) {
-    const auto message = [](const auto& call) { return testing::error_of(call); };
+    const auto message = [](const auto& call) { return error_of(call); };
     const ParameterId id = engine.parameter_id("h.0.weight");
     std::vector<float> values(7);
     EXPECT_THAT(message([&] { engine.contribute(id, view_of(std::span<float>(values))); }),
@@ -313,4 +299,4 @@ TEST_P(GradientBatchTest, CallsOutOfOrderAreErrors) {
 }
 
 }  // namespace
-}  // namespace zerorun::gradient_batch
+}  // namespace zerorun::testing::gradient_batch

@@ -1,7 +1,5 @@
 #include "zero/partition/muon_rounds.h"
 
-#include <numeric>
-
 #include "tests/common.h"
 #include "zero/memory_plan.h"
 

@@ -1,13 +1,9 @@
 #pragma once
 
-#include <algorithm>
-#include <functional>
-#include <memory>
-#include <span>
-
 #include "device/cpu/cpu_device.h"
 #include "device/cpu/cpu_stream.h"
-#include "zerorun/device.h"
+#include "tests/zero/toy_run.h"
+#include "tests/zero/wrapped_communicator.h"
 
 namespace zerorun::testing {
 
@@ -117,5 +113,115 @@ class VirtualTimeDevice final : public CpuDevice {
   VirtualStream inline_;
   std::unique_ptr<VirtualTimeDevice> host_;
 };
+
+struct CollectiveSeconds {
+  double gather = 0.0;
+  double reduce_scatter = 0.0;
+};
+
+// Collectives that take a time on their stream. The calls of a communicator happen one after the
+// other, whatever their streams.
+class TimedCollectives final : public CollectiveGathers {
+ public:
+  template <typename Inner>
+  TimedCollectives(Inner&& inner, CollectiveSeconds seconds)
+      : CollectiveGathers(std::forward<Inner>(inner)), seconds_(seconds) {}
+
+  Event all_gather(TensorView in, TensorView out, Sync sync, Stream& stream,
+                   std::string_view label) override {
+    stream.wait(last_);
+    CollectiveGathers::all_gather(in, out, sync, stream, label);
+    return pass(stream, seconds_.gather);
+  }
+  Event reduce_scatter(TensorView in, TensorView out, Output output, Stream& stream,
+                       std::string_view label) override {
+    stream.wait(last_);
+    CollectiveGathers::reduce_scatter(in, out, output, stream, label);
+    return pass(stream, seconds_.reduce_scatter);
+  }
+
+ private:
+  std::unique_ptr<Communicator> make_lane(std::shared_ptr<Communicator> inner) override {
+    return std::make_unique<TimedCollectives>(std::move(inner), seconds_);
+  }
+  Event pass(Stream& stream, double seconds) {
+    dynamic_cast<VirtualStream&>(stream).pass(seconds);
+    return last_ = stream.record();
+  }
+
+  const CollectiveSeconds seconds_;
+  Event last_;
+};
+
+// An engine whose model has equal modules, each of one parameter, in virtual time.
+struct VirtualModel {
+  static constexpr int64_t kNumel = 4096;  // of a module
+
+  Engine& engine;
+  Communicator& comm;
+  VirtualClock& clock;
+  VirtualTimeDevice& device;
+  int modules;
+
+  // Uses each module for so many seconds.
+  void forward(double seconds) const {
+    for (int i = 0; i < modules; ++i) {
+      engine.gather(module(i));
+      engine.parameter(i);
+      clock.caller += seconds;
+      engine.release(module(i));
+    }
+  }
+  // The same, and gives the gradients.
+  void backward(double seconds) const {
+    for (int i = modules; i-- > 0;) {
+      engine.gather(module(i));
+      clock.caller += seconds;
+      give_gradient(engine, i, 0.01F);
+      engine.release(module(i));
+    }
+  }
+  void step() const {
+    engine.end_micro_step();
+    EXPECT_TRUE(engine.step().applied);
+  }
+  ModuleId module(int i) const { return engine.module_id("m" + std::to_string(i)); }
+  // Lets everything before be over; returns the time.
+  double settle() const { return clock.caller += 1e6; }
+};
+
+struct VirtualJob {
+  Config config{};
+  int modules = 8;
+  VirtualCosts costs{};
+  CollectiveSeconds collectives{};
+  int ranks = 1;
+  VirtualKind kind = VirtualKind::accelerator;
+};
+
+// A bucket for each module, which is gathered anew for each use at stage 3.
+inline Config virtual_config(int stage) {
+  Config config = gathering_config(stage, DType::bf16);
+  config.zero.reduce_bucket_size = VirtualModel::kNumel;
+  return config;
+}
+
+inline void run_virtually(const VirtualJob& job,
+                          const std::function<void(const VirtualModel&)>& body) {
+  run_ranks(job.ranks, [&](Communicator& comm) {
+    VirtualClock clock;
+    VirtualTimeDevice device(clock, job.costs, job.kind);
+    TimedCollectives timed(comm, job.collectives);
+    std::vector<ParameterSpec> specs;
+    for (int i = 0; i < job.modules; ++i) {
+      specs.push_back({"w" + std::to_string(i), {VirtualModel::kNumel}, "m" + std::to_string(i)});
+    }
+    const auto engine = Engine::create(job.config, device, timed, specs, {ParameterGroup{}});
+    engine->initialize_parameters([](ParameterId, int64_t, std::span<float> out) {
+      std::fill(out.begin(), out.end(), 0.5F);
+    });
+    body({*engine, comm, clock, device, job.modules});
+  });
+}
 
 }  // namespace zerorun::testing

@@ -1,0 +1,342 @@
+// Shard groups, and secondary partitions of parameters within a host (hpZ): the bits are those of
+// one group of all ranks, the traffic is less.
+
+#include "core/check.h"
+#include "tests/zero/toy_run.h"
+#include "zero/memory_plan.h"
+#include "zerorun/exact_sum.h"
+
+namespace zerorun::testing::groups {
+namespace {
+
+Config grouped(int stage, int64_t group, DType dtype = DType::bf16) {
+  Config config = toy_config(stage, dtype);
+  config.zero.shard_group_size = group;
+  return config;
+}
+
+// Every gather is made anew: nothing stays.
+Config copied(int64_t secondary, DType dtype = DType::bf16) {
+  Config config = toy_config(3, dtype);
+  config.zero.hpz_partition_size = secondary;
+  config.zero.max_reuse_distance = 0;
+  return config;
+}
+
+ToyOutcome train_on(const HostOf& host_of, const Config& config, int ranks,
+                    int64_t overflow_at = -1) {
+  return toy_train(config, ranks, 4, overflow_at, {}, host_of);
+}
+
+// The bytes of a step's collectives by the groups that they are made in ("": all ranks).
+using Traffic = std::map<std::string, std::map<Collective, int64_t>>;
+
+Traffic traffic_of(Communicator& comm, const std::function<void()>& step) {
+  std::mutex mutex;
+  Traffic bytes;
+  Subscription observed = comm.observe([&](const CollectiveSpan& span) {
+    const std::lock_guard lock(mutex);
+    const size_t colon = span.label.find(": ");
+    bytes[colon == std::string::npos ? "" : span.label.substr(0, colon)][span.op] += span.bytes;
+  });
+  step();
+  observed.reset();
+  return bytes;
+}
+
+const std::vector<ParameterSpec>& two_matrices() {
+  static const std::vector<ParameterSpec> specs = {{"a", {64, 1024}, "m"}, {"b", {32, 1024}, "n"}};
+  return specs;
+}
+constexpr int64_t kNumel = int64_t{96} * 1024;
+
+// Ranks and ranks of a group: 2 x 2, 2 x 4 and 4 x 2.
+constexpr std::array<std::pair<int, int>, 3> kGroups = {{{4, 2}, {8, 4}, {8, 2}}};
+
+TEST(ShardGroupTest, EveryStageGivesTheBitsOfOneGroup) {
+  for (const auto& [dtype, accumulation] : {std::pair(DType::fp32, 1), std::pair(DType::bf16, 2)}) {
+    std::map<int, ToyOutcome> expected;  // by world size
+    for (const auto& [ranks, group] : kGroups) {
+      Config config = grouped(2, 0, dtype);
+      config.batch.accumulation_steps = accumulation;
+      if (!expected.contains(ranks)) expected[ranks] = toy_train(config, ranks);
+      for (int stage = 1; stage <= 3; ++stage) {
+        for (const bool own_thread : {false, true}) {
+          config.zero = grouped(stage, group).zero;
+          config.zero.overlap_comm = own_thread;
+          config.share_parameters = !own_thread;
+          EXPECT_EQ(toy_train(config, ranks), expected[ranks])
+              << fmt::format("stage {} of {} in groups of {}, {}, {} micro-steps", stage, ranks,
+                             group, name_of(dtype), accumulation);
+        }
+      }
+    }
+  }
+}
+
+// Groups of two ranks on hosts of three: the second group has ranks of both hosts.
+TEST(ShardGroupTest, GroupsOfSomeHostsAndOfOneTrainTogether) {
+  const HostOf mixed = hosts_of("aaabbb");
+  for (int stage = 1; stage <= 3; ++stage) {
+    Config config = grouped(stage, 2, DType::fp32);
+    const ToyOutcome plain = train_on(mixed, config, 6);
+    EXPECT_EQ(plain, train_on(hosts_of(1), config, 6)) << "stage " << stage;
+    // Groups within a host quantize what the others quantize.
+    config.zero.quantized_weights = true;
+    const ToyOutcome quantized = train_on(mixed, config, 6);
+    EXPECT_EQ(quantized, train_on(hosts_of(1), config, 6)) << "stage " << stage;
+    EXPECT_NE(quantized.hash, plain.hash);
+  }
+}
+
+TEST(ShardGroupTest, AGroupOfOneRankHoldsAll) {
+  const ToyOutcome expected = toy_train(grouped(1, 0), 2);
+  for (int stage = 1; stage <= 3; ++stage) {
+    EXPECT_EQ(toy_train(grouped(stage, 1), 2), expected) << "stage " << stage;
+  }
+}
+
+TEST(ShardGroupTest, OptimizersThatLookAtWholeParametersGiveTheSameBits) {
+  for (const char* type : {"Lamb", "Muon", "Lion"}) {
+    for (int stage = 1; stage <= 3; ++stage) {
+      Config config = grouped(stage, 0);
+      config.optimizer.type = type;
+      const ToyOutcome expected = toy_train(config, 4);
+      config.zero.shard_group_size = 2;
+      EXPECT_EQ(toy_train(config, 4), expected) << type << " at stage " << stage;
+    }
+  }
+}
+
+TEST(ShardGroupTest, GradientsThatAreNotFiniteSkipTheStepEverywhere) {
+  const ToyOutcome expected = toy_train(grouped(2, 0, DType::fp16), 4, 4, 1);
+  EXPECT_EQ(expected.skipped, 1);
+  EXPECT_EQ(toy_train(grouped(2, 2, DType::fp16), 4, 4, 1), expected);
+}
+
+TEST(ShardGroupTest, OffloadedStatesGiveTheSameBits) {
+  for (const DType accumulated : {DType::bf16, DType::fp32}) {
+    Config config = grouped(3, 0);
+    config.precision.grad_accum_dtype = accumulated;
+    config.batch.accumulation_steps = 2;
+    const ToyOutcome expected = toy_train(config, 4);
+    config.zero.shard_group_size = 2;
+    config.offload.optimizer.device = OffloadDevice::cpu;
+    config.offload.optimizer.ratio = 0.5;
+    EXPECT_EQ(toy_train(config, 4), expected) << name_of(accumulated);
+  }
+}
+
+TEST(ShardGroupTest, AutoTakesTheRanksOfAHost) {
+  const Config config = grouped(3, kRanksOfHost);
+  run_engines({config, 4, hosts_of(2)}, [&](Engine& engine, Communicator& comm) {
+    const Traffic traffic = traffic_of(comm, [&] { toy_step(engine, comm, config, 0); });
+    EXPECT_TRUE(traffic.contains(fmt::format("shard group {}", comm.rank() / 2)));
+    EXPECT_TRUE(traffic.contains(fmt::format("replicas of shard {}", comm.rank() % 2)));
+  });
+}
+
+TEST(ShardGroupTest, SizesThatCannotWorkAreErrors) {
+  EXPECT_THAT(refusal({grouped(2, 3), 4}),
+              AllOf(HasSubstr("/zerorun/shard_group_size"), HasSubstr("got 3 for 4 ranks")));
+  EXPECT_THAT(refusal({grouped(2, 4)}), HasSubstr("got 4 for 2 ranks"));
+  EXPECT_THAT(refusal({grouped(0, 2), 4}), HasSubstr("got 0, which shards nothing"));
+  EXPECT_THAT(refusal({grouped(1, kRanksOfHost), 3, hosts_of("aab")}),
+              HasSubstr("from 1 to 2 ranks"));
+}
+
+// Elements of full tensors in a step, in units of the model's, by the group that they are sent in.
+TEST(ShardGroupTest, OnlySumsOfShardsLeaveAGroup) {
+  constexpr int kGroup = 2;
+  for (int stage = 1; stage <= 3; ++stage) {
+    Config config = gathering_config(stage);
+    config.zero.shard_group_size = kGroup;
+    run_engines({config, 4, {}, two_matrices()}, [&](Engine& engine, Communicator& comm) {
+      const double state_bytes = stage == 1   ? 4 + 4 + 8.0 / kGroup
+                                 : stage == 2 ? 4 + 12.0 / kGroup
+                                              : 16.0 / kGroup;
+      EXPECT_NEAR(static_cast<double>(engine.model_state_bytes()) / kNumel, state_bytes, 0.1);
+      Traffic bytes = traffic_of(comm, [&] {
+        for (const char* module : {"m", "n"}) visit(engine, module);
+        for (const ParameterId id : {1, 0}) give_gradient(engine, id, 0.5F);
+        engine.end_micro_step();
+        engine.step();
+      });
+      const auto part = [&](const std::string& group, Collective op) {
+        return static_cast<double>(bytes[group][op]) / (4 * kNumel);
+      };
+      const std::string shards = fmt::format("shard group {}", comm.rank() / kGroup);
+      const std::string replicas = fmt::format("replicas of shard {}", comm.rank() % kGroup);
+      EXPECT_NEAR(part(shards, Collective::reduce_scatter), 1, 0.02);
+      EXPECT_NEAR(part(shards, Collective::all_gather), 1, 0.02);
+      EXPECT_NEAR(part(replicas, Collective::all_reduce), 1.0 / kGroup, 0.02);
+      EXPECT_EQ(bytes[replicas].size(), 1U);
+      // The norm is of all ranks.
+      EXPECT_EQ(bytes[""].size(), 1U);
+      EXPECT_LT(bytes[""][Collective::all_reduce], 8 * 2 * ExactSum::kWords);
+      EXPECT_EQ(bytes.size(), 3U);
+    });
+  }
+}
+
+TEST(HpzTest, GivesTheBitsOfPlainStage3) {
+  for (const auto& [ranks, host] : kGroups) {
+    Config config = copied(1);
+    config.batch.accumulation_steps = 2;
+    const ToyOutcome expected = toy_train(config, ranks);
+    for (const bool own_thread : {false, true}) {
+      if (ranks == 8 && !own_thread) continue;
+      config.zero.hpz_partition_size = host;
+      config.zero.overlap_comm = own_thread;
+      config.zero.max_reuse_distance = own_thread ? 0 : 1'000'000;
+      EXPECT_EQ(train_on(hosts_of(host), config, ranks), expected)
+          << ranks << " ranks, " << host << " on a host";
+    }
+  }
+}
+
+TEST(HpzTest, SharesAHostAmongSeveralCopiesAndACopyAmongHosts) {
+  const ToyOutcome expected = toy_train(copied(1, DType::fp32), 8);
+  EXPECT_EQ(train_on(hosts_of(4), copied(2, DType::fp32), 8), expected);
+  EXPECT_EQ(train_on(hosts_of(2), copied(4, DType::fp32), 8), expected);
+  Config within = copied(2, DType::fp32);
+  within.zero.shard_group_size = 4;  // of two hosts each
+  EXPECT_EQ(train_on(hosts_of(2), within, 8), expected) << "within a shard group";
+}
+
+TEST(HpzTest, FollowsSkippedStepsAndShardsThatAreStoredElsewhere) {
+  const ToyOutcome skipped = toy_train(copied(1, DType::fp16), 4, 4, 1);
+  EXPECT_EQ(skipped.skipped, 1);
+  EXPECT_EQ(train_on(hosts_of(2), copied(kRanksOfHost, DType::fp16), 4, 1), skipped);
+  Config in_files = copied(2);
+  in_files.offload.optimizer.device = OffloadDevice::nvme;
+  in_files.offload.optimizer.nvme_path = test_paths::build();
+  in_files.offload.param = {
+      .device = OffloadDevice::nvme, .nvme_path = test_paths::build(), .max_in_cpu = 0};
+  EXPECT_EQ(train_on(hosts_of(2), in_files, 4), toy_train(copied(1), 4)) << "parameters in files";
+}
+
+// Elements of gathers, by the group that they are made in, and the memory of a rank.
+struct Gathers {
+  std::map<std::string, int64_t> elements;
+  int64_t state_bytes = 0;
+};
+
+// Those of rank 0 in a step of two micro-steps, each of which uses every module twice.
+Gathers gathers_of(const Config& config, const HostOf& host_of) {
+  Gathers gathers;
+  run_engines({config, 4, host_of, two_matrices()}, [&](Engine& engine, Communicator& comm) {
+    const Traffic traffic = traffic_of(comm, [&] {
+      for (int micro = 0; micro < 2; ++micro) {
+        for (const char* module : {"m", "n", "n", "m"}) visit(engine, module);
+        for (const ParameterId id : {1, 0}) give_gradient(engine, id, 0.5F);
+        engine.end_micro_step();
+      }
+      engine.step();
+    });
+    if (comm.rank() != 0) return;
+    gathers.state_bytes = engine.model_state_bytes();
+    for (const auto& [group, bytes] : traffic) {
+      if (!bytes.contains(Collective::all_gather)) continue;
+      gathers.elements[group] = bytes.at(Collective::all_gather) / 2;
+    }
+  });
+  return gathers;
+}
+
+TEST(HpzTest, AllRanksMeetOnceForEachParameterAndStep) {
+  Config config = copied(2);
+  config.batch.accumulation_steps = 2;
+  config.zero.prefetch_bucket_size = 0;
+  const Gathers found = gathers_of(config, hosts_of(2));
+  EXPECT_EQ(found.elements,
+            (std::map<std::string, int64_t>{{"", kNumel}, {"hpZ partition 0", 3 * kNumel}}));
+  // On one host there is nothing to save.
+  EXPECT_FALSE(gathers_of(config, hosts_of(4)).elements.contains("hpZ partition 0"));
+  const MemoryPlan plan = plan_memory(config, two_matrices(), {4, 2, true});
+  EXPECT_EQ(plan.secondary, kNumel);
+  EXPECT_EQ(plan.parameters + plan.secondary + plan.gradients + plan.masters + plan.moments,
+            found.state_bytes);
+  config.zero.hpz_partition_size = 1;
+  EXPECT_EQ(gathers_of(config, hosts_of(2)).state_bytes, found.state_bytes - plan.secondary);
+}
+
+// Weights that only the caller interprets, or of a dtype of their own, beside an adapter.
+std::vector<ParameterSpec> adapted_specs() {
+  std::vector<ParameterSpec> specs;
+  for (const std::string name : {"m", "n"}) {
+    specs.push_back({name + ".bytes", {48, 512}, name, 0, false, ""});
+    specs.back().dtype = DType::uint8;
+    specs.push_back({name + ".halves", {24, 512}, name, 0, false, ""});
+    specs.back().dtype = DType::fp16;
+    specs.push_back({name + ".frozen", {16, 512}, name, 0, false, ""});
+    specs.push_back({name + ".adapter", {16, 512}, name, 0, true, ""});
+  }
+  return specs;
+}
+
+// Any byte, which makes some halves NaN.
+uint8_t byte_of(ParameterId id, int64_t byte) {
+  return static_cast<uint8_t>((byte * 37 + byte / 251 + id * 11) % 256);
+}
+
+void write_bytes(Engine& engine) {
+  engine.states().visit_states(StateAccess::write, [&](const StateInterval& interval) {
+    if (!spec_of(engine, interval.parameter).dtype) return;
+    const auto begin = interval.begin * static_cast<int64_t>(size_of(interval.param.dtype));
+    for (size_t i = 0; i < interval.param.nbytes(); ++i) {
+      interval.param.data[i] =
+          std::byte{byte_of(interval.parameter, begin + static_cast<int64_t>(i))};
+    }
+  });
+}
+
+int64_t wrong_bytes(Engine& engine, const std::string& module) {
+  int64_t wrong = 0;
+  with_module(engine, module, [&] {
+    for (const ParameterId id : parameters_of(engine, module)) {
+      if (!spec_of(engine, id).dtype) continue;
+      const TensorView full = engine.parameter(id);
+      for (size_t i = 0; i < full.nbytes(); ++i) {
+        wrong += full.data[i] != std::byte{byte_of(id, static_cast<int64_t>(i))};
+      }
+    }
+  });
+  return wrong;
+}
+
+TEST(HpzTest, FrozenParametersOfAnotherDtypeKeepTheirBits) {
+  for (const int64_t secondary : {1, 2}) {
+    for (const OffloadDevice home : {OffloadDevice::none, OffloadDevice::cpu}) {
+      Config config = copied(secondary);
+      config.zero.quantized_weights = config.zero.quantized_nontrainable_weights = true;
+      config.zero.quantized_gradients = true;
+      config.offload.param.device = home;
+      run_engines({config, 4, hosts_of(2), adapted_specs()}, [&](Engine& engine, Communicator&) {
+        write_bytes(engine);
+        for (int step = 0; step < 3; ++step) {
+          for (const char* module : {"m", "n", "n", "m"}) {
+            EXPECT_EQ(wrong_bytes(engine, module), 0)
+                << module << " in step " << step << ", hpZ of " << secondary;
+          }
+          for (const ParameterId id : {7, 3}) give_gradient(engine, id, 0.5F);
+          engine.end_micro_step();
+          EXPECT_TRUE(engine.step().applied);
+        }
+      });
+    }
+  }
+}
+
+TEST(HpzTest, SizesThatCannotWorkAreErrors) {
+  const auto error_of = [](const Config& config) { return refusal({config, 4, hosts_of(2)}); };
+  EXPECT_THAT(error_of(copied(3)),
+              AllOf(HasSubstr("zero_hpz_partition_size"), HasSubstr("got 3 where 4 ranks")));
+  EXPECT_THAT(error_of(copied(8)), HasSubstr("got 8 where 4 ranks"));
+  Config config = copied(2);
+  config.zero.stage = 2;
+  EXPECT_THAT(error_of(config), HasSubstr("needs /zero_optimization/stage 3, got 2"));
+}
+
+}  // namespace
+}  // namespace zerorun::testing::groups
