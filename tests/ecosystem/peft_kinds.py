@@ -27,12 +27,17 @@ SQUARE = ["q_proj", "o_proj"]  # kinds that share a matrix among layers need one
 # By name: the class of the configuration, and its arguments.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "LoRA": ("LoraConfig", {"r": 4, "target_modules": LINEAR}),
+    "LoRA of all layers": ("LoraConfig", {"r": 4, "target_modules": "all-linear"}),
     "DoRA": ("LoraConfig", {"r": 4, "target_modules": LINEAR, "use_dora": True}),
     "AdaLoRA": (
         "AdaLoraConfig",
         {"init_r": 6, "target_r": 3, "tfinal": 1, "total_step": 6, "target_modules": LINEAR},
     ),
     "VeRA": ("VeraConfig", {"r": 8, "target_modules": SQUARE}),
+    "VBLoRA": (
+        "VBLoRAConfig",
+        {"r": 4, "num_vectors": 16, "vector_length": 8, "target_modules": SQUARE},
+    ),
     "IA3": (
         "IA3Config",
         {
@@ -48,6 +53,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "OFT": ("OFTConfig", {"oft_block_size": 8, "target_modules": LINEAR}),
     "BOFT": ("BOFTConfig", {"boft_block_size": 8, "target_modules": ["q_proj"]}),
     "HRA": ("HRAConfig", {"r": 4, "target_modules": LINEAR}),
+    "MiSS": ("MissConfig", {"r": 4, "target_modules": SQUARE}),
+    "SHiRA": ("ShiraConfig", {"r": 2, "target_modules": SQUARE}),
     "FourierFT": ("FourierFTConfig", {"n_frequency": 20, "target_modules": LINEAR}),
     "trainable tokens": (
         "TrainableTokensConfig",
