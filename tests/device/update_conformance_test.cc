@@ -273,7 +273,6 @@ TEST_P(UpdateConformance, WrongArgumentsAreErrorsAtTheCall) {
   expect_error({{.numel = 4, .element = 1}});
   expect_error({{.numel = 1}, {.begin = 1, .scalars = {.rule = UpdateRule::sgd}}});
   expect_error({{.numel = 1}, {.begin = 1, .scalars = {.step = 2}}});
-  expect_error({{.numel = 1}, {.begin = 1, .scalars = {.step = 2}}});
   expect_error({{.begin = 1, .numel = 3}}, [&](UpdateTensors& t) {  // within a block of 8 bits
     t.states = {codes.view(), codes.view()};
     t.scales = {fp32.view().slice(0, 1), fp32.view().slice(1, 1)};
