@@ -6,10 +6,9 @@ Works in build/mutants, on a copy of the commit checked out. All faults, chosen 
 compiled at once: `a < b` becomes `(zr_fault(7) ? (a <= b) : (a < b))`, which the variable MUTANT
 decides at run time. Every test runs once to learn which faults it reaches; then each fault meets
 the tests that reach it, those of its own folder first, until one fails. Tests run as root in
-namespaces of their own, so that a process or shared memory that a fault leaves ends with its test.
-What is known is kept, so that a run that was ended goes on, and --seconds of tests for each fault
-(0: all) may grow. Headers have no faults: every test program would have to be compiled again. Nor
-have lines with texts, `->` or constants of compile time.
+namespaces of their own, which end what a fault leaves. What is known is kept, so that a run that
+was ended goes on, and --seconds of tests for each fault (0: all) may grow. Headers have no faults
+(every test program would be compiled again), nor have lines with texts, `->` or constants.
 """
 
 from __future__ import annotations
@@ -205,9 +204,8 @@ def write(faults: list[Fault], file: str) -> None:
 
 def build(faults: list[Fault]) -> None:
     """Builds the copy; what does not compile is dropped."""
-    cpp = any(fault["file"].endswith(".cc") for fault in faults)
-    targets = ["zerorun_tests", "zerorun_programs"] if cpp else ["zerorun_programs"]
-    command = [CODE / "dev", "build", "-k", "0", *targets]
+    tests = ["zerorun_tests"] if any(fault["file"].endswith(".cc") for fault in faults) else []
+    command = [CODE / "dev", "build", "-k", "0", "zerorun_programs", *tests]
     while (
         ended := subprocess.run(command, capture_output=True, text=True, check=False)
     ).returncode:
@@ -304,10 +302,10 @@ def recorded(command: list[str], count: int, rows: int = 1) -> dict[str, Any]:
         passed, printed = ran(command, 3000, -1, file.name)
         data, groups = Path(file.name).read_bytes()[8:], Path(file.name + ".json")
         reached = [[k for k in range(count) if data[r * count + k]] for r in range(rows)]
-        if rows > 1 and not groups.exists():
-            sys.exit(f"no test of Python ran:\n{printed[-6000:]}")
-        if not groups.exists():
+        if rows == 1:
             return {"seconds": time.monotonic() - began, "passed": passed, "reached": reached[0]}
+        if not groups.exists():
+            sys.exit(f"no test of Python ran:\n{printed[-6000:]}")
         told = json.loads(groups.read_text())
         groups.unlink()
         return {name: row | {"reached": reached[row["row"]]} for name, row in told.items()}
@@ -365,7 +363,7 @@ def judge(k: int, own: str, tests: Tests, limit: float) -> str:
     return f"not found, {left:.0f} s of tests left" if reaching else "not reached"
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--cpp", type=int, default=230, help="faults in C++")
     parser.add_argument("--python", type=int, default=70, help="faults in Python")
@@ -396,8 +394,7 @@ def main() -> int:
             table.setdefault(folder, Counter())[" ".join(result.split(",")[0].split()[:2])] += 1
     for folder, counts in table.items():
         print(f"{folder:24} {sum(counts.values()):4} faults, {dict(counts)}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

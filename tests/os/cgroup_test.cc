@@ -1,5 +1,4 @@
 #include "os/host_limits.h"
-
 #include "tests/scratch.h"
 
 namespace zerorun::testing {
