@@ -47,7 +47,7 @@ ROOMS = {
         ["saving", "models"],
         [""],
     ],
-    "train": [["model", "report"], ["cpu", "cuda", "data", "text"], ["run"], [""]],
+    "train": [["model", "report"], ["cpu", "cuda", "data"], ["run"], [""]],
     "tools": [["terminal"], ["plan", "ckpt"], [""]],
 }
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
