@@ -10,7 +10,8 @@ namespace zerorun {
 std::string_view name_of(DType dtype) {
   static constexpr std::array<std::string_view, 5> kNames = {"fp32", "bf16", "fp16", "int64",
                                                              "uint8"};
-  return kNames.at(static_cast<size_t>(dtype));
+  const auto index = static_cast<size_t>(dtype);
+  return index < kNames.size() ? kNames[index] : "?";
 }
 
 DType parse_dtype(std::string_view name) {

@@ -54,8 +54,12 @@ GradientLike::GradientLike(Device& device, int64_t numel)
 
 TensorView GradientLike::in(DType dtype) {
   const TensorView view = memory_.make(dtype, numel_, 0.0F);
-  device_.cast(device_.inline_stream(), view_of(values_, DType::fp32, numel_), view);
+  cast_to(view);
   return view;
+}
+
+void GradientLike::cast_to(const TensorView& view) const {
+  device_.cast(device_.inline_stream(), view_of(values_, DType::fp32, numel_), view);
 }
 
 namespace {
@@ -69,18 +73,19 @@ void show_updates(Device& device, int64_t numel, GradientLike& values, RateTable
   const UpdateSegment step{.numel = numel, .scalars = kAdamW};
   const TensorView grads = values.in(DType::bf16);
   const TensorView params = values.in(DType::bf16);
-  const TensorView masters = values.in(DType::fp32);
   // Second moments are not negative.
   const auto show = [&](std::string_view name, double each, DType states, const TensorView& master,
                         int64_t blocks = 0) {
+    Tensors zeros(device);
     UpdateTensors tensors = {.master = master, .grad = grads, .param = params};
-    for (TensorView& state : tensors.states) state = values.zeros(states, numel);
+    for (TensorView& state : tensors.states) state = zeros.make(states, numel, 0.0F);
     for (TensorView& scale : tensors.scales) {
-      if (blocks > 0) scale = values.zeros(DType::fp32, blocks);
+      if (blocks > 0) scale = zeros.make(DType::fp32, blocks, 0.0F);
     }
     table.show(name, each * bytes, [&] { device.update(stream, tensors, {&step, 1}); });
   };
   show("stochastic AdamW, all in bf16", 14, DType::bf16, params);
+  const TensorView masters = values.in(DType::fp32);
   show("8-bit AdamW, bf16 grad and param", 16, DType::uint8, masters,
        (numel + kStateBlock - 1) / kStateBlock);
   show("AdamW, bf16 grad and param", 28, DType::fp32, masters);

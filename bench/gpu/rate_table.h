@@ -70,6 +70,7 @@ class GradientLike {
   GradientLike(Device& device, int64_t numel);
   // `numel` of them, in `dtype`, until the next release().
   TensorView in(DType dtype);
+  void cast_to(const TensorView& view) const;
   TensorView zeros(DType dtype, int64_t numel) { return memory_.make(dtype, numel, 0.0F); }
   void release() { memory_ = Tensors(device_); }
 

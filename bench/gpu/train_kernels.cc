@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <functional>
-#include <list>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -23,13 +22,15 @@ class KernelTensors {
 
   TensorView make(int64_t numel) { return make(numel, dtype_); }
   TensorView make(int64_t numel, DType dtype) {
-    return values_.emplace_back(device_, numel).in(dtype);
+    const TensorView view = memory_.make(dtype, numel, 0.0F);
+    GradientLike(device_, numel).cast_to(view);
+    return view;
   }
 
  private:
   Device& device_;
   const DType dtype_;
-  std::list<GradientLike> values_;
+  Tensors memory_{device_};
 };
 
 void show_layer_norm(Device& device, train::Kernels& kernels, int64_t rows, RateTable& table) {

@@ -229,8 +229,8 @@ class Load {
   // there is kept. Called by the one thread that reads the record, as write() is.
   std::byte* place(const Record& record, uint64_t offset, size_t nbytes) {
     for (RecordCopy* const transfer : transfers_of(record)) {
-      if (offset < transfer->offset || offset + nbytes > transfer->end() || !transfer->done)
-        continue;
+      const bool is_within = offset >= transfer->offset && offset + nbytes <= transfer->end();
+      if (!is_within || !transfer->done) continue;
       std::byte* const to = transfer->to.data + (offset - transfer->offset);
       if (reinterpret_cast<uintptr_t>(to) % kMemoryAlignment != 0) return nullptr;
       transfer->done = undo_->keep(to, nbytes);

@@ -159,9 +159,12 @@ void export_safetensors(EngineStates& engine, Communicator& comm, const std::str
   const bool is_first = agreement.rank() == 0;
   Plan plan;
   int64_t written = 0;
-  agreement.run("export: plan", [&] { plan = make_plan(engine, path, tensors, metadata_json); });
-  const int64_t id = agreement.broadcast(static_cast<int64_t>(random_id()));
-  plan.temporary = temporary_path(plan.path, static_cast<uint64_t>(id));
+  int64_t id = 0;
+  agreement.run("export: plan", [&] {
+    plan = make_plan(engine, path, tensors, metadata_json);
+    id = static_cast<int64_t>(random_id());
+  });
+  plan.temporary = temporary_path(plan.path, static_cast<uint64_t>(agreement.broadcast(id)));
   try {
     agreement.run("export: create", [&] {
       if (is_first) create(plan);

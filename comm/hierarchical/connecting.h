@@ -12,7 +12,7 @@ namespace zerorun::hierarchical {
 
 // Sets up a rank's connections to other hosts, for which the peers have to take part. A rank that
 // waits prints a notice after 10 s. It stops when a peer has failed, which writes the reason to the
-// store.
+// store. What it refers to must outlive it.
 struct Connecting {
   const GroupOptions& options;
   const Topology& topology;

@@ -16,7 +16,8 @@ auto meaning(const Announcement& a) {
 
 std::string_view name_of(ReduceOp op) {
   static constexpr std::array<std::string_view, 3> kNames = {"sum", "max", "min"};
-  return kNames.at(static_cast<size_t>(op));
+  const auto index = static_cast<size_t>(op);
+  return index < kNames.size() ? kNames[index] : "?";  // what a peer announced
 }
 
 // What it does, without the tensors.

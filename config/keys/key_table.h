@@ -140,6 +140,7 @@ struct KeyDetails {
 };
 
 // One key of a ds_config.json: the source of parsing, checks, JSON Schema and documentation.
+// size: one column of the key table each
 struct KeySpec : KeyDetails {
   std::string_view pointer = {};  // JSON pointer, "/zero_optimization/stage"
   unsigned type = KeyType::block;

@@ -201,13 +201,13 @@ void Coordinator::await_return(Node& node) {
   const bool first_start = by_hand() && meeting_.restarts == 0;  // which kOptionalWait ends
   if (present() >= needed_hosts() && !first_start) {
     node.state = Node::State::gone;
-    return say("{}; going on without it", loss);
+    return say("{}{}", loss, "; going on without it");
   }
   node.state = Node::State::absent;
   node.call_at = Clock::now() + kRejoin;
   if (loss == node.said_loss) return;
   node.said_loss = loss;
-  if (by_hand()) return say("{}; it is waited for", loss);
+  if (by_hand()) return say("{}{}", loss, "; it is waited for");
   say("{}; it is called again every {} s", loss, kRejoin.count());
 }
 

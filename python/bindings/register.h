@@ -15,9 +15,10 @@ namespace pybind11::detail {
 template <>
 struct type_caster<zerorun::DType> {
   PYBIND11_TYPE_CASTER(zerorun::DType, const_name("str"));
-  bool load(handle text, bool /*convert*/) {
-    if (!isinstance<str>(text)) return false;
-    value = zerorun::parse_dtype(text.cast<std::string>());
+  bool load(handle text, bool convert) {
+    make_caster<std::string> name;
+    if (!name.load(text, convert)) return false;
+    value = zerorun::parse_dtype(cast_op<const std::string&>(name));
     return true;
   }
   static handle cast(zerorun::DType dtype, return_value_policy /*policy*/, handle /*parent*/) {

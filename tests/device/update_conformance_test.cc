@@ -1,4 +1,3 @@
-
 #include "tests/device/update_reference.h"
 
 namespace zerorun::testing {

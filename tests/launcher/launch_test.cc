@@ -219,7 +219,11 @@ TEST(UsageError, HasExitCode2AndOneLine) {
   expect_usage_error({"ckpt", "diff", file, file}, "zerorun ckpt diff: " + file);
   expect_usage_error({"ckpt", "prune", file, "--keep_last", "-1"}, "as in --option=-1");
   expect_usage_error({}, "no PROGRAM");
+  expect_usage_error({"--num_gpux", "2", "true"}, "did you mean --num_gpus?");
+  expect_usage_error({"--num_gpus", "0", "true"}, "--num_gpus '0'");
+  expect_usage_error({"no_such_program"}, "unknown program 'no_such_program'");
   expect_usage_error({"plna", "--model", "gpt2"}, "did you mean 'plan'?");
+  expect_usage_error({"--include", "localhost:x", "true"}, "slot 'x' is not a number");
   expect_usage_error({"--accelerator", "cpu", "--log_dir", file, "true"}, "--log_dir");
   expect_usage_error({"--accelerator", "cpu", binary}, "cannot execute " + binary);
   expect_usage_error({"plan"}, "--model is required; see zerorun plan --help");

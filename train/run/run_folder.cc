@@ -190,8 +190,8 @@ RunFolder::RunFolder(const TrainOptions& options, const std::string& job)
   // Weights without checkpoints are not this program's.
   constexpr std::array<std::string_view, 4> kWeights = {".safetensors", ".bin", ".pt", ".pth"};
   for (const std::string& name : entry_names(path_)) {
-    if (std::ranges::find(kWeights, fs::path(name).extension().string()) == kWeights.end())
-      continue;
+    const std::string ending = fs::path(name).extension().string();
+    if (std::ranges::find(kWeights, ending) == kWeights.end()) continue;
     fail<ConfigError>(
         "--save {}: the folder contains {}, which no run of train has written; saving would "
         "overwrite it or mix it with this run's files: give another --save",

@@ -236,8 +236,8 @@ struct WorkMeter::Log {
   void add(const WorkSpan& span) {
     const SpanKind kind = span_kind(span);
     const bool is_wait = kind == SpanKind::wait || kind == SpanKind::optimizer;
-    if (kind == SpanKind::communication || (is_wait && span.end_s - span.begin_s < kShownWait))
-      return;
+    const bool is_short = is_wait && span.end_s - span.begin_s < kShownWait;
+    if (kind == SpanKind::communication || is_short) return;
     if (!is_wait && span.stream == kProgramStream) return;
     const std::lock_guard lock(mutex);
     (is_wait ? waits : offload).add(span.begin_s, span.end_s);

@@ -54,7 +54,8 @@ bool is_log_due() {
 std::string_view name_of(StepPart part) {
   static constexpr std::array<std::string_view, kStepParts> kNames = {"compute", "data", "copy",
                                                                       "save"};
-  return kNames.at(static_cast<size_t>(part));
+  const auto index = static_cast<size_t>(part);
+  return index < kNames.size() ? kNames[index] : "";
 }
 
 std::string Straggler::text() const {

@@ -18,6 +18,7 @@ class CudaStream : public Stream {
   class Watched {
    public:
     virtual ~Watched() = default;
+    // Throws its error, if it has one.
     virtual void check() const = 0;
   };
 

@@ -62,7 +62,7 @@ class StreamErrors {
 //
 // CUDA does not know of this order, so streams that share a hardware queue must not wait for each
 // other in a circle. They do not, as long as a thread waits only for work that was submitted
-// before.
+// before. No stream may be waiting any more when they are destroyed.
 class HostFlags : public std::enable_shared_from_this<HostFlags> {
  public:
   explicit HostFlags(int device);
