@@ -9,12 +9,12 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <ranges>
 #include <utility>
 
 #include "config/command_line.h"
 #include "config/env.h"
 #include "core/check.h"
+#include "core/joined.h"
 #include "core/log.h"
 #include "launcher/control/coordinator.h"
 #include "launcher/control/node_launcher.h"
@@ -222,10 +222,10 @@ int join_by_hand(const LaunchOptions& options, const ThisHost& here, const Clust
 std::string describe_commands(const CoordinatedJob& job) {
   std::string text;
   for (const RemoteCommand& command : job.commands) {
-    const auto hosts = command.nodes | std::views::transform([&job](int node) {
-                         return job.cluster.hosts[static_cast<size_t>(node)].host;
-                       });
-    text += fmt::format("launcher on {}\n", fmt::join(hosts, ", "));
+    const auto host_of = [&job](int node) {
+      return job.cluster.hosts[static_cast<size_t>(node)].host;
+    };
+    text += fmt::format("launcher on {}\n", joined(command.nodes, ", ", host_of));
     for (const auto& [name, value] : command.variables) {
       text += fmt::format("  env      {}={}\n", name, shell_quote(value));
     }

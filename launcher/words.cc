@@ -3,7 +3,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <ranges>
+
+#include "core/joined.h"
 
 namespace zerorun {
 
@@ -49,7 +50,7 @@ std::string shell_quote(const std::string& word) {
 }
 
 std::string shell_line(const std::vector<std::string>& words) {
-  return fmt::format("{}", fmt::join(words | std::views::transform(shell_quote), " "));
+  return joined(words, " ", shell_quote);
 }
 
 }  // namespace zerorun

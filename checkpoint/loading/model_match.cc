@@ -97,7 +97,7 @@ void check_same_model(const Manifest& saved, const Manifest& engine, std::string
       only_ours.push_back(ours.name);
       continue;
     }
-    const std::string difference = difference_of(saved, *found->second, engine, ours);
+    std::string difference = difference_of(saved, *found->second, engine, ours);
     if (!difference.empty()) add([&] { return difference; });
     unmatched.erase(found);
   }

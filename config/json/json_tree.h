@@ -23,6 +23,7 @@ struct JsonPosition {
   int line = 0;
   int column = 0;
 
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the 0 of a comparison for a pointer
   auto operator<=>(const JsonPosition&) const = default;
 };
 

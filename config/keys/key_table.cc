@@ -3,10 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <ranges>
-
 #include "config/keys/key_rows.h"
 #include "core/check.h"
+#include "core/joined.h"
 
 namespace zerorun {
 
@@ -56,16 +55,15 @@ std::string write_value(DType value) { return to_text(name_of(value)); }
 std::string write_value(const std::vector<double>& value) {
   if (value.empty()) return "null";
   if (value.size() == 1) return to_text(value[0]);
-  const auto texts = value | std::views::transform([](double item) { return to_text(item); });
-  return fmt::format("[{}]", fmt::join(texts, ","));
+  return fmt::format("[{}]", joined(value, ",", [](double item) { return to_text(item); }));
 }
 
 std::string write_value(const std::vector<std::pair<std::string, int64_t>>& value) {
   if (value.empty()) return "null";
-  const auto members = value | std::views::transform([](const auto& item) {
-                         return fmt::format("{}:{}", write_value(item.first), item.second);
-                       });
-  return fmt::format("{{{}}}", fmt::join(members, ","));
+  const auto member = [](const auto& item) {
+    return fmt::format("{}:{}", write_value(item.first), item.second);
+  };
+  return fmt::format("{{{}}}", joined(value, ",", member));
 }
 
 std::vector<std::string_view> split_choices(std::string_view choices) {

@@ -8,10 +8,10 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <ranges>
 #include <utility>
 
 #include "core/check.h"
+#include "core/joined.h"
 #include "core/parse_number.h"
 #include "core/secret.h"
 #include "launcher/hosts/cluster.h"
@@ -55,10 +55,8 @@ void append(Words& words, const Words& more) {
 
 template <typename Name>
 std::string joined_hosts(const Cluster& cluster, const std::vector<int>& nodes, const Name& name) {
-  const auto names = nodes | std::views::transform([&](int node) {
-                       return name(cluster.hosts[static_cast<size_t>(node)]);
-                     });
-  return fmt::format("{}", fmt::join(names, ","));
+  return joined(nodes, ",",
+                [&](int node) { return name(cluster.hosts[static_cast<size_t>(node)]); });
 }
 
 // A scheduler starts processes as the user who asks it.

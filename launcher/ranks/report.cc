@@ -9,10 +9,10 @@
 #include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <ranges>
 #include <string_view>
 #include <system_error>
 
+#include "core/joined.h"
 #include "launcher/environment.h"
 #include "launcher/ranks/process.h"
 #include "os/text_file.h"
@@ -84,11 +84,9 @@ std::string describe_end(int status) {
 
 // "rank 1 (pid 7 on host-b) is stopped".
 std::string describe_stopped(const RankFailure& failure) {
-  const auto texts =
-      failure.stopped | std::views::transform([&](const StoppedRank& one) {
-        return fmt::format("rank {} (pid {} on {})", one.rank, one.pid, failure.host);
-      });
-  return fmt::format("{}", fmt::join(texts, ", "));
+  return joined(failure.stopped, ", ", [&](const StoppedRank& one) {
+    return fmt::format("rank {} (pid {} on {})", one.rank, one.pid, failure.host);
+  });
 }
 
 bool said(const RankFailure& failure, const std::string& text) {

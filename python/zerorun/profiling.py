@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +60,8 @@ class FlopsProfile:
         for name, module in self.model.named_modules():
             if name in self.costs:
                 self._hooks += [
-                    module.register_forward_pre_hook(partial(self._enter, name), prepend=True),
-                    module.register_forward_hook(partial(self._leave, name), always_call=True),
+                    module.register_forward_pre_hook(self._enter(name), prepend=True),
+                    module.register_forward_hook(self._leave(name), always_call=True),
                 ]
         self._counter = FlopCounterMode(display=False, custom_mapping=_UNKNOWN)
         self._counter.__enter__()
@@ -94,13 +93,20 @@ class FlopsProfile:
     def total(self) -> ModuleCost:
         return self.costs.get("", ModuleCost("", type(self.model).__name__))
 
-    def _enter(self, name: str, *_: Any) -> None:
-        self._begun.setdefault(name, []).append(_now())
+    # Copies of the model share its hooks: a deep copy takes functions as they are.
+    def _enter(self, name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            self._begun.setdefault(name, []).append(_now())
 
-    def _leave(self, name: str, *_: Any) -> None:
-        begun = self._begun.get(name)
-        if begun:
-            self.costs[name].seconds += _now() - begun.pop()
+        return hook
+
+    def _leave(self, name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            begun = self._begun.get(name)
+            if begun:
+                self.costs[name].seconds += _now() - begun.pop()
+
+        return hook
 
     @classmethod
     def during(  # noqa: PLR0913, PLR0917 - keys of the configuration

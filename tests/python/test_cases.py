@@ -14,7 +14,7 @@ FILES = sorted({path.stem for path in (HERE / "cases").glob("[!_]*.py")} - OTHER
 # Again on one rank, where nothing is sent and a shard is the whole.
 ALONE = (
     *("training", "numbers", "packed_weights", "clipping", "optimizers", "optimizer_states"),
-    *("zero", "native", "lifecycle", "loading", "placement", "checkpoints"),
+    *("zero", "native", "lifecycle", "loading", "placement", "checkpoints", "compat_engine"),
 )
 # Again at stage 3 alone, with memory of each rank's own for full parameters, as on GPUs.
 PRIVATE = (

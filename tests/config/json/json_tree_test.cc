@@ -5,6 +5,7 @@
 #include "tests/config/support.h"
 #include "tests/error_of.h"
 #include "tests/fuzz/config_seeds.h"
+#include "tests/fuzz/mutate.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
@@ -194,6 +195,17 @@ bool is_accepted(std::string_view text) {
     EXPECT_GT(std::string_view(error.what()).size(), 20U);
     return false;
   }
+}
+
+TEST(Junk, DamagedConfigurationsParseOrThrow) {
+  constexpr int kCases = 20'000;
+  const std::vector<std::string> seeds = testing::config_seeds();
+  testing::Mutator mutator(2024);
+  int accepted = 0;
+  for (int i = 0; i < kCases; ++i) accepted += is_accepted(mutator.mutate(seeds)) ? 1 : 0;
+  // Both outcomes must be reached for the test to mean anything.
+  EXPECT_GT(accepted, kCases / 100);
+  EXPECT_LT(accepted, kCases / 2);
 }
 
 TEST(Junk, EveryPrefixAndEveryFlippedBitOfASeed) {

@@ -117,6 +117,9 @@ def case_a_backward_that_fails_leaves_a_usable_engine() -> None:
 
 
 def case_numbers_of_another_dtype() -> None:
+    model = make()
+    model.blocks[0].double()
+    refuses("torch.float64", start, model, adamw(model))
     model = make().bfloat16()
     engine, *_ = start(model, adamw(model))
     assert engine._core.param_dtype == "bf16"  # the model's own, with fp32 masters

@@ -71,14 +71,19 @@ def case_the_program_ends_batches_itself() -> None:
 
 
 def case_forward_runs_under_torchs_autocast() -> None:
-    """As zerorun's, see training; here what the engine says of it."""
-    for dtype, scales in (("bfloat16", False), ("float16", True)):
-        engine, optimizer, *_ = start(1, torch_autocast={"enabled": True, "dtype": dtype})
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, _ = reference(steps=3)
+    for stage, dtype, scales in (
+        (1, "bfloat16", False),
+        (3, "bfloat16", False),
+        (1, "float16", True),
+    ):
+        engine, optimizer, *_ = start(stage, torch_autocast={"enabled": True, "dtype": dtype})
         assert engine.torch_autocast_enabled()
         assert engine.torch_autocast_dtype() == getattr(torch, dtype)
         assert engine._core.param_dtype == "fp32"
         assert optimizer.needs_scaler() is scales
-        train(engine, 2)
+        assert_close(train(engine, 3), expected, tolerance=2e-2)
         with torch.no_grad():
             inside, plain = (
                 loss_of(each, part_of(batch_of(0))).item() for each in (engine, engine.module)

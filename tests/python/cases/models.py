@@ -249,11 +249,11 @@ def refuses(text: str, call: Callable[..., object], /, *args: Any, **kwargs: Any
     raises(zerorun.ConfigError, text, call, *args, **kwargs)
 
 
-def refuses_to_load(engine: zerorun.ZeroEngine, folder: object, *texts: str) -> None:
+def refuses_to_load(engine: zerorun.ZeroEngine, folder: object, text: str, *more: str) -> None:
     """A CheckpointError with each of the texts, which changes nothing."""
     before = engine._core.parameter_hash(), engine._core.step_count, engine.global_steps
-    for text in texts:
-        raises(zerorun.CheckpointError, text, engine.load_checkpoint, folder)
+    for each in (text, *more):
+        raises(zerorun.CheckpointError, each, engine.load_checkpoint, folder)
     after = engine._core.parameter_hash(), engine._core.step_count, engine.global_steps
     assert after == before
 

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -241,7 +241,7 @@ class DeepSpeedOptimizer(ZeroOptimizer):
         ones at each call, with the values of now. They refuse to be changed."""
         return [group.masters() for group in self._flat_groups]
 
-    def _half_without_zero(self) -> Self:
+    def _half_without_zero(self) -> Any:
         """This optimizer, if DeepSpeed has one of these at its stage and in its dtype."""
         if self.engine.zero_optimization_stage() > 0 or self.dtype.itemsize == 4:
             raise AttributeError("fp32_groups_flat and fp32_groups are there at stage 0 in 16 bits")

@@ -53,10 +53,11 @@ class _Schedule(LrScheduler):
         value = self.params.get(key)
         if value is None:
             value = self.org_lrs if name == "max_lrs" and self.rises_to_own else default
-        return self._by_group(value) if per_group else value
+        return _by_group(value, len(self.org_lrs)) if per_group else value
 
-    def _by_group(self, value: Any) -> list[Any]:
-        return list(value) if isinstance(value, list | tuple) else [value] * len(self.org_lrs)
+
+def _by_group(value: Any, groups: int) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value] * groups
 
 
 # Attributes: the parameter's name, its default, and whether each group has its own.
@@ -116,7 +117,7 @@ class OneCycle(_Schedule):
             return None
         if self.last_batch_iteration >= 0:
             return found
-        highest = self._by_group(self.params.get("cycle_max_mom", 0.9))
+        highest = _by_group(self.params.get("cycle_max_mom", 0.9), len(found))
         return [(beta, betas[1]) for beta, betas in zip(highest, found, strict=True)]
 
     def _given(self, key: str, otherwise: Any) -> Any:
@@ -134,8 +135,8 @@ _OF_A_CYCLE: dict[str, Callable[[Any], Any]] = {
     "second_stair_count": lambda s: s._given("cycle_second_stair_count", s.first_stair_count),
     "skip_lr_decay": lambda s: s.decay_step_size == 0 or s.decay_lr_rate == 0,
     "skip_mom_decay": lambda s: s.decay_step_size == 0 or s.decay_mom_rate == 0,
-    "min_lrs": lambda s: s._by_group(s.params["cycle_min_lr"]),
-    "max_lrs": lambda s: s._by_group(s.params["cycle_max_lr"]),
+    "min_lrs": lambda s: _by_group(s.params["cycle_min_lr"], len(s._groups)),
+    "max_lrs": lambda s: _by_group(s.params["cycle_max_lr"], len(s._groups)),
 }
 for _name, _get in _OF_A_CYCLE.items():
     setattr(OneCycle, _name, property(_get))

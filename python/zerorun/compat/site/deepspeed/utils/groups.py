@@ -78,12 +78,15 @@ def _get_data_parallel_group() -> Any:
     return dist.group.WORLD if found is None else found
 
 
-def _numbers_in(get: Callable[[], Any]) -> tuple[Callable[[], int], Callable[[], int]]:
-    """Functions of a group: its size, and this rank's number in it."""
-    return lambda: dist.get_world_size(get()), lambda: dist.get_rank(get())
+def _numbers_in(get: str) -> tuple[Callable[[], int], Callable[[], int]]:
+    """Functions of a group: its size, and this rank's number in it. `get` may be replaced later."""
+    return (
+        lambda: dist.get_world_size(globals()[get]()),
+        lambda: dist.get_rank(globals()[get]()),
+    )
 
 
-_get_data_parallel_world_size, _get_data_parallel_rank = _numbers_in(_get_data_parallel_group)
+_get_data_parallel_world_size, _get_data_parallel_rank = _numbers_in("_get_data_parallel_group")
 
 
 def _get_data_parallel_group_ranks() -> list[int]:
@@ -126,7 +129,7 @@ def _get_sequence_data_parallel_group() -> Any:
 
 
 _get_sequence_data_parallel_world_size, _get_sequence_data_parallel_rank = _numbers_in(
-    _get_sequence_data_parallel_group
+    "_get_sequence_data_parallel_group"
 )
 
 

@@ -17,23 +17,21 @@ from zerorun.profiling import (
 DEFAULT_PRECISION = 2
 
 
-def _in_units(what: str) -> Callable[..., str]:
+def number_to_string(num: float, units: str | None = None, precision: int = 2) -> str:
     """12,600,000 as "12.6 M"; `units`: "T", "G", "M", "K" or "" instead of the one that fits."""
-
-    def text(value: float, units: str | None = None, precision: int = 2) -> str:
-        if units is None:
-            return number_text(value, what, precision)
-        sizes = {"P": 1e15, "T": 1e12, "G": 1e9, "B": 1e9, "M": 1e6, "K": 1e3}
-        size = sizes.get(units.strip()[:1].upper(), 1.0)
-        return f"{round(value / size, precision):g} {units}{what}".rstrip()
-
-    return text
+    return _in_units(num, units, "", precision)
 
 
-number_to_string = _in_units("")
-flops_to_string = _in_units("FLOPS")
-macs_to_string = _in_units("MACs")
-bytes_to_string = _in_units("B")
+def flops_to_string(flops: float, units: str | None = None, precision: int = 2) -> str:
+    return _in_units(flops, units, "FLOPS", precision)
+
+
+def macs_to_string(macs: float, units: str | None = None, precision: int = 2) -> str:
+    return _in_units(macs, units, "MACs", precision)
+
+
+def bytes_to_string(b: float, units: str | None = None, precision: int = 2) -> str:
+    return _in_units(b, units, "B", precision)
 
 
 def params_to_string(params_num: float, units: str | None = None, precision: int = 2) -> str:
@@ -46,6 +44,14 @@ def duration_to_string(duration: float, units: str | None = None, precision: int
     if units is None:
         return seconds_text(duration)
     return f"{round(duration / sizes[units], precision)} {units}"
+
+
+def _in_units(value: float, units: str | None, what: str, precision: int) -> str:
+    if units is None:
+        return number_text(value, what, precision)
+    sizes = {"P": 1e15, "T": 1e12, "G": 1e9, "B": 1e9, "M": 1e6, "K": 1e3}
+    size = sizes.get(units.strip()[:1].upper(), 1.0)
+    return f"{round(value / size, precision):g} {units}{what}".rstrip()
 
 
 def _total(figure: str, text: Callable[[float], str]) -> Callable[..., Any]:
