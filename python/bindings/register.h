@@ -16,9 +16,9 @@ template <>
 struct type_caster<zerorun::DType> {
   PYBIND11_TYPE_CASTER(zerorun::DType, const_name("str"));
   bool load(handle text, bool convert) {
-    make_caster<std::string> name;
-    if (!name.load(text, convert)) return false;
-    value = zerorun::parse_dtype(cast_op<const std::string&>(name));
+    make_caster<std::string> spelling;
+    if (!spelling.load(text, convert)) return false;
+    value = zerorun::parse_dtype(cast_op<const std::string&>(spelling));
     return true;
   }
   static handle cast(zerorun::DType dtype, return_value_policy /*policy*/, handle /*parent*/) {
