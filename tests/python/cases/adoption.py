@@ -1,6 +1,7 @@
 """Models that FSDP2 has sharded, taken over: against models that it has not."""
 
 import ctypes
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -135,6 +136,10 @@ def case_no_rank_holds_a_full_copy() -> None:
     before = memory("VmRSS")
     adopt(model, None, None, None, 3)
     assert memory("VmHWM") - before < 3 * one < layers * one / WORLD_SIZE
+    # PyTorch's thread for gloo lets go of the last call's buffers after it has said it is done.
+    deadline = time.monotonic() + 10
+    while memory("VmRSS") - before >= one and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert memory("VmRSS") - before < one
     shard(model, stage=3).destroy()
 
