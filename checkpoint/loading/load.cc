@@ -221,8 +221,8 @@ class Load {
   }
 
   std::span<RecordCopy* const> transfers_of(const Record& record) const {
-    const auto found = std::ranges::equal_range(by_record_, &record, {}, &RecordCopy::record);
-    return {found.begin(), found.end()};
+    return {std::ranges::lower_bound(by_record_, &record, {}, &RecordCopy::record),
+            std::ranges::upper_bound(by_record_, &record, {}, &RecordCopy::record)};
   }
 
   // The memory of these bytes if they are all of one tensor, disks can write there, and what is
