@@ -141,8 +141,12 @@ _ATTENTION = "ALL_ATTENTION_FUNCTIONS"  # for sequence parallelism alone, which 
 ADOPTION = "fsdp"  # the adoption of models of FSDP2, which checks what it needs
 # Modules that importing PyTorch or making an optimizer does not load, or not in every version.
 _WHEN_LOADED = (
-    *("torch._dynamo", "torch.distributed.tensor", "torch.distributed.distributed_c10d"),
-    *("torch.distributed.checkpoint", "transformers", "bitsandbytes"),
+    "torch._dynamo",
+    "torch.distributed.tensor",
+    "torch.distributed.distributed_c10d",
+    "torch.distributed.checkpoint",
+    "transformers",
+    "bitsandbytes",
 )
 
 

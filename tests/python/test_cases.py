@@ -13,13 +13,35 @@ OTHERS = {"models", "parts", "on_gpu", "init_on_gpu", "loading_on_gpu", "quantiz
 FILES = sorted({path.stem for path in (HERE / "cases").glob("[!_]*.py")} - OTHERS - set(WIDE))
 # Again on one rank, where nothing is sent and a shard is the whole.
 ALONE = (
-    *("training", "numbers", "packed_weights", "clipping", "optimizers", "optimizer_states"),
-    *("zero", "native", "lifecycle", "loading", "placement", "checkpoints", "compat_engine"),
+    "training",
+    "numbers",
+    "packed_weights",
+    "clipping",
+    "optimizers",
+    "optimizer_states",
+    "zero",
+    "native",
+    "lifecycle",
+    "loading",
+    "placement",
+    "checkpoints",
+    "compat_engine",
 )
 # Again at stage 3 alone, with memory of each rank's own for full parameters, as on GPUs.
 PRIVATE = (
-    *("training", "autocast", "host_cost", "compiled", "accumulation", "clipping", "optimizers"),
-    *("zero", "gathering", "unusual_modules", "mixed_norms", "lifecycle", "loading"),
+    "training",
+    "autocast",
+    "host_cost",
+    "compiled",
+    "accumulation",
+    "clipping",
+    "optimizers",
+    "zero",
+    "gathering",
+    "unusual_modules",
+    "mixed_norms",
+    "lifecycle",
+    "loading",
 )
 # Files, ranks and variables, by what stands behind the name. What runs again takes fewer steps.
 AGAIN = {"CASE_STEPS": "4"}

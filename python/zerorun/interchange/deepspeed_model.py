@@ -18,11 +18,27 @@ _WHOLE = "mp_rank_00_model_states.pt"
 _SHARDED_PARAMETERS = 3
 # The entries of a file that are DeepSpeed's own; the rest is the program's.
 _OWN = {
-    *("module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes"),
-    *("frozen_param_fragments", "shared_params", "lr_scheduler", "data_sampler", "random_ltd"),
-    *("sparse_tensor_module_names", "skipped_steps", "global_steps", "global_samples"),
-    *("dp_world_size", "mp_world_size", "checkpoint_parallel_dimensions", "ds_config"),
-    *("ds_version", "universal_checkpoint_info", "num_experts"),
+    "module",
+    "buffer_names",
+    "optimizer",
+    "param_shapes",
+    "frozen_param_shapes",
+    "frozen_param_fragments",
+    "shared_params",
+    "lr_scheduler",
+    "data_sampler",
+    "random_ltd",
+    "sparse_tensor_module_names",
+    "skipped_steps",
+    "global_steps",
+    "global_samples",
+    "dp_world_size",
+    "mp_world_size",
+    "checkpoint_parallel_dimensions",
+    "ds_config",
+    "ds_version",
+    "universal_checkpoint_info",
+    "num_experts",
 }
 
 

@@ -23,8 +23,14 @@ _CHECKPOINT = "torch.distributed.checkpoint"
 # All that the metadata of a checkpoint consists of.
 _ALLOWED = {
     f"{_CHECKPOINT}.metadata": {
-        *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex"),
-        *("StorageMeta", "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
     },
     f"{_CHECKPOINT}.filesystem": {"_StorageInfo", "_StoragePrefix"},
     "torch": {"Size", "device"} | {n for n, v in vars(torch).items() if isinstance(v, torch.dtype)},

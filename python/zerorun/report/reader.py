@@ -188,14 +188,37 @@ def read_run(path: Path, trace: Path | None = None) -> Run:
 MOST = 4000  # points of a column
 # Milliseconds of a step and of its parts.
 TIMES = (
-    *("step_ms", "forward_ms", "backward_ms", "fwd_bwd_ms", "reduce_ms", "gather_ms", "comm_ms"),
-    *("optimizer_ms", "other_ms", "reduce_hidden_ms", "gather_hidden_ms", "offload_ms"),
-    *("offload_hidden_ms", "data_ms", "checkpoint_ms"),
+    "step_ms",
+    "forward_ms",
+    "backward_ms",
+    "fwd_bwd_ms",
+    "reduce_ms",
+    "gather_ms",
+    "comm_ms",
+    "optimizer_ms",
+    "other_ms",
+    "reduce_hidden_ms",
+    "gather_hidden_ms",
+    "offload_ms",
+    "offload_hidden_ms",
+    "data_ms",
+    "checkpoint_ms",
 )
 # Figures that are shown over the steps.
 NAMES = (
-    *("loss", "lr", "grad_norm", "clipped_grad_norm", "loss_scale", "tokens_per_s"),
-    *("samples_per_s", "mfu", *TIMES, "call_ms", "model_state_bytes", "rss_bytes", "gpu_bytes"),
+    "loss",
+    "lr",
+    "grad_norm",
+    "clipped_grad_norm",
+    "loss_scale",
+    "tokens_per_s",
+    "samples_per_s",
+    "mfu",
+    *TIMES,
+    "call_ms",
+    "model_state_bytes",
+    "rss_bytes",
+    "gpu_bytes",
 )
 _AS_IT_WAS = "loss_scale"  # of the last step: no other one had a mean of them
 

@@ -24,8 +24,15 @@ def _numa_nodes() -> int:
 
 
 class DeepSpeedAccelerator:
-    """Answers that are the same on every device, and the host's; the short ones are in _ON_HOST."""
+    """Answers that are the same on every device, and the host's."""
 
+    BFloat16Tensor = staticmethod(torch.BFloat16Tensor)
+    ByteTensor = staticmethod(torch.ByteTensor)
+    DoubleTensor = staticmethod(torch.DoubleTensor)
+    FloatTensor = staticmethod(torch.FloatTensor)
+    HalfTensor = staticmethod(torch.HalfTensor)
+    IntTensor = staticmethod(torch.IntTensor)
+    LongTensor = staticmethod(torch.LongTensor)
     Stream: Any = None
     Event: Any = None
     _name = "cpu"
@@ -40,13 +47,28 @@ class DeepSpeedAccelerator:
     def device(self, device_index: Any = None) -> torch.device:
         return torch.device(self.device_name(device_index))
 
+    def current_device(self) -> int:
+        return 0
+
     def current_device_name(self) -> str:
         return self._name
+
+    def set_device(self, device_index: int) -> None:
+        """There is one host."""
 
     def device_count(self) -> int:
         """Ranks of this host (LOCAL_SIZE), without a launcher its NUMA nodes."""
         started = os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or "0"
         return int(started) or _numa_nodes()
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_synchronized_device(self) -> bool:
+        return True
+
+    use_host_timers = resolves_data_dependency = is_synchronized_device
+    handles_memory_backpressure = is_synchronized_device
 
     def communication_backend_name(self) -> str:
         return self._communication_backend_name
@@ -66,13 +88,36 @@ class DeepSpeedAccelerator:
     def export_envs(self) -> list[str]:
         return []
 
-    # --- dtypes, random numbers, code ---
+    # --- dtypes ---
+
+    def is_bf16_supported(self) -> bool:
+        return True
+
+    def is_fp16_supported(self) -> bool:
+        return True
+
+    is_fp64_supported = is_fp16_supported
 
     def supported_dtypes(self) -> list[torch.dtype]:
         return [torch.float, torch.half, torch.bfloat16]
 
+    def is_triton_supported(self) -> bool:
+        return False
+
+    prefer_triton_grouped_mm = supports_nvtx_domain = is_triton_supported
+
+    # --- random numbers ---
+
     def random(self) -> Any:
         return torch.random
+
+    def manual_seed(self, seed: int) -> Any:
+        return torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+    def initial_seed(self) -> int:
+        return torch.initial_seed()
 
     def default_generator(self, device_index: Any) -> torch.Generator:
         return torch.default_generator
@@ -83,14 +128,33 @@ class DeepSpeedAccelerator:
     def set_rng_state(self, new_state: torch.Tensor, device_index: Any = None) -> None:
         torch.set_rng_state(new_state)
 
+    # --- streams and graphs ---
+
+    def synchronize(self, device_index: Any = None) -> None:
+        """The host runs in order."""
+
     def stream(self, stream: Any) -> Any:
         return contextlib.nullcontext()
+
+    def current_stream(self, device_index: Any = None) -> Any:
+        return None
+
+    default_stream = current_stream
 
     def lazy_call(self, callback: Callable[[], Any]) -> Any:
         return callback()
 
+    def create_graph(self) -> Any:
+        return None
+
     def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> Any:
         return contextlib.nullcontext()
+
+    def replay_graph(self, graph: Any) -> None:
+        """A graph of the host's is what ran."""
+
+    def is_current_stream_capturing(self) -> bool:
+        return False
 
     def get_compile_backend(self) -> str:
         return self._compile_backend
@@ -100,7 +164,16 @@ class DeepSpeedAccelerator:
             raise ValueError(f"set_compile_backend: torch.compile has no backend {backend!r}")
         self._compile_backend = backend
 
+    def range_push(self, msg: str, domain: Any = None, category: Any = None) -> None:
+        """No profiler ranges."""
+
+    def range_pop(self, domain: Any = None) -> None:
+        """No profiler ranges."""
+
     # --- memory ---
+
+    def empty_cache(self) -> None:
+        """Nothing is cached."""
 
     def memory_allocated(self, device_index: Any = None) -> int:
         return _kilobytes("/proc/self/status", "VmRSS")
@@ -111,6 +184,11 @@ class DeepSpeedAccelerator:
         return _kilobytes("/proc/self/status", "VmHWM")
 
     max_memory_reserved = max_memory_cached = max_memory_allocated
+
+    def reset_peak_memory_stats(self, device_index: Any = None) -> None:
+        """The peak is the process's."""
+
+    reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
 
     def memory_stats(self, device_index: Any = None) -> dict[str, int]:
         return {
@@ -140,6 +218,9 @@ class DeepSpeedAccelerator:
 
     # --- operators ---
 
+    def op_builder_dir(self) -> str:
+        return "deepspeed.ops.op_builder"
+
     def get_op_builder(self, class_name: str) -> Any:
         from deepspeed.ops import op_builder
 
@@ -147,42 +228,6 @@ class DeepSpeedAccelerator:
 
     def create_op_builder(self, class_name: str) -> Any:
         return self.get_op_builder(class_name)()
-
-
-_TENSORS = "BFloat16Tensor ByteTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor"
-# Methods that are torch's functions of the same name.
-_OF_TORCH = f"{_TENSORS} initial_seed manual_seed"
-# Methods by what they return, whatever they are given.
-_IN_ORDER = (
-    "is_synchronized_device use_host_timers resolves_data_dependency handles_memory_backpressure"
-)
-_ON_HOST = (
-    (0, "current_device"),
-    (True, f"is_available {_IN_ORDER} is_bf16_supported is_fp16_supported is_fp64_supported"),
-    (False, "is_triton_supported prefer_triton_grouped_mm supports_nvtx_domain"),
-    (False, "is_current_stream_capturing"),
-    # There is one host, which caches nothing; a graph of it is what ran.
-    (None, "set_device synchronize current_stream default_stream create_graph replay_graph"),
-    (None, "range_push range_pop empty_cache reset_peak_memory_stats reset_max_memory_allocated"),
-    (None, "reset_max_memory_cached"),
-    ("deepspeed.ops.op_builder", "op_builder_dir"),
-)
-
-
-def _returning(value: Any) -> Callable[..., Any]:
-    return lambda self, *_args, **_options: value
-
-
-def _add_methods(kind: type, place: Any, functions: str, answers: Any) -> None:
-    for name in functions.split():
-        setattr(kind, name, staticmethod(getattr(place, name)))
-    for value, names in answers:
-        for name in names.split():
-            setattr(kind, name, _returning(value))
-
-
-_add_methods(DeepSpeedAccelerator, torch, _OF_TORCH, _ON_HOST)
-DeepSpeedAccelerator.manual_seed_all = staticmethod(torch.manual_seed)
 
 
 class CPU_Accelerator(DeepSpeedAccelerator):  # noqa: N801 - DeepSpeed's name
@@ -206,7 +251,12 @@ _current: DeepSpeedAccelerator | None = None
 def get_accelerator() -> DeepSpeedAccelerator:
     global _current  # noqa: PLW0603 - DeepSpeed's interface is global
     if _current is None:
-        _current = CUDA_Accelerator() if local_device().type == "cuda" else CPU_Accelerator()
+        if local_device().type == "cuda":
+            from deepspeed.accelerator import CUDA_Accelerator
+
+            _current = CUDA_Accelerator()
+        else:
+            _current = CPU_Accelerator()
     return _current
 
 
@@ -222,11 +272,32 @@ def is_current_accelerator_supported() -> bool:
 
 # --- ranks on GPUs ---
 
-_OF_CUDA = (
-    f"{_OF_TORCH} current_device current_stream default_stream device_count empty_cache "
-    "get_rng_state is_available is_bf16_supported is_current_stream_capturing manual_seed_all "
-    "max_memory_allocated max_memory_reserved memory_allocated memory_reserved memory_stats "
-    "reset_peak_memory_stats set_device set_rng_state stream synchronize"
+# Methods that are torch.cuda's functions of the same name.
+_CUDA = (
+    *("BFloat16Tensor", "ByteTensor", "DoubleTensor", "FloatTensor", "HalfTensor", "IntTensor"),
+    "LongTensor",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device_count",
+    "empty_cache",
+    "get_rng_state",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_current_stream_capturing",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "reset_peak_memory_stats",
+    "set_device",
+    "set_rng_state",
+    "stream",
+    "synchronize",
 )
 
 
@@ -237,18 +308,6 @@ class CUDA_Accelerator(DeepSpeedAccelerator):  # noqa: N801 - DeepSpeed's name
     Event = torch.cuda.Event
     _name = "cuda"
     _communication_backend_name = "nccl"
-    create_graph = staticmethod(torch.cuda.CUDAGraph)
-
-    def memory_cached(self, device_index: Any = None) -> int:
-        return torch.cuda.memory_reserved(device_index)
-
-    def max_memory_cached(self, device_index: Any = None) -> int:
-        return torch.cuda.max_memory_reserved(device_index)
-
-    def reset_max_memory_allocated(self, device_index: Any = None) -> None:
-        torch.cuda.reset_peak_memory_stats(device_index)
-
-    reset_max_memory_cached = reset_max_memory_allocated
 
     def device_name(self, device_index: Any = None) -> str:
         return "cuda" if device_index is None else f"cuda:{device_index}"
@@ -256,8 +315,17 @@ class CUDA_Accelerator(DeepSpeedAccelerator):  # noqa: N801 - DeepSpeed's name
     def current_device_name(self) -> str:
         return self.device_name(torch.cuda.current_device())
 
+    def is_synchronized_device(self) -> bool:
+        return False
+
+    use_host_timers = resolves_data_dependency = is_synchronized_device
+    handles_memory_backpressure = is_synchronized_device
+
     def default_generator(self, device_index: int) -> torch.Generator:
         return torch.cuda.default_generators[device_index]
+
+    def create_graph(self) -> Any:
+        return torch.cuda.CUDAGraph()
 
     def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> Any:
         return torch.cuda.graph(graph, pool, stream)
@@ -270,6 +338,17 @@ class CUDA_Accelerator(DeepSpeedAccelerator):  # noqa: N801 - DeepSpeed's name
 
     def range_pop(self, domain: Any = None) -> None:
         torch.cuda.nvtx.range_pop()
+
+    def memory_cached(self, device_index: Any = None) -> int:
+        return torch.cuda.memory_reserved(device_index)
+
+    def max_memory_cached(self, device_index: Any = None) -> int:
+        return torch.cuda.max_memory_reserved(device_index)
+
+    def reset_max_memory_allocated(self, device_index: Any = None) -> None:
+        torch.cuda.reset_peak_memory_stats(device_index)
+
+    reset_max_memory_cached = reset_max_memory_allocated
 
     def total_memory(self, device_index: Any = None) -> int:
         return torch.cuda.mem_get_info(device_index)[1]
@@ -287,4 +366,5 @@ class CUDA_Accelerator(DeepSpeedAccelerator):  # noqa: N801 - DeepSpeed's name
         return torch.empty_like(tensor, device="cpu", pin_memory=True, **options)
 
 
-_add_methods(CUDA_Accelerator, torch.cuda, _OF_CUDA, [(False, _IN_ORDER)])
+for _function in _CUDA:
+    setattr(CUDA_Accelerator, _function, staticmethod(getattr(torch.cuda, _function)))

@@ -57,8 +57,14 @@ _OPTIONS: dict[str, tuple[type, object]] = {
     "log_level": (str, "info"),
 }
 _FLAGS = (
-    *("module", "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi"),
-    *("save_pid", "bind_cores_to_rank"),
+    "module",
+    "no_python",
+    "no_local_rank",
+    "no_ssh",
+    "no_ssh_check",
+    "force_multi",
+    "save_pid",
+    "bind_cores_to_rank",
 )
 
 

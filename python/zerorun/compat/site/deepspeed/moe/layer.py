@@ -53,9 +53,19 @@ class MoE(nn.Module):
         self.use_residual, self.ep_size, self.num_experts = use_residual, ep_size, num_experts
         self.expert_group_name = f"ep_size_{ep_size}"
         self.num_local_experts = num_experts // ep_size
-        sizes = hidden_size, num_experts, k, capacity_factor, eval_capacity_factor, min_capacity
-        rules = noisy_gate_policy, drop_tokens, use_rts, None, top2_2nd_expert_sampling
-        gate = TopKGate(*sizes, *rules)
+        gate = TopKGate(
+            hidden_size,
+            num_experts,
+            k,
+            capacity_factor,
+            eval_capacity_factor,
+            min_capacity,
+            noisy_gate_policy,
+            drop_tokens,
+            use_rts,
+            None,
+            top2_2nd_expert_sampling,
+        )
         experts = Experts(expert, self.num_local_experts, self.expert_group_name)
         self.deepspeed_moe = MOELayer(
             gate, experts, self.expert_group_name, ep_size, self.num_local_experts

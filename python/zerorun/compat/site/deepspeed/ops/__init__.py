@@ -9,7 +9,12 @@ from deepspeed.ops.op_builder import ALL_OPS
 _other = fallback(__name__)
 # Their optimizers run on zerorun's kernels, and offloading reads and writes files by itself.
 _WORKING = {
-    *("async_io", "cpu_adagrad", "cpu_adam", "cpu_lion", "fused_adam", "fused_lamb"),
+    "async_io",
+    "cpu_adagrad",
+    "cpu_adam",
+    "cpu_lion",
+    "fused_adam",
+    "fused_lamb",
     "fused_lion",
 }
 

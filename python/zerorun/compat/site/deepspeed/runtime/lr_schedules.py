@@ -91,8 +91,11 @@ class LRRangeTest(_Schedule):
     """A rising learning rate, to find the largest usable one."""
 
     positional = (
-        *("lr_range_test_min_lr", "lr_range_test_step_size", "lr_range_test_step_rate"),
-        *("lr_range_test_staircase", "last_batch_iteration"),
+        "lr_range_test_min_lr",
+        "lr_range_test_step_size",
+        "lr_range_test_step_rate",
+        "lr_range_test_staircase",
+        "last_batch_iteration",
     )
 
 
@@ -100,10 +103,19 @@ class OneCycle(_Schedule):
     """One cycle of learning rate and momentum, then a decay."""
 
     positional = (
-        *("cycle_min_lr", "cycle_max_lr", "decay_lr_rate", "cycle_first_step_size"),
-        *("cycle_second_step_size", "cycle_first_stair_count", "cycle_second_stair_count"),
-        *("decay_step_size", "cycle_momentum", "cycle_min_mom", "cycle_max_mom"),
-        *("decay_mom_rate", "last_batch_iteration"),
+        "cycle_min_lr",
+        "cycle_max_lr",
+        "decay_lr_rate",
+        "cycle_first_step_size",
+        "cycle_second_step_size",
+        "cycle_first_stair_count",
+        "cycle_second_stair_count",
+        "decay_step_size",
+        "cycle_momentum",
+        "cycle_min_mom",
+        "cycle_max_mom",
+        "decay_mom_rate",
+        "last_batch_iteration",
     )
 
     def get_mom(self) -> list[tuple[float, float]] | None:
@@ -120,26 +132,49 @@ class OneCycle(_Schedule):
         highest = _by_group(self.params.get("cycle_max_mom", 0.9), len(found))
         return [(beta, betas[1]) for beta, betas in zip(highest, found, strict=True)]
 
-    def _given(self, key: str, otherwise: Any) -> Any:
-        value = self.params.get(key)
-        return otherwise if value is None else value
+    # The shape of the cycle, in steps.
 
+    @property
+    def first_step_size(self) -> float:
+        return float(self.params.get("cycle_first_step_size", 2000))
 
-# What follows from the parameters of a cycle; sizes are in steps.
-_OF_A_CYCLE: dict[str, Callable[[Any], Any]] = {
-    "first_step_size": lambda s: float(s.params.get("cycle_first_step_size", 2000)),
-    "second_step_size": lambda s: float(s._given("cycle_second_step_size", s.first_step_size)),
-    "total_size": lambda s: s.first_step_size + s.second_step_size,
-    "step_ratio": lambda s: s.first_step_size / s.total_size,
-    "first_stair_count": lambda s: s.params.get("cycle_first_stair_count", 0),
-    "second_stair_count": lambda s: s._given("cycle_second_stair_count", s.first_stair_count),
-    "skip_lr_decay": lambda s: s.decay_step_size == 0 or s.decay_lr_rate == 0,
-    "skip_mom_decay": lambda s: s.decay_step_size == 0 or s.decay_mom_rate == 0,
-    "min_lrs": lambda s: _by_group(s.params["cycle_min_lr"], len(s._groups)),
-    "max_lrs": lambda s: _by_group(s.params["cycle_max_lr"], len(s._groups)),
-}
-for _name, _get in _OF_A_CYCLE.items():
-    setattr(OneCycle, _name, property(_get))
+    @property
+    def second_step_size(self) -> float:
+        given = self.params.get("cycle_second_step_size")
+        return self.first_step_size if given is None else float(given)
+
+    @property
+    def total_size(self) -> float:
+        return self.first_step_size + self.second_step_size
+
+    @property
+    def step_ratio(self) -> float:
+        return self.first_step_size / self.total_size
+
+    @property
+    def first_stair_count(self) -> int:
+        return self.params.get("cycle_first_stair_count", 0)
+
+    @property
+    def second_stair_count(self) -> int:
+        given = self.params.get("cycle_second_stair_count")
+        return self.first_stair_count if given is None else given
+
+    @property
+    def skip_lr_decay(self) -> bool:
+        return self.decay_step_size == 0 or self.decay_lr_rate == 0
+
+    @property
+    def skip_mom_decay(self) -> bool:
+        return self.decay_step_size == 0 or self.decay_mom_rate == 0
+
+    @property
+    def min_lrs(self) -> list[float]:
+        return _by_group(self.params["cycle_min_lr"], len(self._groups))
+
+    @property
+    def max_lrs(self) -> list[float]:
+        return _by_group(self.params["cycle_max_lr"], len(self._groups))
 
 
 class WarmupLR(_Schedule):
@@ -147,7 +182,10 @@ class WarmupLR(_Schedule):
 
     rises_to_own = True
     positional = (
-        *("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type"),
+        "warmup_min_lr",
+        "warmup_max_lr",
+        "warmup_num_steps",
+        "warmup_type",
         "last_batch_iteration",
     )
 
@@ -163,8 +201,12 @@ class WarmupCosineLR(_Schedule):
     """A warm-up, then half a cosine."""
 
     positional = (
-        *("total_num_steps", "warmup_min_ratio", "warmup_num_steps", "cos_min_ratio"),
-        *("warmup_type", "last_batch_iteration"),
+        "total_num_steps",
+        "warmup_min_ratio",
+        "warmup_num_steps",
+        "cos_min_ratio",
+        "warmup_type",
+        "last_batch_iteration",
     )
 
     def get_lr_ratio(self) -> float:
