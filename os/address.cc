@@ -14,6 +14,7 @@
 #include <span>
 
 #include "core/check.h"
+#include "core/joined.h"
 
 namespace zerorun {
 
@@ -230,10 +231,9 @@ void likeliest_first(std::vector<OwnAddress>& own, const std::vector<std::string
 }
 
 std::string list_own_addresses() {
-  std::string text;
-  for (const auto& [address, interface] : own_addresses()) {
-    text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", address, interface);
-  }
+  const std::string text = joined(own_addresses(), ", ", [](const OwnAddress& own) {
+    return fmt::format("{} ({})", own.address, own.interface);
+  });
   return text.empty() ? "none" : text;
 }
 

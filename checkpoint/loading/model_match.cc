@@ -8,6 +8,7 @@
 #include "checkpoint/format/manifest.h"
 #include "config/checks/suggest.h"
 #include "core/check.h"
+#include "core/joined.h"
 
 namespace zerorun {
 
@@ -25,13 +26,11 @@ std::string tied(const Parameter& parameter) {
 
 // "master fp32, exp_avg uint8"
 std::string states_of(const Manifest& manifest, const Parameter& parameter) {
-  std::vector<std::string> states;
-  for (const int index : parameter.states) {
+  return joined(parameter.states, ", ", [&manifest](int index) {
     const StateSpec& spec = manifest.states[static_cast<size_t>(index)];
-    states.push_back(fmt::format("{} {}", spec.name, name_of(spec.dtype)));
-    if (spec.block > 1) states.back() += fmt::format("/{}", spec.block);
-  }
-  return fmt::format("{}", fmt::join(states, ", "));
+    const std::string block = spec.block > 1 ? fmt::format("/{}", spec.block) : std::string();
+    return fmt::format("{} {}{}", spec.name, name_of(spec.dtype), block);
+  });
 }
 
 // Names the difference of a parameter that both have; empty when it fits.

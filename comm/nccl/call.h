@@ -3,7 +3,8 @@
 #include <cstddef>
 
 #include "comm/collective_call.h"
-#include "comm/nccl/handle.h"
+#include "comm/nccl/library.h"
+#include "comm/nccl/pending_calls.h"
 #include "device/cuda/cuda_device.h"
 
 namespace zerorun {

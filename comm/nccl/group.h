@@ -13,6 +13,7 @@
 #include "comm/nccl/handle.h"
 #include "comm/nccl/library.h"
 #include "comm/nccl/peers.h"
+#include "comm/nccl/pending_calls.h"
 #include "comm/stall_report.h"
 #include "device/cuda/runtime/cuda_stream.h"
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "config/keys/key_table.h"
+#include "core/joined.h"
 
 namespace zerorun {
 
@@ -127,9 +128,8 @@ std::string suggest_key(std::string_view block, std::string_view name) {
   if (block.empty()) return "remove it (programs that import deepspeed ignore it, with a warning)";
   const auto valid = key_table().children(block);
   if (valid.size() > kMaxListed) return "remove it, or see `zerorun config schema`";
-  std::vector<std::string_view> names;
-  for (const KeySpec* spec : valid) names.push_back(spec->name());
-  return fmt::format("expected one of {}", fmt::join(names, ", "));
+  const auto name_of = [](const KeySpec* spec) { return spec->name(); };
+  return fmt::format("expected one of {}", joined(valid, ", ", name_of));
 }
 
 std::string suggest_choice(std::string_view choices, std::string_view text) {

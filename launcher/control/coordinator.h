@@ -11,6 +11,7 @@
 
 #include "comm/rendezvous/frame_server.h"
 #include "launcher/control/control_connection.h"
+#include "launcher/control/endpoint_wait.h"
 #include "launcher/hosts/cluster.h"
 #include "launcher/hosts/remote_start.h"
 #include "launcher/job.h"

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "launcher/control/control_connection.h"
+#include "launcher/control/endpoint_wait.h"
 #include "launcher/hosts/remote_start.h"
 #include "launcher/job.h"
 #include "launcher/options.h"

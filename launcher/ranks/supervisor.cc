@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/joined.h"
 #include "launcher/ranks/process.h"
 #include "os/free_space.h"
 #include "os/uninterrupted.h"
@@ -318,10 +319,9 @@ void Supervisor::wait_for_leftovers() {
     return !has_children();
   };
   if (wait_until(started + std::min(kUnsaid, grace))) return;
-  std::string names;
-  for (const pid_t pid : descendants()) {
-    names += fmt::format("{}{} (pid {})", names.empty() ? "" : ", ", process_name(pid), pid);
-  }
+  const std::string names = joined(descendants(), ", ", [](pid_t pid) {
+    return fmt::format("{} (pid {})", process_name(pid), pid);
+  });
   output_.say("the ranks on {} have ended and left processes behind; they have {} s to end: {}",
               job_.host, grace.count() / 1000.0, names);
   if (!wait_until(started + grace)) {

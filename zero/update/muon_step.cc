@@ -7,6 +7,7 @@
 
 #include "comm/agreement.h"
 #include "core/check.h"
+#include "core/joined.h"
 #include "zero/partition/model_spec.h"
 
 namespace zerorun {
@@ -14,10 +15,9 @@ namespace zerorun {
 namespace {
 
 std::string described(const OptimizerConfig& optimizer) {
-  std::string heads;
-  for (const auto& [pattern, count] : optimizer.muon_heads) {
-    heads += fmt::format("{}\"{}\": {}", heads.empty() ? "" : ", ", pattern, count);
-  }
+  const std::string heads = joined(optimizer.muon_heads, ", ", [](const auto& head) {
+    return fmt::format("\"{}\": {}", head.first, head.second);
+  });
   return fmt::format("ns_steps {}, ns_method \"{}\", muon_heads {{{}}}", optimizer.ns_steps,
                      optimizer.ns_method, heads);
 }
