@@ -14,7 +14,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
@@ -142,6 +142,9 @@ class Run:
         for step in steps:
             if step.name not in self.started:
                 self.started[step.name] = self.threads[step.on_cpu].submit(self.one, step)
+        # A signal that comes just before a wait begins does not end it, so none is long.
+        while wait(self.started.values(), timeout=1).not_done:
+            pass
         for started in self.started.values():
             started.result()
 
