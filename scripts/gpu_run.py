@@ -84,9 +84,7 @@ class Report:
                 print(*lines, sep="\n", file=file)
             try:
                 self.archive(self.folder / "logs.tar.gz")
-            except (
-                OSError
-            ) as error:  # of a file that a program has just removed; the next one has it
+            except OSError as error:  # a program has just removed a file; the next one has it
                 print(f"{PROGRAM}: logs.tar.gz is not new: {error}", flush=True)
 
     def archive(self, target: Path) -> None:

@@ -1,6 +1,7 @@
 """`.grad` of an engine's parameters at stage 0, between backward and step, as there."""
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from zerorun.shards.state_access import StateAccess
 
 _ATTRIBUTE = "_zerorun_shown_gradients"
 _base = torch.Tensor.grad
+_showing: weakref.WeakSet["ShownGradients"] = weakref.WeakSet()
 
 
 class ShownGradients(Uncopied):
@@ -24,7 +26,6 @@ class ShownGradients(Uncopied):
     """
 
     def __init__(self, shards: Shards) -> None:
-        _install()
         self._shards = shards
         self._parameters = [p for p in shards.layout.names if shards.layout.is_trainable(p)]
         # By parameter: what the program has, and its version when it was made; None: changed.
@@ -32,12 +33,17 @@ class ShownGradients(Uncopied):
         self._stepping = False
         for parameter in self._parameters:
             setattr(parameter, _ATTRIBUTE, self)
+        _showing.add(self)
+        nn.Parameter.grad = property(_get, _set, _delete)  # costs nothing until somebody reads it
         shards.until_closed(self)
 
     def remove(self) -> None:
         """Parameters have their own gradients from here on."""
         for parameter in self._parameters:
             vars(parameter).pop(_ATTRIBUTE, None)
+        _showing.discard(self)
+        if not _showing and "grad" in vars(nn.Parameter):
+            del nn.Parameter.grad  # PyTorch's own is there again
 
     def get(self, parameter: nn.Parameter) -> torch.Tensor | None:
         if not self._is_there():
@@ -174,9 +180,3 @@ def _set(parameter: nn.Parameter, value: torch.Tensor | None) -> None:
 
 def _delete(parameter: nn.Parameter) -> None:
     _set(parameter, None)
-
-
-def _install() -> None:
-    """A property of the class, so that it costs nothing until somebody reads it."""
-    if not isinstance(vars(nn.Parameter).get("grad"), property):
-        nn.Parameter.grad = property(_get, _set, _delete)
