@@ -104,9 +104,9 @@ class ParameterSwitch {
     py::object plain;
     py::object cast;
   };
-  // Another unit's tensors have been in use since the last call, so the first access to each of this
-  // one's would miss the cache, one after the other. Tensor objects refer to their data in one of
-  // the two words after Python's header; an address that is none does no harm.
+  // Another unit's tensors have been in use since the last call, so the first access to each of
+  // this one's would miss the cache, one after the other. Tensor objects refer to their data in one
+  // of the two words after Python's header; an address that is none does no harm.
   void prefetch() const {
     constexpr int kLine = 64;
     for (const Entry& entry : entries_) {
