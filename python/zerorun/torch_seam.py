@@ -34,6 +34,10 @@ WRAPPED_BY_SCHEDULER = "_wrapped_by_lr_sched"
 STEP_WAS_CALLED = "_opt_called"
 
 
+_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+DTENSORS = "torch.distributed.tensor" if _VERSION >= (2, 5) else "torch.distributed._tensor"
+
+
 @dataclass(frozen=True)
 class PrivateName:
     """A name that its owner, a module or a class in it, has or declares; or, as an attribute that
@@ -53,11 +57,12 @@ class PrivateName:
 # A module, ".", a class in it if there is one, then names, of which those with a star are in the
 # class' code only; behind a colon what they are for.
 _TABLES = {
-    "torch 2.6, 2.11 and 2.13": """
+    "torch 2.6, 2.11 and 2.13": f"""
         torch.nn.modules.module.Module _call_impl: calls of modules under way
         torch.nn.modules.module.Module _parameters: reads of empty parameters
         torch.nn.modules.module.Module _buffers _modules: models on the meta device
         torch.nn.modules.module.Module _non_persistent_buffers_set: models on the meta device
+        torch.nn.modules.module.Module _register_state_dict_hook: state dicts of empty parameters
         torch.nn.modules.module _IncompatibleKeys: set_model_state_dict
         torch.UntypedStorage _cdata: views of gathered parameters
         torch.Tensor _version: values that a program writes
@@ -82,7 +87,7 @@ _TABLES = {
         torch._dynamo.eval_frame skip_code: hooks in compiled code
         torch._dynamo.eval_frame.DisableContext *_torchdynamo_disable: hooks in compiled code
         torch._dynamo.eval_frame.OptimizedModule *_orig_mod: names of parameters
-        torch.distributed.tensor.DTensor _local_tensor: this rank's piece
+        {DTENSORS}.DTensor _local_tensor: this rank's piece
         torch.distributed.distributed_c10d _get_default_store: where ranks meet
         torch.distributed.checkpoint.state_dict _get_model_state_dict _get_optim_state_dict: saves
         torch.distributed.checkpoint.state_dict _load_model_state_dict: loads
@@ -129,7 +134,7 @@ def _read(seen: str, table: str) -> Iterator[PrivateName]:
 # PyTorch before 2.6 cannot be asked for a running compiler, and 2.6 takes a reference to its
 # answer away with each call, until the process dies.
 COMPILER = "get_eval_frame_callback"
-KNOWS_COMPILER = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
+KNOWS_COMPILER = _VERSION >= (2, 8)
 NAMES = tuple(
     name
     for seen, table in _TABLES.items()
@@ -142,7 +147,7 @@ ADOPTION = "fsdp"  # the adoption of models of FSDP2, which checks what it needs
 # Modules that importing PyTorch or making an optimizer does not load, or not in every version.
 _WHEN_LOADED = (
     "torch._dynamo",
-    "torch.distributed.tensor",
+    DTENSORS,
     "torch.distributed.distributed_c10d",
     "torch.distributed.checkpoint",
     "transformers",

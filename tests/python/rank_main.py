@@ -15,9 +15,14 @@ from pathlib import Path
 
 from ranks import cases_in, end_with_parent
 
+# What PyTorch 2.4 says of its own functions.
+OF_TORCH_2_4 = ("TypedStorage is deprecated", "`torch.cpu.amp.autocast")
+
 
 def run(name: str, folder: Path, cases: list[str]) -> None:
     warnings.simplefilter("error")
+    for text in OF_TORCH_2_4:
+        warnings.filterwarnings("ignore", text)
     module = importlib.import_module(f"cases.{name}")
     end_engines = importlib.import_module("cases.models").end_engines
     results = {}

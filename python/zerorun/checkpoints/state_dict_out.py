@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerorun import _C
+from zerorun import _C, torch_seam
 from zerorun.checkpoints.full_state import full_parameters_of
 from zerorun.model.partition import partition_of
 from zerorun.shards.shards import Shards, shards_of
@@ -56,7 +56,7 @@ class _Form:
         return whole.to("cpu" if self._on_host else whole.device, copy=True)
 
     def _part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        tensor: Any = importlib.import_module("torch.distributed.tensor")
+        tensor: Any = importlib.import_module(torch_seam.DTENSORS)
         parts = whole.chunk(self._world_size)
         own = parts[self._rank] if self._rank < len(parts) else whole[:0]
         made = tensor.DTensor.from_local(

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerorun import _C
+from zerorun import _C, torch_seam
 
 _EMPTY = torch.Size([0])
 
 
 def is_distributed(tensor: Any) -> bool:
     """True for a DTensor."""
-    module: Any = sys.modules.get("torch.distributed.tensor")
+    module: Any = sys.modules.get(torch_seam.DTENSORS)
     return module is not None and isinstance(tensor, module.DTensor)
 
 

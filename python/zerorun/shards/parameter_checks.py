@@ -124,7 +124,7 @@ class EmptyStateWarnings:
             names = {name for name, p in module.named_parameters(recurse=False) if p in sharded}
             if names:
                 hook = ModuleHook(self._look_at, names)
-                self._handles.append(module.register_state_dict_post_hook(hook))
+                self._handles.append(module._register_state_dict_hook(hook))
 
     def remove(self) -> None:
         for handle in self._handles:

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
     set_state_dict,
 )
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
+from zerorun import torch_seam
 
 from cases.models import *
 
+DTensor = importlib.import_module(torch_seam.DTENSORS).DTensor
 FULL = StateDictOptions(full_state_dict=True)
 ON_HOST = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
