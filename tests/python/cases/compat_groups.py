@@ -187,6 +187,14 @@ def case_a_moe_layer_trains_like_one_process() -> None:
             assert_close(trainer(own_loss, STEPS)(engine), expected)
 
 
+def case_ranks_may_have_different_numbers_of_tokens() -> None:
+    for k in (1, 2, 3):
+        keys = {"train_batch_size": WORLD_SIZE}
+        engine, *_ = begin(model=Mixture(2, k), config=adamw_keys(0) | keys)
+        tokens = torch.randn(2 + 5 * RANK, WIDTH)
+        torch.testing.assert_close(engine(tokens), Mixture(1, k)(tokens))
+
+
 def case_gates_keep_to_the_capacity() -> None:
     torch.manual_seed(1)
     logits = torch.randn(40, 4)
@@ -207,6 +215,10 @@ def case_gates_keep_to_the_capacity() -> None:
         assert counts[0] > 10
         assert mask.sum((0, 2))[0] == 10 if k == 1 else mask.sum((0, 2))[0] <= 10 * k
         assert weights.sum((1, 2)).max() <= 1 + 1e-6
+    for policy in ("probs", "position"):  # more places than tokens
+        _, _, mask, _ = topkgating(logits[:4], 3, 1.0, 8, drop_policy=policy)
+        assert mask.shape == (4, 4, 8)
+        assert mask.sum() == 12
     raises(ValueError, "drop_policy", topkgating, logits, 2, 1.0, 2, drop_policy="x")
 
 

@@ -25,12 +25,13 @@ def _capacity(gates: torch.Tensor, factor: float, least: int) -> int:
     return max(math.ceil(tokens / experts * factor), least)
 
 
-def _largest(counts: torch.Tensor, tokens: int, group: Any) -> int:
-    """The most places that any expert needs on any of the group's ranks."""
+def _largest(counts: torch.Tensor, group: Any) -> int:
+    """The most places that any expert needs on any of the group's ranks, which may have different
+    numbers of tokens."""
     most = counts.max()
     if group is not None:
         dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
-    return min(int(most), tokens)
+    return int(most)
 
 
 def _places(mask: torch.Tensor) -> torch.Tensor:
@@ -86,7 +87,7 @@ def top1gating(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     counts = mask.sum(0).detach()
     capacity = _capacity(gates, capacity_factor, min_capacity)
     if not drop_tokens:
-        capacity = _largest(counts, len(mask), ep_group)
+        capacity = _largest(counts, ep_group)
     loss = _balance(gates, mask)
     if drop_tokens and capacity < len(mask):
         # Without random numbers those of earlier tokens are larger.
@@ -124,7 +125,7 @@ def top2gating(
             mask * (at < capacity) for mask, at in zip((first, second), places, strict=True)
         )
     else:
-        capacity = _largest(counts, 2 * len(gates), ep_group)
+        capacity = _largest(counts, ep_group)
     weights = _normalized(gates, first + second)
     routed = sum(
         _routes(weights * mask, at, capacity)
@@ -148,11 +149,11 @@ def topkgating(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     mask = torch.zeros_like(gates, dtype=torch.int64).scatter(1, gates.topk(k, 1).indices, 1)
     loss = _balance(gates, mask) / k
     counts = mask.sum(0).detach()
-    capacity = min(_capacity(gates, capacity_factor * k, min_capacity), len(gates))
+    capacity = _capacity(gates, capacity_factor * k, min_capacity)
     if not drop_tokens:
-        capacity = _largest(counts, len(gates), ep_group)
+        capacity = _largest(counts, ep_group)
     elif drop_policy == "probs":
-        mask = _most(mask, gates, capacity)
+        mask = _most(mask, gates, min(capacity, len(gates)))
     elif drop_policy == "position":
         mask = mask * (_places(mask) < capacity)
     else:
