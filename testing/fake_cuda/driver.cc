@@ -20,7 +20,7 @@ CUresult cuCtxGetCurrent(CUcontext* context) {
 // Waits until (int32_t)(*address - value) >= 0. Refuses addresses that are not aligned to 4 bytes.
 CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
                              unsigned flags) {
-  if (const int planned = seen().enter(__func__, stream); planned != 0) {
+  if (const int planned = seen().enter(__func__, stream_of(stream)); planned != 0) {
     return static_cast<CUresult>(planned);
   }
   if (const cudaError_t broken = seen().device_error(current_device); broken != cudaSuccess) {
@@ -30,7 +30,8 @@ CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t va
     seen().violate("the driver is called by a thread without a context");
     return CUDA_ERROR_INVALID_CONTEXT;
   }
-  if (!known("streams", stream) || flags != CU_STREAM_WAIT_VALUE_GEQ || address % 4 != 0) {
+  stream = stream_of(stream);
+  if (!is_stream(stream) || flags != CU_STREAM_WAIT_VALUE_GEQ || address % 4 != 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   auto* const word = reinterpret_cast<uint32_t*>(address);

@@ -292,7 +292,7 @@ cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t poo
                                     cudaStream_t stream) {
   ENTER(stream);
   NEED("pools", pool);
-  NEED("streams", stream);
+  NEED_STREAM(stream);
   if (bytes == 0) seen().violate("memory of 0 bytes is asked for");
   if (!zerorun::fake::add_from(pool, data, bytes, kAlignment))
     return result(cudaErrorMemoryAllocation);
@@ -302,7 +302,7 @@ cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t poo
 // Freed when the stream gets there. Refuses what is not allocated.
 cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
   ENTER_UNDO(stream);
-  NEED("streams", stream);
+  NEED_STREAM(stream);
   if (!seen().release("device memory", data)) return result(cudaErrorInvalidValue);
   stream->worker->submit([data] { blocks().remove(data); });
   return planned;
@@ -349,7 +349,7 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned flags) 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   ENTER(stream);
-  NEED("streams", stream);
+  NEED_STREAM(stream);
   const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
   const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
   if (kind != cudaMemcpyDefault && (to_device != blocks().on_device(to, bytes) ||
@@ -372,7 +372,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 // Asynchronous; only of device memory here.
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
   ENTER(stream);
-  NEED("streams", stream);
+  NEED_STREAM(stream);
   if (!blocks().on_device(data, bytes)) seen().violate("memset outside of device memory");
   return zerorun::fake::submit(stream, [=] { std::memset(data, value, bytes); });
 }
