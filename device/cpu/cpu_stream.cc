@@ -150,7 +150,10 @@ class WorkerStream final : public CpuStream {
   Event record() override { return Event(std::make_shared<WorkerEvent>(progress_, submitted())); }
   void wait(const Event& event) override {
     if (!event.state()) return;
-    submit([event] { event.synchronize(); });
+    // What the device does later may wait for this thread.
+    auto* const device = dynamic_cast<DeviceEvent*>(event.state().get());
+    const std::optional<Event> told = device == nullptr ? std::nullopt : device->for_host();
+    submit([event = told.value_or(event)] { event.synchronize(); });
   }
   void synchronize() override { progress_->wait(submitted()); }
   bool is_inline() const override { return false; }

@@ -3,6 +3,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,6 +20,15 @@ class HostEvent : public Event::State {
   // Calls `then` once, with the error of the event or null: immediately if the event has happened,
   // else on the thread on which it happens. `then` must return quickly and must not throw.
   virtual void on_ready(std::function<void(std::exception_ptr)> then) = 0;
+};
+
+// An event of a device whose driver may hold up one thread's call until the device has done the
+// work for which another thread's call waits.
+class DeviceEvent : public Event::State {
+ public:
+  // Returns an event that happens soon after this one, and for which threads wait without calling
+  // the driver. Empty if the device has none.
+  virtual std::optional<Event> for_host() = 0;
 };
 
 // A stream of work on the host. Transports that move data with the CPU submit their steps to it, so

@@ -17,10 +17,11 @@ CUresult cuCtxGetCurrent(CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
-// Waits until (int32_t)(*address - value) >= 0. Refuses addresses that are not aligned to 4 bytes.
-CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
-                             unsigned flags) {
-  if (const int planned = seen().enter(__func__, stream); planned != 0) {
+namespace {
+
+// What functions on a word of memory refuse.
+CUresult refusal(const char* name, CUstream stream, CUdeviceptr address, unsigned flags) {
+  if (const int planned = seen().enter(name, stream_of(stream)); planned != 0) {
     return static_cast<CUresult>(planned);
   }
   if (const cudaError_t broken = seen().device_error(current_device); broken != cudaSuccess) {
@@ -30,9 +31,17 @@ CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t va
     seen().violate("the driver is called by a thread without a context");
     return CUDA_ERROR_INVALID_CONTEXT;
   }
-  if (!known("streams", stream) || flags != CU_STREAM_WAIT_VALUE_GEQ || address % 4 != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  const bool valid = is_stream(stream_of(stream)) && flags == 0 && address % 4 == 0;
+  return valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+}  // namespace
+
+// Waits until (int32_t)(*address - value) >= 0 (CU_STREAM_WAIT_VALUE_GEQ). Refuses addresses that
+// are not aligned to 4 bytes.
+CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
+                             unsigned flags) {
+  if (const CUresult refused = refusal(__func__, stream, address, flags)) return refused;
   auto* const word = reinterpret_cast<uint32_t*>(address);
   submit(stream, [word, value] {
     // As the GPU does: nobody wakes it.
@@ -41,6 +50,15 @@ CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t va
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
   });
+  return CUDA_SUCCESS;
+}
+
+// Writes when all work before is done, which is visible before (CU_STREAM_WRITE_VALUE_DEFAULT).
+CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
+                              unsigned flags) {
+  if (const CUresult refused = refusal(__func__, stream, address, flags)) return refused;
+  auto* const word = reinterpret_cast<uint32_t*>(address);
+  submit(stream, [word, value] { std::atomic_ref(*word).store(value, std::memory_order_release); });
   return CUDA_SUCCESS;
 }
 
@@ -56,6 +74,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
     *function = reinterpret_cast<void*>(&cuCtxGetCurrent);
   } else if (std::strcmp(name, "cuStreamWaitValue32") == 0 && version >= 11070) {
     *function = reinterpret_cast<void*>(&cuStreamWaitValue32);
+  } else if (std::strcmp(name, "cuStreamWriteValue32") == 0 && version >= 11070) {
+    *function = reinterpret_cast<void*>(&cuStreamWriteValue32);
   }
   if (*function != nullptr) *found = cudaDriverEntryPointSuccess;
   return cudaSuccess;

@@ -18,6 +18,7 @@ void FakeCuda::reset() {
   const std::lock_guard lock(mutex_);
   settings_ = {};
   used_devices_.clear();
+  driver_holder_ = {};
   failures_.clear();
   met_failures_ = 0;
   before_.clear();
@@ -86,6 +87,9 @@ int FakeCuda::enter(std::string_view name, const void* stream) {
   const std::string key(name);
   const int call = counts_[key]++;
   calls_.push_back({key, stream, std::this_thread::get_id()});
+  if (driver_holder_ != std::thread::id() && driver_holder_ != std::this_thread::get_id()) {
+    violations_.push_back(key + " waits for a thread that waits in the driver for all streams");
+  }
   if (const auto found = before_.find(key); found != before_.end()) {
     const auto work = std::move(found->second);
     before_.erase(found);

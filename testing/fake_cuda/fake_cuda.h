@@ -82,6 +82,12 @@ class FakeCuda {
   void set_capturing(bool capturing) { set(settings_.capturing, capturing); }
   bool capturing() const { return get(settings_.capturing); }
 
+  // The calling thread is in the driver, where it waits for all streams: calls of others wait for
+  // it.
+  void set_driver_held(bool held) {
+    set(driver_holder_, held ? std::this_thread::get_id() : std::thread::id());
+  }
+
   // The `nth` call (from 0) of a function from now on fails with `error`, a value of the library's
   // own type of errors.
   void fail(std::string_view name, int nth, int error);
@@ -159,6 +165,7 @@ class FakeCuda {
     size_t peak = 0;
   } memory_;
   std::set<int> used_devices_;
+  std::thread::id driver_holder_;  // none: that of no thread
   std::minstd_rand random_;
   std::map<std::pair<std::string, int>, int> failures_;  // (function, call) -> error
   int met_failures_ = 0;

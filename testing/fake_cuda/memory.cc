@@ -82,15 +82,16 @@ constexpr size_t kPage = 4096;
 // Blocks of device memory, and of host memory that the device may read.
 class Blocks {
  public:
-  // `alignment`: as the driver's.
-  void* add(size_t bytes, bool on_device, size_t alignment, cudaMemPool_t pool = nullptr) {
-    void* const data =
-        std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-    if (data == nullptr) return nullptr;
+  // It begins `begin` bytes after a multiple of `alignment`.
+  void* add(size_t bytes, bool on_device, size_t alignment, cudaMemPool_t pool = nullptr,
+            size_t begin = 0) {
+    auto* const memory = static_cast<std::byte*>(
+        std::aligned_alloc(alignment, (begin + bytes + alignment - 1) / alignment * alignment));
+    if (memory == nullptr) return nullptr;
+    std::byte* const data = memory + begin;
     std::memset(data, 0xcd, bytes);  // as on a GPU, it holds anything
     const std::lock_guard lock(mutex_);
-    blocks_[static_cast<std::byte*>(data)] = {bytes, on_device, pool,
-                                              pool == nullptr ? nullptr : pool->reserve};
+    blocks_[data] = {bytes, on_device, pool, pool == nullptr ? nullptr : pool->reserve, begin};
     return data;
   }
   // Its memory is released, so that AddressSanitizer sees later uses.
@@ -104,7 +105,7 @@ class Blocks {
       blocks_.erase(found);
     }
     std::memset(data, 0xdd, block.bytes);
-    std::free(data);
+    std::free(static_cast<std::byte*>(data) - block.begin);
     if (block.reserve) {
       block.reserve->trim(block.bytes);
     } else if (block.on_device) {
@@ -127,7 +128,7 @@ class Blocks {
   void adopt(const void* data, size_t bytes) {
     disown(data);
     const std::lock_guard lock(mutex_);
-    adopted_[static_cast<const std::byte*>(data)] = {bytes, true, nullptr, nullptr};
+    adopted_[static_cast<const std::byte*>(data)] = {bytes, true, nullptr, nullptr, 0};
     seen().take_adopted(bytes);
   }
   void disown(const void* data) {
@@ -147,6 +148,7 @@ class Blocks {
     bool on_device;
     cudaMemPool_t pool;
     std::shared_ptr<Reserve> reserve;
+    size_t begin;
   };
 
   using Map = std::map<const std::byte*, Block>;
@@ -290,7 +292,7 @@ cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t poo
                                     cudaStream_t stream) {
   ENTER(stream);
   NEED("pools", pool);
-  NEED("streams", stream);
+  NEED_STREAM(stream);
   if (bytes == 0) seen().violate("memory of 0 bytes is asked for");
   if (!zerorun::fake::add_from(pool, data, bytes, kAlignment))
     return result(cudaErrorMemoryAllocation);
@@ -300,13 +302,14 @@ cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t poo
 // Freed when the stream gets there. Refuses what is not allocated.
 cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
   ENTER_UNDO(stream);
-  NEED("streams", stream);
+  NEED_STREAM(stream);
   if (!seen().release("device memory", data)) return result(cudaErrorInvalidValue);
   stream->worker->submit([data] { blocks().remove(data); });
   return planned;
 }
 
-// May wait for the whole device: CUDA C++ Programming Guide 13.0, "Implicit Synchronization".
+// May wait for the whole device: CUDA C++ Programming Guide 13.0, "Implicit Synchronization". Large
+// blocks begin a page; small ones, whatever that comment says, come from within one.
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned flags) {
   ENTER();
   use_device();
@@ -315,7 +318,8 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned flags) {
   if ((flags & ~(cudaHostAllocPortable | cudaHostAllocMapped)) != 0) {
     seen().violate("cudaHostAlloc with a flag that does not exist");
   }
-  *data = blocks().add(bytes, false, kPage);
+  constexpr size_t kLarge = size_t{1} << 20;
+  *data = blocks().add(bytes, false, kPage, nullptr, bytes < kLarge ? kAlignment : 0);
   if (*data == nullptr) return result(cudaErrorMemoryAllocation);
   seen().hold("pinned memory", *data);
   return cudaSuccess;
@@ -345,7 +349,7 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned flags) 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   ENTER(stream);
-  NEED("streams", stream);
+  NEED_STREAM(stream);
   const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
   const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
   if (kind != cudaMemcpyDefault && (to_device != blocks().on_device(to, bytes) ||
@@ -368,7 +372,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 // Asynchronous; only of device memory here.
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
   ENTER(stream);
-  NEED("streams", stream);
+  NEED_STREAM(stream);
   if (!blocks().on_device(data, bytes)) seen().violate("memset outside of device memory");
   return zerorun::fake::submit(stream, [=] { std::memset(data, value, bytes); });
 }

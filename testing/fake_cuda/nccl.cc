@@ -278,11 +278,16 @@ ncclResult_t ncclMemAlloc(void** data, size_t bytes) {
                                                               : ncclUnhandledCudaError;
 }
 
-// src/allocator.cc.
+// src/allocator.cc: cuMemUnmap, which waits for no work that uses the memory, or cudaFree, which
+// may wait for all work of the device.
 ncclResult_t ncclMemFree(void* data) {
   const zerorun::fake::InFake in_fake;
   const ncclResult_t planned = enter(__func__);
   if (data == nullptr) return planned;
+  // After an error it may be at other work.
+  if (seen().failures() == 0 && !zerorun::fake::device_is_idle()) {
+    seen().violate("registered memory is freed while the device is at work, which may use it");
+  }
   zerorun::fake::synchronize_device();
   if (seen().holds("registered buffers", data)) {
     seen().violate("memory is freed that is registered with a communicator");

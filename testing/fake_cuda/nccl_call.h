@@ -18,8 +18,11 @@
 
 namespace zerorun::fake::of_nccl {
 
-inline ncclResult_t enter(const char* name, const void* stream = nullptr) {
-  return static_cast<ncclResult_t>(seen().enter(name, stream));
+inline ncclResult_t enter(const char* name) {
+  return static_cast<ncclResult_t>(seen().enter(name));
+}
+inline ncclResult_t enter(const char* name, cudaStream_t stream) {
+  return static_cast<ncclResult_t>(seen().enter(name, stream_of(stream)));
 }
 
 // A group of this thread: how deep it is in groups, and the error of a call within it.

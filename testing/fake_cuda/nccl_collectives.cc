@@ -110,7 +110,7 @@ ncclResult_t check(const Shared& comm, const Operation& operation, cudaStream_t 
     seen().violate(what + " with another device than the communicator's");
   }
   // ncclLaunchKernel: CUDA refuses to launch there.
-  if (!zerorun::fake::known("streams", stream) || stream->device != comm->device) {
+  if (!zerorun::fake::is_stream(stream) || stream->device != comm->device) {
     seen().violate(what + " on a stream of another device than the communicator's");
     return ncclUnhandledCudaError;
   }
@@ -123,6 +123,7 @@ ncclResult_t check(const Shared& comm, const Operation& operation, cudaStream_t 
 }
 
 ncclResult_t start(Operation operation, ncclComm_t handle, cudaStream_t stream) {
+  stream = zerorun::fake::stream_of(stream);
   const Shared comm = alive(handle, operation.name);
   if (const ncclResult_t checked = check(comm, operation, stream); checked != ncclSuccess) {
     if (comm && !comm->blocking) comm->state = checked;
@@ -220,6 +221,7 @@ void exchange(const Messages& all) {
 
 ncclResult_t add_message(const char* what, std::vector<Messages::Message> Messages::*list,
                          Messages::Message message, ncclComm_t handle, cudaStream_t stream) {
+  stream = zerorun::fake::stream_of(stream);
   const Shared comm = alive(handle, what);
   const Operation operation{
       .name = what, .in = message.data, .out = message.data, .count = message.nbytes};

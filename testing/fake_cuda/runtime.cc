@@ -3,8 +3,11 @@
 // The source of each function here and in memory.cc is its comment in CUDA 13.0's
 // cuda_runtime_api.h, where no other is named: what it returns, refuses and waits for. All of them
 // may also return errors of earlier work on the device.
+#include <algorithm>
 #include <cstring>
 #include <exception>
+#include <map>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -41,9 +44,61 @@ cudaError_t make_stream(cudaStream_t* stream) {
 
 namespace zerorun::fake {
 
+namespace {
+
+struct DefaultStreams {
+  std::mutex mutex;
+  std::map<int, CUstream_st> of_devices;
+};
+// They live as long as the process.
+DefaultStreams& default_streams() {
+  static auto* const streams = new DefaultStreams;
+  return *streams;
+}
+
+}  // namespace
+
+// cuda_runtime_api.h, "Stream synchronization behavior": the legacy default stream and streams that
+// are not blocking, as all others here, do not wait for each other.
+cudaStream_t stream_of(cudaStream_t handle) {
+  if (handle != nullptr) return handle;
+  DefaultStreams& streams = default_streams();
+  const std::lock_guard lock(streams.mutex);
+  CUstream_st& stream = streams.of_devices[current_device];
+  if (!stream.worker) stream.worker = zerorun::make_worker_stream("fake-default");
+  stream.device = current_device;
+  return &stream;
+}
+
+namespace {
+
+// The work so far of all streams of the current device.
+std::vector<zerorun::Event> work_of_device() {
+  std::vector<zerorun::Event> events = {stream_of(nullptr)->worker->record()};
+  seen().for_each("streams", [&](const void* handle) {
+    const auto* const stream = static_cast<cudaStream_t>(const_cast<void*>(handle));
+    if (stream->device == current_device) events.push_back(stream->worker->record());
+  });
+  return events;
+}
+
+}  // namespace
+
+bool is_stream(cudaStream_t stream) {
+  {
+    DefaultStreams& streams = default_streams();
+    const std::lock_guard lock(streams.mutex);
+    for (const auto& [device, one] : streams.of_devices) {
+      if (stream == &one) return true;
+    }
+  }
+  return known("streams", stream);
+}
+
 // CUDA C++ Programming Guide 13.0, "Stream and Event Behavior": a launch is refused on a stream of
 // another device than the current one. A copy is not, but none here is meant to be.
 cudaError_t submit(cudaStream_t stream, std::function<void()> task) {
+  stream = stream_of(stream);
   if (stream->device != current_device) {
     seen().violate("work for a stream of another device than the current one");
     return result(cudaErrorInvalidResourceHandle);
@@ -63,7 +118,7 @@ cudaError_t launch(const std::type_info& kernel, dim3 grid, dim3 block, size_t s
   if (const cudaError_t planned = enter("cudaLaunchKernel", stream); planned != cudaSuccess) {
     return planned;
   }
-  NEED("streams", stream);
+  NEED_STREAM(stream);
   seen().note_launch(kernel.name());
   const unsigned threads = block.x * block.y * block.z;
   if (shared_bytes != 0 || threads == 0 || threads > 1024 || grid.x == 0 || grid.y > 65535 ||
@@ -75,12 +130,12 @@ cudaError_t launch(const std::type_info& kernel, dim3 grid, dim3 block, size_t s
 }
 
 void synchronize_device() {
-  std::vector<zerorun::Event> events;
-  seen().for_each("streams", [&](const void* handle) {
-    const auto* const stream = static_cast<cudaStream_t>(const_cast<void*>(handle));
-    if (stream->device == current_device) events.push_back(stream->worker->record());
-  });
-  for (const zerorun::Event& event : events) wait_for(event);
+  for (const zerorun::Event& event : work_of_device()) wait_for(event);
+}
+
+bool device_is_idle() {
+  const std::vector<zerorun::Event> work = work_of_device();
+  return std::ranges::all_of(work, [](const zerorun::Event& event) { return event.ready(); });
 }
 
 }  // namespace zerorun::fake
@@ -213,7 +268,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const InFake in_fake;
   const cudaError_t planned = enter(__func__, stream);
   spoil_capture(__func__);
-  NEED("streams", stream);
+  NEED_STREAM(stream);
   const cudaError_t waited = wait_for(stream->worker->record());
   return planned != cudaSuccess ? planned : waited;
 }
@@ -222,7 +277,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   ENTER(stream);
   spoil_capture(__func__);
-  NEED("streams", stream);
+  NEED_STREAM(stream);
   return result(stream->worker->record().ready() ? cudaSuccess : cudaErrorNotReady);
 }
 
@@ -236,7 +291,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
 // For what the event stands for now, on whatever device; nothing if it was never recorded.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
   ENTER(stream);
-  NEED("streams", stream);
+  NEED_STREAM(stream);
   NEED("events", event);
   stream->worker->wait(event->last);
   return cudaSuccess;
@@ -245,7 +300,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 // May serialize host functions of independent streams: all have one thread here.
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
   ENTER(stream);
-  NEED("streams", stream);
+  NEED_STREAM(stream);
   static const auto thread = zerorun::make_worker_stream("fake-host-func");
   return zerorun::fake::submit(stream, [=] {
     thread->submit([=] { function(argument); });
@@ -276,7 +331,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   ENTER(stream);
   NEED("events", event);
-  NEED("streams", stream);
+  NEED_STREAM(stream);
   if (event->device != stream->device) {
     seen().violate("an event is recorded on a stream of another device");
     return result(cudaErrorInvalidResourceHandle);

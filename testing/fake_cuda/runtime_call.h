@@ -22,6 +22,9 @@ namespace zerorun::fake {
 
 inline FakeCuda& seen() { return FakeCuda::instance(); }
 
+// The stream of a handle; null is the default stream of the current device.
+cudaStream_t stream_of(cudaStream_t handle);
+
 inline thread_local int current_device = 0;
 inline thread_local bool has_context = false;  // on the current device
 inline thread_local cudaError_t last_error = cudaSuccess;
@@ -43,8 +46,12 @@ inline cudaError_t enter_host(const char* name) {
   return result(static_cast<cudaError_t>(seen().enter(name)));
 }
 // Nor when earlier work on the device has failed.
-inline cudaError_t enter(const char* name, const void* stream = nullptr) {
-  const auto planned = static_cast<cudaError_t>(seen().enter(name, stream));
+inline cudaError_t enter(const char* name) {
+  const auto planned = static_cast<cudaError_t>(seen().enter(name));
+  return result(planned != cudaSuccess ? planned : seen().device_error(current_device));
+}
+inline cudaError_t enter(const char* name, cudaStream_t stream) {
+  const auto planned = static_cast<cudaError_t>(seen().enter(name, stream_of(stream)));
   return result(planned != cudaSuccess ? planned : seen().device_error(current_device));
 }
 
@@ -54,6 +61,8 @@ inline bool known(const char* kind, const void* handle) {
   return false;
 }
 
+bool is_stream(cudaStream_t stream);
+
 // A call that ends the capture of a graph by another thread, unless its own thread is told not to.
 inline void spoil_capture(const char* name) {
   if (!seen().capturing() || capture_mode != cudaStreamCaptureModeGlobal) return;
@@ -62,6 +71,7 @@ inline void spoil_capture(const char* name) {
 
 // Waits for the work so far of all streams of the current device: some calls do.
 void synchronize_device();
+bool device_is_idle();
 
 inline bool valid_device(int device) { return device >= 0 && device < seen().devices(); }
 
@@ -99,3 +109,8 @@ inline bool are_peers(int device, int peer) {
 #define NEED(kind, handle) \
   use_device();            \
   if (!known(kind, handle)) return result(cudaErrorInvalidResourceHandle)
+// From there on it is not null.
+#define NEED_STREAM(stream)                  \
+  use_device();                              \
+  stream = zerorun::fake::stream_of(stream); \
+  if (!zerorun::fake::is_stream(stream)) return result(cudaErrorInvalidResourceHandle)

@@ -241,7 +241,8 @@ class FakeTorchCuda:
 
     def __init__(self, streams: str) -> None:
         self.library = fake_library()
-        self.current = self.library.fake_torch_stream()
+        self.library.fake_use_default_stream()
+        self.current = 0  # the handle of CUDA's default stream, which is PyTorch's
         self._from_dlpack = torch.from_dlpack
         torch.from_dlpack = torch.utils.dlpack.from_dlpack = self._import
         self._patch_cuda()

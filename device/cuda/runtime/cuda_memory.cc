@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
 #include <new>
 #include <utility>
 
 #include "core/check.h"
 #include "device/cuda/runtime/cuda_error.h"
 #include "device/cuda/runtime/current_device.h"
+#include "os/open_file.h"
 
 namespace zerorun {
 
@@ -164,17 +166,20 @@ size_t CudaPool::available() const {
 
 Buffer allocate_pinned_host(int device, size_t nbytes) {
   const CurrentDevice current(device);
-  void* data = nullptr;
-  const cudaError_t result = cudaHostAlloc(&data, std::max<size_t>(nbytes, 1),
-                                           cudaHostAllocPortable | cudaHostAllocMapped);
+  void* block = nullptr;
+  size_t room = nbytes + kDirectAlignment - 1;  // CUDA takes small blocks from within a page
+  const cudaError_t result =
+      cudaHostAlloc(&block, room, cudaHostAllocPortable | cudaHostAllocMapped);
   if (result == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     return {};
   }
   check_cuda(result, "cudaHostAlloc");
-  return {data, nbytes, [data, device] {
+  void* data = block;
+  std::align(kDirectAlignment, nbytes, data, room);
+  return {data, nbytes, [block, device] {
             const CurrentDevice freeing(device, std::nothrow);
-            cudaFreeHost(data);
+            cudaFreeHost(block);
           }};
 }
 

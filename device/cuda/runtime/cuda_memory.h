@@ -68,7 +68,7 @@ class CudaPool {
   uint64_t step_ = 0;
 };
 
-// Page-locked host memory that all devices can address; empty if the system has none.
+// Page-locked, page-aligned host memory that all devices can address; empty if the system has none.
 Buffer allocate_pinned_host(int device, size_t nbytes);
 
 // True if kernels and NCCL can read `data`: device, managed or page-locked memory.

@@ -1,4 +1,6 @@
 #include <atomic>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "core/check.h"
@@ -103,12 +105,31 @@ Buffer pin(int device, size_t nbytes) {
   return pinned;
 }
 
-class CudaEventState final : public Event::State {
+// An event of which the GPU tells.
+class ToldEvent final : public Event::State {
+ public:
+  ToldEvent(std::shared_ptr<HostFlags> flags, uint32_t count,
+            std::shared_ptr<const StreamErrors> errors)
+      : flags_(std::move(flags)), count_(count), errors_(std::move(errors)) {}
+  bool ready() const override { return flags_->has_told(count_); }
+  void synchronize() override {
+    flags_->wait_until_told(count_);
+    errors_->check();
+  }
+
+ private:
+  const std::shared_ptr<HostFlags> flags_;
+  const uint32_t count_;
+  const std::shared_ptr<const StreamErrors> errors_;
+};
+
+class CudaEventState final : public DeviceEvent {
  public:
   CudaEventState(cudaStream_t stream, int device, std::shared_ptr<EventPool> pool,
-                 std::shared_ptr<const StreamErrors> errors)
+                 std::shared_ptr<HostFlags> flags, std::shared_ptr<const StreamErrors> errors)
       : errors_(std::move(errors)),
         device_(device),
+        flags_(std::move(flags)),
         pool_(std::move(pool)),
         handle_(pool_->take()) {
     // An exception here would lose the event.
@@ -134,33 +155,47 @@ class CudaEventState final : public Event::State {
     const CurrentDevice current(device_);
     const RelaxedCapture relaxed;
     const cudaError_t result = cudaEventSynchronize(handle_);
+    if (result != cudaSuccess) flags_->fail(cudaGetErrorString(result));
     errors_->check();  // says more than the runtime's error, which is often its consequence
     check_cuda(result, "work on the GPU (seen by cudaEventSynchronize)");
   }
+  std::optional<Event> for_host() override { return flags_->tell(handle_, errors_); }
   cudaEvent_t handle() const { return handle_; }
   const StreamErrors& errors() const { return *errors_; }
 
  private:
   const std::shared_ptr<const StreamErrors> errors_;
   const int device_;
+  const std::shared_ptr<HostFlags> flags_;
   const std::shared_ptr<EventPool> pool_;
   const cudaEvent_t handle_;
 };
 
 }  // namespace
 
-HostFlags::HostFlags(int device) : device_(device), words_(pin(device, kFlags * sizeof(uint32_t))) {
-  const CurrentDevice current(device_);
+HostFlags::HostFlags(int device)
+    : device_(device), words_(pin(device, (kFlags + 1) * sizeof(uint32_t))) {
+  const CurrentDevice current(device);
   void* on_device = nullptr;
   check_cuda(cudaHostGetDevicePointer(&on_device, words_.data(), 0), "cudaHostGetDevicePointer");
+  on_device_ = reinterpret_cast<CUdeviceptr>(on_device);
   flags_.reserve(kFlags);
   free_.reserve(kFlags);  // raise() must not allocate
   for (size_t i = 0; i < kFlags; ++i) {
-    auto* const word = reinterpret_cast<uint32_t*>(words_.data()) + i;
-    *word = 0;
-    flags_.push_back({word, reinterpret_cast<CUdeviceptr>(on_device) + i * sizeof(uint32_t), 0});
+    *word(i) = 0;
+    flags_.push_back({word(i), on_device_ + i * sizeof(uint32_t), 0});
     free_.push_back(&flags_.back());
   }
+  *word(kFlags) = 0;
+  // Not later: a stream that is made may wait for the others.
+  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
+             "cudaStreamCreateWithFlags");
+}
+
+HostFlags::~HostFlags() {
+  const CurrentDevice current(device_, std::nothrow);
+  cudaStreamSynchronize(stream_);
+  cudaStreamDestroy(stream_);
 }
 
 HostFlags::Flag* HostFlags::take() {
@@ -202,6 +237,65 @@ bool HostFlags::wait(cudaStream_t stream, const Event& event, Failed failed) {
   return true;
 }
 
+std::optional<Event> HostFlags::tell(cudaEvent_t event,
+                                     std::shared_ptr<const StreamErrors> errors) {
+  const auto write_value = driver_functions().write_value;
+  if (write_value == nullptr) return std::nullopt;
+  const CurrentDevice current(device_);
+  check_cuda(cudaSetDevice(device_), "cudaSetDevice");  // as in wait()
+  const std::lock_guard lock(telling_);
+  check_cuda(cudaStreamWaitEvent(stream_, event, 0), "cudaStreamWaitEvent");
+  const CUresult result =
+      write_value(stream_, on_device_ + kFlags * sizeof(uint32_t), told_ + 1, 0);
+  if (result == CUDA_ERROR_NOT_SUPPORTED) return std::nullopt;
+  check_cuda(static_cast<cudaError_t>(result), "cuStreamWriteValue32");
+  return Event(std::make_shared<ToldEvent>(shared_from_this(), ++told_, std::move(errors)));
+}
+
+bool HostFlags::has_told(uint32_t count) const {
+  const uint32_t told = std::atomic_ref(*word(kFlags)).load(std::memory_order_acquire);
+  return static_cast<int32_t>(told - count) >= 0;
+}
+
+void HostFlags::wait_until_told(uint32_t count) {
+  constexpr std::chrono::microseconds kSpin{20};
+  constexpr std::chrono::microseconds kPause{100};
+  constexpr std::chrono::seconds kPatience{
+      10};  // no work takes as long, so that the GPU may have failed
+  const auto begun = std::chrono::steady_clock::now();
+  auto asked = begun;
+  while (!has_told(count)) {
+    {
+      const std::lock_guard lock(failing_);
+      if (!failure_.empty()) throw DeviceError(failure_);
+    }
+    const auto now = std::chrono::steady_clock::now();
+    if (now - begun < kSpin) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPause);
+    }
+    if (now - asked < kPatience) continue;
+    asked = now;
+    ask_driver();
+  }
+}
+
+void HostFlags::ask_driver() {
+  const CurrentDevice current(device_);
+  const RelaxedCapture relaxed;
+  const cudaError_t result = cudaStreamQuery(stream_);
+  cudaGetLastError();  // CUDA keeps "not ready" as an error
+  if (result != cudaSuccess && result != cudaErrorNotReady) fail(cudaGetErrorString(result));
+}
+
+void HostFlags::fail(std::string_view error) noexcept {
+  const std::lock_guard lock(failing_);
+  if (!failure_.empty()) return;
+  failure_ = "cuda:" + std::to_string(device_) + ": work on the GPU failed: ";
+  failure_ += error;
+}
+
 CudaStreamImpl::CudaStreamImpl(int device, Priority priority, std::shared_ptr<EventPool> events,
                                std::shared_ptr<HostFlags> flags)
     : device_(device),
@@ -225,7 +319,10 @@ CudaStreamImpl::~CudaStreamImpl() { end(); }
 void CudaStreamImpl::end() noexcept {
   const CurrentDevice current(device_, std::nothrow);
   // As on the CPU, a stream ends after its work. Flags that it waits for must live until then.
-  if (owned_ || waits_for_host_) cudaStreamSynchronize(handle_);
+  if (owned_ || waits_for_host_) {
+    const cudaError_t result = cudaStreamSynchronize(handle_);
+    if (result != cudaSuccess) flags_->fail(cudaGetErrorString(result));
+  }
   if (owned_) cudaStreamDestroy(handle_);
 }
 
@@ -237,7 +334,7 @@ void CudaStreamImpl::borrow(cudaStream_t handle) {
 }
 
 Event CudaStreamImpl::record() {
-  return Event(std::make_shared<CudaEventState>(handle_, device_, events_, errors_));
+  return Event(std::make_shared<CudaEventState>(handle_, device_, events_, flags_, errors_));
 }
 
 void CudaStreamImpl::wait(const Event& event) {
@@ -266,6 +363,7 @@ void CudaStreamImpl::wait(const Event& event) {
 void CudaStreamImpl::synchronize() {
   const CurrentDevice current(device_);
   const cudaError_t result = cudaStreamSynchronize(handle_);
+  if (result != cudaSuccess) flags_->fail(cudaGetErrorString(result));
   errors_->check();
   check_cuda(result, "work on the GPU (seen by cudaStreamSynchronize)");
 }

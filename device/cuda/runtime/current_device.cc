@@ -50,8 +50,9 @@ CurrentDevice::~CurrentDevice() {
 const DriverFunctions& driver_functions() {
   static const DriverFunctions functions = {
       .current_context = look_up<decltype(&cuCtxGetCurrent)>("cuCtxGetCurrent", 4000),
-      // From 11.7 on every GPU can wait, on 32 bits.
+      // From 11.7 on every GPU can wait, and write, 32 bits.
       .wait_value = look_up<decltype(&cuStreamWaitValue32)>("cuStreamWaitValue32", 11070),
+      .write_value = look_up<decltype(&cuStreamWriteValue32)>("cuStreamWriteValue32", 11070),
   };
   return functions;
 }

@@ -42,6 +42,7 @@ class RelaxedCapture {
 struct DriverFunctions {
   decltype(&cuCtxGetCurrent) current_context = nullptr;
   decltype(&cuStreamWaitValue32) wait_value = nullptr;
+  decltype(&cuStreamWriteValue32) write_value = nullptr;
 };
 const DriverFunctions& driver_functions();
 

@@ -20,3 +20,5 @@ enum CUstreamWaitValue_flags { CU_STREAM_WAIT_VALUE_GEQ = 0 };
 CUresult cuCtxGetCurrent(CUcontext* context);
 CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
                              unsigned flags);
+CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
+                              unsigned flags);

@@ -147,17 +147,71 @@ TEST_F(HostWaitTest, WhereAllFlagsAreInUseTheCallerWaits) {
 // A framework may capture one while collectives run and the host waits for copies.
 TEST_F(HostWaitTest, ThreadsOfOurOwnDoNotSpoilTheCaptureOfAGraph) {
   CudaDevice device(0, 0);
-  const auto worker = make_worker_stream("worker");
   Gate gate;
   fake::submit(cuda_stream(device.inline_stream()).handle(), [&] { gate.pass(); });
   const Event event = device.inline_stream().record();
   fake_.set_capturing(true);
   EXPECT_FALSE(event.ready());
-  worker->wait(event);
+  std::thread waiting([&] { event.synchronize(); });
   while (fake_.counts()["cudaEventSynchronize"] == 0) std::this_thread::yield();
   fake_.set_capturing(false);
   gate.open();
-  worker->synchronize();
+  waiting.join();
+}
+
+// Work on `first` that a worker waits for, which `last` waits for: the worker is held until `begin`
+// opens, `first` until `end` does.
+struct ThroughTheHost {
+  explicit ThroughTheHost(CudaDevice& device)
+      : first(device.make_stream("first")), last(device.make_stream("last")) {
+    fake::submit(cuda_stream(*first).handle(), [this] { end.pass(); });
+    worker->submit([this] { begin.pass(); });
+    worker->wait(first->record());
+    last->wait(worker->record());
+  }
+
+  Gate begin;
+  Gate end;
+  std::unique_ptr<Stream> first;
+  std::unique_ptr<Stream> last;
+  const std::unique_ptr<CpuStream> worker = make_worker_stream("worker");
+};
+
+// The first launch of a kernel waits for all streams, and calls of other threads wait for it (CUDA
+// C++ Programming Guide 13.0, "Lazy Loading"): a thread for which a stream waits must go on
+// without.
+TEST_F(HostWaitTest, AThreadThatAStreamWaitsForNeedsNoDriver) {
+  CudaDevice device(0, 0);
+  for (int round = 0; round < 3; ++round) {
+    ThroughTheHost work(device);
+    fake_.set_driver_held(true);
+    work.begin.open();
+    work.end.open();
+    work.worker->synchronize();
+    fake_.set_driver_held(false);
+    work.last->synchronize();
+  }
+  EXPECT_EQ(fake_.counts()["cudaEventSynchronize"], 0);
+}
+
+TEST_F(HostWaitTest, WhereTheGpuCannotWriteAThreadAsksTheDriver) {
+  fake_.fail("cuStreamWriteValue32", 0, CUDA_ERROR_NOT_SUPPORTED);
+  CudaDevice device(0, 0);
+  ThroughTheHost work(device);
+  work.begin.open();
+  work.end.open();
+  work.last->synchronize();
+  EXPECT_EQ(fake_.counts()["cudaEventSynchronize"], 1);
+}
+
+TEST_F(HostWaitTest, AThreadLearnsThatTheGpuHasFailed) {
+  CudaDevice device(0, 0);
+  ThroughTheHost work(device);
+  work.begin.open();
+  fake_.break_device(0, cudaErrorIllegalAddress);
+  work.end.open();
+  EXPECT_THROW(work.first->synchronize(), DeviceError);
+  EXPECT_THROW(work.worker->synchronize(), DeviceError);
 }
 
 TEST_F(HostWaitTest, WhereTheGpuCannotWaitTheCallerDoes) {

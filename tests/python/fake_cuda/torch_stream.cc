@@ -24,8 +24,14 @@ ZR_FOR_PYTHON void* fake_torch_stream() {
   return stream.release();  // lives as long as PyTorch's do: to the end of the process
 }
 
+// The same of the default stream, whose handle is null.
+ZR_FOR_PYTHON void fake_use_default_stream() {
+  fake::stream_of(nullptr)->worker = make_inline_stream();
+}
+
 // Calls that were given that stream.
-ZR_FOR_PYTHON int fake_calls_on(const void* stream) {
+ZR_FOR_PYTHON int fake_calls_on(cudaStream_t handle) {
+  const void* const stream = fake::stream_of(handle);
   int count = 0;
   for (const fake::Call& call : fake_cuda().calls()) count += call.stream == stream ? 1 : 0;
   return count;
