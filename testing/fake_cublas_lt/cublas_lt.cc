@@ -159,7 +159,8 @@ struct Work {
                             epilogue == CUBLASLT_EPILOGUE_BGRADA;
     const bool needs_aux =
         epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || epilogue == CUBLASLT_EPILOGUE_DGELU;
-    if (needs_bias && desc.pointer(CUBLASLT_MATMUL_DESC_BIAS_POINTER) == nullptr) return "no bias";
+    const int64_t bias = desc.get(CUBLASLT_MATMUL_DESC_BIAS_POINTER, 0);
+    if (needs_bias && (bias == 0 || bias % 16 != 0)) return "no bias, or one that is not aligned";
     if (!needs_aux) return "";
     const void* const aux = desc.pointer(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER);
     const int64_t ld = desc.get(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0);

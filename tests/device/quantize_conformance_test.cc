@@ -45,7 +45,7 @@ class QuantizeConformance : public DeviceConformance {
  protected:
   template <typename T>
   std::vector<uint8_t> quantize(const std::vector<T>& values, const Quantization& how) {
-    const auto src = array(values);
+    const auto src = array(values, how.bits == 8 ? 0 : 3);
     const auto nbytes = quantized_nbytes(static_cast<int64_t>(values.size()), how.bits);
     const auto dst = array(std::vector<uint8_t>(static_cast<size_t>(nbytes)), 4);
     device_->quantize(*stream_, src.view(), dst.view(), how);
@@ -56,7 +56,7 @@ class QuantizeConformance : public DeviceConformance {
   std::vector<T> dequantize(const std::vector<uint8_t>& bytes, std::vector<T> into,
                             const Dequantization& how) {
     const auto src = array(bytes, 4);
-    const auto dst = array(into, 3);
+    const auto dst = array(into, how.accumulate ? 0 : 3);
     device_->dequantize(*stream_, src.view(), dst.view(), how);
     stream_->synchronize();
     return dst.host();

@@ -34,10 +34,12 @@ int64_t alignment_of(TensorView matrix) {
   return alignment;
 }
 
-// True if the auxiliary matrix may be read and written by an epilogue.
-bool fits_aux(const Product& product, const ProductTensors& tensors) {
-  return tensors.aux.empty() ||
-         (product.rows % kAuxAlignment == 0 && alignment_of(tensors.aux) == kAlignment);
+// True if an epilogue may read and write its bias and its auxiliary matrix. The heuristic takes
+// their alignment from the pointers that it sees (cublasLt.h), and its choice serves others of the
+// shape.
+bool fits_epilogue(const Product& product, const ProductTensors& tensors) {
+  return (tensors.aux.empty() || product.rows % kAuxAlignment == 0) &&
+         alignment_of(tensors.aux) == kAlignment && alignment_of(tensors.bias) == kAlignment;
 }
 
 }  // namespace
@@ -83,7 +85,7 @@ Matmul::Key Matmul::key_of(const Product& product, const ProductTensors& tensors
           {a.dtype, b.dtype, d.dtype, bias.dtype},
           {alignment_of(a), alignment_of(b), alignment_of(d), c.empty() ? 0 : alignment_of(c)},
           epilogue,
-          fits_aux(product, tensors)};
+          fits_epilogue(product, tensors)};
 }
 
 Matmul::Plan Matmul::make_plan(const Product& product, const ProductTensors& tensors) const {
@@ -105,7 +107,7 @@ Matmul::Plan Matmul::make_plan(const Product& product, const ProductTensors& ten
   set(plan, CUBLASLT_MATMUL_DESC_TRANSB, operation(product.transpose_b));
   set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, tensors.epilogue);
   set_epilogue(plan, product, tensors);
-  if (fits_aux(product, tensors)) find_algorithm(plan, tensors);
+  if (fits_epilogue(product, tensors)) find_algorithm(plan, tensors);
   return plan;
 }
 

@@ -119,7 +119,7 @@ class Matmul {
     std::array<DType, 4> dtypes;        // of a, b, d and bias
     std::array<int64_t, 4> alignments;  // of a, b, d and c; 0: no c
     cublasLtEpilogue_t epilogue;
-    bool fits_aux;
+    bool fits_epilogue;
     auto operator<=>(const Key&) const = default;
   };
 

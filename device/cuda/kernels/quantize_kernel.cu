@@ -2,6 +2,7 @@
 #include "device/convert.h"
 #include "device/cuda/kernels/kernels.h"
 #include "device/cuda/kernels/launch.h"
+#include "device/cuda/kernels/staged_block.h"
 #include "device/quantized.h"
 
 namespace zerorun::cuda {
@@ -28,14 +29,13 @@ struct Word {
   }
 };
 
-// Reads a value of a view whose dtype is known at the launch.
-__device__ float read(const void* data, DType dtype, int64_t i) {
-  if (dtype == DType::fp32) return static_cast<const float*>(data)[i];
-  if (dtype == DType::bf16) return widen(static_cast<const Bf16*>(data)[i]);
-  return widen(static_cast<const Fp16*>(data)[i]);
-}
+// The elements of a thread; one access moves 16 bytes of them if they are aligned.
+template <typename T, bool kAligned>
+struct alignas(kAligned ? sizeof(T) * kElements : sizeof(T)) Elements {
+  T at[kElements];
+};
 
-template <int kBits, typename T>
+template <int kBits, bool kAligned, typename T>
 __global__ void quantize_blocks(const T* src, unsigned char* dst, int64_t blocks, int64_t rows,
                                 int64_t columns, float* lost, float beta) {
   using Format = Quantized<kBits>;
@@ -45,11 +45,15 @@ __global__ void quantize_blocks(const T* src, unsigned char* dst, int64_t blocks
   const int lane = static_cast<int>(thread % kThreadsOfBlock);
   if (block >= blocks) return;  // true for all threads of a warp or none
   const int64_t first = block * kQuantizedBlock + int64_t{lane} * kElements;
+  const auto elements = *reinterpret_cast<const Elements<T, kAligned>*>(src + first);
+  auto* const to_lose = reinterpret_cast<Elements<float, kAligned>*>(lost + first);
+  Elements<float, kAligned> losses = {};
+  if (lost != nullptr) losses = *to_lose;
   float values[kElements];
   uint32_t largest = 0;
   for (int k = 0; k < kElements; ++k) {
-    values[k] = widen(src[first + k]);
-    if (lost != nullptr) values[k] += lost[first + k];
+    values[k] = widen(elements.at[k]);
+    if (lost != nullptr) values[k] += losses.at[k];
     const uint32_t key = Format::key_of(values[k]);
     if (key > largest) largest = key;
   }
@@ -64,10 +68,10 @@ __global__ void quantize_blocks(const T* src, unsigned char* dst, int64_t blocks
   for (int k = 0; k < kElements; ++k) {
     const int code = Format::encode(values[k], inverse);
     word.set(k, code);
-    if (lost == nullptr) continue;
     const float now = values[k] - Format::decode(code, scale);
-    lost[first + k] = scale == scale ? next_loss(lost[first + k], now, beta) : 0.0F;
+    losses.at[k] = scale == scale ? next_loss(losses.at[k], now, beta) : 0.0F;
   }
+  if (lost != nullptr) *to_lose = losses;
   unsigned char* const to = dst + quantized_place(block, blocks, rows, columns) * Format::kNbytes;
   if (lane % kThreadsOfGroup == 0) {
     reinterpret_cast<typename Format::Scale*>(to)[lane / kThreadsOfGroup] = stored;
@@ -78,12 +82,11 @@ __global__ void quantize_blocks(const T* src, unsigned char* dst, int64_t blocks
 
 // The part that is not quantized: Dequantization::exact.
 struct Exact {
-  const void* data;
-  DType dtype;
+  View view;
   int part;  // -1: none
 };
 
-template <int kBits, typename T>
+template <int kBits, bool kAligned, typename T>
 __global__ void dequantize_blocks(const unsigned char* src, T* dst, int64_t blocks, int parts,
                                   bool accumulate, Exact exact) {
   using Format = Quantized<kBits>;
@@ -95,7 +98,7 @@ __global__ void dequantize_blocks(const unsigned char* src, T* dst, int64_t bloc
   float sums[kElements] = {};
   for (int part = 0; part < parts; ++part) {
     if (part == exact.part) {
-      for (int k = 0; k < kElements; ++k) sums[k] += read(exact.data, exact.dtype, first + k);
+      for (int k = 0; k < kElements; ++k) sums[k] += load_as_float(exact.view, first + k);
       continue;
     }
     const unsigned char* const from = src + (part * blocks + block) * Format::kNbytes;
@@ -108,10 +111,13 @@ __global__ void dequantize_blocks(const unsigned char* src, T* dst, int64_t bloc
     }
     for (int k = 0; k < kElements; ++k) sums[k] += Format::decode(word.get(k), scale);
   }
+  auto* const to = reinterpret_cast<Elements<T, kAligned>*>(dst + first);
+  Elements<T, kAligned> elements = {};
+  if (accumulate) elements = *to;
   for (int k = 0; k < kElements; ++k) {
-    T* const to = dst + first + k;
-    narrow(accumulate ? widen(*to) + sums[k] : sums[k], to);
+    narrow(accumulate ? widen(elements.at[k]) + sums[k] : sums[k], &elements.at[k]);
   }
+  *to = elements;
 }
 
 }  // namespace
@@ -120,21 +126,27 @@ void quantize(cudaStream_t stream, TensorView src, TensorView dst, const Quantiz
   if (src.empty()) return;
   const int64_t blocks = src.numel / kQuantizedBlock;
   with_floating(src.dtype, [&]<typename T>(T*) {
-    launch(how.bits == 8 ? quantize_blocks<8, T> : quantize_blocks<4, T>,
-           blocks_for(blocks * kThreadsOfBlock), kThreads, stream, src.as<const T>(),
-           dst.as<unsigned char>(), blocks, how.rows, how.columns, how.lost.as<float>(), how.beta);
+    const bool aligned = is_aligned(src.data, sizeof(Elements<T, true>)) &&
+                         is_aligned(how.lost.data, sizeof(Elements<float, true>));
+    const auto in_8_bits = aligned ? quantize_blocks<8, true, T> : quantize_blocks<8, false, T>;
+    const auto in_4_bits = aligned ? quantize_blocks<4, true, T> : quantize_blocks<4, false, T>;
+    launch(how.bits == 8 ? in_8_bits : in_4_bits, blocks_for(blocks * kThreadsOfBlock), kThreads,
+           stream, src.as<const T>(), dst.as<unsigned char>(), blocks, how.rows, how.columns,
+           how.lost.as<float>(), how.beta);
   });
 }
 
 void dequantize(cudaStream_t stream, TensorView src, TensorView dst, const Dequantization& how) {
   if (dst.empty()) return;
   const int64_t blocks = dst.numel / kQuantizedBlock;
-  const Exact exact{how.exact.data, how.exact.dtype,
-                    how.exact.data == nullptr ? -1 : how.exact_part};
+  const Exact exact{how.exact, how.exact.data == nullptr ? -1 : how.exact_part};
   with_floating(dst.dtype, [&]<typename T>(T*) {
-    launch(how.bits == 8 ? dequantize_blocks<8, T> : dequantize_blocks<4, T>,
-           blocks_for(blocks * kThreadsOfBlock), kThreads, stream, src.as<const unsigned char>(),
-           dst.as<T>(), blocks, how.parts, how.accumulate, exact);
+    const bool aligned = is_aligned(dst.data, sizeof(Elements<T, true>));
+    const auto of_8_bits = aligned ? dequantize_blocks<8, true, T> : dequantize_blocks<8, false, T>;
+    const auto of_4_bits = aligned ? dequantize_blocks<4, true, T> : dequantize_blocks<4, false, T>;
+    launch(how.bits == 8 ? of_8_bits : of_4_bits, blocks_for(blocks * kThreadsOfBlock), kThreads,
+           stream, src.as<const unsigned char>(), dst.as<T>(), blocks, how.parts, how.accumulate,
+           exact);
   });
 }
 

@@ -135,6 +135,10 @@ TEST(CudaKernelsTest, EpiloguesAreLeftOutOnRequest) {
                   kernels->linear_gradients(shape, x, y, {weight, false}, {bias, false});
                 }),
                 bias_gradient ? 0 : 2);
+      // The algorithm is for aligned biases.
+      const TensorView unaligned = wide.view().slice(1, shape.out);
+      EXPECT_EQ(launched([&] { kernels->linear(shape, x, weight, bias, {}, y); }), 0);
+      EXPECT_EQ(launched([&] { kernels->linear(shape, x, weight, unaligned, {}, y); }), 1);
     }
   }
 }
