@@ -284,8 +284,9 @@ ncclResult_t ncclMemFree(void* data) {
   const zerorun::fake::InFake in_fake;
   const ncclResult_t planned = enter(__func__);
   if (data == nullptr) return planned;
-  // After an error it may be at other work.
-  if (seen().failures() == 0 && !zerorun::fake::device_is_idle()) {
+  // After an error or an abort it may be at other work.
+  const bool failed = seen().failures() > 0 || seen().counts()["ncclCommAbort"] > 0;
+  if (!failed && !zerorun::fake::device_is_idle()) {
     seen().violate("registered memory is freed while the device is at work, which may use it");
   }
   zerorun::fake::synchronize_device();
