@@ -260,11 +260,13 @@ def load(
     else:
         _C.load_checkpoint(shards.core, folder, found.saved.tag, strict)
     saved_buffers.restore(training.module, found.buffers)
+    skipped_steps = shards.core.skipped_steps  # of the checkpoint
     _restore_optimizer(shards, training.optimizer, optimizer, settings, chunks)
     if schedule:
         training.lr_scheduler.load_state_dict(schedule)
     if wanted.counters:
         training.global_steps = found.counts.get("global_steps", found.saved.step)
+        shards.core.set_progress(shards.core.step_count, skipped_steps)
         training.micro_steps = found.counts.get("micro_steps", 0)
         loader = _data_loader(training)
         if position is not None and hasattr(loader, "used"):

@@ -325,6 +325,7 @@ def case_launchers_of_programs() -> None:
     args = parse_args(line)
     assert (args.num_gpus, args.num_nodes, args.module, args.no_ssh) == (2, -1, True, False)
     assert (args.include, args.hostfile, args.ssh_port) == ("a:0", "/job/hostfile", None)
+    raises(SystemExit, "2", parse_args, ["--autotuning", "train.py"])  # without tune or run
     runner = Own(args, "world")
     assert runner.get_cmd({}, {}) == ["start", "train", "--lr", "1"]
     assert runner.name == "Own"

@@ -289,7 +289,9 @@ def case_autocast_to_float16_scales_the_loss_as_pytorchs_scaler_does(folder: Pat
         engine.destroy()
         model = Wide()
         engine, *_ = initialize(model, adamw(model), config=config(stage, **half))
-        engine.load_checkpoint(str(folder / str(stage)))
+        for with_states in (False, True):
+            engine.load_checkpoint(str(folder / str(stage)), load_optimizer_states=with_states)
+            assert engine.skipped_steps == 1
         assert engine._core.loss_scale == 2.0**15
 
 

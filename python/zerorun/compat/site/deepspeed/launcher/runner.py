@@ -76,7 +76,8 @@ def parse_args(args: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("-e", "--exclude", default="")
     for name, (kind, default) in _OPTIONS.items():
         also = ["--num_accelerators"] if name == "num_gpus" else []
-        parser.add_argument(f"--{name}", *also, type=kind, default=default)
+        choices = ["tune", "run"] if name == "autotuning" else None
+        parser.add_argument(f"--{name}", *also, type=kind, default=default, choices=choices)
     for name in _FLAGS:
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("-q", "--quiet", action="store_true")
