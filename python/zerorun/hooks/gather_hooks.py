@@ -77,7 +77,9 @@ class GatherHooks:
         self._queued: set[int] = set()  # graph tasks whose end will be told
         self._model, self._process = model, os.getpid()
         self._hooked: dict[nn.Module, tuple[Any, ...]] = {}  # with the hooks' handles
-        self.read = ModuleHook(self._read)  # which compiled code calls as it is
+        # Compiled code calls these as they are.
+        self.read = ModuleHook(self._read)
+        self.read_as_cast = ModuleHook(self._read_as_cast)
 
     @functools.cached_property
     def units(self) -> list[SharedUnit]:
@@ -288,7 +290,7 @@ class GatherHooks:
             for unit in {unit for _, call in self._stack if call for unit in call.units}:
                 unit.cast_reads()
 
-    def read_as_cast(self, parameter: nn.Parameter) -> Any:
+    def _read_as_cast(self, parameter: nn.Parameter) -> Any:
         """The parameter as autocast would cast it for a product, or itself."""
         if is_distributed(parameter) or parameter.dtype != torch.float32:
             return parameter

@@ -63,9 +63,13 @@ def read_bytes(data: io.BytesIO, path: str) -> Any:
     return _load(data, path, False)
 
 
+# PyTorch 2.4 has no such list for a while, nor one of functions: it reads files without these.
+_allowing: Any = getattr(torch.serialization, "safe_globals", contextlib.nullcontext)
+
+
 def _load(file: Any, path: str, mapped: bool) -> Any:
     try:
-        with torch.serialization.safe_globals(_allowed()):
+        with _allowing(_allowed()):
             return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # pickles fail in many ways
         reason = str(error)

@@ -196,9 +196,8 @@ def torch_alone(change: Change) -> tuple[nn.Module, list[float]]:
 
 
 def norm_of(model: nn.Module) -> float:
-    return torch.nn.utils.get_total_norm(
-        [p.grad for p in model.parameters() if p.grad is not None]
-    ).item()
+    norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+    return torch.stack(norms).norm().item()
 
 
 def clip(model: nn.Module) -> None:
@@ -296,6 +295,7 @@ def case_torchs_clipping_changes_nothing_from_stage_1_on() -> None:
             assert torch.nn.utils.clip_grad_norm_(engine.parameters(), 1e-3).item() == 0.0
         with pytest.warns(UserWarning, match="clip_grad_value_ changes nothing"):
             torch.nn.utils.clip_grad_value_(engine.parameters(), 1e-3)
-        with pytest.warns(UserWarning, match="clip_grads_with_norm_ changes nothing"):
-            torch.nn.utils.clip_grads_with_norm_(engine.parameters(), 1e-3, torch.tensor(1.0))
+        if hasattr(torch.nn.utils, "clip_grads_with_norm_"):  # from 2.6 on
+            with pytest.warns(UserWarning, match="clip_grads_with_norm_ changes nothing"):
+                torch.nn.utils.clip_grads_with_norm_(engine.parameters(), 1e-3, torch.tensor(1.0))
         assert torch.equal(safe_get_full_grad(weight), before)

@@ -232,7 +232,7 @@ def case_norms_can_still_be_scripted_and_compiled() -> None:
     for kind in (nn.BatchNorm2d, nn.InstanceNorm2d):
         norm = kind(CHANNELS, affine=True, track_running_stats=True).to(DEVICE)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore")  # of its age
             scripted = torch.jit.script(copy.deepcopy(norm))
         torch.testing.assert_close(scripted(x), norm(x))
         mixed = kind(CHANNELS, affine=True, track_running_stats=True).to(DEVICE)

@@ -30,7 +30,8 @@ def own(tensor: torch.Tensor, dim: int = 1) -> torch.Tensor:
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    found = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    for_each_head = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))
+    found = F.scaled_dot_product_attention(query, *for_each_head, is_causal=True)
     return found.transpose(1, 2)
 
 
