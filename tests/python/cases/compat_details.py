@@ -231,7 +231,7 @@ def case_numbers_of_fp16_are_read_as_there() -> None:
 
 
 def case_cpu_adam_alone_keeps_fp32_states() -> None:
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
+    from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 
     calls = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -257,6 +257,10 @@ def case_cpu_adam_alone_keeps_fp32_states() -> None:
                 torch.testing.assert_close(states["exp_avg_sq"], theirs.state[plain]["exp_avg_sq"])
     assert len(calls) == 3 * 8
     half = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    tiny = torch.nn.Parameter(torch.ones(4, dtype=torch.half))  # eps and squares are 0 in fp16
+    tiny.grad = torch.full_like(tiny, 1e-6)
+    FusedAdam([tiny], lr=0.5).step()
+    assert_close(tiny.tolist(), [0.5] * 4, tolerance=2e-2)
     narrow = DeepSpeedCPUAdam([half], fp32_optimizer_states=False)
     half.grad = torch.ones_like(half)
     narrow.step()

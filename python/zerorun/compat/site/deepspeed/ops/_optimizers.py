@@ -20,9 +20,13 @@ class _ConfiguredAdam(type):
 
 
 class Adam(torch.optim.AdamW, metaclass=_ConfiguredAdam):
-    """torch's AdamW or, with adam_w_mode=False, Adam: zerorun runs either with its own kernel."""
+    """torch's AdamW or, with adam_w_mode=False, Adam: zerorun runs either with its own kernel.
+
+    Without an engine it computes in fp32 and rounds to the parameters' dtype.
+    """
 
     adam_w_mode = True
+    fp32_optimizer_states = False
 
     def __init__(
         self,
@@ -41,55 +45,6 @@ class Adam(torch.optim.AdamW, metaclass=_ConfiguredAdam):
         self.adam_w_mode = adam_w_mode
         for group in self.param_groups:
             group["decoupled_weight_decay"] = adam_w_mode
-
-
-class FusedAdam(Adam):
-    """Adam of GPU ranks, with DeepSpeed's order of arguments."""
-
-    def __init__(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
-        self,
-        params: Any,
-        lr: float = 1e-3,
-        bias_correction: bool = True,
-        betas: Any = (0.9, 0.999),
-        eps: float = 1e-8,
-        adam_w_mode: bool = True,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-        set_grad_none: bool = True,
-    ) -> None:
-        if amsgrad:
-            raise RuntimeError("FusedAdam: amsgrad is of torch.optim.AdamW, which zerorun runs too")
-        super().__init__(
-            params, bias_correction, adam_w_mode, betas, lr=lr, eps=eps, weight_decay=weight_decay
-        )
-        self.set_grad_none = set_grad_none
-
-
-class DeepSpeedCPUAdam(Adam):
-    """Adam with DeepSpeed's order of arguments.
-
-    Without an engine it computes in fp32 and rounds to the parameters' dtype.
-    `fp32_optimizer_states`: False keeps its states in that dtype. Those of an engine have the dtype
-    of its masters, fp32, unless the configuration has 16-bit masters: then bf16_optimizer_states
-    there decides.
-    """
-
-    def __init__(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
-        self,
-        model_params: Any,
-        lr: float = 1e-3,
-        bias_correction: bool = True,
-        betas: Any = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-        adamw_mode: bool = True,
-        fp32_optimizer_states: bool = True,
-    ) -> None:
-        options = {"lr": lr, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
-        super().__init__(model_params, bias_correction, adamw_mode, betas, **options)
-        self.fp32_optimizer_states = fp32_optimizer_states
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -126,6 +81,54 @@ class DeepSpeedCPUAdam(Adam):
             state["max_exp_avg_sq"].copy_(square)
         scale = (square / (1 - beta2**step)).sqrt() + group["eps"]
         parameter.copy_(value - lr / (1 - beta1**step) * mean / scale)
+
+
+class FusedAdam(Adam):
+    """Adam of GPU ranks, with DeepSpeed's order of arguments."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: Any = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        set_grad_none: bool = True,
+    ) -> None:
+        if amsgrad:
+            raise RuntimeError("FusedAdam: amsgrad is of torch.optim.AdamW, which zerorun runs too")
+        super().__init__(
+            params, bias_correction, adam_w_mode, betas, lr=lr, eps=eps, weight_decay=weight_decay
+        )
+        self.set_grad_none = set_grad_none
+
+
+class DeepSpeedCPUAdam(Adam):
+    """Adam with DeepSpeed's order of arguments.
+
+    `fp32_optimizer_states`: False keeps states without an engine in the parameters' dtype. Those of
+    an engine have the dtype of its masters, fp32, unless the configuration has 16-bit masters: then
+    bf16_optimizer_states there decides.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
+        self,
+        model_params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: Any = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        adamw_mode: bool = True,
+        fp32_optimizer_states: bool = True,
+    ) -> None:
+        options = {"lr": lr, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        super().__init__(model_params, bias_correction, adamw_mode, betas, **options)
+        self.fp32_optimizer_states = fp32_optimizer_states
 
 
 class DeepSpeedCPUAdagrad(torch.optim.Adagrad):
