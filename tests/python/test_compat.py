@@ -139,3 +139,26 @@ def test_one_rank_without_a_launcher(build: Path, tmp_path: Path) -> None:
         "engine.destroy()\n"
     )
     assert python(build, "-m", "zerorun.compat", script).splitlines()[-1] == "1 1"
+
+
+def test_zero_init_refuses_a_group_of_one_rank_in_a_job_of_several(
+    build: Path, tmp_path: Path
+) -> None:
+    """Each rank would train a whole model of its own. A group that is given is meant."""
+    program = tmp_path / "alone.py"
+    program.write_text(f"""
+import os
+import deepspeed, torch, zerorun
+import torch.distributed as dist
+own = "file://{tmp_path}/" + os.environ["RANK"]
+dist.init_process_group("gloo", init_method=own, rank=0, world_size=1)
+with deepspeed.zero.Init(data_parallel_group=dist.group.WORLD):
+    assert torch.nn.Linear(2, 2).weight.shape == (0,)
+try:
+    deepspeed.zero.Init()
+except zerorun.ConfigError as error:
+    print(str(error).split(",")[0])
+""")
+    printed = launch(build, 2, "--deepspeed_compat", "--no_local_rank", program).stdout
+    refusal = "zero.Init: the launcher started 2 ranks (WORLD_SIZE=2)"
+    assert printed.splitlines() == [refusal] * 2
