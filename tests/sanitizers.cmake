@@ -3,7 +3,9 @@
 set(slow
   # Products of optimizers, stages and bucket sizes; trajectories; counts of calls and bytes.
   SimulationTest.PlansTheCalls* TrainingTest.AStepWaits*
-  MemoryPlan.IsWhatTheLedgerSaysO* PlanSnapshot.*OfAnEngine* OffloadParam.*WithEvery* GroupMixTest*
+  MemoryPlan.IsWhatTheLedgerSaysO* PlanSnapshot.*OfAnEngine* GroupMixOfHosts*
+  Rules/GroupMixTest*_16_bit_* Rules/GroupMixTest*/SGD* Rules/GroupMixTest*/Adagrad
+  Rules/GroupMixTest*/Lion
   Rules/EveryOptimizer* Golden* Stages/CudaSteadyStateTest*
   TrainingTest.EveryStageFollowsTheCpu Stages/CudaOffloadTest*/[0-1]
   Rules/StepLaunchesTest* LaunchesTest* Cost.ModelStates* Cost.CollectivesPerStep* CostOfMuon*

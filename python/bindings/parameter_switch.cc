@@ -108,7 +108,7 @@ class ParameterSwitch {
   // this one's would miss the cache, one after the other. Tensor objects refer to their data in one
   // of the two words after Python's header; an address that is none does no harm.
   void prefetch() const {
-    constexpr int kLine = 64;
+    constexpr ptrdiff_t kLine = 64;
     for (const Entry& entry : entries_) {
       __builtin_prefetch(entry.parameter.ptr());
       __builtin_prefetch(entry.full.ptr());
@@ -116,7 +116,7 @@ class ParameterSwitch {
     for (const Entry& entry : entries_) {
       for (const py::handle tensor : {entry.parameter, entry.full}) {
         const auto* const words = reinterpret_cast<const char* const*>(tensor.ptr() + 1);
-        for (int line = 0; line < 4; ++line) {
+        for (ptrdiff_t line = 0; line < 4; ++line) {
           __builtin_prefetch(words[0] + line * kLine);
           __builtin_prefetch(words[1] + line * kLine);
         }

@@ -8,7 +8,7 @@ namespace zerorun {
 namespace {
 
 TEST(ClipFactor, MatchesTorch) {
-  std::ifstream file(test_paths::tests() + "/optim/data/adam_golden.json");
+  std::ifstream file(test_paths::tests() + "/zero/data/rules_golden.json");
   const nlohmann::json golden = nlohmann::json::parse(file);
   ASSERT_FALSE(golden["clip"].empty());
   for (const auto& run : golden["clip"]) {

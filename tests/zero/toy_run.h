@@ -40,6 +40,20 @@ inline std::string name_of_rule(const ::testing::TestParamInfo<Rule>& info) {
   return info.param.name();
 }
 
+inline std::vector<Rule> every_rule() {
+  std::vector<Rule> all = {{"Adam"}, {"AdamW"}, {"AdamW8bit"},
+                           {"SGD"},  {"SGD"},   {"Adagrad"},
+                           {"Lion"}, {"Lamb"},  {"Muon", false, DType::fp32, 0.95}};
+  all[4].momentum = 0.9;
+  for (const std::string type : {"AdamW", "SGD", "Adagrad", "Lion", "Lamb", "Muon"}) {
+    all.push_back({type, true, DType::bf16, 0.9});
+  }
+  all.push_back({"AdamW", true, DType::fp32});
+  all.push_back({"AdamW", false, DType::bf16});
+  all.push_back({"AdamW8bit", true, DType::fp32});
+  return all;
+}
+
 inline void toy_initialize(Engine& engine) {
   engine.initialize_parameters([](ParameterId id, int64_t begin, std::span<float> out) {
     for (size_t i = 0; i < out.size(); ++i) {

@@ -58,6 +58,7 @@ TEST(NearestName, HasOneRuleForOptionsProgramsAndTools) {
 }
 
 TEST(Problems, ValuesSayWhatWasExpected) {
+  expect_problem("[]", "top level (1:1): got [], expected an object");
   expect_problem(R"({"zero_optimization": {"stage": 4}})",
                  "got 4, expected an integer from 0 to 3");
   expect_problem(R"({"zero_optimization": {"reduce_bucket_size": -1}})",

@@ -151,14 +151,6 @@ def case_an_engine_ends_after_its_ranks_have_failed() -> None:
     assert weight.ds_tensor.numel() == 128 * 32 // WORLD_SIZE
 
 
-def case_an_optimizer_that_needs_whole_parameters() -> None:
-    texts = {torch.optim.Adafactor: "needs whole parameters", torch.optim.LBFGS: "cannot run on"}
-    for kind, text in texts.items():
-        model = make()
-        optimizer = kind(model.parameters())
-        refuses(f"{kind.__name__} {text}", initialize, model, optimizer, config=config(1))
-
-
 def case_two_sources_of_one_setting() -> None:
     model = make()
     settings = config(1, optimizer={"type": "AdamW", "params": {"lr": 1e-3}})
@@ -178,26 +170,6 @@ def case_a_model_that_changes_under_its_engine() -> None:
     model, engine = started(config(1))
     model.extra = torch.nn.Linear(2, 2)
     refuses("extra.weight joined the model", train, engine, 1)
-
-
-def case_an_initialize_that_fails_gives_the_model_back() -> None:
-    for stage in range(4):
-        model = make()
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        weight = model.blocks[0].up.weight
-        optimizer.state[weight]["momentum_buffer"] = torch.ones(3)
-        fail = functools.partial(zerorun.initialize, model, optimizer, config=config(stage))
-        refuses("blocks.0.up.weight has shape (3,)", fail)
-        with zerorun.zero.GatheredParameters(model.parameters()):
-            for name, parameter in model.named_parameters():
-                assert torch.equal(parameter, before[name])
-                assert zerorun.zero.safe_get_full_fp32_param(parameter) is None
-        assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
-        assert not weight._post_accumulate_grad_hooks
-        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(before["blocks.0.up.weight"])
-        engine, *_ = initialize(model, optimizer, config=config(stage))
-        train(engine, 1)
 
 
 def case_a_module_of_torch_jit_takes_no_hooks() -> None:

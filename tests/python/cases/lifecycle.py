@@ -99,6 +99,9 @@ def case_an_initialize_that_fails_late_leaves_the_model_as_it_was() -> None:
             kind = KeyError if RANK == WORLD_SIZE - 1 else zerorun.Error
             with pytest.raises(kind, match="no schedule"):
                 initialize(model, adamw(model), lr_scheduler=fails, config=config(stage))
+            hooks = [m._forward_pre_hooks or m._forward_hooks for m in model.modules()]
+            hooks += [p._post_accumulate_grad_hooks for p in model.parameters()]
+            assert not any(hooks)
             if not under_init or stage < 3:
                 assert torch.equal(loss_of(model, batch_of(0)).cpu(), loss)
             engine = start(stage, model)

@@ -313,6 +313,14 @@ def case_states_that_no_rule_could_have_are_errors() -> None:
     refuses("has made 1 steps of one parameter and 2 of another", first)
     shape = given(lambda o: next(iter(o.state.values())).update(exp_avg=torch.zeros(3)))
     refuses("have shapes", shape)
+    model = make()
+    optimizer, weight = sgd(model), model.blocks[0].up.weight
+    optimizer.state[weight]["momentum_buffer"] = torch.ones(3)
+    refuses("blocks.0.up.weight has shape (3,)", initialize, model, optimizer, config=config(1))
+    assert zerorun.zero.safe_get_full_fp32_param(weight) is None
+    optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+    engine, *_ = initialize(model, optimizer, config=config(1))
+    train(engine, 1)
     if WORLD_SIZE > 1:
         some = given(lambda o: o.state.clear() if RANK else None)
         refuses("has states of 0 parameters on one rank", some)

@@ -218,6 +218,9 @@ def case_optimizers_are_known_by_what_they_do() -> None:
             torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)
         text = f"{kind.__name__} needs whole parameters, which shards cannot give"
         refuses(text, initialize, model, optimizer, config=config(1))
+    model = make()
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    refuses("LBFGS cannot run on shards", initialize, model, lbfgs, config=config(1))
     losses = []
     for stage in STAGES:
         model = make()
