@@ -70,6 +70,8 @@ def case_zero_init_needs_no_process_group(folder: Path) -> None:
 
 def case_unknown_keys_at_the_top_are_ignored_in_sections_refused() -> None:
     extra = {"zero_optimization.reduce_bucket_size": 1e5, "someone_elses": {"key": 1}}
+    extra["optimizer"] = {"type": "Adam", "torch_adam": True, "params": {"lr": 1e-2}}
+    extra["scheduler"] = {"type": "WarmupLR", "comment": "", "params": {"warmup_num_steps": 5}}
     engine, *_ = start(3, steps_per_print=float("inf"), **extra)
     assert dist.is_initialized()
     train(engine, 1)

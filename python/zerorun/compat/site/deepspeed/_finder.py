@@ -279,5 +279,7 @@ UNCHECKED = {
     "data_types",
     "elasticity",
     "flops_profiler",
+    "optimizer",
+    "scheduler",
     "torch_autocast",
 }
