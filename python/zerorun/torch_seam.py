@@ -57,7 +57,7 @@ class PrivateName:
 # A module, ".", a class in it if there is one, then names, of which those with a star are in the
 # class' code only; behind a colon what they are for.
 _TABLES = {
-    "torch 2.6, 2.11 and 2.13": f"""
+    "torch 2.4 to 2.15": f"""
         torch.nn.modules.module.Module _call_impl: calls of modules under way
         torch.nn.modules.module.Module _parameters: reads of empty parameters
         torch.nn.modules.module.Module _buffers _modules: models on the meta device

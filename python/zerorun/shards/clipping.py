@@ -51,7 +51,7 @@ def serve(torchs: Any = clip_grad) -> None:
     """From the first call on, torch's functions also clip the gradients that engines keep, by
     whatever name a program has imported them. `torchs`: the module that has them.
 
-    Raises ConfigError where they are made in another way than those of torch 2.4 to 2.13.
+    Raises ConfigError where they are made in another way than those of torch 2.4 to 2.15.
     """
 
     def clip_norm(
@@ -107,7 +107,7 @@ def _wrapped_by(module: Any, name: str) -> types.CellType:
             return cell
     raise _C.ConfigError(
         f"torch.nn.utils.{name}, of {getattr(wrapper, '__module__', None)}, is not made as in "
-        f"PyTorch 2.4 to 2.13 (this is {torch.__version__}), so it would not clip the gradients "
+        f"PyTorch 2.4 to 2.15 (this is {torch.__version__}), so it would not clip the gradients "
         "that an engine keeps: use one of these versions, and do not replace the function"
     )
 

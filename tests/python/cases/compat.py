@@ -204,7 +204,10 @@ def case_parameters_keep_identity_and_attributes(folder: Path) -> None:
 
 
 def case_rotary_frequencies_keep_their_precision() -> None:
-    from transformers.integrations.deepspeed import prevent_arange_dtype_change
+    from transformers.integrations import deepspeed as of_transformers
+
+    if not hasattr(of_transformers, "prevent_arange_dtype_change"):  # from 5.21 on
+        return
 
     class Rotary(Model):
         def __init__(self) -> None:
@@ -214,7 +217,10 @@ def case_rotary_frequencies_keep_their_precision() -> None:
 
     settings = config(3, bf16={"enabled": True})
     expected = make(Rotary).inv_freq
-    with prevent_arange_dtype_change(), deepspeed.zero.Init(config_dict_or_path=settings):
+    with (
+        of_transformers.prevent_arange_dtype_change(),
+        deepspeed.zero.Init(config_dict_or_path=settings),
+    ):
         model = make(Rotary)
     _ = begin(model=model, config=settings)
     assert torch.equal(model.inv_freq, expected)

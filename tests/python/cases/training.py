@@ -25,6 +25,13 @@ def check_kind(kind: type[nn.Module], same_bits: bool = True) -> None:
     assert not same_bits or all(run == runs[0] for run in runs)
 
 
+def case_the_first_backward_of_a_process_may_recompute() -> None:
+    """PyTorch counts them from 0."""
+    losses, _ = trained(3, NonReentrant)
+    expected, _ = reference(kind=NonReentrant)
+    assert_close(losses, expected)
+
+
 def case_all_stages_equal_torch_and_each_other() -> None:
     check_kind(Model)
 

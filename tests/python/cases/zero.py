@@ -124,6 +124,18 @@ def case_only_the_modifiers_changes_are_kept() -> None:
         assert parameter.shape == EMPTY
 
 
+def case_a_change_reaches_a_parameter_that_stays_full() -> None:
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 10**6}
+    model, engine = started(config(3, zero_optimization=zero))
+    weight = model.head.weight
+    expected = torch.full(weight.ds_shape, float(WORLD_SIZE + 1))
+    with GatheredParameters(weight, modifier_rank=0), torch.no_grad():
+        if RANK == 0:
+            weight.copy_(expected)
+    assert torch.equal(weight, expected.to(DEVICE))
+    assert torch.equal(engine.full_state_dict(rank0_only=False)["head.weight"], expected)
+
+
 def case_a_change_reaches_the_master_copy() -> None:
     for stage in STAGES:
         model, _ = started(config(stage, bf16={"enabled": True}))
