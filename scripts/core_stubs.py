@@ -26,10 +26,10 @@ REPLACED = {
     r"dict\[ANY\]": "dict[str, typing.Any]",
     r"list\[ANY\]": "list[typing.Any]",
     r"Callable\[ANY\]": "Callable[..., typing.Any]",
-    r"typing_extensions\.CapsuleType": "typing.Any",
+    r"(typing_extensions|types)\.CapsuleType": "typing.Any",
     r"(def adapt_config\(config: )\.\.\.(.*-> )\.\.\.:": r"\1Config\2Config:",
     r"^from zerorun import (\w+)$": lambda found: error_class(found[1]),
-    r"^import typing_extensions\n": "",
+    r"^import (typing_extensions|types)\n": "",
 }
 
 
