@@ -77,9 +77,7 @@ class GatherHooks:
         self._queued: set[int] = set()  # graph tasks whose end will be told
         self._model, self._process = model, os.getpid()
         self._hooked: dict[nn.Module, tuple[Any, ...]] = {}  # with the hooks' handles
-        # Compiled code calls these as they are.
-        self.read = ModuleHook(self._read)
-        self.read_as_cast = ModuleHook(self._read_as_cast)
+        self.read = ModuleHook(self._read)  # which compiled code calls as it is
 
     @functools.cached_property
     def units(self) -> list[SharedUnit]:
@@ -289,6 +287,10 @@ class GatherHooks:
         if self._stack and self._under_autocast():
             for unit in {unit for _, call in self._stack if call for unit in call.units}:
                 unit.cast_reads()
+
+    @functools.cached_property
+    def read_as_cast(self) -> ModuleHook:
+        return ModuleHook(self._read_as_cast)
 
     def _read_as_cast(self, parameter: nn.Parameter) -> Any:
         """The parameter as autocast would cast it for a product, or itself."""
