@@ -143,8 +143,7 @@ std::string described(const Mixture& drawn) {
   };
   return fmt::format(
       "{}, stage {} of {} ranks, {} per host, groups of {}, hpZ of {}; {}, sent in {}, added up in "
-      "{}, "
-      "{} micro-steps; states at {}, ratio {}; parameters at {}, {} in memory, buffers of {}; "
+      "{}, {} micro-steps; states at {}, ratio {}; parameters at {}, {} in memory, buffers of {}; "
       "bucket {}, overlap {}, reuse {}, persistence {}, prefetch {}, live {}, share {}",
       drawn.config.optimizer.type, zero.stage, drawn.ranks, drawn.ranks_per_host,
       zero.shard_group_size, zero.hpz_partition_size, name_of(precision.param_dtype),

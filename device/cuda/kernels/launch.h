@@ -33,9 +33,9 @@ inline dim3 blocks_for(int64_t work, int64_t most = int64_t{1} << 30) {
   return {static_cast<unsigned>(std::clamp<int64_t>((work + kThreads - 1) / kThreads, 1, most))};
 }
 
-// N neighbouring elements, which one memory access reads or writes.
-template <typename T, int N>
-struct alignas(sizeof(T) * N) Vector {
+// N neighbouring elements. If they are aligned, one memory access reads or writes them.
+template <typename T, int N, bool kAligned = true>
+struct alignas(kAligned ? sizeof(T) * N : sizeof(T)) Vector {
   T at[N];
 };
 

@@ -29,11 +29,9 @@ struct Word {
   }
 };
 
-// The elements of a thread; one access moves 16 bytes of them if they are aligned.
+// The elements of a thread.
 template <typename T, bool kAligned>
-struct alignas(kAligned ? sizeof(T) * kElements : sizeof(T)) Elements {
-  T at[kElements];
-};
+using Elements = Vector<T, kElements, kAligned>;
 
 template <int kBits, bool kAligned, typename T>
 __global__ void quantize_blocks(const T* src, unsigned char* dst, int64_t blocks, int64_t rows,

@@ -105,20 +105,27 @@ Buffer pin(int device, size_t nbytes) {
   return pinned;
 }
 
-// An event of which the GPU tells.
-class ToldEvent final : public Event::State {
+CUdeviceptr address_on_device(int device, const Buffer& pinned) {
+  const CurrentDevice current(device);
+  void* address = nullptr;
+  check_cuda(cudaHostGetDevicePointer(&address, pinned.data(), 0), "cudaHostGetDevicePointer");
+  return reinterpret_cast<CUdeviceptr>(address);
+}
+
+// An event that the GPU counts.
+class CountedEvent final : public Event::State {
  public:
-  ToldEvent(std::shared_ptr<HostFlags> flags, uint32_t count,
-            std::shared_ptr<const StreamErrors> errors)
-      : flags_(std::move(flags)), count_(count), errors_(std::move(errors)) {}
-  bool ready() const override { return flags_->has_told(count_); }
+  CountedEvent(std::shared_ptr<EventCounter> counter, uint32_t count,
+               std::shared_ptr<const StreamErrors> errors)
+      : counter_(std::move(counter)), count_(count), errors_(std::move(errors)) {}
+  bool ready() const override { return counter_->has_reached(count_); }
   void synchronize() override {
-    flags_->wait_until_told(count_);
+    counter_->wait(count_);
     errors_->check();
   }
 
  private:
-  const std::shared_ptr<HostFlags> flags_;
+  const std::shared_ptr<EventCounter> counter_;
   const uint32_t count_;
   const std::shared_ptr<const StreamErrors> errors_;
 };
@@ -126,10 +133,10 @@ class ToldEvent final : public Event::State {
 class CudaEventState final : public DeviceEvent {
  public:
   CudaEventState(cudaStream_t stream, int device, std::shared_ptr<EventPool> pool,
-                 std::shared_ptr<HostFlags> flags, std::shared_ptr<const StreamErrors> errors)
+                 std::shared_ptr<EventCounter> counter, std::shared_ptr<const StreamErrors> errors)
       : errors_(std::move(errors)),
         device_(device),
-        flags_(std::move(flags)),
+        counter_(std::move(counter)),
         pool_(std::move(pool)),
         handle_(pool_->take()) {
     // An exception here would lose the event.
@@ -155,18 +162,22 @@ class CudaEventState final : public DeviceEvent {
     const CurrentDevice current(device_);
     const RelaxedCapture relaxed;
     const cudaError_t result = cudaEventSynchronize(handle_);
-    if (result != cudaSuccess) flags_->fail(cudaGetErrorString(result));
+    if (result != cudaSuccess) counter_->fail(cudaGetErrorString(result));
     errors_->check();  // says more than the runtime's error, which is often its consequence
     check_cuda(result, "work on the GPU (seen by cudaEventSynchronize)");
   }
-  std::optional<Event> for_host() override { return flags_->tell(handle_, errors_); }
+  std::optional<Event> for_host() override {
+    const std::optional<uint32_t> count = counter_->count(handle_);
+    if (!count) return std::nullopt;
+    return Event(std::make_shared<CountedEvent>(counter_, *count, errors_));
+  }
   cudaEvent_t handle() const { return handle_; }
   const StreamErrors& errors() const { return *errors_; }
 
  private:
   const std::shared_ptr<const StreamErrors> errors_;
   const int device_;
-  const std::shared_ptr<HostFlags> flags_;
+  const std::shared_ptr<EventCounter> counter_;
   const std::shared_ptr<EventPool> pool_;
   const cudaEvent_t handle_;
 };
@@ -174,11 +185,10 @@ class CudaEventState final : public DeviceEvent {
 }  // namespace
 
 HostFlags::HostFlags(int device)
-    : device_(device), words_(pin(device, (kFlags + 1) * sizeof(uint32_t))) {
-  const CurrentDevice current(device);
-  void* on_device = nullptr;
-  check_cuda(cudaHostGetDevicePointer(&on_device, words_.data(), 0), "cudaHostGetDevicePointer");
-  on_device_ = reinterpret_cast<CUdeviceptr>(on_device);
+    : device_(device),
+      words_(pin(device, (kFlags + 1) * sizeof(uint32_t))),
+      on_device_(address_on_device(device, words_)),
+      counter_(device, *word(kFlags), on_device_ + kFlags * sizeof(uint32_t)) {
   flags_.reserve(kFlags);
   free_.reserve(kFlags);  // raise() must not allocate
   for (size_t i = 0; i < kFlags; ++i) {
@@ -186,16 +196,6 @@ HostFlags::HostFlags(int device)
     flags_.push_back({word(i), on_device_ + i * sizeof(uint32_t), 0});
     free_.push_back(&flags_.back());
   }
-  *word(kFlags) = 0;
-  // Not later: a stream that is made may wait for the others.
-  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
-             "cudaStreamCreateWithFlags");
-}
-
-HostFlags::~HostFlags() {
-  const CurrentDevice current(device_, std::nothrow);
-  cudaStreamSynchronize(stream_);
-  cudaStreamDestroy(stream_);
 }
 
 HostFlags::Flag* HostFlags::take() {
@@ -237,38 +237,48 @@ bool HostFlags::wait(cudaStream_t stream, const Event& event, Failed failed) {
   return true;
 }
 
-std::optional<Event> HostFlags::tell(cudaEvent_t event,
-                                     std::shared_ptr<const StreamErrors> errors) {
+EventCounter::EventCounter(int device, uint32_t& word, CUdeviceptr address)
+    : device_(device), word_(word), address_(address) {
+  word_ = 0;
+  const CurrentDevice current(device);
+  // Not later: a stream that is made may wait for the others.
+  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
+             "cudaStreamCreateWithFlags");
+}
+
+EventCounter::~EventCounter() {
+  const CurrentDevice current(device_, std::nothrow);
+  cudaStreamSynchronize(stream_);
+  cudaStreamDestroy(stream_);
+}
+
+std::optional<uint32_t> EventCounter::count(cudaEvent_t event) {
   const auto write_value = driver_functions().write_value;
   if (write_value == nullptr) return std::nullopt;
   const CurrentDevice current(device_);
-  check_cuda(cudaSetDevice(device_), "cudaSetDevice");  // as in wait()
-  const std::lock_guard lock(telling_);
+  check_cuda(cudaSetDevice(device_), "cudaSetDevice");  // as in HostFlags::wait()
+  const std::lock_guard lock(counting_);
   check_cuda(cudaStreamWaitEvent(stream_, event, 0), "cudaStreamWaitEvent");
-  const CUresult result =
-      write_value(stream_, on_device_ + kFlags * sizeof(uint32_t), told_ + 1, 0);
+  const CUresult result = write_value(stream_, address_, counted_ + 1, 0);
   if (result == CUDA_ERROR_NOT_SUPPORTED) return std::nullopt;
   check_cuda(static_cast<cudaError_t>(result), "cuStreamWriteValue32");
-  return Event(std::make_shared<ToldEvent>(shared_from_this(), ++told_, std::move(errors)));
+  return ++counted_;
 }
 
-bool HostFlags::has_told(uint32_t count) const {
-  const uint32_t told = std::atomic_ref(*word(kFlags)).load(std::memory_order_acquire);
-  return static_cast<int32_t>(told - count) >= 0;
+bool EventCounter::has_reached(uint32_t count) const {
+  const uint32_t now = std::atomic_ref(word_).load(std::memory_order_acquire);
+  return static_cast<int32_t>(now - count) >= 0;
 }
 
-void HostFlags::wait_until_told(uint32_t count) {
+void EventCounter::wait(uint32_t count) {
   constexpr std::chrono::microseconds kSpin{20};
   constexpr std::chrono::microseconds kPause{100};
-  constexpr std::chrono::seconds kPatience{
-      10};  // no work takes as long, so that the GPU may have failed
+  // No work takes as long, so the GPU may have failed.
+  constexpr std::chrono::seconds kPatience{10};
   const auto begun = std::chrono::steady_clock::now();
   auto asked = begun;
-  while (!has_told(count)) {
-    {
-      const std::lock_guard lock(failing_);
-      if (!failure_.empty()) throw DeviceError(failure_);
-    }
+  while (!has_reached(count)) {
+    check();
     const auto now = std::chrono::steady_clock::now();
     if (now - begun < kSpin) {
       std::this_thread::yield();
@@ -281,7 +291,12 @@ void HostFlags::wait_until_told(uint32_t count) {
   }
 }
 
-void HostFlags::ask_driver() {
+void EventCounter::check() {
+  const std::lock_guard lock(failing_);
+  if (!failure_.empty()) throw DeviceError(failure_);
+}
+
+void EventCounter::ask_driver() {
   const CurrentDevice current(device_);
   const RelaxedCapture relaxed;
   const cudaError_t result = cudaStreamQuery(stream_);
@@ -289,7 +304,7 @@ void HostFlags::ask_driver() {
   if (result != cudaSuccess && result != cudaErrorNotReady) fail(cudaGetErrorString(result));
 }
 
-void HostFlags::fail(std::string_view error) noexcept {
+void EventCounter::fail(std::string_view error) noexcept {
   const std::lock_guard lock(failing_);
   if (!failure_.empty()) return;
   failure_ = "cuda:" + std::to_string(device_) + ": work on the GPU failed: ";
@@ -321,7 +336,7 @@ void CudaStreamImpl::end() noexcept {
   // As on the CPU, a stream ends after its work. Flags that it waits for must live until then.
   if (owned_ || waits_for_host_) {
     const cudaError_t result = cudaStreamSynchronize(handle_);
-    if (result != cudaSuccess) flags_->fail(cudaGetErrorString(result));
+    if (result != cudaSuccess) flags_->counter()->fail(cudaGetErrorString(result));
   }
   if (owned_) cudaStreamDestroy(handle_);
 }
@@ -334,7 +349,8 @@ void CudaStreamImpl::borrow(cudaStream_t handle) {
 }
 
 Event CudaStreamImpl::record() {
-  return Event(std::make_shared<CudaEventState>(handle_, device_, events_, flags_, errors_));
+  return Event(
+      std::make_shared<CudaEventState>(handle_, device_, events_, flags_->counter(), errors_));
 }
 
 void CudaStreamImpl::wait(const Event& event) {
@@ -363,7 +379,7 @@ void CudaStreamImpl::wait(const Event& event) {
 void CudaStreamImpl::synchronize() {
   const CurrentDevice current(device_);
   const cudaError_t result = cudaStreamSynchronize(handle_);
-  if (result != cudaSuccess) flags_->fail(cudaGetErrorString(result));
+  if (result != cudaSuccess) flags_->counter()->fail(cudaGetErrorString(result));
   errors_->check();
   check_cuda(result, "work on the GPU (seen by cudaStreamSynchronize)");
 }

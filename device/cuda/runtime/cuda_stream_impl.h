@@ -59,15 +59,46 @@ class StreamErrors {
   std::vector<std::weak_ptr<const CudaStream::Watched>> watched_;
 };
 
-// Words of pinned host memory through which streams and threads of the host wait for each other.
-//
-// A stream waits for an event of the host at a word that the GPU itself polls. A host function
-// would occupy a thread of the driver, and CUDA may run only one host function at a time.
-//
-// A thread waits for an event of the GPU at a word that the GPU writes. In a call of the driver it
-// could be held up by another thread's call that waits for all streams: the first launch of a
-// kernel loads it, one more launch than a queue holds waits for room. If one of these streams waits
-// for what the first thread does next, that would be for ever.
+// A word of pinned host memory where the GPU counts events that have happened, for threads of the
+// host that wait for them. In a call of the driver such a thread could be held up by another
+// thread's call that waits for all streams: the first launch of a kernel loads it, one more launch
+// than a queue holds waits for room. If one of these streams waits (HostFlags) for what the first
+// thread does next, that would be for ever.
+class EventCounter {
+ public:
+  // `word` is at `address` for the device, and outlives this.
+  EventCounter(int device, uint32_t& word, CUdeviceptr address);
+  EventCounter(const EventCounter&) = delete;
+  EventCounter& operator=(const EventCounter&) = delete;
+  ~EventCounter();
+
+  // Returns the word's value once `event`, which has been recorded, has happened. Empty if the GPU
+  // cannot write.
+  std::optional<uint32_t> count(cudaEvent_t event);
+  // True when that many events have happened, in the order of count().
+  bool has_reached(uint32_t count) const;
+  // Throws DeviceError if the GPU fails before that.
+  void wait(uint32_t count);
+  // The GPU has failed, and counts no event any more.
+  void fail(std::string_view error) noexcept;
+
+ private:
+  void check();
+  void ask_driver();
+
+  const int device_;
+  uint32_t& word_;
+  const CUdeviceptr address_;
+  std::mutex counting_;  // guards the next two
+  uint32_t counted_ = 0;
+  cudaStream_t stream_ = nullptr;  // waits for the events, and writes
+  std::mutex failing_;             // guards the next
+  std::string failure_;
+};
+
+// Words of pinned host memory through which a stream waits for events of the host. The GPU itself
+// polls the word. A host function would occupy a thread of the driver, and CUDA may run only one
+// host function at a time.
 //
 // CUDA does not know of this order, so streams that share a hardware queue must not wait for each
 // other in a circle. They do not, as long as a thread waits only for work that was submitted
@@ -77,22 +108,13 @@ class HostFlags : public std::enable_shared_from_this<HostFlags> {
   explicit HostFlags(int device);
   HostFlags(const HostFlags&) = delete;
   HostFlags& operator=(const HostFlags&) = delete;
-  ~HostFlags();
 
   // Makes later work of `stream` wait for `event`. Returns false if the event cannot tell when it
   // happens, the GPU cannot wait, or all words are in use; the caller has to wait then. `failed` is
   // called with the event's error before the stream continues, which it does in any case.
   using Failed = std::function<void(std::exception_ptr)>;
   bool wait(cudaStream_t stream, const Event& event, Failed failed);
-
-  // See DeviceEvent::for_host. `event` has been recorded; it throws `errors` as well.
-  std::optional<Event> tell(cudaEvent_t event, std::shared_ptr<const StreamErrors> errors);
-  // True when the GPU has told of that many events, in the order of tell().
-  bool has_told(uint32_t count) const;
-  // Throws DeviceError if the GPU fails before that.
-  void wait_until_told(uint32_t count);
-  // The GPU has failed, and tells of no event any more.
-  void fail(std::string_view error) noexcept;
+  std::shared_ptr<EventCounter> counter() { return {shared_from_this(), &counter_}; }
 
  private:
   // A word only grows, modulo 2^32. A stream waits until the word is at least a value, so the word
@@ -109,20 +131,15 @@ class HostFlags : public std::enable_shared_from_this<HostFlags> {
 
   Flag* take();
   void raise(Flag& flag, uint32_t value) noexcept;
-  void ask_driver();
   uint32_t* word(size_t index) const { return reinterpret_cast<uint32_t*>(words_.data()) + index; }
 
   const int device_;
-  const Buffer words_;  // the last: of how many events the GPU has told
-  CUdeviceptr on_device_ = 0;
+  const Buffer words_;  // the flags', and the counter's
+  const CUdeviceptr on_device_;
+  EventCounter counter_;
   std::vector<Flag> flags_;
   std::mutex mutex_;  // guards the next
   std::vector<Flag*> free_;
-  std::mutex telling_;  // guards the next two
-  uint32_t told_ = 0;
-  cudaStream_t stream_ = nullptr;  // waits for the events, and writes
-  mutable std::mutex failing_;     // guards the next
-  std::string failure_;
 };
 
 // A CUDA stream that this object created, or one that it borrows from a framework.

@@ -73,11 +73,13 @@ class GatherHooks:
         self.casts: Casts = {}  # of the outermost one
         self._kept: dict[SharedUnit, None] = {}  # full until the step
         self._recomputed: list[SharedUnit] = []  # full until the next hook of a backward
-        self._open: dict[ModuleCall, int] = {}  # acquired by backward -> its graph task
-        self._queued: set[int] = set()  # graph tasks whose end will be told
+        # Those acquired by backward, by its graph task, whose end will be told.
+        self._open: dict[int, dict[ModuleCall, None]] = {}
         self._model, self._process = model, os.getpid()
         self._hooked: dict[nn.Module, tuple[Any, ...]] = {}  # with the hooks' handles
-        self.read = ModuleHook(self._read)  # which compiled code calls as it is
+        # Compiled code calls these as they are.
+        self.read = ModuleHook(self._read)
+        self.read_as_cast = ModuleHook(self._read_as_cast)
 
     @functools.cached_property
     def units(self) -> list[SharedUnit]:
@@ -288,10 +290,6 @@ class GatherHooks:
             for unit in {unit for _, call in self._stack if call for unit in call.units}:
                 unit.cast_reads()
 
-    @functools.cached_property
-    def read_as_cast(self) -> ModuleHook:
-        return ModuleHook(self._read_as_cast)
-
     def _read_as_cast(self, parameter: nn.Parameter) -> Any:
         """The parameter as autocast would cast it for a product, or itself."""
         if is_distributed(parameter) or parameter.dtype != torch.float32:
@@ -326,21 +324,21 @@ class GatherHooks:
         if self._recomputed:
             self._end_recomputation()
         task = torch._C._current_graph_task_id()
-        self._open[call] = task
-        if task not in self._queued:
-            self._queued.add(task)
+        if task not in self._open:
+            self._open[task] = {}
             torch.autograd.Variable._execution_engine.queue_callback(
                 lambda: self._end_of_task(task)
             )
+        self._open[task][call] = None
 
     def closed(self, call: ModuleCall) -> None:
         if self._recomputed:
             self._end_recomputation()
-        self._open.pop(call, None)
+        for calls in self._open.values():
+            calls.pop(call, None)
 
     def _end_of_task(self, task: int) -> None:
-        self._queued.discard(task)
-        for call in [call for call, of in self._open.items() if of == task]:
+        for call in self._open.pop(task, {}):
             call.end_backward()
 
     def keep(self, units: Sequence[SharedUnit]) -> None:
@@ -378,10 +376,11 @@ class GatherHooks:
 
     def release_open(self) -> None:
         """Releases what a backward left that did not come to its end."""
-        self._queued.clear()
+        opened, self._open = self._open, {}
         self._end_recomputation()
-        for call in list(self._open):
-            call.end_backward()
+        for calls in opened.values():
+            for call in calls:
+                call.end_backward()
 
     def remove(self) -> None:
         """Takes all hooks off the model."""

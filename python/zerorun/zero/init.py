@@ -186,8 +186,8 @@ def _ranks_of(sequence_group: Any, data_group: Any, mpu: Any) -> tuple[int, ...]
 
 def _check_not_alone(world_size: int) -> None:
     """Raises ConfigError where each of the launcher's ranks would hold a whole model for itself."""
-    started = _C.rank_from_environment().world_size if world_size == 1 else 1
-    if started > 1:
+    started = _C.rank_from_environment().world_size
+    if world_size == 1 < started:
         raise _C.ConfigError(
             f"zero.Init: the launcher started {started} ranks (WORLD_SIZE={started}), but "
             "torch.distributed's default group has 1, so each rank would train a whole model of "

@@ -195,11 +195,6 @@ def torch_alone(change: Change) -> tuple[nn.Module, list[float]]:
     return model, norms
 
 
-def norm_of(model: nn.Module) -> float:
-    norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
-    return torch.stack(norms).norm().item()
-
-
 def clip(model: nn.Module) -> None:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 

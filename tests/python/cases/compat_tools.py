@@ -186,10 +186,6 @@ def case_tiled_layers_are_one_layer() -> None:
         torch.testing.assert_close(tile.detach(), expected[3:, 5:].detach())
 
 
-def norm_of(module: torch.nn.Module) -> float:
-    return torch.stack([p.grad.norm() for p in module.parameters()]).norm().item()
-
-
 def case_needs_of_memory_are_those_of_zerorun_plan() -> None:
     from deepspeed.runtime.zero import stage3, stage_1_and_2
 

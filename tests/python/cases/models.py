@@ -83,6 +83,12 @@ def mean(loss: torch.Tensor, engine: zerorun.ZeroEngine) -> float:
     return values.double().mean().item()
 
 
+def norm_of(model: nn.Module) -> float:
+    """Of the gradients that are there."""
+    norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+    return torch.stack(norms).norm().item()
+
+
 def adamw(model: nn.Module, **options: object) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, **options)
 

@@ -50,7 +50,6 @@ _OPTIONS: dict[str, tuple[type, object]] = {
     "launcher": (str, "pdsh"),
     "launcher_args": (str, ""),
     "enable_each_rank_log": (str, "None"),
-    "autotuning": (str, ""),
     "bind_core_list": (str, None),
     "ssh_port": (int, None),
     "venv_script": (str, None),
@@ -76,8 +75,8 @@ def parse_args(args: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("-e", "--exclude", default="")
     for name, (kind, default) in _OPTIONS.items():
         also = ["--num_accelerators"] if name == "num_gpus" else []
-        choices = ["tune", "run"] if name == "autotuning" else None
-        parser.add_argument(f"--{name}", *also, type=kind, default=default, choices=choices)
+        parser.add_argument(f"--{name}", *also, type=kind, default=default)
+    parser.add_argument("--autotuning", default="", choices=["tune", "run"])
     for name in _FLAGS:
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("-q", "--quiet", action="store_true")
