@@ -4,10 +4,12 @@
     python bench/peers.py [--deepspeed] [--sides zerorun3 ddp] [--dtype fp32] [--rounds 3]
 
 Two CPU ranks of one thread each, a GPT of 12 x 768 (85 M parameters), micro-batch 1 x 64, AdamW,
-gradients clipped at 1. Every side runs as a job of its own; jobs take turns, and the least time of
-all rounds counts, for the step and for forward and backward alone, which every job measures on the
-bare model first. Peak RSS is that of a rank, with its part of shared memory. `--deepspeed` installs
-DeepSpeed into build/peers, without which it is left out.
+gradients clipped at 1. With bf16 every side computes in bf16 and updates parameters and AdamW's
+states in fp32: FSDP2 by its MixedPrecisionPolicy, DDP by autocast. Every side runs as a job of its
+own; jobs take turns, and the least time of all rounds counts, for the step and for forward and
+backward alone, which every job measures on the bare model first. The peak of memory is that of a
+rank's resident pages; those that ranks share count in equal parts. `--deepspeed` installs DeepSpeed
+into build/peers, without which it is left out.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,11 +81,17 @@ def make_step(side: str, model, dtype: str, tokens) -> Callable[[], None]:
     torch.distributed.init_process_group("gloo")
     if side.startswith("deepspeed"):
         return deepspeed_step(model, config, tokens)
+    model.float()
     if side == "ddp":
         model = torch.nn.parallel.DistributedDataParallel(model)
     else:
-        shard_blocks(model)
-    return torch_step(model, lambda: model(tokens, labels=tokens).loss, 0.01)
+        shard_blocks(model, dtype=dtype)
+
+    def forward():
+        with torch.autocast("cpu", torch.bfloat16, enabled=(side, dtype) == ("ddp", "bf16")):
+            return model(tokens, labels=tokens).loss
+
+    return torch_step(model, forward, 0.01)
 
 
 def deepspeed_step(model, config: dict, tokens) -> Callable[[], None]:
@@ -93,17 +102,23 @@ def deepspeed_step(model, config: dict, tokens) -> Callable[[], None]:
     return engine_step(engine, tokens)
 
 
-def shard_blocks(model, mesh=None) -> None:
-    from torch.distributed.fsdp import fully_shard
+def shard_blocks(model, mesh=None, dtype: str = "fp32") -> None:
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if dtype == "bf16" else None)
     for module in [*model.transformer.h, model]:
-        fully_shard(module, mesh=mesh)
+        fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
 def peak_megabytes() -> float:
-    status = Path("/proc/self/status").read_text().splitlines()
-    fields = {line.split(":")[0]: line.split()[1] for line in status if line.startswith("Vm")}
-    return int(fields["VmHWM"]) / 1024
+    """Of resident memory, without the other ranks' parts of the pages that are shared now."""
+    fields = {}
+    for name in ("status", "smaps_rollup"):
+        for line in Path(f"/proc/self/{name}").read_text().splitlines():
+            if line.endswith(" kB"):
+                fields[line.split(":")[0]] = int(line.split()[-2])
+    return (fields["VmHWM"] - fields["RssShmem"] + fields["Pss_Shmem"]) / 1024
 
 
 def run_rank(options: argparse.Namespace) -> None:
@@ -120,8 +135,10 @@ def run_rank(options: argparse.Namespace) -> None:
 
     alone = least_ms(bare, WARMUP, STEPS)
     step = least_ms(make_step(options.side, model, options.dtype, tokens), WARMUP, STEPS)
+    peak = peak_megabytes()
+    time.sleep(1)  # the other rank measures before this one's memory goes
     if os.environ["RANK"] == "0":
-        print(json.dumps({"alone": alone, "step": step, "peak": peak_megabytes()}), flush=True)
+        print(json.dumps({"alone": alone, "step": step, "peak": peak}), flush=True)
     os._exit(0)  # what peers do at the end is not measured
 
 

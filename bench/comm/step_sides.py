@@ -127,7 +127,8 @@ def make_step(side: str, dtype: str, model, tokens) -> Callable[[], None]:
     if side == "fsdp2-hsdp":
         from torch.distributed.device_mesh import init_device_mesh
 
-        shard_blocks(model, init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard")))
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
+        shard_blocks(model.float(), mesh, dtype)
         return torch_step(model, lambda: model(tokens, labels=tokens).loss, 0.01)
     config = config_of(side, dtype)
     if side.endswith("mics"):
