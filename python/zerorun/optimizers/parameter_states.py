@@ -313,7 +313,9 @@ class ShardStates:
                 steps = max(steps, given[_STEP])
         core.refresh_from_masters()
         if self._shards.torch_states is None:
-            core.set_progress(steps, core.skipped_steps)
+            made = torch.tensor([steps])  # 0 on a rank that stores nothing
+            self._shards.communicator.all_reduce(made, "max", "steps of load_state_dict")
+            core.set_progress(int(made), core.skipped_steps)
 
     def _intervals(self) -> Iterator[tuple[str, _C.StateInterval]]:
         self._shards.writes.take()

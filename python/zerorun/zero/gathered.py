@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 
 from zerorun import _C
 from zerorun.hooks.shared_unit import register_external_parameter
+from zerorun.model.dtypes import as_bytes
 from zerorun.model.local_tensor import local_of, place
 from zerorun.model.partition import Partition, partition_of, together
 from zerorun.shards.shards import Shards, shards_of
@@ -33,11 +35,12 @@ class GatheredParameters:
 
     The interface is DeepSpeed's.
 
-    - `params`: a parameter or any iterable of them. Parameters that are not sharded, and
-      duplicates, are allowed and ignored.
-    - `modifier_rank`: this rank's changes are sent to all ranks and to the fp32 masters. None: the
-      changes of each rank are local and end with the block (merged adapters); with
-      ``zero_optimization.enable_sanity_checks`` they raise InternalError on every rank.
+    - `params`: a parameter or any iterable of them. Parameters of no engine, and duplicates, are
+      allowed and ignored.
+    - `modifier_rank`: this rank's changes are sent to all ranks and to the fp32 masters, at every
+      stage (DeepSpeed: at stage 3 only). None: the changes of each rank are local and end with the
+      block (merged adapters); with ``zero_optimization.enable_sanity_checks`` they raise
+      InternalError on every rank.
     - `fwd_module`: a module whose forward uses the parameters, which may be running; they are
       registered as external to it (:func:`register_external_parameter`).
     - `enabled`: False does nothing.
@@ -58,6 +61,7 @@ class GatheredParameters:
         # With their count of in-place changes and a copy of their values.
         self._read_only: list[tuple[Partition, int, torch.Tensor]] = []
         self._shards: set[Shards] = set()
+        self._replicated: list[tuple[Shards, nn.Parameter]] = []  # that modifier_rank may change
         if not enabled:
             return
         for parameter in dict.fromkeys(given):
@@ -65,6 +69,8 @@ class GatheredParameters:
             shards = shards_of(parameter)
             if shards is not None:
                 self._shards.add(shards)
+            if partition is None and shards is not None and modifier_rank is not None:
+                self._replicated.append((shards, parameter))
             if partition is not None:
                 self._partitions.append(partition)
                 if fwd_module is not None:
@@ -104,6 +110,8 @@ class GatheredParameters:
             if self._modifier_rank is not None and error is None:
                 for partition, before in self._held:
                     partition.keep_changes(before, self._modifier_rank)
+                for shards, parameter in self._replicated:
+                    _take_from(self._modifier_rank, shards, parameter)
             if error is None:
                 self._check_read_only()
         finally:
@@ -133,6 +141,16 @@ class GatheredParameters:
         for home in {partition.home for partition in self._alone}:
             if home is not None:
                 home.drop_copies()
+
+
+def _take_from(root: int, shards: Shards, parameter: nn.Parameter) -> None:
+    """Gives every rank the root's values of a parameter that each has a copy of. Collective."""
+    values = local_of(parameter)
+    flat = values.contiguous().flatten()
+    label = f"parameter {shards.layout.names[parameter]}"
+    shards.communicator_of(parameter).broadcast(as_bytes(flat), root, label)
+    values.copy_(flat.view(values.shape))
+    increment_version(parameter)  # of writes through parameter.data as well: the masters follow
 
 
 def _changes_of(values: torch.Tensor) -> int:

@@ -96,6 +96,20 @@ def case_changes_without_a_modifier_end_with_the_block() -> None:
             assert parameter.detach().unique().tolist() == [5.0]
 
 
+def case_one_ranks_changes_reach_the_others_and_the_masters_at_every_stage() -> None:
+    for stage in range(4):
+        model, engine = started(config(stage, bf16={"enabled": True}))
+        train(engine, 1)
+        weight = model.head.weight
+        with GatheredParameters([weight, model.blocks[0].norm.bias], modifier_rank=1):
+            if RANK == WORLD_SIZE - 1:
+                weight.data.fill_(3.0)
+        with GatheredParameters(weight):
+            assert weight.unique().tolist() == [3.0]
+        assert zerorun.zero.safe_get_full_fp32_param(weight).unique().tolist() == [3.0]
+        engine._core.parameter_hash()  # an error if copies differ
+
+
 def case_a_step_while_parameters_are_held_is_an_error() -> None:
     model, engine = started(config(3))
     backward(engine)

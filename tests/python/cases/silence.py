@@ -98,6 +98,18 @@ def case_an_optimizers_state_dict_has_what_this_rank_keeps() -> None:
         raises(zerorun.CheckpointError, text, optimizer.load_state_dict, saved)
 
 
+def case_replicas_stay_equal_where_one_rank_keeps_all_optimizer_states() -> None:
+    for stage in (0, 2):
+        model = nn.Linear(2, 2)
+        engine, optimizer, *_ = initialize(model, adamw(model), config=config(stage))
+        for _ in range(2):
+            engine.backward(model(torch.ones(1, 2)).square().sum())
+            engine.step()
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            assert engine._core.step_count == engine.global_steps
+        engine._core.parameter_hash()  # an error if they differ
+
+
 def case_a_learning_rate_that_is_a_tensor_stays_one(folder: Path) -> None:
     warmup = {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 4}}
     model = make()
