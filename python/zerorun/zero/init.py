@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from zerorun import _C, communicator
 from zerorun import config as configuration
 from zerorun.device import local_device, make_current
 from zerorun.model.dtypes import is_packed, keeps_a_copy
 from zerorun.model.engine_ranks import data_communicator
-from zerorun.model.local_tensor import is_distributed
+from zerorun.model.local_tensor import is_distributed, is_empty
 from zerorun.model.mesh_arguments import mesh_of, ranks_of_group
 from zerorun.model.model_layout import DTYPES
 from zerorun.model.partition import edits_are_refused, partition_of
@@ -35,7 +38,10 @@ class Init:
     ends, so no rank ever holds more than one full module and its shards of the others. Values are
     those of rank 0. Collective: all ranks make the same modules in the same order. Within the block
     ``Module.apply(fn)`` passes each module to `fn` with its own parameters full, and keeps rank 0's
-    changes. ``copy.deepcopy`` of a sharded parameter is sharded too.
+    changes; so do ``torch.nn.init`` and in-place operations on a sharded parameter, and its
+    ``.data`` and elements until the ``__init__`` ends that reads them (DeepSpeed: those change
+    nothing).
+    ``copy.deepcopy`` of a sharded parameter is sharded too.
 
     - `module`: shard this existing module, without a block.
     - `dtype`: of floating-point parameters; default: bf16 or fp16 if the configuration (`config`,
@@ -83,6 +89,7 @@ class Init:
         self._dtype = dtype or _dtype_of(given)
         self._refuses_edits = given is not None and edits_are_refused(given)
         self._depth: Counter[int] = Counter()
+        self._writes = _Writes()
         self._wrapped: list[tuple[type, Callable[..., None]]] = []
         self._device = local_device()
         make_current(self._device)
@@ -104,6 +111,9 @@ class Init:
                 _patch_subclass_hook()
                 nn.Module.apply = _apply  # type: ignore[method-assign, assignment]
                 nn.Module.to_empty = _to_empty  # type: ignore[method-assign, assignment]
+                for name, function in _INITIALIZERS.items():
+                    setattr(nn.init, name, _on_full_values(function))
+                self._writes.__enter__()
                 for cls in _all_subclasses(nn.Module):
                     self._wrap(cls)
         return self
@@ -111,11 +121,15 @@ class Init:
     def __exit__(self, *_: object) -> None:
         if not self._enabled:
             return
+        if self is STATE.inits[0]:
+            self._writes.__exit__(None, None, None)
         STATE.inits.remove(self)
         if not STATE.inits:
             nn.Module.__init_subclass__ = _original_subclass_hook  # type: ignore[method-assign]
             nn.Module.apply = _original_apply  # type: ignore[method-assign]
             nn.Module.to_empty = _original_to_empty  # type: ignore[method-assign]
+            for name, function in _INITIALIZERS.items():
+                setattr(nn.init, name, function)
         for cls, original in reversed(self._wrapped):
             cls.__init__ = original  # type: ignore[misc]
         self._wrapped.clear()
@@ -131,7 +145,12 @@ class Init:
             key = id(module)
             self._depth[key] += 1
             try:
-                original(module, *args, **kwargs)
+                with ExitStack() as held:
+                    self._writes.held.append(held)
+                    try:
+                        original(module, *args, **kwargs)
+                    finally:
+                        self._writes.held.pop()
             finally:
                 self._depth[key] -= 1
             if self._depth[key] == 0:
@@ -265,6 +284,69 @@ def _to_empty(module: nn.Module, **kwargs: Any) -> nn.Module:
     for each in made.modules():
         STATE.inits[-1]._partition(each)
     return made
+
+
+_INITIALIZERS = {
+    name: function
+    for name, function in vars(nn.init).items()
+    if name.endswith("_") and not name.startswith("_") and inspect.isfunction(function)
+}
+
+
+def _on_full_values(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An initializer of torch.nn.init within a block; most read the tensor's shape first."""
+
+    @functools.wraps(function)
+    def initialize(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        with GatheredParameters(tensor if _is_away(tensor) else None, modifier_rank=0):
+            return function(tensor, *args, **kwargs)
+
+    return initialize
+
+
+def _is_away(value: Any) -> bool:
+    """True for a parameter that is sharded and not full now."""
+    is_parameter = isinstance(value, nn.Parameter)
+    return is_parameter and is_empty(value) and partition_of(value) is not None
+
+
+class _Writes(TorchFunctionMode):
+    """Within a block, changes of a parameter that is sharded already reach it, as a module's
+    ``__init__`` makes them of a layer's that it has just made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # For each __init__ that runs, the parameters that are full until it ends.
+        self.held: list[ExitStack] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        parameter = args[0] if args else kwargs.get("tensor")
+        if not _is_away(parameter):
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if self.held and (func == _DATA or name == "__getitem__"):  # to write to it
+            self.held[-1].enter_context(GatheredParameters(parameter, modifier_rank=0))
+        elif _is_in_place(name):
+            with GatheredParameters(parameter, modifier_rank=0):
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+_DATA = torch.Tensor.data.__get__
+_OPERATORS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
+_OF_NO_VALUES = {"requires_grad_", "detach_", "share_memory_"}
+
+
+def _is_in_place(name: str) -> bool:
+    ends = name.endswith("_") and not name.endswith("__") and name not in _OF_NO_VALUES
+    return ends or name in _OPERATORS
 
 
 _original_subclass_hook = nn.Module.__init_subclass__

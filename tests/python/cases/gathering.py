@@ -145,6 +145,27 @@ def case_apply_under_init_sees_full_values() -> None:
     assert "_apply" not in nn.Module.apply.__qualname__
 
 
+def case_constructors_change_layers_that_init_has_sharded() -> None:
+    class Changed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2)  # which sets the bias of a layer in it
+            self.up, self.words = nn.Linear(4, 4), nn.Embedding(3, 4)
+            nn.init.orthogonal_(self.up.weight)
+            self.up.bias.data.fill_(2.0)
+            with torch.no_grad():
+                self.words.weight[1].zero_()
+                self.words.weight.mul_(3.0)
+
+    plain = make(Changed)
+    with Init():
+        model = make(Changed)
+    assert {parameter.shape for parameter in model.parameters()} == {EMPTY}
+    with GatheredParameters(model.parameters()):
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter.detach().cpu(), plain.get_parameter(name)), name
+
+
 def case_a_moving_average_of_empty_parameters_is_an_error() -> None:
     with Init():
         model = make()
