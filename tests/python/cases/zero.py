@@ -58,18 +58,6 @@ def case_init_then_train() -> None:
         assert_close(train(engine), expected)
 
 
-def case_init_makes_16_bit_parameters() -> None:
-    with Init(config={"bf16": {"enabled": True}}):
-        layer = nn.Linear(4, 4)
-    assert layer.weight.dtype == torch.bfloat16
-    with Init(enabled=False):
-        assert nn.Linear(4, 4).weight.shape == (4, 4)
-    layer = nn.Linear(4, 4)
-    Init(module=layer)
-    assert layer.weight.shape == EMPTY
-    assert nn.Linear(4, 4).weight.shape == (4, 4)
-
-
 def both_states():
     """A parameter under Init, and one of an engine."""
     with Init():
