@@ -98,27 +98,6 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.5)
 
 
-def case_training_is_that_on_whole_sequences() -> None:
-    here = groups()
-    expected = whole_losses(4)
-    exchange = functools.partial(sequence.attend, attention, here)
-    for stage in (0, 3):
-        model = make(Model)
-        engine = shard(model, stage=stage, optimizer=sgd(model), clip=0.5)
-        mine = list(batches(4))[RANK::WORLD_SIZE]  # a loader's part; each is used by all ranks
-        loader = sequence.SequenceLoader(mine, here.rank, here.group, here.size)
-        losses = []
-        for batch in loader:
-            logits = engine(batch["input_ids"], batch["position_ids"], exchange)
-            labels = batch["shift_labels"]
-            loss = sequence.mean_over_sequence(loss_of(logits, labels), (labels != IGNORED).sum())
-            losses.append(loss.item())
-            engine.backward(loss)
-            engine.step()
-        assert_close(losses, expected)
-        assert [len(list(loader)) for _ in range(2)] == [4, 4]  # another epoch
-
-
 def case_a_configuration_may_ask_for_shared_sequences() -> None:
     expected = whole_losses(2)
     asked = {"train_micro_batch_size_per_gpu": 2, "sequence_parallel_size": WORLD_SIZE}
