@@ -269,14 +269,21 @@ def case_sanity_checks_refuse_changes_that_would_be_lost() -> None:
             with GatheredParameters(weight), torch.no_grad():
                 weight.mul_(1)
 
-        with GatheredParameters(weight):
+        reading = GatheredParameters(weight)
+        with reading:
             before = weight.detach().clone()
+
+        def leave(reading: GatheredParameters = reading) -> None:
+            with reading:
+                raise KeyError("left")
+
+        raises(KeyError, "left", leave)
         for changing in (change, change_nothing):
             raises(RuntimeError, "in-place modification of a parameter of shape", changing)
         with GatheredParameters(weight, modifier_rank=0):
             assert torch.equal(weight, before)
             weight.data.add_(1)
-        with GatheredParameters(weight):
+        with reading:  # once more
             assert torch.equal(weight, before + 1)
         if engine is None:
             engine, *_ = initialize(model, adamw(model), config=settings)
