@@ -7,7 +7,7 @@ import pytest
 import torch
 import zerorun
 from safetensors.torch import load_file
-from zerorun.consolidate import fp32_state_dict, lazy_state_dict, save_model
+from zerorun.consolidate import fp32_state_dict, lazy_state_dict, main, save_model
 from zerorun.interchange.model_files import nbytes_of
 
 
@@ -70,6 +70,17 @@ def test_pickled_files_keep_ties(runs: Path, tmp_path: Path) -> None:
     (path,) = save_model(runs / "stage2-fp32-2", tmp_path)
     state = torch.load(path, weights_only=True)
     assert state["head.weight"].data_ptr() == state["embedding.weight"].data_ptr()
+
+
+def test_the_command_writes_files_and_names_what_is_not_there(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--safe_serialization", "--max_shard_size", "300B"]
+    assert main([str(runs / "stage2-fp32-2"), str(tmp_path / "model"), *options]) == 0
+    files = capsys.readouterr().out.splitlines()
+    assert sorted(files) == sorted(map(str, (tmp_path / "model").iterdir()))
+    assert main([str(tmp_path / "nothing"), str(tmp_path)]) == 1
+    assert str(tmp_path / "nothing") in capsys.readouterr().err
 
 
 def test_a_lazy_state_dict_reads_what_is_used(runs: Path) -> None:

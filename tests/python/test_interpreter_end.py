@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from ranks import environment, passed, ran
 
 PROGRAM = """
@@ -66,13 +67,18 @@ def test_a_program_that_ends_is_taken_apart_as_without_an_engine(
     assert "taken apart" in result.stdout
 
 
-def test_a_save_that_fails_after_the_program_is_an_error(build: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [("", "a checkpoint could not be saved: "), ("engine.destroy()", "in destroy")],
+)
+def test_a_save_that_fails_after_the_program_is_an_error(
+    build: Path, tmp_path: Path, last: str, told: str
+) -> None:
     """Python would end with 0, and the next job would miss the checkpoint."""
-    result = ran(
-        [sys.executable, "-c", WITHOUT_ROOM, str(tmp_path / "run")], env=environment(build)
-    )
+    program = [sys.executable, "-c", WITHOUT_ROOM + last, str(tmp_path / "run")]
+    result = ran(program, env=environment(build))
     assert result.returncode == 1, result.stderr
     assert result.stdout == "the program's end\n"
-    assert "a checkpoint could not be saved: " in result.stderr
+    assert told in result.stderr
     assert "File too large" in result.stderr
     assert not (tmp_path / "run" / "latest").exists()

@@ -78,11 +78,6 @@ def test_script_gets_local_rank_before_its_arguments(tmp_path, launch):
         }
 
 
-def test_no_local_rank_leaves_the_arguments_alone(tmp_path, launch):
-    result = launch("--no_local_rank", "train.py", "--lr=1", program=REPORT)
-    assert reports_of(result)[0]["arguments"] == ["--lr=1"]
-
-
 STRICT = """
 import argparse, os
 parser = argparse.ArgumentParser()
@@ -103,7 +98,6 @@ def test_a_parser_gets_local_rank_in_its_spelling(tmp_path, launch, name):
 
 def test_a_strict_parser_without_local_rank_runs_as_it_is(tmp_path, launch):
     assert launch("train.py", "--lr=1", program=STRICT).stdout == "1.0 0\n"
-    assert launch("--local_rank", "always", "train.py", "--lr=1").returncode == 2
 
 
 def test_module_runs_from_the_working_directory(tmp_path, launch):
@@ -187,46 +181,6 @@ def test_a_python_without_zerorun_is_told_where_it_is(tmp_path, launch, zerorun)
     )
     remedy = {"ZERORUN_PYTHON": interpreter, "PYTHONPATH": str(folder)}
     assert launch("loop.py", **remedy).returncode == 0
-
-
-def test_traceback_of_the_failing_rank_ends_the_output(tmp_path, launch):
-    program = """
-        import os, time
-        if os.environ["RANK"] == "1":
-            raise ValueError("diverged")
-        time.sleep(1000)
-        """
-    result = launch("--num_gpus", 2, "train.py", program=program)
-    assert result.returncode == 1
-    lines = result.stderr.splitlines()
-    assert lines[-2] == "[rank 1] ValueError: diverged"
-    assert lines[-1].startswith("[zerorun] error: rank 1 of 2 (pid ")
-    assert lines[-1].endswith("failed with exit code 1")
-
-
-def test_keyboard_interrupt_reaches_python_ranks(tmp_path, command, environment):
-    (tmp_path / "train.py").write_text(
-        textwrap.dedent("""
-        import os, time
-        try:
-            print("ready")
-            time.sleep(1000)
-        except KeyboardInterrupt:
-            print("saved", os.environ["RANK"])
-        """)
-    )
-    with subprocess.Popen(
-        [*command, "--num_gpus", "2", "train.py"],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as job:
-        assert [job.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
-        job.send_signal(signal.SIGINT)
-        output, _ = job.communicate(timeout=DEADLINE)
-        assert sorted(output.splitlines()) == ["saved 0", "saved 1"]
-        assert job.returncode == 128 + signal.SIGINT
 
 
 class Terminal:

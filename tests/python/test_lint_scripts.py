@@ -128,11 +128,6 @@ def test_an_import_that_points_upwards_is_reported(
     assert any(found in problem for problem in imports(tmp_path, files))
 
 
-def test_violations_end_with_status_1(tmp_path: Path) -> None:
-    assert lint("check_boundaries.py", tmp_path, {"core/a.cc": "void f() { abort(); }"})[0] == 1
-    assert lint("check_size.py", tmp_path, {"core/a.cc": "int x;\n" * 401})[0] == 1
-
-
 def test_a_model_that_was_added_by_accident_is_reported(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(bytes((1 << 20) + 1))
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)

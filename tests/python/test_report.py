@@ -16,7 +16,6 @@ import pytest
 import zerorun as package
 from browser import browse
 from metrics_files import RUN, line, write
-from ranks import environment, ran
 from zerorun.metrics import MetricsFile, markdown, rank_path
 from zerorun.monitor.__main__ import main as monitor_main
 from zerorun.report import html, read_run, timeline
@@ -280,13 +279,3 @@ def test_a_browser_draws_every_chart(tmp_path: Path, width: int, scheme: str) ->
     assert charts == shown.count("<canvas") == 8
     assert "12.5 %" in shown  # exposed
     assert rank_path(path, 1).exists()
-
-
-def test_the_command_of_the_launcher_is_the_same(
-    zerorun: Path, build: Path, tmp_path: Path
-) -> None:
-    path = write(tmp_path / "m.jsonl")
-    page = tmp_path / "r.html"
-    done = ran([zerorun, "report", path, "-o", page], env=environment(build), timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert page.stat().st_size < 3 << 20

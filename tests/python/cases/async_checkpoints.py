@@ -19,26 +19,6 @@ def engine_at(stage: int, seed: int = 0, **keys: object) -> zerorun.ZeroEngine:
     return initialize(model, adamw(model), config=config(stage, **keys))[0]
 
 
-def values(engine: zerorun.ZeroEngine) -> dict[str, torch.Tensor] | None:
-    return engine.full_state_dict(rank0_only=False)
-
-
-def case_a_save_beside_the_training_holds_the_step_it_began_at(folder: Path) -> None:
-    for stage in range(4):
-        path = folder / f"stage{stage}"
-        engine = engine_at(stage)
-        train(engine, SAVED)
-        expected = values(engine)
-        engine.save_checkpoint(path, client_state={"epoch": stage}, blocking=False)
-        train(engine, 2)
-        engine.wait_for_checkpoint()
-        engine = engine_at((stage + 1) % 4, seed=7)
-        found, state = engine.load_checkpoint(path)
-        assert found == str(path / f"global_step{SAVED}")
-        assert state == {"epoch": stage}
-        assert_same(values(engine), expected)
-
-
 def case_the_configuration_makes_saves_asynchronous(folder: Path) -> None:
     wanted = {"async_save": True, "keep_last": 2, "keep_every": 4}
     engine = engine_at(2, checkpoint=wanted)

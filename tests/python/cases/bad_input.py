@@ -104,8 +104,13 @@ def case_a_backward_that_fails_leaves_a_usable_engine() -> None:
             raise KeyError("in backward")
 
     model, _ = started(config(3))
-    hidden = Fails.apply(model.embedding(part_of(batch_of(0))))
-    raises(KeyError, "in backward", lambda: model.blocks[0](hidden).sum().backward())
+    for inside in (False, True):  # of the block
+        hidden = model.embedding(part_of(batch_of(0)))
+        if inside:
+            model.blocks[0].norm.register_forward_hook(lambda *given: Fails.apply(given[-1]))
+        else:
+            hidden = Fails.apply(hidden)
+        raises(KeyError, "in backward", lambda: model.blocks[0](hidden).sum().backward())
 
     def forward_fails() -> None:
         model.blocks[0](torch.ones(1, 33))

@@ -166,28 +166,6 @@ def case_frozen_parameters_may_be_left_out(folder: Path) -> None:
         assert_close(losses + train(engine, 2, first=3), expected, 1e-6)
 
 
-def case_the_model_in_fp32_without_an_engine(folder: Path) -> None:
-    from zerorun.consolidate import fp32_state_dict, main
-
-    _, trained = reference(steps=3)
-    for stage in (0, 3):
-        engine = engine_at(stage)
-        train(engine, 3)
-        engine.save_checkpoint(folder / str(stage))
-        state = fp32_state_dict(folder / str(stage))
-        assert set(state) == set(trained.state_dict())
-        assert state["head.weight"] is state["embedding.weight"]
-        for key, value in trained.state_dict().items():
-            torch.testing.assert_close(state[key], value, rtol=1e-4, atol=2e-4)
-    output = folder / f"model{zerorun._C.rank_from_environment().rank}"
-    arguments = [str(folder / "3"), str(output), "--safe_serialization", "--max_shard_size", "20KB"]
-    assert main(arguments) == 0
-    files = sorted(path.name for path in output.iterdir())
-    assert "model.safetensors.index.json" in files
-    assert len(files) > 2
-    assert main([str(folder / "nothing"), str(output)]) == 1
-
-
 def momentum_of(engine: zerorun.ZeroEngine) -> torch.Tensor:
     return zerorun.zero.safe_get_full_optimizer_state(
         engine.module.blocks[0].up.weight, "momentum_buffer"

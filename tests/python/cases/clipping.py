@@ -193,8 +193,9 @@ def case_a_norm_of_clip_grad_norm_clips_none_later() -> None:
 
 OF_TORCH_2_4 = """
 def no_grad(function):
+    context = torch.no_grad  # which the wrapper closes over, too
     def wrapper(*args, **kwargs):
-        with torch.no_grad():
+        with context():
             return function(*args, **kwargs)
     functools.update_wrapper(wrapper, function)
     return wrapper

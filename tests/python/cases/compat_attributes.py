@@ -127,15 +127,6 @@ def case_readers_of_configurations() -> None:
     assert older.gather_16bit_weights_on_model_save
 
 
-def case_star_imports_have_deepspeeds_names() -> None:
-    from deepspeed.ops.aio import AsyncIOBuilder
-    from deepspeed.runtime import lr_schedules
-
-    assert {"WARMUP_MAX_LR", "WarmupLR", "add_tuning_arguments"} <= set(lr_schedules.__all__)
-
-    assert AsyncIOBuilder.NAME == "async_io"
-
-
 def case_a_loss_scaler_is_always_current() -> None:
     engine, optimizer, *_ = start(1, **FP16)
     scaler = optimizer.loss_scaler

@@ -19,12 +19,7 @@ from cases.models import *
 def case_save_checkpoint_can_be_introspected(folder: Path) -> None:
     engine, *_ = start(2)
     assert "exclude_frozen_parameters" in inspect.signature(engine.save_checkpoint).parameters
-    train(engine, 2)
     assert engine.save_checkpoint(folder, client_state={"epoch": 1}) is True
-    assert [path.name for path in folder.glob("global_step*")] == ["global_step2"]
-    path, state = engine.load_checkpoint(folder, load_module_strict=True)
-    assert path.endswith("global_step2")
-    assert state == {"epoch": 1}
 
 
 class Progress:

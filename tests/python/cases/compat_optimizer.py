@@ -272,14 +272,6 @@ def case_grad_has_the_dtype_and_scale_of_fp16() -> None:
     engine.step()
 
 
-def case_grad_is_none_from_stage_1_on() -> None:
-    for stage in (1, 2, 3):
-        engine, *_ = start(stage)
-        backward(engine)
-        assert all(p.grad is None for p in engine.module.parameters())
-        engine.step()
-
-
 def case_torchs_clipping_changes_nothing_from_stage_1_on() -> None:
     for stage in (1, 2, 3):
         engine, *_ = start(stage, gradient_clipping=0.0)

@@ -106,14 +106,9 @@ def case_compiled_models_read_what_no_call_holds() -> None:
     torch._dynamo.reset()
     model, engine = started(config(3), Inside)
     compiled = torch.compile(model, backend="eager")
-    losses = []
     with warnings.catch_warnings(), turned_on(*INLINED):
         warnings.simplefilter("ignore")  # of the compiler itself
-        for step in range(STEPS):
-            loss = loss_of(compiled, part_of(batch_of(step)))
-            engine.backward(loss)
-            engine.step()
-            losses.append(mean(loss.detach(), engine))
+        losses = train(engine, STEPS, loss_at=lambda _, step: own_loss(compiled, step))
     assert_close(losses, expected)
 
 

@@ -1,5 +1,6 @@
 """What becomes of changes within GatheredParameters, and of modules that are changed under Init."""
 
+import functools
 import time
 
 import pytest
@@ -186,10 +187,7 @@ def case_a_moving_average_is_made_within_a_gather() -> None:
         engine, *_ = initialize(model, adamw(model), config=config(3))
         for step in range(3):
             if not under_init:
-                basic.zero_grad()
-                loss_of(plain, batch_of(step)).backward()
-                nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
-                basic.step()
+                torch_step(plain, basic, step)
                 expected.update_parameters(plain)
             train(engine, 1, first=step)
             with GatheredParameters(model.parameters()):
@@ -228,7 +226,7 @@ class Recomputed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 8)  # so a block is the last one of a backward
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2)
         )
@@ -236,24 +234,21 @@ class Recomputed(nn.Module):
             block[:2].requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False)
-        return x.square().mean()
+        return self.last(x).square().mean()
 
 
 def case_frozen_parameters_are_full_for_a_recomputation() -> None:
     rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    expected = make(Recomputed).to(DEVICE)
-    optimizer = adamw(expected)
+    _, expected = reference(
+        kind=Recomputed, steps=3, clip=float("inf"), loss_at=lambda each, _: each(rows)
+    )
     model, engine = started(config(3, gradient_clipping=0.0), Recomputed)
     for _ in range(3):
-        optimizer.zero_grad()
-        expected(rows).backward()
-        optimizer.step()
-        engine.backward(engine(part_of(rows)))
-        engine.step()
+        backward(engine, loss_at=lambda each, _: each(part_of(rows)))
         assert not any(unit.available for unit in engine._shards.gather_hooks.units)
+        engine.step()
     with GatheredParameters(model.parameters()):
         for found, wanted in zip(model.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
@@ -309,14 +304,21 @@ def case_sanity_checks_refuse_changes_that_would_be_lost() -> None:
             with GatheredParameters(weight), torch.no_grad():
                 weight.mul_(1)
 
-        with GatheredParameters(weight):
+        reading = GatheredParameters(weight)
+        with reading:
             before = weight.detach().clone()
+
+        def leave(reading: GatheredParameters = reading) -> None:
+            with reading:
+                raise KeyError("left")
+
+        raises(KeyError, "left", leave)
         for changing in (change, change_nothing):
             raises(RuntimeError, "in-place modification of a parameter of shape", changing)
         with GatheredParameters(weight, modifier_rank=0):
             assert torch.equal(weight, before)
             weight.data.add_(1)
-        with GatheredParameters(weight):
+        with reading:  # once more
             assert torch.equal(weight, before + 1)
         if engine is None:
             engine, *_ = initialize(model, adamw(model), config=settings)
@@ -378,23 +380,9 @@ def case_parameters_gathered_for_the_module_that_is_running() -> None:
             found = Regularised(make(), gather)
             return nn.Sequential(found) if inside else found
 
-        plain = wrapped(gather=False)
-        optimizer = adamw(plain)
-        expected = []
-        for step in range(3):
-            optimizer.zero_grad()
-            loss = loss_with_penalty(plain, step)
-            loss.backward()
-            nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
-            optimizer.step()
-            expected.append(loss.item())
-        model = wrapped(gather=True)
-        engine, *_ = initialize(model, adamw(model), config=config(3))
-        losses = []
-        for step in range(3):
-            loss = loss_with_penalty(model, step)
-            engine.backward(loss)
-            engine.step()
-            losses.append(loss.item())
+        plain = functools.partial(wrapped, gather=False)
+        expected, _ = reference(kind=plain, steps=3, loss_at=loss_with_penalty)
+        model, engine = started(config(3), functools.partial(wrapped, gather=True))
+        losses = train(engine, 3, loss_at=lambda _, step: loss_with_penalty(model, step))
         assert_close(losses, expected)
         assert all(parameter.numel() == 0 for parameter in model.parameters())

@@ -253,27 +253,20 @@ def inner_loss(block: nn.Module, around: Callable[[], object]) -> torch.Tensor:
 
 
 def case_an_inner_module_called_by_the_program() -> None:
+    expected, _ = reference(
+        steps=3, loss_at=lambda model, _: inner_loss(model.blocks[1], torch.enable_grad)
+    )
     for gathered in (False, True):
-        plain = make().to(DEVICE)
-        optimizer = adamw(plain)
         model, engine = started(config(3))
         block = model.blocks[1]
         assert block.up.weight.numel() == 0  # to look at it gathers nothing
-        for _ in range(3):
-            optimizer.zero_grad()
-            expected = inner_loss(plain.blocks[1], torch.enable_grad)
-            expected.backward()
-            nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
-            optimizer.step()
 
-            def around() -> object:
-                held = model.parameters() if gathered else []
-                return zerorun.zero.GatheredParameters(held)
+        def around() -> object:
+            return zerorun.zero.GatheredParameters(model.parameters() if gathered else [])
 
-            loss = inner_loss(block, around)
-            torch.testing.assert_close(loss, expected)
-            engine.backward(loss)
-            engine.step()
+        for step in range(3):
+            losses = train(engine, 1, loss_at=lambda *_: inner_loss(block, around))
+            assert_close(losses, expected[step : step + 1])
             assert all(parameter.numel() == 0 for parameter in model.parameters())
         assert "blocks.1.up" in hooked(model)
 
@@ -282,12 +275,7 @@ def case_a_part_without_hooks_reads_anothers_parameter() -> None:
     expected, _ = reference(kind=Inside, steps=3)
     model, engine = started(config(3), Inside)
     assert "part" not in hooked(model)
-    losses = []
-    for step in range(3):
-        loss = loss_of(model.part, part_of(batch_of(step)))
-        engine.backward(loss)
-        engine.step()
-        losses.append(mean(loss.detach(), engine))
+    losses = train(engine, 3, loss_at=lambda _, step: own_loss(model.part, step))
     assert "part" in hooked(model)
     assert_close(losses, expected)
 

@@ -1,14 +1,18 @@
 """zero.Init where ranks train on GPUs (that are not there): see fake_torch_cuda.py."""
 
+import fake_torch_cuda
 import pytest
 import torch
 import zerorun
 
 from cases.models import *
 
+fake = fake_torch_cuda.installed()
+
 
 def case_zero_init_puts_its_parts_on_the_gpu() -> None:
     with zerorun.zero.Init():
+        assert fake.made_current == [DEVICE]
         model = make(Model)
     assert {value.device for value in model.parameters()} == {DEVICE}
     assert {value.ds_tensor.device for value in model.parameters()} == {DEVICE}

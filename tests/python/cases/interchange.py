@@ -46,13 +46,10 @@ def engine_for(stage: int, dtype: str = "fp32", model: nn.Module | None = None, 
 
 
 def go_on(engine: zerorun.ZeroEngine) -> list[float]:
-    losses = []
-    for step in range(SAVED_AFTER, SAVED_AFTER + CONTINUED):
-        loss = uneven_model.loss_of(engine, uneven_model.rows_of(step, RANK, WORLD_SIZE))
-        engine.backward(loss)
-        engine.step()
-        losses.append(mean(loss.detach(), engine))
-    return losses
+    def own(model: nn.Module, step: int) -> torch.Tensor:
+        return uneven_model.loss_of(model, uneven_model.rows_of(step, RANK, WORLD_SIZE))
+
+    return train(engine, CONTINUED, SAVED_AFTER, own)
 
 
 def assert_as_there(losses: list[float], expected: list[float], dtype: str) -> None:

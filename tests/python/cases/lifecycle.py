@@ -290,13 +290,14 @@ def case_an_engine_of_another_optimizer_or_none_takes_the_model(folder: Path) ->
 
 def case_a_forked_process_cannot_gather() -> None:
     """As a worker of a DataLoader, which would read the training's shared memory; also one that is
-    forked within a forward."""
+    forked within a forward, and one that calls a part of a unit."""
     model, engine = started(config(3))
     first, second, _ = model.blocks
     hook = first.register_forward_pre_hook(lambda _, args: refused_in_a_fork(second, *args))
     backward(engine)
     hook.remove()
     refused_in_a_fork(model, batch_of(0))
+    refused_in_a_fork(second.up, torch.ones(1, 32))
     engine.step()
 
 

@@ -186,24 +186,13 @@ class Untied(Body):
 def case_a_model_trains_with_it_at_every_stage() -> None:
     for kind in (Tied, Untied):
         Body.in_pieces = False
-        model = make(kind)
-        optimizer, expected = adamw(model), []
-        for step in range(4):
-            loss = model(batch_of(step))
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            expected.append(loss.item())
+        expected, _ = reference(
+            kind=kind, steps=4, loss_at=lambda model, step: model(batch_of(step))
+        )
         Body.in_pieces = True
         for stage in STAGES:
-            model, engine = started(config(stage), kind)
-            losses = []
-            for step in range(4):
-                loss = engine(part_of(batch_of(step)))
-                engine.backward(loss)
-                engine.step()
-                losses.append(mean(loss.detach(), engine))
+            _, engine = started(config(stage), kind)
+            losses = train(engine, 4, loss_at=lambda each, step: each(part_of(batch_of(step))))
             assert_close(losses, expected)
 
 

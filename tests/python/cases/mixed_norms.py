@@ -16,6 +16,7 @@ import zerorun
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from cases import models
 from cases.models import *
 
 STEPS = 4
@@ -135,13 +136,7 @@ def torch_alone(dtype: torch.dtype, kind: type[Normed] = Normed) -> tuple[list[f
 
 
 def train(engine: zerorun.ZeroEngine, dtype: torch.dtype) -> list[float]:
-    losses = []
-    for step in range(STEPS):
-        loss = loss_of(engine, images(step).to(dtype))
-        engine.backward(loss)
-        engine.step()
-        losses.append(mean(loss.detach(), engine))
-    return losses
+    return models.train(engine, STEPS, 0, lambda each, at: loss_of(each, images(at).to(dtype)))
 
 
 def settings(stage: int, keys: dict[str, object]) -> dict[str, object]:

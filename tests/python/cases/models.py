@@ -75,6 +75,18 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
+LossAt = Callable[[nn.Module, int], torch.Tensor]  # of a model, at a step
+
+
+def whole_loss(model: nn.Module, step: int) -> torch.Tensor:
+    return loss_of(model, batch_of(step))
+
+
+def own_loss(model: nn.Module, step: int) -> torch.Tensor:
+    """Of this rank's rows."""
+    return loss_of(model, part_of(batch_of(step)))
+
+
 def mean(loss: torch.Tensor, engine: zerorun.ZeroEngine) -> float:
     """Over the data-parallel ranks, in float64."""
     values = torch.zeros(engine.communicator.world_size)
@@ -157,10 +169,14 @@ def started(
 
 
 def torch_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, step: int, clip: float = 1.0
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    clip: float = 1.0,
+    loss_at: LossAt = whole_loss,
 ) -> float:
     """A step of one process with torch alone; returns its loss."""
-    loss = loss_of(model, batch_of(step))
+    loss = loss_at(model, step)
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -169,25 +185,31 @@ def torch_step(
 
 
 def reference(
-    make_optimizer=adamw, kind: type[nn.Module] = Model, steps: int = STEPS, clip: float = 1.0
+    make_optimizer=adamw,
+    kind: type[nn.Module] = Model,
+    steps: int = STEPS,
+    clip: float = 1.0,
+    loss_at: LossAt = whole_loss,
 ):
     """Losses of one process that trains with torch alone, and the model it ends with."""
     model = make(kind)
     optimizer = make_optimizer(model)
-    return [torch_step(model, optimizer, step, clip) for step in range(steps)], model
+    return [torch_step(model, optimizer, step, clip, loss_at) for step in range(steps)], model
 
 
-def backward(engine: zerorun.ZeroEngine, step: int = 0) -> torch.Tensor:
-    """The loss of this rank's rows, after its backward."""
-    loss = loss_of(engine, part_of(batch_of(step)))
+def backward(engine: zerorun.ZeroEngine, step: int = 0, loss_at: LossAt = own_loss) -> torch.Tensor:
+    """The loss, after its backward."""
+    loss = loss_at(engine, step)
     engine.backward(loss)
     return loss.detach()
 
 
-def train(engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0) -> list[float]:
+def train(
+    engine: zerorun.ZeroEngine, steps: int = STEPS, first: int = 0, loss_at: LossAt = own_loss
+) -> list[float]:
     losses = []
     for step in range(first, first + steps):
-        loss = backward(engine, step)
+        loss = backward(engine, step, loss_at)
         engine.step()
         losses.append(mean(loss, engine))
     return losses

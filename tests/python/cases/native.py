@@ -22,10 +22,9 @@ def case_keywords_train_as_torch_does() -> None:
         model = make()
         engine = shard(model, stage=stage, optimizer=adamw(model), clip=1.0)
         assert_close(train(engine, 4), expected)
-    for optimizer in (AdamW, functools.partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)):
-        engine = shard(make(), optimizer=optimizer)
-        assert engine.zero_optimization_stage() == 3
-        assert_close(train(engine, 4), unclipped)
+    engine = shard(make(), optimizer=AdamW)
+    assert engine.zero_optimization_stage() == 3
+    assert_close(train(engine, 4), unclipped)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -89,20 +88,6 @@ def case_16_bit_keeps_masters_and_casts_inputs() -> None:
         engine.step()
         engine.destroy()
         refuses("forward: this engine was destroyed", engine, out)
-
-
-def case_accumulation_averages() -> None:
-    expected, _ = reference(steps=4)
-    model = make()
-    engine = shard(model, accumulation_steps=2, optimizer=AdamW, clip=1.0)
-    losses = []
-    for step in range(4):
-        for half in part_of(batch_of(step)).repeat(2, 1).chunk(2):
-            loss = loss_of(engine, half)
-            engine.backward(loss)
-            engine.step()
-        losses.append(mean(loss.detach(), engine))
-    assert_close(losses, expected)
 
 
 class Net(nn.Module):

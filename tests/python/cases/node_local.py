@@ -36,42 +36,6 @@ def case_ranks_that_change_hosts_get_their_files(folder: Path) -> None:
             assert torch.equal(next(iter(engine.module.buffers())), buffer)
 
 
-def case_a_host_that_has_nothing_gets_what_it_needs(folder: Path) -> None:
-    engine = engine_at(2)
-    train(engine, 2)
-    engine.save_checkpoint(folder / "old")  # one disk, which all see
-    expected = train(engine, 2, first=2)
-    engine = engine_at(3)
-    engine.load_checkpoint(folder / ("new" if RANK else "old"))
-    assert train(engine, 2, first=2) == expected
-
-
-def case_files_that_no_host_has_are_named(folder: Path) -> None:
-    engine = engine_at(2)
-    train(engine, 1)
-    assert engine.load_checkpoint(folder / "nothing") == (None, None)
-    engine.save_checkpoint(folder / f"host{RANK}")
-    train(engine, 1, first=1)
-    if WORLD_SIZE > 1:
-        refuses_to_load(engine, folder / "host0", "no rank of this job finds rank00001-")
-
-
-def case_a_save_beside_the_training_is_complete_at_a_later_step(folder: Path) -> None:
-    engine = engine_at(2, checkpoint={"use_node_local_storage": True, "async_save": True})
-    train(engine, 1)
-    engine.save_checkpoint(folder / f"host{RANK}", tag="first")
-    train(engine, 1, first=1)
-    engine.save_checkpoint(folder / f"host{RANK}", tag="second")  # waits for the first
-    assert (folder / f"host{RANK}" / "latest").read_text().strip() == "first"
-    expected = train(engine, 2, first=2)
-    engine.wait_for_checkpoint()
-    engine.load_checkpoint(folder / f"host{(RANK + 1) % WORLD_SIZE}")
-    assert train(engine, 2, first=2) == expected
-    engine.save_checkpoint(folder / f"host{RANK}", tag="last")
-    engine.destroy()
-    assert (folder / f"host{RANK}" / "latest").read_text().strip() == "last"
-
-
 def case_states_of_a_torch_optimizer_follow_their_ranks(folder: Path) -> None:
     for stage in (0, 2, 3):
         for beside in (False, True):

@@ -91,7 +91,9 @@ def case_the_optimizer_that_was_given_shows_them_until_the_engine_ends() -> None
             for copied in (copy.deepcopy, pickle.dumps):
                 refused = functools.partial(copied, basic)
                 refuses("cannot be copied or pickled", refused)
+            of_torch = engine._shards.torch_states
             engine.destroy()
+            assert of_torch is None or not of_torch._states  # whose memory would stay
             assert copy.deepcopy(basic).param_groups
             assert basic.state is before
             assert not before

@@ -10,29 +10,6 @@ from torch import nn
 from cases.models import *
 
 
-def case_a_torch_scheduler_drives_the_engine() -> None:
-    model = make()
-    optimizer = adamw(model)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
-    expected = []
-    for step in range(10):
-        expected.append(torch_step(model, optimizer, step))
-        scheduler.step()
-    for stage in STAGES:
-        for owned in (True, False):
-            model = make()
-            optimizer = adamw(model)
-            scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
-            given = scheduler if owned else None
-            engine, *_ = initialize(model, optimizer, lr_scheduler=given, config=config(stage))
-            losses = []
-            for step in range(10):
-                losses += train(engine, 1, first=step)
-                if not owned:
-                    scheduler.step()
-            assert_close(losses, expected)
-
-
 def two_groups(model: nn.Module) -> torch.optim.AdamW:
     bias = [p for n, p in model.named_parameters() if n.endswith("bias")]
     rest = [p for n, p in model.named_parameters() if not n.endswith("bias")]

@@ -8,12 +8,10 @@ import torch.nn.functional as F
 import zerorun
 from torch import nn
 
-from cases.models import mean
+from cases.models import LossAt, mean
 
 CLIP = 0.05  # below the gradient's norm
 
-# The loss of a step's data: of all of it, or of this rank's rows.
-LossAt = Callable[[nn.Module, int], torch.Tensor]
 DataOf = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 
 

@@ -84,41 +84,18 @@ def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def whole_losses(count: int) -> list[float]:
-    model = make(Model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    losses = []
-    for batch in batches(count):
-        ids = batch["input_ids"]
-        labels = F.pad(batch["labels"], (0, 1), value=IGNORED)[:, 1:]
-        loss = loss_of(model(ids, torch.arange(TOKENS).expand(ids.shape), attention), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    data = list(batches(count))
+
+    def loss_at(model: nn.Module, step: int) -> torch.Tensor:
+        ids = data[step]["input_ids"]
+        labels = F.pad(data[step]["labels"], (0, 1), value=IGNORED)[:, 1:]
+        return loss_of(model(ids, torch.arange(TOKENS).expand(ids.shape), attention), labels)
+
+    return reference(sgd, Model, count, 0.5, loss_at)[0]
 
 
-def case_training_is_that_on_whole_sequences() -> None:
-    here = groups()
-    expected = whole_losses(4)
-    exchange = functools.partial(sequence.attend, attention, here)
-    for stage in (0, 3):
-        model = make(Model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        engine = kept(zerorun.shard(model, stage=stage, optimizer=optimizer, clip=0.5))
-        mine = list(batches(4))[RANK::WORLD_SIZE]  # a loader's part; each is used by all ranks
-        loader = sequence.SequenceLoader(mine, here.rank, here.group, here.size)
-        losses = []
-        for batch in loader:
-            logits = engine(batch["input_ids"], batch["position_ids"], exchange)
-            labels = batch["shift_labels"]
-            loss = sequence.mean_over_sequence(loss_of(logits, labels), (labels != IGNORED).sum())
-            losses.append(loss.item())
-            engine.backward(loss)
-            engine.step()
-        assert_close(losses, expected)
-        assert [len(list(loader)) for _ in range(2)] == [4, 4]  # another epoch
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.5)
 
 
 def case_a_configuration_may_ask_for_shared_sequences() -> None:
@@ -135,8 +112,7 @@ def case_a_configuration_may_ask_for_shared_sequences() -> None:
         model = make(Model)
         keys = {"data_parallel_size": 1, "zero_optimization": {"stage": 3}}
         keys |= asked | {"seq_parallel_communication_data_type": dtype}
-        sgd = torch.optim.SGD(model.parameters(), lr=0.5)
-        engine, *_ = initialize(model, sgd, config=keys)
+        engine, *_ = initialize(model, sgd(model), config=keys)
         here = sequence.current() or groups()
         assert here.size == WORLD_SIZE
         assert engine.batch.train_batch_size == 2  # sequences, however many ranks share each
@@ -170,7 +146,7 @@ def case_a_resumed_loader_loses_no_part_of_a_batch(folder: Path) -> None:
 
     def start() -> tuple[zerorun.ZeroEngine, sequence.SequenceLoader]:
         model = make(Model)
-        engine = shard(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
+        engine = shard(model, optimizer=sgd(model))
         loader = engine.make_dataloader(data, 1)
         return engine, sequence.SequenceLoader(loader, here.rank, here.group, here.size)
 

@@ -1,7 +1,5 @@
 """Shard groups of one rank: every rank is a replica of the others."""
 
-from pathlib import Path
-
 import torch
 import zerorun
 
@@ -47,20 +45,6 @@ def case_states_can_be_read_and_set() -> None:
         assert torch.equal(state, torch.full_like(state, 0.5))
     zerorun.zero.safe_set_full_fp32_param(target, torch.full(target.shape, 0.25))
     assert torch.equal(target.detach(), torch.full_like(target, 0.25))
-
-
-def case_a_checkpoint_goes_from_and_to_any_group(folder: Path) -> None:
-    for make_optimizer in (None, adamw):
-        for stage, size in ((1, 1), (3, 1), (2, 0)):
-            path = folder / f"{stage}.{size}.{make_optimizer is None}"
-            engine = grouped(stage, make_optimizer, size=size)
-            train(engine, 3)
-            engine.save_checkpoint(path)
-            expected = train(engine, 3, first=3)
-            for loads_at, into in ((2, 1), (3, 0)):
-                engine = grouped(loads_at, make_optimizer, seed=5, size=into)
-                engine.load_checkpoint(path)
-                assert train(engine, 3, first=3) == expected
 
 
 def case_sizes_that_cannot_work_are_errors() -> None:

@@ -36,29 +36,6 @@ def case_all_stages_equal_torch_and_each_other() -> None:
     check_kind(Model)
 
 
-def case_the_configurations_optimizer_is_the_same() -> None:
-    expected, _ = reference()
-    params = {"lr": 1e-2, "weight_decay": 0.1}
-    for stage in STAGES:
-        keys = {"optimizer": {"type": "AdamW", "params": params}}
-        engine, optimizer, *_ = initialize(make(), config=config(stage, **keys))
-        assert_close(train(engine), expected)
-        assert optimizer.param_groups[0]["lr"] == 1e-2
-
-
-def case_the_losss_own_backward_and_the_inner_module() -> None:
-    expected, _ = reference()
-    for stage in STAGES:
-        model, engine = started(config(stage))
-        losses = []
-        for step in range(len(expected)):
-            loss = loss_of(model, part_of(batch_of(step)))
-            loss.backward()
-            engine.step()
-            losses.append(loss.item())
-        assert_close(means(losses, engine), expected)
-
-
 class Twice(nn.Module):
     """Uses one block twice, in an order that is not the modules'."""
 

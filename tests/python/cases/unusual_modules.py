@@ -231,26 +231,18 @@ def _penalized(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def case_a_gradient_of_gradients() -> None:
-    plain = make(Critic)
-    optimizer = adamw(plain)
-    data = [torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(i)) for i in range(5)]
-    expected = []
-    for x in data:
-        optimizer.zero_grad()
-        loss = _penalized(plain, x)
-        loss.backward()
-        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
-        optimizer.step()
-        expected.append(loss.item())
+    def data_of(step: int) -> torch.Tensor:
+        return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(step))
+
+    def own(engine: nn.Module, step: int) -> torch.Tensor:
+        assert all(parameter.numel() == 0 for parameter in engine.parameters())
+        return _penalized(engine, part_of(data_of(step)).to(engine.device))
+
+    expected, plain = reference(
+        kind=Critic, steps=5, loss_at=lambda model, step: _penalized(model, data_of(step))
+    )
     model, engine = started(bare_config(), Critic)
-    losses = []
-    for x in data:
-        loss = _penalized(engine, part_of(x).to(engine.device))
-        engine.backward(loss)
-        engine.step()
-        losses.append(mean(loss.detach(), engine))
-        assert all(parameter.numel() == 0 for parameter in model.parameters())
-    assert_close(losses, expected)
+    assert_close(train(engine, 5, loss_at=own), expected)
     assert_values(model, plain)
 
 

@@ -268,6 +268,7 @@ def case_a_model_outlives_its_engine() -> None:
                 engine.destroy()
                 results.append([p.tolist() for p in kept])
             assert {type(module._parameters) for module in model.modules()} == {dict}
+            assert not any(module._forward_pre_hooks for module in model.modules())
         assert results[0] == results[1]
 
 
