@@ -17,6 +17,7 @@ from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.metrics.meter import StepMeter
 from zerorun.model.buffers import hint_at_buffers
 from zerorun.model.uncopied import Uncopied
+from zerorun.optimizers.optimizer import compare_rates
 from zerorun.policy import Policy
 from zerorun.program_warning import warn
 from zerorun.sequence.groups import data_parallel_size
@@ -149,6 +150,8 @@ class ZeroEngine(ShardedModule):
             self._last_step = result
             self._micro_step_applied = self._last_step.applied
             self.global_steps += 1
+            if self.global_steps % _CHECK_EVERY == 0:
+                compare_rates(self.optimizer.param_groups, self._shards.communicator)
             if hasattr(self.training_dataloader, "mark_used"):
                 self.training_dataloader.mark_used()
             if not result.applied:

@@ -107,6 +107,30 @@ def test_texts_with_values_are_explained_by_their_entry() -> None:
         ("UserWarning: step() without a backward since the last one: nothing", "engine-calls"),
         ("no file 'latest' in nothere: no checkpoint was loaded", "checkpoint-missing"),
         ("RuntimeError: size mismatch, got input (32), mat (32x8), vec (0)", "empty-parameters"),
+        (
+            "RuntimeError: Function PowBackward0 returned an invalid gradient at index 0 - got [0] "
+            "but expected shape compatible with [400, 400]",
+            "empty-parameters",
+        ),
+        (
+            "RuntimeError: The size of tensor a (16) must match the size of tensor b (0) at "
+            "non-singleton dimension 1",
+            "empty-parameters",
+        ),
+        (
+            "RuntimeError: Error(s) in loading state_dict for Model:\n\tsize mismatch for a.b: "
+            "copying a param with shape torch.Size([4, 4]) from checkpoint, the shape in current "
+            "model is torch.Size([0]).",
+            "empty-parameters",
+        ),
+        (
+            "RuntimeError: The size of tensor a (16) must match the size of tensor b (8) at "
+            "non-singleton dimension 1",
+            None,
+        ),
+        ("AttributeError: 'NoneType' object has no attribute 'norm'", "clipping"),
+        ("AttributeError: 'Model' object has no attribute 'encode'", None),
+        ("AssertionError: No inf checks were recorded for this optimizer.", "clipping"),
         ("me@b: Permission denied (publickey).", "hosts"),
         (
             "ranks diverged: rank 0 (pid 15018 on vm) calls broadcast(from rank 0) #6 'initial "

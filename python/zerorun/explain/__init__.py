@@ -13,6 +13,8 @@ __all__ = ["Entry", "explain"]
 
 _FEWEST_WORDS, _FEWEST_OF_MESSAGE = 2, 3
 _LONGEST_BEGINNING = 400  # characters, more than any message has
+_EMPTY = re.compile(r"[\[(]0[\])]")  # a shape or a size
+_PYTHONS_OWN = "object has no attribute"  # in errors of all kinds
 
 
 class Entry(NamedTuple):
@@ -54,7 +56,8 @@ def _examples() -> list[tuple[str, str]]:
 
 
 def _words(text: str) -> list[str]:
-    return [word.lower() for word in re.findall(r"[A-Za-z_]{2,}", text)]
+    telling = text.replace(_PYTHONS_OWN, " ")
+    return [word.lower() for word in re.findall(r"[A-Za-z_]{2,}", telling)]
 
 
 def _resembles(shared: int, words: int, others: int) -> bool:
@@ -71,7 +74,10 @@ def _nearest(text: str, known: list[tuple[str, str]]) -> str | None:
     best, best_score = None, 0.0
     matcher = SequenceMatcher(None, autojunk=False)
     matcher.set_seq2(words)
+    is_of_nothing = _EMPTY.search(text) is not None
     for anchor, message in known:
+        if not is_of_nothing and _EMPTY.search(message):
+            continue
         others = _words(message)
         matcher.set_seq1(others)
         blocks = [block for block in matcher.get_matching_blocks() if block.size]

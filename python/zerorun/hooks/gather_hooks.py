@@ -110,6 +110,11 @@ class GatherHooks:
             module.register_forward_hook(after, always_call=True),
         )
 
+    def own_units(self, module: nn.Module) -> list[SharedUnit]:
+        """Those of the module's own parameters that come and go."""
+        own = [self.unit_of[p] for p in module._parameters.values() if p in self.unit_of]
+        return [unit for unit in dict.fromkeys(own) if unit.sharded]
+
     # --- forward ---
 
     def _before_forward(
@@ -239,7 +244,7 @@ class GatherHooks:
             call.add([unit], self._under_autocast())
         elif reader is not None:
             if not empty or not has_graph:
-                return self._copy(parameter, unit)
+                return self.copy(parameter, unit)
             self.keep([unit])
         return parameter
 
@@ -257,28 +262,26 @@ class GatherHooks:
         of that kind: a model calls those of all its blocks, and more than one in each."""
         if module in self._hooked:
             return
-        self._hook_for_its_own(module)
+        self.hook(module, self.own_units(module))
         own = [self.unit_of[p] for p in module._parameters.values() if p in self.unit_of]
         kinds = {type(unit.module) for unit in own if unit.name}
         for unit in self.units:
             if unit.name and type(unit.module) in kinds:
                 for inner in unit.module.modules():
                     if any(p in self.unit_of for p in inner._parameters.values()):
-                        self._hook_for_its_own(inner)
+                        self.hook(inner, self.own_units(inner))
 
-    def _hook_for_its_own(self, module: nn.Module) -> None:
-        own = [self.unit_of[p] for p in module._parameters.values() if p in self.unit_of]
-        self.hook(module, [unit for unit in dict.fromkeys(own) if unit.sharded])
-
-    def _copy(self, parameter: nn.Parameter, unit: SharedUnit) -> torch.Tensor:
-        """For a module that is called on its own, whose result or graph may outlast the unit."""
+    def copy(self, parameter: nn.Parameter, unit: SharedUnit) -> torch.Tensor:
+        """A copy with a backward, for results or a graph that may outlast the unit."""
         unit.acquire()
         copy = parameter.clone()
         unit.release()
-        if copy.requires_grad:
+        if copy.grad_fn is not None:
             call = ModuleCall(self)
             call.units = [unit]
-            copy.register_hook(call.begin_backward)  # parameters are full for their gradients
+            gradient: Any = copy.grad_fn.next_functions[0][0]  # it wants the parameter full
+            gradient.register_prehook(call.begin_backward)
+            gradient.register_hook(lambda *_: call.end_backward())
         return copy
 
     def _under_autocast(self) -> bool:

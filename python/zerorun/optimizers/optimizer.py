@@ -18,6 +18,7 @@ from zerorun.optimizers.parameter_states import (
     take_states,
 )
 from zerorun.optimizers.saved_values import COMMON_STATES, common_states
+from zerorun.program_warning import warn
 from zerorun.shards.given_optimizer import GivenOptimizer
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
@@ -48,6 +49,20 @@ def rule_of(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[str
         return _C.EXTERNAL_OPTIMIZER, {}
     is_adamw = decoupled.pop()
     return "AdamW" if is_adamw else "Adam", {"adam_w_mode": is_adamw}
+
+
+def compare_rates(groups: list[dict[str, Any]], communicator: _C.Communicator) -> None:
+    """Warns if ranks have different learning rates, by which each updates its own part of the
+    parameters. Collective."""
+    rates = torch.tensor([float(group["lr"]) for group in groups])
+    least, most = bounds = torch.stack([-rates, rates])
+    communicator.all_reduce(bounds, "max", "learning rates")
+    for index in (most + least).nonzero().flatten().tolist()[:1]:
+        warn(
+            f"learning rates differ among the ranks: from {-least[index].item():g} to "
+            f"{most[index].item():g} in parameter group {index}. Each rank updates a part of the "
+            "model, so schedulers need the same on every rank: the mean of a loss, say"
+        )
 
 
 def load_group_settings(groups: list[dict[str, Any]], settings: list[dict[str, Any]]) -> None:

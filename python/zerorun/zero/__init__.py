@@ -7,6 +7,7 @@ parameters, gradients and optimizer states at any stage. All of these are as in 
 and ``deepspeed.utils``.
 """
 
+from zerorun.hooks.outside_forward import full_tensor, register_forward_method
 from zerorun.hooks.shared_unit import register_external_parameter, unregister_external_parameter
 from zerorun.zero.gathered import GatheredParameters, ZeroParamStatus
 from zerorun.zero.init import Init
@@ -29,7 +30,9 @@ __all__ = [
     "GatheredParameters",
     "Init",
     "ZeroParamStatus",
+    "full_tensor",
     "register_external_parameter",
+    "register_forward_method",
     "safe_get_full_fp32_param",
     "safe_get_full_grad",
     "safe_get_full_optimizer_state",

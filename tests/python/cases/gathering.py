@@ -386,3 +386,28 @@ def case_parameters_gathered_for_the_module_that_is_running() -> None:
         losses = train(engine, 3, loss_at=lambda _, step: loss_with_penalty(model, step))
         assert_close(losses, expected)
         assert all(parameter.numel() == 0 for parameter in model.parameters())
+
+
+def case_a_full_tensor_has_a_backward() -> None:
+    """And what autograd keeps of it needs no parameter."""
+    tokens = batch_of(0)
+
+    def penalized(model: nn.Module, full: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        penalty = sum(full(parameter).square().sum() for parameter in model.parameters())
+        return 0.1 * penalty + loss_of(model, tokens)
+
+    plain = make().to(DEVICE)
+    penalized(plain, torch.clone).backward()
+    for stage in STAGES:
+        model, engine = started(bare_config() if stage == 3 else config(stage))
+        penalized(model, zerorun.zero.full_tensor).backward()
+        pairs = zip(model.parameters(), plain.parameters(), strict=True)
+        for own, other in pairs:
+            assert stage < 3 or own.numel() == 0
+            found = zerorun.zero.safe_get_full_grad(own)
+            torch.testing.assert_close(found, other.grad, rtol=1e-4, atol=1e-6)
+        engine.destroy()
+    refuses("expected a parameter", zerorun.zero.full_tensor, torch.ones(1))
+    with zerorun.zero.Init(config_dict_or_path=config(3)):
+        layer = nn.Linear(4, 4)
+    refuses("belongs to no engine", zerorun.zero.full_tensor, layer.weight)

@@ -1,6 +1,7 @@
 """Optimizers and schedulers of torch's on sharded parameters, against torch alone."""
 
 import functools
+import warnings
 from pathlib import Path
 
 import torch
@@ -8,6 +9,30 @@ import zerorun
 from torch import nn
 
 from cases.models import *
+
+
+def case_rates_that_differ_among_ranks_are_told() -> None:
+    """A scheduler may follow a loss that is each rank's own."""
+    every = zerorun.engine._CHECK_EVERY
+    zerorun.engine._CHECK_EVERY = 2
+    try:
+        for stage in STAGES:
+            model = make()
+            optimizer = two_groups(model)
+            engine, *_ = initialize(model, optimizer, config=config(stage))
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                train(engine, 2)
+                assert not caught
+                optimizer.param_groups[1]["lr"] *= 1 + RANK
+                train(engine, 2)
+            told = [str(warning.message) for warning in caught]
+            differ = "learning rates differ among the ranks: from 0.02 to 0.04 in parameter group 1"
+            assert len(told) == (WORLD_SIZE > 1)
+            assert all(text.startswith(differ) for text in told)
+            engine.destroy()
+    finally:
+        zerorun.engine._CHECK_EVERY = every
 
 
 def two_groups(model: nn.Module) -> torch.optim.AdamW:

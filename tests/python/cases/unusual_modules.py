@@ -1,5 +1,6 @@
 """Stage 3: modules that hand out their parameters, unusual results, and graphs of gradients."""
 
+import copy
 import dataclasses
 import functools
 from typing import Any
@@ -326,3 +327,57 @@ def case_leaf_modules_that_are_not_there() -> None:
         text = f"/zero_optimization/leaf_module/{key}: the model has no module for {name}"
         refuses(text, initialize, model, adamw(model), config=settings)
     assert model.head.weight.numel() > 0
+
+
+class Coder(nn.Module):
+    """Has methods that programs call instead of forward, and that use parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Taker() for _ in range(2))
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.weight = nn.Parameter(torch.randn(VOCABULARY, WIDTH) * 0.1)
+
+    def encode(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens) * self.scale
+        for block in self.blocks:
+            x = block(x, self.weight) @ self.weight
+        return x
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.t()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.decode(self.encode(tokens))
+
+
+def _gather_in_methods(model: nn.Module) -> None:
+    for name in ("encode", "decode"):
+        zerorun.zero.register_forward_method(model, name)
+
+
+def case_registered_methods_gather_as_forward_does() -> None:
+    expected, plain = reference(kind=Coder)
+    for early in (True, False):
+        model = make(Coder)
+        if early:
+            _gather_in_methods(model)
+        engine, *_ = initialize(model, adamw(model), config=bare_config())
+        if not early:
+            _gather_in_methods(model)
+        losses = []
+        for step in range(STEPS):
+            tokens = part_of(batch_of(step)).to(DEVICE)
+            logits = model.decode(model.encode(tokens[:, :-1]))
+            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            loss.backward()
+            engine.step()
+            losses.append(mean(loss, engine))
+        assert_close(losses, expected)
+        assert_values(model, plain)
+        assert all(parameter.numel() == 0 for parameter in model.parameters())
+        assert copy.deepcopy(model).encode(tokens).shape == (*tokens.shape, WIDTH)
+        engine.destroy()
+    text = "expected a module and the name of a method of it"
+    refuses(text, zerorun.zero.register_forward_method, model, "scale")
