@@ -123,6 +123,8 @@ def case_readers_of_configurations() -> None:
 
     assert precision_config.get_bfloat16_config({"bfloat16": {"enabled": True}}).enabled
     assert not precision_config.get_float16_config({}).enabled
+    assert DeepSpeedZeroConfig().leaf_module.classes[0].endswith(".MixtralSparseMoeBlock")
+    assert DeepSpeedZeroConfig(leaf_module={"classes": "A"}).leaf_module.classes == ["A"]
     older = DeepSpeedZeroConfig(stage3_gather_fp16_weights_on_model_save=True)
     assert older.gather_16bit_weights_on_model_save
 
