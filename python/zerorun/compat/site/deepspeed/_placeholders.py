@@ -100,8 +100,6 @@ _HINTS = {
     "runtime.activation_checkpointing": "deepspeed.checkpointing.checkpoint, which is "
     "torch.utils.checkpoint's",
     "runtime.bf16_optimizer": "bf16 with fp32 masters is what stages 0 to 3 do with bf16.enabled",
-    "runtime.chunked_cross_entropy": "runtime.sequence_parallel.ulysses_sp.TiledFusedLogitsLoss "
-    "computes a loss in tiles",
     "runtime.checkpoint_engine": "engine.save_checkpoint and load_checkpoint",
     "runtime.comm": "gradients are reduced in the dtype of communication_data_type",
     "runtime.config": "the configuration is read by deepspeed.initialize and checked by "
