@@ -279,6 +279,24 @@ def case_a_gradient_without_a_backward_is_the_steps() -> None:
     assert engine.global_steps == 0
 
 
+def case_stage_0_returns_the_optimizer_that_was_given() -> None:
+    expected, _ = reference(steps=3)
+    for stage in (0, 1):
+        model = make()
+        engine, optimizer, *_ = begin(model=model, optimizer=adamw(model), config=config(stage))
+        assert (type(optimizer) is torch.optim.AdamW) == (stage == 0)
+        losses = []
+        for step in range(3):
+            loss = loss_of(engine, part_of(batch_of(step)))
+            engine.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(mean(loss, engine))
+        assert_close(losses, expected)
+        assert engine.global_steps == 3
+        assert optimizer.state[engine.module.head.weight]["step"] == 3
+
+
 def case_one_rank_alone_may_read_grad_after_a_backward_of_the_engine() -> None:
     engine, *_ = start(0)
     backward(engine)

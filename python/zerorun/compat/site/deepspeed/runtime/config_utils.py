@@ -90,6 +90,8 @@ def _type_of(pointer: str, key: Mapping[str, Any]) -> Any:
             bounds = {"ge": kind.get("minimum"), "le": kind.get("maximum")}
             if pointer.startswith("/fp16/"):  # which its own rules limit
                 bounds = {}
+            elif pointer == "/zero_optimization/reduce_bucket_size":
+                bounds = {"gt": 0}
             return Annotated[_PLAIN[kind["type"]], pydantic.Field(**bounds)]
         if kind.get("const") is False:
             return bool
