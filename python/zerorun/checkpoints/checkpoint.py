@@ -349,7 +349,7 @@ def _is_of_another(shards: Shards, training: Training, data: dict[str, Any]) -> 
 
 
 def _fill_alone(shards: Shards, saved: _C.SavedModel, folder: str, *, strict: bool) -> None:
-    """Takes a checkpoint's values alone; what it lacks stays. Collective: all or nothing changes."""
+    """Takes a checkpoint's values alone; what it lacks stays. Collective, and all or nothing."""
     is_whole = all(parameter.saved or parameter.alias_of for parameter in saved.parameters)
     with all_or_none(shards.communicator, "load_checkpoint"):
         source = open_own(folder, saved.tag)
