@@ -12,7 +12,7 @@ PACKAGE = "python/zerorun"
 # From the bottom up. A package means all of its modules, which may import each other, but not
 # in a circle. The rows from `zero` on are what users import: no module of the rows before does.
 LAYERS = [
-    ["_C", "lazy_names", "process_state", "whole_file"],
+    ["_C", "flops", "lazy_names", "process_state", "whole_file"],
     [
         "command_line",
         "environment",

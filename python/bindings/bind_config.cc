@@ -180,6 +180,14 @@ Config adapt(const Config& config, DType param_dtype, int64_t accumulation_steps
       rule.eps = value.cast<float>();
     } else if (name == "adam_w_mode") {
       rule.adam_w_mode = value.cast<bool>();
+    } else if (name == "bias_correction") {
+      rule.bias_correction = value.cast<bool>();
+    } else if (name == "eps_inside_sqrt") {
+      rule.eps_inside_sqrt = value.cast<bool>();
+    } else if (name == "max_coeff") {
+      rule.max_coeff = value.cast<float>();
+    } else if (name == "min_coeff") {
+      rule.min_coeff = value.cast<float>();
     } else {
       fail<InternalError>("hyperparameter '{}' has no place in OptimizerConfig", name);
     }

@@ -110,9 +110,19 @@ void reset_optimizer(Engine& engine) {
   engine.states().set_progress({});
 }
 
-// A scaler's state in the order of LossScalerState; without one the engine keeps its own.
+// A scaler's state in the order of LossScalerState.
+using ScalerState = std::tuple<double, int64_t, int64_t, int64_t>;
+
+std::optional<ScalerState> loss_scaler(const EngineHandle& self) {
+  const std::optional<LossScalerState> state = self.engine().states().progress().loss_scaler;
+  if (!state) return std::nullopt;
+  return ScalerState{state->cur_scale, state->cur_iter, state->last_overflow_iter,
+                     state->cur_hysteresis};
+}
+
+// Without a scaler's state the engine keeps its own.
 void set_progress(const EngineHandle& self, int64_t step_count, int64_t skipped_steps,
-                  const std::optional<std::tuple<double, int64_t, int64_t, int64_t>>& scaler) {
+                  const std::optional<ScalerState>& scaler) {
   EngineProgress progress{.step_count = step_count, .skipped_steps = skipped_steps};
   if (scaler) {
     const auto& [cur_scale, cur_iter, last_overflow_iter, cur_hysteresis] = *scaler;
@@ -272,10 +282,14 @@ void define_steps(Engines& engine) {
       .def_property_readonly(
           "skipped_steps",
           [](const EngineHandle& self) { return self.engine().states().progress().skipped_steps; })
-      .def("set_progress", &set_progress, "step_count"_a, "skipped_steps"_a,
-           "loss_scaler"_a = py::none(),
-           "How far training has come. `loss_scaler`: (cur_scale, cur_iter, last_overflow_iter, "
-           "cur_hysteresis), None to keep it; ConfigError for what no scaler can be in.");
+      .def_property_readonly("loss_scaler", &loss_scaler,
+                             "(cur_scale, cur_iter, last_overflow_iter, cur_hysteresis); None "
+                             "without fp16.")
+      .def(
+          "set_progress", &set_progress, "step_count"_a, "skipped_steps"_a,
+          "loss_scaler"_a = py::none(),
+          "How far training has come. `loss_scaler`: as the property, None to keep it; ConfigError "
+          "for what no scaler can be in.");
 }
 
 void define_memory(Engines& engine) {

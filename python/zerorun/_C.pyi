@@ -700,7 +700,7 @@ class Engine:
         | None = None,
     ) -> None:
         """
-        How far training has come. `loss_scaler`: (cur_scale, cur_iter, last_overflow_iter, cur_hysteresis), None to keep it; ConfigError for what no scaler can be in.
+        How far training has come. `loss_scaler`: as the property, None to keep it; ConfigError for what no scaler can be in.
         """
     def state_intervals(
         self, parameter: typing.SupportsInt | typing.SupportsIndex | None = None
@@ -768,6 +768,11 @@ class Engine:
         """
     @property
     def loss_scale(self) -> float: ...
+    @property
+    def loss_scaler(self) -> tuple[float, int, int, int] | None:
+        """
+        (cur_scale, cur_iter, last_overflow_iter, cur_hysteresis); None without fp16.
+        """
     @property
     def model_state_bytes(self) -> int: ...
     @property

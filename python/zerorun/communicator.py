@@ -36,6 +36,19 @@ def world(timeout_s: float = 600.0) -> _C.Communicator:
     return STATE.world
 
 
+def check_not_alone(where: str, unless: str) -> None:
+    """Raises ConfigError where each of the launcher's ranks would hold a whole model for itself.
+    `unless`: the argument that says that this is meant."""
+    started = _C.rank_from_environment().world_size
+    if world().world_size == 1 < started:
+        raise _C.ConfigError(
+            f"{where}: the launcher started {started} ranks (WORLD_SIZE={started}), but "
+            "torch.distributed's default group has 1, so each rank would train a whole model of "
+            "its own: make no group before, or one of all ranks with deepspeed.init_distributed() "
+            f"or torch.distributed.init_process_group(); {unless} says that it is meant"
+        )
+
+
 def _connect(timeout_s: float) -> _C.Communicator:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

@@ -96,6 +96,8 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
     settings = parsed.config
     _check_sources(parsed, optimizer=optimizer, scheduler=lr_scheduler)
     world = communicator.world(settings.comm_timeout_s)
+    if mesh is None:
+        communicator.check_not_alone("initialize", "device_mesh")
     model_parameters = adopt(model, optimizer, model_parameters, mesh, settings.zero.stage)
     with on_local_device(model) as device:
         own = world.duplicate(settings.comm_timeout_s, gpu_of(device))
@@ -288,9 +290,13 @@ def _basic_optimizer(
     groups = [group for group in param_groups_of(model, model_parameters) if group["params"]]
     if not configured or not groups:
         return None
+    settings = parsed.config.optimizer
+    bases: tuple[type, ...] = (_ConfiguredOptimizer,)
+    if configuration.given_values(parsed, "optimizer/params").get("torch_adam") is True:
+        decoupled = is_decoupled(settings.type, adam_w_mode=settings.adam_w_mode)
+        bases += (torch.optim.AdamW if decoupled else torch.optim.Adam,)
     # Loggers name the curves of learning rates by the class.
-    kind = type(parsed.config.optimizer.type, (_ConfiguredOptimizer,), {})
-    return kind(groups, parsed)
+    return type(settings.type, bases, {})(groups, parsed)
 
 
 class _ConfiguredOptimizer(torch.optim.Optimizer):
@@ -316,7 +322,7 @@ class _ConfiguredOptimizer(torch.optim.Optimizer):
         decoupled = is_decoupled(settings.type, adam_w_mode=settings.adam_w_mode)
         if decoupled is not None:
             defaults[DECOUPLED] = decoupled
-        super().__init__(groups, defaults)
+        torch.optim.Optimizer.__init__(self, groups, defaults)
         self.fused_rule = settings.type
         self.adam_w_mode = decoupled
 

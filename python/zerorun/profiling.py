@@ -12,33 +12,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from zerorun.flops import listen, recurrent_flops, unlisten
 from zerorun.whole_file import write_text
 
 
-def _attention_flops(q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
-    return sdpa_flop_count(q, k, v)
-
-
-def _vector_flops(left: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
-    return 2 * left.numel()
-
-
-# The operations that PyTorch's counter leaves out: products with a vector, attention of CPUs.
-_UNKNOWN = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    torch.ops.aten.dot: _vector_flops,
-    torch.ops.aten.mv: _vector_flops,
-}
-
-
 class FlopsProfile:
-    """Counts what runs between :meth:`start` and :meth:`stop`.
+    """Counts what runs in a model's modules between :meth:`start` and :meth:`stop`.
 
-    FLOPs are those that PyTorch's own counter knows: products of matrices, convolutions and
-    attention, two per multiply-add; element-wise operations are not counted. Times are waited for
-    at each module, so a profiled step is slower than others.
+    What counts is in :mod:`zerorun.flops`. Times are waited for at each module, so a profiled step
+    is slower than others.
     """
 
     def __init__(self, model: nn.Module, ignore: Sequence[type[nn.Module]] = ()) -> None:
@@ -47,24 +30,25 @@ class FlopsProfile:
         self.running = False
         self._ignore = tuple(ignore)
         self._hooks: list[Any] = []
-        self._counter = FlopCounterMode(display=False)
-        self._begun: dict[str, list[float]] = {}
+        self._own: dict[str, list[int]] = {}  # without that of the modules below
+        self._entered: list[tuple[str, float]] = []
 
     def start(self) -> None:
         """Counts from here on, anew. Not within a call of the model."""
+        self.stop()
         self.costs = {
             name: ModuleCost(name, type(module).__name__, _parameters_of(module))
             for name, module in self.model.named_modules()
             if not isinstance(module, self._ignore)
         }
+        self._own = {name: [0, 0] for name in self.costs}
         for name, module in self.model.named_modules():
             if name in self.costs:
                 self._hooks += [
                     module.register_forward_pre_hook(self._enter(name), prepend=True),
                     module.register_forward_hook(self._leave(name), always_call=True),
                 ]
-        self._counter = FlopCounterMode(display=False, custom_mapping=_UNKNOWN)
-        self._counter.__enter__()
+        listen(self._count)
         self.running = True
 
     def stop(self) -> None:
@@ -72,39 +56,44 @@ class FlopsProfile:
         if not self.running:
             return
         self.running = False
-        self._counter.__exit__(None, None, None)
+        unlisten(self._count)
         for hook in self._hooks:
             hook.remove()
-        counts = self._counter.get_flop_counts()
         self._hooks.clear()
-        root = type(self.model).__name__
-        for name, cost in self.costs.items():
-            found = counts.get(f"{root}.{name}" if name else root, {})
-            cost.flops = int(sum(found.values()))
-        if self.costs and "" in self.costs and self._ignore:
-            self.costs[""].flops -= self._ignored(counts, root)
-
-    def _ignored(self, counts: dict[str, Any], root: str) -> int:
-        names = [n for n, m in self.model.named_modules() if isinstance(m, self._ignore)]
-        top = [n for n in names if not any(n.startswith(f"{other}.") for other in names)]
-        return sum(int(sum(counts.get(f"{root}.{name}", {}).values())) for name in top)
+        self._entered.clear()
+        names = {module: name for name, module in self.model.named_modules()}
+        for module, name in names.items():
+            if name in self.costs:
+                below = [self._own.get(names[part], (0, 0)) for part in module.modules()]
+                cost = self.costs[name]
+                cost.flops, cost.macs = (sum(counts) for counts in zip(*below, strict=True))
 
     @property
     def total(self) -> ModuleCost:
         return self.costs.get("", ModuleCost("", type(self.model).__name__))
 
+    def _count(self, flops: int, macs: int) -> None:
+        if self._entered:
+            own = self._own[self._entered[-1][0]]
+            own[0] += flops
+            own[1] += macs
+
     # Copies of the model share its hooks: a deep copy takes functions as they are.
     def _enter(self, name: str) -> Callable[..., None]:
         def hook(*_: Any) -> None:
-            self._begun.setdefault(name, []).append(_now())
+            self._entered.append((name, _now()))
 
         return hook
 
     def _leave(self, name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            begun = self._begun.get(name)
-            if begun:
-                self.costs[name].seconds += _now() - begun.pop()
+        def hook(module: nn.Module, args: tuple[Any, ...], *_: Any) -> None:
+            if args:
+                self._own[name][0] += recurrent_flops(module, args[0])
+            while self._entered:  # what an exception left is above it
+                entered, begun = self._entered.pop()
+                if entered == name:
+                    self.costs[name].seconds += _now() - begun
+                    break
 
         return hook
 
@@ -131,7 +120,7 @@ class FlopsProfile:
         def after(*_: Any) -> None:
             if profile.running:
                 profile.stop()
-                engine._meter.work.count_forward(profile.total.flops)
+                engine._meter.work.count_forward(2 * profile.total.macs)
 
         def report(metrics: dict[str, Any]) -> None:
             if metrics["step"] <= profile_step:
@@ -139,9 +128,11 @@ class FlopsProfile:
             for hook in hooks:
                 hook.remove()
             engine._meter.listeners.remove(report)
+            batch = engine.batch
             facts = metrics | {
-                "ranks": engine.communicator.world_size,
-                "batch": engine.batch,
+                "world size": engine.communicator.world_size,
+                "batch size per GPU": batch.micro_batch_size,
+                "micro_steps": batch.accumulation_steps,
                 "recompute": recompute_fwd_factor,
             }
             text = profile_text(
@@ -206,6 +197,7 @@ def profile_model(
 
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
 _BACKWARD = 2  # times the forward pass's operations
+SIZES = ("world size", "data parallel size", "model parallel size", "batch size per GPU")
 
 
 @dataclass
@@ -216,11 +208,8 @@ class ModuleCost:
     kind: str
     parameters: int = 0
     flops: int = 0
+    macs: int = 0  # multiply-adds
     seconds: float = 0.0
-
-    @property
-    def macs(self) -> int:
-        return self.flops // 2
 
     @property
     def depth(self) -> int:
@@ -281,12 +270,7 @@ def _line(name: str, value: str) -> str:
 
 
 def _summary(total: ModuleCost, facts: dict[str, Any]) -> list[str]:
-    lines = []
-    if facts:
-        lines += [
-            _line("world size", str(facts["ranks"])),
-            _line("batch size per GPU", str(facts["batch"].micro_batch_size)),
-        ]
+    lines = [_line(size, str(facts[size])) for size in SIZES if size in facts]
     lines += [
         _line("params", number_text(total.parameters)),
         _line("fwd MACs per GPU", number_text(total.macs, "MACs")),
@@ -297,8 +281,7 @@ def _summary(total: ModuleCost, facts: dict[str, Any]) -> list[str]:
     backward = facts.get("backward_ms")
     if backward:
         factor = _BACKWARD + facts["recompute"]
-        micro_steps = facts["batch"].accumulation_steps
-        one = backward / micro_steps / 1e3
+        one = backward / facts["micro_steps"] / 1e3
         rate = number_text(factor * total.flops / one, "FLOPS")
         lines += [
             _line("bwd latency", seconds_text(one)),

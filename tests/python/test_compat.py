@@ -141,9 +141,7 @@ def test_one_rank_without_a_launcher(build: Path, tmp_path: Path) -> None:
     assert python(build, "-m", "zerorun.compat", script).splitlines()[-1] == "1 1"
 
 
-def test_zero_init_refuses_a_group_of_one_rank_in_a_job_of_several(
-    build: Path, tmp_path: Path
-) -> None:
+def test_a_group_of_one_rank_in_a_job_of_several_is_refused(build: Path, tmp_path: Path) -> None:
     """Each rank would train a whole model of its own. A group that is given is meant."""
     program = tmp_path / "alone.py"
     program.write_text(f"""
@@ -154,11 +152,15 @@ own = "file://{tmp_path}/" + os.environ["RANK"]
 dist.init_process_group("gloo", init_method=own, rank=0, world_size=1)
 with deepspeed.zero.Init(data_parallel_group=dist.group.WORLD):
     assert torch.nn.Linear(2, 2).weight.shape == (0,)
-try:
-    deepspeed.zero.Init()
-except zerorun.ConfigError as error:
-    print(str(error).split(",")[0])
+model = torch.nn.Linear(2, 2)
+config = {{"train_batch_size": 1, "optimizer": {{"type": "AdamW", "params": {{}}}}}}
+for start in (deepspeed.zero.Init, lambda: deepspeed.initialize(model=model, config=config)):
+    try:
+        start()
+    except zerorun.ConfigError as error:
+        print(str(error).split(",")[0])
 """)
     printed = launch(build, 2, "--deepspeed_compat", "--no_local_rank", program).stdout
-    refusal = "zero.Init: the launcher started 2 ranks (WORLD_SIZE=2)"
-    assert printed.splitlines() == [refusal] * 2
+    refusal = ": the launcher started 2 ranks (WORLD_SIZE=2)"
+    expected = [f"{where}{refusal}" for where in ("initialize", "zero.Init") for _ in range(2)]
+    assert sorted(printed.splitlines()) == expected

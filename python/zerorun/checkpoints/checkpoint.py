@@ -252,6 +252,7 @@ def load(
             if shards.external:
                 shard_files.check_record(found.data["shard_files"], folder)
         schedule = wanted.schedule(training, found.objects.get("lr_scheduler"), folder)
+    scaler = shards.core.loss_scaler
     chunks: shard_files.Chunks | None = None
     if optimizer is not None and shards.external:
         chunks = _read_states(shards, training, folder, found.data["shard_files"], strict=strict)
@@ -262,6 +263,8 @@ def load(
     saved_buffers.restore(training.module, found.buffers)
     skipped_steps = shards.core.skipped_steps  # of the checkpoint
     _restore_optimizer(shards, training.optimizer, optimizer, settings, chunks)
+    if optimizer is None:  # as with the states, the engine's own loss scale stays
+        shards.core.set_progress(shards.core.step_count, shards.core.skipped_steps, scaler)
     if schedule:
         training.lr_scheduler.load_state_dict(schedule)
     if wanted.counters:
@@ -327,8 +330,7 @@ def _restore_optimizer(
     settings: list[dict[str, Any]] | None,
     chunks: shard_files.Chunks | None,
 ) -> None:
-    """Settings and states of the optimizer that was loaded; if none was, the engine's own begins
-    at the new parameters."""
+    """Those of the optimizer that was loaded; if none was, the engine's own begins anew."""
     if loaded is not None:
         if settings is not None:
             loaded.load_group_settings(settings)
@@ -347,8 +349,7 @@ def _is_of_another(shards: Shards, training: Training, data: dict[str, Any]) -> 
 
 
 def _fill_alone(shards: Shards, saved: _C.SavedModel, folder: str, *, strict: bool) -> None:
-    """Takes a checkpoint's values without its optimizer. What was left out of it stays as it is.
-    Collective; a checkpoint that does not fit changes nothing."""
+    """Takes a checkpoint's values alone; what it lacks stays. Collective, and all or nothing."""
     is_whole = all(parameter.saved or parameter.alias_of for parameter in saved.parameters)
     with all_or_none(shards.communicator, "load_checkpoint"):
         source = open_own(folder, saved.tag)

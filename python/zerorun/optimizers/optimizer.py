@@ -29,26 +29,33 @@ def rule_of(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[str
     """The core's Adam or AdamW for torch's if they compute the same, else `optimizer` itself: a
     value of OptimizerConfig.type, and its hyperparameters.
 
-    They do for exactly torch's class (or one with the attribute `zerorun_rule`), with numbers as
-    hyperparameters, and without amsgrad and maximize. `device`: where it will run. Raises
-    ConfigError for an optimizer that cannot run on shards.
+    They do for exactly torch's class (or one with the attribute `zerorun_rule`, and perhaps
+    `rule_settings`), with numbers as hyperparameters, and without amsgrad and maximize. `device`:
+    where it will run. Raises ConfigError for an optimizer that cannot run on shards.
     """
     groups = optimizer.param_groups
     kind = type(optimizer)
     named = getattr(kind, "zerorun_rule", None)
     if named is not None:
-        return named, {}
-    decoupled = {group.get("decoupled_weight_decay", kind is torch.optim.AdamW) for group in groups}
+        return named, getattr(optimizer, "rule_settings", {})
+    ways = {
+        (
+            group.get("decoupled_weight_decay", kind is torch.optim.AdamW),
+            group.get("bias_correction", True),
+        )
+        for group in groups
+    }
     unusual = any(group.get("amsgrad") or group.get("maximize") for group in groups)
     tensors = any(isinstance(beta, torch.Tensor) for g in groups for beta in g.get("betas", ()))
     known = kind in (torch.optim.Adam, torch.optim.AdamW) or hasattr(kind, "adam_w_mode")
-    if not known or unusual or tensors or len(decoupled) != 1:
+    if not known or unusual or tensors or len(ways) != 1:
         from zerorun.optimizers.optimizer_probe import check_elementwise
 
         check_elementwise(optimizer, device)
         return _C.EXTERNAL_OPTIMIZER, {}
-    is_adamw = decoupled.pop()
-    return "AdamW" if is_adamw else "Adam", {"adam_w_mode": is_adamw}
+    is_adamw, corrects = ways.pop()
+    settings = {"adam_w_mode": is_adamw} | ({} if corrects else {"bias_correction": False})
+    return "AdamW" if is_adamw else "Adam", settings
 
 
 def compare_rates(groups: list[dict[str, Any]], communicator: _C.Communicator) -> None:

@@ -35,13 +35,14 @@ class Places:
         self._addresses = _addresses_of(self._placed)
         self._checks = 0
 
-    def check(self) -> None:
+    def check(self, *, everything: bool = False) -> None:
         """Raises ConfigError naming a parameter whose memory the program has replaced, or to which
         it has assigned a gradient.
 
-        Each call looks at a part of the parameters, so that a step does not pay for all.
+        Each call looks at a part of the parameters, so that a step does not pay for all, unless
+        `everything` is true.
         """
-        part = slice(self._checks % CHECK_PARTS, None, CHECK_PARTS)
+        part = slice(None) if everything else slice(self._checks % CHECK_PARTS, None, CHECK_PARTS)
         self._checks += 1
         for parameter in self._trained[part]:
             if parameter.grad is not None:

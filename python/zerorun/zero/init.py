@@ -98,7 +98,7 @@ class Init:
         _check_inside(zero_param_parallel_group, self._ranks)
         self._communicator = communicator.world()
         if data_parallel_group is None and sequence_data_parallel_group is None and mpu is None:
-            _check_not_alone(self._communicator.world_size)
+            communicator.check_not_alone("zero.Init", "data_parallel_group")
         if self._ranks is not None:
             self._communicator = data_communicator(self._ranks)
         for each in module.modules() if module is not None else ():
@@ -201,18 +201,6 @@ def _ranks_of(sequence_group: Any, data_group: Any, mpu: Any) -> tuple[int, ...]
         )
     everybody = chosen is None or len(chosen) == communicator.world().world_size
     return None if everybody else chosen
-
-
-def _check_not_alone(world_size: int) -> None:
-    """Raises ConfigError where each of the launcher's ranks would hold a whole model for itself."""
-    started = _C.rank_from_environment().world_size
-    if world_size == 1 < started:
-        raise _C.ConfigError(
-            f"zero.Init: the launcher started {started} ranks (WORLD_SIZE={started}), but "
-            "torch.distributed's default group has 1, so each rank would train a whole model of "
-            "its own: make no group before, or one of all ranks with deepspeed.init_distributed() "
-            "or torch.distributed.init_process_group(); data_parallel_group says that it is meant"
-        )
 
 
 def _check_inside(group: Any, ranks: tuple[int, ...] | None) -> None:

@@ -123,6 +123,8 @@ def case_readers_of_configurations() -> None:
 
     assert precision_config.get_bfloat16_config({"bfloat16": {"enabled": True}}).enabled
     assert not precision_config.get_float16_config({}).enabled
+    assert DeepSpeedZeroConfig().leaf_module.classes[0].endswith(".MixtralSparseMoeBlock")
+    assert DeepSpeedZeroConfig(leaf_module={"classes": "A"}).leaf_module.classes == ["A"]
     older = DeepSpeedZeroConfig(stage3_gather_fp16_weights_on_model_save=True)
     assert older.gather_16bit_weights_on_model_save
 
@@ -138,6 +140,10 @@ def case_a_loss_scaler_is_always_current() -> None:
         assert all(g.dtype == torch.float32 for group in gradients.values() for g in group)
         engine.step()
     assert (scaler.cur_scale, scaler.cur_iter) == (32, 3)
+    _, other, *_ = start(1, **FP16)
+    other.load_state_dict(optimizer.state_dict())
+    assert other.loss_scaler.cur_scale == 32
+    raises(NotImplementedError, "_get_ckpt_name", engine._get_ckpt_name, "folder", "tag")
     assert (engine.sparse_tensor_module_names, engine.moe_layers) == (set(), [])
     assert engine.param_names[next(engine.module.parameters())] in dict(
         engine.module.named_parameters()

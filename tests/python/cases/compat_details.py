@@ -230,43 +230,6 @@ def case_numbers_of_fp16_are_read_as_there() -> None:
         raises(pydantic.ValidationError, key, DeepSpeedFP16Config, **given)
 
 
-def case_cpu_adam_alone_keeps_fp32_states() -> None:
-    from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
-
-    calls = []
-    for dtype in (torch.float32, torch.bfloat16):
-        for amsgrad in (False, True):
-            for mode in (False, True):
-                values = torch.linspace(-1, 1, 8, dtype=dtype)
-                ours, plain = torch.nn.Parameter(values.clone()), torch.nn.Parameter(values.float())
-                own = DeepSpeedCPUAdam(
-                    [ours], weight_decay=0.1, adamw_mode=mode, amsgrad=amsgrad, lr=1e-2
-                )
-                own.register_step_post_hook(lambda *_: calls.append(1))
-                kind = torch.optim.AdamW if mode else torch.optim.Adam
-                theirs = kind([plain], weight_decay=0.1, amsgrad=amsgrad, lr=1e-2)
-                for step in range(3):
-                    ours.grad = torch.full((8,), 0.5 - step, dtype=dtype)
-                    plain.grad = ours.grad.float()
-                    own.step()
-                    theirs.step()
-                    plain.data = plain.data.to(dtype).float()
-                torch.testing.assert_close(ours.float(), plain)
-                states = own.state[ours]
-                assert {states[name].dtype for name in states} == {torch.float32}
-                torch.testing.assert_close(states["exp_avg_sq"], theirs.state[plain]["exp_avg_sq"])
-    assert len(calls) == 3 * 8
-    half = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
-    tiny = torch.nn.Parameter(torch.ones(4, dtype=torch.half))  # eps and squares are 0 in fp16
-    tiny.grad = torch.full_like(tiny, 1e-6)
-    FusedAdam([tiny], lr=0.5).step()
-    assert_close(tiny.tolist(), [0.5] * 4, tolerance=2e-2)
-    narrow = DeepSpeedCPUAdam([half], fp32_optimizer_states=False)
-    half.grad = torch.ones_like(half)
-    narrow.step()
-    assert narrow.state[half]["exp_avg"].dtype == torch.bfloat16
-
-
 def case_states_have_their_dtype_where_a_rank_has_none() -> None:
     halves = {
         "enabled": True,

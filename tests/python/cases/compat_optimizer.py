@@ -254,6 +254,49 @@ def changed_loss(engine: nn.Module, parameter: nn.Parameter) -> torch.Tensor:
     return loss
 
 
+def case_a_gradient_without_a_backward_is_the_steps() -> None:
+    sgd = {"type": "SGD", "params": {"lr": 0.5}}
+    for keys in ({}, {"fp16": {"enabled": True, "initial_scale_power": 2}}):
+        engine, *_ = start(0, optimizer=sgd, gradient_clipping=0.0, **keys)
+        scale = engine.loss_scale()
+        for _ in range(2):
+            before = [p.detach().clone() for p in engine.module.parameters()]
+            first, *others = engine.module.parameters()
+            first.grad = torch.full_like(first, scale * (2 * RANK + 1))
+            engine.step()
+            mean = sum(2 * rank + 1 for rank in range(WORLD_SIZE)) / WORLD_SIZE
+            torch.testing.assert_close(first.data, before[0] - 0.5 * mean)
+            assert all(map(torch.equal, others, before[1:]))
+            assert first.grad is None
+        backward(engine)
+        engine.step()
+    engine, *_ = start(2)
+    last = list(engine.module.parameters())[-1]
+    last.grad = torch.ones_like(last)
+    for _ in range(2):
+        refuses("has a .grad that was assigned to it", engine.step)
+    last.grad = None
+    assert engine.global_steps == 0
+
+
+def case_stage_0_returns_the_optimizer_that_was_given() -> None:
+    expected, _ = reference(steps=3)
+    for stage in (0, 1):
+        model = make()
+        engine, optimizer, *_ = begin(model=model, optimizer=adamw(model), config=config(stage))
+        assert (type(optimizer) is torch.optim.AdamW) == (stage == 0)
+        losses = []
+        for step in range(3):
+            loss = loss_of(engine, part_of(batch_of(step)))
+            engine.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(mean(loss, engine))
+        assert_close(losses, expected)
+        assert engine.global_steps == 3
+        assert optimizer.state[engine.module.head.weight]["step"] == 3
+
+
 def case_one_rank_alone_may_read_grad_after_a_backward_of_the_engine() -> None:
     engine, *_ = start(0)
     backward(engine)

@@ -141,15 +141,30 @@ def case_fused_optimizers_take_arguments_by_place() -> None:
         model = make()
         engine, *_ = begin(model=model, optimizer=make_optimizer(model), config=config(2))
         assert_close(train(engine, 3), expected)
-    for wrong in (
-        lambda: ops.adam.FusedAdam(make().parameters(), bias_correction=False),
-        lambda: ops.lamb.FusedLamb(make().parameters(), max_coeff=5.0),
+    for kind, own, params in (
+        (ops.adam.FusedAdam, "AdamW", {"bias_correction": False}),
+        (ops.lamb.FusedLamb, "Lamb", {"max_coeff": 0.5, "bias_correction": False}),
     ):
-        raises(NotImplementedError, "configuration", wrong)
+        by_type = {"type": own, "params": {"lr": 1e-2, **params}}
+        engine, *_ = begin(model=make(), config=config(2, optimizer=by_type))
+        expected = train(engine, 3)
+        model = make()
+        optimizer = kind(model.parameters(), lr=1e-2, **params)
+        engine, *_ = begin(model=model, optimizer=optimizer, config=config(2))
+        assert train(engine, 3) == expected, kind
+    raises(NotImplementedError, "get_lamb_coeffs", optimizer.get_lamb_coeffs)
     raises(RuntimeError, "amsgrad", lambda: ops.adam.FusedAdam(make().parameters(), amsgrad=True))
     engine, optimizer, *_ = start(2)
     assert isinstance(optimizer, ops.adam.FusedAdam)
     assert isinstance(optimizer.optimizer, ops.adam.FusedAdam)
+    assert not isinstance(optimizer.optimizer, torch.optim.Adam)
+    params = {"lr": 1e-3, "torch_adam": True}
+    _, optimizer, *_ = start(2, optimizer={"type": "Adam", "params": params})
+    assert isinstance(optimizer.optimizer, torch.optim.AdamW)
+    params["adam_w_mode"] = False
+    _, optimizer, *_ = start(2, optimizer={"type": "Adam", "params": params})
+    assert isinstance(optimizer.optimizer, torch.optim.Adam)
+    assert not isinstance(optimizer.optimizer, torch.optim.AdamW)
     assert not isinstance(torch.optim.SGD(make().parameters()), ops.adam.FusedAdam)
 
 

@@ -275,3 +275,26 @@ def case_wrong_arguments() -> None:
     for wrong in ("a", True, math.nan, -1):
         for name in ("label_smoothing", "z_loss"):
             refused(f"{name}: got {wrong!r}", hidden, weight, labels, **{name: wrong})
+
+
+def case_chunked_cross_entropy_is_that_of_all_logits() -> None:
+    from deepspeed.runtime import chunked_cross_entropy as chunked
+
+    hidden, weight, _, labels = inputs(torch.float32)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+        for reduction in ("none", "sum", "mean"):
+            found, wanted = ((hidden @ weight.T * 4).detach().to(dtype) for _ in range(2))
+            found.requires_grad_(), wanted.requires_grad_()
+            loss = chunked.chunked_cross_entropy(found, labels, reduction=reduction, block_rows=5)
+            expected = F.cross_entropy(wanted.float(), labels, reduction=reduction)
+            torch.testing.assert_close(loss, expected)
+            loss.sum().backward()
+            expected.sum().backward()
+            torch.testing.assert_close(found.grad, wanted.grad, rtol=tolerance, atol=tolerance)
+    logits = (hidden @ weight.T).detach()
+    next_ones = chunked.ChunkedCausalLMLoss()(logits[None], labels[None], WORDS)
+    torch.testing.assert_close(next_ones, F.cross_entropy(logits[:-1], labels[1:]))
+    with pytest.raises(RuntimeError, match="needs CUDA logits and Triton"):
+        chunked.chunked_cross_entropy(logits, labels, backend="triton")
+    with pytest.raises(ValueError, match="block_rows"):
+        chunked.ChunkedCausalLMLoss(block_rows=0)

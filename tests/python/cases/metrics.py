@@ -319,45 +319,6 @@ def case_a_timeline_has_each_ranks_work(folder: Path) -> None:
     refuses(text, lambda: initialize(model := make(), adamw(model), config=backwards))
 
 
-def case_flops_are_those_of_the_formula(folder: Path) -> None:
-    from deepspeed.profiling.flops_profiler import FlopsProfiler, get_model_profile
-
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-    expected = 2 * 3 * (8 * 16 + 16 * 4)
-    path = folder / "profile.txt"
-    flops, macs, parameters = get_model_profile(
-        model, (3, 8), as_string=False, output_file=str(path)
-    )
-    assert (flops, macs, parameters) == (expected, expected // 2, 8 * 16 + 16 + 16 * 4 + 4)
-    assert "(2): Linear = 68, 32.08% Params, 192 MACs, 33.33% MACs" in path.read_text()
-    printed = get_model_profile(model, (3, 8), print_profile=False)
-    assert printed == ("1.15 K", "576 MACs", "212")
-    ignored = get_model_profile(
-        model, (3, 8), as_string=False, print_profile=False, ignore_modules=[torch.nn.Linear]
-    )
-    assert ignored[0] == 0
-    heads = torch.nn.MultiheadAttention(8, 2, batch_first=True)
-    x = torch.randn(3, 5, 8)
-    profiler = FlopsProfiler(heads)
-    profiler.start_profile()
-    heads(x, x, x, need_weights=False)
-    profiler.stop_profile()
-    # Four projections, scores and their sums.
-    assert profiler.get_total_flops() == 2 * 3 * 5 * 8 * 8 * 4 + 2 * 2 * 3 * 5 * 5 * 8
-
-    class Product(torch.nn.Module):
-        def forward(self, matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-            return matrix @ vector
-
-    product = FlopsProfiler(Product())
-    product.start_profile()
-    product.model(torch.ones(4, 8), torch.ones(8))
-    product.stop_profile()
-    assert product.get_total_flops() == 2 * 4 * 8
-    profiler.end_profile()
-    assert not heads._forward_hooks
-
-
 def case_a_dropped_batch_is_not_in_the_figures() -> None:
     engine = start(1)
     seen = reports_of(engine)

@@ -148,4 +148,7 @@ def initialize(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     engine.client_lr_scheduler, engine.training_data = lr_scheduler, training_data
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)
+    is_fp32 = engine._core.param_dtype == "fp32"
+    if optimizer is not None and engine.zero_optimization_stage() == 0 and is_fp32:
+        optimizer_of_engine = optimizer_of_engine.optimizer  # the program's own, as there
     return engine, optimizer_of_engine, engine.training_dataloader, scheduler

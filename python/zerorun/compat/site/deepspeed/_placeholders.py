@@ -100,8 +100,6 @@ _HINTS = {
     "runtime.activation_checkpointing": "deepspeed.checkpointing.checkpoint, which is "
     "torch.utils.checkpoint's",
     "runtime.bf16_optimizer": "bf16 with fp32 masters is what stages 0 to 3 do with bf16.enabled",
-    "runtime.chunked_cross_entropy": "runtime.sequence_parallel.ulysses_sp.TiledFusedLogitsLoss "
-    "computes a loss in tiles",
     "runtime.checkpoint_engine": "engine.save_checkpoint and load_checkpoint",
     "runtime.comm": "gradients are reduced in the dtype of communication_data_type",
     "runtime.config": "the configuration is read by deepspeed.initialize and checked by "
@@ -116,6 +114,8 @@ _HINTS = {
     "runtime.eigenvalue": "torch.func has Hessian-vector products",
     "runtime.engine": "torch.distributed reduces tensors of your own; the engine's are reduced "
     "by backward and step",
+    "runtime.engine.DeepSpeedEngine._get": "save_checkpoint and load_checkpoint; the files are "
+    "zerorun's own",
     "runtime.fp16": "fp16 with dynamic loss scaling is what stages 0 to 3 do with fp16.enabled",
     "runtime.hybrid_engine": "generate in zero.GatheredParameters(model.parameters())",
     "runtime.keep_in_fp32": "data_types.keep_in_fp32_modules of the configuration keeps buffers in "

@@ -22,7 +22,8 @@ class ShownGradients(Uncopied):
 
     They are there from the backward on that completes a batch, multiplied by the loss scale. What
     the program changes counts in the step: values in place, another tensor, or None, which leaves
-    the parameter out of the step. Every rank has to do the same.
+    the parameter out of the step. Every rank has to do the same. So do gradients that it assigns
+    without a backward, of which the step takes the average.
     """
 
     def __init__(self, shards: Shards) -> None:
@@ -114,11 +115,20 @@ class ShownGradients(Uncopied):
         try:
             for parameter in left_out:
                 parameter.requires_grad_(False)  # the step leaves it alone
+            self._take_assigned()
             yield
         finally:
             self._stepping = False
             for parameter in left_out:
                 parameter.requires_grad_(True)
+
+    def _take_assigned(self) -> None:
+        """Gradients that the program has made without a backward become the step's."""
+        if self._shards.core.phase != "idle" or not self._shards.core.is_last_micro_step:
+            return
+        for parameter in self._parameters:
+            if _base.__get__(parameter) is not None:
+                self._shards.collector.hook(self._shards.layout.ids[parameter])(parameter)
 
     def _write(self, changed: dict[nn.Parameter, torch.Tensor | None]) -> None:
         if not changed:
@@ -152,6 +162,8 @@ class EngineWithGradients(ZeroEngine):
         return loss
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
+        if self._shown is not None and self._core.phase == "idle":
+            self._is_scaled = True  # what a program assigns has the loss scale already
         with self._shown.stepping() if self._shown is not None else contextlib.nullcontext():
             super().step(lr_kwargs)
 

@@ -187,6 +187,15 @@ class DeepSpeedOptimizer(ZeroOptimizer):
 
     states_class = FlatStates
 
+    def _state_dict(self) -> dict[str, Any]:
+        state, scaler = super()._state_dict(), self.shards.core.loss_scaler
+        return state if scaler is None else state | {"loss_scaler": scaler}
+
+    def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super()._load_state_dict(state_dict)
+        core = self.shards.core
+        core.set_progress(core.step_count, core.skipped_steps, state_dict.get("loss_scaler"))
+
     @property
     def fused_rule(self) -> str:
         """The name of the core's rule; for isinstance() of DeepSpeed's optimizer classes."""

@@ -339,6 +339,18 @@ class OffloadStateTypeEnum(str, Enum):
     contiguous_grad_buffer = "contiguous_grad_buffer"
 
 
+def _scalar(param_dict: Mapping[str, Any], key: str) -> Any:
+    return param_dict.get(key, described(key).get("default"))
+
+
+get_dump_state = functools.partial(_scalar, key="dump_state")
+get_gradient_accumulation_steps = functools.partial(_scalar, key="gradient_accumulation_steps")
+get_gradient_clipping = functools.partial(_scalar, key="gradient_clipping")
+get_log_level = functools.partial(_scalar, key="log_level")
+get_steps_per_print = functools.partial(_scalar, key="steps_per_print")
+get_train_batch_size = functools.partial(_scalar, key="train_batch_size")
+
+
 def get_zero_config(param_dict: Mapping[str, Any]) -> Any:
     """The section of a configuration as an object; `true` and `false` are its older form."""
     from deepspeed.runtime.config_utils import section_class

@@ -4,6 +4,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
+from zerorun.model.units import DEFAULT_CLASSES
+
 from deepspeed._finder import SECTIONS, UNCHECKED
 from deepspeed.runtime.config import (
     OffloadDeviceEnum,
@@ -88,6 +90,8 @@ def _type_of(pointer: str, key: Mapping[str, Any]) -> Any:
             bounds = {"ge": kind.get("minimum"), "le": kind.get("maximum")}
             if pointer.startswith("/fp16/"):  # which its own rules limit
                 bounds = {}
+            elif pointer == "/zero_optimization/reduce_bucket_size":
+                bounds = {"gt": 0}
             return Annotated[_PLAIN[kind["type"]], pydantic.Field(**bounds)]
         if kind.get("const") is False:
             return bool
@@ -97,6 +101,8 @@ def _type_of(pointer: str, key: Mapping[str, Any]) -> Any:
 def _default_of(kind: Any, key: Mapping[str, Any], pointer: str) -> Any:
     if pointer.endswith("/leaf_module"):
         return pydantic.Field(default_factory=kind)
+    if pointer.endswith("/leaf_module/classes"):
+        return list(DEFAULT_CLASSES)
     return [] if "/leaf_module/" in pointer else key.get("default")
 
 

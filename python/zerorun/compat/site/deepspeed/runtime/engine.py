@@ -14,6 +14,7 @@ from zerorun.checkpoints.full_state import full_state_dict
 from zerorun.config import BatchConfig
 from zerorun.policy import Policy
 
+from deepspeed._placeholders import absent_method
 from deepspeed.moe.layer import has_moe_layers
 from deepspeed.runtime._gradients import EngineWithGradients
 from deepspeed.runtime.base_optimizer import (
@@ -53,6 +54,11 @@ class DeepSpeedEngine(EngineAttributes, EngineWithGradients):
     mpu: Any = None
     pipeline_parallelism = False
     _is_compiled = False
+    # Private there, and yet called and replaced by other programs.
+    _get_ckpt_name, _get_optimizer_ckpt_name, _get_zero_ckpt_name = (
+        absent_method(f"deepspeed.runtime.engine.DeepSpeedEngine._get_{files}_name")
+        for files in ("ckpt", "optimizer_ckpt", "zero_ckpt")
+    )
 
     # --- sizes and settings ---
 

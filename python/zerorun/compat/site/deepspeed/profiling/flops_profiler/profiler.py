@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 from zerorun.profiling import (
+    SIZES,
     FlopsProfile,
     number_text,
     profile_model,
@@ -15,6 +16,9 @@ from zerorun.profiling import (
 )
 
 DEFAULT_PRECISION = 2
+# DeepSpeed's counts of the modules that are running; zerorun's are in FlopsProfile.
+module_flop_count: list[Any] = []
+module_mac_count: list[Any] = []
 
 
 def number_to_string(num: float, units: str | None = None, precision: int = 2) -> str:
@@ -78,8 +82,12 @@ class FlopsProfiler:
         self._profile = getattr(ds_engine, "flops_profile", None) or FlopsProfile(model)
 
     @property
-    def flops(self) -> float:
+    def flops(self) -> int:
         return self._profile.total.flops
+
+    @property
+    def macs(self) -> int:
+        return self._profile.total.macs
 
     @property
     def params(self) -> int:
@@ -117,8 +125,13 @@ class FlopsProfiler:
         if not self.started:
             return
         self.stop_profile()
-        costs = self._profile.costs
-        text = profile_text(costs, profile_step, module_depth, top_modules, detailed)
+        costs, facts, engine = self._profile.costs, {}, self.ds_engine
+        if engine is not None:
+            data = engine.dp_world_size or engine.seq_dp_world_size
+            batch = engine.train_micro_batch_size_per_gpu()
+            sizes = engine.world_size, data, engine.mp_world_size, batch
+            facts = dict(zip(SIZES, sizes, strict=True))
+        text = profile_text(costs, profile_step, module_depth, top_modules, detailed, facts)
         write_profile(text, output_file)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
@@ -144,8 +157,7 @@ def get_model_profile(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature
     """(flops, MACs, parameters) of one forward pass, or of `mode` "generate".
 
     `input_shape`: of the only argument, whose values do not matter; else give `args` or `kwargs`.
-    The model is in evaluation mode afterwards. Element-wise operations are not counted, which
-    DeepSpeed counts as one each.
+    The model is in evaluation mode afterwards.
     """
     if mode not in {"forward", "generate"}:
         raise ValueError(f"mode: got {mode!r}, expected 'forward' or 'generate'")

@@ -1,0 +1,182 @@
+"""The floating point operations of PyTorch's functions, counted while somebody listens.
+
+The figures are those of DeepSpeed 0.19: two operations for each multiply-add, one for each element
+of an element-wise function, an estimate for norms. Operators (`a + b`, `a * b`) and the bias of a
+linear layer are not counted.
+"""
+
+# ruff: noqa: A002 - arguments have the names that PyTorch's functions have
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.backends import mha
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+Cost = tuple[int, int]  # operations, and multiply-adds among them
+Listener = Callable[[int, int], None]
+
+
+def _products(macs: int, others: int = 0) -> Cost:
+    return 2 * macs + others, macs
+
+
+def _linear(result: Tensor, input: Tensor, weight: Tensor, bias: Any = None) -> Cost:
+    return _products(result.numel() * weight.shape[-1])
+
+
+def _convolution(
+    result: Tensor, input: Tensor, weight: Tensor, bias: Any = None, *_: Any, **__: Any
+) -> Cost:
+    added = 0 if bias is None else result.numel()
+    return _products(result.numel() * prod(weight.shape[1:]), added)
+
+
+def _transposed_convolution(
+    result: Tensor, input: Tensor, weight: Tensor, bias: Any = None, *_: Any, **__: Any
+) -> Cost:
+    added = 0 if bias is None else result.numel()
+    return _products(input.numel() * prod(weight.shape[1:]), added)
+
+
+def _matmul(result: Tensor, input: Tensor, *_: Any, **__: Any) -> Cost:
+    return _products(result.numel() * input.shape[-1])
+
+
+def _added_matmul(result: Tensor, added: Tensor, left: Tensor, *_: Any, **__: Any) -> Cost:
+    return _products(result.numel() * left.shape[-1], result.numel())
+
+
+def _einsum(result: Tensor, *equation_and_operands: Any) -> Cost:
+    with FlopCounterMode(display=False) as counter:
+        torch.functional.einsum(*equation_and_operands)
+    flops = counter.get_total_flops()
+    return max(flops, result.numel()), flops // 2
+
+
+def _attention(result: Tensor, query: Tensor, key: Tensor, *_: Any, **__: Any) -> Cost:
+    return _products((query.numel() + result.numel()) * key.shape[-2])
+
+
+def _each_result(result: Tensor, *_: Any, **__: Any) -> Cost:
+    return result.numel(), 0
+
+
+def _each_input(result: Any, input: Tensor, *_: Any, **__: Any) -> Cost:
+    return input.numel(), 0
+
+
+def _norm(result: Tensor, input: Tensor, groups: Any, weight: Any = None, *_: Any) -> Cost:
+    return (4 if weight is None else 5) * result.numel(), 0
+
+
+def _instance_norm(
+    result: Tensor, input: Tensor, mean: Any, variance: Any, weight: Any = None, *_: Any, **__: Any
+) -> Cost:
+    return _norm(result, input, None, weight)
+
+
+def _batch_norm(  # noqa: PLR0913, PLR0917 - PyTorch's signature
+    result: Tensor,
+    input: Tensor,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    *_: Any,
+    **__: Any,
+) -> Cost:
+    return ((4 if training else 1) + (weight is not None)) * result.numel(), 0
+
+
+_FUNCTIONS: tuple[tuple[Any, str, Callable[..., Cost]], ...] = (
+    (functional, "linear", _linear),
+    (functional, "conv1d conv2d conv3d", _convolution),
+    (functional, "conv_transpose1d conv_transpose2d conv_transpose3d", _transposed_convolution),
+    (functional, "scaled_dot_product_attention", _attention),
+    (functional, "relu prelu elu leaky_relu relu6 silu gelu softmax interpolate", _each_result),
+    (functional, "avg_pool1d avg_pool2d avg_pool3d", _each_input),
+    (functional, "max_pool1d max_pool2d max_pool3d", _each_input),
+    (functional, "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d", _each_input),
+    (functional, "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d", _each_input),
+    (functional, "layer_norm group_norm", _norm),
+    (functional, "instance_norm", _instance_norm),
+    (functional, "batch_norm", _batch_norm),
+    (torch, "matmul mm bmm", _matmul),
+    (Tensor, "matmul __matmul__ mm bmm", _matmul),
+    (torch, "addmm baddbmm", _added_matmul),
+    (Tensor, "addmm baddbmm", _added_matmul),
+    (torch, "einsum", _einsum),
+    (torch, "mul add", _each_result),
+    (Tensor, "mul add", _each_result),
+)
+_listeners: list[Listener] = []
+_originals: list[tuple[Any, str, Any]] = []
+
+
+def listen(listener: Listener) -> None:
+    """Calls `listener` with the cost of each call of a function from here on."""
+    if not _listeners:
+        for owner, names, cost in _FUNCTIONS:
+            for name in names.split():
+                original = getattr(owner, name)
+                _originals.append((owner, name, original))
+                setattr(owner, name, _counted(original, cost))
+        # Attention calls them all, instead of one function of its own.
+        _originals.append((mha, "get_fastpath_enabled", mha.get_fastpath_enabled))
+        mha.get_fastpath_enabled = lambda: False
+    _listeners.append(listener)
+
+
+def unlisten(listener: Listener) -> None:
+    """With the last listener PyTorch has its own functions again."""
+    _listeners.remove(listener)
+    while _originals and not _listeners:
+        setattr(*_originals.pop())
+
+
+def _counted(function: Callable[..., Any], cost: Callable[..., Cost]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        counted = cost(result, *args, **kwargs)
+        for listener in _listeners:
+            listener(*counted)
+        return result
+
+    return call
+
+
+# Those of the gates of recurrent layers, per hidden unit and step of a sequence.
+_RECURRENT = {
+    nn.RNN: 1,
+    nn.RNNCell: 1,
+    nn.GRU: 7,
+    nn.GRUCell: 7,
+    nn.LSTM: 10,
+    nn.LSTMCell: 10,
+}
+
+
+def recurrent_flops(module: nn.Module, input: Any) -> int:
+    """Those of one call of a recurrent layer, which calls none of the functions above; else 0."""
+    gates = _RECURRENT.get(type(module))
+    if gates is None:
+        return 0
+    sums = sum(
+        2 * weight.numel() - weight.shape[0] if weight.dim() > 1 else weight.numel()
+        for name, weight in module.named_parameters(recurse=False)
+        if not name.endswith("_reverse")
+    )
+    gates *= getattr(module, "num_layers", 1) * module.hidden_size
+    directions = 2 if getattr(module, "bidirectional", False) else 1
+    steps = input.data.numel() // module.input_size  # .data: that of a packed sequence, too
+    return steps * directions * (sums + gates)
