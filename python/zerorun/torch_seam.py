@@ -1,14 +1,14 @@
-"""Every private name of PyTorch, transformers and bitsandbytes that zerorun relies on.
+"""Every private name of PyTorch, transformers and bitsandbytes that zerorun relies on, and every
+function of PyTorch's that it replaces.
 
 check() looks each of them up when an engine is made, so that a version which lacks one is an error
 that names it instead of a gradient that is silently not clipped or a state dict without states.
 Names of modules that are not loaded are looked up when an engine is made after their import.
 
-The patches are in the modules that make them: torch's functions that clip (shards/clipping),
-its norms (hooks/mixed_norms), entering autocast (hooks/autocast_copies), its state dicts
-(checkpoints/torch_state_dicts), AveragedModel (model/partition), nn.Module within zero.Init
-(zero/init), methods of the model and the optimizer that a program passed (engine,
-shards/given_optimizer), and nn.Parameter.grad at stage 0 of DeepSpeed scripts (compat, _gradients).
+replace() is the one way in which the package replaces a function of PyTorch's. Other patches are
+not of PyTorch: constructors of modules, which zero.Init wraps while a block is open, methods of the
+model and the optimizer that a program passed (engine, shards/given_optimizer), and DeepSpeed's
+attributes of parameters (compat, partition_parameters).
 """
 
 import functools
@@ -49,13 +49,15 @@ class PrivateName:
     use: str
     seen: str
     in_code: bool
+    is_new: bool  # older versions that are supported do not have it
 
     def __str__(self) -> str:
         return ".".join(filter(None, (self.module, self.owner, self.name)))
 
 
 # A module, ".", a class in it if there is one, then names, of which those with a star are in the
-# class' code only; behind a colon what they are for.
+# class' code only, and those with a question mark are looked for where they are used; behind a
+# colon what they are for.
 _TABLES = {
     "torch 2.4 to 2.15": f"""
         torch.nn.modules.module.Module _call_impl: calls of modules under way
@@ -66,11 +68,21 @@ _TABLES = {
         torch.nn.modules.module _IncompatibleKeys: set_model_state_dict
         torch.UntypedStorage _cdata: views of gathered parameters
         torch.Tensor _version: values that a program writes
-        torch.Tensor grad: gradients that a DeepSpeed script reads at stage 0
-        torch.nn.utils.clip_grad _no_grad: the functions within torch's that clip
+        torch.nn.parameter.Parameter grad: gradients of DeepSpeed scripts, replaced at stage 0
+        torch empty: zero.Init of a DeepSpeed script, which replaces it meanwhile
+        torch batch_norm instance_norm: norms with fp32 statistics, which are replaced
+        torch.nn.modules.module.Module apply to_empty: zero.Init, which replaces them meanwhile
+        torch.nn.modules.module.Module __init_subclass__: zero.Init, which replaces it meanwhile
+        torch.amp.autocast_mode.autocast __enter__: the begin of autocast, which is replaced
+        torch.optim.swa_utils.AveragedModel update_parameters: empty parameters, replaced
+        torch.nn.utils.clip_grad clip_grad_norm_ clip_grad_value_: clipping, which is replaced
+        torch.nn.utils.clip_grad ?_clip_grads_with_norm_: clipping, which is replaced
         torch.jit._builtins _register_builtin _find_builtin: norms in scripted code
         torch._C _current_graph_task_id: the backward that is under way
         torch._C _disabled_torch_function_impl: ds_tensor
+        torch._C ?_functorch ?_will_engine_execute_node: functions of DeepSpeed's
+        torch.autograd.graph ?_get_grad_fn_or_grad_acc: a function of DeepSpeed's
+        torch _scaled_dot_product_flash_attention_for_cpu: FLOPs
         torch.autograd.Variable _execution_engine: the end of a backward
         torch.utils._pytree tree_map_only tree_leaves: inputs of models
         torch.utils._python_dispatch TorchDispatchMode: optimizers on shards
@@ -124,11 +136,11 @@ def _read(seen: str, table: str) -> Iterator[PrivateName]:
         names, _, use = line.strip().partition(": ")
         place, *privates = names.split()
         module, _, last = place.rpartition(".")
-        is_class = last[:1].isupper()
+        is_class = last[:1].isupper() or last == "autocast"
         module, owner = (module, last) if is_class else (place, "")
-        for name in privates:
-            in_code = name.startswith("*")
-            yield PrivateName(module, owner, name.removeprefix("*"), use, seen, in_code)
+        for each in privates:
+            name = each.lstrip("*?")
+            yield PrivateName(module, owner, name, use, seen, "*" in each, "?" in each)
 
 
 # PyTorch before 2.6 cannot be asked for a running compiler, and 2.6 takes a reference to its
@@ -159,7 +171,7 @@ def check() -> None:
     """Raises ConfigError for the first private name that the loaded versions do not have, of those
     that every engine needs."""
     for name in NAMES:
-        if name.name != _ATTENTION and name.use != ADOPTION:
+        if not name.is_new and name.name != _ATTENTION and name.use != ADOPTION:
             _check(name)
 
 
@@ -168,6 +180,24 @@ def check_module(module: str) -> None:
     for name in NAMES:
         if name.module == module:
             _check(name)
+
+
+def replace(owner: Any, name: str, replacement: Any) -> None:
+    """Puts `replacement` in the place of a function of PyTorch's, which the table has."""
+    parts = (owner.__module__, owner.__name__) if isinstance(owner, type) else (owner.__name__,)
+    assert ".".join((*parts, name)) in map(str, NAMES)
+    setattr(owner, name, replacement)
+
+
+def replace_imported(owner: types.ModuleType, replacements: dict[str, Any]) -> None:
+    """The same of several functions, also in the modules that have imported them by name."""
+    by_id = {id(getattr(owner, name)): new for name, new in replacements.items()}
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if id(value) in by_id:
+                setattr(module, name, by_id[id(value)])
+    for name, new in replacements.items():
+        replace(owner, name, new)
 
 
 def undo_fully_shard(modules: list[Any]) -> None:
@@ -285,7 +315,7 @@ def _replace_functions() -> None:
     for name in ("batch_norm", "instance_norm"):
         original = getattr(torch, name)
         replacement = _with_fp32_parameters(original)
-        setattr(torch, name, replacement)
+        replace(torch, name, replacement)
         # torch.jit.script knows torch's functions by what they are: it takes this for that one.
         builtins: Any = importlib.import_module("torch.jit._builtins")
         builtins._register_builtin(replacement, builtins._find_builtin(original))

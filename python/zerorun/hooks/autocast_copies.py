@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from zerorun import torch_seam
+
 
 class _Told(Protocol):
     def autocast_begins(self) -> None:
@@ -39,7 +41,7 @@ def _replace_enter() -> None:
             hooks.autocast_begins()
         return entered
 
-    torch.autocast.__enter__ = enter_and_tell  # type: ignore[method-assign]
+    torch_seam.replace(torch.autocast, "__enter__", enter_and_tell)
 
 
 # Forwards that give their parameters to a product and to nothing else.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 
 from zerorun import _C, communicator
 from zerorun.model.local_tensor import is_divided, is_replica, mesh_ranks_of
+from zerorun.process_state import STATE
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,11 @@ def _gathered(job: _C.Communicator, words: list[int]) -> list[list[int]]:
     return table.view(-1, len(words)).tolist()
 
 
-@functools.cache
 def data_communicator(data_ranks: tuple[int, ...]) -> _C.Communicator:
     """The communicator of these ranks of the job, for parameters that have no engine yet.
 
     Collective: every rank of the job passes its own group.
     """
-    world = communicator.world()
-    return EngineRanks.of(world, Mesh(data_ranks)).data
+    if data_ranks not in STATE.data:
+        STATE.data[data_ranks] = EngineRanks.of(communicator.world(), Mesh(data_ranks)).data
+    return STATE.data[data_ranks]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerorun import _C, communicator
+from zerorun import _C, communicator, torch_seam
 from zerorun import config as configuration
 from zerorun.device import local_device, make_current
 from zerorun.model.dtypes import is_packed, keeps_a_copy
@@ -102,8 +102,8 @@ class Init:
             STATE.inits.append(self)
             if len(STATE.inits) == 1:
                 _patch_subclass_hook()
-                nn.Module.apply = _apply  # type: ignore[method-assign, assignment]
-                nn.Module.to_empty = _to_empty  # type: ignore[method-assign, assignment]
+                torch_seam.replace(nn.Module, "apply", _apply)
+                torch_seam.replace(nn.Module, "to_empty", _to_empty)
                 for cls in _all_subclasses(nn.Module):
                     self._wrap(cls)
         return self
@@ -113,9 +113,9 @@ class Init:
             return
         STATE.inits.remove(self)
         if not STATE.inits:
-            nn.Module.__init_subclass__ = _original_subclass_hook  # type: ignore[method-assign]
-            nn.Module.apply = _original_apply  # type: ignore[method-assign]
-            nn.Module.to_empty = _original_to_empty  # type: ignore[method-assign]
+            torch_seam.replace(nn.Module, "__init_subclass__", _original_subclass_hook)
+            torch_seam.replace(nn.Module, "apply", _original_apply)
+            torch_seam.replace(nn.Module, "to_empty", _original_to_empty)
         for cls, original in reversed(self._wrapped):
             cls.__init__ = original  # type: ignore[misc]
         self._wrapped.clear()
@@ -273,9 +273,9 @@ _original_subclass_hook = nn.Module.__init_subclass__
 def _patch_subclass_hook() -> None:
     """Classes that are defined within a block are wrapped too."""
 
-    def hook(cls: type, **kwargs: Any) -> None:
+    def hook(cls: type, /, **kwargs: Any) -> None:
         _original_subclass_hook(**kwargs)
         if STATE.inits:
             STATE.inits[0]._wrap(cls)
 
-    nn.Module.__init_subclass__ = classmethod(hook)  # type: ignore
+    torch_seam.replace(nn.Module, "__init_subclass__", classmethod(hook))
