@@ -17,11 +17,10 @@ from zerorun.hooks.parameter_memory import tensor_of
 from zerorun.metrics.meter import StepMeter
 from zerorun.model.buffers import hint_at_buffers
 from zerorun.model.uncopied import Uncopied
-from zerorun.policy import Policy
 from zerorun.program_warning import warn
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.sharded_module import ShardedModule
-from zerorun.shards.shards import Shards, while_alive
+from zerorun.shards.shards import Policy, Shards, while_alive
 
 if TYPE_CHECKING:
     from zerorun.dataloader import ResumableLoader

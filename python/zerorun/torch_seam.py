@@ -7,7 +7,7 @@ Names of modules that are not loaded are looked up when an engine is made after 
 
 replace() is the one way in which the package replaces a function of PyTorch's. Other patches are
 not of PyTorch: constructors of modules, which zero.Init wraps while a block is open, methods of the
-model and the optimizer that a program passed (engine, shards/given_optimizer), and DeepSpeed's
+model and the optimizer that a program passed (engine, shards/torch_optimizer), and DeepSpeed's
 attributes of parameters (compat, partition_parameters).
 """
 

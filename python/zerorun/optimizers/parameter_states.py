@@ -19,7 +19,7 @@ from zerorun.optimizers.saved_values import (
 )
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
-from zerorun.shards.torch_states import is_per_element
+from zerorun.shards.torch_optimizer import is_per_element
 
 
 class ParameterStates(MutableMapping[Any, Any]):
