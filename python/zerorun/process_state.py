@@ -10,7 +10,7 @@ from typing import Any
 class ProcessState:
     """What modules of the package share between calls. More is kept by those who know it: external
     parameters for as long as their modules (hooks.shared_unit), which hooks want to be told of
-    autocast for as long as their engines (hooks.autocast_copies), and for good what is replaced in
+    autocast for as long as their engines (hooks.module_call), and for good what is replaced in
     PyTorch (torch_seam) and what does not change in a process (functools.cache)."""
 
     world: Any = None  # communicator.world(): the communicator of all ranks
