@@ -80,10 +80,13 @@ _TABLES = {
         torch.jit._builtins _register_builtin _find_builtin: norms in scripted code
         torch._C _current_graph_task_id: the backward that is under way
         torch._C _disabled_torch_function_impl: ds_tensor
-        torch._C ?_functorch ?_will_engine_execute_node: functions of DeepSpeed's
+        torch._C _functorch DisableTorchFunctionSubclass: functions of DeepSpeed's
+        torch._C ?_will_engine_execute_node: a function of DeepSpeed's
         torch.autograd.graph ?_get_grad_fn_or_grad_acc: a function of DeepSpeed's
         torch _scaled_dot_product_flash_attention_for_cpu: FLOPs
         torch.autograd.Variable _execution_engine: the end of a backward
+        torch.Tensor _values: norms of sparse gradients
+        torch._ops.OpOverload *_schema: optimizers on shards
         torch.utils._pytree tree_map_only tree_leaves: inputs of models
         torch.utils._python_dispatch TorchDispatchMode: optimizers on shards
         torch.optim.optimizer.Optimizer _optimizer_step_pre_hooks: hooks of the given optimizer
@@ -109,6 +112,7 @@ _TABLES = {
     "transformers 5.23": """
         transformers.modeling_utils ALL_ATTENTION_FUNCTIONS: sequence parallelism
         transformers.modeling_utils.PreTrainedModel _keep_in_fp32_modules: buffers that stay fp32
+        transformers.modeling_utils.PreTrainedModel ?_keep_in_fp32_modules_strict: likewise
         """,
     "torch 2.13": """
         torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule _orig_cls_mro_index: fsdp
@@ -156,6 +160,12 @@ NAMES = tuple(
 TRANSFORMERS = "transformers.modeling_utils"
 _ATTENTION = "ALL_ATTENTION_FUNCTIONS"  # for sequence parallelism alone, which checks it
 ADOPTION = "fsdp"  # the adoption of models of FSDP2, which checks what it needs
+# What FSDP leaves in modules, and transformers in models that it has distributed (the first name).
+MARKS_OF_FSDP = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
+MARKS_OF_TRANSFORMERS = (
+    *("_is_distributed_loading_by_transformers", "_device_mesh", "_mesh_manager"),
+    *("_tp_size", "_fsdp_size"),
+)
 # Modules that importing PyTorch or making an optimizer does not load, or not in every version.
 _WHEN_LOADED = (
     "torch._dynamo",
