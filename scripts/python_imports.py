@@ -19,7 +19,6 @@ LAYERS = [
         "config",
         "experts",
         "host_memory",
-        "policy",
         "program_warning",
         "torch_seam",
     ],

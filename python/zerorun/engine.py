@@ -18,11 +18,10 @@ from zerorun.metrics.meter import StepMeter
 from zerorun.model.buffers import hint_at_buffers
 from zerorun.model.uncopied import Uncopied
 from zerorun.optimizers.optimizer import compare_rates
-from zerorun.policy import Policy
 from zerorun.program_warning import warn
 from zerorun.sequence.groups import data_parallel_size
 from zerorun.sharded_module import ShardedModule
-from zerorun.shards.shards import Shards, while_alive
+from zerorun.shards.shards import Policy, Shards, while_alive
 
 if TYPE_CHECKING:
     from zerorun.dataloader import ResumableLoader

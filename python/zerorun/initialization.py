@@ -21,9 +21,8 @@ from zerorun.device import (
 from zerorun.engine import ZeroEngine
 from zerorun.model.adoption import adopt
 from zerorun.model.buffers import cast_buffers
-from zerorun.model.engine_ranks import EngineRanks, Mesh, parts_of
+from zerorun.model.engine_ranks import EngineRanks, Mesh, mesh_of, parts_of
 from zerorun.model.expert_layout import place_experts
-from zerorun.model.mesh_arguments import mesh_of
 from zerorun.model.model_layout import ModelLayout, param_groups_of, warn_of_different_replicas
 from zerorun.model.partition import edits_are_refused, partition_of, shapes_without_values
 from zerorun.model.private_partition import PrivatePartition
@@ -74,7 +73,7 @@ def initialize(  # noqa: PLR0913 - DeepSpeed's signature
       steps it. A scheduler that is not passed here also works, if the program steps it.
     - `mpu`, `device_mesh`, `mesh_param`: one of these if ranks hold different parts of the model
       or of a sequence, or if a mesh says which ranks share a copy; see
-      :func:`zerorun.model.mesh_arguments.mesh_of`. States are sharded and gradients averaged over
+      :func:`zerorun.model.engine_ranks.mesh_of`. States are sharded and gradients averaged over
       the data-parallel ranks; norm, overflow and loss scale are computed over all ranks.
     - `units`: the modules that are gathered as a whole at stage 3; see :func:`zerorun.shard`.
 

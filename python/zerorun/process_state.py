@@ -8,11 +8,13 @@ from typing import Any
 
 @dataclass
 class ProcessState:
-    """What modules of the package share between calls. Two things more are kept, by those who know
-    them: external parameters, with their modules (hooks.shared_unit), and patches of PyTorch, which
-    stay (torch_seam lists them)."""
+    """What modules of the package share between calls. More is kept by those who know it: external
+    parameters for as long as their modules (hooks.shared_unit), which hooks want to be told of
+    autocast for as long as their engines (hooks.module_call), and for good what is replaced in
+    PyTorch (torch_seam) and what does not change in a process (functools.cache)."""
 
     world: Any = None  # communicator.world(): the communicator of all ranks
+    data: dict[tuple[int, ...], Any] = field(default_factory=dict)  # engine_ranks.data_communicator
     sequence: Any = None  # sequence.start(): the ranks that share a sequence
     experts: dict[str, Any] = field(default_factory=dict)  # experts.start(): groups by name
     inits: list[Any] = field(default_factory=list)  # the blocks of zero.Init that have begun

@@ -17,11 +17,10 @@ from zerorun.checkpoints import torch_state_dicts
 from zerorun.hooks.parameter_memory import masters_from_parameters
 from zerorun.model.local_tensor import local_of, whole_of
 from zerorun.optimizers.optimizer import ZeroOptimizer
-from zerorun.policy import Policy
 from zerorun.program_warning import warn
 from zerorun.shards import clipping
 from zerorun.shards.parameter_checks import EMPTY_PARAMETERS
-from zerorun.shards.shards import Shards
+from zerorun.shards.shards import Policy, Shards
 
 if TYPE_CHECKING:  # what a training without saves does without
     from zerorun.checkpoints.checkpoint import Training, Wanted

@@ -1,14 +1,14 @@
-"""Every private name of PyTorch, transformers and bitsandbytes that zerorun relies on.
+"""Every private name of PyTorch, transformers and bitsandbytes that zerorun relies on, and every
+function of PyTorch's that it replaces.
 
 check() looks each of them up when an engine is made, so that a version which lacks one is an error
 that names it instead of a gradient that is silently not clipped or a state dict without states.
 Names of modules that are not loaded are looked up when an engine is made after their import.
 
-The patches are in the modules that make them: torch's functions that clip (shards/clipping),
-its norms (hooks/mixed_norms), entering autocast (hooks/autocast_copies), its state dicts
-(checkpoints/torch_state_dicts), AveragedModel (model/partition), nn.Module within zero.Init
-(zero/init), methods of the model and the optimizer that a program passed (engine,
-shards/given_optimizer), and nn.Parameter.grad at stage 0 of DeepSpeed scripts (compat, _gradients).
+replace() is the one way in which the package replaces a function of PyTorch's. Other patches are
+not of PyTorch: constructors of modules, which zero.Init wraps while a block is open, methods of the
+model and the optimizer that a program passed (engine, shards/torch_optimizer), and DeepSpeed's
+attributes of parameters (compat, partition_parameters).
 """
 
 import functools
@@ -32,6 +32,10 @@ LOAD_STATE_DICT_PRE_HOOKS = "_optimizer_load_state_dict_pre_hooks"
 LOAD_STATE_DICT_POST_HOOKS = "_optimizer_load_state_dict_post_hooks"
 WRAPPED_BY_SCHEDULER = "_wrapped_by_lr_sched"
 STEP_WAS_CALLED = "_opt_called"
+INITIALIZERS = (
+    "uniform_ normal_ trunc_normal_ constant_ ones_ zeros_ eye_ dirac_ xavier_uniform_ "
+    "xavier_normal_ kaiming_uniform_ kaiming_normal_ orthogonal_ sparse_"
+)
 
 
 _VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -49,13 +53,15 @@ class PrivateName:
     use: str
     seen: str
     in_code: bool
+    is_new: bool  # older versions that are supported do not have it
 
     def __str__(self) -> str:
         return ".".join(filter(None, (self.module, self.owner, self.name)))
 
 
 # A module, ".", a class in it if there is one, then names, of which those with a star are in the
-# class' code only; behind a colon what they are for.
+# class' code only, and those with a question mark are looked for where they are used; behind a
+# colon what they are for.
 _TABLES = {
     "torch 2.4 to 2.15": f"""
         torch.nn.modules.module.Module _call_impl: calls of modules under way
@@ -66,12 +72,26 @@ _TABLES = {
         torch.nn.modules.module _IncompatibleKeys: set_model_state_dict
         torch.UntypedStorage _cdata: views of gathered parameters
         torch.Tensor _version: values that a program writes
-        torch.Tensor grad: gradients that a DeepSpeed script reads at stage 0
-        torch.nn.utils.clip_grad _no_grad: the functions within torch's that clip
+        torch.nn.parameter.Parameter grad: gradients of DeepSpeed scripts, replaced at stage 0
+        torch empty: zero.Init of a DeepSpeed script, which replaces it meanwhile
+        torch batch_norm instance_norm: norms with fp32 statistics, which are replaced
+        torch.nn.modules.module.Module apply to_empty: zero.Init, which replaces them meanwhile
+        torch.nn.modules.module.Module __init_subclass__: zero.Init, which replaces it meanwhile
+        torch.nn.init {INITIALIZERS}: zero.Init, which replaces them meanwhile
+        torch.amp.autocast_mode.autocast __enter__: the begin of autocast, which is replaced
+        torch.optim.swa_utils.AveragedModel update_parameters: empty parameters, replaced
+        torch.nn.utils.clip_grad clip_grad_norm_ clip_grad_value_: clipping, which is replaced
+        torch.nn.utils.clip_grad ?_clip_grads_with_norm_: clipping, which is replaced
         torch.jit._builtins _register_builtin _find_builtin: norms in scripted code
         torch._C _current_graph_task_id: the backward that is under way
         torch._C _disabled_torch_function_impl: ds_tensor
+        torch._C _functorch DisableTorchFunctionSubclass: functions of DeepSpeed's
+        torch._C ?_will_engine_execute_node: a function of DeepSpeed's
+        torch.autograd.graph ?_get_grad_fn_or_grad_acc: a function of DeepSpeed's
+        torch _scaled_dot_product_flash_attention_for_cpu: FLOPs
         torch.autograd.Variable _execution_engine: the end of a backward
+        torch.Tensor _values: norms of sparse gradients
+        torch._ops.OpOverload *_schema: optimizers on shards
         torch.utils._pytree tree_map_only tree_leaves: inputs of models
         torch.utils._python_dispatch TorchDispatchMode: optimizers on shards
         torch.optim.optimizer.Optimizer _optimizer_step_pre_hooks: hooks of the given optimizer
@@ -97,6 +117,7 @@ _TABLES = {
     "transformers 5.23": """
         transformers.modeling_utils ALL_ATTENTION_FUNCTIONS: sequence parallelism
         transformers.modeling_utils.PreTrainedModel _keep_in_fp32_modules: buffers that stay fp32
+        transformers.modeling_utils.PreTrainedModel ?_keep_in_fp32_modules_strict: likewise
         """,
     "torch 2.13": """
         torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule _orig_cls_mro_index: fsdp
@@ -124,11 +145,11 @@ def _read(seen: str, table: str) -> Iterator[PrivateName]:
         names, _, use = line.strip().partition(": ")
         place, *privates = names.split()
         module, _, last = place.rpartition(".")
-        is_class = last[:1].isupper()
+        is_class = last[:1].isupper() or last == "autocast"
         module, owner = (module, last) if is_class else (place, "")
-        for name in privates:
-            in_code = name.startswith("*")
-            yield PrivateName(module, owner, name.removeprefix("*"), use, seen, in_code)
+        for each in privates:
+            name = each.lstrip("*?")
+            yield PrivateName(module, owner, name, use, seen, "*" in each, "?" in each)
 
 
 # PyTorch before 2.6 cannot be asked for a running compiler, and 2.6 takes a reference to its
@@ -144,6 +165,12 @@ NAMES = tuple(
 TRANSFORMERS = "transformers.modeling_utils"
 _ATTENTION = "ALL_ATTENTION_FUNCTIONS"  # for sequence parallelism alone, which checks it
 ADOPTION = "fsdp"  # the adoption of models of FSDP2, which checks what it needs
+# What FSDP leaves in modules, and transformers in models that it has distributed (the first name).
+MARKS_OF_FSDP = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
+MARKS_OF_TRANSFORMERS = (
+    *("_is_distributed_loading_by_transformers", "_device_mesh", "_mesh_manager"),
+    *("_tp_size", "_fsdp_size"),
+)
 # Modules that importing PyTorch or making an optimizer does not load, or not in every version.
 _WHEN_LOADED = (
     "torch._dynamo",
@@ -159,7 +186,7 @@ def check() -> None:
     """Raises ConfigError for the first private name that the loaded versions do not have, of those
     that every engine needs."""
     for name in NAMES:
-        if name.name != _ATTENTION and name.use != ADOPTION:
+        if not name.is_new and name.name != _ATTENTION and name.use != ADOPTION:
             _check(name)
 
 
@@ -168,6 +195,24 @@ def check_module(module: str) -> None:
     for name in NAMES:
         if name.module == module:
             _check(name)
+
+
+def replace(owner: Any, name: str, replacement: Any) -> None:
+    """Puts `replacement` in the place of a function of PyTorch's, which the table has."""
+    parts = (owner.__module__, owner.__name__) if isinstance(owner, type) else (owner.__name__,)
+    assert ".".join((*parts, name)) in map(str, NAMES)
+    setattr(owner, name, replacement)
+
+
+def replace_imported(owner: types.ModuleType, replacements: dict[str, Any]) -> None:
+    """The same of several functions, also in the modules that have imported them by name."""
+    by_id = {id(getattr(owner, name)): new for name, new in replacements.items()}
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if id(value) in by_id:
+                setattr(module, name, by_id[id(value)])
+    for name, new in replacements.items():
+        replace(owner, name, new)
 
 
 def undo_fully_shard(modules: list[Any]) -> None:
@@ -285,7 +330,7 @@ def _replace_functions() -> None:
     for name in ("batch_norm", "instance_norm"):
         original = getattr(torch, name)
         replacement = _with_fp32_parameters(original)
-        setattr(torch, name, replacement)
+        replace(torch, name, replacement)
         # torch.jit.script knows torch's functions by what they are: it takes this for that one.
         builtins: Any = importlib.import_module("torch.jit._builtins")
         builtins._register_builtin(replacement, builtins._find_builtin(original))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from metrics_files import write
 from ranks import launch, passed
-from zerorun.metrics import meter, stopwatch
+from zerorun.metrics import meter
 from zerorun.report.findings import findings
 from zerorun.report.reader import read_run
 from zerorun.top import latest, table
@@ -147,7 +147,7 @@ def test_on_a_gpu_time_between_calls_is_not_data(
 ) -> None:
     """There a program may wait for the GPU, as in ``loss.item()``."""
     entered = []
-    monkeypatch.setattr(stopwatch, "captures", lambda: True)  # no events: there is no GPU
+    monkeypatch.setattr(meter, "captures", lambda: True)  # no events: there is no GPU
     monkeypatch.setattr(meter, "EngineTimes", MagicMock())
     meter.EngineTimes.return_value.figures.enter = lambda part: entered.append(part) or part
     monkeypatch.setattr(meter._C, "EngineFigures", MagicMock())
@@ -155,8 +155,8 @@ def test_on_a_gpu_time_between_calls_is_not_data(
     for watch in (watched.forward, watched.backward, watched.step):
         with watch:
             pass
-    between = stopwatch.DATA if device == "cpu" else stopwatch.COMPUTE
-    assert entered[1::2] == [stopwatch.COMPUTE, between, between]
+    between = meter.DATA if device == "cpu" else meter.COMPUTE
+    assert entered[1::2] == [meter.COMPUTE, between, between]
 
 
 def test_top_and_report_show_any_text_as_one_line(tmp_path: Path) -> None:

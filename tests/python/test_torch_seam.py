@@ -4,6 +4,7 @@ import ast
 import importlib
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,13 @@ def without(owner: Any, name: str) -> Any:
 OF_EVERY_ENGINE = [
     each
     for each in USABLE
-    if each.name != "ALL_ATTENTION_FUNCTIONS" and each.use != torch_seam.ADOPTION
+    if each.name != "ALL_ATTENTION_FUNCTIONS"
+    and each.use != torch_seam.ADOPTION
+    and not (each.is_new or hasattr(object, each.name))
 ]
-# Private names of Python's own library, and torch's of which only one function knows.
-ELSEWHERE = {
+OF_PYTHON = {
     *("_SubParsersAction", "_Unpickler", "_actions", "_asdict", "_exit", "_getframe"),
-    *("_option_string_actions", "_scaled_dot_product_flash_attention_for_cpu"),  # FLOPs
-    *("_functorch", "_get_grad_fn_or_grad_acc", "_will_engine_execute_node"),  # DeepSpeed's helpers
+    "_option_string_actions",
 }
 
 
@@ -96,7 +97,50 @@ def test_the_table_has_every_private_name_that_the_package_reads(root: Path) -> 
                 own.add(node.id if isinstance(node, ast.Name) else node.attr)
     private = {name for name in read - own if name[0] == "_" and name[:2] != "__"}
     listed = {part for name in torch_seam.NAMES for part in str(name).split(".")}
-    assert private - listed <= ELSEWHERE
+    assert private - listed <= OF_PYTHON
+
+
+def root_of(target: ast.AST) -> str:
+    while isinstance(target, ast.Attribute):
+        target = target.value
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def changed_in_torch(tree: ast.AST) -> Iterator[str]:
+    """Attributes of what a file imports from torch that it assigns."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            ours = "" if isinstance(node, ast.Import) else f"{node.module}."
+            names |= {
+                (alias.asname or alias.name).partition(".")[0]
+                for alias in node.names
+                if f"{ours}{alias.name}".partition(".")[0] == "torch"
+            }
+    for node in ast.walk(tree):
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr":
+            targets = [ast.Attribute(node.args[0])]
+        if any(isinstance(each, ast.Attribute) and root_of(each) in names for each in targets):
+            yield ast.unparse(node)
+
+
+def test_functions_of_torch_are_replaced_in_one_place(root: Path) -> None:
+    package = root / "python" / "zerorun"
+    found = {
+        file.stem: list(changed_in_torch(ast.parse(file.read_text())))
+        for file in package.rglob("*.py")
+    }
+    assert {stem: lines for stem, lines in found.items() if lines} == {
+        "_gradients": ["del nn.Parameter.grad"],  # what replace() has put there
+        "partition_parameters": [  # DeepSpeed's, which torch has not
+            "setattr(nn.Parameter, _name, property(functools.partial(_value, _name, _get)))"
+        ],
+    }
+    for name in ("cell_contents", "__closure__"):
+        assert not any(name in file.read_text() for file in package.rglob("*.py"))
+    with pytest.raises(AssertionError):
+        torch_seam.replace(torch, "ones", torch.zeros)
 
 
 @pytest.mark.skipif(not is_torch_available(), reason="transformers needs a newer PyTorch")

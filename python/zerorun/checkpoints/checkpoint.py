@@ -25,8 +25,7 @@ from zerorun.optimizers.saved_values import (
     whole_number,
     with_own_decay,
 )
-from zerorun.policy import Policy
-from zerorun.shards.shards import Shards
+from zerorun.shards.shards import Policy, Shards
 
 _logger = logging.getLogger("zerorun")
 _LATEST = "latest"

@@ -22,7 +22,7 @@ from zerorun.checkpoints.state_dict_out import (
     plain_name,
     shards_of_any,
     shards_of_optimizers,
-    state_names_of,
+    stored_names_of,
     without_engine,
 )
 from zerorun.hooks.parameter_memory import keep_precise, masters_from_parameters, tensor_of
@@ -179,7 +179,7 @@ def load_optimizer(
         (parameter, f"{name}.{key}", stored)
         for name, parameter in names.items()
         if parameter in shards.layout.ids and shards.layout.is_trainable(parameter)
-        for key, stored in state_names_of(shards, parameter).items()
+        for key, stored in stored_names_of(shards, parameter).items()
         # Other programs have no masters: the model's values are theirs.
         if key != MASTER or f"{name}.{key}" in given.names
     ]

@@ -9,6 +9,7 @@ from torch import nn
 
 from zerorun import _C, torch_seam
 from zerorun.checkpoints.full_state import full_parameters_of
+from zerorun.hooks.parameter_memory import state_names_of
 from zerorun.model.partition import partition_of
 from zerorun.shards.shards import Shards, shards_of
 from zerorun.shards.state_access import StateAccess
@@ -163,17 +164,17 @@ def _states_of(shards: Shards, parameter: nn.Parameter, form: _Form) -> dict[str
     """Collective."""
     access = StateAccess(shards)
     states: dict[str, Any] = {STEP: torch.tensor(float(shards.core.step_count))}
-    for name, stored in state_names_of(shards, parameter).items():
+    for name, stored in stored_names_of(shards, parameter).items():
         values = access.get_full(parameter, stored)
         if form.is_kept and values is not None:
             states[name] = form.of(values)
     return states
 
 
-def state_names_of(shards: Shards, parameter: nn.Parameter) -> dict[str, str]:
+def stored_names_of(shards: Shards, parameter: nn.Parameter) -> dict[str, str]:
     """Names in a state dict, with those of StateAccess; 16-bit parameters have masters besides."""
-    names = shards.core.state_names(shards.layout.ids[parameter])
-    found = {name: name for name in names if not name.endswith("_scale")}
+    names = state_names_of(shards.core, shards.layout.ids[parameter])
+    found = dict(zip(names, names, strict=True))
     has_masters = (
         shards.core.param_dtype != "fp32" and not shards.settings.precision.master_is_param
     )

@@ -56,4 +56,5 @@ def _take_places(module: Any) -> None:
         ("_get_optim_state_dict", get_optimizer),
         ("_load_optim_state_dict", load_optimizer),
     ):
-        setattr(module, name, functools.partial(replacement, module, getattr(module, name)))
+        served = functools.partial(replacement, module, getattr(module, name))
+        torch_seam.replace(module, name, served)

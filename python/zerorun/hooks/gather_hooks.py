@@ -24,11 +24,13 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.hooks.autocast_copies import AutocastCopies, Casts, on_autocast
 from zerorun.hooks.module_call import (
+    AutocastCopies,
+    Casts,
     ModuleCall,
     Results,
     Views,
+    on_autocast,
     refuse_fork,
     running_modules,
     tensors_in,

@@ -1,11 +1,12 @@
 """A call of a module at stage 3: what is gathered for its forward, and again for its backward, and
-the tensors that it takes and returns."""
+the tensors that it takes, returns, and casts under autocast."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import types
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import FrameType
@@ -14,8 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from zerorun import _C
-from zerorun.hooks.autocast_copies import AutocastCopies
+from zerorun import _C, torch_seam
 from zerorun.hooks.shared_unit import SharedUnit
 from zerorun.model.local_tensor import is_distributed, local_of
 
@@ -33,6 +33,9 @@ class _Hooks(Protocol):
 
     def keep(self, units: Sequence[SharedUnit]) -> None:
         """Keeps units full until the step."""
+
+    def autocast_begins(self) -> None:
+        """torch.autocast was entered in this process."""
 
 
 class ModuleCall:
@@ -246,3 +249,103 @@ def with_copies(
         else:
             object.__setattr__(result, key, replacement)
     return result
+
+
+# --- copies of gathered parameters in autocast's dtype ---
+#
+# Autocast casts a weight for each product and autograd saves the result, not the weight: of all
+# modules together that is the whole model in 16 bits on every rank. Here the copy is made where the
+# module reads its weight, so that its memory can go and come with the call that holds the unit. The
+# numbers are autocast's, which leaves a weight of its dtype as it is.
+
+_told: weakref.WeakSet[_Hooks] = weakref.WeakSet()
+
+
+def on_autocast(hooks: _Hooks) -> None:
+    """Tells it from here on, so that nothing has to look for autocast at every read."""
+    _told.add(hooks)
+    _replace_enter()
+
+
+@functools.cache
+def _replace_enter() -> None:
+    enter = torch.autocast.__enter__
+
+    @functools.wraps(enter)
+    def enter_and_tell(autocast: torch.autocast) -> Any:
+        entered = enter(autocast)
+        for hooks in list(_told):
+            hooks.autocast_begins()
+        return entered
+
+    torch_seam.replace(torch.autocast, "__enter__", enter_and_tell)
+
+
+class _Copy:
+    """A parameter that was cast: it has memory while calls hold it, for forward or backward."""
+
+    def __init__(self, parameter: nn.Parameter, dtype: torch.dtype) -> None:
+        self._parameter = parameter
+        self.tensor = parameter.to(dtype)
+        # Shares the memory, but not the count of changes by which autograd notices them.
+        self._values = self.tensor.data
+        self._holders = 0
+        self._is_empty = False
+
+    def hold(self) -> None:
+        """While the parameter is full."""
+        self._holders += 1
+        if self._is_empty:
+            self._values.untyped_storage().resize_(self._values.nbytes)
+            self._values.copy_(self._parameter.detach())
+            self._is_empty = False
+
+    def release(self) -> None:
+        self._holders -= 1
+        if self._holders > 0:
+            return
+        if self._values.is_cuda:  # which may be another stream than the one it was made on
+            self._values.record_stream(torch.cuda.current_stream(self._values.device))
+        self._values.untyped_storage().resize_(0)
+        self._is_empty = True
+
+
+Casts = dict[tuple[nn.Parameter, torch.dtype, bool], _Copy]
+
+
+class AutocastCopies:
+    """The copies that one call of a module holds, of those of the whole forward (`known`): a
+    parameter is cast once for all calls in it, as autocast does."""
+
+    __slots__ = ("_known", "_own")
+
+    def __init__(self, known: Casts) -> None:
+        self._known = known
+        self._own: Casts = {}
+
+    def get(self, parameter: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
+        key = parameter, dtype, torch.is_grad_enabled()
+        if key not in self._own:
+            if key not in self._known:
+                self._known[key] = _Copy(parameter, dtype)
+            self._own[key] = self._known[key]
+            self._own[key].hold()
+        return self._own[key].tensor
+
+    def hold(self) -> None:
+        """For backward, once the parameters are full."""
+        for cast in self._own.values():
+            cast.hold()
+
+    def release(self) -> None:
+        for cast in self._own.values():
+            cast.release()
+
+    def end_forward(self) -> None:
+        self.release()
+        # Those without a graph are for no backward.
+        self._own = {key: cast for key, cast in self._own.items() if key[2]}
+
+    def let_go(self) -> None:
+        """Leaves them as they are for as long as autograd has them."""
+        self._own.clear()

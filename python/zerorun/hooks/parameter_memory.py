@@ -31,6 +31,11 @@ def by_parameter(engine: _C.Engine) -> dict[int, list[_C.StateInterval]]:
     return intervals
 
 
+def state_names_of(engine: _C.Engine, index: int) -> list[str]:
+    """The states of a rule of the core's with an element for each of the parameter's."""
+    return [name for name in engine.state_names(index) if not name.endswith("_scale")]
+
+
 def states_of(engine: _C.Engine, interval: _C.StateInterval) -> dict[str, torch.Tensor]:
     """An interval's states of a rule of the core's, by name."""
     names = engine.state_names(interval.parameter)

@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.hooks.autocast_copies import casts_what_it_reads
 from zerorun.hooks.parameter_memory import full_view, tensor_of
 from zerorun.model.dtypes import CORE_DTYPES
 from zerorun.model.local_tensor import LocalData, is_distributed, is_empty, place
@@ -227,6 +226,21 @@ class CastParameters(WatchedParameters):
         ):
             return self.reads.read_as_cast(parameter)
         return parameter
+
+
+# Forwards that give their parameters to a product and to nothing else.
+_PRODUCTS = {
+    kind.forward
+    for kind in (
+        *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+        *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    )
+}
+
+
+def casts_what_it_reads(module: nn.Module) -> bool:
+    """True if autocast casts all parameters of the module when its forward reads them."""
+    return type(module).forward in _PRODUCTS and "forward" not in vars(module)
 
 
 def watch_reads(

@@ -8,7 +8,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
-from zerorun.hooks.parameter_memory import states_of, tensor_of
+from zerorun.hooks.parameter_memory import state_names_of, states_of, tensor_of
 from zerorun.interchange.source import Source, SourceParameter
 from zerorun.model.dtypes import as_bytes
 from zerorun.optimizers.saved_values import whole_number
@@ -121,7 +121,7 @@ class Filling:
             if "step" in found.numbers:  # DeepSpeed's Muon and momentum keep none
                 step = found.numbers["step"]
                 steps.add(whole_number(step, f"step of {name}", self._source.path))
-            wanted = {_state_name(state) for state in core.state_names(index)}
+            wanted = set(state_names_of(core, index))
             if not self._shards.external and wanted != found.states.keys():
                 yield (
                     f"{name} has the optimizer states {sorted(found.states)}, this engine's "
@@ -192,7 +192,7 @@ class Filling:
             self._put(interval, found)
             return
         targets = states_of(self._shards.core, interval)
-        for name in set(map(_state_name, targets)):
+        for name in state_names_of(self._shards.core, interval.parameter):
 
             def read(at: int, out: torch.Tensor, name: str = name) -> None:
                 if found.states:
@@ -241,11 +241,6 @@ def _copy(target: torch.Tensor, read: Callable[[int, torch.Tensor], None]) -> No
         buffer = torch.empty(part.numel(), dtype=torch.float32)
         read(begin, buffer)
         part.copy_(buffer)
-
-
-def _state_name(name: str) -> str:
-    """The state whose scales in 8 bits are a state of their own."""
-    return name.removesuffix("_scale")
 
 
 def _hint(place: int, name: str, others: list[str]) -> str:

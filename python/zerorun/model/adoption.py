@@ -22,9 +22,6 @@ from zerorun.model.private_partition import PrivatePartition
 __all__ = ["adopt", "is_fully_sharded"]
 
 _SHARDS_PARAMETERS = 3  # the stage
-_MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
-_DISTRIBUTED = "_is_distributed_loading_by_transformers"
-_MARKS_OF_TRANSFORMERS = (_DISTRIBUTED, "_device_mesh", "_mesh_manager", "_tp_size", "_fsdp_size")
 
 
 def is_fully_sharded(model: nn.Module) -> bool:
@@ -139,7 +136,8 @@ def _forget_distribution(model: nn.Module) -> None:
     """FSDP's marks on the modules go, and a model of transformers is no longer one that it has
     distributed itself, which its save_pretrained and its Trainer would ask for its mesh."""
     for module in model.modules():
-        for name in _MARKS + _MARKS_OF_TRANSFORMERS * (_DISTRIBUTED in vars(module)):
+        distributed = torch_seam.MARKS_OF_TRANSFORMERS[0] in vars(module)
+        for name in torch_seam.MARKS_OF_FSDP + torch_seam.MARKS_OF_TRANSFORMERS * distributed:
             vars(module).pop(name, None)  # transformers' class has the defaults
         if getattr(getattr(module, "config", None), "distributed_config", None) is not None:
             module.config.distributed_config = None  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from zerorun import _C
+from zerorun import _C, torch_seam
 from zerorun.config import value_of
 from zerorun.host_memory import moved
 from zerorun.model.local_tensor import is_distributed, like, local_of, place
@@ -61,7 +61,7 @@ def _serve_moving_averages() -> None:
                 )
         update(average, model)
 
-    AveragedModel.update_parameters = update_parameters  # type: ignore[method-assign, assignment]
+    torch_seam.replace(AveragedModel, "update_parameters", update_parameters)
 
 
 def _is_empty(parameter: Any) -> bool:

@@ -19,10 +19,9 @@ from zerorun.optimizers.parameter_states import (
 )
 from zerorun.optimizers.saved_values import COMMON_STATES, common_states
 from zerorun.program_warning import warn
-from zerorun.shards.given_optimizer import GivenOptimizer
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
-from zerorun.shards.torch_states import MODES, TorchStates
+from zerorun.shards.torch_optimizer import MODES, GivenOptimizer, TorchStates
 
 
 def rule_of(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from zerorun import _C
 from zerorun import torch_seam as seam
-from zerorun.shards.given_optimizer import SERVED
+from zerorun.shards.torch_optimizer import SERVED
 
 _SHAPE = (16, 24)
 _CUT = 152  # elements of the first part

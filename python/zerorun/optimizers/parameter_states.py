@@ -9,7 +9,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
-from zerorun.hooks.parameter_memory import states_of, tensor_of
+from zerorun.hooks.parameter_memory import state_names_of, states_of, tensor_of
 from zerorun.optimizers.saved_values import (
     COMMON_STATES,
     check_groups,
@@ -19,7 +19,7 @@ from zerorun.optimizers.saved_values import (
 )
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
-from zerorun.shards.torch_states import is_per_element
+from zerorun.shards.torch_optimizer import is_per_element
 
 
 class ParameterStates(MutableMapping[Any, Any]):
@@ -143,10 +143,11 @@ class FullStates:
                 )
         if not state or self._shards.external:
             return
-        if tensors.keys() != set(_names_of(self._shards, parameter)):
+        expected = sorted(state_names_of(self._shards.core, layout.ids[parameter]))
+        if sorted(tensors) != expected:
             raise _C.CheckpointError(
                 f"{_WHERE}: parameter {index} ({name}): got states {sorted(tensors)}, "
-                f"expected {_names_of(self._shards, parameter)}"
+                f"expected {expected}"
             )
         whole_number(state.get("step", 0), f"step of parameter {index}", _WHERE)
 
@@ -155,6 +156,7 @@ class FullStates:
         if self._shards.torch_states is not None:
             self._put_parts(states)
             return
+        core, layout = self._shards.core, self._shards.layout
         StateAccess(self._shards).set_all(
             (
                 parameter,
@@ -162,11 +164,10 @@ class FullStates:
                 states[index][name] if states.get(index) else torch.zeros(()).expand(shape),
             )
             for parameter, index in self._trained()
-            for shape in (self._shards.layout.shapes[parameter],)
-            for name in _names_of(self._shards, parameter)
+            for shape in (layout.shapes[parameter],)
+            for name in state_names_of(core, layout.ids[parameter])
         )
         steps = [int(state["step"]) for state in states.values() if state and "step" in state]
-        core = self._shards.core
         core.set_progress(max(steps, default=0), core.skipped_steps)
 
     def _put_parts(self, states: dict[Any, dict[str, Any]]) -> None:
@@ -190,12 +191,6 @@ class FullStates:
         for parameter, index in indices_of(self._groups).items():
             if parameter in layout.ids and layout.is_trainable(parameter):
                 yield parameter, index
-
-
-def _names_of(shards: Shards, parameter: nn.Parameter) -> list[str]:
-    """The core's states with an element for each of the parameter's."""
-    names = shards.core.state_names(shards.layout.ids[parameter])
-    return sorted(name for name in names if not name.endswith("_scale"))
 
 
 def take_states(shards: Shards, optimizer: torch.optim.Optimizer) -> None:
@@ -248,7 +243,7 @@ def _tensors(
         for name, value in state.items()
         if name != "step" and isinstance(value, torch.Tensor)
     }
-    expected = _names_of(shards, parameter)
+    expected = state_names_of(shards.core, layout.ids[parameter])
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     shape = tuple(layout.shapes[parameter])
     if shapes != dict.fromkeys(expected, shape):

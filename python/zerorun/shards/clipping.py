@@ -1,7 +1,6 @@
 """torch's clip_grad_norm_ and clip_grad_value_, for parameters whose gradients are an engine's."""
 
 import functools
-import types
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 
-from zerorun import _C
+from zerorun import _C, torch_seam
 from zerorun.program_warning import warn
 from zerorun.shards.shards import Shards, shards_of
 from zerorun.shards.state_access import StateAccess
@@ -47,13 +46,13 @@ def _listed(parameters: Any) -> list[Any]:
 
 
 @functools.cache
-def serve(torchs: Any = clip_grad) -> None:
-    """From the first call on, torch's functions also clip the gradients that engines keep, by
-    whatever name a program has imported them. `torchs`: the module that has them.
+def serve() -> None:
+    """From the first call on, torch's functions also clip the gradients that engines keep, under
+    the names by which modules have imported them, too."""
+    norm, value = clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_
+    by_norm = getattr(clip_grad, _BY_NORM, norm)  # 2.4 and 2.5 have none
 
-    Raises ConfigError where they are made in another way than those of torch 2.4 to 2.15.
-    """
-
+    @functools.wraps(norm)
     def clip_norm(
         parameters: Any,
         max_norm: float,
@@ -70,6 +69,7 @@ def serve(torchs: Any = clip_grad) -> None:
         seen = _with_gradients(given) if given else parameters  # torch warns of no parameters
         return norm(seen, max_norm, norm_type, error_if_nonfinite, *args, **kwargs)
 
+    @functools.wraps(by_norm)
     def clip_by_norm(
         parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any
     ) -> None:
@@ -77,6 +77,7 @@ def serve(torchs: Any = clip_grad) -> None:
         _refuse_given_norm(given)
         by_norm(given, max_norm, total_norm, *args, **kwargs)
 
+    @functools.wraps(value)
     def clip_value(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> None:
         given = _listed(parameters)
         served = _limit(given, float(clip_value))
@@ -84,13 +85,10 @@ def serve(torchs: Any = clip_grad) -> None:
             value(given, clip_value, *args, **kwargs)
 
     functions: dict[str, Any] = {"clip_grad_norm_": clip_norm, "clip_grad_value_": clip_value}
-    if hasattr(torchs, _BY_NORM):
+    if hasattr(clip_grad, _BY_NORM):
+        # Who kept torch's clip_grad_norm_ in no module comes here, too, and is told.
         functions[_BY_NORM] = clip_by_norm
-    cells = {name: _wrapped_by(torchs, name) for name in functions}  # all of them, or none
-    norm, value = cells["clip_grad_norm_"].cell_contents, cells["clip_grad_value_"].cell_contents
-    by_norm: Any = cells[_BY_NORM].cell_contents if _BY_NORM in cells else None
-    for name, cell in cells.items():
-        cell.cell_contents = functools.wraps(cell.cell_contents)(functions[name])
+    torch_seam.replace_imported(clip_grad, functions)
 
 
 def _with_gradients(parameters: list[Any]) -> list[Any]:
@@ -98,20 +96,7 @@ def _with_gradients(parameters: list[Any]) -> list[Any]:
     return [parameter for parameter in parameters if parameter.grad is not None]
 
 
-def _wrapped_by(module: Any, name: str) -> types.CellType:
-    """Where a wrapper of torch's has the function that it calls."""
-    wrapper = getattr(module, name, None)
-    wrapped = getattr(wrapper, "__wrapped__", None)
-    for cell in getattr(wrapper, "__closure__", None) or ():
-        if wrapped is not None and cell.cell_contents is wrapped:
-            return cell
-    raise _C.ConfigError(
-        f"torch.nn.utils.{name}, of {getattr(wrapper, '__module__', None)}, is not made as in "
-        f"PyTorch 2.4 to 2.15 (this is {torch.__version__}), so it would not clip the gradients "
-        "that an engine keeps: use one of these versions, and do not replace the function"
-    )
-
-
+@torch.no_grad()
 def _limit(parameters: list[nn.Parameter], limit: float) -> bool:
     """Limits the elements of the parameters' averaged gradients to -`limit` to `limit`. Those
     that are not finite stay, so that the step is skipped. Collective. False if no engine trains
@@ -133,7 +118,8 @@ def _refuse_given_norm(parameters: list[nn.Parameter]) -> None:
             raise _C.ConfigError(
                 "clip_grads_with_norm_: the norm is not that of the gradients, since those of "
                 "an engine's parameters are the engine's and .grad is None: "
-                "clip_grad_norm_(parameters, max_norm) makes the norm and clips by it"
+                "torch.nn.utils.clip_grad_norm_(parameters, max_norm) makes the norm and clips by "
+                "it, but not what a variable has kept of it since before the engine was made"
             )
         _warn_that_nothing_changes("clip_grads_with_norm_")
 
@@ -143,6 +129,7 @@ def _without_torchs(parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, Sh
     return {p: shards for p in parameters if p.grad is None and (shards := _trains(p)) is not None}
 
 
+@torch.no_grad()
 def _clip(given: list[nn.Parameter], clip: _Clip) -> torch.Tensor | None:
     """The norm of the parameters' averaged gradients, which are clipped by it. Collective. None if
     no engine has gradients of theirs that torch does not see."""

@@ -7,7 +7,8 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,16 +26,31 @@ from zerorun.model.partition import Partition, partition_of
 from zerorun.model.private_partition import PrivatePartition, own_nbytes
 from zerorun.model.uncopied import Uncopied, check_hooks_are_taken
 from zerorun.model.units import Unit
-from zerorun.policy import Policy
+from zerorun.shards.background_saver import BackgroundSaver
 from zerorun.shards.parameter_checks import EmptyStateWarnings, Places, ProgramWrites
 from zerorun.shards.parameters import EnginePartition, Loading
-from zerorun.shards.torch_states import TorchStates
-
-if TYPE_CHECKING:
-    from zerorun.shards.background_saver import BackgroundSaver
+from zerorun.shards.torch_optimizer import TorchStates
 
 _ATTRIBUTE = "_zerorun_shards"
 _logger = logging.getLogger("zerorun")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The differences between zerorun's own engines and those of the stand-in for DeepSpeed.
+
+    - `round_masters`: masters of 16-bit parameters begin at the parameters' rounded values.
+    - `clips_as_torch`: torch.nn.utils.clip_grad_norm_ clips the engine's gradients; else it warns.
+    - `pickles_objects`: a save pickles values that JSON cannot represent; else it rejects them.
+    - `resumes_data`: a load puts the training data loader where it was; else the program does.
+    - `optimizer_of`: the class of the engine's optimizer, by its stage; None: ZeroOptimizer.
+    """
+
+    round_masters: bool = False
+    clips_as_torch: bool = True
+    pickles_objects: bool = False
+    resumes_data: bool = True
+    optimizer_of: Callable[[int], type[Any]] | None = None
 
 
 _NO_LOOP = Policy(clips_as_torch=False)  # of an optimizer without an engine
@@ -196,8 +212,6 @@ class Shards:
     @functools.cached_property
     def saver(self) -> BackgroundSaver:
         """The thread that saves beside the training."""
-        from zerorun.shards.background_saver import BackgroundSaver
-
         return BackgroundSaver(self.core, self.settings, self.communicator)
 
     def _collect_gradients(self) -> None:

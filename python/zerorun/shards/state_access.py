@@ -8,7 +8,7 @@ from torch import nn
 
 from zerorun import _C
 from zerorun.agreement import all_or_none
-from zerorun.hooks.parameter_memory import states_of, tensor_of
+from zerorun.hooks.parameter_memory import state_names_of, states_of, tensor_of
 from zerorun.model.local_tensor import like, local_of
 from zerorun.shards.shards import Shards
 
@@ -99,8 +99,7 @@ class StateAccess:
         """The names of states with an element for each of the parameter's."""
         index = self._shards.layout.ids[parameter]
         if self._shards.torch_states is None:
-            names = self._shards.core.state_names(index)
-            return [name for name in names if not name.endswith("_scale")]
+            return state_names_of(self._shards.core, index)
         return sorted(
             {
                 name

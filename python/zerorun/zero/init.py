@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import os
 from collections import Counter
@@ -15,13 +14,12 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from zerorun import _C, communicator
+from zerorun import _C, communicator, torch_seam
 from zerorun import config as configuration
 from zerorun.device import local_device, make_current
 from zerorun.model.dtypes import is_packed, keeps_a_copy
-from zerorun.model.engine_ranks import data_communicator
+from zerorun.model.engine_ranks import data_communicator, mesh_of, ranks_of_group
 from zerorun.model.local_tensor import is_distributed, is_empty
-from zerorun.model.mesh_arguments import mesh_of, ranks_of_group
 from zerorun.model.model_layout import DTYPES
 from zerorun.model.partition import edits_are_refused, partition_of
 from zerorun.model.private_partition import PrivatePartition
@@ -109,10 +107,10 @@ class Init:
             STATE.inits.append(self)
             if len(STATE.inits) == 1:
                 _patch_subclass_hook()
-                nn.Module.apply = _apply  # type: ignore[method-assign, assignment]
-                nn.Module.to_empty = _to_empty  # type: ignore[method-assign, assignment]
+                torch_seam.replace(nn.Module, "apply", _apply)
+                torch_seam.replace(nn.Module, "to_empty", _to_empty)
                 for name, function in _INITIALIZERS.items():
-                    setattr(nn.init, name, _on_full_values(function))
+                    torch_seam.replace(nn.init, name, _on_full_values(function))
                 self._writes.__enter__()
                 for cls in _all_subclasses(nn.Module):
                     self._wrap(cls)
@@ -125,11 +123,11 @@ class Init:
             self._writes.__exit__(None, None, None)
         STATE.inits.remove(self)
         if not STATE.inits:
-            nn.Module.__init_subclass__ = _original_subclass_hook  # type: ignore[method-assign]
-            nn.Module.apply = _original_apply  # type: ignore[method-assign]
-            nn.Module.to_empty = _original_to_empty  # type: ignore[method-assign]
+            torch_seam.replace(nn.Module, "__init_subclass__", _original_subclass_hook)
+            torch_seam.replace(nn.Module, "apply", _original_apply)
+            torch_seam.replace(nn.Module, "to_empty", _original_to_empty)
             for name, function in _INITIALIZERS.items():
-                setattr(nn.init, name, function)
+                torch_seam.replace(nn.init, name, function)
         for cls, original in reversed(self._wrapped):
             cls.__init__ = original  # type: ignore[misc]
         self._wrapped.clear()
@@ -274,11 +272,7 @@ def _to_empty(module: nn.Module, **kwargs: Any) -> nn.Module:
     return made
 
 
-_INITIALIZERS = {
-    name: function
-    for name, function in vars(nn.init).items()
-    if name.endswith("_") and not name.startswith("_") and inspect.isfunction(function)
-}
+_INITIALIZERS = {name: getattr(nn.init, name) for name in torch_seam.INITIALIZERS.split()}
 
 
 def _on_full_values(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -343,9 +337,9 @@ _original_subclass_hook = nn.Module.__init_subclass__
 def _patch_subclass_hook() -> None:
     """Classes that are defined within a block are wrapped too."""
 
-    def hook(cls: type, **kwargs: Any) -> None:
+    def hook(cls: type, /, **kwargs: Any) -> None:
         _original_subclass_hook(**kwargs)
         if STATE.inits:
             STATE.inits[0]._wrap(cls)
 
-    nn.Module.__init_subclass__ = classmethod(hook)  # type: ignore
+    torch_seam.replace(nn.Module, "__init_subclass__", classmethod(hook))

@@ -1,6 +1,7 @@
 """torch's functions that clip, where the gradients are an engine's."""
 
-import functools
+import inspect
+import sys
 import types
 from collections.abc import Iterable
 from typing import Any
@@ -191,55 +192,21 @@ def case_a_norm_of_clip_grad_norm_clips_none_later() -> None:
     refuses(text, torch.nn.utils.clip_grads_with_norm_, model.parameters(), 1.0, norm)
 
 
-OF_TORCH_2_4 = """
-def no_grad(function):
-    context = torch.no_grad  # which the wrapper closes over, too
-    def wrapper(*args, **kwargs):
-        with context():
-            return function(*args, **kwargs)
-    functools.update_wrapper(wrapper, function)
-    return wrapper
-
-@no_grad
-def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norms = [torch.linalg.vector_norm(g, norm_type) for g in gradients]
-    if not norms:
-        return torch.tensor(0.0)
-    norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-    for gradient in gradients:
-        gradient.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
-    return norm
-
-@no_grad
-def clip_grad_value_(parameters, clip_value, foreach=None):
-    for parameter in parameters:
-        if parameter.grad is not None:
-            parameter.grad.clamp_(-clip_value, clip_value)
-"""
-
-
-def case_clipping_that_torch_writes_in_one_function() -> None:
-    """As 2.4 and 2.5 do; and what is in no known form is an error instead of silence."""
-    old = types.ModuleType("clip_grad of torch 2.4")
-    vars(old).update(functools=functools, torch=torch)
-    exec(OF_TORCH_2_4, vars(old))  # noqa: S102
-    imported = old.clip_grad_norm_
-    clipping.serve(old)
-    plain = make()
-    loss_of(plain, batch_of(0)).backward()
-    expected = imported(plain.parameters(), 0.01).item()
-    for stage in STAGES:
-        model, _ = started(config(stage), optimizer=sgd)
-        loss_of(model, part_of(batch_of(0))).backward()
-        norm = imported(model.parameters(), 0.01, foreach=False)
-        assert norm.item() == pytest.approx(expected, rel=1e-5)
-        assert imported(model.parameters(), 1.0).item() == pytest.approx(0.01, rel=1e-3)
-    old = types.ModuleType("another clip_grad")
-    old.clip_grad_norm_ = torch.no_grad()(lambda parameters, max_norm: None)
-    del old.clip_grad_norm_.__wrapped__
-    text = "torch.nn.utils.clip_grad_norm_, of cases.clipping, is not made as in PyTorch"
-    refuses(text, clipping.serve, old)
+def case_names_from_before_the_first_engine() -> None:
+    """Those of modules are new functions; who uses another reference to torch's is told."""
+    clipping.serve()
+    clip_grad, importer = torch.nn.utils.clip_grad, types.ModuleType("importer")
+    torchs = inspect.unwrap(clip_grad.clip_grad_norm_)
+    importer.clip = torch.nn.utils.clip_grad_norm_
+    sys.modules["importer"] = importer
+    clipping.serve.__wrapped__()
+    assert importer.clip is torch.nn.utils.clip_grad_norm_ is clip_grad.clip_grad_norm_
+    model, _ = started(config(3), optimizer=sgd)
+    loss_of(model, part_of(batch_of(0))).backward()
+    assert importer.clip(model.parameters(), 0.01, foreach=False).item() > 0.01
+    assert importer.clip(model.parameters(), 1.0).item() == pytest.approx(0.01, rel=1e-3)
+    if IN_TWO_FUNCTIONS:
+        refuses("since before the engine was made", torchs, model.parameters(), 1.0)
 
 
 def case_torchs_own_norm_takes_its_keywords() -> None:

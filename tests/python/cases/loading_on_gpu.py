@@ -12,9 +12,8 @@ import torch.distributed as dist
 import zerorun
 from torch import nn
 from zerorun import device
-from zerorun.policy import Policy
 from zerorun.shards.parameters import Loading
-from zerorun.shards.shards import Shards
+from zerorun.shards.shards import Policy, Shards
 
 from cases.models import *
 

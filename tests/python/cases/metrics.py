@@ -77,7 +77,6 @@ def check_figures_at(stage: int, clock: RecordedClock, expected: list[float]) ->
         assert metrics["collectives"]["all_reduce"][0] >= 1
     # The parts of a step do not overlap, and the steps fill the time.
     total = sum(m["step_ms"] for m in seen)
-    assert len(clock.seen) == 1 + STEPS
     assert math.isclose(total, 1e3 * (clock.seen[-1] - clock.seen[0]), rel_tol=1e-9)
     for m in seen[1:]:
         parts = [m[name] or 0.0 for name in ("forward_ms", "backward_ms", "call_ms", "other_ms")]

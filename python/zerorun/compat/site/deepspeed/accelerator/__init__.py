@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from zerorun.device import local_device
+from zerorun.process_state import STATE
 
 
 def _kilobytes(path: str, key: str) -> int:
@@ -264,6 +265,9 @@ def set_accelerator(accel_obj: Any) -> None:
     """Makes get_accelerator return another one; zerorun itself asks PyTorch."""
     global _current  # noqa: PLW0603 - DeepSpeed's interface is global
     _current = accel_obj
+
+
+STATE.others[__name__] = lambda: set_accelerator(None)
 
 
 def is_current_accelerator_supported() -> bool:

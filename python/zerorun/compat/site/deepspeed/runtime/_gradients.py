@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from zerorun import ConfigError, ZeroEngine
+from zerorun import ConfigError, ZeroEngine, torch_seam
 from zerorun.model.uncopied import Uncopied
 from zerorun.shards.shards import Shards
 from zerorun.shards.state_access import StateAccess
@@ -35,7 +35,8 @@ class ShownGradients(Uncopied):
         for parameter in self._parameters:
             setattr(parameter, _ATTRIBUTE, self)
         _showing.add(self)
-        nn.Parameter.grad = property(_get, _set, _delete)  # costs nothing until somebody reads it
+        # Costs nothing until somebody reads it.
+        torch_seam.replace(nn.Parameter, "grad", property(_get, _set, _delete))
         shards.until_closed(self)
 
     def remove(self) -> None:

@@ -14,7 +14,7 @@ from zerorun.optimizers.optimizer import ZeroOptimizer
 from zerorun.optimizers.parameter_states import ParameterStates
 from zerorun.optimizers.saved_values import is_decoupled
 from zerorun.shards.state_access import StateAccess
-from zerorun.shards.torch_states import MODES
+from zerorun.shards.torch_optimizer import MODES
 from zerorun.zero import GatheredParameters
 
 from deepspeed.ops._optimizers import FusedAdam

@@ -13,7 +13,7 @@ import torch
 import zerorun
 from zerorun import config as configuration
 from zerorun import sequence
-from zerorun.model.mesh_arguments import asked, mesh_of
+from zerorun.model.engine_ranks import asked, mesh_of
 
 from deepspeed._finder import SECTIONS, UNCHECKED
 from deepspeed.utils.logging import logger

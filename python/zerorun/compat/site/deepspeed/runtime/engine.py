@@ -12,7 +12,7 @@ import zerorun
 from zerorun.agreement import all_or_none
 from zerorun.checkpoints.full_state import full_state_dict
 from zerorun.config import BatchConfig
-from zerorun.policy import Policy
+from zerorun.shards.shards import Policy
 
 from deepspeed._placeholders import absent_method
 from deepspeed.moe.layer import has_moe_layers

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 from zerorun.dataloader import RepeatingLoader
-from zerorun.model.mesh_arguments import asked
+from zerorun.model.engine_ranks import asked
 
 from deepspeed.comm import is_initialized
 from deepspeed.utils import groups

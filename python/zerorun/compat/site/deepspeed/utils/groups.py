@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 from zerorun import experts, sequence
-from zerorun.model.mesh_arguments import asked
+from zerorun.model.engine_ranks import asked
 from zerorun.process_state import STATE
 
 mpu: Any = None  # what initialize was given

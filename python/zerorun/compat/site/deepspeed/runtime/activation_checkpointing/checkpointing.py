@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from zerorun.process_state import STATE
 
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import read_config
@@ -79,6 +80,14 @@ class _State:
 
 _state = _State()
 _tracker = CudaRNGStatesTracker()
+
+
+def _forget() -> None:
+    _state.__init__()
+    _tracker.reset()
+
+
+STATE.others[__name__] = _forget
 
 
 def configure(  # noqa: PLR0913, PLR0917 - DeepSpeed's signature

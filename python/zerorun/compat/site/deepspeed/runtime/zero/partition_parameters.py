@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import zerorun
 from torch import nn
+from zerorun import torch_seam
 from zerorun.model.partition import Partition, partition_of
 from zerorun.zero import (
     GatheredParameters,
@@ -51,11 +52,11 @@ class Init(zerorun.zero.Init):
         super().__enter__()
         self._torch_empty = torch.empty
         if self._enabled and self._dtype is not None:
-            torch.empty = _empty_of(self._torch_empty, self._dtype)
+            torch_seam.replace(torch, "empty", _empty_of(self._torch_empty, self._dtype))
         return self
 
     def __exit__(self, *error: Any) -> None:
-        torch.empty = self._torch_empty
+        torch_seam.replace(torch, "empty", self._torch_empty)
         super().__exit__(*error)
 
 
