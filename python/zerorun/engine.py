@@ -139,7 +139,7 @@ class ZeroEngine(ShardedModule):
             self._layout.check_frozen()
             if self.global_steps % _CHECK_EVERY == 0:
                 self._layout.check_unchanged(self.module)
-            self._shards.places.check()
+            self._shards.assigned.check()
         self._shards.release_all()
         if self._core.end_micro_step():
             result = self.optimizer.update()
