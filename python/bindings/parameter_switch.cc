@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -26,8 +27,8 @@ class ParameterSwitch {
   ParameterSwitch(std::shared_ptr<EngineOwner> owner, ModuleId module)
       : owner_(std::move(owner)), module_(module) {}
 
-  void add(py::object parameter, py::object full, py::object empty) {
-    entries_.push_back({std::move(parameter), std::move(full), std::move(empty)});
+  void add(py::object parameter, py::object full, py::object empty, std::string name) {
+    entries_.push_back({std::move(parameter), std::move(full), std::move(empty), std::move(name)});
   }
   void acquire() {
     if (holders_ == 0) {
@@ -69,7 +70,14 @@ class ParameterSwitch {
 
   void leave() {
     if (--calls_ == 0) set_class(&Reader::watched);
+    const std::string replaced = holders_ == 1 ? find_replaced() : "";
     release();
+    if (!replaced.empty()) {
+      fail<ConfigError>(
+          "parameter {}: its .data was replaced in a call of its module, after which it is empty: "
+          "raise stage3_param_persistence_threshold to its number of elements, or lower the stage",
+          replaced);
+    }
   }
 
   bool entered() const { return calls_ > 0; }
@@ -97,6 +105,7 @@ class ParameterSwitch {
     py::object parameter;
     py::object full;
     py::object empty;
+    std::string name;
   };
   struct Reader {
     py::object parameters;
@@ -129,6 +138,21 @@ class ParameterSwitch {
     for (const Entry& entry : entries_) py::setattr(entry.parameter, name, entry.*values);
   }
 
+  // The name of a parameter that views other memory than the engine's. The first calls look at all,
+  // later ones at one each, so that they do not pay for all.
+  std::string find_replaced() {
+    constexpr size_t kThorough = 8;
+    static const py::handle name = interned("data_ptr");
+    const size_t all = entries_.size();
+    const size_t looked_at = checks_ < kThorough ? all : std::min<size_t>(1, all);
+    for (size_t i = 0; i < looked_at; ++i) {
+      const Entry& entry = entries_[(checks_ + i) % all];
+      if (!entry.parameter.attr(name)().equal(entry.full.attr(name)())) return entry.name;
+    }
+    ++checks_;
+    return "";
+  }
+
   void set_class(py::object Reader::*kind) {
     static const py::handle name = interned("__class__");
     for (const Reader& reader : readers_) py::setattr(reader.parameters, name, reader.*kind);
@@ -140,6 +164,7 @@ class ParameterSwitch {
   std::vector<Reader> readers_;
   int holders_ = 0;
   int calls_ = 0;  // of the holders
+  size_t checks_ = 0;
 };
 
 // Null while the object is being made or ended. pybind11 3.1 sets an object's layout after it has
@@ -181,7 +206,7 @@ void register_parameter_switch(py::module_& m) {
                                                       engine.engine().module_id(module));
            }),
            "engine"_a, "module"_a)
-      .def("add", &ParameterSwitch::add, "parameter"_a, "full"_a, "empty"_a,
+      .def("add", &ParameterSwitch::add, "parameter"_a, "full"_a, "empty"_a, "name"_a,
            "A parameter with the two values of its `.data`.")
       .def("acquire", &ParameterSwitch::acquire, "Makes the parameters full; nested calls count.")
       .def("release", &ParameterSwitch::release, "Ends one acquire.")
@@ -192,7 +217,8 @@ void register_parameter_switch(py::module_& m) {
            "those under autocast.")
       .def("enter", &ParameterSwitch::enter, "autocast"_a,
            "An acquire by a call, in forward or backward.")
-      .def("leave", &ParameterSwitch::leave, "Ends one enter.")
+      .def("leave", &ParameterSwitch::leave,
+           "Ends one enter; ConfigError if the program has replaced a parameter's `.data`.")
       .def_property_readonly("entered", &ParameterSwitch::entered, "A call holds it.")
       .def("cast_reads", &ParameterSwitch::cast_reads,
            "Reads are those under autocast until the calls that hold it have left.");

@@ -913,7 +913,7 @@ class ParameterSwitch:
         """
         Makes the parameters full; nested calls count.
         """
-    def add(self, parameter: typing.Any, full: typing.Any, empty: typing.Any) -> None:
+    def add(self, parameter: typing.Any, full: typing.Any, empty: typing.Any, name: str) -> None:
         """
         A parameter with the two values of its `.data`.
         """
@@ -933,7 +933,7 @@ class ParameterSwitch:
         """
     def leave(self) -> None:
         """
-        Ends one enter.
+        Ends one enter; ConfigError if the program has replaced a parameter's `.data`.
         """
     def release(self) -> None:
         """

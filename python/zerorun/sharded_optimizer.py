@@ -98,7 +98,7 @@ class ShardedOptimizer(ShardOptimizer):
         for parameter, collect in self._collect:
             collect(parameter)
         self.shards.core.end_micro_step()
-        self.shards.places.check()
+        self.shards.assigned.check()
         self.update()
         self._consolidated = None
         return loss

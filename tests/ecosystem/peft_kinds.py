@@ -34,6 +34,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"init_r": 6, "target_r": 3, "tfinal": 1, "total_step": 6, "target_modules": LINEAR},
     ),
     "VeRA": ("VeraConfig", {"r": 8, "target_modules": SQUARE}),
+    "RandLora": ("RandLoraConfig", {"r": 4, "target_modules": SQUARE}),
+    "LN tuning": ("LNTuningConfig", {}),
     "VBLoRA": (
         "VBLoRAConfig",
         {"r": 4, "num_vectors": 16, "vector_length": 8, "target_modules": SQUARE},
@@ -107,6 +109,7 @@ def together(kind: str, stage: int, reentrant: bool | None) -> list[float]:
     model = adapted(kind, reentrant)
     config = {
         "train_micro_batch_size_per_gpu": ROWS // dist.get_world_size(),
+        "gradient_clipping": 0,  # as alone()
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
     }
     optimizer = torch.optim.AdamW(trained(model), lr=1e-2)

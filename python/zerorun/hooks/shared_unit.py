@@ -48,7 +48,9 @@ class SharedUnit(_C.ParameterSwitch):
         for parameter, values in self.full.items():
             if sharded[parameter]:
                 holder = LocalData(parameter) if is_distributed(parameter) else parameter
-                self.add(holder, values, _empty(values.dtype, values.device))
+                self.add(
+                    holder, values, _empty(values.dtype, values.device), layout.names[parameter]
+                )
 
     def place(self) -> None:
         """Points the parameters at the engine's memory; from here on they come and go."""

@@ -52,6 +52,9 @@ class LocalData:
     def data(self, values: torch.Tensor) -> None:
         self._parameter._local_tensor = values
 
+    def data_ptr(self) -> int:
+        return self.data.data_ptr()
+
 
 def whole_of(tensor: Any) -> torch.Tensor:
     """All of it: of a DTensor the pieces together, which is collective among its ranks."""

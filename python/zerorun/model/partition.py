@@ -246,6 +246,11 @@ class Partition(Uncopied):
         raise NotImplementedError
 
     @property
+    def is_held(self) -> bool:
+        """True while a call of a module, or a gather of the program's, holds the parameter full."""
+        return self.available
+
+    @property
     def comes_alone(self) -> bool:
         """True if an acquire makes memory that nobody else reads and that goes with the release."""
         return not self.available

@@ -9,35 +9,27 @@ import torch
 from torch import nn
 
 from zerorun import _C
-from zerorun.hooks.parameter_memory import keep_precise, take_written, tensor_of
-from zerorun.model.local_tensor import is_distributed, local_of
+from zerorun.hooks.parameter_memory import full_view, keep_precise, take_written, tensor_of
+from zerorun.model.local_tensor import is_distributed, local_of, place
 from zerorun.model.model_layout import ModelLayout
+from zerorun.model.partition import partition_of
 from zerorun.model.uncopied import ModuleHook
 from zerorun.program_warning import warn
 
 CHECK_PARTS = 16  # calls of check() that look at every parameter once
 
 
-def _addresses_of(parameters: list[nn.Parameter]) -> list[int]:
-    return [local_of(p).data_ptr() if is_distributed(p) else p.data_ptr() for p in parameters]
+class AssignedGradients:
+    """Notices gradients that a program has assigned to parameters of an engine, which steps would
+    not see."""
 
-
-class Places:
-    """Notices what a program does to an engine's parameters that steps would not see.
-
-    `placed`: parameters that keep the place which they have now.
-    """
-
-    def __init__(self, layout: ModelLayout, placed: Iterable[nn.Parameter]) -> None:
+    def __init__(self, layout: ModelLayout) -> None:
         self._names = layout.names
         self._trained = [p for p in layout.names if layout.is_trainable(p)]
-        self._placed = list(placed)
-        self._addresses = _addresses_of(self._placed)
         self._checks = 0
 
     def check(self, *, everything: bool = False) -> None:
-        """Raises ConfigError naming a parameter whose memory the program has replaced, or to which
-        it has assigned a gradient.
+        """Raises ConfigError naming a parameter to which the program has assigned a gradient.
 
         Each call looks at a part of the parameters, so that a step does not pay for all, unless
         `everything` is true.
@@ -51,17 +43,6 @@ class Places:
                     "it, which a step would not use: gradients come from backward, or are set with "
                     "zerorun.zero.safe_set_full_grad"
                 )
-        parameters, expected = self._placed[part], self._addresses[part]
-        found = _addresses_of(parameters)
-        if found == expected:
-            return
-        pairs = zip(parameters, expected, found, strict=True)
-        name = next(self._names[p] for p, address, now in pairs if address != now)
-        raise _C.ConfigError(
-            f"parameter {name}: its .data was replaced after initialize, so steps would no longer "
-            "reach it: change the values in place (with torch.no_grad(): parameter.copy_(values)), "
-            "and move or cast the model before initialize"
-        )
 
 
 class ProgramWrites:
@@ -72,6 +53,9 @@ class ProgramWrites:
     changes is that of the program. It does not count those through ``parameter.data``. What the
     engine has taken over by other ways (a gather) is as precise afterwards as before.
 
+    A ``parameter.data`` that the program has replaced (PEFT's CPT does in every forward) is noticed
+    by its address: the values go to the engine's memory, which the parameter then views again.
+
     `parameters`: those that are whole on every rank. Ranks write the same values, as to a
     replicated model; nothing here is collective.
     """
@@ -80,30 +64,76 @@ class ProgramWrites:
         self, core: _C.Engine, layout: ModelLayout, parameters: Iterable[nn.Parameter]
     ) -> None:
         self._core, self._layout = core, layout
-        self._parameters = [p for p in parameters if layout.is_trainable(p)]
+        self._whole = sorted(parameters, key=is_distributed)
+        self._plain = sum(not is_distributed(parameter) for parameter in self._whole)
+        self._addresses = self._find()
+        trained = [p for p in self._whole if layout.is_trainable(p)]
+        # At stage 3 one rank may write within a gather, which takes that over.
+        self._counted = [p for p in trained if partition_of(p) is None]
         self._versions = self._count()
 
+    def _find(self) -> list[int]:
+        """Where parameters are, those that are no DTensors first, without a question for each."""
+        plain, distributed = self._whole[: self._plain], self._whole[self._plain :]
+        return [p.data_ptr() for p in plain] + [local_of(p).data_ptr() for p in distributed]
+
     def _count(self) -> list[int]:
-        return [parameter._version for parameter in self._parameters]
+        return [parameter._version for parameter in self._counted]
 
     def forget(self) -> None:
         """After all that was written has been taken over by another way (a load)."""
         self._versions = self._count()
 
     def take(self) -> None:
-        """Before masters are read or written, or a step is made of them."""
-        found = self._count()
-        if found == self._versions:
-            return
-        pairs = zip(self._parameters, self._versions, found, strict=True)
-        self._versions = found
+        """Before masters are read or written, or a step is made of them. Raises ConfigError naming
+        a parameter whose memory was replaced by one of another kind."""
         with torch.no_grad():
-            for parameter in [p for p, before, now in pairs if before != now]:
+            written = self._put_back()
+            found = self._count()
+            if found == self._versions and not written:
+                return
+            pairs = zip(self._counted, self._versions, found, strict=True)
+            written |= {parameter: None for parameter, before, now in pairs if before != now}
+            self._versions = found
+            for parameter in written:
                 take_written(self._core, self._layout.ids[parameter])
                 for interval in self._core.state_intervals(self._layout.ids[parameter]):
                     if interval.master is not None:
                         keep_precise(interval, tensor_of(interval.master))
         self._core.accept_changes()
+
+    def _put_back(self) -> dict[nn.Parameter, None]:
+        """Returns the parameters that viewed other memory than the engine's."""
+        found = self._find()
+        if found == self._addresses:
+            return {}
+        moved = {}
+        for parameter, expected, now in zip(self._whole, self._addresses, found, strict=True):
+            partition = partition_of(parameter)
+            if expected == now or (partition is not None and partition.is_held):
+                continue
+            values, full = local_of(parameter), full_view(self._core, self._layout, parameter)
+            self._check_kind(parameter, values, full)
+            full.copy_(values)
+            if partition is not None:  # the rank's part is apart
+                flat = self._layout.flat(parameter, full)
+                for interval in self._core.state_intervals(self._layout.ids[parameter]):
+                    part = flat[interval.begin : interval.begin + interval.numel]
+                    tensor_of(interval.param).copy_(part)
+            place(parameter, full)
+            moved[parameter] = None
+        return moved
+
+    def _check_kind(
+        self, parameter: nn.Parameter, values: torch.Tensor, full: torch.Tensor
+    ) -> None:
+        got, expected = (f"{t.dtype} of shape {tuple(t.shape)}" for t in (values, full))
+        if got != expected or values.device != full.device:
+            raise _C.ConfigError(
+                f"parameter {self._layout.names[parameter]}: its .data was replaced after "
+                f"initialize: got {got} on {values.device}, expected {expected} on {full.device}: "
+                "move or cast the model before initialize"
+            )
 
 
 # --- empty parameters in state dicts ---

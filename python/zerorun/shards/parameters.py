@@ -56,6 +56,10 @@ class EnginePartition(Partition):
     def available(self) -> bool:
         return self.unit.available or not self._is_sharded
 
+    @property
+    def is_held(self) -> bool:
+        return self.unit.available  # also of one that stays full
+
     def local_numel(self) -> int:
         nbytes = sum(tensor_of(interval.param).nbytes for interval in self._intervals)
         return nbytes // self._full.element_size()

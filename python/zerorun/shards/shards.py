@@ -27,7 +27,7 @@ from zerorun.model.private_partition import PrivatePartition, own_nbytes
 from zerorun.model.uncopied import Uncopied, check_hooks_are_taken
 from zerorun.model.units import Unit
 from zerorun.shards.background_saver import BackgroundSaver
-from zerorun.shards.parameter_checks import EmptyStateWarnings, Places, ProgramWrites
+from zerorun.shards.parameter_checks import AssignedGradients, EmptyStateWarnings, ProgramWrites
 from zerorun.shards.parameters import EnginePartition, Loading
 from zerorun.shards.torch_optimizer import TorchStates
 
@@ -174,8 +174,8 @@ class Shards:
             if model is not None:
                 self._collect_gradients()
                 self._attach_hooks(model)
-            whole = () if self.gather_hooks else layout.names
-            self.places = Places(layout, whole)
+            whole = [p for p, index in layout.ids.items() if not self.core.is_sharded(index)]
+            self.assigned = AssignedGradients(layout)
             self.writes = ProgramWrites(self.core, layout, whole)
 
     def __enter__(self) -> Shards:

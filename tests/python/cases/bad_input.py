@@ -1,13 +1,13 @@
 """What users get wrong: typed errors that name module, parameter and argument, on every rank."""
 
 import functools
+import itertools
 import warnings
 
 import pytest
 import torch
 import zerorun
 from torch import nn
-from zerorun.shards.parameter_checks import CHECK_PARTS
 
 from cases.models import *
 
@@ -194,15 +194,15 @@ def case_a_module_of_torch_jit_takes_no_hooks() -> None:
             engine.destroy()
 
 
-def case_values_that_are_replaced_instead_of_changed() -> None:
-    for stage in range(3):
-        model, engine = started(config(stage))
-        with torch.no_grad():
-            model.blocks[1].norm.weight.copy_(torch.full((32,), 0.5))
-        train(engine, 1)
-        model.blocks[1].norm.weight.data = torch.ones(32)
-        text = "parameter blocks.1.norm.weight: its .data was replaced after initialize"
-        refuses(text, train, engine, CHECK_PARTS)
+def case_values_that_are_replaced_by_others_of_another_kind() -> None:
+    for stage, values in itertools.product(range(4), (torch.ones(32).bfloat16(), torch.ones(33))):
+        settings = config(stage)
+        settings["zero_optimization"]["stage3_param_persistence_threshold"] = 100
+        model, engine = started(settings)
+        model.blocks[1].norm.weight.data = values
+        text = "parameter blocks.1.norm.weight: its .data was replaced after initialize: got "
+        refuses(text, engine.step)
+        engine.destroy()
 
 
 AdamW = functools.partial(torch.optim.AdamW, lr=1e-2)

@@ -207,6 +207,27 @@ def case_parameters_that_are_frozen_later_stay_as_they_are() -> None:
             engines[stage].destroy()
 
 
+class Projected(Model):
+    """Replaces values of a parameter in each forward, as PEFT's CPT does."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        weight = self.blocks[1].norm.weight
+        weight.data = weight.detach().clamp(0.995, 1.005)
+        return super().forward(tokens)
+
+
+def case_values_that_forward_replaces_count() -> None:
+    losses, _ = reference(kind=Projected)
+    for stage in STAGES:
+        settings = config(stage)
+        settings["zero_optimization"]["stage3_param_persistence_threshold"] = 100
+        _, engine = started(settings, Projected)
+        assert_close(train(engine), losses)
+        engine.destroy()
+    _, engine = started(config(3), Projected)  # where the parameter is empty after the call
+    refuses("parameter blocks.1.norm.weight: its .data was replaced in a call", train, engine)
+
+
 def case_frozen_values_are_the_same_bits() -> None:
     for stage in STAGES:
         model = make()
