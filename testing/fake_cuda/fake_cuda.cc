@@ -82,8 +82,30 @@ std::vector<std::string> FakeCuda::leaks() const {
   return leaks;
 }
 
+void FakeCuda::hold_calls() {
+  const std::lock_guard lock(mutex_);
+  calls_are_held_ = true;
+}
+
+void FakeCuda::let_calls_go() {
+  const std::lock_guard lock(mutex_);
+  calls_are_held_ = false;
+  calls_go_on_.notify_all();
+}
+
+namespace {
+
+// Says nothing about the device: inferred from what these functions return, as no source says it.
+bool is_of_thread(std::string_view name) {
+  return name == "cudaGetDevice" || name == "cudaSetDevice" ||
+         name == "cudaThreadExchangeStreamCaptureMode" || !name.starts_with("cu");
+}
+
+}  // namespace
+
 int FakeCuda::enter(std::string_view name, const void* stream) {
   std::unique_lock lock(mutex_);
+  calls_go_on_.wait(lock, [&] { return !calls_are_held_ || is_of_thread(name); });
   const std::string key(name);
   const int call = counts_[key]++;
   calls_.push_back({key, stream, std::this_thread::get_id()});

@@ -69,6 +69,20 @@ void wait_for_kernels(ncclComm& comm) {
   zerorun::drain(last);
 }
 
+// commDestroySync of src/init.cc of 2.31: a barrier of the ranks of the host, which looks at the
+// own abort flag only (bootstrapIntraNodeBarrier of src/bootstrap.cc). A rank that has died, or has
+// been aborted, does not come.
+ncclResult_t meet_to_finalize(ncclComm& comm) {
+  constexpr int kMeets = 23100;
+  if (seen().nccl_version() < kMeets) return ncclSuccess;
+  Group& group = *comm.group;
+  std::unique_lock lock(group.mutex);
+  ++group.finalizing;
+  group.changed.notify_all();
+  group.changed.wait(lock, [&] { return comm.aborted || group.finalizing >= group.ranks; });
+  return comm.aborted ? ncclInternalError : ncclSuccess;
+}
+
 ncclResult_t forget(ncclComm_t comm) {
   const std::lock_guard lock(comms_mutex);
   comms.erase(comm);
@@ -79,7 +93,7 @@ ncclResult_t forget(ncclComm_t comm) {
 
 ncclResult_t ncclGetVersion(int* version) {
   ENTER();
-  *version = 22809;
+  *version = seen().nccl_version();
   return ncclSuccess;
 }
 
@@ -168,8 +182,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
 }
 
 // src/init.cc: refused while the communicator is in progress, which then has that error. Waits for
-// the communicator's kernels, in NCCL's thread if it does not block. (From 2.31 on also for the
-// other ranks of the host.)
+// the communicator's kernels, and as in 2.31 for the other ranks of the host to come here, in
+// NCCL's thread if it does not block.
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   ENTER();
   expect_no_group(__func__);
@@ -188,8 +202,9 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   shared->finalizing = true;
   const ncclResult_t begun = perform(shared, [held = shared.get()] {
     wait_for_kernels(*held);
+    const ncclResult_t result = meet_to_finalize(*held);
     held->finalizing = false;
-    return ncclSuccess;
+    return result;
   });
   return shared->blocking ? begun : state_of(*shared);
 }
