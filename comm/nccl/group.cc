@@ -59,17 +59,13 @@ NcclGroup::~NcclGroup() {
   asking_->wait_until_idle();
 }
 
-int NcclGroup::version() const {
-  int version = 0;
-  nccl_.version(&version);
-  return version;
-}
-
 void NcclGroup::join() {
   const auto check_all = [this] {
     check();
     if (options_.check_parent) options_.check_parent();
   };
+  begin("joining the other ranks (ncclGetVersion)");
+  finish_call(nccl_.version(&version_));
   begin("joining the other ranks (ncclGetUniqueId)");
   peers_.arrive();
   ncclUniqueId id{};
@@ -177,10 +173,10 @@ void NcclGroup::finish_call(ncclResult_t result, const NcclPeers::Check& look) {
 void NcclGroup::check() const { options_.job->check(); }
 
 Event NcclGroup::run(CallName name, CudaStream& stream, const Enqueue& enqueue) {
-  const std::lock_guard one(calls_);
+  const std::lock_guard one(calls_.mutex);
   check();
   try {
-    begin({.name = std::move(name), .number = ++made_, .reached = stream.record()});
+    begin({.name = std::move(name), .number = ++calls_.made, .reached = stream.record()});
     finish_call(call([&](ncclComm_t comm) { return enqueue(nccl_, comm); }));
     Event done = stream.record();
     forget_done();  // so that their events are used again
@@ -209,7 +205,7 @@ void* NcclGroup::register_memory(void* data, size_t nbytes) {
 
 Buffer NcclGroup::allocate(size_t nbytes, std::shared_ptr<NcclGroup> self) {
   const CurrentDevice current(device_);
-  const std::lock_guard one(calls_);
+  const std::lock_guard one(calls_.mutex);
   check();
   void* data = nullptr;
   if (nccl_.allocate(&data, nbytes) != ncclSuccess) {
@@ -227,7 +223,7 @@ Buffer NcclGroup::allocate(size_t nbytes, std::shared_ptr<NcclGroup> self) {
 
 void NcclGroup::release(void* data, void* handle) noexcept {
   const CurrentDevice current(device_, std::nothrow);
-  const std::lock_guard one(calls_);
+  const std::lock_guard one(calls_.mutex);
   drain();
   if (!comm_.call([&](ncclComm_t comm) { return nccl_.deregister_memory(comm, handle); })) {
     comm_.wait_for_end();
@@ -282,8 +278,8 @@ void NcclGroup::end() noexcept {
 void NcclGroup::check_peers(std::string_view what) {
   int64_t next = 0;
   {
-    const std::lock_guard lock(calls_);
-    next = made_ + 1;
+    const std::lock_guard lock(calls_.mutex);
+    next = calls_.made + 1;
   }
   std::string problem = error();
   if (problem.empty()) problem = peers_.missing(next, std::string(what));
@@ -427,7 +423,7 @@ void NcclGroup::warn(double waited_s) {
 }
 
 void NcclGroup::leave() noexcept {
-  peers_.leave(made_);
+  peers_.leave(calls_.made);
   drain();  // under watch: an abort ends the wait
   if (ncclComm_t const comm = comm_.take()) {
     try {
@@ -446,7 +442,7 @@ void NcclGroup::leave() noexcept {
 // a thread that nobody has to join.
 void NcclGroup::finalize(ncclComm_t comm) {
   const CurrentDevice current(device_, std::nothrow);
-  const bool meets = version() >= kFinalizesTogether;
+  const bool meets = version_ >= kFinalizesTogether;
   const auto until = Clock::now() + (meets ? kLeavingTime : options_.timeout);
   while (meets && !peers_.others_leave() && !is_alone() && Clock::now() < until) {
     std::this_thread::sleep_for(kPoll);
@@ -456,20 +452,18 @@ void NcclGroup::finalize(ncclComm_t comm) {
     nccl_.abort(comm);
     return;
   }
-  std::promise<void> left;
-  const std::future<void> over = left.get_future();
+  std::promise<bool> left;
+  std::future<bool> over = left.get_future();
   std::thread([nccl = nccl_, device = device_, comm, left = std::move(left)]() mutable {
     const CurrentDevice own(device, std::nothrow);
-    if (nccl.finalize(comm) == ncclSuccess) {
-      nccl.destroy(comm);
-    } else {
-      nccl.abort(comm);
-    }
-    left.set_value();
+    const bool is_final = nccl.finalize(comm) == ncclSuccess;
+    is_final ? nccl.destroy(comm) : nccl.abort(comm);
+    left.set_value(is_final);
   }).detach();
   while (over.wait_for(kLook) != std::future_status::ready) {
     if (Clock::now() > until || is_alone()) return;
   }
+  if (!over.get()) peers_.leave_alone();
 }
 
 bool NcclGroup::is_alone() const noexcept {

@@ -48,7 +48,7 @@ class NcclGroup final : public CudaStream::Watched {
   Buffer allocate(size_t nbytes, std::shared_ptr<NcclGroup> self);
 
   // Of NCCL: 2.26.2 is 22602.
-  int version() const;
+  int version() const { return version_; }
 
   int ranks_of_this_host() const { return peers_.ranks_of_this_host(); }
   // Numbers of the GPUs of other ranks that are threads of this process.
@@ -107,15 +107,18 @@ class NcclGroup final : public CudaStream::Watched {
   const NcclFunctions nccl_;
   const GroupOptions options_;
   const int device_;
+  int version_ = 0;
   const std::shared_ptr<AskingThread> asking_;
   NcclPeers peers_;
   StallInquiry inquiry_;
   std::optional<double> waited_s_{};  // in the last call; the watching thread's
-  std::mutex calls_;                  // held while NCCL processes a call
-  int64_t made_ = 0;                  // collectives; guarded by calls_
-  NcclHandle comm_;                   // taken away by an abort
-  mutable std::mutex mutex_;          // guards all below; never held for long
-  bool idle_ = true;                  // until a call begins, the watching thread looks seldom
+  struct Calls {
+    std::mutex mutex;  // held while NCCL processes a call
+    int64_t made = 0;  // collectives; guarded by the mutex
+  } calls_;
+  NcclHandle comm_;           // taken away by an abort
+  mutable std::mutex mutex_;  // guards all below; never held for long
+  bool idle_ = true;          // until a call begins, the watching thread looks seldom
   PendingCalls pending_;
   bool ended_ = false;  // by an error, of which the peers know
   std::shared_ptr<void> watched_;

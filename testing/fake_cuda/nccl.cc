@@ -183,11 +183,12 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
 
 // src/init.cc: refused while the communicator is in progress, which then has that error. Waits for
 // the communicator's kernels, and as in 2.31 for the other ranks of the host to come here, in
-// NCCL's thread if it does not block.
+// NCCL's thread if it does not block. Errors that a test plans come after that.
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  ENTER();
+  const zerorun::fake::InFake in_fake;
+  const ncclResult_t planned = enter(__func__);
   expect_no_group(__func__);
-  if (comm == nullptr) return ncclSuccess;
+  if (comm == nullptr) return planned;
   const Shared shared = alive(comm, __func__);
   if (!shared) return ncclInvalidArgument;
   ncclResult_t refused = ensure_ready(*shared, __func__);
@@ -200,11 +201,11 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     return refused;
   }
   shared->finalizing = true;
-  const ncclResult_t begun = perform(shared, [held = shared.get()] {
+  const ncclResult_t begun = perform(shared, [held = shared.get(), planned] {
     wait_for_kernels(*held);
     const ncclResult_t result = meet_to_finalize(*held);
     held->finalizing = false;
-    return result;
+    return planned != ncclSuccess ? planned : result;
   });
   return shared->blocking ? begun : state_of(*shared);
 }
