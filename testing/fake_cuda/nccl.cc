@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -51,12 +52,16 @@ void join(ncclComm& comm) {
   comm.group->changed.notify_all();
 }
 
-// Waits for all ranks to join; an error when the communicator was aborted.
+// Waits for all ranks to join; an error when the communicator was aborted. Two ranks of a host with
+// one PCI address are refused (initTransportsRank of src/init.cc, "Duplicate GPU detected"; from
+// 2.30 on unless NCCL_MULTI_RANK_GPU_ENABLE=1).
 ncclResult_t wait_for_peers(ncclComm& comm) {
   Group& group = *comm.group;
   std::unique_lock lock(group.mutex);
   group.changed.wait(lock, [&] { return comm.aborted || group.joined >= group.ranks; });
-  return comm.aborted ? ncclInternalError : ncclSuccess;
+  if (comm.aborted) return ncclInternalError;
+  const std::set<int> devices(group.devices.begin(), group.devices.end());
+  return devices.size() == group.devices.size() ? ncclSuccess : ncclInvalidUsage;
 }
 
 // commDestroySync of src/init.cc waits for NCCL's streams, which follow its kernels.
