@@ -24,7 +24,7 @@ constexpr std::chrono::seconds kIdle{1};         // between two looks whether a 
 constexpr int kRanksOfPause = 64;                // so that many ranks leave rank 0's store time
 constexpr int kFinalizesTogether = 23100;        // NCCL 2.31
 // For peers that do not leave, for which NCCL goes on waiting.
-constexpr std::chrono::milliseconds kLeavingTime{5000};
+constexpr std::chrono::milliseconds kMeetingTime{5000};
 
 }  // namespace
 
@@ -443,7 +443,7 @@ void NcclGroup::leave() noexcept {
 void NcclGroup::finalize(ncclComm_t comm) {
   const CurrentDevice current(device_, std::nothrow);
   const bool meets = version_ >= kFinalizesTogether;
-  const auto until = Clock::now() + (meets ? kLeavingTime : options_.timeout);
+  const auto until = Clock::now() + (meets ? kMeetingTime : options_.timeout);
   while (meets && !peers_.others_leave() && !is_alone() && Clock::now() < until) {
     std::this_thread::sleep_for(kPoll);
   }
