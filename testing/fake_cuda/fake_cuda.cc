@@ -84,13 +84,13 @@ std::vector<std::string> FakeCuda::leaks() const {
 
 void FakeCuda::hold_calls() {
   const std::lock_guard lock(mutex_);
-  calls_are_held_ = true;
+  held_calls_.are_held = true;
 }
 
 void FakeCuda::let_calls_go() {
   const std::lock_guard lock(mutex_);
-  calls_are_held_ = false;
-  calls_go_on_.notify_all();
+  held_calls_.are_held = false;
+  held_calls_.go_on.notify_all();
 }
 
 namespace {
@@ -105,7 +105,7 @@ bool is_of_thread(std::string_view name) {
 
 int FakeCuda::enter(std::string_view name, const void* stream) {
   std::unique_lock lock(mutex_);
-  calls_go_on_.wait(lock, [&] { return !calls_are_held_ || is_of_thread(name); });
+  held_calls_.go_on.wait(lock, [&] { return !held_calls_.are_held || is_of_thread(name); });
   const std::string key(name);
   const int call = counts_[key]++;
   calls_.push_back({key, stream, std::this_thread::get_id()});

@@ -179,8 +179,10 @@ class FakeCuda {
   } memory_;
   std::set<int> used_devices_;
   std::thread::id driver_holder_;  // none: that of no thread
-  bool calls_are_held_ = false;
-  std::condition_variable calls_go_on_;
+  struct {
+    bool are_held = false;
+    std::condition_variable go_on;
+  } held_calls_;
   std::minstd_rand random_;
   std::map<std::pair<std::string, int>, int> failures_;  // (function, call) -> error
   int met_failures_ = 0;
