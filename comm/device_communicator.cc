@@ -1,7 +1,6 @@
 #include "comm/device_communicator.h"
 
 #include <array>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "device/cuda_backend.h"
 #include "device/drain.h"
 #include "device/plugin.h"
+#include "os/process_identity.h"
 
 namespace zerorun {
 
@@ -30,17 +30,17 @@ const NcclBackend& open_nccl_backend() {
 
 constexpr const char* kNone = "none";
 
-// Tells all ranks alike which two of them have the same GPU, as "0 and 1", or kNone: rank 0 looks.
+// Tells all ranks alike which two of them NCCL would refuse (shared_gpu()), or kNone: rank 0 looks.
 // If there are two, rank 0 returns after all have read it: it then fails, and its store with it.
-std::string ranks_with_one_device(const GroupOptions& options, const std::string& mine) {
+std::string find_shared_gpu(const GroupOptions& options, const std::string& mine) {
   const auto seen = [&](int rank) { return fmt::format("{}/device/seen/{}", options.name, rank); };
   std::string found = kNone;
-  std::map<std::string, int> owners;
-  const auto take = [&](const std::string& device) {
-    const auto rank = static_cast<int>(owners.size());
-    const auto [owner, is_first] = owners.emplace(device, rank);
-    if (!is_first) found = fmt::format("{} and {}", owner->second, rank);
-    return is_first;
+  std::vector<std::string> gpus;
+  const auto take = [&](const std::string& gpu) {
+    gpus.push_back(gpu);
+    const std::optional<std::string> shared = shared_gpu(gpus);
+    if (shared) found = *shared;
+    return !shared;
   };
   answer_all(options, options.name + "/device", mine, "to come with a GPU", found, take);
   if (options.rank > 0 && found != kNone) options.store->set(seen(options.rank), "");
@@ -212,20 +212,36 @@ void HostStagedTransport::enqueue(CollectiveCall call, Stream& stream) {
 
 }  // namespace
 
+std::string gpu_of_rank(const std::string& identity) {
+  return fmt::format("{} {}\n{}", host_name(), this_process().boot_id.data(), identity);
+}
+
+std::optional<std::string> shared_gpu(std::span<const std::string> gpus) {
+  const auto address = [](std::string_view gpu) { return gpu.substr(0, gpu.find(", UUID")); };
+  const std::string_view last = gpus.back();
+  for (size_t rank = 0; rank + 1 < gpus.size(); ++rank) {
+    if (address(gpus[rank]) != address(last)) continue;
+    return fmt::format("ranks {} and {} have {} GPU ({})", rank, gpus.size() - 1,
+                       gpus[rank] == last ? "the same" : "MIG instances of one",
+                       address(last).substr(last.find('\n') + 1));
+  }
+  return std::nullopt;
+}
+
 std::shared_ptr<Communicator> make_device_communicator(const CommunicatorOptions& options) {
   if (options.world_size > 1) {
     ZR_CHECK(options.store != nullptr, "{} ranks need a store to find each other",
              options.world_size);
-    const std::string ranks = ranks_with_one_device(
-        GroupOptions(options), open_cuda_backend().identity_of(*options.device));
+    const std::string shared = find_shared_gpu(
+        GroupOptions(options), gpu_of_rank(open_cuda_backend().identity_of(*options.device)));
     const std::string share = read_environment("ZERORUN_SHARE_GPUS").value_or("");
-    if (ranks != kNone && !is_on(share)) {
+    if (shared != kNone && !is_on(share)) {
       fail<ConfigError>(
-          "ranks {} have the same GPU: show each rank one of its own (CUDA_VISIBLE_DEVICES, srun "
+          "{}, which NCCL refuses: show each rank a GPU of its own (CUDA_VISIBLE_DEVICES, srun "
           "--gpus-per-task=1), or start fewer; ZERORUN_SHARE_GPUS=1 lets ranks share, for tests",
-          ranks);
+          shared);
     }
-    if (ranks != kNone && share != "nccl") return make_host_staged_communicator(options);
+    if (shared != kNone && share != "nccl") return make_host_staged_communicator(options);
   }
   if (read_environment("NCCL_COMM_BLOCKING")) {
     fail<ConfigError>(

@@ -24,7 +24,8 @@ struct CudaBackend {
   // line says so if one of them is missing.
   std::vector<std::string> (*report)();
   std::shared_ptr<Device> (*make_device)(const CudaDeviceOptions& options);
-  // Identifies the physical GPU of a device; equal for two ranks that share a GPU.
+  // "PCI 0000:0b:00, UUID ...": the place of a GPU in its host, and which GPU, or MIG instance of
+  // the one there, a device is.
   std::string (*identity_of)(const Device& device);
 };
 inline constexpr const char* kCudaLibrary = "libzerorun_cuda.so";

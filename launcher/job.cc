@@ -149,6 +149,15 @@ void add_python(JobSettings& settings, const LaunchOptions& options, const Progr
   }
 }
 
+// All of the job's devices, for every rank: programs index them with LOCAL_RANK. But of MIG
+// instances CUDA shows a process only the first (NVIDIA's MIG user guide, "CUDA Device
+// Enumeration").
+std::string visible_gpus_of(const JobSettings& job, int local_rank) {
+  const bool are_instances = !job.gpus.empty() && job.gpus.front().starts_with("MIG-");
+  return are_instances ? job.gpus[static_cast<size_t>(local_rank) % job.gpus.size()]
+                       : fmt::format("{}", fmt::join(job.gpus, ","));
+}
+
 }  // namespace
 
 Environment rank_variables(const JobSettings& job, int local_rank, int threads,
@@ -183,8 +192,7 @@ Environment rank_variables(const JobSettings& job, int local_rank, int threads,
       {"ZERORUN_JOB_SECRET", job.meeting.secret},
   };
   if (job.names_gpus) {
-    // All of the job's devices, for every rank: programs index them with LOCAL_RANK.
-    variables["CUDA_VISIBLE_DEVICES"] = fmt::format("{}", fmt::join(job.gpus, ","));
+    variables["CUDA_VISIBLE_DEVICES"] = visible_gpus_of(job, local_rank);
   }
   if (!job.meeting.restart_reason.empty()) {
     variables["ZERORUN_RESTART_REASON"] = job.meeting.restart_reason;

@@ -1,5 +1,6 @@
 #include "offload/pinned_arena.h"
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 
@@ -7,26 +8,39 @@
 #include "core/format_bytes.h"
 #include "core/parallel.h"
 #include "device/cpu/cpu_device.h"
+#include "os/open_file.h"
 
 namespace zerorun {
 
-PinnedArena::PinnedArena(Device& device, size_t nbytes) {
-  if (nbytes == 0) return;
-  buffer_ = device.allocate_pinned(nbytes);
+PinnedArena::PinnedArena(Device& device, size_t nbytes, size_t largest_block)
+    : device_(device), nbytes_(nbytes), largest_block_(largest_block) {
+  if (nbytes > 0) add_block(std::min(nbytes, largest_block));
+}
+
+// Views that are whole pages of the arena are so of every block.
+void PinnedArena::add_block(size_t most) {
+  taken_of_last_ = taken_ % kDirectAlignment;
+  const size_t nbytes = taken_of_last_ + most;
+  std::byte* const data = blocks_.emplace_back(device_.allocate_pinned(nbytes)).data();
   // What is moved to a mapping of the host's own, which is zero, needs the memory until then.
-  if (device.is_host() && nbytes >= kMappedBlock) return;
+  if (device_.is_host() && nbytes >= kMappedBlock) return;
   constexpr int64_t kGrain = int64_t{4} << 20;
-  parallel_for(static_cast<int64_t>(nbytes), kGrain, [this](int64_t begin, int64_t end) {
-    std::memset(buffer_.data() + begin, 0, static_cast<size_t>(end - begin));
+  parallel_for(static_cast<int64_t>(nbytes), kGrain, [data](int64_t begin, int64_t end) {
+    std::memset(data + begin, 0, static_cast<size_t>(end - begin));
   });
 }
 
 TensorView PinnedArena::take(int64_t numel, DType dtype) {
   const size_t nbytes = nbytes_of(numel, dtype);
-  ZR_CHECK(taken_ + nbytes <= buffer_.nbytes(), "{} bytes more than the {} of the arena are taken",
-           taken_ + nbytes - buffer_.nbytes(), buffer_.nbytes());
-  const TensorView view = view_of(buffer_, dtype, numel, taken_);
+  ZR_CHECK(taken_ + nbytes <= nbytes_, "{} bytes more than the {} of the arena are taken",
+           taken_ + nbytes - nbytes_, nbytes_);
+  if (blocks_.empty()) return {nullptr, numel, dtype};
+  if (taken_of_last_ + nbytes > blocks_.back().nbytes()) {
+    add_block(std::max(nbytes, std::min(nbytes_ - taken_, largest_block_)));
+  }
+  const TensorView view = view_of(blocks_.back(), dtype, numel, taken_of_last_);
   taken_ += nbytes;
+  taken_of_last_ += nbytes;
   return view;
 }
 

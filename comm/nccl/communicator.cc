@@ -19,6 +19,10 @@ namespace zerorun {
 
 namespace {
 
+// NCCL 2.26 brought NCCL_LAUNCH_ORDER_IMPLICIT. Before, kernels of two communicators that overlap
+// on a GPU may wait for each other, so each waits for the end of the one before.
+constexpr int kHasLaunchOrder = 22600;
+
 // As many as NCCL's documentation allows in one group.
 constexpr size_t kMaxOfGroup = 2048;
 
@@ -68,19 +72,32 @@ class AbortedStreams final : public CudaStream::Watched {
   const std::shared_ptr<JobState> job_;
 };
 
+// One rank by itself needs no NCCL.
+bool has_group(const GroupOptions& options) { return options.world_size > 1 || options.store; }
+
+// What all communicators of a rank share.
+struct SharedByGroups {
+  const std::shared_ptr<AskingThread> asking = AskingThread::make();
+  Event last_call{};  // of any of them
+};
+
 class NcclTransport final : public Transport {
  public:
-  NcclTransport(const GroupOptions& options, std::shared_ptr<CudaDevice> device)
+  // `shared`: null for a job of one rank without a group.
+  NcclTransport(const GroupOptions& options, std::shared_ptr<CudaDevice> device,
+                std::shared_ptr<SharedByGroups> shared)
       : number_(options.own_number()),
         rank_(options.rank),
         world_size_(options.world_size),
         job_(options.job),
         device_(std::move(device)),
+        shared_(std::move(shared)),
         scratch_(*device_) {
-    if (options.world_size > 1 || options.store) {
-      group_ = std::make_shared<NcclGroup>(options, device_->index());
+    if (has_group(options)) {
+      group_ = std::make_shared<NcclGroup>(options, device_->index(), shared_->asking);
       // Within a process NCCL lets a GPU read its peers' memory where it lies.
       for (const int peer : group_->devices_of_this_process()) device_->share_memory_with(peer);
+      is_serial_ = group_->version() < kHasLaunchOrder;
       watched_ = group_;
     } else {
       watched_ = std::make_shared<AbortedStreams>(job_);
@@ -97,7 +114,7 @@ class NcclTransport final : public Transport {
   Event start(std::span<CollectiveCall> calls, Stream& stream) override;
   std::optional<Buffer> allocate(size_t nbytes, Sharing sharing) override;
   std::shared_ptr<Transport> make_group(GroupOptions& options) override {
-    return std::make_shared<NcclTransport>(options, device_);
+    return std::make_shared<NcclTransport>(options, device_, shared_);
   }
   void check_peers(std::string_view what) override {
     if (group_) group_->check_peers(what);
@@ -121,9 +138,11 @@ class NcclTransport final : public Transport {
   const int world_size_;
   const std::shared_ptr<JobState> job_;
   const std::shared_ptr<CudaDevice> device_;
+  const std::shared_ptr<SharedByGroups> shared_;
   Buffer word_;  // a barrier reduces it
   NcclScratch scratch_;
   std::shared_ptr<NcclGroup> group_;  // null for one rank by itself
+  bool is_serial_ = false;            // each call waits for the last one of all communicators
   std::shared_ptr<CudaStream::Watched> watched_;
   // Calls of one communicator happen in one order on all ranks, whatever their streams.
   const Stream* last_stream_ = nullptr;
@@ -182,6 +201,7 @@ void NcclTransport::start_group(std::span<CollectiveCall> calls, Stream& stream)
   const CurrentDevice current(device_->index());
   const ProfilerRange range(calls.front().label.c_str());
   if (group_ && last_stream_ != &stream) stream.wait(last_call_);
+  if (is_serial_) stream.wait(shared_->last_call);
   size_t scratch_nbytes = 0;
   for (const CollectiveCall& call : calls) scratch_nbytes += scratch_part(call);
   std::byte* scratch = scratch_nbytes > 0 ? scratch_.acquire(cuda, scratch_nbytes) : nullptr;
@@ -198,7 +218,9 @@ void NcclTransport::start_group(std::span<CollectiveCall> calls, Stream& stream)
   for (const NcclCall& call : started) is_more = call.finish() || is_more;
   done_ = is_more ? stream.record() : last_call_;
   if (scratch_nbytes > 0) scratch_.release(done_);
-  if (group_) last_stream_ = &stream;
+  if (!group_) return;
+  last_stream_ = &stream;
+  shared_->last_call = last_call_;
 }
 
 void NcclTransport::run(std::vector<NcclCall>& calls, CudaStream& stream) {
@@ -229,8 +251,9 @@ std::shared_ptr<Communicator> make_nccl_communicator(const CommunicatorOptions& 
   auto device = std::dynamic_pointer_cast<CudaDevice>(options.device);
   ZR_CHECK(device != nullptr, "NCCL needs a CUDA device");
   const GroupOptions group(options);
+  auto shared = has_group(group) ? std::make_shared<SharedByGroups>() : nullptr;
   return std::make_shared<GroupCommunicator>(
-      group, std::make_shared<NcclTransport>(group, std::move(device)));
+      group, std::make_shared<NcclTransport>(group, std::move(device), std::move(shared)));
 }
 
 extern "C" __attribute__((visibility("default"))) const NcclBackend* zerorun_nccl_backend() {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <future>
 #include <thread>
 #include <utility>
 
@@ -21,13 +22,17 @@ constexpr std::chrono::milliseconds kPause{20};  // between two looks at what ru
 constexpr std::chrono::milliseconds kLook{100};  // at what peers report, where one is missing
 constexpr std::chrono::seconds kIdle{1};         // between two looks whether a peer asks something
 constexpr int kRanksOfPause = 64;                // so that many ranks leave rank 0's store time
+constexpr int kFinalizesTogether = 23100;        // NCCL 2.31
+// For peers that do not leave, for which NCCL goes on waiting.
+constexpr std::chrono::milliseconds kMeetingTime{5000};
 
 }  // namespace
 
-NcclGroup::NcclGroup(const GroupOptions& options, int device)
+NcclGroup::NcclGroup(const GroupOptions& options, int device, std::shared_ptr<AskingThread> asking)
     : nccl_(open_nccl()),
       options_(options),
       device_(device),
+      asking_(std::move(asking)),
       peers_(options_, device),
       inquiry_(options_, peers_.prefix(),
                {.count = options.world_size,
@@ -41,12 +46,17 @@ NcclGroup::NcclGroup(const GroupOptions& options, int device)
     join();
   } catch (const std::exception& error) {
     fail_with(error.what());
+    watched_.reset();
+    asking_->wait_until_idle();
     throw;
   }
 }
 
 NcclGroup::~NcclGroup() {
-  if (peers_.is_this_process()) leave();
+  if (!peers_.is_this_process()) return;
+  leave();
+  watched_.reset();
+  asking_->wait_until_idle();
 }
 
 void NcclGroup::join() {
@@ -54,6 +64,8 @@ void NcclGroup::join() {
     check();
     if (options_.check_parent) options_.check_parent();
   };
+  begin("joining the other ranks (ncclGetVersion)");
+  finish_call(nccl_.version(&version_));
   begin("joining the other ranks (ncclGetUniqueId)");
   peers_.arrive();
   ncclUniqueId id{};
@@ -161,12 +173,13 @@ void NcclGroup::finish_call(ncclResult_t result, const NcclPeers::Check& look) {
 void NcclGroup::check() const { options_.job->check(); }
 
 Event NcclGroup::run(CallName name, CudaStream& stream, const Enqueue& enqueue) {
-  const std::lock_guard one(calls_);
+  const std::lock_guard one(calls_.mutex);
   check();
   try {
-    begin({.name = std::move(name), .number = ++made_, .reached = stream.record()});
+    begin({.name = std::move(name), .number = ++calls_.made, .reached = stream.record()});
     finish_call(call([&](ncclComm_t comm) { return enqueue(nccl_, comm); }));
     Event done = stream.record();
+    forget_done();  // so that their events are used again
     const std::lock_guard lock(mutex_);
     check();
     pending_.enqueued(done);
@@ -192,7 +205,7 @@ void* NcclGroup::register_memory(void* data, size_t nbytes) {
 
 Buffer NcclGroup::allocate(size_t nbytes, std::shared_ptr<NcclGroup> self) {
   const CurrentDevice current(device_);
-  const std::lock_guard one(calls_);
+  const std::lock_guard one(calls_.mutex);
   check();
   void* data = nullptr;
   if (nccl_.allocate(&data, nbytes) != ncclSuccess) {
@@ -210,7 +223,7 @@ Buffer NcclGroup::allocate(size_t nbytes, std::shared_ptr<NcclGroup> self) {
 
 void NcclGroup::release(void* data, void* handle) noexcept {
   const CurrentDevice current(device_, std::nothrow);
-  const std::lock_guard one(calls_);
+  const std::lock_guard one(calls_.mutex);
   drain();
   if (!comm_.call([&](ncclComm_t comm) { return nccl_.deregister_memory(comm, handle); })) {
     comm_.wait_for_end();
@@ -265,8 +278,8 @@ void NcclGroup::end() noexcept {
 void NcclGroup::check_peers(std::string_view what) {
   int64_t next = 0;
   {
-    const std::lock_guard lock(calls_);
-    next = made_ + 1;
+    const std::lock_guard lock(calls_.mutex);
+    next = calls_.made + 1;
   }
   std::string problem = error();
   if (problem.empty()) problem = peers_.missing(next, std::string(what));
@@ -279,9 +292,43 @@ std::string NcclGroup::last_call() const {
   return pending_.last();
 }
 
-NcclGroup::CallState NcclGroup::oldest_call() {
+void NcclGroup::forget_done() {
+  while (true) {
+    Event done;
+    int64_t begun = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!pending_.any_enqueued()) return;
+      done = pending_.first().done;
+      begun = pending_.first().begun;
+    }
+    if (!done.ready()) return;
+    const std::lock_guard lock(mutex_);
+    pending_.forget_first(begun);
+  }
+}
+
+void NcclGroup::ask_cuda() noexcept {
+  const CurrentDevice current(device_, std::nothrow);
+  const RelaxedCapture relaxed;
+  forget_done();
+  Event reached;
+  int64_t begun = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (pending_.empty()) return;
+    reached = pending_.first().reached;
+    begun = pending_.first().begun;
+  }
+  if (!reached.ready()) return;
   const std::lock_guard lock(mutex_);
-  pending_.forget_done();
+  if (!pending_.empty() && pending_.first().begun == begun) pending_.first().is_reached = true;
+}
+
+// A call that CUDA says nothing of waits: it may be what all of CUDA waits for.
+NcclGroup::CallState NcclGroup::oldest_call() {
+  const bool answered = asking_->ask([this] { ask_cuda(); });
+  const std::lock_guard lock(mutex_);
   if (pending_.empty()) return {};
   PendingCall& first = pending_.first();
   CallState state{.what = first.name.text(), .number = first.number};
@@ -296,7 +343,10 @@ NcclGroup::CallState NcclGroup::oldest_call() {
     state.error = fmt::format("rank {}: {} failed: {} {}", options_.own_number(), state.what,
                               nccl_.error_string(result), detail == nullptr ? "" : detail);
   }
-  if (!first.reached.ready()) return state;
+  if (answered && !first.is_reached) {
+    first.since.reset();
+    return state;
+  }
   const auto now = Clock::now();
   state.waits = first.since.has_value();
   if (state.waits) {
@@ -308,15 +358,13 @@ NcclGroup::CallState NcclGroup::oldest_call() {
 }
 
 bool NcclGroup::is_first(int64_t number) {
+  asking_->ask([this] { ask_cuda(); });
   const std::lock_guard lock(mutex_);
-  pending_.forget_done();
   return !pending_.empty() && pending_.first().number == number;
 }
 
 JobState::Clock::duration NcclGroup::look() noexcept {
   try {
-    const CurrentDevice current(device_);
-    const RelaxedCapture relaxed;
     look_at_calls();
   } catch (const std::exception& error) {  // of a thread's function it would end the process
     fail_with(fmt::format("rank {}: {}", options_.own_number(), error.what()));
@@ -374,24 +422,56 @@ void NcclGroup::warn(double waited_s) {
                      options_.own_number(), waited_s, last_call());
 }
 
-// Under watch: NCCL may wait for peers here, too.
 void NcclGroup::leave() noexcept {
-  peers_.leave(made_);
-  // Else ncclCommFinalize waits, and an abort meanwhile frees what it uses.
-  drain();
-  try {
-    finalize();
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nobody is left to tell
+  peers_.leave(calls_.made);
+  drain();  // under watch: an abort ends the wait
+  if (ncclComm_t const comm = comm_.take()) {
+    try {
+      finalize(comm);
+    } catch (const std::exception&) {  // the system has no thread left
+      nccl_.abort(comm);
+    }
   }
-  end();  // if it is not over in order
+  comm_.wait_for_end();
   peers_.wait_until_all_left();
 }
 
-void NcclGroup::finalize() {
-  const CurrentDevice current(device_);
-  begin("leaving the other ranks (ncclCommFinalize)");
-  finish_call(call([&](ncclComm_t comm) { return nccl_.finalize(comm); }));
-  if (ncclComm_t const comm = comm_.take()) nccl_.destroy(comm);
+// ncclCommFinalize sends what is under way, so it may wait for peers, and from 2.31 on it does: for
+// all ranks of the host, also for one that stays, has died or was aborted. Only ncclCommAbort would
+// end that, and it frees what the call uses. So the call is made when the others leave, too, and by
+// a thread that nobody has to join.
+void NcclGroup::finalize(ncclComm_t comm) {
+  const CurrentDevice current(device_, std::nothrow);
+  const bool meets = version_ >= kFinalizesTogether;
+  const auto until = Clock::now() + (meets ? kMeetingTime : options_.timeout);
+  while (meets && !peers_.others_leave() && !is_alone() && Clock::now() < until) {
+    std::this_thread::sleep_for(kPoll);
+  }
+  if (meets && Clock::now() >= until) peers_.leave_alone();
+  if (is_alone()) {
+    nccl_.abort(comm);
+    return;
+  }
+  std::promise<bool> left;
+  std::future<bool> over = left.get_future();
+  std::thread([nccl = nccl_, device = device_, comm, left = std::move(left)]() mutable {
+    const CurrentDevice own(device, std::nothrow);
+    const bool is_final = nccl.finalize(comm) == ncclSuccess;
+    is_final ? nccl.destroy(comm) : nccl.abort(comm);
+    left.set_value(is_final);
+  }).detach();
+  while (over.wait_for(kLook) != std::future_status::ready) {
+    if (Clock::now() > until || is_alone()) return;
+  }
+  if (!over.get()) peers_.leave_alone();
+}
+
+bool NcclGroup::is_alone() const noexcept {
+  try {
+    return !error().empty() || peers_.any_gone();
+  } catch (const std::exception&) {  // of a store that is none of zerorun's
+    return true;
+  }
 }
 
 }  // namespace zerorun

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/group_options.h"
+#include "comm/nccl/asking_thread.h"
 #include "comm/nccl/handle.h"
 #include "comm/nccl/library.h"
 #include "comm/nccl/peers.h"
@@ -27,7 +28,9 @@ namespace zerorun {
 // report. After the first error every call throws it.
 class NcclGroup final : public CudaStream::Watched {
  public:
-  explicit NcclGroup(const GroupOptions& options, int device);
+  // `asking`: of all groups of a rank.
+  NcclGroup(const GroupOptions& options, int device,
+            std::shared_ptr<AskingThread> asking = AskingThread::make());
   ~NcclGroup() override;
 
   void check() const override;
@@ -43,6 +46,9 @@ class NcclGroup final : public CudaStream::Watched {
   // supported. Allocating and freeing it may wait for the GPU, and so for peers; an abort must not
   // wait for either.
   Buffer allocate(size_t nbytes, std::shared_ptr<NcclGroup> self);
+
+  // Of NCCL: 2.26.2 is 22602.
+  int version() const { return version_; }
 
   int ranks_of_this_host() const { return peers_.ranks_of_this_host(); }
   // Numbers of the GPUs of other ranks that are threads of this process.
@@ -88,22 +94,31 @@ class NcclGroup final : public CudaStream::Watched {
   void warn(double waited_s);
   CallState oldest_call();
   bool is_first(int64_t number);
+  // Ask CUDA, and so without mutex_, which may take long.
+  void forget_done();
+  void ask_cuda() noexcept;
   void fail_with(std::string_view text) noexcept;
   void end() noexcept;
   void leave() noexcept;
-  void finalize();
+  void finalize(ncclComm_t comm);
+  // True if some rank will not finalize its communicator.
+  bool is_alone() const noexcept;
 
   const NcclFunctions nccl_;
   const GroupOptions options_;
   const int device_;
+  int version_ = 0;
+  const std::shared_ptr<AskingThread> asking_;
   NcclPeers peers_;
   StallInquiry inquiry_;
   std::optional<double> waited_s_{};  // in the last call; the watching thread's
-  std::mutex calls_;                  // held while NCCL processes a call
-  int64_t made_ = 0;                  // collectives; guarded by calls_
-  NcclHandle comm_;                   // taken away by an abort
-  mutable std::mutex mutex_;          // guards all below; never held for long
-  bool idle_ = true;                  // until a call begins, the watching thread looks seldom
+  struct Calls {
+    std::mutex mutex;  // held while NCCL processes a call
+    int64_t made = 0;  // collectives; guarded by the mutex
+  } calls_;
+  NcclHandle comm_;           // taken away by an abort
+  mutable std::mutex mutex_;  // guards all below; never held for long
+  bool idle_ = true;          // until a call begins, the watching thread looks seldom
   PendingCalls pending_;
   bool ended_ = false;  // by an error, of which the peers know
   std::shared_ptr<void> watched_;

@@ -18,7 +18,8 @@ constexpr std::chrono::milliseconds kStackPatience{1000};
 constexpr std::chrono::seconds kLeavingTime{3};
 // A collective may still be on its way when rank 0 has done its part and left.
 constexpr std::chrono::seconds kGrace{5};
-constexpr const char* kLeft = "left";  // set by whoever leaves
+constexpr const char* kLeft = "left";    // set by whoever leaves
+constexpr const char* kAlone = "alone";  // by whoever does so without the others
 
 }  // namespace
 
@@ -113,9 +114,8 @@ void NcclPeers::meet(const Check& check) {
 }
 
 int NcclPeers::ranks_of_this_host() const {
-  return static_cast<int>(std::count_if(met_.begin(), met_.end(), [&](const Presence& peer) {
-    return peer.process.boot_id == own_.process.boot_id && peer.host == own_.host;
-  }));
+  return static_cast<int>(std::count_if(
+      met_.begin(), met_.end(), [&](const Presence& peer) { return is_of_this_host(peer); }));
 }
 
 std::vector<int> NcclPeers::devices_of_this_process() const {
@@ -200,6 +200,29 @@ void NcclPeers::wait_until_all_left() const noexcept {
     }
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): whoever stays has the deadline
   }
+}
+
+bool NcclPeers::others_leave() const {
+  for (size_t i = 0; i < met_.size(); ++i) {
+    if (static_cast<int>(i) == options_.rank || !is_of_this_host(met_[i])) continue;
+    const auto now = presence(static_cast<int>(i), std::chrono::milliseconds(0));
+    if (!now) return gone_since_.load() != kNever;
+    if (now->calls == kStays) return false;
+  }
+  return true;
+}
+
+void NcclPeers::leave_alone() noexcept {
+  try {
+    options_.store->set(key(kAlone), std::to_string(options_.rank));
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nobody can know any more
+  }
+}
+
+bool NcclPeers::any_gone() const {
+  return std::any_of(met_.begin(), met_.end(),
+                     [&](const Presence& peer) { return has_died(peer.process); }) ||
+         find(key(kAlone), std::chrono::milliseconds(0)).has_value();
 }
 
 std::string NcclPeers::missing(int64_t call, const std::string& what) const {

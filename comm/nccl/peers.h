@@ -56,6 +56,12 @@ class NcclPeers {
   void wait_until_all_left() const noexcept;
   // False in a forked child process, which is not a rank.
   bool is_this_process() const { return own_.process.pid == getpid(); }
+  // True if all other ranks of this host have announced that they leave, or nobody can know.
+  bool others_leave() const;
+  // Announces that this rank ends its communicator without the others.
+  void leave_alone() noexcept;
+  // True if a rank has announced that, or its process has ended, as far as this one can see.
+  bool any_gone() const;
   // Explains why some rank will never make its `call`th call, named `what`, for which this rank
   // waits. Empty while all ranks still may.
   std::string missing(int64_t call, const std::string& what) const;
@@ -80,6 +86,9 @@ class NcclPeers {
     return {reinterpret_cast<const char*>(&presence), sizeof(presence)};
   }
   [[noreturn]] void fail_to_join() const;
+  bool is_of_this_host(const Presence& peer) const {
+    return peer.process.boot_id == own_.process.boot_id && peer.host == own_.host;
+  }
   bool has_died(const ProcessIdentity& process) const {
     return own_.process.can_see(process) && !is_running(process);
   }

@@ -15,12 +15,11 @@ std::string CallName::text() const {
 
 void PendingCalls::begin(PendingCall call) {
   calling_ = std::move(call);
-  ++begun_;
+  calling_->begun = ++begun_;
   notice_ = {};
 }
 
 void PendingCalls::enqueued(Event done) {
-  forget_done();  // so that their events are used again
   enqueued_.push_back(std::move(*calling_));
   enqueued_.back().done = std::move(done);
   calling_.reset();
@@ -37,11 +36,10 @@ void PendingCalls::clear() {
   end();
 }
 
-void PendingCalls::forget_done() {
-  while (!enqueued_.empty() && enqueued_.front().done.ready()) {
-    last_ = std::move(enqueued_.front().name);
-    enqueued_.pop_front();
-  }
+void PendingCalls::forget_first(int64_t begun) {
+  if (enqueued_.empty() || enqueued_.front().begun != begun) return;
+  last_ = std::move(enqueued_.front().name);
+  enqueued_.pop_front();
 }
 
 std::optional<std::string> PendingCalls::due_notice(std::chrono::steady_clock::duration waited) {

@@ -29,11 +29,13 @@ struct PendingCall {
   int64_t number = 0;  // among this rank's collectives; 0: it is not a collective
   Event reached{};     // the stream has reached the call
   Event done{};
+  bool is_reached = false;                                       // as CUDA last said
+  int64_t begun = 0;                                             // counts all calls
   std::optional<std::chrono::steady_clock::time_point> since{};  // when it was first seen to wait
 };
 
 // The calls of a rank that may wait for peers, in their order: those that are enqueued, then the
-// one that NCCL processes. Its owner locks.
+// one that NCCL processes. Its owner locks. Nothing here asks CUDA.
 class PendingCalls {
  public:
   void begin(PendingCall call);
@@ -42,7 +44,8 @@ class PendingCalls {
   // The call that has begun is over.
   void end();
   void clear();
-  void forget_done();
+  // The first call, which is enqueued, is over, if it still is the one that had `begun`.
+  void forget_first(int64_t begun);
 
   // A name for the notice that the last call that began has waited so long: the same on all ranks,
   // and different each time that one is due.

@@ -122,7 +122,8 @@ Buffer CudaDevice::allocate_pinned(size_t nbytes) {
   if (!*block) {
     fail<DeviceError>(
         "{}: cannot pin {} of host memory; held now: {}. Raise the memory limit of the container "
-        "(its cgroup) or `ulimit -l`, or offload less",
+        "(its cgroup) or `ulimit -l`, or offload less; drivers from 580 on refuse 512 GiB and more "
+        "in one block",
         name_, format_bytes(nbytes), ledger_->summary());
   }
   return {block->data(), nbytes, [block, entry = account(nbytes, MemoryCategory::pinned)] {}};

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -78,6 +79,12 @@ class FakeCuda {
   void set_local_register(bool registers) { set(settings_.local_register, registers); }
   bool local_register() const { return get(settings_.local_register); }
 
+  void set_nccl_version(int version) { set(settings_.nccl_version, version); }
+  int nccl_version() const { return get(settings_.nccl_version); }
+  // NCCL_LAUNCH_ORDER_IMPLICIT, which zerorun sets.
+  void set_implicit_order(bool is_implicit) { set(settings_.implicit_order, is_implicit); }
+  bool implicit_order() const { return get(settings_.implicit_order); }
+
   // A thread captures a CUDA graph, which others may spoil.
   void set_capturing(bool capturing) { set(settings_.capturing, capturing); }
   bool capturing() const { return get(settings_.capturing); }
@@ -87,6 +94,10 @@ class FakeCuda {
   void set_driver_held(bool held) {
     set(driver_holder_, held ? std::this_thread::get_id() : std::thread::id());
   }
+
+  // Calls of CUDA wait until they are let go on, but for those that look at the thread alone.
+  void hold_calls();
+  void let_calls_go();
 
   // The `nth` call (from 0) of a function from now on fails with `error`, a value of the library's
   // own type of errors.
@@ -144,6 +155,8 @@ class FakeCuda {
     bool inline_streams = false;
     bool capturing = false;
     bool local_register = true;
+    int nccl_version = 23100;
+    bool implicit_order = true;
   };
 
   template <typename T>
@@ -166,6 +179,10 @@ class FakeCuda {
   } memory_;
   std::set<int> used_devices_;
   std::thread::id driver_holder_;  // none: that of no thread
+  struct {
+    bool are_held = false;
+    std::condition_variable go_on;
+  } held_calls_;
   std::minstd_rand random_;
   std::map<std::pair<std::string, int>, int> failures_;  // (function, call) -> error
   int met_failures_ = 0;

@@ -309,7 +309,9 @@ cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
 }
 
 // May wait for the whole device: CUDA C++ Programming Guide 13.0, "Implicit Synchronization". Large
-// blocks begin a page; small ones, whatever that comment says, come from within one.
+// blocks begin a page; small ones, whatever that comment says, come from within one. From 512 GiB
+// on drivers since 580 refuse (nvos_create_alloc; NVIDIA/open-gpu-kernel-modules, pull request
+// 1234).
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned flags) {
   ENTER();
   use_device();
@@ -318,6 +320,8 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned flags) {
   if ((flags & ~(cudaHostAllocPortable | cudaHostAllocMapped)) != 0) {
     seen().violate("cudaHostAlloc with a flag that does not exist");
   }
+  constexpr size_t kTooLarge = size_t{512} << 30;
+  if (bytes >= kTooLarge) return result(cudaErrorMemoryAllocation);
   constexpr size_t kLarge = size_t{1} << 20;
   *data = blocks().add(bytes, false, kPage, nullptr, bytes < kLarge ? kAlignment : 0);
   if (*data == nullptr) return result(cudaErrorMemoryAllocation);

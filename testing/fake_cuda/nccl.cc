@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -51,12 +52,16 @@ void join(ncclComm& comm) {
   comm.group->changed.notify_all();
 }
 
-// Waits for all ranks to join; an error when the communicator was aborted.
+// Waits for all ranks to join; an error when the communicator was aborted. Two ranks of a host with
+// one PCI address are refused (initTransportsRank of src/init.cc, "Duplicate GPU detected"; from
+// 2.30 on unless NCCL_MULTI_RANK_GPU_ENABLE=1).
 ncclResult_t wait_for_peers(ncclComm& comm) {
   Group& group = *comm.group;
   std::unique_lock lock(group.mutex);
   group.changed.wait(lock, [&] { return comm.aborted || group.joined >= group.ranks; });
-  return comm.aborted ? ncclInternalError : ncclSuccess;
+  if (comm.aborted) return ncclInternalError;
+  const std::set<int> devices(group.devices.begin(), group.devices.end());
+  return devices.size() == group.devices.size() ? ncclSuccess : ncclInvalidUsage;
 }
 
 // commDestroySync of src/init.cc waits for NCCL's streams, which follow its kernels.
@@ -69,6 +74,20 @@ void wait_for_kernels(ncclComm& comm) {
   zerorun::drain(last);
 }
 
+// commDestroySync of src/init.cc of 2.31: a barrier of the ranks of the host, which looks at the
+// own abort flag only (bootstrapIntraNodeBarrier of src/bootstrap.cc). A rank that has died, or has
+// been aborted, does not come.
+ncclResult_t meet_to_finalize(ncclComm& comm) {
+  constexpr int kMeets = 23100;
+  if (seen().nccl_version() < kMeets) return ncclSuccess;
+  Group& group = *comm.group;
+  std::unique_lock lock(group.mutex);
+  ++group.finalizing;
+  group.changed.notify_all();
+  group.changed.wait(lock, [&] { return comm.aborted || group.finalizing >= group.ranks; });
+  return comm.aborted ? ncclInternalError : ncclSuccess;
+}
+
 ncclResult_t forget(ncclComm_t comm) {
   const std::lock_guard lock(comms_mutex);
   comms.erase(comm);
@@ -79,7 +98,7 @@ ncclResult_t forget(ncclComm_t comm) {
 
 ncclResult_t ncclGetVersion(int* version) {
   ENTER();
-  *version = 22809;
+  *version = seen().nccl_version();
   return ncclSuccess;
 }
 
@@ -168,12 +187,13 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
 }
 
 // src/init.cc: refused while the communicator is in progress, which then has that error. Waits for
-// the communicator's kernels, in NCCL's thread if it does not block. (From 2.31 on also for the
-// other ranks of the host.)
+// the communicator's kernels, and as in 2.31 for the other ranks of the host to come here, in
+// NCCL's thread if it does not block. Errors that a test plans come after that.
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  ENTER();
+  const zerorun::fake::InFake in_fake;
+  const ncclResult_t planned = enter(__func__);
   expect_no_group(__func__);
-  if (comm == nullptr) return ncclSuccess;
+  if (comm == nullptr) return planned;
   const Shared shared = alive(comm, __func__);
   if (!shared) return ncclInvalidArgument;
   ncclResult_t refused = ensure_ready(*shared, __func__);
@@ -186,10 +206,11 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     return refused;
   }
   shared->finalizing = true;
-  const ncclResult_t begun = perform(shared, [held = shared.get()] {
+  const ncclResult_t begun = perform(shared, [held = shared.get(), planned] {
     wait_for_kernels(*held);
+    const ncclResult_t result = meet_to_finalize(*held);
     held->finalizing = false;
-    return ncclSuccess;
+    return planned != ncclSuccess ? planned : result;
   });
   return shared->blocking ? begun : state_of(*shared);
 }

@@ -3,9 +3,12 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -68,8 +71,65 @@ ncclResult_t launch_collected() {
   return ncclSuccess;
 }
 
+// Where the kernel of a collective has got to. What is dropped, because the device has failed, is
+// done, too.
+struct Kernel {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool started = false;
+  bool done = false;
+
+  void set(bool Kernel::*what) {
+    const std::lock_guard lock(mutex);
+    this->*what = true;
+    changed.notify_all();
+  }
+  void wait(bool Kernel::*what) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return this->*what || done; });
+  }
+};
+
+// The kernel of each device that NCCL launched last.
+std::mutex launched_mutex;
+struct Launched {
+  std::shared_ptr<Kernel> kernel;
+  const ncclComm* comm = nullptr;
+};
+std::map<int, Launched> launched;
+
+// getImplicitOrder and ncclLaunchPrepare of src/enqueue.cc, 2.26 to 2.29: with
+// NCCL_LAUNCH_ORDER_IMPLICIT=1 a kernel starts after those that were launched before on its device,
+// whatever the communicator; for drivers before 12.3 after their end. Without, and before 2.26,
+// kernels of two communicators may wait for each other ("Using multiple NCCL communicators
+// concurrently" of the user guide).
+void run_in_order(const Launched& before, const ncclComm* comm, const std::shared_ptr<Kernel>& mine,
+                  const std::function<void()>& task) {
+  constexpr int kHasImplicitOrder = 22600;
+  constexpr int kHasLaunchEvents = 12030;
+  if (before.kernel && before.comm != comm) {
+    if (seen().nccl_version() < kHasImplicitOrder) {
+      const std::lock_guard lock(before.kernel->mutex);
+      if (!before.kernel->done) seen().violate("kernels of two communicators in no order");
+    } else if (seen().implicit_order()) {
+      before.kernel->wait(seen().driver() < kHasLaunchEvents ? &Kernel::done : &Kernel::started);
+    }
+  }
+  mine->set(&Kernel::started);
+  task();
+  mine->set(&Kernel::done);
+}
+
 void enqueue(const Shared& comm, cudaStream_t stream, const std::function<void()>& task) {
-  zerorun::fake::submit(stream, task);
+  const auto mine = std::make_shared<Kernel>();
+  const std::shared_ptr<void> end(nullptr, [mine](void*) { mine->set(&Kernel::done); });
+  Launched before;
+  {
+    const std::lock_guard lock(launched_mutex);
+    before = std::exchange(launched[comm->device], {mine, comm.get()});
+  }
+  zerorun::fake::submit(
+      stream, [before, comm, mine, end, task] { run_in_order(before, comm.get(), mine, task); });
   const std::lock_guard lock(comm->mutex);
   comm->last = stream->worker->record();
 }

@@ -57,6 +57,7 @@ struct Group {
   std::vector<int> devices{};      // of those who have joined
   int64_t arrived = 0;             // at meeting points, over all
   int connecting = 0;              // to their peers, with a first collective that blocks
+  int finalizing = 0;              // also those that have
   std::shared_ptr<Group> split{};  // the same ranks, in a communicator made from this one
   std::vector<Operation> operations;
   // By sender and receiver.

@@ -1,6 +1,7 @@
 #include <cstdlib>
 
 #include "comm/device_communicator.h"
+#include "core/check.h"
 #include "device/cuda_backend.h"
 #include "tests/comm/conformance.h"
 #include "tests/harness.h"
@@ -17,7 +18,13 @@ void run_alone(int /*world_size*/, const TransportUnderTest::Body& body) {
 }
 
 // Each rank has a GPU of its own, or all share the first. One rank with a store has NCCL, too.
+//
+// A kernel that is loaded when it is first launched waits for the whole GPU: for streams of other
+// ranks that wait for this one, where ranks are threads that share it (as processes they do not).
 void run_on_gpus(int world_size, bool shared, const TransportUnderTest::Body& body) {
+  const char* const loading = std::getenv("CUDA_MODULE_LOADING");
+  ZR_CHECK(!shared || world_size == 1 || (loading != nullptr && loading == std::string("EAGER")),
+           "ranks that share a GPU as threads need CUDA_MODULE_LOADING=EAGER");
   const auto store = make_memory_store();
   run_threads(world_size, [&](int rank) {
     CommunicatorOptions options =
@@ -32,9 +39,6 @@ void run_on_gpus(int world_size, bool shared, const TransportUnderTest::Body& bo
 }  // namespace
 
 std::vector<TransportUnderTest> transports_under_test() {
-  // A kernel that is loaded when it is first launched may wait for the whole GPU: for streams of
-  // other ranks that wait for this one, where ranks are threads that share it.
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   const int gpus = why_no_cuda().empty() ? open_cuda_backend().device_count() : 1;
   return {
       {.name = "self", .run = run_alone, .most_ranks = 1, .has_host_memory = false},

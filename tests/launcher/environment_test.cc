@@ -61,6 +61,9 @@ TEST(RankVariables, OfGpuJobsShowAllGpusAndSetWhatTheUserHasNot) {
   for (const int rank : {0, 1}) {
     EXPECT_EQ(variable("CUDA_VISIBLE_DEVICES", job, {}, rank), "4,GPU-ab");
   }
+  job.gpus = {"MIG-1", "MIG-2"};
+  EXPECT_EQ(variable("CUDA_VISIBLE_DEVICES", job, {}, 0), "MIG-1");
+  EXPECT_EQ(variable("CUDA_VISIBLE_DEVICES", job, {}, 1), "MIG-2");
   EXPECT_EQ(variable("NCCL_LAUNCH_ORDER_IMPLICIT", job), "1");
   EXPECT_EQ(variable("CUDA_DEVICE_MAX_CONNECTIONS", job), "32");
   EXPECT_EQ(variable("CUDA_DEVICE_MAX_CONNECTIONS", job, {{"CUDA_DEVICE_MAX_CONNECTIONS", "1"}}),

@@ -28,5 +28,25 @@ TEST(MemoryCheck, TooLittleIsAnErrorThatSaysWhatIsMissingWhere) {
   EXPECT_THAT(message(size_t{1} << 30), HasSubstr("the control group has 1.0 GiB left"));
 }
 
+// Copies may not cross from one block to the next.
+TEST(PinnedArenaTest, EachViewLiesInOneBlockAndAllFit) {
+  const auto device = make_cpu_device();
+  constexpr int64_t kNumel = 48;  // 192 bytes: two in a block
+  constexpr int kViews = 7;
+  PinnedArena arena(*device, kViews * PinnedArena::nbytes_of(kNumel, DType::fp32), 512);
+  std::vector<TensorView> views;
+  for (int i = 0; i < kViews; ++i) {
+    views.push_back(arena.take(kNumel, DType::fp32));
+    std::fill_n(views.back().as<float>(), kNumel, static_cast<float>(i));
+  }
+  for (int i = 0; i < kViews; ++i) {
+    EXPECT_THAT(std::vector<float>(views[i].as<float>(), views[i].as<float>() + kNumel),
+                ::testing::Each(static_cast<float>(i)));
+  }
+  EXPECT_THROW(arena.take(1, DType::fp32), InternalError);
+  PinnedArena one(*device, PinnedArena::nbytes_of(1024, DType::fp32), 512);
+  EXPECT_EQ(one.take(1024, DType::fp32).numel, 1024);  // larger than a block
+}
+
 }  // namespace
 }  // namespace zerorun::testing

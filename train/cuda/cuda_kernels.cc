@@ -251,6 +251,15 @@ void refuse_unused(const KernelOptions& options, std::string_view why) {
   }
 }
 
+std::string lacks_attention(const AttentionShape& shape, bool is_ordered, std::string_view why) {
+  return fmt::format(
+      "has no {} for {} x {} positions, {} heads of {}: the plain kernel is used, which is much "
+      "slower{} ({})",
+      is_ordered ? "deterministic backward of attention" : "attention", shape.batch, shape.seq_len,
+      shape.heads, shape.width / shape.heads,
+      is_ordered ? "; a newer cuDNN may have one, and --fast_attention needs none" : "", why);
+}
+
 void check_attention_workspace(const AttentionShape& shape, int64_t most,
                                const CudnnVersion& version) {
   const double needed = attention_workspace(shape);

@@ -27,6 +27,10 @@ void refuse_unused(const KernelOptions& options, std::string_view why);
 void check_attention_workspace(const AttentionShape& shape, int64_t most,
                                const CudnnVersion& version);
 
+// What a warning says of a cuDNN that has no attention for `shape`, and what to do. `is_ordered`:
+// it is the deterministic backward that it has not.
+std::string lacks_attention(const AttentionShape& shape, bool is_ordered, std::string_view why);
+
 // Causal attention in 16 bits by cuDNN's fused kernels; see Kernels. log_sum is laid out as
 // kernels.h has it.
 class CudnnAttention {

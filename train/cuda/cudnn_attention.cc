@@ -58,6 +58,7 @@ class GraphBuilder {
   }
 
   void backward(bool fast) {
+    is_ordered_ = !fast;
     auto options = fe::graph::SDPA_backward_attributes()
                        .set_name("attention_backward")
                        .set_causal_mask(true)
@@ -72,16 +73,18 @@ class GraphBuilder {
 
   // Null, and a warning, when cuDNN has no kernel for it.
   Graph build(cudnnHandle_t handle) {
-    int64_t workspace = 0;
-    auto result = graph_->build(handle, {fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK});
-    if (result.is_good()) result = graph_->get_workspace_size(workspace);
-    if (result.is_good()) return {std::move(graph_), static_cast<size_t>(workspace)};
-    fmt::print(
-        stderr,
-        "[zerorun] warning: cuDNN {} has no attention for {} x {} positions, {} heads of {}: "
-        "the plain kernel is used, which is much slower ({})\n",
-        fe::detail::get_backend_version(), shape_.batch, shape_.seq_len, shape_.heads, head_width(),
-        result.get_message());
+    std::string why;
+    try {
+      int64_t workspace = 0;
+      auto result = graph_->build(handle, {fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK});
+      if (result.is_good()) result = graph_->get_workspace_size(workspace);
+      if (result.is_good()) return {std::move(graph_), static_cast<size_t>(workspace)};
+      why = result.get_message();
+    } catch (const std::exception& error) {  // of the headers: this cuDNN lacks a function
+      why = error.what();
+    }
+    fmt::print(stderr, "[zerorun] warning: cuDNN {} {}\n", fe::detail::get_backend_version(),
+               lacks_attention(shape_, is_ordered_, why));
     return {};
   }
 
@@ -109,6 +112,7 @@ class GraphBuilder {
   }
 
   const AttentionShape& shape_;
+  bool is_ordered_ = false;  // a backward that adds in one order
   std::unique_ptr<fe::graph::Graph> graph_ = std::make_unique<fe::graph::Graph>();
 };
 

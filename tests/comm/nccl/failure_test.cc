@@ -135,6 +135,28 @@ TEST_F(NcclFailureTest, TheDeadlineEndsACallThatWaitsForPeers) {
   });
 }
 
+// A thread that frees memory waits for all streams, and calls of others for it.
+TEST_F(NcclFailureTest, TheDeadlineEndsACallWhileCudaAnswersNobody) {
+  std::barrier both(2);
+  on_ranks(2, milliseconds(300), [&](Communicator& communicator, CudaDevice& device) {
+    communicator.barrier(device.inline_stream(), "start").synchronize();
+    both.arrive_and_wait();
+    if (communicator.rank() == 0) {
+      const Event done = communicator.barrier(device.inline_stream(), "bucket 7");
+      fake_.hold_calls();
+      const auto begin = std::chrono::steady_clock::now();
+      while (fake_.counts()["ncclCommAbort"] == 0 &&
+             std::chrono::steady_clock::now() - begin < kSoon) {
+        std::this_thread::sleep_for(milliseconds(1));
+      }
+      EXPECT_GT(fake_.counts()["ncclCommAbort"], 0);
+      fake_.let_calls_go();
+      EXPECT_THROW(done.synchronize(), CommError);
+    }
+    both.arrive_and_wait();
+  });
+}
+
 // A rank's computation before a collective makes nobody wait for it.
 TEST_F(NcclFailureTest, QueuedWorkBeforeACollectiveIsNoDelay) {
   constexpr milliseconds kTimeout{500};
@@ -205,6 +227,33 @@ TEST_F(NcclFailureTest, ARankThatDiedIsAnErrorAtOnce) {
                                 "'bucket 7'"));
     }
     both.arrive_and_wait();
+  });
+}
+
+// As NCCL's ranks of a host finalize together from 2.31 on, it would be waited for.
+TEST_F(NcclFailureTest, LeavingDoesNotWaitForARankThatDied) {
+  store_ = std::make_shared<StoreOfTheDead>("world/nccl/rank/1");
+  std::barrier both(2);
+  const auto begin = std::chrono::steady_clock::now();
+  on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
+    device.share_memory_with(1 - communicator.rank());
+    communicator.barrier(device.inline_stream(), "start").synchronize();
+    both.arrive_and_wait();
+    if (communicator.rank() == 1) communicator.abort("it dies");
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
+}
+
+TEST_F(NcclFailureTest, LeavingDoesNotWaitLongForARankThatStays) {
+  std::barrier both(2);
+  on_ranks(2, kDeadline, [&](Communicator& communicator, CudaDevice& device) {
+    std::shared_ptr<Communicator> half = communicator.split(0, communicator.rank(), "half");
+    half->barrier(device.inline_stream(), "start").synchronize();
+    if (communicator.rank() == 1) both.arrive_and_wait();
+    const auto begin = std::chrono::steady_clock::now();
+    half.reset();
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
+    if (communicator.rank() == 0) both.arrive_and_wait();
   });
 }
 

@@ -58,6 +58,7 @@ class NcclLeavingTest : public FakeCudaTest {
   void SetUp() override {
     FakeCudaTest::SetUp();
     fake_.set_devices(2);
+    fake_.set_nccl_version(22809);  // whose ranks do not leave together
     tcp_.secret = "s";
     tcp_.timeout = kDeadline;
     tcp_.serve = true;

@@ -155,8 +155,10 @@ TEST_F(NcclScratchTest, IsWithinTheLimit) {
 
 class SecondLaneTest : public NcclTest {};
 
-// Rank 1 begins the reduction after the gather, rank 0 before it: in one lane they would not meet.
+// Rank 1 begins the reduction after the gather, rank 0 before it: in one lane they would not meet,
+// nor in two whose kernels NCCL puts in the order of their launches.
 TEST_F(SecondLaneTest, AGatherDoesNotWaitForAReductionThatWaitsForAPeer) {
+  fake_.set_implicit_order(false);
   on_ranks(2, std::chrono::seconds(10), [&](Communicator& comm, CudaDevice& device) {
     constexpr int64_t kNumel = 64;
     Communicator& lane = comm.second_lane("gathers");
@@ -182,6 +184,43 @@ TEST_F(SecondLaneTest, AGatherDoesNotWaitForAReductionThatWaitsForAPeer) {
     if (comm.rank() == 1) reduce();
     reductions->synchronize();
   });
+}
+
+// Two lanes whose streams run at once, as NCCL's kernels may. With a driver before 12.3 NCCL runs
+// one after the other, before 2.26 zerorun does.
+class LaunchOrderTest : public LateCudaTest<200> {
+ protected:
+  void run_lanes() {
+    fake_.set_devices(2);
+    const auto store = make_memory_store();
+    run_threads(2, [&](int rank) {
+      CommunicatorOptions options = options_of_rank(rank, 2, store, std::chrono::seconds(20));
+      const auto device = std::make_shared<CudaDevice>(rank, 0);
+      options.device = device;
+      const auto comm = make_nccl_communicator(options);
+      Communicator& lane = comm->second_lane("gathers");
+      const auto reductions = device->make_stream("reductions");
+      const auto gathers = device->make_stream("gathers");
+      for (int round = 0; round < 20; ++round) {
+        comm->barrier(*reductions, "sum");
+        lane.barrier(*gathers, "weights");
+      }
+      reductions->synchronize();
+      gathers->synchronize();
+    });
+  }
+};
+
+TEST_F(LaunchOrderTest, KernelsOfTwoCommunicatorsAreInOneOrder) { run_lanes(); }
+
+TEST_F(LaunchOrderTest, AnOlderDriverRunsOneAfterTheOther) {
+  fake_.set_driver(12020);
+  run_lanes();
+}
+
+TEST_F(LaunchOrderTest, AnOlderNcclIsGivenOneAfterTheOther) {
+  fake_.set_nccl_version(22501);
+  run_lanes();
 }
 
 }  // namespace

@@ -45,6 +45,20 @@ TEST_F(BackendLibraryTest, ReportsEverythingThatIsMissingAtOnce) {
   }
 }
 
+// As NCCL does, by the host and the PCI address.
+TEST(SharedGpu, RanksAreNamedOnOneGpuOrOnPartsOfIt) {
+  const std::string first = gpu_of_rank("PCI 0000:0b:00, UUID 01");
+  const std::string instance = gpu_of_rank("PCI 0000:0b:00, UUID 02");
+  const std::string other = gpu_of_rank("PCI 0000:0c:00, UUID 03");
+  const std::string elsewhere = "another host\nPCI 0000:0b:00, UUID 04";
+  const auto found = [](std::vector<std::string> gpus) { return shared_gpu(gpus).value_or(""); };
+  EXPECT_EQ(found({first}), "");
+  EXPECT_EQ(found({first, other, elsewhere}), "");
+  EXPECT_EQ(found({other, first, first}), "ranks 1 and 2 have the same GPU (PCI 0000:0b:00)");
+  EXPECT_EQ(found({first, other, instance}),
+            "ranks 0 and 2 have MIG instances of one GPU (PCI 0000:0b:00)");
+}
+
 // Under torchrun or srun as well, where zerorun's launcher has set nothing.
 TEST(LaunchOrder, IsTheProgramsUnlessTheUserChose) {
   const char* const kName = "NCCL_LAUNCH_ORDER_IMPLICIT";

@@ -100,6 +100,16 @@ TEST(AttentionWorkspaceTest, ALimitForAttentionThatIsNotUsedIsRefused) {
               AllOf(HasSubstr("--fast_attention"), HasSubstr("no cuDNN")));
 }
 
+// On Blackwell cuDNN has it from 9.18 on.
+TEST(LacksAttentionTest, WhereTheBackwardHasNoOrderedKernelTheWarningSaysWhatHelps) {
+  EXPECT_THAT(
+      lacks_attention(gpt2(16, 1024), true, "below 9.18.0"),
+      AllOf(HasSubstr("deterministic backward"), HasSubstr("16 x 1024"),
+            HasSubstr("12 heads of 64"), HasSubstr("--fast_attention"), HasSubstr("below 9.18.0")));
+  EXPECT_THAT(lacks_attention(gpt2(16, 1024), false, "too old"),
+              AllOf(HasSubstr("has no attention for"), Not(HasSubstr("--fast_attention"))));
+}
+
 TEST(AttentionWorkspaceTest, WhereItCannotBeHeldTheErrorSaysWhatWould) {
   for (const CudnnVersion version : {CudnnVersion{92499, 9}, CudnnVersion{92500, 8}}) {
     EXPECT_THAT(

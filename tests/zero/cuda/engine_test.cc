@@ -154,6 +154,11 @@ TEST_F(CudaGroupsTest, HpzChangesNoBit) {
   for (const Where where : {Where::nccl, Where::shared_gpu}) {
     EXPECT_EQ(train(copied, where), expected);
   }
+  // Kernels of several communicators one after the other, in the order of their launches.
+  fake_.set_driver(12020);
+  EXPECT_EQ(train(copied, Where::nccl), expected);
+  fake_.set_nccl_version(22105);
+  EXPECT_EQ(train(copied, Where::nccl), expected);
 }
 
 // Hosts of one rank: there the CPU's ranks round what GPUs' do.
