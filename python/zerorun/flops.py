@@ -20,6 +20,9 @@ from torch.backends import mha
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from zerorun import torch_seam
+from zerorun.process_state import STATE
+
 Cost = tuple[int, int]  # operations, and multiply-adds among them
 Listener = Callable[[int, int], None]
 
@@ -118,29 +121,31 @@ _FUNCTIONS: tuple[tuple[Any, str, Callable[..., Cost]], ...] = (
     (torch, "mul add", _each_result),
     (Tensor, "mul add", _each_result),
 )
-_listeners: list[Listener] = []
-_originals: list[tuple[Any, str, Any]] = []
+_ORIGINALS = tuple(
+    (owner, name, getattr(owner, name), cost)
+    for owner, names, cost in _FUNCTIONS
+    for name in names.split()
+)
+# Attention calls them all while it may not take a function of its own.
+_FASTPATH = mha.get_fastpath_enabled
 
 
 def listen(listener: Listener) -> None:
     """Calls `listener` with the cost of each call of a function from here on."""
-    if not _listeners:
-        for owner, names, cost in _FUNCTIONS:
-            for name in names.split():
-                original = getattr(owner, name)
-                _originals.append((owner, name, original))
-                setattr(owner, name, _counted(original, cost))
-        # Attention calls them all, instead of one function of its own.
-        _originals.append((mha, "get_fastpath_enabled", mha.get_fastpath_enabled))
-        mha.get_fastpath_enabled = lambda: False
-    _listeners.append(listener)
+    if not STATE.flops:
+        for owner, name, original, cost in _ORIGINALS:
+            torch_seam.replace(owner, name, _counted(original, cost))
+        torch_seam.replace(mha, "get_fastpath_enabled", lambda: False)
+    STATE.flops.append(listener)
 
 
 def unlisten(listener: Listener) -> None:
     """With the last listener PyTorch has its own functions again."""
-    _listeners.remove(listener)
-    while _originals and not _listeners:
-        setattr(*_originals.pop())
+    STATE.flops.remove(listener)
+    if not STATE.flops:
+        for owner, name, original, _ in _ORIGINALS:
+            torch_seam.replace(owner, name, original)
+        torch_seam.replace(mha, "get_fastpath_enabled", _FASTPATH)
 
 
 def _counted(function: Callable[..., Any], cost: Callable[..., Cost]) -> Callable[..., Any]:
@@ -148,7 +153,7 @@ def _counted(function: Callable[..., Any], cost: Callable[..., Cost]) -> Callabl
     def call(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
         counted = cost(result, *args, **kwargs)
-        for listener in _listeners:
+        for listener in STATE.flops:
             listener(*counted)
         return result
 
@@ -176,7 +181,7 @@ def recurrent_flops(module: nn.Module, input: Any) -> int:
         for name, weight in module.named_parameters(recurse=False)
         if not name.endswith("_reverse")
     )
-    gates *= getattr(module, "num_layers", 1) * module.hidden_size
+    layers, units = getattr(module, "num_layers", 1), int(module.hidden_size)  # type: ignore[arg-type]
     directions = 2 if getattr(module, "bidirectional", False) else 1
     steps = input.data.numel() // module.input_size  # .data: that of a packed sequence, too
-    return steps * directions * (sums + gates)
+    return steps * directions * (sums + gates * layers * units)

@@ -31,6 +31,7 @@ from zerorun.observers import observe
 from zerorun.optimizers.lr_scheduler import LrScheduler
 from zerorun.optimizers.optimizer import ZeroOptimizer, rule_of
 from zerorun.optimizers.saved_values import DECOUPLED, is_decoupled
+from zerorun.program_warning import warn
 from zerorun.sequence.groups import data_parallel_size, start_configured
 from zerorun.shards.shards import Shards, take_over
 from zerorun.torch_seam import serve_mixed_norms
@@ -197,10 +198,22 @@ def _prepare(
     layout = ModelLayout.of(model, groups, dtype, units, ranks.mesh)
     cast_buffers(model, parsed, layout.dtype)
     serve_mixed_norms(model, layout.dtype)
+    _warn_of_max_norm(model)
     place_experts(layout, ranks)
     if ranks.tensor is not None:
         warn_of_different_replicas(layout, ranks)
     return layout
+
+
+def _warn_of_max_norm(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            warn(
+                f"{type(module).__name__} {name} has max_norm, by which its forward changes the "
+                "weights of each rank's own input: ranks have other weights until the next step, "
+                "and at stage 3 the changes may be lost. Change them between steps instead, within "
+                "zerorun.zero.GatheredParameters(weight, modifier_rank=0)"
+            )
 
 
 def _check_parts(model: nn.Module, parsed: configuration.ParsedConfig, ranks: EngineRanks) -> None:

@@ -19,6 +19,7 @@ class ProcessState:
     experts: dict[str, Any] = field(default_factory=dict)  # experts.start(): groups by name
     inits: list[Any] = field(default_factory=list)  # the blocks of zero.Init that have begun
     moved_nbytes: int = 0  # host_memory.moved() since memory was last given back
+    flops: list[Any] = field(default_factory=list)  # flops.listen(): who counts them
     tables: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)  # of comms_logger
     # Those of the stand-in for DeepSpeed, whose names are attributes of its modules.
     others: dict[str, Callable[[], None]] = field(default_factory=dict)

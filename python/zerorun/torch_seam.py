@@ -88,7 +88,21 @@ _TABLES = {
         torch._C _functorch DisableTorchFunctionSubclass: functions of DeepSpeed's
         torch._C ?_will_engine_execute_node: a function of DeepSpeed's
         torch.autograd.graph ?_get_grad_fn_or_grad_acc: a function of DeepSpeed's
-        torch _scaled_dot_product_flash_attention_for_cpu: FLOPs
+        torch.nn.functional ?linear ?conv1d ?conv2d ?conv3d: FLOPs, which replace them meanwhile
+        torch.nn.functional ?conv_transpose1d ?conv_transpose2d ?conv_transpose3d: likewise
+        torch.nn.functional ?scaled_dot_product_attention ?interpolate ?softmax: likewise
+        torch.nn.functional ?relu ?prelu ?elu ?leaky_relu ?relu6 ?silu ?gelu: likewise
+        torch.nn.functional ?avg_pool1d ?avg_pool2d ?avg_pool3d: likewise
+        torch.nn.functional ?max_pool1d ?max_pool2d ?max_pool3d: likewise
+        torch.nn.functional ?adaptive_avg_pool1d ?adaptive_avg_pool2d ?adaptive_avg_pool3d: likewise
+        torch.nn.functional ?adaptive_max_pool1d ?adaptive_max_pool2d ?adaptive_max_pool3d: likewise
+        torch.nn.functional ?layer_norm ?group_norm ?instance_norm ?batch_norm: likewise
+        torch ?matmul ?mm ?bmm ?addmm ?baddbmm ?einsum ?mul ?add: likewise
+        torch.Tensor ?matmul ?__matmul__ ?mm ?bmm ?addmm ?baddbmm ?mul ?add: likewise
+        torch.backends.mha ?get_fastpath_enabled: likewise
+        torch ?_fused_adam_ ?_fused_adamw_: DeepSpeed's optimizers without an engine
+        torch ?_foreach_add ?_foreach_add_ ?_foreach_addcdiv_ ?_foreach_addcmul_: likewise
+        torch ?_foreach_lerp ?_foreach_lerp_ ?_foreach_mul_ ?_foreach_sign ?_foreach_sqrt: likewise
         torch.autograd.Variable _execution_engine: the end of a backward
         torch.Tensor _values: norms of sparse gradients
         torch._ops.OpOverload *_schema: optimizers on shards

@@ -107,7 +107,7 @@ class ProgramWrites:
         found = self._find()
         if found == self._addresses:
             return {}
-        moved = {}
+        moved: dict[nn.Parameter, None] = {}
         for parameter, expected, now in zip(self._whole, self._addresses, found, strict=True):
             partition = partition_of(parameter)
             if expected == now or (partition is not None and partition.is_held):

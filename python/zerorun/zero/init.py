@@ -321,7 +321,7 @@ class _Writes(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-_DATA = torch.Tensor.data.__get__
+_DATA: Any = getattr(torch.Tensor.data, "__get__")  # noqa: B009 - unknown to torch's types
 _OPERATORS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
 _OF_NO_VALUES = {"requires_grad_", "detach_", "share_memory_"}
 

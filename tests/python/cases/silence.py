@@ -44,6 +44,13 @@ def case_state_dicts_of_sharded_parameters_are_not_empty_in_silence() -> None:
     model.state_dict()  # partitioned as by zero.Init, where libraries look for names
 
 
+def case_a_forward_that_changes_weights_is_told() -> None:
+    model = nn.Sequential(nn.Embedding(4, 2, max_norm=1.0))
+    with pytest.warns(UserWarning, match="Embedding 0 has max_norm") as warned:
+        initialize(model, adamw(model), config=config(3))
+    assert [warning.filename for warning in warned] == [__file__]
+
+
 def case_copies_of_what_ranks_share_are_errors() -> None:
     model = make()
     engine, optimizer, *_ = initialize(model, adamw(model), config=config(2))

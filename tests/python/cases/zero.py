@@ -84,6 +84,53 @@ def case_gathered_parameters_take_anything() -> None:
             assert parameter.shape == EMPTY
 
 
+def case_apply_under_init_sees_full_values() -> None:
+    def initialize(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, generator=torch.Generator().manual_seed(5))
+            nn.init.constant_(module.bias, RANK + 3.0)
+
+    class Initialized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(6, 5)
+            self.blocks = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 2))
+            self.apply(initialize)
+
+    plain = Initialized()
+    with Init():
+        model = Initialized()
+    for name, parameter in model.named_parameters():
+        expected = plain.get_parameter(name).detach()
+        with GatheredParameters(parameter):
+            if name.endswith("bias"):
+                assert parameter.detach().unique().tolist() == [3.0]  # rank 0's
+            else:
+                assert torch.equal(parameter.detach().cpu(), expected)
+    assert "_apply" not in nn.Module.apply.__qualname__
+
+
+def case_constructors_change_layers_that_init_has_sharded() -> None:
+    class Changed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2)  # which sets the bias of a layer in it
+            self.up, self.words = nn.Linear(4, 4), nn.Embedding(3, 4)
+            nn.init.orthogonal_(self.up.weight)
+            self.up.bias.data.fill_(2.0)
+            with torch.no_grad():
+                self.words.weight[1].zero_()
+                self.words.weight.mul_(3.0)
+
+    plain = make(Changed)
+    with Init():
+        model = make(Changed)
+    assert {parameter.shape for parameter in model.parameters()} == {EMPTY}
+    with GatheredParameters(model.parameters()):
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter.detach().cpu(), plain.get_parameter(name)), name
+
+
 def case_only_the_modifiers_changes_are_kept() -> None:
     for parameter, _ in both_states():
         writer = WORLD_SIZE - 1
