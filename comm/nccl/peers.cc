@@ -220,9 +220,12 @@ void NcclPeers::leave_alone() noexcept {
 }
 
 bool NcclPeers::any_gone() const {
-  return std::any_of(met_.begin(), met_.end(),
-                     [&](const Presence& peer) { return has_died(peer.process); }) ||
-         find(key(kAlone), std::chrono::milliseconds(0)).has_value();
+  for (size_t i = 0; i < met_.size(); ++i) {
+    if (!has_died(met_[i].process)) continue;
+    const auto now = presence(static_cast<int>(i), std::chrono::milliseconds(0));
+    if (!now || now->calls == kStays) return true;  // else it had left before
+  }
+  return find(key(kAlone), std::chrono::milliseconds(0)).has_value();
 }
 
 std::string NcclPeers::missing(int64_t call, const std::string& what) const {

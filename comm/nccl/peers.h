@@ -60,7 +60,7 @@ class NcclPeers {
   bool others_leave() const;
   // Announces that this rank ends its communicator without the others.
   void leave_alone() noexcept;
-  // True if a rank has announced that, or its process has ended, as far as this one can see.
+  // True if a rank has announced that, or died before it left, as far as this one can see.
   bool any_gone() const;
   // Explains why some rank will never make its `call`th call, named `what`, for which this rank
   // waits. Empty while all ranks still may.

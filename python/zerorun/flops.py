@@ -53,7 +53,9 @@ def _matmul(result: Tensor, input: Tensor, *_: Any, **__: Any) -> Cost:
     return _products(result.numel() * input.shape[-1])
 
 
-def _added_matmul(result: Tensor, added: Tensor, left: Tensor, *_: Any, **__: Any) -> Cost:
+def _added_matmul(result: Tensor, *added_and_factors: Tensor, **named: Any) -> Cost:
+    factors = (*added_and_factors[1:], named.get("mat1"), named.get("batch1"))
+    left = next(factor for factor in factors if factor is not None)
     return _products(result.numel() * left.shape[-1], result.numel())
 
 
@@ -76,12 +78,20 @@ def _each_input(result: Any, input: Tensor, *_: Any, **__: Any) -> Cost:
     return input.numel(), 0
 
 
-def _norm(result: Tensor, input: Tensor, groups: Any, weight: Any = None, *_: Any) -> Cost:
+def _norm(
+    result: Tensor, input: Tensor, groups: Any = None, weight: Any = None, *_: Any, **__: Any
+) -> Cost:
     return (4 if weight is None else 5) * result.numel(), 0
 
 
 def _instance_norm(
-    result: Tensor, input: Tensor, mean: Any, variance: Any, weight: Any = None, *_: Any, **__: Any
+    result: Tensor,
+    input: Tensor,
+    mean: Any = None,
+    variance: Any = None,
+    weight: Any = None,
+    *_: Any,
+    **__: Any,
 ) -> Cost:
     return _norm(result, input, None, weight)
 
@@ -89,8 +99,8 @@ def _instance_norm(
 def _batch_norm(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     result: Tensor,
     input: Tensor,
-    running_mean: Any,
-    running_var: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
     weight: Any = None,
     bias: Any = None,
     training: bool = False,

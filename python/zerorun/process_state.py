@@ -18,6 +18,7 @@ class ProcessState:
     sequence: Any = None  # sequence.start(): the ranks that share a sequence
     experts: dict[str, Any] = field(default_factory=dict)  # experts.start(): groups by name
     inits: list[Any] = field(default_factory=list)  # the blocks of zero.Init that have begun
+    writes: Any = None  # what constructors within these blocks change
     moved_nbytes: int = 0  # host_memory.moved() since memory was last given back
     flops: list[Any] = field(default_factory=list)  # flops.listen(): who counts them
     tables: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)  # of comms_logger

@@ -60,7 +60,8 @@ def rule_of(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[str
 def compare_rates(groups: list[dict[str, Any]], communicator: _C.Communicator) -> None:
     """Warns if ranks have different learning rates, by which each updates its own part of the
     parameters. Collective."""
-    rates = torch.tensor([float(group["lr"]) for group in groups])
+    numbers = [group.get("lr") for group in groups]  # an optimizer of one's own may have none
+    rates = torch.tensor([0.0 if number is None else float(number) for number in numbers])
     least, most = bounds = torch.stack([-rates, rates])
     communicator.all_reduce(bounds, "max", "learning rates")
     for index in (most + least).nonzero().flatten().tolist()[:1]:
@@ -136,7 +137,7 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     def _update(self) -> _C.StepResult:
         core, states = self.shards.core, self.shards.torch_states
-        self.shards.writes.take()
+        self.shards.writes.take_for_step()
         frozen = self.shards.layout.frozen_since()
         if states is None:
             self.tell_hyperparameters()

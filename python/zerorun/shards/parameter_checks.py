@@ -57,13 +57,18 @@ class ProgramWrites:
     by its address: the values go to the engine's memory, which the parameter then views again.
 
     `parameters`: those that are whole on every rank. Ranks write the same values, as to a
-    replicated model; nothing here is collective.
+    replicated model; nothing but take_for_step() is collective. `replicated`: at stage 0.
     """
 
     def __init__(
-        self, core: _C.Engine, layout: ModelLayout, parameters: Iterable[nn.Parameter]
+        self,
+        core: _C.Engine,
+        layout: ModelLayout,
+        parameters: Iterable[nn.Parameter],
+        *,
+        replicated: bool,
     ) -> None:
-        self._core, self._layout = core, layout
+        self._core, self._layout, self._replicated = core, layout, replicated
         self._whole = sorted(parameters, key=is_distributed)
         self._plain = sum(not is_distributed(parameter) for parameter in self._whole)
         self._addresses = self._find()
@@ -71,6 +76,7 @@ class ProgramWrites:
         # At stage 3 one rank may write within a gather, which takes that over.
         self._counted = [p for p in trained if partition_of(p) is None]
         self._versions = self._count()
+        self._is_ahead = False  # of the masters on other ranks
 
     def _find(self) -> list[int]:
         """Where parameters are, those that are no DTensors first, without a question for each."""
@@ -101,6 +107,15 @@ class ProgramWrites:
                     if interval.master is not None:
                         keep_precise(interval, tensor_of(interval.master))
         self._core.accept_changes()
+        self._is_ahead = self._replicated
+
+    def take_for_step(self) -> None:
+        """As take(), also into the masters that a rank keeps of another's part at stage 0.
+        Collective."""
+        self.take()
+        if self._is_ahead:
+            self._core.refresh_from_masters()
+        self._is_ahead = False
 
     def _put_back(self) -> dict[nn.Parameter, None]:
         """Returns the parameters that viewed other memory than the engine's."""

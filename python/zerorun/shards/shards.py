@@ -176,7 +176,7 @@ class Shards:
                 self._attach_hooks(model)
             whole = [p for p, index in layout.ids.items() if not self.core.is_sharded(index)]
             self.assigned = AssignedGradients(layout)
-            self.writes = ProgramWrites(self.core, layout, whole)
+            self.writes = ProgramWrites(self.core, layout, whole, replicated=self.stage == 0)
 
     def __enter__(self) -> Shards:
         return self

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,8 +37,8 @@ class Init:
     those of rank 0. Collective: all ranks make the same modules in the same order. Within the block
     ``Module.apply(fn)`` passes each module to `fn` with its own parameters full, and keeps rank 0's
     changes; so do ``torch.nn.init`` and in-place operations on a sharded parameter, and its
-    ``.data`` and elements until the ``__init__`` ends that reads them (DeepSpeed: those change
-    nothing).
+    ``.data`` and elements until the ``__init__`` ends that reads them, or has read eight others
+    (DeepSpeed: those change nothing).
     ``copy.deepcopy`` of a sharded parameter is sharded too.
 
     - `module`: shard this existing module, without a block.
@@ -87,7 +87,6 @@ class Init:
         self._dtype = dtype or _dtype_of(given)
         self._refuses_edits = given is not None and edits_are_refused(given)
         self._depth: Counter[int] = Counter()
-        self._writes = _Writes()
         self._wrapped: list[tuple[type, Callable[..., None]]] = []
         self._device = local_device()
         make_current(self._device)
@@ -109,9 +108,8 @@ class Init:
                 _patch_subclass_hook()
                 torch_seam.replace(nn.Module, "apply", _apply)
                 torch_seam.replace(nn.Module, "to_empty", _to_empty)
-                for name, function in _INITIALIZERS.items():
-                    torch_seam.replace(nn.init, name, _on_full_values(function))
-                self._writes.__enter__()
+                STATE.writes = _Writes()
+                STATE.writes.__enter__()
                 for cls in _all_subclasses(nn.Module):
                     self._wrap(cls)
         return self
@@ -119,15 +117,12 @@ class Init:
     def __exit__(self, *_: object) -> None:
         if not self._enabled:
             return
-        if self is STATE.inits[0]:
-            self._writes.__exit__(None, None, None)
         STATE.inits.remove(self)
         if not STATE.inits:
             torch_seam.replace(nn.Module, "__init_subclass__", _original_subclass_hook)
             torch_seam.replace(nn.Module, "apply", _original_apply)
             torch_seam.replace(nn.Module, "to_empty", _original_to_empty)
-            for name, function in _INITIALIZERS.items():
-                torch_seam.replace(nn.init, name, function)
+            STATE.writes.__exit__(None, None, None)
         for cls, original in reversed(self._wrapped):
             cls.__init__ = original  # type: ignore[misc]
         self._wrapped.clear()
@@ -143,12 +138,8 @@ class Init:
             key = id(module)
             self._depth[key] += 1
             try:
-                with ExitStack() as held:
-                    self._writes.held.append(held)
-                    try:
-                        original(module, *args, **kwargs)
-                    finally:
-                        self._writes.held.pop()
+                with STATE.writes.during_init():
+                    original(module, *args, **kwargs)
             finally:
                 self._depth[key] -= 1
             if self._depth[key] == 0:
@@ -272,9 +263,6 @@ def _to_empty(module: nn.Module, **kwargs: Any) -> nn.Module:
     return made
 
 
-_INITIALIZERS = {name: getattr(nn.init, name) for name in torch_seam.INITIALIZERS.split()}
-
-
 def _on_full_values(function: Callable[..., Any]) -> Callable[..., Any]:
     """An initializer of torch.nn.init within a block; most read the tensor's shape first."""
 
@@ -299,7 +287,39 @@ class _Writes(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         # For each __init__ that runs, the parameters that are full until it ends.
-        self.held: list[ExitStack] = []
+        self._held: list[deque[GatheredParameters]] = []
+        self._found = {name: getattr(nn.init, name) for name in torch_seam.INITIALIZERS.split()}
+
+    def __enter__(self) -> Any:
+        full = {name: _on_full_values(function) for name, function in self._found.items()}
+        torch_seam.replace_imported(nn.init, full)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch_seam.replace_imported(nn.init, self._found)
+
+    @contextmanager
+    def during_init(self) -> Iterator[None]:
+        held: deque[GatheredParameters] = deque()
+        self._held.append(held)
+        error: tuple[Any, ...] = (None, None, None)
+        try:
+            yield
+        except BaseException as raised:
+            error = (type(raised), raised, raised.__traceback__)
+            raise
+        finally:
+            self._held.pop()
+            while held:
+                held.popleft().__exit__(*error)
+
+    def _hold(self, parameter: nn.Parameter) -> None:
+        held = self._held[-1]
+        if len(held) == _MOST_HELD:
+            held.popleft().__exit__(None, None, None)
+        held.append(GatheredParameters(parameter, modifier_rank=0))
+        held[-1].__enter__()
 
     def __torch_function__(
         self,
@@ -309,18 +329,20 @@ class _Writes(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        parameter = args[0] if args else kwargs.get("tensor")
-        if not _is_away(parameter):
+        away = [value for value in (*args, *kwargs.values()) if _is_away(value)]
+        if not away:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if self.held and (func == _DATA or name == "__getitem__"):  # to write to it
-            self.held[-1].enter_context(GatheredParameters(parameter, modifier_rank=0))
+        if self._held and (func == _DATA or name == "__getitem__"):  # to write to it
+            self._hold(away[0])
         elif _is_in_place(name):
-            with GatheredParameters(parameter, modifier_rank=0):
+            with GatheredParameters(away, modifier_rank=0):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
+# So many whole parameters a constructor has at once, which may look at all of a model's.
+_MOST_HELD = 8
 _DATA: Any = getattr(torch.Tensor.data, "__get__")  # noqa: B009 - unknown to torch's types
 _OPERATORS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
 _OF_NO_VALUES = {"requires_grad_", "detach_", "share_memory_"}

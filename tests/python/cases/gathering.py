@@ -2,6 +2,7 @@
 
 import functools
 import time
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch._C import _len_torch_function_stack
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from zerorun.communicator import world
+from zerorun.hooks.module_call import ModuleCall
 from zerorun.model.units import is_leaf
 from zerorun.zero import GatheredParameters, Init
 
@@ -108,7 +110,13 @@ def case_one_ranks_changes_reach_the_others_and_the_masters_at_every_stage() -> 
         with GatheredParameters(weight):
             assert weight.unique().tolist() == [3.0]
         assert zerorun.zero.safe_get_full_fp32_param(weight).unique().tolist() == [3.0]
+        train(engine, 1)
         engine._core.parameter_hash()  # an error if copies differ
+        with torch.no_grad():
+            if stage < 3:
+                weight.fill_(2.0)
+        train(engine, 1)
+        engine._core.parameter_hash()
 
 
 def case_a_step_while_parameters_are_held_is_an_error() -> None:
@@ -343,7 +351,7 @@ def case_parameters_gathered_for_the_module_that_is_running() -> None:
 
 def case_a_full_tensor_has_a_backward() -> None:
     """And what autograd keeps of it needs no parameter."""
-    tokens = batch_of(0)
+    tokens, begin_backward = batch_of(0), ModuleCall.begin_backward
 
     def penalized(model: nn.Module, full: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         penalty = sum(full(parameter).square().sum() for parameter in model.parameters())
@@ -359,6 +367,14 @@ def case_a_full_tensor_has_a_backward() -> None:
             assert stage < 3 or own.numel() == 0
             found = zerorun.zero.safe_get_full_grad(own)
             torch.testing.assert_close(found, other.grad, rtol=1e-4, atol=1e-6)
+        begun = []
+        for _ in range(3):  # the graph of one step lives until the next one's is made
+            with patch.object(ModuleCall, "begin_backward", autospec=True) as begin:
+                begin.side_effect = begin_backward
+                loss = penalized(model, zerorun.zero.full_tensor)
+                loss.backward()
+            begun.append(begin.call_count)
+        assert len(set(begun)) == 1
         engine.destroy()
     refuses("expected a parameter", zerorun.zero.full_tensor, torch.ones(1))
     with zerorun.zero.Init(config_dict_or_path=config(3)):

@@ -1,5 +1,7 @@
 """DeepSpeed's optimizers without an engine, against torch's and formulas."""
 
+import copy
+
 from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
 from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 from deepspeed.ops.lamb import FusedLamb
@@ -85,3 +87,7 @@ def case_lion_lamb_and_adagrad_step_alone() -> None:
     rate = 1e-2 * math.sqrt(0.001) / 0.1
     torch.testing.assert_close(value.data, start - rate * ratio * direction)
     assert_close(lamb.get_lamb_coeffs(), [ratio])
+    value.data.zero_()  # without a norm there is no ratio
+    copy.deepcopy(lamb).step()
+    lamb.step()
+    assert lamb.get_lamb_coeffs() == [1.0]

@@ -116,11 +116,13 @@ def case_constructors_change_layers_that_init_has_sharded() -> None:
             super().__init__()
             self.attention = nn.MultiheadAttention(4, 2)  # which sets the bias of a layer in it
             self.up, self.words = nn.Linear(4, 4), nn.Embedding(3, 4)
+            self.twin = nn.Linear(4, 4)
             nn.init.orthogonal_(self.up.weight)
             self.up.bias.data.fill_(2.0)
             with torch.no_grad():
                 self.words.weight[1].zero_()
                 self.words.weight.mul_(3.0)
+                self.twin.weight.copy_(self.up.weight)
 
     plain = make(Changed)
     with Init():

@@ -36,7 +36,8 @@ class _Optimizer(torch.optim.Optimizer):
         states = [self.state[parameter] for parameter in trained]
         for parameter, state in zip(trained, states, strict=True):
             if not state:
-                dtype = torch.float32 if self.fp32_optimizer_states else parameter.dtype
+                least = torch.float32 if self.fp32_optimizer_states else parameter.dtype
+                dtype = torch.promote_types(least, parameter.dtype)
                 state["step"] = 0
                 for name in self.state_names:
                     state[name] = torch.zeros_like(parameter, dtype=dtype)
@@ -53,6 +54,9 @@ class _Optimizer(torch.optim.Optimizer):
     def _update(self, group: Any, steps: Any, gradients: Any, values: Any, *states: Any) -> None:
         """Changes the values and the states in place."""
         raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:  # of copies
+        return vars(self) | super().__getstate__()
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
@@ -90,7 +94,7 @@ class Adam(_Optimizer, metaclass=_ConfiguredAdam):
     def _update(self, group: Any, steps: Any, gradients: Any, values: Any, *states: Any) -> None:
         means, squares, *largest = states
         beta1, beta2 = map(float, group["betas"])
-        corrected = steps if group["bias_correction"] else [math.inf] * len(steps)
+        corrected = steps if group.get("bias_correction", True) else [math.inf] * len(steps)
         update = torch._fused_adamw_ if self.adam_w_mode else torch._fused_adam_
         update(
             values,
@@ -236,8 +240,9 @@ class FusedLamb(_Optimizer):
             else:
                 root = square.sqrt() + group["eps"]
             direction = mean / root + group["weight_decay"] * value
-            ratio = value.norm() / direction.norm()
-            ratio = ratio.nan_to_num(1.0, posinf=1.0).clamp(rule["min_coeff"], rule["max_coeff"])
+            norms = torch.stack([value.norm(), direction.norm()])
+            ratio = (norms[0] / norms[1]).clamp(rule["min_coeff"], rule["max_coeff"])
+            ratio = torch.where(norms.all(), ratio, 1.0)
             self.lamb_coeffs.append(ratio)
             lr = float(group["lr"])
             if rule["bias_correction"]:
