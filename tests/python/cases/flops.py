@@ -60,7 +60,7 @@ def case_flops_are_those_of_the_formulas(folder: Path) -> None:
         Calls(lambda x: x[0, 0].addmm(mat1=x[0, 0], mat2=x[0, 0])): 2 * 512 + 64,
         Calls(lambda x: torch.nn.functional.layer_norm(x, normalized_shape=(8,))): 4 * size,
         Calls(lambda x: torch.nn.functional.group_norm(x, 2, eps=1e-6)): 4 * size,
-        Calls(lambda x: torch.nn.functional.instance_norm(x)): 4 * size,
+        Calls(lambda x: torch.nn.functional.instance_norm(x, eps=1e-6)): 4 * size,
     }.items():
         assert flops_of(module, x)[0] == flops, module
     sequence = torch.randn(5, 2, 4)
