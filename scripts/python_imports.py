@@ -12,7 +12,7 @@ PACKAGE = "python/zerorun"
 # From the bottom up. A package means all of its modules, which may import each other, but not
 # in a circle. The rows from `zero` on are what users import: no module of the rows before does.
 LAYERS = [
-    ["_C", "flops", "lazy_names", "process_state", "whole_file"],
+    ["_C", "lazy_names", "process_state", "whole_file"],
     [
         "command_line",
         "environment",
@@ -22,7 +22,7 @@ LAYERS = [
         "program_warning",
         "torch_seam",
     ],
-    ["agreement", "communicator", "dataloader", "program_state"],
+    ["agreement", "communicator", "dataloader", "flops", "program_state"],
     ["metrics"],
     ["monitor", "profiling"],
     ["sequence"],

@@ -281,18 +281,7 @@ class GatherHooks:
         if copy.grad_fn is not None:
             call = ModuleCall(self)
             call.units = [unit]
-            gradient: Any = copy.grad_fn.next_functions[0][0]  # it wants the parameter full
-
-            def arrives(_: torch.Tensor) -> None:
-                def ends(*_: Any) -> None:
-                    call.end_backward()
-                    for handle in handles:
-                        handle.remove()
-
-                handles = [gradient.register_prehook(call.begin_backward)]
-                handles.append(gradient.register_hook(ends))
-
-            copy.register_hook(arrives)  # which ends with the graph; `gradient` may not
+            call.serve_copy(copy)
         return copy
 
     def _under_autocast(self) -> bool:

@@ -88,6 +88,23 @@ class ModuleCall:
             unit.leave()
         self.hooks.closed(self)
 
+    def serve_copy(self, copy: torch.Tensor) -> None:
+        """Is the call of the backward of a parameter's copy: its gradient wants the parameter full.
+        The hook of the copy ends with its graph; autograd's node of the parameter may stay."""
+        node: Any = copy.grad_fn
+        gradient = node.next_functions[0][0]
+
+        def arrives(_: torch.Tensor) -> None:
+            def ends(*_: Any) -> None:
+                self.end_backward()
+                for handle in handles:
+                    handle.remove()
+
+            handles = [gradient.register_prehook(self.begin_backward)]
+            handles.append(gradient.register_hook(ends))
+
+        copy.register_hook(arrives)
+
     def let_go(self) -> None:
         """Leaves autograd what was cast for it."""
         if self.copies is not None:
