@@ -63,12 +63,12 @@ def _job_rank(communicator: _C.Communicator) -> int:
 # --- values ---
 
 
-def share(tensor: torch.Tensor, communicator: _C.Communicator, label: str) -> None:
-    """Overwrites a tensor of any dtype with rank 0's values, byte by byte. Collective."""
+def share(tensor: torch.Tensor, communicator: _C.Communicator, label: str, root: int = 0) -> None:
+    """Overwrites a tensor of any dtype with the root's values, byte by byte. Collective."""
     if communicator.world_size == 1 or tensor.is_meta or tensor.numel() == 0:
         return
     values = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()
-    communicator.broadcast(values.view(torch.uint8), 0, label)
+    communicator.broadcast(values.view(torch.uint8), root, label)
     overwrite(tensor, values.view(tensor.shape))
 
 

@@ -329,7 +329,7 @@ def _restore_optimizer(
     settings: list[dict[str, Any]] | None,
     chunks: shard_files.Chunks | None,
 ) -> None:
-    """Those of the optimizer that was loaded; if none was, the engine's own begins anew."""
+    """Settings and states of the loaded optimizer; without one the engine's own begins anew."""
     if loaded is not None:
         if settings is not None:
             loaded.load_group_settings(settings)

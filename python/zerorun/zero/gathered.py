@@ -9,8 +9,8 @@ from torch import nn
 from torch.autograd.graph import increment_version
 
 from zerorun import _C
+from zerorun.agreement import share
 from zerorun.hooks.shared_unit import register_external_parameter
-from zerorun.model.dtypes import as_bytes
 from zerorun.model.local_tensor import local_of, place
 from zerorun.model.partition import Partition, partition_of, together
 from zerorun.shards.shards import Shards, shards_of
@@ -111,7 +111,10 @@ class GatheredParameters:
                 for partition, before in self._held:
                     partition.keep_changes(before, self._modifier_rank)
                 for shards, parameter in self._replicated:
-                    _take_from(self._modifier_rank, shards, parameter)
+                    label = f"parameter {shards.layout.names[parameter]}"
+                    ranks = shards.communicator_of(parameter)
+                    share(local_of(parameter), ranks, label, self._modifier_rank)
+                    increment_version(parameter)  # the masters follow, of .data as well
             if error is None:
                 self._check_read_only()
         finally:
@@ -141,16 +144,6 @@ class GatheredParameters:
         for home in {partition.home for partition in self._alone}:
             if home is not None:
                 home.drop_copies()
-
-
-def _take_from(root: int, shards: Shards, parameter: nn.Parameter) -> None:
-    """Gives every rank the root's values of a parameter that each has a copy of. Collective."""
-    values = local_of(parameter)
-    flat = values.contiguous().flatten()
-    label = f"parameter {shards.layout.names[parameter]}"
-    shards.communicator_of(parameter).broadcast(as_bytes(flat), root, label)
-    values.copy_(flat.view(values.shape))
-    increment_version(parameter)  # of writes through parameter.data as well: the masters follow
 
 
 def _changes_of(values: torch.Tensor) -> int:

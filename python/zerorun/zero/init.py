@@ -38,8 +38,7 @@ class Init:
     ``Module.apply(fn)`` passes each module to `fn` with its own parameters full, and keeps rank 0's
     changes; so do ``torch.nn.init`` and in-place operations on a sharded parameter, and its
     ``.data`` and elements until the ``__init__`` ends that reads them, or has read eight others
-    (DeepSpeed: those change nothing).
-    ``copy.deepcopy`` of a sharded parameter is sharded too.
+    (DeepSpeed: those change nothing). ``copy.deepcopy`` of a sharded parameter is sharded too.
 
     - `module`: shard this existing module, without a block.
     - `dtype`: of floating-point parameters; default: bf16 or fp16 if the configuration (`config`,
