@@ -42,6 +42,7 @@ PRIVATE = (
     "mixed_norms",
     "lifecycle",
     "loading",
+    "random_programs",
 )
 # Files, ranks and variables, by what stands behind the name. What runs again takes fewer steps.
 AGAIN = {"CASE_STEPS": "4"}
