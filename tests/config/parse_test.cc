@@ -1,7 +1,6 @@
 #include "config/json/reader.h"
 #include "tests/common.h"
 #include "tests/config/support.h"
-#include "tests/scratch.h"
 
 namespace zerorun {
 namespace {
@@ -188,17 +187,6 @@ TEST(ParseConfig, UnsupportedBlocksAreFineWhileTheyAreOff) {
   expect_problem(R"({"amp": {"opt_level": "O1"}})", "/amp (1:9)");
   expect_problem(R"({"zero_optimization": {"zenflow": {"topk_ratio": 0.2}}})",
                  "/zero_optimization/zenflow (1:35): got an object, not supported yet");
-}
-
-TEST(LoadConfig, NamesAFileItCannotRead) {
-  const Scratch folder;
-  EXPECT_THROW(load_config(folder.path("no_such_file.json")), ConfigError);
-  EXPECT_THROW(load_config(folder.path()), ConfigError);
-  const std::string path = folder.write("ds.json", R"({"zero_optimization": {"stage": 2}})");
-  EXPECT_EQ(load_config(path).config.zero.stage, 2);
-  EXPECT_EQ(load_config(path).config.source, path);
-  folder.write("ds.json", "{\n");
-  EXPECT_THAT(error_of([&] { load_config(path); }), HasSubstr(path + ": 1 problem"));
 }
 
 TEST(ConfigReader, WhatIsForPyTorchModelsIsAnErrorForProgramsInCpp) {

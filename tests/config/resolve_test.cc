@@ -182,12 +182,17 @@ TEST(Base64, DecodesWhatOthersEncode) {  // RFC 4648, section 10
   }
 }
 
-TEST(LoadConfig, ReadsBase64WhereThereIsNoSuchFile) {
-  // {"zero_optimization": {"stage": 2}}
-  const char* encoded = "eyJ6ZXJvX29wdGltaXphdGlvbiI6IHsic3RhZ2UiOiAyfX0=";
-  const ParsedConfig parsed = load_config(encoded);
-  EXPECT_EQ(parsed.config.zero.stage, 2);
-  EXPECT_EQ(parsed.config.source, "<base64>");
+TEST(LoadConfig, ReadsAFileOrBase64AndNamesWhatItCannotRead) {
+  const Scratch folder;
+  const std::string path = folder.write("ds.json", R"({"zero_optimization": {"stage": 2}})");
+  const std::string encoded = "eyJ6ZXJvX29wdGltaXphdGlvbiI6IHsic3RhZ2UiOiAyfX0=";  // the same
+  for (const auto& [given, source] : {std::pair(path, path), {encoded, "<base64>"}}) {
+    EXPECT_EQ(load_config(given).config.zero.stage, 2);
+    EXPECT_EQ(load_config(given).config.source, source);
+  }
+  folder.write("ds.json", "{\n");
+  EXPECT_THAT(error_of([&] { load_config(path); }), HasSubstr(path + ": 1 problem"));
+  EXPECT_THROW(load_config(folder.path()), ConfigError);
   for (const std::string& text : {std::string("no_such_file"), std::string(100'000, 'A')}) {
     const std::string error = error_of<ConfigError>([&] { load_config(text); });
     EXPECT_THAT(error, HasSubstr("expected a JSON file, or the base64 text of one"));

@@ -59,9 +59,6 @@ TEST(Doctor, SmallSharedMemoryAndLimitsOfTheProcessAreAdvice) {
 
 TEST(Doctor, LimitsOfTheControlGroupAreAdvice) {
   const Scratch scratch;
-  const auto group = scratch.path() / "sys/fs/cgroup";
-  std::filesystem::create_directories(group / "job");
-  std::filesystem::create_directories(scratch.path() / "proc/self");
   scratch.write("proc/self/cgroup", "0::/job\n");
   scratch.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n");
   scratch.write("sys/fs/cgroup/job/memory.max", "max\n");
@@ -125,16 +122,15 @@ TEST(Doctor, AFolderThatCannotBeWrittenIsAProblem) {
 TEST(Doctor, APythonWithoutThePackagesIsAdvice) {
   const Scratch scratch;
   const auto packages = scratch.path() / "lib/python3.11/site-packages";
-  std::filesystem::create_directories(packages / "torch");
-  std::filesystem::create_directories(packages / "zerorun");
+  for (const char* name : {"torch", "zerorun"})
+    std::filesystem::create_directories(packages / name);
   std::filesystem::create_directories(scratch.path() / "bin");
   const auto python = scratch.path() / "bin/python3";
   expect(check_pytorch(python, {}), State::good, "has torch");
-  expect(check_python(python, {}, scratch.path() / "bin"), State::good, "has zerorun");
-  std::filesystem::remove(packages / "torch");
-  std::filesystem::remove(packages / "zerorun");
+  expect(check_python(python, {}, python.parent_path()), State::good, "has zerorun");
+  for (const char* name : {"torch", "zerorun"}) std::filesystem::remove(packages / name);
   expect(check_pytorch(python, {}), State::advice, "does not have torch", "-m pip install torch");
-  expect(check_python(python, {}, scratch.path() / "bin"), State::advice,
+  expect(check_python(python, {}, python.parent_path()), State::advice,
          "does not have the package zerorun", "pip install .");
 }
 
