@@ -104,9 +104,6 @@ TEST(MetricsTest, RanksHaveFilesOfTheirOwnButNotBesideADevice) {
   EXPECT_EQ(metrics_path("m", 1), "m.rank1");
   EXPECT_EQ(metrics_path("/dev/null", 0), "/dev/null");
   EXPECT_EQ(metrics_path("/dev/null", 1), "");
-}
-
-TEST(MetricsTest, UnwritableFileIsNamed) {
   EXPECT_THAT([] { Metrics("/proc/none/m.jsonl", Metrics::Mode::replace); },
               ThrowsMessage<IoError>(HasSubstr("/proc/none/m.jsonl")));
 }

@@ -126,34 +126,21 @@ TEST_F(SavedRunTest, ResumingWithAnotherModelIsAnErrorThatNamesTheDifference) {
       AllOf(HasSubstr("another model: n_head was 2 and is 1"), HasSubstr("restore config.json")));
 }
 
-// The weights of a run after some steps, as Hugging Face's files.
-class SavedModelTest : public TrainerTest {
- protected:
-  uint64_t save(int world_size, int stage, int steps) const {
-    return result_of(world_size, {"--config", config(stage)}, [&](const RankOfRun& rank) {
-      rank.train(steps);
-      if (rank.comm.rank() == 0) write_hf_config(saved_, rank.setup.model);
-      write_hf_weights(saved_, rank.trainer.engine(), rank.comm);
-      return rank.hash();
-    });
-  }
-
-  const std::string saved_ = folder_.path("hf");
-};
-
-TEST_F(SavedModelTest, IsAStartingPoint) {
-  const uint64_t expected = save(2, 2, 1);
-  EXPECT_EQ(hash_after(0, 1, {"--config", config(0), "--init", saved_}), expected);
-  EXPECT_EQ(read_hf_config(saved_).vocabulary, 256);
-}
-
-TEST_F(SavedModelTest, WeightsOfAnotherModelAreNamed) {
-  save(1, 0, 0);
+TEST_F(TrainerTest, SavedWeightsAreAStartingPointOfTheirModel) {
+  const std::string saved = folder_.path("hf");
+  const uint64_t expected = result_of(2, {"--config", config(2)}, [&](const RankOfRun& rank) {
+    rank.train(1);
+    if (rank.comm.rank() == 0) write_hf_config(saved, rank.setup.model);
+    write_hf_weights(saved, rank.trainer.engine(), rank.comm);
+    return rank.hash();
+  });
+  EXPECT_EQ(hash_after(0, 1, {"--config", config(0), "--init", saved}), expected);
   const auto error = [&](int layers, int inner) {
-    GptConfig model = read_hf_config(saved_);
+    GptConfig model = read_hf_config(saved);
+    EXPECT_EQ(model.vocabulary, 256);
     model.layers = layers;
     model.inner = inner;
-    return error_of<CheckpointError>([&] { HfWeights(saved_, model); });
+    return error_of<CheckpointError>([&] { HfWeights(saved, model); });
   };
   EXPECT_THAT(error(2, 64), HasSubstr("h.0.mlp.c_fc.weight has shape [16, 32], the model needs "));
   EXPECT_THAT(error(3, 32), HasSubstr("no tensor transformer.h.2.ln_1.weight"));
