@@ -231,46 +231,31 @@ TEST(SimulationTest, CoresThatCommunicateDoNotCompute) {
 }
 
 // A step of equal blocks, whose backward computes as long as a reduction between two hosts takes.
-// In forward, gathers are between hosts; in backward, too, or with hpZ within each host,
-// which takes two thirds of that.
-struct BlocksStep {
-  static constexpr int kBlocks = 16;
-
-  explicit BlocksStep(bool hpz) {
-    constexpr int64_t kSide = 256;
-    constexpr int64_t kTokens = 1000;
-    std::vector<ParameterSpec> specs;
-    for (int i = 0; i < kBlocks; ++i) {
-      const std::string name = std::to_string(i);
-      specs.push_back({"w" + name, {kSide, kSide}, "m" + name, 0, true, ""});
-    }
-    Config config = stage_3();
-    config.zero.overlap_comm = true;
-    if (hpz) config.zero.hpz_partition_size = 2;
-    SimulatedCluster cluster{.hosts = 2, .gpus = 2, .link = 2e9, .nvlink = 2e9};
-    cluster.latency = cluster.near_latency = 0;
-    reduction = 0.75 * 4 * kSide * kSide / cluster.link;
-    cluster.flops = 4.0 * kSide * kSide * kTokens / reduction;
-    step = simulate_step(config, specs, cluster, kTokens);
+// In forward, gathers are between hosts; in backward, too, or with hpZ within each host, which
+// takes two thirds of that. One after the other, gathers and reductions of backward would then take
+// two thirds of a reduction longer than its computation, in each block.
+TEST(SimulationTest, OnGpusGathersAndReductionsShareTheirLinksAndDoNotWaitForOthers) {
+  constexpr int kBlocks = 16;
+  constexpr int64_t kSide = 256;
+  constexpr int64_t kTokens = 1000;
+  std::vector<ParameterSpec> specs;
+  for (int i = 0; i < kBlocks; ++i) {
+    specs.push_back({fmt::format("w{}", i), {kSide, kSide}, fmt::format("m{}", i), 0, true, ""});
   }
-
-  double reduction = 0;  // seconds
-  SimulatedStep step;
-};
-
-// One after the other, gathers and reductions of backward would take two thirds of a reduction
-// longer than its computation, in each block.
-TEST(SimulationTest, OnGpusGathersDoNotWaitForReductionsOfOtherLinks) {
-  const BlocksStep blocks(true);
-  const double forward = 0.5 * BlocksStep::kBlocks;  // half of each gather is exposed
-  EXPECT_LT(blocks.step.exposed_s, (forward + 3) * blocks.reduction);
-  EXPECT_GT(blocks.step.exposed_s, forward * blocks.reduction);
-}
-
-TEST(SimulationTest, OnGpusGathersAndReductionsShareTheirLinks) {
-  const SimulatedStep step = BlocksStep(false).step;
+  SimulatedCluster cluster{.hosts = 2, .gpus = 2, .link = 2e9, .nvlink = 2e9};
+  cluster.latency = cluster.near_latency = 0;
+  const double reduction = 0.75 * 4 * kSide * kSide / cluster.link;  // seconds
+  cluster.flops = 4.0 * kSide * kSide * kTokens / reduction;
+  Config config = stage_3();
+  config.zero.overlap_comm = true;
+  const SimulatedStep step = simulate_step(config, specs, cluster, kTokens);
   EXPECT_GE(step.seconds(), step.communication_s);  // never more than the rate of the link
   EXPECT_LE(step.seconds(), 1.05 * step.communication_s);
+  config.zero.hpz_partition_size = 2;
+  const double exposed_s = simulate_step(config, specs, cluster, kTokens).exposed_s;
+  constexpr double kForward = 0.5 * kBlocks;  // half of each gather is exposed
+  EXPECT_LT(exposed_s, (kForward + 3) * reduction);
+  EXPECT_GT(exposed_s, kForward * reduction);
 }
 
 TEST(SimulationTest, TenThousandRanksTakeSeconds) {

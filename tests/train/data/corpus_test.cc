@@ -91,25 +91,20 @@ TEST(CorpusTest, DamagedTokenFilesAreRefused) {
   }
 }
 
-TEST(CorpusTest, TextAndTokensDoNotMix) {
+TEST(CorpusTest, NothingToReadAndMixturesAreErrorsThatNameThePaths) {
   const Scratch folder;
-  folder.write("a.txt", "text");
-  folder.write("b.bin", token_file(10, {1}));
-  EXPECT_THAT(error_from({folder.path()}),
-              AllOf(HasSubstr("a.txt is text"), HasSubstr("b.bin is tokens")));
-  EXPECT_THAT(error_from({folder.path("b.bin"), folder.write("c.bin", token_file(11, {1}))}),
-              AllOf(HasSubstr("b.bin has 10"), HasSubstr("c.bin has 11")));
-}
-
-TEST(CorpusTest, NothingToReadIsAnErrorThatNamesThePath) {
-  const Scratch folder;
-  EXPECT_THAT(error_from({folder.path("missing")}), HasSubstr("missing"));
+  EXPECT_THAT(error_from({}), HasSubstr("empty"));
   EXPECT_THAT(error_from({folder.path()}),
               AllOf(HasSubstr("empty"), HasSubstr(folder.path().string())));
-  EXPECT_THAT(error_from({folder.write("empty", "")}), HasSubstr("empty"));
+  EXPECT_THAT(error_from({folder.path("missing")}), HasSubstr("missing"));
   ASSERT_EQ(::mkfifo(folder.path("pipe").c_str(), 0600), 0);
   EXPECT_THAT(error_from({folder.path("pipe")}), HasSubstr("expected a file or a folder"));
-  EXPECT_THAT(error_from({}), HasSubstr("empty"));
+  const std::string text = folder.write("a.txt", "text");
+  const std::string tokens = folder.write("b.bin", token_file(10, {1}));
+  EXPECT_THAT(error_from({text, tokens}),
+              AllOf(HasSubstr("a.txt is text"), HasSubstr("b.bin is tokens")));
+  EXPECT_THAT(error_from({tokens, folder.write("c.bin", token_file(11, {1}))}),
+              AllOf(HasSubstr("b.bin has 10"), HasSubstr("c.bin has 11")));
 }
 
 TEST(DefaultTextTest, PrefersAPythonLibraryInTheHomeFolderToNothing) {
