@@ -1,6 +1,5 @@
 #pragma once
 
-
 #include "tests/common.h"
 #include "tests/train/model/reference.h"
 #include "train/cpu/cpu_kernels.h"
